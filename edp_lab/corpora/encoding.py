@@ -1,0 +1,162 @@
+"""From utterances to tensors: label numbers, features, and batches whose rows never touch a neighbour's.
+
+Everything is kept flat, one row per token, example after example, so that nothing is padded until a model asks for
+it; an utterance's numbers are the same whatever it is batched with.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edp_lab.corpora.corpus import Corpus, Utterance
+from edp_lab.errors import UsageError
+
+WORD_BYTES = 16  # bytes of a word that the character CNN sees
+HASH_BUCKETS = 4096  # shared rows for words outside the vocabulary
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The label sets of a model: intents, and tags ("O" first; empty where the corpus has no slot annotation)."""
+
+    intents: tuple[str, ...]
+    tags: tuple[str, ...]
+
+    @classmethod
+    def of(cls, corpus: Corpus) -> Labels:
+        return cls(corpus.intents, corpus.tags)
+
+    def covers(self, utterance: Utterance) -> bool:
+        return utterance.intent in self.intents and set(utterance.tags or ()) <= set(self.tags or ("O",))
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of n examples end to end: values (R, ...), offsets (n + 1)."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Sequence[np.ndarray]) -> Ragged:
+        offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
+        return cls(np.concatenate(rows) if rows else np.zeros(0, np.int64), offsets)
+
+    def take(self, examples: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The rows of some examples, end to end, and how many each has."""
+        start = self.offsets[examples]
+        lengths = self.offsets[examples + 1] - start
+        shift = np.repeat(start - (np.cumsum(lengths) - lengths), lengths)
+        return torch.from_numpy(self.values[shift + np.arange(len(shift))]), torch.from_numpy(lengths)
+
+
+class Features(Protocol):
+    """What a model wants to know of an utterance's words."""
+
+    def rows(self, tokens: Sequence[Sequence[str]]) -> dict[str, Ragged]:
+        """Named arrays; "words" has one row per token."""
+        ...
+
+
+@dataclass(frozen=True)
+class WordFeatures:
+    """Word numbers and UTF-8 bytes, for the CLC.
+
+    Attributes:
+        words: the vocabulary, numbered from 0. A private run takes it from public text, or leaves it empty.
+        buckets: rows that all other words share, chosen by a stable hash of the lower-cased word.
+    """
+
+    words: tuple[str, ...] = ()
+    buckets: int = HASH_BUCKETS
+
+    @classmethod
+    def from_training_words(cls, utterances: Sequence[Utterance]) -> WordFeatures:
+        """Words that occur at least twice; the others train the shared rows. Not private."""
+        counts = Counter(token.lower() for u in utterances for token in u.tokens)
+        return cls(tuple(sorted(w for w, k in counts.items() if k > 1)), buckets=64)
+
+    def rows(self, tokens: Sequence[Sequence[str]]) -> dict[str, Ragged]:
+        types = sorted({token for sentence in tokens for token in sentence})
+        number = {word: k for k, word in enumerate(self.words)}
+        words = np.array([number.get(t.lower(), self._bucket(t)) for t in types], dtype=np.int64)
+        characters = np.zeros((len(types), WORD_BYTES), dtype=np.int64)
+        for k, word in enumerate(types):
+            spelled = word.encode()[:WORD_BYTES]
+            characters[k, : len(spelled)] = np.frombuffer(spelled, dtype=np.uint8) + 1
+        type_number = {word: k for k, word in enumerate(types)}
+        flat = Ragged.of([np.array([type_number[t] for t in s], dtype=np.int64) for s in tokens])
+        return {
+            "words": Ragged(words[flat.values], flat.offsets),
+            "characters": Ragged(characters[flat.values], flat.offsets),
+        }
+
+    def _bucket(self, word: str) -> int:
+        return len(self.words) + zlib.crc32(word.lower().encode()) % self.buckets
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some examples of a data set.
+
+    Attributes:
+        examples: (B) their numbers in the data set, which key their dropout masks.
+        lengths: (B) tokens of each.
+        inputs: flat features by name, and "<name>_rows" (B) where their number differs from `lengths`.
+        intents: (B) label numbers.
+        tags: (R) label numbers, or None without slot annotation.
+    """
+
+    examples: Tensor
+    lengths: Tensor
+    inputs: dict[str, Tensor]
+    intents: Tensor
+    tags: Tensor | None
+
+    def to(self, device: torch.device) -> Batch:
+        tags = None if self.tags is None else self.tags.to(device)
+        inputs = {name: value.to(device) for name, value in self.inputs.items()}
+        return Batch(
+            self.examples, self.lengths.to(device), inputs, self.intents.to(device), tags
+        )
+
+
+class Dataset:
+    """Encoded utterances, from which batches are cut.
+
+    Raises:
+        UsageError: no utterances.
+    """
+
+    def __init__(self, utterances: Sequence[Utterance], labels: Labels, features: Features) -> None:
+        if not utterances:
+            raise UsageError("the split is empty: use a larger corpus or other split ratios")
+        self.utterances = tuple(utterances)
+        intents = {name: k for k, name in enumerate(labels.intents)}
+        tags = {name: k for k, name in enumerate(labels.tags)}
+        self._features = features.rows([u.tokens for u in utterances])
+        self._intents = torch.tensor([intents[u.intent] for u in utterances])
+        self._tags = None
+        if tags:
+            rows = [np.array([tags[t] for t in u.tags or ()], dtype=np.int64) for u in utterances]
+            self._tags = Ragged.of(rows)
+
+    def __len__(self) -> int:
+        return len(self.utterances)
+
+    def batch(self, examples: Sequence[int] | np.ndarray) -> Batch:
+        numbers = np.asarray(examples, dtype=np.int64)
+        inputs: dict[str, Tensor] = {}
+        for name, ragged in self._features.items():
+            inputs[name], inputs[f"{name}_rows"] = ragged.take(numbers)
+        tags = None if self._tags is None else self._tags.take(numbers)[0]
+        index = torch.from_numpy(numbers)
+        return Batch(index, inputs["words_rows"], inputs, self._intents[index], tags)

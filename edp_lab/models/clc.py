@@ -1,0 +1,93 @@
+"""CLC: character CNN + word vectors -> two-layer bidirectional LSTM -> intent head and CRF slot head.
+
+The paper's LSTM model (section 4.2, after Ma and Hovy 2016): hidden size 384 in each of two layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from edp_lab.corpora.encoding import Batch, Labels, WordFeatures
+from edp_lab.models.intent_slot import IntentSlotModel, dropout, to_padded
+from edp_lab.models.lstm import BiLSTM, Packing
+from edp_lab.models.ops import PlainOps
+
+BYTES = 257  # 256 byte values and padding
+
+
+@dataclass(frozen=True)
+class CLCSize:
+    """The paper's sizes where it gives them (hidden, layers); the rest are ours."""
+
+    hidden: int = 384
+    layers: int = 2
+    word: int = 100
+    character: int = 25
+    filters: int = 50
+    dropout: float = 0.5
+
+
+class CLC(IntentSlotModel):
+    """Args: `features` numbers the words; `vectors` (V, D) are frozen word vectors for its vocabulary, else learnt."""
+
+    def __init__(
+        self,
+        labels: Labels,
+        features: WordFeatures,
+        size: CLCSize | None = None,
+        vectors: Tensor | None = None,
+    ) -> None:
+        size = size or CLCSize()
+        super().__init__(labels, pooled_size=2 * size.hidden, token_size=2 * size.hidden)
+        self.features, self.size = features, size
+        word_size = size.word if vectors is None else vectors.shape[1]
+        if vectors is None:
+            self.words = nn.Embedding(len(features.words) + features.buckets, word_size)
+            nn.init.normal_(self.words.weight, std=0.1)
+        else:
+            unknown = torch.zeros(features.buckets, word_size)
+            self.words = nn.Embedding.from_pretrained(torch.cat([vectors, unknown]), freeze=True)
+        self.characters = nn.Embedding(BYTES, size.character)
+        self.convolution = nn.Linear(3 * size.character, size.filters)
+        inputs = [word_size + size.filters, *[2 * size.hidden] * (size.layers - 1)]
+        self.lstm = nn.ModuleList(BiLSTM(n, size.hidden) for n in inputs)
+
+    def encode(self, batch: Batch, ops: PlainOps, dropout_key: int | None) -> tuple[Tensor, Tensor]:
+        words = ops.embedding(batch.inputs["words"], self.words.weight, batch.lengths)
+        spelling = self._spelling(batch.inputs["characters"], batch.lengths, ops)
+        x = torch.cat([words, spelling], dim=1)  # (R, word + filters)
+        packing = Packing.of(batch.lengths)
+        for place, layer in enumerate(self.lstm):
+            x = dropout(x, batch, self.size.dropout, dropout_key, place)
+            x = ops.lstm(x, packing, layer.w_ih, layer.w_hh, layer.bias)
+        tokens = dropout(x, batch, self.size.dropout, dropout_key, len(self.lstm))
+        everything = torch.arange(len(batch.lengths), device=tokens.device)
+        padded, mask = to_padded(tokens, batch.lengths, everything, len(everything))
+        pooled = padded.masked_fill(~mask[..., None], -torch.inf).amax(1)
+        return pooled, tokens
+
+    def _spelling(self, characters: Tensor, lengths: Tensor, ops: PlainOps) -> Tensor:
+        """Width-3 convolution over a word's bytes, then the maximum over its positions: (R, L) -> (R, filters)."""
+        characters = characters[:, : int((characters > 0).sum(1).max())]
+        inside = (characters > 0)[..., None]
+        x = ops.embedding(characters, self.characters.weight, lengths) * inside  # (R, L, character)
+        x = nn.functional.pad(x, (0, 0, 1, 1))
+        windows = torch.cat([x[:, :-2], x[:, 1:-1], x[:, 2:]], dim=2)
+        kept = windows[inside[..., 0]]  # only windows centred on a byte of the word
+        per_word = inside.sum((1, 2))
+        word = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+        rows = per_word.new_zeros(len(lengths)).index_add_(0, word, per_word)
+        filtered = ops.linear(kept, self.convolution.weight, self.convolution.bias, rows)
+        padded = filtered.new_full((*characters.shape, filtered.shape[1]), -torch.inf)
+        return torch.tanh(padded.masked_scatter(inside, filtered).amax(1))
+
+    def config(self) -> dict[str, object]:
+        return {
+            "words": list(self.features.words),
+            "buckets": self.features.buckets,
+            "size": vars(self.size),
+            "vector_size": None if self.words.weight.requires_grad else self.words.weight.shape[1],
+        }

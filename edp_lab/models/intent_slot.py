@@ -1,0 +1,145 @@
+"""The joint task: one intent per utterance, one BIO tag per word; what the CLC and BERT have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edp_lab.corpora.corpus import Utterance
+from edp_lab.corpora.encoding import Batch, Dataset, Features, Labels
+from edp_lab.models.crf import CRF
+from edp_lab.models.ops import PLAIN, PlainOps
+from edp_lab.privacy.noise import uniform_hash
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of one utterance: intent, its probability, tags, and p(tag) of each chosen tag."""
+
+    intent: str
+    intent_probability: float
+    tags: tuple[str, ...]
+    tag_probabilities: tuple[float, ...]
+
+
+class IntentSlotModel(nn.Module):
+    """Encoder, dense intent head, dense + CRF slot head. A subclass provides `features`, `encode` and `config`.
+
+    The loss of an utterance is the cross entropy of its intent plus the CRF's negative log-likelihood (paper,
+    section 4.2); without slot annotation the intent's alone. It does not depend on what else is in the batch.
+    """
+
+    features: Features
+
+    def __init__(self, labels: Labels, pooled_size: int, token_size: int) -> None:
+        super().__init__()
+        self.labels = labels
+        self.intent = nn.Linear(pooled_size, len(labels.intents))
+        if labels.tags:
+            self.slots = nn.Linear(token_size, len(labels.tags))
+            self.crf = CRF(labels.tags)
+
+    def encode(self, batch: Batch, ops: PlainOps, dropout_key: int | None) -> tuple[Tensor, Tensor]:
+        """Pooled (B, P) and per-token (R, D) representations. `dropout_key` None: no dropout."""
+        raise NotImplementedError
+
+    def config(self) -> dict[str, object]:
+        """JSON-able arguments from which `edp_lab.models.load_model` rebuilds the architecture."""
+        raise NotImplementedError
+
+    def dataset(self, utterances: Sequence[Utterance]) -> Dataset:
+        return Dataset(utterances, self.labels, self.features)
+
+    def losses(self, batch: Batch, ops: PlainOps = PLAIN, dropout_key: int | None = None) -> Tensor:
+        """One loss per utterance, (B)."""
+        pooled, tokens = self.encode(batch, ops, dropout_key)
+        logits = ops.linear(pooled, self.intent.weight, self.intent.bias)
+        loss = F.cross_entropy(logits, batch.intents, reduction="none")
+        if batch.tags is None:
+            return loss
+        emissions = ops.linear(tokens, self.slots.weight, self.slots.bias, batch.lengths)
+        position, groups, width = ops.grid(len(batch.lengths))
+        rows, longest = groups * width, int(batch.lengths.max())
+        position = position.to(emissions.device)
+        padded, mask = to_padded(emissions, batch.lengths, position, rows)
+        tags, _ = to_padded(batch.tags, batch.lengths, position, rows)
+        shape = (groups, width, longest)
+        negative = self.crf.negative_log_likelihood(
+            padded.view(*shape, -1), tags.view(shape), mask.view(shape), ops
+        )
+        return loss + negative.flatten()[position]
+
+    @torch.no_grad()
+    def scores(self, batch: Batch) -> tuple[Tensor, Tensor | None, Tensor]:
+        """log p(intent) (B, I), emissions (B, T, K) or None, and the token mask (B, T); no dropout."""
+        pooled, tokens = self.encode(batch, PLAIN, None)
+        everything = torch.arange(len(batch.lengths), device=pooled.device)
+        emissions = None
+        if self.labels.tags:
+            emissions, mask = to_padded(self.slots(tokens), batch.lengths, everything, len(everything))
+        else:
+            mask = torch.arange(int(batch.lengths.max()), device=pooled.device) < batch.lengths[:, None]
+        return self.intent(pooled).log_softmax(-1), emissions, mask
+
+    def predict(self, data: Dataset, batch_size: int = 128, probabilities: bool = True) -> list[Prediction]:
+        """Predictions for a whole data set, in its order. Without `probabilities` those of the tags are left out."""
+        predictions: dict[int, Prediction] = {}
+        for batch in self.inference_batches(data, batch_size):
+            log_intent, emissions, mask = self.scores(batch)
+            intents = log_intent.argmax(-1).tolist()
+            tags: list[list[int]] = [[] for _ in intents]
+            chosen: list[list[float]] = tags  # type: ignore[assignment]
+            if emissions is not None:
+                tags = self.crf.decode(emissions, mask)
+                if probabilities:
+                    marginals = self.crf.marginals(emissions, mask)
+                    chosen = [
+                        marginals[k, range(len(own)), own].tolist() for k, own in enumerate(tags)
+                    ]
+            for k, example in enumerate(batch.examples.tolist()):
+                predictions[example] = Prediction(
+                    self.labels.intents[intents[k]],
+                    float(log_intent[k, intents[k]].exp()),
+                    tuple(self.labels.tags[t] for t in tags[k]),
+                    tuple(chosen[k]) if probabilities else (),
+                )
+        return [predictions[k] for k in range(len(data))]
+
+    def inference_batches(self, data: Dataset, batch_size: int) -> Iterator[Batch]:
+        """All examples in batches of similar length: fast, and harmless where nothing is learnt."""
+        device = next(self.parameters()).device
+        order = np.argsort([len(u.tokens) for u in data.utterances], kind="stable")
+        for start in range(0, len(order), batch_size):
+            yield data.batch(order[start : start + batch_size]).to(device)
+
+
+def to_padded(flat: Tensor, lengths: Tensor, position: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Flat token rows (R, ...) -> (rows, T, ...) with zeros, and the mask (rows, T); example k becomes row position[k]."""
+    longest = int(lengths.max())
+    own = lengths.new_zeros(rows)
+    own[position] = lengths
+    mask = torch.arange(longest, device=flat.device) < own[:, None]
+    order = torch.repeat_interleave(position, lengths)
+    column = torch.arange(len(flat), device=flat.device) - torch.repeat_interleave(
+        lengths.cumsum(0) - lengths, lengths
+    )
+    padded = flat.new_zeros(rows, longest, *flat.shape[1:]).index_put((order, column), flat)
+    return padded, mask
+
+
+def dropout(x: Tensor, batch: Batch, rate: float, key: int | None, place: int) -> Tensor:
+    """Variational dropout: one mask per utterance, shared by its tokens, drawn from (key, place, example).
+
+    Keyed by example rather than drawn in order, so that one process simulating N devices and N real ranks agree.
+    x is (R, D) with one row per token, or (B, D) with one row per utterance.
+    """
+    if key is None or rate == 0:
+        return x
+    uniform = uniform_hash(key + 0x9E3779B97F4A7C15 * (place + 1), batch.examples.numpy(), x.shape[-1])
+    mask = (torch.from_numpy(uniform).to(x.device) >= rate).to(x.dtype) / (1 - rate)
+    return x * (mask if len(mask) == len(x) else mask.repeat_interleave(batch.lengths, 0))

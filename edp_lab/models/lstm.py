@@ -1,0 +1,131 @@
+"""A bidirectional LSTM over packed sequences, with its backward pass written out.
+
+Why not nn.LSTM: the gradient of a recurrent weight is a product of *gate gradients* and inputs, one row per token.
+Keeping these rows lets a run on N simulated devices (or per-example clipping) form any partial sum of them without a
+second backward pass. Both directions run in one batched product per time step, and no padding is ever computed.
+
+Shapes: R tokens in all, D inputs, H hidden units, 2 directions; gates in the order input, forget, output, candidate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How flat tokens (example after example) are visited, time step after time step.
+
+    Attributes:
+        lengths: (B) tokens per example.
+        index: (2, R) flat row visited at each packed position, for the forward and the backward direction.
+        batch_sizes: examples that are still running at each time step, never increasing.
+    """
+
+    lengths: Tensor
+    index: Tensor
+    batch_sizes: list[int]
+
+    @classmethod
+    def of(cls, lengths: Tensor) -> Packing:
+        ordered, order = torch.sort(lengths, descending=True, stable=True)
+        start = torch.cumsum(lengths, 0) - lengths
+        running = torch.arange(int(ordered[0]), device=lengths.device)[:, None] < ordered  # (T, B)
+        time, example = running.nonzero(as_tuple=True)
+        first = start[order][example]
+        index = torch.stack([first + time, first + ordered[example] - 1 - time])
+        return cls(lengths, index, running.sum(1).tolist())
+
+
+@dataclass
+class Trace:
+    """What the forward pass keeps: activated gates (2, R, 4H), cell, tanh(cell) and hidden (2, R, H), all packed."""
+
+    gates: Tensor
+    cell: Tensor
+    tanh_cell: Tensor
+    hidden: Tensor
+
+
+def forward(x: Tensor, packing: Packing, w_ih: Tensor, w_hh: Tensor, bias: Tensor) -> tuple[Tensor, Trace]:
+    """x (R, D), w_ih (2, 4H, D), w_hh (2, 4H, H), bias (2, 4H) -> hidden states (R, 2H) in flat order."""
+    rows, hidden_size = x.shape[0], w_hh.shape[-1]
+    projected = torch.addmm(bias.flatten(), x, w_ih.flatten(0, 1).T).view(rows, 2, -1)
+    gates = torch.stack([projected[packing.index[d], d] for d in (0, 1)])  # (2, R, 4H)
+    cell, tanh_cell, hidden = (gates.new_empty(2, rows, hidden_size) for _ in range(3))
+    recurrent = w_hh.transpose(1, 2)
+    before, at = 0, 0
+    for step, size in enumerate(packing.batch_sizes):
+        now, last = slice(at, at + size), slice(before, before + size)
+        g = gates[:, now]
+        if step:
+            g.baddbmm_(hidden[:, last], recurrent)
+        i, f, o = g[..., : 3 * hidden_size].sigmoid_().chunk(3, dim=-1)
+        candidate = g[..., 3 * hidden_size :].tanh_()
+        c = torch.mul(i, candidate, out=cell[:, now])
+        if step:
+            c.addcmul_(f, cell[:, last])
+        torch.mul(o, torch.tanh(c, out=tanh_cell[:, now]), out=hidden[:, now])
+        before, at = at, at + size
+    flat = x.new_empty(rows, 2, hidden_size)
+    for d in (0, 1):
+        flat[packing.index[d], d] = hidden[d]
+    return flat.flatten(1), Trace(gates, cell, tanh_cell, hidden)
+
+
+def backward(dout: Tensor, packing: Packing, trace: Trace, w_hh: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient of the gates before activation (R, 2, 4H), and the hidden state before each token (R, 2, H), flat.
+
+    From these, dW_ih = d_gates^T x, dW_hh = d_gates^T h_before and db = sum d_gates, over any set of rows.
+    """
+    rows, hidden_size = dout.shape[0], w_hh.shape[-1]
+    dout = dout.view(rows, 2, hidden_size)
+    d_hidden = torch.stack([dout[packing.index[d], d] for d in (0, 1)])
+    d_gates = torch.empty_like(trace.gates)
+    h_before = torch.zeros_like(trace.hidden)
+    sizes = packing.batch_sizes
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    d_cell_next = None
+    for step in range(len(sizes) - 1, -1, -1):
+        size, now = sizes[step], slice(ends[step] - sizes[step], ends[step])
+        last = slice(now.start - sizes[step - 1], now.start - sizes[step - 1] + size) if step else None
+        i, f, o, candidate = trace.gates[:, now].chunk(4, dim=-1)
+        dh, tanh_c = d_hidden[:, now], trace.tanh_cell[:, now]
+        dc = dh * o * (1 - tanh_c * tanh_c)
+        if d_cell_next is not None:
+            dc[:, : d_cell_next.shape[1]] += d_cell_next
+        di, df, do, dg = d_gates[:, now].chunk(4, dim=-1)
+        torch.mul(dc * candidate, i * (1 - i), out=di)
+        torch.mul(dh * tanh_c, o * (1 - o), out=do)
+        torch.mul(dc * i, 1 - candidate * candidate, out=dg)
+        if last is None:
+            df.zero_()
+            continue
+        torch.mul(dc * trace.cell[:, last], f * (1 - f), out=df)
+        h_before[:, now] = trace.hidden[:, last]
+        d_hidden[:, last] += torch.bmm(d_gates[:, now], w_hh)
+        d_cell_next = dc * f
+    flat_gates = dout.new_empty(rows, 2, 4 * hidden_size)
+    flat_hidden = dout.new_empty(rows, 2, hidden_size)
+    for d in (0, 1):
+        flat_gates[packing.index[d], d] = d_gates[d]
+        flat_hidden[packing.index[d], d] = h_before[d]
+    return flat_gates, flat_hidden
+
+
+class BiLSTM(nn.Module):
+    """One bidirectional layer: w_ih (2, 4H, D), w_hh (2, 4H, H), bias (2, 4H); forget bias starts at 1."""
+
+    def __init__(self, inputs: int, hidden_size: int) -> None:
+        super().__init__()
+        self.w_ih = nn.Parameter(torch.empty(2, 4 * hidden_size, inputs))
+        self.w_hh = nn.Parameter(torch.empty(2, 4 * hidden_size, hidden_size))
+        self.bias = nn.Parameter(torch.zeros(2, 4 * hidden_size))
+        for direction in (0, 1):
+            nn.init.xavier_uniform_(self.w_ih.data[direction])
+            for gate in self.w_hh.data[direction].chunk(4):
+                nn.init.orthogonal_(gate)
+        self.bias.data[:, hidden_size : 2 * hidden_size] = 1.0
