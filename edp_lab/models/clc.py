@@ -33,6 +33,8 @@ class CLCSize:
 class CLC(IntentSlotModel):
     """Args: `features` numbers the words; `vectors` (V, D) are frozen word vectors for its vocabulary, else learnt."""
 
+    supports_device_ops = True
+
     def __init__(
         self,
         labels: Labels,

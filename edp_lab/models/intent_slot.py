@@ -35,6 +35,7 @@ class IntentSlotModel(nn.Module):
     """
 
     features: Features
+    supports_device_ops = False
 
     def __init__(self, labels: Labels, pooled_size: int, token_size: int) -> None:
         super().__init__()
@@ -140,6 +141,6 @@ def dropout(x: Tensor, batch: Batch, rate: float, key: int | None, place: int) -
     """
     if key is None or rate == 0:
         return x
-    uniform = uniform_hash(key + 0x9E3779B97F4A7C15 * (place + 1), batch.examples.numpy(), x.shape[-1])
+    uniform = uniform_hash(key, place, batch.examples.numpy(), x.shape[-1])
     mask = (torch.from_numpy(uniform).to(x.device) >= rate).to(x.dtype) / (1 - rate)
     return x * (mask if len(mask) == len(x) else mask.repeat_interleave(batch.lengths, 0))

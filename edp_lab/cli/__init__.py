@@ -1,0 +1,53 @@
+"""The command line: parse, call the library, print. Bad input ends with one sentence and exit status 2."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from edp_lab import __version__
+from edp_lab.cli.course import course_app
+from edp_lab.cli.data import data_app
+from edp_lab.cli.pretrain import pretrain
+from edp_lab.cli.train import evaluate, predict, train
+from edp_lab.errors import UsageError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Differentially private training of language-understanding models, as a course and a laboratory.\n\n"
+    "Start with: edp-lab train --corpus smart-home --size small --epochs 3 --out runs/first",
+)
+app.add_typer(course_app, name="course")
+app.add_typer(data_app, name="data")
+for command in (train, evaluate, predict, pretrain):
+    app.command()(command)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"edp-lab {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point. Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    try:
+        app()
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

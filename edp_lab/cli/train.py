@@ -1,0 +1,154 @@
+"""``edp-lab train``, ``evaluate`` and ``predict``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from edp_lab.training.trainer import Event
+
+Run = Annotated[Path, typer.Option(help="Folder of a run: the --out of edp-lab train.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
+
+
+def train(
+    corpus: Annotated[str, typer.Option(help="A name from `edp-lab data list`, or a path to your own corpus.")],
+    out: Annotated[Path, typer.Option(help="New folder for the run: record.json and the model.")],
+    model: Annotated[str, typer.Option(help="clc (character CNN, bi-LSTM, CRF) or bert.")] = "clc",
+    method: Annotated[str, typer.Option(help="sgd (no privacy) or edp-sgd; both step with Adam.")] = "edp-sgd",
+    clip: Annotated[float, typer.Option(help="Clip norm C of a device's gradient.")] = 1.0,
+    z0: Annotated[
+        float,
+        typer.Option(
+            help="Noise multiplier of the first epoch (t = 0). Sound: noise over sensitivity; as printed: std(y)/C "
+            "of one device, 2 sqrt(N) times less noise at the same number."
+        ),
+    ] = 0.03,
+    decay: Annotated[str, typer.Option(help="Of the noise by epoch: none, linear or exponential.")] = "none",
+    tau: Annotated[float, typer.Option(help="Decay rate: linear 1/(1 + tau t), exponential e^(-tau t).")] = 0.1,
+    gpus: Annotated[int, typer.Option(help="Devices N; those that are not there are simulated exactly.")] = 8,
+    as_printed: Annotated[
+        bool, typer.Option("--as-printed", help="Algorithm 1 verbatim instead of the sound mechanism.")
+    ] = False,
+    alpha: Annotated[
+        str | None,
+        typer.Option(
+            help="Layer scales: none, public:CORPUS or private. [default: none; private if --as-printed]"
+        ),
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="[default: n^-1.1, n training utterances]")] = None,
+    batch_size: Annotated[int, typer.Option(help="Utterances per step, over all devices.")] = 64,
+    lr: Annotated[float, typer.Option(help="Adam's learning rate.")] = 2e-3,
+    lr_schedule: Annotated[str, typer.Option(help="linear (falls to 0 over the run) or constant.")] = "linear",
+    epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 12,
+    seed: Annotated[int, typer.Option(help="Split, initial weights, order, noise.")] = 0,
+    size: Annotated[str, typer.Option(help="paper (its layers and widths) or small (for a quick look).")] = "paper",
+    dropout: Annotated[float, typer.Option(help="Share of each representation dropped.")] = 0.3,
+    pretrained: Annotated[
+        str | None, typer.Option(help="FastText .vec/.bin, a folder of edp-lab pretrain, or a BERT hub name.")
+    ] = None,
+    noise: Annotated[
+        str, typer.Option(help="aggregate: one draw for all devices; per-device: N draws, as real ranks do.")
+    ] = "aggregate",
+    keep_duplicates_together: Annotated[
+        bool, typer.Option(help="Keep verbatim duplicates on one side of the split.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Train an intent-and-slot model and write its run record.
+
+    The record states the epsilon that holds beside the one the paper's accounting claims. Ctrl-C ends the run with a
+    usable model and record.
+    """
+    from edp_lab.cli.progress import listening
+    from edp_lab.training import TrainConfig
+    from edp_lab.training import train as run
+
+    config = TrainConfig(
+        corpus=corpus,
+        model=model,
+        method=method,
+        clip_norm=clip,
+        z0=z0,
+        decay=decay,
+        tau=tau,
+        num_devices=gpus,
+        as_printed=as_printed,
+        alpha=alpha,
+        delta=delta,
+        batch_size=batch_size,
+        lr=lr,
+        lr_schedule=lr_schedule,
+        epochs=epochs,
+        seed=seed,
+        size=size,
+        dropout=dropout,
+        pretrained=pretrained,
+        noise=noise,
+        keep_duplicates_together=keep_duplicates_together,
+    )
+    with listening() as listener:
+        record = run(config, out, listener)
+    if as_json:
+        print(json.dumps(record, indent=2))
+    else:
+        _summary(record, out)
+    if record["status"] == "interrupted":
+        print(f"interrupted: {out} holds the model as it was and its record", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+def evaluate(run: Run, as_json: Json = False) -> None:
+    """Score a run's model again on the test split it was never trained on."""
+    from edp_lab.training import evaluate_run
+
+    scores = evaluate_run(run)
+    if as_json:
+        print(json.dumps(scores, indent=2))
+    else:
+        print("\n".join(f"{name:<16} {_number(value)}" for name, value in scores.items()))
+
+
+def predict(
+    run: Run,
+    text: Annotated[list[str], typer.Argument(help="One sentence per argument; words separated by spaces.")],
+    as_json: Json = False,
+) -> None:
+    """Intent and slots of a sentence, with the model's probabilities."""
+    from edp_lab.training import predict_texts
+
+    answers = predict_texts(run, text)
+    if as_json:
+        print(json.dumps(answers, indent=2, ensure_ascii=False))
+        return
+    for answer in answers:
+        print(f"{answer['text']}\n  intent  {answer['intent']}  ({answer['intent_probability']:.2f})")
+        for slot in answer["slots"]:
+            print(f"  slot    {slot['slot']} = {slot['value']}  ({slot['probability']:.2f})")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _summary(record: dict[str, Any], out: Path) -> None:
+    final, guarantee = record["final"], record["guarantee"]
+    splits = record["corpus"]["splits"]
+    slots = "no slot annotation: intent head only" if final["slot_f1"] is None else f"slot F1 {final['slot_f1']:.4f}"
+    print(f"\ntest split ({splits['test']} utterances): SER {final['ser']:.4f}, "
+          f"intent accuracy {final['intent_accuracy']:.4f}, {slots}")
+    if record["config"]["method"] == "sgd":
+        print("privacy: none (plain training)")
+    else:
+        print(
+            f"epsilon at delta {guarantee['delta']:.2g}: {_number(final['epsilon_claimed'])} by the paper's "
+            f"accounting; truly {_number(final['epsilon'])} ({guarantee['status']}: {guarantee['reason']})"
+        )
+        if final["epsilon"] is None and final["epsilon_if_alpha_public"] is not None:
+            print(f"  had alpha come from public text: {_number(final['epsilon_if_alpha_public'])}")
+    print(f"run: {out}")

@@ -1,0 +1,8 @@
+"""One training loop, the eDP-SGD step, and the run record."""
+
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.record import read_record
+from edp_lab.training.runs import evaluate_run, predict_texts
+from edp_lab.training.trainer import EpochDone, StepDone, train
+
+__all__ = ["EpochDone", "StepDone", "TrainConfig", "evaluate_run", "predict_texts", "read_record", "train"]

@@ -1,0 +1,152 @@
+"""Pretraining on a *separate* set of utterances: BERT as a masked language model, and fastText word vectors.
+
+Where no published weights can be had. A private run may start from the result because its text is other people's, or
+nobody's: nothing here is private, and pretraining on the text that a run is to protect voids that run's guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import BertForMaskedLM, BertTokenizer
+
+from edp_lab.corpora.encoding import Ragged
+from edp_lab.errors import UsageError
+from edp_lab.models.bert import BertSize, bert_config, encode_pieces
+from edp_lab.models.checkpoint import seeded
+from edp_lab.models.files import new_folder
+from edp_lab.models.pieces import SPECIAL, PieceFeatures, train_wordpieces
+from edp_lab.models.vectors import WordVectors, train_vectors
+from edp_lab.privacy.noise import Purpose, key_from_seed, stream
+
+VOCABULARY = 8000  # word pieces at most
+BATCH = 64  # sentences
+LEARNING_RATE = 5e-4  # highest; rises over the first tenth of the steps, then falls linearly to zero
+MASKED = 0.15  # share of pieces to be guessed: 80 % of them hidden, 10 % replaced, 10 % left (Devlin et al. 2019)
+POOL = 50  # batches among which sentences of similar length are grouped
+
+
+class Progress(NamedTuple):
+    """One epoch is done: its number (from 1), how many there will be, and the mean loss in nats per guessed piece."""
+
+    epoch: int
+    epochs: int
+    loss: float
+
+
+def pretrain_bert(
+    sentences: Sequence[Sequence[str]],
+    folder: Path | str,
+    *,
+    epochs: int = 10,
+    seed: int = 0,
+    size: BertSize | None = None,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> list[float]:
+    """Learn word pieces from the sentences, then train BERT to guess masked pieces (Devlin et al. 2019, section 3.1).
+
+    A function of its arguments: all randomness comes from the seed.
+
+    Args:
+        sentences: tokens of each; lower-cased on the way in.
+        folder: receives ``config.json``, ``model.safetensors`` and ``tokenizer.json``, which `load_bert` and transformers'
+            ``from_pretrained`` read; it appears when all is done.
+        size: the paper's by default; its dropout is not used.
+        progress: called after every epoch.
+
+    Returns:
+        The mean loss of each epoch.
+
+    Raises:
+        UsageError: no sentences, fewer than one epoch, a sentence too long for `size`, or a folder that exists and is not
+            empty.
+    """
+    _check(sentences, epochs)
+    size = size or BertSize()
+    with new_folder(Path(folder)) as inside, seeded(seed):
+        tokenizer = train_wordpieces(sentences, VOCABULARY)
+        pieces = PieceFeatures(tokenizer, size.positions).rows(sentences)["pieces"]
+        model = BertForMaskedLM(bert_config(size.architecture(tokenizer.get_vocab_size())))
+        losses = _train(model, pieces, epochs, key_from_seed(seed), progress)
+        model.save_pretrained(inside)
+        BertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=size.positions).save_pretrained(inside)
+    return losses
+
+
+def pretrain_vectors(
+    sentences: Sequence[Sequence[str]], folder: Path | str, *, size: int = 100, epochs: int = 10, seed: int = 0
+) -> WordVectors:
+    """Train fastText vectors (see `train_vectors`) and save them to a folder that `load_vectors` reads.
+
+    Raises:
+        UsageError: as for `pretrain_bert`.
+    """
+    _check(sentences, epochs)
+    with new_folder(Path(folder)) as inside:
+        vectors = train_vectors(sentences, size, epochs, seed)
+        vectors.save(inside)
+    return vectors
+
+
+def _check(sentences: Sequence[Sequence[str]], epochs: int) -> None:
+    if not any(sentences):
+        raise UsageError("the text for pretraining is empty: give at least one sentence")
+    if epochs < 1:
+        raise UsageError(f"{epochs} epochs of pretraining are too few: give at least 1")
+
+
+def _train(
+    model: BertForMaskedLM, pieces: Ragged, epochs: int, key: int, progress: Callable[[Progress], None]
+) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
+    steps = epochs * math.ceil((len(pieces.offsets) - 1) / BATCH)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, LEARNING_RATE, steps, pct_start=0.1, anneal_strategy="linear", cycle_momentum=False
+    )
+    losses = []
+    for epoch in range(epochs):
+        random = stream(key, Purpose.SHUFFLE, epoch)
+        total, guessed = 0.0, 0
+        for batch in _batches(pieces, random):
+            truth, rows = pieces.take(batch)
+            masked, chosen = mask_pieces(truth, model.config.vocab_size, random)
+            hidden = encode_pieces(model.bert, masked, rows)
+            loss = F.cross_entropy(model.cls(hidden[chosen]), truth[chosen], reduction="sum")
+            optimizer.zero_grad()
+            (loss / chosen.sum().clamp_min(1)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            total, guessed = total + loss.item(), guessed + int(chosen.sum())
+        losses.append(total / max(guessed, 1))
+        progress(Progress(epoch + 1, epochs, losses[-1]))
+    return losses
+
+
+def mask_pieces(truth: Tensor, vocabulary: int, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Which pieces BERT is shown and which it must guess: (P) numbers and (P) booleans. [CLS] and [SEP] stay."""
+    ordinary = (truth != SPECIAL.index("[CLS]")) & (truth != SPECIAL.index("[SEP]"))
+    chosen = ordinary & torch.from_numpy(random.random(len(truth)) < MASKED)
+    fate = torch.from_numpy(random.random(len(truth)))
+    other = torch.from_numpy(random.integers(len(SPECIAL), vocabulary, len(truth)))
+    shown = torch.where(chosen & (fate < 0.8), SPECIAL.index("[MASK]"), truth)
+    return torch.where(chosen & (fate >= 0.9), other, shown), chosen
+
+
+def _batches(pieces: Ragged, random: np.random.Generator) -> Iterator[np.ndarray]:
+    """One shuffled pass; within each pool of batches, sentences of similar length go together, for speed."""
+    lengths = np.diff(pieces.offsets)
+    order = random.permutation(len(lengths))
+    pools = [order[start : start + POOL * BATCH] for start in range(0, len(order), POOL * BATCH)]
+    grouped = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
+    starts = np.arange(0, len(grouped), BATCH)
+    random.shuffle(starts)
+    for start in starts:
+        yield grouped[start : start + BATCH]

@@ -1,0 +1,74 @@
+"""The run record: one JSON file from which every figure can be traced, and the files around it.
+
+    DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee
+    DIR/model/          the model (see `edp_lab.models.checkpoint`)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from edp_lab.errors import UsageError
+
+RECORD = "record.json"
+MODEL = "model"
+PACKAGES = ("edp-lab", "torch", "numpy", "scipy", "accelerate", "transformers", "gensim", "dp-accounting")
+
+NOT_PRIVATE = (
+    "training loss",
+    "validation scores",
+    "corpus checksum",
+    "split counts",
+    "choice of hyper-parameters",
+)
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def new_run_folder(out: str | Path) -> Path:
+    """The folder for a new run, not yet created.
+
+    Raises:
+        UsageError: it already holds something.
+    """
+    folder = Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"output folder {folder} is not empty: it may hold a run; choose another --out")
+    return folder
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Atomically: a reader sees the old record or the new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
+    temporary = folder / f".{RECORD}.part"
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, folder / RECORD)
+
+
+def read_record(folder: str | Path) -> dict[str, Any]:
+    """The record of a finished, interrupted or running run.
+
+    Raises:
+        UsageError: the folder holds no run, or the record is damaged.
+    """
+    path = Path(folder) / RECORD
+    if not path.is_file():
+        raise UsageError(f"{folder} holds no run ({RECORD} is missing): give the --out folder of edp-lab train")
+    try:
+        record = json.loads(path.read_text())
+        record["config"]["corpus"], record["guarantee"]["status"]
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{path} is damaged: train again, or restore it from a copy") from None
+    return dict(record)
