@@ -44,7 +44,7 @@ def _root(
 def main() -> None:
     """Entry point. Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     try:
-        app()
+        app(prog_name="edp-lab")
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

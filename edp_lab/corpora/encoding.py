@@ -35,7 +35,10 @@ class Labels:
         return cls(corpus.intents, corpus.tags)
 
     def covers(self, utterance: Utterance) -> bool:
-        return utterance.intent in self.intents and set(utterance.tags or ()) <= set(self.tags or ("O",))
+        """Whether the utterance can be encoded: its intent and, for a model with slots, all its tags are known."""
+        if utterance.intent not in self.intents:
+            return False
+        return not self.tags or (utterance.tags is not None and set(utterance.tags) <= set(self.tags))
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[np.ndarray]) -> Ragged:
-        offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
+        offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows], dtype=np.int64)])
         return cls(np.concatenate(rows) if rows else np.zeros(0, np.int64), offsets)
 
     def take(self, examples: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -90,7 +93,7 @@ class WordFeatures:
         words = np.array([number.get(t.lower(), self._bucket(t)) for t in types], dtype=np.int64)
         characters = np.zeros((len(types), WORD_BYTES), dtype=np.int64)
         for k, word in enumerate(types):
-            spelled = word.encode()[:WORD_BYTES]
+            spelled = word.encode(errors="surrogatepass")[:WORD_BYTES]
             characters[k, : len(spelled)] = np.frombuffer(spelled, dtype=np.uint8) + 1
         type_number = {word: k for k, word in enumerate(types)}
         flat = Ragged.of([np.array([type_number[t] for t in s], dtype=np.int64) for s in tokens])
@@ -100,7 +103,7 @@ class WordFeatures:
         }
 
     def _bucket(self, word: str) -> int:
-        return len(self.words) + zlib.crc32(word.lower().encode()) % self.buckets
+        return len(self.words) + zlib.crc32(word.lower().encode(errors="surrogatepass")) % self.buckets
 
 
 @dataclass(frozen=True)
@@ -133,12 +136,19 @@ class Dataset:
     """Encoded utterances, from which batches are cut.
 
     Raises:
-        UsageError: no utterances.
+        UsageError: no utterances, or one without words, with labels that the model does not know, or with more or
+            fewer tags than words (which would shift the tags of every utterance behind it).
     """
 
     def __init__(self, utterances: Sequence[Utterance], labels: Labels, features: Features) -> None:
         if not utterances:
             raise UsageError("the split is empty: use a larger corpus or other split ratios")
+        for u in utterances:
+            if not u.tokens or not labels.covers(u) or (labels.tags and len(u.tags or ()) != len(u.tokens)):
+                raise UsageError(
+                    f"utterance {u.text!r} (intent {u.intent!r}) does not fit the model: it needs a word, labels that "
+                    "the model knows, and one tag per word"
+                )
         self.utterances = tuple(utterances)
         intents = {name: k for k, name in enumerate(labels.intents)}
         tags = {name: k for k, name in enumerate(labels.tags)}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edp_lab.corpora.encoding import Batch, Labels, WordFeatures
+from edp_lab.errors import UsageError
 from edp_lab.models.intent_slot import IntentSlotModel, dropout, to_padded
 from edp_lab.models.lstm import BiLSTM, Packing
 from edp_lab.models.ops import PlainOps
@@ -43,12 +44,14 @@ class CLC(IntentSlotModel):
         vectors: Tensor | None = None,
     ) -> None:
         size = size or CLCSize()
+        if vectors is not None and len(vectors) != len(features.words):
+            raise UsageError(f"{len(vectors)} word vectors for {len(features.words)} words: give one vector per word")
         super().__init__(labels, pooled_size=2 * size.hidden, token_size=2 * size.hidden)
         self.features, self.size = features, size
         word_size = size.word if vectors is None else vectors.shape[1]
         if vectors is None:
             self.words = nn.Embedding(len(features.words) + features.buckets, word_size)
-            nn.init.normal_(self.words.weight, std=0.1)
+            nn.init.normal_(self.words.weight, std=0.5)
         else:
             unknown = torch.zeros(features.buckets, word_size)
             self.words = nn.Embedding.from_pretrained(torch.cat([vectors, unknown]), freeze=True)
@@ -74,17 +77,17 @@ class CLC(IntentSlotModel):
     def _spelling(self, characters: Tensor, lengths: Tensor, ops: PlainOps) -> Tensor:
         """Width-3 convolution over a word's bytes, then the maximum over its positions: (R, L) -> (R, filters)."""
         characters = characters[:, : int((characters > 0).sum(1).max())]
-        inside = (characters > 0)[..., None]
-        x = ops.embedding(characters, self.characters.weight, lengths) * inside  # (R, L, character)
+        inside = characters > 0
+        at = inside.nonzero(as_tuple=True)
+        x = ops.embedding(characters, self.characters.weight, lengths) * inside[..., None]  # (R, L, character)
         x = nn.functional.pad(x, (0, 0, 1, 1))
         windows = torch.cat([x[:, :-2], x[:, 1:-1], x[:, 2:]], dim=2)
-        kept = windows[inside[..., 0]]  # only windows centred on a byte of the word
-        per_word = inside.sum((1, 2))
+        kept = windows[at]  # only windows centred on a byte of the word
         word = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-        rows = per_word.new_zeros(len(lengths)).index_add_(0, word, per_word)
+        rows = lengths.new_zeros(len(lengths)).index_add_(0, word, inside.sum(1))
         filtered = ops.linear(kept, self.convolution.weight, self.convolution.bias, rows)
         padded = filtered.new_full((*characters.shape, filtered.shape[1]), -torch.inf)
-        return torch.tanh(padded.masked_scatter(inside, filtered).amax(1))
+        return torch.tanh(padded.index_put(at, filtered).amax(1))
 
     def config(self) -> dict[str, object]:
         return {

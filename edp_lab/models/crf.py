@@ -20,6 +20,9 @@ TINY = 1e-37  # smallest mass of a state; keeps the logarithm finite in float32
 class CRF(nn.Module):
     """Scores of K tags: start (K), transitions (K, K) from row to column, end (K).
 
+    In float32 the likelihood holds for emissions of any size, as long as transition scores lie within 80 of each
+    other (exp underflows beyond); gradients stay finite even then.
+
     Args:
         tags: the K tag names, from which transitions into I-x that follow neither B-x nor I-x start at `ILLEGAL`.
     """
@@ -60,7 +63,8 @@ class CRF(nn.Module):
             emissions = emissions.detach().requires_grad_()
             scores = [p.detach()[None] for p in (self.start, self.transitions, self.end)]
             total = _log_partition(emissions[None], mask[None], *scores).sum()
-            return torch.autograd.grad(total, emissions)[0] * mask[..., None]
+            marginals = torch.autograd.grad(total, emissions)[0] * mask[..., None]
+            return marginals.clamp(0, 1)  # float32 may exceed 1 by 1e-4 where scores are in the hundreds
 
     @torch.no_grad()
     def decode(self, emissions: Tensor, mask: Tensor) -> list[list[int]]:
@@ -84,11 +88,12 @@ def _log_partition(e: Tensor, mask: Tensor, start: Tensor, transitions: Tensor, 
     """Log of the summed exp(score) of all paths, (G, m)."""
     highest = transitions.detach().amax(dim=(1, 2), keepdim=True)
     weights = (transitions - highest).exp()  # (G, K, K)
-    a = start[:, None] + e[:, :, 0]
-    for t in range(1, e.shape[2]):
+    emitted = e.unbind(2)  # one backward pass for all steps, where e[:, :, t] would cost a full tensor each
+    a = start[:, None] + emitted[0]
+    for t in range(1, len(emitted)):
         peak = a.detach().amax(-1, keepdim=True)
         mass = torch.bmm((a - peak).exp(), weights).clamp_min(TINY)
-        a = torch.where(mask[:, :, t, None], mass.log() + peak + highest + e[:, :, t], a)
+        a = torch.where(mask[:, :, t, None], mass.log() + peak + highest + emitted[t], a)
     return torch.logsumexp(a + end[:, None], dim=-1)
 
 

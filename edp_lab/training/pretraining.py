@@ -19,11 +19,11 @@ from transformers import BertForMaskedLM, BertTokenizer
 
 from edp_lab.corpora.encoding import Ragged
 from edp_lab.errors import UsageError
-from edp_lab.models.bert import BertSize, bert_config, encode_pieces
+from edp_lab.models.bert import BertSize, bert_config, encode_pieces, quiet
 from edp_lab.models.checkpoint import seeded
 from edp_lab.models.files import new_folder
 from edp_lab.models.pieces import SPECIAL, PieceFeatures, train_wordpieces
-from edp_lab.models.vectors import WordVectors, train_vectors
+from edp_lab.models.vectors import DIMENSIONS, WordVectors, train_vectors
 from edp_lab.privacy.noise import Purpose, key_from_seed, stream
 
 VOCABULARY = 8000  # word pieces at most
@@ -75,13 +75,14 @@ def pretrain_bert(
         pieces = PieceFeatures(tokenizer, size.positions).rows(sentences)["pieces"]
         model = BertForMaskedLM(bert_config(size.architecture(tokenizer.get_vocab_size())))
         losses = _train(model, pieces, epochs, key_from_seed(seed), progress)
-        model.save_pretrained(inside)
+        with quiet():
+            model.save_pretrained(inside)
         BertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=size.positions).save_pretrained(inside)
     return losses
 
 
 def pretrain_vectors(
-    sentences: Sequence[Sequence[str]], folder: Path | str, *, size: int = 100, epochs: int = 10, seed: int = 0
+    sentences: Sequence[Sequence[str]], folder: Path | str, *, size: int = DIMENSIONS, epochs: int = 10, seed: int = 0
 ) -> WordVectors:
     """Train fastText vectors (see `train_vectors`) and save them to a folder that `load_vectors` reads.
 

@@ -261,8 +261,8 @@ def evaluate_model(model: IntentSlotModel, utterances: tuple[Utterance, ...]) ->
     model.eval()
     predictions = model.predict(model.dataset(utterances), probabilities=False)
     return evaluate(
-        [(u.intent, u.tokens, u.tags or ()) for u in utterances],
-        [(p.intent, u.tokens, p.tags) for u, p in zip(utterances, predictions, strict=True)],
+        [(u.intent, u.tokens, u.tags) for u in utterances],
+        [(p.intent, u.tokens, p.tags or None) for u, p in zip(utterances, predictions, strict=True)],
     )
 
 

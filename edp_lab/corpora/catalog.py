@@ -1,0 +1,267 @@
+"""The catalogue: which corpora there are, which files make them up, where those lie, and how to load one.
+
+A published corpus lies under a data folder, the first of `data_folders` that holds it complete. Anything
+else is a user's own corpus, given by its path.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import edp_lab
+from edp_lab.corpora import readers
+from edp_lab.corpora.corpus import Corpus
+from edp_lab.corpora.readers import Reading
+from edp_lab.errors import UsageError
+
+NO_TAGS = "the corpus has no tags: only the intent head is trained, and slots are not scored"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file that `edp-lab data fetch` brings.
+
+    Attributes:
+        path: where it lies below a data folder, with forward slashes.
+        size: bytes, or None where unknown.
+        digest: hexadecimal; 64 digits are the sha256 of the content, 40 its git blob sha1.
+        url: where it is published, pinned to a commit.
+    """
+
+    path: str
+    size: int | None
+    digest: str
+    url: str
+
+
+@dataclass(frozen=True)
+class CorpusInfo:
+    """What is known of a corpus without loading it.
+
+    Attributes:
+        where: the file or folder where it lies complete, or None.
+        utterances: how many it holds; None where that is known only after loading.
+    """
+
+    name: str
+    description: str
+    licence: str
+    where: Path | None
+    utterances: int | None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    description: str
+    licence: str
+    utterances: int | None
+    path: str  # what the reader takes, below a data folder
+    read: Callable[[Path], Reading]
+
+
+_ANNOTATED_CSV = "nlu_eval/AnnotatedData/NLU-Data-Home-Domain-Annotated-All.csv"
+_PUBLISHED = {
+    "atis": _Entry("air travel", "not stated: research use", 5_871, "atis", readers.read_seq_folder),
+    "snips": _Entry(
+        "seven assistant intents, tokenised and lower-cased",
+        "CC0 1.0; tokenised form: not stated",
+        14_484,
+        "snips/slotgated",
+        readers.read_seq_folder,
+    ),
+    "snips-original": _Entry(
+        "the same utterances as published", "CC0 1.0", 14_484, "snips/original", readers.read_snips_json
+    ),
+    "nlu-eval": _Entry(
+        "home assistant: all utterances, intents without their scenario",
+        "CC BY 4.0; reformatted copy: not stated",
+        25_715,
+        "nlu_eval/unislu_full",
+        readers.read_unislu,
+    ),
+    "nlu-eval-folds": _Entry(
+        "home assistant: the authors' ten folds (HWU64)",
+        "CC BY 4.0",
+        11_036,
+        "nlu_eval/crossval_csv",
+        readers.read_nlu_eval_folds,
+    ),
+    "nlu-eval-full": _Entry(
+        "home assistant: the annotated CSV", "CC BY 4.0", None, _ANNOTATED_CSV, readers.read_nlu_eval_csv
+    ),
+}
+_EMBEDDED: dict[str, str | None] = {  # name: its domain, None for all three
+    "smart-home": None,
+    **{f"smart-home-{domain}": domain for domain in ("communication", "health", "video")},
+}
+
+
+def load_corpus(name_or_path: str | Path) -> Corpus:
+    """Load a corpus of the catalogue by its name, or a user's own corpus by its path.
+
+    A path is anything that contains a separator, or exists: a folder of ``seq.in``, ``seq.out``, ``label``
+    (or of train/valid/test sub-folders), or a JSONL file. Its label sets count as declared where
+    ``intents.txt`` and ``slots.txt``, one name a line, lie beside the files; without tags the first suffices.
+
+    Raises:
+        UsageError: unknown name, a corpus that is missing or incomplete, malformed files, or an utterance
+            whose intent or slot is not declared.
+    """
+    name = str(name_or_path)
+    if name in _PUBLISHED:
+        where = find(name)
+        if where is None:
+            raise _not_found(name)
+        reading = _PUBLISHED[name].read(where)
+        return _corpus(name, reading, _intents(reading), _slots(reading), labels_declared=True)
+    if name in _EMBEDDED:
+        from edp_lab.corpora import smart_home
+
+        return smart_home.load(_EMBEDDED[name])
+    path = Path(name).expanduser()
+    if path.exists() or "/" in name or os.sep in name:
+        return _own_corpus(name, path)
+    raise unknown_name(name, [*_PUBLISHED, *_EMBEDDED], "; a path to your own corpus works too")
+
+
+def list_corpora() -> list[CorpusInfo]:
+    """All corpora of the catalogue, found or not."""
+    from edp_lab.corpora import smart_home
+
+    published = [
+        CorpusInfo(name, entry.description, entry.licence, find(name), entry.utterances)
+        for name, entry in _PUBLISHED.items()
+    ]
+    where = smart_home.EMBEDDED if smart_home.EMBEDDED.exists() else None
+    embedded = [
+        CorpusInfo(
+            name,
+            f"generated commands: {domain or 'all three domains'}",
+            "Apache-2.0",
+            where,
+            None if domain else smart_home.EMBEDDED_UTTERANCES,
+        )
+        for name, domain in _EMBEDDED.items()
+    ]
+    return published + embedded
+
+
+def find(name: str) -> Path | None:
+    """Where a published corpus lies complete (every file there, with the right size), or None."""
+    complete = (folder for folder in data_folders() if not _missing(folder, name))
+    return next((folder / _PUBLISHED[name].path for folder in complete), None)
+
+
+def data_folders() -> list[Path]:
+    """Where corpora are looked for: $EDP_LAB_DATA, then a checkout's ``data/``, then the user's cache."""
+    root = Path(edp_lab.__file__).parent.parent
+    given = os.environ.get("EDP_LAB_DATA")
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    return [
+        *([Path(given).expanduser()] if given else []),
+        *([root / "data"] if (root / "pyproject.toml").exists() else []),
+        (Path(cache_home) if cache_home else Path.home() / ".cache") / "edp_lab",
+    ]
+
+
+def sources(name: str) -> tuple[Source, ...]:
+    """The files of a corpus that can be fetched; UsageError for any other name."""
+    if name not in _sources():
+        if name in _EMBEDDED:
+            raise UsageError(f"{name} comes with edp_lab: there is nothing to fetch")
+        raise unknown_name(name, _sources())
+    return _sources()[name]
+
+
+def unknown_name(name: str, known: Iterable[str], more: str = "") -> UsageError:
+    """The error for a name that is not among the known ones, with the closest of them if one is close."""
+    close = difflib.get_close_matches(name, known := list(known), n=1)
+    guess = f"did you mean {close[0]}? " if close else ""
+    return UsageError(f"unknown corpus {name!r}: {guess}known are {', '.join(known)}{more}")
+
+
+@cache
+def _sources() -> dict[str, tuple[Source, ...]]:
+    table: dict[str, list[Source]] = {}
+    group: list[Source] = []
+    folder = url = ""
+    text = resources.files("edp_lab.corpora").joinpath("sources.tsv").read_text("utf-8")
+    for line in text.splitlines():
+        if line.startswith("\t"):
+            file, size, digest = line[1:].split("\t")
+            group.append(Source(folder + file, None if size == "-" else int(size), digest, url + file))
+        elif not line.startswith("#"):
+            corpus, folder, url = line.split("\t")
+            group = table.setdefault(corpus, [])
+    return {corpus: tuple(files) for corpus, files in table.items()}
+
+
+def _missing(folder: Path, name: str) -> list[Path]:
+    files = [(folder / source.path, source.size) for source in sources(name)]
+    return [file for file, size in files if not (file.is_file() and size in (None, file.stat().st_size))]
+
+
+def _not_found(name: str) -> UsageError:
+    folders = data_folders()
+    for folder in folders:
+        missing = _missing(folder, name)
+        if len(missing) < len(sources(name)):
+            problem = f"{name} is incomplete: {missing[0]} is missing or has the wrong size"
+            return UsageError(f"{problem}; run `edp-lab data fetch {name}`")
+    problem = f"{name} is in none of {', '.join(map(str, folders))}"
+    cure = f"run `edp-lab data fetch {name}`, or set EDP_LAB_DATA to the folder that holds it"
+    return UsageError(f"{problem}: {cure}")
+
+
+def _own_corpus(name: str, path: Path) -> Corpus:
+    if not path.exists():
+        raise UsageError(
+            f"no corpus at {name}: give a folder with seq.in, seq.out and label, or a JSONL file"
+        )
+    reading = readers.read_seq_folder(path) if path.is_dir() else readers.read_jsonl(path)
+    beside = path if path.is_dir() else path.parent
+    intent_file, slot_file = beside / "intents.txt", beside / "slots.txt"
+    if not intent_file.exists() and not slot_file.exists():
+        return _corpus(name, reading, _intents(reading), _slots(reading), labels_declared=False)
+
+    intents = _declared(intent_file)
+    slots = _declared(slot_file) if reading.utterances[0].tags is not None else set()
+    for utterance, place in zip(reading.utterances, reading.places, strict=True):
+        if utterance.intent not in intents:
+            raise UsageError(f"{place}: intent {utterance.intent!r} is not listed in {intent_file}")
+        for tag in utterance.tags or ():
+            if tag != "O" and tag[2:] not in slots:
+                raise UsageError(f"{place}: slot {tag[2:]!r} is not listed in {slot_file}")
+    return _corpus(name, reading, intents, slots, labels_declared=True)
+
+
+def _declared(file: Path) -> set[str]:
+    if not file.exists():
+        raise UsageError(f"{file} is missing: declared label sets need both intents.txt and slots.txt")
+    return {line.strip() for line in readers.text_lines(file) if line.strip()}
+
+
+def _intents(reading: Reading) -> set[str]:
+    return {utterance.intent for utterance in reading.utterances}
+
+
+def _slots(reading: Reading) -> set[str]:
+    return {tag[2:] for utterance in reading.utterances for tag in utterance.tags or () if tag != "O"}
+
+
+def _corpus(name: str, reading: Reading, intents: set[str], slots: set[str], labels_declared: bool) -> Corpus:
+    tagless = [] if reading.utterances[0].tags is not None else [NO_TAGS]
+    return Corpus(
+        name=name,
+        utterances=tuple(reading.utterances),
+        intents=tuple(sorted(intents)),
+        slots=tuple(sorted(slots)),
+        labels_declared=labels_declared,
+        warnings=(*reading.warnings, *tagless),
+    )

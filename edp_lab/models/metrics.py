@@ -1,0 +1,135 @@
+"""How well intents and slots are predicted: SER, intent accuracy, slot F1, exact match. Plain Python.
+
+A frame is (intent, tokens, tags): what an utterance says, as annotated or as predicted. Tags are None where a
+corpus has none; then only intents are scored. References and predictions are compared pairwise;
+`UsageError` where the two differ in number, in tokens or in having tags, where tags and tokens differ in
+number, or where there is nothing to score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edp_lab.errors import UsageError
+
+Frame = tuple[str, Sequence[str], Sequence[str] | None]
+Span = tuple[int, int, str]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The four scores as fractions.
+
+    Attributes:
+        ser: semantic error rate, may exceed 1; see `ser`.
+        intent_accuracy: in [0, 1].
+        slot_f1: in [0, 1]; None without tags; see `slot_f1`.
+        exact_match: in [0, 1]; see `exact_match`.
+    """
+
+    ser: float
+    intent_accuracy: float
+    slot_f1: float | None
+    exact_match: float
+
+
+def evaluate(references: Sequence[Frame], predictions: Sequence[Frame]) -> Scores:
+    """All four scores in one pass."""
+    if not references or len(references) != len(predictions):
+        raise UsageError(f"cannot score {len(predictions)} predictions against {len(references)} references")
+    intents_right = exact = slot_errors = slots = predicted_slots = slots_right = 0
+    for i, (reference, prediction) in enumerate(zip(references, predictions, strict=True)):
+        _check(i, reference, prediction)
+        intent_right = reference[0] == prediction[0]
+        wanted, got = _frame_spans(reference), _frame_spans(prediction)
+        intents_right += intent_right
+        exact += intent_right and wanted == got
+        slots += len(wanted)
+        predicted_slots += len(got)
+        slots_right += len(wanted) if wanted == got else len(set(wanted) & set(got))
+        if wanted != got:
+            slot_errors += edit_distance(_slots(reference, wanted), _slots(prediction, got))
+    n = len(references)
+    tagged = references[0][2] is not None
+    return Scores(
+        ser=(n - intents_right + slot_errors) / (n + slots),
+        intent_accuracy=intents_right / n,
+        slot_f1=2 * slots_right / max(1, slots + predicted_slots) if tagged else None,
+        exact_match=exact / n,
+    )
+
+
+def ser(references: Sequence[Frame], predictions: Sequence[Frame]) -> float:
+    """Semantic error rate: wrong intents and slots over all intents and slots (the paper, sec. 4.2).
+
+    The sum over utterances of (intent wrong + substituted, deleted and inserted slots), divided by the sum of
+    (1 + reference slots). Slots are compared as the sequence of their (label, value), aligned by edit
+    distance. It exceeds 1 where many slots are inserted.
+    """
+    return evaluate(references, predictions).ser
+
+
+def intent_accuracy(references: Sequence[Frame], predictions: Sequence[Frame]) -> float:
+    """The share of utterances with the right intent."""
+    return evaluate(references, predictions).intent_accuracy
+
+
+def slot_f1(references: Sequence[Frame], predictions: Sequence[Frame]) -> float | None:
+    """F1 of slots, counted over all utterances; a slot is right if start, end and label are (as conlleval).
+
+    None without tags; 0 where neither side has a slot, as in conlleval.
+    """
+    return evaluate(references, predictions).slot_f1
+
+
+def exact_match(references: Sequence[Frame], predictions: Sequence[Frame]) -> float:
+    """The share of utterances with the right intent and exactly the right slots."""
+    return evaluate(references, predictions).exact_match
+
+
+def spans(tags: Sequence[str]) -> list[Span]:
+    """The slots of BIO tags as (start, end, label), end exclusive, with conlleval's meaning.
+
+    A ``B-`` always begins a slot, and so does an ``I-`` after ``O``, after another label or at the start.
+    """
+    found: list[Span] = []
+    start, label = 0, ""
+    for i, tag in enumerate(tags):
+        if tag[:1] == "I" and tag[2:] == label:
+            continue
+        if label:
+            found.append((start, i, label))
+        start, label = i, tag[2:]
+    if label:
+        found.append((start, len(tags), label))
+    return found
+
+
+def edit_distance(a: Sequence[object], b: Sequence[object]) -> int:
+    """The least number of substitutions, deletions and insertions that turn `a` into `b` (Levenshtein)."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, start=1):
+        above_left, row[0] = row[0], i
+        for j, y in enumerate(b, start=1):
+            above_left, row[j] = row[j], min(above_left + (x != y), row[j] + 1, row[j - 1] + 1)
+    return row[-1]
+
+
+def _frame_spans(frame: Frame) -> list[Span]:
+    return spans(frame[2]) if frame[2] is not None else []
+
+
+def _slots(frame: Frame, found: Sequence[Span]) -> list[tuple[str, str]]:
+    """(label, value) of every span."""
+    return [(label, " ".join(frame[1][start:end])) for start, end, label in found]
+
+
+def _check(i: int, reference: Frame, prediction: Frame) -> None:
+    if list(reference[1]) != list(prediction[1]):
+        raise UsageError(f"prediction {i} has other tokens than its reference")
+    if (reference[2] is None) != (prediction[2] is None):
+        raise UsageError(f"prediction {i} and its reference must both have tags, or neither")
+    for name, (_, tokens, tags) in (("prediction", prediction), ("reference", reference)):
+        if tags is not None and len(tags) != len(tokens):
+            raise UsageError(f"{name} {i} has {len(tags)} tags for {len(tokens)} tokens")

@@ -1,0 +1,388 @@
+"""Readers: each format's quirks on small files, errors that name file and line, real corpora's counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edp_lab.corpora import readers
+from edp_lab.corpora.corpus import Utterance
+from edp_lab.corpora.readers import Reading, repair_bio
+from edp_lab.errors import UsageError
+from edp_lab.models.metrics import spans
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def write_seq(folder: Path, tokens: str | bytes, label: str, tags: str | None = None) -> Path:
+    write(folder / "seq.in", tokens)
+    write(folder / "label", label)
+    if tags is not None:
+        write(folder / "seq.out", tags)
+    return folder
+
+
+def only(reading: Reading) -> Utterance:
+    (utterance,) = reading.utterances
+    return utterance
+
+
+# --- seq.in, seq.out, label ---
+
+
+def test_seq_folder_splits_at_any_white_space_and_keeps_line_order(tmp_path):
+    write_seq(tmp_path, "play  jazz \nstop\r\n", "play\nhalt\r\n", "O B-genre \nO \r\n")
+    reading = readers.read_seq_folder(tmp_path)
+    assert reading.utterances == [
+        Utterance(("play", "jazz"), ("O", "B-genre"), "play"),
+        Utterance(("stop",), ("O",), "halt"),
+    ]
+    assert reading.warnings == []
+
+
+def test_seq_folder_pools_sub_folders_in_official_order(tmp_path):
+    for name in ("test", "train", "valid"):
+        write_seq(tmp_path / name, f"{name}\n", "x\n", "O\n")
+    assert [u.text for u in readers.read_seq_folder(tmp_path).utterances] == ["train", "valid", "test"]
+
+
+def test_seq_folder_does_not_break_lines_inside_an_utterance(tmp_path):
+    write_seq(tmp_path, "a\x85b\nc\n", "x\nx\n")  # str.splitlines would find three lines
+    assert len(readers.read_seq_folder(tmp_path).utterances) == 2
+
+
+def test_seq_folder_without_tags(tmp_path):
+    write_seq(tmp_path, "hello there\n", "greet\n")
+    assert only(readers.read_seq_folder(tmp_path)).tags is None
+
+
+def test_seq_folder_with_a_byte_order_mark(tmp_path):
+    write_seq(tmp_path, b"\xef\xbb\xbfhello\n", "greet\n")
+    assert only(readers.read_seq_folder(tmp_path)).tokens == ("hello",)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "label", "tags", "message"),
+    [
+        ("a b\nc d\n", "x\nx\n", "O O\nO\n", r"line 2: 1 tags for 2 tokens"),
+        ("a\n\nb\n", "x\nx\nx\n", "O\n\nO\n", r"line 2: the utterance is empty"),
+        ("a\nb\n", "x\n", "O\nO\n", r"label, line 2: the file has 1 lines but seq.in has 2"),
+        ("a\nb\n", "x\nx\n", "O\n", r"seq.out, line 2: the file has 1 lines but seq.in has 2"),
+        ("a\nb\n", "x\n \nx\n", "O\nO\n", r"label, line 3: the file has 3 lines"),
+        ("a\nb\nc\n", "x\n \nx\n", "O\nO\nO\n", r"line 2: the intent is empty"),
+        ("a\n", "x\n", "city\n", r"line 1: tag 'city' is neither O nor B-<slot> nor I-<slot>"),
+        ("a\n", "x\n", "B-\n", r"line 1: tag 'B-' is neither"),
+        (b"a\nb\xff\n", "x\nx\n", None, r"seq.in, line 2: not UTF-8"),
+        ("", "", None, r"holds no utterances"),
+    ],
+)
+def test_malformed_seq_folder_is_named_by_file_and_line(tmp_path, tokens, label, tags, message):
+    write_seq(tmp_path, tokens, label, tags)
+    with pytest.raises(UsageError, match=message) as error:
+        readers.read_seq_folder(tmp_path)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_seq_folder_with_tags_in_one_split_only_is_refused(tmp_path):
+    write_seq(tmp_path / "train", "a\n", "x\n", "O\n")
+    write_seq(tmp_path / "test", "a\n", "x\n")
+    with pytest.raises(UsageError, match=r"test/.*line 1 has no tags, unlike the first"):
+        readers.read_seq_folder(tmp_path)
+
+
+def test_seq_folder_that_is_none(tmp_path):
+    with pytest.raises(UsageError, match=r"holds no seq\.in"):
+        readers.read_seq_folder(tmp_path)
+    write_seq(tmp_path, "a\n", "x\n")
+    write_seq(tmp_path / "test", "a\n", "x\n")
+    with pytest.raises(UsageError, match="keep one of the two"):
+        readers.read_seq_folder(tmp_path)
+    (tmp_path / "test" / "label").unlink()
+    (tmp_path / "seq.in").unlink()
+    with pytest.raises(UsageError, match=r"cannot read .*label: No such file"):
+        readers.read_seq_folder(tmp_path)
+
+
+# --- BIO repair ---
+
+
+def test_loose_inside_tags_become_begin_tags_with_one_warning(tmp_path):
+    write_seq(tmp_path, "a b c\nd e f\n", "x\nx\n", "O B-p I-p\nI-p I-q I-q\n")
+    reading = readers.read_seq_folder(tmp_path)
+    assert reading.utterances[1].tags == ("B-p", "B-q", "I-q")
+    (warning,) = reading.warnings
+    assert "I- tags that continue nothing, read as B-: 2" in warning
+    assert "line 2" in warning
+    assert str(tmp_path) in warning
+
+
+TAGS = st.lists(st.sampled_from(["O", "B-p", "I-p", "B-q", "I-q"]))
+
+
+@given(TAGS)
+def test_repair_keeps_the_slots_and_leaves_valid_bio(tags):
+    repaired, count = repair_bio(tags)
+    assert spans(repaired) == spans(tags)
+    assert repair_bio(repaired) == (repaired, 0)
+    assert count == sum(a != b for a, b in zip(tags, repaired, strict=True))
+
+
+# --- JSONL ---
+
+
+def test_jsonl(tmp_path):
+    rows = [
+        {"tokens": ["höre", "jazz"], "tags": ["O", "B-genre"], "intent": "play", "id": 7},
+        {"tokens": ["halt"], "tags": ["O"], "intent": "stop"},
+    ]
+    file = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    reading = readers.read_jsonl(file)
+    assert reading.utterances[0] == Utterance(("höre", "jazz"), ("O", "B-genre"), "play")
+    assert reading.places[1] == f"{file}, line 2"
+
+
+def test_jsonl_without_tags(tmp_path):
+    file = write(tmp_path / "a.jsonl", '{"tokens": ["hi"], "intent": "greet"}\n')
+    assert only(readers.read_jsonl(file)).tags is None
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "expected {"),
+        ('{"tokens": "hi", "intent": "x"}', '"tokens" must be a list of strings'),
+        ('{"tokens": ["hi"], "tags": "", "intent": "x"}', '"tags" must be a list of strings'),
+        ('{"tokens": ["hi"], "tags": ["O"]}', '"intent" must be a string'),
+        ('{"tags": ["O"], "intent": "x"}', "the utterance is empty"),
+        (
+            '{"tokens": ["new york"], "tags": ["O"], "intent": "x"}',
+            "token 'new york' is empty or holds white",
+        ),
+        ('{"tokens": ["hi"], "tags": [], "intent": "x"}', "0 tags for 1 tokens"),
+        ('{"tokens": ["hi"], "intent": "x"}', "has no tags, unlike the first utterance"),
+        (r'{"tokens": ["\ud83c"], "tags": ["O"], "intent": "x"}', "half a surrogate pair"),
+        ("", "not JSON"),
+    ],
+)
+def test_malformed_jsonl_is_named_by_file_and_line(tmp_path, line, message):
+    good = '{"tokens": ["a"], "tags": ["O"], "intent": "x"}'
+    file = write(tmp_path / "a.jsonl", f"{good}\n{line}\n{good}\n")
+    with pytest.raises(UsageError) as error:
+        readers.read_jsonl(file)
+    assert f"{file}, line 2" in str(error.value)
+    assert message in str(error.value)
+
+
+# --- original SNIPS ---
+
+
+def test_snips_json(tmp_path):
+    data = [
+        {"text": "Play "},
+        {"text": "", "entity": "genre"},
+        {"text": "Ana Lys", "entity": "artist"},
+        {"text": "'s song\n"},
+    ]
+    text = json.dumps({"Play": [{"data": data}, {"data": [{"text": "Stop EMOJI"}]}]})
+    cesu8 = text.encode().replace(b"EMOJI", b"\xed\xa0\xbc\xed\xbd\x95")
+    write(tmp_path / "Play" / "train_Play_full.json", cesu8)
+    write(tmp_path / "Play" / "validate_Play.json", '{"Play": [{"data": [{"text": "Go"}]}]}')
+    write(tmp_path / "Play" / "train_Play.json", "left out")
+    reading = readers.read_snips_json(tmp_path)
+    assert reading.utterances[0] == Utterance(
+        ("Play", "Ana", "Lys", "'s", "song"), ("O", "B-artist", "I-artist", "O", "O"), "Play"
+    )
+    assert [u.text for u in reading.utterances[1:]] == ["Stop \N{SLICE OF PIZZA}", "Go"]
+
+
+@pytest.mark.parametrize("text", ["[]", '{"Play": [{"text": []}]}', '{"Play": [{"data": [{}]}]}', "{"])
+def test_malformed_snips_json_is_named_by_file(tmp_path, text):
+    file = write(tmp_path / "Play" / "validate_Play.json", text)
+    with pytest.raises(UsageError, match=file.name):
+        readers.read_snips_json(tmp_path)
+
+
+# --- NLU-EVAL ---
+
+
+def fold(folder: Path, number: int, rows: str) -> Path:
+    header = "answerid;scenario;intent;answer_annotation;answer_from_anno;answer_from_user\n"
+    return write(folder / f"KFold_{number}/testset/csv/alarm_set.csv", header + rows)
+
+
+def test_nlu_eval_folds(tmp_path):
+    good = '{};alarm;set;"wake me [date : on monday] , ok";"wake me on monday , ok";"Wake; me"\n'
+    for number in (1, 10, 2):
+        fold(tmp_path, number, good.format(number))
+    fold(tmp_path, 2, good.format(2) + '3;alarm;set;"wake [date monday]";"wake monday";"x"\n')
+    reading = readers.read_nlu_eval_folds(tmp_path)
+    assert reading.utterances == 3 * [
+        Utterance(
+            ("wake", "me", "on", "monday", ",", "ok"), ("O", "O", "B-date", "I-date", "O", "O"), "alarm_set"
+        )
+    ]
+    assert [place.split("KFold_")[1].split("/")[0] for place in reading.places] == ["1", "2", "10"]
+    (warning,) = reading.warnings
+    assert "malformed annotation, left out: 1" in warning
+    assert "line 3" in warning
+
+
+def test_nlu_eval_csv_skips_irrelevant_and_malformed_rows(tmp_path):
+    file = write(
+        tmp_path / "all.csv",
+        "userid;answerid;scenario;intent;status;answer_annotation;notes;suggested_entities;answer_normalised;"
+        "answer;question\n"
+        "1;1;alarm;set;null;wake me at [time : six am];null;time;wake me at six am;Wake me at 6am;?\n"
+        "1;2;alarm;set;IRR_XL;nonsense;null;null;nonsense;nonsense;?\n"
+        "1;3;alarm;set;MOD;off [time: now];null;null;off now;off now;?\n"
+        "1;4;alarm;set;;stop [time : now;null;null;stop now;stop now;?\n"
+        "1;5;alarm;set;IRR;stop] it;null;null;stop it;stop it;?\n"
+        "1;6;alarm;set;;;null;null;;;?\n",
+    )
+    reading = readers.read_nlu_eval_csv(file)
+    assert [(u.text, u.tags, u.intent) for u in reading.utterances] == [
+        ("wake me at six am", ("O", "O", "O", "B-time", "I-time"), "alarm_set"),
+        ("off now", ("O", "B-time"), "alarm_set"),
+    ]
+    assert reading.warnings == [
+        f"rows of status IRR (irrelevant), left out: 2 (the first: {file}, line 3)",
+        f"rows with an empty or malformed annotation, left out: 2 (the first: {file}, line 5)",
+    ]
+
+
+def test_malformed_nlu_eval_csv(tmp_path):
+    with pytest.raises(UsageError, match=r"a\.csv, line 1: column 'status' is missing"):
+        readers.read_nlu_eval_csv(write(tmp_path / "a.csv", "scenario;intent\n"))
+    with pytest.raises(UsageError, match=r"b\.csv, line 2: the row has fewer cells"):
+        readers.read_nlu_eval_csv(
+            write(tmp_path / "b.csv", "scenario;intent;status;answer_annotation\nalarm;set;\n")
+        )
+
+
+def unislu(folder: Path, *lines: str) -> Path:
+    for name in ("train", "dev", "test"):
+        write(folder / f"{name}.tsv", "utterance\toutput\n" + ("\n".join(lines) if name == "train" else ""))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "slots"),
+    [
+        ("buy milk\t[IN:ADD buy [SL:ITEM_NAME: milk]]", "buy milk", [(1, 2, "item_name")]),
+        ("go to rome.\t[IN:ADD go to [SL:PLACE: rome].]", "go to rome .", [(2, 3, "place")]),
+        ("see the sea\t[IN:ADD see [SL:PLACE:  the sea]]", "see the sea", [(1, 3, "place")]),
+        ("one] two\t[IN:ADD one] two]", "one] two", []),
+    ],
+)
+def test_unislu(tmp_path, line, text, slots):
+    reading = readers.read_unislu(unislu(tmp_path, line))
+    utterance = only(reading)
+    assert (utterance.text, spans(utterance.tags or ()), utterance.intent) == (text, slots, "add")
+    assert reading.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("line", "slots"),
+    [
+        ("what time is it in oslo\t[IN:ADD what SL:TIMEis it in [SL:PLACE: oslo]]", [(5, 6, "place")]),
+        ("the date today\t[IN:ADD the SL:DATE[SL:DATE: today]]", [(2, 3, "date")]),
+        (
+            "an update on my date night\t[IN:ADD an upSL:DATEon my [SL:EVENT: SL:DATEnight]]",
+            [(4, 6, "event")],
+        ),
+        ("the dutch rate\t[IN:ADD the [currency_name: dutch] rate]", [(1, 2, "currency_name")]),
+    ],
+)
+def test_damaged_unislu_rows_are_aligned_to_the_utterance(tmp_path, line, slots):
+    reading = readers.read_unislu(unislu(tmp_path, "a\t[IN:ADD a]", line))
+    assert reading.utterances[1].text == line.split("\t")[0]
+    assert spans(reading.utterances[1].tags or ()) == slots
+    (warning,) = reading.warnings
+    assert "aligned to their utterance: 1" in warning
+    assert "line 3" in warning
+
+
+def test_unislu_row_that_cannot_be_aligned_is_left_out(tmp_path):
+    reading = readers.read_unislu(unislu(tmp_path, "a\t[IN:ADD a]", "b c\t[IN:ADD b SL:TIMEx]"))
+    assert only(reading).text == "a"
+    assert "could not be aligned to their utterance, left out: 1" in reading.warnings[0]
+
+
+def test_malformed_unislu(tmp_path):
+    with pytest.raises(UsageError, match=r"train\.tsv, line 2: expected an utterance, a tab"):
+        readers.read_unislu(unislu(tmp_path, "a [IN:ADD a]"))
+
+
+# --- the real corpora, against the counts in their SOURCE.md ---
+
+
+def counts(reading: Reading) -> tuple[int, int, int, int, int]:
+    """Utterances, distinct token strings, intents, slot types, entities."""
+    slots = [slot for u in reading.utterances for slot in spans(u.tags or ())]
+    return (
+        len(reading.utterances),
+        len({u.tokens for u in reading.utterances}),
+        len({u.intent for u in reading.utterances}),
+        len({label for _, _, label in slots}),
+        len(slots),
+    )
+
+
+def test_atis_counts(real_data):
+    pooled = readers.read_seq_folder(real_data / "atis")
+    assert counts(pooled) == (5_871, 5_473, 26, 83, 14_851 + 1_709 + 2_837)
+    assert counts(readers.read_seq_folder(real_data / "atis/train")) == (4_478, 4_189, 21, 79, 14_851)
+    assert counts(readers.read_seq_folder(real_data / "atis/valid")) == (500, 493, 16, 67, 1_709)
+    assert counts(readers.read_seq_folder(real_data / "atis/test")) == (893, 850, 20, 69, 2_837)
+    assert len({tag for u in pooled.utterances for tag in u.tags or ()}) == 127
+    assert len({part for u in pooled.utterances for part in u.intent.split("#")}) == 18
+    assert pooled.warnings == []  # no I- tag without its B-
+
+
+def test_snips_counts(real_data):
+    tokenised = readers.read_seq_folder(real_data / "snips/slotgated")
+    assert counts(tokenised) == (14_484, 14_213, 7, 39, 33_958 + 1_794 + 1_790)
+    train = readers.read_seq_folder(real_data / "snips/slotgated/train")
+    assert counts(train) == (13_084, 12_859, 7, 39, 33_958)
+    assert sum(len(u.tokens) for u in train.utterances) == 117_700
+
+    original = readers.read_snips_json(real_data / "snips/original")
+    assert (len(original.utterances), counts(original)[2:4]) == (13_784 + 700, (7, 39))
+    assert any("\N{SLICE OF PIZZA}" in u.text for u in original.utterances)
+    assert (tokenised.warnings, original.warnings) == ([], [])
+
+    def letters(reading: Reading) -> list[str]:
+        return sorted("".join(filter(str.isalnum, u.text.lower())) for u in reading.utterances)
+
+    assert letters(original) == letters(tokenised)  # the same utterances, tokenised by us and by others
+
+
+def test_nlu_eval_fold_counts(real_data):
+    folds = readers.read_nlu_eval_folds(real_data / "nlu_eval/crossval_csv")
+    assert counts(folds) == (11_036, 11_036, 64, 54, 9_133)
+    assert folds.warnings == []
+
+
+def test_unislu_counts(real_data):
+    reading = readers.read_unislu(real_data / "nlu_eval/unislu_full")
+    # SOURCE.md counts 20,595 entities; one more is recovered from a row whose bracket lost its prefix.
+    assert counts(reading) == (25_715, 25_672, 54, 56, 20_596)
+    (warning,) = reading.warnings
+    assert "rows with a damaged output, aligned to their utterance: 130" in warning
+
+
+def test_unislu_and_folds_agree(real_data):
+    """Two readers of the same annotation in two formats: the same text has the same slots."""
+    full = {u.tokens: u.tags for u in readers.read_unislu(real_data / "nlu_eval/unislu_full").utterances}
+    folds = readers.read_nlu_eval_folds(real_data / "nlu_eval/crossval_csv").utterances
+    assert all(u.tokens in full for u in folds)
+    assert sum(full[u.tokens] != u.tags for u in folds) == 1
