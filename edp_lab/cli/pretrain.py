@@ -19,25 +19,30 @@ TEXT_SEED = 14586  # of the default text; the embedded corpus has another
 
 def pretrain(
     out: Annotated[Path, typer.Option(help="New folder, to be given to edp-lab train --pretrained.")],
-    model: Annotated[str, typer.Option(help="clc (fastText word vectors) or bert (masked language model).")] = "bert",
+    model: Annotated[
+        str, typer.Option(help="clc (fastText word vectors) or bert (masked language model).")
+    ] = "bert",
     text: Annotated[
         str | None,
         typer.Option(
-            help="A corpus (name or path) or a .txt file with one sentence a line; never the text that a private run is "
-            "to protect. [default: smart-home utterances generated for this purpose]"
+            help="A corpus (name or path) or a .txt file with one sentence a line; never the text that a "
+            "private run is to protect. [default: smart-home utterances generated for this purpose]"
         ),
     ] = None,
     utterances: Annotated[int, typer.Option(min=1, help="How many to generate without --text.")] = 20_000,
     epochs: Annotated[int, typer.Option(help="Passes over the text.")] = 10,
     size: Annotated[
-        str, typer.Option(help="paper (BERT 4 layers, 312 wide; vectors 100) or small (2 layers, 64 wide; vectors 50).")
+        str,
+        typer.Option(
+            help="paper (BERT 4 layers, 312 wide; vectors 100) or small (2 layers, 64 wide; vectors 50)."
+        ),
     ] = "paper",
     seed: Annotated[int, typer.Option(help="Initial weights, order, masks.")] = 0,
 ) -> None:
     """Pretrain on separate text, where published word vectors or BERT weights cannot be had.
 
-    BERT learns to guess masked word pieces (Devlin et al. 2019). At the paper's size, 20,000 short utterances take about
-    a minute per epoch on two cores; word vectors take seconds. Nothing here is private.
+    BERT learns to guess masked word pieces (Devlin et al. 2019). At the paper's size, 20,000 short utterances
+    take about a minute per epoch on two cores; word vectors take seconds. Nothing here is private.
     """
     from edp_lab.models.bert import BertSize
     from edp_lab.models.vectors import DIMENSIONS
@@ -59,7 +64,7 @@ def pretrain(
 
 
 def read_sentences(text: str | None, utterances: int) -> list[tuple[str, ...]]:
-    """The tokens of each sentence of a ``.txt`` file or corpus; without `text`, of generated smart-home utterances.
+    """The tokens of each sentence of a ``.txt`` file or a corpus; without `text`, of generated utterances.
 
     Raises:
         UsageError: the file cannot be read or is not UTF-8, or the corpus cannot be loaded.

@@ -1,7 +1,7 @@
 """From utterances to tensors: label numbers, features, and batches whose rows never touch a neighbour's.
 
-Everything is kept flat, one row per token, example after example, so that nothing is padded until a model asks for
-it; an utterance's numbers are the same whatever it is batched with.
+Everything is kept flat, one row per token, example after example, so that nothing is padded until a model
+asks for it; an utterance's numbers are the same whatever it is batched with.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HASH_BUCKETS = 4096  # shared rows for words outside the vocabulary
 
 @dataclass(frozen=True)
 class Labels:
-    """The label sets of a model: intents, and tags ("O" first; empty where the corpus has no slot annotation)."""
+    """The label sets of a model: intents, and tags ("O" first; none without slot annotation)."""
 
     intents: tuple[str, ...]
     tags: tuple[str, ...]
@@ -35,7 +35,7 @@ class Labels:
         return cls(corpus.intents, corpus.tags)
 
     def covers(self, utterance: Utterance) -> bool:
-        """Whether the utterance can be encoded: its intent and, for a model with slots, all its tags are known."""
+        """Whether it can be encoded: its intent and, for a model with slots, all its tags are known."""
         if utterance.intent not in self.intents:
             return False
         return not self.tags or (utterance.tags is not None and set(utterance.tags) <= set(self.tags))
@@ -127,17 +127,15 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         tags = None if self.tags is None else self.tags.to(device)
         inputs = {name: value.to(device) for name, value in self.inputs.items()}
-        return Batch(
-            self.examples, self.lengths.to(device), inputs, self.intents.to(device), tags
-        )
+        return Batch(self.examples, self.lengths.to(device), inputs, self.intents.to(device), tags)
 
 
 class Dataset:
     """Encoded utterances, from which batches are cut.
 
     Raises:
-        UsageError: no utterances, or one without words, with labels that the model does not know, or with more or
-            fewer tags than words (which would shift the tags of every utterance behind it).
+        UsageError: no utterances, or one without words, with labels the model does not know, or with more
+            or fewer tags than words (which would shift the tags of every utterance behind it).
     """
 
     def __init__(self, utterances: Sequence[Utterance], labels: Labels, features: Features) -> None:
@@ -146,8 +144,8 @@ class Dataset:
         for u in utterances:
             if not u.tokens or not labels.covers(u) or (labels.tags and len(u.tags or ()) != len(u.tokens)):
                 raise UsageError(
-                    f"utterance {u.text!r} (intent {u.intent!r}) does not fit the model: it needs a word, labels that "
-                    "the model knows, and one tag per word"
+                    f"utterance {u.text!r} (intent {u.intent!r}) does not fit the model: it needs a word, "
+                    "labels that the model knows, and one tag per word"
                 )
         self.utterances = tuple(utterances)
         intents = {name: k for k, name in enumerate(labels.intents)}

@@ -1,8 +1,9 @@
 """The smart-home corpus: utterances in the paper's three domains, generated from a frozen grammar.
 
-The paper's Communication, Health and Video corpora (section 4.1) are internal; these stand in for them. A text is drawn
-first and annotated second: where it has several readings, one is drawn with odds that the grammar states, so that the
-best possible error is known (`best_ser`). Then a share `NOISE` of the utterances gets one annotation error.
+The paper's Communication, Health and Video corpora (section 4.1) are internal; these stand in for them. A
+text is drawn first and annotated second: where it has several readings, one is drawn with odds that the
+grammar states, so that the best possible error is known (`best_ser`). Then a share `NOISE` of the
+utterances gets one annotation error.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,17 +18,10 @@ from random import Random
 from typing import NamedTuple
 
 from edp_lab.corpora.corpus import Corpus, Utterance
-from edp_lab.corpora.smart_home_grammar import (
-    DOMAINS,
-    GRAMMAR_VERSION,
-    INTENTS,
-    SLOTS,
-    Tags,
-    Uniform,
-    draw_sentence,
-)
+from edp_lab.corpora.smart_home_grammar import GRAMMAR_VERSION, INTENTS, SLOTS, Tags, Uniform, draw_sentence
 from edp_lab.errors import UsageError
 
+DOMAINS = tuple(INTENTS)
 NOISE = 0.03  # share of utterances with one annotation error
 MISSPELT = 0.04  # share of utterances with a misspelt word, if one of their words is long enough
 LENGTHS = range(3, 16)  # tokens in an utterance; a longer or shorter one is drawn again
@@ -66,6 +59,8 @@ def load(domain: str | None = None) -> Corpus:
         with gzip.open(EMBEDDED, "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines]
         utterances = [Utterance(tuple(row["tokens"]), tuple(row["tags"]), row["intent"]) for row in rows]
+        if len(utterances) != EMBEDDED_UTTERANCES:
+            raise ValueError(f"{len(utterances)} utterances instead of {EMBEDDED_UTTERANCES}")
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"cannot read the embedded smart-home corpus {EMBEDDED} ({error}); restore it from the repository"
@@ -76,30 +71,31 @@ def load(domain: str | None = None) -> Corpus:
 def write_jsonl(corpus: Corpus, path: Path | str) -> None:
     """Write one {"tokens", "tags", "intent"} per line, compressed if the name ends in ".gz".
 
-    The file appears whole or not at all; the same corpus always gives the same bytes.
+    The file appears whole or not at all.
+
+    Raises:
+        UsageError: the folder does not exist.
     """
     path = Path(path)
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}; create it first")
     rows = ({"tokens": u.tokens, "tags": u.tags, "intent": u.intent} for u in corpus.utterances)
     content = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
-    if path.suffix == ".gz":
-        content = gzip.compress(content, mtime=0)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
+        partial.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def best_ser(utterances: int, seed: int, domain: str | None = None) -> float:
     """The semantic error rate, on `generate(utterances, seed, domain)`, of an oracle that knows the grammar.
 
-    The oracle annotates every text with its likeliest intent and, at each ambiguous place, the likeliest labels; what
-    it gets wrong are the rarer readings and the annotation noise. It is the best possible annotator, and the result a
-    Monte-Carlo estimate of the best possible SER, assuming that texts are ambiguous only where the grammar says so:
-    among repeated texts, at most one in a thousand has two oracle annotations.
+    The oracle annotates every text with its likeliest intent and, at each ambiguous place, the likeliest
+    labels; what it gets wrong are the rarer readings and the annotation noise. This is a Monte-Carlo
+    estimate of the best possible SER, assuming that texts are ambiguous only where the grammar says so;
+    among repeated texts, fewer than one in a thousand has two oracle annotations.
 
     Returns:
         sum of (wrong intents + edits between the slot sequences) / sum of (1 + annotated slots).
@@ -112,7 +108,7 @@ def best_ser(utterances: int, seed: int, domain: str | None = None) -> float:
     return errors / reference
 
 
-# ---- Samples ----------------------------------------------------------------------------------------------------------
+# ---- Samples -----------------------------------------------------------------------------------------------
 
 
 class _Sample(NamedTuple):
@@ -128,7 +124,7 @@ class _Sample(NamedTuple):
 
 
 def _samples(seed: int, domain: str | None) -> Iterator[_Sample]:
-    """Samples without end. Python keeps the sequence of `Random.random` for a seed the same on every version."""
+    """Samples without end; Python keeps the sequence of `Random.random` for a seed on all its versions."""
     domains = _domains(domain)
     uniform = Random(f"smart-home {GRAMMAR_VERSION} {seed} {domain}").random
     shared: dict[Tags, Tags] = {}  # equal tag sequences are one object, which halves the memory
@@ -158,7 +154,7 @@ def _misspell(tokens: list[str], uniform: Uniform) -> None:
 
 
 def _mistake(tags: Tags, intent: str, domain: str, uniform: Uniform) -> tuple[Tags, str]:
-    """One annotation error: a wrong intent, or a slot that is dropped, mislabelled or a token too short or too long."""
+    """One annotation error: a wrong intent, or a slot dropped, mislabelled, a token too short or too long."""
     spans = _spans(tags)
     kind = int(uniform() * 4)
     if kind == 0 or not spans:
@@ -205,7 +201,7 @@ def _edits(a: list, b: list) -> int:
     return row[-1]
 
 
-# ---- Arguments and labels ---------------------------------------------------------------------------------------------
+# ---- Arguments and labels ----------------------------------------------------------------------------------
 
 
 def _domains(domain: str | None) -> tuple[str, ...]:
@@ -223,7 +219,7 @@ def _at_least_one(utterances: int) -> int:
 def _corpus(utterances: Iterator[Utterance], domain: str | None) -> Corpus:
     domains = _domains(domain)
     return Corpus(
-        name=f"smart-home/{domain}" if domain else "smart-home",
+        name=f"smart-home-{domain}" if domain else "smart-home",
         utterances=tuple(utterances),
         intents=tuple(sorted(intent for name in domains for intent in INTENTS[name])),
         slots=tuple(sorted({slot for name in domains for slot in SLOTS[name]})),

@@ -6,16 +6,17 @@ Notation of the lines in that file:
     <phrase>       a draw from the phrase (or word list) of that name, not annotated
     {slot}         a draw from the phrase of that name, annotated with the slot
     {slot=phrase}  a draw from `phrase`, annotated with `slot`
-    {reading}      a draw of a text with several readings, of which one is annotated: "readings" gives its phrases and
-                   the odds of their labels; neighbours with equal labels are one value
+    {reading}      a draw of a text with several readings, of which one is annotated: "readings" gives its
+                   phrases and the odds of their labels; neighbours with equal labels are one value
     @macro         one of the macro's lines
     3 * ...        this line is three times as likely as one without a number
 
-A sentence is a template of its domain. One that does not begin with <hey> begins with <polite>; all end with <end>.
-A rule with several intents gives their odds. Names under "squared" are drawn with the square of a uniform number, so
-that the first entries are frequent and most are rare. People have a common first name and an invented last name;
-telephone numbers are 555-01xx, kept for fiction, or four-digit extensions; streets, shops, medicines and titles are
-invented. The file is frozen: whatever changes the draws needs a new "version".
+A sentence is a template of its domain. One that does not begin with <hey> begins with <polite>; all end
+with <end>. A rule with several intents gives their odds. Names under "squared" are drawn with the square of
+a uniform number, so that the first entries are frequent and most are rare. People have a common first name
+and an invented last name; telephone numbers are 555-01xx, kept for fiction, or four-digit extensions;
+streets, shops, medicines and titles are invented. The file is frozen: whatever changes the draws needs a
+new "version".
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ _DATA = json.loads(Path(__file__).with_name("smart_home.json").read_text(encodin
 GRAMMAR_VERSION: int = _DATA["version"]
 INTENTS: dict[str, tuple[str, ...]] = {domain: tuple(of["intents"]) for domain, of in _DATA["labels"].items()}
 SLOTS: dict[str, tuple[str, ...]] = {domain: tuple(of["slots"]) for domain, of in _DATA["labels"].items()}
-DOMAINS = tuple(INTENTS)
 HESITATION = 0.015  # chance of a filler word before a slot
 
 Uniform = Callable[[], float]  # draws from [0, 1)
@@ -42,7 +42,7 @@ Tags = tuple[str, ...]
 
 
 class Draft(NamedTuple):
-    """A text annotated as one draw of its readings (`tags`, `intent`) and by its likeliest reading (`best_...`)."""
+    """A text with one draw of its readings (`tags`, `intent`) and with its likeliest reading (`best_*`)."""
 
     tokens: list[str]
     tags: Tags
@@ -68,7 +68,7 @@ def draw_sentence(domain: str, uniform: Uniform) -> Draft:
     return Draft(tokens, tuple(tags), intents.draw(uniform), tuple(best), intents.likeliest)
 
 
-# ---- The compiled grammar -------------------------------------------------------------------------------------------
+# ---- The compiled grammar ----------------------------------------------------------------------------------
 
 Lines = Sequence[Sequence[tuple]]  # alternative lines, each of equally likely variants, each a tuple of parts
 
@@ -138,7 +138,7 @@ def _bio(labels: str, lengths: tuple[int, ...]) -> Tags:
     return tuple(tags)
 
 
-# ---- From the file to the compiled grammar ----------------------------------------------------------------------------
+# ---- From the file to the compiled grammar -----------------------------------------------------------------
 
 _INNERMOST_ALTERNATIVES = re.compile(r"\(([^()]*)\)")
 _WEIGHT = re.compile(r"(?:(\d+) \*)?(.*)")
@@ -216,7 +216,7 @@ def _sentence_part(item: str) -> str | _Slot:
 
 @cache
 def _words() -> dict[str, list[str]]:
-    """The word lists: given, counted and joined. The invented names are shared out between shops and people."""
+    """The word lists: given, counted, joined. The invented names are shared out between shops and people."""
     words = {name: " ".join(lines).split() for name, lines in _DATA["words"].items()}
     for name, (first, stop, digits) in _DATA["ranges"].items():
         words[name] = [f"{n:0{digits}d}" for n in range(first, stop)]
@@ -225,14 +225,16 @@ def _words() -> dict[str, list[str]]:
     uniform = Random(f"smart-home words {GRAMMAR_VERSION}").random
     for name in ("invented_name", "medicine"):
         words[name].sort(key=lambda _: uniform())
-    words["movie_noun"], words["show_noun"] = words["noun"], words["noun"][::-1]  # a noun hints at the kind of title
-    words["shop"], words["last_name"] = words["invented_name"][: _DATA["shops"]], words["invented_name"][_DATA["shops"] :]
+    names, shops = words["invented_name"], _DATA["shops"]
+    words["shop"], words["last_name"] = names[:shops], names[shops:]
+    # the commonest nouns of movies are the rarest of shows: a hint at the kind of title
+    words["movie_noun"], words["show_noun"] = words["noun"], words["noun"][::-1]
     return words
 
 
 @cache
 def _titles() -> dict[str, list[str]]:
-    """Distinct titles of each kind: what a title is must be known, since its words give no more than a hint."""
+    """Distinct titles of each kind: what a title is must be known, its words give no more than a hint."""
     uniform = Random(f"smart-home titles {GRAMMAR_VERSION}").random
     taken: dict[str, str] = {}
     for kind, (phrase, count) in _DATA["titles"].items():

@@ -1,7 +1,7 @@
 """A linear-chain conditional random field over BIO tags: likelihood, best path and marginals.
 
-The forward recursion runs in log space with one matrix product per step, log(exp(a - max a) exp(T)) + max a, which
-is faster to differentiate than a broadcast logsumexp and works under ``torch.func.vmap``.
+The forward recursion runs in log space with one matrix product per step, log(exp(a - max a) exp(T)) + max a,
+which is faster to differentiate than a broadcast logsumexp and works under ``torch.func.vmap``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from torch import Tensor, nn
 
 from edp_lab.models.ops import PLAIN, PlainOps
 
-ILLEGAL = -4.0  # initial score of transitions that BIO forbids: public knowledge that private training need not learn
+# Initial score of transitions that BIO forbids: public knowledge that private training need not learn.
+ILLEGAL = -4.0
 TINY = 1e-37  # smallest mass of a state; keeps the logarithm finite in float32
 
 
 class CRF(nn.Module):
     """Scores of K tags: start (K), transitions (K, K) from row to column, end (K).
 
-    In float32 the likelihood holds for emissions of any size, as long as transition scores lie within 80 of each
-    other (exp underflows beyond); gradients stay finite even then.
+    In float32 the likelihood holds for emissions of any size, as long as transition scores lie within 80 of
+    each other (exp underflows beyond); gradients stay finite even then.
 
     Args:
-        tags: the K tag names, from which transitions into I-x that follow neither B-x nor I-x start at `ILLEGAL`.
+        tags: the K tag names, from which transitions into I-x that follow neither B-x nor I-x start at
+            `ILLEGAL`.
     """
 
     def __init__(self, tags: Sequence[str]) -> None:
@@ -46,9 +48,11 @@ class CRF(nn.Module):
         """-log p(tags | emissions) per sequence.
 
         Args:
-            emissions: (G, m, T, K), G groups of m sequences; `ops` gives each group its own copy of the scores.
+            emissions: (G, m, T, K), G groups of m sequences; `ops` gives each group its own copy of the
+                scores.
             tags: (G, m, T) integers; whatever stands outside the mask is ignored.
-            mask: (G, m, T) booleans, True for the first tokens of each sequence; the first step is taken as True.
+            mask: (G, m, T) booleans, True for the first tokens of each sequence; the first step is taken as
+                True.
 
         Returns:
             (G, m).

@@ -1,10 +1,12 @@
 """A bidirectional LSTM over packed sequences, with its backward pass written out.
 
-Why not nn.LSTM: the gradient of a recurrent weight is a product of *gate gradients* and inputs, one row per token.
-Keeping these rows lets a run on N simulated devices (or per-example clipping) form any partial sum of them without a
-second backward pass. Both directions run in one batched product per time step, and no padding is ever computed.
+Why not nn.LSTM: the gradient of a recurrent weight is a product of *gate gradients* and inputs, one row per
+token. Keeping these rows lets a run on N simulated devices (or per-example clipping) form any partial sum of
+them without a second backward pass. Both directions run in one batched product per time step, and no padding
+is ever computed.
 
-Shapes: R tokens in all, D inputs, H hidden units, 2 directions; gates in the order input, forget, output, candidate.
+Shapes: R tokens in all, D inputs, H hidden units, 2 directions; gates in the order input, forget, output,
+candidate.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Packing:
 
 @dataclass
 class Trace:
-    """What the forward pass keeps: activated gates (2, R, 4H), cell, tanh(cell) and hidden (2, R, H), all packed."""
+    """What the forward pass keeps, packed: active gates (2, R, 4H), cell, tanh(cell) and hidden (2, R, H)."""
 
     gates: Tensor
     cell: Tensor
@@ -77,7 +79,7 @@ def forward(x: Tensor, packing: Packing, w_ih: Tensor, w_hh: Tensor, bias: Tenso
 
 
 def backward(dout: Tensor, packing: Packing, trace: Trace, w_hh: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient of the gates before activation (R, 2, 4H), and the hidden state before each token (R, 2, H), flat.
+    """Gradient of the gates before activation (R, 2, 4H) and hidden state before each token (R, 2, H), flat.
 
     From these, dW_ih = d_gates^T x, dW_hh = d_gates^T h_before and db = sum d_gates, over any set of rows.
     """

@@ -1,20 +1,23 @@
 """The four ways in which our models use a parameter, once for plain autograd and once per device.
 
-A simulated run on N devices needs N gradients, one per micro-batch. Running the model N times would cost N small
-passes; instead the whole batch makes one forward and one backward pass, and each operation splits only its
-*parameter* gradient by device: for a linear layer, dW_i = dY_i^T X_i over the rows of micro-batch i. (The same
-book-keeping idea gives per-example clipping: Bu et al. 2023, arXiv 2210.00038.)
+A simulated run on N devices needs N gradients, one per micro-batch. Running the model N times would cost N
+small passes; instead the whole batch makes one forward and one backward pass, and each operation splits only
+its *parameter* gradient by device: for a linear layer, dW_i = dY_i^T X_i over the rows of micro-batch i. (The
+same book-keeping idea gives per-example clipping: Bu et al. 2023, arXiv 2210.00038.)
 
-Rows: activations are flat, one row per example or per token, examples in order, so the rows of a device are one slice.
+Rows: activations are flat, one row per example or per token, examples in order, so the rows of a device are
+one slice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from edp_lab.models import lstm
@@ -24,7 +27,7 @@ class PlainOps:
     """Ordinary autograd: every parameter receives its gradient in ``.grad``."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None) -> Tensor:
-        """x (R, D), weight (O, D), bias (O) -> (R, O). `rows` (B) counts the rows of each example; None: one."""
+        """x (R, D), weight (O, D), bias (O) -> (R, O). `rows` (B): rows of each example; None: one each."""
         return F.linear(x, weight, bias)
 
     def embedding(self, ids: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -32,7 +35,10 @@ class PlainOps:
         return F.embedding(ids, table)
 
     def lstm(self, x: Tensor, packing: lstm.Packing, w_ih: Tensor, w_hh: Tensor, bias: Tensor) -> Tensor:
-        """One bidirectional LSTM layer over flat tokens: (R, D) -> (R, 2H). Shapes of the weights: `lstm.BiLSTM`."""
+        """One bidirectional LSTM layer over flat tokens: (R, D) -> (R, 2H).
+
+        Shapes of the weights: `lstm.BiLSTM`.
+        """
         return _PlainLSTM.apply(x, packing, w_ih, w_hh, bias)  # type: ignore[no-any-return]
 
     def copies(self, parameter: Tensor) -> Tensor:
@@ -52,7 +58,8 @@ class DeviceOps(PlainOps):
 
     Args:
         parameters: the trainable parameters, in the order of the buffer.
-        sizes: examples per device; device i owns the next ``sizes[i]`` examples of the batch. May contain zeros.
+        sizes: examples per device; device i owns the next ``sizes[i]`` examples of the batch. May contain
+            zeros.
         buffer: (N, P) float tensor that receives the gradients, P the number of parameters; overwritten.
 
     A frozen parameter (one that is not in `parameters`) is used as it is.
@@ -74,9 +81,11 @@ class DeviceOps(PlainOps):
         """Device number and its slice of rows, for devices that have any."""
         ends = torch.tensor([0, *self.sizes]).cumsum(0)
         if rows is not None:
+            if len(rows) != sum(self.sizes):
+                raise ValueError(f"the devices own {sum(self.sizes)} examples, the batch has {len(rows)}")
             ends = torch.cat([rows.new_zeros(1), rows.cumsum(0)]).cpu()[ends]
         bounds = ends.tolist()
-        for device, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for device, (start, stop) in enumerate(pairwise(bounds)):
             if stop > start:
                 yield device, slice(start, stop)
 
@@ -105,7 +114,8 @@ class DeviceOps(PlainOps):
 
     def finish(self) -> None:
         """Call after the backward pass: moves the gradients of the small parameters into the buffer."""
-        for copies, gradient in self._copies:
+        while self._copies:
+            copies, gradient = self._copies.pop()
             if copies.grad is not None:
                 gradient += copies.grad
 
@@ -113,7 +123,7 @@ class DeviceOps(PlainOps):
 def column_slices(parameters: Sequence[Tensor]) -> list[slice]:
     """Where each parameter lies in a flat vector of all of them."""
     ends = torch.tensor([0, *(p.numel() for p in parameters)]).cumsum(0).tolist()
-    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [slice(a, b) for a, b in pairwise(ends)]
 
 
 @dataclass
@@ -132,6 +142,7 @@ class _DeviceLinear(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
         x, weight = ctx.saved_tensors
         add_linear_gradients(ctx.extra.ops, weight, ctx.bias, x, dy, ctx.extra.rows)
@@ -159,6 +170,7 @@ class _DeviceEmbedding(torch.autograd.Function):
         return F.embedding(ids, table)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
         ids, table = ctx.saved_tensors
         gradient = ctx.extra.ops.gradient(table)
@@ -176,6 +188,7 @@ class _PlainLSTM(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dout):  # type: ignore[no-untyped-def]
         x, w_ih, w_hh = ctx.saved_tensors
         d_gates, h_before = lstm.backward(dout, ctx.packing, ctx.trace, w_hh)
@@ -194,6 +207,7 @@ class _DeviceLSTM(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dout):  # type: ignore[no-untyped-def]
         x, w_ih, w_hh = ctx.saved_tensors
         d_gates, h_before = lstm.backward(dout, ctx.packing, ctx.trace, w_hh)
@@ -209,4 +223,3 @@ class _DeviceLSTM(torch.autograd.Function):
             if gradients[2] is not None:
                 gradients[2][device] += d.sum(0)
         return d_x, None, None, None, None, None
-

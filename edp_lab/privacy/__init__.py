@@ -1,4 +1,4 @@
-"""The heart: a mechanism describes what a step releases, an accountant judges it. No torch, no global state."""
+"""The heart: a mechanism describes what a step releases, an accountant judges it. No torch, no state."""
 
 from edp_lab.privacy.accounting import (
     Guarantee,

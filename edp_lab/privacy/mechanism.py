@@ -6,8 +6,8 @@ Write u_i for the clipped micro-batch gradient of device i, ||u_i|| <= C. Both v
 
 and differ in s, and in the space in which the noise is added (see `Mechanism.noise_std`):
 
-* ``as_printed``: Algorithm 1 of the paper verbatim. Every device adds y/N with std(y) = C z_t *after* the gradient
-  was scaled back by alpha_k, so the sum carries s = C z_t / sqrt(N).
+* ``as_printed``: Algorithm 1 of the paper verbatim. Every device adds y/N with std(y) = C z_t *after* the
+  gradient was scaled back by alpha_k, so the sum carries s = C z_t / sqrt(N).
 * ``sound``: noise in the scaled space, s = z_t * sensitivity, so that z_t is the noise multiplier that an
   accountant expects. Scaling back by alpha is post-processing and costs nothing.
 
@@ -19,8 +19,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from numbers import Integral
+from typing import TypeVar
 
 from edp_lab.errors import UsageError
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class Decay(StrEnum):
@@ -67,8 +71,9 @@ class Mechanism:
 
     Attributes:
         clip_norm: C, the L2 bound on a device's scaled gradient.
-        z0: the noise multiplier of the first epoch. As printed it is std(y)/C of one device's noise; sound, it is
-            noise over sensitivity of what is released. At equal z0 the sound noise is 2 sqrt(N) times larger.
+        z0: the noise multiplier of the first epoch. As printed it is std(y)/C of one device's noise; sound,
+            it is noise over sensitivity of what is released. At equal z0 the sound noise is 2 sqrt(N) times
+            larger (sqrt(N) times at micro-batch size 1).
         num_devices: N.
         micro_batch_size: the most utterances that share one clipped gradient, ceil(|B| / N) in the paper.
         alpha: source of the layer scales; normalised so that their maximum is 1.
@@ -97,9 +102,8 @@ class Mechanism:
         alpha: Alpha | str = Alpha.PRIVATE,
     ) -> Mechanism:
         """Algorithm 1 of the paper, verbatim: far less private than its z0 suggests."""
-        return cls(
-            Variant.AS_PRINTED, clip_norm, z0, _decay(decay), tau, num_devices, micro_batch_size, Alpha(alpha)
-        )
+        rate, source = _choice(Decay, decay), _choice(Alpha, alpha)
+        return cls(Variant.AS_PRINTED, clip_norm, z0, rate, tau, num_devices, micro_batch_size, source)
 
     @classmethod
     def sound(
@@ -117,20 +121,25 @@ class Mechanism:
         Raises:
             UsageError: alpha from private gradients, which would be an unaccounted release.
         """
-        if Alpha(alpha) is Alpha.PRIVATE:
+        rate, source = _choice(Decay, decay), _choice(Alpha, alpha)
+        return cls(Variant.SOUND, clip_norm, z0, rate, tau, num_devices, micro_batch_size, source)
+
+    def __post_init__(self) -> None:
+        # A mechanism read back from a record holds plain strings, which `is` would misjudge.
+        for name, kind in (("variant", Variant), ("decay", Decay), ("alpha", Alpha)):
+            object.__setattr__(self, name, _choice(kind, getattr(self, name)))
+        if self.variant is Variant.SOUND and self.alpha is Alpha.PRIVATE:
             raise UsageError(
                 "alpha 'private' has no sound form: its values leak the first batch; use 'none' or 'public'"
             )
-        return cls(
-            Variant.SOUND, clip_norm, z0, _decay(decay), tau, num_devices, micro_batch_size, Alpha(alpha)
-        )
-
-    def __post_init__(self) -> None:
         _check("clip norm C", self.clip_norm, self.clip_norm > 0, "greater than 0")
         _check("noise multiplier z0", self.z0, self.z0 >= 0, "0 or more")
         _check("decay rate tau", self.tau, self.tau >= 0, "0 or more")
-        _check("number of devices N", self.num_devices, self.num_devices >= 1, "at least 1")
-        _check("micro-batch size", self.micro_batch_size, self.micro_batch_size >= 1, "at least 1")
+        for name, count in (
+            ("number of devices N", self.num_devices),
+            ("micro-batch size", self.micro_batch_size),
+        ):
+            _check(name, count, isinstance(count, Integral) and count >= 1, "a whole number, at least 1")
 
     def noise_multiplier_setting(self, epoch: int) -> float:
         """z_t = z0 d(t): the number the user set, in the variant's own meaning of z."""
@@ -139,13 +148,15 @@ class Mechanism:
     def sensitivity(self, adjacency: Adjacency = Adjacency.ZERO_OUT) -> float:
         """The L2 distance by which one utterance can move sum_i u_i.
 
-        A micro-batch's *mean* gradient can be moved anywhere by one utterance, so its clipped value moves by up to
-        2C; only a micro-batch that is a single utterance, zeroed out, moves by C. As printed the sum is scaled back
-        by alpha_k <= 1 before the noise, which leaves the bound as it is.
+        A micro-batch's *mean* gradient can be moved anywhere by one utterance, so its clipped value moves by
+        up to 2C; only a micro-batch that is a single utterance, zeroed out, moves by C. As printed the sum is
+        scaled back by alpha_k <= 1 before the noise, which leaves the bound as it is.
 
         Raises:
-            NoGuarantee: add/remove, because removing an utterance shifts every later batch of a shuffled pass.
+            NoGuarantee: add/remove, because removing an utterance shifts every later batch of a shuffled
+                pass.
         """
+        adjacency = _choice(Adjacency, adjacency)
         if adjacency is Adjacency.ADD_OR_REMOVE_ONE:
             raise NoGuarantee(
                 "with disjoint shuffled batches, adding or removing one utterance shifts every later batch; "
@@ -157,8 +168,8 @@ class Mechanism:
     def noise_std(self, epoch: int) -> float:
         """Standard deviation s per coordinate of the noise on sum_i u_i, all devices together.
 
-        As printed it is added after scaling back by alpha (isotropic in parameter space); sound, before (isotropic
-        in the scaled space). Divide by N for the noise on the released mean.
+        As printed it is added after scaling back by alpha (isotropic in parameter space); sound, before
+        (isotropic in the scaled space). Divide by N for the noise on the released mean.
         """
         z = self.noise_multiplier_setting(epoch)
         if self.variant is Variant.AS_PRINTED:
@@ -166,26 +177,30 @@ class Mechanism:
         return z * self.sensitivity()
 
     def device_noise_std(self, epoch: int) -> float:
-        """Standard deviation of the independent noise that each of the N devices adds to its share of the sum."""
+        """Standard deviation of the independent noise that each device adds to its share of the sum."""
         return self.noise_std(epoch) / math.sqrt(self.num_devices)
 
     def noise_multiplier(self, epoch: int, adjacency: Adjacency = Adjacency.ZERO_OUT) -> float:
-        """The effective multiplier: true noise over true sensitivity. As printed: z_t / (2 sqrt(N)).
+        """The effective multiplier: true noise over true sensitivity.
+
+        As printed: z_t / (2 sqrt(N)) (zero-out at
+        micro-batch size 1: z_t / sqrt(N)).
 
         Raises:
-            NoGuarantee: as `sensitivity`. Alpha from private gradients is judged by `edp_lab.privacy.judge`; the
-                number given here then takes alpha to be public.
+            NoGuarantee: as `sensitivity`. Alpha from private gradients is judged by `edp_lab.privacy.judge`;
+                the number given here then takes alpha to be public.
         """
         return self.noise_std(epoch) / self.sensitivity(adjacency)
 
 
-def _decay(decay: Decay | str) -> Decay:
+def _choice(kind: type[Choice], value: str) -> Choice:
     try:
-        return Decay(decay)
+        return kind(value)
     except ValueError:
-        raise UsageError(f"unknown decay {decay!r}: choose none, linear or exponential") from None
+        names = ", ".join(kind)
+        raise UsageError(f"unknown {kind.__name__.lower()} {value!r}: choose one of {names}") from None
 
 
 def _check(name: str, value: float, holds: bool, cure: str) -> None:
-    if not holds or not math.isfinite(value):
+    if not (holds and value < math.inf):
         raise UsageError(f"{name} is {value}: it must be {cure}")

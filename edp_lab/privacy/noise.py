@@ -1,8 +1,8 @@
 """Keyed randomness: every draw is a function of (128-bit key, purpose, step, ...), never of hidden state.
 
-torch's CPU generator keeps 32 bits of its seed, so streams seeded per step would collide within one long run and a
-secret seed could be searched. Streams here are numpy's SFC64 seeded through `SeedSequence` with all 128 bits.
-Not cryptographic; float32 Gaussian noise has the usual floating-point caveats (Mironov 2012).
+torch's CPU generator keeps 32 bits of its seed, so streams seeded per step would collide within one long run
+and a secret seed could be searched. Streams here are numpy's SFC64 seeded through `SeedSequence` with all 128
+bits. Not cryptographic; float32 Gaussian noise has the usual floating-point caveats (Mironov 2012).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import hashlib
 from enum import IntEnum
 
 import numpy as np
+
+MASK64 = 2**64 - 1
 
 
 class Purpose(IntEnum):
@@ -28,20 +30,35 @@ def key_from_seed(seed: int) -> int:
 
 
 def stream(key: int, purpose: Purpose, *path: int) -> np.random.Generator:
-    """The random stream of `key` for one purpose and place, such as (step, device)."""
+    """The random stream of `key` for one purpose and place, such as (step, device).
+
+    Raises:
+        ValueError: key outside 128 bits or a number of the path outside 32 bits, where `SeedSequence` would
+            run the words of key and path together, so that different places could share one stream.
+    """
+    if not 0 <= key < 2**128 or not all(0 <= number < 2**32 for number in path):
+        raise ValueError(f"a stream needs a 128-bit key and 32-bit numbers, not path {path}")
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence(key, spawn_key=(purpose, *path))))
 
 
-def uniform_hash(key: int, rows: np.ndarray, columns: int) -> np.ndarray:
-    """Uniform numbers in [0, 1) that depend only on (key, row number, column): shape (len(rows), columns), float32.
+def uniform_hash(key: int, place: int, rows: np.ndarray, columns: int) -> np.ndarray:
+    """Uniform numbers in [0, 1), a function of (key, place, row, column): (len(rows), columns), float32.
 
-    For dropout masks, where thousands of tiny streams would be slow: splitmix64 over a counter. Not for noise.
+    For dropout masks, where thousands of tiny streams would be slow. Key, place, row and column are absorbed
+    one after the other (splitmix64), so that no arithmetic among them makes two places agree. Not for noise.
     """
-    with np.errstate(over="ignore"):
-        base = (rows.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        x = base[:, None] ^ (np.arange(columns, dtype=np.uint64) * np.uint64(0xD1B54A32D192ED03))[None, :]
-        x ^= np.uint64(key & 0xFFFFFFFFFFFFFFFF)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-        x ^= x >> np.uint64(31)
-    return ((x >> np.uint64(40)).astype(np.float32)) * np.float32(2.0**-24)
+    words = np.array([key & MASK64, key >> 64 & MASK64, place], dtype=np.uint64)
+    state = np.zeros(1, dtype=np.uint64)
+    for word in words:
+        state = _mix(state ^ word)
+    state = _mix(state ^ rows.astype(np.uint64))
+    state = _mix(state[:, None] ^ np.arange(columns, dtype=np.uint64))
+    return (state >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """One step of splitmix64: a bijection of 64-bit numbers."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

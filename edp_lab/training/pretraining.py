@@ -1,7 +1,8 @@
 """Pretraining on a *separate* set of utterances: BERT as a masked language model, and fastText word vectors.
 
-Where no published weights can be had. A private run may start from the result because its text is other people's, or
-nobody's: nothing here is private, and pretraining on the text that a run is to protect voids that run's guarantee.
+Where no published weights can be had. A private run may start from the result because its text is other
+people's, or nobody's: nothing here is private, and pretraining on the text that a run is to protect voids
+that run's guarantee.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from edp_lab.privacy.noise import Purpose, key_from_seed, stream
 VOCABULARY = 8000  # word pieces at most
 BATCH = 64  # sentences
 LEARNING_RATE = 5e-4  # highest; rises over the first tenth of the steps, then falls linearly to zero
-MASKED = 0.15  # share of pieces to be guessed: 80 % of them hidden, 10 % replaced, 10 % left (Devlin et al. 2019)
+MASKED = 0.15  # share of pieces to be guessed; of these 80 % are hidden, 10 % replaced, 10 % left
 POOL = 50  # batches among which sentences of similar length are grouped
 
 
 class Progress(NamedTuple):
-    """One epoch is done: its number (from 1), how many there will be, and the mean loss in nats per guessed piece."""
+    """One epoch is done: its number (from 1) of how many, and its mean loss in nats per guessed piece."""
 
     epoch: int
     epochs: int
@@ -50,14 +51,14 @@ def pretrain_bert(
     size: BertSize | None = None,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> list[float]:
-    """Learn word pieces from the sentences, then train BERT to guess masked pieces (Devlin et al. 2019, section 3.1).
+    """Learn word pieces from the sentences, then train BERT to guess masked ones (Devlin et al. 2019, 3.1).
 
     A function of its arguments: all randomness comes from the seed.
 
     Args:
         sentences: tokens of each; lower-cased on the way in.
-        folder: receives ``config.json``, ``model.safetensors`` and ``tokenizer.json``, which `load_bert` and transformers'
-            ``from_pretrained`` read; it appears when all is done.
+        folder: receives ``config.json``, ``model.safetensors`` and ``tokenizer.json``, which `load_bert` and
+            transformers' ``from_pretrained`` read; it appears when all is done.
         size: the paper's by default; its dropout is not used.
         progress: called after every epoch.
 
@@ -65,8 +66,8 @@ def pretrain_bert(
         The mean loss of each epoch.
 
     Raises:
-        UsageError: no sentences, fewer than one epoch, a sentence too long for `size`, or a folder that exists and is not
-            empty.
+        UsageError: no sentences, fewer than one epoch, a sentence too long for `size`, or a folder that
+            exists and is not empty.
     """
     _check(sentences, epochs)
     size = size or BertSize()
@@ -82,7 +83,12 @@ def pretrain_bert(
 
 
 def pretrain_vectors(
-    sentences: Sequence[Sequence[str]], folder: Path | str, *, size: int = DIMENSIONS, epochs: int = 10, seed: int = 0
+    sentences: Sequence[Sequence[str]],
+    folder: Path | str,
+    *,
+    size: int = DIMENSIONS,
+    epochs: int = 10,
+    seed: int = 0,
 ) -> WordVectors:
     """Train fastText vectors (see `train_vectors`) and save them to a folder that `load_vectors` reads.
 
@@ -132,7 +138,7 @@ def _train(
 
 
 def mask_pieces(truth: Tensor, vocabulary: int, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Which pieces BERT is shown and which it must guess: (P) numbers and (P) booleans. [CLS] and [SEP] stay."""
+    """What BERT is shown (P), and which of it it must guess (P, booleans), never [CLS] or [SEP]."""
     ordinary = (truth != SPECIAL.index("[CLS]")) & (truth != SPECIAL.index("[SEP]"))
     chosen = ordinary & torch.from_numpy(random.random(len(truth)) < MASKED)
     fate = torch.from_numpy(random.random(len(truth)))

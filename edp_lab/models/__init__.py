@@ -1,0 +1,25 @@
+"""Models of the joint task (one intent per utterance, one BIO tag per word): the CLC and BERT.
+
+>>> model = build_model("clc", labels, seed=0, training=utterances, private=False)  # doctest: +SKIP
+>>> losses = model.losses(model.dataset(utterances).batch([0, 1, 2]))  # (3)  # doctest: +SKIP
+"""
+
+from edp_lab.models.checkpoint import KINDS, build_model, load_model, save_model, seeded
+from edp_lab.models.intent_slot import IntentSlotModel, Prediction
+from edp_lab.models.metrics import Scores, evaluate
+from edp_lab.models.vectors import WordVectors, load_vectors, train_vectors
+
+__all__ = [
+    "KINDS",
+    "IntentSlotModel",
+    "Prediction",
+    "Scores",
+    "WordVectors",
+    "build_model",
+    "evaluate",
+    "load_model",
+    "load_vectors",
+    "save_model",
+    "seeded",
+    "train_vectors",
+]

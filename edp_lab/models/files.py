@@ -1,0 +1,82 @@
+"""Files and folders that appear whole or not at all, and readers that say plainly when one is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from edp_lab.errors import UsageError
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that `path` holds its old or its new content, never a part, however the process
+    ends."""
+    partial = path.with_name(f"{path.name}.partial")
+    with open(partial, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A scratch folder that becomes `folder` where the block ends well, and disappears where it does not.
+
+    Raises:
+        UsageError: at once, if `folder` exists and is not empty, or cannot be made.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists already: choose another output folder, or remove it")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-")
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be made ({error.strerror}): choose another output folder"
+        ) from error
+    with scratch:
+        inside = Path(scratch.name, folder.name)
+        inside.mkdir()
+        yield inside
+        if folder.exists():
+            folder.rmdir()
+        os.replace(inside, folder)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; UsageError where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file; UsageError where it cannot be read or is no JSON."""
+    try:
+        return json.loads(read_bytes(path))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UsageError(f"{path} is damaged: it is not JSON ({error})") from error
+
+
+def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
+    """The tensors in the bytes of a safetensors file, whose format is a JSON header and raw numbers: nothing
+    runs.
+
+    Raises:
+        UsageError: the bytes are not a whole safetensors file.
+    """
+    try:
+        return safetensors.torch.load(content)
+    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{path} is damaged: it is not a whole safetensors file ({error})") from error

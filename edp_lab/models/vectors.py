@@ -1,0 +1,169 @@
+"""Word vectors: read from fastText's files, trained on text of one's own, saved and read back.
+
+Vectors bring words along, and both must be public where a run is to be private: take published vectors, or
+train them on a *separate* set of utterances, as the paper did for its internal corpora (section 4.2).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from edp_lab.errors import UsageError
+from edp_lab.models.fasttext_bin import read_fasttext_bin
+from edp_lab.models.files import parse_tensors, read_bytes, read_json, write_whole
+
+DIMENSIONS = 100  # of vectors trained here
+SUBWORD_BUCKETS = (
+    50_000  # rows for hashed character n-grams; gensim's default of 2 million is for web-sized text
+)
+PICKLES = (".model", ".kv", ".pkl", ".pickle", ".npy", ".pt", ".pth")
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """V different words, most frequent first, and their vectors: matrix (V, D), float32.
+
+    Raises:
+        UsageError: no words, or a matrix of another length or with an entry that is not finite.
+    """
+
+    words: tuple[str, ...]
+    matrix: Tensor
+
+    def __post_init__(self) -> None:
+        if not self.words or self.matrix.ndim != 2 or len(self.matrix) != len(self.words):
+            shape = tuple(self.matrix.shape)
+            raise UsageError(
+                f"{len(self.words)} words do not go with a matrix of shape {shape}: give one row per word"
+            )
+        if not self.matrix.isfinite().all():
+            row = int((~self.matrix.isfinite().all(1)).nonzero()[0])
+            raise UsageError(f"the vector of {self.words[row]!r} is not finite: correct or remove it")
+
+    def lower_cased(self) -> WordVectors:
+        """One vector per lower-cased word: that of its most frequent spelling."""
+        first: dict[str, int] = {}
+        for k, word in enumerate(self.words):
+            first.setdefault(word.lower(), k)
+        return WordVectors(tuple(first), self.matrix[list(first.values())])
+
+    def save(self, folder: Path) -> None:
+        """Write ``words.json`` and ``vectors.safetensors`` into an existing folder."""
+        write_whole(folder / "vectors.safetensors", safetensors.torch.save({"vectors": self.matrix}))
+        write_whole(folder / "words.json", json.dumps(self.words).encode())
+
+
+def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
+    """The `most` most frequent words of a fastText ``.vec`` or ``.bin`` file, or of a folder that `save`
+    wrote.
+
+    Raises:
+        UsageError: missing or damaged; in a ``.vec`` file the line is named. Files of Python pickles, such as
+            gensim's own ``.model``, are refused.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        words, matrix = _read_folder(path)
+        return WordVectors(words[:most], matrix[:most])
+    if not path.exists():
+        raise UsageError(
+            f"{path} does not exist: give a .vec or .bin file, or a folder that `edp-lab pretrain` made"
+        )
+    if path.suffix == ".vec":
+        return _read_text(path, most)
+    if path.suffix == ".bin":
+        listed, rows = read_fasttext_bin(path, most)
+        return _first_of_each(listed, rows)
+    if path.suffix in PICKLES:
+        raise UsageError(
+            f"{path} is a Python pickle, which can run any program when it is opened: save the vectors as "
+            f"text instead (gensim: model.wv.save_word2vec_format('{path.stem}.vec'))"
+        )
+    raise UsageError(f"{path} is neither a .vec nor a .bin file of fastText: give one of these")
+
+
+def train_vectors(
+    sentences: Sequence[Sequence[str]], size: int = DIMENSIONS, epochs: int = 10, seed: int = 0
+) -> WordVectors:
+    """Train fastText skip-gram vectors (Bojanowski et al. 2017) of all lower-cased words, by gensim.
+
+    On one thread, so that the same arguments give the same vectors.
+
+    Raises:
+        UsageError: no sentence has a word.
+    """
+    from gensim.models.fasttext import FastText  # slow to import
+
+    text = [[token.lower() for token in sentence] for sentence in sentences]
+    if not any(text):
+        raise UsageError("the text for the word vectors is empty: give at least one sentence")
+    model = FastText(
+        text,
+        sg=1,
+        vector_size=size,
+        epochs=epochs,
+        seed=seed % 2**32,
+        min_count=1,
+        bucket=SUBWORD_BUCKETS,
+        workers=1,
+    )
+    return WordVectors(tuple(model.wv.index_to_key), torch.from_numpy(model.wv.vectors.copy()))
+
+
+def _read_folder(folder: Path) -> tuple[tuple[str, ...], Tensor]:
+    file = folder / "vectors.safetensors"
+    words, tensors = read_json(folder / "words.json"), parse_tensors(read_bytes(file), file)
+    if not isinstance(words, list) or not all(isinstance(w, str) for w in words) or "vectors" not in tensors:
+        raise UsageError(
+            f"{folder} does not hold word vectors: make them with `edp-lab pretrain --model clc`"
+        )
+    return tuple(words), tensors["vectors"].float()
+
+
+def _read_text(path: Path, most: int) -> WordVectors:
+    """``.vec``: an optional line "words dimensions", then a word and its numbers per line, separated by
+    single spaces."""
+    words: list[str] = []
+    rows: list[np.ndarray] = []
+    announced, size = 0, 0
+    # Words may contain any other white space, which must not end a line; web text holds a few broken
+    # characters.
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            fields = line.rstrip(" \r\n").split(" ")
+            if number == 1 and len(fields) == 2 and all(f.isdecimal() for f in fields):
+                announced, size = int(fields[0]), int(fields[1])
+                continue
+            size = size or len(fields) - 1
+            words.append(" ".join(fields[:-size]))
+            rows.append(_numbers(fields[-size:], words[-1], size, f"{path}, line {number}"))
+            if len(words) == most:
+                break
+    if not words or len(words) < min(announced, most):
+        raise UsageError(f"{path} ends after {len(words)} words, too early: download it again")
+    return _first_of_each(words, np.stack(rows))
+
+
+def _numbers(fields: list[str], word: str, size: int, place: str) -> np.ndarray:
+    try:
+        row = np.array(fields, dtype=np.float32)
+    except ValueError as error:
+        raise UsageError(f"{place}: expected a word and {size} numbers, separated by spaces") from error
+    if not word or size < 1 or row.shape != (size,) or not np.isfinite(row).all():
+        raise UsageError(f"{place}: expected a word and {size} finite numbers, separated by spaces")
+    return row
+
+
+def _first_of_each(words: Sequence[str], rows: np.ndarray) -> WordVectors:
+    first: dict[str, int] = {}
+    for k, word in enumerate(words):
+        first.setdefault(word, k)
+    return WordVectors(tuple(first), torch.from_numpy(rows[list(first.values())]))

@@ -1,0 +1,295 @@
+"""BERT: word pieces stay aligned with words, examples do not touch each other, pretrained weights load or say
+why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModel, AutoTokenizer, BertForMaskedLM, BertModel
+
+from edp_lab.corpora import Utterance
+from edp_lab.corpora.encoding import Labels
+from edp_lab.errors import UsageError
+from edp_lab.models import bert as bert_module
+from edp_lab.models.bert import (
+    BertIntentSlot,
+    BertSize,
+    bert_config,
+    encode_pieces,
+    load_bert,
+    load_tokenizer,
+    new_bert,
+)
+from edp_lab.models.ops import PLAIN
+from edp_lab.models.pieces import (
+    SPECIAL,
+    PieceFeatures,
+    parse_tokenizer,
+    train_wordpieces,
+    wordpiece_tokenizer,
+)
+
+VOCABULARY = [*SPECIAL, "a", "b", "c", "##a", "##b", "##c", "turn", "on", "light", "##s", "!", "x", "##x"]
+TINY = BertSize(layers=2, heads=2, hidden=8, intermediate=16, positions=24)
+LABELS = Labels(("off", "on"), ("O", "B-room", "I-room"))
+CLS, SEP, UNK = (VOCABULARY.index(p) for p in ("[CLS]", "[SEP]", "[UNK]"))
+
+words = st.text("abcxq!", min_size=1, max_size=12) | st.sampled_from(
+    ["turn", "Lights", "\u200b", "\x00", "naïve", "北京"]
+)
+sentences = st.lists(words, min_size=1, max_size=22)
+
+
+def features(positions: int = TINY.positions) -> PieceFeatures:
+    return PieceFeatures(wordpiece_tokenizer(VOCABULARY), positions)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(bert_module, "CHUNK", 2)
+
+
+def model(seed: int = 0) -> BertIntentSlot:
+    torch.manual_seed(seed)
+    bert = new_bert(TINY.architecture(len(VOCABULARY)))
+    return BertIntentSlot(LABELS, features(), bert).double()
+
+
+def utterances() -> list[Utterance]:
+    texts = ["turn on lights", "x", "abcabc turn a b c turn lights !", "on on", "light a bbbb"]
+    return [
+        Utterance(tuple(t.split()), tuple("O" if k % 2 else "B-room" for k in range(len(t.split()))), "on")
+        for t in texts
+    ]
+
+
+def split(ragged, example: int) -> np.ndarray:
+    return ragged.values[ragged.offsets[example] : ragged.offsets[example + 1]]
+
+
+def save_pretrained(folder: Path, **changes: object) -> None:
+    torch.manual_seed(1)
+    config = bert_config({**TINY.architecture(len(VOCABULARY)), **changes})
+    BertForMaskedLM(config).save_pretrained(folder)
+    wordpiece_tokenizer(VOCABULARY).save(str(folder / "tokenizer.json"))
+
+
+@given(st.lists(sentences, min_size=1, max_size=4))
+def test_every_word_points_at_its_own_first_piece(tokens):
+    rows = features().rows(tokens)
+    tokenizer = wordpiece_tokenizer(VOCABULARY)
+    for k, sentence in enumerate(tokens):
+        pieces, first = split(rows["pieces"], k), split(rows["words"], k)
+        assert len(first) == len(sentence)
+        assert pieces[0] == CLS
+        assert pieces[-1] == SEP
+        assert len(pieces) <= TINY.positions
+        for place, word in zip(first, sentence, strict=True):
+            assert pieces[place] == (tokenizer.encode(word, add_special_tokens=False).ids or [UNK])[0]
+
+
+@given(sentences)
+def test_a_short_utterance_is_cut_as_bert_cuts_running_text(sentence):
+    whole = wordpiece_tokenizer(VOCABULARY).encode(sentence, is_pretokenized=True).ids
+    if (
+        len(whole) <= TINY.positions
+        and UNK not in whole
+        and all(w.isascii() and w.isprintable() for w in sentence)
+    ):
+        assert split(features().rows([sentence])["pieces"], 0).tolist() == whole
+
+
+def test_a_long_utterance_loses_the_ends_of_its_long_words_and_no_word():
+    sentence = ["aaaaaaaaaa", "b", "ccccc", "x"]
+    rows = features(positions=10).rows([sentence])
+    pieces = [VOCABULARY[p] for p in split(rows["pieces"], 0)]
+    assert pieces == ["[CLS]", "a", "##a", "##a", "b", "c", "##c", "##c", "x", "[SEP]"]
+    assert split(rows["words"], 0).tolist() == [1, 4, 5, 8]
+
+
+def test_more_words_than_positions_is_refused():
+    with pytest.raises(UsageError, match=r"'a a a a a \.\.\.' has 23 words, but this BERT reads at most 22"):
+        features().rows([["a"] * 23])
+
+
+def test_wordpieces_are_a_function_of_the_text():
+    text = [[f"w{a}{b}x{(a * b) % 7}", "Play", "é", "b" * (a + 1)] for a in range(9) for b in range(9)]
+    assert len({train_wordpieces(text, 120).to_str() for _ in range(5)}) == 1  # 5 by the bare trainer
+
+
+def test_trained_wordpieces_cover_the_text_they_were_trained_on():
+    text = [["Turn", "the", "café", "lights", "on!"], ["turn", "up"]] * 2
+    tokenizer = train_wordpieces(text)
+    rows = PieceFeatures(tokenizer).rows(text)
+    assert tokenizer.token_to_id("[UNK]") not in rows["pieces"].values
+    assert tokenizer.token_to_id("turn") in rows["pieces"].values
+    assert [tokenizer.token_to_id(p) for p in SPECIAL] == list(range(5))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(5)), st.integers(1, 5), st.none() | st.integers(0, 2**128 - 1))
+def test_an_example_does_not_depend_on_its_batch(order, size, key):
+    net = model()
+    data = net.dataset(utterances())
+    batch = order[:size]
+    together = net.losses(data.batch(batch), dropout_key=key)
+    parameters = list(net.parameters())
+    for k, example in enumerate(batch):
+        alone = net.losses(data.batch([example]), dropout_key=key)[0]
+        torch.testing.assert_close(together[k], alone, rtol=0, atol=1e-12)
+        ours = torch.autograd.grad(together[k], parameters, retain_graph=True)
+        for a, b in zip(ours, torch.autograd.grad(alone, parameters), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_output_is_that_of_transformers_on_the_tokenized_text():
+    net = model()
+    sentence = ["turn", "on", "abc", "lights"]
+    ids = torch.tensor([wordpiece_tokenizer(VOCABULARY).encode(" ".join(sentence)).ids])
+    expected = net.bert(input_ids=ids).last_hidden_state[0]
+    batch = net.dataset(
+        [Utterance(("x",), ("O",), "on"), Utterance(tuple(sentence), ("O",) * 4, "on")]
+    ).batch([0, 1])
+    pooled, tokens = net.encode(batch, PLAIN, None)
+    torch.testing.assert_close(pooled[1], expected[0])
+    torch.testing.assert_close(tokens[1:], expected[[1, 2, 3, 6]])  # abc is three pieces
+
+
+def test_nothing_in_the_encoder_is_random():
+    net = model().train()
+    batch = net.dataset(utterances()).batch(range(5))
+    assert torch.equal(net.losses(batch), net.losses(batch))
+    assert torch.equal(net.losses(batch, dropout_key=3), net.losses(batch, dropout_key=3))
+    assert not torch.equal(net.losses(batch, dropout_key=3), net.losses(batch, dropout_key=4))
+
+
+def test_it_learns_a_handful_of_utterances():
+    net = model().float()
+    data = net.dataset(utterances())
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        net.losses(data.batch(range(5))).sum().backward()
+        optimizer.step()
+    assert [p.tags for p in net.predict(data)] == [u.tags for u in utterances()]
+
+
+def test_the_papers_shape():
+    bert = BertModel(bert_config(BertSize().architecture(30522)), add_pooling_layer=False)
+    assert sum(p.numel() for p in bert.parameters()) == pytest.approx(14.25e6, rel=0.01)
+    assert bert.embeddings.word_embeddings.weight.numel() == 30522 * 312
+
+
+def test_pretrained_weights_from_a_folder(tmp_path):
+    save_pretrained(tmp_path)
+    bert, tokenizer = load_bert(str(tmp_path))
+    reference = AutoModel.from_pretrained(tmp_path, add_pooling_layer=False).eval()
+    ids = torch.tensor([[CLS, 5, 8, 11, SEP]])
+    torch.testing.assert_close(
+        encode_pieces(bert, ids[0], torch.tensor([5])), reference(input_ids=ids).last_hidden_state[0]
+    )
+    assert tokenizer.encode("turn on").ids == [CLS, 11, 12, SEP]
+    assert bert.dtype is torch.float32
+    assert bert.config.hidden_dropout_prob == bert.config.attention_probs_dropout_prob == 0
+
+
+def test_half_precision_weights_are_loaded_as_float32(tmp_path):
+    save_pretrained(tmp_path)
+    BertForMaskedLM.from_pretrained(tmp_path).half().save_pretrained(tmp_path)
+    assert load_bert(str(tmp_path))[0].dtype is torch.float32
+
+
+@pytest.mark.parametrize("setting", [None, True, False])
+def test_a_vocabulary_file_is_lower_cased_unless_it_says_otherwise(tmp_path, setting):
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "turn", "Turn"]) + "\n")
+    if setting is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": setting}))
+    tokens = load_tokenizer(str(tmp_path)).encode("Turn", add_special_tokens=False).tokens
+    assert tokens == ["Turn" if setting is False else "turn"]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    assert AutoTokenizer.from_pretrained(tmp_path).tokenize("Turn") == tokens
+
+
+def test_padding_and_truncation_of_a_tokenizer_are_turned_off():
+    tokenizer = wordpiece_tokenizer(VOCABULARY)
+    tokenizer.enable_padding(length=9)
+    tokenizer.enable_truncation(2)
+    assert len(parse_tokenizer(tokenizer.to_str()).encode("turn on light a b").ids) == 7
+
+
+def test_a_tokenizer_without_berts_special_pieces_is_refused(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nturn\n")
+    with pytest.raises(UsageError, match=r"no \[MASK\] piece"):
+        load_tokenizer(str(tmp_path))
+
+
+def damage_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def pickle_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"x": torch.zeros(1)}, folder / "pytorch_model.bin")
+
+
+def other_model(folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(
+        {"distilbert.embeddings.weight": torch.zeros(3)}, folder / "model.safetensors", {"format": "pt"}
+    )
+
+
+DAMAGES = {
+    "truncated": (damage_weights, "no pretrained BERT can be loaded from"),
+    "pickled": (pickle_weights, "no file named model.safetensors"),
+    "no config": (lambda f: (f / "config.json").unlink(), "holds no config.json"),
+    "not JSON": (lambda f: (f / "config.json").write_text("{"), "no pretrained BERT can be loaded"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "neither tokenizer.json nor vocab.txt"),
+    "bad tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "no pretrained BERT can be loaded"),
+    "other model": (other_model, "lack BERT's"),
+    "larger vocabulary": (lambda f: save_pretrained(f, vocab_size=7), "18 pieces, but its weights only 7"),
+    "another shape": (
+        lambda f: (f / "config.json").write_text(
+            (f / "config.json").read_text().replace('"hidden_size": 8', '"hidden_size": 4')
+        ),
+        "in another shape than its config.json says",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_folder_gives_one_sentence(tmp_path, name):
+    folder = tmp_path / "weights"
+    save_pretrained(folder)
+    damage, message = DAMAGES[name]
+    damage(folder)
+    with pytest.raises(UsageError, match=message) as caught:
+        load_bert(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_name_without_a_network_points_to_pretrain(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UsageError, match=r"'nobody/no-such-model'.*edp-lab pretrain`"):
+        load_bert("nobody/no-such-model")
+
+
+@pytest.mark.parametrize("name", ["no such", "/nowhere/x", "../x", "a/b/c"])
+def test_what_cannot_be_a_hub_name_is_not_asked_of_the_hub(name):
+    with pytest.raises(UsageError, match="neither a folder nor a hub name"):
+        load_bert(name)
+
+
+def test_loading_says_nothing(tmp_path, capfd):
+    save_pretrained(tmp_path)
+    capfd.readouterr()
+    load_bert(str(tmp_path))
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,204 @@
+"""Word vectors: fastText's two formats as gensim reads them, our own folder, and plain words about what is
+damaged."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import gensim.models.fasttext as gensim_fasttext
+import numpy as np
+import pytest
+import torch
+from gensim.models import KeyedVectors
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from edp_lab.errors import UsageError
+from edp_lab.models.vectors import WordVectors, load_vectors, train_vectors
+
+SENTENCES = [
+    ["Turn", "on", "the", "lights"],
+    ["turn", "off", "the", "café", "lamp"],
+    ["play", "北京", "radio"],
+] * 5
+
+words = st.lists(
+    st.text(st.characters(exclude_characters=" \n\r\0", exclude_categories=["Cs"]), min_size=1, max_size=6)
+)
+finite = st.floats(-1e3, 1e3, width=32)
+
+
+@pytest.fixture(scope="module")
+def fasttext_files(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("fasttext")
+    model = gensim_fasttext.FastText(
+        SENTENCES, vector_size=6, min_count=1, epochs=2, bucket=50, workers=1, seed=1
+    )
+    gensim_fasttext.save_facebook_model(model, str(folder / "v.bin"))
+    model.wv.save_word2vec_format(str(folder / "v.vec"))
+    model.save(str(folder / "v.model"))
+    return folder
+
+
+@pytest.mark.parametrize("suffix", ["bin", "vec"])
+def test_both_formats_are_read_as_gensim_reads_them(fasttext_files, suffix):
+    path = fasttext_files / f"v.{suffix}"
+    if suffix == "bin":
+        reference = gensim_fasttext.load_facebook_vectors(str(path))
+    else:
+        reference = KeyedVectors.load_word2vec_format(str(path))
+    ours = load_vectors(path)
+    assert list(ours.words) == reference.index_to_key
+    assert ours.matrix.dtype is torch.float32
+    np.testing.assert_allclose(ours.matrix, reference.vectors, rtol=1e-5, atol=1e-7)
+    first = load_vectors(path, most=3)
+    assert (first.words, len(first.matrix)) == (ours.words[:3], 3)
+
+
+def test_fasttext_without_subwords(tmp_path):
+    model = gensim_fasttext.FastText(SENTENCES, vector_size=4, min_count=1, epochs=1, max_n=0, workers=1)
+    gensim_fasttext.save_facebook_model(model, str(tmp_path / "v.bin"))
+    reference = gensim_fasttext.load_facebook_vectors(str(tmp_path / "v.bin"))
+    np.testing.assert_allclose(load_vectors(tmp_path / "v.bin").matrix, reference.vectors, rtol=1e-6)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(words=words, data=st.data(), header=st.booleans())
+def test_a_text_file_gives_back_what_was_written(tmp_path, words, data, header):
+    words = list(dict.fromkeys(words)) or ["x"]
+    matrix = data.draw(arrays.arrays(np.float32, (len(words), 3), elements=finite))
+    lines = [f"{w} {' '.join(repr(float(x)) for x in row)} " for w, row in zip(words, matrix, strict=True)]
+    if header:
+        lines.insert(0, f"{len(words)} 3")
+    (tmp_path / "v.vec").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    read = load_vectors(tmp_path / "v.vec")
+    assert read.words == tuple(words)
+    np.testing.assert_array_equal(read.matrix, matrix)
+
+
+def test_words_with_spaces_repeated_words_and_windows_line_ends(tmp_path):
+    (tmp_path / "v.vec").write_bytes(b"the 3 4\r\n. . . 1 2\r\nthe 5 6\r\nb\xff 7 8\r\n")
+    read = load_vectors(tmp_path / "v.vec")
+    assert read.words == ("the", ". . .", "b\ufffd")
+    assert read.matrix.tolist() == [[3, 4], [1, 2], [7, 8]]
+
+
+BAD_TEXT = {
+    "the 0.1 0.2\nof 0.1\n": "line 2: expected a word and 2",
+    "2 2\nthe 0.1 0.2\nof 0.1 zwei\n": "line 3: expected a word and 2 numbers",
+    "2 2\nthe 0.1 0.2\nof nan 0.3\n": "line 3: expected a word and 2 finite numbers",
+    "the 0.1 0.2\n\nof 0.1 0.2\n": "line 2",
+    "0.1 0.2\n0.3\n": "line 2",
+    "5 2\nthe 0.1 0.2\n": "ends after 1 words, too early",
+    "": "ends after 0 words",
+    "3 2\n": "ends after 0 words",
+    "word\n": "line 1",
+}
+
+
+@pytest.mark.parametrize("text", BAD_TEXT)
+def test_a_malformed_text_file_names_file_and_line(tmp_path, text):
+    path = tmp_path / "bad.vec"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=BAD_TEXT[text]) as caught:
+        load_vectors(path)
+    assert "bad.vec" in str(caught.value)
+
+
+def test_every_truncation_of_a_binary_file_is_noticed(fasttext_files, tmp_path):
+    whole = (fasttext_files / "v.bin").read_bytes()
+    output_matrix = len(whole) - (17 + 4 * 6 * len(load_vectors(fasttext_files / "v.bin").words))
+    path = tmp_path / "short.bin"
+    for length in [*range(0, 700, 7), output_matrix - 1]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(UsageError, match=r"short\.bin"):
+            load_vectors(path)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(place=st.integers(4, 500), byte=st.integers(0, 255))
+def test_a_damaged_binary_file_never_crashes(fasttext_files, tmp_path, place, byte):
+    content = bytearray((fasttext_files / "v.bin").read_bytes())
+    content[place] = byte
+    (tmp_path / "v.bin").write_bytes(content)
+    with suppress(UsageError):
+        assert load_vectors(tmp_path / "v.bin").matrix.isfinite().all()
+
+
+def test_supervised_and_foreign_binary_files_are_refused(fasttext_files, tmp_path):
+    content = bytearray((fasttext_files / "v.bin").read_bytes())
+    content[72:76] = struct.pack("<i", 2)  # labels
+    (tmp_path / "labels.bin").write_bytes(content)
+    with pytest.raises(UsageError, match="supervised"):
+        load_vectors(tmp_path / "labels.bin")
+    (tmp_path / "word2vec.bin").write_bytes(b"3 2\nthe " + bytes(200))
+    with pytest.raises(UsageError, match=r"not a fastText \.bin file"):
+        load_vectors(tmp_path / "word2vec.bin")
+
+
+def test_pickles_are_refused_unopened(fasttext_files, tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    (tmp_path / "v.model").write_bytes(pickle.dumps(Bomb()))
+    for path in (fasttext_files / "v.model", tmp_path / "v.model"):
+        with pytest.raises(UsageError, match=r"Python pickle.*save_word2vec_format"):
+            load_vectors(path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["none.vec", "none", "notes.txt"])
+def test_what_is_no_vector_file_is_refused(tmp_path, name):
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(UsageError, match=name):
+        load_vectors(tmp_path / name)
+
+
+def test_a_saved_folder_gives_back_the_same_vectors(tmp_path):
+    vectors = train_vectors(SENTENCES, size=5, epochs=1)
+    vectors.save(tmp_path)
+    read = load_vectors(tmp_path)
+    assert read.words == vectors.words
+    assert torch.equal(read.matrix, vectors.matrix)
+    assert load_vectors(tmp_path, most=2).words == vectors.words[:2]
+
+
+@pytest.mark.parametrize("file", ["words.json", "vectors.safetensors"])
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[1, 2]", b'["a"]', bytes(300)])
+def test_a_damaged_folder_gives_one_sentence(tmp_path, file, content):
+    train_vectors(SENTENCES, size=5, epochs=1).save(tmp_path)
+    (tmp_path / file).unlink()
+    if content is not None:
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        load_vectors(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_training_is_a_function_of_its_arguments():
+    one, two = (train_vectors(SENTENCES, size=5, epochs=2, seed=3) for _ in range(2))
+    assert one.words == two.words
+    assert torch.equal(one.matrix, two.matrix)
+    assert not torch.equal(one.matrix, train_vectors(SENTENCES, size=5, epochs=2, seed=4).matrix)
+    assert set(one.words) == {w.lower() for s in SENTENCES for w in s}
+    with pytest.raises(UsageError, match="empty"):
+        train_vectors([[]])
+
+
+def test_lower_casing_keeps_the_most_frequent_spelling():
+    vectors = WordVectors(("the", "Paris", "The", "paris"), torch.arange(4.0)[:, None])
+    lower = vectors.lower_cased()
+    assert lower.words == ("the", "paris")
+    assert lower.matrix.tolist() == [[0.0], [1.0]]
+
+
+def test_vectors_that_do_not_fit_their_words_are_refused():
+    with pytest.raises(UsageError, match="one row per word"):
+        WordVectors(("a", "b"), torch.zeros(3, 2))
+    with pytest.raises(UsageError, match="'b' is not finite"):
+        WordVectors(("a", "b"), torch.tensor([[1.0], [torch.nan]]))

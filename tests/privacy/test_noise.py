@@ -1,0 +1,193 @@
+"""Keyed randomness: different places never share numbers, and the numbers are what they claim to be."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from edp_lab.privacy.noise import Purpose, key_from_seed, stream, uniform_hash
+
+
+def first_draw(key: int, purpose: Purpose, *path: int) -> int:
+    """The first 64 raw bits of a stream: among a million of them a chance collision has probability 3e-8."""
+    return int(stream(key, purpose, *path).bit_generator.random_raw())
+
+
+def test_streams_of_100_000_places_differ():
+    keys = [key_from_seed(0), key_from_seed(1), 0, 1, 2**127]
+    per_key = [(p, step, device) for p in Purpose for step in range(500) for device in range(8)]
+    longer = [(p, step) for p in Purpose for step in range(1000)]
+    draws = {first_draw(key, *place) for key in keys for place in itertools.chain(per_key, longer)}
+    assert len(draws) == len(keys) * (len(per_key) + len(longer))
+
+
+def test_keys_that_differ_in_any_single_bit_differ():
+    """torch keeps 32 bits of a seed; all 128 must count."""
+    key = key_from_seed(3)
+    draws = {first_draw(key ^ (1 << bit), Purpose.NOISE, 0) for bit in range(128)} | {
+        first_draw(key, Purpose.NOISE, 0)
+    }
+    assert len(draws) == 129
+
+
+paths = st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 3), max_size=4).map(tuple)
+
+
+@given(st.lists(paths, min_size=2, max_size=2, unique=True), st.integers(0, 2**128 - 1))
+def test_different_paths_of_any_length_differ(two, key):
+    assert first_draw(key, Purpose.NOISE, *two[0]) != first_draw(key, Purpose.NOISE, *two[1])
+
+
+def test_digits_and_zeros_are_not_run_together():
+    places = [(1, 23), (12, 3), (123,), (1, 2, 3), (1,), (1, 0), (1, 0, 0), (0, 1), (0,), ()]
+    assert len({first_draw(7, Purpose.NOISE, *place) for place in places}) == len(places)
+    assert first_draw(7, Purpose.SHUFFLE, 2) != first_draw(7, Purpose.NOISE, 1)
+    assert first_draw(7, Purpose.SHUFFLE, 2, 5) != first_draw(7, Purpose.NOISE, 5)
+
+
+@pytest.mark.parametrize(
+    ("key", "path"), [(-1, ()), (2**128, ()), (1, (2**32,)), (1, (-1,)), (1, (0, 2**40))]
+)
+def test_numbers_that_numpy_would_run_together_are_refused(key, path):
+    """SeedSequence cuts numbers into 32-bit words: 2**32 + 5 would be the path (5, 1)."""
+    with pytest.raises(ValueError, match="128-bit key"):
+        stream(key, Purpose.NOISE, *path)
+
+
+def test_seeds_that_torch_would_confuse_give_different_keys():
+    seeds = [5, 5 + 2**32, 5 + 2**64, -5, 0, -1, 2**32 - 1, 50]
+    keys = {key_from_seed(s) for s in seeds}
+    assert len(keys) == len(seeds)
+    assert all(0 <= k < 2**128 for k in keys)
+    assert max(k.bit_length() for k in keys) > 120
+    for key in keys:
+        stream(key, Purpose.NOISE, 0)
+
+
+def test_streams_are_repeatable_here_and_in_another_process():
+    code = (
+        "import numpy as np; from edp_lab.privacy.noise import *; k = key_from_seed(5);"
+        "print(k, stream(k, Purpose.NOISE, 3, 1).standard_normal(3, dtype=np.float32).tolist(),"
+        "uniform_hash(k, 2, np.arange(2), 2).tolist())"
+    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    key = key_from_seed(5)
+    normal = stream(key, Purpose.NOISE, 3, 1).standard_normal(3, dtype=np.float32).tolist()
+    assert other.strip() == f"{key} {normal} {uniform_hash(key, 2, np.arange(2), 2).tolist()}"
+
+
+def test_drawing_one_stream_does_not_move_another():
+    a, b = stream(1, Purpose.NOISE, 0), stream(1, Purpose.NOISE, 0)
+    stream(1, Purpose.NOISE, 1).standard_normal(1000)
+    np.random.default_rng(0).normal(size=10)
+    assert np.array_equal(a.standard_normal(10), b.standard_normal(10))
+
+
+# The normals: float32, as the training step draws them
+
+
+@pytest.fixture(scope="module")
+def normals() -> np.ndarray:
+    """A long stream, and the starts of many short ones, where bad seeding would show."""
+    long = stream(key_from_seed(0), Purpose.NOISE, 0).standard_normal(1_000_000, dtype=np.float32)
+    starts = [
+        stream(key_from_seed(0), Purpose.NOISE, s, 1).standard_normal(50, dtype=np.float32)
+        for s in range(4000)
+    ]
+    return np.concatenate([long, *starts]).astype(np.float64)
+
+
+def test_normals_fit(normals):
+    assert stats.kstest(normals, "norm").pvalue > 1e-3
+    assert stats.kstest(normals[-200_000:], "norm").pvalue > 1e-3
+    n = len(normals)
+    assert abs(normals.mean()) < 4 / n**0.5
+    assert abs(normals.var() - 1) < 4 * (2 / n) ** 0.5
+    assert abs(stats.skew(normals)) < 4 * (6 / n) ** 0.5
+    assert abs(stats.kurtosis(normals)) < 4 * (24 / n) ** 0.5
+
+
+@pytest.mark.parametrize("cut", [1.0, 2.0, 3.0, 4.0, 4.5])
+def test_tails_are_neither_cut_nor_fat(normals, cut):
+    """Tails are where epsilon lives; sums of uniforms or a clipped generator would fail here."""
+    for side in (normals, -normals):
+        count = int((side > cut).sum())
+        assert stats.binomtest(count, len(side), stats.norm.sf(cut)).pvalue > 1e-3
+
+
+def test_first_draws_across_steps_and_devices_are_independent():
+    key = key_from_seed(2)
+    first = np.array(
+        [
+            [stream(key, Purpose.NOISE, s, d).standard_normal(dtype=np.float32) for d in range(8)]
+            for s in range(4000)
+        ]
+    )
+    assert stats.kstest(first.ravel(), "norm").pvalue > 1e-3
+    correlation = np.corrcoef(first.T) - np.eye(8)
+    assert np.abs(correlation).max() < 5 / 4000**0.5
+    assert abs(np.corrcoef(first[1:].ravel(), first[:-1].ravel())[0, 1]) < 5 / 32000**0.5
+
+
+# The hash behind dropout masks
+
+
+def test_uniform_hash_is_uniform_and_below_1():
+    u = uniform_hash(key_from_seed(1), 0, np.arange(4000), 250)
+    assert u.dtype == np.float32
+    assert u.shape == (4000, 250)
+    assert u.min() >= 0
+    assert u.max() < 1
+    assert stats.kstest(u.ravel().astype(np.float64), "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("key", [0, 1, 2**64, key_from_seed(1)])
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_keep_rate_holds_in_every_row_and_column(key, rate):
+    dropped = uniform_hash(key, 1, np.arange(2000), 500) < rate
+    for axis, n in ((0, 2000), (1, 500)):
+        z = (dropped.mean(axis) - rate) / (rate * (1 - rate) / n) ** 0.5
+        assert np.abs(z).max() < 5.5
+        assert z.std() == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.parametrize("key", [0, key_from_seed(1)])
+def test_rows_columns_places_and_keys_are_uncorrelated(key):
+    u = uniform_hash(key, 0, np.arange(4096), 64) - 0.5
+    for table, n in ((u[:64], 64), (u.T, 4096)):
+        correlation = table @ table.T / n * 12
+        off = correlation[~np.eye(len(table), dtype=bool)] * n**0.5
+        assert np.abs(off).max() < 5.5
+        assert off.std() == pytest.approx(1, abs=0.1)
+    neighbours = [(key, 1), (key + 1, 0), (key ^ 2**63, 0), (key ^ 2**64, 0), (key ^ 2**127, 0), (key, 2)]
+    for other_key, place in neighbours:
+        other = uniform_hash(other_key, place, np.arange(4096), 64) - 0.5
+        for shift in (0, 1, 5):  # also against shifted rows and columns
+            product = (u * np.roll(other, shift, 0)).mean() * 12 * u.size**0.5
+            assert abs(product) < 5
+            assert abs((u * np.roll(other, shift, 1)).mean() * 12 * u.size**0.5) < 5
+
+
+def test_no_two_of_a_million_cells_of_keys_places_rows_and_columns_agree_row_by_row():
+    """Masks of 64 columns all differ: no arithmetic of key, place and row coincides."""
+    golden = 0x9E3779B97F4A7C15
+    keys = [0, 1, 2, golden, 2 * golden % 2**64, 3 * golden % 2**64, 2**64, 2**64 + 1, key_from_seed(1)]
+    rows = np.arange(500)
+    masks = [uniform_hash(key, place, rows, 64) < 0.5 for key in keys for place in range(4)]
+    packed = np.packbits(np.concatenate(masks), axis=1).view(np.uint64).ravel()
+    assert len(np.unique(packed)) == len(keys) * 4 * len(rows)
+
+
+def test_a_row_does_not_depend_on_the_others_or_on_the_width():
+    whole = uniform_hash(9, 3, np.arange(100), 40)
+    some = np.array([77, 3, 3, 99])
+    assert np.array_equal(uniform_hash(9, 3, some, 40), whole[some])
+    assert np.array_equal(uniform_hash(9, 3, np.arange(100), 7), whole[:, :7])
+    assert uniform_hash(9, 3, np.arange(0), 7).shape == (0, 7)
