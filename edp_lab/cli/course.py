@@ -36,18 +36,12 @@ class Mode(StrEnum):
 
 @course_app.command("run")
 def run(
-    notebooks: Annotated[
-        list[str] | None, typer.Argument(help="Names, such as 00_start; all if none.")
-    ] = None,
-    mode: Annotated[
-        Mode, typer.Option(help="quick: seconds per notebook; full: real training.")
-    ] = Mode.quick,
+    notebooks: Annotated[list[str] | None, typer.Argument(help="Names, such as 00_start; all if none.")] = None,
+    mode: Annotated[Mode, typer.Option(help="quick: seconds per notebook; full: real training.")] = Mode.quick,
     parameter: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A notebook parameter; repeatable.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the executed copies and pages.")] = Path(
-        "runs/course"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for the executed copies and pages.")] = Path("runs/course"),
     notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:

@@ -19,9 +19,7 @@ TEXT_SEED = 14586  # of the default text; the embedded corpus has another
 
 def pretrain(
     out: Annotated[Path, typer.Option(help="New folder, to be given to edp-lab train --pretrained.")],
-    model: Annotated[
-        str, typer.Option(help="clc (fastText word vectors) or bert (masked language model).")
-    ] = "bert",
+    model: Annotated[str, typer.Option(help="clc (fastText word vectors) or bert (masked language model).")] = "bert",
     text: Annotated[
         str | None,
         typer.Option(
@@ -33,9 +31,7 @@ def pretrain(
     epochs: Annotated[int, typer.Option(help="Passes over the text.")] = 10,
     size: Annotated[
         str,
-        typer.Option(
-            help="paper (BERT 4 layers, 312 wide; vectors 100) or small (2 layers, 64 wide; vectors 50)."
-        ),
+        typer.Option(help="paper (BERT 4 layers, 312 wide; vectors 100) or small (2 layers, 64 wide; vectors 50)."),
     ] = "paper",
     seed: Annotated[int, typer.Option(help="Initial weights, order, masks.")] = 0,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from edp_lab.training.trainer import Event
+    pass
 
 Run = Annotated[Path, typer.Option(help="Folder of a run: the --out of edp-lab train.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
@@ -37,9 +37,7 @@ def train(
     ] = False,
     alpha: Annotated[
         str | None,
-        typer.Option(
-            help="Layer scales: none, public:CORPUS or private. [default: none; private if --as-printed]"
-        ),
+        typer.Option(help="Layer scales: none, public:CORPUS or private. [default: none; private if --as-printed]"),
     ] = None,
     delta: Annotated[float | None, typer.Option(help="[default: n^-1.1, n training utterances]")] = None,
     batch_size: Annotated[int, typer.Option(help="Utterances per step, over all devices.")] = 64,
@@ -140,8 +138,10 @@ def _summary(record: dict[str, Any], out: Path) -> None:
     final, guarantee = record["final"], record["guarantee"]
     splits = record["corpus"]["splits"]
     slots = "no slot annotation: intent head only" if final["slot_f1"] is None else f"slot F1 {final['slot_f1']:.4f}"
-    print(f"\ntest split ({splits['test']} utterances): SER {final['ser']:.4f}, "
-          f"intent accuracy {final['intent_accuracy']:.4f}, {slots}")
+    print(
+        f"\ntest split ({splits['test']} utterances): SER {final['ser']:.4f}, "
+        f"intent accuracy {final['intent_accuracy']:.4f}, {slots}"
+    )
     if record["config"]["method"] == "sgd":
         print("privacy: none (plain training)")
     else:

@@ -221,9 +221,7 @@ def _not_found(name: str) -> UsageError:
 
 def _own_corpus(name: str, path: Path) -> Corpus:
     if not path.exists():
-        raise UsageError(
-            f"no corpus at {name}: give a folder with seq.in, seq.out and label, or a JSONL file"
-        )
+        raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, or a JSONL file")
     reading = readers.read_seq_folder(path) if path.is_dir() else readers.read_jsonl(path)
     beside = path if path.is_dir() else path.parent
     intent_file, slot_file = beside / "intents.txt", beside / "slots.txt"

@@ -105,9 +105,7 @@ class BertIntentSlot(IntentSlotModel):
 
     features: PieceFeatures
 
-    def __init__(
-        self, labels: Labels, features: PieceFeatures, bert: BertModel, dropout: float = 0.1
-    ) -> None:
+    def __init__(self, labels: Labels, features: PieceFeatures, bert: BertModel, dropout: float = 0.1) -> None:
         width = bert.config.hidden_size
         super().__init__(labels, pooled_size=width, token_size=width)
         self.features, self.bert, self.dropout = features, bert, dropout
@@ -145,9 +143,7 @@ def load_bert(name: str) -> tuple[BertModel, Tokenizer]:
     """
     name = os.path.expanduser(name)
     if not Path(name).is_dir() and not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name):
-        raise UsageError(
-            f"{name!r} is neither a folder nor a hub name: give a folder that `edp-lab pretrain` made"
-        )
+        raise UsageError(f"{name!r} is neither a folder nor a hub name: give a folder that `edp-lab pretrain` made")
     if Path(name).is_dir() and not Path(name, "config.json").exists():
         raise UsageError(f"{name!r} holds no config.json: give a folder or hub name of a BERT model")
     try:

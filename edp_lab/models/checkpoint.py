@@ -92,9 +92,7 @@ def save_model(model: IntentSlotModel, folder: Path | str) -> None:
         for old in set(folder.glob("weights-*")) - {_weights_file(folder, checksum)}:
             old.unlink()
     except OSError as error:
-        raise UsageError(
-            f"the model cannot be saved to {folder} ({error.strerror}): choose another folder"
-        ) from error
+        raise UsageError(f"the model cannot be saved to {folder} ({error.strerror}): choose another folder") from error
 
 
 def load_model(folder: Path | str) -> IntentSlotModel:
@@ -109,15 +107,11 @@ def load_model(folder: Path | str) -> IntentSlotModel:
     about = read_json(folder / "model.json")
     checksum = about.pop("sha256", None) if isinstance(about, dict) else None
     if not isinstance(checksum, str):
-        raise UsageError(
-            f"{folder / 'model.json'} does not describe a model: restore the folder or train again"
-        )
+        raise UsageError(f"{folder / 'model.json'} does not describe a model: restore the folder or train again")
     file = _weights_file(folder, checksum)
     weights = read_bytes(file)
     if _checksum(about, weights) != checksum:
-        raise UsageError(
-            f"the model in {folder} is damaged (its checksum differs): restore the folder or train again"
-        )
+        raise UsageError(f"the model in {folder} is damaged (its checksum differs): restore the folder or train again")
     state = parse_tensors(weights, file)
     try:
         labels = Labels(tuple(about["labels"]["intents"]), tuple(about["labels"]["tags"]))
@@ -168,9 +162,7 @@ def _build_bert(
     chosen = _sized(BertSize, size)
     if pretrained is not None:
         if fixed := set(size or ()) - {"dropout"}:
-            raise UsageError(
-                f"BERT's {min(fixed)} is that of its pretrained weights: leave it out, or leave those out"
-            )
+            raise UsageError(f"BERT's {min(fixed)} is that of its pretrained weights: leave it out, or leave those out")
         bert, tokenizer = load_bert(pretrained)
     elif private:
         raise UsageError(

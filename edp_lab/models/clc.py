@@ -34,6 +34,7 @@ class CLCSize:
 class CLC(IntentSlotModel):
     """Args: `features` numbers the words; `vectors` (V, D) are frozen word vectors for its vocabulary, else learnt."""
 
+    features: WordFeatures
     supports_device_ops = True
 
     def __init__(
@@ -66,6 +67,7 @@ class CLC(IntentSlotModel):
         x = torch.cat([words, spelling], dim=1)  # (R, word + filters)
         packing = Packing.of(batch.lengths)
         for place, layer in enumerate(self.lstm):
+            assert isinstance(layer, BiLSTM)
             x = dropout(x, batch, self.size.dropout, dropout_key, place)
             x = ops.lstm(x, packing, layer.w_ih, layer.w_hh, layer.bias)
         tokens = dropout(x, batch, self.size.dropout, dropout_key, len(self.lstm))

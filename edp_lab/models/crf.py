@@ -42,9 +42,7 @@ class CRF(nn.Module):
         self.transitions = nn.Parameter(transitions)
         self.end = nn.Parameter(torch.zeros(len(tags)))
 
-    def negative_log_likelihood(
-        self, emissions: Tensor, tags: Tensor, mask: Tensor, ops: PlainOps = PLAIN
-    ) -> Tensor:
+    def negative_log_likelihood(self, emissions: Tensor, tags: Tensor, mask: Tensor, ops: PlainOps = PLAIN) -> Tensor:
         """-log p(tags | emissions) per sequence.
 
         Args:
@@ -101,9 +99,7 @@ def _log_partition(e: Tensor, mask: Tensor, start: Tensor, transitions: Tensor, 
     return torch.logsumexp(a + end[:, None], dim=-1)
 
 
-def _path_score(
-    e: Tensor, tags: Tensor, mask: Tensor, start: Tensor, transitions: Tensor, end: Tensor
-) -> Tensor:
+def _path_score(e: Tensor, tags: Tensor, mask: Tensor, start: Tensor, transitions: Tensor, end: Tensor) -> Tensor:
     """Score of the given paths, (G, m)."""
     group = torch.arange(e.shape[0], device=e.device)[:, None]
     tags = tags.masked_fill(~mask, 0)

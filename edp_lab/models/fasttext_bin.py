@@ -18,9 +18,7 @@ import numpy as np
 from edp_lab.errors import UsageError
 
 MAGIC = 793712314
-HEADER = struct.Struct(
-    "<14id"
-)  # magic, version, dim, ws, epoch, min_count, neg, word_ngrams, loss, model, bucket, ...
+HEADER = struct.Struct("<14id")  # magic, version, dim, ws, epoch, min_count, neg, word_ngrams, loss, model, bucket, ...
 COUNTS = struct.Struct("<3iqq")  # entries, words, labels, tokens, pruned n-grams (-1: none)
 ENTRY = struct.Struct("<qb")  # after each word: its count, and whether it is a word or a label
 MATRIX = struct.Struct("<?qq")  # quantised, rows, columns
@@ -54,9 +52,7 @@ def _read(path: Path, data: mmap.mmap, most: int) -> tuple[list[str], np.ndarray
     words, at = _words(data, HEADER.size + COUNTS.size, entries, most)
     quantised, rows, matrix_columns = MATRIX.unpack_from(data, at)
     if labels or quantised or pruned > 0:
-        raise UsageError(
-            f"{path} is a supervised or quantised fastText model: give one of unsupervised word vectors"
-        )
+        raise UsageError(f"{path} is a supervised or quantised fastText model: give one of unsupervised word vectors")
     if (rows, matrix_columns) != (words_stored + buckets, columns):
         raise ValueError("the matrix does not fit the vocabulary")
     table = np.frombuffer(data, "<f4", rows * columns, at + MATRIX.size).reshape(rows, columns)

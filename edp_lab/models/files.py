@@ -41,9 +41,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-")
     except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be made ({error.strerror}): choose another output folder"
-        ) from error
+        raise UsageError(f"{folder} cannot be made ({error.strerror}): choose another output folder") from error
     with scratch:
         inside = Path(scratch.name, folder.name)
         inside.mkdir()

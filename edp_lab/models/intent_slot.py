@@ -70,9 +70,7 @@ class IntentSlotModel(nn.Module):
         padded, mask = to_padded(emissions, batch.lengths, position, rows)
         tags, _ = to_padded(batch.tags, batch.lengths, position, rows)
         shape = (groups, width, longest)
-        negative = self.crf.negative_log_likelihood(
-            padded.view(*shape, -1), tags.view(shape), mask.view(shape), ops
-        )
+        negative = self.crf.negative_log_likelihood(padded.view(*shape, -1), tags.view(shape), mask.view(shape), ops)
         return loss + negative.flatten()[position]
 
     @torch.no_grad()
@@ -99,9 +97,7 @@ class IntentSlotModel(nn.Module):
                 tags = self.crf.decode(emissions, mask)
                 if probabilities:
                     marginals = self.crf.marginals(emissions, mask)
-                    chosen = [
-                        marginals[k, range(len(own)), own].tolist() for k, own in enumerate(tags)
-                    ]
+                    chosen = [marginals[k, range(len(own)), own].tolist() for k, own in enumerate(tags)]
             for k, example in enumerate(batch.examples.tolist()):
                 predictions[example] = Prediction(
                     self.labels.intents[intents[k]],
@@ -120,15 +116,13 @@ class IntentSlotModel(nn.Module):
 
 
 def to_padded(flat: Tensor, lengths: Tensor, position: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Flat token rows (R, ...) -> (rows, T, ...) with zeros, and the mask (rows, T); example k becomes row position[k]."""
+    """Flat token rows (R, ...) -> (rows, T, ...) with zeros, and the mask (rows, T); example k is row position[k]."""
     longest = int(lengths.max())
     own = lengths.new_zeros(rows)
     own[position] = lengths
     mask = torch.arange(longest, device=flat.device) < own[:, None]
     order = torch.repeat_interleave(position, lengths)
-    column = torch.arange(len(flat), device=flat.device) - torch.repeat_interleave(
-        lengths.cumsum(0) - lengths, lengths
-    )
+    column = torch.arange(len(flat), device=flat.device) - torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
     padded = flat.new_zeros(rows, longest, *flat.shape[1:]).index_put((order, column), flat)
     return padded, mask
 

@@ -21,9 +21,7 @@ from edp_lab.models.fasttext_bin import read_fasttext_bin
 from edp_lab.models.files import parse_tensors, read_bytes, read_json, write_whole
 
 DIMENSIONS = 100  # of vectors trained here
-SUBWORD_BUCKETS = (
-    50_000  # rows for hashed character n-grams; gensim's default of 2 million is for web-sized text
-)
+SUBWORD_BUCKETS = 50_000  # rows for hashed character n-grams; gensim's default of 2 million is for web-sized text
 PICKLES = (".model", ".kv", ".pkl", ".pickle", ".npy", ".pt", ".pth")
 
 
@@ -41,9 +39,7 @@ class WordVectors:
     def __post_init__(self) -> None:
         if not self.words or self.matrix.ndim != 2 or len(self.matrix) != len(self.words):
             shape = tuple(self.matrix.shape)
-            raise UsageError(
-                f"{len(self.words)} words do not go with a matrix of shape {shape}: give one row per word"
-            )
+            raise UsageError(f"{len(self.words)} words do not go with a matrix of shape {shape}: give one row per word")
         if not self.matrix.isfinite().all():
             row = int((~self.matrix.isfinite().all(1)).nonzero()[0])
             raise UsageError(f"the vector of {self.words[row]!r} is not finite: correct or remove it")
@@ -74,9 +70,7 @@ def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
         words, matrix = _read_folder(path)
         return WordVectors(words[:most], matrix[:most])
     if not path.exists():
-        raise UsageError(
-            f"{path} does not exist: give a .vec or .bin file, or a folder that `edp-lab pretrain` made"
-        )
+        raise UsageError(f"{path} does not exist: give a .vec or .bin file, or a folder that `edp-lab pretrain` made")
     if path.suffix == ".vec":
         return _read_text(path, most)
     if path.suffix == ".bin":
@@ -122,9 +116,7 @@ def _read_folder(folder: Path) -> tuple[tuple[str, ...], Tensor]:
     file = folder / "vectors.safetensors"
     words, tensors = read_json(folder / "words.json"), parse_tensors(read_bytes(file), file)
     if not isinstance(words, list) or not all(isinstance(w, str) for w in words) or "vectors" not in tensors:
-        raise UsageError(
-            f"{folder} does not hold word vectors: make them with `edp-lab pretrain --model clc`"
-        )
+        raise UsageError(f"{folder} does not hold word vectors: make them with `edp-lab pretrain --model clc`")
     return tuple(words), tensors["vectors"].float()
 
 

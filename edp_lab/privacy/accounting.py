@@ -72,16 +72,12 @@ def judge(mechanism: Mechanism | None, epochs: int, delta: float, seed_published
     if public is None:
         return Guarantee("none", SCOPE, "epsilon exceeds the largest float", delta, None, claimed, None)
     if seed_published:
-        reason = (
-            "epsilon assumes secret randomness, and this run's noise can be redrawn from its published seed"
-        )
+        reason = "epsilon assumes secret randomness, and this run's noise can be redrawn from its published seed"
         return Guarantee("void: seed published", SCOPE, reason, delta, public, claimed, public)
     return Guarantee("holds", SCOPE, "Gaussian-DP, closed form", delta, public, claimed, public)
 
 
-def true_epsilon(
-    mechanism: Mechanism, epochs: int, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT
-) -> float:
+def true_epsilon(mechanism: Mechanism, epochs: int, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT) -> float:
     """The exact epsilon at `delta` after `epochs` epochs, taking alpha to be public; inf without noise.
 
     Raises:

@@ -43,7 +43,10 @@ def device_gradients(
         if len(part):
             losses = model.losses(data.batch(part).to(buffer.device), dropout_key=dropout_key)
             gradients = torch.autograd.grad(losses.mean(), parameters, allow_unused=True)
-            flat = [(p.new_zeros(p.numel()) if g is None else g.flatten()) for p, g in zip(parameters, gradients, strict=True)]
+            flat = [
+                (p.new_zeros(p.numel()) if g is None else g.flatten())
+                for p, g in zip(parameters, gradients, strict=True)
+            ]
             torch.cat(flat, out=row)
             total += losses.detach().sum()
     return total

@@ -1,7 +1,7 @@
 """The run record: one JSON file from which every figure can be traced, and the files around it.
 
-    DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee
-    DIR/model/          the model (see `edp_lab.models.checkpoint`)
+DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee
+DIR/model/          the model (see `edp_lab.models.checkpoint`)
 """
 
 from __future__ import annotations

@@ -55,10 +55,7 @@ def layer_norms(gradients: Tensor, layout: Layout) -> Tensor:
         UsageError: a gradient is NaN or infinite; names the layer.
     """
     norms = torch.stack(
-        [
-            torch.linalg.vector_norm(gradients[:, columns], dim=1, dtype=torch.float64)
-            for columns in layout.columns
-        ],
+        [torch.linalg.vector_norm(gradients[:, columns], dim=1, dtype=torch.float64) for columns in layout.columns],
         dim=1,
     )
     if not torch.isfinite(norms).all():

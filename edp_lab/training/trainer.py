@@ -160,9 +160,7 @@ class Run:
         layer_norms(self.gradient[None], self.layout)  # refuses NaN
         return losses.detach().sum()
 
-    def _private_gradient(
-        self, mechanism: Mechanism, epoch: int, examples: np.ndarray, dropout_key: int
-    ) -> Tensor:
+    def _private_gradient(self, mechanism: Mechanism, epoch: int, examples: np.ndarray, dropout_key: int) -> Tensor:
         assert self.buffer is not None
         parts = micro_batches(examples, mechanism.num_devices)
         total = device_gradients(self.model, self.train_data, parts, self.buffer, dropout_key)

@@ -207,7 +207,7 @@ def test_interrupt_of_a_real_process_leaves_a_usable_run(corpus, tmp_path):
         process.stderr.readline()
     time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "interrupted" in err
     record = json.loads((run / "record.json").read_text())

@@ -80,9 +80,7 @@ def serve(handler: object) -> Iterator[str]:
 def site(monkeypatch) -> Iterator[Site]:
     """A server of the corpus "c", which the catalogue knows by its right content."""
     site = Site()
-    files = tuple(
-        Source(path, len(body), hashlib.sha256(body).hexdigest(), "") for path, body in CONTENT.items()
-    )
+    files = tuple(Source(path, len(body), hashlib.sha256(body).hexdigest(), "") for path, body in CONTENT.items())
     monkeypatch.setattr(catalog, "_sources", lambda: {"c": files})
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     for url in serve(partial(Handler, site)):
@@ -145,9 +143,7 @@ def test_whatever_part_was_left_the_file_comes_out_right(site, tmp_path, part):
 @pytest.mark.parametrize("body", [b"other", b"x" * 300_000, b"x" * 10_000_000, CONTENT["c/big"][:-1]])
 def test_wrong_content_is_refused_and_nothing_is_left(site, tmp_path, body):
     site.content["c/big"] = body
-    with pytest.raises(
-        UsageError, match="does not have the pinned checksum of c/big: nothing of it was kept"
-    ):
+    with pytest.raises(UsageError, match="does not have the pinned checksum of c/big: nothing of it was kept"):
         fetch("c", tmp_path, site.url)
     assert files_below(tmp_path) == {}
 
@@ -188,9 +184,7 @@ def test_refusals_are_one_clear_sentence(site, tmp_path, monkeypatch):
     del site.content["c/big"]
     with pytest.raises(UsageError, match=r"cannot fetch http.*/c/big: the server answered 404 Not Found"):
         fetch("c", tmp_path, site.url)
-    with pytest.raises(
-        UsageError, match=r"cannot fetch c/big: .*refused; once that is mended, the same command"
-    ):
+    with pytest.raises(UsageError, match=r"cannot fetch c/big: .*refused; once that is mended, the same command"):
         fetch("c", tmp_path, "http://127.0.0.1:1")
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"cannot fetch c/big: .*Not a directory"):

@@ -73,9 +73,7 @@ def test_batches_carry_each_examples_own_numbers(examples):
 
 def test_a_batch_moves_with_everything_that_a_model_reads():
     moved = dataset().batch([0, 2]).to(torch.device("meta"))
-    assert {t.device.type for t in (moved.lengths, moved.intents, moved.tags, *moved.inputs.values())} == {
-        "meta"
-    }
+    assert {t.device.type for t in (moved.lengths, moved.intents, moved.tags, *moved.inputs.values())} == {"meta"}
     assert moved.examples.device.type == "cpu"  # dropout masks are drawn on the CPU
     untagged = Dataset([FIRST], Labels(LABELS.intents, ()), WordFeatures()).batch([0])
     assert untagged.tags is None
@@ -139,15 +137,11 @@ def test_hashing_is_stable_across_processes():
         f"print(WordFeatures().rows([{tokens!r}])['words'].values.tolist())"
     )
     salted = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONIOENCODING": "utf-8"}
-    other = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=salted
-    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=salted)
     assert other.stdout.strip() == str(WordFeatures().rows([tokens])["words"].values.tolist())
 
 
-@given(
-    st.lists(st.text(st.characters(exclude_categories=()), min_size=1, max_size=30), min_size=1, max_size=5)
-)
+@given(st.lists(st.text(st.characters(exclude_categories=()), min_size=1, max_size=30), min_size=1, max_size=5))
 def test_no_word_or_character_ever_raises(tokens):
     """Also unpaired surrogates, which JSON can hold."""
     features = WordFeatures(("a",), buckets=3)

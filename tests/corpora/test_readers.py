@@ -226,9 +226,7 @@ def test_nlu_eval_folds(tmp_path):
     fold(tmp_path, 2, good.format(2) + '3;alarm;set;"wake [date monday]";"wake monday";"x"\n')
     reading = readers.read_nlu_eval_folds(tmp_path)
     assert reading.utterances == 3 * [
-        Utterance(
-            ("wake", "me", "on", "monday", ",", "ok"), ("O", "O", "B-date", "I-date", "O", "O"), "alarm_set"
-        )
+        Utterance(("wake", "me", "on", "monday", ",", "ok"), ("O", "O", "B-date", "I-date", "O", "O"), "alarm_set")
     ]
     assert [place.split("KFold_")[1].split("/")[0] for place in reading.places] == ["1", "2", "10"]
     (warning,) = reading.warnings
@@ -263,9 +261,7 @@ def test_malformed_nlu_eval_csv(tmp_path):
     with pytest.raises(UsageError, match=r"a\.csv, line 1: column 'status' is missing"):
         readers.read_nlu_eval_csv(write(tmp_path / "a.csv", "scenario;intent\n"))
     with pytest.raises(UsageError, match=r"b\.csv, line 2: the row has fewer cells"):
-        readers.read_nlu_eval_csv(
-            write(tmp_path / "b.csv", "scenario;intent;status;answer_annotation\nalarm;set;\n")
-        )
+        readers.read_nlu_eval_csv(write(tmp_path / "b.csv", "scenario;intent;status;answer_annotation\nalarm;set;\n"))
 
 
 def unislu(folder: Path, *lines: str) -> Path:

@@ -97,11 +97,7 @@ def test_every_word_points_at_its_own_first_piece(tokens):
 @given(sentences)
 def test_a_short_utterance_is_cut_as_bert_cuts_running_text(sentence):
     whole = wordpiece_tokenizer(VOCABULARY).encode(sentence, is_pretokenized=True).ids
-    if (
-        len(whole) <= TINY.positions
-        and UNK not in whole
-        and all(w.isascii() and w.isprintable() for w in sentence)
-    ):
+    if len(whole) <= TINY.positions and UNK not in whole and all(w.isascii() and w.isprintable() for w in sentence):
         assert split(features().rows([sentence])["pieces"], 0).tolist() == whole
 
 
@@ -153,9 +149,7 @@ def test_output_is_that_of_transformers_on_the_tokenized_text():
     sentence = ["turn", "on", "abc", "lights"]
     ids = torch.tensor([wordpiece_tokenizer(VOCABULARY).encode(" ".join(sentence)).ids])
     expected = net.bert(input_ids=ids).last_hidden_state[0]
-    batch = net.dataset(
-        [Utterance(("x",), ("O",), "on"), Utterance(tuple(sentence), ("O",) * 4, "on")]
-    ).batch([0, 1])
+    batch = net.dataset([Utterance(("x",), ("O",), "on"), Utterance(tuple(sentence), ("O",) * 4, "on")]).batch([0, 1])
     pooled, tokens = net.encode(batch, PLAIN, None)
     torch.testing.assert_close(pooled[1], expected[0])
     torch.testing.assert_close(tokens[1:], expected[[1, 2, 3, 6]])  # abc is three pieces
@@ -242,9 +236,7 @@ def pickle_weights(folder: Path) -> None:
 def other_model(folder: Path) -> None:
     from safetensors.torch import save_file
 
-    save_file(
-        {"distilbert.embeddings.weight": torch.zeros(3)}, folder / "model.safetensors", {"format": "pt"}
-    )
+    save_file({"distilbert.embeddings.weight": torch.zeros(3)}, folder / "model.safetensors", {"format": "pt"})
 
 
 DAMAGES = {

@@ -74,11 +74,7 @@ def test_weights_are_a_function_of_the_seed(kind):
 
 @pytest.mark.parametrize("kind", ["clc", "bert"])
 def test_pretrained_models_are_a_function_of_the_seed_too(kind, vectors_folder, bert_folder):
-    options = (
-        {"pretrained": str(vectors_folder)}
-        if kind == "clc"
-        else {"pretrained": str(bert_folder), "size": None}
-    )
+    options = {"pretrained": str(vectors_folder)} if kind == "clc" else {"pretrained": str(bert_folder), "size": None}
     assert same(build(kind, **options), build(kind, **options))
     assert not torch.equal(build(kind, **options).intent.weight, build(kind, seed=1, **options).intent.weight)
 

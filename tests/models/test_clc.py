@@ -100,9 +100,7 @@ def test_sum_over_the_batch_is_the_sum_of_the_parts():
 
 def test_a_word_is_spelled_by_its_first_bytes_only_and_padding_has_no_gradient():
     model, data = build()
-    gradient = torch.autograd.grad(
-        model.losses(data.batch(range(len(TOKENS)))).sum(), model.characters.weight
-    )[0]
+    gradient = torch.autograd.grad(model.losses(data.batch(range(len(TOKENS)))).sum(), model.characters.weight)[0]
     assert not gradient[0].any(), "row 0 is padding: every word would move it"
     used = {b + 1 for tokens in TOKENS for t in tokens for b in t.encode()[:WORD_BYTES]}
     assert set(gradient.abs().sum(1).nonzero().flatten().tolist()) <= used

@@ -216,9 +216,7 @@ def test_initial_scores_forbid_exactly_what_bio_forbids():
 def test_one_tag_and_one_step_work():
     crf = CRF(("O",))
     assert (
-        nll(
-            crf, torch.randn(2, 3, 1), torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3, dtype=torch.bool)
-        )
+        nll(crf, torch.randn(2, 3, 1), torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3, dtype=torch.bool))
         .abs()
         .max()
         < 1e-5

@@ -84,16 +84,12 @@ def test_every_device_gets_its_own_mean_gradient(sizes, key):
 @pytest.mark.parametrize("vectors", [False, True], ids=["learnt words", "frozen words"])
 def test_frozen_vectors_and_untagged_corpora(tagged, vectors):
     model, data = build(tagged, vectors)
-    assert (
-        any(name == "words.weight" for name, p in model.named_parameters() if not p.requires_grad) == vectors
-    )
+    assert any(name == "words.weight" for name, p in model.named_parameters() if not p.requires_grad) == vectors
     ours = by_device_ops(model, data, [3, 0, 5], list(range(8)), KEY)
     torch.testing.assert_close(ours, by_loop(model, data, [3, 0, 5], list(range(8)), KEY), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "frozen", ["characters", "convolution", "lstm.0", "lstm.1", "slots", "crf", "intent", "words"]
-)
+@pytest.mark.parametrize("frozen", ["characters", "convolution", "lstm.0", "lstm.1", "slots", "crf", "intent", "words"])
 def test_any_part_may_be_frozen(frozen):
     """A frozen part has no columns and receives nothing; the others are not disturbed."""
     model, data = build()

@@ -76,9 +76,7 @@ def test_ser_compares_values_not_positions():
 
 
 def test_without_tags_only_intents_are_scored():
-    scores = evaluate(
-        [frame("x", "a", None), frame("y", "b", None)], [frame("x", "a", None), frame("x", "b", None)]
-    )
+    scores = evaluate([frame("x", "a", None), frame("y", "b", None)], [frame("x", "a", None), frame("x", "b", None)])
     assert (scores.ser, scores.intent_accuracy, scores.slot_f1, scores.exact_match) == (0.5, 0.5, None, 0.5)
 
 

@@ -35,9 +35,7 @@ finite = st.floats(-1e3, 1e3, width=32)
 @pytest.fixture(scope="module")
 def fasttext_files(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("fasttext")
-    model = gensim_fasttext.FastText(
-        SENTENCES, vector_size=6, min_count=1, epochs=2, bucket=50, workers=1, seed=1
-    )
+    model = gensim_fasttext.FastText(SENTENCES, vector_size=6, min_count=1, epochs=2, bucket=50, workers=1, seed=1)
     gensim_fasttext.save_facebook_model(model, str(folder / "v.bin"))
     model.wv.save_word2vec_format(str(folder / "v.vec"))
     model.save(str(folder / "v.model"))

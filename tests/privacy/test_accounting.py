@@ -98,9 +98,7 @@ def test_delta_is_never_below_the_truth(mu, t):
     assert delta <= truth * (1 + 1e-9) + slack
 
 
-@pytest.mark.parametrize(
-    ("mu", "delta"), [(1e-9, 1e-5), (1e-9, 1e-300), (1e150, 1e-300), (1e150, 0.1), (1e6, 1e-300)]
-)
+@pytest.mark.parametrize(("mu", "delta"), [(1e-9, 1e-5), (1e-9, 1e-300), (1e150, 1e-300), (1e150, 0.1), (1e6, 1e-300)])
 def test_extremes_stay_sane(mu, delta):
     epsilon = gdp_epsilon(mu, delta)
     assert math.isfinite(epsilon)
@@ -194,9 +192,7 @@ def test_replace_one_agrees_with_privacy_loss_distributions():
     ):
         accountant = PLDAccountant(neighboring_relation=theirs, value_discretization_interval=1e-3)
         accountant.compose(dp_accounting.GaussianDpEvent(2.0))
-        assert true_epsilon(mechanism, 1, DELTA, ours) == pytest.approx(
-            accountant.get_epsilon(DELTA), rel=2e-3
-        )
+        assert true_epsilon(mechanism, 1, DELTA, ours) == pytest.approx(accountant.get_epsilon(DELTA), rel=2e-3)
 
 
 # Monotonicity
@@ -285,9 +281,7 @@ def test_alpha_from_private_gradients_never_gives_an_epsilon(decay, z, epochs, p
 
 
 def test_alpha_private_read_from_a_record_never_gives_an_epsilon():
-    plain = {
-        k: str(v) if isinstance(v, str) else v for k, v in vars(Mechanism.as_printed(1.0, 1.0, 8, 8)).items()
-    }
+    plain = {k: str(v) if isinstance(v, str) else v for k, v in vars(Mechanism.as_printed(1.0, 1.0, 8, 8)).items()}
     assert judge(Mechanism(**plain), 1, DELTA, seed_published=False).epsilon is None
 
 

@@ -31,9 +31,7 @@ def test_streams_of_100_000_places_differ():
 def test_keys_that_differ_in_any_single_bit_differ():
     """torch keeps 32 bits of a seed; all 128 must count."""
     key = key_from_seed(3)
-    draws = {first_draw(key ^ (1 << bit), Purpose.NOISE, 0) for bit in range(128)} | {
-        first_draw(key, Purpose.NOISE, 0)
-    }
+    draws = {first_draw(key ^ (1 << bit), Purpose.NOISE, 0) for bit in range(128)} | {first_draw(key, Purpose.NOISE, 0)}
     assert len(draws) == 129
 
 
@@ -52,9 +50,7 @@ def test_digits_and_zeros_are_not_run_together():
     assert first_draw(7, Purpose.SHUFFLE, 2, 5) != first_draw(7, Purpose.NOISE, 5)
 
 
-@pytest.mark.parametrize(
-    ("key", "path"), [(-1, ()), (2**128, ()), (1, (2**32,)), (1, (-1,)), (1, (0, 2**40))]
-)
+@pytest.mark.parametrize(("key", "path"), [(-1, ()), (2**128, ()), (1, (2**32,)), (1, (-1,)), (1, (0, 2**40))])
 def test_numbers_that_numpy_would_run_together_are_refused(key, path):
     """SeedSequence cuts numbers into 32-bit words: 2**32 + 5 would be the path (5, 1)."""
     with pytest.raises(ValueError, match="128-bit key"):
@@ -97,10 +93,7 @@ def test_drawing_one_stream_does_not_move_another():
 def normals() -> np.ndarray:
     """A long stream, and the starts of many short ones, where bad seeding would show."""
     long = stream(key_from_seed(0), Purpose.NOISE, 0).standard_normal(1_000_000, dtype=np.float32)
-    starts = [
-        stream(key_from_seed(0), Purpose.NOISE, s, 1).standard_normal(50, dtype=np.float32)
-        for s in range(4000)
-    ]
+    starts = [stream(key_from_seed(0), Purpose.NOISE, s, 1).standard_normal(50, dtype=np.float32) for s in range(4000)]
     return np.concatenate([long, *starts]).astype(np.float64)
 
 
@@ -125,10 +118,7 @@ def test_tails_are_neither_cut_nor_fat(normals, cut):
 def test_first_draws_across_steps_and_devices_are_independent():
     key = key_from_seed(2)
     first = np.array(
-        [
-            [stream(key, Purpose.NOISE, s, d).standard_normal(dtype=np.float32) for d in range(8)]
-            for s in range(4000)
-        ]
+        [[stream(key, Purpose.NOISE, s, d).standard_normal(dtype=np.float32) for d in range(8)] for s in range(4000)]
     )
     assert stats.kstest(first.ravel(), "norm").pvalue > 1e-3
     correlation = np.corrcoef(first.T) - np.eye(8)

@@ -19,7 +19,7 @@ from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.training.gradients import device_gradients, micro_batches, trainable
 from edp_lab.training.step import Layout, device_noise, layer_scales, release, standard_noise
 
-WORDS = "set an alarm for noon please call my doctor now".split()
+WORDS = ["set", "an", "alarm", "for", "noon", "please", "call", "my", "doctor", "now"]
 LABELS = Labels(("alarm", "call"), ("O", "B-time", "I-time"))
 
 
@@ -90,9 +90,7 @@ def fake_layout(sizes=(7, 40, 3)) -> Layout:
     return Layout.of(parameters)
 
 
-@given(
-    scale=st.floats(0.05, 20), clip=st.floats(0.1, 5), z=st.floats(0, 2), seed=st.integers(0, 1000)
-)
+@given(scale=st.floats(0.05, 20), clip=st.floats(0.1, 5), z=st.floats(0, 2), seed=st.integers(0, 1000))
 @settings(max_examples=50, deadline=None)
 def test_scaling_alpha_is_scaling_clip_and_noise(scale, clip, z, seed):
     """step(s alpha, C, z) = step(alpha, s C, z / s): alpha's constant is no further knob."""

@@ -84,8 +84,7 @@ def test_as_printed_with_private_alpha_has_no_epsilon(corpus, tmp_path):
 
 def test_same_seed_same_model_other_seed_other_model(corpus, tmp_path):
     losses = [
-        train(config(corpus, seed=seed), tmp_path / str(k))["epochs"][-1]["loss"]
-        for k, seed in enumerate((3, 3, 4))
+        train(config(corpus, seed=seed), tmp_path / str(k))["epochs"][-1]["loss"] for k, seed in enumerate((3, 3, 4))
     ]
     assert losses[0] == losses[1] != losses[2]
 
