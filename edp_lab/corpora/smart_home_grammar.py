@@ -15,8 +15,8 @@ A sentence is a template of its domain. One that does not begin with <hey> begin
 with <end>. A rule with several intents gives their odds. Names under "squared" are drawn with the square of
 a uniform number, so that the first entries are frequent and most are rare. People have a common first name
 and an invented last name; telephone numbers are 555-01xx, kept for fiction, or four-digit extensions;
-streets, shops, medicines and titles are invented. The file is frozen: whatever changes the draws needs a
-new "version".
+streets, shops, titles and all but a few generic medicines are invented. The file is frozen: whatever
+changes the draws needs a new "version".
 """
 
 from __future__ import annotations

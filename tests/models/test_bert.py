@@ -274,8 +274,10 @@ def test_a_hub_name_without_a_network_points_to_pretrain(monkeypatch):
         load_bert("nobody/no-such-model")
 
 
-@pytest.mark.parametrize("name", ["no such", "/nowhere/x", "../x", "a/b/c"])
-def test_what_cannot_be_a_hub_name_is_not_asked_of_the_hub(name):
+@pytest.mark.parametrize("name", ["no such", "/nowhere/x", "../x", "a/b/c", "runs/none"])
+def test_what_cannot_be_a_hub_name_is_not_asked_of_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
     with pytest.raises(UsageError, match="neither a folder nor a hub name"):
         load_bert(name)
 

@@ -1,0 +1,49 @@
+# edp_lab: `make course` and `make test` need only make and Python 3.11 to 3.13 (README.md has each command without make).
+#   make PYTHON=python3.12 ...   another Python;   make VENV=/some/folder ...   another place for the environment
+#   make TORCH_INDEX=https://download.pytorch.org/whl/cpu ...   torch without CUDA, on Linux a far smaller download
+#   make test PYTEST_ARGS="-k runner"   arguments for pytest;   make course COURSE_ARGS="00_start --mode full"
+
+SHELL := /bin/sh
+VENV ?= .venv
+TORCH_INDEX ?=
+PYTEST_ARGS ?=
+COURSE_ARGS ?=
+SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install course test lab lint clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST)
+
+install: $(INSTALLED)  ## the environment with every package pinned; all other targets do this first
+
+course: $(INSTALLED)  ## execute every notebook in quick mode; pages and an index under runs/course/
+	@$(BIN)/edp-lab course run $(COURSE_ARGS)
+
+test: $(INSTALLED)  ## the whole test suite
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lab: $(INSTALLED)  ## open JupyterLab on notebooks/00_start.ipynb
+	@$(BIN)/edp-lab course lab
+
+lint: $(INSTALLED)  ## linter, formatter and type checker
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+clean:  ## remove the environment and the caches; results under runs/ stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find edp_lab tests -name __pycache__ -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(or $(PYTHON),false) -c '$(SUITABLE)' || { \
+		echo "error: edp_lab needs Python 3.11, 3.12 or 3.13: install one, or name it with PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --no-deps --index-url $(TORCH_INDEX) -c constraints.txt torch)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[test]'
+	@touch $@

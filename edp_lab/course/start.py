@@ -1,0 +1,303 @@
+"""What ``00_start.ipynb`` computes: one eDP-SGD step on real gradients, and what it says in words. No widgets.
+
+    model = SmallModel(config, epochs=4)               # trained once, by the course's own loop
+    result = one_step(model.on(8), config, epoch=0)    # pure
+    print(command(config))                             # the same settings on the command line
+
+Noise, clipping and epsilon come from `edp_lab.training.step` and `edp_lab.privacy`; nothing of them is repeated here.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from html import escape
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edp_lab.corpora import load_corpus, split
+from edp_lab.errors import UsageError
+from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant, judge
+from edp_lab.privacy.noise import Purpose, stream
+from edp_lab.training import TrainConfig
+from edp_lab.training.gradients import device_gradients, micro_batches
+from edp_lab.training.step import Layout, layer_scales, release, standard_noise
+from edp_lab.training.trainer import Run
+
+# ---- Compute -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """What one step starts from.
+
+    Attributes:
+        per_device: (N, P) mean gradient of each device's micro-batch.
+        alpha: (K) layer scales, from the first batch of training as in the paper.
+        noise: (P) standard normal draws.
+        delta: that of a run on this corpus.
+    """
+
+    layout: Layout
+    per_device: Tensor
+    alpha: Tensor
+    noise: Tensor
+    delta: float
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step on one batch, as its figures show it.
+
+    Attributes:
+        epoch: t, which sets the noise through the decay.
+        layers: names of the parameter tensors.
+        signal, noise, draw: L2 norm per layer of the mean clipped gradient, of the noise on it (expected: standard
+            deviation times square root of the layer's size) and of one draw of that noise.
+        clip_factors: per device, in (0, 1].
+        claimed, true: epsilon after 1, 2, ... epochs; `true` takes alpha to be public. None where it overflows.
+        guarantee: of the whole run.
+    """
+
+    config: TrainConfig
+    epoch: int
+    layers: tuple[str, ...]
+    signal: tuple[float, ...]
+    noise: tuple[float, ...]
+    draw: tuple[float, ...]
+    clip_factors: tuple[float, ...]
+    claimed: tuple[float | None, ...]
+    true: tuple[float | None, ...]
+    guarantee: Guarantee
+
+    @property
+    def mechanism(self) -> Mechanism:
+        mechanism = self.config.mechanism()
+        assert mechanism is not None  # `one_step` refuses plain SGD
+        return mechanism
+
+    @property
+    def ratio(self) -> float:
+        """Expected noise over signal, all layers together."""
+        return self.total_noise / self.total_signal
+
+    @property
+    def total_signal(self) -> float:
+        return math.hypot(*self.signal)
+
+    @property
+    def total_noise(self) -> float:
+        return math.hypot(*self.noise)
+
+    @property
+    def total_draw(self) -> float:
+        return math.hypot(*self.draw)
+
+
+def one_step(gradients: Gradients, config: TrainConfig, epoch: int) -> StepResult:
+    """One step of `config` on these gradients, and the privacy loss of the whole run.
+
+    The released gradient is signal + noise, and `release` is linear in the noise: without noise it gives the signal,
+    without devices the noise alone.
+
+    Raises:
+        UsageError: plain SGD, an epoch outside the run, or other devices than the gradients'.
+    """
+    mechanism = config.mechanism()
+    if mechanism is None:
+        raise UsageError("plain SGD adds no noise: choose method 'edp-sgd'")
+    if not 0 <= epoch < config.epochs:
+        raise UsageError(
+            f"epoch t = {epoch} lies outside a run of {config.epochs} epochs (t = 0 to {config.epochs - 1}): "
+            "lower t or raise the number of epochs"
+        )
+    if len(gradients.per_device) != mechanism.num_devices:
+        raise UsageError(f"{len(gradients.per_device)} gradients for {mechanism.num_devices} devices")
+    alpha = None if mechanism.alpha is Alpha.NONE else gradients.alpha
+    layout, noise, nobody = gradients.layout, gradients.noise, gradients.per_device[:0]
+    signal = release(mechanism, epoch, gradients.per_device, layout, alpha, torch.zeros_like(noise))
+    expected = release(mechanism, epoch, nobody, layout, alpha, torch.ones_like(noise))
+    draw = release(mechanism, epoch, nobody, layout, alpha, noise)
+    losses = [judge(mechanism, t, gradients.delta) for t in range(1, config.epochs + 1)]
+    return StepResult(
+        config,
+        epoch,
+        layout.names,
+        signal=_norms(signal.gradient, layout),
+        noise=_norms(expected.gradient, layout),
+        draw=_norms(draw.gradient, layout),
+        clip_factors=tuple(signal.clip_factors.tolist()),
+        claimed=tuple(loss.epsilon_claimed for loss in losses),
+        true=tuple(loss.epsilon_if_alpha_public for loss in losses),
+        guarantee=losses[-1],
+    )
+
+
+def _norms(gradient: Tensor, layout: Layout) -> tuple[float, ...]:
+    return tuple(float(torch.linalg.vector_norm(gradient[columns])) for columns in layout.columns)
+
+
+class SmallModel:
+    """A small model, trained without noise by the course's own loop, and the batch that it would meet next.
+
+    The same model and batch stand behind every setting of the sliders, so that only the mechanism differs.
+
+    Args:
+        config: what the panels start with; `plain` makes the model's own run of it.
+        epochs: how long to train.
+
+    Raises:
+        UsageError: as `edp_lab.training.train`.
+    """
+
+    def __init__(self, config: TrainConfig, epochs: int) -> None:
+        self.config = plain(config, epochs)
+        corpus = load_corpus(config.corpus)
+        self._run = Run(self.config, corpus, split(corpus, config.seed))
+        self.layout, self.delta = self._run.layout, self._run.delta
+        self._untrained = deepcopy(self._run.model)
+        for epoch in range(epochs):
+            self._run.epoch(epoch, lambda event: None)
+        self.noise = standard_noise(self._run.key, self._run.step_number, self.layout.size, config.num_devices)
+        self.on = cache(self._on)
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        """The rows of its run record."""
+        return self._run.record["epochs"]
+
+    def _on(self, num_devices: int) -> Gradients:
+        """What a step on `num_devices` devices starts from; computed once for each number."""
+        first = self._gradients(self._untrained, 0, 0, num_devices)
+        following = self._gradients(self._run.model, self.config.epochs, self._run.step_number, num_devices)
+        return Gradients(self.layout, following, layer_scales(first, self.layout), self.noise, self.delta)
+
+    def _gradients(self, model: IntentSlotModel, epoch: int, step: int, num_devices: int) -> Tensor:
+        """(N, P) gradients of the first batch of an epoch."""
+        run, data = self._run, self._run.train_data
+        examples = stream(run.key, Purpose.SHUFFLE, epoch).permutation(len(data))[: self.config.batch_size]
+        dropout_key = int(stream(run.key, Purpose.DROPOUT, step).integers(2**63))
+        buffer = torch.zeros(num_devices, self.layout.size)
+        device_gradients(model, data, micro_batches(examples, num_devices), buffer, dropout_key)
+        return buffer
+
+
+def plain(config: TrainConfig, epochs: int) -> TrainConfig:
+    """The run without privacy with which an eDP-SGD run is compared: the same for every setting of the mechanism."""
+    private = ("clip_norm", "z0", "decay", "tau", "num_devices", "as_printed", "alpha", "noise")
+    defaults = TrainConfig(config.corpus)
+    unset = {name: getattr(defaults, name) for name in private}
+    return replace(config, method="sgd", epochs=epochs, **unset)
+
+
+# ---- In words ------------------------------------------------------------------------------------------------------
+
+FLAGS = {
+    "clip_norm": "clip",
+    "num_devices": "gpus",
+}  # options of `edp-lab train` that differ from their field's name
+ALWAYS = ("corpus", "method", "clip_norm", "z0", "decay", "tau", "num_devices", "epochs", "seed")
+
+
+def command(config: TrainConfig, out: str = "runs/mine") -> str:
+    """The call of `edp-lab train` that makes this very run."""
+    words, defaults = ["edp-lab", "train"], asdict(TrainConfig(config.corpus))
+    for name, value in asdict(config).items():
+        if name in ALWAYS or value != defaults[name]:
+            flag = FLAGS.get(name, name).replace("_", "-")
+            words += [f"--no-{flag}"] if value is False else [f"--{flag}"]
+            words += [] if isinstance(value, bool) else [str(value)]
+    return shlex.join([*words, "--out", out])
+
+
+def in_words(result: StepResult) -> str:
+    """The read-out beside the sliders, as HTML; every number is the mechanism's or the accountant's own."""
+    config, mechanism, guarantee, t = result.config, result.mechanism, result.guarantee, result.epoch
+    devices, bound, std = mechanism.num_devices, mechanism.clip_norm, mechanism.noise_std(t)
+    name = "As printed" if mechanism.variant is Variant.AS_PRINTED else "Sound"
+    noise = (
+        f"<b>{name}</b>, z0 = {short(config.z0)} on {_devices(devices)} adds noise of {short(std / devices / bound)} C to "
+        f"every coordinate of the mean gradient at t = {t}: over all layers <b>{short(result.ratio)}"
+        " times the signal</b>."
+    )
+    meanings = (
+        f"z at t = {t}, in its two meanings: the paper's, one device's noise over C, is "
+        f"{short(std * math.sqrt(devices) / bound)}; an accountant's, noise over sensitivity of what is released, is "
+        f"{short(mechanism.noise_multiplier(t))}."
+    )
+    kept = (
+        f"Clipping leaves between {min(result.clip_factors):.2g} and {max(result.clip_factors):.2g} of each gradient."
+    )
+    where = f"{_devices(devices)}: 1 process, {devices - 1} simulated."
+    return "".join(
+        f"<p>{text}</p>" for text in (noise, privacy_in_words(guarantee, config.epochs), meanings, f"{kept} {where}")
+    )
+
+
+def one_line(result: StepResult) -> str:
+    """Settings and outcome in one line, for a notebook's printed answers."""
+    config, std = result.config, result.mechanism.noise_std(result.epoch)
+    variant = "as printed" if config.as_printed else "sound"
+    decay = f"decay {config.decay}" + (f" (tau {config.tau:g})" if config.decay != Decay.NONE else "")
+    return (
+        f"{variant}, N {config.num_devices}, C {config.clip_norm:g}, z0 {config.z0:g}, {decay}: "
+        f"noise per weight {short(std / config.num_devices)}, noise/signal {short(result.ratio)}, "
+        f"epsilon claimed {short(result.claimed[-1])}, true {short(result.true[-1])}"
+    )
+
+
+def privacy_in_words(guarantee: Guarantee, epochs: int) -> str:
+    """Claimed and true epsilon of `epochs` epochs, with all that qualifies them one click away."""
+    claimed, public = short(guarantee.epsilon_claimed), short(guarantee.epsilon_if_alpha_public)
+    if guarantee.epsilon_claimed is None:
+        text = f"<b>No guarantee</b>: {guarantee.reason}."
+    elif guarantee.epsilon is None:
+        text = (
+            f"the paper's accounting says <b>ε = {claimed}</b>. What holds: <b>no guarantee</b>, for α comes from private "
+            f"gradients; with a public α it would be <b>ε = {public}</b>."
+        )
+    else:
+        text = (
+            f"the paper's accounting would say ε = {claimed}. What holds is <b>ε = {public}</b> (here void: "
+            "the seed of the noise is published)."
+        )
+    scope = (
+        f"accountant: Gaussian-DP, closed form, {epochs} {'epoch' if epochs == 1 else 'epochs'}, δ = {guarantee.delta:.2g}; "
+        f"{guarantee.scope}; status: {guarantee.status}, because {guarantee.reason}"
+    )
+    after = "" if guarantee.epsilon_claimed is None else f"After {epochs} epochs (δ = {guarantee.delta:.2g}) "
+    return f"{after}{text}<details><summary>what this ε covers</summary>{escape(scope)}</details>"
+
+
+def trained_in_words(config: TrainConfig, sgd: Sequence[Mapping[str, Any]], record: Mapping[str, Any] | None) -> str:
+    """The read-out of a training run, as HTML. `sgd`: rows without privacy; `record`: of the eDP-SGD run, if it began."""
+    baseline = f"SER {sgd[-1]['ser']:.2f} without privacy" if sgd else "no epoch without privacy was finished"
+    if record is None:
+        return f"<p>Stopped: {baseline}.</p>"
+    done, stopped = record["epochs"], record["status"] == "interrupted"
+    scores = f"SER {done[-1]['ser']:.2f} with eDP-SGD" if done else "no epoch of eDP-SGD was finished"
+    final = {name: record["final"][name] for name in ("epsilon", "epsilon_claimed", "epsilon_if_alpha_public")}
+    privacy = privacy_in_words(Guarantee(**record["guarantee"], **final), len(done) + stopped)
+    variant = "as printed" if config.as_printed else "sound"
+    settings = f"{variant}, C = {config.clip_norm:g}, z0 = {config.z0:g}, N = {config.num_devices}, seed {config.seed}"
+    begun = "Stopped early: " if stopped else f"Validation set after {len(done)} epochs: "
+    return f"<p>{begun}{baseline}, <b>{scores}</b> ({settings}). {record['devices']}.</p><p>{privacy}</p>"
+
+
+def short(value: float | None) -> str:
+    """Two digits, as people write them: 0.0013, 32, 1.8e4; None is too large for a float."""
+    if value is None:
+        return "beyond 1e308"
+    digits, _, exponent = f"{value:.2g}".partition("e")
+    return f"{digits}e{int(exponent)}" if exponent else digits
+
+
+def _devices(number: int) -> str:
+    return f"{number} device" if number == 1 else f"{number} devices"

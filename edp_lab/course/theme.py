@@ -1,0 +1,160 @@
+"""How every figure and panel looks: colours that the colour-blind can tell apart, and no button that calls home.
+
+`activate` is called once, in a notebook's first cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anywidget
+import ipywidgets as widgets
+import plotly.graph_objects as go
+import plotly.io as pio
+from plotly.io.base_renderers import HtmlRenderer
+
+# Okabe and Ito's palette. One role, one colour, in every figure; dash and marker vary with it.
+BLUE, VERMILLION, ORANGE, GREEN = "#0072B2", "#D55E00", "#E69F00", "#009E73"
+SKY, PURPLE, BLACK = "#56B4E9", "#CC79A7", "#000000"
+GRID = "#e4e4e4"
+
+CONFIG: dict[str, Any] = {
+    "showSendToCloud": False,
+    "displaylogo": False,
+    "responsive": True,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+}
+
+_AXIS = {
+    "gridcolor": GRID,
+    "zeroline": False,
+    "linecolor": "#888",
+    "ticks": "outside",
+    "tickcolor": "#888",
+    "automargin": True,
+    "title": {"standoff": 8},
+}
+
+TEMPLATE = go.layout.Template(
+    layout={
+        "colorway": [BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK],
+        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+        "title": {
+            "x": 0,
+            "xref": "container",
+            "xanchor": "left",
+            "y": 1,
+            "yref": "container",
+            "yanchor": "top",
+            "pad": {"t": 10, "l": 8},
+            "font": {"size": 15},
+        },
+        "legend": {"x": 0, "xanchor": "left", "y": 1.01, "yanchor": "bottom"},
+        "margin": {"l": 8, "r": 16, "t": 106, "b": 8},
+        "hoverlabel": {"font": {"family": "system-ui, sans-serif"}},
+    }
+)
+
+STYLE = """<style>
+.edp-panel { color: #222; background: white; border: 1px solid #ccc; border-radius: 6px; padding: 12px 16px; }
+.edp-panel .widget-label { min-width: 9.5rem; text-align: left; }
+.edp-panel .edp-wide .widget-label, .edp-panel .widget-toggle-button { min-width: 0; }
+.edp-panel .widget-toggle-buttons { display: flex; align-items: center; }
+.edp-panel .widget-html-content { line-height: 1.45; }
+.edp-panel .widget-html-content p { margin: 0 0 .6em; }
+.edp-panel .widget-html-content h3 { margin: 0 0 .2em; }
+.edp-panel summary { cursor: pointer; color: #0072B2; }
+.edp-panel .edp-unit { color: #555; white-space: nowrap; }
+.edp-panel textarea { font-family: monospace; }
+.edp-panel .edp-lab-error .widget-html-content:not(:empty) {
+    border-left: 5px solid #D55E00; background: #fdf0e8; padding: 6px 10px; font-weight: 600; }
+.edp-figure > div, .edp-figure .js-plotly-plot { width: 100%; height: 100%; }
+</style>"""
+
+
+class Fit(anywidget.AnyWidget):
+    """An invisible line as wide as the panel: when it changes, figures are told to fill their place. (plotly draws
+    them before their place has a width, and listens only to the window.)"""
+
+    _esm = """
+    export default { render({ el }) {
+        el.style.width = "100%";
+        const watch = new ResizeObserver(() => window.dispatchEvent(new Event("resize")));
+        watch.observe(el);
+        return () => watch.disconnect();
+    } }
+    """
+
+
+class _OnePage(HtmlRenderer):
+    """Figures in a page made by plain nbconvert: plotly.js inside, nothing loaded from elsewhere (plotly's own
+    "notebook" renderer fetches MathJax)."""
+
+    def to_mimebundle(self, fig_dict: dict[str, Any]) -> dict[str, str]:
+        return {"text/html": pio.to_html(fig_dict, CONFIG, include_plotlyjs=True, full_html=False)}
+
+
+def activate() -> None:
+    """Use the course's template and renderers from here on."""
+    pio.templates["edp_lab"] = TEMPLATE
+    pio.templates.default = "edp_lab"
+    pio.renderers["edp_lab"] = _OnePage()
+    pio.renderers["plotly_mimetype"].config = CONFIG
+    pio.renderers.default = "plotly_mimetype+edp_lab"
+
+
+def live(figure: go.Figure) -> go.FigureWidget:
+    """The figure as a widget that can be patched in place."""
+    widget = go.FigureWidget(figure)
+    widget._config = {**widget._config, **CONFIG}
+    return widget
+
+
+def framed(figure: go.FigureWidget, flex: str) -> widgets.Box:
+    """A place for the figure, as high as the figure asks for and as wide as `flex` (CSS) allows."""
+    place = widgets.Layout(flex=flex, min_width="0", height=f"{figure.layout.height}px", overflow="hidden")
+    return widgets.Box([figure], layout=place).add_class("edp-figure")
+
+
+# From the input of a network to its outputs: the order in which people read a figure.
+LAYERS = {
+    "words": "word vectors",
+    "characters": "character vectors",
+    "convolution": "character CNN",
+    "lstm": "LSTM",
+    "intent": "intent head",
+    "slots": "slot head",
+    "crf": "CRF",
+}
+TENSORS = {
+    "weight": "",
+    "bias": "bias",
+    "w_ih": "input",
+    "w_hh": "recurrent",
+    "start": "start",
+    "transitions": "transitions",
+    "end": "end",
+}
+
+
+def layer_name(parameter: str) -> str:
+    """A parameter's name for people: ``lstm.0.w_hh`` -> "LSTM 1 recurrent"; an unknown part stays as it is."""
+    first, *rest = parameter.split(".")
+    rest = [str(int(part) + 1) if part.isdigit() else TENSORS.get(part, part) for part in rest]
+    return " ".join(word for word in (LAYERS.get(first, first), *rest) if word)
+
+
+def reading_order(parameters: Sequence[str]) -> list[str]:
+    """Parameters from input to output; unknown ones before the heads, in the order given."""
+    known = list(LAYERS)
+
+    def place(parameter: str) -> int:
+        first = parameter.partition(".")[0]
+        return known.index(first) if first in known else known.index("intent")
+
+    return sorted(parameters, key=place)

@@ -1,0 +1,52 @@
+"""Every notebook of the course: stored clean, in short cells, and running through papermill without error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from edp_lab.course.runner import notebook_parameters, run_notebook
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+MAX_LINES = 12  # of a code cell
+MAX_SECONDS = {"00_start": 120}  # twice its budget: a loaded machine is no reason to fail
+
+
+def test_course_begins_with_00_start() -> None:
+    assert [path.name for path in NOTEBOOKS][:1] == ["00_start.ipynb"]
+
+
+@each_notebook
+def test_notebook_is_stored_without_outputs(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+    assert "widgets" not in notebook.metadata
+    assert notebook.metadata.kernelspec.name == "python3"
+
+
+@each_notebook
+def test_code_cells_are_short(path: Path) -> None:
+    cells = enumerate(nbformat.read(path, as_version=4).cells, 1)
+    lines = {number: len(cell.source.splitlines()) for number, cell in cells if cell.cell_type == "code"}
+    assert {number: count for number, count in lines.items() if count > MAX_LINES} == {}
+
+
+@each_notebook
+def test_notebook_has_parameters(path: Path) -> None:
+    assert notebook_parameters(path).get("mode") in ('"quick"', "'quick'")
+
+
+@each_notebook
+def test_notebook_runs_in_quick_mode(
+    path: Path, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    run = run_notebook(path, tmp_path, {"mode": "quick"})
+    record_property("seconds", round(run.seconds, 1))  # for the JUnit report
+    assert run.error is None, run.error
+    assert run.seconds < MAX_SECONDS.get(path.stem, 600)
