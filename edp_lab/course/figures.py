@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from edp_lab.course import theme
+from edp_lab.course.start import StepResult, settings
 from edp_lab.course.theme import BLUE, GREEN, ORANGE, SKY, VERMILLION
-
-if TYPE_CHECKING:
-    from edp_lab.course.start import StepResult
 
 TOTAL = "<b>all layers</b>"
 
 
-# ---- One step: signal and noise per layer ---------------------------------------------------------------------------
+# ---- One step: signal and noise per layer --------------------------------------------------------------------------
 
 
 def layers_figure(result: StepResult) -> go.Figure:
@@ -34,7 +32,7 @@ def layers_figure(result: StepResult) -> go.Figure:
             _marks("noise, one draw", VERMILLION, "x-thin-open", 7),
         ]
     )
-    figure.update_layout(height=560, title="Signal and noise of one step, by layer")
+    figure.update_layout(height=580, title="Signal and noise of one step, by layer")
     figure.update_xaxes(type="log", title="L2 norm, in units of the gradient", dtick=1, exponentformat="power")
     order = [theme.layer_name(name) for name in theme.reading_order(result.layers)]
     figure.update_yaxes(
@@ -57,6 +55,7 @@ def update_layers(figure: go.Figure, result: StepResult) -> None:
         for trace, values in ((mean, signal), (expected, noise), (drawn, draw)):
             trace.x, trace.y = [_positive(v) for v in values], rows
         figure.layout.xaxis.range = _decades([*signal, *noise, *draw])
+        figure.layout.title.subtitle.text = f"{settings(result.config)}, t = {result.epoch}, seed {result.config.seed}"
 
 
 def _marks(name: str, color: str, symbol: str, size: int) -> go.Scatter:
@@ -64,13 +63,13 @@ def _marks(name: str, color: str, symbol: str, size: int) -> go.Scatter:
     return go.Scatter(mode="markers", name=name, marker=marker, hovertemplate="%{y}: %{x:.3g}")
 
 
-# ---- Epsilon by epoch, and the clip factors ----------------------------------------------------------------------------
+# ---- Epsilon by epoch, and the clip factors ------------------------------------------------------------------------
 
 
 def privacy_figure(result: StepResult) -> go.Figure:
     """Above: claimed and true epsilon by epoch. Below: what clipping leaves of each device's gradient. Log scales."""
     figure = make_subplots(rows=2, cols=1, row_heights=[0.64, 0.36], vertical_spacing=0.25)
-    claim = {"line": {"color": ORANGE, "dash": "dash"}, "marker_symbol": "square"}
+    claim = {"line": {"color": ORANGE, "dash": "dash"}, "marker": {"symbol": "square-open", "size": 10}}
     hover = "after %{x} epochs: %{y:.3g}"
     figure.add_scatter(name="claimed by the paper's accounting", **claim, hovertemplate=hover, row=1, col=1)
     figure.add_scatter(line={"color": GREEN}, hovertemplate=hover, row=1, col=1)
@@ -78,7 +77,7 @@ def privacy_figure(result: StepResult) -> go.Figure:
         mode="markers", marker={"color": SKY, "size": 10, "line": {"color": BLUE, "width": 1.5}},
         name="device", showlegend=False, hovertemplate="%{x}: × %{y:.3g}", row=2, col=1,
     )  # fmt: skip
-    figure.update_layout(height=560, title="Privacy loss ε of the run")
+    figure.update_layout(height=580, title="Privacy loss ε of the run")
     figure.update_xaxes(title="epochs trained (dotted line: this step's)", row=1, col=1)
     figure.update_xaxes(title="device", row=2, col=1)
     figure.update_yaxes(type="log", exponentformat="power")
@@ -104,12 +103,13 @@ def update_privacy(figure: go.Figure, result: StepResult) -> None:
         figure.layout.xaxis.range = [0.5, epochs[-1] + 0.5]
         figure.layout.yaxis.range = span = _decades([*result.claimed, *result.true])
         figure.layout.yaxis.dtick = math.ceil((span[1] - span[0]) / 6)
-        figure.layout.yaxis.title.text = f"ε at δ = {result.guarantee.delta:.2g}"
+        figure.layout.yaxis.title.text = f"ε (at δ = {result.guarantee.delta:.2g})"
         figure.layout.yaxis2.range = [_decades(result.clip_factors)[0], 0.15]
         figure.layout.shapes[0].update(x0=result.epoch + 1, x1=result.epoch + 1)
+        figure.layout.title.subtitle.text = f"δ = {result.guarantee.delta:.2g}, one utterance, disjoint batches"
 
 
-# ---- Training, live ----------------------------------------------------------------------------------------------------
+# ---- Training, live ------------------------------------------------------------------------------------------------
 
 RUNS = {"sgd": "SGD, no privacy", "edp-sgd": "eDP-SGD"}
 
@@ -131,16 +131,19 @@ def training_figure(epochs: int) -> go.Figure:
                 x=[], y=[], name=label, legendgroup=method, showlegend=col == 1, mode="lines+markers", **look,
                 hovertemplate=f"epoch %{{x}}: {what} %{{y:.3f}}<extra>{label}</extra>", row=1, col=col,
             )  # fmt: skip
-    figure.update_layout(height=380, title="Training, epoch by epoch", margin_t=80, legend={"orientation": "h"})
+    figure.update_layout(height=380, title="Training, epoch by epoch", margin_t=100, legend={"orientation": "h"})
     figure.update_xaxes(title="epochs trained", range=[0.5, epochs + 0.5], tickformat="d")
     figure.update_yaxes(title="mean loss per utterance (nats)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title="SER on the validation set", range=[0, 1.05], row=1, col=2)
     return figure
 
 
-def update_training(figure: go.Figure, rows: Mapping[str, Sequence[Mapping[str, Any]]], epochs: int) -> None:
+def update_training(
+    figure: go.Figure, rows: Mapping[str, Sequence[Mapping[str, Any]]], epochs: int, caption: str
+) -> None:
     """`rows`: per method, the rows of its run record so far."""
     with figure.batch_update():
+        figure.layout.title.subtitle.text = caption
         for trace, (key, method) in zip(
             figure.data, ((key, method) for key in ("loss", "ser") for method in RUNS), strict=True
         ):

@@ -123,6 +123,8 @@ class _Client(PapermillNotebookClient):
     """papermill's client, which also stops at the errors that widgets and threads hide."""
 
     def execute_cell(self, cell: NotebookNode, cell_index: int, **kwargs: Any) -> NotebookNode:
+        if cell.cell_type != "code":
+            return cell
         failure = None
         try:
             super().execute_cell(cell, cell_index, **kwargs)

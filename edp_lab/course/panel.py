@@ -100,6 +100,20 @@ class ErrorBox(widgets.HTML):
             text = str(error) if known else f"{type(error).__name__}: {error} (a fault of the course, not yours)"
             self.value = f'<span role="alert">{escape(text)}</span>'
 
+
+class Frame(widgets.VBox):
+    """What all panels have: a border, a heading that says in one line what one is looking at, and an error box."""
+
+    def __init__(self, heading: str, above: Sequence[widgets.Widget], below: Sequence[widgets.Widget]) -> None:
+        self.error_box = ErrorBox()
+        super().__init__([Fit(), widgets.HTML(STYLE + heading), *above, self.error_box, *below])
+        self.add_class("edp-panel")
+
+    @property
+    def errors(self) -> list[Exception]:
+        """Every error that a callback of this panel raised, bad input included, oldest first."""
+        return self.error_box.errors
+
     def check(self) -> None:
         """Raise the first error that was not bad input, so that a run without a browser fails on it."""
         for error in self.errors:
@@ -107,11 +121,11 @@ class ErrorBox(widgets.HTML):
                 raise error
 
 
-class Panel(widgets.VBox):
+class Panel(Frame):
     """Controls, a function of their values, and what shows its result.
 
     Args:
-        heading: HTML above the controls; says in one line what one is looking at.
+        heading: HTML.
         controls: by name; `compute` gets their values as keyword arguments.
         compute: pure, fast enough for a slider. Its UsageError becomes one sentence in the error box.
         show: draws a result.
@@ -133,28 +147,22 @@ class Panel(widgets.VBox):
         beside: Sequence[widgets.Widget],
         below: Sequence[widgets.Widget],
     ) -> None:
-        self.controls, self._compute, self._show = dict(controls), compute, show
-        self.error_box, self._held = ErrorBox(), False
+        self.controls, self._compute, self._show, self._held = dict(controls), compute, show, False
         self.result = compute(**self.values)
         show(self.result)
         for control in self.controls.values():
             control.source.observe(self._changed, "value")
         reset = widgets.Button(description="Reset", tooltip="back to the values this panel started with")
         reset.on_click(lambda _: self.reset())
-        rows = [*(control.row for control in self.controls.values()), reset]
-        left = widgets.VBox(rows, layout={"flex": "1 1 30rem", "min_width": "0"})
-        right = widgets.VBox(beside, layout={"flex": "1 1 24rem", "min_width": "0"})
-        super().__init__([Fit(), widgets.HTML(STYLE + heading), side_by_side(left, right), self.error_box, *below])
-        self.add_class("edp-panel")
+        left = widgets.VBox([*(control.row for control in self.controls.values()), reset])
+        right = widgets.VBox(beside)
+        for column, flex in ((left, "1 1 30rem"), (right, "1 1 24rem")):
+            column.layout.flex, column.layout.min_width = flex, "0"
+        super().__init__(heading, [side_by_side(left, right)], below)
 
     @property
     def values(self) -> dict[str, Any]:
         return {name: control.value for name, control in self.controls.items()}
-
-    @property
-    def errors(self) -> list[Exception]:
-        """Every error that a callback of this panel raised, bad input included, oldest first."""
-        return self.error_box.errors
 
     def set(self, **values: Any) -> None:
         """Move several controls, then redraw once.
@@ -174,11 +182,8 @@ class Panel(widgets.VBox):
         self._changed(None)
 
     def reset(self) -> None:
+        """Back to the values the panel started with."""
         self.set(**{name: control.default for name, control in self.controls.items()})
-
-    def check(self) -> None:
-        """See `ErrorBox.check`; a notebook's last cell calls this."""
-        self.error_box.check()
 
     def _changed(self, _: object) -> None:
         if not self._held:

@@ -31,7 +31,7 @@ from edp_lab.training.gradients import device_gradients, micro_batches
 from edp_lab.training.step import Layout, layer_scales, release, standard_noise
 from edp_lab.training.trainer import Run
 
-# ---- Compute -----------------------------------------------------------------------------------------------------------
+# ---- Compute -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,10 +199,8 @@ def plain(config: TrainConfig, epochs: int) -> TrainConfig:
 
 # ---- In words ------------------------------------------------------------------------------------------------------
 
-FLAGS = {
-    "clip_norm": "clip",
-    "num_devices": "gpus",
-}  # options of `edp-lab train` that differ from their field's name
+# Options of `edp-lab train` that are not named like their field, and those that a reader wants to see in any case.
+FLAGS = {"clip_norm": "clip", "num_devices": "gpus"}
 ALWAYS = ("corpus", "method", "clip_norm", "z0", "decay", "tau", "num_devices", "epochs", "seed")
 
 
@@ -219,65 +217,76 @@ def command(config: TrainConfig, out: str = "runs/mine") -> str:
 
 def in_words(result: StepResult) -> str:
     """The read-out beside the sliders, as HTML; every number is the mechanism's or the accountant's own."""
-    config, mechanism, guarantee, t = result.config, result.mechanism, result.guarantee, result.epoch
-    devices, bound, std = mechanism.num_devices, mechanism.clip_norm, mechanism.noise_std(t)
+    mechanism, t = result.mechanism, result.epoch
+    devices, bound = mechanism.num_devices, mechanism.clip_norm
     name = "As printed" if mechanism.variant is Variant.AS_PRINTED else "Sound"
     noise = (
-        f"<b>{name}</b>, z0 = {short(config.z0)} on {_devices(devices)} adds noise of {short(std / devices / bound)} C to "
-        f"every coordinate of the mean gradient at t = {t}: over all layers <b>{short(result.ratio)}"
-        " times the signal</b>."
+        f"<b>{name}</b>, z0 = {short(mechanism.z0)} on {_count(devices, 'device')} adds noise of "
+        f"{short(mechanism.noise_std(t) / devices / bound)} C to every coordinate of the mean gradient at t = {t}: "
+        f"over all layers <b>{short(result.ratio)} times the signal</b>."
     )
     meanings = (
         f"z at t = {t}, in its two meanings: the paper's, one device's noise over C, is "
-        f"{short(std * math.sqrt(devices) / bound)}; an accountant's, noise over sensitivity of what is released, is "
-        f"{short(mechanism.noise_multiplier(t))}."
+        f"{short(mechanism.device_noise_std(t) * devices / bound)}; an accountant's, noise over sensitivity of what is "
+        f"released, is {short(mechanism.noise_multiplier(t))}."
     )
-    kept = (
-        f"Clipping leaves between {min(result.clip_factors):.2g} and {max(result.clip_factors):.2g} of each gradient."
-    )
-    where = f"{_devices(devices)}: 1 process, {devices - 1} simulated."
-    return "".join(
-        f"<p>{text}</p>" for text in (noise, privacy_in_words(guarantee, config.epochs), meanings, f"{kept} {where}")
-    )
+    least, most = short(min(result.clip_factors)), short(max(result.clip_factors))
+    kept = f"Clipping keeps {least if least == most else f'{least} to {most}'} of each device's gradient."
+    where = f"{_count(devices, 'device')}: 1 process, {devices - 1} simulated."
+    privacy = privacy_in_words(result.guarantee, result.config.epochs)
+    return "".join(f"<p>{text}</p>" for text in (noise, privacy, meanings, f"{kept} {where}"))
 
 
 def one_line(result: StepResult) -> str:
     """Settings and outcome in one line, for a notebook's printed answers."""
-    config, std = result.config, result.mechanism.noise_std(result.epoch)
-    variant = "as printed" if config.as_printed else "sound"
-    decay = f"decay {config.decay}" + (f" (tau {config.tau:g})" if config.decay != Decay.NONE else "")
+    std = result.mechanism.noise_std(result.epoch) / result.config.num_devices
     return (
-        f"{variant}, N {config.num_devices}, C {config.clip_norm:g}, z0 {config.z0:g}, {decay}: "
-        f"noise per weight {short(std / config.num_devices)}, noise/signal {short(result.ratio)}, "
-        f"epsilon claimed {short(result.claimed[-1])}, true {short(result.true[-1])}"
+        f"{settings(result.config)}: noise per weight {short(std)}, noise/signal {short(result.ratio)}, "
+        f"ε claimed {short(result.claimed[-1])}, true {short(result.true[-1])}"
     )
+
+
+def settings(config: TrainConfig) -> str:
+    """What a figure's caption says of the mechanism."""
+    decay = "no decay" if config.decay == Decay.NONE else f"{config.decay} decay τ = {config.tau:g}"
+    variant = "as printed" if config.as_printed else "sound"
+    return f"{variant}, N = {config.num_devices}, C = {config.clip_norm:g}, z0 = {config.z0:g}, {decay}"
+
+
+def caption(config: TrainConfig, epochs: Sequence[Mapping[str, Any]], delta: float) -> str:
+    """Under the title of a training figure: settings, seed, and the privacy after these `epochs` (rows of a record)."""
+    told = f"{settings(config)}, seed {config.seed}"
+    if not epochs:
+        return told
+    holds = "no guarantee" if epochs[-1]["epsilon"] is None else f"ε = {short(epochs[-1]['epsilon'])} holds"
+    claimed = short(epochs[-1]["epsilon_claimed"])
+    return f"{told}; after {_count(len(epochs), 'epoch')} ε = {claimed} claimed, {holds}, δ = {delta:.2g}"
 
 
 def privacy_in_words(guarantee: Guarantee, epochs: int) -> str:
     """Claimed and true epsilon of `epochs` epochs, with all that qualifies them one click away."""
     claimed, public = short(guarantee.epsilon_claimed), short(guarantee.epsilon_if_alpha_public)
-    if guarantee.epsilon_claimed is None:
-        text = f"<b>No guarantee</b>: {guarantee.reason}."
-    elif guarantee.epsilon is None:
+    after = f"After {_count(epochs, 'epoch')} (δ = {guarantee.delta:.2g}) the paper's accounting says"
+    if guarantee.epsilon is not None:
         text = (
-            f"the paper's accounting says <b>ε = {claimed}</b>. What holds: <b>no guarantee</b>, for α comes from private "
-            f"gradients; with a public α it would be <b>ε = {public}</b>."
+            f"{after} ε = {claimed}. What holds is <b>ε = {public}</b> (void here: the seed of the noise is published)."
+        )
+    elif guarantee.epsilon_if_alpha_public is not None:
+        text = (
+            f"{after} <b>ε = {claimed}</b>. What holds: <b>no guarantee</b>, for α comes from private gradients; with "
+            f"a public α it would be <b>ε = {public}</b>."
         )
     else:
-        text = (
-            f"the paper's accounting would say ε = {claimed}. What holds is <b>ε = {public}</b> (here void: "
-            "the seed of the noise is published)."
-        )
+        text = f"<b>No guarantee</b>: {guarantee.reason}."
     scope = (
-        f"accountant: Gaussian-DP, closed form, {epochs} {'epoch' if epochs == 1 else 'epochs'}, δ = {guarantee.delta:.2g}; "
+        f"accountant: Gaussian-DP, closed form, {_count(epochs, 'epoch')}, δ = {guarantee.delta:.2g}; "
         f"{guarantee.scope}; status: {guarantee.status}, because {guarantee.reason}"
     )
-    after = "" if guarantee.epsilon_claimed is None else f"After {epochs} epochs (δ = {guarantee.delta:.2g}) "
-    return f"{after}{text}<details><summary>what this ε covers</summary>{escape(scope)}</details>"
+    return f"{text}<details><summary>what this ε covers</summary>{escape(scope)}</details>"
 
 
 def trained_in_words(config: TrainConfig, sgd: Sequence[Mapping[str, Any]], record: Mapping[str, Any] | None) -> str:
-    """The read-out of a training run, as HTML. `sgd`: rows without privacy; `record`: of the eDP-SGD run, if it began."""
+    """The read-out of a training run, as HTML. `sgd`: rows without privacy; `record`: of eDP-SGD, if that began."""
     baseline = f"SER {sgd[-1]['ser']:.2f} without privacy" if sgd else "no epoch without privacy was finished"
     if record is None:
         return f"<p>Stopped: {baseline}.</p>"
@@ -285,10 +294,9 @@ def trained_in_words(config: TrainConfig, sgd: Sequence[Mapping[str, Any]], reco
     scores = f"SER {done[-1]['ser']:.2f} with eDP-SGD" if done else "no epoch of eDP-SGD was finished"
     final = {name: record["final"][name] for name in ("epsilon", "epsilon_claimed", "epsilon_if_alpha_public")}
     privacy = privacy_in_words(Guarantee(**record["guarantee"], **final), len(done) + stopped)
-    variant = "as printed" if config.as_printed else "sound"
-    settings = f"{variant}, C = {config.clip_norm:g}, z0 = {config.z0:g}, N = {config.num_devices}, seed {config.seed}"
-    begun = "Stopped early: " if stopped else f"Validation set after {len(done)} epochs: "
-    return f"<p>{begun}{baseline}, <b>{scores}</b> ({settings}). {record['devices']}.</p><p>{privacy}</p>"
+    begun = "Stopped early: " if stopped else f"Validation set after {_count(len(done), 'epoch')}: "
+    told = f"{settings(config)}, seed {config.seed}"
+    return f"<p>{begun}{baseline}, <b>{scores}</b> ({told}). {record['devices']}.</p><p>{privacy}</p>"
 
 
 def short(value: float | None) -> str:
@@ -299,5 +307,5 @@ def short(value: float | None) -> str:
     return f"{digits}e{int(exponent)}" if exponent else digits
 
 
-def _devices(number: int) -> str:
-    return f"{number} device" if number == 1 else f"{number} devices"
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

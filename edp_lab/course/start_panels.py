@@ -12,8 +12,8 @@ from typing import Any
 import ipywidgets as widgets
 
 from edp_lab.course import figures, theme
-from edp_lab.course.panel import WHOLE_LABEL, ErrorBox, Panel, choice, decades, number, side_by_side
-from edp_lab.course.start import SmallModel, StepResult, command, in_words, one_step, plain, trained_in_words
+from edp_lab.course.panel import WHOLE_LABEL, Frame, Panel, choice, decades, number, side_by_side
+from edp_lab.course.start import SmallModel, StepResult, caption, command, in_words, one_step, plain, trained_in_words
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay
 from edp_lab.training import StepDone, TrainConfig, train
@@ -50,8 +50,8 @@ class StepPanel(Panel):
         self.command = widgets.Textarea(rows=4, tooltip="the command", layout={"width": "auto"})
         pictures = theme.framed(self.layers, "3 1 28rem"), theme.framed(self.privacy, "2 1 24rem")
         super().__init__(
-            "<h3>One step of eDP-SGD</h3>What am I looking at? Left, how far one batch pulls each layer of a small trained "
-            "model (signal) and how far the noise pushes it; right, what the whole run costs in privacy.",
+            "<h3>One step of eDP-SGD</h3>What am I looking at? Left, how far one batch pulls each layer of a small "
+            "trained model (signal) and how far the noise pushes it; right, what the whole run costs in privacy.",
             controls,
             partial(self._compute_step, model),
             self._draw,
@@ -76,27 +76,22 @@ class StepPanel(Panel):
         self.controls["tau"].disable(result.config.decay == Decay.NONE)
 
 
-class LivePanel(widgets.VBox):
+class LivePanel(Frame):
     """A short real training run, eDP-SGD with the step panel's values beside SGD; only Run starts any work.
 
     Attributes:
-        records: the run records so far, by method.
-        errors: what went wrong, see `Panel.errors`.
+        rows: by method, the rows of the run record so far.
+        records: by method, the records of the runs that were made; none for an SGD run made before.
     """
 
     def __init__(self, model: SmallModel, settings: StepPanel) -> None:
         self._settings, self._stop, self._thread = settings, threading.Event(), threading.Thread()
-        self._baselines = {model.config: model.epochs}
+        self._baselines, self._delta = {model.config: model.epochs}, model.delta
         self.rows: dict[str, list[dict[str, Any]]] = {"sgd": [], "edp-sgd": []}
         self.records: dict[str, dict[str, Any]] = {}
-        self.error_box, self.words, self.state = ErrorBox(), widgets.HTML(), widgets.Label()
-        self.epochs = widgets.BoundedIntText(
-            model.config.epochs,
-            min=1,
-            max=100,
-            description="epochs",
-            style=WHOLE_LABEL,
-            layout={"width": "9rem"},
+        self.words, self.state = widgets.HTML(), widgets.Label()
+        self.epochs = widgets.IntText(
+            model.config.epochs, description="epochs", style=WHOLE_LABEL, layout={"width": "9rem"}
         )
         self.run_button = widgets.Button(description="Run", icon="play", button_style="primary")
         self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True)
@@ -105,38 +100,25 @@ class LivePanel(widgets.VBox):
         self.bar = widgets.IntProgress(max=1, layout={"width": "12rem"})
         self.figure = theme.live(figures.training_figure(self.epochs.value))
         buttons = [self.epochs, self.run_button, self.stop_button, self.bar, self.state]
+        row = widgets.HBox(buttons, layout={"align_items": "center", "flex_flow": "row wrap"})
         super().__init__(
-            [
-                theme.Fit(),
-                widgets.HTML(
-                    "<h3>Train it</h3>What am I looking at? Two real training runs on the same data, one without privacy "
-                    "and one with the sliders' values above; lower is better in both pictures."
-                ),
-                widgets.HBox(buttons, layout={"align_items": "center", "flex_flow": "row wrap"}).add_class("edp-wide"),
-                self.error_box,
-                theme.framed(self.figure, "1 1 auto"),
-                self.words,
-            ]
+            "<h3>Train it</h3>What am I looking at? Two real training runs on the same data, one without privacy and "
+            "one with the sliders' values above; lower is better in both pictures.",
+            [row.add_class("edp-wide")],
+            [theme.framed(self.figure, "1 1 auto"), self.words],
         )
-        self.add_class("edp-panel")
-
-    @property
-    def errors(self) -> list[Exception]:
-        return self.error_box.errors
-
-    def check(self) -> None:
-        """See `ErrorBox.check`."""
-        self.error_box.check()
 
     def run(self, wait: bool = False) -> None:
         """Start a run in the background; `wait` returns when it has ended. Bad settings go to the error box."""
+        config = None
         with self.error_box.guard():
             if self._thread.is_alive():
                 raise UsageError("a run is going on: press Stop first")
             config = replace(self._settings.config, epochs=self.epochs.value)
+        if config is not None:
             self._stop.clear()
-            self._thread = threading.Thread(target=self._train, args=(config,), daemon=True)
             self.run_button.disabled, self.stop_button.disabled = True, False
+            self._thread = threading.Thread(target=self._train, args=(config,), daemon=True)
             self._thread.start()
         if wait:
             self.wait()
@@ -163,17 +145,17 @@ class LivePanel(widgets.VBox):
             with self.error_box.guard(), tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
                 for method, run in (("sgd", baseline), ("edp-sgd", config)):
                     if len(self.rows[method]) < config.epochs and not self._stop.is_set():
-                        listener = partial(self._listen, method)
+                        listener = partial(self._listen, method, config)
                         self.records[method] = train(run, Path(folder) / method, listener)
                 if len(self.rows["sgd"]) == config.epochs:
                     self._baselines[baseline] = self.rows["sgd"]
-                self._draw(config.epochs)
+                self._draw(config)
                 self.words.value = trained_in_words(config, self.rows["sgd"], self.records.get("edp-sgd"))
         finally:
             self.state.value = "stopped" if self._stop.is_set() else "done"
             self.run_button.disabled, self.stop_button.disabled = False, True
 
-    def _listen(self, method: str, event: Event) -> None:
+    def _listen(self, method: str, config: TrainConfig, event: Event) -> None:
         """What the training loop reports; KeyboardInterrupt is how it is told to end early."""
         if isinstance(event, StepDone):
             if self._stop.is_set():
@@ -182,7 +164,9 @@ class LivePanel(widgets.VBox):
             self.state.value = f"{figures.RUNS[method]}: epoch {event.epoch + 1} of {event.epochs}"
         else:
             self.rows[method].append(event.row)
-            self._draw(event.epochs)
+            self._draw(config)
 
-    def _draw(self, epochs: int) -> None:
-        figures.update_training(self.figure, self.rows, epochs)
+    def _draw(self, config: TrainConfig) -> None:
+        figures.update_training(
+            self.figure, self.rows, config.epochs, caption(config, self.rows["edp-sgd"], self._delta)
+        )

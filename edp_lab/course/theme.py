@@ -53,9 +53,10 @@ TEMPLATE = go.layout.Template(
             "yanchor": "top",
             "pad": {"t": 10, "l": 8},
             "font": {"size": 15},
+            "subtitle": {"font": {"size": 12, "color": "#555"}},
         },
         "legend": {"x": 0, "xanchor": "left", "y": 1.01, "yanchor": "bottom"},
-        "margin": {"l": 8, "r": 16, "t": 106, "b": 8},
+        "margin": {"l": 8, "r": 16, "t": 126, "b": 8},
         "hoverlabel": {"font": {"family": "system-ui, sans-serif"}},
     }
 )
@@ -91,9 +92,8 @@ class Fit(anywidget.AnyWidget):
     """
 
 
-class _OnePage(HtmlRenderer):
-    """Figures in a page made by plain nbconvert: plotly.js inside, nothing loaded from elsewhere (plotly's own
-    "notebook" renderer fetches MathJax)."""
+class _Notebook(HtmlRenderer):
+    """plotly's "notebook" renderer, by which nbconvert shows figures, but with nothing loaded from elsewhere."""
 
     def to_mimebundle(self, fig_dict: dict[str, Any]) -> dict[str, str]:
         return {"text/html": pio.to_html(fig_dict, CONFIG, include_plotlyjs=True, full_html=False)}
@@ -103,9 +103,9 @@ def activate() -> None:
     """Use the course's template and renderers from here on."""
     pio.templates["edp_lab"] = TEMPLATE
     pio.templates.default = "edp_lab"
-    pio.renderers["edp_lab"] = _OnePage()
+    pio.renderers["notebook"] = _Notebook()
     pio.renderers["plotly_mimetype"].config = CONFIG
-    pio.renderers.default = "plotly_mimetype+edp_lab"
+    pio.renderers.default = "plotly_mimetype+notebook"
 
 
 def live(figure: go.Figure) -> go.FigureWidget:
