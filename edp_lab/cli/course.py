@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -84,12 +85,15 @@ def list_notebooks(notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
 @course_app.command("lab")
 def lab(notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
     """Open JupyterLab on the first notebook, on this machine only; it asks for no news and no updates."""
-    raise typer.Exit(subprocess.run(lab_command(notebooks_dir), check=False).returncode)
+    command, environment = lab_command(notebooks_dir)
+    raise typer.Exit(subprocess.run(command, env=environment, check=False).returncode)
 
 
-def lab_command(notebooks_dir: Path) -> list[str]:
-    """The command that starts JupyterLab with this interpreter: local, with a token, calling nobody."""
-    return [
+def lab_command(notebooks_dir: Path) -> tuple[list[str], dict[str, str]]:
+    """Command and environment that start JupyterLab with this interpreter: local, with a token, calling nobody."""
+    settings = str(Path(edp_lab.__file__).parent / "course" / "jupyter")  # no offer to fetch news
+    path = os.pathsep.join(filter(None, [settings, os.environ.get("JUPYTER_CONFIG_PATH")]))
+    command = [
         sys.executable,
         "-m",
         "jupyterlab",
@@ -99,6 +103,7 @@ def lab_command(notebooks_dir: Path) -> list[str]:
         "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
         str(notebooks_dir / "00_start.ipynb"),
     ]
+    return command, {**os.environ, "JUPYTER_CONFIG_PATH": path}
 
 
 def _name_and_value(text: str) -> tuple[str, Any]:

@@ -41,7 +41,7 @@ def train(
     ] = None,
     delta: Annotated[float | None, typer.Option(help="[default: n^-1.1, n training utterances]")] = None,
     batch_size: Annotated[int, typer.Option(help="Utterances per step, over all devices.")] = 64,
-    lr: Annotated[float, typer.Option(help="Adam's learning rate.")] = 2e-3,
+    lr: Annotated[float | None, typer.Option(help="Adam's. [default: 0.002 for clc, 0.0005 for bert]")] = None,
     lr_schedule: Annotated[str, typer.Option(help="linear (falls to 0 over the run) or constant.")] = "linear",
     epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 12,
     seed: Annotated[int, typer.Option(help="Split, initial weights, order, noise.")] = 0,

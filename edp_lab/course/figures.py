@@ -133,7 +133,7 @@ def training_figure(epochs: int) -> go.Figure:
             )  # fmt: skip
     figure.update_layout(height=380, title="Training, epoch by epoch", margin_t=100, legend={"orientation": "h"})
     figure.update_xaxes(title="epochs trained", range=[0.5, epochs + 0.5], tickformat="d")
-    figure.update_yaxes(title="mean loss per utterance (nats)", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title="loss per utterance (nats)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title="SER on the validation set", range=[0, 1.05], row=1, col=2)
     return figure
 

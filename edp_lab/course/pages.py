@@ -171,9 +171,10 @@ def _text(state: Mapping[str, Any]) -> str:
     value = state.get("value")
     if "_options_labels" in state and isinstance(state.get("index"), int):
         value = state["_options_labels"][state["index"]]
-    if value is None:
+    name = state.get("description")
+    if value is None or not name:  # a slider's number box repeats what the slider says
         return ""
-    return f"<div>{html.escape(state.get('description', ''))} <b>{html.escape(str(value))}</b></div>"
+    return f"<div>{html.escape(name)} <b>{html.escape(str(value))}</b></div>"
 
 
 def _with_plotly_html(cell: NotebookNode) -> NotebookNode:

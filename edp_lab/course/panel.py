@@ -56,7 +56,7 @@ def number(label: str, value: float, stops: Sequence[float], *, unit: str = "", 
     widgets.link((box, "value"), (slider, "value"), transform=(nearest, lambda stop: stop))
     slider.layout = {"flex": "1 1 16rem", "min_width": "0", "width": "auto"}
     box.layout.width, box.tooltip = "6rem", f"{label}, as a number"
-    units = widgets.HTML(unit, layout={"width": "6.5rem"}).add_class("edp-unit")
+    units = widgets.Label(unit, layout={"width": "6.5rem"}).add_class("edp-unit")
     row = widgets.HBox([slider, box, units], layout={"align_items": "center"})
     return Control(box, row, box.value, slider)
 
@@ -194,5 +194,5 @@ class Panel(Frame):
 
 def side_by_side(*children: widgets.Widget) -> widgets.Box:
     """A row that breaks into a column where the window is narrow."""
-    layout = widgets.Layout(display="flex", flex_flow="row wrap", gap="8px 28px", align_items="flex-start")
+    layout = widgets.Layout(display="flex", flex_flow="row wrap", grid_gap="8px 28px", align_items="flex-start")
     return widgets.Box(children, layout=layout)

@@ -141,7 +141,8 @@ def one_step(gradients: Gradients, config: TrainConfig, epoch: int) -> StepResul
 
 
 def _norms(gradient: Tensor, layout: Layout) -> tuple[float, ...]:
-    return tuple(float(torch.linalg.vector_norm(gradient[columns])) for columns in layout.columns)
+    norms = (torch.linalg.vector_norm(gradient[columns], dtype=torch.float64) for columns in layout.columns)
+    return tuple(norm.item() for norm in norms)
 
 
 class SmallModel:
@@ -237,13 +238,14 @@ def in_words(result: StepResult) -> str:
     return "".join(f"<p>{text}</p>" for text in (noise, privacy, meanings, f"{kept} {where}"))
 
 
-def one_line(result: StepResult) -> str:
-    """Settings and outcome in one line, for a notebook's printed answers."""
-    std = result.mechanism.noise_std(result.epoch) / result.config.num_devices
-    return (
-        f"{settings(result.config)}: noise per weight {short(std)}, noise/signal {short(result.ratio)}, "
-        f"ε claimed {short(result.claimed[-1])}, true {short(result.true[-1])}"
-    )
+def table(results: Mapping[str, StepResult]) -> str:
+    """Steps side by side in plain text, one a line, under a heading; `true` takes alpha to be public."""
+    rows: list[tuple[str, ...]] = [("", "noise per weight", "noise/signal", "ε claimed", "ε true")]
+    for label, r in results.items():
+        numbers = (r.mechanism.noise_std(r.epoch) / r.mechanism.num_devices, r.ratio, r.claimed[-1], r.true[-1])
+        rows.append((label, *map(short, numbers)))
+    width = max(len(row[0]) for row in rows)
+    return "\n".join(f"{label:<{width}}" + "".join(f"{n:>18}" for n in numbers) for label, *numbers in rows)
 
 
 def settings(config: TrainConfig) -> str:

@@ -64,13 +64,13 @@ TEMPLATE = go.layout.Template(
 STYLE = """<style>
 .edp-panel { color: #222; background: white; border: 1px solid #ccc; border-radius: 6px; padding: 12px 16px; }
 .edp-panel .widget-label { min-width: 9.5rem; text-align: left; }
-.edp-panel .edp-wide .widget-label, .edp-panel .widget-toggle-button { min-width: 0; }
+.edp-panel .edp-wide .widget-label, .edp-panel .edp-unit, .edp-panel .widget-toggle-button { min-width: 0; }
 .edp-panel .widget-toggle-buttons { display: flex; align-items: center; }
 .edp-panel .widget-html-content { line-height: 1.45; }
 .edp-panel .widget-html-content p { margin: 0 0 .6em; }
 .edp-panel .widget-html-content h3 { margin: 0 0 .2em; }
 .edp-panel summary { cursor: pointer; color: #0072B2; }
-.edp-panel .edp-unit { color: #555; white-space: nowrap; }
+.edp-panel .edp-unit { color: #555; }
 .edp-panel textarea { font-family: monospace; }
 .edp-panel .edp-lab-error .widget-html-content:not(:empty) {
     border-left: 5px solid #D55E00; background: #fdf0e8; padding: 6px 10px; font-weight: 600; }

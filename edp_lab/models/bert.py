@@ -41,8 +41,6 @@ ARCHITECTURE = (
     "layer_norm_eps",
     "pad_token_id",
 )
-
-
 CHUNK = 32  # utterances that are encoded together
 
 
@@ -142,7 +140,8 @@ def load_bert(name: str) -> tuple[BertModel, Tokenizer]:
         UsageError: nothing can be loaded, or what was loaded is no BERT.
     """
     name = os.path.expanduser(name)
-    if not Path(name).is_dir() and not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name):
+    in_a_folder = "/" in name and Path(name).parent.is_dir()
+    if not Path(name).is_dir() and (in_a_folder or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name)):
         raise UsageError(f"{name!r} is neither a folder nor a hub name: give a folder that `edp-lab pretrain` made")
     if Path(name).is_dir() and not Path(name, "config.json").exists():
         raise UsageError(f"{name!r} holds no config.json: give a folder or hub name of a BERT model")

@@ -51,8 +51,8 @@ def build_model(
 
     Args:
         kind: "clc" or "bert".
-        training: the utterances to be trained on; read only if not `private` and without `pretrained`, for
-        their words.
+        training: the utterances to be trained on; read, for their words, only if not `private` and without
+            `pretrained`.
         pretrained: for the CLC, word vectors (see `load_vectors`), which stay frozen; for BERT, a folder or
             hub name (see `load_bert`). Assumed public, or trained on separate text.
         size: fields of `CLCSize` or `BertSize` that differ from the paper's. With pretrained weights BERT's

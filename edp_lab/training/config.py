@@ -9,6 +9,7 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism
 
 METHODS = ("sgd", "edp-sgd")
+LEARNING_RATES = {"clc": 2e-3, "bert": 5e-4}
 # What differs from the paper's sizes, by model.
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "paper": {"clc": {}, "bert": {}},
@@ -35,6 +36,7 @@ class TrainConfig:
         size: "paper" (hidden 384 / BERT 4 layers) or "small" for demonstrations.
         dropout: share of each representation that is dropped, the same units for all words of an utterance.
         pretrained: word vectors for the CLC, an encoder for BERT (see `edp-lab pretrain`).
+        lr: Adam's learning rate; None is that of `LEARNING_RATES` for the model.
         lr_schedule: "linear" lets the learning rate fall to 0 over the run, "constant" does not.
         noise: "aggregate" draws the devices' noise as one Gaussian of the right variance; "per-device" draws N.
     """
@@ -51,7 +53,7 @@ class TrainConfig:
     alpha: str | None = None
     delta: float | None = None
     batch_size: int = 64
-    lr: float = 2e-3
+    lr: float | None = None
     lr_schedule: str = "linear"
     epochs: int = 12
     seed: int = 0
@@ -70,19 +72,24 @@ class TrainConfig:
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout is {self.dropout}: it must be at least 0 and below 1")
         _positive("batch size", self.batch_size)
-        _positive("learning rate", self.lr)
+        _positive("learning rate", self.learning_rate)
         _positive("number of epochs", self.epochs)
         if self.delta is not None and not 0 < self.delta < 1:
             raise UsageError(f"delta is {self.delta}: it must lie between 0 and 1 (well below 1/n)")
         if self.alpha is not None and self.alpha_source is Alpha.PUBLIC and not self.alpha_corpus:
             raise UsageError("alpha 'public' needs a corpus: write public:NAME or public:PATH")
         if self.method == "edp-sgd":
+            _positive("number of devices", self.num_devices)
             if self.num_devices >= self.batch_size:
                 raise UsageError(
                     f"{self.num_devices} devices for a batch of {self.batch_size}: Algorithm 1 asks for fewer "
                     "devices than utterances in a batch; lower --gpus or raise --batch-size"
                 )
             self.mechanism()
+
+    @property
+    def learning_rate(self) -> float:
+        return LEARNING_RATES[self.model] if self.lr is None else self.lr
 
     @property
     def alpha_source(self) -> Alpha:

@@ -107,7 +107,7 @@ class Run:
         self.gradient = torch.zeros(self.layout.size, device=self.accelerator.device)
         for (_, p), columns in zip(parameters, self.layout.columns, strict=True):
             p.grad = self.gradient[columns].view_as(p)
-        self.optimizer = torch.optim.Adam([p for _, p in parameters], lr=config.lr, fused=True)
+        self.optimizer = torch.optim.Adam([p for _, p in parameters], lr=config.learning_rate, fused=True)
         self.buffer = None
         if self.mechanism is not None:
             self.buffer = self.gradient.new_zeros(config.num_devices, self.layout.size)
@@ -149,9 +149,9 @@ class Run:
 
     def _learning_rate(self) -> float:
         if self.config.lr_schedule == "constant":
-            return self.config.lr
+            return self.config.learning_rate
         steps = math.ceil(len(self.train_data) / self.config.batch_size) * self.config.epochs
-        return self.config.lr * (1 - self.step_number / steps)
+        return self.config.learning_rate * (1 - self.step_number / steps)
 
     def _plain_gradient(self, examples: np.ndarray, dropout_key: int) -> Tensor:
         self.gradient.zero_()
@@ -230,7 +230,7 @@ class Run:
             flags.append("layer scales alpha (from private gradients)")
         return {
             "status": "running",
-            "config": {**asdict(self.config), "delta": self.delta},
+            "config": {**asdict(self.config), "delta": self.delta, "lr": self.config.learning_rate},
             "versions": versions(),
             "device": str(self.accelerator.device),
             "threads": torch.get_num_threads(),

@@ -86,6 +86,7 @@ BAD = {
     "unknown decay": (["--decay", "cosine"], "exponential"),
     "unknown size": (["--size", "huge"], "paper"),
     "too many devices": (["--gpus", "16"], "--batch-size"),
+    "no devices": (["--gpus", "0"], "devices"),
     "clip norm 0": (["--clip", "0"], "greater than 0"),
     "clip norm negative": (["--clip=-1"], "greater than 0"),
     "clip norm nan": (["--clip", "nan"], "greater than 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -268,10 +269,13 @@ def test_list_names_notebooks_and_their_parameters(tmp_path: Path) -> None:
 
 
 def test_jupyterlab_stays_local_and_calls_nobody(tmp_path: Path) -> None:
-    command = lab_command(tmp_path)
+    command, environment = lab_command(tmp_path)
     assert command[0] == sys.executable
     assert command[-1] == str(tmp_path / "00_start.ipynb")
     assert "--ServerApp.ip=127.0.0.1" in command
     assert "--LabApp.news_url=None" in command
     assert any(option.endswith("NeverCheckForUpdate") for option in command)
+    overrides = Path(environment["JUPYTER_CONFIG_PATH"].split(os.pathsep)[0]) / "labconfig"
+    settings = json.loads((overrides / "default_setting_overrides.json").read_text())
+    assert settings["@jupyterlab/apputils-extension:notification"]["checkForUpdates"] is False
     assert not any("token" in option or "password" in option for option in command)  # the default random token

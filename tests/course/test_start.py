@@ -1,0 +1,418 @@
+"""The first notebook's step, panels and cells: what a slider shows is what the mechanism says."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import plotly.graph_objects as go
+import plotly.io as pio
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import edp_lab.training
+from edp_lab.cli import app
+from edp_lab.course import figures, start, start_panels, theme
+from edp_lab.course.runner import check_parameters
+from edp_lab.course.start import SmallModel, StepResult, command, in_words, one_step, plain, short
+from edp_lab.course.start_panels import LivePanel, StepPanel
+from edp_lab.errors import UsageError
+from edp_lab.privacy import claimed_epsilon, true_epsilon
+from edp_lab.training import TrainConfig
+from edp_lab.training.step import release
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "00_start.ipynb"
+CONFIG = TrainConfig("smart-home", as_printed=True, size="small", lr=0.02)
+OTHER = replace(CONFIG, clip_norm=0.5, z0=0.2, decay="linear", tau=0.3, num_devices=4, as_printed=False, epochs=5)
+
+
+@pytest.fixture(scope="module")
+def model() -> SmallModel:
+    torch.set_num_threads(1)
+    return SmallModel(CONFIG, epochs=1)
+
+
+@pytest.fixture
+def panel(model: SmallModel) -> StepPanel:
+    return StepPanel(model, CONFIG)
+
+
+def step(model: SmallModel, config: TrainConfig = CONFIG, epoch: int = 0) -> StepResult:
+    return one_step(model.on(config.num_devices), config, epoch)
+
+
+# ---- One step ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [CONFIG, OTHER], ids=["as printed", "sound"])
+def test_signal_and_noise_add_up_to_what_the_step_releases(model: SmallModel, config: TrainConfig) -> None:
+    start = model.on(config.num_devices)
+    mechanism = step(model, config).mechanism
+    alpha = start.alpha if config.as_printed else None
+    silent, loud = torch.zeros_like(start.noise), start.noise
+    signal = release(mechanism, 2, start.per_device, start.layout, alpha, silent).gradient
+    whole = release(mechanism, 2, start.per_device, start.layout, alpha, loud).gradient
+    result = step(model, config, epoch=2)
+    for columns, signal_norm, draw_norm in zip(start.layout.columns, result.signal, result.draw, strict=True):
+        assert signal[columns].norm() == pytest.approx(signal_norm, rel=1e-5)
+        assert (whole - signal)[columns].norm() == pytest.approx(draw_norm, rel=1e-3)
+
+
+@pytest.mark.parametrize("config", [CONFIG, OTHER], ids=["as printed", "sound"])
+def test_expected_noise_is_the_mechanisms_std_times_the_root_of_the_size(
+    model: SmallModel, config: TrainConfig
+) -> None:
+    result = step(model, config, epoch=3)
+    std = result.mechanism.noise_std(3) / config.num_devices
+    for columns, noise, draw in zip(model.layout.columns, result.noise, result.draw, strict=True):
+        size = columns.stop - columns.start
+        assert noise == pytest.approx(std * math.sqrt(size), rel=1e-5)
+        assert draw == pytest.approx(noise, rel=4 / math.sqrt(size))
+
+
+def test_epsilons_are_the_accountants(model: SmallModel) -> None:
+    result = step(model, OTHER)
+    assert len(result.claimed) == len(result.true) == OTHER.epochs
+    for epochs in (1, OTHER.epochs):
+        assert result.claimed[epochs - 1] == claimed_epsilon(result.mechanism, epochs, model.delta)
+        assert result.true[epochs - 1] == true_epsilon(result.mechanism, epochs, model.delta)
+
+
+def test_same_batch_whatever_the_number_of_devices(model: SmallModel) -> None:
+    one, many = model.on(1), model.on(16)
+    assert many is model.on(16)  # computed once
+    torch.testing.assert_close(one.per_device[0], many.per_device.mean(0), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(one.alpha, many.alpha, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "epoch", "says"),
+    [
+        (CONFIG, 12, "epoch t = 12 lies outside a run of 12 epochs"),
+        (CONFIG, -1, "epoch t = -1 lies outside"),
+        (plain(CONFIG, 3), 0, "plain SGD adds no noise"),
+    ],
+)
+def test_step_refuses(model: SmallModel, config: TrainConfig, epoch: int, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        step(model, config, epoch)
+
+
+def test_step_refuses_gradients_of_other_devices(model: SmallModel) -> None:
+    with pytest.raises(UsageError, match="4 gradients for 8 devices"):
+        one_step(model.on(4), CONFIG, 0)
+
+
+# ---- In words ------------------------------------------------------------------------------------------------------
+
+
+def test_words_as_printed(model: SmallModel) -> None:
+    text = in_words(step(model, replace(CONFIG, epochs=30, delta=1e-5)))
+    assert "<b>As printed</b>, z0 = 0.03 on 8 devices adds noise of 0.0013 C to every coordinate" in text
+    assert "times the signal" in text
+    assert "After 30 epochs" in text
+    assert "no guarantee" in text
+    assert "noise over C, is 0.03;" in text
+    assert "noise over sensitivity of what is released, is 0.0053." in text
+    assert "8 devices: 1 process, 7 simulated." in text
+    assert "REPLACE" not in text
+    assert "zero-out" in text  # the scope is one click away
+
+
+def test_words_sound(model: SmallModel) -> None:
+    text = in_words(step(model, replace(CONFIG, as_printed=False, num_devices=1)))
+    assert "<b>Sound</b>, z0 = 0.03 on 1 device adds noise of 0.06 C" in text
+    assert "seed of the noise is published" in text
+    assert "noise over sensitivity of what is released, is 0.03." in text
+    assert "1 device: 1 process, 0 simulated." in text
+
+
+def test_words_without_noise_and_beyond_all_numbers(model: SmallModel) -> None:
+    assert "<b>No guarantee</b>: z0 is 0" in in_words(step(model, replace(CONFIG, z0=0.0)))
+    overflow = replace(OTHER, z0=1e-6, decay="exponential", tau=12.0, epochs=40)
+    assert "<b>No guarantee</b>: epsilon exceeds" in in_words(step(model, overflow))
+
+
+def test_numbers_as_people_write_them() -> None:
+    numbers = {
+        0.0013258: "0.0013",
+        17.6: "18",
+        590_000: "5.9e5",
+        1e-6: "1e-6",
+        0.0: "0",
+        2.0: "2",
+        None: "beyond 1e308",
+    }
+    assert {value: short(value) for value in numbers} == numbers
+
+
+@pytest.mark.parametrize("config", [CONFIG, OTHER, plain(CONFIG, 3), replace(OTHER, keep_duplicates_together=False)])
+def test_command_makes_this_very_run(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    class CallError(Exception):
+        pass
+
+    def train(config: TrainConfig, out: Path, listener: Any) -> None:
+        raise CallError(config, out)
+
+    monkeypatch.setattr(edp_lab.training, "train", train)
+    words = shlex.split(command(config, "runs/my run"))
+    assert words[:2] == ["edp-lab", "train"]
+    result = CliRunner().invoke(app, words[1:])
+    assert isinstance(result.exception, CallError), result.output
+    assert result.exception.args == (config, Path("runs/my run"))
+
+
+# ---- Figures -------------------------------------------------------------------------------------------------------
+
+
+def test_every_layer_has_a_readable_name(model: SmallModel) -> None:
+    names = [theme.layer_name(name) for name in theme.reading_order(model.layout.names)]
+    assert (names[0], names[-1]) == ("word vectors", "CRF end")
+    assert {"LSTM 1 recurrent", "CRF transitions", "character CNN bias"} <= set(names)
+    assert not [name for name in names if "_" in name or "." in name]
+    assert theme.layer_name("bert.encoder.weight") == "bert encoder"
+
+
+def test_figures_tell_lines_apart_without_colour(model: SmallModel) -> None:
+    result = step(model)
+    for figure in (figures.layers_figure(result), figures.privacy_figure(result), figures.training_figure(3)):
+        shown = [trace for trace in figure.data if trace.showlegend is not False]
+        assert len({trace.marker.symbol for trace in shown}) == len(shown)
+        assert all(axis.title.text for axis in [*figure.select_xaxes(), *figure.select_yaxes()][:1])
+
+
+def test_updated_figure_is_the_one_drawn_anew(model: SmallModel) -> None:
+    before, after = step(model), step(model, OTHER, epoch=2)
+    for draw, update in (
+        (figures.layers_figure, figures.update_layers),
+        (figures.privacy_figure, figures.update_privacy),
+    ):
+        figure = draw(before)
+        update(figure, after)
+        assert figure.to_json() == draw(after).to_json()
+
+
+def test_page_of_a_figure_loads_nothing_from_elsewhere(model: SmallModel) -> None:
+    theme.activate()
+    assert pio.renderers.default == "plotly_mimetype+notebook"
+    page = pio.renderers["notebook"].to_mimebundle(figures.layers_figure(step(model)).to_dict())["text/html"]
+    assert "Plotly.newPlot" in page
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", page)
+    assert '"showSendToCloud": false' in page
+    assert theme.live(go.Figure())._config["showSendToCloud"] is False
+
+
+# ---- The step panel ------------------------------------------------------------------------------------------------
+
+
+def test_panel_starts_with_the_parameters(model: SmallModel) -> None:
+    panel = StepPanel(model, OTHER)
+    assert panel.values == {
+        "as_printed": False, "clip_norm": 0.5, "z0": 0.2, "decay": "linear", "tau": 0.3, "epoch": 0, "num_devices": 4,
+        "epochs": 5,
+    }  # fmt: skip
+    assert panel.config == OTHER
+    assert panel.result == step(model, OTHER)
+    assert "<b>Sound</b>, z0 = 0.2 on 4 devices" in panel.words.value
+    assert panel.command.value == command(OTHER)
+    assert panel.privacy.data[1].y[-1] == panel.result.true[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "changes", "keeps"),
+    [
+        ("as_printed", False, {"noise", "signal", "true", "clip_factors", "guarantee"}, {"claimed"}),
+        ("clip_norm", 0.5, {"noise", "signal", "draw", "clip_factors"}, {"claimed", "true"}),
+        ("z0", 0.1, {"noise", "draw", "claimed", "true"}, {"signal", "clip_factors"}),
+        ("decay", "linear", {"claimed", "true"}, {"signal", "noise"}),
+        ("epoch", 5, {"epoch"}, {"noise", "claimed", "true"}),
+        ("num_devices", 2, {"noise", "signal", "true", "clip_factors"}, {"claimed"}),
+        ("epochs", 20, {"claimed", "true"}, {"signal", "noise"}),
+    ],
+)
+def test_each_slider_changes_what_it_should(
+    panel: StepPanel, name: str, value: Any, changes: set[str], keeps: set[str]
+) -> None:
+    before, words = panel.result, panel.words.value
+    control = panel.controls[name]
+    (control.slider or control.source).value = value
+    assert panel.errors == []
+    assert panel.values[name] == value
+    after = panel.result
+    assert {field for field in changes if getattr(after, field) == getattr(before, field)} == set()
+    assert {field for field in keeps if getattr(after, field) != getattr(before, field)} == set()
+    assert panel.words.value != words
+    assert panel.layers.data[2].x[-1] == after.total_noise
+
+
+def test_decay_slider_is_alive_only_with_decay(panel: StepPanel) -> None:
+    tau = panel.controls["tau"]
+    assert tau.slider.disabled
+    panel.set(decay="exponential", epoch=3)
+    assert not tau.slider.disabled
+    before = panel.result
+    tau.slider.value = 0.5
+    assert panel.result.total_noise == pytest.approx(before.total_noise * math.exp(-0.4 * 3))
+    assert panel.result.true[-1] > before.true[-1]
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"num_devices": 64}, "64 devices for a batch of 64"),
+        ({"num_devices": -8}, "number of devices"),
+        ({"clip_norm": 0.0}, "clip norm C is 0.0"),
+        ({"z0": -1.0}, "noise multiplier z0 is -1.0"),
+        ({"tau": -0.1}, "decay rate tau is -0.1"),
+        ({"epoch": 12}, "epoch t = 12 lies outside a run of 12 epochs"),
+        ({"epochs": 0}, "number of epochs is 0"),
+    ],
+)
+def test_bad_values_are_one_sentence(panel: StepPanel, values: dict[str, Any], says: str) -> None:
+    before = panel.result
+    panel.set(**values)
+    assert says in panel.error_box.value
+    assert isinstance(panel.errors[-1], UsageError)
+    assert panel.result is before
+    panel.reset()
+    assert panel.error_box.value == ""
+    assert panel.config == CONFIG
+
+
+def test_redraw_keeps_up_with_a_dragged_slider(panel: StepPanel) -> None:
+    panel.set(epochs=40, num_devices=32)
+    seconds = []
+    for value in (0.01, 0.02, 0.04, 0.08, 0.1):
+        start = time.perf_counter()
+        panel.controls["z0"].slider.value = value
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.1
+
+
+# ---- The live panel ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def live(model: SmallModel, panel: StepPanel) -> Iterator[LivePanel]:
+    live = LivePanel(model, panel)
+    yield live
+    live.stop()
+    live.wait()
+
+
+def test_live_run_trains_both_methods_with_the_sliders_values(
+    live: LivePanel, panel: StepPanel, model: SmallModel
+) -> None:
+    panel.set(num_devices=4, z0=0.01, as_printed=False)
+    live.run(wait=True)
+    live.check()
+    assert live.errors == []
+    assert live.rows["sgd"] == model.epochs  # made before with these settings: not trained again
+    assert list(live.records) == ["edp-sgd"]
+    record = live.records["edp-sgd"]
+    assert record["status"] == "finished"
+    assert (record["config"]["num_devices"], record["config"]["z0"], record["config"]["epochs"]) == (4, 0.01, 1)
+    assert live.rows["edp-sgd"] == record["epochs"]
+    assert live.figure.data[1].y[0] == record["epochs"][0]["loss"]
+    assert f"SER {record['epochs'][0]['ser']:.2f} with eDP-SGD" in live.words.value
+    assert "What holds is" in live.words.value
+    assert (live.state.value, live.run_button.disabled, live.stop_button.disabled) == ("done", False, True)
+
+
+def test_stop_ends_a_run_early_with_a_usable_record(live: LivePanel) -> None:
+    live.epochs.value = 50
+    live.run()
+    assert live.run_button.disabled
+    live.run()
+    assert "a run is going on" in live.error_box.value
+    until = time.monotonic() + 60
+    while not live.bar.value and time.monotonic() < until:
+        time.sleep(0.02)
+    live.stop_button.click()
+    live.wait()
+    assert live.records["sgd"]["status"] == "interrupted"
+    assert live.state.value == "stopped"
+    assert "Stopped" in live.words.value
+    assert not live.run_button.disabled
+    live.check()
+
+
+def test_live_run_with_bad_settings_is_one_sentence_and_no_run(live: LivePanel, panel: StepPanel) -> None:
+    panel.set(num_devices=64)
+    live.run(wait=True)
+    assert "64 devices for a batch of 64" in live.error_box.value
+    live.check()
+    panel.reset()
+    live.epochs.value = 0
+    live.run(wait=True)
+    assert "number of epochs is 0" in live.error_box.value
+    assert live.records == {}
+
+
+@pytest.mark.parametrize("fault", [UsageError("the gradient is not finite"), RuntimeError("out of memory")])
+def test_error_in_the_background_reaches_the_panel(
+    live: LivePanel, fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(start_panels, "train", train)
+    live.run(wait=True)
+    assert str(fault) in live.error_box.value
+    assert live.errors == [fault]
+    assert not live.run_button.disabled
+    if isinstance(fault, RuntimeError):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            live.check()
+
+
+# ---- The notebook --------------------------------------------------------------------------------------------------
+
+
+def cells(kind: str) -> list[nbformat.NotebookNode]:
+    return [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == kind]
+
+
+def test_notebook_keeps_the_order_and_length_of_the_course() -> None:
+    text = "\n".join(cell.source for cell in cells("markdown"))
+    headings = [line[3:] for line in text.splitlines() if line.startswith("## ")]
+    assert headings == ["Goal", "Predict", "Do", "Slide", "Check", "What this does *not* show"]
+    assert len(text.split()) <= 2500
+    assert statistics.median(len(cell.source.splitlines()) for cell in cells("code")) <= 6
+
+
+def test_notebook_refuses_an_unknown_parameter() -> None:
+    with pytest.raises(UsageError, match=r"00_start.ipynb has no parameter 'z_0'; it has: mode, corpus, C, z0"):
+        check_parameters(NOTEBOOK, {"z_0": 0.1})
+
+
+def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "SmallModel", lambda config, epochs: SmallModel(config, 1))  # a test, not a class
+    values = {"C": 0.5, "z0": 0.2, "tau": 0.3, "decay": "linear", "num_devices": 4, "seed": 1}
+    space: dict[str, Any] = {}
+    for cell in cells("code"):
+        exec(cell.source, space)
+        if "parameters" in cell.metadata.get("tags", ()):
+            space.update(values)
+    panel, live = space["panel"], space["live"]
+    for result in (space["result"], panel.result):
+        config = result.config
+        assert (config.clip_norm, config.z0, config.tau, config.decay) == (0.5, 0.2, 0.3, "linear")
+        assert (config.num_devices, config.seed) == (4, 1)
+    assert panel.result == space["result"]
+    assert live.records["edp-sgd"]["config"]["z0"] == 0.2
+
+    panel._show = lambda result: 1 / 0  # a fault that only a moved slider meets
+    panel.controls["z0"].slider.value = 1.0
+    monkeypatch.setattr(live, "run", lambda wait: None)
+    with pytest.raises(ZeroDivisionError):
+        exec(cells("code")[-1].source, space)
