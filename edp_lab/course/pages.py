@@ -22,6 +22,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
 from edp_lab.course.theme import CONFIG
+from edp_lab.models.files import write_whole
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 STATE = "application/vnd.jupyter.widget-state+json"
@@ -92,21 +93,14 @@ def write_page(notebook: NotebookNode, path: Path, name: str) -> None:
     exporter = _Exporter(extra_loaders=[DictLoader({"course.html.j2": TEMPLATE})], template_file="course.html.j2")
     text, _ = exporter.from_notebook_node(page, {"metadata": {"name": name}, "plotly": has_figures})
     if has_figures and not (path.parent / PLOTLY_JS).exists():
-        write_whole(path.parent / PLOTLY_JS, plotly.offline.get_plotlyjs())
-    write_whole(path, text)
+        write_whole(path.parent / PLOTLY_JS, plotly.offline.get_plotlyjs().encode())
+    write_whole(path, text.encode())
 
 
 def write_index(rows: Sequence[Any], path: Path, about: str) -> None:
     """Write the page that lists ``rows`` (anything with title, html, executed, error and seconds)."""
     template = jinja2.Environment(autoescape=True).from_string(INDEX)
-    write_whole(path, template.render(rows=rows, about=about))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file under another name and move it into place, so that no half of it is ever seen."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    write_whole(path, template.render(rows=rows, about=about).encode())
 
 
 class _MathML(IPythonRenderer):

@@ -27,6 +27,7 @@ import edp_lab
 from edp_lab.course import pages
 from edp_lab.course.kernel import ENGINE
 from edp_lab.errors import UsageError
+from edp_lab.models.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def run_notebook(
         out_dir / f"{path.stem}.html",
         error,
     )
-    pages.write_whole(run.executed, nbformat.writes(notebook))
+    write_whole(run.executed, nbformat.writes(notebook).encode())
     pages.write_page(notebook, run.html, run.title)
     return run
 

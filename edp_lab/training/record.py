@@ -7,7 +7,6 @@ DIR/model/          the model (see `edp_lab.models.checkpoint`)
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edp_lab.errors import UsageError
+from edp_lab.models.files import write_whole
 
 RECORD = "record.json"
 MODEL = "model"
@@ -46,15 +46,16 @@ def new_run_folder(out: str | Path) -> Path:
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Atomically: a reader sees the old record or the new one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
-    temporary = folder / f".{RECORD}.part"
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, folder / RECORD)
+    """Atomically: a reader sees the old record or the new one.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / RECORD, (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
+    except OSError as error:
+        raise UsageError(f"{folder / RECORD} cannot be written ({error.strerror}): choose another --out") from error
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:

@@ -78,6 +78,10 @@ def train(config: TrainConfig, out: str | Path, listener: Listener = lambda even
         run.finish("interrupted")
         run.save(folder, "interrupted")
         return run.record
+    except UsageError as error:
+        if run.record["epochs"]:
+            write_record(folder, {**run.record, "status": "failed", "error": str(error)})
+        raise
     run.finish("finished")
     run.save(folder, "finished")
     return run.record

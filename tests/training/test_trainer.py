@@ -152,7 +152,9 @@ def test_gradient_that_is_not_finite_stops_the_run_and_keeps_the_last_epoch(corp
     monkeypatch.setattr(Run, "step", poisoned)
     with pytest.raises(UsageError, match=r"gradient of layer '\w"):
         train(config(corpus), tmp_path / "run")
-    assert len(read_record(tmp_path / "run")["epochs"]) == 1
+    record = read_record(tmp_path / "run")
+    assert (record["status"], len(record["epochs"])) == ("failed", 1)
+    assert "not finite" in record["error"]
     assert evaluate_run(tmp_path / "run")["ser"] >= 0
 
 
