@@ -23,7 +23,9 @@ def epoch_line(event: Event) -> str:
         parts.append(f"slot F1 {row['slot_f1']:.3f}")
     if row["z_t"] is not None:
         parts.append(f"z {row['z_t']:.3g}")
-        parts.append("epsilon none" if row["epsilon"] is None else f"epsilon {row['epsilon']:.3g}")
+        parts.append(
+            "no guarantee" if row["epsilon"] is None else f"epsilon {row['epsilon']:.3g} if the seed were secret"
+        )
     return "  ".join([*parts, f"{row['seconds']:.1f} s"])
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    pass
 
 Run = Annotated[Path, typer.Option(help="Folder of a run: the --out of edp-lab train.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
@@ -33,7 +30,11 @@ def train(
     tau: Annotated[float, typer.Option(help="Decay rate: linear 1/(1 + tau t), exponential e^(-tau t).")] = 0.1,
     gpus: Annotated[int, typer.Option(help="Devices N; those that are not there are simulated exactly.")] = 8,
     as_printed: Annotated[
-        bool, typer.Option("--as-printed", help="Algorithm 1 verbatim instead of the sound mechanism.")
+        bool,
+        typer.Option(
+            "--as-printed",
+            help="The step of Algorithm 1 verbatim, not the sound one; schedule and dropout stay ours.",
+        ),
     ] = False,
     alpha: Annotated[
         str | None,
@@ -142,6 +143,8 @@ def _summary(record: dict[str, Any], out: Path) -> None:
         f"\ntest split ({splits['test']} utterances): SER {final['ser']:.4f}, "
         f"intent accuracy {final['intent_accuracy']:.4f}, {slots}"
     )
+    for warning in record["corpus"]["warnings"]:
+        print(f"note: {warning}")
     if record["config"]["method"] == "sgd":
         print("privacy: none (plain training)")
     else:
@@ -151,4 +154,9 @@ def _summary(record: dict[str, Any], out: Path) -> None:
         )
         if final["epsilon"] is None and final["epsilon_if_alpha_public"] is not None:
             print(f"  had alpha come from public text: {_number(final['epsilon_if_alpha_public'])}")
-    print(f"run: {out}")
+    if final["noise_multiplier"] is not None:
+        print(
+            f"noise in the last epoch: z = {_number(final['z_t'])} as set, {_number(final['noise_multiplier'])} over "
+            f"the sensitivity of what is released; {record['devices']}"
+        )
+    print(f"not private: {', '.join(record['not_private'])}\nrun: {out}")

@@ -95,7 +95,7 @@ def update_privacy(figure: go.Figure, result: StepResult) -> None:
         claimed.x = true.x = epochs
         claimed.y = [_positive(e) for e in result.claimed]
         true.y = [_positive(e) for e in result.true]
-        true.name = "if α were public (this run: no guarantee)" if void else "what holds"
+        true.name = "if α were public (this run: no guarantee)" if void else "true, if the seed were secret"
         true.line.dash, true.marker.symbol = ("dot", "circle-open") if void else ("solid", "circle")
         claimed.mode = true.mode = "lines+markers"
         factors.x = [str(device) for device in range(1, len(result.clip_factors) + 1)]

@@ -185,9 +185,9 @@ class SmallModel:
         run, data = self._run, self._run.train_data
         examples = stream(run.key, Purpose.SHUFFLE, epoch).permutation(len(data))[: self.config.batch_size]
         dropout_key = int(stream(run.key, Purpose.DROPOUT, step).integers(2**63))
-        buffer = torch.zeros(num_devices, self.layout.size)
+        buffer = run.gradient.new_zeros(num_devices, self.layout.size)
         device_gradients(model, data, micro_batches(examples, num_devices), buffer, dropout_key)
-        return buffer
+        return buffer.cpu()
 
 
 def plain(config: TrainConfig, epochs: int) -> TrainConfig:
@@ -260,7 +260,11 @@ def caption(config: TrainConfig, epochs: Sequence[Mapping[str, Any]], delta: flo
     told = f"{settings(config)}, seed {config.seed}"
     if not epochs:
         return told
-    holds = "no guarantee" if epochs[-1]["epsilon"] is None else f"ε = {short(epochs[-1]['epsilon'])} holds"
+    holds = (
+        "no guarantee"
+        if epochs[-1]["epsilon"] is None
+        else f"ε = {short(epochs[-1]['epsilon'])} if the seed were secret"
+    )
     claimed = short(epochs[-1]["epsilon_claimed"])
     return f"{told}; after {_count(len(epochs), 'epoch')} ε = {claimed} claimed, {holds}, δ = {delta:.2g}"
 
@@ -271,7 +275,8 @@ def privacy_in_words(guarantee: Guarantee, epochs: int) -> str:
     after = f"After {_count(epochs, 'epoch')} (δ = {guarantee.delta:.2g}) the paper's accounting says"
     if guarantee.epsilon is not None:
         text = (
-            f"{after} ε = {claimed}. What holds is <b>ε = {public}</b> (void here: the seed of the noise is published)."
+            f"{after} ε = {claimed}. With a secret seed <b>ε = {public}</b> would hold (void here: the seed of the "
+            "noise is published)."
         )
     elif guarantee.epsilon_if_alpha_public is not None:
         text = (
@@ -281,7 +286,7 @@ def privacy_in_words(guarantee: Guarantee, epochs: int) -> str:
     else:
         text = f"<b>No guarantee</b>: {guarantee.reason}."
     scope = (
-        f"accountant: Gaussian-DP, closed form, {_count(epochs, 'epoch')}, δ = {guarantee.delta:.2g}; "
+        f"{_count(epochs, 'epoch')}, δ = {guarantee.delta:.2g}; "
         f"{guarantee.scope}; status: {guarantee.status}, because {guarantee.reason}"
     )
     return f"{text}<details><summary>what this ε covers</summary>{escape(scope)}</details>"

@@ -12,7 +12,6 @@ one slice.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -126,26 +125,18 @@ def column_slices(parameters: Sequence[Tensor]) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(ends)]
 
 
-@dataclass
-class _Saved:
-    """What a custom backward pass needs beyond tensors."""
-
-    ops: DeviceOps
-    rows: Tensor | None
-
-
 class _DeviceLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, ops, rows):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(x, weight)
-        ctx.extra, ctx.bias = _Saved(ops, rows), bias
+        ctx.ops, ctx.rows, ctx.bias = ops, rows, bias
         return F.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
         x, weight = ctx.saved_tensors
-        add_linear_gradients(ctx.extra.ops, weight, ctx.bias, x, dy, ctx.extra.rows)
+        add_linear_gradients(ctx.ops, weight, ctx.bias, x, dy, ctx.rows)
         return dy @ weight if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
@@ -166,15 +157,15 @@ class _DeviceEmbedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx, ids, table, ops, rows):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(ids, table)
-        ctx.extra = _Saved(ops, rows)
+        ctx.ops, ctx.rows = ops, rows
         return F.embedding(ids, table)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
         ids, table = ctx.saved_tensors
-        gradient = ctx.extra.ops.gradient(table)
-        for device, own in ctx.extra.ops.slices(ctx.extra.rows):
+        gradient = ctx.ops.gradient(table)
+        for device, own in ctx.ops.slices(ctx.rows):
             gradient[device].index_add_(0, ids[own].flatten(), dy[own].flatten(0, -2))
         return None, None, None, None
 

@@ -19,14 +19,16 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy.mechanism import Adjacency, Alpha, Mechanism, NoGuarantee
 
 ROUNDING = 2.0**-52  # relative spacing of floats
+SMALLEST_NOISE = 2.0**-20  # of the clip norm: below, adding the noise to a float32 gradient may change nothing
+SMALLEST_STD = 1e-30  # below, float32 noise underflows
 
 SCOPE = (
-    "unit: one utterance (k utterances of one person cost k times mu); neighbours: zero-out (the "
-    "utterance's slot stays, its gradient is 0); batches: disjoint, one shuffled pass per epoch; the "
-    "adversary sees every aggregate and model but not the devices' messages; public by assumption: the "
-    "number of utterances, the split, the label sets, the vocabulary, the hyper-parameters; not covered: "
-    "losses, gradient norms, validation scores, checksums and any choice made by looking at them; noise: "
-    "float32, from a generator that is not cryptographic"
+    "accountant: Gaussian-DP, closed form; unit: one utterance (k utterances of one person cost k times mu); "
+    "neighbours: zero-out (the utterance's slot stays, its gradient is 0); batches: disjoint, one shuffled pass per "
+    "epoch; the adversary sees every aggregate and model but not the devices' messages; public by assumption: the "
+    "number of utterances, the split, the label sets, the vocabulary, pretrained weights and vectors, the text behind "
+    "a public alpha, the hyper-parameters; not covered: losses, gradient norms, validation scores, checksums and any "
+    "choice made by looking at them; noise: float32, from a generator that is not cryptographic"
 )
 
 
@@ -38,6 +40,7 @@ class Guarantee:
         status: "holds", "none", or "void: seed published".
         scope: unit, adjacency, adversary and what is not covered.
         reason: why the status is what it is.
+        epochs: how many were billed, a broken one as a whole.
         epsilon: the true epsilon at `delta`; None where there is no guarantee.
         epsilon_claimed: what the paper's accounting says for the same z_t.
         epsilon_if_alpha_public: the epsilon the run would have if alpha had come from public text.
@@ -47,6 +50,7 @@ class Guarantee:
     scope: str
     reason: str
     delta: float
+    epochs: int
     epsilon: float | None
     epsilon_claimed: float | None
     epsilon_if_alpha_public: float | None
@@ -60,21 +64,28 @@ def judge(mechanism: Mechanism | None, epochs: int, delta: float, seed_published
     """
     _check_delta(delta)
     _check_epochs(epochs)
+
+    def verdict(status: str, reason: str, *epsilons: float | None) -> Guarantee:
+        return Guarantee(status, SCOPE, reason, delta, epochs, *epsilons)
+
     if mechanism is None:
-        return Guarantee("none", SCOPE, "trained without clipping and noise", delta, None, None, None)
+        return verdict("none", "trained without clipping and noise", None, None, None)
     if mechanism.z0 == 0:
-        return Guarantee("none", SCOPE, "z0 is 0: no noise was added", delta, None, None, None)
+        return verdict("none", "z0 is 0: no noise was added", None, None, None)
     claimed = _finite(claimed_epsilon(mechanism, epochs, delta))
     public = _finite(true_epsilon(mechanism, epochs, delta))
     if mechanism.alpha is Alpha.PRIVATE:
         reason = "alpha comes from private gradients and is released without account: no useful guarantee"
-        return Guarantee("none", SCOPE, reason, delta, None, claimed, public)
+        return verdict("none", reason, None, claimed, public)
     if public is None:
-        return Guarantee("none", SCOPE, "epsilon exceeds the largest float", delta, None, claimed, None)
+        return verdict("none", "epsilon exceeds the largest float", None, claimed, None)
+    last = max(epochs - 1, 0)
+    if mechanism.noise_multiplier(last) < SMALLEST_NOISE or mechanism.noise_std(last) < SMALLEST_STD:
+        return verdict("none", "float32 arithmetic swallows noise this small", None, claimed, None)
     if seed_published:
         reason = "epsilon assumes secret randomness, and this run's noise can be redrawn from its published seed"
-        return Guarantee("void: seed published", SCOPE, reason, delta, public, claimed, public)
-    return Guarantee("holds", SCOPE, "Gaussian-DP, closed form", delta, public, claimed, public)
+        return verdict("void: seed published", reason, public, claimed, public)
+    return verdict("holds", "secret randomness, and noise as described", public, claimed, public)
 
 
 def true_epsilon(mechanism: Mechanism, epochs: int, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism
@@ -71,21 +72,24 @@ class TrainConfig:
         _choice("noise", self.noise, ("aggregate", "per-device"))
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout is {self.dropout}: it must be at least 0 and below 1")
-        _positive("batch size", self.batch_size)
         _positive("learning rate", self.learning_rate)
-        _positive("number of epochs", self.epochs)
+        for name, count in (
+            ("batch size", self.batch_size),
+            ("number of epochs", self.epochs),
+            ("number of devices", self.num_devices),
+        ):
+            if not isinstance(count, Integral) or count < 1:
+                raise UsageError(f"{name} is {count}: it must be a whole number, at least 1")
         if self.delta is not None and not 0 < self.delta < 1:
             raise UsageError(f"delta is {self.delta}: it must lie between 0 and 1 (well below 1/n)")
         if self.alpha is not None and self.alpha_source is Alpha.PUBLIC and not self.alpha_corpus:
             raise UsageError("alpha 'public' needs a corpus: write public:NAME or public:PATH")
-        if self.method == "edp-sgd":
-            _positive("number of devices", self.num_devices)
-            if self.num_devices >= self.batch_size:
-                raise UsageError(
-                    f"{self.num_devices} devices for a batch of {self.batch_size}: Algorithm 1 asks for fewer "
-                    "devices than utterances in a batch; lower --gpus or raise --batch-size"
-                )
-            self.mechanism()
+        if self.method == "edp-sgd" and self.num_devices >= self.batch_size:
+            raise UsageError(
+                f"{self.num_devices} devices for a batch of {self.batch_size}: Algorithm 1 asks for fewer "
+                "devices than utterances in a batch; lower --gpus or raise --batch-size"
+            )
+        self._mechanism()
 
     @property
     def learning_rate(self) -> float:
@@ -111,8 +115,9 @@ class TrainConfig:
 
     def mechanism(self) -> Mechanism | None:
         """What one step releases; None for plain training."""
-        if self.method == "sgd":
-            return None
+        return None if self.method == "sgd" else self._mechanism()
+
+    def _mechanism(self) -> Mechanism:
         build = Mechanism.as_printed if self.as_printed else Mechanism.sound
         return build(
             self.clip_norm,

@@ -7,6 +7,7 @@ DIR/model/          the model (see `edp_lab.models.checkpoint`)
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -26,6 +27,7 @@ NOT_PRIVATE = (
     "corpus checksum",
     "split counts",
     "choice of hyper-parameters",
+    "whether and where a run failed",
 )
 
 
@@ -40,6 +42,9 @@ def new_run_folder(out: str | Path) -> Path:
         UsageError: it already holds something.
     """
     folder = Path(out)
+    parent = next(p for p in (folder.absolute().parents) if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UsageError(f"output folder {folder} cannot be made in {parent}: choose another --out")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"output folder {folder} is not empty: it may hold a run; choose another --out")
     return folder
@@ -69,7 +74,8 @@ def read_record(folder: str | Path) -> dict[str, Any]:
         raise UsageError(f"{folder} holds no run ({RECORD} is missing): give the --out folder of edp-lab train")
     try:
         record = json.loads(path.read_text())
-        record["config"]["corpus"], record["guarantee"]["status"]
-    except (ValueError, KeyError, TypeError):
+        needed = record["config"]["corpus"], record["config"]["seed"], record["config"]["keep_duplicates_together"]
+        assert all(value is not None for value in (*needed, record["corpus"]["sha256"], record["guarantee"]))
+    except (ValueError, KeyError, TypeError, AssertionError):
         raise UsageError(f"{path} is damaged: train again, or restore it from a copy") from None
     return dict(record)

@@ -26,6 +26,7 @@ from edp_lab.privacy.noise import Purpose, stream
 
 # The sound clip stays below C by more than float32 can round within one block of a norm, and in one product.
 CLIP_MARGIN = 1 - 2.0**-16
+SMALLEST_ALPHA = 2.0**-40  # below, a float32 gradient that matters after division by alpha underflows before it
 BLOCK = 1024  # numbers summed in float32: over millions of them the sum can be off by a percent, and the clip with it
 
 
@@ -82,7 +83,7 @@ def layer_scales(gradients: Tensor, layout: Layout) -> Tensor:
     if norms.max() == 0:
         return torch.ones_like(norms)
     scales = norms / norms.max()
-    return torch.where(scales > 0, scales, torch.ones_like(scales))
+    return torch.where(scales > 0, scales.clamp_min(SMALLEST_ALPHA), torch.ones_like(scales))
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,10 @@ def release(
     and secret, and every utterance is in at most one micro-batch. Up to float32 rounding of clip and noise.
 
     Raises:
-        UsageError: a gradient is not finite.
+        UsageError: a gradient is not finite, or a layer scale is too small for float32.
     """
+    if alpha is not None and not float(alpha.min()) >= SMALLEST_ALPHA:
+        raise UsageError(f"a layer scale alpha is {float(alpha.min())}: it must be at least {SMALLEST_ALPHA:.1e}")
     norms = layer_norms(gradients, layout)
     scaled = norms if alpha is None else norms / alpha
     total = torch.linalg.vector_norm(scaled, dim=1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,19 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
-from edp_lab.corpora.encoding import Dataset, Labels
+from edp_lab.corpora.encoding import Labels
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.metrics import Scores, evaluate
-from edp_lab.privacy import Alpha, Mechanism, Variant, judge
+from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.noise import Purpose, key_from_seed, stream
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.gradients import device_gradients, micro_batches, trainable
 from edp_lab.training.record import MODEL, NOT_PRIVATE, new_run_folder, versions, write_record
 from edp_lab.training.step import Layout, layer_norms, layer_scales, release, standard_noise
+
+MOST_SHARED = 0.1  # of "public" utterances that may also be in the training set: short commands coincide
 
 
 @dataclass(frozen=True)
@@ -74,16 +76,19 @@ def train(config: TrainConfig, out: str | Path, listener: Listener = lambda even
         for epoch in range(config.epochs):
             run.epoch(epoch, listener)
             run.save(folder, "running")
+        run.finish()
+        run.save(folder, "finished")
     except KeyboardInterrupt:
-        run.finish("interrupted")
+        run.bill()
         run.save(folder, "interrupted")
-        return run.record
+        run.finish()
+        run.save(folder, "interrupted")
     except UsageError as error:
         if run.record["epochs"]:
+            unknown = dict.fromkeys(("loss", "seconds", *(field.name for field in fields(Scores))))
+            run.record["final"] = {**unknown, **run.bill()}
             write_record(folder, {**run.record, "status": "failed", "error": str(error)})
         raise
-    run.finish("finished")
-    run.save(folder, "finished")
     return run.record
 
 
@@ -93,14 +98,19 @@ class Run:
     def __init__(self, config: TrainConfig, corpus: Corpus, data: Split) -> None:
         self.config = config
         self.mechanism = config.mechanism()
-        self.accelerator = Accelerator()
+        self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
+        if self.accelerator.num_processes != 1:
+            raise UsageError(
+                f"{self.accelerator.num_processes} processes were started: training runs in one and simulates the "
+                "other devices; start it without a launcher"
+            )
         self.key = key_from_seed(config.seed)
         self.model: IntentSlotModel = build_model(
             config.model,
             Labels.of(corpus),
             seed=config.seed,
             training=data.train,
-            private=self.mechanism is not None and self.mechanism.variant is Variant.SOUND,
+            private=not self._reads_words_off_training_set(),
             pretrained=config.pretrained,
             size=config.model_size(),
         ).to(self.accelerator.device)
@@ -115,7 +125,7 @@ class Run:
         self.buffer = None
         if self.mechanism is not None:
             self.buffer = self.gradient.new_zeros(config.num_devices, self.layout.size)
-        self.delta = config.delta or len(data.train) ** -1.1
+        self.delta = config.delta or max(len(data.train), 2) ** -1.1
         self.epochs_started = 0
         self.step_number = 0
         self.alpha = self._public_alpha()
@@ -133,8 +143,8 @@ class Run:
             losses += loss
             listener(StepDone(epoch, self.config.epochs, step + 1, steps, loss / len(examples)))
         seconds = time.perf_counter() - start
-        scores = self.score(self.validation)
-        row = {"loss": losses / len(order), "seconds": seconds, **asdict(scores), **self._privacy(epoch)}
+        scores = evaluate_model(self.model, self.validation)
+        row = {"loss": losses / len(order), "seconds": seconds, **asdict(scores), **self.bill()}
         self.record["epochs"].append(row)
         listener(EpochDone(epoch, self.config.epochs, row))
 
@@ -159,7 +169,8 @@ class Run:
 
     def _plain_gradient(self, examples: np.ndarray, dropout_key: int) -> Tensor:
         self.gradient.zero_()
-        losses = self.model.losses(self._batch(self.train_data, examples), dropout_key=dropout_key)
+        batch = self.train_data.batch(examples).to(self.accelerator.device)
+        losses = self.model.losses(batch, dropout_key=dropout_key)
         losses.mean().backward()
         layer_norms(self.gradient[None], self.layout)  # refuses NaN
         return losses.detach().sum()
@@ -188,50 +199,58 @@ class Run:
                 f"alpha corpus {self.config.alpha_corpus!r} has only {len(usable)} utterances with labels of "
                 f"{self.config.corpus!r}: give public text annotated with the same labels"
             )
+        private = {u.tokens for u in self.train_data.utterances}
+        if sum(u.tokens in private for u in usable) > MOST_SHARED * len(usable):
+            raise UsageError(
+                f"alpha corpus {self.config.alpha_corpus!r} shares utterances with the training set, so it is not "
+                "public: give separate text"
+            )
         parts = micro_batches(np.arange(len(usable)), self.config.num_devices)
         assert self.buffer is not None
         device_gradients(self.model, self.model.dataset(usable), parts, self.buffer, None)
         return layer_scales(self.buffer, self.layout)
 
-    def score(self, utterances: tuple[Utterance, ...]) -> Scores:
-        return evaluate_model(self.model, utterances)
-
-    def finish(self, status: str) -> None:
-        """Score the last model on the test split and state the guarantee of everything that was released."""
-        epoch = max(self.epochs_started - 1, 0)
+    def finish(self) -> None:
+        """Score the model as it is on the test split, beside the guarantee of everything that was released."""
         row = self.record["epochs"][-1] if self.record["epochs"] else {}
         training = {"loss": row.get("loss"), "seconds": sum(r["seconds"] for r in self.record["epochs"])}
-        self.record["final"] = {**training, **asdict(self.score(self.test)), **self._privacy(epoch)}
-        self.record["status"] = status
+        self.record["final"] = {**training, **asdict(evaluate_model(self.model, self.test)), **self.bill()}
 
     def save(self, folder: Path, status: str) -> None:
+        """The record first: whatever happens in between, no model is left whose epochs were not billed."""
         self.record["status"] = status
-        save_model(self.model, folder / MODEL)
         write_record(folder, self.record)
+        save_model(self.model, folder / MODEL)
 
-    def _privacy(self, epoch: int) -> dict[str, float | None]:
-        guarantee = judge(self.mechanism, epoch + 1, self.delta)
-        self.record["guarantee"] = {
-            "status": guarantee.status,
-            "scope": guarantee.scope,
-            "reason": guarantee.reason,
-            "delta": self.delta,
-        }
-        return {
-            "z_t": None if self.mechanism is None else self.mechanism.noise_multiplier_setting(epoch),
-            "epsilon_claimed": guarantee.epsilon_claimed,
-            "epsilon": guarantee.epsilon,
-            "epsilon_if_alpha_public": guarantee.epsilon_if_alpha_public,
-        }
+    def bill(self) -> dict[str, float | None]:
+        """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record."""
+        epochs = max(self.epochs_started, 1)
+        verdict = asdict(judge(self.mechanism, epochs, self.delta))
+        names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
+        epsilons = {name: verdict.pop(name) for name in names}
+        self.record["guarantee"] = verdict
+        settings: dict[str, float | None] = {"z_t": None, "noise_multiplier": None}
+        if self.mechanism is not None:
+            settings["z_t"] = self.mechanism.noise_multiplier_setting(epochs - 1)
+            settings["noise_multiplier"] = self.mechanism.noise_multiplier(epochs - 1)
+        return {**settings, **epsilons}
+
+    def _reads_words_off_training_set(self) -> bool:
+        """Where there is no guarantee anyway; elsewhere words come from public text or stable hash buckets."""
+        without_guarantee = self.mechanism is None or self.mechanism.alpha is Alpha.PRIVATE
+        return self.config.pretrained is None and without_guarantee
 
     def _new_record(self, corpus: Corpus, data: Split) -> dict[str, Any]:
         flags = [*NOT_PRIVATE]
         if not corpus.labels_declared:
             flags.append("label sets (read off the corpus)")
-        if self.config.pretrained is None and not (self.mechanism and self.mechanism.variant is Variant.SOUND):
+        if self._reads_words_off_training_set():
             flags.append("vocabulary (read off the training set)")
         if self.mechanism is not None and self.mechanism.alpha is Alpha.PRIVATE:
             flags.append("layer scales alpha (from private gradients)")
+        if self.delta * len(data.train) >= 1:
+            flags.append("delta: not below 1/n, so epsilon promises nothing")
+        simulated = f"{self.config.num_devices} devices: 1 process, {self.config.num_devices - 1} simulated"
         return {
             "status": "running",
             "config": {**asdict(self.config), "delta": self.delta, "lr": self.config.learning_rate},
@@ -239,7 +258,7 @@ class Run:
             "device": str(self.accelerator.device),
             "threads": torch.get_num_threads(),
             "world_size": self.accelerator.num_processes,
-            "devices": f"{self.config.num_devices} devices: 1 process, {self.config.num_devices - 1} simulated",
+            "devices": "1 process" if self.mechanism is None else simulated,
             "parameters": self.layout.size,
             "corpus": {
                 "name": corpus.name,
@@ -253,9 +272,6 @@ class Run:
             "final": None,
             "guarantee": {},
         }
-
-    def _batch(self, data: Dataset, examples: np.ndarray):  # type: ignore[no-untyped-def]
-        return data.batch(examples).to(self.accelerator.device)
 
 
 def evaluate_model(model: IntentSlotModel, utterances: tuple[Utterance, ...]) -> Scores:

@@ -174,6 +174,8 @@ def test_damaged_model_and_missing_run_are_one_sentence(cli, corpus, tmp_path):
         assert len(err.splitlines()) == 1
     (run / "record.json").write_text("{")
     assert "damaged" in cli("evaluate", "--run", str(run))[2]
+    (run / "record.json").write_text('{"config": {"corpus": "x"}, "guarantee": {"status": "none"}}')
+    assert "damaged" in cli("evaluate", "--run", str(run))[2]
 
 
 def test_make_smart_home_and_train_on_it(cli, tmp_path):
@@ -183,6 +185,18 @@ def test_make_smart_home_and_train_on_it(cli, tmp_path):
     assert cli("data", "make", "smart-home", "--out", str(path))[0] == 2
     assert cli("data", "make", "snips", "--out", str(tmp_path / "x.jsonl"))[0] == 2
     assert cli("train", "--corpus", str(path), "--out", str(tmp_path / "run"), *SMALL)[0] == 0
+
+
+@pytest.mark.parametrize("option", ["--clip=nan", "--clip=-1", "--gpus=-3", "--decay=cosine", "--z0=-1"])
+def test_plain_training_refuses_bad_options_too(cli, corpus, tmp_path, option):
+    status, _, err = cli("train", "--corpus", corpus, "--out", str(tmp_path / "run"), "--method", "sgd", option)
+    assert (status, len(err.splitlines()), (tmp_path / "run").exists()) == (2, 1, False)
+
+
+def test_output_that_cannot_be_made_is_refused_before_training(cli, corpus):
+    status, _, err = cli("train", "--corpus", corpus, "--out", f"{corpus}/run", *SMALL)
+    assert status == 2
+    assert "--out" in err
 
 
 def test_data_list_names_every_corpus(cli):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +13,16 @@ import torch
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, true_epsilon
-from edp_lab.training import EpochDone, StepDone, TrainConfig, evaluate_run, predict_texts, read_record, train
+from edp_lab.training import EpochDone, StepDone, TrainConfig, evaluate_run, predict_texts, read_record, train, trainer
 from edp_lab.training.trainer import Run
 
 NAMES = ("anna", "bob", "carla", "dev", "eve", "fred")
 
 
-def write_corpus(path: Path, utterances: int = 120, tags: bool = True) -> Path:
+def write_corpus(path: Path, utterances: int = 120, tags: bool = True, first: int = 0) -> Path:
     rng = np.random.default_rng(0)
     with path.open("w") as file:
-        for k in range(utterances):
+        for k in range(first, first + utterances):
             if rng.random() < 0.5:
                 tokens, labels, intent = ["call", str(rng.choice(NAMES)), str(k)], ["O", "B-name", "B-number"], "call"
             else:
@@ -89,23 +90,91 @@ def test_same_seed_same_model_other_seed_other_model(corpus, tmp_path):
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_sound_model_does_not_depend_on_words_of_the_training_set(corpus, tmp_path):
-    """The vocabulary of a sound run must not come from private text: only hash buckets are left."""
+@pytest.mark.parametrize("settings", [{}, {"as_printed": True, "alpha": "none"}])
+def test_model_with_an_epsilon_does_not_depend_on_words_of_the_training_set(corpus, settings):
+    """Where an epsilon is shown, the vocabulary must not come from private text: only hash buckets are left."""
     loaded = load_corpus(corpus)
-    run = Run(config(corpus), loaded, split(loaded, 0))
+    run = Run(config(corpus, **settings), loaded, split(loaded, 0))
     assert run.model.features.words == ()
+
+
+def test_public_alpha_from_the_private_corpus_is_refused(corpus, tmp_path):
+    with pytest.raises(UsageError, match="not public"):
+        train(config(corpus, alpha=f"public:{corpus}"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_model_is_left_whose_epochs_were_not_billed(corpus, tmp_path, monkeypatch):
+    """Broken off between its two writes, a save has written the bill, not the model."""
+    original, saved = trainer.save_model, []
+
+    def once(model, folder):
+        if saved:
+            raise OSError("the power went")
+        saved.append(original(model, folder))
+
+    monkeypatch.setattr(trainer, "save_model", once)
+    with pytest.raises(OSError, match="power"):
+        train(config(corpus, epochs=3), tmp_path / "run")
+    record = read_record(tmp_path / "run")
+    assert len(record["epochs"]) == record["guarantee"]["epochs"] == 2
+
+
+def test_interrupt_while_the_test_split_is_scored_leaves_a_usable_run(corpus, tmp_path, monkeypatch):
+    original, calls = trainer.evaluate_model, []
+
+    def interrupted(model, utterances):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(model, utterances)
+
+    monkeypatch.setattr(trainer, "evaluate_model", interrupted)
+    record = train(config(corpus), tmp_path / "run")
+    assert (record["status"], len(record["epochs"])) == ("interrupted", 2)
+    assert record["final"]["ser"] == evaluate_run(tmp_path / "run")["ser"]
+
+
+def test_processes_that_a_launcher_started_are_refused(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer.Accelerator, "num_processes", 2)
+    with pytest.raises(UsageError, match="without a launcher"):
+        train(config(corpus), tmp_path / "run")
+
+
+def test_delta_that_promises_nothing_is_flagged(corpus, tmp_path):
+    record = train(config(corpus, delta=0.5, epochs=1), tmp_path / "run")
+    assert any("delta" in flag for flag in record["not_private"])
+
+
+def test_a_run_adds_the_noise_it_is_billed_for(corpus, monkeypatch):
+    """Fresh at every step, of the deviation that the mechanism describes for that epoch."""
+    loaded, noises, original = load_corpus(corpus), [], trainer.release
+    settings = config(corpus, epochs=3, z0=0.5, decay="exponential", tau=0.4)
+
+    def spy(mechanism, epoch, gradients, layout, alpha, noise):
+        released = original(mechanism, epoch, gradients, layout, alpha, noise)
+        without = original(mechanism, epoch, gradients, layout, alpha, torch.zeros_like(noise))
+        noises.append((released.gradient - without.gradient).double())
+        return released
+
+    monkeypatch.setattr(trainer, "release", spy)
+    run = Run(settings, loaded, split(loaded, 0))
+    for epoch in range(3):
+        begun = len(noises)
+        run.epoch(epoch, lambda event: None)
+        for noise in noises[begun:]:
+            assert float(noise.std()) == pytest.approx(2 * 0.5 * math.exp(-0.4 * epoch) / 4, rel=0.01)
+    correlation = np.corrcoef(torch.stack(noises).numpy()) - np.eye(len(noises))
+    assert np.abs(correlation).max() < 5.5 / math.sqrt(run.layout.size)
 
 
 @pytest.mark.parametrize("as_printed", [False, True])
 def test_public_alpha_is_a_function_of_public_text_alone(tmp_path, as_printed):
     own = load_corpus(str(write_corpus(tmp_path / "own.jsonl")))
     other = load_corpus(str(write_corpus(tmp_path / "other.jsonl", utterances=300)))
-    public = f"public:{write_corpus(tmp_path / 'public.jsonl', utterances=50)}"
+    public = f"public:{write_corpus(tmp_path / 'public.jsonl', utterances=50, first=900)}"
     private = config(own.name, alpha=public, as_printed=as_printed, pretrained=None)
     runs = [Run(private, c, split(c, 0)) for c in (own, other)]
-    if as_printed:  # its vocabulary is private, so only the shape of alpha can be compared
-        assert runs[0].alpha is not None
-        return
     assert torch.equal(runs[0].alpha, runs[1].alpha)
     assert float(runs[0].alpha.max()) == 1.0
 
@@ -153,7 +222,7 @@ def test_gradient_that_is_not_finite_stops_the_run_and_keeps_the_last_epoch(corp
     with pytest.raises(UsageError, match=r"gradient of layer '\w"):
         train(config(corpus), tmp_path / "run")
     record = read_record(tmp_path / "run")
-    assert (record["status"], len(record["epochs"])) == ("failed", 1)
+    assert (record["status"], len(record["epochs"]), record["guarantee"]["epochs"]) == ("failed", 1, 2)
     assert "not finite" in record["error"]
     assert evaluate_run(tmp_path / "run")["ser"] >= 0
 
