@@ -18,6 +18,7 @@ from random import Random
 from typing import NamedTuple
 
 from edp_lab.corpora.corpus import Corpus, Utterance
+from edp_lab.corpora.metrics import edit_distance, spans
 from edp_lab.corpora.smart_home_grammar import GRAMMAR_VERSION, INTENTS, SLOTS, Tags, Uniform, draw_sentence
 from edp_lab.errors import UsageError
 
@@ -103,7 +104,7 @@ def best_ser(utterances: int, seed: int, domain: str | None = None) -> float:
     errors = reference = 0
     for s in islice(_samples(seed, domain), _at_least_one(utterances)):
         slots = _slots(s.tokens, s.tags)
-        errors += (s.intent != s.best_intent) + _edits(_slots(s.tokens, s.best_tags), slots)
+        errors += (s.intent != s.best_intent) + edit_distance(_slots(s.tokens, s.best_tags), slots)
         reference += 1 + len(slots)
     return errors / reference
 
@@ -155,12 +156,12 @@ def _misspell(tokens: list[str], uniform: Uniform) -> None:
 
 def _mistake(tags: Tags, intent: str, domain: str, uniform: Uniform) -> tuple[Tags, str]:
     """One annotation error: a wrong intent, or a slot dropped, mislabelled, a token too short or too long."""
-    spans = _spans(tags)
+    found = spans(tags)
     kind = int(uniform() * 4)
-    if kind == 0 or not spans:
+    if kind == 0 or not found:
         others = [name for name in INTENTS[domain] if name != intent]
         return tags, others[int(uniform() * len(others))]
-    slot, start, end = spans[int(uniform() * len(spans))]
+    start, end, slot = found[int(uniform() * len(found))]
     wrong = list(tags)
     if kind == 1:
         others = [name for name in SLOTS[domain] if name != slot]
@@ -175,30 +176,8 @@ def _mistake(tags: Tags, intent: str, domain: str, uniform: Uniform) -> tuple[Ta
     return tuple(wrong), intent
 
 
-def _spans(tags: Tags) -> list[tuple[str, int, int]]:
-    """(slot, first token, token after the last) of every slot, from valid BIO tags."""
-    starts = [i for i, tag in enumerate(tags) if tag[0] == "B"]
-    spans = []
-    for start in starts:
-        end = start + 1
-        while end < len(tags) and tags[end][0] == "I":
-            end += 1
-        spans.append((tags[start][2:], start, end))
-    return spans
-
-
 def _slots(tokens: tuple[str, ...], tags: Tags) -> list[tuple[str, tuple[str, ...]]]:
-    return [(slot, tokens[start:end]) for slot, start, end in _spans(tags)]
-
-
-def _edits(a: list, b: list) -> int:
-    """Levenshtein distance."""
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        above_left, row[0] = row[0], i
-        for j, y in enumerate(b, 1):
-            above_left, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, above_left + (x != y))
-    return row[-1]
+    return [(slot, tokens[start:end]) for start, end, slot in spans(tags)]
 
 
 # ---- Arguments and labels ----------------------------------------------------------------------------------

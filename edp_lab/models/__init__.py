@@ -6,17 +6,14 @@
 
 from edp_lab.models.checkpoint import KINDS, build_model, load_model, save_model, seeded
 from edp_lab.models.intent_slot import IntentSlotModel, Prediction
-from edp_lab.models.metrics import Scores, evaluate
 from edp_lab.models.vectors import WordVectors, load_vectors, train_vectors
 
 __all__ = [
     "KINDS",
     "IntentSlotModel",
     "Prediction",
-    "Scores",
     "WordVectors",
     "build_model",
-    "evaluate",
     "load_model",
     "load_vectors",
     "save_model",

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from edp_lab.corpora import Utterance, load_corpus, split
+from edp_lab.corpora.metrics import spans
 from edp_lab.errors import UsageError
 from edp_lab.models import load_model
-from edp_lab.models.metrics import spans
 from edp_lab.training.record import MODEL, read_record
 from edp_lab.training.trainer import evaluate_model
 

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.corpora.encoding import Labels
+from edp_lab.corpora.metrics import Scores, evaluate
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.models.metrics import Scores, evaluate
 from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.noise import Purpose, key_from_seed, stream
 from edp_lab.training.config import TrainConfig

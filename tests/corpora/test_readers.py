@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from edp_lab.corpora import readers
 from edp_lab.corpora.corpus import Utterance
+from edp_lab.corpora.metrics import spans
 from edp_lab.corpora.readers import Reading, repair_bio
 from edp_lab.errors import UsageError
-from edp_lab.models.metrics import spans
 
 
 def write(path: Path, text: str | bytes) -> Path:

@@ -108,13 +108,6 @@ def test_best_possible_ser(domain, low, high):
     assert low < best_ser(20_000, seed=8, domain=domain) < high
 
 
-def test_semantic_error_counts_edits_of_slots():
-    assert smart_home._edits([1, 2, 3], [1, 3]) == 1
-    assert smart_home._edits([], [1, 2]) == 2
-    assert smart_home._edits([1, 2], [2, 1]) == 2
-    assert smart_home._edits([1, 2, 3, 4], [1, 5, 3]) == 2
-
-
 def test_embedded_copy_is_what_the_generator_gives():
     corpus = load()
     assert corpus.sha256 == generate(smart_home.EMBEDDED_UTTERANCES, smart_home.EMBEDDED_SEED).sha256

@@ -22,10 +22,13 @@ class Scores:
     """The four scores as fractions.
 
     Attributes:
-        ser: semantic error rate, may exceed 1; see `ser`.
-        intent_accuracy: in [0, 1].
-        slot_f1: in [0, 1]; None without tags; see `slot_f1`.
-        exact_match: in [0, 1]; see `exact_match`.
+        ser: semantic error rate (paper, section 4.2): the sum over utterances of (intent wrong + substituted,
+            deleted and inserted slots), divided by the sum of (1 + reference slots). Slots are compared as the
+            sequence of their (label, value), aligned by edit distance. Exceeds 1 where many slots are inserted.
+        intent_accuracy: share of utterances with the right intent.
+        slot_f1: over all slots of all utterances; a slot is right if start, end and label are (as conlleval). None
+            without tags; 0 where neither side has a slot.
+        exact_match: share of utterances with the right intent and exactly the right slots.
     """
 
     ser: float
@@ -58,34 +61,6 @@ def evaluate(references: Sequence[Frame], predictions: Sequence[Frame]) -> Score
         slot_f1=2 * slots_right / max(1, slots + predicted_slots) if tagged else None,
         exact_match=exact / n,
     )
-
-
-def ser(references: Sequence[Frame], predictions: Sequence[Frame]) -> float:
-    """Semantic error rate: wrong intents and slots over all intents and slots (the paper, sec. 4.2).
-
-    The sum over utterances of (intent wrong + substituted, deleted and inserted slots), divided by the sum of
-    (1 + reference slots). Slots are compared as the sequence of their (label, value), aligned by edit
-    distance. It exceeds 1 where many slots are inserted.
-    """
-    return evaluate(references, predictions).ser
-
-
-def intent_accuracy(references: Sequence[Frame], predictions: Sequence[Frame]) -> float:
-    """The share of utterances with the right intent."""
-    return evaluate(references, predictions).intent_accuracy
-
-
-def slot_f1(references: Sequence[Frame], predictions: Sequence[Frame]) -> float | None:
-    """F1 of slots, counted over all utterances; a slot is right if start, end and label are (as conlleval).
-
-    None without tags; 0 where neither side has a slot, as in conlleval.
-    """
-    return evaluate(references, predictions).slot_f1
-
-
-def exact_match(references: Sequence[Frame], predictions: Sequence[Frame]) -> float:
-    """The share of utterances with the right intent and exactly the right slots."""
-    return evaluate(references, predictions).exact_match
 
 
 def spans(tags: Sequence[str]) -> list[Span]:
