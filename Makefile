@@ -2,12 +2,14 @@
 #   make PYTHON=python3.12 ...   another Python;   make VENV=/some/folder ...   another place for the environment
 #   make TORCH_INDEX=https://download.pytorch.org/whl/cpu ...   torch without CUDA, on Linux a far smaller download
 #   make test PYTEST_ARGS="-k runner"   arguments for pytest;   make course COURSE_ARGS="00_start --mode full"
+#   make lab LAB_ARGS="--no-browser --allow-root"   options for JupyterLab
 
 SHELL := /bin/sh
 VENV ?= .venv
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
 COURSE_ARGS ?=
+LAB_ARGS ?=
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
@@ -29,7 +31,7 @@ test: $(INSTALLED)  ## the whole test suite
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lab: $(INSTALLED)  ## open JupyterLab on notebooks/00_start.ipynb
-	@$(BIN)/edp-lab course lab
+	@$(BIN)/edp-lab course lab $(LAB_ARGS)
 
 lint: $(INSTALLED)  ## linter, formatter and type checker
 	$(BIN)/ruff check
@@ -47,3 +49,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --no-deps --index-url $(TORCH_INDEX) -c constraints.txt torch)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[test]'
 	@touch $@
+	@echo 'installed; for the edp-lab command in this shell:  . $(VENV)/bin/activate'

@@ -109,7 +109,7 @@ def test_readme_mentions_only_make_targets_and_commands_that_exist() -> None:
 
     code = code_of((ROOT / "README.md").read_text(encoding="utf-8"))
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    made = {match[1] for line in code if (match := re.search(r"\bmake (?:[A-Z_]+=\S+ )*([a-z]+)", line))}
+    made = {match[1] for line in code if (match := re.search(r"(?<!data )\bmake (?:[A-Z_]+=\S+ )*([a-z]+)", line))}
     assert {"course", "test", "lab"} <= made <= targets
 
     called = [shlex.split(line[line.index("edp-lab ") :])[1:] for line in code if "edp-lab " in line]

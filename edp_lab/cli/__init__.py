@@ -18,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Differentially private training of language-understanding models, as a course and a laboratory.\n\n"
-    "Start with: edp-lab train --corpus smart-home --size small --epochs 3 --out runs/first",
+    "Start with: edp-lab train --corpus smart-home --size small --method sgd --out runs/plain",
 )
 app.add_typer(course_app, name="course")
 app.add_typer(data_app, name="data")

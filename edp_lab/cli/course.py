@@ -82,11 +82,14 @@ def list_notebooks(notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
         print("  " + " ".join(f"{name}={default}" for name, default in parameters.items()))
 
 
-@course_app.command("lab")
-def lab(notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
-    """Open JupyterLab on the first notebook, on this machine only; it asks for no news and no updates."""
+@course_app.command("lab", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
+    """Open JupyterLab on the first notebook, on this machine only; it asks for no news and no updates.
+
+    Further options go to JupyterLab, such as --no-browser, --port 8899, or --allow-root in a container.
+    """
     command, environment = lab_command(notebooks_dir)
-    raise typer.Exit(subprocess.run(command, env=environment, check=False).returncode)
+    raise typer.Exit(subprocess.run([*command, *context.args], env=environment, check=False).returncode)
 
 
 def lab_command(notebooks_dir: Path) -> tuple[list[str], dict[str, str]]:
@@ -110,7 +113,7 @@ def _name_and_value(text: str) -> tuple[str, Any]:
     """``NAME=VALUE`` with a Python literal, or plain text, as the value."""
     name, equals, value = text.partition("=")
     if not (equals and name.isidentifier()):
-        raise UsageError(f"--parameter takes NAME=VALUE, such as clip_norm=0.5, not {text!r}")
+        raise UsageError(f"--parameter takes NAME=VALUE, such as z0=0.1, not {text!r}")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):

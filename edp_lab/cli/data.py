@@ -27,9 +27,8 @@ def list_(
     width = max(len(row.name) for row in rows)
     for row in rows:
         where = str(row.where) if row.where else f"not here: edp-lab data fetch {row.name}"
-        print(
-            f"{row.name:<{width}}  {row.utterances or 0:>7,}  {row.description}\n{'':<{width}}  {row.licence}; {where}"
-        )
+        count = "-" if row.utterances is None else f"{row.utterances:,}"
+        print(f"{row.name:<{width}}  {count:>7}  {row.description}\n{'':<{width}}  {row.licence}; {where}")
 
 
 @data_app.command()

@@ -28,7 +28,9 @@ def train(
     ] = 0.03,
     decay: Annotated[str, typer.Option(help="Of the noise by epoch: none, linear or exponential.")] = "none",
     tau: Annotated[float, typer.Option(help="Decay rate: linear 1/(1 + tau t), exponential e^(-tau t).")] = 0.1,
-    gpus: Annotated[int, typer.Option(help="Devices N; those that are not there are simulated exactly.")] = 8,
+    gpus: Annotated[
+        int, typer.Option(help="Devices N, fewer than --batch-size; those that are not there are simulated exactly.")
+    ] = 8,
     as_printed: Annotated[
         bool,
         typer.Option(
@@ -38,11 +40,19 @@ def train(
     ] = False,
     alpha: Annotated[
         str | None,
-        typer.Option(help="Layer scales: none, public:CORPUS or private. [default: none; private if --as-printed]"),
+        typer.Option(help="Layer scales: none, public:CORPUS or private (default: none; private if --as-printed)."),
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="[default: n^-1.1, n training utterances]")] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help="Probability that epsilon's promise fails; well below 1/n for n training utterances (default: n^-1.1)."
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Utterances per step, over all devices.")] = 64,
-    lr: Annotated[float | None, typer.Option(help="Adam's. [default: 0.002 for clc, 0.0005 for bert]")] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Adam's learning rate (default: 0.002 for clc, 0.0005 for bert, larger if small)."),
+    ] = None,
     lr_schedule: Annotated[str, typer.Option(help="linear (falls to 0 over the run) or constant.")] = "linear",
     epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 12,
     seed: Annotated[int, typer.Option(help="Split, initial weights, order, noise.")] = 0,
@@ -68,6 +78,10 @@ def train(
     from edp_lab.training import TrainConfig
     from edp_lab.training import train as run
 
+    if size == "small":
+        import torch
+
+        torch.set_num_threads(1)  # small products gain nothing from a second thread, and lose much on a busy machine
     config = TrainConfig(
         corpus=corpus,
         model=model,
@@ -115,7 +129,9 @@ def evaluate(run: Run, as_json: Json = False) -> None:
 
 def predict(
     run: Run,
-    text: Annotated[list[str], typer.Argument(help="One sentence per argument; words separated by spaces.")],
+    text: Annotated[
+        list[str], typer.Argument(help="Sentences, spelled as in the corpus: mostly lower case, no punctuation.")
+    ],
     as_json: Json = False,
 ) -> None:
     """Intent and slots of a sentence, with the model's probabilities."""
@@ -129,10 +145,20 @@ def predict(
         print(f"{answer['text']}\n  intent  {answer['intent']}  ({answer['intent_probability']:.2f})")
         for slot in answer["slots"]:
             print(f"  slot    {slot['slot']} = {slot['value']}  ({slot['probability']:.2f})")
+        if not answer["slots"]:
+            print("  no slots")
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
+
+
+def _holds(final: dict[str, Any]) -> str:
+    if final["epsilon"] is not None:
+        return f"with a secret seed, epsilon {_number(final['epsilon'])} would hold"
+    if final["epsilon_if_alpha_public"] is not None:
+        return f"had alpha and words come from public text, {_number(final['epsilon_if_alpha_public'])}"
+    return "no epsilon holds"
 
 
 def _summary(record: dict[str, Any], out: Path) -> None:
@@ -140,20 +166,20 @@ def _summary(record: dict[str, Any], out: Path) -> None:
     splits = record["corpus"]["splits"]
     slots = "no slot annotation: intent head only" if final["slot_f1"] is None else f"slot F1 {final['slot_f1']:.4f}"
     print(
-        f"\ntest split ({splits['test']} utterances): SER {final['ser']:.4f}, "
-        f"intent accuracy {final['intent_accuracy']:.4f}, {slots}"
+        f"\nsplit: {splits['train']} utterances to train, {splits['validation']} to validate, {splits['test']} to test"
     )
+    if splits["validation"] < 30:
+        print("note: so few validation utterances say little about how good the model is")
+    print(f"test: SER {final['ser']:.4f}, intent accuracy {final['intent_accuracy']:.4f}, {slots}")
     for warning in record["corpus"]["warnings"]:
         print(f"note: {warning}")
     if record["config"]["method"] == "sgd":
         print("privacy: none (plain training)")
     else:
-        print(
-            f"epsilon at delta {guarantee['delta']:.2g}: {_number(final['epsilon_claimed'])} by the paper's "
-            f"accounting; truly {_number(final['epsilon'])} ({guarantee['status']}: {guarantee['reason']})"
+        claimed = (
+            f"epsilon {_number(final['epsilon_claimed'])} at delta {guarantee['delta']:.2g} by the paper's accounting"
         )
-        if final["epsilon"] is None and final["epsilon_if_alpha_public"] is not None:
-            print(f"  had alpha come from public text: {_number(final['epsilon_if_alpha_public'])}")
+        print(f"privacy: {claimed}; {_holds(final)}\n  guarantee: {guarantee['status']} ({guarantee['reason']})")
     if final["noise_multiplier"] is not None:
         print(
             f"noise in the last epoch: z = {_number(final['z_t'])} as set, {_number(final['noise_multiplier'])} over "

@@ -262,7 +262,9 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
         item = _json(line, place)
         if not isinstance(item, dict):
             raise UsageError(f'{place}: expected {{"tokens": [...], "tags": [...], "intent": "..."}}')
-        tokens, tags, intent = item.get("tokens", []), item.get("tags"), item.get("intent")
+        if "tokens" not in item:
+            raise UsageError(f'{place}: no "tokens" (found: {", ".join(item) or "nothing"}); give a list of words')
+        tokens, tags, intent = item["tokens"], item.get("tags"), item.get("intent")
         for key, value in (("tokens", tokens), ("tags", [] if tags is None else tags)):
             if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
                 raise UsageError(f'{place}: "{key}" must be a list of strings')

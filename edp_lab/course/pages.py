@@ -163,6 +163,8 @@ def _text(state: Mapping[str, Any]) -> str:
     if state.get("_model_name") in ("HTMLModel", "HTMLMathModel"):
         return str(state["value"])
     value = state.get("value")
+    if state.get("_model_name") == "TextareaModel":
+        return f"<pre>{html.escape(str(value))}</pre>"
     if "_options_labels" in state and isinstance(state.get("index"), int):
         value = state["_options_labels"][state["index"]]
     name = state.get("description")

@@ -239,8 +239,8 @@ def in_words(result: StepResult) -> str:
 
 
 def table(results: Mapping[str, StepResult]) -> str:
-    """Steps side by side in plain text, one a line, under a heading; `true` takes alpha to be public."""
-    rows: list[tuple[str, ...]] = [("", "noise per weight", "noise/signal", "ε claimed", "ε true")]
+    """Steps side by side in plain text, one a line, under a heading; the last epsilon takes alpha to be public."""
+    rows: list[tuple[str, ...]] = [("", "noise per weight", "noise/signal", "ε claimed", "ε if α public")]
     for label, r in results.items():
         numbers = (r.mechanism.noise_std(r.epoch) / r.mechanism.num_devices, r.ratio, r.claimed[-1], r.true[-1])
         rows.append((label, *map(short, numbers)))

@@ -31,11 +31,11 @@ def read_fasttext_bin(path: Path, most: int) -> tuple[list[str], np.ndarray]:
         UsageError: not a fastText file, a supervised or quantised model, or a file that ends too early.
     """
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _read(path, data, most)
+        with open(path, "rb") as file:  # the map closes with its last view, also where an error holds one
+            return _read(path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), most)
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror})") from error
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, OverflowError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{path} is no whole fastText .bin file: download it again") from error
@@ -60,7 +60,6 @@ def _read(path: Path, data: mmap.mmap, most: int) -> tuple[list[str], np.ndarray
     for k, word in enumerate(words):
         hashes = ft_ngram_hashes(word, shortest, longest, buckets) if buckets else []
         vectors[k] = table[[k, *(words_stored + h for h in hashes)]].mean(0)
-    del table  # releases the map
     return words, vectors
 
 

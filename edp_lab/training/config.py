@@ -10,7 +10,7 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism
 
 METHODS = ("sgd", "edp-sgd")
-LEARNING_RATES = {"clc": 2e-3, "bert": 5e-4}
+LEARNING_RATES = {"paper": {"clc": 2e-3, "bert": 5e-4}, "small": {"clc": 2e-2, "bert": 2e-3}}
 # What differs from the paper's sizes, by model.
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "paper": {"clc": {}, "bert": {}},
@@ -37,7 +37,7 @@ class TrainConfig:
         size: "paper" (hidden 384 / BERT 4 layers) or "small" for demonstrations.
         dropout: share of each representation that is dropped, the same units for all words of an utterance.
         pretrained: word vectors for the CLC, an encoder for BERT (see `edp-lab pretrain`).
-        lr: Adam's learning rate; None is that of `LEARNING_RATES` for the model.
+        lr: Adam's learning rate; None is that of `LEARNING_RATES` for size and model.
         lr_schedule: "linear" lets the learning rate fall to 0 over the run, "constant" does not.
         noise: "aggregate" draws the devices' noise as one Gaussian of the right variance; "per-device" draws N.
     """
@@ -93,7 +93,7 @@ class TrainConfig:
 
     @property
     def learning_rate(self) -> float:
-        return LEARNING_RATES[self.model] if self.lr is None else self.lr
+        return LEARNING_RATES[self.size][self.model] if self.lr is None else self.lr
 
     @property
     def alpha_source(self) -> Alpha:

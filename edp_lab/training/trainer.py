@@ -250,10 +250,12 @@ class Run:
             flags.append("layer scales alpha (from private gradients)")
         if self.delta * len(data.train) >= 1:
             flags.append("delta: not below 1/n, so epsilon promises nothing")
+        own = Path(self.config.corpus)
+        findable = str(own.resolve()) if own.exists() and self.config.corpus == corpus.name else self.config.corpus
         simulated = f"{self.config.num_devices} devices: 1 process, {self.config.num_devices - 1} simulated"
         return {
             "status": "running",
-            "config": {**asdict(self.config), "delta": self.delta, "lr": self.config.learning_rate},
+            "config": {**asdict(self.config), "corpus": findable, "delta": self.delta, "lr": self.config.learning_rate},
             "versions": versions(),
             "device": str(self.accelerator.device),
             "threads": torch.get_num_threads(),

@@ -162,7 +162,7 @@ def test_jsonl_without_tags(tmp_path):
         ('{"tokens": "hi", "intent": "x"}', '"tokens" must be a list of strings'),
         ('{"tokens": ["hi"], "tags": "", "intent": "x"}', '"tags" must be a list of strings'),
         ('{"tokens": ["hi"], "tags": ["O"]}', '"intent" must be a string'),
-        ('{"tags": ["O"], "intent": "x"}', "the utterance is empty"),
+        ('{"tags": ["O"], "intent": "x"}', 'no "tokens"'),
         (
             '{"tokens": ["new york"], "tags": ["O"], "intent": "x"}',
             "token 'new york' is empty or holds white",
