@@ -71,8 +71,9 @@ def train(
 ) -> None:
     """Train an intent-and-slot model and write its run record.
 
-    The record states the epsilon that holds beside the one the paper's accounting claims. Ctrl-C ends the run with a
-    usable model and record.
+    The record states the epsilon that holds beside the one that the paper's accounting claims.
+
+    Ctrl-C leaves a usable model and record.
     """
     from edp_lab.cli.progress import listening
     from edp_lab.training import TrainConfig

@@ -19,7 +19,7 @@ from latex2mathml import converter
 from nbconvert.exporters import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
-from nbformat.v4 import new_output
+from nbformat.v4 import new_markdown_cell, new_output
 
 from edp_lab.course.theme import CONFIG
 from edp_lab.models.files import write_whole
@@ -88,7 +88,8 @@ def freeze_widgets(notebook: NotebookNode) -> None:
 
 def write_page(notebook: NotebookNode, path: Path, name: str) -> None:
     """Write ``notebook`` (its widgets frozen) as an HTML page; one with figures gets plotly.js beside it."""
-    page = NotebookNode(notebook, cells=[_with_plotly_html(cell) for cell in notebook.cells])
+    note = new_markdown_cell("*An executed copy: sliders stand where they ended. `make lab` opens the live notebook.*")
+    page = NotebookNode(notebook, cells=[note, *(_with_plotly_html(cell) for cell in notebook.cells)])
     has_figures = any(PLOTLY in output.get("data", {}) for cell in page.cells for output in cell.get("outputs", ()))
     exporter = _Exporter(extra_loaders=[DictLoader({"course.html.j2": TEMPLATE})], template_file="course.html.j2")
     text, _ = exporter.from_notebook_node(page, {"metadata": {"name": name}, "plotly": has_figures})
