@@ -7,9 +7,12 @@ import sys
 import typer
 
 from edp_lab import __version__
+from edp_lab.cli.account import account
 from edp_lab.cli.course import course_app
 from edp_lab.cli.data import data_app
 from edp_lab.cli.pretrain import pretrain
+from edp_lab.cli.study import bench_app, verify
+from edp_lab.cli.table1 import table1_epsilon
 from edp_lab.cli.train import evaluate, predict, train
 from edp_lab.errors import UsageError
 
@@ -22,7 +25,8 @@ app = typer.Typer(
 )
 app.add_typer(course_app, name="course")
 app.add_typer(data_app, name="data")
-for command in (train, evaluate, predict, pretrain):
+app.add_typer(bench_app, name="bench")
+for command in (train, evaluate, predict, account, table1_epsilon, verify, pretrain):
     app.command()(command)
 
 

@@ -1,32 +1,46 @@
 """The heart: a mechanism describes what a step releases, an accountant judges it. No torch, no state."""
 
+from edp_lab.privacy.accountant import Accountant, Group
 from edp_lab.privacy.accounting import (
     Guarantee,
+    accountant_for,
+    claimed_accountant,
     claimed_epsilon,
-    gdp_delta,
-    gdp_epsilon,
-    gdp_mu,
     judge,
     true_epsilon,
-    zcdp_epsilon,
-    zcdp_rho,
 )
+from edp_lab.privacy.gdp import GaussianDP, gdp_delta, gdp_epsilon, gdp_mu
 from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Variant
+from edp_lab.privacy.pld import PrivacyLossDistribution
+from edp_lab.privacy.renyi import RenyiDP
+from edp_lab.privacy.schedule import Schedule
+from edp_lab.privacy.zcdp import ReshufflingZCDP, SamplingZCDP, zcdp_delta, zcdp_epsilon, zcdp_rho
 
 __all__ = [
+    "Accountant",
     "Adjacency",
     "Alpha",
     "Decay",
+    "GaussianDP",
+    "Group",
     "Guarantee",
     "Mechanism",
     "NoGuarantee",
+    "PrivacyLossDistribution",
+    "RenyiDP",
+    "ReshufflingZCDP",
+    "SamplingZCDP",
+    "Schedule",
     "Variant",
+    "accountant_for",
+    "claimed_accountant",
     "claimed_epsilon",
     "gdp_delta",
     "gdp_epsilon",
     "gdp_mu",
     "judge",
     "true_epsilon",
+    "zcdp_delta",
     "zcdp_epsilon",
     "zcdp_rho",
 ]

@@ -9,7 +9,9 @@ and differ in s, and in the space in which the noise is added (see `Mechanism.no
 * ``as_printed``: Algorithm 1 of the paper verbatim. Every device adds y/N with std(y) = C z_t *after* the
   gradient was scaled back by alpha_k, so the sum carries s = C z_t / sqrt(N).
 * ``sound``: noise in the scaled space, s = z_t * sensitivity, so that z_t is the noise multiplier that an
-  accountant expects. Scaling back by alpha is post-processing and costs nothing.
+  accountant expects. Scaling back by alpha is post-processing and costs nothing. Where a device holds several
+  micro-batches (the ladder, `micro_batch_size`), u_i is their sum and the divisor their fixed number, neither of which
+  touches the guarantee.
 
 There is no third place where sigma, C, N or alpha is written down.
 """
@@ -17,12 +19,16 @@ There is no third place where sigma, C, N or alpha is written down.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Integral
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from edp_lab.errors import UsageError
+from edp_lab.privacy.schedule import Schedule, check_sampling_rate
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -38,6 +44,12 @@ class Decay(StrEnum):
         if self is Decay.LINEAR:
             return 1.0 / (1.0 + tau * epoch)
         return math.exp(-tau * epoch) if self is Decay.EXPONENTIAL else 1.0
+
+    def factors(self, epochs: np.ndarray, tau: float) -> np.ndarray:
+        """d(t) for each epoch number: (T) -> (T)."""
+        if self is Decay.LINEAR:
+            return 1.0 / (1.0 + tau * epochs)
+        return np.exp(-tau * epochs) if self is Decay.EXPONENTIAL else np.ones(len(epochs))
 
 
 class Variant(StrEnum):
@@ -65,20 +77,30 @@ class NoGuarantee(Exception):  # noqa: N818 - an answer rather than a fault
     """Asked for a number that does not exist; the message says why."""
 
 
+class NoiseVanished(NoGuarantee):
+    """After so many epochs of decay no noise is left."""
+
+
 @dataclass(frozen=True)
 class Mechanism:
     """One step of eDP-SGD. Build it with `Mechanism.as_printed` or `Mechanism.sound`, never directly.
 
     Attributes:
-        clip_norm: C, the L2 bound on a device's scaled gradient.
+        clip_norm: C, the L2 bound on a micro-batch's scaled gradient.
         z0: the noise multiplier of the first epoch. As printed it is std(y)/C of one device's noise; sound,
             it is noise over sensitivity of what is released. At equal z0 the sound noise is 2 sqrt(N) times
             larger (sqrt(N) times at micro-batch size 1).
         num_devices: N.
-        micro_batch_size: the most utterances that share one clipped gradient, ceil(|B| / N) in the paper.
-        alpha: source of the layer scales; normalised so that their maximum is 1.
-
-    Batches are disjoint: every epoch is one shuffled pass in which each utterance occurs exactly once.
+        micro_batch_size: the most utterances that share one clipped gradient: ceil(|B| / N) in the paper, 1 in
+            per-example DP-SGD; in between lies the ladder.
+        alpha: source of the layer scales.
+        alpha_max: the largest layer scale; the step normalises it to 1. As printed, scaling alpha by s equals scaling
+            C by s and z by 1/s, so a large raw alpha is a small z in disguise.
+        sampling_rate: None for disjoint batches (every epoch is one shuffled pass in which each utterance occurs
+            exactly once); q for Poisson sampling (each utterance takes part in each step with chance q, on a device
+            chosen by a keyed hash of its index).
+        shared_noise: all devices add the same noise vector, drawn from a common secret key, instead of independent
+            ones of the same total. An adversary who sees the devices' messages could cancel it.
     """
 
     variant: Variant
@@ -89,6 +111,9 @@ class Mechanism:
     num_devices: int
     micro_batch_size: int
     alpha: Alpha
+    alpha_max: float = 1.0
+    sampling_rate: float | None = None
+    shared_noise: bool = False
 
     @classmethod
     def as_printed(
@@ -100,10 +125,11 @@ class Mechanism:
         decay: Decay | str = Decay.NONE,
         tau: float = 0.0,
         alpha: Alpha | str = Alpha.PRIVATE,
+        alpha_max: float = 1.0,
     ) -> Mechanism:
         """Algorithm 1 of the paper, verbatim: far less private than its z0 suggests."""
         rate, source = _choice(Decay, decay), _choice(Alpha, alpha)
-        return cls(Variant.AS_PRINTED, clip_norm, z0, rate, tau, num_devices, micro_batch_size, source)
+        return cls(Variant.AS_PRINTED, clip_norm, z0, rate, tau, num_devices, micro_batch_size, source, alpha_max)
 
     @classmethod
     def sound(
@@ -115,55 +141,93 @@ class Mechanism:
         decay: Decay | str = Decay.NONE,
         tau: float = 0.0,
         alpha: Alpha | str = Alpha.NONE,
+        sampling_rate: float | None = None,
+        shared_noise: bool = False,
     ) -> Mechanism:
         """The version whose guarantee holds: central Gaussian noise, calibrated to the true sensitivity.
 
         Raises:
             UsageError: alpha from private gradients, which would be an unaccounted release.
         """
-        rate, source = _choice(Decay, decay), _choice(Alpha, alpha)
-        return cls(Variant.SOUND, clip_norm, z0, rate, tau, num_devices, micro_batch_size, source)
+        return cls(
+            Variant.SOUND,
+            clip_norm,
+            z0,
+            _choice(Decay, decay),
+            tau,
+            num_devices,
+            micro_batch_size,
+            _choice(Alpha, alpha),
+            sampling_rate=sampling_rate,
+            shared_noise=shared_noise,
+        )
 
     def __post_init__(self) -> None:
         # A mechanism read back from a record holds plain strings, which `is` would misjudge.
         for name, kind in (("variant", Variant), ("decay", Decay), ("alpha", Alpha)):
             object.__setattr__(self, name, _choice(kind, getattr(self, name)))
-        if self.variant is Variant.SOUND and self.alpha is Alpha.PRIVATE:
-            raise UsageError(
-                "alpha 'private' has no sound form: its values leak the first batch; use 'none' or 'public'"
-            )
         _check("clip norm C", self.clip_norm, self.clip_norm > 0, "greater than 0")
         _check("noise multiplier z0", self.z0, self.z0 >= 0, "0 or more")
         _check("decay rate tau", self.tau, self.tau >= 0, "0 or more")
+        _check("largest layer scale alpha", self.alpha_max, self.alpha_max > 0, "greater than 0")
         for name, count in (
             ("number of devices N", self.num_devices),
             ("micro-batch size", self.micro_batch_size),
         ):
             _check(name, count, isinstance(count, Integral) and count >= 1, "a whole number, at least 1")
+        if self.sampling_rate is not None:
+            check_sampling_rate(self.sampling_rate)
+        if self.variant is Variant.SOUND and self.alpha is Alpha.PRIVATE:
+            raise UsageError(
+                "alpha 'private' has no sound form: its values leak the first batch; use 'none' or 'public'"
+            )
+        if self.variant is Variant.SOUND and self.alpha_max != 1:
+            raise UsageError("the sound mechanism adds its noise before scaling back: leave the largest alpha at 1")
+        if self.variant is Variant.AS_PRINTED and (self.sampling_rate is not None or self.shared_noise):
+            raise UsageError(
+                "Algorithm 1 as printed has disjoint batches and independent noise: drop the sampling rate and the "
+                "shared noise, or take the sound mechanism"
+            )
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The neighbours that sampling allows: add/remove under Poisson sampling, zero-out with disjoint batches."""
+        return Adjacency.ZERO_OUT if self.sampling_rate is None else Adjacency.ADD_OR_REMOVE_ONE
+
+    @property
+    def releases_per_epoch(self) -> int:
+        """In how many releases of an epoch one utterance may take part: 1, or ceil(1/q) under Poisson sampling."""
+        return 1 if self.sampling_rate is None else math.ceil(1 / self.sampling_rate)
 
     def noise_multiplier_setting(self, epoch: int) -> float:
         """z_t = z0 d(t): the number the user set, in the variant's own meaning of z."""
         return self.z0 * self.decay.factor(epoch, self.tau)
 
-    def sensitivity(self, adjacency: Adjacency = Adjacency.ZERO_OUT) -> float:
-        """The L2 distance by which one utterance can move sum_i u_i.
+    def sensitivity(self, adjacency: Adjacency | str | None = None) -> float:
+        """The L2 distance by which one utterance can move sum_i u_i, in the space where the noise is added.
 
         A micro-batch's *mean* gradient can be moved anywhere by one utterance, so its clipped value moves by
-        up to 2C; only a micro-batch that is a single utterance, zeroed out, moves by C. As printed the sum is
-        scaled back by alpha_k <= 1 before the noise, which leaves the bound as it is.
+        up to 2C, under any adjacency; only a micro-batch that is a single utterance moves by C when that is zeroed
+        out, added or removed. As printed, scaling back by alpha comes before the noise and stretches the
+        bound by max alpha.
 
         Raises:
-            NoGuarantee: add/remove, because removing an utterance shifts every later batch of a shuffled
-                pass.
+            NoGuarantee: add/remove with disjoint batches, because removing an utterance shifts every later batch of
+                a shuffled pass; replace-one under Poisson sampling, which no accountant here bounds.
         """
-        adjacency = _choice(Adjacency, adjacency)
-        if adjacency is Adjacency.ADD_OR_REMOVE_ONE:
+        adjacency = self.adjacency if adjacency is None else _choice(Adjacency, adjacency)
+        if self.sampling_rate is None and adjacency is Adjacency.ADD_OR_REMOVE_ONE:
             raise NoGuarantee(
                 "with disjoint shuffled batches, adding or removing one utterance shifts every later batch; "
                 "use zero-out or replace-one adjacency"
             )
-        single = self.micro_batch_size == 1 and adjacency is Adjacency.ZERO_OUT
-        return self.clip_norm if single else 2 * self.clip_norm
+        if self.sampling_rate is not None and adjacency is Adjacency.REPLACE_ONE:
+            raise NoGuarantee(
+                "under Poisson sampling replace-one has no number here: it is one utterance removed and one added; "
+                "use add/remove with two utterances per person"
+            )
+        single = self.micro_batch_size == 1 and adjacency is not Adjacency.REPLACE_ONE
+        return (1 if single else 2) * self.clip_norm * self.alpha_max
 
     def noise_std(self, epoch: int) -> float:
         """Standard deviation s per coordinate of the noise on sum_i u_i, all devices together.
@@ -177,20 +241,69 @@ class Mechanism:
         return z * self.sensitivity()
 
     def device_noise_std(self, epoch: int) -> float:
-        """Standard deviation of the independent noise that each device adds to its share of the sum."""
-        return self.noise_std(epoch) / math.sqrt(self.num_devices)
+        """Standard deviation of the noise that each device adds to its share of the sum, independent or shared."""
+        return self.noise_std(epoch) / (self.num_devices if self.shared_noise else math.sqrt(self.num_devices))
 
-    def noise_multiplier(self, epoch: int, adjacency: Adjacency = Adjacency.ZERO_OUT) -> float:
-        """The effective multiplier: true noise over true sensitivity.
+    def noise_multiplier(self, epoch: int, adjacency: Adjacency | str | None = None) -> float:
+        """The effective multiplier, true noise over true sensitivity; a description, not a guarantee.
 
-        As printed: z_t / (2 sqrt(N)) (zero-out at
-        micro-batch size 1: z_t / sqrt(N)).
+        As printed: z_t / (2 sqrt(N) max alpha) (zero-out at micro-batch size 1: z_t / (sqrt(N) max alpha)).
 
         Raises:
-            NoGuarantee: as `sensitivity`. Alpha from private gradients is judged by `edp_lab.privacy.judge`;
-                the number given here then takes alpha to be public.
+            NoGuarantee: as `sensitivity`.
         """
         return self.noise_std(epoch) / self.sensitivity(adjacency)
+
+    def bill(self, epochs: int | None = None, steps: int | None = None) -> dict[int, int]:
+        """How many releases an utterance may take part in, by epoch: of whole epochs, or of so many Poisson steps.
+
+        Raises:
+            UsageError: numbers that are not whole, or steps with disjoint batches.
+        """
+        if epochs is not None:
+            _check(
+                "number of epochs", epochs, isinstance(epochs, Integral) and epochs >= 0, "a whole number, 0 or more"
+            )
+            return dict.fromkeys(range(epochs), self.releases_per_epoch)
+        if self.sampling_rate is None:
+            raise UsageError("a number of steps needs a sampling rate: disjoint batches are billed by epoch")
+        whole = isinstance(steps, Integral) and steps >= 0
+        _check("number of steps", -1 if steps is None else steps, whole, "a whole number, 0 or more")
+        full, rest = divmod(int(steps or 0), self.releases_per_epoch)
+        return {**dict.fromkeys(range(full), self.releases_per_epoch), **({full: rest} if rest else {})}
+
+    def schedule(self, bill: Mapping[int, int], adjacency: Adjacency | str | None = None) -> Schedule:
+        """What an accountant composes for `bill` (see `Mechanism.bill`, `Ledger.bill`).
+
+        Raises:
+            NoGuarantee: as `sensitivity`; alpha from private gradients; no noise, or so little that z is no float.
+        """
+        unbounded = self.no_guarantee()
+        if unbounded:
+            raise NoGuarantee(unbounded)
+        ratio = self.noise_multiplier(0, adjacency)
+        epochs = np.fromiter(bill.keys(), dtype=np.int64, count=len(bill))
+        z = ratio * self.decay.factors(epochs, self.tau)
+        if len(z) and not z.min() > 0:
+            raise NoiseVanished("the noise has decayed to nothing, so epsilon is infinite")
+        counts = np.fromiter(bill.values(), dtype=np.int64, count=len(bill))
+        return Schedule(z, counts, 1.0 if self.sampling_rate is None else self.sampling_rate)
+
+    def no_guarantee(self) -> str:
+        """Why this mechanism guarantees nothing, whatever the number of epochs; empty where it does."""
+        if self.z0 == 0:
+            return "z0 is 0: no noise is added, so epsilon is infinite"
+        if self.alpha is Alpha.PRIVATE:
+            return "alpha comes from private gradients and is released without account: no useful guarantee"
+        return ""
+
+    def events(self, epochs: int, adjacency: Adjacency | str | None = None) -> Any:
+        """The releases of `epochs` epochs as a dp_accounting event, sensitivity divided out (see `Schedule.events`).
+
+        Raises:
+            NoGuarantee: as `schedule`.
+        """
+        return self.schedule(self.bill(epochs), adjacency).events()
 
 
 def _choice(kind: type[Choice], value: str) -> Choice:

@@ -2,7 +2,16 @@
 
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.record import read_record
-from edp_lab.training.runs import evaluate_run, predict_texts
+from edp_lab.training.runs import evaluate_run, predict_texts, run_ledger
 from edp_lab.training.trainer import EpochDone, StepDone, train
 
-__all__ = ["EpochDone", "StepDone", "TrainConfig", "evaluate_run", "predict_texts", "read_record", "train"]
+__all__ = [
+    "EpochDone",
+    "StepDone",
+    "TrainConfig",
+    "evaluate_run",
+    "predict_texts",
+    "read_record",
+    "run_ledger",
+    "train",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 
 from edp_lab.errors import UsageError
@@ -39,7 +39,10 @@ class TrainConfig:
         pretrained: word vectors for the CLC, an encoder for BERT (see `edp-lab pretrain`).
         lr: Adam's learning rate; None is that of `LEARNING_RATES` for size and model.
         lr_schedule: "linear" lets the learning rate fall to 0 over the run, "constant" does not.
-        noise: "aggregate" draws the devices' noise as one Gaussian of the right variance; "per-device" draws N.
+        seed: of the split and the initial weights, and of order, dropout and noise unless `private_seed`.
+        private_seed: draw the key of order, dropout and noise from the operating system, and never publish it.
+        noise: "aggregate" draws the devices' noise as one Gaussian of the right variance; "per-device" draws N;
+            "shared" lets all devices add one common draw, which on one process is the aggregate.
     """
 
     corpus: str
@@ -58,6 +61,7 @@ class TrainConfig:
     lr_schedule: str = "linear"
     epochs: int = 12
     seed: int = 0
+    private_seed: bool = False
     size: str = "paper"
     dropout: float = 0.3
     pretrained: str | None = None
@@ -69,7 +73,7 @@ class TrainConfig:
         _choice("method", self.method, METHODS)
         _choice("size", self.size, tuple(SIZES))
         _choice("learning rate schedule", self.lr_schedule, ("linear", "constant"))
-        _choice("noise", self.noise, ("aggregate", "per-device"))
+        _choice("noise", self.noise, ("aggregate", "per-device", "shared"))
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout is {self.dropout}: it must be at least 0 and below 1")
         _positive("learning rate", self.learning_rate)
@@ -119,7 +123,7 @@ class TrainConfig:
 
     def _mechanism(self) -> Mechanism:
         build = Mechanism.as_printed if self.as_printed else Mechanism.sound
-        return build(
+        mechanism = build(
             self.clip_norm,
             self.z0,
             self.num_devices,
@@ -128,6 +132,7 @@ class TrainConfig:
             self.tau,
             self.alpha_source,
         )
+        return replace(mechanism, shared_noise=True) if self.noise == "shared" else mechanism
 
 
 def _choice(name: str, value: str, known: tuple[str, ...]) -> None:

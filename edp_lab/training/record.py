@@ -1,6 +1,8 @@
 """The run record: one JSON file from which every figure can be traced, and the files around it.
 
 DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee
+DIR/ledger.jsonl    every private release (see `edp_lab.training.ledger`)
+DIR/secret.key      the key of a run with a private seed, while it lasts
 DIR/model/          the model (see `edp_lab.models.checkpoint`)
 """
 
@@ -19,6 +21,7 @@ from edp_lab.models.files import write_whole
 
 RECORD = "record.json"
 MODEL = "model"
+SECRET = "secret.key"
 PACKAGES = ("edp-lab", "torch", "numpy", "scipy", "accelerate", "transformers", "gensim", "dp-accounting")
 
 NOT_PRIVATE = (
@@ -61,6 +64,21 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
         write_whole(folder / RECORD, (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise UsageError(f"{folder / RECORD} cannot be written ({error.strerror}): choose another --out") from error
+
+
+def write_secret(folder: Path, key: int) -> None:
+    """The noise key, readable by its owner alone; it never goes into the record and is deleted when the run ends.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(f"{key:032x}\n")
+    except OSError as error:
+        raise UsageError(f"{folder / SECRET} cannot be written ({error.strerror}): choose another --out") from error
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from edp_lab.corpora import Utterance, load_corpus, split
 from edp_lab.corpora.metrics import spans
 from edp_lab.errors import UsageError
 from edp_lab.models import load_model
+from edp_lab.training.ledger import LEDGER, Ledger
 from edp_lab.training.record import MODEL, read_record
 from edp_lab.training.trainer import evaluate_model
 
@@ -29,6 +30,18 @@ def evaluate_run(run: str | Path) -> dict[str, float | None]:
     model = load_model(Path(run) / MODEL)
     parts = split(corpus, config["seed"], keep_duplicates_together=config["keep_duplicates_together"])
     return asdict(evaluate_model(model, parts.test))
+
+
+def run_ledger(run: str | Path) -> Ledger:
+    """The ledger of a run, checked against its record.
+
+    Raises:
+        UsageError: no run there, no private one, or a ledger that is damaged, edited or cut off.
+    """
+    record = read_record(run)
+    if record.get("ledger") is None:
+        raise UsageError(f"{run} has no ledger: it was trained without noise, or before there were ledgers")
+    return Ledger.open(Path(run) / LEDGER, chain=str(record["ledger"]))
 
 
 def predict_texts(run: str | Path, texts: Sequence[str]) -> list[dict[str, Any]]:

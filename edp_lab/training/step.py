@@ -115,10 +115,15 @@ def release(
     and secret, and every utterance is in at most one micro-batch. Up to float32 rounding of clip and noise.
 
     Raises:
-        UsageError: a gradient is not finite, or a layer scale is too small for float32.
+        UsageError: a gradient is not finite, or a layer scale is too small for float32 or larger than judged.
     """
     if alpha is not None and not float(alpha.min()) >= SMALLEST_ALPHA:
         raise UsageError(f"a layer scale alpha is {float(alpha.min())}: it must be at least {SMALLEST_ALPHA:.1e}")
+    if alpha is not None and not float(alpha.max()) <= mechanism.alpha_max * (1 + 1e-6):
+        raise UsageError(
+            f"a layer scale alpha is {float(alpha.max())}, above the {mechanism.alpha_max} by which the mechanism is "
+            "judged: normalise the scales"
+        )
     norms = layer_norms(gradients, layout)
     scaled = norms if alpha is None else norms / alpha
     total = torch.linalg.vector_norm(scaled, dim=1)

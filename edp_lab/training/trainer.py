@@ -8,8 +8,10 @@ The loop knows nothing of terminals or notebooks; it reports `StepDone` and `Epo
 from __future__ import annotations
 
 import math
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,17 @@ from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.noise import Purpose, key_from_seed, stream
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.gradients import device_gradients, micro_batches, trainable
-from edp_lab.training.record import MODEL, NOT_PRIVATE, new_run_folder, versions, write_record
+from edp_lab.training.ledger import LEDGER, Ledger
+from edp_lab.training.record import (
+    MODEL,
+    NOT_PRIVATE,
+    RECORD,
+    SECRET,
+    new_run_folder,
+    versions,
+    write_record,
+    write_secret,
+)
 from edp_lab.training.step import Layout, layer_norms, layer_scales, release, standard_noise
 
 MOST_SHARED = 0.1  # of "public" utterances that may also be in the training set: short commands coincide
@@ -72,6 +84,12 @@ def train(config: TrainConfig, out: str | Path, listener: Listener = lambda even
     corpus = load_corpus(config.corpus)
     data = split(corpus, config.seed, keep_duplicates_together=config.keep_duplicates_together)
     run = Run(config, corpus, data)
+    with run.recorded_in(folder):
+        _train(run, config, folder, listener)
+    return run.record
+
+
+def _train(run: Run, config: TrainConfig, folder: Path, listener: Listener) -> None:
     try:
         for epoch in range(config.epochs):
             run.epoch(epoch, listener)
@@ -89,7 +107,6 @@ def train(config: TrainConfig, out: str | Path, listener: Listener = lambda even
             run.record["final"] = {**unknown, **run.bill()}
             write_record(folder, {**run.record, "status": "failed", "error": str(error)})
         raise
-    return run.record
 
 
 class Run:
@@ -104,7 +121,8 @@ class Run:
                 f"{self.accelerator.num_processes} processes were started: training runs in one and simulates the "
                 "other devices; start it without a launcher"
             )
-        self.key = key_from_seed(config.seed)
+        self.key = secrets.randbits(128) if config.private_seed else key_from_seed(config.seed)
+        self.ledger: Ledger | None = None
         self.model: IntentSlotModel = build_model(
             config.model,
             Labels.of(corpus),
@@ -131,6 +149,25 @@ class Run:
         self.alpha = self._public_alpha()
         self.record = self._new_record(corpus, data)
 
+    @contextmanager
+    def recorded_in(self, folder: Path) -> Iterator[None]:
+        """Keep the run's ledger, and its secret key while the run lasts, in `folder`.
+
+        A run that fails before it left a record leaves nothing: no release of it was seen by anyone.
+        """
+        if self.mechanism is not None:
+            self.ledger = Ledger(folder / LEDGER, self.mechanism)
+        try:
+            if self.config.private_seed:
+                write_secret(folder, self.key)
+            yield
+        finally:
+            (folder / SECRET).unlink(missing_ok=True)
+            if not (folder / RECORD).exists():
+                (folder / LEDGER).unlink(missing_ok=True)
+                with suppress(OSError):
+                    folder.rmdir()
+
     def epoch(self, epoch: int, listener: Listener) -> None:
         """One shuffled pass over the training set, scored on the validation set."""
         start, losses = time.perf_counter(), 0.0
@@ -150,6 +187,8 @@ class Run:
 
     def step(self, epoch: int, examples: np.ndarray) -> float:
         """One optimizer step on these training examples; returns their summed loss."""
+        if self.ledger is not None:
+            self.ledger.write(epoch, self.step_number, self.key)
         dropout_key = int(stream(self.key, Purpose.DROPOUT, self.step_number).integers(2**63))
         if self.mechanism is None:
             total = self._plain_gradient(examples, dropout_key)
@@ -225,7 +264,9 @@ class Run:
     def bill(self) -> dict[str, float | None]:
         """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record."""
         epochs = max(self.epochs_started, 1)
-        verdict = asdict(judge(self.mechanism, epochs, self.delta))
+        bill = epochs if self.ledger is None else self.ledger.bill()
+        verdict = asdict(judge(self.mechanism, bill, self.delta, seed_published=not self.config.private_seed))
+        self.record["ledger"] = None if self.ledger is None else self.ledger.chain
         names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
         epsilons = {name: verdict.pop(name) for name in names}
         self.record["guarantee"] = verdict

@@ -115,6 +115,30 @@ def test_tails_are_neither_cut_nor_fat(normals, cut):
         assert stats.binomtest(count, len(side), stats.norm.sf(cut)).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("cut", [4.5, 5.0])
+def test_tails_of_twenty_million_normals(cut):
+    """68 are expected beyond 4.5 on each side, 6 beyond 5."""
+    draws = stream(key_from_seed(3), Purpose.NOISE, 0).standard_normal(20_000_000, dtype=np.float32)
+    for count in ((draws > cut).sum(), (draws < -cut).sum()):
+        assert stats.binomtest(int(count), len(draws), stats.norm.sf(cut)).pvalue > 1e-3
+
+
+def test_goodness_of_fit_is_itself_uniform_over_50_keys():
+    """Second level: the 50 p-values are uniform, so no key is worse, and none suspiciously better, than chance."""
+    streams = (stream(key_from_seed(k), Purpose.NOISE, 0) for k in range(50))
+    pvalues = [stats.kstest(s.standard_normal(20_000, dtype=np.float32), "norm").pvalue for s in streams]
+    assert stats.kstest(pvalues, "uniform").pvalue > 1e-3
+
+
+def test_no_two_of_keys_steps_and_devices_are_correlated():
+    places = [(k, s, d) for k in range(3) for s in range(3) for d in range(3)]
+    draws = np.array([stream(key_from_seed(k), Purpose.NOISE, s, d).standard_normal(50_000) for k, s, d in places])
+    correlation = np.corrcoef(draws) - np.eye(len(places))
+    assert np.abs(correlation).max() < 5 / 50_000**0.5  # 351 pairs
+    lagged = np.corrcoef(draws[:, 1:], draws[:, :-1])[: len(places), len(places) :]
+    assert np.abs(lagged).max() < 5 / 50_000**0.5
+
+
 def test_first_draws_across_steps_and_devices_are_independent():
     key = key_from_seed(2)
     first = np.array(

@@ -98,9 +98,19 @@ def test_scaling_alpha_is_scaling_clip_and_noise(scale, clip, z, seed):
     gradients = torch.randn(4, layout.size, generator=generator, dtype=torch.float64)
     noise = torch.randn(layout.size, generator=generator, dtype=torch.float64)
     alpha = torch.rand(3, generator=generator, dtype=torch.float64) + 0.1
-    one = release(Mechanism.as_printed(clip, z, 4, 8), 0, gradients, layout, scale * alpha, noise)
-    other = release(Mechanism.as_printed(scale * clip, z / scale, 4, 8), 0, gradients, layout, alpha, noise)
+    scaled = Mechanism.as_printed(clip, z, 4, 8, alpha="public", alpha_max=scale * 1.1)
+    plain = Mechanism.as_printed(scale * clip, z / scale, 4, 8, alpha="public", alpha_max=1.1)
+    one = release(scaled, 0, gradients, layout, scale * alpha, noise)
+    other = release(plain, 0, gradients, layout, alpha, noise)
     assert torch.allclose(one.gradient, other.gradient, rtol=1e-9, atol=1e-12)
+    assert scaled.noise_multiplier(0) == pytest.approx(plain.noise_multiplier(0))
+
+
+def test_scales_beyond_those_that_are_judged_are_refused():
+    layout = fake_layout()
+    gradients, noise = torch.ones(4, layout.size), torch.zeros(layout.size)
+    with pytest.raises(UsageError, match="normalise"):
+        release(Mechanism.as_printed(1, 1, 4, 8), 0, gradients, layout, torch.tensor([1.0, 6.6, 0.1]), noise)
 
 
 @given(size=st.floats(1e-30, 1e15), clip=st.floats(1e-3, 10), seed=st.integers(0, 1000), scaled=st.booleans())

@@ -1,0 +1,1 @@
+"""Attacks on what was trained, and audits of what a mechanism promises."""

@@ -1,0 +1,91 @@
+"""``edp-lab verify`` and ``edp-lab bench``: is the accounting right, and how fast is it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edp_lab.cli.train import Json
+
+LONG, LONG_KEYS, KEYS = 100_000, 3_000_000, 30_000
+bench_app = typer.Typer(no_args_is_help=True, help="Time the library beside its peers.")
+
+
+def verify(
+    long: Annotated[
+        bool, typer.Option("--long", help=f"{LONG:,} settings and {LONG_KEYS:,} keys, for an hour.")
+    ] = False,
+    settings: Annotated[int, typer.Option(help="Random settings to check (if not --long).")] = 200,
+    seed: Annotated[int, typer.Option(help="Of the settings.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Also write the result to this JSON file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check the accountants against dp_accounting, and that no two keys give the same noise. Exit status 1 if not."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from edp_lab.errors import UsageError
+    from edp_lab.studies.verify import verify as run
+
+    if settings < 1:
+        raise UsageError(f"the number of settings is {settings}: it must be at least 1")
+    total = LONG if long else settings
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("settings checked", total=total)
+        verdict = run(total, LONG_KEYS if long else KEYS, seed, lambda done: bar.update(task, completed=done))
+    result = {**asdict(verdict), **_surroundings()}
+    if out is not None:
+        out.write_text(json.dumps(result, indent=2) + "\n")
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        print(
+            f"{verdict.settings} settings, {verdict.too_small} of them with epsilon too small; {verdict.seconds:.0f} s"
+        )
+        print(f"closed form: at most {verdict.closed_form_error:.1e} from pessimistic privacy loss distributions")
+        print(f"RDP: at most {verdict.renyi_error:.1e} from dp_accounting's over {verdict.renyi_compared} settings")
+        print(f"     median distance from the lower bound {100 * verdict.renyi_excess:.1f} %")
+        print(f"noise: {verdict.keys} streams, {verdict.repeated_first_draws} of them with a first draw seen before")
+    if verdict.too_small or verdict.repeated_first_draws:
+        raise typer.Exit(1)
+
+
+@bench_app.command()
+def accounting(
+    repeats: Annotated[int, typer.Option(help="Rounds; those that take over a second run twice.")] = 7,
+    as_json: Json = False,
+) -> None:
+    """The accountants beside dp_accounting and prv_accountant, in the same run."""
+    from edp_lab.errors import UsageError
+    from edp_lab.studies.bench import bench_accounting
+
+    if repeats < 1:
+        raise UsageError(f"the number of repeats is {repeats}: it must be at least 1")
+    result = bench_accounting(repeats, lambda name: print(f"... {name}", file=sys.stderr) if not as_json else None)
+    if as_json:
+        print(json.dumps({**result, **_surroundings()}, indent=2))
+        return
+    for task in ("closed_form", "sampled"):
+        print(f"\n{task}")
+        for name, row in result[task].items():
+            if row["seconds"] is None:
+                print(f"  {name:<20} {row['absent']}")
+            else:
+                print(
+                    f"  {name:<20} {row['seconds']:>10.5f} s  {row['times_ours']:>9.1f} x  epsilon {row['epsilon']:.6g}"
+                )
+
+
+def _surroundings() -> dict[str, Any]:
+    import os
+    import platform
+
+    from edp_lab.training.record import versions
+
+    return {"machine": f"{os.cpu_count()} cores, {platform.machine()}, no GPU used", "versions": versions()}

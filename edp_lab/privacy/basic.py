@@ -1,0 +1,358 @@
+"""The textbook mechanisms: randomised response, Laplace, Gaussian, exponential, noisy max, noisy counting.
+
+Every draw comes from the generator that the caller passes. The guarantees are statements about real numbers and
+secret randomness. Here noise is a float64: its last bits betray the value beneath it (Mironov 2012), and a value
+more than 2^53 times the noise swallows it whole. Good for a course; a release to the world needs a snapped or a
+discrete mechanism and a cryptographic generator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from fractions import Fraction
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy import gdp_delta, gdp_epsilon
+
+ROUND_UP = 1 + 2.0**-48  # beyond the rounding of any formula here
+BUDGET_ROUNDING = 2.0**-51  # of the budget, once: see `NoisyCounter`
+
+
+class Noise(StrEnum):
+    """What `report_noisy_max` adds, named as in numpy; the same scale gives the same epsilon for all three."""
+
+    LAPLACE = "laplace"
+    EXPONENTIAL = "exponential"  # the permute-and-flip mechanism: never less useful than GUMBEL
+    GUMBEL = "gumbel"  # the exponential mechanism
+
+
+class Frequencies(NamedTuple):
+    """An unbiased estimate of each category's share and its standard error, both (categories,)."""
+
+    estimate: NDArray[np.float64]
+    standard_error: NDArray[np.float64]
+
+
+def truth_probability(epsilon: float, categories: int = 2) -> float:
+    """The probability p = e^eps / (e^eps + k - 1) with which randomised response tells the truth.
+
+    Raises:
+        UsageError: epsilon not positive and finite, or fewer than 2 categories.
+    """
+    lie, gap = _response(epsilon, categories)
+    return lie + gap
+
+
+def response_epsilon(truth: float, categories: int = 2) -> float:
+    """The epsilon of a response that is true with probability `truth` and else any other category: |ln(p / l)|.
+
+    l = (1 - p) / (k - 1) is the probability of each lie. 0 at p = 1/k (pure noise), inf at p = 0 or 1. Two coins
+    (heads: the truth, else the second coin's side) have p = 3/4 and epsilon ln 3.
+
+    Raises:
+        UsageError: truth outside [0, 1], or fewer than 2 categories.
+    """
+    _check_categories(categories)
+    if not 0 <= truth <= 1:
+        raise UsageError(f"the probability of truth is {truth}: it must lie between 0 and 1")
+    if truth in (0, 1):
+        return math.inf
+    return abs(math.log(truth) + math.log(categories - 1) - math.log1p(-truth))
+
+
+def randomised_response(
+    answers: ArrayLike, epsilon: float, rng: np.random.Generator, categories: int = 2
+) -> NDArray[np.int64]:
+    """Each answer 0 ... k-1 kept with `truth_probability`, else replaced by one of the others; any shape.
+
+    Guarantee: every answer by itself is epsilon-DP against everyone, the collector included (local DP, replacing
+    one answer by any other); exactly that epsilon, no less. One person's m answers cost m epsilon.
+    Source: Warner 1965 for k = 2; Kairouz, Oh and Viswanath 2014 for any k.
+
+    Raises:
+        UsageError: as `truth_probability`, or answers that are no whole numbers from 0 to k - 1.
+    """
+    lie, _ = _response(epsilon, categories)
+    truth = _check_answers(answers, categories)
+    # random() is a multiple of 2^-53, so the comparison rounds the probability of a lie up, never to 0.
+    lies = rng.random(truth.shape) < max((categories - 1) * lie, 2.0**-53)
+    return np.where(lies, (truth + rng.integers(1, categories, truth.shape)) % categories, truth)
+
+
+def estimate_frequencies(responses: ArrayLike, epsilon: float, categories: int = 2) -> Frequencies:
+    """The shares of the true answers, from randomised responses: (share of responses - l) / (p - l).
+
+    Unbiased, and therefore sometimes below 0 or above 1; the shares sum to 1. The standard error is that of a
+    random sample from a population, hence a little too large for the shares among the respondents themselves; it
+    is itself an estimate, and 0 for a category that nobody named. Only post-processing: costs no privacy.
+
+    Raises:
+        UsageError: as `randomised_response`, or no responses.
+    """
+    lie, gap = _response(epsilon, categories)
+    noisy = _check_answers(responses, categories).ravel()
+    if not noisy.size:
+        raise UsageError("there are no responses: an estimate needs at least one")
+    share = np.bincount(noisy, minlength=categories) / noisy.size
+    return Frequencies((share - lie) / gap, np.sqrt(share * (1 - share) / noisy.size) / gap)
+
+
+def laplace_scale(sensitivity: float, epsilon: float) -> float:
+    """The scale b = sensitivity / epsilon of Laplace noise; its standard deviation is sqrt(2) b.
+
+    Raises:
+        UsageError: sensitivity or epsilon not positive and finite.
+    """
+    scale = _check_positive("sensitivity", sensitivity) / _check_positive("epsilon", epsilon)
+    return _check_positive("the noise scale, sensitivity / epsilon,", scale)  # 0 would be no noise
+
+
+def laplace_release(
+    values: ArrayLike, sensitivity: float, epsilon: float, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """The values with independent Laplace noise on each; any shape.
+
+    Guarantee: the whole array together is epsilon-DP, if `sensitivity` bounds the L1 distance between the arrays of
+    any two neighbouring data sets. In real numbers: see the top of this module.
+    Source: Dwork, McSherry, Nissim and Smith 2006, proposition 1.
+
+    Raises:
+        UsageError: as `laplace_scale`, or values that are NaN or infinite.
+    """
+    scale, exact = laplace_scale(sensitivity, epsilon), _check_finite("values", values)
+    return exact + rng.laplace(0.0, scale, exact.shape)
+
+
+def classic_gaussian_sigma(sensitivity: float, epsilon: float, delta: float) -> float:
+    """The standard deviation sensitivity sqrt(2 ln(1.25 / delta)) / epsilon, for epsilon < 1 only.
+
+    Guarantee: (epsilon, delta)-DP for an L2 sensitivity. The proof needs epsilon < 1, and for large epsilon the
+    formula is wrong (from 8.45 on at delta 1e-5). Below 1 it is sound, but adds more noise than
+    `analytic_gaussian_sigma`.
+    Source: Dwork and Roth 2014, theorem A.1.
+
+    Raises:
+        UsageError: epsilon 1 or more, sensitivity or epsilon not positive and finite, delta outside (0, 1).
+    """
+    _check_delta(delta)
+    scale = laplace_scale(sensitivity, epsilon)
+    if epsilon >= 1:
+        raise UsageError(
+            f"epsilon is {epsilon}: the classic Gaussian theorem holds below 1 only; use analytic_gaussian_sigma"
+        )
+    return scale * math.sqrt(2 * math.log(1.25 / delta)) * ROUND_UP
+
+
+def analytic_gaussian_sigma(sensitivity: float, epsilon: float, delta: float) -> float:
+    """The smallest standard deviation that is (epsilon, delta)-DP, for any epsilon, rounded up.
+
+    Guarantee: gdp_delta(sensitivity / sigma, epsilon) <= delta, for an L2 sensitivity. Larger than need be by at
+    most 1e-9 of itself for epsilon from 1e-4 on (1e-5 of itself at epsilon 1e-9, where floats run out of digits).
+    Source: Balle and Wang 2018, theorem 8; found by bisection.
+
+    Raises:
+        UsageError: sensitivity or epsilon not positive and finite, delta outside (0, 1), or no finite sigma.
+    """
+    _check_positive("sensitivity", sensitivity)
+    _check_positive("epsilon", epsilon)
+    _check_delta(delta)
+    low = high = 1.0  # mu = sensitivity / sigma, with which delta grows; low always keeps the promise
+    while gdp_delta(low, epsilon) > delta:
+        low /= 2
+    while gdp_delta(high, epsilon) <= delta:
+        high *= 2
+    while high > low * (1 + 0.5e-9) and low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if gdp_delta(middle, epsilon) <= delta else (low, middle)
+    sigma = sensitivity / low * ROUND_UP if low else math.inf
+    return _check_positive("the standard deviation that this epsilon and delta need", sigma)
+
+
+def gaussian_epsilon(sensitivity: float, sigma: float, delta: float) -> float:
+    """The exact epsilon at `delta` of Gaussian noise with standard deviation `sigma`, rounded up.
+
+    For an L2 sensitivity. Reference (delta 1e-5, sigma 0.6): sensitivity 1 -> 8.0, 28 -> 1287.
+    Source: Balle and Wang 2018, theorem 8.
+
+    Raises:
+        UsageError: sensitivity or sigma not positive and finite, delta outside (0, 1).
+    """
+    mu = _check_positive("sensitivity", sensitivity) / _check_positive("sigma", sigma)
+    return gdp_epsilon(mu * ROUND_UP, delta)
+
+
+def gaussian_release(values: ArrayLike, sigma: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """The values with independent N(0, sigma^2) noise on each; any shape.
+
+    Guarantee: the whole array together is (`gaussian_epsilon`(sensitivity, sigma, delta), delta)-DP at every delta,
+    if `sensitivity` bounds the L2 distance between the arrays of any two neighbours; equally, it is mu-GDP with
+    mu = sensitivity / sigma (Dong, Roth and Su 2022, theorem 1). In real numbers: see the top of this module.
+
+    Raises:
+        UsageError: sigma not positive and finite, or values that are NaN or infinite.
+    """
+    exact = _check_finite("values", values)
+    return exact + rng.normal(0.0, _check_positive("sigma", sigma), exact.shape)
+
+
+def exponential_probabilities(
+    scores: ArrayLike, sensitivity: float, epsilon: float, monotone: bool = False
+) -> NDArray[np.float64]:
+    """With what probability the exponential mechanism picks each candidate: proportional to e^(score / scale).
+
+    Scale is 2 sensitivity / epsilon, or half of that for monotone scores; scores are (..., candidates).
+    Guarantee and errors: see `exponential_choice`.
+    """
+    scale = _choice_scale(sensitivity, epsilon, monotone)
+    points = _check_scores(scores)
+    with np.errstate(over="ignore"):  # so far behind that e^-inf = 0 is the right answer
+        weights = np.exp((points - points.max(axis=-1, keepdims=True)) / scale)
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def exponential_choice(
+    scores: ArrayLike, sensitivity: float, epsilon: float, rng: np.random.Generator, monotone: bool = False
+) -> NDArray[np.intp]:
+    """The exponential mechanism: the index of a good candidate, drawn by `exponential_probabilities`.
+
+    Scores are (..., candidates), one choice per row; drawn as the largest score plus Gumbel noise, which never
+    leaves the range of floats.
+    Guarantee: each choice is epsilon-DP, if no score moves by more than `sensitivity` between neighbours. With
+    `monotone` it is so at half the noise, if moreover no neighbour moves one score up and another down.
+    Source: McSherry and Talwar 2007, theorem 6; Dwork and Roth 2014, theorem 3.10.
+
+    Raises:
+        UsageError: sensitivity or epsilon not positive and finite, scores empty, NaN or infinite.
+    """
+    return report_noisy_max(scores, sensitivity, epsilon, rng, Noise.GUMBEL, monotone)
+
+
+def report_noisy_max(
+    scores: ArrayLike,
+    sensitivity: float,
+    epsilon: float,
+    rng: np.random.Generator,
+    noise: Noise | str = Noise.LAPLACE,
+    monotone: bool = False,
+) -> NDArray[np.intp]:
+    """The index of the largest score after noise of scale 2 sensitivity / epsilon; (..., candidates) -> (...).
+
+    Guarantee: each choice is epsilon-DP, however many candidates, if no score moves by more than `sensitivity`
+    between neighbours. With `monotone` the scale halves, which is sound only if no neighbour moves one score up and
+    another down. Counts are monotone under add/remove (noise 1 / epsilon), but not under replace-one, where a vote
+    leaves one candidate for another (noise 2 / epsilon). Only the index is covered: the noisy maximum itself is not.
+    Why it holds: given the others' noise, the winner needs noise above a threshold, neighbours move that threshold
+    by at most 2 sensitivity (1 if monotone), and P[noise > x] falls by at most e^(d / scale) over a distance d.
+    Source: Dwork and Roth 2014, claim 3.9 (Laplace); McKenna and Sheldon 2020 (exponential, as permute-and-flip).
+
+    Raises:
+        UsageError: an unknown noise, or as `exponential_choice`.
+    """
+    if noise not in list(Noise):
+        raise UsageError(f"unknown noise {noise!r}: choose one of {', '.join(Noise)}")
+    scale = _choice_scale(sensitivity, epsilon, monotone)
+    points = _check_scores(scores)
+    draw: Callable[..., NDArray[np.float64]] = getattr(rng, Noise(noise).value)
+    # Differences to the best score come first: they are exact where scores are large and close.
+    return np.argmax(points - points.max(axis=-1, keepdims=True) + draw(scale=scale, size=points.shape), axis=-1)
+
+
+class NoisyCounter:
+    """Answers counting queries about records until a budget of epsilon is spent.
+
+    Guarantee: all answers together, adaptively chosen queries and epsilons included, are budget-DP for one record
+    added, removed or replaced, since one record moves a count by at most 1 and the epsilons add up (Rogers, Roth,
+    Ullman and Vadhan 2016, on pure privacy filters). A refusal depends on the epsilons alone and reveals nothing.
+
+    The sum is kept exactly, as a fraction. A float such as 0.1 is up to 2^-53 (relative) above the decimal that was
+    meant, and so is a budget below; together they could refuse the tenth query of 0.1 under a budget of 1. So the
+    sum may pass the budget by 2^-51 of it: by that once, not per query, however many there are.
+    """
+
+    def __init__(self, records: Iterable[Any], budget: float, rng: np.random.Generator) -> None:
+        """Raises UsageError if the budget is not positive and finite."""
+        self._budget = Fraction(float(_check_positive("budget", budget)))
+        self._records = tuple(records)
+        self._rng = rng
+        self._spent = Fraction(0)
+
+    @property
+    def spent(self) -> float:
+        return float(self._spent)
+
+    @property
+    def remaining(self) -> float:
+        return float(max(self._budget - self._spent, Fraction(0)))
+
+    def count(self, predicate: Callable[[Any], object], epsilon: float) -> float:
+        """How many records satisfy the predicate, with Laplace noise of scale 1 / epsilon.
+
+        The predicate looks at one record at a time and must have no side effects: they would be unaccounted.
+
+        Raises:
+            UsageError: epsilon not positive and finite, or more than what is left; nothing is then spent or drawn.
+        """
+        spent = self._spent + Fraction(float(_check_positive("epsilon", epsilon)))
+        if spent > self._budget * (1 + Fraction(BUDGET_ROUNDING)):
+            raise UsageError(
+                f"epsilon is {epsilon}, but {self.remaining:g} of the budget of {float(self._budget):g} is left: "
+                "ask with a smaller epsilon or stop here"
+            )
+        self._spent = spent  # first: a predicate that fails halfway has seen the records
+        exact = sum(bool(predicate(record)) for record in self._records)
+        return float(laplace_release(exact, 1.0, epsilon, self._rng))
+
+
+def _response(epsilon: float, categories: int) -> tuple[float, float]:
+    """Probability of each lie, and how much likelier the truth is: both without cancellation."""
+    _check_positive("epsilon", epsilon)
+    _check_categories(categories)
+    total = 1 + (categories - 1) * math.exp(-epsilon)
+    return math.exp(-epsilon) / total, -math.expm1(-epsilon) / total
+
+
+def _choice_scale(sensitivity: float, epsilon: float, monotone: bool) -> float:
+    return laplace_scale(sensitivity, epsilon) * (1 if monotone else 2)
+
+
+def _check_positive(name: str, value: float) -> float:
+    if not 0 < value < math.inf:
+        raise UsageError(f"{name} is {value}: it must be a finite number greater than 0")
+    return value
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise UsageError(f"delta is {delta}: it must lie between 0 and 1 (well below 1/n, such as n^-1.1)")
+
+
+def _check_categories(categories: int) -> None:
+    if not isinstance(categories, Integral) or categories < 2:
+        raise UsageError(f"the number of categories is {categories}: it must be a whole number, at least 2")
+
+
+def _check_answers(answers: ArrayLike, categories: int) -> NDArray[np.int64]:
+    array = np.asarray(answers)
+    if array.size and not (array.dtype.kind in "biu" and array.min() >= 0 and array.max() < categories):
+        raise UsageError(f"answers must be whole numbers from 0 to {categories - 1}, the number of categories less 1")
+    return array.astype(np.int64)
+
+
+def _check_finite(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if not np.isfinite(array).all():
+        raise UsageError(f"{name} contain NaN or infinity, which no noise can hide: clip or replace them first")
+    return array
+
+
+def _check_scores(scores: ArrayLike) -> NDArray[np.float64]:
+    array = _check_finite("scores", scores)
+    if array.ndim == 0 or array.shape[-1] == 0:
+        raise UsageError("there are no scores: a choice needs at least one candidate")
+    return array

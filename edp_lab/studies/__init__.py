@@ -1,0 +1,1 @@
+"""Studies: compare runs, reproduce the paper's tables, judge its claims."""

@@ -1,0 +1,153 @@
+"""The ledger of a private run: every release is written down before its noise is drawn, and nothing is ever forgotten.
+
+One JSON object per line, first the mechanism, then one entry per step. Each line carries a chain value, a digest of
+itself and of all lines before it, so that damage and careless edits are noticed (it is no signature: who rewrites the
+whole file can forge it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Mechanism
+
+LEDGER = "ledger.jsonl"
+
+
+class Ledger:
+    """Append-only. `write` returns once the entry is on the disk; only then may the step draw its noise.
+
+    The file is opened anew for every entry, so a ledger that was removed or continued elsewhere is noticed.
+
+    Attributes:
+        mechanism: what every release of this run is.
+        chain: digest of everything written so far; the run record repeats it, so that lines cut off are missed.
+        size: bytes up to the end of the last entry, its line break not counted.
+    """
+
+    def __init__(self, path: Path, mechanism: Mechanism) -> None:
+        """A new ledger.
+
+        Raises:
+            UsageError: the file exists or cannot be written.
+        """
+        self.path, self.mechanism = path, mechanism
+        self.releases: set[tuple[int, int, str]] = set()  # epoch, step, key
+        self.chain, self.size = "", 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("xb").close()
+        except OSError as error:
+            raise UsageError(f"ledger {path} cannot be made ({error.strerror}): choose another --out") from error
+        try:
+            self._append({"mechanism": asdict(mechanism)})
+        except UsageError:
+            path.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def open(cls, path: Path, chain: str | None = None) -> Ledger:
+        """Read an existing ledger, to judge it or to go on with it. `chain`: a value that the run record remembers.
+
+        A last line that was not written out (its step drew no noise) does not count; the next `write` takes it off.
+        Before that nothing on the disk is touched, so a run that is still going on can be judged.
+
+        Raises:
+            UsageError: the ledger is missing, damaged, edited, or lacks entries that the record remembers.
+        """
+        cure = "its releases can no longer be counted, so restore it from a copy"
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except OSError as error:
+            raise UsageError(f"ledger {path} cannot be read ({error.strerror}): {cure}") from None
+        ledger = cls.__new__(cls)
+        ledger.path, ledger.releases, ledger.chain, ledger.size = path, set(), "", -1
+        seen = set()
+        for number, line in enumerate(lines, 1):
+            if number == len(lines) and b"}" not in line:
+                break  # empty, or not written out
+            try:
+                ledger._take(_verified(line, ledger.chain))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                raise UsageError(f"ledger {path}, line {number}, is damaged or was edited: {cure}") from None
+            seen.add(ledger.chain)
+            ledger.size += len(line) + 1
+        if not seen:
+            raise UsageError(f"ledger {path} holds no entry: {cure}")
+        if chain is not None and chain not in seen:
+            raise UsageError(f"ledger {path} lacks entries that the run record remembers: {cure}")
+        return ledger
+
+    def write(self, epoch: int, step: int, key: int) -> None:
+        """Bill the release of `step` in `epoch`, whose randomness comes from `key`.
+
+        A release that is repeated with the same key is the same release and is billed once; the same step under
+        another key is a further one.
+
+        Raises:
+            UsageError: the disk is full, or the ledger is gone or was continued elsewhere; the step must not be taken.
+        """
+        entry = {"epoch": epoch, "step": step, "key": fingerprint(key)}
+        if (epoch, step, entry["key"]) not in self.releases:
+            self._append(entry)
+
+    def bill(self) -> dict[int, int]:
+        """How often one utterance may have taken part, by epoch: what `edp_lab.privacy.judge` wants.
+
+        With disjoint batches once per epoch and key: each pass under one key holds every utterance at most once, and a
+        pass that was begun is billed as a whole. Under Poisson sampling once per step and key.
+        """
+        releases = {(e, k) for e, _, k in self.releases} if self.mechanism.sampling_rate is None else self.releases
+        return dict(sorted(Counter(epoch for epoch, *_ in releases).items()))
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        line = _sealed(entry, self.chain)
+        text = b"\n" + line if self.size else line
+        try:
+            with self.path.open("r+b") as file:
+                file.seek(self.size)
+                if b"}" in file.read(4096):
+                    raise UsageError(f"ledger {self.path} holds entries of another process: let only one go on with it")
+                file.seek(self.size)
+                file.truncate()  # a line that was not written out
+                file.write(text + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UsageError(f"ledger {self.path} cannot be written ({error.strerror}): mend the disk") from error
+        self.size += len(text)
+        self._take(json.loads(line))
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        if not self.chain:
+            self.mechanism = Mechanism(**entry["mechanism"])
+        else:
+            self.releases.add((entry["epoch"], entry["step"], entry["key"]))
+        self.chain = entry["chain"]
+
+
+def fingerprint(key: int) -> str:
+    """Tells two keys apart without giving either away, as long as the key itself is 128 secret bits."""
+    return hashlib.sha256(b"edp_lab ledger" + key.to_bytes(16, "big")).hexdigest()[:16]
+
+
+def _sealed(entry: dict[str, Any], chain: str) -> bytes:
+    """The line of an entry that follows `chain`: one form only, so that every changed byte shows."""
+    text = json.dumps(entry, sort_keys=True)
+    value = hashlib.sha256((chain + text).encode()).hexdigest()[:16]
+    return json.dumps({**entry, "chain": value}, sort_keys=True).encode()
+
+
+def _verified(line: bytes, chain: str) -> dict[str, Any]:
+    """The entry of a line that continues `chain`; any of several exceptions where it is none."""
+    entry = json.loads(line)
+    if line != _sealed({name: value for name, value in entry.items() if name != "chain"}, chain):
+        raise ValueError
+    return dict(entry)

@@ -1,0 +1,317 @@
+"""The audit of the bare mechanism: it refutes what is false, spares what is true, and draws the real step."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+from edp_lab.attacks import mechanism_audit
+from edp_lab.attacks.mechanism_audit import (
+    DIRECTION,
+    LAYOUT,
+    Verdict,
+    audit_mechanism,
+    draw_statistics,
+    lower_bounds,
+    mu_lower_bound,
+    upper_limit,
+    worst_case_pair,
+)
+from edp_lab.cli.audit import audit_app
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Mechanism, gdp_epsilon
+from edp_lab.privacy.noise import key_from_seed
+from edp_lab.training.step import release, standard_noise
+
+ROOT = Path(__file__).parents[2]
+DELTA, KEY = 1e-5, key_from_seed(0)
+PRINTED = Mechanism.as_printed(1.0, 1.0, 8, 8, alpha="public")
+SOUND = Mechanism.sound(1.0, 1.0, 8, 8)
+MECHANISMS = {
+    "printed": PRINTED,
+    "printed, micro-batch size 1": Mechanism.as_printed(0.5, 2.0, 8, 1, alpha="public"),
+    "printed, large alpha": Mechanism.as_printed(1.0, 4.0, 3, 2, alpha="public", alpha_max=6.6),
+    "printed, alpha none but large": Mechanism.as_printed(1.0, 0.5, 3, 2, alpha="none", alpha_max=0.2),
+    "printed, one device": Mechanism.as_printed(1.0, 1.0, 1, 4, alpha="private"),
+    "sound": SOUND,
+    "sound, micro-batch size 1": Mechanism.sound(3.0, 0.5, 8, 1),
+    "sound, micro-batch size 2, public alpha": Mechanism.sound(1.0, 1.0, 4, 2, alpha="public"),
+    "sound, large clip norm": Mechanism.sound(1e4, 2.0, 2, 2),
+}
+
+
+@lru_cache(None)
+def limit(errors: int, draws: int) -> float:
+    return upper_limit(errors, draws, 0.95)
+
+
+@pytest.fixture(scope="module")
+def sound_draws() -> tuple[np.ndarray, np.ndarray]:
+    """2,000 draws a side of the real sound step."""
+    return draw_statistics(SOUND, 2000, KEY)
+
+
+def counts(repeats: int, draws: int, mu: float) -> np.ndarray:
+    """False positives and false negatives of so many audits of a mu-GDP step: (repeats, 2)."""
+    return np.random.default_rng(0).binomial(draws, stats.norm.sf(mu / 2), (repeats, 2))
+
+
+# What the audit says
+
+
+def test_a_hundred_draws_refute_the_print():
+    audit = audit_mechanism(PRINTED, DELTA, KEY, draws=100)
+    assert audit.verdict is Verdict.REFUTED
+    assert audit.epsilon_claimed == pytest.approx(5.2985, abs=1e-4)
+    assert audit.epsilon_holds == pytest.approx(39.38, abs=0.01)
+    assert audit.epsilon_claimed < audit.epsilon_lower_bound < audit.epsilon_holds
+    assert audit.noise_multiplier == pytest.approx(1 / math.sqrt(32))
+    assert "refute" in audit.explanation
+
+
+@pytest.mark.parametrize("mechanism", [SOUND, Mechanism.sound(1.0, 0.5, 8, 1, alpha="public")], ids=["8", "1"])
+def test_the_sound_mechanism_is_not_refuted(mechanism):
+    audit = audit_mechanism(mechanism, DELTA, KEY, draws=300)
+    assert audit.verdict is Verdict.CONSISTENT
+    assert 0 < audit.epsilon_lower_bound <= audit.epsilon_claimed == audit.epsilon_holds <= audit.ceiling
+    assert audit.mu_lower_bound <= 1 / mechanism.z0
+
+
+def test_the_print_is_sound_for_one_utterance_on_one_device():
+    audit = audit_mechanism(Mechanism.as_printed(1.0, 1.0, 1, 1, alpha="public"), DELTA, KEY, draws=200)
+    assert audit.verdict is Verdict.CONSISTENT
+    assert audit.epsilon_holds < audit.epsilon_claimed
+
+
+def test_private_alpha_is_audited_as_if_it_were_public():
+    private = audit_mechanism(Mechanism.as_printed(1.0, 1.0, 8, 8), DELTA, KEY, draws=100)
+    public = audit_mechanism(PRINTED, DELTA, KEY, draws=100)
+    assert private.epsilon_holds is None
+    assert private.epsilon_if_alpha_public == public.epsilon_holds
+    assert private.bounds == public.bounds
+    assert "as if it were public" in private.explanation
+
+
+def test_without_power_the_audit_says_so():
+    audit = audit_mechanism(Mechanism.as_printed(1.0, 0.01, 8, 8, alpha="public"), DELTA, KEY, draws=50)
+    assert audit.false_positive_rate.errors == audit.false_negative_rate.errors == 0
+    assert audit.epsilon_lower_bound == audit.ceiling < audit.epsilon_claimed
+    assert audit.verdict is Verdict.NO_POWER
+
+
+def test_ceiling_is_the_closed_form_without_errors():
+    audit = audit_mechanism(SOUND, DELTA, KEY, draws=40, confidence=0.9)
+    rate = 1 - 0.05 ** (1 / 40)
+    assert audit.ceiling == pytest.approx(gdp_epsilon(-2 * stats.norm.ppf(rate), DELTA), rel=1e-6)
+
+
+@pytest.mark.parametrize("fault", ["noise", "clip"])
+def test_a_faulty_step_is_caught(monkeypatch, fault):
+    def faulty(mechanism, epoch, gradients, layout, alpha, noise):
+        if fault == "noise":
+            return release(mechanism, epoch, gradients, layout, alpha, noise / math.sqrt(8))
+        loose = release(mechanism, epoch, gradients, layout, alpha, noise * 0).gradient * 2
+        released = release(mechanism, epoch, gradients, layout, alpha, noise)
+        released.gradient.add_(loose)
+        return released
+
+    monkeypatch.setattr(mechanism_audit, "release", faulty)
+    assert audit_mechanism(SOUND, DELTA, KEY, draws=300).verdict is Verdict.REFUTED
+
+
+# What is drawn
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS.values(), ids=MECHANISMS)
+def test_draws_have_the_spread_and_distance_that_the_accounting_says(mechanism):
+    draws, devices = 200, mechanism.num_devices
+    absent, present = draw_statistics(mechanism, draws, KEY)
+    std, distance = mechanism.noise_std(0) / devices, mechanism.sensitivity() / devices
+    squares = (draws - 1) * (absent.var(ddof=1) + present.var(ddof=1)) / std**2
+    assert 1e-4 < stats.chi2.cdf(squares, 2 * (draws - 1)) < 1 - 1e-4
+    assert abs(present.mean() - absent.mean() - distance) < 4 * std * math.sqrt(2 / draws)
+    assert abs(present.mean() + absent.mean()) < 4 * std * math.sqrt(2 / draws)
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 1000])
+def test_pair_is_as_far_apart_as_the_sensitivity(size):
+    mechanism = Mechanism.sound(0.3, 1.0, 4, size, alpha="public")
+    pair = worst_case_pair(mechanism)
+    silence = standard_noise(KEY, 0, LAYOUT.size, 4) * 0
+    ends = [release(mechanism, 0, g, LAYOUT, pair.alpha, silence).gradient for g in (pair.present, pair.absent)]
+    assert float((ends[0] - ends[1]).norm()) == pytest.approx(mechanism.sensitivity() / 4, rel=1e-4)
+    assert float((ends[0] - ends[1]) @ DIRECTION) == pytest.approx(mechanism.sensitivity() / 4, rel=1e-4)
+    assert (pair.present[1:] == pair.absent[1:]).all()
+
+
+def test_every_draw_has_noise_of_its_own_and_the_key_decides_it(sound_draws):
+    absent, present = sound_draws
+    assert len(np.unique(np.concatenate([absent, present]))) > 3990  # float32 numbers may meet by chance
+    assert abs(np.corrcoef(absent, present)[0, 1]) < 0.1
+    again, other = (draw_statistics(SOUND, 5, key) for key in (KEY, key_from_seed(1)))
+    assert np.array_equal(again[0], absent[:5])
+    assert not np.isin(other[0], absent).any()
+
+
+def test_real_step_errs_as_often_as_the_closed_form(sound_draws):
+    absent, present = sound_draws
+    for wrong in (absent > 0, present <= 0):
+        assert stats.binomtest(int(wrong.sum()), len(wrong), stats.norm.sf(0.5)).pvalue > 1e-4
+
+
+# That the bounds hold
+
+
+def test_upper_limit_is_clopper_pearson():
+    for draws in (1, 7, 100, 10_000):
+        for errors in {0, 1, draws // 3, draws - 1, draws}:
+            peer = stats.binomtest(errors, draws).proportion_ci(0.95, "exact").high
+            assert peer <= limit(errors, draws) <= peer * (1 + 1e-8)
+
+
+def test_real_sound_step_is_refuted_no_more_often_than_allowed(sound_draws):
+    absent, present = (side.reshape(-1, 50) for side in sound_draws)  # 40 audits of 50 draws a side
+    wrong = zip((absent > 0).sum(1).tolist(), (present <= 0).sum(1).tolist(), strict=True)
+    refuted = sum(lower_bounds(limit(a, 50), limit(b, 50), DELTA).gaussian > gdp_epsilon(1, DELTA) for a, b in wrong)
+    assert stats.binomtest(refuted, 40, 0.05, alternative="greater").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("draws", [50, 1000, 10_000])
+def test_true_claims_are_refuted_no_more_often_than_allowed(draws):
+    refuted = {"gaussian": 0, "distribution_free": 0}
+    for false_positives, false_negatives in counts(2000, draws, 1.0).tolist():
+        bounds = lower_bounds(limit(false_positives, draws), limit(false_negatives, draws), DELTA)
+        for name in refuted:
+            refuted[name] += getattr(bounds, name) > gdp_epsilon(1, DELTA)
+    for count in refuted.values():
+        assert stats.binomtest(count, 2000, 0.05, alternative="greater").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("shift", [0.0, 0.5, 1.5])  # of the threshold from the midpoint, in standard deviations
+def test_lower_bound_on_mu_holds_exactly_as_often_as_promised_or_more(mu, shift):
+    draws = 100
+    number = np.arange(draws + 1)
+    limits = [limit(int(k), draws) for k in number]
+    fpr, fnr = (stats.binom.pmf(number, draws, stats.norm.sf(mu / 2 + move)) for move in (shift, -shift))
+    above = np.array([[mu_lower_bound(a, b) > mu for b in limits] for a in limits])
+    assert float(fpr @ above @ fnr) <= 0.05
+
+
+def test_both_limits_hold_jointly():
+    draws, rates = 60, (0.1, 0.35)
+    number = np.arange(draws + 1)
+    limits = np.array([limit(int(k), draws) for k in number])
+    fail = [stats.binom.pmf(number, draws, rate)[limits < rate].sum() for rate in rates]
+    assert max(fail) <= 0.025
+
+
+@pytest.mark.parametrize(("draws", "refuted"), [(100, 0.0), (1000, 0.19), (3000, 0.84), (10_000, 1.0)])
+def test_power_against_the_print(draws, refuted):
+    claim = 0.5 + 2 * math.sqrt(0.5 * math.log(1e5))
+    bounds = [lower_bounds(limit(a, draws), limit(b, draws), DELTA) for a, b in counts(500, draws, 32**0.5).tolist()]
+    assert all(b.gaussian > claim for b in bounds)
+    assert np.mean([b.distribution_free > claim for b in bounds]) == pytest.approx(refuted, abs=0.07)
+
+
+def test_distribution_free_bound_takes_the_better_direction():
+    assert lower_bounds(0.01, 0.2, DELTA).distribution_free == pytest.approx(math.log((0.8 - DELTA) / 0.01))
+    assert lower_bounds(0.2, 0.01, DELTA).distribution_free == pytest.approx(math.log((0.8 - DELTA) / 0.01))
+    assert lower_bounds(1.0, 1.0, DELTA) == mechanism_audit.Bounds(0.0, 0.0)
+    assert lower_bounds(1.0, 0.1, DELTA).gaussian == 0
+
+
+@pytest.mark.parametrize("delta", [1e-100, 1e-5, 0.3])
+@pytest.mark.parametrize("rate", [0.499, 0.31, 0.01, 1e-12, 1e-200])
+def test_epsilon_is_rounded_down(rate, delta):
+    """At the bound itself, the delta of the Gaussian is still at least the one asked for."""
+    mu, epsilon = mu_lower_bound(rate, rate), lower_bounds(rate, rate, delta).gaussian
+    with mpmath.workdps(150):
+        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        exact = mpmath.ncdf(-e / m + m / 2) - mpmath.exp(e) * mpmath.ncdf(-e / m - m / 2)
+        assert epsilon == 0 or exact >= delta
+    assert epsilon == pytest.approx(gdp_epsilon(mu, delta), rel=1e-9, abs=1e-9)
+
+
+# Bad input, and the command
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "settings", "culprit"),
+    [
+        (Mechanism.sound(1.0, 0.0, 8, 8), {}, "z0 is 0"),
+        (Mechanism.sound(1.0, 1e-9, 8, 8), {}, "no claim to audit"),
+        (Mechanism.as_printed(1.0, 1e-200, 8, 8), {}, "no claim to audit"),
+        (Mechanism.sound(1.0, 1.0, 8, 8, sampling_rate=0.1), {}, "Poisson"),
+        (SOUND, {"draws": 0}, "draws is 0"),
+        (SOUND, {"draws": 2.5}, "draws is 2.5"),
+        (SOUND, {"draws": 2**32}, "draws is"),
+        (SOUND, {"confidence": 0.0}, "confidence is 0"),
+        (SOUND, {"confidence": 1.0}, "confidence is 1"),
+        (SOUND, {"confidence": math.nan}, "confidence is nan"),
+        (SOUND, {"delta": 0.0}, "delta is 0"),
+        (SOUND, {"delta": 1.0}, "delta is 1"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(mechanism, settings, culprit):
+    with pytest.raises(UsageError, match=culprit):
+        audit_mechanism(mechanism, **{"delta": DELTA, "key": KEY, **settings})
+
+
+def command(*arguments: str):
+    return CliRunner().invoke(audit_app, ["mechanism", *arguments])
+
+
+def test_command_prints_json_that_states_claim_and_bound():
+    result = command("--as-printed", "--gpus", "8", "--z0", "1", "--draws", "100", "--seed", "3", "--json")
+    report = json.loads(result.stdout)
+    assert report["verdict"] == "refuted"
+    assert report["epsilon_claimed"] == pytest.approx(5.30, abs=0.01)
+    assert report["epsilon_holds"] == pytest.approx(39.38, abs=0.01)
+    assert report["epsilon_lower_bound"] == report["bounds"]["gaussian"] > report["bounds"]["distribution_free"]
+    assert (report["confidence"], report["draws"], report["delta"], report["seed"]) == (0.95, 100, 1e-5, 3)
+    assert report["adjacency"] == "REPLACE_SPECIAL"
+    assert report["mechanism"]["alpha"] == "public"
+    assert set(report["false_positive_rate"]) == {"errors", "upper_limit"}
+    assert result.stderr == ""
+
+
+def test_command_prints_a_table_for_people():
+    result = command("--draws", "100")
+    assert result.exit_code == 0
+    assert "sound eDP-SGD" in result.stdout
+    assert "consistent: " in result.stdout
+    private = command("--as-printed", "--alpha", "private", "--alpha-max", "2", "--draws", "20")
+    assert "no guarantee; had alpha come from public text" in private.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "culprit"),
+    [
+        (("--z0", "0"), "z0 is 0"),
+        (("--alpha-max", "2"), "--alpha-max matters only as printed"),
+        (("--alpha", "private"), "no sound form"),
+        (("--alpha", "mine"), "unknown alpha"),
+        (("--draws", "-1"), "draws is -1"),
+        (("--gpus", "0"), "number of devices"),
+    ],
+)
+def test_command_refuses_bad_input(arguments, culprit):
+    result = command(*arguments)
+    assert isinstance(result.exception, UsageError)
+    assert culprit in str(result.exception)
+
+
+def test_importing_the_command_brings_no_torch():
+    code = "import sys, edp_lab.cli.audit; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
