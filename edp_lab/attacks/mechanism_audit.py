@@ -24,9 +24,14 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, Variant, gdp_epsilon, judge
 from edp_lab.training.step import Layout, release, standard_noise
 
-LAYOUT = Layout(("canary", "other"), (torch.Size([4]), torch.Size([4])), (slice(0, 4), slice(4, 8)))
-DIRECTION = torch.tensor([0.5] * 4 + [0.0] * 4)  # e, in the layer with the largest alpha, where the print is weakest
+LAYOUT = Layout(("large", "small"), (torch.Size([4]), torch.Size([4])), (slice(0, 4), slice(4, 8)))
 ALPHA = torch.tensor([1.0, 0.5])
+# As printed, the layer with the largest alpha has too little noise. Sound, all layers are equal, if the noise is scaled
+# back with the gradient: that shows only where alpha is not 1.
+DIRECTIONS = {
+    Variant.AS_PRINTED: torch.tensor([0.5] * 4 + [0.0] * 4),
+    Variant.SOUND: torch.tensor([0.0] * 4 + [0.5] * 4),
+}
 FAR = 10.0  # clip norms: a gradient that the clip is sure to cut
 MOST_DRAWS = 2**31  # a side: every draw is a step of its own, and a noise stream is keyed by a 32-bit step
 
@@ -41,11 +46,18 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Pair:
-    """Neighbouring inputs of the step: (N, P) mean gradients of the devices with and without the canary."""
+    """Neighbouring inputs of the step.
+
+    Attributes:
+        present: (N, P) mean gradients of the devices with the canary; `absent` without it.
+        alpha: (K) layer scales, or None.
+        direction: (P) the unit vector e.
+    """
 
     present: Tensor
     absent: Tensor
     alpha: Tensor | None
+    direction: Tensor
 
 
 @dataclass(frozen=True)
@@ -163,9 +175,10 @@ def worst_case_pair(mechanism: Mechanism) -> Pair:
     others = mechanism.clip_norm * torch.linspace(-1, 1, mechanism.num_devices * LAYOUT.size)
     present, absent = (others.view(mechanism.num_devices, LAYOUT.size).clone() for _ in range(2))
     b, far = mechanism.micro_batch_size, FAR * mechanism.clip_norm
-    present[0] = far * DIRECTION
-    absent[0] = -far * (b - 1) / b * DIRECTION
-    return Pair(present, absent, None if mechanism.alpha is Alpha.NONE else ALPHA)
+    e = DIRECTIONS[mechanism.variant]
+    present[0] = far * e
+    absent[0] = -far * (b - 1) / b * e
+    return Pair(present, absent, None if mechanism.alpha is Alpha.NONE else ALPHA, e)
 
 
 def draw_statistics(
@@ -173,12 +186,13 @@ def draw_statistics(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The released gradient's projection on e, less the midpoint of its two means: (draws) without and with the canary.
 
-    Both are Gaussian with standard deviation `noise_std(0)` / N and means -d and +d, where 2 d = sensitivity / N.
+    Both are Gaussian with standard deviation `noise_std(0)` / N and means -d and +d, where 2 d = sensitivity / N (sound
+    with alpha, both times the alpha of the canary's layer).
     """
     run = _with_unit_alpha(mechanism)
     pair = worst_case_pair(run)
     silence = torch.zeros(1, LAYOUT.size)
-    midpoint = sum(_project(run, side, pair.alpha, silence)[0] for side in (pair.absent, pair.present)) / 2
+    midpoint = sum(_project(run, pair, side, silence)[0] for side in (pair.absent, pair.present)) / 2
 
     def noise(steps: range) -> Iterator[Tensor]:
         for step in steps:
@@ -186,8 +200,8 @@ def draw_statistics(
                 progress(step)
             yield standard_noise(key, step, LAYOUT.size, run.num_devices)
 
-    absent = _project(run, pair.absent, pair.alpha, noise(range(draws)))
-    present = _project(run, pair.present, pair.alpha, noise(range(draws, 2 * draws)))
+    absent = _project(run, pair, pair.absent, noise(range(draws)))
+    present = _project(run, pair, pair.present, noise(range(draws, 2 * draws)))
     return absent - midpoint, present - midpoint
 
 
@@ -228,11 +242,11 @@ def lower_bounds(fpr: float, fnr: float, delta: float) -> Bounds:
     return Bounds(gaussian, math.log(odds) if odds > 1 else 0.0)
 
 
-def _project(mechanism: Mechanism, gradients: Tensor, alpha: Tensor | None, noises: Iterable[Tensor]) -> np.ndarray:
+def _project(mechanism: Mechanism, pair: Pair, gradients: Tensor, noises: Iterable[Tensor]) -> np.ndarray:
     """The real step's output on e, for each noise: (draws), float64."""
-    e = DIRECTION.double().numpy()
+    e = pair.direction.double().numpy()
     with torch.inference_mode():
-        outputs = (release(mechanism, 0, gradients, LAYOUT, alpha, noise).gradient for noise in noises)
+        outputs = (release(mechanism, 0, gradients, LAYOUT, pair.alpha, noise).gradient for noise in noises)
         return np.fromiter((output.numpy() @ e for output in outputs), np.float64)
 
 

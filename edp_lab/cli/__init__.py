@@ -8,6 +8,7 @@ import typer
 
 from edp_lab import __version__
 from edp_lab.cli.account import account
+from edp_lab.cli.audit import audit_app
 from edp_lab.cli.course import course_app
 from edp_lab.cli.data import data_app
 from edp_lab.cli.pretrain import pretrain
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.add_typer(course_app, name="course")
 app.add_typer(data_app, name="data")
+app.add_typer(audit_app, name="audit")
 app.add_typer(bench_app, name="bench")
 for command in (train, evaluate, predict, account, table1_epsilon, verify, pretrain):
     app.command()(command)

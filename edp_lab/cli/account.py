@@ -105,12 +105,15 @@ def account(
 
 
 def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) -> dict[str, Any]:
+    from edp_lab.errors import UsageError
     from edp_lab.privacy import NoGuarantee, ReshufflingZCDP, SamplingZCDP
 
     try:
         sensitivity = mechanism.sensitivity(guarantee.adjacency)
     except NoGuarantee:
         sensitivity = None
+    if sensitivity == float("inf"):
+        raise UsageError("the clip norm times the largest alpha exceeds the largest float: lower one of them")
     method = (ReshufflingZCDP if mechanism.sampling_rate is None else SamplingZCDP).method
     holds = {
         "status": guarantee.status,

@@ -67,7 +67,9 @@ def accounting(
 
     if repeats < 1:
         raise UsageError(f"the number of repeats is {repeats}: it must be at least 1")
-    result = bench_accounting(repeats, lambda name: print(f"... {name}", file=sys.stderr) if not as_json else None)
+    result = bench_accounting(
+        repeats, progress=lambda name: print(f"... {name}", file=sys.stderr) if not as_json else None
+    )
     if as_json:
         print(json.dumps({**result, **_surroundings()}, indent=2))
         return

@@ -20,6 +20,7 @@ from edp_lab.privacy.zcdp import ReshufflingZCDP, SamplingZCDP
 
 SMALLEST_NOISE = 2.0**-20  # of the clip norm: below, adding the noise to a float32 gradient may change nothing
 SMALLEST_STD = 1e-30  # below, float32 noise underflows
+SMALLEST_CLIP = 1e-6  # below, with small layer scales, float32 squares may underflow and a gradient go unclipped
 
 NEIGHBOURS: dict[str, str] = {
     Adjacency.ZERO_OUT: "zero-out (the utterance's slot stays, its gradient is 0)",
@@ -202,6 +203,8 @@ def _claim(mechanism: Mechanism, bill: Mapping[int, int], delta: float) -> float
 def _representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int]) -> float:
     """The epsilon, unless numbers on a real machine cannot carry it."""
     last = max(bill, default=0)
+    if mechanism.clip_norm < SMALLEST_CLIP:
+        raise NoGuarantee("float32 arithmetic may not notice that a gradient exceeds a clip norm this small")
     if not math.isfinite(epsilon):
         raise NoGuarantee("epsilon exceeds the largest float")
     if mechanism.noise_multiplier(last) < SMALLEST_NOISE or mechanism.noise_std(last) < SMALLEST_STD:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy import gdp_delta, gdp_epsilon
+from edp_lab.privacy.gdp import gdp_delta, gdp_epsilon
 
 ROUND_UP = 1 + 2.0**-48  # beyond the rounding of any formula here
 BUDGET_ROUNDING = 2.0**-51  # of the budget, once: see `NoisyCounter`

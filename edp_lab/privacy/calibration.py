@@ -20,7 +20,7 @@ from edp_lab.privacy.mechanism import Adjacency, Decay, Mechanism, NoGuarantee
 PRECISION = 1e-9  # of z0 and tau, relative: where epsilon is small, it changes a hundred times as fast
 SMALLEST_Z, LARGEST_Z = 1e-9, 1e9
 MOST_EPOCHS = 10**5
-MOST_DISTINCT = 2048  # epochs, where each is a sampled release of its own: a millisecond of Renyi DP for three
+MOST_DISTINCT = 512  # epochs, where each is a sampled release of its own: a millisecond of Renyi DP for three
 LARGEST_TAU = 1e3
 
 
@@ -88,7 +88,7 @@ def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Bu
 def affordable_epochs(mechanism: Mechanism, budget: Budget) -> int:
     """The largest number of epochs that stays within the budget: 0 if one is too many, 10^5 at most.
 
-    At most 2048 where both decay and Poisson sampling make the account laborious.
+    At most 512 where both decay and Poisson sampling make the account laborious.
 
     Raises:
         NoGuarantee: the mechanism guarantees nothing.
@@ -108,7 +108,7 @@ def affordable_epochs(mechanism: Mechanism, budget: Budget) -> int:
 def affordable_tau(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Budget) -> float | None:
     """The largest decay rate tau with which so many epochs, or this bill, stay within the budget.
 
-    None where even tau 0 is too much. At most 1000, which is what comes back where the decay does not matter (one epoch).
+    None where even tau 0 is too much. At most 1000, which comes back where the decay does not matter (one epoch).
 
     Raises:
         UsageError: the mechanism has no decay.

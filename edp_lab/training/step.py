@@ -68,6 +68,8 @@ def layer_norms(gradients: Tensor, layout: Layout) -> Tensor:
 def _row_norms(x: Tensor) -> Tensor:
     """L2 norm of each row: (N, n) -> (N), float64; squares are summed in float32 within a block, in float64 beyond."""
     blocks = x.shape[1] // BLOCK
+    if blocks == 0:
+        return torch.linalg.vector_norm(x, dim=1).double()
     whole = torch.linalg.vector_norm(x[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)), dim=2).double()
     rest = torch.linalg.vector_norm(x[:, blocks * BLOCK :], dim=1).double()
     return torch.hypot(torch.linalg.vector_norm(whole, dim=1), rest)

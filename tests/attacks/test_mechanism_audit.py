@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from typer.testing import CliRunner
 
 from edp_lab.attacks import mechanism_audit
 from edp_lab.attacks.mechanism_audit import (
-    DIRECTION,
     LAYOUT,
     Verdict,
     audit_mechanism,
@@ -57,8 +57,8 @@ def limit(errors: int, draws: int) -> float:
 
 @pytest.fixture(scope="module")
 def sound_draws() -> tuple[np.ndarray, np.ndarray]:
-    """2,000 draws a side of the real sound step."""
-    return draw_statistics(SOUND, 2000, KEY)
+    """1,500 draws a side of the real sound step."""
+    return draw_statistics(SOUND, 1500, KEY)
 
 
 def counts(repeats: int, draws: int, mu: float) -> np.ndarray:
@@ -115,18 +115,19 @@ def test_ceiling_is_the_closed_form_without_errors():
     assert audit.ceiling == pytest.approx(gdp_epsilon(-2 * stats.norm.ppf(rate), DELTA), rel=1e-6)
 
 
-@pytest.mark.parametrize("fault", ["noise", "clip"])
+@pytest.mark.parametrize("fault", ["too little noise", "no clip", "noise scaled back twice"])
 def test_a_faulty_step_is_caught(monkeypatch, fault):
     def faulty(mechanism, epoch, gradients, layout, alpha, noise):
-        if fault == "noise":
+        if fault == "too little noise":
             return release(mechanism, epoch, gradients, layout, alpha, noise / math.sqrt(8))
-        loose = release(mechanism, epoch, gradients, layout, alpha, noise * 0).gradient * 2
-        released = release(mechanism, epoch, gradients, layout, alpha, noise)
-        released.gradient.add_(loose)
-        return released
+        if fault == "no clip":
+            noise = noise / 100
+            return release(replace(mechanism, clip_norm=100.0), epoch, gradients, layout, alpha, noise)
+        return release(mechanism, epoch, gradients, layout, alpha, noise * alpha.repeat_interleave(4))
 
     monkeypatch.setattr(mechanism_audit, "release", faulty)
-    assert audit_mechanism(SOUND, DELTA, KEY, draws=300).verdict is Verdict.REFUTED
+    mechanism = Mechanism.sound(1.0, 1.0, 8, 8, alpha="public")
+    assert audit_mechanism(mechanism, DELTA, KEY, draws=200).verdict is Verdict.REFUTED
 
 
 # What is drawn
@@ -134,9 +135,10 @@ def test_a_faulty_step_is_caught(monkeypatch, fault):
 
 @pytest.mark.parametrize("mechanism", MECHANISMS.values(), ids=MECHANISMS)
 def test_draws_have_the_spread_and_distance_that_the_accounting_says(mechanism):
-    draws, devices = 200, mechanism.num_devices
+    draws, devices = 150, mechanism.num_devices
     absent, present = draw_statistics(mechanism, draws, KEY)
-    std, distance = mechanism.noise_std(0) / devices, mechanism.sensitivity() / devices
+    scaled_back = 0.5 if (mechanism.variant, mechanism.alpha) == ("sound", "public") else 1
+    std, distance = (scaled_back * x / devices for x in (mechanism.noise_std(0), mechanism.sensitivity()))
     squares = (draws - 1) * (absent.var(ddof=1) + present.var(ddof=1)) / std**2
     assert 1e-4 < stats.chi2.cdf(squares, 2 * (draws - 1)) < 1 - 1e-4
     assert abs(present.mean() - absent.mean() - distance) < 4 * std * math.sqrt(2 / draws)
@@ -145,18 +147,18 @@ def test_draws_have_the_spread_and_distance_that_the_accounting_says(mechanism):
 
 @pytest.mark.parametrize("size", [1, 2, 8, 1000])
 def test_pair_is_as_far_apart_as_the_sensitivity(size):
-    mechanism = Mechanism.sound(0.3, 1.0, 4, size, alpha="public")
+    mechanism = Mechanism.as_printed(0.3, 1.0, 4, size, alpha="public")
     pair = worst_case_pair(mechanism)
     silence = standard_noise(KEY, 0, LAYOUT.size, 4) * 0
     ends = [release(mechanism, 0, g, LAYOUT, pair.alpha, silence).gradient for g in (pair.present, pair.absent)]
     assert float((ends[0] - ends[1]).norm()) == pytest.approx(mechanism.sensitivity() / 4, rel=1e-4)
-    assert float((ends[0] - ends[1]) @ DIRECTION) == pytest.approx(mechanism.sensitivity() / 4, rel=1e-4)
+    assert float((ends[0] - ends[1]) @ pair.direction) == pytest.approx(mechanism.sensitivity() / 4, rel=1e-4)
     assert (pair.present[1:] == pair.absent[1:]).all()
 
 
 def test_every_draw_has_noise_of_its_own_and_the_key_decides_it(sound_draws):
     absent, present = sound_draws
-    assert len(np.unique(np.concatenate([absent, present]))) > 3990  # float32 numbers may meet by chance
+    assert len(np.unique(np.concatenate([absent, present]))) > 2990  # float32 numbers may meet by chance
     assert abs(np.corrcoef(absent, present)[0, 1]) < 0.1
     again, other = (draw_statistics(SOUND, 5, key) for key in (KEY, key_from_seed(1)))
     assert np.array_equal(again[0], absent[:5])
@@ -180,13 +182,13 @@ def test_upper_limit_is_clopper_pearson():
 
 
 def test_real_sound_step_is_refuted_no_more_often_than_allowed(sound_draws):
-    absent, present = (side.reshape(-1, 50) for side in sound_draws)  # 40 audits of 50 draws a side
+    absent, present = (side.reshape(-1, 50) for side in sound_draws)  # 30 audits of 50 draws a side
     wrong = zip((absent > 0).sum(1).tolist(), (present <= 0).sum(1).tolist(), strict=True)
     refuted = sum(lower_bounds(limit(a, 50), limit(b, 50), DELTA).gaussian > gdp_epsilon(1, DELTA) for a, b in wrong)
-    assert stats.binomtest(refuted, 40, 0.05, alternative="greater").pvalue > 1e-3
+    assert stats.binomtest(refuted, 30, 0.05, alternative="greater").pvalue > 1e-3
 
 
-@pytest.mark.parametrize("draws", [50, 1000, 10_000])
+@pytest.mark.parametrize("draws", [50, 10_000])
 def test_true_claims_are_refuted_no_more_often_than_allowed(draws):
     refuted = {"gaussian": 0, "distribution_free": 0}
     for false_positives, false_negatives in counts(2000, draws, 1.0).tolist():

@@ -50,6 +50,7 @@ def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
 # --- randomised response
 
 
+@settings(deadline=None)
 @given(logarithmic(1e-3, 20), st.integers(2, 1000))
 def test_the_likelihood_ratio_of_randomised_response_is_e_to_the_epsilon(epsilon, categories):
     truth = truth_probability(epsilon, categories)
@@ -130,6 +131,7 @@ def test_the_estimate_is_unbiased_and_its_standard_error_is_honest(rng):
 # --- Laplace and Gaussian noise
 
 
+@settings(deadline=None)
 @given(logarithmic(1e-3, 1e3), logarithmic(1e-3, 100))
 def test_the_log_density_ratio_of_laplace_noise_is_epsilon(sensitivity, epsilon):
     noise = stats.laplace(scale=laplace_scale(sensitivity, epsilon))
@@ -172,6 +174,7 @@ def test_the_gaussian_mechanism_agrees_with_another_library(epsilon, delta):
     assert gaussian_epsilon(2.0, 2 * sigma, delta) == pytest.approx(epsilon, rel=1e-4)
 
 
+@settings(deadline=None)
 @given(logarithmic(1e-3, 0.9999), logarithmic(1e-12, 0.99))
 def test_the_classic_sigma_is_sound_below_one_and_never_better(epsilon, delta):
     sigma = classic_gaussian_sigma(1.0, epsilon, delta)
@@ -213,12 +216,14 @@ def neighbours(draw, monotone):
     return before, before + np.array(draw(st.lists(step, min_size=candidates, max_size=candidates)))
 
 
+@settings(deadline=None)
 @given(neighbours(monotone=False), logarithmic(1e-3, 10))
 def test_the_exponential_mechanism_keeps_epsilon(pair, epsilon):
     p, q = (exponential_probabilities(7 * scores, 7.0, epsilon) for scores in pair)
     assert np.all(np.abs(np.log(p) - np.log(q)) <= epsilon * (1 + 1e-9) + 1e-12)
 
 
+@settings(deadline=None)
 @given(neighbours(monotone=True), logarithmic(1e-3, 10))
 def test_the_exponential_mechanism_keeps_epsilon_at_half_the_noise_for_monotone_scores(pair, epsilon):
     p, q = (exponential_probabilities(scores, 1.0, epsilon, monotone=True) for scores in pair)

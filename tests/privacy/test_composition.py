@@ -47,6 +47,7 @@ def test_the_queries_of_the_thesis_add_up():
     assert best_composition(0.2, 0.0, 9000, 1e-5) == advanced
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(EPSILONS, DELTAS), min_size=1, max_size=20), st.randoms())
 def test_basic_composition_adds_and_parallel_takes_the_maximum(guarantees, random):
     total, most = basic_composition(guarantees), parallel_composition(guarantees)
@@ -87,6 +88,7 @@ def test_advanced_composition_covers_the_optimum_of_another_library():
     assert 0.5 * total.epsilon < optimal.get_epsilon_for_delta(total.delta) < total.epsilon
 
 
+@settings(deadline=None)
 @given(EPSILONS, DELTAS, st.integers(1, 10_000), st.floats(1e-9, 0.5))
 def test_the_better_bound_is_stated_at_the_delta_of_both(epsilon, delta, releases, slack):
     advanced = advanced_composition(epsilon, delta, releases, slack)
@@ -112,6 +114,7 @@ def test_a_step_of_the_thesis():
     assert amplified.delta == pytest.approx(1e-7)
 
 
+@settings(deadline=None)
 @given(st.floats(1e-6, 20), st.floats(1e-6, 1))
 def test_amplification_is_the_exact_ratio_of_a_sampled_randomised_response(epsilon, rate):
     """One record holds a secret bit, the sample holds it with probability q, and its presence is answered noisily."""

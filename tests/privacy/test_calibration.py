@@ -1,0 +1,219 @@
+"""From a budget to the noise, the epochs or the decay it allows: met when judged again, and no further off than a millionth."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Adjacency, Mechanism, NoGuarantee, judge
+from edp_lab.privacy.calibration import MOST_EPOCHS, Budget, affordable_epochs, affordable_tau, calibrate_z0
+
+DELTA = 1e-5
+MILLIONTH = 1e-6
+DECAYS = ["none", "linear", "exponential"]
+
+
+def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(math.log(low), math.log(high)).map(math.exp)
+
+
+disjoint = st.builds(
+    lambda printed, clip, z, N, m, decay, tau: (Mechanism.as_printed if printed else Mechanism.sound)(
+        clip, z, N, m, decay, tau, "public"
+    ),
+    st.booleans(),
+    logarithmic(1e-2, 1e2),
+    logarithmic(0.3, 30),
+    st.integers(1, 16),
+    st.integers(1, 8),
+    st.sampled_from(DECAYS),
+    st.floats(0, 0.5),
+)
+sampled = st.builds(
+    lambda z, q, decay, tau: Mechanism.sound(1.0, z, 4, 4, decay, tau, sampling_rate=q),
+    logarithmic(0.7, 10),
+    logarithmic(0.02, 1.0),
+    st.sampled_from(DECAYS),
+    st.floats(0, 0.3),
+)
+disjoint_budgets = st.builds(
+    Budget,
+    logarithmic(0.05, 1e4),
+    logarithmic(1e-10, 1e-3),
+    st.sampled_from([None, Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE]),
+    st.integers(1, 4),
+)
+sampled_budgets = st.builds(
+    Budget, logarithmic(0.1, 30), logarithmic(1e-8, 1e-4), st.sampled_from([None, *Adjacency][:2]), st.integers(1, 2)
+)
+
+
+def epsilon(mechanism: Mechanism, bill: object, budget: Budget) -> float:
+    """As everyone is told it; infinite where too little noise is left."""
+    verdict = judge(mechanism, bill, budget.delta, False, budget.adjacency, budget.utterances_per_person)
+    return math.inf if verdict.epsilon is None else verdict.epsilon
+
+
+def check_z0(mechanism: Mechanism, bill: object, budget: Budget) -> None:
+    z0 = calibrate_z0(mechanism, bill, budget)
+    spent = epsilon(dataclasses.replace(mechanism, z0=z0), bill, budget)
+    assert budget.epsilon * (1 - MILLIONTH) <= spent <= budget.epsilon
+    assert epsilon(dataclasses.replace(mechanism, z0=z0 * (1 - MILLIONTH)), bill, budget) > budget.epsilon
+
+
+def check_tau(mechanism: Mechanism, bill: object, budget: Budget) -> None:
+    tau = affordable_tau(mechanism, bill, budget)
+    steady = epsilon(dataclasses.replace(mechanism, tau=0.0), bill, budget)
+    if tau is None:
+        assert steady > budget.epsilon
+        return
+    assert epsilon(dataclasses.replace(mechanism, tau=tau), bill, budget) <= budget.epsilon
+    if tau < 1000:
+        more = dataclasses.replace(mechanism, tau=tau * (1 + MILLIONTH) + 1e-9)
+        assert epsilon(more, bill, budget) > budget.epsilon
+
+
+def check_epochs(mechanism: Mechanism, budget: Budget) -> None:
+    epochs = affordable_epochs(mechanism, budget)
+    assert epsilon(mechanism, epochs, budget) <= budget.epsilon
+    if epochs < MOST_EPOCHS:
+        assert epsilon(mechanism, epochs + 1, budget) > budget.epsilon
+
+
+@settings(max_examples=60, deadline=None)
+@given(disjoint, st.integers(1, 20), disjoint_budgets)
+def test_z0_meets_the_budget_and_is_the_smallest(mechanism, epochs, budget):
+    check_z0(mechanism, epochs, budget)
+
+
+@settings(max_examples=30, deadline=None)
+@given(disjoint, st.integers(1, 20), disjoint_budgets)
+def test_tau_meets_the_budget_and_is_the_largest(mechanism, epochs, budget):
+    if mechanism.decay == "none":
+        mechanism = dataclasses.replace(mechanism, decay="linear")
+    check_tau(mechanism, epochs, budget)
+
+
+@settings(max_examples=30, deadline=None)
+@given(disjoint, disjoint_budgets)
+def test_one_epoch_more_exceeds_the_budget(mechanism, budget):
+    check_epochs(mechanism, dataclasses.replace(budget, epsilon=min(budget.epsilon, 100.0)))
+
+
+@settings(max_examples=6, deadline=None)
+@given(sampled, st.integers(1, 3), sampled_budgets)
+def test_all_three_under_poisson_sampling(mechanism, epochs, budget):
+    check_z0(mechanism, epochs, budget)
+    if mechanism.decay != "none":
+        check_tau(mechanism, epochs, budget)
+    check_epochs(dataclasses.replace(mechanism, z0=1.0, tau=mechanism.tau + 0.2, decay="exponential"), budget)
+
+
+def test_a_bill_of_single_steps_and_repeated_epochs_is_taken_as_it_is():
+    poisson = Mechanism.sound(1.0, 1.0, 4, 4, sampling_rate=0.01)
+    budget = Budget(3.0, DELTA)
+    bill = poisson.bill(steps=150)
+    check_z0(poisson, bill, budget)
+    assert calibrate_z0(poisson, bill, budget) < calibrate_z0(poisson, 2, budget)
+    repeated = {0: 1, 1: 3}
+    decaying = Mechanism.sound(1.0, 2.0, 4, 4, "exponential", 0.1)
+    check_z0(decaying, repeated, budget)
+    check_tau(decaying, repeated, budget)
+
+
+def test_known_values():
+    """mu = 1 gives 4.38 at delta 1e-5, so T epochs need z = sqrt(T); as printed 2 sqrt(N) times that."""
+    budget = Budget(4.3771, DELTA)
+    for epochs in (1, 9):
+        assert calibrate_z0(Mechanism.sound(1.0, 1.0, 8, 8), epochs, budget) == pytest.approx(
+            math.sqrt(epochs), rel=1e-4
+        )
+        printed = calibrate_z0(Mechanism.as_printed(1.0, 1.0, 8, 8, alpha="public"), epochs, budget)
+        assert printed == pytest.approx(2 * math.sqrt(8 * epochs), rel=1e-4)
+    assert affordable_epochs(Mechanism.sound(1.0, 10.001, 8, 8), budget) == 100
+
+
+def test_the_protected_unit_is_paid_for():
+    mechanism, budget = Mechanism.sound(1.0, 1.0, 8, 1), Budget(2.0, DELTA)
+    single = calibrate_z0(mechanism, 5, budget)
+    three = calibrate_z0(mechanism, 5, dataclasses.replace(budget, utterances_per_person=3))
+    replaced = calibrate_z0(mechanism, 5, dataclasses.replace(budget, adjacency=Adjacency.REPLACE_ONE))
+    assert three == pytest.approx(3 * single, rel=1e-8)
+    assert replaced == pytest.approx(2 * single, rel=1e-8)
+
+
+def test_the_ends_of_the_scale():
+    quiet, loud = Mechanism.sound(1.0, 1e-3, 8, 8, "linear", 0.1), Mechanism.sound(1.0, 1e8, 8, 8, "linear", 0.0)
+    budget = Budget(1.0, DELTA)
+    assert affordable_epochs(quiet, budget) == 0
+    assert affordable_tau(quiet, 3, budget) is None
+    assert affordable_epochs(loud, budget) == MOST_EPOCHS
+    assert affordable_tau(loud, 1, budget) == 1000
+    fading = dataclasses.replace(loud, decay="exponential", tau=5.0)
+    check_epochs(fading, budget)
+    with pytest.raises(UsageError, match="no z0"):
+        calibrate_z0(dataclasses.replace(fading, tau=300.0), 5, budget)
+
+
+def test_a_budget_that_float32_could_not_carry_is_not_spent():
+    """epsilon 1e15 would allow noise that rounding swallows: the answer keeps enough of it to be judged at all."""
+    mechanism, budget = Mechanism.sound(1.0, 1.0, 8, 8, "exponential", 0.5), Budget(1e15, DELTA)
+    z0 = calibrate_z0(mechanism, 10, budget)
+    assert epsilon(dataclasses.replace(mechanism, z0=z0), 10, budget) <= budget.epsilon
+    check_epochs(mechanism, budget)
+    check_tau(mechanism, 10, budget)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "adjacency", "reason"),
+    [
+        (Mechanism.as_printed(1.0, 1.0, 8, 8, "linear", 0.1, alpha="private"), None, "alpha"),
+        (Mechanism.sound(1.0, 1.0, 8, 8, "linear", 0.1), Adjacency.ADD_OR_REMOVE_ONE, "zero-out"),
+        (Mechanism.sound(1.0, 1.0, 8, 8, "linear", 0.1, sampling_rate=0.1), Adjacency.REPLACE_ONE, "Poisson"),
+    ],
+)
+def test_what_has_no_guarantee_has_no_answer(mechanism, adjacency, reason):
+    budget = Budget(8.0, DELTA, adjacency)
+    for ask in (
+        lambda: calibrate_z0(mechanism, 5, budget),
+        lambda: affordable_epochs(mechanism, budget),
+        lambda: affordable_tau(mechanism, 5, budget),
+    ):
+        with pytest.raises(NoGuarantee, match=reason):
+            ask()
+
+
+def test_without_noise_there_are_no_affordable_epochs_but_a_z0():
+    mechanism = Mechanism.sound(1.0, 0.0, 8, 8)
+    with pytest.raises(NoGuarantee, match="z0 is 0"):
+        affordable_epochs(mechanism, Budget(8.0, DELTA))
+    check_z0(mechanism, 5, Budget(8.0, DELTA))
+
+
+@pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
+def test_targets_that_are_no_epsilon_are_refused(target):
+    with pytest.raises(UsageError, match="target epsilon"):
+        Budget(target, DELTA)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_targets_that_are_no_delta_are_refused(delta):
+    with pytest.raises(UsageError, match="delta"):
+        Budget(1.0, delta)
+
+
+def test_other_nonsense_is_refused():
+    mechanism, budget = Mechanism.sound(1.0, 1.0, 8, 8), Budget(1.0, DELTA)
+    with pytest.raises(UsageError, match="decay"):
+        affordable_tau(mechanism, 5, budget)
+    for epochs in (-1, 2.5):
+        with pytest.raises(UsageError, match="epochs"):
+            calibrate_z0(mechanism, epochs, budget)
+    for people in (0, 1.5):
+        with pytest.raises(UsageError, match="per person"):
+            calibrate_z0(mechanism, 5, Budget(1.0, DELTA, None, people))

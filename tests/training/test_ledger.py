@@ -1,0 +1,359 @@
+"""The ledger: written before the noise, never short of an entry, and every damage said in one sentence."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Mechanism, judge
+from edp_lab.training.ledger import Ledger, _sealed, fingerprint
+
+DISJOINT = Mechanism.sound(1.0, 0.7, 4, 4, "linear", 0.5)
+POISSON = Mechanism.sound(1.0, 1.5, 4, 4, "exponential", 0.1, sampling_rate=0.25)
+KEY, OTHER_KEY = 2**127 + 11, 5
+
+entries = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.sampled_from([KEY, OTHER_KEY])), max_size=25)
+mechanisms = st.sampled_from([DISJOINT, POISSON])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+@contextmanager
+def quick():
+    """A folder for one example, without waiting for the disk."""
+    with tempfile.TemporaryDirectory() as folder, patch("os.fsync"):
+        yield Path(folder, "ledger.jsonl")
+
+
+def written(path: Path, releases, mechanism: Mechanism = DISJOINT) -> Ledger:
+    ledger = Ledger(path, mechanism)
+    for release in releases:
+        ledger.write(*release)
+    return ledger
+
+
+def three(path: Path) -> tuple[Ledger, bytes]:
+    ledger = written(path, [(0, 0, KEY), (0, 1, KEY), (1, 2, KEY)])
+    return ledger, path.read_bytes()
+
+
+def refused(path: Path, saying: str = "^ledger", chain: str | None = None) -> None:
+    with pytest.raises(UsageError, match=saying) as caught:
+        Ledger.open(path, chain)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# What is written, and when
+
+
+def test_an_entry_is_synced_to_the_disk_before_write_returns(path, monkeypatch):
+    synced = []
+
+    def sync(descriptor: int) -> None:
+        assert os.path.samestat(os.fstat(descriptor), path.stat())
+        synced.append(json.loads(path.read_bytes().splitlines()[-1]))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    ledger = Ledger(path, DISJOINT)
+    assert set(synced[0]["mechanism"]) == set(vars(DISJOINT))
+    ledger.write(2, 7, KEY)
+    assert (synced[-1]["epoch"], synced[-1]["step"], synced[-1]["key"]) == (2, 7, fingerprint(KEY))
+    assert len(synced) == 2
+
+
+def test_one_object_per_line_and_no_key(path):
+    _, raw = three(path)
+    lines = [json.loads(line) for line in raw.decode().splitlines()]
+    assert [sorted(line) for line in lines] == [["chain", "mechanism"], *3 * [["chain", "epoch", "key", "step"]]]
+    for spelled in (str(KEY), f"{KEY:x}"):
+        assert spelled not in raw.decode()
+
+
+def test_an_existing_ledger_is_not_begun_again(path):
+    _, before = three(path)
+    with pytest.raises(UsageError, match="--out"):
+        Ledger(path, DISJOINT)
+    assert path.read_bytes() == before
+
+
+# The bill
+
+
+@settings(max_examples=25, deadline=None)
+@given(mechanisms, entries, st.randoms(use_true_random=False))
+def test_the_order_of_entries_does_not_matter(mechanism, releases, random):
+    shuffled = random.sample(releases, len(releases))
+    bills = []
+    for some in (releases, shuffled, shuffled + releases):
+        with quick() as path:
+            bills.append(written(path, some, mechanism).bill())
+    assert list(bills[0].items()) == list(bills[1].items()) == list(bills[2].items())
+    assert list(bills[0]) == sorted(bills[0])
+    assert len({judge(mechanism, bill, 1e-5, False).epsilon for bill in bills}) == 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(mechanisms, entries, entries)
+def test_another_entry_never_makes_it_cheaper(mechanism, some, more):
+    with quick() as path:
+        ledger = written(path, some, mechanism)
+        before = ledger.bill()
+        for release in more:
+            ledger.write(*release)
+        after = ledger.bill()
+    assert all(after[epoch] >= count for epoch, count in before.items())
+    price = [judge(mechanism, bill, 1e-5, False).epsilon for bill in (before, after)]
+    assert price[0] <= price[1]
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "bill"),
+    [(DISJOINT, {0: 2, 1: 1}), (POISSON, {0: 4, 1: 1})],  # once per epoch and key; once per step and key
+)
+def test_a_step_is_billed_once_per_key(path, mechanism, bill):
+    ledger = written(path, [(0, 0, KEY), (0, 1, KEY), (0, 0, KEY), (1, 2, KEY)], mechanism)
+    assert ledger.bill() == ({0: 1, 1: 1} if mechanism is DISJOINT else {0: 2, 1: 1})
+    size = path.stat().st_size
+    ledger.write(0, 1, KEY)
+    assert path.stat().st_size == size
+    ledger.write(0, 0, OTHER_KEY)
+    ledger.write(0, 1, OTHER_KEY)
+    assert ledger.bill() == bill
+
+
+def test_nothing_taken_costs_nothing(path):
+    assert Ledger(path, DISJOINT).bill() == {}
+    assert judge(DISJOINT, {}, 1e-5, False).epsilon == 0
+
+
+# Going on
+
+
+@settings(max_examples=25, deadline=None)
+@given(mechanisms, entries, entries)
+def test_reopening_forgets_nothing_and_goes_on(mechanism, before, after):
+    with quick() as path, quick() as at_once:
+        chain = written(path, before, mechanism).chain
+        again = Ledger.open(path, chain)
+        assert (again.mechanism, again.chain) == (mechanism, chain)
+        for release in after:
+            again.write(*release)
+        whole = written(at_once, before + after, mechanism)
+        assert path.read_bytes() == at_once.read_bytes()
+        assert Ledger.open(path, chain).bill() == whole.bill()
+
+
+def test_a_last_line_torn_at_any_byte_is_replaced_and_writing_goes_on(path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    _, raw = three(path)
+    last = raw.splitlines(keepends=True)[-1]
+    for kept in range(len(last)):
+        torn = raw[: len(raw) - len(last) + kept]
+        path.write_bytes(torn)
+        ledger = Ledger.open(path)
+        assert path.read_bytes() == torn  # judging a run that is going on must not touch it
+        whole = kept == len(last) - 1  # nothing but the line break is missing
+        assert len(ledger.releases) == (3 if whole else 2)
+        ledger.write(1, 2, KEY)
+        ledger.write(1, 3, OTHER_KEY)
+        assert path.read_bytes().startswith(raw)
+        assert Ledger.open(path, ledger.chain).releases == ledger.releases
+        assert len(ledger.releases) == 4
+
+
+def test_a_ledger_that_is_gone_or_continued_elsewhere_takes_no_entry(path):
+    ledger, _ = three(path)
+    Ledger.open(path).write(1, 3, OTHER_KEY)
+    with pytest.raises(UsageError, match="another process"):
+        ledger.write(1, 4, KEY)
+    assert len(Ledger.open(path).releases) == 4
+    path.unlink()
+    with pytest.raises(UsageError, match="cannot be written"):
+        ledger.write(1, 4, KEY)
+    assert not path.exists()
+
+
+# Damage
+
+
+def test_every_changed_byte_is_noticed(path):
+    _, raw = three(path)
+    for place in range(len(raw)):
+        for byte in {raw[place] ^ 1, ord("\n"), ord("}"), ord("\t")} - {raw[place]}:  # a tab for a space means the same
+            path.write_bytes(raw[:place] + bytes([byte]) + raw[place + 1 :])
+            refused(path)
+
+
+def test_removed_swapped_repeated_and_foreign_lines_are_noticed(path, tmp_path):
+    _, raw = three(path)
+    lines = raw.splitlines(keepends=True)
+    foreign = written(tmp_path / "foreign.jsonl", [(9, 9, KEY)]).path.read_bytes().splitlines(keepends=True)[-1]
+    edits = [[*lines[:k], *lines[k + 1 :]] for k in range(3)]  # the last one: see the next test
+    edits += [[*lines[:k], lines[k + 1], lines[k], *lines[k + 2 :]] for k in range(3)]
+    edits += [[*lines[:k], lines[k], *lines[k:]] for k in range(4)]
+    edits += [[*lines[:k], b"\n", *lines[k:]] for k in range(4)]
+    edits += [[*lines, foreign], [*lines[:2], foreign]]
+    edits.append([line.replace(b": ", b":") for line in lines])
+    for edit in edits:
+        path.write_bytes(b"".join(edit))
+        refused(path, "damaged or was edited")
+
+
+def test_lines_cut_off_that_the_record_remembers_are_missed(path):
+    ledger, raw = three(path)
+    middle = json.loads(raw.splitlines()[2])["chain"]
+    lines = raw.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3]))
+    Ledger.open(path, middle)
+    refused(path, "lacks entries", chain=ledger.chain)
+    path.write_bytes(raw[:-2])
+    refused(path, "lacks entries", chain=ledger.chain)
+    path.write_bytes(raw)
+    Ledger.open(path, middle)  # a record may be older than its ledger
+
+
+def test_an_unreadable_ledger_is_one_sentence(path, tmp_path):
+    refused(path, "cannot be read")
+    path.mkdir()
+    refused(path, "cannot be read")
+    path.rmdir()
+    for rubbish in (b"", b"\n", b"[" * 100_000 + b"\n", b"{}\n", b"null\n", b"\xff\xfe}\n", b'{"chain": NaN}\n'):
+        path.write_bytes(rubbish)
+        refused(path)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"mechanism": {**vars(DISJOINT), "colour": "red"}},  # of a later version
+        {"mechanism": {**vars(DISJOINT), "clip_norm": -1}},
+        {"mechanism": {"variant": "sound"}},
+        {"mechanism": None},
+        {"epoch": 0, "step": 0, "key": "0"},
+    ],
+)
+def test_a_first_line_that_is_no_mechanism_is_refused(path, entry):
+    path.write_bytes(_sealed(entry, "") + b"\n")
+    refused(path, "line 1")
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.binary(max_size=300))
+@example(b"\x00" * 50)
+def test_no_bytes_at_all_give_another_error(raw):
+    with quick() as path:
+        path.write_bytes(raw)
+        refused(path)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_a_spliced_ledger_is_refused_or_has_lost_its_last_lines_only(data):
+    with quick() as path:
+        ledger, raw = three(path)
+        start = data.draw(st.integers(0, len(raw)))
+        end = data.draw(st.integers(start, len(raw)))
+        piece = data.draw(st.binary(max_size=40) | st.just(raw[:end]) | st.just(raw[start:]))
+        path.write_bytes(raw[:start] + piece + raw[end:])
+        try:
+            found = Ledger.open(path)
+        except UsageError:
+            return
+        assert found.releases <= ledger.releases
+        assert found.chain in raw.decode()
+
+
+# Disks and processes that fail
+
+
+@contextmanager
+def room_for(size: int):
+    """A disk on which no file grows beyond `size` bytes: a write stops half way, as on a full one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room", [0, 1, 40])
+def test_a_disk_that_fills_up_half_way_through_a_line(path, room):
+    ledger, raw = three(path)
+    with room_for(len(raw) + room):
+        for _ in range(2):
+            with pytest.raises(UsageError, match="cannot be written .*: mend the disk"):
+                ledger.write(1, 3, KEY)
+    assert len(path.read_bytes()) == len(raw) + room
+    assert len(ledger.releases) == len(Ledger.open(path).releases) == 3
+    ledger.write(1, 3, KEY)
+    assert Ledger.open(path, ledger.chain).releases == ledger.releases
+
+
+def test_a_sync_that_fails_is_no_entry(path, monkeypatch):
+    ledger, _ = three(path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", full)
+        with pytest.raises(UsageError, match="No space left"):
+            ledger.write(1, 3, KEY)
+    assert (1, 3, fingerprint(KEY)) not in ledger.releases
+    assert len(Ledger.open(path).releases) >= 3
+
+
+def test_a_new_ledger_without_room_leaves_no_file(path):
+    with room_for(10), pytest.raises(UsageError, match="mend the disk"):
+        Ledger(path, DISJOINT)
+    assert not path.exists()
+
+
+WRITER = """
+import runpy, sys
+from pathlib import Path
+from edp_lab.privacy import Mechanism
+Ledger = runpy.run_path(sys.argv[2])["Ledger"]  # by its path: importing the package would wait for torch
+ledger = Ledger(Path(sys.argv[1]), Mechanism.sound(1.0, 0.7, 4, 4))
+for step in range(10**6):
+    ledger.write(step // 10, step, 1)
+    print(step, flush=True)
+"""
+
+
+def test_a_killed_process_has_written_all_that_it_reported(path):
+    command = [sys.executable, "-c", WRITER, str(path), str(sys.modules[Ledger.__module__].__file__)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        reported = [int(child.stdout.readline()) for _ in range(50)]
+        child.send_signal(signal.SIGKILL)
+        reported += [int(line) for line in child.stdout if line.endswith("\n")]
+    finally:
+        child.kill()
+        child.wait()
+    ledger = Ledger.open(path)
+    found = {step for _, step, _ in ledger.releases}
+    assert set(reported) <= found
+    assert len(found) <= len(reported) + 1
+    ledger.write(10**5, 10**6, 1)
+    assert Ledger.open(path, ledger.chain).releases == ledger.releases

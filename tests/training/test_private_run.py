@@ -1,0 +1,253 @@
+"""A run and its ledger, and what a private seed promises: the key is nowhere but in the run's memory and one file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edp_lab.corpora import load_corpus, split
+from edp_lab.errors import UsageError
+from edp_lab.privacy import judge
+from edp_lab.training import StepDone, TrainConfig, read_record, run_ledger, train, trainer
+from edp_lab.training.ledger import LEDGER, Ledger, fingerprint
+from edp_lab.training.record import MODEL, SECRET
+from edp_lab.training.trainer import Run
+
+STEPS = 2  # per epoch
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("corpus") / "own.jsonl"
+    rng = np.random.default_rng(0)
+    with path.open("w") as file:
+        for k in range(60):
+            intent = str(rng.choice(["call", "play"]))
+            file.write(json.dumps({"tokens": [intent, str(k)], "tags": ["O", "B-number"], "intent": intent}) + "\n")
+    return str(path)
+
+
+def config(corpus: str, **changes: object) -> TrainConfig:
+    settings = {"size": "small", "epochs": 2, "batch_size": 16, "num_devices": 4, "lr": 1e-2, **changes}
+    return TrainConfig(corpus=corpus, **settings)  # type: ignore[arg-type]
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / LEDGER).read_bytes().splitlines()[1:]]
+
+
+def before_training(corpus: str) -> Run:
+    """A run as `train` makes it before it touches the disk."""
+    loaded, settings = load_corpus(corpus), config(corpus, private_seed=True)
+    return Run(settings, loaded, split(loaded, settings.seed))
+
+
+def ctrl_c(event: object) -> None:
+    if isinstance(event, StepDone) and (event.epoch, event.step) == (1, 1):
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def nan_in_epoch(monkeypatch):
+    """Make the weights of a later run not a number when it comes to this epoch."""
+
+    def poison(epoch: int) -> None:
+        original = Run.step
+
+        def step(self, now, examples):
+            if now == epoch:
+                self.model.intent.weight.data[0, 0] = float("nan")
+            return original(self, now, examples)
+
+        monkeypatch.setattr(Run, "step", step)
+
+    return poison
+
+
+@pytest.fixture
+def no_room_after(monkeypatch, tmp_path):
+    """Let the disk take so many lines of the ledger and no more."""
+
+    def fill(number: int) -> None:
+        original = os.fsync
+
+        def sync(descriptor: int) -> None:
+            ledger = tmp_path / "run" / LEDGER
+            if os.path.samestat(os.fstat(descriptor), ledger.stat()) and ledger.read_bytes().count(b"\n") > number:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            original(descriptor)
+
+        monkeypatch.setattr(os, "fsync", sync)
+
+    return fill
+
+
+# The ledger of a run
+
+
+def test_every_step_is_on_the_disk_before_its_noise_is_drawn(corpus, tmp_path, monkeypatch):
+    original, seen = trainer.standard_noise, []
+
+    def look(key, step, *rest):
+        seen.append(step)
+        assert [line["step"] for line in lines(tmp_path / "run")] == seen
+        assert lines(tmp_path / "run")[-1]["key"] == fingerprint(key)
+        return original(key, step, *rest)
+
+    monkeypatch.setattr(trainer, "standard_noise", look)
+    train(config(corpus), tmp_path / "run")
+    assert seen == list(range(2 * STEPS))
+    assert [line["epoch"] for line in lines(tmp_path / "run")] == [0] * STEPS + [1] * STEPS
+
+
+@pytest.mark.parametrize("stop", [lambda event: None, ctrl_c])
+def test_record_and_ledger_give_the_same_bill(corpus, tmp_path, stop):
+    record = train(config(corpus, private_seed=True, decay="linear", tau=0.3), tmp_path / "run", stop)
+    ledger = run_ledger(tmp_path / "run")
+    assert ledger.bill() == {0: 1, 1: 1}  # an epoch that was broken off as a whole
+    assert record["status"] == ("interrupted" if stop is ctrl_c else "finished")
+    verdict = judge(ledger.mechanism, ledger.bill(), record["guarantee"]["delta"], seed_published=False)
+    assert verdict.epsilon == record["final"]["epsilon"]
+    assert (verdict.status, verdict.epochs) == (record["guarantee"]["status"], record["guarantee"]["epochs"])
+    assert ledger.chain == record["ledger"]
+
+
+def test_plain_training_has_no_ledger(corpus, tmp_path):
+    record = train(config(corpus, method="sgd", epochs=1), tmp_path / "run")
+    assert record["ledger"] is None
+    assert not (tmp_path / "run" / LEDGER).exists()
+    with pytest.raises(UsageError, match="without noise"):
+        run_ledger(tmp_path / "run")
+
+
+def test_a_ledger_that_does_not_fit_its_record_is_refused(corpus, tmp_path):
+    run = tmp_path / "run"
+    train(config(corpus, epochs=1), run)
+    raw, record = (run / LEDGER).read_bytes(), read_record(run)
+    (run / LEDGER).write_bytes(b"".join(raw.splitlines(keepends=True)[:-1]))
+    with pytest.raises(UsageError, match="lacks entries"):
+        run_ledger(run)
+    (run / LEDGER).unlink()
+    with pytest.raises(UsageError, match="cannot be read"):
+        run_ledger(run)
+    (run / LEDGER).write_bytes(raw)
+    for other in ("0" * 16, ["x"], 3):
+        (run / "record.json").write_text(json.dumps({**record, "ledger": other}))
+        with pytest.raises(UsageError, match="lacks entries"):
+            run_ledger(run)
+
+
+def test_a_step_that_cannot_be_billed_is_not_taken(corpus, tmp_path, monkeypatch, no_room_after):
+    original, drawn = trainer.standard_noise, []
+    monkeypatch.setattr(trainer, "standard_noise", lambda *a: drawn.append(a[1]) or original(*a))
+    no_room_after(1 + STEPS + 1)  # the mechanism, one epoch, one step
+    with pytest.raises(UsageError, match="ledger .* cannot be written .*No space left"):
+        train(config(corpus, private_seed=True), tmp_path / "run")
+    assert drawn == list(range(STEPS + 1))
+    record = read_record(tmp_path / "run")
+    assert (record["status"], len(record["epochs"]), record["guarantee"]["epochs"]) == ("failed", 1, 2)
+    assert not (tmp_path / "run" / SECRET).exists()
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_a_disk_that_is_full_before_the_first_record_leaves_no_file(corpus, tmp_path, no_room_after, room):
+    no_room_after(room)
+    with pytest.raises(UsageError, match="ledger"):
+        train(config(corpus, private_seed=True), tmp_path / "run")
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(corpus, tmp_path, monkeypatch, nan_in_epoch):
+    nan_in_epoch(0)
+    with pytest.raises(UsageError, match="not finite"):
+        train(config(corpus, private_seed=True), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(trainer, "device_gradients", broken)
+    with pytest.raises(RuntimeError, match="memory"):
+        train(config(corpus, private_seed=True), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_runs_into_one_folder_do_not_touch_each_other(corpus, tmp_path):
+    """Both found the folder empty, but the first was faster."""
+    run = tmp_path / "run"
+    first = Ledger(run / LEDGER, config(corpus).mechanism())
+    (run / SECRET).write_text("of the first")
+    with pytest.raises(UsageError, match="--out"), before_training(corpus).recorded_in(run):
+        pass
+    assert (run / SECRET).read_text() == "of the first"
+    first.write(0, 0, 1)
+
+
+# The private seed
+
+
+def spelled(key: int) -> set[bytes]:
+    ways = {f"{key:x}", f"{key:X}", f"{key:032x}", str(key)}
+    raw = {key.to_bytes(16, order) for order in ("big", "little")}
+    return {way.encode() for way in ways} | raw
+
+
+@pytest.mark.parametrize("ending", ["finished", "interrupted", "failed"])
+def test_the_secret_key_lies_in_one_guarded_file_and_goes_with_the_run(corpus, tmp_path, ending, nan_in_epoch):
+    run, keys, looks = tmp_path / "run", set(), []
+
+    def look(event: object) -> None:
+        secret = run / SECRET
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+        keys.add(int(secret.read_text(), 16))
+        (key,) = keys
+        others = [p for p in run.rglob("*") if p.is_file() and p != secret]
+        assert not [p for p in others if any(way in p.read_bytes() for way in spelled(key))]
+        assert {line["key"] for line in lines(run)} == {fingerprint(key)}
+        looks.append(len(others))
+        if ending == "interrupted":
+            ctrl_c(event)
+
+    if ending == "failed":
+        nan_in_epoch(1)
+        with pytest.raises(UsageError, match="not finite"):
+            train(config(corpus, private_seed=True), run, look)
+    else:
+        train(config(corpus, private_seed=True), run, look)
+    record = read_record(run)
+    assert record["status"] == ending
+    assert looks[-1] >= (1 if ending == "failed" else 3)  # ledger; record and model
+    left = [p for p in run.rglob("*") if p.is_file()]
+    assert SECRET not in {p.name for p in left}
+    assert not [p for p in left if any(way in p.read_bytes() for way in spelled(*keys))]
+    assert record["guarantee"]["status"] == "holds"
+    assert record["final"]["epsilon"] > 0
+
+
+def test_a_private_seed_is_drawn_anew_for_every_run(corpus, tmp_path):
+    """Order, dropout and noise are secret; split and initial weights follow the published seed."""
+
+    for name in ("a", "b"):
+        train(config(corpus, epochs=1, private_seed=True), tmp_path / name)
+    models = [next((tmp_path / name / MODEL).glob("*.safetensors")).read_bytes() for name in ("a", "b")]
+    assert models[0] != models[1]
+    runs = [before_training(corpus) for _ in range(2)]
+    assert runs[0].key != runs[1].key
+    assert min(run.key.bit_length() for run in runs) > 90
+    weights = [np.concatenate([p.detach().numpy().ravel() for p in run.model.parameters()]) for run in runs]
+    assert np.array_equal(*weights)
+
+
+def test_a_private_seed_makes_no_guarantee_where_there_is_none(corpus, tmp_path):
+    record = train(config(corpus, epochs=1, private_seed=True, as_printed=True), tmp_path / "run")
+    assert (record["guarantee"]["status"], record["final"]["epsilon"]) == ("none", None)
+    assert "alpha" in record["guarantee"]["reason"]
+    plain = train(config(corpus, epochs=1, private_seed=True, method="sgd"), tmp_path / "plain")
+    assert plain["guarantee"]["status"] == "none"
+    assert not (tmp_path / "plain" / SECRET).exists()
