@@ -1,0 +1,308 @@
+"""``edp-lab account``: the numbers of the derivation, its JSON, a run's ledger, and one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from edp_lab.cli import main
+from edp_lab.privacy import Mechanism, true_epsilon
+from edp_lab.training import StepDone, TrainConfig, train
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Run ``edp-lab account ARGS`` in this process: (exit status, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["edp-lab", "account", *arguments])
+        status = 0
+        try:
+            main()
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def account(cli):
+    """Its JSON."""
+
+    def ask(*arguments: str) -> dict:
+        status, out, err = cli(*arguments, "--json")
+        assert (status, err) == (0, "")
+        return json.loads(out)
+
+    return ask
+
+
+ONE_STEP = ("--clip", "1", "--z0", "1", "--epochs", "1", "--gpus", "8", "--delta", "1e-5")
+
+
+def test_json_has_the_promised_keys(account):
+    options = "--clip 2 --z0 1 --decay exponential --tau 0.1 --epochs 50 --gpus 8 --delta 5e-4".split()
+    report = account(*options)
+    assert {"claimed", "holds", "noise_multiplier", "sensitivity", "noise_std"} <= set(report)
+    assert {"epsilon", "rho", "method"} <= set(report["claimed"])
+    assert {"epsilon", "mu", "method", "adjacency", "sampling", "delta", "reason"} <= set(report["holds"])
+    z = [math.exp(-0.1 * t) for t in range(50)]  # the first epoch is t = 0
+    assert report["noise_multiplier"] == pytest.approx(z)
+    assert report["noise_std"] == pytest.approx([4 * one for one in z])
+    assert report["sensitivity"] == 4
+    assert report["claimed"]["rho"] == pytest.approx(sum(0.5 / one**2 for one in z))
+    assert report["holds"]["mu"] == pytest.approx(math.sqrt(sum(1 / one**2 for one in z)))
+    assert report["holds"]["delta"] == 5e-4
+    assert report["holds"]["status"] == "holds"
+
+
+@pytest.mark.parametrize(
+    ("options", "mu", "epsilon"),
+    [
+        ([], 1, 4.38),
+        (["--epochs", "4"], 2, 10.00),
+        (["--micro-batch-size", "1", "--adjacency", "replace_one"], 2, 10.00),
+        (["--micro-batch-size", "1"], 1, 4.38),
+        (["--adjacency", "REPLACE_ONE"], 1, 4.38),
+        (["--utterances-per-person", "4"], 4, 24.38),
+        (["--as-printed", "--alpha-source", "public"], 2 * math.sqrt(8), 39.38),
+        (["--as-printed", "--alpha-source", "none"], 2 * math.sqrt(8), 39.38),
+        (["--as-printed", "--alpha-source", "public", "--gpus", "4"], 4, 24.38),
+        (["--as-printed", "--alpha-source", "none", "--gpus", "8", "--micro-batch-size", "1"], math.sqrt(8), 15.46),
+        (["--as-printed", "--alpha-source", "public", "--gpus", "1", "--alpha-max", "2"], 4, 24.38),
+    ],
+)
+def test_reference_values(account, options, mu, epsilon):
+    report = account(*ONE_STEP, *options)
+    assert report["holds"]["epsilon"] == pytest.approx(epsilon, abs=0.005)
+    assert report["holds"]["mu"] == pytest.approx(mu)
+    if "--epochs" not in options:
+        assert report["claimed"]["epsilon"] == pytest.approx(5.30, abs=0.005)
+        assert report["claimed"]["rho"] == pytest.approx(0.5)
+
+
+def test_alpha_from_private_gradients_has_no_epsilon(account):
+    for options in ([], ["--alpha-source", "private"]):
+        report = account(*ONE_STEP, "--as-printed", *options)
+        assert report["holds"]["epsilon"] is report["holds"]["mu"] is None
+        assert "alpha" in report["holds"]["reason"]
+        assert report["holds"]["epsilon_if_alpha_public"] == pytest.approx(39.38, abs=0.005)
+        assert report["claimed"]["epsilon"] == pytest.approx(5.30, abs=0.005)
+
+
+def test_what_has_no_number_says_why(account):
+    report = account(*ONE_STEP, "--adjacency", "add_or_remove_one")
+    assert report["holds"]["epsilon"] is report["sensitivity"] is None
+    assert report["noise_multiplier"] == [None]
+    assert "zero-out" in report["holds"]["reason"]
+    report = account(*ONE_STEP, "--sampling-rate", "0.1", "--adjacency", "replace_one")
+    assert report["holds"]["epsilon"] is None
+    assert report["claimed"]["epsilon"] is None  # outside the range of the paper's bound
+    assert "no claim" in report["claimed"]["reason"]
+    vanished = account(*ONE_STEP[2:], "--decay", "exponential", "--tau", "1000", "--epochs", "3")
+    assert vanished["holds"]["epsilon"] is None
+    assert "noise" in vanished["holds"]["reason"]
+
+
+def test_poisson_sampling_by_steps_or_by_epochs(account):
+    options = ("--sampling-rate", "0.01", "--delta", "1e-5", "--z0", "1.2", "--gpus", "4", "--micro-batch-size", "1")
+    by_steps, by_epochs = account(*options, "--steps", "1000"), account(*options, "--epochs", "10")
+    assert by_steps == by_epochs
+    assert by_steps["releases"] == 1000
+    assert by_steps["holds"]["adjacency"] == "ADD_OR_REMOVE_ONE"
+    assert "Poisson" in by_steps["holds"]["sampling"]
+    assert by_steps["claimed"]["epsilon"] is not None
+    tight = account(*options, "--steps", "1000", "--tight")
+    assert 0.8 * by_steps["holds"]["epsilon"] < tight["holds"]["epsilon"] < by_steps["holds"]["epsilon"]
+    broken_off = account(*options, "--steps", "150")
+    assert (broken_off["epochs"], broken_off["releases"]) == (2, 150)
+
+
+# The question asked backwards
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--epochs", "20", "--decay", "linear", "--z0", "10"],
+        ["--epochs", "7", "--decay", "exponential", "--as-printed", "--alpha-source", "public", "--z0", "15"],
+        ["--epochs", "3", "--decay", "linear", "--utterances-per-person", "3", "--adjacency", "replace_one", "--z0", "8"],
+        ["--sampling-rate", "0.05", "--steps", "50", "--decay", "exponential", "--z0", "1.5"],
+    ],
+)
+def test_what_a_target_finds_meets_it_when_fed_back(account, options):
+    target = 6.0
+    found = account("--gpus", "8", *options, "--target-epsilon", str(target))["calibration"]
+
+    def epsilon(*changes: str) -> float:
+        return account("--gpus", "8", *options, *changes)["holds"]["epsilon"]
+
+    assert found["epsilon"] == target
+    assert target * (1 - 1e-6) <= epsilon("--z0", repr(found["z0"])) <= target
+    assert target * (1 - 1e-6) <= epsilon("--tau", repr(found["tau"])) <= target
+    if "--steps" not in options:
+        assert epsilon("--epochs", str(found["epochs"])) <= target < epsilon("--epochs", str(found["epochs"] + 1))
+
+
+def test_a_target_without_decay_or_without_a_guarantee(account):
+    assert account(*ONE_STEP, "--target-epsilon", "8")["calibration"]["tau"] is None
+    found = account(*ONE_STEP, "--as-printed", "--target-epsilon", "8")["calibration"]
+    assert found["z0"] is found["epochs"] is found["tau"] is None
+    assert "alpha" in found["reason"]
+
+
+# Words
+
+
+def test_a_person_reads_both_epsilons_and_their_scope(cli):
+    status, out, err = cli(*ONE_STEP, "--as-printed", "--target-epsilon", "8")
+    assert (status, err) == (0, "")
+    for said in ("Algorithm 1 as printed", "claimed", "5.2", "holds", "none", "public text: epsilon 39.3", "adversary"):
+        assert said in out
+    status, out, _ = cli(*ONE_STEP, "--decay", "linear", "--epochs", "5", "--target-epsilon", "8")
+    assert status == 0
+    for said in ("sound eDP-SGD", "noise over sensitivity: 1 in the first epoch", "or tau", "epochs at this z0"):
+        assert said in out
+
+
+# A run's ledger
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("corpus") / "own.jsonl"
+    with path.open("w") as file:
+        for k in range(60):
+            intent = ("call", "play")[k % 2]
+            file.write(json.dumps({"tokens": [intent, str(k)], "tags": ["O", "B-number"], "intent": intent}) + "\n")
+    return str(path)
+
+
+def trained(corpus: str, out: Path, **changes: object) -> Path:
+    """Broken off in its second epoch."""
+
+    def ctrl_c(event: object) -> None:
+        if isinstance(event, StepDone) and event.epoch == 1:
+            raise KeyboardInterrupt
+
+    settings = {"size": "small", "epochs": 5, "batch_size": 16, "num_devices": 4, "z0": 0.9, "decay": "linear"}
+    train(TrainConfig(corpus=corpus, **{**settings, "tau": 0.5, **changes}), out, ctrl_c)
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(corpus, tmp_path_factory.mktemp("runs") / "run", private_seed=True)
+
+
+def test_a_run_is_judged_by_its_ledger(account, run):
+    report = account("--run", str(run), "--delta", "1e-3", "--z0", "77", "--epochs", "99")
+    mechanism = Mechanism.sound(1.0, 0.9, 4, 4, "linear", 0.5)
+    assert report["holds"]["epsilon"] == pytest.approx(true_epsilon(mechanism, 2, 1e-3), rel=1e-12)
+    assert report["holds"]["status"] == "holds"
+    assert (report["epochs"], report["releases"]) == (2, 2)
+    assert report["noise_multiplier"] == pytest.approx([0.9, 0.6])
+    record = json.loads((run / "record.json").read_text())
+    own_delta = account("--run", str(run), "--delta", repr(record["guarantee"]["delta"]))
+    assert own_delta["holds"]["epsilon"] == record["final"]["epsilon"]
+
+
+def test_a_run_with_a_published_seed_does_not_hold(cli, account, corpus, tmp_path):
+    published = trained(corpus, tmp_path / "run")
+    report = account("--run", str(published))
+    assert report["holds"]["status"] == "void: seed published"
+    assert "published" in report["holds"]["reason"]
+    assert "published seed" in cli("--run", str(published))[1]
+
+
+def test_a_run_with_a_damaged_ledger_is_refused(cli, run, tmp_path):
+    ledger, good = run / "ledger.jsonl", (run / "ledger.jsonl").read_bytes()
+    lines = good.splitlines(keepends=True)
+    for bad in (
+        good.replace(b'"step": 1', b'"step": 7'),
+        good.replace(b'"z0": 0.9', b'"z0": 9.9'),
+        b"".join(lines[:-1]),
+        b"".join([*lines[:2], *lines[3:]]),
+        b"",
+        b"\x00rubbish",
+    ):
+        assert bad != good
+        ledger.write_bytes(bad)
+        refused(cli, "--run", str(run), saying="ledger")
+    ledger.unlink()
+    refused(cli, "--run", str(run), saying="cannot be read")
+    ledger.write_bytes(good)
+    refused(cli, "--run", str(tmp_path), saying="holds no run")
+
+
+# Bad input
+
+
+def refused(cli, *arguments: str, saying: str) -> None:
+    for as_json in ([], ["--json"]):
+        status, out, err = cli(*arguments, *as_json)
+        assert (status, out) == (2, ""), err
+        assert len(err.splitlines()) == 1, err
+        assert err.startswith("error: ")
+        assert saying in err
+
+
+BAD = {
+    "delta 0": ("--delta=0", "delta"),
+    "delta 1": ("--delta=1", "delta"),
+    "delta negative": ("--delta=-1e-5", "delta"),
+    "delta nan": ("--delta=nan", "delta"),
+    "q 0": ("--sampling-rate=0", "sampling rate"),
+    "q above 1": ("--sampling-rate=1.1", "sampling rate"),
+    "q negative": ("--sampling-rate=-0.1", "sampling rate"),
+    "q nan": ("--sampling-rate=nan", "sampling rate"),
+    "z 0": ("--z0=0", "epsilon is infinite"),
+    "z 0 as printed": ("--z0=0 --as-printed", "epsilon is infinite"),
+    "z negative": ("--z0=-1", "z0"),
+    "z infinite": ("--z0=inf", "z0"),
+    "N 0": ("--gpus=0", "devices"),
+    "N negative": ("--gpus=-8", "devices"),
+    "C 0": ("--clip=0", "clip"),
+    "C nan": ("--clip=nan", "clip"),
+    "tau negative": ("--tau=-0.1 --decay=linear", "tau"),
+    "tau negative, no decay": ("--tau=-0.1", "tau"),
+    "tau nan": ("--tau=nan --decay=exponential", "tau"),
+    "alpha 0": ("--alpha-max=0 --as-printed", "alpha"),
+    "alpha negative": ("--alpha-max=-1 --as-printed", "alpha"),
+    "alpha beyond floats": ("--alpha-max=1e300 --clip=1e300 --as-printed", "alpha"),
+    "alpha, sound": ("--alpha-max=2", "--alpha-max"),
+    "private alpha, sound": ("--alpha-source=private", "private"),
+    "unknown alpha": ("--alpha-source=some", "none, public, private"),
+    "unknown decay": ("--decay=cosine", "exponential"),
+    "unknown adjacency": ("--adjacency=neighbour", "zero_out"),
+    "steps without sampling": ("--steps=100", "sampling rate"),
+    "steps negative": ("--steps=-1 --sampling-rate=0.1", "steps"),
+    "epochs negative": ("--epochs=-1", "epochs"),
+    "micro-batch size 0": ("--micro-batch-size=0", "micro-batch"),
+    "nobody": ("--utterances-per-person=0", "per person"),
+    "sampling as printed": ("--sampling-rate=0.1 --as-printed", "--sampling-rate"),
+    "target 0": ("--target-epsilon=0", "target epsilon"),
+    "target negative": ("--target-epsilon=-8", "target epsilon"),
+    "target nan": ("--target-epsilon=nan", "target epsilon"),
+    "target out of reach": ("--target-epsilon=1e-12 --delta=1e-30", "no z0"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(cli, case):
+    options, said = BAD[case]
+    refused(cli, *options.split(), saying=said)
+
+
+@pytest.mark.parametrize("option", ["--clip=one", "--epochs=2.5", "--clipp=1"])
+def test_what_the_parser_refuses_ends_with_status_2_too(cli, option):
+    status, out, err = cli(option)
+    assert (status, out) == (2, "")
+    assert option.partition("=")[0] in err
+    assert "Traceback" not in err
