@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from edp_lab.privacy import Guarantee, Mechanism
+    from edp_lab.privacy import Accountant, Guarantee, Mechanism
     from edp_lab.privacy.calibration import Budget
 
 
@@ -63,7 +63,7 @@ def account(
 ) -> None:
     """Epsilon that the paper's accounting claims, and epsilon that holds."""
     from edp_lab.errors import UsageError
-    from edp_lab.privacy import Adjacency, Alpha, Mechanism, judge
+    from edp_lab.privacy import Adjacency, Alpha, Mechanism, accountant_for, judge
     from edp_lab.privacy.calibration import Budget
 
     neighbours = None
@@ -95,6 +95,8 @@ def account(
         published = False
     guarantee = judge(mechanism, bill, delta, published, neighbours, utterances_per_person, tight)
     report = _report(mechanism, bill, guarantee)
+    if guarantee.epsilon is not None:
+        report["attack"] = _attack(accountant_for(mechanism, bill, neighbours, utterances_per_person, tight))
     if target_epsilon is not None:
         budget = Budget(target_epsilon, delta, neighbours, utterances_per_person)
         report["calibration"] = _calibration(mechanism, bill, budget)
@@ -137,6 +139,14 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
         "sensitivity": sensitivity,
         "noise_std": [mechanism.noise_std(t) for t in bill],
     }
+
+
+def _attack(accountant: Accountant) -> dict[str, float]:
+    """The most that any attack on membership can reach."""
+    import numpy as np
+
+    hundredth, thousandth = accountant.best_tpr(np.array([0.01, 0.001])).tolist()
+    return {"best_auc": accountant.best_auc(), "best_tpr_at_fpr_0.01": hundredth, "best_tpr_at_fpr_0.001": thousandth}
 
 
 def _claimed(mechanism: Mechanism, bill: dict[int, int], delta: float) -> dict[str, Any]:
@@ -191,6 +201,9 @@ def _print(report: dict[str, Any], mechanism: Mechanism) -> None:
         print(f"\n  noise over sensitivity: {number(first[0])} in the first epoch, {number(last[0])} in the last")
         noise = f"noise on the sum over devices {number(report['noise_std'][0])} at first"
         print(f"  sensitivity {number(report['sensitivity'])}; {noise}")
+    if "attack" in report:
+        auc, tpr = report["attack"]["best_auc"], report["attack"]["best_tpr_at_fpr_0.01"]
+        print(f"  any attack on membership: AUC at most {auc:.4f}, at most {tpr:.1%} found with 1 % false alarms")
     if "calibration" in report:
         found = report["calibration"]
         print(f"\n  for epsilon {number(found['epsilon'])}: z0 {number(found['z0'])} at these epochs")

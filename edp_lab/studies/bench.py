@@ -26,12 +26,12 @@ def bench_accounting(
     schedule = Schedule(np.linspace(2.0, 1.0, distinct), np.full(distinct, 10), 0.01)
     closed = {
         "edp_lab": lambda: true_epsilon(disjoint, epochs, DELTA),
-        "dp_accounting PLD": lambda: PrivacyLossDistribution(disjoint.schedule(disjoint.bill(epochs))).epsilon(DELTA),
+        "dp_accounting PLD": lambda: _peer_pld(disjoint.schedule(disjoint.bill(epochs))),
     }
     sampled = {
         "edp_lab": lambda: RenyiDP(schedule).epsilon(DELTA),
         "dp_accounting RDP": lambda: _peer_rdp(schedule),
-        "dp_accounting PLD": lambda: PrivacyLossDistribution(schedule, interval=1e-3).epsilon(DELTA),
+        "dp_accounting PLD": lambda: _peer_pld(schedule),
         "prv_accountant": lambda: _peer_prv(schedule),
     }
     result: dict[str, Any] = {
@@ -83,6 +83,10 @@ def _peer_rdp(schedule: Schedule) -> float:
     accountant = RdpAccountant()
     accountant.compose(schedule.events())
     return float(accountant.get_epsilon(DELTA))
+
+
+def _peer_pld(schedule: Schedule) -> float:
+    return PrivacyLossDistribution(schedule, interval=1e-3).epsilon(DELTA)
 
 
 def _peer_prv(schedule: Schedule) -> float:

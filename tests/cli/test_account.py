@@ -47,8 +47,8 @@ ONE_STEP = ("--clip", "1", "--z0", "1", "--epochs", "1", "--gpus", "8", "--delta
 
 
 def test_json_has_the_promised_keys(account):
-    options = "--clip 2 --z0 1 --decay exponential --tau 0.1 --epochs 50 --gpus 8 --delta 5e-4".split()
-    report = account(*options)
+    options = "--clip 2 --z0 1 --decay exponential --tau 0.1 --epochs 50 --gpus 8 --delta 5e-4"
+    report = account(*options.split())
     assert {"claimed", "holds", "noise_multiplier", "sensitivity", "noise_std"} <= set(report)
     assert {"epsilon", "rho", "method"} <= set(report["claimed"])
     assert {"epsilon", "mu", "method", "adjacency", "sampling", "delta", "reason"} <= set(report["holds"])
@@ -130,18 +130,18 @@ def test_poisson_sampling_by_steps_or_by_epochs(account):
 @pytest.mark.parametrize(
     "options",
     [
-        ["--epochs", "20", "--decay", "linear", "--z0", "10"],
-        ["--epochs", "7", "--decay", "exponential", "--as-printed", "--alpha-source", "public", "--z0", "15"],
-        ["--epochs", "3", "--decay", "linear", "--utterances-per-person", "3", "--adjacency", "replace_one", "--z0", "8"],
-        ["--sampling-rate", "0.05", "--steps", "50", "--decay", "exponential", "--z0", "1.5"],
+        "--epochs 20 --decay linear --z0 10",
+        "--epochs 7 --decay exponential --as-printed --alpha-source public --z0 15",
+        "--epochs 3 --decay linear --utterances-per-person 3 --adjacency replace_one --z0 8",
+        "--sampling-rate 0.05 --steps 50 --decay exponential --z0 1.5",
     ],
 )
 def test_what_a_target_finds_meets_it_when_fed_back(account, options):
     target = 6.0
-    found = account("--gpus", "8", *options, "--target-epsilon", str(target))["calibration"]
+    found = account(*options.split(), "--target-epsilon", str(target))["calibration"]
 
     def epsilon(*changes: str) -> float:
-        return account("--gpus", "8", *options, *changes)["holds"]["epsilon"]
+        return account(*options.split(), *changes)["holds"]["epsilon"]
 
     assert found["epsilon"] == target
     assert target * (1 - 1e-6) <= epsilon("--z0", repr(found["z0"])) <= target

@@ -230,6 +230,30 @@ def test_another_epoch_never_costs_less(mechanism, epochs):
     assert true_epsilon(mechanism, 0, DELTA) == 0
 
 
+@given(mechanisms, st.integers(1, 30), st.floats(1, 5))
+def test_faster_decay_never_costs_less(mechanism, epochs, factor):
+    faster = with_(mechanism, tau=mechanism.tau * factor)
+    for epsilon in (true_epsilon, claimed_epsilon):
+        assert epsilon(faster, epochs, DELTA) >= epsilon(mechanism, epochs, DELTA) * (1 - 1e-12)
+
+
+@given(logarithmic(1e-3, 1e3), st.integers(1, 63), st.integers(1, 64), st.integers(1, 30), st.floats(1, 50))
+def test_as_printed_more_devices_and_larger_scales_cost_more_than_is_claimed(z, N, m, epochs, factor):
+    few = Mechanism.as_printed(1.0, z, N, m, alpha="public")
+    for worse in (with_(few, num_devices=N + 1), with_(few, alpha_max=factor)):
+        assert true_epsilon(worse, epochs, DELTA) >= true_epsilon(few, epochs, DELTA) * (1 - 1e-12)
+        assert claimed_epsilon(worse, epochs, DELTA) == claimed_epsilon(few, epochs, DELTA)
+    assert true_epsilon(with_(few, num_devices=N + 1), epochs, DELTA) > true_epsilon(few, epochs, DELTA)
+
+
+@given(logarithmic(1e-2, 1e2), st.integers(1, 30), logarithmic(0.1, 10))
+def test_scaling_alpha_is_scaling_clip_and_noise(z, epochs, s):
+    """(s alpha, C, z) has the epsilon of (alpha, s C, z / s)."""
+    scaled = Mechanism.as_printed(1.0, z, 8, 8, alpha="public", alpha_max=s)
+    moved = Mechanism.as_printed(s, z / s, 8, 8, alpha="public")
+    assert true_epsilon(scaled, epochs, DELTA) == pytest.approx(true_epsilon(moved, epochs, DELTA), rel=1e-9)
+
+
 @given(mechanisms, st.integers(1, 30))
 def test_decay_can_only_raise_epsilon(mechanism, epochs):
     steady = with_(mechanism, decay="none")

@@ -1,4 +1,4 @@
-"""From a budget to the noise, the epochs or the decay it allows: met when judged again, and no further off than a millionth."""
+"""From a budget to the noise, the epochs or the decay it allows: met when judged again, and spent to a millionth."""
 
 from __future__ import annotations
 

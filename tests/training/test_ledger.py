@@ -179,6 +179,17 @@ def test_a_last_line_torn_at_any_byte_is_replaced_and_writing_goes_on(path, monk
         assert len(ledger.releases) == 4
 
 
+@pytest.mark.parametrize("torn", [b'{"chain": "' + b"0" * 500, b"\x00" * 500])
+def test_a_torn_line_longer_than_the_next_entry_leaves_no_rest(path, torn):
+    """Some file systems leave zeros where a write was lost."""
+    ledger, raw = three(path)
+    path.write_bytes(raw + torn)
+    again = Ledger.open(path, ledger.chain)
+    again.write(1, 3, KEY)
+    assert path.read_bytes().startswith(raw)
+    assert Ledger.open(path, again.chain).releases == again.releases
+
+
 def test_a_ledger_that_is_gone_or_continued_elsewhere_takes_no_entry(path):
     ledger, _ = three(path)
     Ledger.open(path).write(1, 3, OTHER_KEY)
@@ -300,7 +311,7 @@ def test_a_disk_that_fills_up_half_way_through_a_line(path, room):
     ledger, raw = three(path)
     with room_for(len(raw) + room):
         for _ in range(2):
-            with pytest.raises(UsageError, match="cannot be written .*: mend the disk"):
+            with pytest.raises(UsageError, match=r"cannot be written .*: mend the disk"):
                 ledger.write(1, 3, KEY)
     assert len(path.read_bytes()) == len(raw) + room
     assert len(ledger.releases) == len(Ledger.open(path).releases) == 3

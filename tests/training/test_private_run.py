@@ -147,7 +147,7 @@ def test_a_step_that_cannot_be_billed_is_not_taken(corpus, tmp_path, monkeypatch
     original, drawn = trainer.standard_noise, []
     monkeypatch.setattr(trainer, "standard_noise", lambda *a: drawn.append(a[1]) or original(*a))
     no_room_after(1 + STEPS + 1)  # the mechanism, one epoch, one step
-    with pytest.raises(UsageError, match="ledger .* cannot be written .*No space left"):
+    with pytest.raises(UsageError, match=r"ledger .* cannot be written .*No space left"):
         train(config(corpus, private_seed=True), tmp_path / "run")
     assert drawn == list(range(STEPS + 1))
     record = read_record(tmp_path / "run")
