@@ -280,9 +280,12 @@ def _explanation(
             f"epsilon {ceiling:.4g}, and {claimed:.4g} is claimed"
         )
     else:
-        said = f"{draws:,} draws a side do not contradict the claim: {shown}, and {claimed:.4g} is claimed"
+        said = (
+            f"{draws:,} draws a side do not contradict the claim, which proves nothing: {shown}, and {claimed:.4g} is "
+            "claimed"
+        )
     if mechanism.alpha is Alpha.PRIVATE:
-        said += "; alpha was audited as if it were public, which is only generous to the claim"
+        said += "; alpha was audited as if it were public, which can only help the claim"
     return said + "."
 
 

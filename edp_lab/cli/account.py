@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def account(
+    ctx: typer.Context,
     clip: Annotated[float, typer.Option(help="Clip norm C.")] = 1.0,
     z0: Annotated[
         float,
@@ -26,7 +27,10 @@ def account(
     tau: Annotated[float, typer.Option(help="Decay rate: linear 1/(1 + tau t), exponential e^(-tau t).")] = 0.1,
     epochs: Annotated[int, typer.Option(help="Passes over the corpus.")] = 1,
     gpus: Annotated[int, typer.Option(help="Devices N.")] = 8,
-    delta: Annotated[float, typer.Option(help="Probability that epsilon's promise fails; well below 1/n.")] = 1e-5,
+    delta: Annotated[
+        float,
+        typer.Option(help="Probability that epsilon's promise fails; well below 1/n (with --run: the run's own)."),
+    ] = 1e-5,
     as_printed: Annotated[
         bool, typer.Option("--as-printed", help="Algorithm 1 verbatim instead of the sound mechanism.")
     ] = False,
@@ -57,7 +61,8 @@ def account(
         bool, typer.Option("--tight", help="Poisson sampling by privacy loss distributions: seconds, less epsilon.")
     ] = False,
     run: Annotated[
-        Path | None, typer.Option(help="Judge a run's ledger instead of the settings above (but --delta, --adjacency).")
+        Path | None,
+        typer.Option(help="Judge a run's ledger instead of settings given here; see also --delta, --adjacency."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")] = False,
 ) -> None:
@@ -72,12 +77,16 @@ def account(
         if adjacency.lower() not in known:
             raise UsageError(f"unknown adjacency {adjacency!r}: choose {', '.join(known)}")
         neighbours = known[adjacency.lower()]
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    _refuse_contradictions(given, decay, sampling_rate)
     if run is not None:
         from edp_lab.training import read_record, run_ledger
 
-        ledger = run_ledger(run)
+        ledger, record = run_ledger(run), read_record(run)
         mechanism, bill = ledger.mechanism, ledger.bill()
-        published = not read_record(run)["config"].get("private_seed", False)
+        published = not record["config"].get("private_seed", False)
+        delta = delta if "delta" in given else record["guarantee"]["delta"]
     else:
         if alpha_source is None:
             alpha_source = Alpha.PRIVATE if as_printed else Alpha.NONE
@@ -95,7 +104,7 @@ def account(
         published = False
     guarantee = judge(mechanism, bill, delta, published, neighbours, utterances_per_person, tight)
     report = _report(mechanism, bill, guarantee)
-    if guarantee.epsilon is not None:
+    if guarantee.status == "holds":
         report["attack"] = _attack(accountant_for(mechanism, bill, neighbours, utterances_per_person, tight))
     if target_epsilon is not None:
         budget = Budget(target_epsilon, delta, neighbours, utterances_per_person)
@@ -104,6 +113,21 @@ def account(
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
         _print(report, mechanism)
+
+
+def _refuse_contradictions(given: set[str], decay: str, sampling_rate: float | None) -> None:
+    """Options that would silently count for nothing."""
+    from edp_lab.errors import UsageError
+
+    idle = sorted(given - {"run", "delta", "adjacency", "utterances_per_person", "target_epsilon", "as_json", "tight"})
+    if "run" in given and idle:
+        raise UsageError(f"--{idle[0].replace('_', '-')} is read from the run's ledger: drop it, or drop --run")
+    if {"steps", "epochs"} <= given:
+        raise UsageError("--steps and --epochs say the same in two ways: give one of them")
+    if "tau" in given and decay == "none":
+        raise UsageError("--tau counts only with a decay: add --decay linear or --decay exponential")
+    if "tight" in given and sampling_rate is None:
+        raise UsageError("--tight counts only with --sampling-rate, as disjoint batches are accounted exactly: drop it")
 
 
 def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) -> dict[str, Any]:
@@ -119,7 +143,8 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
     method = (ReshufflingZCDP if mechanism.sampling_rate is None else SamplingZCDP).method
     holds = {
         "status": guarantee.status,
-        "epsilon": guarantee.epsilon,
+        "epsilon": guarantee.epsilon if guarantee.status == "holds" else None,
+        "epsilon_if_seed_secret": guarantee.epsilon,
         "mu": guarantee.mu,
         "method": guarantee.method,
         "adjacency": guarantee.adjacency,
@@ -182,20 +207,30 @@ def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget) -> 
 
 
 def _print(report: dict[str, Any], mechanism: Mechanism) -> None:
+    from edp_lab.privacy import Adjacency
+
+    decays = mechanism.decay != "none"
     claimed, holds = report["claimed"], report["holds"]
 
     def number(value: float | None) -> str:
         return "none" if value is None else f"{value:.6g}"
 
     name = "Algorithm 1 as printed" if mechanism.variant == "as-printed" else "sound eDP-SGD"
-    print(f"{name}, {report['epochs']} epochs, {mechanism.num_devices} devices, delta {holds['delta']:.3g}\n")
-    how = f"{holds['method']}; {holds['adjacency']}; {holds['sampling']}"
-    print(f"  claimed   epsilon {number(claimed['epsilon'])}   ({claimed['method']}; {claimed['reason']})")
-    print(f"  holds     epsilon {number(holds['epsilon'])}   ({how})")
+    length = f"{report['releases']} steps" if mechanism.sampling_rate else f"{report['epochs']} epoch(s)"
+    print(f"{name}, {length}, {mechanism.num_devices} device(s), delta {holds['delta']:.3g}\n")
+    neighbours = Adjacency(holds["adjacency"]).name.lower().replace("_", "-")
+    print(f"  the paper's accounting   epsilon {number(claimed['epsilon'])}")
+    print(f"      {claimed['method']}; {claimed['reason']}")
+    print(f"  what holds               epsilon {number(holds['epsilon'])}")
+    print(f"      {holds['method']}; neighbours: {neighbours}; batches: {holds['sampling']}")
     if holds["status"] != "holds":
-        print(f"            {holds['reason']}")
-        if holds["epsilon"] is None and holds["epsilon_if_alpha_public"] is not None:
-            print(f"            had alpha come from public text: epsilon {number(holds['epsilon_if_alpha_public'])}")
+        print(f"      {holds['reason']}")
+        if holds["epsilon_if_seed_secret"] is not None:
+            print(f"      with a secret seed (edp-lab train --private-seed): {number(holds['epsilon_if_seed_secret'])}")
+        elif holds["epsilon_if_alpha_public"] is not None:
+            print(f"      had alpha come from public text: epsilon {number(holds['epsilon_if_alpha_public'])}")
+    elif claimed["epsilon"] is not None and claimed["epsilon"] > holds["epsilon"]:
+        print("      the paper's number is an upper bound here: looser, not wrong")
     first, last = report["noise_multiplier"][:1], report["noise_multiplier"][-1:]
     if first and first[0] is not None:
         print(f"\n  noise over sensitivity: {number(first[0])} in the first epoch, {number(last[0])} in the last")
@@ -206,10 +241,14 @@ def _print(report: dict[str, Any], mechanism: Mechanism) -> None:
         print(f"  any attack on membership: AUC at most {auc:.4f}, at most {tpr:.1%} found with 1 % false alarms")
     if "calibration" in report:
         found = report["calibration"]
-        print(f"\n  for epsilon {number(found['epsilon'])}: z0 {number(found['z0'])} at these epochs")
-        print(f"               or {number(found['epochs'])} epochs at this z0")
-        if mechanism.decay != "none":
-            print(f"               or tau {number(found['tau'])} at this z0 and these epochs")
+        print(f"\n  to meet epsilon {number(found['epsilon'])}:")
         if "reason" in found:
-            print(f"               {found['reason']}")
-    print("\n" + textwrap.fill(holds["scope"], 110, initial_indent="  ", subsequent_indent="  "))
+            print(f"      no setting does: {found['reason']}")
+        else:
+            print(f"      z0 {number(found['z0'])}, or")
+            print(f"      {found['epochs'] or 'not even one'} epoch(s) at this z0" + (", or" if decays else ""))
+            if decays:
+                print("      no tau does" if found["tau"] is None else f"      tau {number(found['tau'])} at this z0")
+    print()
+    for clause in holds["scope"].split("; "):
+        print(textwrap.fill(clause, 100, initial_indent="  ", subsequent_indent="      "))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -42,8 +43,10 @@ def mechanism(
     alpha: Annotated[
         str | None,
         typer.Option(
+            "--alpha",
+            "--alpha-source",
             help="Layer scales from: none, public or private, which is audited as if public "
-            "(default: none; public if --as-printed)."
+            "(default: none; public if --as-printed).",
         ),
     ] = None,
     draws: Annotated[int, typer.Option(help="Steps drawn with the canary, and as many without.")] = 10_000,
@@ -59,6 +62,9 @@ def mechanism(
 
     from edp_lab.attacks.mechanism_audit import audit_mechanism
     from edp_lab.errors import UsageError
+
+    if seed < 0:
+        raise UsageError(f"seed is {seed}: it must be 0 or more")
     from edp_lab.privacy import Alpha, Mechanism
     from edp_lab.privacy.noise import key_from_seed
 
@@ -108,7 +114,7 @@ def _print(audit: MechanismAudit) -> None:
     )
     largest = "" if described.alpha_max == 1 else f" up to {described.alpha_max:g}"
     print(f"{name}, one step: {settings}{largest}, C {described.clip_norm:g}, z0 {described.z0:g}")
-    neighbours = f"neighbours {audit.adjacency}, delta {audit.delta:.3g}"
+    neighbours = f"neighbours: zero-out, delta {audit.delta:.3g}"
     print(f"noise over sensitivity {number(audit.noise_multiplier)}; {neighbours}\n")
     how = "the sound epsilon itself" if sound else "zCDP, z at face value"
     print(f"  claimed    epsilon    {number(audit.epsilon_claimed):<8}  ({how})")
@@ -118,7 +124,8 @@ def _print(audit: MechanismAudit) -> None:
     print(f"  holds      epsilon    {number(audit.epsilon_holds):<8}  ({held})")
     free = f"without assuming Gaussian noise: >= {number(audit.bounds.distribution_free)}"
     print(f"  measured   epsilon >= {number(audit.epsilon_lower_bound):<8}  ({free})")
-    print(f"  ceiling    epsilon >= {number(audit.ceiling):<8}  (with no error in as many draws)\n")
-    print(f"  canary seen where absent    {errors(audit.false_positive_rate)}")
-    print(f"  canary missed where present {errors(audit.false_negative_rate)}\n")
-    print(f"{audit.verdict}: {audit.explanation}")
+    print(f"  so many draws could show at most {number(audit.ceiling)}\n")
+    print("  canary: one utterance whose gradient is as large as the clip allows; the attack guesses if it was there")
+    print(f"  guessed there, but was not  {errors(audit.false_positive_rate)}")
+    print(f"  missed, but was there       {errors(audit.false_negative_rate)}\n")
+    print(textwrap.fill(f"{audit.verdict}: {audit.explanation}", 100))

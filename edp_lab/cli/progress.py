@@ -23,9 +23,8 @@ def epoch_line(event: Event) -> str:
         parts.append(f"slot F1 {row['slot_f1']:.3f}")
     if row["z_t"] is not None:
         parts.append(f"z {row['z_t']:.3g}")
-        parts.append(
-            "no guarantee" if row["epsilon"] is None else f"epsilon {row['epsilon']:.3g} if the seed were secret"
-        )
+        secret = "" if event.status == "holds" else " if the seed were secret"  # type: ignore[union-attr]
+        parts.append("no guarantee" if row["epsilon"] is None else f"epsilon {row['epsilon']:.3g}{secret}")
     return "  ".join([*parts, f"{row['seconds']:.1f} s"])
 
 

@@ -32,6 +32,10 @@ def verify(
     from edp_lab.errors import UsageError
     from edp_lab.studies.verify import verify as run
 
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise UsageError(f"{out} cannot be written: give --out a file in a folder that exists")
+    if seed < 0:
+        raise UsageError(f"seed is {seed}: it must be 0 or more")
     if settings < 1:
         raise UsageError(f"the number of settings is {settings}: it must be at least 1")
     total = LONG if long else settings
@@ -48,11 +52,13 @@ def verify(
         print(
             f"{verdict.settings} settings, {verdict.too_small} of them with epsilon too small; {verdict.seconds:.0f} s"
         )
-        print(f"closed form: at most {verdict.closed_form_error:.1e} from pessimistic privacy loss distributions")
-        print(f"RDP: at most {verdict.renyi_error:.1e} from dp_accounting's over {verdict.renyi_compared} settings")
-        print(f"     median distance from the lower bound {100 * verdict.renyi_excess:.1f} %")
+        closed = f"{verdict.closed_form_error:.1e} from pessimistic privacy loss distributions, relative"
+        print(f"closed form: at most {closed}")
+        compared = f"dp_accounting's at whole orders, relative; {verdict.renyi_compared} settings compared"
+        print(f"RDP: at most {verdict.renyi_error:.1e} from {compared}")
         print(f"noise: {verdict.keys} streams, {verdict.repeated_first_draws} of them with a first draw seen before")
-    if verdict.too_small or verdict.repeated_first_draws:
+        print("passed: no epsilon is too small, no stream is repeated" if verdict.passed else "FAILED: see above")
+    if not verdict.passed:
         raise typer.Exit(1)
 
 

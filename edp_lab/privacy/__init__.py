@@ -1,6 +1,6 @@
 """The heart: a mechanism describes what a step releases, an accountant judges it. No torch, no state."""
 
-from edp_lab.privacy.accountant import Accountant, Group
+from edp_lab.privacy.accountant import Accountant
 from edp_lab.privacy.accounting import (
     Guarantee,
     accountant_for,
@@ -12,7 +12,7 @@ from edp_lab.privacy.accounting import (
 from edp_lab.privacy.gdp import GaussianDP, gdp_delta, gdp_epsilon, gdp_mu
 from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Variant
 from edp_lab.privacy.pld import PrivacyLossDistribution
-from edp_lab.privacy.renyi import RenyiDP
+from edp_lab.privacy.renyi import GroupRenyiDP, RenyiDP
 from edp_lab.privacy.schedule import Schedule
 from edp_lab.privacy.zcdp import ReshufflingZCDP, SamplingZCDP, zcdp_delta, zcdp_epsilon, zcdp_rho
 
@@ -22,7 +22,7 @@ __all__ = [
     "Alpha",
     "Decay",
     "GaussianDP",
-    "Group",
+    "GroupRenyiDP",
     "Guarantee",
     "Mechanism",
     "NoGuarantee",

@@ -53,7 +53,7 @@ class Accountant(ABC):
         1 minus the trade-off curve f(fpr) of Dong, Roth and Su 2022, from (epsilon, delta) pairs (proposition 2.5):
         f(x) >= max(0, 1 - delta - e^epsilon x, e^-epsilon (1 - delta - x)) for each of them.
         """
-        fpr = np.asarray(fpr, float)
+        fpr = check_rates(fpr)
         best = np.ones_like(fpr)
         for epsilon, delta in self._curve():
             best = np.minimum(
@@ -75,41 +75,6 @@ class Accountant(ABC):
         return [(float(e), self.delta(float(e))) for e in np.linspace(0.0, last, 300)]
 
 
-class Group(Accountant):
-    """Someone with `size` utterances, by group privacy: holds for every accountant, tight for none.
-
-    (epsilon, delta)-DP for one utterance is (k epsilon, delta (1 + e^epsilon + ... + e^((k-1) epsilon)))-DP for k
-    (Vadhan 2017, lemma 2.2). `GaussianDP.group` is the exact version, with k mu.
-    """
-
-    def __init__(self, single: Accountant, size: int) -> None:
-        super().__init__(single.schedule)
-        self.single, self.size = single, size
-
-    def delta(self, epsilon: float) -> float:
-        check_loss("epsilon", epsilon)
-        each = epsilon / self.size
-        # Sum of e^(i each) for i < k, in logarithms: e^((k-1) each) times a sum that is at most k.
-        tail = math.fsum(math.exp(-i * each) for i in range(self.size))
-        log_factor = (self.size - 1) * each + math.log(tail)
-        delta = self.single.delta(each)
-        return min(1.0, math.exp(min(0.0, math.log(delta) + log_factor + 1e-12))) if delta > 0 else 0.0
-
-    def epsilon(self, delta: float) -> float:
-        check_delta(delta)
-        if self.delta(0.0) <= delta:
-            return 0.0
-        low, high = 0.0, 1.0
-        while self.delta(high) > delta:  # delta(high) <= delta holds from here on, whatever the curve's shape
-            low, high = high, 2 * high
-            if high > 1e12:
-                return math.inf
-        while high - low > 1e-9 * high:
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
-        return high
-
-
 def check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise UsageError(f"delta is {delta}: it must lie between 0 and 1 (well below 1/n, such as n^-1.1)")
@@ -118,6 +83,13 @@ def check_delta(delta: float) -> None:
 def check_loss(name: str, value: float) -> None:
     if not value >= 0:
         raise UsageError(f"{name} is {value}: a privacy loss must be 0 or more")
+
+
+def check_rates(rates: np.ndarray) -> np.ndarray:
+    rates = np.asarray(rates, float)
+    if not ((rates >= 0) & (rates <= 1)).all():
+        raise UsageError("a false-positive rate must lie between 0 and 1")
+    return rates
 
 
 def check_everyone(schedule: Schedule, accountant: str) -> None:

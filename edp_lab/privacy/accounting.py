@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
 
-import numpy as np
-
 from edp_lab.errors import UsageError
-from edp_lab.privacy.accountant import Accountant, Group, check_delta
+from edp_lab.privacy.accountant import Accountant, check_delta
 from edp_lab.privacy.gdp import GaussianDP
-from edp_lab.privacy.mechanism import Adjacency, Alpha, Mechanism, NoGuarantee
+from edp_lab.privacy.mechanism import Adjacency, Alpha, Mechanism, NoGuarantee, bill_arrays
 from edp_lab.privacy.pld import PrivacyLossDistribution
-from edp_lab.privacy.renyi import RenyiDP
+from edp_lab.privacy.renyi import GroupRenyiDP, RenyiDP
 from edp_lab.privacy.schedule import Schedule
 from edp_lab.privacy.zcdp import ReshufflingZCDP, SamplingZCDP
 
@@ -85,8 +83,7 @@ def judge(
         tight: account Poisson sampling by privacy loss distributions, which may take seconds, instead of Renyi DP.
 
     Raises:
-        UsageError: delta outside (0, 1), or counts that are no whole numbers.
-        NoGuarantee: an adjacency that the mechanism's sampling does not allow.
+        UsageError: delta outside (0, 1), an unknown adjacency, or counts that are no whole numbers.
     """
     check_delta(delta)
     _check_people(utterances_per_person)
@@ -94,9 +91,8 @@ def judge(
         epochs = len(bill) if isinstance(bill, Mapping) else bill
         return _nothing("trained without clipping and noise", delta, "none", "", "", int(epochs), 1)
     bill = mechanism.bill(bill) if not isinstance(bill, Mapping) else bill
-    neighbours = mechanism.adjacency if adjacency is None else Adjacency(adjacency)
-    account = PrivacyLossDistribution if tight else RenyiDP
-    method = (GaussianDP if mechanism.sampling_rate is None else account).method
+    neighbours = mechanism.neighbours(adjacency)
+    method = _kind(mechanism, utterances_per_person, tight).method
     blank = _nothing("", delta, method, neighbours, _sampling(mechanism), len(bill), utterances_per_person)
     if mechanism.z0 == 0:
         return replace(blank, reason=mechanism.no_guarantee())
@@ -127,6 +123,8 @@ def accountant_for(
 ) -> Accountant:
     """The accountant to trust for this mechanism: the closed form, or under Poisson sampling Renyi DP (PLD if `tight`).
 
+    Someone with several sampled utterances is always accounted by Renyi DP and group privacy.
+
     Raises:
         NoGuarantee: as `Mechanism.schedule`.
     """
@@ -135,8 +133,17 @@ def accountant_for(
     if mechanism.sampling_rate is None:
         exact = GaussianDP(schedule)
         return exact if utterances_per_person == 1 else exact.group(utterances_per_person)
-    single = PrivacyLossDistribution(schedule) if tight else RenyiDP(schedule)
-    return single if utterances_per_person == 1 else Group(single, utterances_per_person)
+    if utterances_per_person > 1:
+        return GroupRenyiDP(schedule, utterances_per_person)
+    return _kind(mechanism, 1, tight)(schedule)
+
+
+def _kind(mechanism: Mechanism, utterances_per_person: int, tight: bool) -> type[Accountant]:
+    if mechanism.sampling_rate is None:
+        return GaussianDP
+    if utterances_per_person > 1:
+        return GroupRenyiDP
+    return PrivacyLossDistribution if tight else RenyiDP
 
 
 def claimed_accountant(mechanism: Mechanism, bill: Mapping[int, int]) -> ReshufflingZCDP | SamplingZCDP:
@@ -145,8 +152,8 @@ def claimed_accountant(mechanism: Mechanism, bill: Mapping[int, int]) -> Reshuff
     Raises:
         UsageError: random sampling outside the range of Yu's bound, or no noise.
     """
-    z = mechanism.z0 * mechanism.decay.factors(np.array(list(bill), dtype=np.int64), mechanism.tau)
-    counts = np.array(list(bill.values()), dtype=np.int64)
+    epochs, counts = bill_arrays(bill)
+    z = mechanism.z0 * mechanism.decay.factors(epochs, mechanism.tau)
     if mechanism.sampling_rate is None:
         return ReshufflingZCDP(Schedule(z, counts))
     return SamplingZCDP(Schedule(z, counts, mechanism.sampling_rate))
@@ -176,7 +183,7 @@ def _nothing(
 ) -> Guarantee:
     """The verdict "none", to be filled in."""
     many = f"anyone with up to {people} utterances"
-    one = "one utterance (k utterances of one person cost k times mu)"
+    one = "one utterance (someone with several loses more: see utterances per person)"
     scope = SCOPE.format(
         method=method,
         unit=one if people == 1 else many,
@@ -206,7 +213,7 @@ def _representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int]
     if mechanism.clip_norm < SMALLEST_CLIP:
         raise NoGuarantee("float32 arithmetic may not notice that a gradient exceeds a clip norm this small")
     if not math.isfinite(epsilon):
-        raise NoGuarantee("epsilon exceeds the largest float")
+        raise NoGuarantee("this accountant gives no epsilon at this delta, or one beyond the largest float")
     if mechanism.noise_multiplier(last) < SMALLEST_NOISE or mechanism.noise_std(last) < SMALLEST_STD:
         raise NoGuarantee("float32 arithmetic swallows noise this small")
     return epsilon

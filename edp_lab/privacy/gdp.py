@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr, ndtri
 
-from edp_lab.privacy.accountant import Accountant, check_delta, check_everyone, check_loss
+from edp_lab.privacy.accountant import Accountant, check_delta, check_everyone, check_loss, check_rates
 from edp_lab.privacy.schedule import Schedule
 
 ROUNDING = 2.0**-52  # relative spacing of floats
@@ -42,7 +42,7 @@ class GaussianDP(Accountant):
         return gdp_delta(self.mu, epsilon)
 
     def best_tpr(self, fpr: np.ndarray) -> np.ndarray:
-        fpr = np.asarray(fpr, float)
+        fpr = check_rates(fpr)
         return np.ones_like(fpr) if math.isinf(self.mu) else ndtr(ndtri(fpr) + self.mu)
 
     def best_auc(self) -> float:

@@ -31,6 +31,8 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy.schedule import Schedule, check_sampling_rate
 
 Choice = TypeVar("Choice", bound=StrEnum)
+LARGEST = 1e12  # C, z0 and alpha
+MOST = 10**6  # devices, utterances in a micro-batch, epochs
 
 
 class Decay(StrEnum):
@@ -77,10 +79,6 @@ class NoGuarantee(Exception):  # noqa: N818 - an answer rather than a fault
     """Asked for a number that does not exist; the message says why."""
 
 
-class NoiseVanished(NoGuarantee):
-    """After so many epochs of decay no noise is left."""
-
-
 @dataclass(frozen=True)
 class Mechanism:
     """One step of eDP-SGD. Build it with `Mechanism.as_printed` or `Mechanism.sound`, never directly.
@@ -97,8 +95,9 @@ class Mechanism:
         alpha_max: the largest layer scale; the step normalises it to 1. As printed, scaling alpha by s equals scaling
             C by s and z by 1/s, so a large raw alpha is a small z in disguise.
         sampling_rate: None for disjoint batches (every epoch is one shuffled pass in which each utterance occurs
-            exactly once); q for Poisson sampling (each utterance takes part in each step with chance q, on a device
-            chosen by a keyed hash of its index).
+            exactly once); q for Poisson sampling (each utterance takes part in each step with chance q, in a
+            micro-batch chosen by a keyed hash of its index: cut by position, one utterance more would shift all the
+            others; at micro-batch size 1 it is always alone).
         shared_noise: all devices add the same noise vector, drawn from a common secret key, instead of independent
             ones of the same total. An adversary who sees the devices' messages could cancel it.
     """
@@ -166,15 +165,24 @@ class Mechanism:
         # A mechanism read back from a record holds plain strings, which `is` would misjudge.
         for name, kind in (("variant", Variant), ("decay", Decay), ("alpha", Alpha)):
             object.__setattr__(self, name, _choice(kind, getattr(self, name)))
-        _check("clip norm C", self.clip_norm, self.clip_norm > 0, "greater than 0")
-        _check("noise multiplier z0", self.z0, self.z0 >= 0, "0 or more")
+        # The upper bounds are far beyond use; they keep every product of these numbers a float.
+        _check("clip norm C", self.clip_norm, 0 < self.clip_norm <= LARGEST, f"greater than 0, at most {LARGEST:g}")
+        _check("noise multiplier z0", self.z0, 0 <= self.z0 <= LARGEST, f"0 or more, at most {LARGEST:g}")
         _check("decay rate tau", self.tau, self.tau >= 0, "0 or more")
-        _check("largest layer scale alpha", self.alpha_max, self.alpha_max > 0, "greater than 0")
+        scaled = 0 < self.alpha_max <= LARGEST
+        _check("largest layer scale alpha", self.alpha_max, scaled, f"greater than 0, at most {LARGEST:g}")
         for name, count in (
             ("number of devices N", self.num_devices),
             ("micro-batch size", self.micro_batch_size),
         ):
-            _check(name, count, isinstance(count, Integral) and count >= 1, "a whole number, at least 1")
+            whole = isinstance(count, Integral) and 1 <= count <= MOST
+            _check(name, count, whole, f"a whole number, at least 1 and at most {MOST:,}")
+        for name in ("num_devices", "micro_batch_size"):
+            object.__setattr__(self, name, int(getattr(self, name)))
+        for name in ("clip_norm", "z0", "tau", "alpha_max"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        if self.alpha is Alpha.NONE and self.alpha_max != 1:
+            raise UsageError(f"alpha 'none' means that every layer scale is 1, not {self.alpha_max}: choose 'public'")
         if self.sampling_rate is not None:
             check_sampling_rate(self.sampling_rate)
         if self.variant is Variant.SOUND and self.alpha is Alpha.PRIVATE:
@@ -193,6 +201,14 @@ class Mechanism:
     def adjacency(self) -> Adjacency:
         """The neighbours that sampling allows: add/remove under Poisson sampling, zero-out with disjoint batches."""
         return Adjacency.ZERO_OUT if self.sampling_rate is None else Adjacency.ADD_OR_REMOVE_ONE
+
+    def neighbours(self, adjacency: Adjacency | str | None) -> Adjacency:
+        """The adjacency of that name; None is the mechanism's own.
+
+        Raises:
+            UsageError: an unknown name.
+        """
+        return self.adjacency if adjacency is None else _choice(Adjacency, adjacency)
 
     @property
     def releases_per_epoch(self) -> int:
@@ -213,9 +229,10 @@ class Mechanism:
 
         Raises:
             NoGuarantee: add/remove with disjoint batches, because removing an utterance shifts every later batch of
-                a shuffled pass; replace-one under Poisson sampling, which no accountant here bounds.
+                a shuffled pass; under Poisson sampling replace-one, and zero-out where utterances share a clip, which
+                no accountant here bounds.
         """
-        adjacency = self.adjacency if adjacency is None else _choice(Adjacency, adjacency)
+        adjacency = self.neighbours(adjacency)
         if self.sampling_rate is None and adjacency is Adjacency.ADD_OR_REMOVE_ONE:
             raise NoGuarantee(
                 "with disjoint shuffled batches, adding or removing one utterance shifts every later batch; "
@@ -225,6 +242,11 @@ class Mechanism:
             raise NoGuarantee(
                 "under Poisson sampling replace-one has no number here: it is one utterance removed and one added; "
                 "use add/remove with two utterances per person"
+            )
+        if self.sampling_rate is not None and adjacency is Adjacency.ZERO_OUT and self.micro_batch_size > 1:
+            raise NoGuarantee(
+                "under Poisson sampling zero-out has a number here only at micro-batch size 1: a slot that stays "
+                "changes the mean of the others; use add/remove"
             )
         single = self.micro_batch_size == 1 and adjacency is not Adjacency.REPLACE_ONE
         return (1 if single else 2) * self.clip_norm * self.alpha_max
@@ -261,15 +283,15 @@ class Mechanism:
             UsageError: numbers that are not whole, or steps with disjoint batches.
         """
         if epochs is not None:
-            _check(
-                "number of epochs", epochs, isinstance(epochs, Integral) and epochs >= 0, "a whole number, 0 or more"
-            )
+            whole = isinstance(epochs, Integral) and 0 <= epochs <= MOST
+            _check("number of epochs", epochs, whole, f"a whole number from 0 to {MOST:,}")
             return dict.fromkeys(range(epochs), self.releases_per_epoch)
         if self.sampling_rate is None:
             raise UsageError("a number of steps needs a sampling rate: disjoint batches are billed by epoch")
         whole = isinstance(steps, Integral) and steps >= 0
         _check("number of steps", -1 if steps is None else steps, whole, "a whole number, 0 or more")
         full, rest = divmod(int(steps or 0), self.releases_per_epoch)
+        _check("number of steps", int(steps or 0), full <= MOST, f"at most {MOST:,} epochs")
         return {**dict.fromkeys(range(full), self.releases_per_epoch), **({full: rest} if rest else {})}
 
     def schedule(self, bill: Mapping[int, int], adjacency: Adjacency | str | None = None) -> Schedule:
@@ -282,11 +304,10 @@ class Mechanism:
         if unbounded:
             raise NoGuarantee(unbounded)
         ratio = self.noise_multiplier(0, adjacency)
-        epochs = np.fromiter(bill.keys(), dtype=np.int64, count=len(bill))
+        epochs, counts = bill_arrays(bill)
         z = ratio * self.decay.factors(epochs, self.tau)
         if len(z) and not z.min() > 0:
-            raise NoiseVanished("the noise has decayed to nothing, so epsilon is infinite")
-        counts = np.fromiter(bill.values(), dtype=np.int64, count=len(bill))
+            raise NoGuarantee("the noise has decayed to nothing, so epsilon is infinite")
         return Schedule(z, counts, 1.0 if self.sampling_rate is None else self.sampling_rate)
 
     def no_guarantee(self) -> str:
@@ -304,6 +325,20 @@ class Mechanism:
             NoGuarantee: as `schedule`.
         """
         return self.schedule(self.bill(epochs), adjacency).events()
+
+
+def bill_arrays(bill: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Epoch numbers and counts of a bill: (T), (T).
+
+    Raises:
+        UsageError: one of them is not a whole number, 0 or more.
+    """
+    if not bill:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    arrays = np.array(list(bill.keys())), np.array(list(bill.values()))
+    if not all(array.dtype.kind in "iu" and array.min() >= 0 for array in arrays):
+        raise UsageError("a bill must give, for epochs counted from 0, how many releases there were: whole numbers")
+    return arrays
 
 
 def _choice(kind: type[Choice], value: str) -> Choice:

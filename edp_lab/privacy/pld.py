@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from edp_lab.privacy.accountant import Accountant, check_delta, check_loss
+from edp_lab.privacy.renyi import RenyiDP
 from edp_lab.privacy.schedule import Schedule
 
 
@@ -15,17 +18,21 @@ class PrivacyLossDistribution(Accountant):
 
     method = "privacy loss distributions (dp_accounting)"
 
-    def __init__(self, schedule: Schedule, interval: float = 1e-4) -> None:
+    def __init__(self, schedule: Schedule, interval: float | None = None) -> None:
+        """`interval`: the grid width of losses; by default 1e-4, wider where epsilon is in the hundreds."""
         from dp_accounting.pld import PLDAccountant
 
         super().__init__(schedule)
+        if interval is None:
+            interval = max(1e-4, RenyiDP(schedule).epsilon(1e-10) / 1e6)
         self.accountant = PLDAccountant(value_discretization_interval=interval)
         if len(schedule.counts):
             self.accountant.compose(schedule.events())
 
     def epsilon(self, delta: float) -> float:
         check_delta(delta)
-        return max(0.0, float(self.accountant.get_epsilon(delta)))
+        epsilon = float(self.accountant.get_epsilon(delta))
+        return math.inf if math.isnan(epsilon) else max(0.0, epsilon)
 
     def delta(self, epsilon: float) -> float:
         check_loss("epsilon", epsilon)

@@ -10,6 +10,9 @@ import numpy as np
 
 from edp_lab.errors import UsageError
 
+MOST_RELEASES = 2.0**50
+SMALLEST_RATE = 1e-9
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -35,10 +38,13 @@ class Schedule:
     def __post_init__(self) -> None:
         z, counts = np.atleast_1d(np.asarray(self.noise_multipliers, float)), np.atleast_1d(np.asarray(self.counts))
         check_sampling_rate(self.sampling_rate)
-        if z.shape != counts.shape or not (np.isfinite(z) & (z > 0)).all():
+        if z.shape != counts.shape or z.ndim != 1:
+            raise UsageError(f"{z.size} noise multipliers and {counts.size} counts: give one count for each")
+        if not (np.isfinite(z) & (z > 0)).all():
             raise UsageError("a noise multiplier z must be a number above 0: without noise epsilon is infinite")
-        if not ((counts >= 0) & (counts == np.floor(counts))).all():
-            raise UsageError("the number of releases must be a whole number, 0 or more")
+        whole = np.isfinite(counts) & (counts >= 0) & (counts == np.floor(counts))
+        if not whole.all() or counts.astype(float).sum() > MOST_RELEASES:
+            raise UsageError(f"the number of releases must be a whole number from 0 to {MOST_RELEASES:.0e}")
         merged, place = np.unique(z[counts > 0], return_inverse=True)
         total = np.zeros(len(merged), dtype=np.int64)
         np.add.at(total, place, counts[counts > 0].astype(np.int64))
@@ -73,7 +79,8 @@ class Schedule:
 
 
 def check_sampling_rate(rate: float) -> None:
-    if not 0 < rate <= 1:
+    if not SMALLEST_RATE <= rate <= 1:
         raise UsageError(
-            f"sampling rate q is {rate}: it must lie above 0 and be at most 1 (batch size over utterances)"
+            f"sampling rate q is {rate}: it must lie above 0 (from {SMALLEST_RATE:g}) and be at most 1; it is the "
+            "batch size over the number of utterances"
         )

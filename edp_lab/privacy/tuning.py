@@ -26,7 +26,7 @@ def composed(trial: Schedule, trials: int, delta: float) -> float:
     """
     if not isinstance(trials, Integral) or not 1 <= trials <= MOST_TRIALS:
         raise UsageError(f"the number of trials is {trials}: it must be a whole number from 1 to {MOST_TRIALS:g}")
-    schedule = Schedule(trial.noise_multipliers, trial.counts * int(trials), trial.sampling_rate)
+    schedule = Schedule(trial.noise_multipliers, trial.counts * float(trials), trial.sampling_rate)
     accountant: type[Accountant] = GaussianDP if trial.sampling_rate == 1 else RenyiDP
     return accountant(schedule).epsilon(delta)
 

@@ -65,6 +65,11 @@ class Verdict:
     seconds: float
     processes: int
 
+    @property
+    def passed(self) -> bool:
+        agree = self.closed_form_error <= 1e-3 and self.renyi_error <= 1e-4
+        return agree and self.too_small == 0 and self.repeated_first_draws == 0
+
 
 def verify(settings: int, keys: int, seed: int = 0, progress: Callable[[int], None] = lambda done: None) -> Verdict:
     """Check so many random settings and keys on all cores; the same ones for the same seed.
@@ -102,7 +107,7 @@ def random_setting(seed: int, number: int, sampled: bool) -> Setting:
     while True:
         distinct = rng.integers(1, 9)
         q = 10 ** rng.uniform(-3.5, -0.3) if sampled else 1.0
-        z = 10 ** (rng.uniform(-0.3, 1.2) + rng.uniform(-0.15, 0.15, distinct))
+        z = 10 ** (rng.uniform(-1.3 if sampled else -0.3, 1.2) + rng.uniform(-0.15, 0.15, distinct))
         schedule = Schedule(z, rng.integers(1, 7 if sampled else 40, distinct), q)
         delta = 10 ** rng.uniform(-9, -3)
         epsilon = (RenyiDP if sampled else GaussianDP)(schedule).epsilon(delta)
@@ -143,7 +148,7 @@ def _first_draws(first: int, keys: int) -> np.ndarray:
     for number in range(first, min(first + KEYS, keys)):
         part, place = number % 3, number // 3
         key = key_from_seed(place) if part == 0 else key_from_seed(-1)
-        path = ((0, 0), (place, 0), (0, place))[part]
+        path = ((0, 0), (place, 0), (0, place + 1))[part]
         draws.append(stream(key, Purpose.NOISE, *path).bit_generator.random_raw())
     return np.array(draws, dtype=np.uint64)
 

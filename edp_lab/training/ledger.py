@@ -39,7 +39,7 @@ class Ledger:
             UsageError: the file exists or cannot be written.
         """
         self.path, self.mechanism = path, mechanism
-        self.releases: set[tuple[int, int, str]] = set()  # epoch, step, key
+        self.releases: dict[tuple[int, str], int] = {}  # (step, key): epoch
         self.chain, self.size = "", 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ class Ledger:
         except OSError as error:
             raise UsageError(f"ledger {path} cannot be read ({error.strerror}): {cure}") from None
         ledger = cls.__new__(cls)
-        ledger.path, ledger.releases, ledger.chain, ledger.size = path, set(), "", -1
+        ledger.path, ledger.releases, ledger.chain, ledger.size = path, {}, "", -1
         seen = set()
         for number, line in enumerate(lines, 1):
             if number == len(lines) and b"}" not in line:
@@ -88,15 +88,23 @@ class Ledger:
     def write(self, epoch: int, step: int, key: int) -> None:
         """Bill the release of `step` in `epoch`, whose randomness comes from `key`.
 
-        A release that is repeated with the same key is the same release and is billed once; the same step under
-        another key is a further one.
+        A release that is repeated with the same key is billed once, because it must be the same release, bit for
+        bit: same parameters, data, threads and machine. Whoever cannot vouch for that draws a fresh key, under which
+        the same step is a further release.
 
         Raises:
-            UsageError: the disk is full, or the ledger is gone or was continued elsewhere; the step must not be taken.
+            UsageError: this key's noise for `step` was already used in another epoch, the disk is full, or the ledger
+                is gone or was continued elsewhere; the step must not be taken.
         """
-        entry = {"epoch": epoch, "step": step, "key": fingerprint(key)}
-        if (epoch, step, entry["key"]) not in self.releases:
-            self._append(entry)
+        place = step, fingerprint(key)
+        earlier = self.releases.get(place, epoch)
+        if min(epoch, step) < 0 or earlier != epoch:
+            raise UsageError(
+                f"ledger {self.path}: step {step} of epoch {epoch} would use the noise of epoch {earlier} again, which "
+                "could be subtracted; number the steps of a run through, from 0"
+            )
+        if place not in self.releases:
+            self._append({"epoch": epoch, "step": step, "key": place[1]})
 
     def bill(self) -> dict[int, int]:
         """How often one utterance may have taken part, by epoch: what `edp_lab.privacy.judge` wants.
@@ -104,8 +112,10 @@ class Ledger:
         With disjoint batches once per epoch and key: each pass under one key holds every utterance at most once, and a
         pass that was begun is billed as a whole. Under Poisson sampling once per step and key.
         """
-        releases = {(e, k) for e, _, k in self.releases} if self.mechanism.sampling_rate is None else self.releases
-        return dict(sorted(Counter(epoch for epoch, *_ in releases).items()))
+        epochs = list(self.releases.values())
+        if self.mechanism.sampling_rate is None:
+            epochs = [epoch for epoch, _ in {(epoch, key) for (_, key), epoch in self.releases.items()}]
+        return dict(sorted(Counter(epochs).items()))
 
     def _append(self, entry: dict[str, Any]) -> None:
         line = _sealed(entry, self.chain)
@@ -129,7 +139,7 @@ class Ledger:
         if not self.chain:
             self.mechanism = Mechanism(**entry["mechanism"])
         else:
-            self.releases.add((entry["epoch"], entry["step"], entry["key"]))
+            self.releases[entry["step"], entry["key"]] = entry["epoch"]
         self.chain = entry["chain"]
 
 

@@ -60,11 +60,12 @@ class StepDone:
 
 @dataclass(frozen=True)
 class EpochDone:
-    """After each epoch: its row of the run record."""
+    """After each epoch: its row of the run record, and the status of the guarantee so far."""
 
     epoch: int
     epochs: int
     row: dict[str, Any]
+    status: str
 
 
 Event = StepDone | EpochDone
@@ -183,7 +184,7 @@ class Run:
         scores = evaluate_model(self.model, self.validation)
         row = {"loss": losses / len(order), "seconds": seconds, **asdict(scores), **self.bill()}
         self.record["epochs"].append(row)
-        listener(EpochDone(epoch, self.config.epochs, row))
+        listener(EpochDone(epoch, self.config.epochs, row, self.record["guarantee"]["status"]))
 
     def step(self, epoch: int, examples: np.ndarray) -> float:
         """One optimizer step on these training examples; returns their summed loss."""

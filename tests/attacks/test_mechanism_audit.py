@@ -41,7 +41,7 @@ MECHANISMS = {
     "printed": PRINTED,
     "printed, micro-batch size 1": Mechanism.as_printed(0.5, 2.0, 8, 1, alpha="public"),
     "printed, large alpha": Mechanism.as_printed(1.0, 4.0, 3, 2, alpha="public", alpha_max=6.6),
-    "printed, alpha none but large": Mechanism.as_printed(1.0, 0.5, 3, 2, alpha="none", alpha_max=0.2),
+    "printed, small alpha": Mechanism.as_printed(1.0, 0.5, 3, 2, alpha="public", alpha_max=0.2),
     "printed, one device": Mechanism.as_printed(1.0, 1.0, 1, 4, alpha="private"),
     "sound": SOUND,
     "sound, micro-batch size 1": Mechanism.sound(3.0, 0.5, 8, 1),

@@ -163,11 +163,11 @@ def test_a_target_without_decay_or_without_a_guarantee(account):
 def test_a_person_reads_both_epsilons_and_their_scope(cli):
     status, out, err = cli(*ONE_STEP, "--as-printed", "--target-epsilon", "8")
     assert (status, err) == (0, "")
-    for said in ("Algorithm 1 as printed", "claimed", "5.2", "holds", "none", "public text: epsilon 39.3", "adversary"):
+    for said in ("Algorithm 1 as printed", "paper's", "5.2", "holds", "none", "public text: epsilon 39.3", "adversary"):
         assert said in out
     status, out, _ = cli(*ONE_STEP, "--decay", "linear", "--epochs", "5", "--target-epsilon", "8")
     assert status == 0
-    for said in ("sound eDP-SGD", "noise over sensitivity: 1 in the first epoch", "or tau", "epochs at this z0"):
+    for said in ("sound eDP-SGD", "noise over sensitivity: 1 in the first epoch", "no tau does", "epoch(s) at this z0"):
         assert said in out
 
 
@@ -202,21 +202,24 @@ def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_is_judged_by_its_ledger(account, run):
-    report = account("--run", str(run), "--delta", "1e-3", "--z0", "77", "--epochs", "99")
+    report = account("--run", str(run), "--delta", "1e-3")
     mechanism = Mechanism.sound(1.0, 0.9, 4, 4, "linear", 0.5)
     assert report["holds"]["epsilon"] == pytest.approx(true_epsilon(mechanism, 2, 1e-3), rel=1e-12)
     assert report["holds"]["status"] == "holds"
     assert (report["epochs"], report["releases"]) == (2, 2)
     assert report["noise_multiplier"] == pytest.approx([0.9, 0.6])
     record = json.loads((run / "record.json").read_text())
-    own_delta = account("--run", str(run), "--delta", repr(record["guarantee"]["delta"]))
-    assert own_delta["holds"]["epsilon"] == record["final"]["epsilon"]
+    own_delta = account("--run", str(run))["holds"]
+    assert (own_delta["delta"], own_delta["epsilon"]) == (record["guarantee"]["delta"], record["final"]["epsilon"])
 
 
 def test_a_run_with_a_published_seed_does_not_hold(cli, account, corpus, tmp_path):
     published = trained(corpus, tmp_path / "run")
     report = account("--run", str(published))
     assert report["holds"]["status"] == "void: seed published"
+    assert report["holds"]["epsilon"] is None
+    assert report["holds"]["epsilon_if_seed_secret"] > 0
+    assert "attack" not in report
     assert "published" in report["holds"]["reason"]
     assert "published seed" in cli("--run", str(published))[1]
 
@@ -275,7 +278,13 @@ BAD = {
     "tau nan": ("--tau=nan --decay=exponential", "tau"),
     "alpha 0": ("--alpha-max=0 --as-printed", "alpha"),
     "alpha negative": ("--alpha-max=-1 --as-printed", "alpha"),
-    "alpha beyond floats": ("--alpha-max=1e300 --clip=1e300 --as-printed", "alpha"),
+    "clip norm beyond reason": ("--clip=1e300 --as-printed", "clip norm"),
+    "alpha beyond reason": ("--alpha-max=1e300 --as-printed --alpha-source=public", "alpha"),
+    "alpha none but large": ("--alpha-max=2 --as-printed --alpha-source=none", "choose 'public'"),
+    "both steps and epochs": ("--sampling-rate=0.1 --steps=10 --epochs=2", "give one of them"),
+    "tau without decay": ("--tau=0.2", "--decay"),
+    "tight without sampling": ("--tight", "--sampling-rate"),
+    "settings beside a run": ("--run=nowhere --z0=3", "drop --run"),
     "alpha, sound": ("--alpha-max=2", "--alpha-max"),
     "private alpha, sound": ("--alpha-source=private", "private"),
     "unknown alpha": ("--alpha-source=some", "none, public, private"),

@@ -18,7 +18,7 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import (
     Accountant,
     GaussianDP,
-    Group,
+    GroupRenyiDP,
     PrivacyLossDistribution,
     RenyiDP,
     ReshufflingZCDP,
@@ -228,21 +228,21 @@ class TestGroupOfThree(AccountantContract):
     sound = False  # of three people's utterances: compared below
 
     def build(self, schedule):
-        return Group(RenyiDP(schedule), 3)
+        return GroupRenyiDP(schedule, 3)
 
     def schedules(self):
         return SAMPLED[:1]
 
     def test_never_below_the_exact_account_where_there_is_one(self):
         for schedule in FULL:
-            for size in (1, 2, 5):
+            for size in (1, 2, 5, 40):
                 exact = GaussianDP(schedule).group(size)
-                assert Group(GaussianDP(schedule), size).epsilon(DELTA) >= exact.epsilon(DELTA) * (1 - 1e-9)
+                assert GroupRenyiDP(schedule, size).epsilon(DELTA) >= exact.epsilon(DELTA) * (1 - 1e-9)
 
     def test_a_group_of_one_is_one(self):
         for schedule in FULL + SAMPLED:
             single = RenyiDP(schedule)
-            assert Group(single, 1).epsilon(DELTA) == pytest.approx(single.epsilon(DELTA), rel=1e-8)
+            assert GroupRenyiDP(schedule, 1).epsilon(DELTA) == pytest.approx(single.epsilon(DELTA), rel=1e-8)
 
     def test_three_utterances_in_one_direction_never_cost_more(self):
         """The worst person with three utterances, each sampled on its own: a mixture of shifts 0 to 3."""
@@ -258,7 +258,7 @@ class TestGroupOfThree(AccountantContract):
                     use_connect_dots=False,
                 )
                 total = total.compose(one.self_compose(int(count)))
-            assert Group(RenyiDP(schedule), 3).epsilon(DELTA) >= total.get_epsilon_for_delta(DELTA)
+            assert GroupRenyiDP(schedule, 3).epsilon(DELTA) >= total.get_epsilon_for_delta(DELTA)
 
 
 # Against peers
@@ -354,8 +354,36 @@ def test_renyi_stays_above_the_closed_form_without_sampling():
 
 
 @pytest.mark.parametrize(
+    ("z", "steps", "size", "least"), [(0.1414, 2, 10, 4996), (0.7, 2, 40, 3263), (20.0, 2, 4096, 42300)]
+)
+def test_large_groups_at_nearly_full_sampling_cost_what_they_must(z, steps, size, least):
+    """delta of one utterance underflows there; lower bounds from likelihood ratios."""
+    assert GroupRenyiDP(Schedule(np.array([z]), np.array([steps]), 0.999), size).epsilon(DELTA) >= least
+
+
+@pytest.mark.parametrize("z", [1e-300, 1e-152, 1e-7])
+def test_noise_next_to_nothing_is_never_free(z):
+    schedule = Schedule(np.array([z]), np.array([1]), 0.5)
+    assert RenyiDP(schedule).epsilon(DELTA) >= min(1 / (2 * z * z) if z > 1e-150 else 1e300, 1e300)
+    assert RenyiDP(schedule).delta(1.0) == 1
+
+
+def test_sampling_never_costs_more_than_everyone():
+    z = np.array([0.01, 0.0499, 0.0501, 0.3, 1.0, 100.0])
+    assert (log_moments(z, 0.5) <= log_moments(z, 1.0)).all()
+
+
+@pytest.mark.parametrize("rates", [[-0.1], [1.5], [math.nan]])
+def test_rates_outside_0_1_are_refused(rates):
+    for account in (GaussianDP(FULL[0]), RenyiDP(FULL[0])):
+        with pytest.raises(UsageError, match="false-positive rate"):
+            account.best_tpr(np.array(rates))
+
+
+@pytest.mark.parametrize(
     ("z", "counts", "q"),
-    [([0.0], [1], 1), ([-1.0], [1], 1), ([math.nan], [1], 1), ([1.0], [-1], 1), ([1.0], [0.5], 1)]
+    [([0.0], [1], 1), ([1.0], [2.0**51], 1), ([1.0], [math.inf], 1), ([1.0], [1, 2], 1), ([1.0], [1], 1e-20)]
+    + [([0.0], [1], 1), ([-1.0], [1], 1), ([math.nan], [1], 1), ([1.0], [-1], 1), ([1.0], [0.5], 1)]
     + [([1.0], [1], q) for q in (0.0, -0.1, 1.1, math.nan)],
 )
 def test_impossible_schedules_are_refused(z, counts, q):

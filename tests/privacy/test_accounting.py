@@ -17,6 +17,8 @@ from edp_lab.privacy import (
     Adjacency,
     Mechanism,
     NoGuarantee,
+    accountant_for,
+    claimed_accountant,
     claimed_epsilon,
     gdp_delta,
     gdp_epsilon,
@@ -289,6 +291,60 @@ def test_epsilon_does_not_depend_on_clip_norm_or_sound_devices(z, N, epochs):
 def test_add_or_remove_has_no_epsilon():
     with pytest.raises(NoGuarantee):
         true_epsilon(Mechanism.sound(1, 1, 1, 8), 1, DELTA, Adjacency.ADD_OR_REMOVE_ONE)
+
+
+# Bills
+
+
+@pytest.mark.parametrize("bill", [{0: 0.9}, {0: -1}, {-5: 1}, {0.5: 1}, {0: math.nan}, {"a": 1}])
+def test_bills_that_are_no_bills_are_refused(bill):
+    mechanism = Mechanism.sound(1.0, 1.0, 8, 8, "exponential", 1.0)
+    for call in (judge, lambda m, b, d: accountant_for(m, b), lambda m, b, d: claimed_accountant(m, b)):
+        with pytest.raises(UsageError, match="whole numbers"):
+            call(mechanism, bill, DELTA)
+
+
+def test_bills_count_every_release():
+    mechanism = Mechanism.sound(1.0, 1.0, 8, 8, "exponential", 0.1)
+    twice = judge(mechanism, {0: 2, 1: 1}, DELTA)
+    assert twice.mu == pytest.approx(math.sqrt(2 + math.exp(0.2)))
+    assert judge(mechanism, {1: 1, 0: 2}, DELTA) == twice
+
+
+@pytest.mark.parametrize(("epochs", "rate"), [(10**6, 1e-13), (10**7, 1e-3)])
+def test_counts_beyond_reckoning_are_refused_not_wrapped_around(epochs, rate):
+    with pytest.raises(UsageError):
+        judge(Mechanism.sound(1, 0.1, 8, 8, sampling_rate=rate), epochs, DELTA)
+
+
+# Poisson sampling
+
+
+def test_poisson_sampling_has_add_or_remove_and_at_size_1_zero_out():
+    shared, alone = (Mechanism.sound(1.0, 1.0, 8, m, sampling_rate=0.01) for m in (8, 1))
+    assert (shared.sensitivity(), alone.sensitivity()) == (2, 1)
+    assert alone.sensitivity("REPLACE_SPECIAL") == 1
+    for mechanism, adjacency in ((shared, "REPLACE_SPECIAL"), (shared, "REPLACE_ONE"), (alone, "REPLACE_ONE")):
+        verdict = judge(mechanism, 3, DELTA, False, adjacency)
+        assert (verdict.status, verdict.epsilon) == ("none", None)
+        assert "Poisson" in verdict.reason
+    verdict = judge(shared, 3, DELTA, False)
+    assert (verdict.status, verdict.method, verdict.adjacency) == ("holds", "Renyi DP", "ADD_OR_REMOVE_ONE")
+    assert judge(shared, 3, DELTA, False, tight=True).epsilon < verdict.epsilon
+    assert judge(shared, 3, DELTA, False, utterances_per_person=3).epsilon > 3 * verdict.epsilon
+
+
+def test_someone_with_k_utterances_of_disjoint_batches_has_k_mu():
+    mechanism = Mechanism.sound(1.0, 3.0, 8, 8)
+    assert judge(mechanism, 4, DELTA, utterances_per_person=5).mu == pytest.approx(5 * judge(mechanism, 4, DELTA).mu)
+    for bad in (0, 1.5, -1):
+        with pytest.raises(UsageError, match="utterances per person"):
+            judge(mechanism, 4, DELTA, utterances_per_person=bad)
+
+
+def test_alpha_none_with_another_largest_scale_is_refused():
+    with pytest.raises(UsageError, match="choose 'public'"):
+        Mechanism.as_printed(1.0, 1.0, 8, 8, alpha="none", alpha_max=0.1)
 
 
 # Judgements

