@@ -24,7 +24,7 @@ from edp_lab.privacy.noise import Purpose, key_from_seed, stream
 from edp_lab.privacy.renyi import ORDERS
 
 EPSILONS = (0.05, 30.0)
-SAMPLED, COMPARED = 10, 50  # every so many settings is Poisson-sampled, is compared with dp_accounting's RDP as well
+SAMPLED, COMPARED = 20, 200  # every so many settings is Poisson-sampled, is compared with dp_accounting's RDP too
 KEYS = 30_000  # streams that one worker looks at a time
 BLOCK = 250  # settings that one worker checks at a time
 WHOLE = ORDERS % 1 == 0
@@ -44,7 +44,7 @@ class Verdict:
     """What a sweep found.
 
     Attributes:
-        settings: how many random settings were checked, one in ten of them with Poisson sampling.
+        settings: how many random settings were checked, one in twenty of them with Poisson sampling.
         too_small: settings whose epsilon lies below the floor; must be 0.
         closed_form_error: largest relative distance of the closed form from the pessimistic distribution.
         renyi_error: largest relative distance of RDP from dp_accounting's, at whole orders, over `renyi_compared`.
@@ -129,8 +129,8 @@ def check(setting: Setting, peer: bool) -> dict[str, Any]:
     else:
         # Composed Gaussians are one Gaussian, which the peer needs to discretise only once.
         merged = Setting(Schedule(np.array([1 / setting.schedule.mu]), np.array([1])), setting.delta, setting.epsilon)
-        floor = _distribution(merged, False, setting.epsilon / 300).get_epsilon_for_delta(setting.delta)
-        ceiling = _distribution(merged, True, setting.epsilon / 300).get_epsilon_for_delta(setting.delta)
+        floor = _distribution(merged, False, setting.epsilon / 100).get_epsilon_for_delta(setting.delta)
+        ceiling = _distribution(merged, True, setting.epsilon / 100).get_epsilon_for_delta(setting.delta)
         row["closed_form_error"] = abs(setting.epsilon / ceiling - 1)
     row["too_small"] = bool(setting.epsilon < floor * (1 - 1e-9))
     return row

@@ -49,7 +49,11 @@ disjoint_budgets = st.builds(
     st.integers(1, 4),
 )
 sampled_budgets = st.builds(
-    Budget, logarithmic(0.1, 30), logarithmic(1e-8, 1e-4), st.sampled_from([None, *Adjacency][:2]), st.integers(1, 2)
+    Budget,
+    logarithmic(0.1, 30),
+    logarithmic(1e-8, 1e-4),
+    st.sampled_from([None, Adjacency.ADD_OR_REMOVE_ONE]),
+    st.integers(1, 2),
 )
 
 

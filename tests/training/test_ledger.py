@@ -189,6 +189,7 @@ def test_a_torn_line_longer_than_the_next_entry_leaves_no_rest(path, torn):
     again = Ledger.open(path, ledger.chain)
     again.write(1, 3, KEY)
     assert path.read_bytes().startswith(raw)
+    assert path.read_bytes().endswith(b"}\n")
     assert Ledger.open(path, again.chain).releases == again.releases
 
 
