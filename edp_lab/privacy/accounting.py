@@ -100,7 +100,7 @@ def judge(
     try:
         if_public = replace(mechanism, alpha=Alpha.PUBLIC) if mechanism.alpha is Alpha.PRIVATE else mechanism
         accountant = accountant_for(if_public, bill, neighbours, utterances_per_person, tight)
-        epsilon = _representable(accountant.epsilon(delta), mechanism, bill)
+        epsilon = representable(accountant.epsilon(delta), mechanism, bill)
     except NoGuarantee as none:
         return replace(blank, reason=mechanism.no_guarantee() or str(none))
     blank = replace(blank, epsilon_if_alpha_public=epsilon)
@@ -207,7 +207,7 @@ def _claim(mechanism: Mechanism, bill: Mapping[int, int], delta: float) -> float
     return epsilon if math.isfinite(epsilon) else None
 
 
-def _representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int]) -> float:
+def representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int]) -> float:
     """The epsilon, unless numbers on a real machine cannot carry it."""
     last = max(bill, default=0)
     if mechanism.clip_norm < SMALLEST_CLIP:

@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountant import check_delta
-from edp_lab.privacy.accounting import _representable, accountant_for
+from edp_lab.privacy.accounting import representable, accountant_for
 from edp_lab.privacy.mechanism import Adjacency, Decay, Mechanism, NoGuarantee
 
 PRECISION = 1e-9  # of z0 and tau, relative: where epsilon is small, it changes a hundred times as fast
@@ -61,7 +61,7 @@ class Budget:
         mechanism.sensitivity(self.adjacency)
         bill = bill if isinstance(bill, Mapping) else mechanism.bill(bill)
         try:
-            _representable(0.0, mechanism, bill)
+            representable(0.0, mechanism, bill)
         except NoGuarantee:
             return 700.0
         cost = accountant_for(mechanism, bill, self.adjacency, self.utterances_per_person).epsilon(self.delta)

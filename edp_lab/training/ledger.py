@@ -139,7 +139,9 @@ class Ledger:
         if not self.chain:
             self.mechanism = Mechanism(**entry["mechanism"])
         else:
-            self.releases[entry["step"], entry["key"]] = entry["epoch"]
+            place = entry["step"], entry["key"]
+            if self.releases.setdefault(place, entry["epoch"]) != entry["epoch"]:
+                raise ValueError("one release in two epochs")
         self.chain = entry["chain"]
 
 
