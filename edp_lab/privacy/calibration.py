@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountant import check_delta
-from edp_lab.privacy.accounting import representable, accountant_for
+from edp_lab.privacy.accounting import accountant_for, representable
 from edp_lab.privacy.mechanism import Adjacency, Decay, Mechanism, NoGuarantee
 
 PRECISION = 1e-9  # of z0 and tau, relative: where epsilon is small, it changes a hundred times as fast
