@@ -213,7 +213,8 @@ def representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int])
     if mechanism.clip_norm < SMALLEST_CLIP:
         raise NoGuarantee("float32 arithmetic may not notice that a gradient exceeds a clip norm this small")
     if not math.isfinite(epsilon):
-        raise NoGuarantee("this accountant gives no epsilon at this delta, or one beyond the largest float")
+        exact = mechanism.sampling_rate is None
+        raise NoGuarantee("epsilon exceeds the largest float" if exact else "no epsilon can be given at this delta")
     if mechanism.noise_multiplier(last) < SMALLEST_NOISE or mechanism.noise_std(last) < SMALLEST_STD:
         raise NoGuarantee("float32 arithmetic swallows noise this small")
     return epsilon

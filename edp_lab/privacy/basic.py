@@ -171,6 +171,8 @@ def analytic_gaussian_sigma(sensitivity: float, epsilon: float, delta: float) ->
     while high > low * (1 + 0.5e-9) and low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if gdp_delta(middle, epsilon) <= delta else (low, middle)
     sigma = sensitivity / low * ROUND_UP if low else math.inf
+    while gdp_delta(sensitivity / sigma, epsilon) > delta:  # the last digits of gdp_delta are not monotone
+        sigma *= 1 + 1e-12
     return _check_positive("the standard deviation that this epsilon and delta need", sigma)
 
 

@@ -121,7 +121,7 @@ def test_sound_clip_never_exceeds_its_sensitivity(size, clip, seed, scaled):
     gradients = torch.randn(4, layout.size, generator=generator)
     other = gradients.clone()
     other[2] = -size * gradients[2]
-    alpha = torch.rand(3, generator=generator, dtype=torch.float64) + 0.01 if scaled else None
+    alpha = 0.99 * torch.rand(3, generator=generator, dtype=torch.float64) + 0.01 if scaled else None
     mechanism = Mechanism.sound(clip, 0.0, 4, 8, alpha=Alpha.PUBLIC if scaled else Alpha.NONE)
     zero = torch.zeros(layout.size)
     difference = 4 * (
