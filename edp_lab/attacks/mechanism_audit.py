@@ -239,7 +239,7 @@ def lower_bounds(fpr: float, fnr: float, delta: float) -> Bounds:
     # gdp_epsilon rounds up by less than 1e-11 of itself and, where it is tiny, by less than 1e-11.
     gaussian = max(0.0, gdp_epsilon(mu_lower_bound(fpr, fnr), delta) * (1 - 1e-11) - 1e-11)
     odds = max((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
-    return Bounds(gaussian, math.log(odds) if odds > 1 else 0.0)
+    return Bounds(gaussian, max(0.0, math.log(odds) - 1e-12) if odds > 1 else 0.0)
 
 
 def _project(mechanism: Mechanism, pair: Pair, gradients: Tensor, noises: Iterable[Tensor]) -> np.ndarray:

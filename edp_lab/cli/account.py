@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+LARGE_DELTA = 0.01  # a corpus of a hundred utterances would have it for 1/n
 
 if TYPE_CHECKING:
     from edp_lab.privacy import Accountant, Guarantee, Mechanism
@@ -132,7 +135,7 @@ def _refuse_contradictions(given: set[str], decay: str, sampling_rate: float | N
 
 def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) -> dict[str, Any]:
     from edp_lab.errors import UsageError
-    from edp_lab.privacy import NoGuarantee, ReshufflingZCDP, SamplingZCDP
+    from edp_lab.privacy import NoGuarantee, claim
 
     try:
         sensitivity = mechanism.sensitivity(guarantee.adjacency)
@@ -140,7 +143,6 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
         sensitivity = None
     if sensitivity == float("inf"):
         raise UsageError("the clip norm times the largest alpha exceeds the largest float: lower one of them")
-    method = (ReshufflingZCDP if mechanism.sampling_rate is None else SamplingZCDP).method
     holds = {
         "status": guarantee.status,
         "epsilon": guarantee.epsilon if guarantee.status == "holds" else None,
@@ -155,7 +157,7 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
         "scope": guarantee.scope,
     }
     return {
-        "claimed": {**_claimed(mechanism, bill, guarantee.delta), "method": method},
+        "claimed": asdict(claim(mechanism, bill, guarantee.delta)),
         "holds": holds,
         "epochs": len(bill),
         "releases": sum(bill.values()),
@@ -174,36 +176,24 @@ def _attack(accountant: Accountant) -> dict[str, float]:
     return {"best_auc": accountant.best_auc(), "best_tpr_at_fpr_0.01": hundredth, "best_tpr_at_fpr_0.001": thousandth}
 
 
-def _claimed(mechanism: Mechanism, bill: dict[int, int], delta: float) -> dict[str, Any]:
-    import math
-
-    from edp_lab.errors import UsageError
-    from edp_lab.privacy import claimed_accountant
-
-    try:
-        accountant = claimed_accountant(mechanism, bill)
-    except UsageError as refused:
-        return {"epsilon": None, "rho": None, "reason": str(refused)}
-    epsilon = accountant.epsilon(delta)
-    if not math.isfinite(epsilon):
-        return {"epsilon": None, "rho": None, "reason": "epsilon exceeds the largest float"}
-    return {"epsilon": epsilon, "rho": accountant.rho, "reason": "z_t taken at face value"}
-
-
 def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget) -> dict[str, Any]:
     from edp_lab.privacy import Decay, NoGuarantee
-    from edp_lab.privacy.calibration import affordable_epochs, affordable_tau, calibrate_z0
+    from edp_lab.privacy.calibration import affordable_epochs, affordable_tau, calibrate_z0, most_epochs
 
     try:
         no_decay = mechanism.decay is Decay.NONE
+        epochs = affordable_epochs(mechanism, budget)
         return {
             "epsilon": budget.epsilon,
             "z0": calibrate_z0(mechanism, bill, budget),
-            "epochs": affordable_epochs(mechanism, budget),
+            "epochs": epochs,
+            "steps": None if mechanism.sampling_rate is None else epochs * mechanism.releases_per_epoch,
+            "more_epochs_not_tried": epochs == most_epochs(mechanism),
             "tau": None if no_decay else affordable_tau(mechanism, bill, budget),
         }
     except NoGuarantee as none:
-        return {"epsilon": budget.epsilon, "z0": None, "epochs": None, "tau": None, "reason": str(none)}
+        unknown = dict.fromkeys(("z0", "epochs", "steps", "more_epochs_not_tried", "tau"))
+        return {"epsilon": budget.epsilon, **unknown, "reason": str(none)}
 
 
 def _print(report: dict[str, Any], mechanism: Mechanism) -> None:
@@ -218,6 +208,8 @@ def _print(report: dict[str, Any], mechanism: Mechanism) -> None:
     name = "Algorithm 1 as printed" if mechanism.variant == "as-printed" else "sound eDP-SGD"
     length = f"{report['releases']} steps" if mechanism.sampling_rate else f"{report['epochs']} epoch(s)"
     print(f"{name}, {length}, {mechanism.num_devices} device(s), delta {holds['delta']:.3g}\n")
+    if holds["delta"] >= LARGE_DELTA:
+        print(f"  delta is large: with probability {holds['delta']:.3g} epsilon promises nothing\n")
     neighbours = Adjacency(holds["adjacency"]).name.lower().replace("_", "-")
     print(f"  the paper's accounting   epsilon {number(claimed['epsilon'])}")
     print(f"      {claimed['method']}; {claimed['reason']}")
@@ -246,7 +238,10 @@ def _print(report: dict[str, Any], mechanism: Mechanism) -> None:
             print(f"      no setting does: {found['reason']}")
         else:
             print(f"      z0 {number(found['z0'])}, or")
-            print(f"      {found['epochs'] or 'not even one'} epoch(s) at this z0" + (", or" if decays else ""))
+            epochs = f"{found['epochs'] or 'not even one'} epoch(s)"
+            epochs += f" or {found['steps']} steps" if found["steps"] else ""
+            epochs += ", perhaps more," if found["more_epochs_not_tried"] else ""
+            print(f"      {epochs} at this z0" + (", or" if decays else ""))
             if decays:
                 print("      no tau does" if found["tau"] is None else f"      tau {number(found['tau'])} at this z0")
     print()

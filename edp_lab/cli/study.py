@@ -12,20 +12,26 @@ import typer
 
 from edp_lab.cli.train import Json
 
-LONG, LONG_KEYS, KEYS = 100_000, 3_000_000, 30_000
+LONG, LONG_KEYS, LONG_AUDITS = 100_000, 3_000_000, 2_000  # of verify --long
+KEYS, AUDITS = 30_000, 40
 bench_app = typer.Typer(no_args_is_help=True, help="Time the library beside its peers.")
 
 
 def verify(
     long: Annotated[
-        bool, typer.Option("--long", help=f"{LONG:,} settings and {LONG_KEYS:,} keys, for an hour.")
+        bool,
+        typer.Option("--long", help=f"{LONG:,} settings, {LONG_KEYS:,} keys, {LONG_AUDITS:,} audits; about an hour."),
     ] = False,
     settings: Annotated[int, typer.Option(help="Random settings to check (if not --long).")] = 200,
     seed: Annotated[int, typer.Option(help="Of the settings.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Also write the result to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check the accountants against dp_accounting, and that no two keys give the same noise. Exit status 1 if not."""
+    """Check the accountants, the keys of the noise and the audit. Exit status 1 if something is wrong.
+
+    No epsilon may be smaller than dp_accounting's lower bound, no two keys may give the same noise, and audits of a
+    true claim may not refute it more often than they say.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
@@ -42,7 +48,8 @@ def verify(
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("settings checked", total=total)
-        verdict = run(total, LONG_KEYS if long else KEYS, seed, lambda done: bar.update(task, completed=done))
+        keys, audits = (LONG_KEYS, LONG_AUDITS) if long else (KEYS, AUDITS)
+        verdict = run(total, keys, audits, seed, lambda done: bar.update(task, completed=done))
     result = {**asdict(verdict), **_surroundings()}
     if out is not None:
         out.write_text(json.dumps(result, indent=2) + "\n")
@@ -57,7 +64,8 @@ def verify(
         compared = f"dp_accounting's at whole orders, relative; {verdict.renyi_compared} settings compared"
         print(f"RDP: at most {verdict.renyi_error:.1e} from {compared}")
         print(f"noise: {verdict.keys} streams, {verdict.repeated_first_draws} of them with a first draw seen before")
-        print("passed: no epsilon is too small, no stream is repeated" if verdict.passed else "FAILED: see above")
+        print(f"audit: {verdict.refuted} of {verdict.audits} audits refute a claim that is true; 5 % may")
+        print("passed" if verdict.passed else "FAILED: see above")
     if not verdict.passed:
         raise typer.Exit(1)
 

@@ -2,24 +2,27 @@
 
 from edp_lab.privacy.accountant import Accountant
 from edp_lab.privacy.accounting import (
+    Claim,
     Guarantee,
     accountant_for,
+    claim,
     claimed_accountant,
     claimed_epsilon,
     judge,
     true_epsilon,
 )
-from edp_lab.privacy.gdp import GaussianDP, gdp_delta, gdp_epsilon, gdp_mu
+from edp_lab.privacy.gdp import GaussianDP, gdp_delta, gdp_epsilon
 from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Variant
 from edp_lab.privacy.pld import PrivacyLossDistribution
 from edp_lab.privacy.renyi import GroupRenyiDP, RenyiDP
 from edp_lab.privacy.schedule import Schedule
-from edp_lab.privacy.zcdp import ReshufflingZCDP, SamplingZCDP, zcdp_delta, zcdp_epsilon, zcdp_rho
+from edp_lab.privacy.zcdp import ReshufflingZCDP, SamplingZCDP, zcdp_delta, zcdp_epsilon
 
 __all__ = [
     "Accountant",
     "Adjacency",
     "Alpha",
+    "Claim",
     "Decay",
     "GaussianDP",
     "GroupRenyiDP",
@@ -33,14 +36,13 @@ __all__ = [
     "Schedule",
     "Variant",
     "accountant_for",
+    "claim",
     "claimed_accountant",
     "claimed_epsilon",
     "gdp_delta",
     "gdp_epsilon",
-    "gdp_mu",
     "judge",
     "true_epsilon",
     "zcdp_delta",
     "zcdp_epsilon",
-    "zcdp_rho",
 ]

@@ -66,6 +66,16 @@ class Guarantee:
     epsilon_if_alpha_public: float | None
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What the paper's accounting says: z_t taken at face value; None where it says nothing, and why."""
+
+    epsilon: float | None
+    rho: float | None
+    method: str
+    reason: str
+
+
 def judge(
     mechanism: Mechanism | None,
     bill: int | Mapping[int, int],
@@ -96,7 +106,7 @@ def judge(
     blank = _nothing("", delta, method, neighbours, _sampling(mechanism), len(bill), utterances_per_person)
     if mechanism.z0 == 0:
         return replace(blank, reason=mechanism.no_guarantee())
-    blank = replace(blank, epsilon_claimed=_claim(mechanism, bill, delta))
+    blank = replace(blank, epsilon_claimed=claim(mechanism, bill, delta).epsilon)
     try:
         if_public = replace(mechanism, alpha=Alpha.PUBLIC) if mechanism.alpha is Alpha.PRIVATE else mechanism
         accountant = accountant_for(if_public, bill, neighbours, utterances_per_person, tight)
@@ -159,6 +169,24 @@ def claimed_accountant(mechanism: Mechanism, bill: Mapping[int, int]) -> Reshuff
     return SamplingZCDP(Schedule(z, counts, mechanism.sampling_rate))
 
 
+def claim(mechanism: Mechanism, bill: Mapping[int, int], delta: float) -> Claim:
+    """The claim of `claimed_accountant`, or why there is none.
+
+    Raises:
+        UsageError: delta outside (0, 1).
+    """
+    method = (ReshufflingZCDP if mechanism.sampling_rate is None else SamplingZCDP).method
+    check_delta(delta)
+    try:
+        accountant = claimed_accountant(mechanism, bill)
+    except UsageError as refused:
+        return Claim(None, None, method, str(refused))
+    epsilon = accountant.epsilon(delta)
+    if not math.isfinite(epsilon):
+        return Claim(None, None, method, "epsilon exceeds the largest float")
+    return Claim(epsilon, accountant.rho, method, "z_t taken at face value")
+
+
 def true_epsilon(mechanism: Mechanism, epochs: int, delta: float, adjacency: Adjacency | str | None = None) -> float:
     """The epsilon that holds at `delta` after `epochs` epochs, rounded up; exact with disjoint batches.
 
@@ -197,14 +225,6 @@ def _sampling(mechanism: Mechanism) -> str:
     if mechanism.sampling_rate is None:
         return "disjoint, one shuffled pass per epoch"
     return f"Poisson, each utterance in each step with chance {mechanism.sampling_rate:.4g}"
-
-
-def _claim(mechanism: Mechanism, bill: Mapping[int, int], delta: float) -> float | None:
-    try:
-        epsilon = claimed_accountant(mechanism, bill).epsilon(delta)
-    except UsageError:
-        return None
-    return epsilon if math.isfinite(epsilon) else None
 
 
 def representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int]) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from edp_lab.errors import UsageError
+from edp_lab.privacy.accountant import check_delta
 from edp_lab.privacy.gdp import gdp_delta, gdp_epsilon
 
 ROUND_UP = 1 + 2.0**-48  # beyond the rounding of any formula here
@@ -141,7 +142,7 @@ def classic_gaussian_sigma(sensitivity: float, epsilon: float, delta: float) -> 
     Raises:
         UsageError: epsilon 1 or more, sensitivity or epsilon not positive and finite, delta outside (0, 1).
     """
-    _check_delta(delta)
+    check_delta(delta)
     scale = laplace_scale(sensitivity, epsilon)
     if epsilon >= 1:
         raise UsageError(
@@ -162,7 +163,7 @@ def analytic_gaussian_sigma(sensitivity: float, epsilon: float, delta: float) ->
     """
     _check_positive("sensitivity", sensitivity)
     _check_positive("epsilon", epsilon)
-    _check_delta(delta)
+    check_delta(delta)
     low = high = 1.0  # mu = sensitivity / sigma, with which delta grows; low always keeps the promise
     while gdp_delta(low, epsilon) > delta:
         low /= 2
@@ -327,11 +328,6 @@ def _check_positive(name: str, value: float) -> float:
     if not 0 < value < math.inf:
         raise UsageError(f"{name} is {value}: it must be a finite number greater than 0")
     return value
-
-
-def _check_delta(delta: float) -> None:
-    if not 0 < delta < 1:
-        raise UsageError(f"delta is {delta}: it must lie between 0 and 1 (well below 1/n, such as n^-1.1)")
 
 
 def _check_categories(categories: int) -> None:

@@ -86,15 +86,12 @@ def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Bu
 
 
 def affordable_epochs(mechanism: Mechanism, budget: Budget) -> int:
-    """The largest number of epochs that stays within the budget: 0 if one is too many, 10^5 at most.
-
-    At most 512 where both decay and Poisson sampling make the account laborious.
+    """The largest number of epochs that stays within the budget: 0 if one is too many, `most_epochs` at most.
 
     Raises:
         NoGuarantee: the mechanism guarantees nothing.
     """
-    laborious = mechanism.sampling_rate is not None and mechanism.decay is not Decay.NONE
-    most = MOST_DISTINCT if laborious else MOST_EPOCHS
+    most = most_epochs(mechanism)
     low, high = 0, 1
     while high <= most and budget.covers(mechanism, high):
         low, high = high, 2 * high
@@ -103,6 +100,12 @@ def affordable_epochs(mechanism: Mechanism, budget: Budget) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if budget.covers(mechanism, middle) else (low, middle)
     return low
+
+
+def most_epochs(mechanism: Mechanism) -> int:
+    """How far `affordable_epochs` looks: 10^5, or 512 where decay and Poisson sampling make the account laborious."""
+    laborious = mechanism.sampling_rate is not None and mechanism.decay is not Decay.NONE
+    return MOST_DISTINCT if laborious else MOST_EPOCHS
 
 
 def affordable_tau(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Budget) -> float | None:

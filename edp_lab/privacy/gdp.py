@@ -9,7 +9,6 @@ logarithms.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 from scipy.optimize import brentq
@@ -52,11 +51,6 @@ class GaussianDP(Accountant):
         """The account of someone with `size` utterances: size * mu (Dong et al. 2022, theorem 2.14)."""
         z = self.schedule.noise_multipliers / size
         return GaussianDP(Schedule(z, self.schedule.counts))
-
-
-def gdp_mu(multipliers: Iterable[float]) -> float:
-    """mu of a composition of Gaussian releases: sqrt(sum 1/z^2); inf if any z is 0 (or 1/z overflows)."""
-    return math.hypot(*(1 / z if z > 1e-300 else math.inf for z in multipliers))
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:

@@ -42,11 +42,6 @@ class Decay(StrEnum):
     LINEAR = "linear"  # d(t) = 1 / (1 + tau t)
     EXPONENTIAL = "exponential"  # d(t) = exp(-tau t)
 
-    def factor(self, epoch: int, tau: float) -> float:
-        if self is Decay.LINEAR:
-            return 1.0 / (1.0 + tau * epoch)
-        return math.exp(-tau * epoch) if self is Decay.EXPONENTIAL else 1.0
-
     def factors(self, epochs: np.ndarray, tau: float) -> np.ndarray:
         """d(t) for each epoch number: (T) -> (T)."""
         if self is Decay.LINEAR:
@@ -217,7 +212,7 @@ class Mechanism:
 
     def noise_multiplier_setting(self, epoch: int) -> float:
         """z_t = z0 d(t): the number the user set, in the variant's own meaning of z."""
-        return self.z0 * self.decay.factor(epoch, self.tau)
+        return self.z0 * float(self.decay.factors(np.array([epoch]), self.tau)[0])
 
     def sensitivity(self, adjacency: Adjacency | str | None = None) -> float:
         """The L2 distance by which one utterance can move sum_i u_i, in the space where the noise is added.

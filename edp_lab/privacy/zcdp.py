@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountant import Accountant, check_delta, check_everyone, check_loss
-from edp_lab.privacy.gdp import gdp_mu
 from edp_lab.privacy.schedule import Schedule
 
 
@@ -73,12 +71,6 @@ class SamplingZCDP(Accountant):
         straight = math.exp(min(0.0, (self.order - 1) * (self.rho * self.order - epsilon)))
         best = 1 + (epsilon - self.rho) / (2 * self.rho)  # the order that gives zcdp_delta
         return zcdp_delta(self.rho, epsilon) if best <= self.order else straight
-
-
-def zcdp_rho(multipliers: Iterable[float]) -> float:
-    """rho of one Gaussian release per epoch: sum 1/(2 z^2)."""
-    mu = gdp_mu(multipliers)
-    return mu * mu / 2
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:

@@ -1,6 +1,7 @@
-"""A long look at what privacy rests on: the accountants, and the keys of the noise.
+"""A long look at what privacy rests on: the accountants, the keys of the noise, and the audit of the real step.
 
-Random settings by the thousand are judged beside dp_accounting, and no epsilon may be too small.
+Random settings by the thousand are judged beside dp_accounting, and no epsilon may be too small. Audits by the thousand
+are held against a step whose claim is exactly true, and few may refute it.
 
 Floor: dp_accounting's privacy loss distribution rounded *optimistically* is a lower bound on the true epsilon at any
 grid width, so no sound account may lie below it. Peer: its pessimistic distribution and its RDP are upper bounds.
@@ -18,8 +19,12 @@ from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
+import torch
+from scipy.stats import binomtest
 
-from edp_lab.privacy import GaussianDP, RenyiDP, Schedule
+from edp_lab.attacks import mechanism_audit
+from edp_lab.attacks.mechanism_audit import audit_mechanism
+from edp_lab.privacy import GaussianDP, Mechanism, RenyiDP, Schedule
 from edp_lab.privacy.noise import Purpose, key_from_seed, stream
 from edp_lab.privacy.renyi import ORDERS
 
@@ -27,6 +32,8 @@ EPSILONS = (0.05, 30.0)
 SAMPLED, COMPARED = 20, 200  # every so many settings is Poisson-sampled, is compared with dp_accounting's RDP too
 KEYS = 30_000  # streams that one worker looks at a time
 BLOCK = 250  # settings that one worker checks at a time
+AUDITS = 100  # that one worker makes at a time
+DRAWS, CONFIDENCE = 50, 0.95  # of each audit
 WHOLE = ORDERS % 1 == 0
 
 
@@ -51,6 +58,8 @@ class Verdict:
         keys: streams of noise whose first draw was looked at: other keys, steps and devices, a third each.
         repeated_first_draws: how many of these 64-bit numbers occurred before; must be 0.
         renyi_excess: median distance of RDP's epsilon from the floor, relative: what the fast accountant gives away.
+        audits: audits of a sound step, each with a noise key of its own and 50 draws of the real step a side.
+        refuted: how many of them refuted the claim, which is true; at a confidence of 95 %, at most 5 % may.
     """
 
     settings: int
@@ -62,17 +71,26 @@ class Verdict:
     renyi_excess: float
     keys: int
     repeated_first_draws: int
+    audits: int
+    refuted: int
     seconds: float
     processes: int
 
     @property
     def passed(self) -> bool:
         agree = self.closed_form_error <= 1e-3 and self.renyi_error <= 1e-4
-        return agree and self.too_small == 0 and self.repeated_first_draws == 0
+        return agree and self.too_small == 0 and self.repeated_first_draws == 0 and self.audits_hold
+
+    @property
+    def audits_hold(self) -> bool:
+        """No evidence, at the level 1e-3, that the audit is wrong more often than it says."""
+        return bool(binomtest(self.refuted, self.audits, 1 - CONFIDENCE, alternative="greater").pvalue > 1e-3)
 
 
-def verify(settings: int, keys: int, seed: int = 0, progress: Callable[[int], None] = lambda done: None) -> Verdict:
-    """Check so many random settings and keys on all cores; the same ones for the same seed.
+def verify(
+    settings: int, keys: int, audits: int, seed: int = 0, progress: Callable[[int], None] = lambda done: None
+) -> Verdict:
+    """Check so many random settings and keys, and make so many audits, on all cores; the same ones for the same seed.
 
     `progress` is told how many settings are done.
     """
@@ -83,6 +101,7 @@ def verify(settings: int, keys: int, seed: int = 0, progress: Callable[[int], No
         for block in pool.map(_check_block, blocks):
             rows += block
             progress(len(rows))
+        refuted = sum(pool.map(_refutations, range(0, audits, AUDITS), [audits] * math.ceil(audits / AUDITS)))
         firsts = np.concatenate(list(pool.map(_first_draws, range(0, keys, KEYS), [keys] * math.ceil(keys / KEYS))))
     sampled = [row for row in rows if row["sampled"]]
     compared = [row["renyi_error"] for row in sampled if row["renyi_error"] is not None]
@@ -96,6 +115,8 @@ def verify(settings: int, keys: int, seed: int = 0, progress: Callable[[int], No
         renyi_excess=float(np.median([row["excess"] for row in sampled])) if sampled else 0.0,
         keys=len(firsts),
         repeated_first_draws=len(firsts) - len(np.unique(firsts)),
+        audits=audits,
+        refuted=refuted,
         seconds=time.perf_counter() - start,
         processes=processes,
     )
@@ -151,6 +172,15 @@ def _first_draws(first: int, keys: int) -> np.ndarray:
         path = ((0, 0), (place, 0), (0, place + 1))[part]
         draws.append(stream(key, Purpose.NOISE, *path).bit_generator.random_raw())
     return np.array(draws, dtype=np.uint64)
+
+
+def _refutations(first: int, audits: int) -> int:
+    """How many of up to `AUDITS` audits refute a claim that is exactly true."""
+    torch.set_num_threads(1)  # the processes share the cores
+    true = Mechanism.sound(clip_norm=1.0, z0=1.0, num_devices=8, micro_batch_size=8)
+    keys = (key_from_seed(number) for number in range(first, min(first + AUDITS, audits)))
+    verdicts = [audit_mechanism(true, 1e-5, key, DRAWS, CONFIDENCE).verdict for key in keys]
+    return verdicts.count(mechanism_audit.Verdict.REFUTED)
 
 
 def _distribution(setting: Setting, pessimistic: bool, interval: float) -> Any:

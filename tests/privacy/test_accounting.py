@@ -15,18 +15,19 @@ from hypothesis import strategies as st
 from edp_lab.errors import UsageError
 from edp_lab.privacy import (
     Adjacency,
+    GaussianDP,
     Mechanism,
     NoGuarantee,
+    ReshufflingZCDP,
+    Schedule,
     accountant_for,
     claimed_accountant,
     claimed_epsilon,
     gdp_delta,
     gdp_epsilon,
-    gdp_mu,
     judge,
     true_epsilon,
     zcdp_epsilon,
-    zcdp_rho,
 )
 
 DELTA = 1e-5
@@ -55,9 +56,8 @@ def test_the_paper_claims_5_30_where_39_38_holds():
     mechanism = Mechanism.as_printed(1.0, 1.0, num_devices=8, micro_batch_size=8, alpha="public")
     assert claimed_epsilon(mechanism, 1, DELTA) == pytest.approx(5.30, abs=0.005)
     assert true_epsilon(mechanism, 1, DELTA) == pytest.approx(39.38, abs=0.005)
-    claimed = zcdp_rho(mechanism.noise_multiplier_setting(t) for t in range(3))
-    true = zcdp_rho(mechanism.noise_multiplier(t) for t in range(3))
-    assert true / claimed == pytest.approx(32)
+    claimed, true = claimed_accountant(mechanism, mechanism.bill(3)), accountant_for(mechanism, mechanism.bill(3))
+    assert true.schedule.mu**2 / claimed.schedule.mu**2 == pytest.approx(32)
 
 
 def test_claimed_formula():
@@ -113,8 +113,8 @@ def test_extremes_stay_sane(mu, delta):
 def test_the_largest_numbers_become_infinity_not_an_error():
     assert gdp_epsilon(1e200, DELTA) == math.inf
     assert gdp_epsilon(math.inf, DELTA) == math.inf
-    assert gdp_mu([1.0, 0.0]) == gdp_mu([5e-324]) == math.inf
-    assert zcdp_rho([1e-200]) == zcdp_epsilon(math.inf, DELTA) == math.inf
+    assert GaussianDP(Schedule([5e-324], [1])).mu == math.inf
+    assert ReshufflingZCDP(Schedule([1e-200], [1])).rho == zcdp_epsilon(math.inf, DELTA) == math.inf
     assert gdp_delta(math.inf, 1.0) == 1
     assert gdp_delta(1.0, math.inf) == gdp_delta(0.0, 0.0) == gdp_delta(1e-320, 1.0) == 0
     assert gdp_delta(1e150, 0.0) == 1

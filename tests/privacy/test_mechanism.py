@@ -93,9 +93,10 @@ def test_decay_starts_at_z0_and_never_rises(z, decay, tau, epoch):
 
 
 def test_decay_follows_the_formulas_of_the_paper():
-    assert Decay.LINEAR.factor(3, 0.5) == 1 / 2.5
-    assert Decay.EXPONENTIAL.factor(3, 0.5) == math.exp(-1.5)
-    assert Decay.NONE.factor(3, 0.5) == 1
+    epochs = np.array([0, 3])
+    assert Decay.LINEAR.factors(epochs, 0.5).tolist() == [1, 1 / 2.5]
+    assert Decay.EXPONENTIAL.factors(epochs, 0.5) == pytest.approx([1, math.exp(-1.5)], rel=1e-15)
+    assert Decay.NONE.factors(epochs, 0.5).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0])

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from edp_lab.cli import app
 from edp_lab.studies.bench import bench_accounting
-from edp_lab.studies.verify import _first_draws, check, random_setting
+from edp_lab.studies.verify import Verdict, _first_draws, check, random_setting
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -36,6 +36,12 @@ def test_60_000_keys_steps_and_devices_give_distinct_first_draws():
     """Three million are `edp-lab verify --long`; a generator of 32 seed bits would repeat a thousand of those."""
     firsts = np.concatenate([_first_draws(first, 60_000) for first in range(0, 60_000, 30_000)])
     assert len(np.unique(firsts)) == 60_000
+
+
+def test_an_audit_that_refutes_the_truth_too_often_is_noticed():
+    verdict = Verdict(10, 0, 0, 0.0, 0.0, 0, 0.0, 10, 0, audits=2000, refuted=100, seconds=0.0, processes=1)
+    assert verdict.passed
+    assert not dataclasses.replace(verdict, refuted=140).passed
 
 
 def test_verify_command(tmp_path):
