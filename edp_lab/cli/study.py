@@ -104,4 +104,8 @@ def _surroundings() -> dict[str, Any]:
 
     from edp_lab.training.record import versions
 
-    return {"machine": f"{os.cpu_count()} cores, {platform.machine()}, no GPU used", "versions": versions()}
+    return {
+        "command": " ".join(["edp-lab", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, no GPU used",
+        "versions": versions(),
+    }
