@@ -18,6 +18,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import BertConfig, BertModel
 from transformers.utils import cached_file
 
@@ -25,7 +26,7 @@ from edp_lab.corpora.encoding import Batch, Labels
 from edp_lab.errors import UsageError
 from edp_lab.models.files import read_json
 from edp_lab.models.intent_slot import IntentSlotModel, dropout
-from edp_lab.models.ops import PlainOps
+from edp_lab.models.ops import PLAIN, PlainOps
 from edp_lab.models.pieces import PieceFeatures, parse_tokenizer, wordpiece_tokenizer
 
 # What distinguishes one BertModel's arithmetic and shapes from another's.
@@ -78,30 +79,82 @@ def new_bert(architecture: Mapping[str, Any]) -> BertModel:
     return BertModel(bert_config(architecture), add_pooling_layer=False)
 
 
-def encode_pieces(bert: BertModel, pieces: Tensor, rows: Tensor) -> Tensor:
+def encode_pieces(bert: BertModel, pieces: Tensor, rows: Tensor, ops: PlainOps = PLAIN) -> Tensor:
     """BERT's output (P, H) for flat pieces (P), utterance after utterance, of which each has `rows` (B).
 
-    Padding is masked in every layer, so an utterance's output and gradient do not depend on its neighbours.
-    There is little of it: utterances of similar length go through together.
+    transformers' `BertModel` holds the weights; its forward pass is written out here, over flat pieces, so that only
+    attention is padded, and every parameter goes through `ops`.
     """
+    parts: Any = bert.embeddings
+    position = torch.arange(len(pieces), device=rows.device) - (rows.cumsum(0) - rows).repeat_interleave(rows)
+    x = ops.embedding(pieces, parts.word_embeddings.weight, rows)
+    x = x + ops.embedding(position, parts.position_embeddings.weight, rows)
+    x = x + ops.embedding(torch.zeros_like(pieces), parts.token_type_embeddings.weight, rows)
+    x = _normal(parts.LayerNorm, x, rows, ops)
+    blocks = _attention_blocks(rows, x.dtype)
+    for layer in bert.encoder.layer:
+        x = _layer(layer, x, rows, blocks, ops)
+    return x
+
+
+def _layer(layer: Any, x: Tensor, rows: Tensor, blocks: list[_Block], ops: PlainOps) -> Tensor:
+    own, output = layer.attention.self, layer.attention.output
+    projected = torch.cat([_linear(part, x, rows, ops) for part in (own.query, own.key, own.value)], dim=1)
+    mixed = torch.cat([block.attend(projected, own.num_attention_heads) for block in blocks])
+    mixed = mixed.index_select(0, torch.cat([block.place for block in blocks]).argsort())
+    x = _normal(output.LayerNorm, x + _linear(output.dense, mixed, rows, ops), rows, ops)
+    between = layer.intermediate.intermediate_act_fn(_linear(layer.intermediate.dense, x, rows, ops))
+    return _normal(layer.output.LayerNorm, x + _linear(layer.output.dense, between, rows, ops), rows, ops)
+
+
+def _linear(part: Any, x: Tensor, rows: Tensor, ops: PlainOps) -> Tensor:
+    return ops.linear(x, part.weight, part.bias, rows)
+
+
+def _normal(part: Any, x: Tensor, rows: Tensor, ops: PlainOps) -> Tensor:
+    return ops.layer_norm(x, part.weight, part.bias, part.eps, rows)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Utterances of similar length that attend together: b of them, padded to T pieces.
+
+    Attributes:
+        place: (R) flat piece numbers; `slot` their places on the padded (b * T) grid.
+        bias: (b, 1, 1, T) 0, or minus infinity on padding, so that an utterance never sees its neighbours.
+    """
+
+    place: Tensor
+    slot: Tensor
+    bias: Tensor
+
+    def attend(self, projected: Tensor, heads: int) -> Tensor:
+        """Queries, keys and values side by side (P, 3H) -> mixed values (R, H)."""
+        b, steps = len(self.bias), self.bias.shape[3]
+        own = projected.index_select(0, self.place)
+        grid = own.new_zeros(b * steps, own.shape[1]).index_copy(0, self.slot, own)
+        query, key, value = grid.view(b, steps, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias)
+        return mixed.transpose(1, 2).reshape(b * steps, -1).index_select(0, self.slot)
+
+
+def _attention_blocks(rows: Tensor, dtype: torch.dtype) -> list[_Block]:
     first = rows.cumsum(0) - rows
-    outputs, places = [], []
+    blocks = []
     for chunk in rows.argsort(stable=True).split(CHUNK):
         column = torch.arange(int(rows[chunk].max()), device=rows.device)
         mask = column < rows[chunk, None]  # (b, T)
-        place = (first[chunk, None] + column).where(mask, first[chunk, None])
-        # An additive 4-D mask is taken as it is. (It is also the one with which torch.func.vmap works.)
-        bias = torch.zeros(mask.shape, dtype=bert.dtype, device=mask.device).masked_fill(~mask, -torch.inf)
-        hidden = bert(input_ids=pieces[place], attention_mask=bias[:, None, None]).last_hidden_state
-        outputs.append(hidden[mask])
-        places.append(place[mask])
-    return torch.cat(outputs)[torch.cat(places).argsort()]
+        bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
+        place = (first[chunk, None] + column)[mask]
+        blocks.append(_Block(place, mask.flatten().nonzero()[:, 0], bias[:, None, None]))
+    return blocks
 
 
 class BertIntentSlot(IntentSlotModel):
     """Args: `features` cut words into pieces; `bert` comes from `load_bert` or `new_bert`."""
 
     features: PieceFeatures
+    keeps_books = True
 
     def __init__(self, labels: Labels, features: PieceFeatures, bert: BertModel, dropout: float = 0.1) -> None:
         width = bert.config.hidden_size
@@ -109,15 +162,12 @@ class BertIntentSlot(IntentSlotModel):
         self.features, self.bert, self.dropout = features, bert, dropout
 
     def encode(self, batch: Batch, ops: PlainOps, dropout_key: int | None) -> tuple[Tensor, Tensor]:
-        """Pooled (B, H), the vector of [CLS], and tokens (R, H), that of each word's first piece.
-
-        The encoder's parameters get plain gradients, whatever `ops`: the trainer runs BERT once per device.
-        """
+        """Pooled (B, H), the vector of [CLS], and tokens (R, H), that of each word's first piece."""
         rows = batch.inputs["pieces_rows"]
-        hidden = encode_pieces(self.bert, batch.inputs["pieces"], rows)
+        hidden = encode_pieces(self.bert, batch.inputs["pieces"], rows, ops)
         first = rows.cumsum(0) - rows
-        tokens = hidden[torch.repeat_interleave(first, batch.lengths) + batch.inputs["words"]]
-        pooled = dropout(hidden[first], batch, self.dropout, dropout_key, 0)
+        tokens = hidden.index_select(0, torch.repeat_interleave(first, batch.lengths) + batch.inputs["words"])
+        pooled = dropout(hidden.index_select(0, first), batch, self.dropout, dropout_key, 0)
         return pooled, dropout(tokens, batch, self.dropout, dropout_key, 1)
 
     def config(self) -> dict[str, object]:

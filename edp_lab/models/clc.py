@@ -35,7 +35,7 @@ class CLC(IntentSlotModel):
     """Args: `features` numbers the words; `vectors` (V, D) are frozen word vectors for its vocabulary, else learnt."""
 
     features: WordFeatures
-    supports_device_ops = True
+    keeps_books = True
 
     def __init__(
         self,
@@ -71,8 +71,7 @@ class CLC(IntentSlotModel):
             x = dropout(x, batch, self.size.dropout, dropout_key, place)
             x = ops.lstm(x, packing, layer.w_ih, layer.w_hh, layer.bias)
         tokens = dropout(x, batch, self.size.dropout, dropout_key, len(self.lstm))
-        everything = torch.arange(len(batch.lengths), device=tokens.device)
-        padded, mask = to_padded(tokens, batch.lengths, everything, len(everything))
+        padded, mask = to_padded(tokens, batch.lengths)
         pooled = padded.masked_fill(~mask[..., None], -torch.inf).amax(1)
         return pooled, tokens
 

@@ -1,28 +1,28 @@
 """A linear-chain conditional random field over BIO tags: likelihood, best path and marginals.
 
-The forward recursion runs in log space with one matrix product per step, log(exp(a - max a) exp(T)) + max a,
-which is faster to differentiate than a broadcast logsumexp and works under ``torch.func.vmap``.
+Forward and backward recursion run in probability space, normalised at each step (Rabiner 1989), in float64: one matrix
+product per step and one exponential for all of them. They give the gradient too, written out, because a sum over any
+group of examples then needs no second pass: with A the forward and Q the backward factors, one row per token,
+d NLL / d transitions = exp(transitions) * (A^T Q) - counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from edp_lab.models.ops import PLAIN, PlainOps
-
 # Initial score of transitions that BIO forbids: public knowledge that private training need not learn.
 ILLEGAL = -4.0
-TINY = 1e-37  # smallest mass of a state; keeps the logarithm finite in float32
+TINY = 1e-300  # smallest mass of a step; keeps quotients finite
 
 
 class CRF(nn.Module):
     """Scores of K tags: start (K), transitions (K, K) from row to column, end (K).
 
-    In float32 the likelihood holds for emissions of any size, as long as transition scores lie within 80 of
-    each other (exp underflows beyond); gradients stay finite even then.
+    Emissions may have any size; transition scores must lie within 600 of each other (exp underflows beyond).
 
     Args:
         tags: the K tag names, from which transitions into I-x that follow neither B-x nor I-x start at
@@ -42,31 +42,9 @@ class CRF(nn.Module):
         self.transitions = nn.Parameter(transitions)
         self.end = nn.Parameter(torch.zeros(len(tags)))
 
-    def negative_log_likelihood(self, emissions: Tensor, tags: Tensor, mask: Tensor, ops: PlainOps = PLAIN) -> Tensor:
-        """-log p(tags | emissions) per sequence.
-
-        Args:
-            emissions: (G, m, T, K), G groups of m sequences; `ops` gives each group its own copy of the
-                scores.
-            tags: (G, m, T) integers; whatever stands outside the mask is ignored.
-            mask: (G, m, T) booleans, True for the first tokens of each sequence; the first step is taken as
-                True.
-
-        Returns:
-            (G, m).
-        """
-        start, transitions, end = (ops.copies(p) for p in (self.start, self.transitions, self.end))
-        total = _log_partition(emissions, mask, start, transitions, end)
-        return total - _path_score(emissions, tags, mask, start, transitions, end)
-
     def marginals(self, emissions: Tensor, mask: Tensor) -> Tensor:
         """p(tag at t | emissions): (B, T, K) -> (B, T, K); zero outside the mask."""
-        with torch.enable_grad():
-            emissions = emissions.detach().requires_grad_()
-            scores = [p.detach()[None] for p in (self.start, self.transitions, self.end)]
-            total = _log_partition(emissions[None], mask[None], *scores).sum()
-            marginals = torch.autograd.grad(total, emissions)[0] * mask[..., None]
-            return marginals.clamp(0, 1)  # float32 may exceed 1 by 1e-4 where scores are in the hundreds
+        return forward_backward(emissions, mask, self.start, self.transitions, self.end).marginals.to(emissions.dtype)
 
     @torch.no_grad()
     def decode(self, emissions: Tensor, mask: Tensor) -> list[list[int]]:
@@ -86,24 +64,72 @@ class CRF(nn.Module):
         return [row[:length] for row, length in zip(rows, mask.sum(1).tolist(), strict=True)]
 
 
-def _log_partition(e: Tensor, mask: Tensor, start: Tensor, transitions: Tensor, end: Tensor) -> Tensor:
-    """Log of the summed exp(score) of all paths, (G, m)."""
-    highest = transitions.detach().amax(dim=(1, 2), keepdim=True)
-    weights = (transitions - highest).exp()  # (G, K, K)
-    emitted = e.unbind(2)  # one backward pass for all steps, where e[:, :, t] would cost a full tensor each
-    a = start[:, None] + emitted[0]
-    for t in range(1, len(emitted)):
-        peak = a.detach().amax(-1, keepdim=True)
-        mass = torch.bmm((a - peak).exp(), weights).clamp_min(TINY)
-        a = torch.where(mask[:, :, t, None], mass.log() + peak + highest + emitted[t], a)
-    return torch.logsumexp(a + end[:, None], dim=-1)
+@dataclass(frozen=True)
+class Recursion:
+    """What both recursions find; float64.
+
+    Attributes:
+        log_partition: (B) log of the summed exp(score) of all paths.
+        marginals: (B, T, K) p(tag at t), zero outside the mask.
+        before, after: (B, T - 1, K) A and Q: p(tag i at t, tag j at t + 1) = A_ti exp(transition_ij - highest) Q_tj;
+            zero where t + 1 lies outside the mask.
+        highest: the largest transition score.
+    """
+
+    log_partition: Tensor
+    marginals: Tensor
+    before: Tensor
+    after: Tensor
+    highest: Tensor
 
 
-def _path_score(e: Tensor, tags: Tensor, mask: Tensor, start: Tensor, transitions: Tensor, end: Tensor) -> Tensor:
-    """Score of the given paths, (G, m)."""
-    group = torch.arange(e.shape[0], device=e.device)[:, None]
-    tags = tags.masked_fill(~mask, 0)
-    emitted = (e.gather(3, tags[..., None])[..., 0] * mask).sum(-1)
-    moved = (transitions[group[..., None], tags[..., :-1], tags[..., 1:]] * mask[..., 1:]).sum(-1)
-    last = tags.gather(2, (mask.sum(-1, keepdim=True) - 1).clamp_min(0))[..., 0]
-    return start[group, tags[..., 0]] + emitted + moved + end[group, last]
+@torch.no_grad()
+def forward_backward(emissions: Tensor, mask: Tensor, start: Tensor, transitions: Tensor, end: Tensor) -> Recursion:
+    """emissions (B, T, K); mask (B, T), true for the first tokens of each sequence, the first step taken as true."""
+    inside = mask.clone()
+    inside[:, 0] = True
+    running = inside.T[:, :, None]  # (T, B, 1)
+    e = emissions.transpose(0, 1).double().masked_fill(~running, 0.0)
+    e[0] += start
+    last = inside.sum(1) - 1
+    e[last, torch.arange(len(last), device=e.device)] += end
+    peak = e.amax(-1, keepdim=True)
+    e = (e - peak).exp_()  # (T, B, K)
+    highest = transitions.detach().amax().double()
+    weights = (transitions.double() - highest).exp()
+    mass = torch.ones_like(peak)
+    a = [_normalised(e[0], mass[0])]
+    for t in range(1, len(e)):
+        a.append(torch.where(running[t], _normalised((a[-1] @ weights) * e[t], mass[t]), a[-1]))
+    forward = torch.stack(a)
+    q = torch.zeros_like(e)  # e_t b_t / mass_t
+    b = torch.ones_like(e[0])
+    marginals = torch.empty_like(e)
+    for t in range(len(e) - 1, -1, -1):
+        torch.mul(forward[t], b, out=marginals[t])
+        if t:
+            torch.mul(e[t], b, out=q[t]).div_(mass[t])
+            b = torch.where(running[t], q[t] @ weights.T, b)
+    steps = running[1:]
+    log_partition = (mass.log() + peak).mul_(running).sum((0, 2)) + highest * last
+    return Recursion(
+        log_partition,
+        marginals.mul_(running).transpose(0, 1),
+        (forward[:-1] * steps).transpose(0, 1),
+        (q[1:] * steps).transpose(0, 1),
+        highest,
+    )
+
+
+def _normalised(a: Tensor, mass: Tensor) -> Tensor:
+    """a (B, K) with rows that sum to 1; the sums go to `mass` (B, 1)."""
+    torch.sum(a, -1, keepdim=True, out=mass).clamp_min_(TINY)
+    return a / mass
+
+
+def path_score(e: Tensor, tags: Tensor, mask: Tensor, start: Tensor, transitions: Tensor, end: Tensor) -> Tensor:
+    """Score of the given paths, float64: emissions (B, T, K), tags (B, T) -> (B)."""
+    emitted = (e.double().gather(2, tags[..., None])[..., 0] * mask).sum(-1)
+    moved = (transitions.double()[tags[:, :-1], tags[:, 1:]] * mask[:, 1:]).sum(-1)
+    last = tags.gather(1, (mask.sum(-1, keepdim=True) - 1).clamp_min(0))[:, 0]
+    return start.double()[tags[:, 0]] + emitted + moved + end.double()[last]

@@ -35,7 +35,7 @@ class IntentSlotModel(nn.Module):
     """
 
     features: Features
-    supports_device_ops = False
+    keeps_books = False  # whether every trainable parameter goes through `PlainOps`
 
     def __init__(self, labels: Labels, pooled_size: int, token_size: int) -> None:
         super().__init__()
@@ -64,23 +64,16 @@ class IntentSlotModel(nn.Module):
         if batch.tags is None:
             return loss
         emissions = ops.linear(tokens, self.slots.weight, self.slots.bias, batch.lengths)
-        position, groups, width = ops.grid(len(batch.lengths))
-        rows, longest = groups * width, int(batch.lengths.max())
-        position = position.to(emissions.device)
-        padded, mask = to_padded(emissions, batch.lengths, position, rows)
-        tags, _ = to_padded(batch.tags, batch.lengths, position, rows)
-        shape = (groups, width, longest)
-        negative = self.crf.negative_log_likelihood(padded.view(*shape, -1), tags.view(shape), mask.view(shape), ops)
-        return loss + negative.flatten()[position]
+        padded, mask = to_padded(emissions, batch.lengths)
+        return loss + ops.crf(padded, to_padded(batch.tags, batch.lengths)[0], mask, self.crf).to(loss.dtype)
 
     @torch.no_grad()
     def scores(self, batch: Batch) -> tuple[Tensor, Tensor | None, Tensor]:
         """log p(intent) (B, I), emissions (B, T, K) or None, and the token mask (B, T); no dropout."""
         pooled, tokens = self.encode(batch, PLAIN, None)
-        everything = torch.arange(len(batch.lengths), device=pooled.device)
         emissions = None
         if self.labels.tags:
-            emissions, mask = to_padded(self.slots(tokens), batch.lengths, everything, len(everything))
+            emissions, mask = to_padded(self.slots(tokens), batch.lengths)
         else:
             mask = torch.arange(int(batch.lengths.max()), device=pooled.device) < batch.lengths[:, None]
         return self.intent(pooled).log_softmax(-1), emissions, mask
@@ -115,15 +108,10 @@ class IntentSlotModel(nn.Module):
             yield data.batch(order[start : start + batch_size]).to(device)
 
 
-def to_padded(flat: Tensor, lengths: Tensor, position: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Flat token rows (R, ...) -> (rows, T, ...) with zeros, and the mask (rows, T); example k is row position[k]."""
-    longest = int(lengths.max())
-    own = lengths.new_zeros(rows)
-    own[position] = lengths
-    mask = torch.arange(longest, device=flat.device) < own[:, None]
-    order = torch.repeat_interleave(position, lengths)
-    column = torch.arange(len(flat), device=flat.device) - torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
-    padded = flat.new_zeros(rows, longest, *flat.shape[1:]).index_put((order, column), flat)
+def to_padded(flat: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Flat token rows (R, ...) -> (B, T, ...) with zeros, and the mask (B, T)."""
+    mask = torch.arange(int(lengths.max()), device=flat.device) < lengths[:, None]
+    padded = flat.new_zeros(*mask.shape, *flat.shape[1:]).index_put(mask.nonzero(as_tuple=True), flat)
     return padded, mask
 
 

@@ -1,18 +1,17 @@
-"""The four ways in which our models use a parameter, once for plain autograd and once per device.
+"""The five ways in which our models use a parameter: by plain autograd, or with the gradient's factors kept.
 
-A simulated run on N devices needs N gradients, one per micro-batch. Running the model N times would cost N
-small passes; instead the whole batch makes one forward and one backward pass, and each operation splits only
-its *parameter* gradient by device: for a linear layer, dW_i = dY_i^T X_i over the rows of micro-batch i. (The
-same book-keeping idea gives per-example clipping: Bu et al. 2023, arXiv 2210.00038.)
+With `MicroBatchOps` the backward pass computes only what flows back to the activations. What a parameter's gradient is
+made of is kept (`edp_lab.models.bookkeeping`), and summed up once the clip factors are known.
 
-Rows: activations are flat, one row per example or per token, examples in order, so the rows of a device are
-one slice.
+Rows: activations are flat, one row per example or per token, examples in order, so the rows of a micro-batch are one
+slice. ``rows`` (B) says how many rows each example has; None: one each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,103 +19,121 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from edp_lab.models import lstm
+from edp_lab.models.bookkeeping import LinearUse, LookupUse, LSTMUse, MicroBatches, SumUse, TransitionUse, Use
+from edp_lab.models.crf import CRF, forward_backward, path_score
 
 
 class PlainOps:
     """Ordinary autograd: every parameter receives its gradient in ``.grad``."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None) -> Tensor:
-        """x (R, D), weight (O, D), bias (O) -> (R, O). `rows` (B): rows of each example; None: one each."""
+        """x (R, D), weight (O, D), bias (O) -> (R, O)."""
         return F.linear(x, weight, bias)
 
     def embedding(self, ids: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor:
         """ids (R, ...), table (V, D) -> (R, ..., D)."""
         return F.embedding(ids, table)
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
+        """x (R, D), weight (D), bias (D) -> (R, D)."""
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+
     def lstm(self, x: Tensor, packing: lstm.Packing, w_ih: Tensor, w_hh: Tensor, bias: Tensor) -> Tensor:
-        """One bidirectional LSTM layer over flat tokens: (R, D) -> (R, 2H).
+        """One bidirectional LSTM layer over flat tokens: (R, D) -> (R, 2H). Shapes of the weights: `lstm.BiLSTM`."""
+        return _LSTM.apply(x, packing, w_ih, w_hh, bias, None)  # type: ignore[no-any-return]
 
-        Shapes of the weights: `lstm.BiLSTM`.
+    def crf(self, emissions: Tensor, tags: Tensor, mask: Tensor, crf: CRF) -> Tensor:
+        """-log p(tags | emissions) of each example: (B, T, K), (B, T), (B, T) -> (B), float64.
+
+        The mask is true for the first tokens of each example; the first is taken as true. What stands outside counts
+        for nothing.
         """
-        return _PlainLSTM.apply(x, packing, w_ih, w_hh, bias)  # type: ignore[no-any-return]
-
-    def copies(self, parameter: Tensor) -> Tensor:
-        """A small parameter with one copy per group of examples: (G, *shape); here G = 1."""
-        return parameter[None]
-
-    def grid(self, examples: int) -> tuple[Tensor, int, int]:
-        """Where each example stands on a (G, m) grid: flat positions (B), G and m. Group g uses copy g."""
-        return torch.arange(examples), 1, examples
+        return _CRF.apply(emissions, tags, mask, crf.start, crf.transitions, crf.end, None)  # type: ignore[no-any-return]
 
 
 PLAIN = PlainOps()
 
 
-class DeviceOps(PlainOps):
-    """Collects one gradient per device and parameter, in one flat buffer, during one backward pass.
+class MicroBatchOps(PlainOps):
+    """Keeps what the gradients of M micro-batches are made of; after the backward pass, gives norms and any sum.
 
     Args:
-        parameters: the trainable parameters, in the order of the buffer.
-        sizes: examples per device; device i owns the next ``sizes[i]`` examples of the batch. May contain
-            zeros.
-        buffer: (N, P) float tensor that receives the gradients, P the number of parameters; overwritten.
-
-    A frozen parameter (one that is not in `parameters`) is used as it is.
+        parameters: the trainable parameters. Others are used as they are.
+        sizes: examples of each micro-batch; micro-batch i owns the next ``sizes[i]`` examples of the batch. May
+            contain zeros.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], sizes: Sequence[int], buffer: Tensor) -> None:
-        buffer.zero_()
-        self.sizes = list(sizes)
-        self._gradients: dict[int, Tensor] = {}
-        self._copies: list[tuple[Tensor, Tensor]] = []
-        for parameter, columns in zip(parameters, column_slices(parameters), strict=True):
-            self._gradients[id(parameter)] = buffer[:, columns].view(len(self.sizes), *parameter.shape)
+    def __init__(self, parameters: Sequence[nn.Parameter], sizes: Sequence[int]) -> None:
+        self.parameters = list(parameters)
+        self.cut = MicroBatches.of(sizes, self.parameters[0].device)
+        self._uses: list[Use] = []
+        self._place = {id(p): k for k, p in enumerate(parameters)}
+        self._columns = column_slices(parameters)
 
-    def gradient(self, parameter: Tensor) -> Tensor | None:
-        """The (N, *shape) view into the buffer, or None for a frozen parameter."""
-        return self._gradients.get(id(parameter))
+    def keep(self, use: Use) -> None:
+        """For the backward pass of an operation.
 
-    def slices(self, rows: Tensor | None) -> Iterator[tuple[int, slice]]:
-        """Device number and its slice of rows, for devices that have any."""
-        ends = torch.tensor([0, *self.sizes]).cumsum(0)
-        if rows is not None:
-            if len(rows) != sum(self.sizes):
-                raise ValueError(f"the devices own {sum(self.sizes)} examples, the batch has {len(rows)}")
-            ends = torch.cat([rows.new_zeros(1), rows.cumsum(0)]).cpu()[ends]
-        bounds = ends.tolist()
-        for device, (start, stop) in enumerate(pairwise(bounds)):
-            if stop > start:
-                yield device, slice(start, stop)
+        Raises:
+            ValueError: a parameter is used a second time; squared norms of two uses do not add up.
+        """
+        taken = {id(p) for known in self._uses for p in known.parameters}
+        if any(id(p) in taken for p in use.parameters if id(p) in self._place):
+            raise ValueError("a parameter is used twice in one pass, for which no norm is kept: use micro-batch loops")
+        self._uses.append(use)
+
+    def norms(self) -> Tensor:
+        """L2 norm of every micro-batch's gradient in every parameter: (M, K), float64."""
+        found = torch.zeros(len(self.parameters), len(self.cut.sizes), dtype=torch.float64, device=self.cut.sizes.device)
+        for use in self._uses:
+            if any(id(p) in self._place for p in use.parameters):
+                for parameter, squares in zip(use.parameters, use.squared_norms(self.cut), strict=True):
+                    if (place := self._place.get(id(parameter))) is not None:
+                        found[place] = squares.clamp_min(0)
+        return found.sqrt_().T
+
+    def add_weighted_sum(self, out: Tensor, factors: Tensor | None = None) -> None:
+        """out (P) += sum_m factors_m gradient_m, parameters end to end; factors (M), None: all 1."""
+
+        def target(parameter: Tensor) -> Tensor | None:
+            place = self._place.get(id(parameter))
+            return None if place is None else out[self._columns[place]].view_as(parameter)
+
+        for use in self._uses:
+            use.add_sum(target, self.cut, factors)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None) -> Tensor:
-        return _DeviceLinear.apply(x, weight, bias, self, rows)  # type: ignore[no-any-return]
+        make = lambda d: LinearUse(weight, bias, x.detach(), d, rows)  # noqa: E731
+        return _Linear.apply(x, weight, bias, self._when_trained(make, weight, bias))  # type: ignore[no-any-return]
 
     def embedding(self, ids: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor:
-        if self.gradient(table) is None:
+        if id(table) not in self._place:
             return F.embedding(ids, table)
-        return _DeviceEmbedding.apply(ids, table, self, rows)  # type: ignore[no-any-return]
+        return _Embedding.apply(ids, table, lambda d: self.keep(LookupUse(table, ids, d, rows)))  # type: ignore[no-any-return]
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
+        def keep(d: Tensor, normal: Tensor) -> None:
+            self.keep(SumUse(weight, d * normal, rows))
+            self.keep(SumUse(bias, d, rows))
+
+        return _LayerNorm.apply(x, weight, bias, eps, keep)  # type: ignore[no-any-return]
 
     def lstm(self, x: Tensor, packing: lstm.Packing, w_ih: Tensor, w_hh: Tensor, bias: Tensor) -> Tensor:
-        return _DeviceLSTM.apply(x, packing, w_ih, w_hh, bias, self)  # type: ignore[no-any-return]
+        def keep(h: Tensor, d: Tensor) -> None:
+            self.keep(LSTMUse(w_ih, w_hh, bias, x.detach(), h, d, packing.lengths))
 
-    def copies(self, parameter: Tensor) -> Tensor:
-        copies = parameter.detach().expand(len(self.sizes), *parameter.shape).clone().requires_grad_()
-        gradient = self.gradient(parameter)
-        if gradient is not None:
-            self._copies.append((copies, gradient))
-        return copies
+        return _LSTM.apply(x, packing, w_ih, w_hh, bias, keep)  # type: ignore[no-any-return]
 
-    def grid(self, examples: int) -> tuple[Tensor, int, int]:
-        widest = max(self.sizes)
-        positions = [widest * device + k for device, size in enumerate(self.sizes) for k in range(size)]
-        return torch.tensor(positions), len(self.sizes), widest
+    def crf(self, emissions: Tensor, tags: Tensor, mask: Tensor, crf: CRF) -> Tensor:
+        def keep(d: tuple[Tensor, Tensor], transitions: TransitionUse) -> None:
+            self.keep(SumUse(crf.start, d[0], None))
+            self.keep(SumUse(crf.end, d[1], None))
+            self.keep(transitions)
 
-    def finish(self) -> None:
-        """Call after the backward pass: moves the gradients of the small parameters into the buffer."""
-        while self._copies:
-            copies, gradient = self._copies.pop()
-            if copies.grad is not None:
-                gradient += copies.grad
+        return _CRF.apply(emissions, tags, mask, crf.start, crf.transitions, crf.end, keep)  # type: ignore[no-any-return]
+
+    def _when_trained(self, make: Callable[[Tensor], Use], *parameters: Tensor | None) -> Callable[[Tensor], None]:
+        trained = any(id(p) in self._place for p in parameters)
+        return lambda d: self.keep(make(d)) if trained else None
 
 
 def column_slices(parameters: Sequence[Tensor]) -> list[slice]:
@@ -125,92 +142,116 @@ def column_slices(parameters: Sequence[Tensor]) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(ends)]
 
 
-class _DeviceLinear(torch.autograd.Function):
+# mypy cannot type the untyped interface of torch.autograd.Function.
+
+
+class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, ops, rows):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x, weight)
-        ctx.ops, ctx.rows, ctx.bias = ops, rows, bias
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, keep: Any) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.keep = keep
         return F.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy):  # type: ignore[no-untyped-def]
-        x, weight = ctx.saved_tensors
-        add_linear_gradients(ctx.ops, weight, ctx.bias, x, dy, ctx.rows)
-        return dy @ weight if ctx.needs_input_grad[0] else None, None, None, None, None
+    def backward(ctx: Any, d: Tensor) -> Any:
+        ctx.keep(d)
+        return d @ ctx.saved_tensors[0] if ctx.needs_input_grad[0] else None, None, None, None
 
 
-def add_linear_gradients(
-    ops: DeviceOps, weight: Tensor, bias: Tensor | None, x: Tensor, dy: Tensor, rows: Tensor | None
-) -> None:
-    """dW_i += dY_i^T X_i and db_i += sum dY_i for every device i; frozen parameters are passed over."""
-    dw = ops.gradient(weight)
-    db = None if bias is None else ops.gradient(bias)
-    for device, own in ops.slices(rows):
-        if dw is not None:
-            dw[device].addmm_(dy[own].T, x[own])
-        if db is not None:
-            db[device] += dy[own].sum(0)
-
-
-class _DeviceEmbedding(torch.autograd.Function):
+class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, ids, table, ops, rows):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(ids, table)
-        ctx.ops, ctx.rows = ops, rows
+    def forward(ctx: Any, ids: Tensor, table: Tensor, keep: Any) -> Tensor:
+        ctx.keep = keep
         return F.embedding(ids, table)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy):  # type: ignore[no-untyped-def]
-        ids, table = ctx.saved_tensors
-        gradient = ctx.ops.gradient(table)
-        for device, own in ctx.ops.slices(ctx.rows):
-            gradient[device].index_add_(0, ids[own].flatten(), dy[own].flatten(0, -2))
-        return None, None, None, None
+    def backward(ctx: Any, d: Tensor) -> Any:
+        ctx.keep(d)
+        return None, None, None
 
 
-class _PlainLSTM(torch.autograd.Function):
+class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, packing, w_ih, w_hh, bias):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, keep: Any) -> Tensor:
+        y, mean, inverse = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+        ctx.save_for_backward(x, mean, inverse, weight, bias)
+        ctx.keep = keep
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> Any:
+        x, mean, inverse, weight, bias = ctx.saved_tensors
+        ctx.keep(d, (x - mean) * inverse)
+        masks = [ctx.needs_input_grad[0], False, False]
+        dx = torch.ops.aten.native_layer_norm_backward(d, x, weight.shape, mean, inverse, weight, bias, masks)[0]
+        return dx, None, None, None, None
+
+
+class _LSTM(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packing: Any, w_ih: Tensor, w_hh: Tensor, bias: Tensor, keep: Any) -> Tensor:
         out, ctx.trace = lstm.forward(x, packing, w_ih, w_hh, bias)
-        ctx.packing = packing
+        ctx.packing, ctx.keep = packing, keep
         ctx.save_for_backward(x, w_ih, w_hh)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dout):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, dout: Tensor) -> Any:
         x, w_ih, w_hh = ctx.saved_tensors
-        d_gates, h_before = lstm.backward(dout, ctx.packing, ctx.trace, w_hh)
-        d_x = d_gates.flatten(1) @ w_ih.flatten(0, 1) if ctx.needs_input_grad[0] else None
-        d_w_ih = (d_gates.flatten(1).T @ x).view_as(w_ih)
-        d_w_hh = torch.stack([d_gates[:, d].T @ h_before[:, d] for d in (0, 1)])
-        return d_x, None, d_w_ih, d_w_hh, d_gates.sum(0)
+        d, h = lstm.backward(dout, ctx.packing, ctx.trace, w_hh)
+        dx = d.flatten(1) @ w_ih.flatten(0, 1) if ctx.needs_input_grad[0] else None
+        if ctx.keep is not None:
+            ctx.keep(h, d)
+            return dx, None, None, None, None, None
+        d_w_ih = (d.flatten(1).T @ x).view_as(w_ih)
+        d_w_hh = torch.stack([d[:, k].T @ h[:, k] for k in (0, 1)])
+        return dx, None, d_w_ih, d_w_hh, d.sum(0), None
 
 
-class _DeviceLSTM(torch.autograd.Function):
+class _CRF(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, packing, w_ih, w_hh, bias, ops):  # type: ignore[no-untyped-def]
-        out, ctx.trace = lstm.forward(x, packing, w_ih, w_hh, bias)
-        ctx.packing, ctx.ops, ctx.bias = packing, ops, bias
-        ctx.save_for_backward(x, w_ih, w_hh)
-        return out
+    def forward(
+        ctx: Any,
+        emissions: Tensor,
+        tags: Tensor,
+        mask: Tensor,
+        start: Tensor,
+        transitions: Tensor,
+        end: Tensor,
+        keep: Any,
+    ) -> Tensor:
+        tags = tags.masked_fill(~mask, 0)
+        ctx.found = found = forward_backward(emissions, mask, start, transitions, end)
+        ctx.save_for_backward(tags, mask, transitions)
+        ctx.keep, ctx.parameters, ctx.dtype = keep, (start, transitions, end), emissions.dtype
+        return found.log_partition - path_score(emissions, tags, mask, start, transitions, end)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dout):  # type: ignore[no-untyped-def]
-        x, w_ih, w_hh = ctx.saved_tensors
-        d_gates, h_before = lstm.backward(dout, ctx.packing, ctx.trace, w_hh)
-        d_x = d_gates.flatten(1) @ w_ih.flatten(0, 1) if ctx.needs_input_grad[0] else None
-        gradients = [ctx.ops.gradient(p) for p in (w_ih, w_hh, ctx.bias)]
-        for device, own in ctx.ops.slices(ctx.packing.lengths):
-            d, h = d_gates[own], h_before[own]
-            if gradients[0] is not None:
-                gradients[0][device].flatten(0, 1).addmm_(d.flatten(1).T, x[own])
-            if gradients[1] is not None:
-                for direction in (0, 1):
-                    gradients[1][device, direction].addmm_(d[:, direction].T, h[:, direction])
-            if gradients[2] is not None:
-                gradients[2][device] += d.sum(0)
-        return d_x, None, None, None, None, None
+    def backward(ctx: Any, weight: Tensor) -> Any:
+        tags, mask, transitions = ctx.saved_tensors
+        found, dtype = ctx.found, ctx.dtype
+        gold = torch.zeros_like(found.marginals).scatter_(2, tags[..., None], mask[..., None].double())
+        d = (found.marginals - gold) * weight.double()[:, None, None]
+        last = (mask.sum(1) - 1).clamp_min(0)
+        d_start, d_end = d[:, 0].to(dtype), d[torch.arange(len(d), device=d.device), last].to(dtype)
+        moved = mask[:, 1:]
+        use = TransitionUse(
+            ctx.parameters[1],
+            found.before[moved],
+            found.after[moved],
+            (tags[:, :-1] * len(transitions) + tags[:, 1:])[moved],
+            weight.double()[:, None].expand(moved.shape)[moved],
+            (transitions.double() - found.highest).exp(),
+            moved.sum(1),
+        )
+        if ctx.keep is not None:
+            ctx.keep((d_start, d_end), use)
+            return d.to(dtype), None, None, None, None, None, None
+        d_transitions = torch.zeros_like(transitions)
+        use.add_sum(lambda parameter: d_transitions, MicroBatches.of([len(d)], d.device), None)
+        return d.to(dtype), None, None, d_start.sum(0), d_transitions, d_end.sum(0), None

@@ -1,0 +1,316 @@
+"""Gradients of many micro-batches from one backward pass, without ever storing one gradient per micro-batch.
+
+The gradient of a weight is a sum over rows (tokens, bytes, utterances) of products of two factors: what came in, x, and
+the gradient of what went out, d. Whoever keeps the factors can form
+
+    the norm of a micro-batch's gradient   ||sum_t d_t x_t^T||^2 = sum_t,s (d_t . d_s)(x_t . x_s)
+    any weighted sum over micro-batches     sum_t (c_t d_t) x_t^T
+
+with c_t the clip factor of the row's micro-batch (Goodfellow 2015, arXiv 1510.01799; Bu et al. 2023, arXiv 2210.00038).
+A micro-batch may be one utterance (per-example DP-SGD), a device's share (eDP-SGD), or the whole batch (plain SGD).
+
+Norms are formed in float64: the terms of the first sum cancel, and a norm that comes out too small clips too loosely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+SIMILAR = 1.25  # micro-batches whose row counts differ by more are not padded together
+LARGEST = 2**22  # numbers in a padded block
+BLOCK = 1024  # numbers summed in float32: over millions of them the sum can be off by a percent, and the clip with it
+Target = Callable[[Tensor], Tensor | None]  # where the gradient of a parameter goes; None where it is frozen
+
+
+@dataclass(frozen=True)
+class Block:
+    """Micro-batches of similar row counts: their numbers (u), and their rows padded (u, T).
+
+    Padding points one beyond the last row, where `padded` puts zeros.
+    """
+
+    numbers: Tensor
+    rows: Tensor
+
+
+@dataclass
+class MicroBatches:
+    """A batch cut into M micro-batches of consecutive examples, some of which may be empty.
+
+    A gradient's rows are flat, example after example; ``rows`` (B) says how many each example has, None one each.
+    """
+
+    sizes: Tensor  # (M)
+    _blocks: dict[int, tuple[Tensor | None, list[Block]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], device: torch.device) -> MicroBatches:
+        return cls(torch.tensor(sizes, dtype=torch.long, device=device))
+
+    def row_counts(self, rows: Tensor | None) -> Tensor:
+        """Rows of each micro-batch: (M).
+
+        Raises:
+            ValueError: the batch has more or fewer examples than the micro-batches.
+        """
+        if rows is None:
+            return self.sizes
+        ends = torch.cat([rows.new_zeros(1), rows.cumsum(0)])
+        bounds = torch.cat([rows.new_zeros(1), self.sizes.cumsum(0)])
+        if int(bounds[-1]) != len(rows):
+            raise ValueError(f"the micro-batches hold {int(bounds[-1])} examples, the batch has {len(rows)}")
+        return ends[bounds].diff()
+
+    def spread(self, values: Tensor, rows: Tensor | None) -> Tensor:
+        """One value per micro-batch -> one per row: (M) -> (R)."""
+        return values.repeat_interleave(self.row_counts(rows))
+
+    def numbers(self, rows: Tensor | None) -> Tensor:
+        """The micro-batch of each row: (R)."""
+        return self.spread(torch.arange(len(self.sizes), device=self.sizes.device), rows)
+
+    def blocks(self, rows: Tensor | None, width: int) -> list[Block]:
+        """All micro-batches that are not empty, in blocks for rows of `width` numbers."""
+        known = self._blocks.get(id(rows))
+        if known is None:
+            known = self._blocks[id(rows)] = rows, self._cut(self.row_counts(rows))
+        return [part for block in known[1] for part in _narrowed(block, width)]
+
+    def _cut(self, counts: Tensor) -> list[Block]:
+        first = counts.cumsum(0) - counts
+        order = counts.argsort(stable=True)
+        ordered = counts[order].tolist()
+        starts = [k for k, n in enumerate(ordered) if n and (k == 0 or ordered[k - 1] == 0)]
+        for k, n in enumerate(ordered):
+            if starts and n > SIMILAR * ordered[starts[-1]] + 1:
+                starts.append(k)
+        blocks = []
+        for start, end in pairwise([*starts, len(ordered)]):
+            numbers = order[start:end]
+            column = torch.arange(ordered[end - 1], device=counts.device)
+            place = (first[numbers, None] + column).where(column < counts[numbers, None], counts.sum())
+            blocks.append(Block(numbers, place))
+        return blocks
+
+
+def _narrowed(block: Block, width: int) -> list[Block]:
+    most = max(1, LARGEST // (block.rows.shape[1] * width))
+    return [Block(*part) for part in zip(block.numbers.split(most), block.rows.split(most), strict=True)]
+
+
+class Use(Protocol):
+    """One use of one or more parameters in the forward pass, complete once the backward pass has been there."""
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]: ...
+
+    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        """Of each parameter, the squared gradient norm of each micro-batch: (M), float64."""
+        ...
+
+    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        """Add sum_m factors_m gradient_m of each parameter to its target; factors (M) None: all 1."""
+        ...
+
+
+@dataclass
+class LinearUse:
+    """y = x W^T + b: x (R, D), d (R, O)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    x: Tensor
+    d: Tensor
+    rows: Tensor | None
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        x, d = padding_row(self.x), padding_row(self.d)
+        weight, bias = (torch.zeros(len(cut.sizes), dtype=torch.float64, device=d.device) for _ in range(2))
+        for block in cut.blocks(self.rows, d.shape[1] + x.shape[1]):
+            own = d[block.rows]
+            weight[block.numbers] = product_squares(own, x[block.rows], self.d.dtype)
+            bias[block.numbers] = own.sum(1).square().sum(1)
+        return (weight, bias)[: len(self.parameters)]
+
+    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        d = self.d if factors is None else self.d * cut.spread(factors, self.rows)[:, None].to(self.d.dtype)
+        if (weight := target(self.weight)) is not None:
+            weight.addmm_(d.T, self.x)
+        if self.bias is not None and (bias := target(self.bias)) is not None:
+            bias += d.sum(0)
+
+
+@dataclass
+class LSTMUse:
+    """Both directions of a layer: x (R, D), h (R, 2, H) the state before each token, d (R, 2, 4H) of the gates."""
+
+    w_ih: Tensor
+    w_hh: Tensor
+    bias: Tensor
+    x: Tensor
+    h: Tensor
+    d: Tensor
+    rows: Tensor
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return self.w_ih, self.w_hh, self.bias
+
+    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        x, h, d = (padding_row(factor) for factor in (self.x, self.h, self.d))
+        dtype = self.d.dtype
+        found = torch.zeros(3, len(cut.sizes), dtype=torch.float64, device=d.device)
+        for block in cut.blocks(self.rows, d[0].numel() + h[0].numel() + x.shape[1]):
+            own, before = d[block.rows], h[block.rows]
+            grams = [_gram(own[:, :, k]) for k in (0, 1)]
+            w_ih = product_squares(own.flatten(2), x[block.rows], dtype, grams[0] + grams[1])
+            w_hh = [product_squares(own[:, :, k], before[:, :, k], dtype, grams[k]) for k in (0, 1)]
+            found[:, block.numbers] = torch.stack([w_ih, w_hh[0] + w_hh[1], own.sum(1).square().sum((1, 2))])
+        return tuple(found)
+
+    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        d = self.d if factors is None else self.d * cut.spread(factors, self.rows)[:, None, None].to(self.d.dtype)
+        if (w_ih := target(self.w_ih)) is not None:
+            w_ih.flatten(0, 1).addmm_(d.flatten(1).T, self.x)
+        if (w_hh := target(self.w_hh)) is not None:
+            w_hh.baddbmm_(d.permute(1, 2, 0), self.h.transpose(0, 1))
+        if (bias := target(self.bias)) is not None:
+            bias += d.sum(0)
+
+
+@dataclass
+class LookupUse:
+    """y = table[ids]: ids (R, ...), d (R, ..., D). Rows of the table that a micro-batch did not read have no gradient."""
+
+    table: Tensor
+    ids: Tensor
+    d: Tensor
+    rows: Tensor | None
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.table,)
+
+    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        each = self.ids[0].numel() if self.ids.dim() > 1 else 1
+        number = cut.numbers(self.rows).repeat_interleave(each)
+        read, place = torch.unique(number * len(self.table) + self.ids.flatten(), return_inverse=True)
+        d = self.d.flatten(0, -2)
+        summed = d.new_zeros(len(read), d.shape[1], dtype=torch.float64).index_add_(0, place, d.double())
+        found = torch.zeros(len(cut.sizes), dtype=torch.float64, device=d.device)
+        return (found.index_add_(0, read // len(self.table), summed.square().sum(1)),)
+
+    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        table = target(self.table)
+        assert table is not None
+        d = self.d
+        if factors is not None:
+            weight = cut.spread(factors, self.rows).to(d.dtype)
+            d = d * weight.view(-1, *[1] * (d.dim() - 1))
+        table.index_add_(0, self.ids.flatten(), d.flatten(0, -2))
+
+
+@dataclass
+class SumUse:
+    """A parameter whose gradient is a sum of rows: d (R, *shape); of LayerNorm's scale and shift, of CRF scores."""
+
+    parameter: Tensor
+    d: Tensor
+    rows: Tensor | None
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.parameter,)
+
+    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        d = self.d.flatten(1).double()
+        summed = d.new_zeros(len(cut.sizes), d.shape[1]).index_add_(0, cut.numbers(self.rows), d)
+        return (summed.square().sum(1),)
+
+    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        if (out := target(self.parameter)) is not None:
+            d = self.d.flatten(1)
+            out += (d.sum(0) if factors is None else cut.spread(factors, self.rows).to(d.dtype) @ d).view_as(out)
+
+
+@dataclass
+class TransitionUse:
+    """CRF transitions: exp(transitions - highest) * (A^T Q) - counts, rows of A and Q weighted by the loss's gradient.
+
+    Attributes:
+        before, after: (R, K) A and Q, one row per step from a token to the next.
+        path: (R) number 'from * K + to' of the gold transition.
+        weight: (R) gradient of the loss of the row's example.
+        weights: (K, K) exp(transitions - highest).
+    """
+
+    transitions: Tensor
+    before: Tensor
+    after: Tensor
+    path: Tensor
+    weight: Tensor
+    weights: Tensor
+    rows: Tensor
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.transitions,)
+
+    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        found = torch.zeros(len(cut.sizes), dtype=torch.float64, device=self.before.device)
+        before, after = padding_row(self.before), padding_row(self.after * self.weight[:, None])
+        path, weight = padding_row(self.path[:, None], torch.long)[:, 0], padding_row(self.weight[:, None])[:, 0]
+        for block in cut.blocks(self.rows, self.weights.numel()):
+            gradient = (before[block.rows].mT @ after[block.rows]).mul_(self.weights).flatten(1)
+            gradient.scatter_add_(1, path[block.rows], -weight[block.rows])
+            found[block.numbers] = gradient.square_().sum(1)
+        return (found,)
+
+    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        if (out := target(self.transitions)) is not None:
+            weight = self.weight if factors is None else self.weight * cut.spread(factors, self.rows)
+            gradient = (self.before.T @ (self.after * weight[:, None])).mul_(self.weights)
+            gradient.view(-1).index_add_(0, self.path, -weight)
+            out += gradient.to(out.dtype)
+
+
+def padding_row(x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """x with a row of zeros after the last: (R, ...) -> (R + 1, ...)."""
+    out = x.new_zeros(len(x) + 1, *x.shape[1:], dtype=dtype)
+    out[:-1] = x
+    return out
+
+
+def product_squares(d: Tensor, x: Tensor, dtype: torch.dtype, gram: Tensor | None = None) -> Tensor:
+    """||sum_t d_t x_t^T||^2 of each micro-batch: d (u, T, O), x (u, T, D) -> (u); all float64.
+
+    By Gram matrices (that of d may be given), or by the product itself, formed in `dtype`, where that is less work.
+    """
+    steps, inputs, outputs = x.shape[1], x.shape[2], d.shape[2]
+    if 2 * steps * (inputs + outputs) < inputs * outputs:  # float64 costs twice as much
+        return ((_gram(d) if gram is None else gram) * _gram(x)).sum((1, 2))
+    return row_norms((d.mT.to(dtype) @ x.to(dtype)).flatten(1)).square()
+
+
+def _gram(x: Tensor) -> Tensor:
+    return x @ x.mT
+
+
+def row_norms(x: Tensor) -> Tensor:
+    """L2 norm of each row: (N, n) -> (N), float64; squares are summed in float32 within a block, in float64 beyond."""
+    blocks = x.shape[1] // BLOCK
+    if blocks == 0:
+        return torch.linalg.vector_norm(x, dim=1).double()
+    whole = torch.linalg.vector_norm(x[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)), dim=2).double()
+    rest = torch.linalg.vector_norm(x[:, blocks * BLOCK :], dim=1).double()
+    return torch.hypot(torch.linalg.vector_norm(whole, dim=1), rest)
