@@ -22,7 +22,9 @@ from torch import Tensor
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, Variant, gdp_epsilon, judge
-from edp_lab.training.step import Layout, release, standard_noise
+from edp_lab.training.gradients import StackedGradients
+from edp_lab.training.noise import Share, standard_noise
+from edp_lab.training.step import Layout, release
 
 LAYOUT = Layout(("large", "small"), (torch.Size([4]), torch.Size([4])), (slice(0, 4), slice(4, 8)))
 ALPHA = torch.tensor([1.0, 0.5])
@@ -198,7 +200,7 @@ def draw_statistics(
         for step in steps:
             if progress is not None and step % 100 == 0:
                 progress(step)
-            yield standard_noise(key, step, LAYOUT.size, run.num_devices)
+            yield standard_noise(key, step, LAYOUT.size, Share())
 
     absent = _project(run, pair, pair.absent, noise(range(draws)))
     present = _project(run, pair, pair.present, noise(range(draws, 2 * draws)))
@@ -245,8 +247,9 @@ def lower_bounds(fpr: float, fnr: float, delta: float) -> Bounds:
 def _project(mechanism: Mechanism, pair: Pair, gradients: Tensor, noises: Iterable[Tensor]) -> np.ndarray:
     """The real step's output on e, for each noise: (draws), float64."""
     e = pair.direction.double().numpy()
+    stack = StackedGradients(gradients, LAYOUT)
     with torch.inference_mode():
-        outputs = (release(mechanism, 0, gradients, LAYOUT, pair.alpha, noise).gradient for noise in noises)
+        outputs = (release(mechanism, 0, stack, LAYOUT, pair.alpha, noise).gradient for noise in noises)
         return np.fromiter((output.numpy() @ e for output in outputs), np.float64)
 
 

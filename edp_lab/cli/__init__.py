@@ -9,6 +9,7 @@ import typer
 from edp_lab import __version__
 from edp_lab.cli.account import account
 from edp_lab.cli.audit import audit_app
+from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
 from edp_lab.cli.data import data_app
 from edp_lab.cli.pretrain import pretrain
@@ -28,7 +29,7 @@ app.add_typer(course_app, name="course")
 app.add_typer(data_app, name="data")
 app.add_typer(audit_app, name="audit")
 app.add_typer(bench_app, name="bench")
-for command in (train, evaluate, predict, account, table1_epsilon, verify, pretrain):
+for command in (train, evaluate, predict, compare, account, table1_epsilon, verify, pretrain):
     app.command()(command)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from edp_lab.training.trainer import Event
+    from edp_lab.training.run import Event
 
 
 def epoch_line(event: Event) -> str:
@@ -31,7 +31,7 @@ def epoch_line(event: Event) -> str:
 @contextmanager
 def listening() -> Iterator[Callable[[Event], None]]:
     """A listener for `edp_lab.training.train` that shows a bar on a terminal and prints a line per epoch."""
-    from edp_lab.training.trainer import StepDone
+    from edp_lab.training.run import StepDone
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())

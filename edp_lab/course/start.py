@@ -27,9 +27,10 @@ from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant, judge
 from edp_lab.privacy.noise import Purpose, stream
 from edp_lab.training import TrainConfig
-from edp_lab.training.gradients import device_gradients, micro_batches
-from edp_lab.training.step import Layout, layer_scales, release, standard_noise
-from edp_lab.training.trainer import Run
+from edp_lab.training.gradients import StackedGradients, stacked_gradients
+from edp_lab.training.noise import Share, standard_noise
+from edp_lab.training.run import Run
+from edp_lab.training.step import Layout, layer_scales, release
 
 # ---- Compute -------------------------------------------------------------------------------------------------------
 
@@ -121,8 +122,11 @@ def one_step(gradients: Gradients, config: TrainConfig, epoch: int) -> StepResul
     if len(gradients.per_device) != mechanism.num_devices:
         raise UsageError(f"{len(gradients.per_device)} gradients for {mechanism.num_devices} devices")
     alpha = None if mechanism.alpha is Alpha.NONE else gradients.alpha
-    layout, noise, nobody = gradients.layout, gradients.noise, gradients.per_device[:0]
-    signal = release(mechanism, epoch, gradients.per_device, layout, alpha, torch.zeros_like(noise))
+    layout, noise = gradients.layout, gradients.noise
+    nobody = StackedGradients(gradients.per_device[:0], layout)
+    signal = release(
+        mechanism, epoch, StackedGradients(gradients.per_device, layout), layout, alpha, torch.zeros_like(noise)
+    )
     expected = release(mechanism, epoch, nobody, layout, alpha, torch.ones_like(noise))
     draw = release(mechanism, epoch, nobody, layout, alpha, noise)
     losses = [judge(mechanism, t, gradients.delta) for t in range(1, config.epochs + 1)]
@@ -164,9 +168,9 @@ class SmallModel:
         self._run = Run(self.config, corpus, split(corpus, config.seed))
         self.layout, self.delta = self._run.layout, self._run.delta
         self._untrained = deepcopy(self._run.model)
-        for epoch in range(epochs):
-            self._run.epoch(epoch, lambda event: None)
-        self.noise = standard_noise(self._run.key, self._run.step_number, self.layout.size, config.num_devices)
+        for _ in range(epochs):
+            self._run.epoch()
+        self.noise = standard_noise(self._run.key, self._run.progress.step, self.layout.size, Share())
         self.on = cache(self._on)
 
     @property
@@ -177,17 +181,16 @@ class SmallModel:
     def _on(self, num_devices: int) -> Gradients:
         """What a step on `num_devices` devices starts from; computed once for each number."""
         first = self._gradients(self._untrained, 0, 0, num_devices)
-        following = self._gradients(self._run.model, self.config.epochs, self._run.step_number, num_devices)
-        return Gradients(self.layout, following, layer_scales(first, self.layout), self.noise, self.delta)
+        following = self._gradients(self._run.model, self.config.epochs, self._run.progress.step, num_devices)
+        return Gradients(self.layout, following, layer_scales(first.mean(0), self.layout), self.noise, self.delta)
 
     def _gradients(self, model: IntentSlotModel, epoch: int, step: int, num_devices: int) -> Tensor:
         """(N, P) gradients of the first batch of an epoch."""
         run, data = self._run, self._run.train_data
         examples = stream(run.key, Purpose.SHUFFLE, epoch).permutation(len(data))[: self.config.batch_size]
         dropout_key = int(stream(run.key, Purpose.DROPOUT, step).integers(2**63))
-        buffer = run.gradient.new_zeros(num_devices, self.layout.size)
-        device_gradients(model, data, micro_batches(examples, num_devices), buffer, dropout_key)
-        return buffer.cpu()
+        parts = np.array_split(examples, num_devices)
+        return stacked_gradients(model, data, parts, dropout_key, self.layout).gradients.cpu()
 
 
 def plain(config: TrainConfig, epochs: int) -> TrainConfig:

@@ -17,7 +17,7 @@ from edp_lab.course.start import SmallModel, StepResult, caption, command, in_wo
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay
 from edp_lab.training import StepDone, TrainConfig, train
-from edp_lab.training.trainer import Event
+from edp_lab.training.run import Event
 
 
 class StepPanel(Panel):

@@ -117,6 +117,7 @@ def load_model(folder: Path | str) -> IntentSlotModel:
         labels = Labels(tuple(about["labels"]["intents"]), tuple(about["labels"]["tags"]))
         with seeded(0):
             model = _rebuild(about["kind"], labels, about["config"])
+        model.to(next(iter(state.values())).dtype)
         if _shapes(model.state_dict()) != _shapes(state):
             raise ValueError("other tensors than this version's")
     except (KeyError, TypeError, ValueError) as error:

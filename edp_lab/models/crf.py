@@ -22,7 +22,8 @@ TINY = 1e-300  # smallest mass of a step; keeps quotients finite
 class CRF(nn.Module):
     """Scores of K tags: start (K), transitions (K, K) from row to column, end (K).
 
-    Emissions may have any size; transition scores must lie within 600 of each other (exp underflows beyond).
+    Emissions may have any size; transition scores must lie within 350 of each other: a token
+    stands between two of them, and exp underflows from 700 on.
 
     Args:
         tags: the K tag names, from which transitions into I-x that follow neither B-x nor I-x start at

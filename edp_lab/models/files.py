@@ -21,10 +21,14 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that `path` holds its old or its new content, never a part, however the process
     ends."""
     partial = path.with_name(f"{path.name}.partial")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        partial.unlink(missing_ok=True)  # a full disk should not stay full
+        raise
     os.replace(partial, path)
 
 

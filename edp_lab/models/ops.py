@@ -45,8 +45,7 @@ class PlainOps:
     def crf(self, emissions: Tensor, tags: Tensor, mask: Tensor, crf: CRF) -> Tensor:
         """-log p(tags | emissions) of each example: (B, T, K), (B, T), (B, T) -> (B), float64.
 
-        The mask is true for the first tokens of each example; the first is taken as true. What stands outside counts
-        for nothing.
+        The mask is true for the first tokens of each example, one at least. What stands outside counts for nothing.
         """
         return _CRF.apply(emissions, tags, mask, crf.start, crf.transitions, crf.end, None)  # type: ignore[no-any-return]
 
@@ -83,7 +82,9 @@ class MicroBatchOps(PlainOps):
 
     def norms(self) -> Tensor:
         """L2 norm of every micro-batch's gradient in every parameter: (M, K), float64."""
-        found = torch.zeros(len(self.parameters), len(self.cut.sizes), dtype=torch.float64, device=self.cut.sizes.device)
+        found = torch.zeros(
+            len(self.parameters), len(self.cut.sizes), dtype=torch.float64, device=self.cut.sizes.device
+        )
         for use in self._uses:
             if any(id(p) in self._place for p in use.parameters):
                 for parameter, squares in zip(use.parameters, use.squared_norms(self.cut), strict=True):

@@ -22,9 +22,11 @@ class Purpose(IntEnum):
     NOISE = 2
     INITIAL_WEIGHTS = 3
     DROPOUT = 4
+    DEVICE_NOISE = 5
+    SAMPLE = 6
 
 
-def key_from_seed(seed: int) -> int:
+def key_from_seed(seed: int | str) -> int:
     """A 128-bit key from a published seed: repeatable, and therefore not secret."""
     return int.from_bytes(hashlib.shake_128(f"edp_lab seed {seed}".encode()).digest(16), "big")
 

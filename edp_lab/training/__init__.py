@@ -2,8 +2,9 @@
 
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.record import read_record
+from edp_lab.training.run import EpochDone, StepDone
 from edp_lab.training.runs import evaluate_run, predict_texts, run_ledger
-from edp_lab.training.trainer import EpochDone, StepDone, train
+from edp_lab.training.trainer import resume, train
 
 __all__ = [
     "EpochDone",
@@ -12,6 +13,7 @@ __all__ = [
     "evaluate_run",
     "predict_texts",
     "read_record",
+    "resume",
     "run_ledger",
     "train",
 ]

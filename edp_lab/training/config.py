@@ -8,8 +8,12 @@ from numbers import Integral
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism
+from edp_lab.training.noise import KINDS
+from edp_lab.training.optimizers import OPTIMIZERS
 
-METHODS = ("sgd", "edp-sgd")
+METHODS = ("sgd", "edp-sgd", "dp-sgd", "dp-sgd-naive")
+SAMPLINGS = ("shuffle", "poisson")
+PRECISIONS = ("float32", "float64")
 LEARNING_RATES = {"paper": {"clc": 2e-3, "bert": 5e-4}, "small": {"clc": 2e-2, "bert": 2e-3}}
 # What differs from the paper's sizes, by model.
 SIZES: dict[str, dict[str, dict[str, int]]] = {
@@ -28,9 +32,16 @@ class TrainConfig:
     Attributes:
         corpus: a name of the catalogue or the path of a user's own corpus.
         model: "clc" or "bert".
-        method: "sgd" (no privacy) or "edp-sgd". Both take their steps with Adam, as the paper does.
+        method: "sgd" (no privacy), "edp-sgd", or "dp-sgd", whose every utterance is clipped alone ("dp-sgd-naive": the
+            same numbers from one backward pass per utterance, as the paper timed it).
         clip_norm, z0, decay, tau: the paper's C, z0, d and tau; see `edp_lab.privacy.Mechanism` for what z0 means.
-        num_devices: N, the micro-batches per step.
+        num_devices: N; those beyond `processes` are simulated.
+        processes: on how many real processes the devices live.
+        micro_batch_size: utterances that share a clip; None is ceil(batch / N) for eDP-SGD, as in the paper, and 1 for
+            DP-SGD. In between lies the ladder: a device holds several micro-batches.
+        sampling: "shuffle" or "poisson", see `edp_lab.training.batches`; None is "poisson" for DP-SGD, else "shuffle".
+        optimizer: "adam" (as the paper), "dp-adam" or "dp-adambc", see `edp_lab.training.optimizers`.
+        precision: of parameters and gradients, "float32" or "float64".
         as_printed: Algorithm 1 verbatim instead of the sound mechanism.
         alpha: "none", "public:CORPUS" or "private"; None is "private" as printed and "none" when sound.
         delta: None is n^-1.1 for n training utterances.
@@ -53,6 +64,11 @@ class TrainConfig:
     decay: str = "none"
     tau: float = 0.1
     num_devices: int = 8
+    processes: int = 1
+    micro_batch_size: int | None = None
+    sampling: str | None = None
+    optimizer: str = "adam"
+    precision: str = "float32"
     as_printed: bool = False
     alpha: str | None = None
     delta: float | None = None
@@ -73,7 +89,10 @@ class TrainConfig:
         _choice("method", self.method, METHODS)
         _choice("size", self.size, tuple(SIZES))
         _choice("learning rate schedule", self.lr_schedule, ("linear", "constant"))
-        _choice("noise", self.noise, ("aggregate", "per-device", "shared"))
+        _choice("noise", self.noise, KINDS)
+        _choice("sampling", self.sampling or "shuffle", SAMPLINGS)
+        _choice("optimizer", self.optimizer, OPTIMIZERS)
+        _choice("precision", self.precision, PRECISIONS)
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout is {self.dropout}: it must be at least 0 and below 1")
         _positive("learning rate", self.learning_rate)
@@ -81,6 +100,8 @@ class TrainConfig:
             ("batch size", self.batch_size),
             ("number of epochs", self.epochs),
             ("number of devices", self.num_devices),
+            ("number of processes", self.processes),
+            ("micro-batch size", 1 if self.micro_batch_size is None else self.micro_batch_size),
         ):
             if not isinstance(count, Integral) or count < 1:
                 raise UsageError(f"{name} is {count}: it must be a whole number, at least 1")
@@ -93,7 +114,42 @@ class TrainConfig:
                 f"{self.num_devices} devices for a batch of {self.batch_size}: Algorithm 1 asks for fewer "
                 "devices than utterances in a batch; lower --gpus or raise --batch-size"
             )
-        self._mechanism()
+        if self.method != "sgd" and self.processes > self.num_devices:
+            raise UsageError(
+                f"{self.processes} processes for {self.num_devices} devices: some would idle; lower --processes or "
+                "raise --gpus"
+            )
+        if self.per_example and (self.as_printed or (self.micro_batch_size or 1) > 1):
+            raise UsageError(f"{self.method} clips every utterance alone: drop --as-printed and --micro-batch-size")
+        if self.method == "edp-sgd" and self.micro_batches < self.num_devices:
+            raise UsageError(
+                f"{self.num_devices} micro-batches of {self.micro_batch_size} do not fit into a batch of "
+                f"{self.batch_size}: lower --micro-batch-size or raise --batch-size"
+            )
+        self._mechanism(1.0 if self.poisson else None)
+
+    @property
+    def per_example(self) -> bool:
+        return self.method in ("dp-sgd", "dp-sgd-naive")
+
+    @property
+    def poisson(self) -> bool:
+        default = "poisson" if self.per_example else "shuffle"
+        return (self.sampling or default) == "poisson"
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """Utterances that may share a clip; with Poisson sampling, expected."""
+        if self.per_example:
+            return 1
+        return self.micro_batch_size or math.ceil(self.batch_size / self.num_devices)
+
+    @property
+    def micro_batches(self) -> int:
+        """M, over which the mean is taken; with Poisson sampling, expected."""
+        if self.method == "edp-sgd" and self.micro_batch_size is None:
+            return self.num_devices
+        return math.ceil(self.batch_size / self.largest_micro_batch)
 
     @property
     def learning_rate(self) -> float:
@@ -117,21 +173,22 @@ class TrainConfig:
         brings_own = self.model == "bert" and self.pretrained is not None
         return {**({} if brings_own else SIZES[self.size][self.model]), "dropout": self.dropout}
 
-    def mechanism(self) -> Mechanism | None:
-        """What one step releases; None for plain training."""
-        return None if self.method == "sgd" else self._mechanism()
+    def mechanism(self, examples: int | None = None) -> Mechanism | None:
+        """What one step releases; None for plain training. `examples`: n, which Poisson sampling needs."""
+        if self.method == "sgd":
+            return None
+        if not self.poisson:
+            return self._mechanism(None)
+        if not examples:
+            raise UsageError("Poisson sampling needs the number of training utterances: its rate is batch size over n")
+        return self._mechanism(min(1.0, self.batch_size / examples))
 
-    def _mechanism(self) -> Mechanism:
+    def _mechanism(self, sampling_rate: float | None) -> Mechanism:
         build = Mechanism.as_printed if self.as_printed else Mechanism.sound
-        mechanism = build(
-            self.clip_norm,
-            self.z0,
-            self.num_devices,
-            math.ceil(self.batch_size / self.num_devices),
-            self.decay,
-            self.tau,
-            self.alpha_source,
-        )
+        size = min(self.largest_micro_batch, self.batch_size)
+        mechanism = build(self.clip_norm, self.z0, self.num_devices, size, self.decay, self.tau, self.alpha_source)
+        if sampling_rate is not None:
+            mechanism = replace(mechanism, sampling_rate=sampling_rate)
         return replace(mechanism, shared_noise=True) if self.noise == "shared" else mechanism
 
 

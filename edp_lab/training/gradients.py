@@ -1,8 +1,10 @@
-"""One gradient per device: in a single pass where the model knows how, else one pass per micro-batch."""
+"""The gradients of a step's micro-batches: by book-keeping, in a loop, or given as a stack."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,7 +12,10 @@ from torch import Tensor, nn
 
 from edp_lab.corpora.encoding import Dataset
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.models.ops import DeviceOps
+from edp_lab.models.ops import MicroBatchOps
+from edp_lab.training.step import Factors, Layout, layer_norms
+
+MOST_EXAMPLES = 512  # in one pass: more would cost memory and save nothing
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -18,47 +23,140 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
-def micro_batches(examples: np.ndarray, num_devices: int) -> list[np.ndarray]:
-    """The batch cut into N consecutive micro-batches whose sizes differ by at most one; some may be empty."""
-    return np.array_split(examples, num_devices)
+@dataclass
+class KeptGradients:
+    """Of one of our models: one forward and one backward pass for all micro-batches, by book-keeping.
+
+    Attributes:
+        parts: micro-batches, as numbers of examples in `data`. Empty ones have gradient zero.
+        dropout_key: None for no dropout.
+        loss: summed over the utterances, once `add_clipped_sum` has been called.
+    """
+
+    model: IntentSlotModel
+    data: Dataset
+    parts: Sequence[np.ndarray]
+    dropout_key: int | None
+    layout: Layout
+    loss: Tensor = field(init=False)
+
+    def add_clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
+        self.loss = out.new_zeros(())
+        if len(self.parts) == 1 and len(self.parts[0]):
+            return self._whole(out, factors_of)
+        norms = out.new_zeros(len(self.parts), len(self.layout.names), dtype=torch.float64)
+        factors = factors_of(norms)
+        for own in self._passes():
+            ops = self._pass([self.parts[m] for m in own])
+            norms[own] = ops.norms()
+            factors[own] = factors_of(norms[own])
+            ops.add_weighted_sum(out, factors[own])
+        return norms, factors
+
+    def _whole(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
+        """A single micro-batch is cheaper to sum up than to measure by its factors."""
+        ops, gradient = self._pass(self.parts), torch.zeros_like(out) if out.any() else out
+        ops.add_weighted_sum(gradient)
+        norms = layer_norms(gradient[None], self.layout)
+        factors = factors_of(norms)
+        gradient.mul_(factors[0].to(out.dtype))
+        if gradient is not out:
+            out += gradient
+        return norms, factors
+
+    def _passes(self) -> list[list[int]]:
+        """Numbers of micro-batches that go through together: as many as memory allows, the empty ones left out."""
+        passes: list[list[int]] = []
+        total = MOST_EXAMPLES
+        for m, part in enumerate(self.parts):
+            if len(part):
+                if total + len(part) > MOST_EXAMPLES:
+                    passes.append([])
+                    total = 0
+                passes[-1].append(m)
+                total += len(part)
+        return passes
+
+    def _pass(self, parts: Sequence[np.ndarray]) -> MicroBatchOps:
+        sizes = [len(part) for part in parts]
+        ops = MicroBatchOps([p for _, p in trainable(self.model)], sizes)
+        batch = self.data.batch(np.concatenate(parts)).to(self.loss.device)
+        losses = self.model.losses(batch, ops, self.dropout_key)
+        (losses * ops.cut.spread(1 / ops.cut.sizes, None).to(losses.dtype)).sum().backward()
+        self.loss += losses.detach().sum()
+        return ops
 
 
-def device_gradients(
+@dataclass
+class LoopGradients:
+    """Of any module: one forward and one backward pass per micro-batch, which is how the paper timed DP-SGD.
+
+    Attributes:
+        losses: of each micro-batch, how to compute the losses of its examples.
+        loss: their sum, once `add_clipped_sum` has been called.
+    """
+
+    parameters: Sequence[nn.Parameter]
+    losses: Sequence[Callable[[], Tensor]]
+    layout: Layout
+    loss: Tensor = field(init=False)
+
+    def add_clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
+        self.loss = out.new_zeros(())
+        norms = out.new_zeros(len(self.losses), len(self.layout.names), dtype=torch.float64)
+        factors = factors_of(norms)
+        for m, compute in enumerate(self.losses):
+            losses = compute()
+            gradients = torch.autograd.grad(losses.mean(), list(self.parameters), allow_unused=True)
+            pairs = zip(gradients, self.parameters, strict=True)
+            row = torch.cat([p.new_zeros(p.numel()) if g is None else g.flatten() for g, p in pairs])
+            norms[m] = layer_norms(row[None], self.layout)[0]
+            factors[m] = factors_of(norms[m : m + 1])[0]
+            out.add_(row, alpha=float(factors[m]))
+            self.loss += losses.detach().sum()
+        return norms, factors
+
+
+@dataclass
+class StackedGradients:
+    """(M, P) gradients, one row per micro-batch: for panels and audits."""
+
+    gradients: Tensor
+    layout: Layout
+
+    def add_clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
+        norms = layer_norms(self.gradients, self.layout)
+        factors = factors_of(norms)
+        out += factors.to(out.dtype) @ self.gradients
+        return norms, factors
+
+
+def model_gradients(
     model: IntentSlotModel,
     data: Dataset,
     parts: Sequence[np.ndarray],
-    buffer: Tensor,
     dropout_key: int | None,
-) -> Tensor:
-    """Mean gradient of each micro-batch into `buffer` (N, P); returns the summed loss of all utterances.
+    layout: Layout,
+    naive: bool = False,
+) -> KeptGradients | LoopGradients:
+    """The gradients of one of our models on these micro-batches; `naive`: in a loop, whatever it costs."""
+    if not naive:
+        return KeptGradients(model, data, parts, dropout_key, layout)
+    device = next(model.parameters()).device
 
-    An empty micro-batch gives a zero gradient.
-    """
-    if model.supports_device_ops:
-        return _one_pass(model, data, parts, buffer, dropout_key)
-    total = buffer.new_zeros(())
-    parameters = [p for _, p in trainable(model)]
-    for row, part in zip(buffer, parts, strict=True):
-        row.zero_()
-        if len(part):
-            losses = model.losses(data.batch(part).to(buffer.device), dropout_key=dropout_key)
-            gradients = torch.autograd.grad(losses.mean(), parameters, allow_unused=True)
-            flat = [
-                (p.new_zeros(p.numel()) if g is None else g.flatten())
-                for p, g in zip(parameters, gradients, strict=True)
-            ]
-            torch.cat(flat, out=row)
-            total += losses.detach().sum()
-    return total
+    def compute(part: np.ndarray) -> Tensor:
+        return model.losses(data.batch(part).to(device), dropout_key=dropout_key)
+
+    filled = [part for part in parts if len(part)]
+    return LoopGradients([p for _, p in trainable(model)], [partial(compute, part) for part in filled], layout)
 
 
-def _one_pass(
-    model: IntentSlotModel, data: Dataset, parts: Sequence[np.ndarray], buffer: Tensor, dropout_key: int | None
-) -> Tensor:
-    sizes = [len(part) for part in parts]
-    ops = DeviceOps([p for _, p in trainable(model)], sizes, buffer)
-    losses = model.losses(data.batch(np.concatenate(parts)).to(buffer.device), ops, dropout_key)
-    weight = torch.tensor([1 / size for size in sizes for _ in range(size)], device=losses.device)
-    (losses * weight.to(losses.dtype)).sum().backward()
-    ops.finish()
-    return losses.detach().sum()
+def stacked_gradients(
+    model: IntentSlotModel, data: Dataset, parts: Sequence[np.ndarray], dropout_key: int | None, layout: Layout
+) -> StackedGradients:
+    """The gradient of each micro-batch as a row of its own."""
+    rows = next(model.parameters()).new_zeros(len(parts), layout.size)
+    for row, part in zip(rows, parts, strict=True):
+        gradients = model_gradients(model, data, [part], dropout_key, layout)
+        gradients.add_clipped_sum(row, lambda norms: torch.ones_like(norms[:, 0]))
+    return StackedGradients(rows, layout)

@@ -72,13 +72,25 @@ def write_secret(folder: Path, key: int) -> None:
     Raises:
         UsageError: the folder cannot be written.
     """
+    partial = folder / f"{SECRET}.partial"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        partial.unlink(missing_ok=True)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w") as file:
             file.write(f"{key:032x}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, folder / SECRET)
     except OSError as error:
         raise UsageError(f"{folder / SECRET} cannot be written ({error.strerror}): choose another --out") from error
+
+
+def read_secret(folder: Path) -> int | None:
+    """The noise key of a run that can be taken up again; None if it is lost."""
+    try:
+        return int((folder / SECRET).read_text(), 16)
+    except (OSError, ValueError):
+        return None
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:

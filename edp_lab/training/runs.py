@@ -13,7 +13,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models import load_model
 from edp_lab.training.ledger import LEDGER, Ledger
 from edp_lab.training.record import MODEL, read_record
-from edp_lab.training.trainer import evaluate_model
+from edp_lab.training.run import evaluate_model
 
 
 def evaluate_run(run: str | Path) -> dict[str, float | None]:

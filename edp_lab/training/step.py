@@ -1,33 +1,40 @@
-"""The eDP-SGD step: N micro-batch gradients in, one released gradient out.
+"""The eDP-SGD step: micro-batch gradients in, one released gradient out.
 
     scale     g_i,k / alpha_k                 over layers k
     clip      min(1, C / ||.||_2)             over the whole scaled gradient
     rescale   alpha_k (.)
     noise     as `Mechanism.noise_std` says
-    mean      over the N devices
+    mean      over the devices' fixed number of micro-batches
 
-Scaling and scaling back cancel but for the clip factor, so one device's contribution is its gradient times one
-number, and the sum over devices is a single matrix-vector product.
+Scaling and scaling back cancel but for the clip factor, so a micro-batch contributes its gradient times one number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from edp_lab.errors import UsageError
+from edp_lab.models.bookkeeping import row_norms
 from edp_lab.models.ops import column_slices
 from edp_lab.privacy import Mechanism, Variant
-from edp_lab.privacy.noise import Purpose, stream
 
 # The sound clip stays below C by more than float32 can round within one block of a norm, and in one product.
 CLIP_MARGIN = 1 - 2.0**-16
 SMALLEST_ALPHA = 2.0**-40  # below, a float32 gradient that matters after division by alpha underflows before it
-BLOCK = 1024  # numbers summed in float32: over millions of them the sum can be off by a percent, and the clip with it
+Factors = Callable[[Tensor], Tensor]  # norms (M, K) -> factors (M)
+
+
+class MicroGradients(Protocol):
+    """The gradients of M micro-batches, in whatever form; see `edp_lab.training.gradients`."""
+
+    def add_clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
+        """out (P) += sum_m f_m g_m with f = factors_of(norms); returns norms (M, K), float64, and f (M)."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -51,40 +58,33 @@ class Layout:
 
 
 def layer_norms(gradients: Tensor, layout: Layout) -> Tensor:
-    """L2 norm of every device's gradient in every layer: (N, P) -> (N, K), float64.
+    """L2 norm of every gradient in every layer: (M, P) -> (M, K), float64."""
+    return torch.stack([row_norms(gradients[:, columns]) for columns in layout.columns], dim=1)
 
+
+def check_finite(norms: Tensor, layout: Layout) -> None:
+    """
     Raises:
         UsageError: a gradient is NaN or infinite (or its square is); names the layer.
     """
-    norms = torch.stack([_row_norms(gradients[:, columns]) for columns in layout.columns], dim=1)
     if not torch.isfinite(norms).all():
         layer = layout.names[int((~torch.isfinite(norms)).any(0).nonzero()[0])]
         raise UsageError(
             f"the gradient of layer {layer!r} is not finite: min(1, C/NaN) is no clip; lower --lr or check the corpus"
         )
-    return norms
 
 
-def _row_norms(x: Tensor) -> Tensor:
-    """L2 norm of each row: (N, n) -> (N), float64; squares are summed in float32 within a block, in float64 beyond."""
-    blocks = x.shape[1] // BLOCK
-    if blocks == 0:
-        return torch.linalg.vector_norm(x, dim=1).double()
-    whole = torch.linalg.vector_norm(x[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)), dim=2).double()
-    rest = torch.linalg.vector_norm(x[:, blocks * BLOCK :], dim=1).double()
-    return torch.hypot(torch.linalg.vector_norm(whole, dim=1), rest)
-
-
-def layer_scales(gradients: Tensor, layout: Layout) -> Tensor:
-    """alpha_k (K): norm of the devices' mean gradient per layer, largest 1; a layer without gradient gets 1.
+def layer_scales(gradient: Tensor, layout: Layout) -> Tensor:
+    """alpha_k (K): norm of the devices' mean gradient (P) per layer, largest 1; a layer without gradient gets 1.
 
     The paper only says "proportional to the norm of gradient calculated on the first iteration". The constant is no
     further knob: step(s alpha, C, z) = step(alpha, s C, z / s).
     """
-    norms = layer_norms(gradients.mean(0, keepdim=True), layout)[0]
+    norms = layer_norms(gradient[None], layout)
+    check_finite(norms, layout)
     if norms.max() == 0:
-        return torch.ones_like(norms)
-    scales = norms / norms.max()
+        return torch.ones_like(norms[0])
+    scales = norms[0] / norms.max()
     return torch.where(scales > 0, scales.clamp_min(SMALLEST_ALPHA), torch.ones_like(scales))
 
 
@@ -93,9 +93,9 @@ class Released:
     """One step's output and what the panels show of it.
 
     Attributes:
-        gradient: (P) the released mean gradient.
-        clip_factors: (N) in (0, 1], what each device's gradient was multiplied by. Not private.
-        norms: (N, K) unclipped, unscaled gradient norms. Not private.
+        gradient: (P) the released mean gradient; on one of several ranks, its share of it.
+        clip_factors: (M) in (0, 1], what each micro-batch's gradient was multiplied by. Not private.
+        norms: (M, K) unclipped, unscaled gradient norms. Not private.
     """
 
     gradient: Tensor
@@ -104,17 +104,27 @@ class Released:
 
 
 def release(
-    mechanism: Mechanism, epoch: int, gradients: Tensor, layout: Layout, alpha: Tensor | None, noise: Tensor
+    mechanism: Mechanism,
+    epoch: int,
+    gradients: MicroGradients,
+    layout: Layout,
+    alpha: Tensor | None,
+    noise: Tensor,
+    divisor: int | None = None,
+    out: Tensor | None = None,
 ) -> Released:
     """One eDP-SGD step.
 
     Args:
-        gradients: (N, P) mean gradient of each device's micro-batch; zeros for an empty one.
+        gradients: mean gradient of each micro-batch.
         alpha: (K) layer scales with maximum 1, or None for all 1.
-        noise: (P) standard normal draws for the sum over devices, from `standard_noise`.
+        noise: (P) standard normal draws for the sum over all micro-batches, from `edp_lab.training.noise`.
+        divisor: the fixed number of micro-batches in a step over which the mean is taken; None: one per device.
+        out: (P) zeros, where the result goes; None: new memory.
 
     Guarantee: as judged by `edp_lab.privacy.judge` for this mechanism, if `noise` is fresh, independent of the data
-    and secret, and every utterance is in at most one micro-batch. Up to float32 rounding of clip and noise.
+    and secret, and every utterance is in at most one micro-batch. Up to float32 rounding of clip and noise. On one of
+    several ranks, `gradients` and `noise` are its share, and the guarantee is that of the sum over ranks.
 
     Raises:
         UsageError: a gradient is not finite, or a layer scale is too small for float32 or larger than judged.
@@ -126,39 +136,24 @@ def release(
             f"a layer scale alpha is {float(alpha.max())}, above the {mechanism.alpha_max} by which the mechanism is "
             "judged: normalise the scales"
         )
-    norms = layer_norms(gradients, layout)
-    scaled = norms if alpha is None else norms / alpha
-    total = torch.linalg.vector_norm(scaled, dim=1)
-    bound = mechanism.clip_norm * (CLIP_MARGIN if mechanism.variant is Variant.SOUND else 1.0)
-    factors = (bound / total.clamp_min(1e-300)).clamp_max(1.0)
-    result = factors.to(gradients.dtype) @ gradients
+    result = noise.new_zeros(layout.size) if out is None else out
+    norms, factors = gradients.add_clipped_sum(result, lambda norms: clip_factors(mechanism, norms, layout, alpha))
     std = mechanism.noise_std(epoch)
     if mechanism.variant is Variant.SOUND and alpha is not None:
         for columns, scale in zip(layout.columns, alpha.tolist(), strict=True):
             result[columns].add_(noise[columns], alpha=std * scale)
     else:
         result.add_(noise, alpha=std)
-    return Released(result.div_(mechanism.num_devices), factors, norms)
+    return Released(result.div_(divisor or mechanism.num_devices), factors, norms)
 
 
-def standard_noise(
-    key: int, step: int, size: int, num_devices: int, per_device: bool = False, out: Tensor | None = None
-) -> Tensor:
-    """(size) standard normal numbers for the sum over devices at one step, a function of (key, step) alone.
+def clip_factors(mechanism: Mechanism, norms: Tensor, layout: Layout, alpha: Tensor | None) -> Tensor:
+    """min(1, C / ||g_m / alpha||) for each micro-batch: norms (M, K) -> (M), float64.
 
-    One aggregate draw, or (`per_device`) the scaled sum of N draws, one from each device's own stream: the same
-    distribution, and the same numbers as N real ranks produce.
+    Raises:
+        UsageError: a gradient is not finite.
     """
-    noise = torch.empty(size) if out is None else out
-    if not per_device:
-        stream(key, Purpose.NOISE, step).standard_normal(dtype=np.float32, out=noise.numpy())
-        return noise
-    noise.zero_()
-    for device in range(num_devices):
-        noise += device_noise(key, step, device, size)
-    return noise.div_(num_devices**0.5)
-
-
-def device_noise(key: int, step: int, device: int, size: int) -> Tensor:
-    """(size) standard normal numbers of one device at one step."""
-    return torch.from_numpy(stream(key, Purpose.NOISE, step, device).standard_normal(size, dtype=np.float32))
+    check_finite(norms, layout)
+    total = torch.linalg.vector_norm(norms if alpha is None else norms / alpha, dim=1)
+    bound = mechanism.clip_norm * (CLIP_MARGIN if mechanism.variant is Variant.SOUND else 1.0)
+    return (bound / total.clamp_min(1e-300)).clamp_max(1.0)

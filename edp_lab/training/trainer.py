@@ -1,331 +1,304 @@
-"""One training loop for every method: cut batches, get a gradient, let Adam take the step, write it all down.
+"""Start a training run, or take one up again: in this process or on several, with its files kept safe meanwhile.
 
     python -m edp_lab train --corpus smart-home --out runs/first
 
-The loop knows nothing of terminals or notebooks; it reports `StepDone` and `EpochDone` events to a callback.
+DIR/state.safetensors (where to take up again), DIR/secret.key and the lock are there only until the run has finished.
 """
 
 from __future__ import annotations
 
-import math
+import json
+import os
 import secrets
-import time
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from accelerate.utils import InitProcessGroupKwargs
+from filelock import FileLock, Timeout
 
-from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
-from edp_lab.corpora.encoding import Labels
-from edp_lab.corpora.metrics import Scores, evaluate
+from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.metrics import Scores
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model, save_model
-from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.privacy import Alpha, Mechanism, judge
-from edp_lab.privacy.noise import Purpose, key_from_seed, stream
+from edp_lab.privacy.noise import key_from_seed
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.gradients import device_gradients, micro_batches, trainable
+from edp_lab.training.launch import Ranks, obey
 from edp_lab.training.ledger import LEDGER, Ledger
 from edp_lab.training.record import (
-    MODEL,
-    NOT_PRIVATE,
     RECORD,
     SECRET,
     new_run_folder,
-    versions,
+    read_record,
+    read_secret,
     write_record,
     write_secret,
 )
-from edp_lab.training.step import Layout, layer_norms, layer_scales, release, standard_noise
+from edp_lab.training.run import EpochDone, Event, Listener, Run, StepDone
+from edp_lab.training.state import STATE, surroundings
 
-MOST_SHARED = 0.1  # of "public" utterances that may also be in the training set: short commands coincide
-
-
-@dataclass(frozen=True)
-class StepDone:
-    """After each step: `step` of `steps` in this epoch, mean loss of its batch (not private)."""
-
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    loss: float
+LOCK = ".lock"
+TIMEOUT = "EDP_LAB_TIMEOUT"  # environment variable: seconds that ranks wait for one another (600)
 
 
-@dataclass(frozen=True)
-class EpochDone:
-    """After each epoch: its row of the run record, and the status of the guarantee so far."""
-
-    epoch: int
-    epochs: int
-    row: dict[str, Any]
-    status: str
-
-
-Event = StepDone | EpochDone
-Listener = Callable[[Event], None]
-
-
-def train(config: TrainConfig, out: str | Path, listener: Listener = lambda event: None) -> dict[str, Any]:
+def train(
+    config: TrainConfig,
+    out: str | Path,
+    listener: Listener = lambda event: None,
+    stop: threading.Event | None = None,
+) -> dict[str, Any]:
     """Train one model and return its run record, which also lies in ``out/record.json``.
 
-    A KeyboardInterrupt (Ctrl-C) ends the run early with a usable model and record, ``status`` "interrupted".
+    With ``config.processes`` above 1 the ranks are started as processes of their own, unless a launcher (torchrun,
+    accelerate launch) has already done so. A `stop` that is set, or a KeyboardInterrupt, ends the run early with a
+    usable model and record, status "interrupted"; `resume` goes on with it.
 
     Raises:
-        UsageError: bad configuration or corpus, `out` already holds a run (nothing is written then), or a gradient
-            that is not finite (what was learnt up to the previous epoch stays).
+        UsageError: bad configuration or corpus, `out` already holds a run (nothing is written then), a gradient that is
+            not finite, a full disk, a process that died (what was learnt so far stays).
     """
-    folder = new_run_folder(out)
-    corpus = load_corpus(config.corpus)
-    data = split(corpus, config.seed, keep_duplicates_together=config.keep_duplicates_together)
-    run = Run(config, corpus, data)
-    with run.recorded_in(folder):
-        _train(run, config, folder, listener)
+    folder = new_run_folder(out) if rank() == 0 else Path(out)
+    return _start(config, folder, listener, stop or threading.Event(), resuming=False)
+
+
+def resume(
+    folder: str | Path, listener: Listener = lambda event: None, stop: threading.Event | None = None
+) -> dict[str, Any]:
+    """Take up a run that was killed, interrupted or failed, and return its record.
+
+    On the same machine and number of processes the result is, bit for bit, that of a run that was never broken off.
+
+    Raises:
+        UsageError: no run there, its corpus or files have changed, another process is at it, or as `train`.
+    """
+    record, folder = read_record(folder), Path(folder)
+    if record["status"] == "finished":
+        _tidy(folder)
+        return record
+    return _start(run_config(record), folder, listener, stop or threading.Event(), resuming=True)
+
+
+def run_config(record: dict[str, Any]) -> TrainConfig:
+    """The configuration of a recorded run.
+
+    Raises:
+        UsageError: the record is of another version.
+    """
+    try:
+        return TrainConfig(**record["config"])
+    except TypeError as error:
+        raise UsageError(f"the run is of another version of edp_lab ({error}): start a new one") from None
+
+
+def rank() -> int:
+    """Which rank a launcher made this process; 0 without one."""
+    return int(os.environ.get("RANK", 0))
+
+
+def train_here(
+    config: TrainConfig, folder: Path, listener: Listener, stop: threading.Event, resuming: bool
+) -> dict[str, Any]:
+    """This process's part of a run.
+
+    Raises:
+        UsageError: as `train`; not as many processes as `config` says.
+    """
+    accelerator = _accelerator(config.processes)
+    with _files(folder, resuming) if accelerator.is_main_process else _nothing():
+        corpus = load_corpus(config.corpus)
+        earlier = read_record(folder) if resuming else None
+        if earlier is not None and corpus.sha256 != earlier["corpus"]["sha256"]:
+            raise UsageError(f"corpus {config.corpus!r} is not the one of {folder}: its content has changed since")
+        key, keys = _key(config, folder, earlier, accelerator)
+        data = split(corpus, config.seed, keep_duplicates_together=config.keep_duplicates_together)
+        run = Run(config, corpus, data, accelerator, key)
+        run.record["keys"] = keys
+        if resuming:
+            run.take_up(folder)
+        if run.main and run.mechanism is not None:
+            run.ledger = (
+                Ledger.open(folder / LEDGER, chain=run.progress.chain)
+                if earlier is not None
+                else Ledger(folder / LEDGER, run.mechanism)
+            )
+        if run.main:
+            run.bill()
+            write_record(folder, run.record)
+        _train(run, folder, listener, stop)
+        if run.main and run.record["status"] == "finished":
+            _tidy(folder)
     return run.record
 
 
-def _train(run: Run, config: TrainConfig, folder: Path, listener: Listener) -> None:
+def _train(run: Run, folder: Path, listener: Listener, stop: threading.Event) -> None:
     try:
-        for epoch in range(config.epochs):
-            run.epoch(epoch, listener)
-            run.save(folder, "running")
-        run.finish()
-        run.save(folder, "finished")
+        status = run.train(folder, listener, stop)
     except KeyboardInterrupt:
+        if run.accelerator.num_processes > 1:
+            raise
         run.bill()
-        run.save(folder, "interrupted")
+        run.record["status"] = "interrupted"
+        write_record(folder, run.record)  # the last state stays, so that a resumed run goes on from a whole step
         run.finish()
-        run.save(folder, "interrupted")
+        run.save_model(folder, "interrupted")
     except UsageError as error:
-        if run.record["epochs"]:
+        if run.main and run.record["epochs"]:
             unknown = dict.fromkeys(("loss", "seconds", *(field.name for field in fields(Scores))))
             run.record["final"] = {**unknown, **run.bill()}
             write_record(folder, {**run.record, "status": "failed", "error": str(error)})
         raise
+    else:
+        run.bill()
+        run.save(folder, status)
+        run.finish()
+        if run.main:
+            run.record["status"] = status
+            write_record(folder, run.record)
 
 
-class Run:
-    """The state of one training run: model, optimizer, noise key, record."""
-
-    def __init__(self, config: TrainConfig, corpus: Corpus, data: Split) -> None:
-        self.config = config
-        self.mechanism = config.mechanism()
-        self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
-        if self.accelerator.num_processes != 1:
-            raise UsageError(
-                f"{self.accelerator.num_processes} processes were started: training runs in one and simulates the "
-                "other devices; start it without a launcher"
-            )
-        self.key = secrets.randbits(128) if config.private_seed else key_from_seed(config.seed)
-        self.ledger: Ledger | None = None
-        self.model: IntentSlotModel = build_model(
-            config.model,
-            Labels.of(corpus),
-            seed=config.seed,
-            training=data.train,
-            private=not self._reads_words_off_training_set(),
-            pretrained=config.pretrained,
-            size=config.model_size(),
-        ).to(self.accelerator.device)
-        self.train_data = self.model.dataset(data.train)
-        self.validation, self.test = data.validation, data.test
-        parameters = trainable(self.model)
-        self.layout = Layout.of(parameters)
-        self.gradient = torch.zeros(self.layout.size, device=self.accelerator.device)
-        for (_, p), columns in zip(parameters, self.layout.columns, strict=True):
-            p.grad = self.gradient[columns].view_as(p)
-        self.optimizer = torch.optim.Adam([p for _, p in parameters], lr=config.learning_rate, fused=True)
-        self.buffer = None
-        if self.mechanism is not None:
-            self.buffer = self.gradient.new_zeros(config.num_devices, self.layout.size)
-        self.delta = config.delta or max(len(data.train), 2) ** -1.1
-        self.epochs_started = 0
-        self.step_number = 0
-        self.alpha = self._public_alpha()
-        self.record = self._new_record(corpus, data)
-
-    @contextmanager
-    def recorded_in(self, folder: Path) -> Iterator[None]:
-        """Keep the run's ledger, and its secret key while the run lasts, in `folder`.
-
-        A run that fails before it left a record leaves nothing: no release of it was seen by anyone.
-        """
-        if self.mechanism is not None:
-            self.ledger = Ledger(folder / LEDGER, self.mechanism)
+def _start(
+    config: TrainConfig, folder: Path, listener: Listener, stop: threading.Event, resuming: bool
+) -> dict[str, Any]:
+    if config.processes == 1 or "WORLD_SIZE" in os.environ:
+        return train_here(config, folder, listener, stop, resuming)
+    job = json.dumps({"config": asdict(config), "folder": str(folder), "resuming": resuming})
+    cure = f"go on with edp-lab train --resume {folder}"
+    with Ranks(config.processes, ["edp_lab.training.trainer", job]) as ranks:
         try:
-            if self.config.private_seed:
-                write_secret(folder, self.key)
-            yield
-        finally:
-            (folder / SECRET).unlink(missing_ok=True)
-            if not (folder / RECORD).exists():
-                (folder / LEDGER).unlink(missing_ok=True)
-                with suppress(OSError):
-                    folder.rmdir()
-
-    def epoch(self, epoch: int, listener: Listener) -> None:
-        """One shuffled pass over the training set, scored on the validation set."""
-        start, losses = time.perf_counter(), 0.0
-        order = stream(self.key, Purpose.SHUFFLE, epoch).permutation(len(self.train_data))
-        steps = math.ceil(len(order) / self.config.batch_size)
-        self.epochs_started = epoch + 1
-        for step in range(steps):
-            examples = order[step * self.config.batch_size : (step + 1) * self.config.batch_size]
-            loss = self.step(epoch, examples)
-            losses += loss
-            listener(StepDone(epoch, self.config.epochs, step + 1, steps, loss / len(examples)))
-        seconds = time.perf_counter() - start
-        scores = evaluate_model(self.model, self.validation)
-        row = {"loss": losses / len(order), "seconds": seconds, **asdict(scores), **self.bill()}
-        self.record["epochs"].append(row)
-        listener(EpochDone(epoch, self.config.epochs, row, self.record["guarantee"]["status"]))
-
-    def step(self, epoch: int, examples: np.ndarray) -> float:
-        """One optimizer step on these training examples; returns their summed loss."""
-        if self.ledger is not None:
-            self.ledger.write(epoch, self.step_number, self.key)
-        dropout_key = int(stream(self.key, Purpose.DROPOUT, self.step_number).integers(2**63))
-        if self.mechanism is None:
-            total = self._plain_gradient(examples, dropout_key)
-        else:
-            total = self._private_gradient(self.mechanism, epoch, examples, dropout_key)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._learning_rate()
-        self.optimizer.step()
-        self.step_number += 1
-        return float(total)
-
-    def _learning_rate(self) -> float:
-        if self.config.lr_schedule == "constant":
-            return self.config.learning_rate
-        steps = math.ceil(len(self.train_data) / self.config.batch_size) * self.config.epochs
-        return self.config.learning_rate * (1 - self.step_number / steps)
-
-    def _plain_gradient(self, examples: np.ndarray, dropout_key: int) -> Tensor:
-        self.gradient.zero_()
-        batch = self.train_data.batch(examples).to(self.accelerator.device)
-        losses = self.model.losses(batch, dropout_key=dropout_key)
-        losses.mean().backward()
-        layer_norms(self.gradient[None], self.layout)  # refuses NaN
-        return losses.detach().sum()
-
-    def _private_gradient(self, mechanism: Mechanism, epoch: int, examples: np.ndarray, dropout_key: int) -> Tensor:
-        assert self.buffer is not None
-        parts = micro_batches(examples, mechanism.num_devices)
-        total = device_gradients(self.model, self.train_data, parts, self.buffer, dropout_key)
-        if self.alpha is None and mechanism.alpha is Alpha.PRIVATE:
-            self.alpha = layer_scales(self.buffer, self.layout)
-        per_device = self.config.noise == "per-device"
-        noise = standard_noise(self.key, self.step_number, self.layout.size, mechanism.num_devices, per_device)
-        noise = noise.to(self.gradient.device)
-        released = release(mechanism, epoch, self.buffer, self.layout, self.alpha, noise)
-        self.gradient.copy_(released.gradient)
-        return total
-
-    def _public_alpha(self) -> Tensor | None:
-        """alpha from the first utterances of a public corpus that carry labels this model knows."""
-        if self.mechanism is None or self.mechanism.alpha is not Alpha.PUBLIC:
-            return None
-        corpus = load_corpus(self.config.alpha_corpus)
-        usable = [u for u in corpus.utterances if self.model.labels.covers(u)][: self.config.batch_size]
-        if len(usable) < self.config.num_devices:
-            raise UsageError(
-                f"alpha corpus {self.config.alpha_corpus!r} has only {len(usable)} utterances with labels of "
-                f"{self.config.corpus!r}: give public text annotated with the same labels"
-            )
-        private = {u.tokens for u in self.train_data.utterances}
-        if sum(u.tokens in private for u in usable) > MOST_SHARED * len(usable):
-            raise UsageError(
-                f"alpha corpus {self.config.alpha_corpus!r} shares utterances with the training set, so it is not "
-                "public: give separate text"
-            )
-        parts = micro_batches(np.arange(len(usable)), self.config.num_devices)
-        assert self.buffer is not None
-        device_gradients(self.model, self.model.dataset(usable), parts, self.buffer, None)
-        return layer_scales(self.buffer, self.layout)
-
-    def finish(self) -> None:
-        """Score the model as it is on the test split, beside the guarantee of everything that was released."""
-        row = self.record["epochs"][-1] if self.record["epochs"] else {}
-        training = {"loss": row.get("loss"), "seconds": sum(r["seconds"] for r in self.record["epochs"])}
-        self.record["final"] = {**training, **asdict(evaluate_model(self.model, self.test)), **self.bill()}
-
-    def save(self, folder: Path, status: str) -> None:
-        """The record first: whatever happens in between, no model is left whose epochs were not billed."""
-        self.record["status"] = status
-        write_record(folder, self.record)
-        save_model(self.model, folder / MODEL)
-
-    def bill(self) -> dict[str, float | None]:
-        """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record."""
-        epochs = max(self.epochs_started, 1)
-        bill = epochs if self.ledger is None else self.ledger.bill()
-        verdict = asdict(judge(self.mechanism, bill, self.delta, seed_published=not self.config.private_seed))
-        self.record["ledger"] = None if self.ledger is None else self.ledger.chain
-        names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
-        epsilons = {name: verdict.pop(name) for name in names}
-        self.record["guarantee"] = verdict
-        settings: dict[str, float | None] = {"z_t": None, "noise_multiplier": None}
-        if self.mechanism is not None:
-            settings["z_t"] = self.mechanism.noise_multiplier_setting(epochs - 1)
-            settings["noise_multiplier"] = self.mechanism.noise_multiplier(epochs - 1)
-        return {**settings, **epsilons}
-
-    def _reads_words_off_training_set(self) -> bool:
-        """Where there is no guarantee anyway; elsewhere words come from public text or stable hash buckets."""
-        without_guarantee = self.mechanism is None or self.mechanism.alpha is Alpha.PRIVATE
-        return self.config.pretrained is None and without_guarantee
-
-    def _new_record(self, corpus: Corpus, data: Split) -> dict[str, Any]:
-        flags = [*NOT_PRIVATE]
-        if not corpus.labels_declared:
-            flags.append("label sets (read off the corpus)")
-        if self._reads_words_off_training_set():
-            flags.append("vocabulary (read off the training set)")
-        if self.mechanism is not None and self.mechanism.alpha is Alpha.PRIVATE:
-            flags.append("layer scales alpha (from private gradients)")
-        if self.delta * len(data.train) >= 1:
-            flags.append("delta: not below 1/n, so epsilon promises nothing")
-        own = Path(self.config.corpus)
-        findable = str(own.resolve()) if own.exists() and self.config.corpus == corpus.name else self.config.corpus
-        simulated = f"{self.config.num_devices} devices: 1 process, {self.config.num_devices - 1} simulated"
-        return {
-            "status": "running",
-            "config": {**asdict(self.config), "corpus": findable, "delta": self.delta, "lr": self.config.learning_rate},
-            "versions": versions(),
-            "device": str(self.accelerator.device),
-            "threads": torch.get_num_threads(),
-            "world_size": self.accelerator.num_processes,
-            "devices": "1 process" if self.mechanism is None else simulated,
-            "parameters": self.layout.size,
-            "corpus": {
-                "name": corpus.name,
-                "sha256": corpus.sha256,
-                "splits": data.counts,
-                "has_tags": corpus.has_tags,
-                "warnings": list(corpus.warnings),
-            },
-            "not_private": flags,
-            "epochs": [],
-            "final": None,
-            "guarantee": {},
-        }
+            _relay(ranks, cure, listener, stop)
+        except KeyboardInterrupt:
+            stop.set()
+            _relay(ranks, cure, listener, stop)
+    return read_record(folder)
 
 
-def evaluate_model(model: IntentSlotModel, utterances: tuple[Utterance, ...]) -> Scores:
-    """SER, intent accuracy, slot F1 and exact match on annotated utterances."""
-    model.eval()
-    predictions = model.predict(model.dataset(utterances), probabilities=False)
-    return evaluate(
-        [(u.intent, u.tokens, u.tags) for u in utterances],
-        [(p.intent, u.tokens, p.tags or None) for u, p in zip(utterances, predictions, strict=True)],
-    )
+def _relay(ranks: Ranks, cure: str, listener: Listener, stop: threading.Event) -> None:
+    """Events as they come; a rank reports every step, so a `stop` is passed on soon enough."""
+    for line in ranks.lines(cure):
+        if stop.is_set():
+            ranks.stop()
+        listener(_event(line))
 
 
-__all__ = ["EpochDone", "Event", "Listener", "Run", "StepDone", "evaluate_model", "train"]
+def _event(line: str) -> Event:
+    told = json.loads(line)
+    kind: Callable[..., Event] = EpochDone if "row" in told else StepDone
+    return kind(**told)
+
+
+def _accelerator(processes: int) -> Accelerator:
+    """
+    Raises:
+        UsageError: not as many processes take part as asked for.
+    """
+    patience = InitProcessGroupKwargs(timeout=timedelta(seconds=float(os.environ.get(TIMEOUT, 600))))
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), kwargs_handlers=[patience])
+    if accelerator.num_processes != processes:
+        raise UsageError(
+            f"{accelerator.num_processes} processes take part but {processes} were asked for: start as many as "
+            "--processes says, or let edp-lab start them"
+        )
+    return accelerator
+
+
+def _key(
+    config: TrainConfig, folder: Path, earlier: dict[str, Any] | None, accelerator: Accelerator
+) -> tuple[int, int]:
+    """The key of order, dropout and noise, the same on all ranks, and how many keys the run has had before it.
+
+    A run that is taken up elsewhere may redo steps with other last bits, and the same noise on two of them could be
+    subtracted. So it gets a fresh key, and the ledger bills what is redone as further releases. So does one whose key
+    is lost, and one on a GPU, where sums have no fixed order.
+    """
+    here = surroundings(accelerator.device, accelerator.num_processes)
+    key, keys = None, 0
+    if accelerator.is_main_process:
+        keys = 0 if earlier is None else earlier.get("keys", 0)
+        same = earlier is not None and earlier.get("surroundings") == here and here["device"] == "cpu"
+        if config.private_seed:
+            key = read_secret(folder) if same else None
+        elif earlier is None or same:
+            key = _published_key(config.seed, keys)
+        if key is None:
+            keys += earlier is not None
+            key = secrets.randbits(128) if config.private_seed else _published_key(config.seed, keys)
+            if config.private_seed:
+                write_secret(folder, key)  # before the record says that it is in use
+    words = [(key or 0) >> 32 * k & 0xFFFFFFFF for k in range(4)]
+    shared = torch.tensor([*words, keys], dtype=torch.int64, device=accelerator.device)
+    if accelerator.num_processes > 1:
+        torch.distributed.broadcast(shared, 0)
+    *words, keys = shared.tolist()
+    return sum(word << 32 * k for k, word in enumerate(words)), keys
+
+
+def _published_key(seed: int, number: int) -> int:
+    return key_from_seed(seed) if number == 0 else key_from_seed(f"{seed}, key {number}")
+
+
+@contextmanager
+def _files(folder: Path, resuming: bool) -> Iterator[None]:
+    """Only one process may work in the folder. A new run that fails before its first epoch leaves nothing there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(f"another process is training in {folder}: wait for it, or choose another --out") from None
+    try:
+        yield
+    except BaseException:
+        if not resuming and not _has_learnt(folder):
+            for name in (RECORD, LEDGER, SECRET, STATE):
+                (folder / name).unlink(missing_ok=True)
+        raise
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _has_learnt(folder: Path) -> bool:
+    with suppress(UsageError):
+        return bool(read_record(folder)["epochs"])
+    return False
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def _tidy(folder: Path) -> None:
+    """What a finished run needs no more."""
+    for name in (SECRET, STATE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def main(job: str) -> None:
+    """One rank of several, started by `train`; rank 0 prints events as JSON, one a line."""
+    told = json.loads(job)
+    stop = threading.Event()
+    obey(stop)
+
+    def report(event: Event) -> None:
+        sys.stdout.write(json.dumps(asdict(event)) + "\n")
+        sys.stdout.flush()
+
+    try:
+        train_here(TrainConfig(**told["config"]), Path(told["folder"]), report, stop, told["resuming"])
+    except UsageError as error:
+        sys.exit(f"error: {error}")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -26,7 +26,7 @@ from edp_lab.models.bert import (
     load_tokenizer,
     new_bert,
 )
-from edp_lab.models.ops import PLAIN
+from edp_lab.models.ops import PLAIN, MicroBatchOps
 from edp_lab.models.pieces import (
     SPECIAL,
     PieceFeatures,
@@ -153,6 +153,75 @@ def test_output_is_that_of_transformers_on_the_tokenized_text():
     pooled, tokens = net.encode(batch, PLAIN, None)
     torch.testing.assert_close(pooled[1], expected[0])
     torch.testing.assert_close(tokens[1:], expected[[1, 2, 3, 6]])  # abc is three pieces
+
+
+PIECE_COUNTS = [[1], [5], [3, 24, 1, 7, 7], [24, 24, 2, 9, 1, 1, 16], [4] * 5]
+
+
+def random_pieces(counts: list[int]) -> torch.Tensor:
+    """Flat pieces, none of them [PAD]."""
+    return torch.randint(1, len(VOCABULARY), (sum(counts),), generator=torch.Generator().manual_seed(len(counts)))
+
+
+def by_transformers(bert: BertModel, pieces: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    """BertModel's own output for a padded batch with its attention mask, without the padding."""
+    ids = torch.nn.utils.rnn.pad_sequence(list(pieces.split(counts)), batch_first=True)
+    mask = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
+    return bert(input_ids=ids, attention_mask=mask.long()).last_hidden_state[mask]
+
+
+def random_bert(**changes: object) -> BertModel:
+    """Weights large enough that attention, shifts and scales matter."""
+    torch.manual_seed(3)
+    bert = BertModel(bert_config({**TINY.architecture(len(VOCABULARY)), **changes}), add_pooling_layer=False)
+    for parameter in bert.parameters():
+        parameter.data += 0.5 * torch.randn_like(parameter)
+    return bert
+
+
+@pytest.mark.parametrize("changes", [{}, {"hidden_act": "relu"}, {"layer_norm_eps": 0.1}], ids=str)
+@pytest.mark.parametrize("counts", PIECE_COUNTS, ids=str)
+def test_the_forward_pass_is_that_of_transformers_on_a_padded_batch(counts, changes):
+    pieces, bert = random_pieces(counts), random_bert(**changes).double()
+    ours, theirs = encode_pieces(bert, pieces, torch.tensor(counts)), by_transformers(bert, pieces, counts)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("counts", PIECE_COUNTS, ids=str)
+@pytest.mark.parametrize("size", [TINY, BertSize(positions=24)], ids=["tiny", "the paper's"])
+def test_the_forward_pass_is_that_of_transformers_in_float32(counts, size):
+    pieces = random_pieces(counts)
+    torch.manual_seed(4)
+    bert = new_bert(size.architecture(len(VOCABULARY)))
+    ours, theirs = encode_pieces(bert, pieces, torch.tensor(counts)), by_transformers(bert, pieces, counts)
+    assert ours.dtype is torch.float32
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("counts", PIECE_COUNTS, ids=str)
+def test_parameter_gradients_are_those_of_transformers(counts):
+    """By plain autograd and from the kept factors alike."""
+    pieces, bert = random_pieces(counts), random_bert().double()
+    parameters = list(bert.parameters())
+    direction = torch.randn(len(pieces), TINY.hidden, dtype=torch.float64)
+    theirs = torch.autograd.grad((by_transformers(bert, pieces, counts) * direction).sum(), parameters)
+    ours = torch.autograd.grad((encode_pieces(bert, pieces, torch.tensor(counts)) * direction).sum(), parameters)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    ops = MicroBatchOps(parameters, [len(counts)])
+    (encode_pieces(bert, pieces, torch.tensor(counts), ops) * direction).sum().backward()
+    summed = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+    ops.add_weighted_sum(summed)
+    torch.testing.assert_close(summed, torch.cat([g.flatten() for g in theirs]), rtol=1e-9, atol=1e-9)
+
+
+def test_every_parameter_of_the_encoder_is_used():
+    """One that transformers adds, and encode_pieces does not know, would stay as it was."""
+    bert = random_bert().double()
+    parameters = dict(bert.named_parameters())
+    out = encode_pieces(bert, random_pieces([5, 9]), torch.tensor([5, 9]))
+    found = torch.autograd.grad(out.square().sum(), list(parameters.values()), allow_unused=True)
+    assert [name for name, g in zip(parameters, found, strict=True) if g is None] == []
 
 
 def test_nothing_in_the_encoder_is_random():

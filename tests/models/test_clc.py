@@ -128,9 +128,8 @@ def test_the_intent_sees_the_maximum_over_the_utterance_and_the_loss_is_the_pape
     pooled, tokens = model.encode(batch, PLAIN, None)
     assert torch.equal(pooled[0], tokens.amax(0))
     intent = torch.nn.functional.cross_entropy(model.intent(pooled), batch.intents)
-    emissions = model.slots(tokens)[None, None]
-    mask = torch.ones(1, 1, len(tokens), dtype=torch.bool)
-    slots = model.crf.negative_log_likelihood(emissions, batch.tags.view(1, 1, -1), mask)[0, 0]
+    mask = torch.ones(1, len(tokens), dtype=torch.bool)
+    slots = PLAIN.crf(model.slots(tokens)[None], batch.tags[None], mask, model.crf)[0]
     torch.testing.assert_close(model.losses(batch)[0], intent + slots)
     untagged, same = build(tagged=False)
     pooled, _ = untagged.encode(same.batch([7]), PLAIN, None)

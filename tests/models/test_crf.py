@@ -1,4 +1,4 @@
-"""The CRF against enumeration of all paths and pytorch-crf, in float32 at large scores, and under vmap."""
+"""The CRF against enumeration of all paths and pytorch-crf, at scores so large that exp underflows, and its factors."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import itertools
 
 import pytest
 import torch
-from torch.func import functional_call, grad, vmap
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from torch import Tensor
+from torch.func import functional_call
 from torchcrf import CRF as PeerCRF  # noqa: N811
 
-from edp_lab.models.crf import CRF, ILLEGAL
-from edp_lab.models.ops import PLAIN, DeviceOps
+from edp_lab.models.crf import CRF, ILLEGAL, forward_backward
+from edp_lab.models.ops import PLAIN, MicroBatchOps, column_slices
 
 TAGS = ("O", "B-a", "I-a", "B-b", "I-b")
 
@@ -34,8 +38,15 @@ def random_batch(seed: int, sequences: int, steps: int, tags: int, scale: float 
     return emissions, gold, torch.arange(steps) < lengths[:, None]
 
 
-def nll(crf: CRF, emissions, gold, mask):
-    return crf.negative_log_likelihood(emissions[None], gold[None], mask[None])[0]
+def nll(crf: CRF, emissions, gold, mask) -> Tensor:
+    return PLAIN.crf(emissions, gold, mask, crf)
+
+
+def peer_of(crf: CRF) -> PeerCRF:
+    peer = PeerCRF(len(crf.start), batch_first=True).double()
+    peer.start_transitions.data, peer.end_transitions.data = crf.start.data.double(), crf.end.data.double()
+    peer.transitions.data = crf.transitions.data.double()
+    return peer
 
 
 def enumerate_paths(crf: CRF, emissions):
@@ -70,9 +81,8 @@ def test_likelihood_path_and_marginals_equal_enumeration(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_agrees_with_pytorch_crf(seed):
     tags = ("O", *(f"{p}-{k}" for k in range(9) for p in "BI"))
-    crf, peer = random_crf(seed, tags), PeerCRF(len(tags), batch_first=True).double()
-    peer.start_transitions.data, peer.end_transitions.data = crf.start.data.clone(), crf.end.data.clone()
-    peer.transitions.data = crf.transitions.data.clone()
+    crf = random_crf(seed, tags)
+    peer = peer_of(crf)
     emissions, gold, mask = random_batch(seed, 7, 15, len(tags))
     ours_at, theirs_at = emissions.clone().requires_grad_(), emissions.clone().requires_grad_()
     ours, theirs = nll(crf, ours_at, gold, mask), -peer(theirs_at, gold, mask=mask, reduction="none")
@@ -81,20 +91,20 @@ def test_agrees_with_pytorch_crf(seed):
     (ours * weights).sum().backward()
     (theirs * weights).sum().backward()
     torch.testing.assert_close(ours_at.grad, theirs_at.grad, rtol=0, atol=1e-10)
-    for a, b in (
-        (crf.start, peer.start_transitions),
-        (crf.transitions, peer.transitions),
-        (crf.end, peer.end_transitions),
-    ):
+    for a, b in pairs(crf, peer):
         torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-10)
     assert crf.decode(emissions, mask) == peer.decode(emissions, mask=mask)
+
+
+def pairs(crf: CRF, peer: PeerCRF) -> list[tuple[Tensor, Tensor]]:
+    return [(crf.start, peer.start_transitions), (crf.transitions, peer.transitions), (crf.end, peer.end_transitions)]
 
 
 def test_what_stands_outside_the_mask_changes_nothing():
     crf = random_crf(0)
     emissions, gold, mask = random_batch(0, 6, 8, len(TAGS))
     junk = torch.where(mask[..., None], emissions, torch.full_like(emissions, 1e6))
-    other = torch.where(mask, gold, torch.full_like(gold, 4))
+    other = torch.where(mask, gold, torch.full_like(gold, -100))  # no tag at all
     assert torch.equal(nll(crf, emissions, gold, mask), nll(crf, junk, other, mask))
     assert crf.decode(emissions, mask) == crf.decode(junk, mask)
     assert torch.equal(crf.marginals(emissions, mask), crf.marginals(junk, mask))
@@ -106,37 +116,97 @@ def test_what_stands_outside_the_mask_changes_nothing():
     torch.testing.assert_close(nll(crf, *wider), nll(crf, emissions, gold, mask), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("emission_scale", "transition_scale"), [(50, 4), (200, 4), (50, 40), (200, 40)])
+def test_padding_gives_and_gets_no_gradient():
+    crf = random_crf(0)
+    emissions, gold, mask = random_batch(0, 6, 8, len(TAGS))
+    junk = torch.where(mask[..., None], emissions, torch.full_like(emissions, 1e6))
+    parameters = list(crf.parameters())
+    found = []
+    for e in (emissions, junk):
+        e.requires_grad_()
+        found.append(torch.autograd.grad(nll(crf, e, gold, mask).sum(), [e, *parameters]))
+        assert not found[-1][0][~mask].any()
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("emission_scale", "transition_scale"), [(50, 4), (1e4, 4), (50, 175), (1e4, 175)])
 def test_float32_survives_large_scores(emission_scale, transition_scale):
-    """Transitions stay within 80 of each other; see the CRF's docstring."""
+    """Scores of tokens may have any size; transitions here lie up to 350 apart. Only the inputs are rounded."""
     single = random_crf(1, scale=transition_scale, dtype=torch.float32)
-    peer = PeerCRF(len(TAGS), batch_first=True).double()
-    peer.start_transitions.data, peer.end_transitions.data = (
-        single.start.data.double(),
-        single.end.data.double(),
-    )
-    peer.transitions.data = single.transitions.data.double()
+    peer = peer_of(single)
     emissions, gold, mask = random_batch(2, 64, 30, len(TAGS), emission_scale)
     ours_at, theirs_at = emissions.float().requires_grad_(), emissions.float().double().requires_grad_()
     ours, theirs = nll(single, ours_at, gold, mask), -peer(theirs_at, gold, mask=mask, reduction="none")
-    assert ours.min() >= -2e-2  # a path's score is a difference of numbers near 30 x 200
-    torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=2e-2)
+    assert ours.min() >= -1e-8
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-8)
     ours.sum().backward()
     theirs.sum().backward()
-    torch.testing.assert_close(ours_at.grad.double(), theirs_at.grad, rtol=0, atol=5e-3)
-    torch.testing.assert_close(single.transitions.grad.double(), peer.transitions.grad, rtol=0, atol=5e-2)
-    marginals = single.marginals(emissions.float(), mask)
-    assert marginals.min() >= 0
-    torch.testing.assert_close(marginals.sum(-1), mask.float(), rtol=0, atol=1e-3)
+    torch.testing.assert_close(ours_at.grad.double(), theirs_at.grad, rtol=1e-6, atol=1e-7)
+    for a, b in pairs(single, peer):
+        torch.testing.assert_close(a.grad.double(), b.grad, rtol=1e-6, atol=1e-7)
+    assert single.decode(emissions.float().double(), mask) == peer.decode(emissions.float().double(), mask=mask)
+
+
+FAR = 350.0
+scores = st.floats(-FAR, 0) | st.sampled_from([-FAR, 0.0])
+sizes_of_tokens = st.sampled_from([0.0, -5e3, 1e4, -2 * FAR, -2 * FAR + 5, -FAR]) | st.floats(-2 * FAR, 2 * FAR)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    transitions=arrays.arrays(float, (3, 3), elements=scores),
+    emissions=arrays.arrays(float, (4, 3), elements=sizes_of_tokens),
+)
+def test_transitions_350_apart_lose_no_path(transitions, emissions):
+    """A tag may be favoured by the transitions before and after it and hindered by its own score: 2 x 350 at most."""
+    crf = CRF(("a", "b", "c")).double()
+    crf.transitions.data = torch.from_numpy(transitions)
+    e = torch.from_numpy(emissions)
+    paths, path_scores = enumerate_paths(crf, e)
+    found = forward_backward(e[None], torch.ones(1, 4, dtype=torch.bool), crf.start, crf.transitions, crf.end)
+    assert found.log_partition.item() == pytest.approx(path_scores.logsumexp(0).item(), rel=1e-11, abs=1e-9)
+    expected = torch.zeros(4, 3, dtype=torch.float64)
+    for t in range(4):
+        expected[t].index_add_(0, paths[:, t], path_scores.softmax(0).detach())
+    torch.testing.assert_close(found.marginals[0], expected, rtol=0, atol=1e-9)
 
 
 def test_gradients_stay_finite_beyond_the_supported_range():
-    crf = random_crf(1, scale=200, dtype=torch.float32)
+    crf = random_crf(1, scale=340, dtype=torch.float32)
     emissions, gold, mask = random_batch(2, 64, 30, len(TAGS), 200)
     at = emissions.float().requires_grad_()
     nll(crf, at, gold, mask).sum().backward()
     for tensor in (at.grad, crf.start.grad, crf.transitions.grad, crf.end.grad):
         assert torch.isfinite(tensor).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([0.1, 5.0, 100.0]), st.integers(1, 9), st.sampled_from(["32", "64"]))
+def test_marginals_are_probabilities(seed, scale, steps, bits):
+    dtype = torch.float32 if bits == "32" else torch.float64
+    crf = random_crf(seed, scale=scale, dtype=dtype)
+    emissions, _gold, mask = random_batch(seed, 5, steps, len(TAGS), 10 * scale)
+    marginals = crf.marginals(emissions.to(dtype), mask)
+    assert marginals.dtype is dtype
+    assert marginals.min() >= 0
+    tolerance = 1e-6 if bits == "32" else 1e-12
+    torch.testing.assert_close(marginals.sum(-1), mask.to(dtype), rtol=0, atol=tolerance)
+
+
+def test_factors_give_the_probability_of_every_pair_of_neighbours():
+    """p(i at t, j at t + 1) = A_ti exp(transition_ij - highest) Q_tj, what gradients of transitions consist of."""
+    crf = random_crf(8, scale=3.0)
+    emissions, _gold, mask = random_batch(8, 4, 4, len(TAGS))
+    found = forward_backward(emissions, mask, crf.start, crf.transitions, crf.end)
+    weights = (crf.transitions - found.highest).exp()
+    together = found.before[..., :, None] * weights * found.after[..., None, :]  # (B, T - 1, K, K)
+    assert not together[~mask[:, 1:]].any()
+    torch.testing.assert_close(together.sum(-1)[mask[:, 1:]], found.marginals[:, :-1][mask[:, 1:]], rtol=0, atol=1e-12)
+    torch.testing.assert_close(together.sum(-2)[mask[:, 1:]], found.marginals[:, 1:][mask[:, 1:]], rtol=0, atol=1e-12)
+    paths, path_scores = enumerate_paths(crf, emissions[0])
+    pair = ((paths[:, 1] == 2) & (paths[:, 2] == 3)).double()
+    torch.testing.assert_close(together[0, 1, 2, 3], path_scores.softmax(0) @ pair, rtol=0, atol=1e-12)
 
 
 def test_gradcheck():
@@ -161,39 +231,35 @@ class _Loss(torch.nn.Module):
         return nll(self.crf, emissions, gold, mask)
 
 
-def test_per_example_gradients_by_vmap_equal_a_loop():
-    crf = random_crf(4)
-    module, parameters = _Loss(crf), {f"crf.{k}": p.detach() for k, p in crf.named_parameters()}
-    emissions, gold, mask = random_batch(4, 6, 7, len(TAGS))
-
-    def loss(p, e, g, m):
-        return functional_call(module, p, (e[None], g[None], m[None]))[0]
-
-    together = vmap(grad(loss), in_dims=(None, 0, 0, 0))(parameters, emissions, gold, mask)
-    for k in range(6):
-        alone = grad(loss)(parameters, emissions[k], gold[k], mask[k])
-        for name, value in alone.items():
-            torch.testing.assert_close(together[name][k], value, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("groups", [2, 4])
-def test_groups_equal_separate_calls_with_separate_gradients(groups):
+@pytest.mark.parametrize("sizes", [[8], [1] * 8, [3, 0, 4, 1], [0, 8], [7, 1]], ids=str)
+def test_micro_batches_equal_separate_calls(sizes):
+    """Sequences of one step, which no transition has touched, among them; losses with weights of their own."""
     crf = random_crf(5)
-    emissions, gold, mask = random_batch(5, 3 * groups, 6, len(TAGS))
+    emissions, gold, mask = random_batch(5, 8, 6, len(TAGS))
+    weights = torch.rand(8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     parameters = list(crf.parameters())
-    buffer = torch.full((groups, sum(p.numel() for p in parameters)), torch.nan, dtype=torch.float64)
-    ops = DeviceOps(parameters, [3] * groups, buffer)
-    shape = (groups, 3, 6)
-    grouped = crf.negative_log_likelihood(emissions.view(*shape, -1), gold.view(shape), mask.view(shape), ops)
-    grouped.sum().backward()
-    ops.finish()
-    for g in range(groups):
-        own = slice(3 * g, 3 * g + 3)
-        alone = nll(crf, emissions[own], gold[own], mask[own])
-        torch.testing.assert_close(grouped[g], alone, rtol=0, atol=1e-12)
-        expected = torch.cat([x.flatten() for x in torch.autograd.grad(alone.sum(), parameters)])
-        torch.testing.assert_close(buffer[g], expected, rtol=0, atol=1e-12)
+    ops = MicroBatchOps(parameters, sizes)
+    at = emissions.clone().requires_grad_()
+    losses = ops.crf(at, gold, mask, crf)
+    assert torch.equal(losses, nll(crf, emissions, gold, mask))
+    (losses * weights).sum().backward()
     assert all(p.grad is None for p in parameters)
+    alone_at = emissions.clone().requires_grad_()
+    found, stop = [], 0
+    for size in sizes:
+        own, stop = slice(stop, stop + size), stop + size
+        loss = (nll(crf, alone_at[own], gold[own], mask[own]) * weights[own]).sum() if size else alone_at.sum() * 0
+        loss.backward(inputs=[alone_at, *parameters])
+        found.append(torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in parameters]))
+        crf.zero_grad()
+    expected = torch.stack(found).double()
+    torch.testing.assert_close(at.grad, alone_at.grad, rtol=0, atol=1e-12)
+    norms = torch.stack([expected[:, c].norm(dim=1) for c in column_slices(parameters)], dim=1)
+    torch.testing.assert_close(ops.norms(), norms, rtol=0, atol=1e-12)
+    factors = torch.linspace(1, 2, len(sizes), dtype=torch.float64)
+    out = torch.zeros(expected.shape[1], dtype=torch.float64)
+    ops.add_weighted_sum(out, factors)
+    torch.testing.assert_close(out, factors @ expected, rtol=0, atol=1e-12)
 
 
 def test_initial_scores_forbid_exactly_what_bio_forbids():
@@ -227,12 +293,12 @@ def test_one_tag_and_one_step_work():
     torch.testing.assert_close(nll(crf, emissions, gold, mask), expected, rtol=0, atol=1e-12)
 
 
-def test_plain_ops_leave_one_group_with_ordinary_gradients():
+def test_gradients_are_expected_minus_observed_counts():
     crf = random_crf(7)
     emissions, gold, mask = random_batch(7, 4, 5, len(TAGS))
-    crf.negative_log_likelihood(emissions[None], gold[None], mask[None], PLAIN).sum().backward()
-    assert all(p.grad is not None for p in crf.parameters())
-    # Expected counts minus observed counts: the scores of a step sum to zero, so do the start scores'
-    # gradients.
+    nll(crf, emissions, gold, mask).sum().backward()
+    # Expected counts minus observed counts: those of a step sum to zero.
     assert crf.start.grad.sum().abs() < 1e-10
     assert crf.end.grad.sum().abs() < 1e-10
+    assert crf.transitions.grad.sum().abs() < 1e-10
+    assert crf.transitions.grad.abs().max() > 0.1

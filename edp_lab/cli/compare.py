@@ -1,0 +1,274 @@
+"""``edp-lab compare``: runs side by side."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edp_lab.cli.train import Json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from edp_lab.studies.compare import Column, Comparison, Run
+
+LONGEST = 22  # of a name in a table; longer ones go on in the next line
+MANY_EPOCHS = 40  # more markers than that hide their line
+
+
+def compare(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN...", help="Folders of runs: the --out of edp-lab train.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write every column, in full precision, to this file.")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Also write the table for LaTeX (package booktabs).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also write a web page: SER by epoch, and SER against epsilon.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Set runs side by side: what differs between them, their scores, their time, and what each epsilon means.
+
+    Files that exist are replaced.
+    """
+    from edp_lab.studies import compare as study
+
+    comparison = study.compare(runs or [])
+    outputs = {"--csv": csv, "--latex": latex, "--plot": plot}
+    files = {option: path for option, path in outputs.items() if path is not None}
+    _refuse_files(files, comparison)
+    writers = {"--csv": study.as_csv, "--latex": study.as_latex, "--plot": page}
+    contents = {option: writers[option](comparison) for option in files}
+    for option, path in files.items():
+        _write(option, path, contents[option])
+    if as_json:
+        print(json.dumps(study.as_json(comparison), indent=2, allow_nan=False))
+    else:
+        _show(comparison)
+        if files:
+            print(f"written: {', '.join(map(str, files.values()))}")
+
+
+def _refuse_files(files: dict[str, Path], comparison: Comparison) -> None:
+    """Before anything is written."""
+    import os
+
+    from edp_lab.errors import UsageError
+
+    places = {option: path.resolve() for option, path in files.items()}
+    for option, place in places.items():
+        given = files[option]
+        usable = place.parent.is_dir() and os.access(place.parent, os.W_OK) and (place.is_file() or not place.exists())
+        if not usable:
+            raise UsageError(f"{given} cannot be written: give {option} a file in a folder that exists")
+        if list(places.values()).count(place) > 1:
+            raise UsageError(f"{given} is given for two outputs: choose another {option}")
+        for run in comparison.runs:
+            if place.is_relative_to(run.folder.resolve()):
+                raise UsageError(f"{given} lies in run {run.name}, which stays as it is: choose another {option}")
+
+
+def _write(option: str, path: Path, content: str) -> None:
+    from edp_lab.errors import UsageError
+    from edp_lab.models.files import write_whole
+
+    try:
+        write_whole(path.resolve(), content.encode())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}): choose another {option}") from error
+
+
+# ---- On a terminal -------------------------------------------------------------------------------------------------
+
+
+def _show(comparison: Comparison) -> None:
+    """One row per run if that fits into a line, else one column per run, else several tables of rows."""
+    from rich.console import Console, Group
+
+    from edp_lab.studies.compare import columns, explanation, fold
+
+    console = Console(highlight=False, markup=False)
+    kept, same = fold(comparison)
+    rows = _by_run(comparison.runs, kept)
+    turned = _by_property(comparison.runs, columns(comparison))
+    if _fits(rows, console):
+        tables = [rows]
+    elif _fits(turned, console):
+        tables, same = [turned], ""
+    else:
+        tables = [_by_run(comparison.runs, part) for part in _cut(comparison.runs, kept, console)]
+    if same:
+        console.print(same)
+    for table in tables:
+        console.print(table if table is tables[0] and not same else Group("", table))
+    console.print(f"\n{explanation(comparison)}", style="dim")
+    for note in comparison.notes:
+        console.print(f"note: {note}")
+
+
+def _table() -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    return Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+
+
+def _by_run(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
+    from rich.text import Text
+
+    table = _table()
+    for column in columns:
+        side = "right" if column.number else "left"
+        table.add_column(Text(column.title), justify=side, max_width=LONGEST, overflow="fold")
+    for run in runs:
+        table.add_row(*(Text(column.text(run)) for column in columns))
+    return table
+
+
+def _by_property(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
+    from rich.text import Text
+
+    table = _table()
+    name, *properties = columns
+    table.add_column(name.title)
+    for run in runs:
+        table.add_column(Text(name.text(run)), justify="right", max_width=LONGEST, overflow="fold")
+    for _, members in groupby(properties, lambda column: column.group):
+        table.add_section()
+        for column in members:
+            table.add_row(column.title.replace("\n", " "), *(Text(column.text(run)) for run in runs))
+    return table
+
+
+def _fits(table: Table, console: Console) -> bool:
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum <= console.width
+
+
+def _cut(runs: Sequence[Run], columns: Sequence[Column], console: Console) -> list[list[Column]]:
+    """Tables as wide as fits, each with the names; a group is cut only where it does not fit by itself."""
+    name, *properties = columns
+    tables = [[name]]
+    for _, members in groupby(properties, lambda column: column.group):
+        group = list(members)
+        whole = _fits(_by_run(runs, [name, *group]), console)
+        for part in [group] if whole else [[column] for column in group]:
+            if len(tables[-1]) > 1 and not _fits(_by_run(runs, [*tables[-1], *part]), console):
+                tables.append([name])
+            tables[-1] += part
+    return tables
+
+
+# ---- As a web page -------------------------------------------------------------------------------------------------
+
+DASHES = ("solid", "dash", "dot", "dashdot")
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "pentagon", "hexagon")
+KINDS = {
+    "epsilon_that_holds": ("", "ε that holds"),
+    "epsilon_if_seed_secret": ("-open", "ε if seed secret"),
+    "epsilon_if_alpha_public": ("-open-dot", "ε if α public"),
+}
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>Runs side by side</title>
+<style>
+body {{ font: 14px/1.5 system-ui, sans-serif; color: #222; max-width: 1300px; margin: 1.5em auto; padding: 0 1em }}
+h1 {{ font-size: 1.4em; margin: 0 }}
+p {{ margin: .4em 0; max-width: 60em }}
+</style></head>
+<body><h1>Runs side by side</h1>
+{figure}
+{lines}
+</body></html>
+"""
+
+
+def page(comparison: Comparison) -> str:
+    """A web page with the figure, what is the same in all runs and what does not compare; it needs no network."""
+    from edp_lab.course.theme import CONFIG
+    from edp_lab.studies.compare import explanation, fold
+
+    _, same = fold(comparison)
+    said = [same, explanation(comparison), *(f"note: {note}" for note in comparison.notes)]
+    lines = "\n".join(f"<p>{html.escape(line[0].upper() + line[1:])}.</p>" for line in said if line)
+    drawn = _figure(comparison).to_html(CONFIG, include_plotlyjs=True, full_html=False, div_id="figure")
+    return PAGE.format(figure=drawn, lines=lines)
+
+
+def _figure(comparison: Comparison) -> go.Figure:
+    """SER on the validation set by epoch and, where a run has an epsilon, SER on the test set against it."""
+    from plotly.subplots import make_subplots
+
+    points = [run for run in comparison.runs if run.test_ser is not None and run.epsilon_that_would_hold]
+    titles = ["Validation SER by epoch", "Test SER against ε"][: 2 if points else 1]
+    figure = make_subplots(1, len(titles), subplot_titles=titles, horizontal_spacing=0.09)
+    for run, look in zip(comparison.runs, _looks(comparison), strict=True):
+        figure.add_scatter(
+            x=list(range(1, run.epochs + 1)), y=run.validation_ser, name=html.escape(run.name), legendgroup=run.name,
+            mode="lines+markers" if run.epochs <= MANY_EPOCHS else "lines", **look, row=1, col=1,
+            hovertemplate="epoch %{x}: SER %{y:.4f}",
+        )  # fmt: skip
+        if run in points:
+            _draw_point(figure, run, look)
+        elif points and run.test_ser is not None:
+            figure.add_hline(
+                run.test_ser, line=look["line"], annotation_text=f"{html.escape(run.name)}: no ε", row=1, col=2
+            )
+    _draw_kinds(figure, points)
+    _lay_out(figure, comparison, points)
+    return figure
+
+
+def _looks(comparison: Comparison) -> list[dict[str, Any]]:
+    """Colour, dash and marker of each run; 84 runs look different."""
+    from edp_lab.course.theme import TEMPLATE
+
+    colors = TEMPLATE.layout.colorway
+    return [
+        {
+            "line": {"color": colors[place % len(colors)], "dash": DASHES[place % len(DASHES)]},
+            "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 9},
+        }
+        for place in range(len(comparison.runs))
+    ]
+
+
+def _draw_point(figure: go.Figure, run: Run, look: dict[str, Any]) -> None:
+    suffix, assumed = next(kind for name, kind in KINDS.items() if getattr(run, name) is not None)
+    marker = {"symbol": look["marker"]["symbol"] + suffix, "size": 13, "color": look["line"]["color"], "line_width": 2}
+    figure.add_scatter(
+        x=[run.epsilon_that_would_hold], y=[run.test_ser], name=html.escape(run.name), legendgroup=run.name,
+        mode="markers", marker=marker, showlegend=False, row=1, col=2,
+        hovertemplate=f"{assumed}: %{{x:.4g}}<br>SER %{{y:.4f}}",
+    )  # fmt: skip
+
+
+def _draw_kinds(figure: go.Figure, points: Sequence[Run]) -> None:
+    """In the legend only: what filled and open markers mean."""
+    for name, (suffix, assumed) in KINDS.items():
+        if any(getattr(run, name) is not None for run in points):
+            marker = {"symbol": f"circle{suffix}", "size": 11, "color": "#666", "line_width": 2}
+            figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=assumed, row=1, col=2)
+
+
+def _lay_out(figure: go.Figure, comparison: Comparison, points: Sequence[Run]) -> None:
+    from edp_lab.course.theme import TEMPLATE
+
+    scores = [score for run in comparison.runs for score in (*run.validation_ser, run.test_ser) if score is not None]
+    epochs = max((run.epochs for run in comparison.runs), default=1)
+    legend = {"x": 1.01, "y": 1, "yanchor": "top", "tracegroupgap": 0}
+    figure.update_layout(template=TEMPLATE, height=520, margin={"t": 50, "b": 60}, legend=legend)
+    figure.update_yaxes(title="semantic error rate", range=[0, 1.06 * max(scores, default=1.0)])
+    figure.update_xaxes(title="epochs trained", dtick=math.ceil(epochs / 10), tick0=0, row=1, col=1)
+    if points:
+        deltas = sorted({run.delta for run in points if run.delta is not None})
+        at = " or ".join(f"{delta:.2g}" for delta in deltas)
+        figure.update_xaxes(title=f"ε (at δ = {at})", type="log", exponentformat="power", row=1, col=2)

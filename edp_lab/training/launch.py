@@ -1,0 +1,202 @@
+"""Start the ranks of a multi-process run, relay what rank 0 reports, and leave nothing running.
+
+A rank is a new Python with the variables that torch.distributed's ``env://`` reads; never a fork, which deadlocks
+under a notebook kernel's threads. Its standard input is a pipe that the parent holds open: "stop" asks for an orderly
+end, and end of file says that the parent is gone, however it died (see ``obey``).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import IO
+
+from edp_lab.errors import UsageError
+
+LOOK_AGAIN = 0.05  # seconds between two looks at which ranks still run
+SETTLE = 0.3  # seconds that a rank gets to end by itself, if its failure has already ended another
+GRACE = 5.0  # seconds from SIGTERM to SIGKILL
+TAIL = 16_384  # bytes at the end of a rank's standard error among which its last line is sought
+PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch puts it before each line of a traceback
+AT_EXIT = re.compile(r"^(\[[IW]\d{4} |terminate called without)")  # torch may say this after the error itself
+CUT_OFF = re.compile(r"connection .*(closed|reset)|(closed|reset) by peer|remote process exited", re.IGNORECASE)
+
+
+class Ranks:
+    """The ranks of one run on this machine; as a context manager, it ends those that are left.
+
+    Args:
+        processes: number of ranks.
+        arguments: what follows ``python -m`` in each rank. Rank 0 flushes each line it prints; all call ``obey``.
+        threads: OMP_NUM_THREADS of a rank (default: its share of the cores that this process may use).
+
+    Raises:
+        UsageError: ``processes`` is not positive.
+    """
+
+    def __init__(self, processes: int, arguments: Sequence[str], threads: int | None = None) -> None:
+        if processes < 1:
+            raise UsageError(f"a run cannot have {processes} processes: give 1 or more")
+        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        world["WORLD_SIZE"] = world["LOCAL_WORLD_SIZE"] = str(processes)
+        world["OMP_NUM_THREADS"] = str(threads or max(1, _usable_cores() // processes))
+        self._ranks: list[subprocess.Popen[bytes]] = []
+        self._errors: list[IO[bytes]] = []
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        try:
+            for rank in map(str, range(processes)):
+                self._start(arguments, {**os.environ, **world, "RANK": rank, "LOCAL_RANK": rank})
+            self._reader.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def lines(self, cure: str | None = None) -> Iterator[str]:
+        """Yield what rank 0 prints, without line ends, until all ranks have ended with status 0.
+
+        KeyboardInterrupt ends no rank by itself: after ``stop``, a second call relays the rest.
+
+        Args:
+            cure: ends the sentence about a rank that left none of its own, for instance "resume the run with ...".
+
+        Raises:
+            UsageError: a rank ended otherwise. By then the other ranks, which might wait for it forever, are gone,
+                and every whole line of rank 0 has been relayed. Where a rank's standard error ends with a line
+                "error: SENTENCE", that is the sentence.
+        """
+        while any(rank.poll() is None for rank in self._ranks) and not self._failed():
+            try:
+                line = self._said.get(timeout=LOOK_AGAIN)
+            except queue.Empty:
+                continue
+            yield line
+        if self._failed():
+            time.sleep(SETTLE)
+        failed = self._failed()  # before the others are ended, too
+        self._end()
+        while not self._said.empty():
+            yield self._said.get()
+        if failed:
+            raise UsageError(self._sentence(failed, cure))
+
+    def stop(self) -> None:
+        """Ask every rank to finish its step and end; ``lines`` relays what rank 0 still has to say."""
+        for rank in self._ranks:
+            assert rank.stdin
+            with suppress(BrokenPipeError, ValueError):  # it has ended, or its pipe is closed
+                rank.stdin.write(b"stop\n")
+                rank.stdin.flush()
+
+    def close(self) -> None:
+        """End the ranks that still run, at the latest by SIGKILL after five seconds, and reap them."""
+        self._end()
+        for rank in self._ranks:
+            assert rank.stdin
+            with suppress(BrokenPipeError):  # a "stop" that came too late
+                rank.stdin.close()
+        for file in self._errors:
+            file.close()
+
+    def _start(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
+        self._errors.append(tempfile.TemporaryFile())  # noqa: SIM115 - closed in `close`
+        rank = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL if self._ranks else subprocess.PIPE,
+            stderr=self._errors[-1],
+            start_new_session=True,  # a terminal's Ctrl-C reaches the parent only
+        )
+        self._ranks.append(rank)
+
+    def _read(self) -> None:
+        assert self._ranks[0].stdout
+        with self._ranks[0].stdout as said:
+            for line in said:
+                if line.endswith(b"\n"):  # else the rank died in the middle of it
+                    self._said.put(line.decode(errors="replace").rstrip("\r\n"))
+
+    def _failed(self) -> dict[int, int]:
+        """The status of each rank that has ended badly: minus the signal's number where one killed it."""
+        return {number: status for number, rank in enumerate(self._ranks) if (status := rank.poll())}
+
+    def _end(self) -> None:
+        try:
+            for rank in self._ranks:
+                rank.terminate()
+            deadline = time.monotonic() + GRACE
+            for rank in self._ranks:
+                with suppress(subprocess.TimeoutExpired):
+                    rank.wait(max(0, deadline - time.monotonic()))
+        finally:  # also where a second Ctrl-C cuts the wait short
+            for rank in self._ranks:
+                rank.kill()
+            for rank in self._ranks:
+                rank.wait()
+        if self._reader.is_alive():
+            self._reader.join(1)  # not for ever: a process that rank 0 started may hold its output open
+
+    def _sentence(self, failed: dict[int, int], cure: str | None) -> str:
+        """About the rank that explains the failure of the others; those were only cut off from it."""
+        last = [_last_line(file) for file in self._errors]
+        for line in last:
+            if line.startswith("error: "):
+                return line.removeprefix("error: ")
+        rank = min(failed, key=lambda rank: bool(CUT_OFF.search(last[rank])))
+        status = failed[rank]
+        how = f"was killed by signal {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        why = "out of memory?" if status == -signal.SIGKILL else last[rank]
+        sentence = f"rank {rank} of {len(self._ranks)} {how}" + (f" ({why})" if why else "")
+        return f"{sentence}: {cure}" if cure else sentence
+
+
+def obey(stop: threading.Event) -> None:
+    """In a rank that ``Ranks`` started: set ``stop`` when the parent asks for an orderly end.
+
+    A daemon thread listens on standard input. At its end, which means that the parent is gone, the thread ends this
+    process with status 1, wherever it stands.
+    """
+
+    def listen() -> None:
+        # Not sys.stdin: Python aborts at exit when a daemon thread holds its lock.
+        with open(0, "rb", buffering=0, closefd=False) as parent:
+            for line in parent:
+                if line == b"stop\n":
+                    stop.set()
+        os._exit(1)
+
+    threading.Thread(target=listen, daemon=True).start()
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _last_line(errors: IO[bytes]) -> str:
+    """The last line with content that a rank, which has ended, left on standard error; "" if none."""
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - TAIL))
+    lines = [PREFIX.sub("", line).strip() for line in errors.read().decode(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line and not AT_EXIT.match(line)), "")

@@ -1,0 +1,116 @@
+"""The step for any module: gradients of this process's micro-batches in, the released gradient in every ``.grad``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from edp_lab.privacy import Alpha, Mechanism, Variant
+from edp_lab.training.noise import NoiseSource, Share
+from edp_lab.training.step import Layout, MicroGradients, Released, layer_scales, release
+
+
+class FlatGradient:
+    """One flat gradient; every parameter's ``.grad`` is a view of it, and ranks sum it up in one message.
+
+    Attributes:
+        gradient: (P).
+        tail: further numbers that ranks sum up in the same message.
+    """
+
+    def __init__(
+        self, parameters: Sequence[tuple[str, nn.Parameter]], accelerator: Accelerator | None = None, tail: int = 0
+    ) -> None:
+        self.layout = Layout.of(parameters)
+        self.world = 1 if accelerator is None else accelerator.num_processes
+        self._buffer = parameters[0][1].new_zeros(self.layout.size + tail, requires_grad=False)
+        self.gradient, self.tail = self._buffer[: self.layout.size], self._buffer[self.layout.size :]
+        for (_, p), columns in zip(parameters, self.layout.columns, strict=True):
+            p.grad = self.gradient[columns].view_as(p)
+
+    def zero(self) -> None:
+        self._buffer.zero_()
+
+    def reduce(self) -> None:
+        """Sum over ranks."""
+        if self.world > 1:
+            torch.distributed.all_reduce(self._buffer)
+
+
+class PrivateStep:
+    """eDP-SGD's step under Accelerate: clip, add noise, average, and leave the result in ``.grad``.
+
+    Args:
+        parameters: names and parameters to be trained, the same in every process.
+        mechanism: what is released, see `edp_lab.privacy.judge` for what it guarantees.
+        key: 128 secret bits, the same in every process, see `edp_lab.privacy.noise`.
+        accelerator: None for a single process.
+        noise: a kind of `edp_lab.training.noise`.
+        micro_batches: fixed number over which the mean is taken, in all processes together; None: one per device.
+        alpha: (K) layer scales from public data; with `Alpha.PRIVATE` they come from the first gradient.
+
+    Guarantee: that of the mechanism, for what all processes together release, if each utterance is in one micro-batch
+    of one process, `step` numbers never repeat under one key, and epochs are what the mechanism was billed for.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        mechanism: Mechanism,
+        key: int,
+        accelerator: Accelerator | None = None,
+        noise: str = "aggregate",
+        micro_batches: int | None = None,
+        alpha: Tensor | None = None,
+        tail: int = 0,
+    ) -> None:
+        self.flat = FlatGradient(parameters, accelerator, tail)
+        self.layout, self.mechanism, self.alpha = self.flat.layout, mechanism, alpha
+        self.divisor = micro_batches or mechanism.num_devices
+        rank = 0 if accelerator is None else accelerator.process_index
+        self.share = Share(noise, mechanism.num_devices, rank, self.flat.world)
+        threads = max(1, min(4, (os.cpu_count() or 1) // 2))
+        self._source = NoiseSource(key, self.layout.size, self.share, self.flat.gradient.dtype, threads)
+
+    def begin(self, step: int, first: Callable[[], None] = lambda: None) -> None:
+        """Draw the noise of `step` in the background, once `first` (the entry into a ledger) has been done."""
+        self._source.start(step, first)
+
+    def finish(self, epoch: int, gradients: MicroGradients) -> Released:
+        """Release the gradients of the step that was begun.
+
+        Raises:
+            UsageError: as `release`; or what `first` raised.
+        """
+        if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
+            self.alpha = self.scales(gradients)
+        self.flat.zero()
+        noise = self._source.take().to(self.flat.gradient.device)
+        released = release(
+            self.mechanism, epoch, gradients, self.layout, self.alpha, noise, self.divisor, self.flat.gradient
+        )
+        return released
+
+    def noise_stds(self, epoch: int) -> list[float]:
+        """Standard deviation of the noise on the released gradient, for each parameter."""
+        std = self.mechanism.noise_std(epoch) / self.divisor
+        sound = self.mechanism.variant is Variant.SOUND and self.alpha is not None
+        return [std * scale for scale in self.alpha.tolist()] if sound else [std] * len(self.layout.names)  # type: ignore[union-attr]
+
+    def scales(self, gradients: MicroGradients) -> Tensor:
+        """alpha (K) from the mean of these gradients, without clipping or noise."""
+        self.flat.zero()
+        gradients.add_clipped_sum(self.flat.gradient, lambda norms: torch.ones_like(norms[:, 0]))
+        self.flat.reduce()
+        return layer_scales(self.flat.gradient.div_(self.divisor), self.layout)
+
+    def __call__(self, epoch: int, step: int, gradients: MicroGradients) -> Released:
+        """`begin`, `finish` and the sum over processes: afterwards the optimizer may step."""
+        self.begin(step)
+        released = self.finish(epoch, gradients)
+        self.flat.reduce()
+        return released

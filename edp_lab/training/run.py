@@ -1,0 +1,371 @@
+"""One training loop for every method: cut batches, get a gradient, let the optimizer step, write it all down.
+
+The loop knows nothing of terminals or notebooks; it reports `StepDone` and `EpochDone` events to a callback. The same
+loop runs in one process or in several, each with its share of the devices (see `edp_lab.training.trainer`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from edp_lab.corpora import Corpus, Split, Utterance, load_corpus
+from edp_lab.corpora.encoding import Labels
+from edp_lab.corpora.metrics import Scores, evaluate
+from edp_lab.errors import UsageError
+from edp_lab.models import build_model, save_model
+from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.privacy import Alpha, judge
+from edp_lab.privacy.noise import Purpose, key_from_seed, stream
+from edp_lab.training.batches import Batches
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.gradients import model_gradients, trainable
+from edp_lab.training.ledger import Ledger
+from edp_lab.training.noise import part
+from edp_lab.training.optimizers import DPAdamBC, make_optimizer
+from edp_lab.training.private_step import FlatGradient, PrivateStep
+from edp_lab.training.record import MODEL, NOT_PRIVATE, versions, write_record
+from edp_lab.training.state import Progress, load_state, save_state, surroundings
+from edp_lab.training.step import check_finite
+
+MOST_SHARED = 0.1  # of "public" utterances that may also be in the training set: short commands coincide
+SAVE_EVERY = 60.0  # seconds between two states within an epoch
+LOSS, EXAMPLES, STOP = range(3)  # what ranks sum up beside the gradient
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """After each step: `step` of `steps` in this epoch, mean loss of its batch (not private)."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class EpochDone:
+    """After each epoch: its row of the run record, and the status of the guarantee so far."""
+
+    epoch: int
+    epochs: int
+    row: dict[str, Any]
+    status: str
+
+
+Event = StepDone | EpochDone
+Listener = Callable[[Event], None]
+
+
+class Run:
+    """The state of one training run in one of its processes: model, optimizer, noise key, record."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        corpus: Corpus,
+        data: Split,
+        accelerator: Accelerator | None = None,
+        key: int | None = None,
+    ) -> None:
+        self.config = config
+        self.accelerator = accelerator or Accelerator(cpu=not torch.cuda.is_available())
+        self.key = key_from_seed(config.seed) if key is None else key
+        self.mechanism = config.mechanism(len(data.train))
+        self.ledger: Ledger | None = None
+        self.model: IntentSlotModel = build_model(
+            config.model,
+            Labels.of(corpus),
+            seed=config.seed,
+            training=data.train,
+            private=not self._reads_words_off_training_set(),
+            pretrained=config.pretrained,
+            size=config.model_size(),
+        ).to(self.accelerator.device, torch.float64 if config.precision == "float64" else torch.float32)
+        self.train_data = self.model.dataset(data.train)
+        self.validation, self.test = data.validation, data.test
+        self.parameters = trainable(self.model)
+        self.optimizer = make_optimizer(config.optimizer, [p for _, p in self.parameters], config.learning_rate)
+        self.progress = Progress()
+        self.delta = config.delta or max(len(data.train), 2) ** -1.1
+        self._make_step(None)
+        self.record = self._new_record(corpus, data)
+
+    def _make_step(self, alpha: Tensor | None) -> None:
+        """What depends on the key: the order of the utterances and the noise."""
+        config, mechanism = self.config, self.mechanism
+        self.batches = Batches(
+            self.key,
+            len(self.train_data),
+            config.batch_size,
+            config.processes if mechanism is None else config.num_devices,
+            config.processes if mechanism is None else config.micro_batches,
+            "poisson" if config.poisson else "shuffle",
+            config.per_example,
+        )
+        self.private: PrivateStep | None = None
+        if mechanism is None:
+            self.flat = FlatGradient(self.parameters, self.accelerator, tail=3)
+        else:
+            self.private = PrivateStep(
+                self.parameters,
+                mechanism,
+                self.key,
+                self.accelerator,
+                config.noise,
+                config.micro_batches,
+                alpha,
+                tail=3,
+            )
+            self.flat = self.private.flat
+            if mechanism.alpha is Alpha.PUBLIC and alpha is None:
+                self.private.alpha = self._public_alpha(self.private)
+        self.layout = self.flat.layout
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes files and reports events."""
+        return self.accelerator.is_main_process
+
+    def take_up(self, folder: Path) -> None:
+        """Go on from the last state that was saved in `folder`, if there is one.
+
+        Raises:
+            UsageError: it is damaged or belongs to another run.
+        """
+        earlier = load_state(folder, self.parameters, self.optimizer)
+        if earlier is not None:
+            self.progress, alpha = earlier
+            self.record["epochs"] = self.progress.rows
+            if self.private is not None and alpha is not None:
+                self.private.alpha = alpha.to(self.accelerator.device)
+
+    def train(self, folder: Path, listener: Listener, stop: threading.Event) -> str:
+        """Train to the end, or to the end of the step in which `stop` was set: "finished" or "interrupted"."""
+        while self.progress.epoch < self.config.epochs:
+            if not self.epoch(listener, stop, folder):
+                return "interrupted"
+            self.save(folder, "running")
+        return "finished"
+
+    def epoch(
+        self, listener: Listener = lambda event: None, stop: threading.Event | None = None, folder: Path | None = None
+    ) -> bool:
+        """The rest of the current epoch, scored on the validation set; False if it was broken off.
+
+        With a `folder`, a state is saved there once a minute, and where the epoch was broken off.
+        """
+        now, epochs, steps = self.progress, self.config.epochs, self.batches.steps_per_epoch
+        saved = start = time.perf_counter()
+        before = now.seconds
+        while now.step_in_epoch < steps:
+            loss, examples, stopped = self.step(stop is not None and stop.is_set())
+            now.loss += loss
+            now.examples += examples
+            now.step_in_epoch += 1
+            now.seconds = before + time.perf_counter() - start
+            if self.main:
+                listener(StepDone(now.epoch, epochs, now.step_in_epoch, steps, loss / max(examples, 1)))
+            due = time.perf_counter() - saved > SAVE_EVERY
+            if folder is not None and (stopped or due) and now.step_in_epoch < steps:
+                self.save_state(folder)
+                saved = time.perf_counter()
+            if stopped and now.step_in_epoch < steps:
+                return False
+        scores = evaluate_model(self.model, self.validation, self.accelerator)
+        row = {"loss": now.loss / max(now.examples, 1), "seconds": now.seconds, **asdict(scores), **self.bill()}
+        done = now.epoch
+        now.rows.append(row)
+        now.epoch, now.step_in_epoch, now.loss, now.examples, now.seconds = done + 1, 0, 0.0, 0, 0.0
+        if self.main:
+            listener(EpochDone(done, epochs, row, self.record["guarantee"]["status"]))
+        return not stopped or now.epoch == epochs
+
+    def step(self, stop: bool = False) -> tuple[float, int, bool]:
+        """One optimizer step: summed loss, utterances, and whether any process wants to stop."""
+        now = self.progress
+        devices = self.batches.devices(now.epoch, now.step_in_epoch, now.step)
+        own = part(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
+        parts = [one for device in devices[own.start : own.stop] for one in device]
+        dropout_key = int(stream(self.key, Purpose.DROPOUT, now.step).integers(2**63))
+        naive = self.config.method == "dp-sgd-naive"
+        if self.private is None:
+            parts = [np.concatenate(parts)]
+        gradients = model_gradients(self.model, self.train_data, parts, dropout_key, self.layout, naive)
+        if self.private is None:
+            self.flat.zero()
+            share = len(parts[0]) / sum(len(one) for device in devices for one in device)
+            norms, _ = gradients.add_clipped_sum(self.flat.gradient, lambda norms: torch.full_like(norms[:, 0], share))
+            check_finite(norms, self.layout)
+        else:
+            self.private.begin(now.step, self._bill_step)
+            self.private.finish(now.epoch, gradients)
+        self.flat.tail[LOSS] = gradients.loss
+        self.flat.tail[EXAMPLES] = sum(len(one) for one in parts)
+        self.flat.tail[STOP] = float(stop)
+        self.flat.reduce()
+        self._optimize()
+        now.step += 1
+        loss, examples, stops = self.flat.tail.tolist()
+        return loss, int(examples), stops > 0
+
+    def _bill_step(self) -> None:
+        """Nothing is released without the first process, so it is enough that this one has written the step down."""
+        if self.ledger is not None:
+            self.ledger.write(self.progress.epoch, self.progress.step, self.key)
+
+    def _optimize(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate()
+        if self.private is not None and isinstance(self.optimizer, DPAdamBC):
+            self.optimizer.noise_std(self.private.noise_stds(self.progress.epoch))
+        self.optimizer.step()
+
+    def _learning_rate(self) -> float:
+        if self.config.lr_schedule == "constant":
+            return self.config.learning_rate
+        return self.config.learning_rate * (
+            1 - self.progress.step / (self.batches.steps_per_epoch * self.config.epochs)
+        )
+
+    def _public_alpha(self, private: PrivateStep) -> Tensor:
+        """alpha from the first utterances of a public corpus that carry labels this model knows."""
+        corpus = load_corpus(self.config.alpha_corpus)
+        usable = [u for u in corpus.utterances if self.model.labels.covers(u)][: self.config.batch_size]
+        if len(usable) < self.config.num_devices:
+            raise UsageError(
+                f"alpha corpus {self.config.alpha_corpus!r} has only {len(usable)} utterances with labels of "
+                f"{self.config.corpus!r}: give public text annotated with the same labels"
+            )
+        known = {u.tokens for u in self.train_data.utterances}
+        if sum(u.tokens in known for u in usable) > MOST_SHARED * len(usable):
+            raise UsageError(
+                f"alpha corpus {self.config.alpha_corpus!r} shares utterances with the training set, so it is not "
+                "public: give separate text"
+            )
+        parts = np.array_split(np.arange(len(usable)), self.config.num_devices)
+        own = private.share.devices
+        mine = parts[own.start : own.stop]
+        return private.scales(model_gradients(self.model, self.model.dataset(usable), mine, None, self.layout))
+
+    def finish(self) -> None:
+        """Score the model as it is on the test split, beside the guarantee of everything that was released."""
+        rows = self.progress.rows
+        training = {"loss": rows[-1]["loss"] if rows else None, "seconds": sum(row["seconds"] for row in rows)}
+        scores = evaluate_model(self.model, self.test, self.accelerator)
+        self.record["final"] = {**training, **asdict(scores), **self.bill()}
+
+    def save_state(self, folder: Path) -> None:
+        if self.main:
+            self.progress.chain = None if self.ledger is None else self.ledger.chain
+            alpha = None if self.private is None else self.private.alpha
+            save_state(folder, self.progress, self.parameters, self.optimizer, alpha)
+
+    def save(self, folder: Path, status: str) -> None:
+        """The state, the record, the model: whatever happens in between, no model is left whose epochs were not billed."""
+        self.record["status"] = status
+        if not self.main:
+            return
+        self.save_state(folder)
+        self.save_model(folder, status)
+
+    def save_model(self, folder: Path, status: str) -> None:
+        self.record["status"] = status
+        write_record(folder, self.record)
+        save_model(self.model, folder / MODEL)
+
+    def bill(self) -> dict[str, float | None]:
+        """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record."""
+        begun = self.progress.epoch + (self.progress.step_in_epoch > 0)
+        epochs = max(begun, 1)
+        bill = epochs if self.ledger is None else self.ledger.bill()
+        published = not self.config.private_seed
+        verdict = asdict(judge(self.mechanism, bill, self.delta, seed_published=published))
+        self.record["ledger"] = None if self.ledger is None else self.ledger.chain
+        names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
+        epsilons = {name: verdict.pop(name) for name in names}
+        self.record["guarantee"] = verdict
+        settings: dict[str, float | None] = {"z_t": None, "noise_multiplier": None}
+        if self.mechanism is not None:
+            settings["z_t"] = self.mechanism.noise_multiplier_setting(epochs - 1)
+            settings["noise_multiplier"] = self.mechanism.noise_multiplier(epochs - 1)
+        return {**settings, **epsilons}
+
+    def _reads_words_off_training_set(self) -> bool:
+        """Where there is no guarantee anyway; elsewhere words come from public text or stable hash buckets."""
+        without_guarantee = self.mechanism is None or self.mechanism.alpha is Alpha.PRIVATE
+        return self.config.pretrained is None and without_guarantee
+
+    def _new_record(self, corpus: Corpus, data: Split) -> dict[str, Any]:
+        flags = [*NOT_PRIVATE]
+        if not corpus.labels_declared:
+            flags.append("label sets (read off the corpus)")
+        if self._reads_words_off_training_set():
+            flags.append("vocabulary (read off the training set)")
+        if self.mechanism is not None and self.mechanism.alpha is Alpha.PRIVATE:
+            flags.append("layer scales alpha (from private gradients)")
+        if self.delta * len(data.train) >= 1:
+            flags.append("delta: not below 1/n, so epsilon promises nothing")
+        own = Path(self.config.corpus)
+        findable = str(own.resolve()) if own.exists() and self.config.corpus == corpus.name else self.config.corpus
+        return {
+            "status": "running",
+            "config": {**asdict(self.config), "corpus": findable, "delta": self.delta, "lr": self.config.learning_rate},
+            "versions": versions(),
+            "device": str(self.accelerator.device),
+            "threads": torch.get_num_threads(),
+            "world_size": self.accelerator.num_processes,
+            "devices": self._devices(),
+            "surroundings": surroundings(self.accelerator.device, self.accelerator.num_processes),
+            "parameters": self.layout.size,
+            "corpus": {
+                "name": corpus.name,
+                "sha256": corpus.sha256,
+                "splits": data.counts,
+                "has_tags": corpus.has_tags,
+                "warnings": list(corpus.warnings),
+            },
+            "not_private": flags,
+            "epochs": self.progress.rows,
+            "final": None,
+            "guarantee": {},
+        }
+
+    def _devices(self) -> str:
+        """``8 devices: 2 processes, 6 simulated``."""
+        world = self.accelerator.num_processes
+        processes = f"{world} process" + ("es" if world > 1 else "")
+        if self.mechanism is None:
+            return processes
+        devices = self.config.num_devices
+        return f"{devices} device{'s' if devices > 1 else ''}: {processes}, {devices - world} simulated"
+
+
+def evaluate_model(
+    model: IntentSlotModel, utterances: tuple[Utterance, ...], accelerator: Accelerator | None = None
+) -> Scores:
+    """SER, intent accuracy, slot F1 and exact match on annotated utterances; processes share the work."""
+    model.eval()
+    world, rank = (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
+    own = part(len(utterances), rank, world)
+    mine = utterances[own.start : own.stop]
+    predictions = (
+        [(p.intent, p.tags or None) for p in model.predict(model.dataset(mine), probabilities=False)] if mine else []
+    )
+    if world > 1:
+        predictions = gather_object(predictions)
+    return evaluate(
+        [(u.intent, u.tokens, u.tags) for u in utterances],
+        [(intent, u.tokens, tags) for u, (intent, tags) in zip(utterances, predictions, strict=True)],
+    )

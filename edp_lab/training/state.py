@@ -1,0 +1,111 @@
+"""Where a run can be taken up again: parameters, the optimizer's moments and how far it had come, in one file."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from edp_lab.errors import UsageError
+from edp_lab.models.files import parse_tensors, read_bytes, write_whole
+from edp_lab.training.record import versions
+
+STATE = "state.safetensors"
+
+
+@dataclass
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        epoch, step_in_epoch: the next step.
+        step: how many steps were taken in all.
+        loss, examples, seconds: of this epoch so far, summed.
+        rows: one for each whole epoch, for the record.
+        chain: the ledger's, see `edp_lab.training.ledger`.
+    """
+
+    epoch: int = 0
+    step_in_epoch: int = 0
+    step: int = 0
+    loss: float = 0.0
+    examples: int = 0
+    seconds: float = 0.0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    chain: str | None = None
+
+
+def surroundings(device: torch.device, processes: int) -> dict[str, Any]:
+    """What a step's bits may depend on beside its key, data and parameters."""
+    return {
+        "device": device.type,
+        "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), platform.node()],
+        "threads": torch.get_num_threads(),
+        "processes": processes,
+        "versions": versions(),
+    }
+
+
+def save_state(
+    folder: Path,
+    progress: Progress,
+    parameters: Sequence[tuple[str, nn.Parameter]],
+    optimizer: torch.optim.Optimizer,
+    alpha: Tensor | None,
+) -> None:
+    """Atomically: whoever reads finds the old state or the new one.
+
+    Raises:
+        UsageError: the folder cannot be written, as when the disk is full.
+    """
+    tensors = {f"parameter/{name}": p.detach() for name, p in parameters}
+    for number, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer/{number}/{name}": value for name, value in moments.items()}
+    if alpha is not None:
+        tensors["alpha"] = alpha
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    try:
+        write_whole(folder / STATE, save(tensors, {"progress": json.dumps(asdict(progress))}))
+    except OSError as error:
+        raise UsageError(
+            f"{folder / STATE} cannot be written ({error.strerror}): make room, then go on with edp-lab train --resume"
+        ) from error
+
+
+def load_state(
+    folder: Path, parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
+) -> tuple[Progress, Tensor | None] | None:
+    """Progress and alpha, after parameters and moments were set; None if the run never came to a first state.
+
+    Raises:
+        UsageError: the file is damaged, or of another model.
+    """
+    path = folder / STATE
+    if not path.exists():
+        return None
+    tensors = parse_tensors(read_bytes(path), path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            progress = Progress(**json.loads(file.metadata()["progress"]))
+        with torch.no_grad():
+            for name, p in parameters:
+                p.copy_(tensors[f"parameter/{name}"])
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer/"):
+                _, number, key = name.split("/")
+                moments.setdefault(int(number), {})[key] = tensor
+        optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"{path} does not belong to this run or version: start a new run with the same options"
+        ) from error
+    return progress, tensors.get("alpha")
