@@ -15,6 +15,7 @@ import typer
 from edp_lab.cli.train import Json
 
 if TYPE_CHECKING:
+    import plotly.graph_objects as go
     from rich.console import Console
     from rich.table import Table
 
@@ -177,6 +178,10 @@ KINDS = {
     "epsilon_if_seed_secret": ("-open", "ε if seed secret"),
     "epsilon_if_alpha_public": ("-open-dot", "ε if α public"),
 }
+MARKERS = (
+    "a filled marker is an ε that holds; an open one would hold if the seed were secret, and one with a dot if alpha and "
+    "words came from public text as well"
+)
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>Runs side by side</title>
 <style>
@@ -194,41 +199,44 @@ p {{ margin: .4em 0; max-width: 60em }}
 def page(comparison: Comparison) -> str:
     """A web page with the figure, what is the same in all runs and what does not compare; it needs no network."""
     from edp_lab.course.theme import CONFIG
-    from edp_lab.studies.compare import explanation, fold
+    from edp_lab.studies.compare import fold
 
     _, same = fold(comparison)
-    said = [same, explanation(comparison), *(f"note: {note}" for note in comparison.notes)]
+    said = [same, MARKERS if _points(comparison) else "", *(f"note: {note}" for note in comparison.notes)]
     lines = "\n".join(f"<p>{html.escape(line[0].upper() + line[1:])}.</p>" for line in said if line)
     drawn = _figure(comparison).to_html(CONFIG, include_plotlyjs=True, full_html=False, div_id="figure")
     return PAGE.format(figure=drawn, lines=lines)
+
+
+def _points(comparison: Comparison) -> list[Run]:
+    """The runs that a log axis of epsilon can show."""
+    return [run for run in comparison.runs if run.test_ser is not None and run.epsilon_that_would_hold]
 
 
 def _figure(comparison: Comparison) -> go.Figure:
     """SER on the validation set by epoch and, where a run has an epsilon, SER on the test set against it."""
     from plotly.subplots import make_subplots
 
-    points = [run for run in comparison.runs if run.test_ser is not None and run.epsilon_that_would_hold]
+    points = _points(comparison)
     titles = ["Validation SER by epoch", "Test SER against ε"][: 2 if points else 1]
     figure = make_subplots(1, len(titles), subplot_titles=titles, horizontal_spacing=0.09)
-    for run, look in zip(comparison.runs, _looks(comparison), strict=True):
-        figure.add_scatter(
-            x=list(range(1, run.epochs + 1)), y=run.validation_ser, name=html.escape(run.name), legendgroup=run.name,
-            mode="lines+markers" if run.epochs <= MANY_EPOCHS else "lines", **look, row=1, col=1,
-            hovertemplate="epoch %{x}: SER %{y:.4f}",
-        )  # fmt: skip
+    looks = _looks(len(comparison.runs))
+    for run, look in zip(comparison.runs, looks, strict=True):
+        _draw_epochs(figure, run, look)
         if run in points:
             _draw_point(figure, run, look)
-        elif points and run.test_ser is not None:
-            figure.add_hline(
-                run.test_ser, line=look["line"], annotation_text=f"{html.escape(run.name)}: no ε", row=1, col=2
-            )
-    _draw_kinds(figure, points)
+    if points:
+        _draw_kinds(figure, points)
+        for run, look in zip(comparison.runs, looks, strict=True):
+            if run.test_ser is not None and run not in points:
+                label = f"{html.escape(run.name)}: {'no ε' if run.epsilon_that_would_hold is None else 'ε is 0'}"
+                figure.add_hline(run.test_ser, line=look["line"], annotation_text=label, row=1, col=2)
     _lay_out(figure, comparison, points)
     return figure
 
 
-def _looks(comparison: Comparison) -> list[dict[str, Any]]:
-    """Colour, dash and marker of each run; 84 runs look different."""
+def _looks(count: int) -> list[dict[str, Any]]:
+    """Colour, dash and marker of each run; 84 of them differ."""
     from edp_lab.course.theme import TEMPLATE
 
     colors = TEMPLATE.layout.colorway
@@ -237,16 +245,25 @@ def _looks(comparison: Comparison) -> list[dict[str, Any]]:
             "line": {"color": colors[place % len(colors)], "dash": DASHES[place % len(DASHES)]},
             "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 9},
         }
-        for place in range(len(comparison.runs))
+        for place in range(count)
     ]
+
+
+def _draw_epochs(figure: go.Figure, run: Run, look: dict[str, Any]) -> None:
+    figure.add_scatter(
+        x=list(range(1, run.epochs + 1)), y=run.validation_ser, name=html.escape(run.name), legendgroup=run.name,
+        mode="lines+markers" if run.epochs <= MANY_EPOCHS else "lines", **look, row=1, col=1,
+        hovertemplate="epoch %{x}: SER %{y:.4f}",
+    )  # fmt: skip
 
 
 def _draw_point(figure: go.Figure, run: Run, look: dict[str, Any]) -> None:
     suffix, assumed = next(kind for name, kind in KINDS.items() if getattr(run, name) is not None)
-    marker = {"symbol": look["marker"]["symbol"] + suffix, "size": 13, "color": look["line"]["color"], "line_width": 2}
+    size = 14 if suffix else 9  # a filled marker leaves an open one around it to be seen
+    marker = {"symbol": look["marker"]["symbol"] + suffix, "size": size, "color": look["line"]["color"]}
     figure.add_scatter(
         x=[run.epsilon_that_would_hold], y=[run.test_ser], name=html.escape(run.name), legendgroup=run.name,
-        mode="markers", marker=marker, showlegend=False, row=1, col=2,
+        mode="markers", marker={**marker, "line_width": 2}, showlegend=False, row=1, col=2,
         hovertemplate=f"{assumed}: %{{x:.4g}}<br>SER %{{y:.4f}}",
     )  # fmt: skip
 
@@ -266,7 +283,8 @@ def _lay_out(figure: go.Figure, comparison: Comparison, points: Sequence[Run]) -
     epochs = max((run.epochs for run in comparison.runs), default=1)
     legend = {"x": 1.01, "y": 1, "yanchor": "top", "tracegroupgap": 0}
     figure.update_layout(template=TEMPLATE, height=520, margin={"t": 50, "b": 60}, legend=legend)
-    figure.update_yaxes(title="semantic error rate", range=[0, 1.06 * max(scores, default=1.0)])
+    figure.update_yaxes(range=[0, 1.06 * max(scores, default=1.0)])
+    figure.update_yaxes(title="semantic error rate (SER)", row=1, col=1)
     figure.update_xaxes(title="epochs trained", dtick=math.ceil(epochs / 10), tick0=0, row=1, col=1)
     if points:
         deltas = sorted({run.delta for run in points if run.delta is not None})

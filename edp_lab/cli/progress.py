@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -29,16 +31,40 @@ def epoch_line(event: Event) -> str:
 
 
 @contextmanager
-def listening() -> Iterator[Callable[[Event], None]]:
-    """A listener for `edp_lab.training.train` that shows a bar on a terminal and prints a line per epoch."""
+def on_interrupt() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C (or SIGTERM) sets; the second Ctrl-C is a KeyboardInterrupt as always."""
+    stop = threading.Event()
+
+    def ask(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        sys.stderr.write("ending after this step; Ctrl-C again to end at once\n")
+
+    earlier = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
+    """A listener for `edp_lab.training.train` that shows a bar on a terminal and prints a line per epoch.
+
+    `quiet`: nothing, because another rank speaks.
+    """
     from edp_lab.training.run import StepDone
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("training", total=None, loss="")
 
         def listen(event: Event) -> None:
+            if quiet:
+                return
             if isinstance(event, StepDone):
                 done = event.epoch * event.steps + event.step
                 bar.update(

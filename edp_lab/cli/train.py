@@ -14,10 +14,23 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else 
 
 
 def train(
-    corpus: Annotated[str, typer.Option(help="A name from `edp-lab data list`, or a path to your own corpus.")],
-    out: Annotated[Path, typer.Option(help="New folder for the run: record.json and the model.")],
+    ctx: typer.Context,
+    corpus: Annotated[
+        str | None, typer.Option(help="A name from `edp-lab data list`, or a path to your own corpus.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder for the run: record.json and the model.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Instead of --corpus and --out: go on with the run in this folder, bit for bit."),
+    ] = None,
     model: Annotated[str, typer.Option(help="clc (character CNN, bi-LSTM, CRF) or bert.")] = "clc",
-    method: Annotated[str, typer.Option(help="sgd (no privacy) or edp-sgd; both step with Adam.")] = "edp-sgd",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="sgd (no privacy), edp-sgd, dp-sgd (every utterance clipped alone) or dp-sgd-naive (the same in a "
+            "loop, as slow as the paper timed it)."
+        ),
+    ] = "edp-sgd",
     clip: Annotated[float, typer.Option(help="Clip norm C of a device's gradient.")] = 1.0,
     z0: Annotated[
         float,
@@ -31,6 +44,21 @@ def train(
     gpus: Annotated[
         int, typer.Option(help="Devices N, fewer than --batch-size; those that are not there are simulated exactly.")
     ] = 8,
+    processes: Annotated[
+        int, typer.Option(help="Real processes that share the devices; more than one are started by Accelerate.")
+    ] = 1,
+    micro_batch_size: Annotated[
+        int | None,
+        typer.Option(help="Utterances that share a clip (default: batch size over devices; 1 for dp-sgd)."),
+    ] = None,
+    sampling: Annotated[
+        str | None,
+        typer.Option(help="shuffle (disjoint batches) or poisson (default: shuffle; poisson for dp-sgd)."),
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option(help="adam, dp-adam or dp-adambc (which takes the noise out of Adam's second moment).")
+    ] = "adam",
+    precision: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
     as_printed: Annotated[
         bool,
         typer.Option(
@@ -83,16 +111,27 @@ def train(
 
     The record states the epsilon that holds beside the one that the paper's accounting claims.
 
-    Ctrl-C leaves a usable model and record.
+    Ctrl-C ends the run after the step in hand, with a usable model and record; --resume goes on with it.
     """
-    from edp_lab.cli.progress import listening
-    from edp_lab.training import TrainConfig
+    from edp_lab.cli.progress import listening, on_interrupt
+    from edp_lab.errors import UsageError
+    from edp_lab.training import TrainConfig, read_record
+    from edp_lab.training import resume as take_up
     from edp_lab.training import train as run
+    from edp_lab.training.trainer import rank
 
-    if size == "small":
-        import torch
-
-        torch.set_num_threads(1)  # small products gain nothing from a second thread, and lose much on a busy machine
+    given = [name for name in ctx.params if _given(ctx, name) and name not in ("resume", "as_json")]
+    if resume is not None:
+        if given:
+            raise UsageError(f"--{given[0].replace('_', '-')} is read from the run's record: drop it, or drop --resume")
+        _set_threads(read_record(resume)["config"]["size"])
+        with on_interrupt() as stop, listening(quiet=rank() > 0) as listener:
+            record = take_up(resume, listener, stop)
+        _report(record, resume, as_json)
+        return
+    if corpus is None or out is None:
+        raise UsageError("a run needs --corpus and --out (or --resume DIR to go on with one): give both")
+    _set_threads(size)
     config = TrainConfig(
         corpus=corpus,
         model=model,
@@ -102,6 +141,11 @@ def train(
         decay=decay,
         tau=tau,
         num_devices=gpus,
+        processes=processes,
+        micro_batch_size=micro_batch_size,
+        sampling=sampling,
+        optimizer=optimizer,
+        precision=precision,
         as_printed=as_printed,
         alpha=alpha,
         delta=delta,
@@ -117,14 +161,33 @@ def train(
         noise=noise,
         keep_duplicates_together=keep_duplicates_together,
     )
-    with listening() as listener:
-        record = run(config, out, listener)
+    with on_interrupt() as stop, listening(quiet=rank() > 0) as listener:
+        record = run(config, out, listener, stop)
+    if rank() == 0:
+        _report(record, out, as_json)
+
+
+def _given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _set_threads(size: str) -> None:
+    if size == "small":
+        import torch
+
+        torch.set_num_threads(1)  # small products gain nothing from a second thread, and lose much on a busy machine
+
+
+def _report(record: dict[str, Any], out: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(record, indent=2))
     else:
         _summary(record, out)
     if record["status"] == "interrupted":
-        print(f"interrupted: {out} holds the model as it was and its record", file=sys.stderr)
+        print(f"interrupted: go on with edp-lab train --resume {out}", file=sys.stderr)
+        if record["config"]["private_seed"]:
+            print("until then secret.key stays there: delete it before you share the folder", file=sys.stderr)
         raise typer.Exit(130)
 
 

@@ -18,6 +18,7 @@ from functools import cache
 from html import escape
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 

@@ -190,7 +190,7 @@ class LSTMUse:
 
 @dataclass
 class LookupUse:
-    """y = table[ids]: ids (R, ...), d (R, ..., D). Rows of the table that a micro-batch did not read have no gradient."""
+    """y = table[ids]: ids (R, ...), d (R, ..., D). Rows of the table that were not read have no gradient."""
 
     table: Tensor
     ids: Tensor

@@ -260,7 +260,7 @@ def _notes(runs: Sequence[Run]) -> tuple[str, ...]:
     if _values(runs, lambda run: run.corpus_sha256):
         names = _values(runs, lambda run: run.corpus)
         corpora = f"are {_listed(names)}" if names else f"are all named {runs[0].corpus}, but their checksums differ"
-        notes.append(f"the corpora {corpora}: scores are about different texts, and do not compare")
+        notes.append(f"the corpora {corpora}: neither scores nor times compare")
     if seeds := _values(runs, lambda run: run.settings.get("seed")):
         notes.append(f"the seeds {_listed(seeds)} make different splits: scores are on different test sets")
     if _values(runs, lambda run: run.settings.get("keep_duplicates_together")):
@@ -315,14 +315,14 @@ def _value(name: str, spec: str) -> Callable[[Run], str]:
     return text
 
 
-def _setting(name: str) -> Column:
+def _setting(name: str, number: bool) -> Column:
     def text(run: Run) -> str:
         value = run.settings.get(name)
         if isinstance(value, bool):
             return "yes" if value else "no"
         return NOTHING if value is None else format(value, ".6g" if isinstance(value, float) else "")
 
-    return Column(name.replace("_", "\n"), "run", text)
+    return Column(name.replace("_", "\n"), "run", text, number=number)
 
 
 def _epochs(run: Run) -> str:
@@ -335,6 +335,7 @@ def _holds(run: Run) -> str:
 
 def columns(comparison: Comparison) -> list[Column]:
     """Every column in which at least one run has something."""
+    words = {name for run in comparison.runs for name, value in run.settings.items() if isinstance(value, str)}
     is_sgd = comparison.reference is not None and comparison.reference.method == "sgd"
     every = [
         Column("run", "name", lambda run: run.name, number=False),
@@ -342,7 +343,7 @@ def columns(comparison: Comparison) -> list[Column]:
         Column("corpus", "run", lambda run: run.corpus, folds=True, number=False),
         Column("model", "run", lambda run: run.model, folds=True, number=False),
         Column("method", "run", lambda run: run.method, folds=True, number=False),
-        *map(_setting, comparison.settings),
+        *(_setting(name, name not in words) for name in comparison.settings),
         Column("epochs", "run", _epochs, folds=True),
         Column("test\nSER", "scores", _value("test_ser", ".4f")),
         Column("intent\naccuracy", "scores", _value("intent_accuracy", ".4f")),
@@ -393,11 +394,12 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 def as_csv(comparison: Comparison) -> str:
     """One row per run, numbers in full, settings in columns of their own; what a run does not have is empty."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for run in as_json(comparison)["runs"]:
-        settings, _ = run.pop("settings"), run.pop("validation_ser")
-        ours = {f"setting_{name}" if name in run else name: settings.get(name) for name in comparison.settings}
-        rows.append({**run, **ours})
+        del run["validation_ser"]
+        settings = {name: run["settings"].get(name) for name in comparison.settings}
+        before = list(run).index("settings")
+        rows.append(dict([*list(run.items())[:before], *settings.items(), *list(run.items())[before + 1 :]]))
     lines = io.StringIO()
     writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -4,7 +4,7 @@ All numbers are standard normal; `edp_lab.training.step.release` scales them. Th
 with a stream each, a function of (key, step, block), so that threads and ranks can share the work:
 
 * aggregate: one draw for the sum over all devices. Each rank draws its part of the blocks, and zeros elsewhere.
-* per-device: every device draws all P numbers from streams of its own; their sum over sqrt(N) has the same distribution.
+* per-device: every device draws all P numbers from streams of its own; their sum over sqrt(N) is distributed alike.
 * shared: all devices add one common secret draw, which every rank makes for itself.
 
 Guarantee: whichever it is, the sum over ranks is one fresh standard normal vector for each step, and with one key the

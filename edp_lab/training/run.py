@@ -273,7 +273,7 @@ class Run:
             save_state(folder, self.progress, self.parameters, self.optimizer, alpha)
 
     def save(self, folder: Path, status: str) -> None:
-        """The state, the record, the model: whatever happens in between, no model is left whose epochs were not billed."""
+        """State, record, model, in this order, so that no model is ever left whose epochs were not billed."""
         self.record["status"] = status
         if not self.main:
             return
