@@ -92,7 +92,7 @@ def _write(option: str, path: Path, content: str) -> None:
 
 def _show(comparison: Comparison) -> None:
     """One row per run if that fits into a line, else one column per run, else several tables of rows."""
-    from rich.console import Console, Group
+    from rich.console import Console
 
     from edp_lab.studies.compare import columns, explanation, fold
 
@@ -100,17 +100,17 @@ def _show(comparison: Comparison) -> None:
     kept, same = fold(comparison)
     rows = _by_run(comparison.runs, kept)
     turned = _by_property(comparison.runs, columns(comparison))
+    blocks: list[Table | str] = [same] if same else []
     if _fits(rows, console):
-        tables = [rows]
+        blocks += [rows]
     elif _fits(turned, console):
-        tables, same = [turned], ""
+        blocks = [turned]
     else:
-        tables = [_by_run(comparison.runs, part) for part in _cut(comparison.runs, kept, console)]
-    if same:
-        console.print(same)
-    for table in tables:
-        console.print(table if table is tables[0] and not same else Group("", table))
-    console.print(f"\n{explanation(comparison)}", style="dim")
+        blocks += [_by_run(comparison.runs, part) for part in _cut(comparison.runs, kept, console)]
+    for block in blocks:
+        console.print(block)
+        console.print()
+    console.print(explanation(comparison), style="dim")
     for note in comparison.notes:
         console.print(f"note: {note}")
 
@@ -127,8 +127,9 @@ def _by_run(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
 
     table = _table()
     for column in columns:
-        side = "right" if column.number else "left"
-        table.add_column(Text(column.title), justify=side, max_width=LONGEST, overflow="fold")
+        table.add_column(
+            Text(column.title), justify="right" if column.number else "left", max_width=LONGEST, overflow="fold"
+        )
     for run in runs:
         table.add_row(*(Text(column.text(run)) for column in columns))
     return table
@@ -179,8 +180,8 @@ KINDS = {
     "epsilon_if_alpha_public": ("-open-dot", "ε if α public"),
 }
 MARKERS = (
-    "a filled marker is an ε that holds; an open one would hold if the seed were secret, and one with a dot if alpha and "
-    "words came from public text as well"
+    "a filled marker is an ε that holds; an open one would hold if the seed were secret, and one with a dot if alpha "
+    "and words came from public text as well"
 )
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>Runs side by side</title>
@@ -280,12 +281,12 @@ def _lay_out(figure: go.Figure, comparison: Comparison, points: Sequence[Run]) -
     from edp_lab.course.theme import TEMPLATE
 
     scores = [score for run in comparison.runs for score in (*run.validation_ser, run.test_ser) if score is not None]
-    epochs = max((run.epochs for run in comparison.runs), default=1)
+    epochs = max(run.epochs for run in comparison.runs)
     legend = {"x": 1.01, "y": 1, "yanchor": "top", "tracegroupgap": 0}
     figure.update_layout(template=TEMPLATE, height=520, margin={"t": 50, "b": 60}, legend=legend)
-    figure.update_yaxes(range=[0, 1.06 * max(scores, default=1.0)])
+    figure.update_yaxes(range=[0, 1.06 * (max(scores, default=0.0) or 1.0)])
     figure.update_yaxes(title="semantic error rate (SER)", row=1, col=1)
-    figure.update_xaxes(title="epochs trained", dtick=math.ceil(epochs / 10), tick0=0, row=1, col=1)
+    figure.update_xaxes(title="epochs trained", dtick=max(1, math.ceil(epochs / 10)), tick0=0, row=1, col=1)
     if points:
         deltas = sorted({run.delta for run in points if run.delta is not None})
         at = " or ".join(f"{delta:.2g}" for delta in deltas)

@@ -12,6 +12,7 @@ candidate.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -86,36 +87,51 @@ def backward(dout: Tensor, packing: Packing, trace: Trace, w_hh: Tensor) -> tupl
     rows, hidden_size = dout.shape[0], w_hh.shape[-1]
     dout = dout.view(rows, 2, hidden_size)
     d_hidden = torch.stack([dout[packing.index[d], d] for d in (0, 1)])
+    i, f, o, candidate = trace.gates.unflatten(-1, (4, hidden_size)).unbind(2)
+    h_before, cell_before = _before(trace.hidden, packing), _before(trace.cell, packing)
+    # All that does not depend on later steps, for all steps at once: what d_hidden is to be multiplied by for the cell
+    # and the output gate, and what d_cell is for the others.
+    to_cell = o.addcmul(o * trace.tanh_cell, trace.tanh_cell, value=-1)
     d_gates = torch.empty_like(trace.gates)
-    h_before = torch.zeros_like(trace.hidden)
+    slope = d_gates.unflatten(-1, (4, hidden_size))
+    torch.mul(candidate, i.addcmul(i, i, value=-1), out=slope[:, :, 0])
+    torch.mul(cell_before, f.addcmul(f, f, value=-1), out=slope[:, :, 1])
+    torch.mul(trace.tanh_cell, o.addcmul(o, o, value=-1), out=slope[:, :, 2])
+    torch.mul(i, 1 - candidate * candidate, out=slope[:, :, 3])
     sizes = packing.batch_sizes
     ends = torch.tensor(sizes).cumsum(0).tolist()
-    d_cell_next = None
+    d_cell_next: Tensor | None = None
     for step in range(len(sizes) - 1, -1, -1):
-        size, now = sizes[step], slice(ends[step] - sizes[step], ends[step])
-        last = slice(now.start - sizes[step - 1], now.start - sizes[step - 1] + size) if step else None
-        i, f, o, candidate = trace.gates[:, now].chunk(4, dim=-1)
-        dh, tanh_c = d_hidden[:, now], trace.tanh_cell[:, now]
-        dc = dh * o * (1 - tanh_c * tanh_c)
+        now = slice(ends[step] - sizes[step], ends[step])
+        dh = d_hidden[:, now]
+        dc = dh * to_cell[:, now]
         if d_cell_next is not None:
             dc[:, : d_cell_next.shape[1]] += d_cell_next
-        di, df, do, dg = d_gates[:, now].chunk(4, dim=-1)
-        torch.mul(dc * candidate, i * (1 - i), out=di)
-        torch.mul(dh * tanh_c, o * (1 - o), out=do)
-        torch.mul(dc * i, 1 - candidate * candidate, out=dg)
-        if last is None:
-            df.zero_()
-            continue
-        torch.mul(dc * trace.cell[:, last], f * (1 - f), out=df)
-        h_before[:, now] = trace.hidden[:, last]
-        d_hidden[:, last] += torch.bmm(d_gates[:, now], w_hh)
-        d_cell_next = dc * f
+        gates = slope[:, now]
+        gates[:, :, :2] *= dc[:, :, None]
+        gates[:, :, 2] *= dh
+        gates[:, :, 3] *= dc
+        if step:
+            last = slice(now.start - sizes[step - 1], now.start - sizes[step - 1] + sizes[step])
+            d_hidden[:, last].baddbmm_(d_gates[:, now], w_hh)
+            d_cell_next = dc * f[:, now]
     flat_gates = dout.new_empty(rows, 2, 4 * hidden_size)
     flat_hidden = dout.new_empty(rows, 2, hidden_size)
     for d in (0, 1):
         flat_gates[packing.index[d], d] = d_gates[d]
         flat_hidden[packing.index[d], d] = h_before[d]
     return flat_gates, flat_hidden
+
+
+def _before(x: Tensor, packing: Packing) -> Tensor:
+    """Of each packed position (2, R, H), what stood one time step before it; zeros at the first."""
+    sizes = packing.batch_sizes
+    shifted = torch.zeros_like(x)
+    at = sizes[0]
+    for last, size in pairwise(sizes):
+        shifted[:, at : at + size] = x[:, at - last : at - last + size]
+        at += size
+    return shifted
 
 
 class BiLSTM(nn.Module):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -112,11 +113,11 @@ def compare(folders: Sequence[str | Path]) -> Comparison:
     """
     if not folders:
         raise UsageError("no run was given: name at least one --out folder of edp-lab train")
-    paths = [Path(folder).resolve() for folder in folders]
+    runs = [_read(Path(folder)) for folder in folders]
+    paths = [run.folder.resolve() for run in runs]
     for place, path in enumerate(paths):
         if path in paths[:place]:
             raise UsageError(f"run {folders[place]} is given twice: name each run once")
-    runs = [_read(Path(folder)) for folder in folders]
     reference = _reference(runs)
     differing = _differing([run.settings for run in runs])
     rows = tuple(
@@ -184,7 +185,7 @@ def _read(folder: Path) -> Run:
 
 def _row(folder: Path, record: Mapping[str, Any]) -> Run:
     config, corpus, guarantee = record["config"], record["corpus"], record["guarantee"]
-    epochs, final = record["epochs"], record["final"] or {}
+    epochs, final = record["epochs"], record.get("final") or {}
     bill = final or (epochs[-1] if epochs else {})
     method, status = _text(config, "method"), _text(guarantee, "status", "none")
     epsilon, if_public = _number(bill, "epsilon"), _number(bill, "epsilon_if_alpha_public")
@@ -215,9 +216,14 @@ def _row(folder: Path, record: Mapping[str, Any]) -> Run:
         delta=None if method == "sgd" else _number(guarantee, "delta"),
         neighbours={one.value: one.name.lower().replace("_", "-") for one in Adjacency}.get(neighbours, neighbours),
         batches=_text(guarantee, "sampling", ""),
-        hardware=f"{_text(record, 'device', 'device unknown')}, threads: {record.get('threads', 'unknown')}",
+        hardware=_hardware(record),
         validation_ser=tuple(_number(row, "ser") for row in epochs),
     )
+
+
+def _hardware(record: Mapping[str, Any]) -> str:
+    device, threads = _text(record, "device", "unknown device").partition(":")[0], _number(record, "threads")
+    return device if threads is None else f"{device} with {threads:g} thread{'' if threads == 1 else 's'}"
 
 
 def _number(part: Mapping[str, Any], name: str) -> float | None:
@@ -248,7 +254,16 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
         settings["tau"] = None
     unused = NOT_FOR_SGD if method == "sgd" else ()
     settings = {name: "none" if value is None else value for name, value in settings.items() if name not in unused}
-    return {name: _text(settings, name) if isinstance(value, str) else value for name, value in settings.items()}
+    return {name: _setting_in(settings, name) for name in settings}
+
+
+def _setting_in(settings: Mapping[str, Any], name: str) -> str | int | float:
+    value = settings[name]
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    return _number(settings, name) if isinstance(value, float) else _text(settings, name)  # type: ignore[return-value]
 
 
 # ---- What does not compare -----------------------------------------------------------------------------------------
@@ -262,17 +277,17 @@ def _notes(runs: Sequence[Run]) -> tuple[str, ...]:
         corpora = f"are {_listed(names)}" if names else f"are all named {runs[0].corpus}, but their checksums differ"
         notes.append(f"the corpora {corpora}: neither scores nor times compare")
     if seeds := _values(runs, lambda run: run.settings.get("seed")):
-        notes.append(f"the seeds {_listed(seeds)} make different splits: scores are on different test sets")
+        notes.append(f"seeds {_listed(seeds)} make different splits: scores are on different test sets")
     if _values(runs, lambda run: run.settings.get("keep_duplicates_together")):
-        notes.append("duplicates are kept together in some splits only: scores are on different test sets")
+        notes.append("duplicates are kept together in some splits only: scores may be on different test sets")
     if deltas := _values(private, lambda run: run.delta):
         notes.append(f"epsilons are at different deltas ({_listed(f'{delta:.3g}' for delta in deltas)})")
-    if neighbours := _values(private, lambda run: f"{run.neighbours}; {run.batches}"):
-        notes.append(f"epsilons are about different neighbours or batches ({_listed(neighbours)})")
+    if neighbours := _values(private, lambda run: run.neighbours):
+        notes.append(f"epsilons are about different neighbours ({_listed(neighbours)})")
     if _values(private, lambda run: run.settings.get("as_printed")):
         notes.append("z0 is noise over sensitivity in a sound run, std over C of one device in one as printed")
     if hardware := _values(runs, lambda run: run.hardware):
-        notes.append(f"runs had different hardware ({_listed(hardware)}): times do not compare")
+        notes.append(f"the runs had different hardware ({_listed(hardware)}): times do not compare")
     return tuple(notes)
 
 
@@ -397,9 +412,9 @@ def as_csv(comparison: Comparison) -> str:
     rows: list[dict[str, Any]] = []
     for run in as_json(comparison)["runs"]:
         del run["validation_ser"]
-        settings = {name: run["settings"].get(name) for name in comparison.settings}
-        before = list(run).index("settings")
-        rows.append(dict([*list(run.items())[:before], *settings.items(), *list(run.items())[before + 1 :]]))
+        rows.append({})
+        for name, value in run.items():
+            rows[-1] |= {key: value.get(key) for key in comparison.settings} if name == "settings" else {name: value}
     lines = io.StringIO()
     writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
     writer.writeheader()

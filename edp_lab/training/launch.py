@@ -57,7 +57,6 @@ class Ranks:
         try:
             for rank in map(str, range(processes)):
                 self._start(arguments, {**os.environ, **world, "RANK": rank, "LOCAL_RANK": rank})
-            self._reader.start()
         except BaseException:
             self.close()
             raise
@@ -125,6 +124,8 @@ class Ranks:
             start_new_session=True,  # a terminal's Ctrl-C reaches the parent only
         )
         self._ranks.append(rank)
+        if len(self._ranks) == 1:
+            self._reader.start()
 
     def _read(self) -> None:
         assert self._ranks[0].stdout

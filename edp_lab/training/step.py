@@ -129,6 +129,30 @@ def release(
     Raises:
         UsageError: a gradient is not finite, or a layer scale is too small for float32 or larger than judged.
     """
+    result = noise.new_zeros(layout.size) if out is None else out
+    norms, factors = gradients.add_clipped_sum(result, lambda norms: clip_factors(mechanism, norms, layout, alpha))
+    add_noise(mechanism, epoch, result, layout, alpha, noise)
+    return Released(result.div_(divisor or mechanism.num_devices), factors, norms)
+
+
+def add_noise(
+    mechanism: Mechanism, epoch: int, total: Tensor, layout: Layout, alpha: Tensor | None, noise: Tensor
+) -> None:
+    """total (P) += what the mechanism adds to the sum of clipped gradients, from standard normal draws (P)."""
+    std = mechanism.noise_std(epoch)
+    if mechanism.variant is Variant.SOUND and alpha is not None:
+        for columns, scale in zip(layout.columns, alpha.tolist(), strict=True):
+            total[columns].add_(noise[columns], alpha=std * scale)
+    else:
+        total.add_(noise, alpha=std)
+
+
+def clip_factors(mechanism: Mechanism, norms: Tensor, layout: Layout, alpha: Tensor | None) -> Tensor:
+    """min(1, C / ||g_m / alpha||) for each micro-batch: norms (M, K) -> (M), float64.
+
+    Raises:
+        UsageError: a gradient is not finite, or a layer scale is too small for float32 or larger than judged.
+    """
     if alpha is not None and not float(alpha.min()) >= SMALLEST_ALPHA:
         raise UsageError(f"a layer scale alpha is {float(alpha.min())}: it must be at least {SMALLEST_ALPHA:.1e}")
     if alpha is not None and not float(alpha.max()) <= mechanism.alpha_max * (1 + 1e-6):
@@ -136,23 +160,6 @@ def release(
             f"a layer scale alpha is {float(alpha.max())}, above the {mechanism.alpha_max} by which the mechanism is "
             "judged: normalise the scales"
         )
-    result = noise.new_zeros(layout.size) if out is None else out
-    norms, factors = gradients.add_clipped_sum(result, lambda norms: clip_factors(mechanism, norms, layout, alpha))
-    std = mechanism.noise_std(epoch)
-    if mechanism.variant is Variant.SOUND and alpha is not None:
-        for columns, scale in zip(layout.columns, alpha.tolist(), strict=True):
-            result[columns].add_(noise[columns], alpha=std * scale)
-    else:
-        result.add_(noise, alpha=std)
-    return Released(result.div_(divisor or mechanism.num_devices), factors, norms)
-
-
-def clip_factors(mechanism: Mechanism, norms: Tensor, layout: Layout, alpha: Tensor | None) -> Tensor:
-    """min(1, C / ||g_m / alpha||) for each micro-batch: norms (M, K) -> (M), float64.
-
-    Raises:
-        UsageError: a gradient is not finite.
-    """
     check_finite(norms, layout)
     total = torch.linalg.vector_norm(norms if alpha is None else norms / alpha, dim=1)
     bound = mechanism.clip_norm * (CLIP_MARGIN if mechanism.variant is Variant.SOUND else 1.0)

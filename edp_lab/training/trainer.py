@@ -174,6 +174,7 @@ def _start(
             _relay(ranks, cure, listener, stop)
         except KeyboardInterrupt:
             stop.set()
+            ranks.stop()
             _relay(ranks, cure, listener, stop)
     return read_record(folder)
 
@@ -296,8 +297,9 @@ def main(job: str) -> None:
         train_here(TrainConfig(**told["config"]), Path(told["folder"]), report, stop, told["resuming"])
     except UsageError as error:
         sys.exit(f"error: {error}")
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

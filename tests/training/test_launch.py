@@ -220,7 +220,12 @@ def test_killed_rank_is_noticed_at_once_while_rank_0_is_silent(toy: Toy, tmp_pat
 
 def test_lines_said_before_a_failure_are_still_relayed(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     read = Ranks._read
-    monkeypatch.setattr(Ranks, "_read", lambda self: (time.sleep(0.6), read(self)))  # all is over by then
+
+    def read_late(ranks: Ranks) -> None:
+        time.sleep(0.6)  # all is over by then
+        read(ranks)
+
+    monkeypatch.setattr(Ranks, "_read", read_late)
     program = toy("if rank == 0:\n    for step in range(1000): say(str(step))\n    fail(1, 'KeyError: 4')\n" + HOUR)
     said: list[str] = []
     with Ranks(2, program) as ranks, pytest.raises(UsageError, match="KeyError: 4"):
