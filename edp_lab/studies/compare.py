@@ -37,7 +37,8 @@ class Run:
     Attributes:
         name: its folder's name, with as much of the path as tells it from the other runs.
         status: "finished", "interrupted", "failed" or "running".
-        settings: those that differ between the runs, where they count; None as configured is "none".
+        settings: those that differ between the runs, unless this one does without, as SGD does without noise; None as
+            configured is "none".
         epochs: trained in full, of `epochs_planned`.
         test_ser, intent_accuracy, slot_f1, exact_match: on the test set, as fractions.
         seconds: of training, summed over the epochs trained; validation is not in it.
@@ -119,12 +120,12 @@ def compare(folders: Sequence[str | Path]) -> Comparison:
         if path in paths[:place]:
             raise UsageError(f"run {folders[place]} is given twice: name each run once")
     reference = _reference(runs)
-    differing = _differing([run.settings for run in runs])
+    differing = _differing(runs)
     rows = tuple(
         replace(
             run,
             name=name,
-            settings={key: run.settings[key] for key in differing if key in run.settings},
+            settings={key: value for key, value in _counting(run).items() if key in differing},
             times_reference=_ratio(run, reference),
         )
         for run, name in zip(runs, _names(paths), strict=True)
@@ -157,13 +158,19 @@ def _ratio(run: Run, reference: Run | None) -> float | None:
     return run.seconds_per_epoch / reference.seconds_per_epoch
 
 
-def _differing(settings: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Names of settings with two values or more; a run in which a setting does not count has none."""
+def _counting(run: Run) -> dict[str, Any]:
+    unused = NOT_FOR_SGD if run.method == "sgd" else ()
+    return {name: value for name, value in run.settings.items() if name not in unused}
+
+
+def _differing(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Names of settings with two values or more, unless they count in no run; a record that lacks one has no say."""
+    counting = [_counting(run) for run in runs]
     found = []
-    fullest_first = sorted(settings, key=len, reverse=True)  # keeps the order of the configuration
-    for name in dict.fromkeys(name for one in fullest_first for name in one):
-        values = [one[name] for one in settings if name in one]
-        if any(value != values[0] for value in values):
+    for name in dict.fromkeys(name for run in runs for name in run.settings):
+        values = [run.settings[name] for run in runs if name in run.settings]
+        shown = [one.get(name) for one in counting]
+        if any(value != values[0] for value in values) and any(value != shown[0] for value in shown):
             found.append(name)
     return tuple(found)
 
@@ -243,7 +250,7 @@ def _text(part: Mapping[str, Any], name: str, default: str | None = None) -> str
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that count for this method, defaults that depend on others filled in as `TrainConfig` does."""
+    """All settings, those left to a default that depends on others filled in as `TrainConfig` does."""
     method = config["method"]
     settings = {name: value for name, value in config.items() if name not in IN_OWN_COLUMN}
     settings["alpha"] = config.get("alpha") or ("private" if config.get("as_printed") else "none")
@@ -252,8 +259,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     settings["micro_batch_size"] = config.get("micro_batch_size") or shared
     if config.get("decay") == "none":
         settings["tau"] = None
-    unused = NOT_FOR_SGD if method == "sgd" else ()
-    settings = {name: "none" if value is None else value for name, value in settings.items() if name not in unused}
+    settings = {name: "none" if value is None else value for name, value in settings.items()}
     return {name: _setting_in(settings, name) for name in settings}
 
 
@@ -368,9 +374,9 @@ def columns(comparison: Comparison) -> list[Column]:
         Column("time\n(SGD = 1)" if is_sgd else "time\n(fastest = 1)", "time", _value("times_reference", ".2f")),
         Column("epsilon\nclaimed", "privacy", _value("epsilon_claimed", ".4g")),
         Column("epsilon\nthat holds", "privacy", _holds),
+        Column("guarantee", "privacy", lambda run: run.guarantee, folds=True, number=False),
         Column("epsilon if\nseed secret", "privacy", _value("epsilon_if_seed_secret", ".4g")),
         Column("epsilon if\nalpha public", "privacy", _value("epsilon_if_alpha_public", ".4g")),
-        Column("guarantee", "privacy", lambda run: run.guarantee, folds=True, number=False),
         Column("delta", "privacy", _value("delta", ".3g"), folds=True),
     ]
     return [column for column in every if any(column.text(run) != NOTHING for run in comparison.runs)]

@@ -274,16 +274,14 @@ class Run:
 
     def save(self, folder: Path, status: str) -> None:
         """State, record, model, in this order, so that no model is ever left whose epochs were not billed."""
-        self.record["status"] = status
-        if not self.main:
-            return
         self.save_state(folder)
         self.save_model(folder, status)
 
     def save_model(self, folder: Path, status: str) -> None:
         self.record["status"] = status
-        write_record(folder, self.record)
-        save_model(self.model, folder / MODEL)
+        if self.main:
+            write_record(folder, self.record)
+            save_model(self.model, folder / MODEL)
 
     def bill(self) -> dict[str, float | None]:
         """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record."""

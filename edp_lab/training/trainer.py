@@ -154,12 +154,8 @@ def _train(run: Run, folder: Path, listener: Listener, stop: threading.Event) ->
             write_record(folder, {**run.record, "status": "failed", "error": str(error)})
         raise
     else:
-        run.bill()
-        run.save(folder, status)
         run.finish()
-        if run.main:
-            run.record["status"] = status
-            write_record(folder, run.record)
+        run.save_model(folder, status)
 
 
 def _start(

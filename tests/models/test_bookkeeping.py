@@ -379,8 +379,9 @@ def test_a_parameter_used_twice_is_refused():
     with pytest.raises(ValueError, match="used twice"):  # as a table and as a layer: tied weights
         ops.linear(ops.embedding(torch.tensor([0, 1, 1]), weight), weight, None).sum().backward()
     ops = MicroBatchOps([nn.Parameter(torch.zeros(1))], [3])  # the others are frozen: as often as one likes
-    y = ops.layer_norm(ops.linear(x, weight, None), weight[0], weight[1], 1e-5)
-    ops.layer_norm(ops.linear(y, weight, None), weight[0], weight[1], 1e-5).sum().backward()
+    scale, shift = weight.detach()[0], weight.detach()[1]
+    y = ops.layer_norm(ops.linear(x, weight, None), scale, shift, 1e-5)
+    ops.layer_norm(ops.linear(y, weight, None), scale, shift, 1e-5).sum().backward()
 
 
 @pytest.mark.parametrize("kind", ["clc", "bert"])

@@ -227,9 +227,18 @@ def test_a_model_of_another_version_is_refused(tmp_path, monkeypatch):
         load_model(tmp_path)
     monkeypatch.undo()
     model = build("clc")
-    save_model(model.double(), tmp_path)
+    model.intent.double()  # one part in another precision than the rest
+    save_model(model, tmp_path)
     with pytest.raises(UsageError, match="another version of edp_lab"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["clc", "bert"])
+def test_a_model_comes_back_in_its_own_precision(tmp_path, kind):
+    for model in (build(kind).double(), build(kind)):
+        save_model(model, tmp_path)
+        assert {p.dtype for p in load_model(tmp_path).parameters()} == {p.dtype for p in model.parameters()}
+        assert same(load_model(tmp_path), model)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
