@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -96,7 +96,7 @@ def _show(comparison: Comparison) -> None:
 
     from edp_lab.studies.compare import columns, explanation, fold
 
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, emoji=False)  # names are names
     kept, same = fold(comparison)
     rows = _by_run(comparison.runs, kept)
     turned = _by_property(comparison.runs, columns(comparison))
@@ -123,30 +123,25 @@ def _table() -> Table:
 
 
 def _by_run(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
-    from rich.text import Text
-
     table = _table()
     for column in columns:
-        table.add_column(
-            Text(column.title), justify="right" if column.number else "left", max_width=LONGEST, overflow="fold"
-        )
+        side: Literal["left", "right"] = "right" if column.number else "left"
+        table.add_column(column.title, justify=side, max_width=LONGEST, overflow="fold")
     for run in runs:
-        table.add_row(*(Text(column.text(run)) for column in columns))
+        table.add_row(*(column.text(run) for column in columns))
     return table
 
 
 def _by_property(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
-    from rich.text import Text
-
     table = _table()
     name, *properties = columns
     table.add_column(name.title)
     for run in runs:
-        table.add_column(Text(name.text(run)), justify="right", max_width=LONGEST, overflow="fold")
+        table.add_column(name.text(run), justify="right", max_width=LONGEST, overflow="fold")
     for _, members in groupby(properties, lambda column: column.group):
         table.add_section()
         for column in members:
-            table.add_row(column.title.replace("\n", " "), *(Text(column.text(run)) for run in runs))
+            table.add_row(column.title.replace("\n", " "), *(column.text(run) for run in runs))
     return table
 
 

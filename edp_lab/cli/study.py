@@ -98,6 +98,95 @@ def accounting(
                 )
 
 
+@bench_app.command()
+def step(
+    corpus: Annotated[str, typer.Option(help="A name from `edp-lab data list`, or a path.")] = "smart-home",
+    model: Annotated[str, typer.Option(help="clc or bert (of the paper's size, random weights).")] = "clc",
+    methods: Annotated[
+        str, typer.Option(help="Of sgd, edp-sgd, dp-sgd-naive, dp-sgd and opacus, with commas between.")
+    ] = "sgd,edp-sgd,dp-sgd-naive,dp-sgd",
+    gpus: Annotated[str, typer.Option(help="Numbers of devices for edp-sgd.")] = "1,8",
+    processes: Annotated[str, typer.Option(help="Numbers of real processes.")] = "1",
+    batch_size: Annotated[int, typer.Option(help="Utterances per step, over all devices.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Steps of each method, one after another in each round.")] = 15,
+    threads: Annotated[int | None, typer.Option(help="Of each process (default: its share of the cores).")] = None,
+    size: Annotated[str, typer.Option(help="paper or small.")] = "paper",
+    as_json: Json = False,
+) -> None:
+    """Seconds of a training step under each method, as a ratio to SGD, beside the paper's Table 2."""
+    _step_table(corpus, model, methods, gpus, processes, batch_size, rounds, threads, size, as_json, "seconds")
+
+
+@bench_app.command()
+def epoch(
+    corpus: Annotated[str, typer.Option(help="A name from `edp-lab data list`, or a path.")] = "smart-home",
+    model: Annotated[str, typer.Option(help="clc or bert (of the paper's size, random weights).")] = "clc",
+    methods: Annotated[
+        str, typer.Option(help="Of sgd, edp-sgd, dp-sgd-naive, dp-sgd and opacus, with commas between.")
+    ] = "sgd,edp-sgd,dp-sgd",
+    gpus: Annotated[str, typer.Option(help="Numbers of devices for edp-sgd.")] = "1,8",
+    processes: Annotated[str, typer.Option(help="Numbers of real processes.")] = "1",
+    batch_size: Annotated[int, typer.Option(help="Utterances per step, over all devices.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Steps that are timed; an epoch is their mean times its steps.")] = 30,
+    threads: Annotated[int | None, typer.Option(help="Of each process (default: its share of the cores).")] = None,
+    size: Annotated[str, typer.Option(help="paper or small.")] = "paper",
+    as_json: Json = False,
+) -> None:
+    """Seconds of a training epoch under each method, from the mean of some steps, beside the paper's Table 2."""
+    _step_table(
+        corpus, model, methods, gpus, processes, batch_size, rounds, threads, size, as_json, "seconds_per_epoch"
+    )
+
+
+def _step_table(
+    corpus: str,
+    model: str,
+    methods: str,
+    gpus: str,
+    processes: str,
+    batch_size: int,
+    rounds: int,
+    threads: int | None,
+    size: str,
+    as_json: bool,
+    column: str,
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from edp_lab.studies.bench_step import Task, bench_steps
+
+    task = Task(
+        corpus, model, tuple(methods.split(",")), _numbers("--gpus", gpus), _numbers("--processes", processes),
+        batch_size, rounds, threads, size,
+    )  # fmt: skip
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+        rows = bench_steps(task, lambda name: status.update(name))
+    if as_json:
+        print(json.dumps([{**row, **_surroundings()} for row in rows], indent=2))
+        return
+    table = Table(title=f"{model} on {corpus}, batches of {batch_size}")
+    for name in ("method", "gpus", "processes", "seconds", "x SGD", "quartiles", "peak MB", "paper x"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        low, high = row["ratio_spread"]
+        paper = "" if row["paper_ratio"] is None else f"{row['paper_ratio']:.2f}"
+        spread, memory = f"{low:.2f}-{high:.2f}", f"{row['peak_memory_mb']:.0f}"
+        counts = str(row["gpus"]), str(row["processes"])
+        table.add_row(row["method"], *counts, f"{row[column]:.3g}", f"{row['ratio_to_sgd']:.2f}", spread, memory, paper)
+    Console().print(table)
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    from edp_lab.errors import UsageError
+
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} is {text!r}: give whole numbers with commas between, such as 1,8") from None
+
+
 def _surroundings() -> dict[str, Any]:
     import os
     import platform

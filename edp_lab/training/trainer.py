@@ -109,7 +109,7 @@ def train_here(
     Raises:
         UsageError: as `train`; not as many processes as `config` says.
     """
-    accelerator = _accelerator(config.processes)
+    accelerator = start_accelerator(config.processes)
     with _files(folder, resuming) if accelerator.is_main_process else _nothing():
         corpus = load_corpus(config.corpus)
         earlier = read_record(folder) if resuming else None
@@ -189,7 +189,7 @@ def _event(line: str) -> Event:
     return kind(**told)
 
 
-def _accelerator(processes: int) -> Accelerator:
+def start_accelerator(processes: int) -> Accelerator:
     """
     Raises:
         UsageError: not as many processes take part as asked for.

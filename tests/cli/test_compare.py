@@ -91,7 +91,7 @@ def test_many_runs_stand_in_rows_of_tables_that_fit(cli, tmp_path):
         one = json.loads(Path("noised/record.json").read_text())
         one["config"]["z0"] = k + 0.123
         one["final"]["exact_match"] = k / 1000
-        folder = tmp_path / ("a-name-that-is-far-too-long-for-a-table" if k == 5 else f"[bold]{k}")
+        folder = tmp_path / ("a-name-that-is-far-too-long-for-a-table" if k == 5 else f"[bold]:cat:{k}")
         folder.mkdir()
         (folder / "record.json").write_text(json.dumps(one))
         names.append(str(folder))
@@ -100,7 +100,7 @@ def test_many_runs_stand_in_rows_of_tables_that_fit(cli, tmp_path):
     assert max(map(len, out.splitlines())) <= 80
     assert "method edp-sgd, epochs 2, guarantee void: seed published" in out.replace("\n", "")
     for k in set(range(12)) - {5}:
-        rows = [line for line in out.splitlines() if line.startswith(f"[bold]{k} ")]
+        rows = [line for line in out.splitlines() if line.startswith(f"[bold]:cat:{k} ")]
         assert len(rows) > 1
         assert f"{k + 0.123}" in " ".join(rows).split()
         assert f"{k / 1000:.4f}" in " ".join(rows).split()
@@ -182,7 +182,7 @@ def test_page_draws_the_runs_and_needs_no_network(cli, trained, tmp_path):
         assert (point["x"], point["y"]) == ([final(trained, name)["epsilon"]], [final(trained, name)["ser"]])
         assert point["marker"]["symbol"].endswith("-open") == (name == "noised")
     assert layout["xaxis2"]["type"] == "log"
-    assert layout["shapes"][0]["y0"] == final(trained, "plain")["ser"]
+    assert [shape["y0"] for shape in layout["shapes"]] == [final(trained, "plain")["ser"]]
 
 
 def test_page_of_plain_runs_has_one_panel_and_names_stay_text(cli, tmp_path):
