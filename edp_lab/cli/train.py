@@ -127,7 +127,8 @@ def train(
         _set_threads(read_record(resume)["config"]["size"])
         with on_interrupt() as stop, listening(quiet=rank() > 0) as listener:
             record = take_up(resume, listener, stop)
-        _report(record, resume, as_json)
+        if rank() == 0:
+            _report(record, resume, as_json)
         return
     if corpus is None or out is None:
         raise UsageError("a run needs --corpus and --out (or --resume DIR to go on with one): give both")

@@ -146,7 +146,7 @@ class LivePanel(Frame):
                 for method, run in (("sgd", baseline), ("edp-sgd", config)):
                     if len(self.rows[method]) < config.epochs and not self._stop.is_set():
                         listener = partial(self._listen, method, config)
-                        self.records[method] = train(run, Path(folder) / method, listener)
+                        self.records[method] = train(run, Path(folder) / method, listener, self._stop)
                 if len(self.rows["sgd"]) == config.epochs:
                     self._baselines[baseline] = self.rows["sgd"]
                 self._draw(config)
@@ -156,10 +156,8 @@ class LivePanel(Frame):
             self.run_button.disabled, self.stop_button.disabled = False, True
 
     def _listen(self, method: str, config: TrainConfig, event: Event) -> None:
-        """What the training loop reports; KeyboardInterrupt is how it is told to end early."""
+        """What the training loop reports."""
         if isinstance(event, StepDone):
-            if self._stop.is_set():
-                raise KeyboardInterrupt
             self.bar.max, self.bar.value = event.epochs * event.steps, event.epoch * event.steps + event.step
             self.state.value = f"{figures.RUNS[method]}: epoch {event.epoch + 1} of {event.epochs}"
         else:

@@ -162,7 +162,7 @@ class _PeerBert(_Peer):
             input_ids=pieces,
             attention_mask=mask,
             # By default both have a first dimension of 1, for which Opacus sees one example.
-            position_ids=torch.arange(pieces.shape[1], device=pieces.device).expand_as(pieces),
+            position_ids=torch.arange(pieces.shape[1], device=pieces.device).repeat(len(pieces), 1),
             token_type_ids=torch.zeros_like(pieces),
         ).last_hidden_state
         first = to_padded(batch.inputs["words"], batch.lengths)[0]  # (B, T)
@@ -210,7 +210,7 @@ def _dp_lstm(layer: BiLSTM) -> nn.Module:
         cell.ih.weight.data.copy_(reordered(layer.w_ih[direction]))
         cell.hh.weight.data.copy_(reordered(layer.w_hh[direction]))
         cell.ih.bias.data.copy_(reordered(layer.bias[direction]))
-        cell.hh.bias = None
+        nn.init.zeros_(cell.hh.bias).requires_grad_(False)
     return lstm
 
 

@@ -1,6 +1,8 @@
 """One training loop, the eDP-SGD step, and the run record."""
 
 from edp_lab.training.config import TrainConfig
+from edp_lab.training.gradients import trainable
+from edp_lab.training.private_step import PrivateStep
 from edp_lab.training.record import read_record
 from edp_lab.training.run import EpochDone, StepDone
 from edp_lab.training.runs import evaluate_run, predict_texts, run_ledger
@@ -8,6 +10,7 @@ from edp_lab.training.trainer import resume, train
 
 __all__ = [
     "EpochDone",
+    "PrivateStep",
     "StepDone",
     "TrainConfig",
     "evaluate_run",
@@ -16,4 +19,5 @@ __all__ = [
     "resume",
     "run_ledger",
     "train",
+    "trainable",
 ]

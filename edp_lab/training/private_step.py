@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
 from edp_lab.privacy import Alpha, Mechanism, Variant
+from edp_lab.training.gradients import LoopGradients
 from edp_lab.training.noise import NoiseSource, Share
 from edp_lab.training.step import Layout, MicroGradients, Released, layer_scales, release
+
+T = TypeVar("T")
 
 
 class FlatGradient:
@@ -68,7 +72,7 @@ class PrivateStep:
         alpha: Tensor | None = None,
         tail: int = 0,
     ) -> None:
-        self.flat = FlatGradient(parameters, accelerator, tail)
+        self.flat, self.parameters = FlatGradient(parameters, accelerator, tail), [p for _, p in parameters]
         self.layout, self.mechanism, self.alpha = self.flat.layout, mechanism, alpha
         self.divisor = micro_batches or mechanism.num_devices
         rank = 0 if accelerator is None else accelerator.process_index
@@ -114,9 +118,18 @@ class PrivateStep:
         self.flat.reduce()
         return layer_scales(self.flat.gradient.div_(self.divisor), self.layout)
 
-    def __call__(self, epoch: int, step: int, gradients: MicroGradients) -> Released:
-        """`begin`, `finish` and the sum over processes: afterwards the optimizer may step."""
+    def own(self, micro_batches: Sequence[T]) -> Sequence[T]:
+        """Of one micro-batch per device, those of this process."""
+        devices = self.share.devices
+        return micro_batches[devices.start : devices.stop]
+
+    def __call__(self, epoch: int, step: int, losses: Sequence[Callable[[], Tensor]]) -> Released:
+        """One whole step of any module, in a loop over this process's micro-batches; then the optimizer may step.
+
+        Args:
+            losses: for each micro-batch, what computes the losses of its examples.
+        """
         self.begin(step)
-        released = self.finish(epoch, gradients)
+        released = self.finish(epoch, LoopGradients(self.parameters, losses, self.layout))
         self.flat.reduce()
         return released

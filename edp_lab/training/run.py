@@ -129,9 +129,9 @@ class Run:
                 tail=3,
             )
             self.flat = self.private.flat
-            if mechanism.alpha is Alpha.PUBLIC and alpha is None:
-                self.private.alpha = self._public_alpha(self.private)
         self.layout = self.flat.layout
+        if self.private is not None and self.private.mechanism.alpha is Alpha.PUBLIC and alpha is None:
+            self.private.alpha = self._public_alpha(self.private)
 
     @property
     def main(self) -> bool:
@@ -155,6 +155,7 @@ class Run:
         """Train to the end, or to the end of the step in which `stop` was set: "finished" or "interrupted"."""
         while self.progress.epoch < self.config.epochs:
             if not self.epoch(listener, stop, folder):
+                self.save_state(folder)
                 return "interrupted"
             self.save(folder, "running")
         return "finished"
@@ -164,7 +165,7 @@ class Run:
     ) -> bool:
         """The rest of the current epoch, scored on the validation set; False if it was broken off.
 
-        With a `folder`, a state is saved there once a minute, and where the epoch was broken off.
+        With a `folder`, a state is saved there once a minute.
         """
         now, epochs, steps = self.progress, self.config.epochs, self.batches.steps_per_epoch
         saved = start = time.perf_counter()
@@ -177,12 +178,11 @@ class Run:
             now.seconds = before + time.perf_counter() - start
             if self.main:
                 listener(StepDone(now.epoch, epochs, now.step_in_epoch, steps, loss / max(examples, 1)))
-            due = time.perf_counter() - saved > SAVE_EVERY
-            if folder is not None and (stopped or due) and now.step_in_epoch < steps:
-                self.save_state(folder)
-                saved = time.perf_counter()
             if stopped and now.step_in_epoch < steps:
                 return False
+            if folder is not None and time.perf_counter() - saved > SAVE_EVERY and now.step_in_epoch < steps:
+                self.save_state(folder)
+                saved = time.perf_counter()
         scores = evaluate_model(self.model, self.validation, self.accelerator)
         row = {"loss": now.loss / max(now.examples, 1), "seconds": now.seconds, **asdict(scores), **self.bill()}
         done = now.epoch
@@ -205,7 +205,7 @@ class Run:
         gradients = model_gradients(self.model, self.train_data, parts, dropout_key, self.layout, naive)
         if self.private is None:
             self.flat.zero()
-            share = len(parts[0]) / sum(len(one) for device in devices for one in device)
+            share = len(parts[0]) / max(1, sum(len(one) for device in devices for one in device))
             norms, _ = gradients.add_clipped_sum(self.flat.gradient, lambda norms: torch.full_like(norms[:, 0], share))
             check_finite(norms, self.layout)
         else:
@@ -228,8 +228,9 @@ class Run:
     def _optimize(self) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate()
-        if self.private is not None and isinstance(self.optimizer, DPAdamBC):
-            self.optimizer.noise_std(self.private.noise_stds(self.progress.epoch))
+        if isinstance(self.optimizer, DPAdamBC):
+            none = [0.0] * len(self.parameters)
+            self.optimizer.noise_std(none if self.private is None else self.private.noise_stds(self.progress.epoch))
         self.optimizer.step()
 
     def _learning_rate(self) -> float:

@@ -1,0 +1,173 @@
+"""Real processes compute what one process simulates: the same parameters, whatever model, method and noise.
+
+Starting a rank costs seconds, so the ranks of one launch go through all cases one after another: they run this file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
+from transformers import BertForMaskedLM
+
+from edp_lab.corpora import load_corpus, split
+from edp_lab.errors import UsageError
+from edp_lab.models.bert import BertSize, bert_config
+from edp_lab.models.pieces import train_wordpieces
+from edp_lab.training import TrainConfig, read_record, run_ledger, train
+from edp_lab.training.launch import Ranks, obey
+from edp_lab.training.run import Run
+
+HERE = Path(__file__)
+EPOCHS, STEPS = 4, 20
+KEY = 2**127 + 12345
+CORPUS, ENCODER = "own.jsonl", "encoder"
+CASES: dict[str, dict[str, Any]] = {
+    "CLC as printed": {"as_printed": True},
+    "CLC sound": {},
+    "BERT as printed": {"model": "bert", "as_printed": True},
+    "BERT sound": {"model": "bert", "pretrained": ENCODER},
+    "plain SGD": {"method": "sgd"},
+    "DP-SGD": {"method": "dp-sgd"},
+    "five devices": {"num_devices": 5, "as_printed": True},
+    "aggregate noise": {"noise": "aggregate"},
+    "shared noise": {"noise": "shared"},
+    "micro-batches": {"micro_batch_size": 3, "sampling": "poisson", "optimizer": "dp-adambc", "noise": "aggregate"},
+}
+
+
+def write_files(folder: Path) -> None:
+    """A corpus of 99 training utterances, and an untrained BERT encoder, too small to be of use."""
+    texts = [("call", ("anna", "bob")[k % 2], str(k)) if k % 3 else ("play", "song", str(k)) for k in range(220)]
+    tags = {"call": ("O", "B-name", "B-number"), "play": ("O", "O", "B-title")}
+    rows = [{"tokens": words, "tags": tags[words[0]], "intent": words[0]} for words in texts]
+    (folder / CORPUS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = train_wordpieces(texts)
+    size = BertSize(layers=1, heads=2, hidden=16, intermediate=32, positions=24)
+    torch.manual_seed(1)
+    BertForMaskedLM(bert_config(size.architecture(tokenizer.get_vocab_size()))).save_pretrained(folder / ENCODER)
+    tokenizer.save(str(folder / ENCODER / "tokenizer.json"))
+
+
+def config(folder: Path, processes: int, **changes: Any) -> TrainConfig:
+    """Five steps an epoch; batches of 20 and, at the end, 19. `z0`: noise as large as the gradient."""
+    settings: dict[str, Any] = {"num_devices": 4, "batch_size": 20, "epochs": EPOCHS, "size": "small", "z0": 0.01}
+    settings |= {"precision": "float64", "noise": "per-device", "dropout": 0.3, "processes": processes, **changes}
+    if "pretrained" in settings:
+        settings["pretrained"] = str(folder / settings["pretrained"])
+    return TrainConfig(corpus=str(folder / CORPUS), **settings)
+
+
+def trained(folder: Path, case: str, accelerator: Accelerator | None = None) -> tuple[Tensor, Run]:
+    """All parameters after 20 steps."""
+    corpus = load_corpus(folder / CORPUS)
+    settings = config(folder, 1 if accelerator is None else accelerator.num_processes, **CASES[case])
+    run = Run(settings, corpus, split(corpus, 0), accelerator, KEY)
+    while run.progress.epoch < EPOCHS:
+        assert run.epoch()
+    assert run.progress.step == STEPS
+    return torch.cat([p.detach().flatten() for _, p in run.parameters]), run
+
+
+def main(folder: Path) -> None:
+    """What one rank does. Rank 0 leaves the parameters of each case, and tells its scores."""
+    obey(threading.Event())
+    accelerator = Accelerator(cpu=True)
+    for case in CASES:
+        parameters, run = trained(folder, case, accelerator)
+        digest = hashlib.sha256(parameters.numpy().tobytes()).hexdigest()
+        assert len(set(gather_object([digest]))) == 1, f"the ranks disagree about {case}"
+        if accelerator.is_main_process:
+            torch.save(parameters, folder / f"{case} {accelerator.num_processes}.pt")
+            print(json.dumps([case, run.record["devices"], run.progress.rows]), flush=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("processes")
+    write_files(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def simulated(folder: Path) -> dict[str, tuple[Tensor, list[dict[str, Any]]]]:
+    return {case: (parameters, run.progress.rows) for case in CASES for parameters, run in [trained(folder, case)]}
+
+
+def scores(rows: list[dict[str, Any]]) -> list[float]:
+    return [row[name] for row in rows for name in ("loss", "ser", "intent_accuracy", "slot_f1")]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_real_processes_give_the_parameters_and_scores_of_the_simulation(folder, simulated, processes, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), str(HERE.parents[2])]))
+    with Ranks(processes, [HERE.stem, str(folder)], threads=1) as ranks:
+        told = {case: (devices, rows) for case, devices, rows in map(json.loads, ranks.lines())}
+    differences, noise = {}, 0.0
+    for case, (parameters, rows) in simulated.items():
+        real = torch.load(folder / f"{case} {processes}.pt")
+        differences[case] = float((real - parameters).abs().max())
+        assert scores(told[case][1]) == pytest.approx(scores(rows), rel=1e-9), case
+    assert max(differences.values()) < (1e-9 if processes > 1 else 1e-300), differences
+    noise = float((simulated["aggregate noise"][0] - simulated["CLC sound"][0]).abs().max())
+    assert noise > 1e-3  # so the noise is no small matter in what was compared
+    many = f"{processes} process" + ("es" if processes > 1 else "")
+    assert told["CLC sound"][0] == f"4 devices: {many}, {4 - processes} simulated"
+    assert told["five devices"][0] == f"5 devices: {many}, {5 - processes} simulated"
+    assert told["plain SGD"][0] == many
+
+
+def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, started: int, asked: int) -> str:
+    """What is said at once, by every process, before it waits for others that never come."""
+    for name, value in {"WORLD_SIZE": started, "RANK": 0, "LOCAL_RANK": 0, "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UsageError) as caught:
+        train(config(folder, asked), folder / "run")
+    assert not (folder / "run").exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("started", "asked"), [(2, 3), (2, 1), (1, 2)])
+def test_another_number_of_processes_than_asked_for_is_refused_in_one_sentence(folder, monkeypatch, started, asked):
+    verb = "processes take" if started > 1 else "process takes"
+    assert refused(folder, monkeypatch, started, asked).startswith(f"{started} {verb} part but {asked} ")
+
+
+def test_a_launcher_may_start_the_processes_and_hears_one_summary(folder, simulated):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    options = {"--processes": 2, "--gpus": 4, "--batch-size": 20, "--epochs": EPOCHS, "--size": "small", "--z0": 0.01}
+    options |= {"--corpus": folder / CORPUS, "--out": folder / "launched", "--precision": "float64"}
+    command = [*launcher, "-m", "edp_lab", "train", *(str(part) for pair in options.items() for part in pair)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parents[2], timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("run: ") == done.stdout.count("test: SER") == 1
+    assert done.stderr.count(f"epoch   {EPOCHS}/{EPOCHS}") == 1
+    record = read_record(folder / "launched")
+    assert (record["status"], record["world_size"]) == ("finished", 2)
+    assert record["devices"] == "4 devices: 2 processes, 2 simulated"
+    assert len(run_ledger(folder / "launched").releases) == STEPS
+    alone = train(config(folder, 1, noise="aggregate"), folder / "alone")
+    assert scores(record["epochs"]) == pytest.approx(scores(alone["epochs"]), rel=1e-9)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
