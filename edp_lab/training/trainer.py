@@ -194,14 +194,19 @@ def start_accelerator(processes: int) -> Accelerator:
     Raises:
         UsageError: not as many processes take part as asked for.
     """
+    _as_many_as(processes, int(os.environ.get("WORLD_SIZE", 1)))  # before they wait for others that never come
     patience = InitProcessGroupKwargs(timeout=timedelta(seconds=float(os.environ.get(TIMEOUT, 600))))
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), kwargs_handlers=[patience])
-    if accelerator.num_processes != processes:
-        raise UsageError(
-            f"{accelerator.num_processes} processes take part but {processes} were asked for: start as many as "
-            "--processes says, or let edp-lab start them"
-        )
+    _as_many_as(processes, accelerator.num_processes)
     return accelerator
+
+
+def _as_many_as(asked: int, started: int) -> None:
+    if started != asked:
+        raise UsageError(
+            f"processes that take part: {started}, asked for: {asked}; start as many as --processes says, or let "
+            "edp-lab start them"
+        )
 
 
 def _key(
@@ -241,7 +246,22 @@ def _published_key(seed: int, number: int) -> int:
 
 @contextmanager
 def _files(folder: Path, resuming: bool) -> Iterator[None]:
-    """Only one process may work in the folder. A new run that fails before its first epoch leaves nothing there."""
+    """A new run that fails before its first epoch leaves nothing in the folder."""
+    with _locked(folder):
+        if not resuming and any(path.name != LOCK for path in folder.iterdir()):
+            raise UsageError(f"another process was faster to begin a run in {folder}: choose another --out")
+        try:
+            yield
+        except BaseException:
+            if not resuming and not _has_learnt(folder):
+                for name in (RECORD, LEDGER, SECRET, STATE):
+                    (folder / name).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Only one process may work in the folder, which is made if need be and does not stay if nothing is in it."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
     try:
@@ -250,11 +270,6 @@ def _files(folder: Path, resuming: bool) -> Iterator[None]:
         raise UsageError(f"another process is training in {folder}: wait for it, or choose another --out") from None
     try:
         yield
-    except BaseException:
-        if not resuming and not _has_learnt(folder):
-            for name in (RECORD, LEDGER, SECRET, STATE):
-                (folder / name).unlink(missing_ok=True)
-        raise
     finally:
         (folder / LOCK).unlink(missing_ok=True)
         lock.release()

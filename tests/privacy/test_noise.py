@@ -12,12 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from edp_lab.privacy.noise import Purpose, key_from_seed, stream, uniform_hash
+from edp_lab.privacy.noise import PIECE, Purpose, fill_normal, key_from_seed, stream, uniform_hash
 
 
 def first_draw(key: int, purpose: Purpose, *path: int) -> int:
     """The first 64 raw bits of a stream: among a million of them a chance collision has probability 3e-8."""
     return int(stream(key, purpose, *path).bit_generator.random_raw())
+
+
+def normal(size: int, key: int, *path: int) -> np.ndarray:
+    """Standard normal numbers in float32, as a training step draws them."""
+    out = np.full(size, np.nan, dtype=np.float32)
+    fill_normal(stream(key, Purpose.NOISE, *path), out)
+    return out
 
 
 def test_streams_of_100_000_places_differ():
@@ -69,14 +76,13 @@ def test_seeds_that_torch_would_confuse_give_different_keys():
 
 def test_streams_are_repeatable_here_and_in_another_process():
     code = (
-        "import numpy as np; from edp_lab.privacy.noise import *; k = key_from_seed(5);"
-        "print(k, stream(k, Purpose.NOISE, 3, 1).standard_normal(3, dtype=np.float32).tolist(),"
-        "uniform_hash(k, 2, np.arange(2), 2).tolist())"
+        "import numpy as np; from edp_lab.privacy.noise import *; k = key_from_seed(5); out = np.zeros(3);"
+        "fill_normal(stream(k, Purpose.NOISE, 3, 1), out);"
+        "print(k, out.tolist(), uniform_hash(k, 2, np.arange(2), 2).tolist())"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     key = key_from_seed(5)
-    normal = stream(key, Purpose.NOISE, 3, 1).standard_normal(3, dtype=np.float32).tolist()
-    assert other.strip() == f"{key} {normal} {uniform_hash(key, 2, np.arange(2), 2).tolist()}"
+    assert other.strip() == f"{key} {normal(3, key, 3, 1).tolist()} {uniform_hash(key, 2, np.arange(2), 2).tolist()}"
 
 
 def test_drawing_one_stream_does_not_move_another():
@@ -92,8 +98,8 @@ def test_drawing_one_stream_does_not_move_another():
 @pytest.fixture(scope="module")
 def normals() -> np.ndarray:
     """A long stream, and the starts of many short ones, where bad seeding would show."""
-    long = stream(key_from_seed(0), Purpose.NOISE, 0).standard_normal(1_000_000, dtype=np.float32)
-    starts = [stream(key_from_seed(0), Purpose.NOISE, s, 1).standard_normal(50, dtype=np.float32) for s in range(4000)]
+    long = normal(1_000_000, key_from_seed(0), 0)
+    starts = [normal(50, key_from_seed(0), s, 1) for s in range(4000)]
     return np.concatenate([long, *starts]).astype(np.float64)
 
 
@@ -118,21 +124,20 @@ def test_tails_are_neither_cut_nor_fat(normals, cut):
 @pytest.mark.parametrize("cut", [4.5, 5.0])
 def test_tails_of_twenty_million_normals(cut):
     """68 are expected beyond 4.5 on each side, 6 beyond 5."""
-    draws = stream(key_from_seed(3), Purpose.NOISE, 0).standard_normal(20_000_000, dtype=np.float32)
+    draws = normal(20_000_000, key_from_seed(3), 0)
     for count in ((draws > cut).sum(), (draws < -cut).sum()):
         assert stats.binomtest(int(count), len(draws), stats.norm.sf(cut)).pvalue > 1e-3
 
 
 def test_goodness_of_fit_is_itself_uniform_over_50_keys():
     """Second level: the 50 p-values are uniform, so no key is worse, and none suspiciously better, than chance."""
-    streams = (stream(key_from_seed(k), Purpose.NOISE, 0) for k in range(50))
-    pvalues = [stats.kstest(s.standard_normal(20_000, dtype=np.float32), "norm").pvalue for s in streams]
+    pvalues = [stats.kstest(normal(20_000, key_from_seed(k), 0), "norm").pvalue for k in range(50)]
     assert stats.kstest(pvalues, "uniform").pvalue > 1e-3
 
 
 def test_no_two_of_keys_steps_and_devices_are_correlated():
     places = [(k, s, d) for k in range(3) for s in range(3) for d in range(3)]
-    draws = np.array([stream(key_from_seed(k), Purpose.NOISE, s, d).standard_normal(50_000) for k, s, d in places])
+    draws = np.array([normal(50_000, key_from_seed(k), s, d) for k, s, d in places])
     correlation = np.corrcoef(draws) - np.eye(len(places))
     assert np.abs(correlation).max() < 5 / 50_000**0.5  # 351 pairs
     lagged = np.corrcoef(draws[:, 1:], draws[:, :-1])[: len(places), len(places) :]
@@ -141,13 +146,33 @@ def test_no_two_of_keys_steps_and_devices_are_correlated():
 
 def test_first_draws_across_steps_and_devices_are_independent():
     key = key_from_seed(2)
-    first = np.array(
-        [[stream(key, Purpose.NOISE, s, d).standard_normal(dtype=np.float32) for d in range(8)] for s in range(4000)]
-    )
+    first = np.array([[normal(1, key, s, d)[0] for d in range(8)] for s in range(4000)])
     assert stats.kstest(first.ravel(), "norm").pvalue > 1e-3
     correlation = np.corrcoef(first.T) - np.eye(8)
     assert np.abs(correlation).max() < 5 / 4000**0.5
     assert abs(np.corrcoef(first[1:].ravel(), first[:-1].ravel())[0, 1]) < 5 / 32000**0.5
+
+
+def test_the_two_numbers_of_a_pair_and_pairs_behind_one_another_are_independent():
+    """Two share a radius, two an angle's neighbourhood: neither values nor sizes may know of each other."""
+    pieces = normal(100 * PIECE, key_from_seed(4), 0).reshape(100, PIECE).astype(np.float64)
+    first, second = pieces[:, : PIECE // 2], pieces[:, PIECE // 2 :]
+    for left, right in ((first, second), (first[:, 1:], first[:, :-1]), (first[1:], first[:-1]), (first[1:], second[:-1])):
+        for shape in (np.positive, np.abs, np.square, np.sign):
+            assert abs(np.corrcoef(shape(left).ravel(), shape(right).ravel())[0, 1]) < 4 / left.size**0.5
+    angle = np.arctan2(second, first).ravel() / (2 * np.pi) + 0.5
+    assert stats.kstest(angle, "uniform").pvalue > 1e-3
+    assert stats.kstest((first**2 + second**2).ravel() / 2, "expon").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 3])
+def test_every_number_is_filled_whatever_the_size_and_the_precision(size):
+    single = normal(size, 9, 1)
+    assert np.isfinite(single).all()
+    assert len(np.unique(single)) > 0.999 * size - 1
+    double = np.full(size, np.nan)
+    fill_normal(stream(9, Purpose.NOISE, 1), double)
+    assert np.allclose(double, single, rtol=1e-6, atol=0)
 
 
 # The hash behind dropout masks

@@ -16,8 +16,9 @@ from edp_lab.corpora.encoding import Labels
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model
 from edp_lab.privacy import Alpha, Mechanism
-from edp_lab.training.gradients import device_gradients, micro_batches, trainable
-from edp_lab.training.step import Layout, device_noise, layer_norms, layer_scales, release, standard_noise
+from edp_lab.training.gradients import StackedGradients, model_gradients, stacked_gradients, trainable
+from edp_lab.training.noise import KINDS, Share, standard_noise
+from edp_lab.training.step import Layout, layer_norms, layer_scales, release
 
 WORDS = ["set", "an", "alarm", "for", "noon", "please", "call", "my", "doctor", "now"]
 LABELS = Labels(("alarm", "call"), ("O", "B-time", "I-time"))
@@ -51,23 +52,24 @@ def algorithm_1(model, data, batch, devices, clip, z_t, alpha, key, step):
         norm = math.sqrt(sum(float(g.pow(2).sum()) for g in delta.values()))
         delta = {k: min(1, clip / norm) * g for k, g in delta.items()}  # clip
         delta = {k: alpha[k] * g for k, g in delta.items()}  # rescale
-        y = clip * z_t * device_noise(key, step, i, size).double()  # y ~ N(0, (C z_t)^2)
+        own = math.sqrt(devices) * standard_noise(key, step, size, Share("per-device", devices, i, devices))
+        y = clip * z_t * own.double()  # y ~ N(0, (C z_t)^2)
         for k, y_k in zip(parameters, torch.split(y, [w.numel() for w in parameters.values()]), strict=True):
             released[k] += delta[k] + y_k.view_as(delta[k]) / devices
     return torch.cat([(g / devices).flatten() for g in released.values()])
 
 
+@pytest.mark.parametrize("naive", [False, True])
 @pytest.mark.parametrize("clip", [0.1, 1.0, 50.0])
-def test_simulated_step_equals_algorithm_1(clip):
+def test_simulated_step_equals_algorithm_1(clip, naive):
     model, everything = small_model(), utterances(22)
     data, batch, devices = model.dataset(everything), np.arange(22), 4
-    layout = Layout.of(trainable(model))
-    buffer = torch.zeros(devices, layout.size, dtype=torch.float64)
-    device_gradients(model, data, micro_batches(batch, devices), buffer, None)
-    alpha = layer_scales(buffer, layout)
+    layout, parts = Layout.of(trainable(model)), np.array_split(batch, devices)
+    alpha = layer_scales(stacked_gradients(model, data, parts, None, layout).gradients.mean(0), layout)
     mechanism = Mechanism.as_printed(clip, 0.3, devices, 6, decay="linear", tau=0.5)
-    noise = standard_noise(7, 11, layout.size, devices, per_device=True).double()
-    ours = release(mechanism, 3, buffer, layout, alpha, noise).gradient
+    noise = standard_noise(7, 11, layout.size, Share("per-device", devices)).double()
+    gradients = model_gradients(model, data, parts, None, layout, naive)
+    ours = release(mechanism, 3, gradients, layout, alpha, noise).gradient
     scales = dict(zip(layout.names, alpha.tolist(), strict=True))
     z_t = 0.3 / (1 + 0.5 * 3)
     reference = algorithm_1(model, data, batch, devices, clip, z_t, scales, 7, 11)
@@ -77,11 +79,10 @@ def test_simulated_step_equals_algorithm_1(clip):
 def test_alpha_follows_its_definition():
     model, everything = small_model(), utterances(12, seed=3)
     data, layout = model.dataset(everything), Layout.of(trainable(model))
-    buffer = torch.zeros(3, layout.size, dtype=torch.float64)
-    device_gradients(model, data, micro_batches(np.arange(12), 3), buffer, None)
-    norms = [float(buffer.mean(0)[columns].norm()) for columns in layout.columns]
+    rows = stacked_gradients(model, data, np.array_split(np.arange(12), 3), None, layout).gradients
+    norms = [float(rows.mean(0)[columns].norm()) for columns in layout.columns]
     expected = [n / max(norms) if n > 0 else 1.0 for n in norms]
-    assert layer_scales(buffer, layout).tolist() == pytest.approx(expected)
+    assert layer_scales(rows.mean(0), layout).tolist() == pytest.approx(expected)
     assert max(expected) == 1.0
 
 
@@ -95,7 +96,7 @@ def fake_layout(sizes=(7, 40, 3)) -> Layout:
 def test_scaling_alpha_is_scaling_clip_and_noise(scale, clip, z, seed):
     """step(s alpha, C, z) = step(alpha, s C, z / s): alpha's constant is no further knob."""
     layout, generator = fake_layout(), torch.Generator().manual_seed(seed)
-    gradients = torch.randn(4, layout.size, generator=generator, dtype=torch.float64)
+    gradients = StackedGradients(torch.randn(4, layout.size, generator=generator, dtype=torch.float64), layout)
     noise = torch.randn(layout.size, generator=generator, dtype=torch.float64)
     alpha = torch.rand(3, generator=generator, dtype=torch.float64) + 0.1
     scaled = Mechanism.as_printed(clip, z, 4, 8, alpha="public", alpha_max=scale * 1.1)
@@ -108,15 +109,21 @@ def test_scaling_alpha_is_scaling_clip_and_noise(scale, clip, z, seed):
 
 def test_scales_beyond_those_that_are_judged_are_refused():
     layout = fake_layout()
-    gradients, noise = torch.ones(4, layout.size), torch.zeros(layout.size)
+    gradients, noise = StackedGradients(torch.ones(4, layout.size), layout), torch.zeros(layout.size)
     with pytest.raises(UsageError, match="normalise"):
         release(Mechanism.as_printed(1, 1, 4, 8), 0, gradients, layout, torch.tensor([1.0, 6.6, 0.1]), noise)
 
 
-@given(size=st.floats(1e-30, 1e15), clip=st.floats(1e-3, 10), seed=st.integers(0, 1000), scaled=st.booleans())
+@given(
+    size=st.floats(1e-30, 1e15),
+    clip=st.floats(1e-3, 10),
+    seed=st.integers(0, 1000),
+    scaled=st.booleans(),
+    divisor=st.none() | st.integers(1, 64),
+)
 @settings(max_examples=100, deadline=None)
-def test_sound_clip_never_exceeds_its_sensitivity(size, clip, seed, scaled):
-    """Swapping one device's gradient moves the noiseless sum, in the scaled space, by at most 2C."""
+def test_sound_clip_never_exceeds_its_sensitivity(size, clip, seed, scaled, divisor):
+    """Swapping one micro-batch's gradient moves the noiseless sum, in the scaled space, by at most 2C."""
     layout, generator = fake_layout(), torch.Generator().manual_seed(seed)
     gradients = torch.randn(4, layout.size, generator=generator)
     other = gradients.clone()
@@ -124,10 +131,11 @@ def test_sound_clip_never_exceeds_its_sensitivity(size, clip, seed, scaled):
     alpha = 0.99 * torch.rand(3, generator=generator, dtype=torch.float64) + 0.01 if scaled else None
     mechanism = Mechanism.sound(clip, 0.0, 4, 8, alpha=Alpha.PUBLIC if scaled else Alpha.NONE)
     zero = torch.zeros(layout.size)
-    difference = 4 * (
-        release(mechanism, 0, gradients, layout, alpha, zero).gradient.double()
-        - release(mechanism, 0, other, layout, alpha, zero).gradient.double()
-    )
+    means = [
+        release(mechanism, 0, StackedGradients(g, layout), layout, alpha, zero, divisor).gradient.double()
+        for g in (gradients, other)
+    ]
+    difference = (divisor or 4) * (means[0] - means[1])
     if alpha is not None:
         for columns, a in zip(layout.columns, alpha.tolist(), strict=True):
             difference[columns] /= a
@@ -140,30 +148,32 @@ def test_norms_of_millions_of_numbers_are_exact_enough_for_the_clip():
     gradients = torch.full((1, layout.size), 0.1)
     exact = gradients[:, layout.columns[0]].double().norm(), gradients[:, layout.columns[1]].double().norm()
     assert layer_norms(gradients, layout)[0].tolist() == pytest.approx([float(x) for x in exact], rel=1e-6)
-    released = release(Mechanism.sound(1, 0, 1, 2), 0, gradients, layout, None, torch.zeros(layout.size))
+    stack, silence = StackedGradients(gradients, layout), torch.zeros(layout.size)
+    released = release(Mechanism.sound(1, 0, 1, 2), 0, stack, layout, None, silence)
     assert 1 - 1e-4 < float(released.gradient.double().norm()) <= 1
 
 
-@pytest.mark.parametrize("per_device", [False, True])
-@pytest.mark.parametrize("variant", ["as printed", "sound", "sound with public alpha"])
-def test_noise_is_what_the_mechanism_says(per_device, variant):
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", ["as printed", "sound", "sound with public alpha", "sound, 20 micro-batches"])
+def test_noise_is_what_the_mechanism_says(kind, variant):
     """Zero gradients released 40 times: per layer and in aggregate, Gaussian with the described deviation."""
-    devices, layout = 8, fake_layout((2000, 300, 5000))
+    devices, layout, divisor = 8, fake_layout((2000, 300, 5000)), None
     alpha = torch.tensor([1.0, 0.25, 0.01], dtype=torch.float64)
     if variant == "as printed":
         mechanism = Mechanism.as_printed(2.0, 0.5, devices, 8, decay="exponential", tau=0.2)
         expected = [2.0 * 0.5 * math.exp(-0.2 * 3) / devices**1.5] * 3
-    elif variant == "sound":
-        mechanism, alpha = Mechanism.sound(2.0, 0.5, devices, 8), None
-        expected = [2 * 2.0 * 0.5 / devices] * 3
-    else:
+    elif variant == "sound with public alpha":
         mechanism = Mechanism.sound(2.0, 0.5, devices, 8, alpha="public")
         expected = [a * 2 * 2.0 * 0.5 / devices for a in alpha.tolist()]
-    zero = torch.zeros(devices, layout.size)
+    else:
+        mechanism, alpha = Mechanism.sound(2.0, 0.5, devices, 8), None
+        divisor = 20 if "20" in variant else None
+        expected = [2 * 2.0 * 0.5 / (divisor or devices)] * 3
+    zero, share = StackedGradients(torch.zeros(devices, layout.size), layout), Share(kind, devices)
     draws = torch.stack(
         [
             release(
-                mechanism, 3, zero, layout, alpha, standard_noise(5, step, layout.size, devices, per_device)
+                mechanism, 3, zero, layout, alpha, standard_noise(5, step, layout.size, share), divisor
             ).gradient
             for step in range(40)
         ]
@@ -181,27 +191,29 @@ def test_noise_is_what_the_mechanism_says(per_device, variant):
     assert np.abs(correlation - np.eye(40)).max() < 5.5 / math.sqrt(layout.size)
 
 
-def test_per_device_noise_is_the_scaled_sum_of_device_streams():
-    total = sum(device_noise(3, 9, i, 50) for i in range(4)) / 2
-    assert torch.allclose(standard_noise(3, 9, 50, 4, per_device=True), total)
-    assert not torch.allclose(device_noise(3, 9, 0, 50), device_noise(3, 9, 1, 50))
-    assert not torch.allclose(device_noise(3, 9, 0, 50), device_noise(3, 10, 0, 50))
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_gradient_that_is_not_finite_names_its_layer(value):
     layout = fake_layout()
     gradients = torch.zeros(2, layout.size)
     gradients[1, 10] = value
+    stack = StackedGradients(gradients, layout)
     with pytest.raises(UsageError, match="layer 1"):
-        release(Mechanism.sound(1, 1, 2, 4), 0, gradients, layout, None, torch.zeros(layout.size))
+        release(Mechanism.sound(1, 1, 2, 4), 0, stack, layout, None, torch.zeros(layout.size))
 
 
-def test_empty_micro_batches_release_noise_alone():
+@pytest.mark.parametrize("naive", [False, True])
+def test_empty_micro_batches_add_nothing_and_the_divisor_stays(naive):
+    """Two utterances on four devices: the mean is over four all the same. Without any, the noise goes out alone."""
     model = small_model()
-    data = model.dataset(utterances(2))
-    layout = Layout.of(trainable(model))
-    buffer = torch.full((4, layout.size), 9.0, dtype=torch.float64)
-    device_gradients(model, data, micro_batches(np.arange(2), 4), buffer, None)
-    assert buffer[:2].abs().sum() > 0
-    assert buffer[2:].abs().sum() == 0
+    data, layout = model.dataset(utterances(2)), Layout.of(trainable(model))
+    mechanism, parts = Mechanism.sound(1e-3, 0.7, 4, 1), np.array_split(np.arange(2), 4)
+    filled = stacked_gradients(model, data, parts[:2], None, layout).gradients
+    expected = sum(g * (mechanism.clip_norm / g.norm()) for g in filled) / 4
+    silence, noise = torch.zeros(layout.size).double(), standard_noise(1, 2, layout.size, Share()).double()
+    released = release(mechanism, 0, model_gradients(model, data, parts, None, layout, naive), layout, None, silence)
+    torch.testing.assert_close(released.gradient, expected, rtol=1e-4, atol=0)
+    for nobody in (parts[2:], []):
+        gradients = model_gradients(model, data, nobody, None, layout, naive)
+        alone = release(mechanism, 0, gradients, layout, None, noise)
+        torch.testing.assert_close(alone.gradient, noise * mechanism.noise_std(0) / 4, rtol=1e-9, atol=0)
+        assert float(gradients.loss) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +12,12 @@ from opacus.optimizers import DPOptimizer
 from scipy import stats
 
 from edp_lab.privacy import Mechanism
-from edp_lab.training.gradients import trainable
-from edp_lab.training.step import Layout, release, standard_noise
+from edp_lab.training.gradients import LoopGradients, StackedGradients, trainable
+from edp_lab.training.noise import KINDS, Share, standard_noise
+from edp_lab.training.private_step import PrivateStep
+from edp_lab.training.step import Layout, release
 
-C = 1.0
+C = 1.2
 
 
 def batch(size: int) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
@@ -23,16 +27,22 @@ def batch(size: int) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     return model, torch.randn(size, 5) * scale, torch.randint(0, 3, (size,))
 
 
-def ours(size: int, mechanism: Mechanism, noise: torch.Tensor) -> torch.Tensor:
-    """(P) released by our step, one utterance per device."""
+def utterance_loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, k: int) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(x[k : k + 1]), y[k : k + 1], reduction="none")
+
+
+def looped(size: int) -> tuple[list[tuple[str, torch.nn.Parameter]], LoopGradients]:
+    """Our gradients, one utterance per micro-batch."""
     model, x, y = batch(size)
     parameters = trainable(model)
-    rows = []
-    for k in range(size):
-        loss = torch.nn.functional.cross_entropy(model(x[k : k + 1]), y[k : k + 1])
-        gradients = torch.autograd.grad(loss, [p for _, p in parameters])
-        rows.append(torch.cat([g.flatten() for g in gradients]))
-    return release(mechanism, 0, torch.stack(rows), Layout.of(parameters), None, noise).gradient
+    losses = [partial(utterance_loss, model, x, y, k) for k in range(size)]
+    return parameters, LoopGradients([p for _, p in parameters], losses, Layout.of(parameters))
+
+
+def ours(size: int, mechanism: Mechanism, noise: torch.Tensor) -> torch.Tensor:
+    """(P) released by our step, one utterance per device."""
+    _, gradients = looped(size)
+    return release(mechanism, 0, gradients, gradients.layout, None, noise).gradient
 
 
 def theirs(size: int, noise_multiplier: float, seed: int = 0) -> torch.Tensor:
@@ -60,12 +70,37 @@ def test_without_noise_the_step_equals_opacus(size):
     assert torch.allclose(ours(size, sound, silence), theirs(size, 0.0), rtol=0, atol=2e-5)
 
 
-def test_with_noise_the_distribution_is_that_of_opacus():
+@pytest.mark.parametrize("devices", [1, 3, 8])
+def test_the_step_for_any_module_leaves_in_grad_what_opacus_does(devices):
+    """Whatever the number of devices that share the eight utterances, the mean is over eight."""
+    parameters, gradients = looped(8)
+    printed = Mechanism.as_printed(C, 0.0, devices, 1, alpha="none")
+    step = PrivateStep(parameters, printed, 1, micro_batches=8)
+    step(0, 0, gradients.losses)
+    left = torch.cat([p.grad.flatten() for _, p in parameters])
+    assert torch.allclose(left, theirs(8, 0.0), rtol=0, atol=1e-6)
+
+
+def test_a_stack_of_gradients_is_clipped_like_the_loop():
+    parameters, gradients = looped(8)
+    rows = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(f().sum(), gradients.parameters)]) for f in gradients.losses
+    ]
+    stack, silence = StackedGradients(torch.stack(rows), gradients.layout), torch.zeros(gradients.layout.size)
+    printed = Mechanism.as_printed(C, 0.0, 8, 1, alpha="none")
+    released = release(printed, 0, stack, gradients.layout, None, silence)
+    assert torch.allclose(released.gradient, ours(8, printed, silence), rtol=0, atol=1e-6)
+    assert float(released.clip_factors.min()) < 0.5 < 1 == float(released.clip_factors.max())  # both sides of the clip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_noise_the_distribution_is_that_of_opacus(kind):
     """Two samples of 300 steps each: means, spread and shape of every coordinate."""
     size, z = 4, 0.7
     sound = Mechanism.sound(C, z, size, 1)
     mean = theirs(size, 0.0)
-    left = torch.stack([ours(size, sound, standard_noise(1, s, len(mean), size)) for s in range(300)]) - mean
+    noise = [standard_noise(1, step, len(mean), Share(kind, size)) for step in range(300)]
+    left = torch.stack([ours(size, sound, draw) for draw in noise]) - mean
     right = torch.stack([theirs(size, z, seed) for seed in range(300)]) - mean
     std = z * C / size
     for sample in (left.numpy(), right.numpy()):

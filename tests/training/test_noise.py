@@ -1,0 +1,160 @@
+"""A step's noise: the same standard normal vector however many ranks and threads draw it, and never drawn twice."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy.noise import key_from_seed
+from edp_lab.training import noise
+from edp_lab.training.noise import BLOCK, KINDS, NoiseSource, Share, part, standard_noise
+
+KEY, STEP, DEVICES = key_from_seed(0), 7, 8
+WORLDS = (1, 2, 3, 5)
+SIZES = (1, 1000, BLOCK, BLOCK + 1, 3 * BLOCK + 5)
+DTYPES = (torch.float32, torch.float64)
+
+
+def shares(kind: str, size: int, world: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """What each rank draws."""
+    return [standard_noise(KEY, STEP, size, Share(kind, DEVICES, rank, world), dtype) for rank in range(world)]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> int:
+    """So that a short vector has many."""
+    monkeypatch.setattr(noise, "BLOCK", 64)
+    return 64
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_aggregate_noise_is_bit_for_bit_the_same_whatever_the_number_of_ranks(size, dtype):
+    (alone,) = shares("aggregate", size, 1, dtype)
+    assert alone.dtype == dtype
+    for world in WORLDS:
+        drawn = shares("aggregate", size, world, dtype)
+        assert torch.equal(sum(drawn), alone)
+        for one, other in itertools.combinations(drawn, 2):
+            assert not (one * other).any()  # each number is drawn by one rank only
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", ["per-device", "shared"])
+def test_per_device_and_shared_noise_sum_up_to_the_same_whatever_the_number_of_ranks(kind, size):
+    for dtype, tolerance in ((torch.float32, 2e-6), (torch.float64, 1e-14)):
+        (alone,) = shares(kind, size, 1, dtype)
+        for world in WORLDS:
+            torch.testing.assert_close(sum(shares(kind, size, world, dtype)), alone, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sum_over_ranks_is_standard_normal(kind, dtype):
+    total = sum(shares(kind, 3 * BLOCK + 5, 3, dtype)).double().numpy()
+    assert stats.kstest(total, "norm").pvalue > 1e-3
+    assert total.var() == pytest.approx(1, abs=4 * (2 / len(total)) ** 0.5)
+    for size in (1000, BLOCK + 1000):  # and where the blocks join
+        assert stats.kstest(total[size - 1000 : size], "norm").pvalue > 1e-3
+
+
+def test_each_device_draws_its_own_and_they_add_up():
+    """Device i alone on rank i: N draws of variance 1/N, no two alike."""
+    drawn = np.array([share.numpy() for share in shares("per-device", 20_000, DEVICES)])
+    for own in drawn:
+        assert stats.kstest(own * DEVICES**0.5, "norm").pvalue > 1e-3
+    assert np.abs(np.corrcoef(drawn) - np.eye(DEVICES)).max() < 5 / 20_000**0.5
+    (alone,) = shares("per-device", 20_000, 1)
+    np.testing.assert_allclose(drawn.sum(0), alone.numpy(), rtol=0, atol=2e-6)
+
+
+def test_shared_noise_is_the_aggregate_that_every_device_adds_its_part_of():
+    (aggregate,) = shares("aggregate", BLOCK + 1, 1)
+    (shared,) = shares("shared", BLOCK + 1, 1)
+    assert torch.equal(aggregate, shared)
+    for share in shares("shared", BLOCK + 1, DEVICES):
+        assert torch.equal(share, aggregate / DEVICES)
+
+
+def test_no_two_of_step_block_device_and_kind_share_numbers(small_blocks):
+    """No four numbers in a row occur twice, so that no two streams coincide, not even shifted against each other."""
+    blocks, steps = 6, 8
+    places = {}
+    for step in range(steps):
+        for device, share in enumerate([Share(), *(Share("per-device", 5, rank, 5) for rank in range(5))]):
+            drawn = standard_noise(KEY, step, blocks * small_blocks, share).double() * share.num_devices**0.5
+            for block, own in enumerate(drawn.float().numpy().reshape(blocks, small_blocks)):
+                places[step, device, block] = own
+    draws = np.array(list(places.values()))
+    assert len(draws) == steps * 6 * blocks
+    windows = np.lib.stride_tricks.sliding_window_view(draws, 4, axis=1).reshape(-1, 4)
+    assert len(np.unique(windows, axis=0)) == len(windows)
+    assert np.abs(np.corrcoef(draws) - np.eye(len(draws))).max() < 6.5 / small_blocks**0.5
+
+
+def test_blocks_of_true_size_differ_and_so_do_keys():
+    starts = [
+        standard_noise(key, step, 3 * BLOCK, Share(kind, DEVICES)).numpy().reshape(3, BLOCK)[:, :4]
+        for key in (KEY, KEY ^ 1, KEY ^ 1 << 127)
+        for step in (0, 1)
+        for kind in ("aggregate", "per-device")
+    ]
+    assert len(np.unique(np.concatenate(starts), axis=0)) == 3 * len(starts)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 8, 11])
+@pytest.mark.parametrize("count", [0, 1, 5, 8, 100])
+def test_parts_are_even_and_leave_nothing_out(count, world):
+    parts = [part(count, rank, world) for rank in range(world)]
+    assert [k for one in parts for k in one] == list(range(count))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+# In the background
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_noise_drawn_in_the_background_is_the_same_step_after_step(kind, threads, small_blocks):
+    share, size = Share(kind, DEVICES, 1, 3), 10 * small_blocks + 3
+    source = NoiseSource(KEY, size, share, torch.float64, threads)
+    for step in (0, 1, 5, 1):
+        source.start(step, lambda: None)
+        assert torch.equal(source.take(), standard_noise(KEY, step, size, share, torch.float64))
+
+
+def test_nothing_is_drawn_before_the_ledger_has_its_entry(monkeypatch):
+    written, drawn, original = threading.Event(), [], noise._fill
+
+    def fill(*arguments: object) -> None:
+        drawn.append(written.is_set())
+        original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(noise, "_fill", fill)
+    source = NoiseSource(KEY, BLOCK + 1, Share(), threads=3)
+    source.start(0, lambda: threading.Event().wait(0.05) or written.set())
+    source.take()
+    assert drawn == [True, True]
+
+
+def test_a_step_that_was_not_written_down_has_no_noise(monkeypatch):
+    def refuse() -> None:
+        raise UsageError("the disk is full")
+
+    drawn: list[object] = []
+    monkeypatch.setattr(noise, "_fill", lambda *arguments: drawn.append(arguments))
+    source = NoiseSource(KEY, 10, Share())
+    source.start(0, refuse)
+    with pytest.raises(UsageError, match="disk is full"):
+        source.take()
+    assert drawn == []
+    source.start(1, lambda: None)
+    source.take()
+    assert len(drawn) == 1
