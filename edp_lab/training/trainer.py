@@ -139,6 +139,8 @@ def train_here(
 def _train(run: Run, folder: Path, listener: Listener, stop: threading.Event) -> None:
     try:
         status = run.train(folder, listener, stop)
+        run.finish()
+        run.save_model(folder, status)
     except KeyboardInterrupt:
         if run.accelerator.num_processes > 1:
             raise
@@ -153,9 +155,6 @@ def _train(run: Run, folder: Path, listener: Listener, stop: threading.Event) ->
             run.record["final"] = {**unknown, **run.bill()}
             write_record(folder, {**run.record, "status": "failed", "error": str(error)})
         raise
-    else:
-        run.finish()
-        run.save_model(folder, status)
 
 
 def _start(

@@ -13,6 +13,7 @@ from pathlib import Path
 import mpmath
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -31,7 +32,8 @@ from edp_lab.cli.audit import audit_app
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, gdp_epsilon
 from edp_lab.privacy.noise import key_from_seed
-from edp_lab.training.step import release, standard_noise
+from edp_lab.training.gradients import StackedGradients
+from edp_lab.training.step import release
 
 ROOT = Path(__file__).parents[2]
 DELTA, KEY = 1e-5, key_from_seed(0)
@@ -149,8 +151,9 @@ def test_draws_have_the_spread_and_distance_that_the_accounting_says(mechanism):
 def test_pair_is_as_far_apart_as_the_sensitivity(size):
     mechanism = Mechanism.as_printed(0.3, 1.0, 4, size, alpha="public")
     pair = worst_case_pair(mechanism)
-    silence = standard_noise(KEY, 0, LAYOUT.size, 4) * 0
-    ends = [release(mechanism, 0, g, LAYOUT, pair.alpha, silence).gradient for g in (pair.present, pair.absent)]
+    silence = torch.zeros(LAYOUT.size)
+    stacks = [StackedGradients(rows, LAYOUT) for rows in (pair.present, pair.absent)]
+    ends = [release(mechanism, 0, stack, LAYOUT, pair.alpha, silence).gradient for stack in stacks]
     assert float((ends[0] - ends[1]).norm()) == pytest.approx(mechanism.sensitivity() / 4, rel=1e-4)
     assert float((ends[0] - ends[1]) @ pair.direction) == pytest.approx(mechanism.sensitivity() / 4, rel=1e-4)
     assert (pair.present[1:] == pair.absent[1:]).all()

@@ -28,6 +28,7 @@ from edp_lab.course.start_panels import LivePanel, StepPanel
 from edp_lab.errors import UsageError
 from edp_lab.privacy import claimed_epsilon, true_epsilon
 from edp_lab.training import TrainConfig
+from edp_lab.training.gradients import StackedGradients
 from edp_lab.training.step import release
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "00_start.ipynb"
@@ -58,9 +59,9 @@ def test_signal_and_noise_add_up_to_what_the_step_releases(model: SmallModel, co
     start = model.on(config.num_devices)
     mechanism = step(model, config).mechanism
     alpha = start.alpha if config.as_printed else None
-    silent, loud = torch.zeros_like(start.noise), start.noise
-    signal = release(mechanism, 2, start.per_device, start.layout, alpha, silent).gradient
-    whole = release(mechanism, 2, start.per_device, start.layout, alpha, loud).gradient
+    rows, silent, loud = StackedGradients(start.per_device, start.layout), torch.zeros_like(start.noise), start.noise
+    signal = release(mechanism, 2, rows, start.layout, alpha, silent).gradient
+    whole = release(mechanism, 2, rows, start.layout, alpha, loud).gradient
     result = step(model, config, epoch=2)
     for columns, signal_norm, draw_norm in zip(start.layout.columns, result.signal, result.draw, strict=True):
         assert signal[columns].norm() == pytest.approx(signal_norm, rel=1e-5)
@@ -160,7 +161,7 @@ def test_command_makes_this_very_run(config: TrainConfig, monkeypatch: pytest.Mo
     class CallError(Exception):
         pass
 
-    def train(config: TrainConfig, out: Path, listener: Any) -> None:
+    def train(config: TrainConfig, out: Path, *_: Any) -> None:
         raise CallError(config, out)
 
     monkeypatch.setattr(edp_lab.training, "train", train)

@@ -15,13 +15,9 @@ from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.models import bookkeeping
 from edp_lab.models.bert import BertIntentSlot, BertSize, new_bert
 from edp_lab.models.bookkeeping import (
-    LARGEST,
-    SIMILAR,
     LinearUse,
-    LookupUse,
     LSTMUse,
     MicroBatches,
-    product_squares,
     row_norms,
 )
 from edp_lab.models.clc import CLC, CLCSize
@@ -433,105 +429,3 @@ def test_columns_stand_in_the_order_of_the_parameters():
     for parameter, own in zip(ops.parameters, slices, strict=True):
         torch.testing.assert_close(ours[own].view_as(parameter), parameter.grad, rtol=0, atol=1e-11)
     assert slices[-1].stop == len(ours)
-
-
-# Blocks
-
-
-@st.composite
-def cuts(draw) -> tuple[list[int], list[int] | None]:
-    """Sizes of micro-batches, and the rows of each of their examples, or None: one each."""
-    sizes = draw(st.lists(st.integers(0, 5), min_size=1, max_size=8))
-    if draw(st.booleans()):
-        return sizes, None
-    return sizes, draw(st.lists(st.integers(0, 30), min_size=sum(sizes), max_size=sum(sizes)))
-
-
-@given(cuts(), st.sampled_from([1, 7, LARGEST // 20, LARGEST, 2 * LARGEST]))
-def test_blocks_hold_every_row_of_every_micro_batch_once(cut_and_rows, width):
-    sizes, each = cut_and_rows
-    rows = None if each is None else torch.tensor(each, dtype=torch.long)
-    cut = MicroBatches.of(sizes, CPU)
-    bounds = [0, *torch.tensor(sizes).cumsum(0).tolist()]
-    counts = [sum([1] * (b - a) if each is None else each[a:b]) for a, b in pairwise(bounds)]
-    first = [sum(counts[:m]) for m in range(len(counts))]
-    seen = []
-    for block in cut.blocks(rows, width):
-        own = [counts[m] for m in block.numbers.tolist()]
-        assert block.rows.shape[1] <= SIMILAR * min(own) + 1
-        assert len(own) == 1 or block.rows.numel() * width <= LARGEST
-        for m, row in zip(block.numbers.tolist(), block.rows.tolist(), strict=True):
-            seen.append(m)
-            assert row[: counts[m]] == list(range(first[m], first[m] + counts[m]))
-            assert set(row[counts[m] :]) <= {sum(counts)}, "padding must point at the row of zeros"
-    assert sorted(seen) == [m for m, count in enumerate(counts) if count]
-
-
-@given(cuts())
-def test_spread_gives_each_row_the_value_of_its_micro_batch(cut_and_rows):
-    sizes, each = cut_and_rows
-    rows = None if each is None else torch.tensor(each, dtype=torch.long)
-    owner = [m for m, size in enumerate(sizes) for _ in range(size)]
-    expected = [m for k, m in enumerate(owner) for _ in range(1 if each is None else each[k])]
-    assert MicroBatches.of(sizes, CPU).numbers(rows).tolist() == expected
-
-
-def test_blocks_of_two_row_counts_are_not_confused():
-    """They are remembered per tensor of row counts, whose place in memory another may take over."""
-    cut = MicroBatches.of([1, 1], CPU)
-    for counts in ([2, 3], [4, 1], [1, 1], [3, 2]) * 5:
-        blocks = cut.blocks(torch.tensor(counts), 1)
-        assert sorted(set(torch.cat([b.rows.flatten() for b in blocks]).tolist()) - {sum(counts)}) == list(
-            range(sum(counts))
-        )
-
-
-# Norms of products and of table rows
-
-
-@settings(deadline=None)
-@given(st.data())
-def test_squared_norms_of_products_equal_the_explicit_product(data):
-    """Few steps and many numbers: by Gram matrices; many steps: by the product; padding is a row of zeros."""
-    steps = data.draw(st.integers(1, 12))
-    batch, inputs, outputs = (data.draw(st.integers(1, n)) for n in (4, 40, 40))
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
-    d, x = (torch.randn(batch, steps, n, dtype=torch.float64, generator=generator) for n in (outputs, inputs))
-    inside = torch.rand(batch, steps, 1, generator=generator) < 0.8
-    d, x = d * inside, x * inside
-    expected = torch.einsum("uto,uti->uoi", d, x).square().sum((1, 2))
-    torch.testing.assert_close(product_squares(d, x, torch.float64), expected, rtol=1e-11, atol=1e-11)
-    gram = torch.einsum("uto,uso->uts", d, d)
-    torch.testing.assert_close(product_squares(d, x, torch.float64, gram), expected, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize(("steps", "by_gram"), [(2, True), (3, True), (7, False), (30, False)])
-def test_gram_matrices_are_used_where_they_are_less_work(steps, by_gram):
-    d = torch.randn(2, steps, 20, dtype=torch.float64)
-    wrong = torch.full((2, steps, steps), torch.nan, dtype=torch.float64)
-    assert product_squares(d, d, torch.float64, wrong).isnan().all() == by_gram
-
-
-@settings(deadline=None)
-@given(cuts(), st.integers(1, 5), st.sampled_from([(), (1,), (3,)]), st.integers(0, 2**32))
-def test_lookups_of_repeated_ids_equal_the_explicit_table(cut_and_rows, height, shape, seed):
-    sizes, each = cut_and_rows
-    count = sum(sizes) if each is None else sum(each)
-    if not count:
-        return
-    generator = torch.Generator().manual_seed(seed)
-    table = nn.Parameter(torch.zeros(height, 2, dtype=torch.float64))
-    ids = torch.randint(height, (count, *shape), generator=generator)
-    d = torch.randn(count, *shape, 2, dtype=torch.float64, generator=generator)
-    rows, cut = None if each is None else torch.tensor(each), MicroBatches.of(sizes, CPU)
-    use = LookupUse(table, ids, d, rows)
-    expected = torch.zeros(len(sizes), height, 2, dtype=torch.float64)
-    for row, m in enumerate(cut.numbers(rows).tolist()):
-        expected[m].index_add_(0, ids[row].flatten(), d[row].reshape(-1, 2))
-    torch.testing.assert_close(use.squared_norms(cut)[0], expected.square().sum((1, 2)), rtol=1e-12, atol=1e-12)
-    factors = torch.rand(len(sizes), dtype=torch.float64, generator=generator)
-    for weight in (factors, None):
-        out = torch.zeros_like(table)
-        use.add_sum(lambda _, out=out: out, cut, weight)
-        whole = expected if weight is None else expected * weight[:, None, None]
-        torch.testing.assert_close(out, whole.sum(0), rtol=0, atol=1e-12)

@@ -157,7 +157,12 @@ def test_the_two_numbers_of_a_pair_and_pairs_behind_one_another_are_independent(
     """Two share a radius, two an angle's neighbourhood: neither values nor sizes may know of each other."""
     pieces = normal(100 * PIECE, key_from_seed(4), 0).reshape(100, PIECE).astype(np.float64)
     first, second = pieces[:, : PIECE // 2], pieces[:, PIECE // 2 :]
-    for left, right in ((first, second), (first[:, 1:], first[:, :-1]), (first[1:], first[:-1]), (first[1:], second[:-1])):
+    for left, right in (
+        (first, second),
+        (first[:, 1:], first[:, :-1]),
+        (first[1:], first[:-1]),
+        (first[1:], second[:-1]),
+    ):
         for shape in (np.positive, np.abs, np.square, np.sign):
             assert abs(np.corrcoef(shape(left).ravel(), shape(right).ravel())[0, 1]) < 4 / left.size**0.5
     angle = np.arctan2(second, first).ravel() / (2 * np.pi) + 0.5

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ import pytest
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import judge
-from edp_lab.training import StepDone, TrainConfig, read_record, run_ledger, train, trainer
+from edp_lab.training import StepDone, TrainConfig, noise, read_record, run, run_ledger, train
 from edp_lab.training.ledger import LEDGER, Ledger, fingerprint
 from edp_lab.training.record import MODEL, SECRET
-from edp_lab.training.trainer import Run
+from edp_lab.training.run import Run
+from edp_lab.training.trainer import train_here
 
 STEPS = 2  # per epoch
 
@@ -42,12 +44,6 @@ def lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / LEDGER).read_bytes().splitlines()[1:]]
 
 
-def before_training(corpus: str) -> Run:
-    """A run as `train` makes it before it touches the disk."""
-    loaded, settings = load_corpus(corpus), config(corpus, private_seed=True)
-    return Run(settings, loaded, split(loaded, settings.seed))
-
-
 def ctrl_c(event: object) -> None:
     if isinstance(event, StepDone) and (event.epoch, event.step) == (1, 1):
         raise KeyboardInterrupt
@@ -60,10 +56,10 @@ def nan_in_epoch(monkeypatch):
     def poison(epoch: int) -> None:
         original = Run.step
 
-        def step(self, now, examples):
-            if now == epoch:
+        def step(self, *arguments):
+            if self.progress.epoch == epoch:
                 self.model.intent.weight.data[0, 0] = float("nan")
-            return original(self, now, examples)
+            return original(self, *arguments)
 
         monkeypatch.setattr(Run, "step", step)
 
@@ -79,7 +75,11 @@ def no_room_after(monkeypatch, tmp_path):
 
         def sync(descriptor: int) -> None:
             ledger = tmp_path / "run" / LEDGER
-            if os.path.samestat(os.fstat(descriptor), ledger.stat()) and ledger.read_bytes().count(b"\n") > number:
+            if (
+                ledger.exists()
+                and os.path.samestat(os.fstat(descriptor), ledger.stat())
+                and ledger.read_bytes().count(b"\n") > number
+            ):
                 raise OSError(errno.ENOSPC, "No space left on device")
             original(descriptor)
 
@@ -92,17 +92,17 @@ def no_room_after(monkeypatch, tmp_path):
 
 
 def test_every_step_is_on_the_disk_before_its_noise_is_drawn(corpus, tmp_path, monkeypatch):
-    original, seen = trainer.standard_noise, []
+    original, seen = noise._fill, []
 
-    def look(key, step, *rest):
+    def look(out, key, step, *rest):
         seen.append(step)
-        assert [line["step"] for line in lines(tmp_path / "run")] == seen
+        assert [line["step"] for line in lines(tmp_path / "run")] == list(range(step + 1))
         assert lines(tmp_path / "run")[-1]["key"] == fingerprint(key)
-        return original(key, step, *rest)
+        original(out, key, step, *rest)
 
-    monkeypatch.setattr(trainer, "standard_noise", look)
+    monkeypatch.setattr(noise, "_fill", look)
     train(config(corpus), tmp_path / "run")
-    assert seen == list(range(2 * STEPS))
+    assert sorted(set(seen)) == list(range(2 * STEPS))
     assert [line["epoch"] for line in lines(tmp_path / "run")] == [0] * STEPS + [1] * STEPS
 
 
@@ -127,32 +127,32 @@ def test_plain_training_has_no_ledger(corpus, tmp_path):
 
 
 def test_a_ledger_that_does_not_fit_its_record_is_refused(corpus, tmp_path):
-    run = tmp_path / "run"
-    train(config(corpus, epochs=1), run)
-    raw, record = (run / LEDGER).read_bytes(), read_record(run)
-    (run / LEDGER).write_bytes(b"".join(raw.splitlines(keepends=True)[:-1]))
+    folder = tmp_path / "run"
+    train(config(corpus, epochs=1), folder)
+    raw, record = (folder / LEDGER).read_bytes(), read_record(folder)
+    (folder / LEDGER).write_bytes(b"".join(raw.splitlines(keepends=True)[:-1]))
     with pytest.raises(UsageError, match="lacks entries"):
-        run_ledger(run)
-    (run / LEDGER).unlink()
+        run_ledger(folder)
+    (folder / LEDGER).unlink()
     with pytest.raises(UsageError, match="cannot be read"):
-        run_ledger(run)
-    (run / LEDGER).write_bytes(raw)
+        run_ledger(folder)
+    (folder / LEDGER).write_bytes(raw)
     for other in ("0" * 16, ["x"], 3):
-        (run / "record.json").write_text(json.dumps({**record, "ledger": other}))
+        (folder / "record.json").write_text(json.dumps({**record, "ledger": other}))
         with pytest.raises(UsageError, match="lacks entries"):
-            run_ledger(run)
+            run_ledger(folder)
 
 
 def test_a_step_that_cannot_be_billed_is_not_taken(corpus, tmp_path, monkeypatch, no_room_after):
-    original, drawn = trainer.standard_noise, []
-    monkeypatch.setattr(trainer, "standard_noise", lambda *a: drawn.append(a[1]) or original(*a))
+    original, drawn = noise._fill, set()
+    monkeypatch.setattr(noise, "_fill", lambda *a: drawn.add(a[2]) or original(*a))
     no_room_after(1 + STEPS + 1)  # the mechanism, one epoch, one step
     with pytest.raises(UsageError, match=r"ledger .* cannot be written .*No space left"):
         train(config(corpus, private_seed=True), tmp_path / "run")
-    assert drawn == list(range(STEPS + 1))
+    assert drawn == set(range(STEPS + 1))
     record = read_record(tmp_path / "run")
     assert (record["status"], len(record["epochs"]), record["guarantee"]["epochs"]) == ("failed", 1, 2)
-    assert not (tmp_path / "run" / SECRET).exists()
+    assert (tmp_path / "run" / SECRET).exists()  # the run can be taken up again once there is room
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
@@ -172,7 +172,7 @@ def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(corpus, tmp_path, mo
     def broken(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(trainer, "device_gradients", broken)
+    monkeypatch.setattr(run, "model_gradients", broken)
     with pytest.raises(RuntimeError, match="memory"):
         train(config(corpus, private_seed=True), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -180,12 +180,12 @@ def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(corpus, tmp_path, mo
 
 def test_two_runs_into_one_folder_do_not_touch_each_other(corpus, tmp_path):
     """Both found the folder empty, but the first was faster."""
-    run = tmp_path / "run"
-    first = Ledger(run / LEDGER, config(corpus).mechanism())
-    (run / SECRET).write_text("of the first")
-    with pytest.raises(UsageError, match="--out"), before_training(corpus).recorded_in(run):
-        pass
-    assert (run / SECRET).read_text() == "of the first"
+    folder = tmp_path / "run"
+    first = Ledger(folder / LEDGER, config(corpus).mechanism())
+    (folder / SECRET).write_text("of the first")
+    with pytest.raises(UsageError, match="--out"):
+        train_here(config(corpus), folder, lambda event: None, threading.Event(), resuming=False)
+    assert (folder / SECRET).read_text() == "of the first"
     first.write(0, 0, 1)
 
 
@@ -200,16 +200,16 @@ def spelled(key: int) -> set[bytes]:
 
 @pytest.mark.parametrize("ending", ["finished", "interrupted", "failed"])
 def test_the_secret_key_lies_in_one_guarded_file_and_goes_with_the_run(corpus, tmp_path, ending, nan_in_epoch):
-    run, keys, looks = tmp_path / "run", set(), []
+    folder, keys, looks = tmp_path / "run", set(), []
 
     def look(event: object) -> None:
-        secret = run / SECRET
+        secret = folder / SECRET
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
         keys.add(int(secret.read_text(), 16))
         (key,) = keys
-        others = [p for p in run.rglob("*") if p.is_file() and p != secret]
+        others = [p for p in folder.rglob("*") if p.is_file() and p != secret]
         assert not [p for p in others if any(way in p.read_bytes() for way in spelled(key))]
-        assert {line["key"] for line in lines(run)} == {fingerprint(key)}
+        assert {line["key"] for line in lines(folder)} == {fingerprint(key)}
         looks.append(len(others))
         if ending == "interrupted":
             ctrl_c(event)
@@ -217,14 +217,14 @@ def test_the_secret_key_lies_in_one_guarded_file_and_goes_with_the_run(corpus, t
     if ending == "failed":
         nan_in_epoch(1)
         with pytest.raises(UsageError, match="not finite"):
-            train(config(corpus, private_seed=True), run, look)
+            train(config(corpus, private_seed=True), folder, look)
     else:
-        train(config(corpus, private_seed=True), run, look)
-    record = read_record(run)
+        train(config(corpus, private_seed=True), folder, look)
+    record = read_record(folder)
     assert record["status"] == ending
     assert looks[-1] >= (1 if ending == "failed" else 3)  # ledger; record and model
-    left = [p for p in run.rglob("*") if p.is_file()]
-    assert SECRET not in {p.name for p in left}
+    left = [p for p in folder.rglob("*") if p.is_file() and p.name != SECRET]
+    assert (folder / SECRET).exists() == (ending != "finished")
     assert not [p for p in left if any(way in p.read_bytes() for way in spelled(*keys))]
     assert record["guarantee"]["status"] == "holds"
     assert record["final"]["epsilon"] > 0
@@ -237,10 +237,10 @@ def test_a_private_seed_is_drawn_anew_for_every_run(corpus, tmp_path):
         train(config(corpus, epochs=1, private_seed=True), tmp_path / name)
     models = [next((tmp_path / name / MODEL).glob("*.safetensors")).read_bytes() for name in ("a", "b")]
     assert models[0] != models[1]
-    runs = [before_training(corpus) for _ in range(2)]
-    assert runs[0].key != runs[1].key
-    assert min(run.key.bit_length() for run in runs) > 90
-    weights = [np.concatenate([p.detach().numpy().ravel() for p in run.model.parameters()]) for run in runs]
+    assert not {line["key"] for line in lines(tmp_path / "a")} & {line["key"] for line in lines(tmp_path / "b")}
+    loaded, settings = load_corpus(corpus), config(corpus, private_seed=True)
+    runs = [Run(settings, loaded, split(loaded, settings.seed), key=key) for key in (1, 2)]
+    weights = [np.concatenate([p.detach().numpy().ravel() for p in one.model.parameters()]) for one in runs]
     assert np.array_equal(*weights)
 
 

@@ -172,9 +172,7 @@ def test_noise_is_what_the_mechanism_says(kind, variant):
     zero, share = StackedGradients(torch.zeros(devices, layout.size), layout), Share(kind, devices)
     draws = torch.stack(
         [
-            release(
-                mechanism, 3, zero, layout, alpha, standard_noise(5, step, layout.size, share), divisor
-            ).gradient
+            release(mechanism, 3, zero, layout, alpha, standard_noise(5, step, layout.size, share), divisor).gradient
             for step in range(40)
         ]
     )

@@ -17,6 +17,8 @@ from edp_lab.training.noise import KINDS, Share, standard_noise
 from edp_lab.training.private_step import PrivateStep
 from edp_lab.training.step import Layout, release
 
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")  # of Opacus, on a first layer
+
 C = 1.2
 
 
@@ -82,7 +84,7 @@ def test_the_step_for_any_module_leaves_in_grad_what_opacus_does(devices):
 
 
 def test_a_stack_of_gradients_is_clipped_like_the_loop():
-    parameters, gradients = looped(8)
+    _, gradients = looped(8)
     rows = [
         torch.cat([g.flatten() for g in torch.autograd.grad(f().sum(), gradients.parameters)]) for f in gradients.losses
     ]

@@ -13,8 +13,18 @@ import torch
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, true_epsilon
-from edp_lab.training import EpochDone, StepDone, TrainConfig, evaluate_run, predict_texts, read_record, train, trainer
-from edp_lab.training.trainer import Run
+from edp_lab.training import (
+    EpochDone,
+    StepDone,
+    TrainConfig,
+    evaluate_run,
+    predict_texts,
+    private_step,
+    read_record,
+    run,
+    train,
+)
+from edp_lab.training.run import Run
 
 NAMES = ("anna", "bob", "carla", "dev", "eve", "fred")
 
@@ -94,8 +104,8 @@ def test_same_seed_same_model_other_seed_other_model(corpus, tmp_path):
 def test_model_with_an_epsilon_does_not_depend_on_words_of_the_training_set(corpus, settings):
     """Where an epsilon is shown, the vocabulary must not come from private text: only hash buckets are left."""
     loaded = load_corpus(corpus)
-    run = Run(config(corpus, **settings), loaded, split(loaded, 0))
-    assert run.model.features.words == ()
+    here = Run(config(corpus, **settings), loaded, split(loaded, 0))
+    assert here.model.features.words == ()
 
 
 def test_public_alpha_from_the_private_corpus_is_refused(corpus, tmp_path):
@@ -106,14 +116,14 @@ def test_public_alpha_from_the_private_corpus_is_refused(corpus, tmp_path):
 
 def test_no_model_is_left_whose_epochs_were_not_billed(corpus, tmp_path, monkeypatch):
     """Broken off between its two writes, a save has written the bill, not the model."""
-    original, saved = trainer.save_model, []
+    original, saved = run.save_model, []
 
     def once(model, folder):
         if saved:
             raise OSError("the power went")
         saved.append(original(model, folder))
 
-    monkeypatch.setattr(trainer, "save_model", once)
+    monkeypatch.setattr(run, "save_model", once)
     with pytest.raises(OSError, match="power"):
         train(config(corpus, epochs=3), tmp_path / "run")
     record = read_record(tmp_path / "run")
@@ -121,24 +131,18 @@ def test_no_model_is_left_whose_epochs_were_not_billed(corpus, tmp_path, monkeyp
 
 
 def test_interrupt_while_the_test_split_is_scored_leaves_a_usable_run(corpus, tmp_path, monkeypatch):
-    original, calls = trainer.evaluate_model, []
+    original, calls = run.evaluate_model, []
 
-    def interrupted(model, utterances):
+    def interrupted(*arguments):
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return original(model, utterances)
+        return original(*arguments)
 
-    monkeypatch.setattr(trainer, "evaluate_model", interrupted)
+    monkeypatch.setattr(run, "evaluate_model", interrupted)
     record = train(config(corpus), tmp_path / "run")
     assert (record["status"], len(record["epochs"])) == ("interrupted", 2)
     assert record["final"]["ser"] == evaluate_run(tmp_path / "run")["ser"]
-
-
-def test_processes_that_a_launcher_started_are_refused(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer.Accelerator, "num_processes", 2)
-    with pytest.raises(UsageError, match="without a launcher"):
-        train(config(corpus), tmp_path / "run")
 
 
 def test_delta_that_promises_nothing_is_flagged(corpus, tmp_path):
@@ -148,24 +152,24 @@ def test_delta_that_promises_nothing_is_flagged(corpus, tmp_path):
 
 def test_a_run_adds_the_noise_it_is_billed_for(corpus, monkeypatch):
     """Fresh at every step, of the deviation that the mechanism describes for that epoch."""
-    loaded, noises, original = load_corpus(corpus), [], trainer.release
+    loaded, noises, original = load_corpus(corpus), [], private_step.release
     settings = config(corpus, epochs=3, z0=0.5, decay="exponential", tau=0.4)
 
-    def spy(mechanism, epoch, gradients, layout, alpha, noise):
-        released = original(mechanism, epoch, gradients, layout, alpha, noise)
-        without = original(mechanism, epoch, gradients, layout, alpha, torch.zeros_like(noise))
+    def spy(mechanism, epoch, gradients, layout, alpha, noise, divisor, out):
+        released = original(mechanism, epoch, gradients, layout, alpha, noise, divisor, out)
+        without = original(mechanism, epoch, gradients, layout, alpha, torch.zeros_like(out), divisor)
         noises.append((released.gradient - without.gradient).double())
         return released
 
-    monkeypatch.setattr(trainer, "release", spy)
-    run = Run(settings, loaded, split(loaded, 0))
+    monkeypatch.setattr(private_step, "release", spy)
+    here = Run(settings, loaded, split(loaded, 0))
     for epoch in range(3):
         begun = len(noises)
-        run.epoch(epoch, lambda event: None)
+        here.epoch()
         for noise in noises[begun:]:
             assert float(noise.std()) == pytest.approx(2 * 0.5 * math.exp(-0.4 * epoch) / 4, rel=0.01)
     correlation = np.corrcoef(torch.stack(noises).numpy()) - np.eye(len(noises))
-    assert np.abs(correlation).max() < 5.5 / math.sqrt(run.layout.size)
+    assert np.abs(correlation).max() < 5.5 / math.sqrt(here.layout.size)
 
 
 @pytest.mark.parametrize("as_printed", [False, True])
@@ -175,8 +179,9 @@ def test_public_alpha_is_a_function_of_public_text_alone(tmp_path, as_printed):
     public = f"public:{write_corpus(tmp_path / 'public.jsonl', utterances=50, first=900)}"
     private = config(own.name, alpha=public, as_printed=as_printed, pretrained=None)
     runs = [Run(private, c, split(c, 0)) for c in (own, other)]
-    assert torch.equal(runs[0].alpha, runs[1].alpha)
-    assert float(runs[0].alpha.max()) == 1.0
+    alphas = [one.private.alpha for one in runs]
+    assert torch.equal(*alphas)
+    assert float(alphas[0].max()) == 1.0
 
 
 def test_corpus_without_tags_trains_the_intent_head_alone_and_says_so(tmp_path):
@@ -213,10 +218,10 @@ def test_interrupt_leaves_a_usable_run_that_bills_the_epoch_it_broke_off(corpus,
 def test_gradient_that_is_not_finite_stops_the_run_and_keeps_the_last_epoch(corpus, tmp_path, monkeypatch):
     original = Run.step
 
-    def poisoned(self, epoch, examples):
-        if epoch == 1:
+    def poisoned(self, *arguments):
+        if self.progress.epoch == 1:
             self.model.intent.weight.data[0, 0] = float("nan")
-        return original(self, epoch, examples)
+        return original(self, *arguments)
 
     monkeypatch.setattr(Run, "step", poisoned)
     with pytest.raises(UsageError, match=r"gradient of layer '\w"):
