@@ -8,6 +8,7 @@ from numbers import Integral
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism
+from edp_lab.training.batches import Batches
 from edp_lab.training.noise import KINDS
 from edp_lab.training.optimizers import OPTIMIZERS
 
@@ -182,6 +183,14 @@ class TrainConfig:
         if not examples:
             raise UsageError("Poisson sampling needs the number of training utterances: its rate is batch size over n")
         return self._mechanism(min(1.0, self.batch_size / examples))
+
+    def batches(self, key: int, examples: int) -> Batches:
+        """Who takes part in which step; plain training just spreads each batch over its processes."""
+        plain, alone = self.method == "sgd", self.largest_micro_batch == 1
+        devices = self.processes if plain else self.num_devices
+        micro_batches = self.processes if plain else self.micro_batches
+        sampling = "poisson" if self.poisson else "shuffle"
+        return Batches(key, examples, self.batch_size, devices, micro_batches, sampling, alone)
 
     def _mechanism(self, sampling_rate: float | None) -> Mechanism:
         build = Mechanism.as_printed if self.as_printed else Mechanism.sound

@@ -27,7 +27,6 @@ from edp_lab.models import build_model, save_model
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, judge
 from edp_lab.privacy.noise import Purpose, key_from_seed, stream
-from edp_lab.training.batches import Batches
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.gradients import model_gradients, trainable
 from edp_lab.training.ledger import Ledger
@@ -105,15 +104,7 @@ class Run:
     def _make_step(self, alpha: Tensor | None) -> None:
         """What depends on the key: the order of the utterances and the noise."""
         config, mechanism = self.config, self.mechanism
-        self.batches = Batches(
-            self.key,
-            len(self.train_data),
-            config.batch_size,
-            config.processes if mechanism is None else config.num_devices,
-            config.processes if mechanism is None else config.micro_batches,
-            "poisson" if config.poisson else "shuffle",
-            config.per_example,
-        )
+        self.batches = config.batches(self.key, len(self.train_data))
         self.private: PrivateStep | None = None
         if mechanism is None:
             self.flat = FlatGradient(self.parameters, self.accelerator, tail=3)

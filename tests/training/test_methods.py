@@ -1,0 +1,148 @@
+"""Every method takes the step that its mechanism describes; what cannot be judged is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from transformers import BertForMaskedLM
+
+from edp_lab.corpora import load_corpus, split
+from edp_lab.errors import UsageError
+from edp_lab.models.bert import BertSize, bert_config
+from edp_lab.models.pieces import train_wordpieces
+from edp_lab.training import TrainConfig
+from edp_lab.training.run import Run
+
+WORDS = ("play", "the", "song", "again", "please", "now")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """60 utterances of 2 to 7 words."""
+    path, rng = tmp_path_factory.mktemp("corpus") / "own.jsonl", np.random.default_rng(0)
+    with path.open("w") as file:
+        for k in range(60):
+            words = [*rng.choice(WORDS, rng.integers(1, 7)), str(k)]
+            tags = ["O"] * (len(words) - 1) + ["B-number"]
+            file.write(json.dumps({"tokens": words, "tags": tags, "intent": str(words[0])}) + "\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An untrained BERT, too small to be of use: a private one needs pretrained weights."""
+    folder = tmp_path_factory.mktemp("encoder")
+    tokenizer = train_wordpieces([WORDS, [str(k) for k in range(10)]])
+    size = BertSize(layers=2, heads=2, hidden=16, intermediate=32, positions=24)
+    torch.manual_seed(1)
+    BertForMaskedLM(bert_config(size.architecture(tokenizer.get_vocab_size()))).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+def config(corpus: str, **changes: object) -> TrainConfig:
+    settings = {"size": "small", "batch_size": 16, "num_devices": 4, "lr": 1e-3, **changes}
+    return TrainConfig(corpus, **settings)  # type: ignore[arg-type]
+
+
+def after(corpus: str, steps: int, **changes: object) -> torch.Tensor:
+    """All parameters after some steps, (P)."""
+    loaded, chosen = load_corpus(corpus), config(corpus, **changes)
+    run = Run(chosen, loaded, split(loaded, 0))
+    for _ in range(steps):
+        run.step()
+    return torch.cat([p.detach().flatten() for _, p in run.parameters])
+
+
+@pytest.mark.parametrize("model", ["clc", "bert"])
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+def test_dp_sgd_is_the_naive_loop_made_fast(corpus, encoder, model, precision):
+    """Five Poisson steps with dropout and noise, clipping some utterances and sparing others."""
+    shared = {"model": model, "precision": precision, "z0": 0.01, "clip_norm": 3.0}
+    shared |= {"pretrained": encoder} if model == "bert" else {}
+    fast, naive = (after(corpus, 5, method=method, **shared) for method in ("dp-sgd", "dp-sgd-naive"))
+    torch.testing.assert_close(fast, naive, rtol=0, atol=1e-10 if precision == "float64" else 2e-5)
+
+
+def test_the_ladder_ends_at_dp_sgd(corpus):
+    """With micro-batches of one utterance, eDP-SGD takes DP-SGD's steps, however many devices there are."""
+    shared = {"precision": "float64", "sampling": "shuffle"}
+    per_example = after(corpus, 3, method="dp-sgd", **shared)
+    for devices in (1, 4):
+        ladder = after(corpus, 3, micro_batch_size=1, num_devices=devices, **shared)
+        torch.testing.assert_close(ladder, per_example, rtol=0, atol=1e-10)
+    assert not torch.allclose(after(corpus, 3, micro_batch_size=2, **shared), per_example, atol=1e-6)
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
+@pytest.mark.parametrize("model", ["clc", "bert"])
+def test_dp_sgd_trains_where_nobody_was_drawn(corpus, encoder, sampling, model):
+    shared = {"model": model, "pretrained": encoder if model == "bert" else None}
+    parameters = after(corpus, 12, method="dp-sgd", batch_size=1, num_devices=1, sampling=sampling, **shared)
+    assert torch.isfinite(parameters).all()
+
+
+@given(
+    n=st.integers(1, 80),
+    batch_size=st.integers(1, 40),
+    devices=st.integers(1, 9),
+    size=st.none() | st.integers(1, 20),
+    sampling=st.sampled_from(["shuffle", "poisson"]),
+    method=st.sampled_from(["edp-sgd", "dp-sgd"]),
+    step=st.integers(0, 5),
+)
+@settings(deadline=None, max_examples=300)
+def test_no_clip_is_shared_by_more_utterances_than_are_accounted_for(
+    n, batch_size, devices, size, sampling, method, step
+):
+    """The sensitivity is C where everyone is alone and 2C elsewhere, so alone has to mean alone."""
+    try:
+        chosen = TrainConfig(
+            "x", method=method, batch_size=batch_size, num_devices=devices, micro_batch_size=size, sampling=sampling
+        )
+    except UsageError:
+        assume(False)
+    batches, mechanism = chosen.batches(1, n), chosen.mechanism(n)
+    sizes = [len(part) for own in batches.devices(0, min(step, batches.steps_per_epoch - 1), step) for part in own]
+    if sampling == "shuffle" or mechanism.micro_batch_size == 1:
+        assert max(sizes, default=0) <= mechanism.micro_batch_size
+    assert mechanism.sensitivity() == mechanism.clip_norm * (1 if mechanism.micro_batch_size == 1 else 2)
+    assert mechanism.sampling_rate == (batches.sampling_rate if sampling == "poisson" else None)
+    assert mechanism.releases_per_epoch >= (batches.steps_per_epoch if sampling == "poisson" else 1)
+
+
+def test_noise_grows_down_the_ladder_only_through_the_divisor(corpus):
+    """Smaller micro-batches: more of them, so less noise on the mean at the same z."""
+    stds = []
+    for size in (None, 4, 2):
+        loaded = load_corpus(corpus)
+        run = Run(config(corpus, micro_batch_size=size, num_devices=2), loaded, split(loaded, 0))
+        stds.append(run.private.noise_stds(0)[0])
+    assert [larger / smaller for larger, smaller in pairwise(stds)] == pytest.approx([2, 2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"method": "dp-sgd", "as_printed": True}, "clips every utterance alone: drop --as-printed"),
+        ({"method": "dp-sgd-naive", "micro_batch_size": 4}, "drop --as-printed and --micro-batch-size"),
+        ({"processes": 5}, "5 processes for 4 devices"),
+        ({"micro_batch_size": 8}, "do not fit into a batch of 16"),
+        ({"micro_batch_size": 0}, "micro-batch size is 0"),
+        ({"processes": 1.5}, "number of processes is 1.5"),
+        ({"sampling": "poisson", "as_printed": True}, "as printed has disjoint batches"),
+        ({"noise": "shared", "as_printed": True}, "as printed has disjoint batches and independent noise"),
+        ({"sampling": "random"}, "unknown sampling 'random'"),
+        ({"optimizer": "sgd"}, "unknown optimizer 'sgd'"),
+        ({"precision": "float16"}, "unknown precision 'float16'"),
+    ],
+)
+def test_settings_without_meaning_are_refused_in_one_sentence(corpus, changes, says):
+    with pytest.raises(UsageError, match=says):
+        config(corpus, **changes)
