@@ -6,11 +6,14 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edp_lab.cli.train import Json
+
+if TYPE_CHECKING:
+    from edp_lab.studies.bench_step import Task
 
 LONG, LONG_KEYS, LONG_AUDITS = 100_000, 3_000_000, 2_000  # of verify --long
 KEYS, AUDITS = 30_000, 40
@@ -98,75 +101,76 @@ def accounting(
                 )
 
 
+Corpus = Annotated[str, typer.Option(help="A name from `edp-lab data list`, or a path.")]
+Model = Annotated[str, typer.Option(help="clc or bert (of the paper's size, random weights).")]
+Methods = Annotated[str, typer.Option(help="Of sgd, edp-sgd, dp-sgd-naive, dp-sgd and opacus, with commas between.")]
+Gpus = Annotated[str, typer.Option(help="Numbers of devices for edp-sgd.")]
+Processes = Annotated[str, typer.Option(help="Numbers of real processes.")]
+BatchSize = Annotated[int, typer.Option(help="Utterances per step, over all devices.")]
+Rounds = Annotated[int, typer.Option(help="Timed steps of each method, one after another in each round.")]
+Threads = Annotated[int | None, typer.Option(help="Of each process (default: its share of the cores).")]
+Size = Annotated[str, typer.Option(help="paper or small.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")]
+
+
 @bench_app.command()
 def step(
-    corpus: Annotated[str, typer.Option(help="A name from `edp-lab data list`, or a path.")] = "smart-home",
-    model: Annotated[str, typer.Option(help="clc or bert (of the paper's size, random weights).")] = "clc",
-    methods: Annotated[
-        str, typer.Option(help="Of sgd, edp-sgd, dp-sgd-naive, dp-sgd and opacus, with commas between.")
-    ] = "sgd,edp-sgd,dp-sgd-naive,dp-sgd",
-    gpus: Annotated[str, typer.Option(help="Numbers of devices for edp-sgd.")] = "1,8",
-    processes: Annotated[str, typer.Option(help="Numbers of real processes.")] = "1",
-    batch_size: Annotated[int, typer.Option(help="Utterances per step, over all devices.")] = 64,
-    rounds: Annotated[int, typer.Option(help="Steps of each method, one after another in each round.")] = 15,
-    threads: Annotated[int | None, typer.Option(help="Of each process (default: its share of the cores).")] = None,
-    size: Annotated[str, typer.Option(help="paper or small.")] = "paper",
+    corpus: Corpus = "smart-home",
+    model: Model = "clc",
+    methods: Methods = "sgd,edp-sgd,dp-sgd-naive,dp-sgd",
+    gpus: Gpus = "1,8",
+    processes: Processes = "1",
+    batch_size: BatchSize = 64,
+    rounds: Rounds = 15,
+    threads: Threads = None,
+    size: Size = "paper",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Seconds of a training step under each method, as a ratio to SGD, beside the paper's Table 2."""
-    _step_table(corpus, model, methods, gpus, processes, batch_size, rounds, threads, size, as_json, "seconds")
+    task = _task(corpus, model, methods, gpus, processes, batch_size, rounds, threads, size, device)
+    _time_steps(task, "seconds", as_json)
 
 
 @bench_app.command()
 def epoch(
-    corpus: Annotated[str, typer.Option(help="A name from `edp-lab data list`, or a path.")] = "smart-home",
-    model: Annotated[str, typer.Option(help="clc or bert (of the paper's size, random weights).")] = "clc",
-    methods: Annotated[
-        str, typer.Option(help="Of sgd, edp-sgd, dp-sgd-naive, dp-sgd and opacus, with commas between.")
-    ] = "sgd,edp-sgd,dp-sgd",
-    gpus: Annotated[str, typer.Option(help="Numbers of devices for edp-sgd.")] = "1,8",
-    processes: Annotated[str, typer.Option(help="Numbers of real processes.")] = "1",
-    batch_size: Annotated[int, typer.Option(help="Utterances per step, over all devices.")] = 64,
-    rounds: Annotated[int, typer.Option(help="Steps that are timed; an epoch is their mean times its steps.")] = 30,
-    threads: Annotated[int | None, typer.Option(help="Of each process (default: its share of the cores).")] = None,
-    size: Annotated[str, typer.Option(help="paper or small.")] = "paper",
+    corpus: Corpus = "smart-home",
+    model: Model = "clc",
+    methods: Methods = "sgd,edp-sgd,dp-sgd",
+    gpus: Gpus = "1,8",
+    processes: Processes = "1",
+    batch_size: BatchSize = 64,
+    rounds: Rounds = 30,
+    threads: Threads = None,
+    size: Size = "paper",
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Seconds of a training epoch under each method, from the mean of some steps, beside the paper's Table 2."""
-    _step_table(
-        corpus, model, methods, gpus, processes, batch_size, rounds, threads, size, as_json, "seconds_per_epoch"
-    )
+    task = _task(corpus, model, methods, gpus, processes, batch_size, rounds, threads, size, device)
+    _time_steps(task, "seconds_per_epoch", as_json)
 
 
-def _step_table(
-    corpus: str,
-    model: str,
-    methods: str,
-    gpus: str,
-    processes: str,
-    batch_size: int,
-    rounds: int,
-    threads: int | None,
-    size: str,
-    as_json: bool,
-    column: str,
-) -> None:
+def _task(corpus: str, model: str, methods: str, gpus: str, processes: str, *rest: Any) -> Task:
+    from edp_lab.studies.bench_step import Task
+
+    counts = _numbers("--gpus", gpus), _numbers("--processes", processes)
+    return Task(corpus, model, tuple(methods.split(",")), *counts, *rest)
+
+
+def _time_steps(task: Task, column: str, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from edp_lab.studies.bench_step import Task, bench_steps
+    from edp_lab.studies.bench_step import bench_steps
 
-    task = Task(
-        corpus, model, tuple(methods.split(",")), _numbers("--gpus", gpus), _numbers("--processes", processes),
-        batch_size, rounds, threads, size,
-    )  # fmt: skip
     console = Console(stderr=True)
     with console.status("starting") as status:
         rows = bench_steps(task, lambda name: status.update(name))
     if as_json:
         print(json.dumps([{**row, **_surroundings()} for row in rows], indent=2))
         return
-    table = Table(title=f"{model} on {corpus}, batches of {batch_size}")
+    table = Table(title=f"{task.model} on {task.corpus}, batches of {task.batch_size}, {rows[0]['device']}")
     for name in ("method", "gpus", "processes", "seconds", "x SGD", "quartiles", "peak MB", "paper x"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in rows:
@@ -195,6 +199,6 @@ def _surroundings() -> dict[str, Any]:
 
     return {
         "command": " ".join(["edp-lab", *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, no GPU used",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "versions": versions(),
     }

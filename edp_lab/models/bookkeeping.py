@@ -9,7 +9,8 @@ the gradient of what went out, d. Whoever keeps the factors can form
 with c_t the clip factor of the row's micro-batch (Goodfellow 2015, arXiv 1510.01799; Bu et al. 2023, arXiv 2210.00038).
 A micro-batch may be one utterance (per-example DP-SGD), a device's share (eDP-SGD), or the whole batch (plain SGD).
 
-Norms are formed in float64: the terms of the first sum cancel, and a norm that comes out too small clips too loosely.
+The terms of the first sum cancel, and a norm that comes out too small clips too loosely, so Gram matrices are float64.
+Where the sum itself is formed, it is rounded as the released one is: by 1e-7 of the terms that cancel within it.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ class Task:
     Attributes:
         rounds: steps of each method; a slow one gets only three.
         threads: of each process; None: its share of the cores.
+        device: "cpu" or "cuda"; None: cuda where there is one.
     """
 
     corpus: str
@@ -60,11 +61,16 @@ class Task:
     rounds: int = 15
     threads: int | None = None
     size: str = "paper"
+    device: str | None = None
 
     def __post_init__(self) -> None:
         for method in self.methods:
             if method not in METHODS:
                 raise UsageError(f"unknown method {method!r}: choose from {', '.join(METHODS)}")
+        if self.device not in (None, "cpu", "cuda"):
+            raise UsageError(f"unknown device {self.device!r}: choose cpu or cuda")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UsageError("no CUDA device is usable here: drop --device, or choose cpu")
         if "sgd" not in self.methods:
             raise UsageError("ratios are to SGD: add sgd to --methods")
         counts = {"--gpus": self.gpus, "--processes": self.processes, "--rounds": (self.rounds,)}
@@ -139,6 +145,7 @@ def _row(
         "ratio_spread": [low, high],
         "peak_memory_mb": memory_mb,
         "paper_ratio": factors.get(contestant.method),
+        "device": task.device or ("cuda" if torch.cuda.is_available() else "cpu"),
         "batch_size": task.batch_size,
         "rounds": len(seconds),
         "steps_per_epoch": steps,
@@ -207,8 +214,8 @@ class _Runner:
             torch.cuda.synchronize()
 
 
-def _peak_mb() -> float:
-    if torch.cuda.is_available():
+def _peak_mb(device: torch.device) -> float:
+    if device.type == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
@@ -219,7 +226,7 @@ def main(job: str) -> None:
     lists: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in told["task"].items()}
     task = Task(**lists)
     contestants = [Contestant(**c) for c in told["contestants"]]
-    accelerator = start_accelerator(contestants[0].processes)
+    accelerator = start_accelerator(contestants[0].processes, task.device)
     corpus = load_corpus(task.corpus)
     data = split(corpus, 0)
     configs = [task.config(contestant, told["pretrained"]) for contestant in contestants]
@@ -233,7 +240,7 @@ def main(job: str) -> None:
 
     if told["memory"]:
         runners[0].seconds(1)
-        report(number=0, memory_mb=_peak_mb())
+        report(number=0, memory_mb=_peak_mb(accelerator.device))
         return
     for round_number in range(task.rounds):
         for number, runner in enumerate(runners):
