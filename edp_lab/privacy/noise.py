@@ -8,12 +8,15 @@ bits. Not cryptographic; float32 Gaussian noise has the usual floating-point cav
 from __future__ import annotations
 
 import hashlib
+import threading
 from enum import IntEnum
 
 import numpy as np
 
 MASK64 = 2**64 - 1
-PIECE = 2**15  # numbers that stay in a processor's cache while they are made
+PIECE = 2**17  # fits into a processor's cache; smaller ones would make threads quarrel over Python's lock
+
+_own = threading.local()
 
 
 class Purpose(IntEnum):
@@ -53,7 +56,8 @@ def fill_normal(generator: np.random.Generator, out: np.ndarray) -> None:
     for start in range(0, len(out), PIECE):
         piece = out[start : start + PIECE]
         half = -(-len(piece) // 2)
-        uniform = generator.integers(2**64, size=half, dtype=np.uint64).view(np.uint32).astype(np.float32)
+        uniform = _workspace()[: 2 * half]
+        uniform[:] = generator.bit_generator.random_raw(half).view(np.uint32)
         radius, angle = uniform[:half], uniform[half:]
         radius += np.float32(0.5)
         radius *= np.float32(2.0**-32)
@@ -61,8 +65,17 @@ def fill_normal(generator: np.random.Generator, out: np.ndarray) -> None:
         radius *= np.float32(-2)
         np.sqrt(radius, out=radius)
         angle *= np.float32(2 * np.pi * 2.0**-32)
-        np.multiply(np.cos(angle), radius, out=piece[:half])
-        np.multiply(np.sin(angle, out=angle)[: len(piece) - half], radius[: len(piece) - half], out=piece[half:])
+        np.cos(angle, out=piece[:half])
+        np.sin(angle[: len(piece) - half], out=piece[half:])
+        piece[:half] *= radius
+        piece[half:] *= radius[: len(piece) - half]
+
+
+def _workspace() -> np.ndarray:
+    """Memory of this thread's own: fresh pages would cost a fifth of the time."""
+    if not hasattr(_own, "workspace"):
+        _own.workspace = np.empty(PIECE, dtype=np.float32)
+    return _own.workspace  # type: ignore[no-any-return]
 
 
 def uniform_hash(key: int, place: int, rows: np.ndarray, columns: int) -> np.ndarray:

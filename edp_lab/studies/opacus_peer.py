@@ -35,7 +35,7 @@ try:
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 except ImportError as missing:
-    raise UsageError("method 'opacus' needs Opacus 1.5 or newer: pip install opacus, or edp-lab[test]") from missing
+    raise UsageError("method 'opacus' needs Opacus 1.6 or newer: pip install opacus, or edp-lab[test]") from missing
 
 
 class OpacusPeer:

@@ -186,7 +186,8 @@ class TrainConfig:
 
     def batches(self, key: int, examples: int) -> Batches:
         """Who takes part in which step; plain training just spreads each batch over its processes."""
-        plain, alone = self.method == "sgd", self.largest_micro_batch == 1
+        plain = self.method == "sgd"
+        alone = not plain and self.largest_micro_batch == 1
         devices = self.processes if plain else self.num_devices
         micro_batches = self.processes if plain else self.micro_batches
         sampling = "poisson" if self.poisson else "shuffle"

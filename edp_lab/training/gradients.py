@@ -30,7 +30,7 @@ class KeptGradients:
     Attributes:
         parts: micro-batches, as numbers of examples in `data`. Empty ones have gradient zero.
         dropout_key: None for no dropout.
-        loss: summed over the utterances, once `add_clipped_sum` has been called.
+        loss: summed over the utterances, once the gradients are.
     """
 
     model: IntentSlotModel
@@ -40,10 +40,10 @@ class KeptGradients:
     layout: Layout
     loss: Tensor = field(init=False)
 
-    def add_clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
-        self.loss = out.new_zeros(())
-        if len(self.parts) == 1 and len(self.parts[0]):
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
+        if len(self.parts) == 1:
             return self._whole(out, factors_of)
+        self.loss = out.zero_().new_zeros(())
         norms = out.new_zeros(len(self.parts), len(self.layout.names), dtype=torch.float64)
         factors = factors_of(norms)
         for own in self._passes():
@@ -55,14 +55,17 @@ class KeptGradients:
 
     def _whole(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
         """A single micro-batch is cheaper to sum up than to measure by its factors."""
-        ops, gradient = self._pass(self.parts), torch.zeros_like(out) if out.any() else out
-        ops.add_weighted_sum(gradient)
-        norms = layer_norms(gradient[None], self.layout)
+        self.mean(out)
+        norms = layer_norms(out[None], self.layout)
         factors = factors_of(norms)
-        gradient.mul_(factors[0].to(out.dtype))
-        if gradient is not out:
-            out += gradient
+        out.mul_(factors[0].to(out.dtype))
         return norms, factors
+
+    def mean(self, out: Tensor, weight: float = 1.0) -> None:
+        """out (P) = weight times the mean gradient of a single micro-batch, which nothing measures or clips."""
+        self.loss = out.zero_().new_zeros(())
+        if len(self.parts[0]):
+            self._pass(self.parts, weight).add_weighted_sum(out)
 
     def _passes(self) -> list[list[int]]:
         """Numbers of micro-batches that go through together: as many as memory allows, the empty ones left out."""
@@ -77,12 +80,12 @@ class KeptGradients:
                 total += len(part)
         return passes
 
-    def _pass(self, parts: Sequence[np.ndarray]) -> MicroBatchOps:
+    def _pass(self, parts: Sequence[np.ndarray], weight: float = 1.0) -> MicroBatchOps:
         sizes = [len(part) for part in parts]
         ops = MicroBatchOps([p for _, p in trainable(self.model)], sizes)
         batch = self.data.batch(np.concatenate(parts)).to(self.loss.device)
         losses = self.model.losses(batch, ops, self.dropout_key)
-        (losses * ops.cut.spread(1 / ops.cut.sizes, None).to(losses.dtype)).sum().backward()
+        (losses * ops.cut.spread(weight / ops.cut.sizes, None).to(losses.dtype)).sum().backward()
         self.loss += losses.detach().sum()
         return ops
 
@@ -93,7 +96,7 @@ class LoopGradients:
 
     Attributes:
         losses: of each micro-batch, how to compute the losses of its examples.
-        loss: their sum, once `add_clipped_sum` has been called.
+        loss: their sum, once the gradients are.
     """
 
     parameters: Sequence[nn.Parameter]
@@ -101,8 +104,8 @@ class LoopGradients:
     layout: Layout
     loss: Tensor = field(init=False)
 
-    def add_clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
-        self.loss = out.new_zeros(())
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
+        self.loss = out.zero_().new_zeros(())
         norms = out.new_zeros(len(self.losses), len(self.layout.names), dtype=torch.float64)
         factors = factors_of(norms)
         for m, compute in enumerate(self.losses):
@@ -124,10 +127,10 @@ class StackedGradients:
     gradients: Tensor
     layout: Layout
 
-    def add_clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
         norms = layer_norms(self.gradients, self.layout)
         factors = factors_of(norms)
-        out += factors.to(out.dtype) @ self.gradients
+        out.copy_(factors.to(out.dtype) @ self.gradients)
         return norms, factors
 
 
@@ -158,5 +161,5 @@ def stacked_gradients(
     rows = next(model.parameters()).new_zeros(len(parts), layout.size)
     for row, part in zip(rows, parts, strict=True):
         gradients = model_gradients(model, data, [part], dropout_key, layout)
-        gradients.add_clipped_sum(row, lambda norms: torch.ones_like(norms[:, 0]))
+        gradients.clipped_sum(row, lambda norms: torch.ones_like(norms[:, 0]))
     return StackedGradients(rows, layout)

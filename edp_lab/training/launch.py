@@ -26,10 +26,12 @@ from edp_lab.errors import UsageError
 LOOK_AGAIN = 0.05  # seconds between two looks at which ranks still run
 SETTLE = 0.3  # seconds that a rank gets to end by itself, if its failure has already ended another
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
+TIMEOUT = "EDP_LAB_TIMEOUT"  # environment variable: seconds that ranks wait for one another (600)
 TAIL = 16_384  # bytes at the end of a rank's standard error among which its last line is sought
 PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch puts it before each line of a traceback
 AT_EXIT = re.compile(r"^(\[[IW]\d{4} |terminate called without)")  # torch may say this after the error itself
 CUT_OFF = re.compile(r"connection .*(closed|reset)|(closed|reset) by peer|remote process exited", re.IGNORECASE)
+IN_VAIN = re.compile(r"timed ?out", re.IGNORECASE)
 
 
 class Ranks:
@@ -53,6 +55,7 @@ class Ranks:
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[bytes]] = []
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._stopping = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         try:
             for rank in map(str, range(processes)):
@@ -67,13 +70,14 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def lines(self, cure: str | None = None) -> Iterator[str]:
+    def lines(self, cure: str | None = None, stop: threading.Event | None = None) -> Iterator[str]:
         """Yield what rank 0 prints, without line ends, until all ranks have ended with status 0.
 
         KeyboardInterrupt ends no rank by itself: after ``stop``, a second call relays the rest.
 
         Args:
             cure: ends the sentence about a rank that left none of its own, for instance "resume the run with ...".
+            stop: as soon as it is set, `stop` is called.
 
         Raises:
             UsageError: a rank ended otherwise. By then the other ranks, which might wait for it forever, are gone,
@@ -81,6 +85,8 @@ class Ranks:
                 "error: SENTENCE", that is the sentence.
         """
         while any(rank.poll() is None for rank in self._ranks) and not self._failed():
+            if stop is not None and stop.is_set():
+                self.stop()
             try:
                 line = self._said.get(timeout=LOOK_AGAIN)
             except queue.Empty:
@@ -96,12 +102,13 @@ class Ranks:
             raise UsageError(self._sentence(failed, cure))
 
     def stop(self) -> None:
-        """Ask every rank to finish its step and end; ``lines`` relays what rank 0 still has to say."""
-        for rank in self._ranks:
+        """Ask every rank, once, to finish its step and end; ``lines`` relays what rank 0 still has to say."""
+        for rank in [] if self._stopping else self._ranks:
             assert rank.stdin
             with suppress(BrokenPipeError, ValueError):  # it has ended, or its pipe is closed
                 rank.stdin.write(b"stop\n")
                 rank.stdin.flush()
+        self._stopping = True
 
     def close(self) -> None:
         """End the ranks that still run, at the latest by SIGKILL after five seconds, and reap them."""
@@ -142,6 +149,7 @@ class Ranks:
         try:
             for rank in self._ranks:
                 rank.terminate()
+                rank.send_signal(signal.SIGCONT)  # else one that was stopped would not notice
             deadline = time.monotonic() + GRACE
             for rank in self._ranks:
                 with suppress(subprocess.TimeoutExpired):
@@ -161,10 +169,13 @@ class Ranks:
             if line.startswith("error: "):
                 return line.removeprefix("error: ")
         rank = min(failed, key=lambda rank: bool(CUT_OFF.search(last[rank])))
-        status = failed[rank]
+        status, many = failed[rank], len(self._ranks)
+        silent = [str(number) for number in range(many) if number not in failed]
         how = f"was killed by signal {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         why = "out of memory?" if status == -signal.SIGKILL else last[rank]
-        sentence = f"rank {rank} of {len(self._ranks)} {how}" + (f" ({why})" if why else "")
+        if silent and IN_VAIN.search(last[rank]):
+            how, why = f"waited in vain for rank {' and '.join(silent)}", f"{TIMEOUT} says how many seconds at most"
+        sentence = f"rank {rank} of {many} {how}" + (f" ({why})" if why else "")
         return f"{sentence}: {cure}" if cure else sentence
 
 

@@ -1,7 +1,7 @@
-"""Drawing a step's noise: by one process or many, in the background while the gradient is computed.
+"""Drawing a step's noise: by one process or many, block by block, on as many threads as there are.
 
-All numbers are standard normal; `edp_lab.training.step.release` scales them. The vector of P numbers is cut into blocks
-with a stream each, a function of (key, step, block), so that threads and ranks can share the work:
+Draws are standard normal; `edp_lab.training.step.release` says by how much to scale them. The vector of P numbers is
+cut into blocks with a stream each, a function of (key, step, block), so that threads and ranks can share the work:
 
 * aggregate: one draw for the sum over all devices. Each rank draws its part of the blocks, and zeros elsewhere.
 * per-device: every device draws all P numbers from streams of its own; their sum over sqrt(N) is distributed alike.
@@ -13,9 +13,10 @@ first and the third are the same numbers whatever the number of ranks (per devic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from edp_lab.privacy.noise import Purpose, fill_normal, stream
 
 KINDS = ("aggregate", "per-device", "shared")
 BLOCK = 2**17
+Spans = Sequence[tuple[slice, float]]  # columns, and the standard deviation of the noise on them
 
 
 @dataclass(frozen=True)
@@ -56,44 +58,98 @@ def standard_noise(key: int, step: int, size: int, share: Share, dtype: torch.dt
     """This rank's share of a step's noise: (size). Summed over ranks, standard normal."""
     noise = torch.zeros(size, dtype=dtype)
     for block in share.blocks(size):
-        _fill(noise.numpy(), key, step, block, share)
+        _fill(noise[_columns(block, size)].numpy(), key, step, block, share)
     return noise
 
 
+def add_scaled(noise: Tensor, out: Tensor, spans: Spans) -> None:
+    """out += noise, times each span's own standard deviation."""
+    for columns, std in spans:
+        out[columns].add_(noise[columns], alpha=std)
+
+
 class NoiseSource:
-    """Draws in the background, into memory that is used again: take the noise of one step before starting the next.
+    """The noise of one step after the other.
+
+    On a CPU a block is drawn and added while it lies in the cache, once the gradient is done: drawn during the
+    backward pass, which keeps all cores busy itself, it would cost more time than it hides. For a GPU, which leaves the
+    CPU idle, it is drawn `ahead`.
 
     Args:
         key: 128 bits, see `edp_lab.privacy.noise`.
         size: P.
         threads: how many draw at a time.
+        ahead: draw in the background from `start` on.
     """
 
-    def __init__(self, key: int, size: int, share: Share, dtype: torch.dtype = torch.float32, threads: int = 1) -> None:
-        self.key, self.share = key, share
-        self._noise = torch.zeros(size, dtype=dtype)
+    def __init__(
+        self,
+        key: int,
+        size: int,
+        share: Share,
+        dtype: torch.dtype = torch.float32,
+        threads: int = 1,
+        ahead: bool = False,
+    ) -> None:
+        self.key, self.share, self.size, self.threads = key, share, size, threads
+        self._drawn = torch.zeros(size, dtype=dtype) if ahead else None
+        self._dtype = np.dtype(str(dtype).removeprefix("torch."))
         self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="noise")
-        self._drawn: Future[None] | None = None
+        self._begun: Future[None] | None = None
 
     def start(self, step: int, first: Callable[[], None]) -> None:
-        """Begin with the noise of `step`, as soon as `first` (the entry into the ledger) has been done."""
-        self._drawn = self._pool.submit(self._draw, step, first)
+        """Begin with the noise of `step`: in the background, `first` (the entry into the ledger)."""
+        self._begun = self._pool.submit(self._begin, step, first)
+        self._step = step
 
-    def take(self) -> Tensor:
-        """Wait for the noise: (P); valid until the next `start`. Raises what `first` raised."""
-        assert self._drawn is not None
-        self._drawn.result()
-        self._drawn = None
-        return self._noise
+    def add_to(self, out: Tensor, spans: Spans) -> None:
+        """Add this rank's share of the noise that was begun to out (P). Raises what `first` raised."""
+        assert self._begun is not None, "no step was begun, or its noise has been used"
+        begun, self._begun = self._begun, None
+        begun.result()
+        if self._drawn is None:
+            self._draw(self._step, partial(_add, out.numpy(), spans))
+        else:
+            add_scaled(self._drawn.to(out.device), out, spans)
 
-    def _draw(self, step: int, first: Callable[[], None]) -> None:
+    def _begin(self, step: int, first: Callable[[], None]) -> None:
         first()
-        blocks = self.share.blocks(len(self._noise))
-        list(self._pool.map(lambda block: _fill(self._noise.numpy(), self.key, step, block, self.share), blocks))
+        if self._drawn is not None:
+            self._draw(step, self._drawn.numpy().__setitem__)
+
+    def _draw(self, step: int, use: Callable[[slice, np.ndarray], None]) -> None:
+        """Call `use` with every block of this rank: its columns, and numbers that are valid until it returns."""
+        left = iter(self.share.blocks(self.size))
+
+        def help_out() -> None:
+            memory = np.empty(BLOCK, dtype=self._dtype)
+            for block in left:
+                columns = _columns(block, self.size)
+                noise = memory[: columns.stop - columns.start]
+                _fill(noise, self.key, step, block, self.share)
+                use(columns, noise)
+
+        helpers = [self._pool.submit(help_out) for _ in range(self.threads - 1)]
+        help_out()
+        for helper in helpers:
+            helper.result()
 
 
-def _fill(noise: np.ndarray, key: int, step: int, block: int, share: Share) -> None:
-    out = noise[block * BLOCK : (block + 1) * BLOCK]
+def _columns(block: int, size: int) -> slice:
+    return slice(block * BLOCK, min((block + 1) * BLOCK, size))
+
+
+def _add(out: np.ndarray, spans: Spans, own: slice, noise: np.ndarray) -> None:
+    for columns, std in spans:
+        start, stop = max(own.start, columns.start), min(own.stop, columns.stop)
+        if start < stop:
+            scaled = noise[start - own.start : stop - own.start]
+            scaled *= out.dtype.type(std)
+            out[start:stop] += scaled
+
+
+def _fill(out: np.ndarray, key: int, step: int, block: int, share: Share) -> None:
+    """The numbers of one block."""
     if share.kind == "per-device":
         out[:] = 0
         own = np.empty_like(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -10,10 +9,10 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from edp_lab.privacy import Alpha, Mechanism, Variant
+from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.training.gradients import LoopGradients
 from edp_lab.training.noise import NoiseSource, Share
-from edp_lab.training.step import Layout, MicroGradients, Released, layer_scales, release
+from edp_lab.training.step import Layout, MicroGradients, Released, layer_scales, noise_stds, release
 
 T = TypeVar("T")
 
@@ -35,9 +34,6 @@ class FlatGradient:
         self.gradient, self.tail = self._buffer[: self.layout.size], self._buffer[self.layout.size :]
         for (_, p), columns in zip(parameters, self.layout.columns, strict=True):
             p.grad = self.gradient[columns].view_as(p)
-
-    def zero(self) -> None:
-        self._buffer.zero_()
 
     def reduce(self) -> None:
         """Sum over ranks."""
@@ -77,11 +73,11 @@ class PrivateStep:
         self.divisor = micro_batches or mechanism.num_devices
         rank = 0 if accelerator is None else accelerator.process_index
         self.share = Share(noise, mechanism.num_devices, rank, self.flat.world)
-        threads = max(1, min(4, (os.cpu_count() or 1) // 2))
-        self._source = NoiseSource(key, self.layout.size, self.share, self.flat.gradient.dtype, threads)
+        threads, on_gpu = min(4, torch.get_num_threads()), self.flat.gradient.device.type != "cpu"
+        self._source = NoiseSource(key, self.layout.size, self.share, self.flat.gradient.dtype, threads, on_gpu)
 
     def begin(self, step: int, first: Callable[[], None] = lambda: None) -> None:
-        """Draw the noise of `step` in the background, once `first` (the entry into a ledger) has been done."""
+        """Begin with `step` in the background: no noise is drawn before `first` (the entry into a ledger) is done."""
         self._source.start(step, first)
 
     def finish(self, epoch: int, gradients: MicroGradients) -> Released:
@@ -92,29 +88,24 @@ class PrivateStep:
         """
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = self.scales(gradients)
-        self.flat.zero()
-        out = self.flat.gradient
         return release(
             self.mechanism,
             epoch,
             gradients,
             self.layout,
             self.alpha,
-            lambda: self._source.take().to(out.device),
+            self._source.add_to,
             self.divisor,
-            out,
+            self.flat.gradient,
         )
 
     def noise_stds(self, epoch: int) -> list[float]:
         """Standard deviation of the noise on the released gradient, for each parameter."""
-        std = self.mechanism.noise_std(epoch) / self.divisor
-        sound = self.mechanism.variant is Variant.SOUND and self.alpha is not None
-        return [std * scale for scale in self.alpha.tolist()] if sound else [std] * len(self.layout.names)  # type: ignore[union-attr]
+        return noise_stds(self.mechanism, epoch, self.alpha, self.divisor, len(self.layout.names))
 
     def scales(self, gradients: MicroGradients) -> Tensor:
         """alpha (K) from the mean of these gradients, without clipping or noise."""
-        self.flat.zero()
-        gradients.add_clipped_sum(self.flat.gradient, lambda norms: torch.ones_like(norms[:, 0]))
+        gradients.clipped_sum(self.flat.gradient, lambda norms: torch.ones_like(norms[:, 0]))
         self.flat.reduce()
         return layer_scales(self.flat.gradient.div_(self.divisor), self.layout)
 

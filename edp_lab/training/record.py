@@ -63,7 +63,9 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / RECORD, (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
     except OSError as error:
-        raise UsageError(f"{folder / RECORD} cannot be written ({error.strerror}): choose another --out") from error
+        raise UsageError(
+            f"{folder / RECORD} cannot be written ({error.strerror}): make room there, or choose another --out"
+        ) from error
 
 
 def write_secret(folder: Path, key: int) -> None:

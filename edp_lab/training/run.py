@@ -6,6 +6,7 @@ loop runs in one process or in several, each with its share of the devices (see 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from edp_lab.corpora.metrics import Scores, evaluate
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.privacy import Alpha, judge
+from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.noise import Purpose, key_from_seed, stream
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.gradients import model_gradients, trainable
@@ -35,7 +36,7 @@ from edp_lab.training.optimizers import DPAdamBC, make_optimizer
 from edp_lab.training.private_step import FlatGradient, PrivateStep
 from edp_lab.training.record import MODEL, NOT_PRIVATE, versions, write_record
 from edp_lab.training.state import Progress, load_state, save_state, surroundings
-from edp_lab.training.step import check_finite
+from edp_lab.training.step import check_finite, layer_norms
 
 MOST_SHARED = 0.1  # of "public" utterances that may also be in the training set: short commands coincide
 SAVE_EVERY = 60.0  # seconds between two states within an epoch
@@ -162,7 +163,7 @@ class Run:
         saved = start = time.perf_counter()
         before = now.seconds
         while now.step_in_epoch < steps:
-            loss, examples, stopped = self.step(stop is not None and stop.is_set())
+            loss, examples, stopped = self.step(stop)
             now.loss += loss
             now.examples += examples
             now.step_in_epoch += 1
@@ -174,6 +175,9 @@ class Run:
             if folder is not None and time.perf_counter() - saved > SAVE_EVERY and now.step_in_epoch < steps:
                 self.save_state(folder)
                 saved = time.perf_counter()
+        check_finite(
+            layer_norms(self.flat.gradient[None], self.layout), self.layout
+        )  # plain steps look at the loss only
         scores = evaluate_model(self.model, self.validation, self.accelerator)
         row = {"loss": now.loss / max(now.examples, 1), "seconds": now.seconds, **asdict(scores), **self.bill()}
         done = now.epoch
@@ -183,7 +187,7 @@ class Run:
             listener(EpochDone(done, epochs, row, self.record["guarantee"]["status"]))
         return not stopped or now.epoch == epochs
 
-    def step(self, stop: bool = False) -> tuple[float, int, bool]:
+    def step(self, stop: threading.Event | None = None) -> tuple[float, int, bool]:
         """One optimizer step: summed loss, utterances, and whether any process wants to stop."""
         now = self.progress
         devices = self.batches.devices(now.epoch, now.step_in_epoch, now.step)
@@ -191,24 +195,22 @@ class Run:
         parts = [one for device in devices[own.start : own.stop] for one in device]
         dropout_key = int(stream(self.key, Purpose.DROPOUT, now.step).integers(2**63))
         naive = self.config.method == "dp-sgd-naive"
-        if self.private is None:
-            parts = [np.concatenate(parts)]
         gradients = model_gradients(self.model, self.train_data, parts, dropout_key, self.layout, naive)
         if self.private is None:
-            self.flat.zero()
-            share = len(parts[0]) / max(1, sum(len(one) for device in devices for one in device))
-            norms, _ = gradients.add_clipped_sum(self.flat.gradient, lambda norms: torch.full_like(norms[:, 0], share))
-            check_finite(norms, self.layout)
+            everyone = sum(len(one) for device in devices for one in device)
+            gradients.mean(self.flat.gradient, len(parts[0]) / max(1, everyone))  # type: ignore[union-attr]
         else:
             self.private.begin(now.step, self._bill_step)
             self.private.finish(now.epoch, gradients)
         self.flat.tail[LOSS] = gradients.loss
         self.flat.tail[EXAMPLES] = sum(len(one) for one in parts)
-        self.flat.tail[STOP] = float(stop)
+        self.flat.tail[STOP] = float(stop is not None and stop.is_set())
         self.flat.reduce()
+        loss, examples, stops = self.flat.tail.tolist()
+        if not math.isfinite(loss):
+            raise UsageError("the loss is not finite: lower --lr or check the corpus")
         self._optimize()
         now.step += 1
-        loss, examples, stops = self.flat.tail.tolist()
         return loss, int(examples), stops > 0
 
     def _bill_step(self) -> None:
@@ -278,19 +280,7 @@ class Run:
     def bill(self) -> dict[str, float | None]:
         """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record."""
         begun = self.progress.epoch + (self.progress.step_in_epoch > 0)
-        epochs = max(begun, 1)
-        bill = epochs if self.ledger is None else self.ledger.bill()
-        published = not self.config.private_seed
-        verdict = asdict(judge(self.mechanism, bill, self.delta, seed_published=published))
-        self.record["ledger"] = None if self.ledger is None else self.ledger.chain
-        names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
-        epsilons = {name: verdict.pop(name) for name in names}
-        self.record["guarantee"] = verdict
-        settings: dict[str, float | None] = {"z_t": None, "noise_multiplier": None}
-        if self.mechanism is not None:
-            settings["z_t"] = self.mechanism.noise_multiplier_setting(epochs - 1)
-            settings["noise_multiplier"] = self.mechanism.noise_multiplier(epochs - 1)
-        return {**settings, **epsilons}
+        return bill(self.record, self.mechanism, self.ledger, max(begun, 1))
 
     def _reads_words_off_training_set(self) -> bool:
         """Where there is no guarantee anyway; elsewhere words come from public text or stable hash buckets."""
@@ -340,6 +330,25 @@ class Run:
             return processes
         devices = self.config.num_devices
         return f"{devices} device{'s' if devices > 1 else ''}: {processes}, {devices - world} simulated"
+
+
+def bill(
+    record: dict[str, Any], mechanism: Mechanism | None, ledger: Ledger | None, epochs: int
+) -> dict[str, float | None]:
+    """Judge what the ledger holds, or without one `epochs` epochs, and put the verdict into the record.
+
+    Returns epsilons, and the noise of the last of `epochs` epochs.
+    """
+    config, releases = record["config"], epochs if ledger is None else ledger.bill()
+    verdict = asdict(judge(mechanism, releases, config["delta"], seed_published=not config["private_seed"]))
+    names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
+    epsilons = {name: verdict.pop(name) for name in names}
+    record |= {"ledger": None if ledger is None else ledger.chain, "guarantee": verdict}
+    settings: dict[str, float | None] = {"z_t": None, "noise_multiplier": None}
+    if mechanism is not None:
+        settings["z_t"] = mechanism.noise_multiplier_setting(epochs - 1)
+        settings["noise_multiplier"] = mechanism.noise_multiplier(epochs - 1)
+    return {**settings, **epsilons}
 
 
 def evaluate_model(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,9 @@ def save_state(
     if alpha is not None:
         tensors["alpha"] = alpha
     tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    told = json.dumps(asdict(progress))
     try:
-        write_whole(folder / STATE, save(tensors, {"progress": json.dumps(asdict(progress))}))
+        write_whole(folder / STATE, save(tensors, {"progress": told, "sha256": _checksum(told, tensors)}))
     except OSError as error:
         raise UsageError(
             f"{folder / STATE} cannot be written ({error.strerror}): make room, then go on with edp-lab train --resume"
@@ -92,9 +94,12 @@ def load_state(
     if not path.exists():
         return None
     tensors = parse_tensors(read_bytes(path), path)
+    with safe_open(path, framework="pt") as file:
+        told = file.metadata() or {}
+    if told.get("sha256") != _checksum(told.get("progress", ""), tensors):
+        raise UsageError(f"{path} is damaged (its checksum differs): remove it to go on from the first step")
     try:
-        with safe_open(path, framework="pt") as file:
-            progress = Progress(**json.loads(file.metadata()["progress"]))
+        progress = Progress(**json.loads(told["progress"]))
         with torch.no_grad():
             for name, p in parameters:
                 p.copy_(tensors[f"parameter/{name}"])
@@ -109,3 +114,11 @@ def load_state(
             f"{path} does not belong to this run or version: start a new run with the same options"
         ) from error
     return progress, tensors.get("alpha")
+
+
+def _checksum(progress: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(progress.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.numpy().data)
+    return digest.hexdigest()

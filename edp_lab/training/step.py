@@ -22,6 +22,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models.bookkeeping import row_norms
 from edp_lab.models.ops import column_slices
 from edp_lab.privacy import Mechanism, Variant
+from edp_lab.training.noise import Spans, add_scaled
 
 # The sound clip stays below C by more than float32 can round within one block of a norm, and in one product.
 CLIP_MARGIN = 1 - 2.0**-16
@@ -32,8 +33,8 @@ Factors = Callable[[Tensor], Tensor]  # norms (M, K) -> factors (M)
 class MicroGradients(Protocol):
     """The gradients of M micro-batches, in whatever form; see `edp_lab.training.gradients`."""
 
-    def add_clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
-        """out (P) += sum_m f_m g_m with f = factors_of(norms); returns norms (M, K), float64, and f (M)."""
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
+        """out (P) = sum_m f_m g_m with f = factors_of(norms); returns norms (M, K), float64, and f (M)."""
         ...
 
 
@@ -109,7 +110,7 @@ def release(
     gradients: MicroGradients,
     layout: Layout,
     alpha: Tensor | None,
-    noise: Tensor | Callable[[], Tensor],
+    noise: Tensor | Callable[[Tensor, Spans], None],
     divisor: int | None = None,
     out: Tensor | None = None,
 ) -> Released:
@@ -118,10 +119,10 @@ def release(
     Args:
         gradients: mean gradient of each micro-batch.
         alpha: (K) layer scales with maximum 1, or None for all 1.
-        noise: (P) standard normal draws for the sum over all micro-batches, from `edp_lab.training.noise`; or what to
-            call for them once the gradients are done.
+        noise: (P) standard normal draws for the sum over all micro-batches, from `edp_lab.training.noise`; or what
+            adds them, once the gradients are done.
         divisor: the fixed number of micro-batches in a step over which the mean is taken; None: one per device.
-        out: (P) zeros, where the result goes; None: new memory like the noise's.
+        out: (P) where the result goes; None: new memory like the noise's.
 
     Guarantee: as judged by `edp_lab.privacy.judge` for this mechanism, if `noise` is fresh, independent of the data
     and secret, and every utterance is in at most one micro-batch. Up to float32 rounding of clip and noise. On one of
@@ -130,20 +131,26 @@ def release(
     Raises:
         UsageError: a gradient is not finite, or a layer scale is too small for float32 or larger than judged.
     """
-    result = torch.zeros_like(noise) if out is None and isinstance(noise, Tensor) else out
+    result = torch.empty_like(noise) if out is None and isinstance(noise, Tensor) else out
     assert result is not None
     divisor = divisor or mechanism.num_devices
-    norms, factors = gradients.add_clipped_sum(
+    norms, factors = gradients.clipped_sum(
         result, lambda norms: clip_factors(mechanism, norms, layout, alpha) / divisor
     )
-    std = mechanism.noise_std(epoch) / divisor
-    noise = noise if isinstance(noise, Tensor) else noise()
-    if mechanism.variant is Variant.SOUND and alpha is not None:
-        for columns, scale in zip(layout.columns, alpha.tolist(), strict=True):
-            result[columns].add_(noise[columns], alpha=std * scale)
+    stds = noise_stds(mechanism, epoch, alpha, divisor, len(layout.names))
+    spans = [(slice(0, layout.size), stds[0])] if len(set(stds)) == 1 else list(zip(layout.columns, stds, strict=True))
+    if isinstance(noise, Tensor):
+        add_scaled(noise, result, spans)
     else:
-        result.add_(noise, alpha=std)
+        noise(result, spans)
     return Released(result, (factors * divisor).clamp_max(1), norms)
+
+
+def noise_stds(mechanism: Mechanism, epoch: int, alpha: Tensor | None, divisor: int, layers: int) -> list[float]:
+    """Standard deviation of the noise on the released mean in each of K layers; sound, it is scaled back by alpha."""
+    std = mechanism.noise_std(epoch) / divisor
+    scaled_back = mechanism.variant is Variant.SOUND and alpha is not None
+    return [std * scale for scale in alpha.tolist()] if scaled_back else [std] * layers  # type: ignore[union-attr]
 
 
 def clip_factors(mechanism: Mechanism, norms: Tensor, layout: Layout, alpha: Tensor | None) -> Tensor:

@@ -29,7 +29,7 @@ from edp_lab.corpora.metrics import Scores
 from edp_lab.errors import UsageError
 from edp_lab.privacy.noise import key_from_seed
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.launch import Ranks, obey
+from edp_lab.training.launch import TIMEOUT, Ranks, obey
 from edp_lab.training.ledger import LEDGER, Ledger
 from edp_lab.training.record import (
     RECORD,
@@ -40,11 +40,10 @@ from edp_lab.training.record import (
     write_record,
     write_secret,
 )
-from edp_lab.training.run import EpochDone, Event, Listener, Run, StepDone
+from edp_lab.training.run import EpochDone, Event, Listener, Run, StepDone, bill
 from edp_lab.training.state import STATE, surroundings
 
 LOCK = ".lock"
-TIMEOUT = "EDP_LAB_TIMEOUT"  # environment variable: seconds that ranks wait for one another (600)
 
 
 def train(
@@ -79,7 +78,7 @@ def resume(
     """
     record, folder = read_record(folder), Path(folder)
     if record["status"] == "finished":
-        _tidy(folder)
+        _tidy(folder, LOCK)
         return record
     return _start(run_config(record), folder, listener, stop or threading.Event(), resuming=True)
 
@@ -110,7 +109,7 @@ def train_here(
         UsageError: as `train`; not as many processes as `config` says.
     """
     accelerator = start_accelerator(config.processes)
-    with _files(folder, resuming) if accelerator.is_main_process else _nothing():
+    with _files(folder, resuming, config.processes) if accelerator.is_main_process else _nothing():
         corpus = load_corpus(config.corpus)
         earlier = read_record(folder) if resuming else None
         if earlier is not None and corpus.sha256 != earlier["corpus"]["sha256"]:
@@ -123,7 +122,7 @@ def train_here(
             run.take_up(folder)
         if run.main and run.mechanism is not None:
             run.ledger = (
-                Ledger.open(folder / LEDGER, chain=run.progress.chain)
+                Ledger.open(folder / LEDGER, chain=run.progress.chain or earlier["ledger"])
                 if earlier is not None
                 else Ledger(folder / LEDGER, run.mechanism)
             )
@@ -150,11 +149,15 @@ def _train(run: Run, folder: Path, listener: Listener, stop: threading.Event) ->
         run.finish()
         run.save_model(folder, "interrupted")
     except UsageError as error:
-        if run.main and run.record["epochs"]:
-            unknown = dict.fromkeys(("loss", "seconds", *(field.name for field in fields(Scores))))
-            run.record["final"] = {**unknown, **run.bill()}
-            write_record(folder, {**run.record, "status": "failed", "error": str(error)})
+        if run.main:
+            _write_failed(folder, run.record, run.bill(), error)
         raise
+
+
+def _write_failed(folder: Path, record: dict[str, Any], bill: dict[str, float | None], error: UsageError) -> None:
+    unknown = dict.fromkeys(("loss", "seconds", *(field.name for field in fields(Scores))))
+    with suppress(UsageError):  # on a full disk the earlier record stays, and what matters is the first error
+        write_record(folder, {**record, "final": {**unknown, **bill}, "status": "failed", "error": str(error)})
 
 
 def _start(
@@ -164,22 +167,39 @@ def _start(
         return train_here(config, folder, listener, stop, resuming)
     job = json.dumps({"config": asdict(config), "folder": str(folder), "resuming": resuming})
     cure = f"go on with edp-lab train --resume {folder}"
-    with Ranks(config.processes, ["edp_lab.training.trainer", job]) as ranks:
-        try:
-            _relay(ranks, cure, listener, stop)
-        except KeyboardInterrupt:
-            stop.set()
-            ranks.stop()
-            _relay(ranks, cure, listener, stop)
+    before = _last_written(folder)
+    try:
+        with Ranks(config.processes, ["edp_lab.training.trainer", job]) as ranks:
+            try:
+                _relay(ranks, cure, listener, stop)
+            except KeyboardInterrupt:
+                stop.set()
+                _relay(ranks, cure, listener, stop)
+    except UsageError as error:
+        if _last_written(folder) != before:  # else the ranks were refused before they began
+            _bill_failed(folder, error)
+        raise
     return read_record(folder)
 
 
 def _relay(ranks: Ranks, cure: str, listener: Listener, stop: threading.Event) -> None:
-    """Events as they come; a rank reports every step, so a `stop` is passed on soon enough."""
-    for line in ranks.lines(cure):
-        if stop.is_set():
-            ranks.stop()
+    for line in ranks.lines(cure, stop):
         listener(_event(line))
+
+
+def _bill_failed(folder: Path, error: UsageError) -> None:
+    """For ranks that died and could not do so themselves; the ledger knows all that they released."""
+    with suppress(UsageError), _locked(folder):
+        record = read_record(folder)
+        if record["status"] == "running":
+            ledger = None if record["ledger"] is None else Ledger.open(folder / LEDGER, chain=record["ledger"])
+            epochs = min(len(record["epochs"]) + 1, record["config"]["epochs"])
+            mechanism = None if ledger is None else ledger.mechanism
+            _write_failed(folder, record, bill(record, mechanism, ledger, epochs), error)
+
+
+def _last_written(folder: Path) -> int | None:
+    return (folder / RECORD).stat().st_mtime_ns if (folder / RECORD).exists() else None
 
 
 def _event(line: str) -> Event:
@@ -188,14 +208,15 @@ def _event(line: str) -> Event:
     return kind(**told)
 
 
-def start_accelerator(processes: int) -> Accelerator:
+def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
     """
     Raises:
         UsageError: not as many processes take part as asked for.
     """
     _as_many_as(processes, int(os.environ.get("WORLD_SIZE", 1)))  # before they wait for others that never come
     patience = InitProcessGroupKwargs(timeout=timedelta(seconds=float(os.environ.get(TIMEOUT, 600))))
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), kwargs_handlers=[patience])
+    cpu = device == "cpu" or not torch.cuda.is_available()
+    accelerator = Accelerator(cpu=cpu, kwargs_handlers=[patience])
     _as_many_as(processes, accelerator.num_processes)
     return accelerator
 
@@ -222,6 +243,7 @@ def _key(
     if accelerator.is_main_process:
         keys = 0 if earlier is None else earlier.get("keys", 0)
         same = earlier is not None and earlier.get("surroundings") == here and here["device"] == "cpu"
+        same = same and (keys == 0 or (folder / STATE).exists())  # a later key did not begin at the first step
         if config.private_seed:
             key = read_secret(folder) if same else None
         elif earlier is None or same:
@@ -244,29 +266,31 @@ def _published_key(seed: int, number: int) -> int:
 
 
 @contextmanager
-def _files(folder: Path, resuming: bool) -> Iterator[None]:
-    """A new run that fails before its first epoch leaves nothing in the folder."""
+def _files(folder: Path, resuming: bool, processes: int) -> Iterator[None]:
+    """A new run that fails before its first state leaves nothing in the folder, unless it was cut off from a rank."""
     with _locked(folder):
         if not resuming and any(path.name != LOCK for path in folder.iterdir()):
             raise UsageError(f"another process was faster to begin a run in {folder}: choose another --out")
         try:
             yield
-        except BaseException:
-            if not resuming and not _has_learnt(folder):
-                for name in (RECORD, LEDGER, SECRET, STATE):
-                    (folder / name).unlink(missing_ok=True)
+        except BaseException as error:
+            cut_off = processes > 1 and not isinstance(error, UsageError) and (folder / RECORD).exists()
+            if not (resuming or cut_off or (folder / STATE).exists()):
+                _tidy(folder, RECORD, LEDGER)
             raise
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Only one process may work in the folder, which is made if need be and does not stay if nothing is in it."""
-    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
         raise UsageError(f"another process is training in {folder}: wait for it, or choose another --out") from None
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written ({error.strerror}): make room there, or mend its disk") from error
     try:
         yield
     finally:
@@ -276,21 +300,15 @@ def _locked(folder: Path) -> Iterator[None]:
             folder.rmdir()
 
 
-def _has_learnt(folder: Path) -> bool:
-    with suppress(UsageError):
-        return bool(read_record(folder)["epochs"])
-    return False
-
-
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield
 
 
-def _tidy(folder: Path) -> None:
-    """What a finished run needs no more."""
-    for name in (SECRET, STATE):
-        (folder / name).unlink(missing_ok=True)
+def _tidy(folder: Path, *more: str) -> None:
+    """Remove what a finished run needs no more, and half-written files."""
+    for path in (*(folder / name for name in (SECRET, STATE, *more)), *folder.rglob("*.partial")):
+        path.unlink(missing_ok=True)
 
 
 def main(job: str) -> None:

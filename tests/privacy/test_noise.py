@@ -76,7 +76,7 @@ def test_seeds_that_torch_would_confuse_give_different_keys():
 
 def test_streams_are_repeatable_here_and_in_another_process():
     code = (
-        "import numpy as np; from edp_lab.privacy.noise import *; k = key_from_seed(5); out = np.zeros(3);"
+        "import numpy as np; from edp_lab.privacy.noise import *; k = key_from_seed(5); out = np.zeros(3, np.float32);"
         "fill_normal(stream(k, Purpose.NOISE, 3, 1), out);"
         "print(k, out.tolist(), uniform_hash(k, 2, np.arange(2), 2).tolist())"
     )
@@ -174,7 +174,7 @@ def test_the_two_numbers_of_a_pair_and_pairs_behind_one_another_are_independent(
 def test_every_number_is_filled_whatever_the_size_and_the_precision(size):
     single = normal(size, 9, 1)
     assert np.isfinite(single).all()
-    assert len(np.unique(single)) > 0.999 * size - 1
+    assert len(np.unique(single)) > 0.99 * size - 1
     double = np.full(size, np.nan)
     fill_normal(stream(9, Purpose.NOISE, 1), double)
     assert np.allclose(double, single, rtol=1e-6, atol=0)

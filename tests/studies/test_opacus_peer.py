@@ -79,7 +79,7 @@ def gradient_norms(run: Run) -> Tensor:
     parts = [np.array([k]) for k in range(len(run.train_data))]
     gradients = model_gradients(run.model, run.train_data, parts, None, run.layout)
     out = next(run.model.parameters()).new_zeros(run.layout.size)
-    return gradients.add_clipped_sum(out, lambda norms: torch.ones_like(norms[:, 0]))[0].norm(dim=1)
+    return gradients.clipped_sum(out, lambda norms: torch.ones_like(norms[:, 0]))[0].norm(dim=1)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

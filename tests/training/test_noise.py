@@ -117,20 +117,31 @@ def test_parts_are_even_and_leave_nothing_out(count, world):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-# In the background
+# One step after the other
+
+AHEAD = pytest.mark.parametrize("ahead", [False, True])
 
 
+@AHEAD
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_noise_drawn_in_the_background_is_the_same_step_after_step(kind, threads, small_blocks):
+def test_what_is_added_is_the_steps_noise_whoever_draws_it(kind, threads, ahead, small_blocks):
+    """With one deviation for all, and with one for each of several spans that end within blocks."""
     share, size = Share(kind, DEVICES, 1, 3), 10 * small_blocks + 3
-    source = NoiseSource(KEY, size, share, torch.float64, threads)
-    for step in (0, 1, 5, 1):
+    source = NoiseSource(KEY, size, share, torch.float64, threads, ahead)
+    for step, spans in enumerate(
+        [[(slice(0, size), 0.5)], [(slice(0, 5), 1.0), (slice(5, 200), 2.0), (slice(200, size), 0.0)]]
+    ):
         source.start(step, lambda: None)
-        assert torch.equal(source.take(), standard_noise(KEY, step, size, share, torch.float64))
+        out = torch.arange(size, dtype=torch.float64)
+        source.add_to(out, spans)
+        noise = standard_noise(KEY, step, size, share, torch.float64)
+        std = torch.cat([torch.full((c.stop - c.start,), s, dtype=torch.float64) for c, s in spans])
+        torch.testing.assert_close(out, torch.arange(size) + std * noise, rtol=1e-14, atol=0)
 
 
-def test_nothing_is_drawn_before_the_ledger_has_its_entry(monkeypatch):
+@AHEAD
+def test_nothing_is_drawn_before_the_ledger_has_its_entry(monkeypatch, ahead):
     written, drawn, original = threading.Event(), [], noise._fill
 
     def fill(*arguments: object) -> None:
@@ -138,23 +149,33 @@ def test_nothing_is_drawn_before_the_ledger_has_its_entry(monkeypatch):
         original(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(noise, "_fill", fill)
-    source = NoiseSource(KEY, BLOCK + 1, Share(), threads=3)
+    source = NoiseSource(KEY, BLOCK + 1, Share(), threads=3, ahead=ahead)
     source.start(0, lambda: threading.Event().wait(0.05) or written.set())
-    source.take()
+    source.add_to(torch.zeros(BLOCK + 1), [(slice(0, BLOCK + 1), 1.0)])
     assert drawn == [True, True]
 
 
-def test_a_step_that_was_not_written_down_has_no_noise(monkeypatch):
+@AHEAD
+def test_a_step_that_was_not_written_down_has_no_noise(monkeypatch, ahead):
     def refuse() -> None:
         raise UsageError("the disk is full")
 
     drawn: list[object] = []
     monkeypatch.setattr(noise, "_fill", lambda *arguments: drawn.append(arguments))
-    source = NoiseSource(KEY, 10, Share())
+    source, out, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), torch.zeros(10), [(slice(0, 10), 1.0)]
     source.start(0, refuse)
     with pytest.raises(UsageError, match="disk is full"):
-        source.take()
+        source.add_to(out, spans)
     assert drawn == []
     source.start(1, lambda: None)
-    source.take()
+    source.add_to(out, spans)
     assert len(drawn) == 1
+
+
+@AHEAD
+def test_noise_is_used_once(ahead):
+    source, out, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), torch.zeros(10), [(slice(0, 10), 1.0)]
+    source.start(0, lambda: None)
+    source.add_to(out, spans)
+    with pytest.raises(AssertionError, match="used"):
+        source.add_to(out, spans)

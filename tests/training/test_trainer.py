@@ -156,8 +156,8 @@ def test_a_run_adds_the_noise_it_is_billed_for(corpus, monkeypatch):
     settings = config(corpus, epochs=3, z0=0.5, decay="exponential", tau=0.4)
 
     def spy(mechanism, epoch, gradients, layout, alpha, noise, divisor, out):
-        released = original(mechanism, epoch, gradients, layout, alpha, noise, divisor, out)
         without = original(mechanism, epoch, gradients, layout, alpha, torch.zeros_like(out), divisor)
+        released = original(mechanism, epoch, gradients, layout, alpha, noise, divisor, out)
         noises.append((released.gradient - without.gradient).double())
         return released
 
