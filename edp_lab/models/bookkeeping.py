@@ -1,4 +1,4 @@
-"""Gradients of many micro-batches from one backward pass, without ever storing one gradient per micro-batch.
+"""Gradients of many micro-batches from one backward pass, without storing one gradient for each of many.
 
 The gradient of a weight is a sum over rows (tokens, bytes, utterances) of products of two factors: what came in, x, and
 the gradient of what went out, d. Whoever keeps the factors can form
@@ -8,6 +8,7 @@ the gradient of what went out, d. Whoever keeps the factors can form
 
 with c_t the clip factor of the row's micro-batch (Goodfellow 2015, arXiv 1510.01799; Bu et al. 2023, arXiv 2210.00038).
 A micro-batch may be one utterance (per-example DP-SGD), a device's share (eDP-SGD), or the whole batch (plain SGD).
+The gradients of a few long micro-batches are formed all the same: their norms take no more work then, nor does the sum.
 
 The terms of the first sum cancel, and a norm that comes out too small clips too loosely, so Gram matrices are float64.
 Where the sum itself is formed, it is rounded as the released one is: by 1e-7 of the terms that cancel within it.
@@ -25,6 +26,8 @@ from torch import Tensor
 
 SIMILAR = 1.25  # micro-batches whose row counts differ by more are not padded together
 LARGEST = 2**22  # numbers in a padded block
+LONG = 32  # rows of a micro-batch, on average, that are worth forming its gradient
+ROOM = 2**26  # numbers in the gradients that are formed
 BLOCK = 1024  # numbers summed in float32: over millions of them the sum can be off by a percent, and the clip with it
 Target = Callable[[Tensor], Tensor | None]  # where the gradient of a parameter goes; None where it is frozen
 
@@ -48,11 +51,12 @@ class MicroBatches:
     """
 
     sizes: Tensor  # (M)
+    memory: Memory
     _blocks: dict[int, tuple[Tensor | None, list[Block]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, sizes: Sequence[int], device: torch.device) -> MicroBatches:
-        return cls(torch.tensor(sizes, dtype=torch.long, device=device))
+    def of(cls, sizes: Sequence[int], device: torch.device, memory: Memory | None = None) -> MicroBatches:
+        return cls(torch.tensor(sizes, dtype=torch.long, device=device), memory or Memory())
 
     def row_counts(self, rows: Tensor | None) -> Tensor:
         """Rows of each micro-batch: (M).
@@ -67,6 +71,26 @@ class MicroBatches:
         if int(bounds[-1]) != len(rows):
             raise ValueError(f"the micro-batches hold {int(bounds[-1])} examples, the batch has {len(rows)}")
         return ends[bounds].diff()
+
+    def formed(self, rows: Tensor | None, d: Tensor, x: Tensor) -> Tensor | None:
+        """Gradients sum_t d_t x_t^T of d (R, O) and x (R, D) for each micro-batch, (M, O * D).
+
+        None if there is no room for them, or if the micro-batches are so short that other ways are faster.
+        """
+        out = None if len(x) < LONG * len(self.sizes) else self.memory.take(d, len(self.sizes), d.shape[1] * x.shape[1])
+        if out is not None:
+            for gradient, own in zip(out, self.slices(rows), strict=True):
+                torch.mm(d[own].T, x[own], out=gradient.view(d.shape[1], x.shape[1]))
+        return out
+
+    def sums(self, rows: Tensor | None, d: Tensor) -> Tensor:
+        """Sum of the rows of each micro-batch: (R, ...) -> (M, ...), float64."""
+        return torch.stack([d[own].sum(0, dtype=torch.float64) for own in self.slices(rows)])
+
+    def slices(self, rows: Tensor | None) -> list[slice]:
+        """The rows of each micro-batch."""
+        ends = [0, *self.row_counts(rows).cumsum(0).tolist()]
+        return [slice(start, end) for start, end in pairwise(ends)]
 
     def spread(self, values: Tensor, rows: Tensor | None) -> Tensor:
         """One value per micro-batch -> one per row: (M) -> (R)."""
@@ -100,6 +124,32 @@ class MicroBatches:
         return blocks
 
 
+class Memory:
+    """Room for gradients that is used again in the next pass: fresh pages would cost more time than the numbers."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Tensor] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """All of it is free again."""
+        self._next, self._left = 0, ROOM
+
+    def take(self, like: Tensor, rows: int, columns: int) -> Tensor | None:
+        """(rows, columns) of any content; None if there is no room left."""
+        size = rows * columns
+        if size > self._left:
+            return None
+        if self._next == len(self._pieces):
+            self._pieces.append(like.new_empty(0))
+        piece = self._pieces[self._next]
+        if len(piece) < size or (piece.dtype, piece.device) != (like.dtype, like.device):
+            piece = self._pieces[self._next] = like.new_empty(size)
+        self._next += 1
+        self._left -= size
+        return piece[:size].view(rows, columns)
+
+
 def _narrowed(block: Block, width: int) -> list[Block]:
     most = max(1, LARGEST // (block.rows.shape[1] * width))
     return [Block(*part) for part in zip(block.numbers.split(most), block.rows.split(most), strict=True)]
@@ -129,12 +179,17 @@ class LinearUse:
     x: Tensor
     d: Tensor
     rows: Tensor | None
+    formed: Tensor | None = None  # the weight's gradients, if they were formed for their norms
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        self.formed = cut.formed(self.rows, self.d, self.x)
+        if self.formed is not None:
+            biases = cut.sums(self.rows, self.d).square().sum(1)
+            return (row_norms(self.formed).square(), biases)[: len(self.parameters)]
         x, d = padding_row(self.x), padding_row(self.d)
         weight, bias = (torch.zeros(len(cut.sizes), dtype=torch.float64, device=d.device) for _ in range(2))
         for block in cut.blocks(self.rows, d.shape[1] + x.shape[1]):
@@ -146,7 +201,7 @@ class LinearUse:
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
         d = self.d if factors is None else self.d * cut.spread(factors, self.rows)[:, None].to(self.d.dtype)
         if (weight := target(self.weight)) is not None:
-            weight.addmm_(d.T, self.x)
+            add_outer(weight, d, self.x, self.formed, factors)
         if self.bias is not None and (bias := target(self.bias)) is not None:
             bias += d.sum(0)
 
@@ -162,12 +217,18 @@ class LSTMUse:
     h: Tensor
     d: Tensor
     rows: Tensor
+    formed: Sequence[Tensor | None] = (None, None, None)  # of w_ih, and of w_hh in both directions
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         return self.w_ih, self.w_hh, self.bias
 
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        pairs = [(self.d.flatten(1), self.x), *((self.d[:, k], self.h[:, k]) for k in (0, 1))]
+        self.formed = [cut.formed(self.rows, d, x) for d, x in pairs]
+        if all(gradients is not None for gradients in self.formed):
+            w_ih, *w_hh = (row_norms(gradients).square() for gradients in self.formed if gradients is not None)
+            return w_ih, w_hh[0] + w_hh[1], cut.sums(self.rows, self.d).square().sum((1, 2))
         x, h, d = (padding_row(factor) for factor in (self.x, self.h, self.d))
         dtype = self.d.dtype
         found = torch.zeros(3, len(cut.sizes), dtype=torch.float64, device=d.device)
@@ -182,9 +243,10 @@ class LSTMUse:
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
         d = self.d if factors is None else self.d * cut.spread(factors, self.rows)[:, None, None].to(self.d.dtype)
         if (w_ih := target(self.w_ih)) is not None:
-            w_ih.flatten(0, 1).addmm_(d.flatten(1).T, self.x)
+            add_outer(w_ih.flatten(0, 1), d.flatten(1), self.x, self.formed[0], factors)
         if (w_hh := target(self.w_hh)) is not None:
-            w_hh.baddbmm_(d.permute(1, 2, 0), self.h.transpose(0, 1))
+            for k in (0, 1):
+                add_outer(w_hh[k], d[:, k], self.h[:, k], self.formed[1 + k], factors)
         if (bias := target(self.bias)) is not None:
             bias += d.sum(0)
 
@@ -288,6 +350,14 @@ class TransitionUse:
             gradient = (self.before.T @ (self.after * weight[:, None])).mul_(self.weights)
             gradient.view(-1).index_add_(0, self.path, -weight)
             out += gradient.to(out.dtype)
+
+
+def add_outer(out: Tensor, d: Tensor, x: Tensor, formed: Tensor | None, factors: Tensor | None) -> None:
+    """out (O, D) += sum_t d_t x_t^T, with the factors already in d (R, O), or from the gradients that were formed."""
+    if formed is None or factors is None:
+        out.addmm_(d.T, x)
+    else:
+        out.view(-1).addmv_(formed.T, factors.to(formed.dtype))
 
 
 def padding_row(x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -19,7 +19,16 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from edp_lab.models import lstm
-from edp_lab.models.bookkeeping import LinearUse, LookupUse, LSTMUse, MicroBatches, SumUse, TransitionUse, Use
+from edp_lab.models.bookkeeping import (
+    LinearUse,
+    LookupUse,
+    LSTMUse,
+    Memory,
+    MicroBatches,
+    SumUse,
+    TransitionUse,
+    Use,
+)
 from edp_lab.models.crf import CRF, forward_backward, path_score
 
 
@@ -60,11 +69,12 @@ class MicroBatchOps(PlainOps):
         parameters: the trainable parameters. Others are used as they are.
         sizes: examples of each micro-batch; micro-batch i owns the next ``sizes[i]`` examples of the batch. May
             contain zeros.
+        memory: what earlier passes used, which are over.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], sizes: Sequence[int]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], sizes: Sequence[int], memory: Memory | None = None) -> None:
         self.parameters = list(parameters)
-        self.cut = MicroBatches.of(sizes, self.parameters[0].device)
+        self.cut = MicroBatches.of(sizes, self.parameters[0].device, memory)
         self._uses: list[Use] = []
         self._place = {id(p): k for k, p in enumerate(parameters)}
         self._columns = column_slices(parameters)
@@ -82,6 +92,7 @@ class MicroBatchOps(PlainOps):
 
     def norms(self) -> Tensor:
         """L2 norm of every micro-batch's gradient in every parameter: (M, K), float64."""
+        self.cut.memory.restart()
         found = torch.zeros(
             len(self.parameters), len(self.cut.sizes), dtype=torch.float64, device=self.cut.sizes.device
         )

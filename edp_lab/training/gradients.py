@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edp_lab.corpora.encoding import Dataset
+from edp_lab.models.bookkeeping import Memory
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.ops import MicroBatchOps
 from edp_lab.training.step import Factors, Layout, layer_norms
@@ -30,6 +31,7 @@ class KeptGradients:
     Attributes:
         parts: micro-batches, as numbers of examples in `data`. Empty ones have gradient zero.
         dropout_key: None for no dropout.
+        memory: what earlier gradients used, which are over.
         loss: summed over the utterances, once the gradients are.
     """
 
@@ -38,6 +40,7 @@ class KeptGradients:
     parts: Sequence[np.ndarray]
     dropout_key: int | None
     layout: Layout
+    memory: Memory | None = None
     loss: Tensor = field(init=False)
 
     def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
@@ -82,7 +85,7 @@ class KeptGradients:
 
     def _pass(self, parts: Sequence[np.ndarray], weight: float = 1.0) -> MicroBatchOps:
         sizes = [len(part) for part in parts]
-        ops = MicroBatchOps([p for _, p in trainable(self.model)], sizes)
+        ops = MicroBatchOps([p for _, p in trainable(self.model)], sizes, self.memory)
         batch = self.data.batch(np.concatenate(parts)).to(self.loss.device)
         losses = self.model.losses(batch, ops, self.dropout_key)
         (losses * ops.cut.spread(weight / ops.cut.sizes, None).to(losses.dtype)).sum().backward()
@@ -141,10 +144,11 @@ def model_gradients(
     dropout_key: int | None,
     layout: Layout,
     naive: bool = False,
+    memory: Memory | None = None,
 ) -> KeptGradients | LoopGradients:
     """The gradients of one of our models on these micro-batches; `naive`: in a loop, whatever it costs."""
     if not naive:
-        return KeptGradients(model, data, parts, dropout_key, layout)
+        return KeptGradients(model, data, parts, dropout_key, layout, memory)
     device = next(model.parameters()).device
 
     def compute(part: np.ndarray) -> Tensor:

@@ -25,6 +25,7 @@ from edp_lab.corpora.encoding import Labels
 from edp_lab.corpora.metrics import Scores, evaluate
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
+from edp_lab.models.bookkeeping import Memory
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.noise import Purpose, key_from_seed, stream
@@ -97,7 +98,7 @@ class Run:
         self.validation, self.test = data.validation, data.test
         self.parameters = trainable(self.model)
         self.optimizer = make_optimizer(config.optimizer, [p for _, p in self.parameters], config.learning_rate)
-        self.progress = Progress()
+        self.progress, self.memory = Progress(), Memory()
         self.delta = config.delta or max(len(data.train), 2) ** -1.1
         self._make_step(None)
         self.record = self._new_record(corpus, data)
@@ -195,7 +196,7 @@ class Run:
         parts = [one for device in devices[own.start : own.stop] for one in device]
         dropout_key = int(stream(self.key, Purpose.DROPOUT, now.step).integers(2**63))
         naive = self.config.method == "dp-sgd-naive"
-        gradients = model_gradients(self.model, self.train_data, parts, dropout_key, self.layout, naive)
+        gradients = model_gradients(self.model, self.train_data, parts, dropout_key, self.layout, naive, self.memory)
         if self.private is None:
             everyone = sum(len(one) for device in devices for one in device)
             gradients.mean(self.flat.gradient, len(parts[0]) / max(1, everyone))  # type: ignore[union-attr]
