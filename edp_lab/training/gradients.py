@@ -43,7 +43,7 @@ class KeptGradients:
     memory: Memory | None = None
     loss: Tensor = field(init=False)
 
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
         if len(self.parts) == 1:
             return self._whole(out, factors_of)
         self.loss = out.zero_().new_zeros(())
@@ -54,15 +54,14 @@ class KeptGradients:
             norms[own] = ops.norms()
             factors[own] = factors_of(norms[own])
             ops.add_weighted_sum(out, factors[own])
-        return norms, factors
+        return norms, factors, 1.0
 
-    def _whole(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
+    def _whole(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
         """A single micro-batch is cheaper to sum up than to measure by its factors."""
         self.mean(out)
         norms = layer_norms(out[None], self.layout)
         factors = factors_of(norms)
-        out.mul_(factors[0].to(out.dtype))
-        return norms, factors
+        return norms, factors, float(factors[0])
 
     def mean(self, out: Tensor, weight: float = 1.0) -> None:
         """out (P) = weight times the mean gradient of a single micro-batch, which nothing measures or clips."""
@@ -107,7 +106,7 @@ class LoopGradients:
     layout: Layout
     loss: Tensor = field(init=False)
 
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
         self.loss = out.zero_().new_zeros(())
         norms = out.new_zeros(len(self.losses), len(self.layout.names), dtype=torch.float64)
         factors = factors_of(norms)
@@ -120,7 +119,7 @@ class LoopGradients:
             factors[m] = factors_of(norms[m : m + 1])[0]
             out.add_(row, alpha=float(factors[m]))
             self.loss += losses.detach().sum()
-        return norms, factors
+        return norms, factors, 1.0
 
 
 @dataclass
@@ -130,11 +129,11 @@ class StackedGradients:
     gradients: Tensor
     layout: Layout
 
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
         norms = layer_norms(self.gradients, self.layout)
         factors = factors_of(norms)
         out.copy_(factors.to(out.dtype) @ self.gradients)
-        return norms, factors
+        return norms, factors, 1.0
 
 
 def model_gradients(

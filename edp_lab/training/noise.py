@@ -62,8 +62,10 @@ def standard_noise(key: int, step: int, size: int, share: Share, dtype: torch.dt
     return noise
 
 
-def add_scaled(noise: Tensor, out: Tensor, spans: Spans) -> None:
-    """out += noise, times each span's own standard deviation."""
+def add_scaled(noise: Tensor, out: Tensor, spans: Spans, scale: float = 1.0) -> None:
+    """out = scale out + noise, times each span's own standard deviation."""
+    if scale != 1:
+        out.mul_(scale)
     for columns, std in spans:
         out[columns].add_(noise[columns], alpha=std)
 
@@ -102,15 +104,18 @@ class NoiseSource:
         self._begun = self._pool.submit(self._begin, step, first)
         self._step = step
 
-    def add_to(self, out: Tensor, spans: Spans) -> None:
-        """Add this rank's share of the noise that was begun to out (P). Raises what `first` raised."""
+    def add_to(self, out: Tensor, spans: Spans, scale: float = 1.0) -> None:
+        """out (P) = scale out + this rank's share of the noise that was begun. Raises what `first` raised."""
         assert self._begun is not None, "no step was begun, or its noise has been used"
         begun, self._begun = self._begun, None
         begun.result()
-        if self._drawn is None:
-            self._draw(self._step, partial(_add, out.numpy(), spans))
-        else:
-            add_scaled(self._drawn.to(out.device), out, spans)
+        if self._drawn is not None:
+            add_scaled(self._drawn.to(out.device), out, spans, scale)
+        elif self.share.world == 1:
+            self._draw(self._step, partial(_add, out.numpy(), spans, scale))
+        else:  # some blocks are other ranks' to draw
+            out.mul_(scale)
+            self._draw(self._step, partial(_add, out.numpy(), spans, 1.0))
 
     def _begin(self, step: int, first: Callable[[], None]) -> None:
         first()
@@ -139,12 +144,14 @@ def _columns(block: int, size: int) -> slice:
     return slice(block * BLOCK, min((block + 1) * BLOCK, size))
 
 
-def _add(out: np.ndarray, spans: Spans, own: slice, noise: np.ndarray) -> None:
+def _add(out: np.ndarray, spans: Spans, scale: float, own: slice, noise: np.ndarray) -> None:
     for columns, std in spans:
         start, stop = max(own.start, columns.start), min(own.stop, columns.stop)
         if start < stop:
             scaled = noise[start - own.start : stop - own.start]
             scaled *= out.dtype.type(std)
+            if scale != 1:
+                out[start:stop] *= out.dtype.type(scale)
             out[start:stop] += scaled
 
 

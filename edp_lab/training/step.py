@@ -33,8 +33,11 @@ Factors = Callable[[Tensor], Tensor]  # norms (M, K) -> factors (M)
 class MicroGradients(Protocol):
     """The gradients of M micro-batches, in whatever form; see `edp_lab.training.gradients`."""
 
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor]:
-        """out (P) = sum_m f_m g_m with f = factors_of(norms); returns norms (M, K), float64, and f (M)."""
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
+        """out (P) times a scale = sum_m f_m g_m, f = factors_of(norms); returns norms (M, K), float64, f (M), the scale.
+
+        Whoever adds the noise multiplies by the scale in the same pass through memory.
+        """
         ...
 
 
@@ -110,7 +113,7 @@ def release(
     gradients: MicroGradients,
     layout: Layout,
     alpha: Tensor | None,
-    noise: Tensor | Callable[[Tensor, Spans], None],
+    noise: Tensor | Callable[[Tensor, Spans, float], None],
     divisor: int | None = None,
     out: Tensor | None = None,
 ) -> Released:
@@ -120,7 +123,7 @@ def release(
         gradients: mean gradient of each micro-batch.
         alpha: (K) layer scales with maximum 1, or None for all 1.
         noise: (P) standard normal draws for the sum over all micro-batches, from `edp_lab.training.noise`; or what
-            adds them, once the gradients are done.
+            scales the gradient and adds them, once it is there.
         divisor: the fixed number of micro-batches in a step over which the mean is taken; None: one per device.
         out: (P) where the result goes; None: new memory like the noise's.
 
@@ -134,15 +137,15 @@ def release(
     result = torch.empty_like(noise) if out is None and isinstance(noise, Tensor) else out
     assert result is not None
     divisor = divisor or mechanism.num_devices
-    norms, factors = gradients.clipped_sum(
+    norms, factors, scale = gradients.clipped_sum(
         result, lambda norms: clip_factors(mechanism, norms, layout, alpha) / divisor
     )
     stds = noise_stds(mechanism, epoch, alpha, divisor, len(layout.names))
     spans = [(slice(0, layout.size), stds[0])] if len(set(stds)) == 1 else list(zip(layout.columns, stds, strict=True))
     if isinstance(noise, Tensor):
-        add_scaled(noise, result, spans)
+        add_scaled(noise, result, spans, scale)
     else:
-        noise(result, spans)
+        noise(result, spans, scale)
     return Released(result, (factors * divisor).clamp_max(1), norms)
 
 

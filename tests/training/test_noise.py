@@ -125,19 +125,20 @@ AHEAD = pytest.mark.parametrize("ahead", [False, True])
 @AHEAD
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_added_is_the_steps_noise_whoever_draws_it(kind, threads, ahead, small_blocks):
+@pytest.mark.parametrize(("rank", "world"), [(0, 1), (1, 3)])
+def test_what_is_added_is_the_steps_noise_whoever_draws_it(kind, threads, ahead, rank, world, small_blocks):
     """With one deviation for all, and with one for each of several spans that end within blocks."""
-    share, size = Share(kind, DEVICES, 1, 3), 10 * small_blocks + 3
+    share, size = Share(kind, DEVICES, rank, world), 10 * small_blocks + 3
     source = NoiseSource(KEY, size, share, torch.float64, threads, ahead)
     for step, spans in enumerate(
         [[(slice(0, size), 0.5)], [(slice(0, 5), 1.0), (slice(5, 200), 2.0), (slice(200, size), 0.0)]]
     ):
         source.start(step, lambda: None)
         out = torch.arange(size, dtype=torch.float64)
-        source.add_to(out, spans)
+        source.add_to(out, spans, 0.75)
         noise = standard_noise(KEY, step, size, share, torch.float64)
         std = torch.cat([torch.full((c.stop - c.start,), s, dtype=torch.float64) for c, s in spans])
-        torch.testing.assert_close(out, torch.arange(size) + std * noise, rtol=1e-14, atol=0)
+        torch.testing.assert_close(out, 0.75 * torch.arange(size) + std * noise, rtol=1e-13, atol=1e-13)
 
 
 @AHEAD
