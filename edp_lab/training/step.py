@@ -34,7 +34,7 @@ class MicroGradients(Protocol):
     """The gradients of M micro-batches, in whatever form; see `edp_lab.training.gradients`."""
 
     def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
-        """out (P) times a scale = sum_m f_m g_m, f = factors_of(norms); returns norms (M, K), float64, f (M), the scale.
+        """out (P) times a scale = sum_m f_m g_m, f = factors_of(norms); gives norms (M, K), float64, f (M), the scale.
 
         Whoever adds the noise multiplies by the scale in the same pass through memory.
         """
