@@ -30,6 +30,8 @@ from edp_lab.training.trainer import start_accelerator
 
 METHODS = ("sgd", "edp-sgd", "dp-sgd-naive", "dp-sgd", "opacus")
 SLOW, FEW = 10.0, 3  # a method whose steps take so many times as long as SGD's gets only a few rounds
+# Else glibc gives large tensors back to the system in each step: no cost to our methods, half of the time to Opacus.
+KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 VOCABULARY = 30_522  # pieces of the BERT that the paper fine-tunes: 14.25 million parameters
 
 
@@ -163,7 +165,7 @@ def _timed(
     """What the first of the processes reports; `memory`: only its peak after two steps."""
     job = {"task": asdict(task), "contestants": [asdict(c) for c in contestants], "pretrained": pretrained}
     arguments = ["edp_lab.studies.bench_step", json.dumps({**job, "memory": memory})]
-    with Ranks(contestants[0].processes, arguments, task.threads) as ranks:
+    with Ranks(contestants[0].processes, arguments, task.threads, None if memory else KEEP_PAGES) as ranks:
         for line in ranks.lines():
             told = json.loads(line)
             progress(contestants[told["number"]].method + ("" if memory else f", round {told['round'] + 1}"))

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
@@ -41,12 +41,19 @@ class Ranks:
         processes: number of ranks.
         arguments: what follows ``python -m`` in each rank. Rank 0 flushes each line it prints; all call ``obey``.
         threads: OMP_NUM_THREADS of a rank (default: its share of the cores that this process may use).
+        environment: further variables for every rank.
 
     Raises:
         UsageError: ``processes`` is not positive.
     """
 
-    def __init__(self, processes: int, arguments: Sequence[str], threads: int | None = None) -> None:
+    def __init__(
+        self,
+        processes: int,
+        arguments: Sequence[str],
+        threads: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         if processes < 1:
             raise UsageError(f"a run cannot have {processes} processes: give 1 or more")
         world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
@@ -59,7 +66,7 @@ class Ranks:
         self._reader = threading.Thread(target=self._read, daemon=True)
         try:
             for rank in map(str, range(processes)):
-                self._start(arguments, {**os.environ, **world, "RANK": rank, "LOCAL_RANK": rank})
+                self._start(arguments, {**os.environ, **world, **(environment or {}), "RANK": rank, "LOCAL_RANK": rank})
         except BaseException:
             self.close()
             raise
