@@ -84,8 +84,10 @@ class MicroBatches:
         return out
 
     def sums(self, rows: Tensor | None, d: Tensor) -> Tensor:
-        """Sum of the rows of each micro-batch: (R, ...) -> (M, ...), float64."""
-        return torch.stack([d[own].sum(0, dtype=torch.float64) for own in self.slices(rows)])
+        """Sum of the rows of each micro-batch: (R, ...) -> (M, ...)."""
+        if len(d) < LONG * len(self.sizes):
+            return d.new_zeros(len(self.sizes), *d.shape[1:]).index_add_(0, self.numbers(rows), d)
+        return torch.stack([d[own].sum(0) for own in self.slices(rows)])
 
     def slices(self, rows: Tensor | None) -> list[slice]:
         """The rows of each micro-batch."""
@@ -179,7 +181,8 @@ class LinearUse:
     x: Tensor
     d: Tensor
     rows: Tensor | None
-    formed: Tensor | None = None  # the weight's gradients, if they were formed for their norms
+    formed: Tensor | None = None  # the weight's gradients, if they were formed for their norms, and the bias's
+    sums: Tensor | None = None
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
@@ -188,8 +191,8 @@ class LinearUse:
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
         self.formed = cut.formed(self.rows, self.d, self.x)
         if self.formed is not None:
-            biases = cut.sums(self.rows, self.d).square().sum(1)
-            return (row_norms(self.formed).square(), biases)[: len(self.parameters)]
+            self.sums = cut.sums(self.rows, self.d)
+            return (row_norms(self.formed).square(), row_norms(self.sums).square())[: len(self.parameters)]
         x, d = padding_row(self.x), padding_row(self.d)
         weight, bias = (torch.zeros(len(cut.sizes), dtype=torch.float64, device=d.device) for _ in range(2))
         for block in cut.blocks(self.rows, d.shape[1] + x.shape[1]):
@@ -199,10 +202,15 @@ class LinearUse:
         return (weight, bias)[: len(self.parameters)]
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        weight, bias = target(self.weight), None if self.bias is None else target(self.bias)
+        if factors is not None and self.formed is not None:
+            add_weighted(weight, self.formed, factors)
+            add_weighted(bias, self.sums, factors)
+            return
         d = self.d if factors is None else self.d * cut.spread(factors, self.rows)[:, None].to(self.d.dtype)
-        if (weight := target(self.weight)) is not None:
-            add_outer(weight, d, self.x, self.formed, factors)
-        if self.bias is not None and (bias := target(self.bias)) is not None:
+        if weight is not None:
+            weight.addmm_(d.T, self.x)
+        if bias is not None:
             bias += d.sum(0)
 
 
@@ -217,18 +225,17 @@ class LSTMUse:
     h: Tensor
     d: Tensor
     rows: Tensor
-    formed: Sequence[Tensor | None] = (None, None, None)  # of w_ih, and of w_hh in both directions
+    formed: list[Tensor] | None = None  # of w_ih, of w_hh in both directions and of the bias, if formed for their norms
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         return self.w_ih, self.w_hh, self.bias
 
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
-        pairs = [(self.d.flatten(1), self.x), *((self.d[:, k], self.h[:, k]) for k in (0, 1))]
-        self.formed = [cut.formed(self.rows, d, x) for d, x in pairs]
-        if all(gradients is not None for gradients in self.formed):
-            w_ih, *w_hh = (row_norms(gradients).square() for gradients in self.formed if gradients is not None)
-            return w_ih, w_hh[0] + w_hh[1], cut.sums(self.rows, self.d).square().sum((1, 2))
+        self.formed = self._formed(cut)
+        if self.formed is not None:
+            w_ih, forward, backward, bias = (row_norms(gradients).square() for gradients in self.formed)
+            return w_ih, forward + backward, bias
         x, h, d = (padding_row(factor) for factor in (self.x, self.h, self.d))
         dtype = self.d.dtype
         found = torch.zeros(3, len(cut.sizes), dtype=torch.float64, device=d.device)
@@ -241,14 +248,25 @@ class LSTMUse:
         return tuple(found)
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        w_ih, w_hh, bias = (target(parameter) for parameter in self.parameters)
+        if factors is not None and self.formed is not None:
+            outs = (w_ih, *((None, None) if w_hh is None else w_hh), bias)
+            for out, gradients in zip(outs, self.formed, strict=True):
+                add_weighted(out, gradients, factors)
+            return
         d = self.d if factors is None else self.d * cut.spread(factors, self.rows)[:, None, None].to(self.d.dtype)
-        if (w_ih := target(self.w_ih)) is not None:
-            add_outer(w_ih.flatten(0, 1), d.flatten(1), self.x, self.formed[0], factors)
-        if (w_hh := target(self.w_hh)) is not None:
-            for k in (0, 1):
-                add_outer(w_hh[k], d[:, k], self.h[:, k], self.formed[1 + k], factors)
-        if (bias := target(self.bias)) is not None:
+        if w_ih is not None:
+            w_ih.flatten(0, 1).addmm_(d.flatten(1).T, self.x)
+        if w_hh is not None:
+            w_hh.baddbmm_(d.permute(1, 2, 0), self.h.transpose(0, 1))
+        if bias is not None:
             bias += d.sum(0)
+
+    def _formed(self, cut: MicroBatches) -> list[Tensor] | None:
+        pairs = [(self.d.flatten(1), self.x), *((self.d[:, k], self.h[:, k]) for k in (0, 1))]
+        found = [cut.formed(self.rows, d, x) for d, x in pairs]
+        weights = [gradients for gradients in found if gradients is not None]
+        return [*weights, cut.sums(self.rows, self.d.flatten(1))] if len(weights) == len(found) else None
 
 
 @dataclass
@@ -295,18 +313,21 @@ class SumUse:
     parameter: Tensor
     d: Tensor
     rows: Tensor | None
+    sums: Tensor | None = None  # by micro-batch, once their norms are known
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         return (self.parameter,)
 
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
-        d = self.d.flatten(1).double()
-        summed = d.new_zeros(len(cut.sizes), d.shape[1]).index_add_(0, cut.numbers(self.rows), d)
-        return (summed.square().sum(1),)
+        self.sums = cut.sums(self.rows, self.d.flatten(1))
+        return (row_norms(self.sums).square(),)
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
-        if (out := target(self.parameter)) is not None:
+        out = target(self.parameter)
+        if factors is not None and self.sums is not None:
+            add_weighted(out, self.sums, factors)
+        elif out is not None:
             d = self.d.flatten(1)
             out += (d.sum(0) if factors is None else cut.spread(factors, self.rows).to(d.dtype) @ d).view_as(out)
 
@@ -352,12 +373,10 @@ class TransitionUse:
             out += gradient.to(out.dtype)
 
 
-def add_outer(out: Tensor, d: Tensor, x: Tensor, formed: Tensor | None, factors: Tensor | None) -> None:
-    """out (O, D) += sum_t d_t x_t^T, with the factors already in d (R, O), or from the gradients that were formed."""
-    if formed is None or factors is None:
-        out.addmm_(d.T, x)
-    else:
-        out.view(-1).addmv_(formed.T, factors.to(formed.dtype))
+def add_weighted(out: Tensor | None, gradients: Tensor | None, factors: Tensor) -> None:
+    """out += sum_m factors_m gradient_m: any shape of n numbers, (M, n), (M)."""
+    if out is not None and gradients is not None:
+        out.view(-1).addmv_(gradients.T, factors.to(gradients.dtype))
 
 
 def padding_row(x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
