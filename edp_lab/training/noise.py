@@ -25,7 +25,7 @@ from torch import Tensor
 from edp_lab.privacy.noise import Purpose, fill_normal, stream
 
 KINDS = ("aggregate", "per-device", "shared")
-BLOCK = 2**17
+BLOCK = 2**19  # to begin a stream takes time, and keeps all threads waiting
 Spans = Sequence[tuple[slice, float]]  # columns, and the standard deviation of the noise on them
 
 
