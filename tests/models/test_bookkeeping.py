@@ -17,6 +17,7 @@ from edp_lab.models.bert import BertIntentSlot, BertSize, new_bert
 from edp_lab.models.bookkeeping import (
     LinearUse,
     LSTMUse,
+    Memory,
     MicroBatches,
     row_norms,
 )
@@ -145,6 +146,30 @@ def test_blocks_cut_small_change_nothing(kind, monkeypatch):
     monkeypatch.setattr(bookkeeping, "LARGEST", 60)
     check(*build(kind), [1] * 8)
     check(*build(kind), [2, 3, 3])
+
+
+@pytest.mark.parametrize("room", [0, 3000, 10**6])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_formed_for_their_norms_change_nothing(kind, sizes, room, monkeypatch):
+    """As of long micro-batches: of none, of some, or of all weights."""
+    monkeypatch.setattr(bookkeeping, "LONG", 0)
+    monkeypatch.setattr(bookkeeping, "ROOM", room)
+    check(*build(kind), sizes)
+
+
+@pytest.mark.parametrize("kind", ["clc", "bert"])
+def test_memory_of_an_earlier_pass_leaves_no_trace(kind, monkeypatch):
+    """Neither of more micro-batches nor of fewer, nor of one that is empty now."""
+    monkeypatch.setattr(bookkeeping, "LONG", 0)
+    model, data = build(kind)
+    memory, plain = Memory(), {str(sizes): by_loop(model, data, sizes) for sizes in SIZES}
+    for sizes in (*SIZES, *SIZES[::-1]):
+        ops = MicroBatchOps(trainable(model), sizes, memory)
+        model.losses(data.batch(ORDER), ops, KEY).sum().backward()
+        torch.testing.assert_close(ops.norms(), norms_of(plain[str(sizes)], ops.parameters), rtol=1e-9, atol=1e-9)
+        factors = torch.rand(len(sizes), dtype=torch.float64)
+        torch.testing.assert_close(weighted_sum(ops, factors), factors @ plain[str(sizes)], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["clc", "bert"])
