@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -32,16 +33,21 @@ def epoch_line(event: Event) -> str:
 
 @contextmanager
 def on_interrupt() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C (or SIGTERM) sets; the second Ctrl-C is a KeyboardInterrupt as always."""
-    stop = threading.Event()
+    """An event that the first Ctrl-C (or SIGTERM) sets; the second Ctrl-C is a KeyboardInterrupt as always.
+
+    A launcher's SIGTERM ends a rank at once: one that waits for another would not come to run a handler.
+    """
+    stop, rank = threading.Event(), os.environ.get("RANK")
 
     def ask(number: int, frame: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        sys.stderr.write("ending after this step; Ctrl-C again to end at once\n")
+        if rank in (None, "0"):
+            sys.stderr.write("ending after this step; Ctrl-C again to end at once\n")
 
-    earlier = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = (signal.SIGINT, signal.SIGTERM) if rank is None else (signal.SIGINT,)
+    earlier = {number: signal.signal(number, ask) for number in handled}
     try:
         yield stop
     finally:

@@ -170,9 +170,13 @@ def _time_steps(task: Task, column: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps([{**row, **_surroundings()} for row in rows], indent=2))
         return
-    table = Table(title=f"{task.model} on {task.corpus}, batches of {task.batch_size}, {rows[0]['device']}")
-    for name in ("method", "gpus", "processes", "seconds", "x SGD", "quartiles", "peak MB", "paper x"):
-        table.add_column(name, justify="left" if name == "method" else "right")
+    table = Table(
+        title=f"{task.model} ({task.size}) on {task.corpus}, batches of {task.batch_size}, {rows[0]['device']}",
+        caption="seconds: median; x SGD: median of the ratios within a round",
+        padding=(0, 0, 0, 1),
+    )
+    for name in ("method", "gpus", "procs", "seconds", "x SGD", "quartiles", "peak MB", "paper x"):
+        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for row in rows:
         low, high = row["ratio_spread"]
         paper = "" if row["paper_ratio"] is None else f"{row['paper_ratio']:.2f}"

@@ -125,6 +125,8 @@ def train(
         if given:
             raise UsageError(f"--{given[0].replace('_', '-')} is read from the run's record: drop it, or drop --resume")
         _set_threads(read_record(resume)["config"]["size"])
+        if read_record(resume)["status"] == "finished" and rank() == 0:
+            print("this run has finished: nothing is left to do", file=sys.stderr)
         with on_interrupt() as stop, listening(quiet=rank() > 0) as listener:
             record = take_up(resume, listener, stop)
         if rank() == 0:
@@ -254,8 +256,10 @@ def _summary(record: dict[str, Any], out: Path) -> None:
     if record["config"]["method"] == "sgd":
         print("privacy: none (plain training)")
     else:
-        claimed = (
-            f"epsilon {_number(final['epsilon_claimed'])} at delta {guarantee['delta']:.2g} by the paper's accounting"
+        claimed = f"at delta {guarantee['delta']:.2g} the paper's accounting " + (
+            "has no epsilon for this sampling"
+            if final["epsilon_claimed"] is None
+            else f"says epsilon {_number(final['epsilon_claimed'])}"
         )
         holds = _holds(final, guarantee["status"])
         print(f"privacy: {claimed}; {holds}\n  guarantee: {guarantee['status']} ({guarantee['reason']})")

@@ -127,12 +127,12 @@ def bench_steps(task: Task, progress: Callable[[str], None] = lambda name: None)
             seconds = [[t["seconds"] for t in told if t["number"] == k] for k in range(len(contestants))]
             for number, contestant in enumerate(contestants):
                 [last] = list(_timed(task, [contestant], pretrained, progress, memory=True))
-                rows.append(_row(task, contestant, seconds[number], seconds[0], told[0]["steps"], last["memory_mb"]))
+                rows.append(_row(task, contestant, seconds[number], seconds[0], told[0], last["memory_mb"]))
     return rows
 
 
 def _row(
-    task: Task, contestant: Contestant, seconds: list[float], sgd: list[float], steps: int, memory_mb: float
+    task: Task, contestant: Contestant, seconds: list[float], sgd: list[float], first: dict[str, Any], memory_mb: float
 ) -> dict[str, Any]:
     ratios = [own / other for own, other in zip(seconds, sgd, strict=False)]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
@@ -148,10 +148,11 @@ def _row(
         "peak_memory_mb": memory_mb,
         "paper_ratio": factors.get(contestant.method),
         "device": task.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        "threads": first["threads"],
         "batch_size": task.batch_size,
         "rounds": len(seconds),
-        "steps_per_epoch": steps,
-        "seconds_per_epoch": statistics.mean(seconds) * steps,
+        "steps_per_epoch": first["steps"],
+        "seconds_per_epoch": statistics.mean(seconds) * first["steps"],
     }
 
 
@@ -248,7 +249,8 @@ def main(job: str) -> None:
         for number, runner in enumerate(runners):
             if round_number < FEW or firsts[number] < SLOW * firsts[0]:
                 seconds = runner.seconds(round_number)
-                report(number=number, round=round_number, seconds=seconds, steps=runner.run.batches.steps_per_epoch)
+                steps, threads = runner.run.batches.steps_per_epoch, torch.get_num_threads()
+                report(number=number, round=round_number, seconds=seconds, steps=steps, threads=threads)
 
 
 if __name__ == "__main__":

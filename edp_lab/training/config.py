@@ -121,7 +121,10 @@ class TrainConfig:
                 "raise --gpus"
             )
         if self.per_example and (self.as_printed or (self.micro_batch_size or 1) > 1):
-            raise UsageError(f"{self.method} clips every utterance alone: drop --as-printed and --micro-batch-size")
+            raise UsageError(
+                f"{self.method} clips every utterance alone: drop --as-printed and --micro-batch-size, or take "
+                "--method edp-sgd"
+            )
         if self.method == "edp-sgd" and self.micro_batches < self.num_devices:
             raise UsageError(
                 f"{self.num_devices} micro-batches of {self.micro_batch_size} do not fit into a batch of "

@@ -165,6 +165,7 @@ def _start(
 ) -> dict[str, Any]:
     if config.processes == 1 or "WORLD_SIZE" in os.environ:
         return train_here(config, folder, listener, stop, resuming)
+    _patience()  # refused here rather than by every rank
     job = json.dumps({"config": asdict(config), "folder": str(folder), "resuming": resuming})
     cure = f"go on with edp-lab train --resume {folder}"
     before = _last_written(folder)
@@ -178,6 +179,8 @@ def _start(
     except UsageError as error:
         if _last_written(folder) != before:  # else the ranks were refused before they began
             _bill_failed(folder, error)
+        if not (folder / RECORD).exists():
+            raise UsageError(str(error).removesuffix(f": {cure}")) from None  # there is nothing to go on with
         raise
     return read_record(folder)
 
@@ -214,11 +217,19 @@ def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
         UsageError: not as many processes take part as asked for.
     """
     _as_many_as(processes, int(os.environ.get("WORLD_SIZE", 1)))  # before they wait for others that never come
-    patience = InitProcessGroupKwargs(timeout=timedelta(seconds=float(os.environ.get(TIMEOUT, 600))))
+    patience = InitProcessGroupKwargs(timeout=_patience())
     cpu = device == "cpu" or not torch.cuda.is_available()
     accelerator = Accelerator(cpu=cpu, kwargs_handlers=[patience])
     _as_many_as(processes, accelerator.num_processes)
     return accelerator
+
+
+def _patience() -> timedelta:
+    given = os.environ.get(TIMEOUT, "600")
+    with suppress(ValueError, OverflowError):
+        if float(given) > 0:
+            return timedelta(seconds=float(given))
+    raise UsageError(f"{TIMEOUT} is {given!r}: give seconds, more than 0")
 
 
 def _as_many_as(asked: int, started: int) -> None:

@@ -74,7 +74,7 @@ def test_train_evaluate_predict(cli, corpus, tmp_path):
 def test_summary_shows_the_claimed_and_the_true_epsilon(cli, corpus, tmp_path):
     status, out, _ = cli("train", "--corpus", corpus, "--out", str(tmp_path / "run"), *SMALL, "--as-printed")
     assert status == 0
-    assert "by the paper's accounting" in out
+    assert "the paper's accounting says epsilon" in out
     assert "had alpha and words come from public text" in out
     assert "guarantee: none" in out
 
