@@ -58,16 +58,12 @@ class KeptGradients:
 
     def _whole(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
         """A single micro-batch is cheaper to sum up than to measure by its factors."""
-        self.mean(out)
+        self.loss = out.zero_().new_zeros(())
+        if len(self.parts[0]):
+            self._pass(self.parts).add_weighted_sum(out)
         norms = layer_norms(out[None], self.layout)
         factors = factors_of(norms)
         return norms, factors, float(factors[0])
-
-    def mean(self, out: Tensor, weight: float = 1.0) -> None:
-        """out (P) = weight times the mean gradient of a single micro-batch, which nothing measures or clips."""
-        self.loss = out.zero_().new_zeros(())
-        if len(self.parts[0]):
-            self._pass(self.parts, weight).add_weighted_sum(out)
 
     def _passes(self) -> list[list[int]]:
         """Numbers of micro-batches that go through together: as many as memory allows, the empty ones left out."""
@@ -82,12 +78,16 @@ class KeptGradients:
                 total += len(part)
         return passes
 
-    def _pass(self, parts: Sequence[np.ndarray], weight: float = 1.0) -> MicroBatchOps:
+    def _pass(self, parts: Sequence[np.ndarray]) -> MicroBatchOps:
         sizes = [len(part) for part in parts]
-        ops = MicroBatchOps([p for _, p in trainable(self.model)], sizes, self.memory)
+        parameters = [p for _, p in trainable(self.model)]
+        for p in parameters:
+            p.grad = None
+        ops = MicroBatchOps(parameters, sizes, self.memory)
         batch = self.data.batch(np.concatenate(parts)).to(self.loss.device)
         losses = self.model.losses(batch, ops, self.dropout_key)
-        (losses * ops.cut.spread(weight / ops.cut.sizes, None).to(losses.dtype)).sum().backward()
+        (losses * ops.cut.spread(1 / ops.cut.sizes, None).to(losses.dtype)).sum().backward()
+        assert all(p.grad is None for p in parameters), "a parameter was used past the book-keeping"
         self.loss += losses.detach().sum()
         return ops
 
@@ -155,6 +155,18 @@ def model_gradients(
 
     filled = [part for part in parts if len(part)]
     return LoopGradients([p for _, p in trainable(model)], [partial(compute, part) for part in filled], layout)
+
+
+def plain_gradient(
+    model: IntentSlotModel, data: Dataset, part: np.ndarray, dropout_key: int | None, weight: float
+) -> Tensor:
+    """Leave weight times the mean gradient of one batch in ``.grad``, by plain autograd; returns the summed loss."""
+    model.zero_grad(set_to_none=True)
+    if not len(part):
+        return torch.zeros(())
+    losses = model.losses(data.batch(part).to(next(model.parameters()).device), dropout_key=dropout_key)
+    (losses.sum() * (weight / len(part))).backward()
+    return losses.detach().sum()
 
 
 def stacked_gradients(

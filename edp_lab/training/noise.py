@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edp_lab.errors import UsageError
 from edp_lab.privacy.noise import Purpose, fill_normal, stream
 
 KINDS = ("aggregate", "per-device", "shared")
@@ -98,9 +99,16 @@ class NoiseSource:
         self._dtype = np.dtype(str(dtype).removeprefix("torch."))
         self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="noise")
         self._begun: Future[None] | None = None
+        self._step = -1
 
     def start(self, step: int, first: Callable[[], None]) -> None:
-        """Begin with the noise of `step`: in the background, `first` (the entry into the ledger)."""
+        """Begin with the noise of `step`: in the background, `first` (the entry into the ledger).
+
+        Raises:
+            UsageError: `step` is not beyond the last one; the same noise on two gradients could be subtracted.
+        """
+        if step <= self._step:
+            raise UsageError(f"the noise of step {step} may have been used already: number all steps upwards")
         self._begun = self._pool.submit(self._begin, step, first)
         self._step = step
 

@@ -32,8 +32,21 @@ class FlatGradient:
         self.world = 1 if accelerator is None else accelerator.num_processes
         self._buffer = parameters[0][1].new_zeros(self.layout.size + tail, requires_grad=False)
         self.gradient, self.tail = self._buffer[: self.layout.size], self._buffer[self.layout.size :]
-        for (_, p), columns in zip(parameters, self.layout.columns, strict=True):
-            p.grad = self.gradient[columns].view_as(p)
+        self._views = [
+            (p, self.gradient[columns].view_as(p))
+            for (_, p), columns in zip(parameters, self.layout.columns, strict=True)
+        ]
+
+    def collect(self) -> None:
+        """Take over what autograd left in ``.grad``; zeros where it left nothing."""
+        for p, view in self._views:
+            view.zero_() if p.grad is None else view.copy_(p.grad)
+        self.attach()
+
+    def attach(self) -> None:
+        """Make every ``.grad`` the view, also where ``optimizer.zero_grad()`` has set it to None."""
+        for p, view in self._views:
+            p.grad = view
 
     def reduce(self) -> None:
         """Sum over ranks."""
@@ -88,7 +101,7 @@ class PrivateStep:
         """
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = self.scales(gradients)
-        return release(
+        released = release(
             self.mechanism,
             epoch,
             gradients,
@@ -98,6 +111,8 @@ class PrivateStep:
             self.divisor,
             self.flat.gradient,
         )
+        self.flat.attach()
+        return released
 
     def noise_stds(self, epoch: int) -> list[float]:
         """Standard deviation of the noise on the released gradient, for each parameter."""

@@ -25,19 +25,19 @@ from edp_lab.corpora.encoding import Labels
 from edp_lab.corpora.metrics import Scores, evaluate
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
-from edp_lab.models.bookkeeping import Memory
+from edp_lab.models.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.noise import Purpose, key_from_seed, stream
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.gradients import model_gradients, trainable
+from edp_lab.training.gradients import model_gradients, plain_gradient, trainable
 from edp_lab.training.ledger import Ledger
 from edp_lab.training.noise import part
 from edp_lab.training.optimizers import DPAdamBC, make_optimizer
 from edp_lab.training.private_step import FlatGradient, PrivateStep
 from edp_lab.training.record import MODEL, NOT_PRIVATE, versions, write_record
-from edp_lab.training.state import Progress, load_state, save_state, surroundings
-from edp_lab.training.step import check_finite, layer_norms
+from edp_lab.training.state import Progress, inputs_digest, load_state, save_state, surroundings
+from edp_lab.training.step import check_finite
 
 MOST_SHARED = 0.1  # of "public" utterances that may also be in the training set: short commands coincide
 SAVE_EVERY = 60.0  # seconds between two states within an epoch
@@ -78,11 +78,10 @@ class Run:
         corpus: Corpus,
         data: Split,
         accelerator: Accelerator | None = None,
-        key: int | None = None,
+        key: int | Callable[[str], tuple[int, int]] | None = None,
     ) -> None:
         self.config = config
         self.accelerator = accelerator or Accelerator(cpu=not torch.cuda.is_available())
-        self.key = key_from_seed(config.seed) if key is None else key
         self.mechanism = config.mechanism(len(data.train))
         self.ledger: Ledger | None = None
         self.model: IntentSlotModel = build_model(
@@ -94,14 +93,16 @@ class Run:
             pretrained=config.pretrained,
             size=config.model_size(),
         ).to(self.accelerator.device, torch.float64 if config.precision == "float64" else torch.float32)
+        self.delta = config.delta or max(len(data.train), 2) ** -1.1
+        self.inputs = inputs_digest(self.model, self._settings(corpus))
+        self.key, keys = key(self.inputs) if callable(key) else (key_from_seed(config.seed) if key is None else key, 0)
         self.train_data = self.model.dataset(data.train)
         self.validation, self.test = data.validation, data.test
         self.parameters = trainable(self.model)
         self.optimizer = make_optimizer(config.optimizer, [p for _, p in self.parameters], config.learning_rate)
         self.progress, self.memory = Progress(), Memory()
-        self.delta = config.delta or max(len(data.train), 2) ** -1.1
         self._make_step(None)
-        self.record = self._new_record(corpus, data)
+        self.record = {**self._new_record(corpus, data), "keys": keys}
 
     def _make_step(self, alpha: Tensor | None) -> None:
         """What depends on the key: the order of the utterances and the noise."""
@@ -176,9 +177,7 @@ class Run:
             if folder is not None and time.perf_counter() - saved > SAVE_EVERY and now.step_in_epoch < steps:
                 self.save_state(folder)
                 saved = time.perf_counter()
-        check_finite(
-            layer_norms(self.flat.gradient[None], self.layout), self.layout
-        )  # plain steps look at the loss only
+        self._check_parameters()
         scores = evaluate_model(self.model, self.validation, self.accelerator)
         row = {"loss": now.loss / max(now.examples, 1), "seconds": now.seconds, **asdict(scores), **self.bill()}
         done = now.epoch
@@ -196,23 +195,32 @@ class Run:
         parts = [one for device in devices[own.start : own.stop] for one in device]
         dropout_key = int(stream(self.key, Purpose.DROPOUT, now.step).integers(2**63))
         naive = self.config.method == "dp-sgd-naive"
-        gradients = model_gradients(self.model, self.train_data, parts, dropout_key, self.layout, naive, self.memory)
         if self.private is None:
-            everyone = sum(len(one) for device in devices for one in device)
-            gradients.mean(self.flat.gradient, len(parts[0]) / max(1, everyone))  # type: ignore[union-attr]
+            share = len(parts[0]) / max(1, sum(len(one) for device in devices for one in device))
+            loss = plain_gradient(self.model, self.train_data, parts[0], dropout_key, share)
+            if self.accelerator.num_processes > 1:
+                self.flat.collect()
         else:
+            gradients = model_gradients(
+                self.model, self.train_data, parts, dropout_key, self.layout, naive, self.memory
+            )
             self.private.begin(now.step, self._bill_step)
             self.private.finish(now.epoch, gradients)
-        self.flat.tail[LOSS] = gradients.loss
+            loss = gradients.loss
+        self.flat.tail[LOSS] = loss
         self.flat.tail[EXAMPLES] = sum(len(one) for one in parts)
         self.flat.tail[STOP] = float(stop is not None and stop.is_set())
         self.flat.reduce()
-        loss, examples, stops = self.flat.tail.tolist()
-        if not math.isfinite(loss):
+        total, examples, stops = self.flat.tail.tolist()
+        if not math.isfinite(total):
             raise UsageError("the loss is not finite: lower --lr or check the corpus")
         self._optimize()
         now.step += 1
-        return loss, int(examples), stops > 0
+        return total, int(examples), stops > 0
+
+    def _check_parameters(self) -> None:
+        """Steps without noise look at the loss only."""
+        check_finite(torch.stack([row_norms(p.detach().view(1, -1)) for _, p in self.parameters], dim=1), self.layout)
 
     def _bill_step(self) -> None:
         """Nothing is released without the first process, so it is enough that this one has written the step down."""
@@ -233,6 +241,13 @@ class Run:
         return self.config.learning_rate * (
             1 - self.progress.step / (self.batches.steps_per_epoch * self.config.epochs)
         )
+
+    def _settings(self, corpus: Corpus) -> dict[str, Any]:
+        """As a record has them, with the content of corpora in place of their names."""
+        config = self.config
+        alpha = load_corpus(config.alpha_corpus).sha256 if config.alpha_corpus else config.alpha
+        settled = {"corpus": corpus.sha256, "delta": self.delta, "lr": config.learning_rate, "alpha": alpha}
+        return {**asdict(config), **settled}
 
     def _public_alpha(self, private: PrivateStep) -> Tensor:
         """alpha from the first utterances of a public corpus that carry labels this model knows."""
@@ -308,7 +323,7 @@ class Run:
             "threads": torch.get_num_threads(),
             "world_size": self.accelerator.num_processes,
             "devices": self._devices(),
-            "surroundings": surroundings(self.accelerator.device, self.accelerator.num_processes),
+            "surroundings": surroundings(self.accelerator.device, self.accelerator.num_processes, self.inputs),
             "parameters": self.layout.size,
             "corpus": {
                 "name": corpus.name,

@@ -15,8 +15,11 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+import edp_lab
 from edp_lab.errors import UsageError
 from edp_lab.models.files import parse_tensors, read_bytes, write_whole
+from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.models.pieces import PieceFeatures
 from edp_lab.training.record import versions
 
 STATE = "state.safetensors"
@@ -44,9 +47,10 @@ class Progress:
     chain: str | None = None
 
 
-def surroundings(device: torch.device, processes: int) -> dict[str, Any]:
-    """What a step's bits may depend on beside its key, data and parameters."""
+def surroundings(device: torch.device, processes: int, inputs: str) -> dict[str, Any]:
+    """What a step's bits may depend on beside its key, training data and parameters."""
     return {
+        "inputs": inputs,
         "device": device.type,
         "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), platform.node()],
         "threads": torch.get_num_threads(),
@@ -114,6 +118,27 @@ def load_state(
             f"{path} does not belong to this run or version: start a new run with the same options"
         ) from error
     return progress, tensors.get("alpha")
+
+
+def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any]) -> str:
+    """Of the code, the settings, the initial weights (also frozen ones) and the vocabulary."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for path in sorted(Path(edp_lab.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().numpy().data)
+    features = model.features
+    digest.update((features.tokenizer.to_str() if isinstance(features, PieceFeatures) else repr(features)).encode())
+    return digest.hexdigest()
+
+
+def digest(tensors: Sequence[Tensor]) -> str:
+    """SHA-256 of the content of tensors."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().numpy().data)
+    return found.hexdigest()
 
 
 def _checksum(progress: str, tensors: Mapping[str, Tensor]) -> str:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.utils import InitProcessGroupKwargs, gather_object
 from filelock import FileLock, Timeout
 
 from edp_lab.corpora import load_corpus, split
@@ -41,7 +42,7 @@ from edp_lab.training.record import (
     write_secret,
 )
 from edp_lab.training.run import EpochDone, Event, Listener, Run, StepDone, bill
-from edp_lab.training.state import STATE, surroundings
+from edp_lab.training.state import STATE, digest, surroundings
 
 LOCK = ".lock"
 
@@ -114,18 +115,17 @@ def train_here(
         earlier = read_record(folder) if resuming else None
         if earlier is not None and corpus.sha256 != earlier["corpus"]["sha256"]:
             raise UsageError(f"corpus {config.corpus!r} is not the one of {folder}: its content has changed since")
-        key, keys = _key(config, folder, earlier, accelerator)
         data = split(corpus, config.seed, keep_duplicates_together=config.keep_duplicates_together)
-        run = Run(config, corpus, data, accelerator, key)
-        run.record["keys"] = keys
+        run = Run(config, corpus, data, accelerator, partial(_key, config, folder, earlier, accelerator))
         if resuming:
             run.take_up(folder)
+        _agree(
+            accelerator,
+            [asdict(run.progress), digest([p for _, p in run.parameters])],
+            "states: resume with one folder",
+        )
         if run.main and run.mechanism is not None:
-            run.ledger = (
-                Ledger.open(folder / LEDGER, chain=run.progress.chain or earlier["ledger"])
-                if earlier is not None
-                else Ledger(folder / LEDGER, run.mechanism)
-            )
+            run.ledger = _ledger(folder, run, earlier)
         if run.main:
             run.bill()
             write_record(folder, run.record)
@@ -133,6 +133,30 @@ def train_here(
         if run.main and run.record["status"] == "finished":
             _tidy(folder)
     return run.record
+
+
+def _ledger(folder: Path, run: Run, earlier: dict[str, Any] | None) -> Ledger:
+    """
+    Raises:
+        UsageError: an earlier one is damaged, lacks entries, or is of another mechanism.
+    """
+    if earlier is None:
+        assert run.mechanism is not None
+        return Ledger(folder / LEDGER, run.mechanism)
+    for remembered in (earlier["ledger"], run.progress.chain):
+        ledger = Ledger.open(folder / LEDGER, chain=remembered)
+    if ledger.mechanism != run.mechanism:
+        raise UsageError(f"the ledger in {folder} is of another mechanism than its record: restore both from a copy")
+    return ledger
+
+
+def _agree(accelerator: Accelerator, told: Any, what: str) -> None:
+    """
+    Raises:
+        UsageError: on every rank, if they do not tell the same.
+    """
+    if accelerator.num_processes > 1 and any(other != told for other in gather_object([told])):
+        raise UsageError(f"the processes have different {what}")
 
 
 def _train(run: Run, folder: Path, listener: Listener, stop: threading.Event) -> None:
@@ -241,7 +265,7 @@ def _as_many_as(asked: int, started: int) -> None:
 
 
 def _key(
-    config: TrainConfig, folder: Path, earlier: dict[str, Any] | None, accelerator: Accelerator
+    config: TrainConfig, folder: Path, earlier: dict[str, Any] | None, accelerator: Accelerator, inputs: str
 ) -> tuple[int, int]:
     """The key of order, dropout and noise, the same on all ranks, and how many keys the run has had before it.
 
@@ -249,7 +273,9 @@ def _key(
     subtracted. So it gets a fresh key, and the ledger bills what is redone as further releases. So does one whose key
     is lost, and one on a GPU, where sums have no fixed order.
     """
-    here = surroundings(accelerator.device, accelerator.num_processes)
+    here = surroundings(accelerator.device, accelerator.num_processes, inputs)
+    shared_by_all = {name: value for name, value in here.items() if name != "processor"}
+    _agree(accelerator, shared_by_all, "options, files, versions or numbers of threads: start them all alike")
     key, keys = None, 0
     if accelerator.is_main_process:
         keys = 0 if earlier is None else earlier.get("keys", 0)

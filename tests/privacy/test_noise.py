@@ -177,7 +177,10 @@ def test_every_number_is_filled_whatever_the_size_and_the_precision(size):
     assert len(np.unique(single)) > 0.99 * size - 1
     double = np.full(size, np.nan)
     fill_normal(stream(9, Purpose.NOISE, 1), double)
-    assert np.allclose(double, single, rtol=1e-6, atol=0)
+    assert np.isfinite(double).all()
+    if size > 100:  # float64 noise has bits of its own down to the last, or a float64 gradient would show through
+        assert (double * 2.0**48 % 1 != 0).mean() > 0.9
+        assert stats.kstest(double, "norm").pvalue > 1e-3
 
 
 # The hash behind dropout masks
