@@ -11,11 +11,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import edp_lab
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
-from edp_lab.privacy import judge
-from edp_lab.training import StepDone, TrainConfig, noise, read_record, run, run_ledger, train
+from edp_lab.privacy import Mechanism, judge
+from edp_lab.training import (
+    PrivateStep,
+    StepDone,
+    TrainConfig,
+    noise,
+    read_record,
+    resume,
+    run,
+    run_ledger,
+    train,
+    trainable,
+)
 from edp_lab.training.ledger import LEDGER, Ledger, fingerprint
 from edp_lab.training.record import MODEL, SECRET
 from edp_lab.training.run import Run
@@ -251,3 +264,66 @@ def test_a_private_seed_makes_no_guarantee_where_there_is_none(corpus, tmp_path)
     plain = train(config(corpus, epochs=1, private_seed=True, method="sgd"), tmp_path / "plain")
     assert plain["guarantee"]["status"] == "none"
     assert not (tmp_path / "plain" / SECRET).exists()
+
+
+# Taking a run up again
+
+
+def broken_off(corpus: str, folder: Path, **changes: object) -> Path:
+    """A run that was ended in its second epoch."""
+    assert train(config(corpus, private_seed=True, **changes), folder, ctrl_c)["status"] == "interrupted"
+    return folder
+
+
+def test_a_record_with_other_noise_than_the_ledger_is_refused(corpus, tmp_path):
+    folder = broken_off(corpus, tmp_path / "run")
+    record = read_record(folder)
+    record["config"]["z0"] *= 20
+    (folder / "record.json").write_text(json.dumps(record))
+    with pytest.raises(UsageError, match="another mechanism"):
+        resume(folder)
+
+
+def test_a_ledger_that_lost_what_either_state_or_record_remembers_is_refused(corpus, tmp_path):
+    folder = broken_off(corpus, tmp_path / "run")
+    raw = (folder / LEDGER).read_bytes()
+    (folder / LEDGER).write_bytes(b"".join(raw.splitlines(keepends=True)[:-1]))
+    with pytest.raises(UsageError, match="lacks entries"):
+        resume(folder)
+
+
+@pytest.mark.parametrize("change", ["learning rate", "public text", "code"])
+def test_a_run_that_goes_on_with_other_inputs_gets_a_fresh_key(corpus, tmp_path, change, monkeypatch):
+    """Else the same noise would hide two different gradients, and could be subtracted."""
+    public = tmp_path / "public.jsonl"
+    lines_of = Path(corpus).read_text().replace('["call", "', '["call", "9').replace('["play", "', '["play", "9')
+    public.write_text(lines_of)
+    folder = broken_off(corpus, tmp_path / "run", alpha=f"public:{public}")
+    if change == "learning rate":
+        record = read_record(folder)
+        record["config"]["lr"] = 1e-3
+        (folder / "record.json").write_text(json.dumps(record))
+    elif change == "public text":
+        public.write_text(lines_of.replace('"9', '"8'))
+    else:
+        copy = tmp_path / "edp_lab"
+        copy.mkdir()
+        (copy / "__init__.py").write_text("# another version\n")
+        monkeypatch.setattr(edp_lab, "__file__", str(copy / "__init__.py"))
+    record = resume(folder)
+    assert (record["status"], record["keys"]) == ("finished", 1)
+    assert len({line["key"] for line in lines(folder)}) == 2
+    assert run_ledger(folder).bill() == {0: 1, 1: 2}
+
+
+def test_the_step_survives_zero_grad_and_refuses_to_use_noise_twice():
+    """`optimizer.zero_grad()` sets gradients to None, behind the back of whoever holds views of them."""
+    model = torch.nn.Linear(3, 2)
+    step = PrivateStep(trainable(model), Mechanism.sound(1.0, 1.0, 2, 4), key=1)
+    losses = [lambda: model(torch.ones(4, 3)).square().sum(1)] * 2
+    for number in (0, 1):
+        model.zero_grad()
+        released = step(0, number, losses).gradient
+        assert torch.equal(torch.cat([p.grad.flatten() for p in model.parameters()]), released)
+    with pytest.raises(UsageError, match="number all steps upwards"):
+        step(0, 1, losses)
