@@ -101,10 +101,10 @@ class Run:
         self.parameters = trainable(self.model)
         self.optimizer = make_optimizer(config.optimizer, [p for _, p in self.parameters], config.learning_rate)
         self.progress, self.memory = Progress(), Memory()
-        self._make_step(None)
+        self._make_step()
         self.record = {**self._new_record(corpus, data), "keys": keys}
 
-    def _make_step(self, alpha: Tensor | None) -> None:
+    def _make_step(self) -> None:
         """What depends on the key: the order of the utterances and the noise."""
         config, mechanism = self.config, self.mechanism
         self.batches = config.batches(self.key, len(self.train_data))
@@ -119,12 +119,11 @@ class Run:
                 self.accelerator,
                 config.noise,
                 config.micro_batches,
-                alpha,
                 tail=3,
             )
             self.flat = self.private.flat
         self.layout = self.flat.layout
-        if self.private is not None and self.private.mechanism.alpha is Alpha.PUBLIC and alpha is None:
+        if self.private is not None and self.private.mechanism.alpha is Alpha.PUBLIC:
             self.private.alpha = self._public_alpha(self.private)
 
     @property
@@ -323,7 +322,7 @@ class Run:
             "threads": torch.get_num_threads(),
             "world_size": self.accelerator.num_processes,
             "devices": self._devices(),
-            "surroundings": surroundings(self.accelerator.device, self.accelerator.num_processes, self.inputs),
+            "surroundings": surroundings(self.accelerator, self.inputs),
             "parameters": self.layout.size,
             "corpus": {
                 "name": corpus.name,

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -47,12 +49,14 @@ class Progress:
     chain: str | None = None
 
 
-def surroundings(device: torch.device, processes: int, inputs: str) -> dict[str, Any]:
-    """What a step's bits may depend on beside its key, training data and parameters."""
+def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
+    """What a step's bits may depend on beside its key, training data and parameters; all ranks call it together."""
+    processor = [platform.machine(), torch.backends.cpu.get_cpu_capability(), platform.node()]
+    processes = accelerator.num_processes
     return {
         "inputs": inputs,
-        "device": device.type,
-        "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), platform.node()],
+        "device": accelerator.device.type,
+        "processors": gather_object([processor]) if processes > 1 else [processor],
         "threads": torch.get_num_threads(),
         "processes": processes,
         "versions": versions(),
@@ -79,7 +83,7 @@ def save_state(
     tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     told = json.dumps(asdict(progress))
     try:
-        write_whole(folder / STATE, save(tensors, {"progress": told, "sha256": _checksum(told, tensors)}))
+        write_whole(folder / STATE, save(tensors, {"progress": told, "sha256": digest(tensors, told.encode())}))
     except OSError as error:
         raise UsageError(
             f"{folder / STATE} cannot be written ({error.strerror}): make room, then go on with edp-lab train --resume"
@@ -100,7 +104,7 @@ def load_state(
     tensors = parse_tensors(read_bytes(path), path)
     with safe_open(path, framework="pt") as file:
         told = file.metadata() or {}
-    if told.get("sha256") != _checksum(told.get("progress", ""), tensors):
+    if told.get("sha256") != digest(tensors, told.get("progress", "").encode()):
         raise UsageError(f"{path} is damaged (its checksum differs): remove it to go on from the first step")
     try:
         progress = Progress(**json.loads(told["progress"]))
@@ -122,28 +126,18 @@ def load_state(
 
 def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any]) -> str:
     """Of the code, the settings, the initial weights (also frozen ones) and the vocabulary."""
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for path in sorted(Path(edp_lab.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.cpu().contiguous().numpy().data)
+    code = [path.read_bytes() for path in sorted(Path(edp_lab.__file__).parent.rglob("*.py"))]
     features = model.features
-    digest.update((features.tokenizer.to_str() if isinstance(features, PieceFeatures) else repr(features)).encode())
-    return digest.hexdigest()
+    words = features.tokenizer.to_str() if isinstance(features, PieceFeatures) else repr(features)
+    return digest(model.state_dict(), json.dumps(settings, sort_keys=True).encode(), words.encode(), *code)
 
 
-def digest(tensors: Sequence[Tensor]) -> str:
-    """SHA-256 of the content of tensors."""
+def digest(tensors: Mapping[str, Tensor], *more: bytes) -> str:
+    """SHA-256 of named tensors and whatever else."""
     found = hashlib.sha256()
-    for tensor in tensors:
+    for part in more:
+        found.update(part)
+    for name, tensor in sorted(tensors.items()):
+        found.update(name.encode())
         found.update(tensor.detach().cpu().contiguous().numpy().data)
     return found.hexdigest()
-
-
-def _checksum(progress: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(progress.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode())
-        digest.update(tensor.numpy().data)
-    return digest.hexdigest()

@@ -119,11 +119,9 @@ def train_here(
         run = Run(config, corpus, data, accelerator, partial(_key, config, folder, earlier, accelerator))
         if resuming:
             run.take_up(folder)
-        _agree(
-            accelerator,
-            [asdict(run.progress), digest([p for _, p in run.parameters])],
-            "states: resume with one folder",
-        )
+        if config.processes > 1:
+            state = [asdict(run.progress), digest(dict(run.parameters))]
+            _agree(accelerator, state, "states: resume with one folder")
         if run.main and run.mechanism is not None:
             run.ledger = _ledger(folder, run, earlier)
         if run.main:
@@ -273,9 +271,8 @@ def _key(
     subtracted. So it gets a fresh key, and the ledger bills what is redone as further releases. So does one whose key
     is lost, and one on a GPU, where sums have no fixed order.
     """
-    here = surroundings(accelerator.device, accelerator.num_processes, inputs)
-    shared_by_all = {name: value for name, value in here.items() if name != "processor"}
-    _agree(accelerator, shared_by_all, "options, files, versions or numbers of threads: start them all alike")
+    here = surroundings(accelerator, inputs)
+    _agree(accelerator, here, "options, files, versions or numbers of threads: start them all alike")
     key, keys = None, 0
     if accelerator.is_main_process:
         keys = 0 if earlier is None else earlier.get("keys", 0)
