@@ -109,7 +109,7 @@ Processes = Annotated[str, typer.Option(help="Numbers of real processes.")]
 BatchSize = Annotated[int, typer.Option(help="Utterances per step, over all devices.")]
 Rounds = Annotated[int, typer.Option(help="Timed steps of each method, one after another in each round.")]
 Threads = Annotated[int | None, typer.Option(help="Of each process (default: its share of the cores).")]
-Size = Annotated[str, typer.Option(help="paper or small.")]
+Size = Annotated[str, typer.Option(help="paper, medium or small.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")]
 
 

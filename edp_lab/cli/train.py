@@ -90,7 +90,9 @@ def train(
             "--private-seed", help="Draw order, dropout and noise from a secret key, so that epsilon really holds."
         ),
     ] = False,
-    size: Annotated[str, typer.Option(help="paper (its layers and widths) or small (for a quick look).")] = "paper",
+    size: Annotated[
+        str, typer.Option(help="paper (its layers and widths), medium (a third as wide) or small (a quick look).")
+    ] = "paper",
     dropout: Annotated[float, typer.Option(help="Share of each representation dropped.")] = 0.3,
     pretrained: Annotated[
         str | None, typer.Option(help="FastText .vec/.bin, a folder of edp-lab pretrain, or a BERT hub name.")

@@ -25,7 +25,7 @@ from scipy.stats import binomtest
 from edp_lab.attacks import mechanism_audit
 from edp_lab.attacks.mechanism_audit import audit_mechanism
 from edp_lab.privacy import GaussianDP, Mechanism, RenyiDP, Schedule
-from edp_lab.privacy.noise import Purpose, key_from_seed, stream
+from edp_lab.privacy.noise import Purpose, SecretStream, key_from_seed
 from edp_lab.privacy.renyi import ORDERS
 
 EPSILONS = (0.05, 30.0)
@@ -170,8 +170,9 @@ def _first_draws(first: int, keys: int) -> np.ndarray:
         part, place = number % 3, number // 3
         key = key_from_seed(place) if part == 0 else key_from_seed(-1)
         path = ((0, 0), (place, 0), (0, place + 1))[part]
-        draws.append(stream(key, Purpose.NOISE, *path).bit_generator.random_raw())
-    return np.array(draws, dtype=np.uint64)
+        draws.append(np.empty(1, dtype=np.uint64))
+        SecretStream(key, Purpose.NOISE, *path).fill(draws[-1])
+    return np.concatenate(draws)
 
 
 def _refutations(first: int, audits: int) -> int:

@@ -15,10 +15,18 @@ from edp_lab.training.optimizers import OPTIMIZERS
 METHODS = ("sgd", "edp-sgd", "dp-sgd", "dp-sgd-naive")
 SAMPLINGS = ("shuffle", "poisson")
 PRECISIONS = ("float32", "float64")
-LEARNING_RATES = {"paper": {"clc": 2e-3, "bert": 5e-4}, "small": {"clc": 2e-2, "bert": 2e-3}}
+LEARNING_RATES = {
+    "paper": {"clc": 2e-3, "bert": 5e-4},
+    "medium": {"clc": 5e-3, "bert": 1e-3},
+    "small": {"clc": 2e-2, "bert": 2e-3},
+}
 # What differs from the paper's sizes, by model.
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "paper": {"clc": {}, "bert": {}},
+    "medium": {
+        "clc": {"hidden": 128, "layers": 1},
+        "bert": {"layers": 2, "heads": 4, "hidden": 128, "intermediate": 512},
+    },
     "small": {
         "clc": {"hidden": 64, "layers": 1, "word": 50, "filters": 25},
         "bert": {"layers": 2, "heads": 4, "hidden": 64, "intermediate": 256},
@@ -46,7 +54,7 @@ class TrainConfig:
         as_printed: Algorithm 1 verbatim instead of the sound mechanism.
         alpha: "none", "public:CORPUS" or "private"; None is "private" as printed and "none" when sound.
         delta: None is n^-1.1 for n training utterances.
-        size: "paper" (hidden 384 / BERT 4 layers) or "small" for demonstrations.
+        size: "paper" (hidden 384 / BERT 4 layers), "medium" (hidden 128) for many models, "small" for demonstrations.
         dropout: share of each representation that is dropped, the same units for all words of an utterance.
         pretrained: word vectors for the CLC, an encoder for BERT (see `edp-lab pretrain`).
         lr: Adam's learning rate; None is that of `LEARNING_RATES` for size and model.

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.noise import Purpose, fill_normal, stream
+from edp_lab.privacy.noise import Purpose, SecretStream, fill_normal
 
 KINDS = ("aggregate", "per-device", "shared")
 BLOCK = 2**19  # to begin a stream takes time, and keeps all threads waiting
@@ -169,10 +169,10 @@ def _fill(out: np.ndarray, key: int, step: int, block: int, share: Share) -> Non
         out[:] = 0
         own = np.empty_like(out)
         for device in share.devices:
-            fill_normal(stream(key, Purpose.DEVICE_NOISE, step, device, block), own)
+            fill_normal(SecretStream(key, Purpose.DEVICE_NOISE, step, device, block), own)
             out += own
         out /= np.sqrt(share.num_devices).astype(out.dtype)
         return
-    fill_normal(stream(key, Purpose.NOISE, step, block), out)
+    fill_normal(SecretStream(key, Purpose.NOISE, step, block), out)
     if share.kind == "shared":
         out *= out.dtype.type(len(share.devices) / share.num_devices)

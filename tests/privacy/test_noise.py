@@ -12,22 +12,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from edp_lab.privacy.noise import PIECE, Purpose, fill_normal, key_from_seed, stream, uniform_hash
+from edp_lab.privacy.noise import PIECE, Purpose, SecretStream, fill_normal, key_from_seed, stream, uniform_hash
 
 
-def first_draw(key: int, purpose: Purpose, *path: int) -> int:
+def first_public(key: int, purpose: Purpose, *path: int) -> int:
     """The first 64 raw bits of a stream: among a million of them a chance collision has probability 3e-8."""
     return int(stream(key, purpose, *path).bit_generator.random_raw())
+
+
+def first_secret(key: int, purpose: Purpose, *path: int) -> int:
+    bits = np.empty(1, dtype=np.uint64)
+    SecretStream(key, purpose, *path).fill(bits)
+    return int(bits[0])
+
+
+both = pytest.mark.parametrize("first_draw", [first_public, first_secret])
 
 
 def normal(size: int, key: int, *path: int) -> np.ndarray:
     """Standard normal numbers in float32, as a training step draws them."""
     out = np.full(size, np.nan, dtype=np.float32)
-    fill_normal(stream(key, Purpose.NOISE, *path), out)
+    fill_normal(SecretStream(key, Purpose.NOISE, *path), out)
     return out
 
 
-def test_streams_of_100_000_places_differ():
+@both
+def test_streams_of_100_000_places_differ(first_draw):
     keys = [key_from_seed(0), key_from_seed(1), 0, 1, 2**127]
     per_key = [(p, step, device) for p in Purpose for step in range(500) for device in range(8)]
     longer = [(p, step) for p in Purpose for step in range(1000)]
@@ -35,7 +45,8 @@ def test_streams_of_100_000_places_differ():
     assert len(draws) == len(keys) * (len(per_key) + len(longer))
 
 
-def test_keys_that_differ_in_any_single_bit_differ():
+@both
+def test_keys_that_differ_in_any_single_bit_differ(first_draw):
     """torch keeps 32 bits of a seed; all 128 must count."""
     key = key_from_seed(3)
     draws = {first_draw(key ^ (1 << bit), Purpose.NOISE, 0) for bit in range(128)} | {first_draw(key, Purpose.NOISE, 0)}
@@ -45,12 +56,14 @@ def test_keys_that_differ_in_any_single_bit_differ():
 paths = st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 3), max_size=4).map(tuple)
 
 
-@given(st.lists(paths, min_size=2, max_size=2, unique=True), st.integers(0, 2**128 - 1))
-def test_different_paths_of_any_length_differ(two, key):
+@both
+@given(two=st.lists(paths, min_size=2, max_size=2, unique=True), key=st.integers(0, 2**128 - 1))
+def test_different_paths_of_any_length_differ(first_draw, two, key):
     assert first_draw(key, Purpose.NOISE, *two[0]) != first_draw(key, Purpose.NOISE, *two[1])
 
 
-def test_digits_and_zeros_are_not_run_together():
+@both
+def test_digits_and_zeros_are_not_run_together(first_draw):
     places = [(1, 23), (12, 3), (123,), (1, 2, 3), (1,), (1, 0), (1, 0, 0), (0, 1), (0,), ()]
     assert len({first_draw(7, Purpose.NOISE, *place) for place in places}) == len(places)
     assert first_draw(7, Purpose.SHUFFLE, 2) != first_draw(7, Purpose.NOISE, 1)
@@ -60,8 +73,28 @@ def test_digits_and_zeros_are_not_run_together():
 @pytest.mark.parametrize(("key", "path"), [(-1, ()), (2**128, ()), (1, (2**32,)), (1, (-1,)), (1, (0, 2**40))])
 def test_numbers_that_numpy_would_run_together_are_refused(key, path):
     """SeedSequence cuts numbers into 32-bit words: 2**32 + 5 would be the path (5, 1)."""
-    with pytest.raises(ValueError, match="128-bit key"):
-        stream(key, Purpose.NOISE, *path)
+    for kind in (stream, SecretStream):
+        with pytest.raises(ValueError, match="128-bit key"):
+            kind(key, Purpose.NOISE, *path)
+
+
+def test_noise_is_aes_in_counter_mode():
+    """Block by block from 0 on, without repeating any where a request ends within a block."""
+    import hashlib
+
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    place = (
+        bytes(15) + b"\x05" + (2).to_bytes(4, "big") + (2).to_bytes(4, "big") + bytes(3) + b"\x03" + bytes(3) + b"\x01"
+    )
+    own = hashlib.shake_128(b"edp_lab stream" + place).digest(16)
+    blocks = Cipher(algorithms.AES(own), modes.ECB()).encryptor()
+    expected = b"".join(blocks.update(count.to_bytes(16, "big")) for count in range(3))
+    bits = SecretStream(5, Purpose.NOISE, 3, 1)
+    drawn = [np.empty(n, dtype=np.uint32) for n in (5, 7)]
+    for part in drawn:
+        bits.fill(part)
+    assert np.concatenate(drawn).tobytes() == expected
 
 
 def test_seeds_that_torch_would_confuse_give_different_keys():
@@ -77,7 +110,7 @@ def test_seeds_that_torch_would_confuse_give_different_keys():
 def test_streams_are_repeatable_here_and_in_another_process():
     code = (
         "import numpy as np; from edp_lab.privacy.noise import *; k = key_from_seed(5); out = np.zeros(3, np.float32);"
-        "fill_normal(stream(k, Purpose.NOISE, 3, 1), out);"
+        "fill_normal(SecretStream(k, Purpose.NOISE, 3, 1), out);"
         "print(k, out.tolist(), uniform_hash(k, 2, np.arange(2), 2).tolist())"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -176,7 +209,7 @@ def test_every_number_is_filled_whatever_the_size_and_the_precision(size):
     assert np.isfinite(single).all()
     assert len(np.unique(single)) > 0.99 * size - 1
     double = np.full(size, np.nan)
-    fill_normal(stream(9, Purpose.NOISE, 1), double)
+    fill_normal(SecretStream(9, Purpose.NOISE, 1), double)
     assert np.isfinite(double).all()
     if size > 100:  # float64 noise has bits of its own down to the last, or a float64 gradient would show through
         assert (double * 2.0**48 % 1 != 0).mean() > 0.9
