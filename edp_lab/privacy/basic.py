@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountant import check_delta
@@ -310,6 +311,47 @@ class NoisyCounter:
         self._spent = spent  # first: a predicate that fails halfway has seen the records
         exact = sum(bool(predicate(record)) for record in self._records)
         return float(laplace_release(exact, 1.0, epsilon, self._rng))
+
+
+class CachedCounter(NoisyCounter):
+    """A `NoisyCounter` that repeats its answer to a question asked before, free of charge.
+
+    The question is the predicate, by equality; a function equals itself alone. At a larger epsilon than before it is a
+    new release, billed in full. Guarantee: as `NoisyCounter`, since repeating an answer is post-processing.
+    """
+
+    def __init__(self, records: Iterable[Any], budget: float, rng: np.random.Generator) -> None:
+        super().__init__(records, budget, rng)
+        self._answers: dict[Callable[[Any], object], tuple[float, float]] = {}
+
+    def count(self, predicate: Callable[[Any], object], epsilon: float) -> float:
+        epsilon_before, answer = self._answers.get(predicate, (0.0, math.nan))
+        if _check_positive("epsilon", epsilon) > epsilon_before:
+            answer = super().count(predicate, epsilon)
+            self._answers[predicate] = epsilon, answer
+        return answer
+
+
+class Average(NamedTuple):
+    """The means of the first 1 ... n answers to one question, and the half-widths of their intervals, both (n)."""
+
+    estimate: NDArray[np.float64]
+    half_width: NDArray[np.float64]
+
+
+def averaging_attack(answers: ArrayLike, scale: float, confidence: float = 0.9) -> Average:
+    """Averages the noise out of one question asked again and again; (n), normal intervals for a known Laplace scale."""
+    if not 0 < confidence < 1:
+        raise UsageError(f"the confidence is {confidence}: it must lie between 0 and 1")
+    asked = np.arange(1, np.size(answers) + 1)
+    width = float(ndtri((1 + confidence) / 2)) * math.sqrt(2) * _check_positive("scale", scale)
+    return Average(np.cumsum(_check_finite("answers", answers)) / asked, width / np.sqrt(asked))
+
+
+def local_count_error(people: int, epsilon: float) -> float:
+    """Standard error of a count from `randomised_response`, whatever the truth; global DP has sqrt(2) / epsilon."""
+    lie, gap = _response(epsilon, 2)
+    return math.sqrt(_check_positive("people", people) * lie * (lie + gap)) / gap
 
 
 def _response(epsilon: float, categories: int) -> tuple[float, float]:

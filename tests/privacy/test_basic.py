@@ -16,9 +16,11 @@ from scipy import integrate, stats
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_delta
 from edp_lab.privacy.basic import (
+    CachedCounter,
     Noise,
     NoisyCounter,
     analytic_gaussian_sigma,
+    averaging_attack,
     classic_gaussian_sigma,
     estimate_frequencies,
     exponential_choice,
@@ -27,6 +29,7 @@ from edp_lab.privacy.basic import (
     gaussian_release,
     laplace_release,
     laplace_scale,
+    local_count_error,
     randomised_response,
     report_noisy_max,
     response_epsilon,
@@ -394,6 +397,17 @@ def test_the_tolerance_does_not_grow_with_the_number_of_queries(rng):
     assert counter.spent == 1.0
 
 
+def test_a_cached_counter_repeats_its_answer_for_nothing_and_bills_a_larger_epsilon_in_full(rng):
+    counter = CachedCounter([1, 0, 2], 1.0, rng)
+    first = counter.count(bool, 0.375)
+    assert counter.count(bool, 0.375) == counter.count(bool, 0.125) == first
+    assert counter.spent == 0.375
+    assert counter.count(bool, 0.5) != first
+    assert counter.spent == 0.875
+    with pytest.raises(UsageError, match=r"0\.125 of the budget"):
+        counter.count(lambda record: bool(record), 0.5)  # another question, though it asks the same
+
+
 def test_the_same_seed_gives_the_same_answers():
     def run(seed: int) -> list[float]:
         rng = np.random.default_rng(seed)
@@ -432,6 +446,8 @@ def test_the_same_seed_gives_the_same_answers():
         ("epsilon", lambda x, rng: exponential_probabilities([0], 1, x)),
         ("sensitivity", lambda x, rng: exponential_choice([0], x, 1, rng)),
         ("epsilon", lambda x, rng: report_noisy_max([0], 1, x, rng)),
+        ("scale", lambda x, rng: averaging_attack([0], x)),
+        ("people", lambda x, rng: local_count_error(x, 1)),
     ],
 )
 def test_numbers_that_must_be_positive(name, call, bad, rng):

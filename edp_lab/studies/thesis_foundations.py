@@ -1,0 +1,358 @@
+"""The foundations of the thesis (chapter 2) as data for a figure or a table: ours beside what it prints.
+
+Source: Barzegar 2021, A Differential Private Approach for Preserving the Privacy in Deep Learning Algorithms. Each
+function computes one frozen dataclass and draws nothing on a screen; randomness comes from the generator passed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri, stdtrit
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy.anonymity import (
+    Hierarchy,
+    Release,
+    Text,
+    anonymise,
+    generalise_code,
+    generalise_number,
+    link,
+    star,
+)
+from edp_lab.privacy.basic import (
+    Average,
+    CachedCounter,
+    NoisyCounter,
+    averaging_attack,
+    classic_gaussian_sigma,
+    laplace_scale,
+    local_count_error,
+)
+from edp_lab.privacy.composition import gaussian_loss_tail
+from edp_lab.privacy.gdp import gdp_delta
+
+Array = NDArray[np.float64]
+
+CREDIT_RATINGS = {"bad": 3, "normal": 1510, "good": 200}  # table 2.1
+CREDIT_EPSILON = math.sqrt(2) / 2  # section 2.2.4: Laplace noise of standard deviation 2, so of scale sqrt 2
+QUASI_IDENTIFIERS = (
+    Hierarchy("postal code", generalise_code(5)),
+    Hierarchy("age", generalise_number(5, 10, 20)),
+    Hierarchy("sex", (str, star)),
+)
+DESCRIPTIONS = ("asthma", "diabetes", "fracture", "migraine")
+
+
+def printed_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+    """Eqs 2.12, 3.1 and 3.3 as the thesis uses them: at any epsilon, where the theorem ends below 1.
+
+    No guarantee from epsilon 1 on: see `edp_lab.privacy.basic.classic_gaussian_sigma`.
+    """
+    return classic_gaussian_sigma(sensitivity, 0.5, delta) * 0.5 / epsilon
+
+
+@dataclass(frozen=True)
+class NoisyCounts:
+    """Answers to one question, their average and its 90 % interval.
+
+    Attributes:
+        interval: average +- t s / sqrt n, with Student's t of n - 1 degrees of freedom and s^2 divided by n - 1.
+        interval_dividing_by_n: the same with s^2 divided by n, which makes it too narrow: the thesis' own.
+    """
+
+    responses: Array
+    average: float
+    interval: tuple[float, float]
+    interval_dividing_by_n: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class PrintedCounts:
+    """Table 2.2 as the thesis prints it; the true count is that of table 2.1."""
+
+    source: str
+    responses: tuple[float, ...]
+    average: float
+    interval: tuple[float, float]
+    true_count: int
+
+
+TABLE_2_2 = PrintedCounts(
+    "table 2.2, section 2.2.4", (2.91, 1.88, 1.29, 4.02, 5.34), 3.09, (1.69, 4.48), CREDIT_RATINGS["bad"]
+)
+
+
+def summarise_counts(responses: ArrayLike) -> NoisyCounts:
+    """Average and 90 % intervals of at least two answers, as in table 2.2.
+
+    Raises:
+        UsageError: fewer than two answers, which have no spread.
+    """
+    answers = np.asarray(responses, dtype=np.float64)
+    if answers.size < 2:
+        raise UsageError(f"the number of answers is {answers.size}: an interval needs at least 2")
+    mean, quantile = float(answers.mean()), float(stdtrit(answers.size - 1, 0.95))
+    half, narrow = (quantile * float(answers.std(ddof=d)) / math.sqrt(answers.size) for d in (1, 0))
+    return NoisyCounts(answers, mean, (mean - half, mean + half), (mean - narrow, mean + narrow))
+
+
+def noisy_counts(rng: np.random.Generator, queries: int = 5, epsilon: float = CREDIT_EPSILON) -> NoisyCounts:
+    """Table 2.2 anew: the number of bad ratings, asked again and again of a counter without a cache."""
+    return summarise_counts(_ask_for_bad(NoisyCounter, queries, epsilon, rng))
+
+
+@dataclass(frozen=True)
+class AveragingFigure:
+    """Figure 2.4: one question asked `queries` times, each at `epsilon`; all arrays are (queries,).
+
+    Attributes:
+        asked: 1 ... queries.
+        answers: as they come without a cache.
+        average: what the attacker makes of the first answers, with 90 % intervals.
+        spent: epsilon that these answers cost together: the price that the figure does not show.
+        cached: the answers of a counter with a cache, which all are the first; it spends `epsilon` once.
+        decisive: after how many answers the interval is less than +-1/2: a count is then known.
+    """
+
+    true_count: int
+    epsilon: float
+    asked: NDArray[np.int64]
+    answers: Array
+    average: Average
+    spent: Array
+    cached: Array
+    decisive: int
+
+
+def averaging_figure(rng: np.random.Generator, queries: int = 1000, epsilon: float = CREDIT_EPSILON) -> AveragingFigure:
+    """Figure 2.4 anew ("a decent estimate after 50 queries"), beside the same attack on a counter with a cache."""
+    answers = _ask_for_bad(NoisyCounter, queries, epsilon, rng)
+    asked = np.arange(1, queries + 1)
+    decisive = math.ceil(8 * (float(ndtri(0.95)) * laplace_scale(1.0, epsilon)) ** 2)
+    return AveragingFigure(
+        CREDIT_RATINGS["bad"],
+        epsilon,
+        asked,
+        answers,
+        averaging_attack(answers, laplace_scale(1.0, epsilon)),
+        epsilon * asked.astype(np.float64),
+        _ask_for_bad(CachedCounter, queries, epsilon, rng),
+        decisive,
+    )
+
+
+@dataclass(frozen=True)
+class LossFigures:
+    """Figures 2.1 to 2.3: a count of 1000 or 1001 under Gaussian noise.
+
+    Attributes:
+        output: (points,), the noisy count.
+        density, density_neighbour: (points,), its density where the truth is 1000, and 1001.
+        probability: (points,), the share of outcomes at 1000 that are smaller: the axis of figures 2.2 and 2.3.
+        loss_ratio: (points,), e^loss of the outcome at that share: how much likelier 1000 makes it than 1001.
+        tail: P[loss > epsilon], the width that figure 2.3 measures; the thesis prints `printed_delta`.
+        delta: the smallest delta for which the mechanism is (epsilon, delta)-DP.
+    """
+
+    output: Array
+    density: Array
+    density_neighbour: Array
+    probability: Array
+    loss_ratio: Array
+    epsilon: float
+    tail: float
+    delta: float
+    printed_delta: float = 0.054  # section 2.2.2, below figure 2.3
+
+
+def loss_figures(variance: float = 2.0, epsilon: float = math.log(3), points: int = 501) -> LossFigures:
+    """Figures 2.1 to 2.3 anew; variance of the noise, sensitivity 1.
+
+    Raises:
+        UsageError: variance not positive and finite, epsilon negative.
+    """
+    if not 0 < variance < math.inf:
+        raise UsageError(f"the variance is {variance}: it must be a finite number greater than 0")
+    sigma = math.sqrt(variance)
+    output = np.linspace(1000 - 4 * sigma, 1001 + 4 * sigma, points)
+    here, there = ((output - truth) / sigma for truth in (1000, 1001))
+    peak = 1 / (sigma * math.sqrt(2 * math.pi))
+    probability = (np.arange(points) + 0.5) / points
+    loss_ratio = np.exp((0.5 - sigma * ndtri(probability)) / variance)
+    tail, delta = float(gaussian_loss_tail(epsilon, 1 / sigma)), gdp_delta(1 / sigma, epsilon)
+    densities = peak * np.exp(-(here**2) / 2), peak * np.exp(-(there**2) / 2)
+    return LossFigures(output, *densities, probability, loss_ratio, epsilon, tail, delta)
+
+
+@dataclass(frozen=True)
+class LocalAndGlobal:
+    """Standard error of a count of `people` (P,) at `epsilon` (E,): local DP (P, E), global DP (E,) for any P."""
+
+    people: NDArray[np.int64]
+    epsilon: Array
+    local: Array
+    central: Array
+
+
+def local_and_global(people: Sequence[int], epsilons: Sequence[float]) -> LocalAndGlobal:
+    """Section 2.3.3: everyone's answer randomised by its owner, against Laplace noise on the sum by a trusted curator.
+
+    Both protect against one answer replaced by another, at the same epsilon.
+    """
+    local = np.array([[local_count_error(count, epsilon) for epsilon in epsilons] for count in people])
+    central = math.sqrt(2) * np.array([laplace_scale(1.0, epsilon) for epsilon in epsilons])
+    return LocalAndGlobal(np.asarray(people), np.asarray(epsilons, dtype=np.float64), local, central)
+
+
+@dataclass(frozen=True)
+class BudgetFigure:
+    """A row of questions put to a counter without and to one with a cache; all (queries,), NaN where refused."""
+
+    question: NDArray[np.int64]
+    answers: Array
+    spent: Array
+    answers_cached: Array
+    spent_cached: Array
+
+
+def budget_figure(
+    questions: Sequence[int], epsilon: float, budget: float, rng: np.random.Generator, records: int = 1000
+) -> BudgetFigure:
+    """Section 2.2.5: question j counts the records that j divides, so equal numbers are the same question.
+
+    Raises:
+        UsageError: a question below 1, epsilon or budget not positive and finite.
+    """
+    if min(questions, default=1) < 1:
+        raise UsageError(f"question {min(questions)} counts the records that it divides: it must be 1 or more")
+    asked = {j: _divided_by(j) for j in set(questions)}
+    runs = [_spend(kind(range(records), budget, rng), asked, questions, epsilon) for kind in COUNTERS]
+    return BudgetFigure(np.asarray(questions), *runs[0], *runs[1])
+
+
+COUNTERS: tuple[type[NoisyCounter], ...] = (NoisyCounter, CachedCounter)
+
+
+@dataclass(frozen=True)
+class Voters:
+    """A synthetic electoral roll; `patients` are the positions of those who occur in the released table.
+
+    Attributes:
+        rows: (voters, 3), postal code, age, sex.
+        description: (patients,), the secret.
+        month: (patients,), month of the visit: published too, and not thought to identify anyone.
+    """
+
+    rows: Text
+    patients: NDArray[np.int64]
+    description: Text
+    month: Text
+
+
+def synthetic_voters(rng: np.random.Generator, voters: int = 3000, patients: int = 600) -> Voters:
+    """Voters of 20 postal codes, aged 18 to 90, drawn evenly; nobody real."""
+    columns = rng.integers(42000, 42020, voters), rng.integers(18, 91, voters), rng.choice(["f", "m"], voters)
+    return Voters(
+        np.column_stack([column.astype(np.str_) for column in columns]),
+        rng.choice(voters, patients, replace=False),
+        rng.choice(DESCRIPTIONS, patients),
+        rng.integers(1, 13, patients).astype(np.str_),
+    )
+
+
+@dataclass(frozen=True)
+class LinkageRow:
+    """One release and what links it to the roll.
+
+    Attributes:
+        k: asked for; 1 is the table as it is.
+        levels: by column, how far it is generalised.
+        shares of the released records: `suppressed`; `identified` by the roll; `identified_with_month`, by who
+            knows the month of the visit too; `disclosed`, whose description the roll gives away.
+    """
+
+    k: int
+    levels: tuple[int, ...]
+    suppressed: float
+    identified: float
+    identified_with_month: float
+    disclosed: float
+
+
+@dataclass(frozen=True)
+class LinkageTable:
+    """Sections 2.3.1 and 2.3.2: the releases, and the first rows of the table before and after (`shown`, `shown_k`)."""
+
+    rows: tuple[LinkageRow, ...]
+    shown: Text
+    shown_k: Text
+
+
+def linkage_table(roll: Voters, ks: Sequence[int] = (1, 2, 5, 10), most_suppressed: float = 0.05) -> LinkageTable:
+    """k-anonymise the patients' table for each k and link it to the roll."""
+    patients = roll.rows[roll.patients]
+    releases = [anonymise(patients, QUASI_IDENTIFIERS, k, most_suppressed) for k in ks]
+    rows = tuple(_linkage_row(roll, release, k) for release, k in zip(releases, ks, strict=True))
+    return LinkageTable(rows, patients[:10], releases[-1].rows[:10])
+
+
+def _linkage_row(roll: Voters, release: Release, k: int) -> LinkageRow:
+    linkage = link(release, roll.rows, roll.description)
+    return LinkageRow(
+        k,
+        release.levels,
+        float(release.suppressed.mean()),
+        float(linkage.identified.mean()),
+        identified_with_month(roll, release),
+        float(linkage.disclosed[roll.patients].mean()),
+    )
+
+
+def identified_with_month(roll: Voters, release: Release) -> float:
+    """The share of patients whose row is singled out by who knows their quasi-identifiers and the month of the visit.
+
+    One thing more than the quasi-identifiers, known of one patient: k-anonymity says nothing about it.
+    """
+    month = Hierarchy("month", (str, star))
+    beside = replace(
+        release,
+        rows=np.column_stack([release.rows, roll.month]),
+        levels=(*release.levels, 0),
+        hierarchies=(*release.hierarchies, month),
+    )
+    patients = np.column_stack([roll.rows[roll.patients], roll.month])
+    return float((link(beside, patients, roll.description).rows_per_person == 1).mean())
+
+
+def _ask_for_bad(kind: type[NoisyCounter], queries: int, epsilon: float, rng: np.random.Generator) -> Array:
+    ratings = [rating for rating, count in CREDIT_RATINGS.items() for _ in range(count)]
+    counter = kind(ratings, queries * epsilon * 2, rng)
+    return np.array([counter.count(_is_bad, epsilon) for _ in range(queries)])
+
+
+def _is_bad(rating: str) -> bool:
+    return rating == "bad"
+
+
+def _divided_by(divisor: int) -> Callable[[int], bool]:
+    return lambda record: record % divisor == 0
+
+
+def _spend(
+    counter: NoisyCounter, asked: dict[int, Callable[[int], bool]], questions: Sequence[int], epsilon: float
+) -> tuple[Array, Array]:
+    """Answers, and epsilon spent so far, question by question; a refusal is NaN and costs nothing."""
+    answers, spent = [], []
+    for question in questions:
+        try:
+            answers.append(counter.count(asked[question], epsilon))
+        except UsageError:
+            answers.append(math.nan)
+        spent.append(counter.spent)
+    return np.array(answers), np.array(spent)
