@@ -1,0 +1,342 @@
+"""Memorisation: utterances with a personal number are hidden in the training set, and the number is asked back.
+
+A canary reads "call my doctor at" and seven random digits. Whoever holds the model and knows all of it but the digits
+ranks the fillings of the blank by the loss that the model gives them (Carlini et al. 2019, arXiv 1802.08232):
+
+    exposure = log2 |R| - log2 (rank of the canary among |R| fillings),        extracted = rank 1
+
+A language model gives the digits themselves a probability. An intent-and-slot model does not: it knows
+p(labels | text), and one that has learnt that digits after "call my doctor at" are a phone number labels every filling
+alike. So each canary carries labels of its own, one random intent and one random slot for the whole number, as a
+careless annotator might leave them, and all canaries share the words around the number. Nothing but its digits tells a
+canary's labels from those of the others, and its loss under its own labels lies below that of other numbers only where
+the model has stored the digits.
+
+Canaries and the other fillings are one draw without replacement from one set R, made of digit words that the training
+set holds anyway. So without memorisation every rank is equally likely, whatever the model thinks of a number, and the
+mean exposure is log2 e = 1.44 bits, a little less for few fillings. Canaries that are never inserted (0 repetitions)
+show that. R is too large to be ranked: |R| is the size of a sample, which caps the exposure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import t as student
+
+from edp_lab.attacks.statistics import clopper_pearson
+from edp_lab.corpora import Corpus, Utterance, load_corpus, split
+from edp_lab.errors import UsageError
+from edp_lab.models import IntentSlotModel
+from edp_lab.models.crf import forward_backward, path_score
+from edp_lab.privacy import Mechanism, accountant_for, judge
+from edp_lab.privacy.noise import key_from_seed
+from edp_lab.training import TrainConfig
+from edp_lab.training.run import Event, Run, evaluate_model
+
+METHODS: dict[str, dict[str, Any]] = {
+    "sgd": {"method": "sgd"},
+    "edp-sgd-as-printed": {"method": "edp-sgd", "as_printed": True},
+    "edp-sgd": {"method": "edp-sgd"},
+    "dp-sgd": {"method": "dp-sgd"},
+}
+AROUND = ("call", "my", "doctor", "at")
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+LENGTH = 7  # digits of a number
+FEWEST = 5  # different digits, for a set R much larger than a sample of it
+MOST_FILLINGS = 20_000
+TRACED = 1000  # fillings behind the mean of a trace
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """One draw from R: numbers with labels, by how often they are inserted, and other numbers.
+
+    Attributes:
+        utterances: by repetition count.
+        references: the tokens of the other fillings.
+    """
+
+    utterances: dict[int, tuple[Utterance, ...]]
+    references: tuple[tuple[str, ...], ...]
+
+    @property
+    def inserted(self) -> tuple[Utterance, ...]:
+        """What is added to the training set."""
+        return tuple(u for times, group in self.utterances.items() for u in group for _ in range(times))
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One label of a canary: its probability, and the mean over the other fillings of the probability of that label."""
+
+    token: str
+    label: str
+    probability: float
+    elsewhere: float
+
+
+@dataclass(frozen=True)
+class Memorisation:
+    """What one method has stored of the canaries with one repetition count.
+
+    Attributes:
+        exposures: of each canary, in bits; at most `cap`.
+        exposure: their mean, with a 95 % t interval over canaries of one training run.
+        extracted: how many have rank 1, with the Clopper-Pearson interval of the share.
+        epsilon: of all copies of a canary together (group privacy), at `delta`; None where there is no guarantee.
+        epsilon_claimed: by the paper's accounting, which knows of no copies; None where it says nothing.
+        extraction_limit: no more canaries than this share have rank 1 in expectation, by the guarantee; None without.
+        guarantee: its status, and `reason` why that is so.
+        test_ser: of the model; one that has learnt nothing memorises nothing.
+        trace: of the first canary, see `token_trace`.
+    """
+
+    method: str
+    repetitions: int
+    exposures: tuple[float, ...]
+    exposure: float
+    interval: tuple[float, float]
+    cap: float
+    extracted: int
+    extracted_interval: tuple[float, float]
+    epsilon: float | None
+    epsilon_claimed: float | None
+    extraction_limit: float | None
+    delta: float | None
+    guarantee: str
+    reason: str
+    test_ser: float
+    trace: tuple[Traced, ...]
+
+
+def measure_memorisation(
+    config: TrainConfig,
+    methods: Sequence[str] = tuple(METHODS),
+    repetitions: Sequence[int] = (0, 1, 4, 16),
+    canaries: int = 8,
+    references: int = 9_999,
+    progress: Callable[[str, Event], None] = lambda method, event: None,
+) -> list[Memorisation]:
+    """Train once per method on the same corpus with the same canaries, and rank these among `references` other numbers.
+
+    Args:
+        config: what is not the method: corpus, model, noise, epochs, seed.
+        repetitions: how often a canary is inserted, a group of `canaries` for each; 0 is the control.
+        progress: told the method and what its training reports.
+
+    Returns:
+        A row per method and repetition count.
+
+    Raises:
+        UsageError: unknown methods, numbers out of range, a corpus that does not suit (see `draw_canaries`), or as
+            training does; before anything is trained, if it can be known.
+    """
+    configs = {method: _configured(config, method) for method in methods}
+    if not configs:
+        raise UsageError(f"no method is given: choose from {', '.join(METHODS)}")
+    corpus = load_corpus(config.corpus)
+    data = split(corpus, config.seed, keep_duplicates_together=config.keep_duplicates_together)
+    drawn = draw_canaries(corpus, data.train, repetitions, canaries, references, config.seed)
+    data = replace(data, train=(*data.train, *drawn.inserted))
+    rows = []
+    for method, own in configs.items():
+        run = Run(own, corpus, data)
+        while run.progress.epoch < own.epochs:
+            run.epoch(lambda event, method=method: progress(method, event))  # type: ignore[misc]
+        rows += _rows(method, run, drawn)
+    return rows
+
+
+def draw_canaries(
+    corpus: Corpus, training: Sequence[Utterance], repetitions: Sequence[int], each: int, references: int, seed: int
+) -> Canaries:
+    """Draw `each` canaries for every repetition count, and so many other fillings, all different.
+
+    The digits are those of `DIGITS` that occur at least twice in `training`, so that every filling consists of words
+    that each model knows anyhow, whether its words come from the training set or from hash buckets.
+
+    Raises:
+        UsageError: no slot annotation, too few digits known, or numbers out of range.
+    """
+    _check(repetitions, each, references, len(training))
+    if not corpus.has_tags:
+        raise UsageError(f"corpus {corpus.name} has no slot annotation, which canaries need: choose another corpus")
+    counts = Counter(token.lower() for u in training for token in u.tokens)
+    digits = [word for word in DIGITS if counts[word] > 1]
+    if len(digits) < FEWEST:
+        found = ", ".join(digits) or "none"
+        raise UsageError(
+            f"training set of {corpus.name} knows too few digits ({found}) to hide numbers among: take smart-home"
+        )
+    generator = np.random.Generator(np.random.PCG64(key_from_seed(f"{seed}, canaries")))
+    total = each * len(repetitions)
+    numbers = generator.choice(len(digits) ** LENGTH, total + references, replace=False)
+    places = len(digits) ** np.arange(LENGTH)
+    texts = [(*AROUND, *(digits[d] for d in number)) for number in numbers[:, None] // places % len(digits)]
+    marked = [_mislabelled(text, corpus, generator) for text in texts[:total]]
+    groups = (tuple(marked[k * each : (k + 1) * each]) for k in range(len(repetitions)))
+    return Canaries(dict(zip(repetitions, groups, strict=True)), tuple(texts[total:]))
+
+
+def _mislabelled(text: tuple[str, ...], corpus: Corpus, generator: np.random.Generator) -> Utterance:
+    """The text with a random intent, and a random slot for its number."""
+    slot = corpus.slots[generator.integers(len(corpus.slots))]
+    intent = corpus.intents[generator.integers(len(corpus.intents))]
+    number = (f"B-{slot}", *[f"I-{slot}"] * (LENGTH - 1))
+    return Utterance(text, ("O",) * len(AROUND) + number, intent)
+
+
+@torch.no_grad()
+def filling_losses(
+    model: IntentSlotModel, texts: Sequence[tuple[str, ...]], labelled: Sequence[Utterance]
+) -> np.ndarray:
+    """The training loss of every text under the labels of every utterance, all of one length: (A, F), float64.
+
+    Each text is encoded once, for all labels.
+    """
+    data = model.dataset([replace(labelled[0], tokens=text) for text in texts])
+    tags = [torch.tensor([model.labels.tags.index(tag) for tag in u.tags or ()]) for u in labelled]
+    intents = [model.labels.intents.index(u.intent) for u in labelled]
+    losses = np.empty((len(labelled), len(texts)))
+    for batch in model.inference_batches(data, 512):
+        log_intent, emissions, mask = model.scores(batch)
+        assert emissions is not None
+        scores = model.crf.start, model.crf.transitions, model.crf.end
+        log_partition = forward_backward(emissions, mask, *scores).log_partition
+        for k, (intent, own) in enumerate(zip(intents, tags, strict=True)):
+            path = path_score(emissions, own.to(mask.device).expand(mask.shape), mask, *scores)
+            losses[k, batch.examples.numpy()] = (log_partition - path - log_intent[:, intent]).cpu()
+    return losses
+
+
+def ranks(own: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """The rank of each loss (A) among itself and the others (A, F), 1 the smallest; of equal ones, the mean rank."""
+    return 1 + (others < own[:, None]).sum(1) + (others == own[:, None]).sum(1) / 2
+
+
+def canary_ranks(
+    model: IntentSlotModel, canaries: Sequence[Utterance], references: Sequence[tuple[str, ...]]
+) -> np.ndarray:
+    """The rank of each canary among itself and the references: (A)."""
+    losses = filling_losses(model, [*(u.tokens for u in canaries), *references], canaries)
+    return ranks(losses.diagonal(), losses[:, len(canaries) :])
+
+
+def exposures(rank: np.ndarray, fillings: int) -> np.ndarray:
+    """log2 of the number of fillings less log2 of the rank: (A) -> (A), bits."""
+    return math.log2(fillings) - np.log2(rank)
+
+
+@torch.no_grad()
+def token_trace(model: IntentSlotModel, canary: Utterance, references: Sequence[tuple[str, ...]]) -> tuple[Traced, ...]:
+    """The probability of the canary's intent and of each of its tags (CRF marginals), beside other fillings' mean.
+
+    The first entry is the intent, with the whole text as its token; then one per token.
+    """
+    texts = [canary.tokens, *references]
+    data = model.dataset([replace(canary, tokens=text) for text in texts])
+    found = np.empty((len(texts), 1 + len(canary.tokens)))
+    for batch in model.inference_batches(data, 512):
+        log_intent, emissions, mask = model.scores(batch)
+        assert emissions is not None
+        assert batch.tags is not None
+        rows, marginals = batch.examples.numpy(), model.crf.marginals(emissions, mask)
+        found[rows, 0] = log_intent[:, batch.intents[0]].exp().cpu()
+        found[rows, 1:] = marginals.gather(2, batch.tags.view(mask.shape)[..., None])[..., 0].cpu()
+    labels = [(canary.text, canary.intent), *zip(canary.tokens, canary.tags or (), strict=True)]
+    mean = found[1:].mean(0)
+    return tuple(
+        Traced(token, label, float(own), float(other))
+        for (token, label), own, other in zip(labels, found[0], mean, strict=True)
+    )
+
+
+def mean_interval(values: np.ndarray, low: float, high: float) -> tuple[float, float]:
+    """Student's 95 % interval for the mean of (A) values, cut to where the mean can lie."""
+    half = (
+        float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * float(values.std(ddof=1)) / math.sqrt(len(values))
+    )
+    mean = float(values.mean())
+    return max(low, mean - half), min(high, mean + half)
+
+
+def _rows(method: str, run: Run, drawn: Canaries) -> list[Memorisation]:
+    ser = evaluate_model(run.model, run.test).ser
+    groups = drawn.utterances
+    rank = canary_ranks(run.model, [u for group in groups.values() for u in group], drawn.references)
+    fillings = len(drawn.references) + 1
+    rows = []
+    for (times, group), own in zip(groups.items(), np.split(rank, len(groups)), strict=True):
+        bits, extracted = exposures(own, fillings), int((own == 1).sum())
+        rows.append(
+            Memorisation(
+                method=method,
+                repetitions=times,
+                exposures=tuple(bits.tolist()),
+                exposure=float(bits.mean()),
+                interval=mean_interval(bits, 0.0, math.log2(fillings)),
+                cap=math.log2(fillings),
+                extracted=extracted,
+                extracted_interval=clopper_pearson(extracted, len(group), CONFIDENCE),
+                **_guarantee(run.mechanism, run.config.epochs, run.delta, times, fillings),
+                test_ser=ser,
+                trace=token_trace(run.model, group[0], drawn.references[:TRACED]),
+            )
+        )
+    return rows
+
+
+def _guarantee(mechanism: Mechanism | None, epochs: int, delta: float, copies: int, fillings: int) -> dict[str, Any]:
+    """What holds for all copies of a canary together: anyone with so many utterances."""
+    if copies == 0:
+        names = ("epsilon", "epsilon_claimed", "extraction_limit", "delta")
+        return {**dict.fromkeys(names), "guarantee": "none", "reason": "never inserted: the control"}
+    judged = judge(mechanism, epochs, delta, utterances_per_person=copies)
+    limit = None
+    if mechanism is not None and judged.epsilon is not None:
+        # Without its copies the model knows nothing of a canary, which then has rank 1 with chance 1 / fillings.
+        accountant = accountant_for(mechanism, mechanism.bill(epochs), utterances_per_person=copies)
+        limit = float(accountant.best_tpr(np.array([1 / fillings]))[0])
+    return {
+        "epsilon": judged.epsilon,
+        "epsilon_claimed": judged.epsilon_claimed,
+        "extraction_limit": limit,
+        "delta": None if mechanism is None else delta,
+        "guarantee": judged.status,
+        "reason": judged.reason,
+    }
+
+
+def _configured(config: TrainConfig, method: str) -> TrainConfig:
+    if method not in METHODS:
+        raise UsageError(f"unknown method {method!r}: choose from {', '.join(METHODS)}")
+    return replace(config, **METHODS[method], processes=1)
+
+
+def _check(repetitions: Sequence[int], each: int, references: int, training: int) -> None:
+    if not repetitions or len(set(repetitions)) < len(repetitions):
+        raise UsageError("repetition counts are missing or given twice: give each once, such as 0,1,4,16")
+    if not all(isinstance(times, Integral) and times >= 0 for times in repetitions):
+        raise UsageError(f"a repetition count is {min(repetitions)}: all must be whole numbers, 0 or more")
+    if not (isinstance(each, Integral) and each >= 2):
+        raise UsageError(f"the number of canaries is {each}: an interval needs at least 2 for each repetition count")
+    if not (isinstance(references, Integral) and references >= 1):
+        raise UsageError(f"the number of references is {references}: it must be a whole number, at least 1")
+    fillings = each * len(repetitions) + references
+    if fillings > MOST_FILLINGS:
+        raise UsageError(f"canaries and references are {fillings:,} numbers: lower them to {MOST_FILLINGS:,} in all")
+    inserted = each * sum(repetitions)
+    if inserted > training:
+        raise UsageError(
+            f"{inserted:,} inserted utterances would outnumber the {training:,} of the training set: lower the number "
+            "of canaries or their repetitions"
+        )

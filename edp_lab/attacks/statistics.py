@@ -1,0 +1,350 @@
+"""What an attack's scores show, with intervals, and what differential privacy would have let any attack reach.
+
+Scores are 1-D arrays, one number per utterance, higher for "member"; infinite ones are welcome, NaN is refused. A
+threshold t calls every utterance with a score of at least t a member: TPR is the share of members so called, FPR the
+share of non-members. All intervals take the utterances of each side for independent draws, given the trained model:
+they say how far other utterances would move the figure, not what another training run would. Copies of one text are
+no independent draws: on ATIS, where 7 % are copies, the interval of an AUC is therefore about 10 % too narrow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betaincinv, erf, expit, logit, ndtr, ndtri
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy.accountant import check_loss, check_rates
+
+Scores = NDArray[np.float64]
+Interval = tuple[float, float]
+FPRS = (0.01, 0.001)
+ROUND_UP = 1 + 1e-11  # beyond the rounding of any bound here: `ndtri` far out in the tail has the most
+
+
+@dataclass(frozen=True, eq=False)
+class Roc:
+    """The ROC curve, every distinct threshold, from (0, 0) to (1, 1).
+
+    Attributes:
+        fpr, tpr: (T) ascending; where a member and a non-member tie, both rise at once.
+        thresholds: (T) descending; the first, inf, stands for calling nobody a member.
+    """
+
+    fpr: Scores
+    tpr: Scores
+    thresholds: Scores
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A share and its Clopper-Pearson interval."""
+
+    value: float
+    interval: Interval
+
+
+class Advantage(NamedTuple):
+    """The largest TPR - FPR and the threshold that gives it."""
+
+    value: float
+    threshold: float
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The most that any attack can reach; see `dp_bound` for when it applies. Rounded up.
+
+    Attributes:
+        auc, advantage: of the best attack.
+        tpr: the most true positives at a false-positive rate in [0, 1]: a number or (F) -> the same shape.
+    """
+
+    auc: float
+    advantage: float
+    tpr: Callable[[ArrayLike], Scores]
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """How well one attack told members from non-members.
+
+    Attributes:
+        tpr_at_fpr: per FPR, such as "0.01", {"value", "interval"}, or {"value": None, "why"} where there are too few
+            non-members for it.
+        advantage: max TPR - FPR, biased upwards (see `advantage`).
+        bound: {"epsilon", "delta", "auc", "tpr_at_fpr", "advantage"} of `dp_bound`; None without a finite epsilon.
+        guards: what the sanity guards found; empty where none ran.
+        members, non_members: how many there were.
+        roc: for figures; not in `to_json`.
+    """
+
+    attack: str
+    auc: float
+    auc_interval: Interval
+    tpr_at_fpr: dict[str, dict[str, Any]]
+    advantage: float
+    bound: dict[str, Any] | None
+    guards: dict[str, Any]
+    members: int
+    non_members: int
+    confidence: float
+    roc: Roc = field(repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the curve, in types that JSON has."""
+        content = {name: value for name, value in vars(self).items() if name != "roc"}
+        return content | {"auc_interval": list(self.auc_interval)}
+
+
+# ---- From scores to figures --------------------------------------------------------------------------------
+
+
+def roc(members: ArrayLike, non_members: ArrayLike) -> Roc:
+    """The ROC curve of the scores.
+
+    Raises:
+        UsageError: a side is empty, not 1-D, or has NaN.
+    """
+    inside, outside = _checked(members, non_members)
+    thresholds = np.unique(np.concatenate([inside, outside]))[::-1]
+    fpr, tpr = (
+        np.append(0.0, (len(side) - np.searchsorted(np.sort(side), thresholds)) / len(side))
+        for side in (outside, inside)
+    )
+    return Roc(fpr, tpr, np.append(np.inf, thresholds))
+
+
+def auc(members: ArrayLike, non_members: ArrayLike) -> float:
+    """The area under the ROC curve: how often a member scores above a non-member, ties counted half.
+
+    Raises:
+        UsageError: as `roc`.
+    """
+    return float(_placements(*_checked(members, non_members))[0].mean())
+
+
+def auc_interval(members: ArrayLike, non_members: ArrayLike, confidence: float = 0.95) -> Interval:
+    """An interval for the AUC, within [0, 1] and never of width zero.
+
+    DeLong's variance (DeLong, DeLong and Clarke-Pearson 1988), by sorting in O(n log n) as Sun and Xu 2014, normal on
+    the logit scale. Asymptotic: at 95 % it covered the AUC of normal scores in 93 to 97 % of simulations up to AUC 0.9
+    (20 to 1,000 a side) and, with equal sides, up to 0.99; but in 86 % at 0.999 with 50 members, 1,000 non-members.
+
+    Where that variance is 0 (all pairs right, all wrong, or all scores equal) or not defined (one utterance on a
+    side): Clopper-Pearson for k = min(members, non-members) pairs, AUC x k of them right. That is conservative: k
+    disjoint pairs of a member and a non-member are independent, each right with probability at most the AUC, and the
+    sample's other pairs only add to what is known. At AUC 1 the lower end is (alpha / 2)^(1/k).
+
+    Raises:
+        UsageError: as `roc`, or confidence outside (0, 1).
+    """
+    inside, outside = _checked(members, non_members)
+    _check_confidence(confidence)
+    of_members, of_non_members = _placements(inside, outside)
+    area = float(of_members.mean())
+    pairs = min(len(inside), len(outside))
+    if pairs < 2 or (np.ptp(of_members) == 0 and np.ptp(of_non_members) == 0):
+        return clopper_pearson(area * pairs, pairs, confidence)
+    variance = of_members.var(ddof=1) / len(inside) + of_non_members.var(ddof=1) / len(outside)
+    reach = -ndtri((1 - confidence) / 2) * math.sqrt(variance) / (area * (1 - area))
+    return float(expit(logit(area) - reach)), float(expit(logit(area) + reach))
+
+
+def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidence: float = 0.95) -> Rate | None:
+    """The largest TPR among thresholds whose empirical FPR is at most `fpr`; None where fpr x non-members < 1.
+
+    With k non-members allowed, the threshold lies just above the (k + 1)-th highest non-member, so the members have
+    no say in it: the Clopper-Pearson interval is exact for the TPR *at this threshold*. It does not cover the
+    uncertainty of the FPR there: among n non-members with continuous scores the true FPR follows Beta(k + 1, n - k),
+    with mean (k + 1) / (n + 1), about twice `fpr` where just one is allowed.
+
+    Raises:
+        UsageError: as `roc`, or fpr or confidence outside (0, 1).
+    """
+    inside, outside = _checked(members, non_members)
+    _check_confidence(confidence)
+    if not 0 < fpr < 1:
+        raise UsageError(f"the false-positive rate is {fpr}: it must lie between 0 and 1, such as 0.01")
+    # Compared as quotients, 29 of 100 are 0.29, though 0.29 * 100 is below 29 in floats.
+    allowed = int(np.searchsorted(np.arange(len(outside) + 1) / len(outside), fpr, side="right")) - 1
+    if not allowed:
+        return None
+    hits = int((inside > np.sort(outside)[-1 - allowed]).sum())
+    return Rate(hits / len(inside), clopper_pearson(hits, len(inside), confidence))
+
+
+def advantage(members: ArrayLike, non_members: ArrayLike) -> Advantage:
+    """The largest TPR - FPR and its threshold: at least 0, where nobody is called a member.
+
+    A description of these scores, no estimate: the best threshold is picked after the fact, so the value is biased
+    upwards, the more so the fewer the utterances, and useless scores do not give 0. Hence no interval.
+
+    Raises:
+        UsageError: as `roc`.
+    """
+    curve = roc(members, non_members)
+    best = int(np.argmax(curve.tpr - curve.fpr))
+    return Advantage(float(curve.tpr[best] - curve.fpr[best]), float(curve.thresholds[best]))
+
+
+def clopper_pearson(successes: float, trials: int, confidence: float = 0.95) -> Interval:
+    """The interval of a probability, missing it on either side with probability (1 - confidence)/2 at most.
+
+    Source: Clopper and Pearson 1934.
+    """
+    tail, failures = (1 - confidence) / 2, trials - successes
+    low = float(betaincinv(successes, failures + 1, tail)) if successes else 0.0
+    high = float(betaincinv(successes + 1, failures, 1 - tail)) if failures else 1.0
+    return low, high
+
+
+# ---- What privacy allows -----------------------------------------------------------------------------------
+
+
+def dp_bound(epsilon: float, delta: float) -> Bound:
+    """The most that (epsilon, delta)-DP lets any membership attack reach; all 1 at epsilon inf.
+
+    TPR <= min(e^eps FPR + delta, 1 - e^-eps (1 - delta - FPR)) (Kairouz, Oh and Viswanath 2015, theorem 2.1); the area
+    under that is 1 - (1 - delta)^2 / (1 + e^eps), its distance from the diagonal (e^eps - 1 + 2 delta) / (e^eps + 1).
+
+    Assumptions: for one utterance, the rates compare training sets that differ in this utterance alone, in the way
+    (add/remove, zero-out, replace-one) that the epsilon is stated for, whatever else the attacker knows. The region is
+    convex, so it also holds for rates averaged over utterances and over how the rest was drawn, if a fair coin of its
+    own decided each one's membership. A split of fixed size swaps one utterance for another, which is replace-one; an
+    utterance whose text occurs k times is a group of k. It bounds true rates: an estimate may exceed it by chance.
+
+    Raises:
+        UsageError: epsilon negative or NaN, delta outside [0, 1].
+    """
+    check_loss("epsilon", epsilon)
+    if not 0 <= delta <= 1:
+        raise UsageError(f"delta is {delta}: it must lie between 0 and 1")
+    shrink = math.exp(-epsilon)
+    area = 1 - (1 - delta) ** 2 * float(expit(-epsilon))
+    gap = (2 * delta * shrink - math.expm1(-epsilon)) / (1 + shrink)
+    return Bound(_at_most_one(area), _at_most_one(gap), partial(_dp_tpr, epsilon, delta))
+
+
+def gaussian_bound(mu: float) -> Bound:
+    """The most that mu-GDP, as of one Gaussian release, lets any membership attack reach.
+
+    TPR <= Phi(Phi^-1(FPR) + mu), AUC <= Phi(mu / sqrt 2), advantage <= 2 Phi(mu / 2) - 1 (Dong, Roth and Su 2022,
+    definition 4). Tighter than `dp_bound` at any (epsilon, delta) of that mu; the same assumptions.
+
+    Raises:
+        UsageError: mu negative or NaN.
+    """
+    check_loss("mu", mu)
+    area, gap = float(ndtr(mu / math.sqrt(2))), float(erf(mu / math.sqrt(8)))
+    return Bound(_at_most_one(area), _at_most_one(gap), partial(_gaussian_tpr, mu))
+
+
+def summarise(
+    attack: str,
+    members: ArrayLike,
+    non_members: ArrayLike,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    guards: Mapping[str, Any] | None = None,
+    fprs: Sequence[float] = FPRS,
+    confidence: float = 0.95,
+) -> AttackResult:
+    """All figures of an attack, beside the bound of the run's sound (epsilon, delta), if it has a finite epsilon.
+
+    Raises:
+        UsageError: as `auc_interval`, `tpr_at_fpr` and `dp_bound`, or epsilon without delta.
+    """
+    inside, outside = _checked(members, non_members)
+    return AttackResult(
+        attack=attack,
+        auc=auc(inside, outside),
+        auc_interval=auc_interval(inside, outside, confidence),
+        tpr_at_fpr={f"{fpr:g}": _rate(inside, outside, fpr, confidence) for fpr in fprs},
+        advantage=advantage(inside, outside).value,
+        bound=_bound(epsilon, delta, fprs),
+        guards=dict(guards or {}),
+        members=len(inside),
+        non_members=len(outside),
+        confidence=confidence,
+        roc=roc(inside, outside),
+    )
+
+
+def _rate(members: Scores, non_members: Scores, fpr: float, confidence: float) -> dict[str, Any]:
+    rate = tpr_at_fpr(members, non_members, fpr, confidence)
+    if rate is not None:
+        return {"value": rate.value, "interval": list(rate.interval)}
+    needed, there = math.ceil(1 / fpr - 1e-9), len(non_members)
+    return {"value": None, "why": f"an FPR of {fpr:g} needs at least {needed:,} non-members, and there are {there:,}"}
+
+
+def _bound(epsilon: float | None, delta: float | None, fprs: Sequence[float]) -> dict[str, Any] | None:
+    if epsilon is None or epsilon == math.inf:
+        return None
+    if delta is None:
+        raise UsageError(f"epsilon {epsilon:g} has no delta: give both, or neither for a run without a guarantee")
+    bound = dp_bound(epsilon, delta)
+    return {
+        "epsilon": epsilon,
+        "delta": delta,
+        "auc": bound.auc,
+        "tpr_at_fpr": {f"{fpr:g}": float(bound.tpr(fpr)) for fpr in fprs},
+        "advantage": bound.advantage,
+    }
+
+
+def _placements(members: Scores, non_members: Scores) -> tuple[Scores, Scores]:
+    """Per member (M) the share of non-members below it, per non-member (N) of members above it; ties count half."""
+    return _share_below(members, non_members), 1 - _share_below(non_members, members)
+
+
+def _share_below(scores: Scores, others: Scores) -> Scores:
+    ordered = np.sort(others)
+    return (np.searchsorted(ordered, scores, "left") + np.searchsorted(ordered, scores, "right")) / (2 * len(others))
+
+
+def _dp_tpr(epsilon: float, delta: float, fpr: ArrayLike) -> Scores:
+    """Without e^eps, which may overflow, and without differences, which may cancel."""
+    rates = check_rates(np.asarray(fpr, float))
+    if epsilon == math.inf:
+        return np.ones_like(rates)
+    with np.errstate(divide="ignore"):  # log 0
+        steep = np.exp(np.minimum(epsilon + np.log(rates), 0.0)) + delta
+    flat = -math.expm1(-epsilon) + math.exp(-epsilon) * (delta + rates)
+    return np.minimum(np.minimum(steep, flat) * ROUND_UP, 1.0)
+
+
+def _gaussian_tpr(mu: float, fpr: ArrayLike) -> Scores:
+    rates = check_rates(np.asarray(fpr, float))
+    return np.ones_like(rates) if math.isinf(mu) else np.minimum(ndtr(ndtri(rates) + mu) * ROUND_UP, 1.0)
+
+
+def _at_most_one(value: float) -> float:
+    return min(1.0, value * ROUND_UP)
+
+
+def _checked(members: ArrayLike, non_members: ArrayLike) -> tuple[Scores, Scores]:
+    return _check_scores("members", members), _check_scores("non-members", non_members)
+
+
+def _check_scores(side: str, scores: ArrayLike) -> Scores:
+    array = np.asarray(scores, float)
+    if array.ndim != 1 or not array.size:
+        raise UsageError(
+            f"the scores of the {side} have shape {array.shape}: give one number per utterance, at least 1"
+        )
+    if np.isnan(array).any():
+        raise UsageError(f"{int(np.isnan(array).sum())} of the {side}' scores are NaN: mend the attack, or its model")
+    return array
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise UsageError(f"confidence is {confidence}: it must lie between 0 and 1, such as 0.95")

@@ -1,0 +1,327 @@
+"""Canaries: their ranks are fair until a model has stored them, and the guarantee is that of all copies together."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from edp_lab.attacks.memorisation import (
+    AROUND,
+    DIGITS,
+    canary_ranks,
+    draw_canaries,
+    exposures,
+    filling_losses,
+    mean_interval,
+    measure_memorisation,
+    ranks,
+    token_trace,
+)
+from edp_lab.corpora import load_corpus, smart_home, split
+from edp_lab.corpora.encoding import Labels, WordFeatures
+from edp_lab.errors import UsageError
+from edp_lab.models import build_model
+from edp_lab.privacy import gdp_epsilon
+from edp_lab.training import TrainConfig
+from edp_lab.training.run import Run
+
+REFERENCES = 999
+EPOCHS, Z0 = 3, 8.0
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> TrainConfig:
+    """A tiny corpus and model; the noise drowns everything."""
+    path = tmp_path_factory.mktemp("corpus") / "tiny.jsonl"
+    smart_home.write_jsonl(smart_home.generate(450, 5), path)
+    return TrainConfig(str(path), size="small", batch_size=16, epochs=EPOCHS, z0=Z0)
+
+
+@pytest.fixture(scope="module")
+def measured(config):
+    """Rows by method and repetition count."""
+    events = []
+    rows = measure_memorisation(
+        config, ["sgd", "edp-sgd"], (0, 1, 16), 6, REFERENCES, lambda *told: events.append(told)
+    )
+    assert {method for method, _ in events} == {"sgd", "edp-sgd"}
+    return {(row.method, row.repetitions): row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def trained(config):
+    """A model trained with SGD on canaries that were inserted 16 times, and these."""
+    corpus = load_corpus(config.corpus)
+    data = split(corpus, 0)
+    drawn = draw_canaries(corpus, data.train, (16,), 6, REFERENCES, seed=0)
+    run = Run(replace(config, method="sgd"), corpus, replace(data, train=(*data.train, *drawn.inserted)))
+    while run.progress.epoch < EPOCHS:
+        run.epoch()
+    return run.model, drawn
+
+
+@pytest.fixture(scope="module")
+def untrained(config):
+    """A model with words of its training set and one with hash buckets, both as they begin."""
+    corpus = load_corpus(config.corpus)
+    train, size = split(corpus, 0).train, config.model_size()
+    return [
+        build_model("clc", Labels.of(corpus), seed=1, training=train, private=private, size=size)
+        for private in (False, True)
+    ]
+
+
+def never_inserted(config, seed: int, each: int = 300):
+    corpus = load_corpus(config.corpus)
+    drawn = draw_canaries(corpus, split(corpus, 0).train, (0,), each, REFERENCES, seed)
+    return drawn.utterances[0], drawn.references
+
+
+# ---- Ranks and exposure --------------------------------------------------------------------------------------------
+
+
+def test_rank_counts_smaller_losses_and_half_of_equal_ones():
+    others = np.array([[1.0, 2.0, 2.0, 3.0]] * 5)
+    own = np.array([0.5, 1.0, 2.0, 2.5, 9.0])
+    assert ranks(own, others).tolist() == [1, 1.5, 3, 4, 5]
+
+
+def test_rank_is_the_mean_over_all_orders_of_equal_losses():
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        losses = generator.integers(0, 4, 6).astype(float)
+        assert ranks(losses[:1], losses[None, 1:])[0] == stats.rankdata(losses)[0]
+
+
+def test_exposure_is_log2_of_fillings_over_rank():
+    assert exposures(np.array([1, 2, 1024, 32]), 1024).tolist() == [10, 9, 0, 5]
+
+
+def test_a_model_that_says_the_same_of_all_fillings_exposes_and_extracts_nothing():
+    rank = ranks(np.zeros(3), np.zeros((3, REFERENCES)))
+    assert (rank > 1).all()
+    assert (exposures(rank, REFERENCES + 1) < 1).all()
+
+
+def test_losses_are_those_of_training(untrained, config):
+    canaries, references = never_inserted(config, 0, each=4)
+    for model in untrained:
+        losses = filling_losses(model, references[:7], canaries)
+        for canary, row in zip(canaries, losses, strict=True):
+            alone = model.dataset([replace(canary, tokens=text) for text in references[:7]])
+            expected = model.losses(alone.batch(range(7))).detach()
+            torch.testing.assert_close(torch.from_numpy(row).float(), expected, rtol=1e-5, atol=1e-5)
+
+
+# ---- Without memorisation ------------------------------------------------------------------------------------------
+
+
+def check_uniform(rank: np.ndarray) -> None:
+    """Mean exposure as for uniform ranks, within 3.5 standard errors, and a Kolmogorov-Smirnov test."""
+    fillings = REFERENCES + 1
+    every = exposures(np.arange(1, fillings + 1), fillings)
+    assert every.mean() == pytest.approx(math.log2(math.e), abs=0.01)
+    error = every.std() / math.sqrt(len(rank))
+    assert exposures(rank, fillings).mean() == pytest.approx(every.mean(), abs=3.5 * error)
+    assert stats.kstest((rank - 0.5) / fillings, "uniform").pvalue > 0.001
+
+
+def test_an_untrained_model_gives_every_rank_alike(untrained, config):
+    for seed, model in enumerate(untrained):
+        check_uniform(canary_ranks(model, *never_inserted(config, seed)))
+
+
+def test_a_model_that_remembers_others_gives_numbers_it_never_saw_every_rank_alike(trained, config):
+    check_uniform(canary_ranks(trained[0], *never_inserted(config, 7)))
+
+
+def test_canaries_and_references_are_draws_from_one_set(config):
+    corpus = load_corpus(config.corpus)
+    train = split(corpus, 0).train
+    counts = Counter(token for u in train for token in u.tokens)
+    drawn = draw_canaries(corpus, train, (0,), 1000, 3000, seed=3)
+    canaries = [u.tokens for u in drawn.utterances[0]]
+    texts = [*canaries, *drawn.references]
+    assert len(set(texts)) == 4000
+    assert all(text[: len(AROUND)] == AROUND for text in texts)
+    numbers = np.array([[DIGITS.index(word) for word in text[len(AROUND) :]] for text in texts])
+    known = [k for k, word in enumerate(DIGITS) if counts[word] > 1]
+    assert np.unique(numbers).tolist() == known
+    for place in range(numbers.shape[1]):
+        table = [[(side[:, place] == k).sum() for k in known] for side in (numbers[:1000], numbers[1000:])]
+        assert stats.chi2_contingency(table).pvalue > 1e-4
+
+
+def test_canaries_bring_no_digit_that_a_model_did_not_know(config):
+    corpus = load_corpus(config.corpus)
+    train = split(corpus, 0).train
+    drawn = draw_canaries(corpus, train, (1, 16), 6, REFERENCES, seed=0)
+    before, after = (WordFeatures.from_training_words(words).words for words in (train, (*train, *drawn.inserted)))
+    assert set(after) - set(before) <= set(AROUND)
+    assert {word for text in drawn.references for word in text[len(AROUND) :]} <= set(before)
+
+
+@pytest.mark.parametrize("features", [WordFeatures(), WordFeatures(DIGITS, buckets=64)], ids=["hashed", "own words"])
+def test_models_tell_all_digits_apart(features):
+    rows = features.rows([[word] for word in DIGITS])["words"].values
+    assert len(set(rows.tolist())) == len(DIGITS)
+
+
+def test_each_canary_is_inserted_as_often_as_its_group_says(config):
+    corpus = load_corpus(config.corpus)
+    drawn = draw_canaries(corpus, split(corpus, 0).train, (0, 2, 5), 3, 9, seed=0)
+    copies = Counter(drawn.inserted)
+    assert {times: [copies[u] for u in group] for times, group in drawn.utterances.items()} == {
+        0: [0] * 3,
+        2: [2] * 3,
+        5: [5] * 3,
+    }
+
+
+def test_labels_of_canaries_are_arbitrary_and_known_to_every_model(config):
+    canaries, _ = never_inserted(config, 0)
+    labels = Labels.of(load_corpus(config.corpus))
+    assert all(labels.covers(u) for u in canaries)
+    assert len({(u.intent, u.tags) for u in canaries}) > 200  # of 300
+    for u in canaries:
+        assert u.tags is not None
+        assert set(u.tags[: len(AROUND)]) == {"O"}
+        assert [tag[0] for tag in u.tags[len(AROUND) :]] == ["B"] + ["I"] * 6
+
+
+def test_canaries_depend_on_the_seed_alone(config):
+    corpus = load_corpus(config.corpus)
+    train = split(corpus, 0).train
+    first, again, other = (draw_canaries(corpus, train, (1,), 3, 9, seed) for seed in (0, 0, 1))
+    assert first == again
+    assert first.utterances != other.utterances
+
+
+# ---- With memorisation ---------------------------------------------------------------------------------------------
+
+
+def test_plain_training_remembers_a_number_the_better_the_more_often_it_occurs(measured):
+    never, once, often = (measured["sgd", times] for times in (0, 1, 16))
+    assert never.exposure < 3
+    assert never.extracted == 0
+    assert often.exposure > once.exposure + 2
+    assert often.extracted >= 5
+    assert often.exposure <= often.cap == pytest.approx(math.log2(REFERENCES + 1))
+
+
+def test_noise_prevents_memorisation(measured):
+    for times in (0, 1, 16):
+        row = measured["edp-sgd", times]
+        assert row.exposure < 4
+        assert row.extracted == 0
+        assert row.interval[0] < 1.44
+    assert measured["sgd", 16].interval[0] > measured["edp-sgd", 16].interval[1]
+
+
+def test_summary_is_that_of_the_canaries(measured):
+    for row in measured.values():
+        assert len(row.exposures) == 6
+        assert row.exposure == pytest.approx(np.mean(row.exposures))
+        assert row.extracted == sum(bits == row.cap for bits in row.exposures)
+        assert 0 <= row.interval[0] <= row.exposure <= row.interval[1] <= row.cap
+        assert row.extracted_interval[0] <= row.extracted / 6 <= row.extracted_interval[1]
+
+
+def test_trace_shows_where_a_remembered_number_differs_from_others(trained, config):
+    model, drawn = trained
+    canary, others = drawn.utterances[16][0], drawn.references[:20]
+    traced = token_trace(model, canary, others)
+    assert [(t.token, t.label) for t in traced] == [
+        (canary.text, canary.intent),
+        *zip(canary.tokens, canary.tags, strict=True),
+    ]
+    number = traced[1 + len(AROUND) :]
+    assert np.mean([t.probability for t in number]) > np.mean([t.elsewhere for t in number]) + 0.2
+    each = [token_trace(model, replace(canary, tokens=text), others[:1]) for text in others]
+    for place, one in enumerate(traced):
+        assert one.elsewhere == pytest.approx(np.mean([t[place].probability for t in each]), abs=1e-5)
+
+
+def test_trace_has_the_probabilities_of_all_tag_sequences(untrained, config):
+    """On two tokens, where all sequences can be listed."""
+    model, (canary, *_) = untrained[0], never_inserted(config, 0, each=2)[0]
+    short = replace(canary, tokens=canary.tokens[3:5], tags=canary.tags[3:5])
+    paths = list(itertools.product(model.labels.tags, repeat=2))
+    labelled = [replace(short, tags=path) for path in paths]
+    weight = np.exp(-filling_losses(model, [short.tokens], labelled)[:, 0])
+    traced = token_trace(model, short, [short.tokens])
+    for place, tag in enumerate(short.tags):
+        inside = np.array([path[place] == tag for path in paths])
+        assert traced[1 + place].probability == pytest.approx(weight[inside].sum() / weight.sum(), rel=1e-4)
+    assert traced[0].probability == pytest.approx(weight.sum(), rel=1e-4)  # what is left is p(intent)
+
+
+# ---- What holds ----------------------------------------------------------------------------------------------------
+
+
+def test_epsilon_is_that_of_all_copies_together(measured):
+    for times in (1, 16):
+        row, mu = measured["edp-sgd", times], math.sqrt(EPOCHS) / Z0
+        assert row.epsilon == pytest.approx(gdp_epsilon(times * mu, row.delta), rel=1e-9)
+        assert row.guarantee == "void: seed published"
+        fair = stats.norm.ppf(1 / (REFERENCES + 1))
+        assert row.extraction_limit == pytest.approx(stats.norm.cdf(fair + times * mu), rel=1e-6)
+
+
+def test_where_nothing_is_guaranteed_nothing_is_said(measured):
+    plain, control = measured["sgd", 16], measured["edp-sgd", 0]
+    for row in (plain, control):
+        assert row.guarantee == "none"
+        assert row.epsilon is row.extraction_limit is row.delta is None
+    assert "without clipping and noise" in plain.reason
+    assert "never inserted" in control.reason
+
+
+def test_interval_of_the_mean_is_student_s_cut_to_what_is_possible():
+    values = np.array([4.0, 5.0, 7.0, 8.0])
+    expected = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
+    assert mean_interval(values, 0.0, 10.0) == pytest.approx(expected)
+    assert mean_interval(values, 5.0, 7.0) == (5.0, 7.0)
+
+
+# ---- Bad input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"methods": ["sdg"]}, "unknown method 'sdg'"),
+        ({"methods": []}, "no method"),
+        ({"repetitions": ()}, "missing or given twice"),
+        ({"repetitions": (1, 1)}, "missing or given twice"),
+        ({"repetitions": (1, -4)}, "-4"),
+        ({"repetitions": (1.5,)}, "1.5"),
+        ({"canaries": 1}, "at least 2"),
+        ({"references": 0}, "references is 0"),
+        ({"references": 30_000}, "20,000 in all"),
+        ({"repetitions": (0, 100)}, "outnumber"),
+    ],
+    ids=lambda told: str(told)[:40],
+)
+def test_bad_input_is_refused_in_a_sentence(config, told, message):
+    with pytest.raises(UsageError, match=message) as refused:
+        measure_memorisation(config, **told)
+    assert "\n" not in str(refused.value)
+
+
+def test_corpora_that_do_not_suit_are_refused(config):
+    corpus = load_corpus(config.corpus)
+    train = split(corpus, 0).train
+    wordless = [u for u in train if not set(u.tokens) & set(DIGITS)]
+    with pytest.raises(UsageError, match="too few digits"):
+        draw_canaries(corpus, wordless, (1,), 2, 9, 0)
+    untagged = replace(corpus, utterances=tuple(replace(u, tags=None) for u in corpus.utterances))
+    with pytest.raises(UsageError, match="no slot annotation"):
+        draw_canaries(untagged, train, (1,), 2, 9, 0)

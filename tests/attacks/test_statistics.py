@@ -1,0 +1,357 @@
+"""Statistics of attacks: they agree with peers, intervals cover, bounds bound, and too few scores give no number."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from edp_lab.attacks.statistics import (
+    advantage,
+    auc,
+    auc_interval,
+    clopper_pearson,
+    dp_bound,
+    gaussian_bound,
+    roc,
+    summarise,
+    tpr_at_fpr,
+)
+from edp_lab.errors import UsageError
+from edp_lab.privacy import gdp_delta
+
+ROOT = Path(__file__).parents[2]
+# Few distinct values, so that ties abound.
+SCORES = st.lists(st.integers(0, 12).map(float), min_size=1, max_size=40)
+ANY_SCORES = st.lists(st.sampled_from([-math.inf, -1.5, 0.0, 1e-300, 2.0, math.inf]), min_size=1, max_size=12)
+EPSILONS = st.one_of(st.floats(1e-300, 50), st.sampled_from([0.0, 700.0, 800.0, 1e24, math.inf]))
+DELTAS = st.sampled_from([0.0, 1e-9, 1e-5, 0.1, 1.0])
+RATES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(1e-300, 1))
+
+
+def labelled(members, non_members):
+    return [1] * len(members) + [0] * len(non_members), [*members, *non_members]
+
+
+# ---- ROC and AUC -------------------------------------------------------------------------------------------
+
+
+@given(SCORES, SCORES)
+def test_roc_and_auc_are_those_of_scikit_learn(members, non_members):
+    curve = roc(members, non_members)
+    fpr, tpr, thresholds = roc_curve(*labelled(members, non_members), drop_intermediate=False)
+    np.testing.assert_allclose(curve.fpr, fpr)
+    np.testing.assert_allclose(curve.tpr, tpr)
+    np.testing.assert_array_equal(curve.thresholds, thresholds)
+    assert auc(members, non_members) == pytest.approx(roc_auc_score(*labelled(members, non_members)))
+
+
+@given(ANY_SCORES, ANY_SCORES)
+def test_auc_is_the_area_under_the_roc_and_mirrors_with_the_sides(members, non_members):
+    curve = roc(members, non_members)
+    assert (curve.fpr[0], curve.tpr[0], curve.fpr[-1], curve.tpr[-1]) == (0, 0, 1, 1)
+    assert auc(members, non_members) == pytest.approx(np.trapezoid(curve.tpr, curve.fpr))
+    assert auc(members, non_members) == pytest.approx(1 - auc(non_members, members))
+
+
+def delong_by_definition(members, non_members):
+    """The AUC and its standard error from all pairs (DeLong et al. 1988, equations 4 and 5)."""
+    x, y = np.array(members)[:, None], np.array(non_members)[None]
+    wins = (x > y) + (x == y) / 2
+    by_member, by_non_member = wins.mean(1), wins.mean(0)
+    variance = by_member.var(ddof=1) / len(by_member) + by_non_member.var(ddof=1) / len(by_non_member)
+    return wins.mean(), math.sqrt(variance)
+
+
+@given(SCORES, SCORES)
+def test_auc_interval_is_delongs_by_definition(members, non_members):
+    if min(len(members), len(non_members)) < 2:
+        return
+    area, error = delong_by_definition(members, non_members)
+    if error < 1e-9:
+        return
+    reach = 1.959964 * error / (area * (1 - area))
+    expected = [1 / (1 + math.exp(-math.log(area / (1 - area)) - sign * reach)) for sign in (-1, 1)]
+    assert auc_interval(members, non_members) == pytest.approx(expected, abs=1e-6)
+
+
+def test_delongs_error_is_the_bootstraps():
+    rng = np.random.default_rng(1)
+    members, non_members = rng.normal(0.7, 2, 80).round(1), rng.normal(0, 1, 150).round(1)
+    again = [auc(rng.choice(members, 80), rng.choice(non_members, 150)) for _ in range(1500)]
+    assert delong_by_definition(members, non_members)[1] == pytest.approx(np.std(again), rel=0.08)
+
+
+@pytest.mark.parametrize(("area", "members", "non_members"), [(0.5, 50, 50), (0.8, 50, 150), (0.97, 100, 100)])
+def test_auc_interval_covers_the_true_auc_as_often_as_it_says(area, members, non_members):
+    rng, shift = np.random.default_rng(2), stats.norm.ppf(area) * math.sqrt(2)
+    intervals = np.array(
+        [auc_interval(rng.normal(shift, 1, members), rng.normal(0, 1, non_members)) for _ in range(1000)]
+    )
+    too_high, too_low = (intervals[:, 0] > area).mean(), (intervals[:, 1] < area).mean()
+    assert max(too_high, too_low) < 0.045
+    assert 0.03 < too_high + too_low < 0.07
+
+
+@given(ANY_SCORES, ANY_SCORES, st.sampled_from([0.5, 0.95, 0.999]))
+def test_auc_interval_has_a_width_and_stays_between_0_and_1(members, non_members, confidence):
+    low, high = auc_interval(members, non_members, confidence)
+    assert 0 <= low <= auc(members, non_members) <= high <= 1
+    assert high - low > 0.01
+    assert auc_interval(non_members, members, confidence) == pytest.approx((1 - high, 1 - low))
+
+
+def test_auc_interval_of_a_perfect_attack_is_exact_for_disjoint_pairs():
+    members, non_members = [1.0] * 60, [0.0] * 100
+    assert auc_interval(members, non_members) == pytest.approx((0.025 ** (1 / 60), 1))
+    assert auc_interval(non_members, members) == pytest.approx((0, 1 - 0.025 ** (1 / 60)))
+
+
+def test_auc_interval_of_equal_scores_is_that_of_a_coin():
+    low, high = auc_interval([0.3] * 50, [0.3] * 70)
+    assert (low, high) == pytest.approx(clopper_pearson(25, 50))
+    assert 0.35 < low < 0.5 < high < 0.65
+
+
+# ---- TPR at a low FPR, advantage ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("successes", [0, 1, 30, 59, 60])
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.999])
+def test_clopper_pearson_is_scipys(successes, confidence):
+    expected = stats.binomtest(successes, 60).proportion_ci(confidence, method="exact")
+    assert clopper_pearson(successes, 60, confidence) == pytest.approx(tuple(expected))
+
+
+@given(SCORES, SCORES, st.sampled_from([0.01, 0.05, 0.1, 0.29, 1 / 3, 0.5, 0.99]))
+def test_tpr_at_fpr_is_the_best_of_all_thresholds(members, non_members, fpr):
+    curve = roc(members, non_members)
+    rate = tpr_at_fpr(members, non_members, fpr)
+    if fpr * len(non_members) < 1 - 1e-9:
+        assert rate is None
+    else:
+        assert rate.value == curve.tpr[curve.fpr <= fpr].max()
+        assert rate.interval == clopper_pearson(round(rate.value * len(members)), len(members))
+
+
+@pytest.mark.parametrize(("fpr", "enough"), [(0.01, 100), (0.001, 1000), (0.07, 15), (1 / 49, 49)])
+def test_fpr_needs_one_non_member_above_the_threshold(fpr, enough):
+    members = np.ones(5)
+    assert tpr_at_fpr(members, np.zeros(enough), fpr).value == 1
+    assert tpr_at_fpr(members, np.zeros(enough - 1), fpr) is None
+    unresolved = summarise("loss", members, np.zeros(enough - 1), fprs=(fpr,)).tpr_at_fpr[f"{fpr:g}"]
+    assert unresolved["value"] is None
+    assert f"at least {enough:,} non-members, and there are {enough - 1:,}" in unresolved["why"]
+
+
+@pytest.mark.parametrize("allowed", [7, 29, 57])
+def test_no_allowed_non_member_is_lost_to_rounding(allowed):
+    non_members = np.arange(100.0)  # 0.29 * 100 < 29, and 0.07 * 100 > 7, in floats
+    assert tpr_at_fpr([100 - allowed - 0.5], non_members, allowed / 100).value == 1
+    assert tpr_at_fpr([100 - allowed - 1.5], non_members, allowed / 100).value == 0
+
+
+def test_tpr_interval_covers_the_tpr_at_its_threshold_whose_fpr_is_larger_on_average():
+    rng, n, allowed = np.random.default_rng(3), 200, 2
+    covered, true_fpr = [], []
+    for _ in range(1500):
+        members, non_members = rng.normal(1.5, 1, 150), rng.normal(0, 1, n)
+        threshold = np.sort(non_members)[-allowed - 1]
+        low, high = tpr_at_fpr(members, non_members, allowed / n).interval
+        covered.append(low <= stats.norm.sf(threshold - 1.5) <= high)
+        true_fpr.append(stats.norm.sf(threshold))
+    assert 0.94 < np.mean(covered) < 0.99
+    assert np.mean(true_fpr) == pytest.approx((allowed + 1) / (n + 1), rel=0.06)
+
+
+@given(SCORES, SCORES)
+def test_advantage_is_the_one_sided_distance_of_kolmogorov_and_smirnov(members, non_members):
+    best = advantage(members, non_members)
+    assert best.value == pytest.approx(stats.ks_2samp(members, non_members, alternative="less").statistic)
+    called = [np.mean(np.array(side) >= best.threshold) for side in (members, non_members)]
+    assert called[0] - called[1] == pytest.approx(best.value)
+
+
+def test_advantage_of_a_useless_score_is_biased_upwards():
+    rng = np.random.default_rng(4)
+    values = [advantage(rng.random(50), rng.random(50)).value for _ in range(100)]
+    assert np.mean(values) > 0.08
+
+
+# ---- What privacy allows -----------------------------------------------------------------------------------
+
+
+def exact_dp(epsilon, delta, fpr):
+    """The bounds with 400 digits: (auc, advantage, tpr)."""
+    with mpmath.workdps(400):
+        shrink, d, x = mpmath.exp(-mpmath.mpf(epsilon)), mpmath.mpf(delta), mpmath.mpf(fpr)
+        area = 1 - (1 - d) ** 2 * shrink / (1 + shrink)
+        gap = (1 - shrink + 2 * d * shrink) / (1 + shrink)
+        steep = x / shrink + d if shrink else mpmath.inf
+        return area, gap, min(1, steep, 1 - shrink * (1 - d - x))
+
+
+@pytest.mark.filterwarnings("error")  # of an overflow
+@given(EPSILONS, DELTAS, RATES)
+def test_dp_bound_is_never_below_the_truth_and_close_to_it(epsilon, delta, fpr):
+    bound = dp_bound(epsilon, delta)
+    found = (bound.auc, bound.advantage, float(bound.tpr(fpr)))
+    for ours, exact in zip(found, exact_dp(epsilon, delta, fpr), strict=True):
+        assert exact <= ours <= min(1.0, exact * (1 + 1e-10))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0, 9.0])
+@pytest.mark.parametrize("delta", [0.0, 1e-5, 0.2])
+def test_dp_bound_on_auc_and_advantage_belong_to_its_curve(epsilon, delta):
+    bound = dp_bound(epsilon, delta)
+    fpr = np.concatenate([[0.0], np.logspace(-9, 0, 200_001)])
+    tpr = bound.tpr(fpr)
+    assert bound.auc == pytest.approx(np.trapezoid(tpr, fpr), abs=1e-6)
+    assert bound.advantage == pytest.approx((tpr - fpr).max(), abs=1e-4)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (2.0, 0.05), (0.0, 0.3)])
+def test_randomised_response_that_sometimes_tells_all_reaches_the_dp_bound(epsilon, delta):
+    """With probability delta it gives membership away (scores -1 and 2), else it is randomised response (0 and 1)."""
+    rng, n, bound = np.random.default_rng(5), 40_000, dp_bound(epsilon, delta)
+    truth = math.exp(epsilon) / (1 + math.exp(epsilon))
+    exposed, honest = rng.random((2, n)) < delta, rng.random((2, n)) < truth
+    members = np.where(exposed[0], 2, honest[0])
+    non_members = np.where(exposed[1], -1, ~honest[1])
+    low, high = auc_interval(members, non_members, 0.999)
+    assert low <= bound.auc <= high
+    assert advantage(members, non_members).value == pytest.approx(bound.advantage, abs=0.015)
+    curve = roc(members, non_members)
+    np.testing.assert_allclose(curve.tpr[1:], bound.tpr(curve.fpr)[1:], atol=0.015)
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
+def test_gaussian_mechanism_reaches_the_gaussian_bound(mu):
+    rng, n, bound = np.random.default_rng(6), 40_000, gaussian_bound(mu)
+    members, non_members = rng.normal(mu, 1, n), rng.normal(0, 1, n)
+    low, high = auc_interval(members, non_members, 0.999)
+    assert low <= bound.auc <= high
+    assert advantage(members, non_members).value == pytest.approx(bound.advantage, abs=0.015)
+    for fpr in (0.01, 0.1, 0.5):
+        assert tpr_at_fpr(members, non_members, fpr).value == pytest.approx(bound.tpr(fpr), abs=0.02)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 3.0])
+def test_gaussian_bound_is_the_envelope_of_the_dp_bounds_of_its_mu(mu):
+    fpr = np.array([0.0, 1e-6, 0.001, 0.2, 0.9, 1.0])
+    ours = gaussian_bound(mu)
+    bounds = [dp_bound(epsilon, gdp_delta(mu, epsilon)) for epsilon in np.linspace(0, 40, 4001)]
+    envelope = np.min([bound.tpr(fpr) for bound in bounds], axis=0)
+    assert (ours.tpr(fpr) <= envelope + 1e-12).all()
+    np.testing.assert_allclose(ours.tpr(fpr), envelope, atol=1e-4)
+    assert ours.auc <= min(bound.auc for bound in bounds) + 1e-12
+    assert ours.advantage == pytest.approx(min(bound.advantage for bound in bounds), abs=1e-10)
+
+
+@settings(deadline=None)
+@given(st.floats(0, 60), st.floats(1e-300, 1, exclude_max=True))
+def test_gaussian_bound_is_never_below_the_truth_and_close_to_it(mu, fpr):
+    with mpmath.workdps(60):
+        quantile = mpmath.mpf(float(stats.norm.ppf(fpr)))
+        quantile += (mpmath.mpf(fpr) - mpmath.ncdf(quantile)) / mpmath.npdf(quantile)  # Newton doubles the digits
+        exact = mpmath.ncdf(quantile + mu)
+    assert exact <= float(gaussian_bound(mu).tpr(fpr)) <= exact * (1 + 1e-10)
+
+
+def test_no_privacy_bounds_nothing_and_perfect_privacy_leaves_guessing():
+    for nothing in (dp_bound(math.inf, 1e-5), dp_bound(0, 1), gaussian_bound(math.inf)):
+        assert (nothing.auc, nothing.advantage) == (1, 1)
+        np.testing.assert_array_equal(nothing.tpr([0, 0.5, 1]), 1)
+    for perfect in (dp_bound(0, 0), gaussian_bound(0)):
+        assert (perfect.auc, perfect.advantage) == (pytest.approx(0.5), 0)
+        np.testing.assert_allclose(perfect.tpr([0, 1e-12, 0.5, 1]), [0, 1e-12, 0.5, 1])
+
+
+# ---- The summary -------------------------------------------------------------------------------------------
+
+
+def test_summary_as_json_has_what_is_promised():
+    rng = np.random.default_rng(7)
+    members, non_members = rng.normal(1, 1, 300), rng.normal(0, 1, 200)
+    result = summarise("loss", members, non_members, 2.0, 1e-5, {"leaks": False})
+    content = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert content == result.to_json()
+    assert set(content) == {
+        *("attack", "auc", "auc_interval", "tpr_at_fpr", "advantage", "bound", "guards", "members", "non_members"),
+        "confidence",
+    }
+    assert (content["attack"], content["members"], content["non_members"]) == ("loss", 300, 200)
+    assert content["auc_interval"] == list(auc_interval(members, non_members))
+    rate = tpr_at_fpr(members, non_members, 0.01)
+    assert content["tpr_at_fpr"]["0.01"] == {"value": rate.value, "interval": list(rate.interval)}
+    assert content["tpr_at_fpr"]["0.001"] == {
+        "value": None,
+        "why": "an FPR of 0.001 needs at least 1,000 non-members, and there are 200",
+    }
+    bound = dp_bound(2.0, 1e-5)
+    assert content["bound"] == {
+        "epsilon": 2.0,
+        "delta": 1e-5,
+        "auc": bound.auc,
+        "tpr_at_fpr": {"0.01": bound.tpr(0.01), "0.001": bound.tpr(0.001)},
+        "advantage": bound.advantage,
+    }
+    assert content["guards"] == {"leaks": False}
+    np.testing.assert_array_equal(result.roc.tpr, roc(members, non_members).tpr)
+
+
+@pytest.mark.parametrize("epsilon", [None, math.inf])
+def test_run_without_a_finite_epsilon_has_no_bound(epsilon):
+    assert summarise("loss", [1.0], [0.0], epsilon, 1e-5).bound is None
+
+
+def test_confidence_reaches_every_interval():
+    members, non_members = np.arange(200.0) + 20, np.arange(200.0)
+    narrow, wide = (summarise("loss", members, non_members, confidence=c) for c in (0.5, 0.99))
+    for inner, outer in (
+        (narrow.auc_interval, wide.auc_interval),
+        *((r[0]["interval"], r[1]["interval"]) for r in [(narrow.tpr_at_fpr["0.01"], wide.tpr_at_fpr["0.01"])]),
+    ):
+        assert outer[0] < inner[0] < inner[1] < outer[1]
+
+
+@pytest.mark.parametrize(
+    ("call", "culprit"),
+    [
+        (lambda: auc([], [1.0]), r"scores of the members have shape \(0,\)"),
+        (lambda: roc([1.0], []), "scores of the non-members"),
+        (lambda: auc_interval([[1.0]], [1.0]), r"\(1, 1\)"),
+        (lambda: advantage([math.nan, 1.0, math.nan], [1.0]), "2 of the members' scores are NaN"),
+        (lambda: tpr_at_fpr([1.0], [math.nan], 0.5), "non-members' scores are NaN"),
+        (lambda: tpr_at_fpr([1.0], [0.0], 0.0), "false-positive rate is 0.0"),
+        (lambda: tpr_at_fpr([1.0], [0.0], 1.0), "false-positive rate is 1.0"),
+        (lambda: auc_interval([1.0], [0.0], 1.0), "confidence is 1.0"),
+        (lambda: tpr_at_fpr([1.0], [0.0], 0.5, 95), "confidence is 95"),
+        (lambda: dp_bound(-1, 1e-5), "epsilon is -1"),
+        (lambda: dp_bound(math.nan, 1e-5), "epsilon is nan"),
+        (lambda: dp_bound(1, 1.5), "delta is 1.5"),
+        (lambda: dp_bound(1, math.nan), "delta is nan"),
+        (lambda: gaussian_bound(-0.1), "mu is -0.1"),
+        (lambda: dp_bound(1, 0).tpr(1.1), "false-positive rate"),
+        (lambda: gaussian_bound(1).tpr([0.5, -0.1]), "false-positive rate"),
+        (lambda: summarise("loss", [1.0], [0.0], 2.0), "epsilon 2 has no delta"),
+    ],
+)
+def test_bad_input_names_the_culprit(call, culprit):
+    with pytest.raises(UsageError, match=culprit):
+        call()
+
+
+def test_importing_statistics_and_guards_brings_neither_torch_nor_scikit_learn():
+    code = "import sys, edp_lab.attacks.guards; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
