@@ -1,0 +1,469 @@
+"""The audit by one run: its bounds hold and match published numbers, its canaries are as far apart as one may be."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from edp_lab.attacks import one_run_canaries
+from edp_lab.attacks.mechanism_audit import Verdict
+from edp_lab.attacks.one_run import audit_one_run
+from edp_lab.attacks.one_run_bound import (
+    SHARES,
+    Tally,
+    lower_bounds,
+    make_guesses,
+    one_run_epsilon,
+    one_run_mu,
+)
+from edp_lab.attacks.one_run_canaries import Directions, Kind, OneLayer, Plan, RealModel, gradient_scores
+from edp_lab.corpora import load_corpus, split
+from edp_lab.errors import UsageError
+from edp_lab.privacy import gdp_epsilon, judge
+from edp_lab.privacy.noise import key_from_seed
+from edp_lab.training import TrainConfig
+from edp_lab.training.run import Run
+from edp_lab.training.step import release
+
+DELTA = 1e-5
+FAST = {"num_devices": 40, "batch_size": 80}  # many canaries in a step, so few steps
+
+
+def config(corpus: str = "none", **changes: object) -> TrainConfig:
+    settings = {"alpha": "none", "delta": DELTA, "epochs": 1, "size": "small", "dropout": 0.0, **changes}
+    return TrainConfig(corpus, **settings)  # type: ignore[arg-type]
+
+
+PRINTED = config(as_printed=True, z0=4.0, num_devices=8)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path, rng = tmp_path_factory.mktemp("corpus") / "own.jsonl", np.random.default_rng(0)
+    with path.open("w") as file:
+        for k in range(90):
+            intent = str(rng.choice(["call", "play", "stop"]))
+            words = [intent, *rng.choice(["the", "song", "again", "now"], rng.integers(1, 5)), str(k)]
+            tags = ["O"] * (len(words) - 1) + ["B-number"]
+            file.write(json.dumps({"tokens": words, "tags": tags, "intent": intent}) + "\n")
+    return str(path)
+
+
+# The distribution-free bound
+
+
+@pytest.mark.parametrize(
+    ("m", "r", "v", "delta", "epsilon"),
+    [
+        (1000, 100, 75, 1e-4, 0.673),
+        (100_000, 1510, 1439, 1e-5, 2.676),
+        (100, 100, 100, 1e-5, 3.49),
+        (500, 500, 500, 1e-5, 5.10),
+        (1000, 1000, 1000, 1e-5, 5.78),
+        (5000, 5000, 5000, 1e-5, 7.28),
+    ],
+)
+def test_published_numbers_of_the_one_run_bound(m, r, v, delta, epsilon):
+    digits = 2 if m == r else 3
+    assert one_run_epsilon(m, r, v, delta, 0.05) == pytest.approx(epsilon, abs=0.51 * 10**-digits)
+
+
+def chance(m: int, r: int, v: int, delta: float, epsilon: float) -> float:
+    """p(epsilon) of the theorem, by scipy's binomial distribution."""
+    counts = stats.binom(r, 1 / (1 + math.exp(-epsilon)))
+    below = np.cumsum(counts.pmf(np.arange(v - 1, -1, -1))) / np.arange(1, v + 1)
+    return float(counts.sf(v - 1) + 2 * m * delta * below.max())
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_epsilon_is_the_largest_that_is_refuted_rounded_down(seed):
+    random = np.random.default_rng(seed)
+    m = int(random.integers(1, 2000))
+    r = int(random.integers(1, m + 1))
+    v, delta, beta = int(random.integers(0.6 * r, r + 1)), 10 ** random.uniform(-9, -2), random.uniform(0.001, 0.2)
+    epsilon = one_run_epsilon(m, r, v, delta, beta)
+    if epsilon > 0:
+        assert max(chance(m, r, v, delta, e) for e in np.linspace(0, epsilon, 5)) < beta
+    if 2 * m * delta <= 1 and v > 0:  # above, the bound asks a little more than the theorem
+        assert chance(m, r, v, delta, epsilon + 1e-4) >= beta
+
+
+def test_bound_stays_stable_for_very_many_guesses():
+    right = 700_000
+    plain = math.log(right / 300_000)
+    assert plain - 0.02 < one_run_epsilon(10**6, 10**6, right, 1e-12, 0.05) < plain
+    assert one_run_epsilon(10**5, 10**5, 10**5, 0.0, 0.05) == pytest.approx(
+        -math.log(math.expm1(-math.log(0.05) / 1e5)), rel=1e-6
+    )
+
+
+def test_more_right_guesses_prove_more_and_a_larger_delta_less():
+    by_guesses = [one_run_epsilon(300, 100, v, 1e-5, 0.05) for v in range(0, 101, 5)]
+    by_delta = [one_run_epsilon(300, 100, 90, delta, 0.05) for delta in (0.0, 1e-8, 1e-5, 1e-4, 1e-3, 0.1)]
+    assert by_guesses == sorted(by_guesses)
+    assert by_delta == sorted(by_delta, reverse=True)
+    assert (by_guesses[0], by_guesses[10], by_delta[-1]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 5.0])
+def test_randomized_response_is_refuted_exactly_as_often_as_promised_or_less(epsilon):
+    """The tight case of the theorem, without sampling error."""
+    r, number = 600, np.arange(601)
+    refuted = [one_run_epsilon(r, r, int(v), 0.0, 0.05) > epsilon for v in number]
+    wrongly = stats.binom.pmf(number, r, 1 / (1 + math.exp(-epsilon))) @ refuted
+    assert 0.005 < wrongly <= 0.05
+
+
+# The Gaussian bound
+
+
+@pytest.mark.parametrize("beta", [0.55, 0.8, 0.99])
+def test_with_one_canary_the_gaussian_bound_is_exact(beta):
+    """Right with probability Phi(mu / 2) at most."""
+    assert one_run_mu(1, 1, 1, beta) == pytest.approx(2 * stats.norm.ppf(beta), abs=1e-4)
+
+
+def least_total(m: int, r: int, v: int, beta: float, mu: float) -> float:
+    """The recursion in the paper's words, with 40 digits: wrong guesses h and right ones r, from v downwards."""
+    with mpmath.workdps(40):
+        h, right = mpmath.mpf(beta) * (r - v) / m, mpmath.mpf(beta) * v / m
+        for i in range(v - 1, -1, -1):
+            quantile = mpmath.findroot(lambda x, p=right: mpmath.ncdf(x) - p, stats.norm.ppf(float(right)))
+            larger = max(h, mpmath.ncdf(quantile - mu))
+            right, h = right + mpmath.mpf(i) / (r - i) * (larger - h), larger
+        return float((h + right) * m / r)
+
+
+@pytest.mark.parametrize(("m", "r", "v"), [(40, 12, 12), (40, 40, 33), (1000, 60, 55), (25, 12, 11)])
+def test_gaussian_bound_is_the_largest_mu_that_is_refuted_rounded_down(m, r, v):
+    mu = one_run_mu(m, r, v, 0.05)
+    assert mu > 0.1
+    assert least_total(m, r, v, 0.05, mu) > 1 > least_total(m, r, v, 0.05, mu + 1e-4)
+
+
+@lru_cache(None)
+def epsilon_of(m: int, r: int, v: int, beta: float) -> float:
+    return one_run_epsilon(m, r, v, DELTA, beta)
+
+
+@lru_cache(None)
+def mu_of(m: int, r: int, v: int, beta: float) -> float:
+    return one_run_mu(m, r, v, beta)
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("share", SHARES)
+def test_a_gaussian_mechanism_is_refuted_no_more_often_than_allowed(mu, share):
+    """Pure Gaussian releases; with a share of the guesses, their places depend on what was released."""
+    random, audits, m = np.random.default_rng(0), 400, 200
+    included = random.random((audits, m)) < 0.5
+    scores = mu * included + random.standard_normal((audits, m))
+    wrongly = {"mu": 0, "epsilon": 0}
+    for truth, own in zip(included, scores, strict=True):
+        tally = next(t for t in make_guesses(own, truth) if t.guesses == share * m)
+        wrongly["mu"] += mu_of(m, tally.guesses, tally.correct, 0.05) > mu
+        wrongly["epsilon"] += epsilon_of(m, tally.guesses, tally.correct, 0.05) > gdp_epsilon(mu, DELTA)
+    for count in wrongly.values():
+        assert stats.binomtest(count, audits, 0.05, alternative="greater").pvalue > 1e-3
+
+
+def test_gaussian_bound_needs_less_than_the_distribution_free_one():
+    bounds = lower_bounds(1000, [Tally(100, 83)], DELTA, 0.95, gaussian=True)
+    assert bounds.best == bounds.gaussian > bounds.distribution_free > 1
+    assert bounds.gaussian <= gdp_epsilon(bounds.mu, DELTA)
+    free = lower_bounds(1000, [Tally(100, 83)], DELTA, 0.95, gaussian=False)
+    assert (free.best, free.mu, free.gaussian) == (bounds.distribution_free, None, None)
+
+
+# Guesses
+
+
+def test_guesses_are_made_on_the_extreme_scores_of_both_ends():
+    scores = np.arange(20.0)
+    included = scores >= 10
+    assert make_guesses(scores, included) == (Tally(2, 2), Tally(6, 6), Tally(20, 20))
+    assert make_guesses(-scores, included) == (Tally(2, 0), Tally(6, 0), Tally(20, 0))
+    assert make_guesses(scores[:1], included[:1]) == (Tally(1, 0),)
+
+
+def test_looking_at_several_tallies_is_paid_for():
+    one, three = (lower_bounds(1000, [Tally(100, 80)] * count, DELTA, 0.95, gaussian=True) for count in (1, 3))
+    assert three.distribution_free == one_run_epsilon(1000, 100, 80, DELTA, 0.05 / 3) < one.distribution_free
+    assert three.mu == one_run_mu(1000, 100, 80, 0.05 / 3) < one.mu
+    mixed = lower_bounds(1000, [Tally(100, 80), Tally(1000, 600)], DELTA, 0.95, gaussian=True)
+    assert mixed.tally == Tally(100, 80)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "culprit"),
+    [((10, 11, 5), "11 guesses on 10"), ((10, 5, 6), "6 right of 5"), ((10, 5, -1), "-1 right")],
+)
+def test_impossible_counts_are_refused(numbers, culprit):
+    for bound in (lambda: one_run_epsilon(*numbers, DELTA, 0.05), lambda: one_run_mu(*numbers, 0.05)):
+        with pytest.raises(UsageError, match=culprit):
+            bound()
+    with pytest.raises(UsageError, match="beta is 1"):
+        one_run_mu(10, 5, 5, 1.0)
+    with pytest.raises(UsageError, match="delta is 1"):
+        one_run_epsilon(10, 5, 5, 1.0, 0.05)
+
+
+# The audit of the one-layer model
+
+
+def test_true_epsilon_of_4_is_bounded_from_below_and_not_exceeded():
+    audits = [audit_one_run(config(seed=seed, **FAST), linear=True, target_epsilon=4.0) for seed in range(100)]
+    assert all(audit.epsilon_holds == pytest.approx(4, abs=1e-5) for audit in audits)
+    for bounds in ([a.epsilon_lower_bound for a in audits], [a.bounds.distribution_free for a in audits]):
+        assert np.mean(bounds) >= 1.3
+        assert sum(bound > 4 for bound in bounds) <= 5
+    assert {audit.verdict for audit in audits} == {Verdict.CONSISTENT}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_algorithm_1_as_printed_is_refuted(seed):
+    audit = audit_one_run(replace(PRINTED, seed=seed), linear=True)
+    assert audit.verdict is Verdict.REFUTED
+    assert audit.epsilon_claimed == pytest.approx(1.23, abs=0.01)
+    assert audit.epsilon_claimed < audit.bounds.distribution_free < audit.epsilon_lower_bound < audit.epsilon_holds
+    assert audit.epsilon_holds == judge(audit.mechanism, 1, DELTA, seed_published=False).epsilon
+    assert "refute the claim" in audit.explanation
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"method": "dp-sgd", "sampling": "shuffle"}, {"micro_batch_size": 2}, {"epochs": 3, **FAST}],
+    ids=["per example", "ladder", "epochs"],
+)
+def test_every_sound_method_is_left_standing(changes):
+    audit = audit_one_run(config(**changes), linear=True, target_epsilon=4.0)
+    assert audit.verdict is Verdict.CONSISTENT
+    assert 1 < audit.bounds.distribution_free < audit.epsilon_lower_bound < 4
+    assert audit.adjacency == "REPLACE_SPECIAL"
+
+
+def test_poisson_sampling_is_audited_under_add_or_remove_and_without_the_gaussian_bound():
+    audit = audit_one_run(config(method="dp-sgd", epochs=3), linear=True, target_epsilon=4.0)
+    assert audit.adjacency == "ADD_OR_REMOVE_ONE"
+    assert audit.mechanism.sampling_rate == 64 / 1000
+    assert audit.bounds.gaussian is None
+    assert audit.verdict is Verdict.CONSISTENT
+    assert 0.3 < audit.epsilon_lower_bound == audit.bounds.distribution_free < 4
+
+
+@pytest.mark.parametrize("fault", ["too little noise", "no clip"])
+def test_a_faulty_step_is_caught(monkeypatch, fault):
+    def faulty(mechanism, epoch, gradients, layout, alpha, noise, divisor):
+        if fault == "too little noise":
+            return release(mechanism, epoch, gradients, layout, alpha, noise / math.sqrt(8), divisor)
+        return release(replace(mechanism, clip_norm=100.0), epoch, gradients, layout, alpha, noise / 100, divisor)
+
+    monkeypatch.setattr(one_run_canaries, "release", faulty)
+    assert audit_one_run(config(), linear=True, target_epsilon=2.0).verdict is Verdict.REFUTED
+
+
+def test_few_canaries_have_no_power():
+    audit = audit_one_run(config(z0=0.5), canaries=5, linear=True)
+    assert audit.verdict is Verdict.NO_POWER
+    assert audit.epsilon_lower_bound <= audit.ceiling < audit.epsilon_claimed
+    assert "cannot test" in audit.explanation
+
+
+def test_seed_decides_everything():
+    first, again, other = (audit_one_run(config(seed=seed, **FAST), 200, linear=True) for seed in (1, 1, 2))
+    assert first == again
+    assert first.included != other.included
+
+
+# Canaries
+
+
+@pytest.mark.parametrize(("size", "reserved"), [(1, 1), (2, 2), (8, 2), (8, 1)])
+@pytest.mark.parametrize("utterances", [0, 37, 300])
+def test_every_epoch_holds_all_once_and_no_micro_batch_two_canaries(size, reserved, utterances):
+    placement = one_run_canaries.Placement(7, utterances, 41, 3, 6, size, reserved)
+    orders = []
+    for epoch in (0, 1):
+        steps = [placement.devices(epoch, k, 0) for k in range(placement.steps_per_epoch)]
+        parts = [part for devices in steps for device in devices for part in device]
+        assert all(len(devices) == 3 for devices in steps)
+        assert len(parts) == 6 * len(steps)
+        orders.append(np.concatenate(parts))
+        assert sorted(orders[-1]) == list(range(utterances + 41))
+        for part in parts:
+            held = int((part >= utterances).sum())
+            assert held <= 1
+            assert len(part) + held * (reserved - 1) <= size
+    assert not np.array_equal(*orders)
+
+
+def test_directions_are_orthonormal():
+    directions, everyone = Directions(3, 7, 45), np.arange(7)
+    rows = torch.zeros(7, 45)
+    directions.push(rows, everyone, torch.ones(7))
+    assert torch.allclose(rows @ rows.T, torch.eye(7), atol=1e-6)
+    projected = np.array([directions.project(row, everyone) for row in rows])
+    assert np.allclose(projected, np.eye(7), atol=1e-6)
+    with pytest.raises(UsageError, match="8 canaries for a model of 7 weights"):
+        Directions(3, 8, 7)
+
+
+class Silent:
+    """Watches what a trainee is given, and releases it without noise."""
+
+    def __init__(self, trainee, mechanism, divisor):
+        self.trainee, self.mechanism, self.divisor = trainee, mechanism, divisor
+        self.layout, self.released = trainee.layout, []
+        self.gradients, self.rows = trainee.gradients, trainee.rows
+
+    def step(self, epoch, step, gradients):
+        silence = torch.zeros(self.layout.size)
+        done = release(self.mechanism, epoch, gradients, self.layout, None, silence, self.divisor)
+        self.released.append(done.gradient)
+        return done.gradient
+
+
+@pytest.mark.parametrize("changes", [{}, {"micro_batch_size": 2}, {"method": "dp-sgd", "sampling": "shuffle"}])
+@pytest.mark.parametrize("real", [False, True], ids=["one layer", "clc"])
+def test_canaries_in_and_out_are_as_far_apart_as_the_sensitivity(corpus, changes, real):
+    chosen = config(corpus, clip_norm=0.7, batch_size=16, num_devices=4, **changes)
+    data = split(load_corpus(corpus), 0)
+    n, m = (len(data.train) if real else 0), 20
+    mechanism = chosen.mechanism(n + m)
+    plan, ends = Plan.draw(chosen, m, n, Kind.GRADIENT), []
+    for included in (np.ones(m, bool), np.zeros(m, bool)):
+        trainee = RealModel(chosen, load_corpus(corpus), data, m) if real else OneLayer(mechanism, 1, m, 1)
+        silent = Silent(trainee, mechanism, divisor=1)
+        gradient_scores(silent, mechanism, chosen, replace(plan, included=included), lambda done, steps: None)
+        projections = np.zeros(m)
+        directions = Directions(plan.key, m, trainee.layout.size)
+        for step, released in enumerate(silent.released):
+            numbers = plan.step(0, step)[2]
+            projections[numbers] = directions.project(released, numbers)
+        ends.append(projections)
+    apart = ends[0] - ends[1]
+    assert (apart > 0.97 * mechanism.sensitivity()).all()
+    assert (apart < 1.01 * mechanism.sensitivity()).all()
+
+
+def test_scores_are_the_log_likelihood_ratios_of_what_is_released():
+    chosen = config(method="dp-sgd", clip_norm=0.7, z0=2.0)
+    sampled, disjoint = chosen.mechanism(200), replace(chosen, sampling="shuffle").mechanism(200)
+    sums = np.linspace(-3, 3, 7)
+    present, absent = (stats.norm.pdf(sums, mean, 2.0 * 0.7) for mean in (0.7, 0.0))
+    q = sampled.sampling_rate
+    assert np.allclose(one_run_canaries.evidence(sampled, 0, sums), np.log((q * present + (1 - q) * absent) / absent))
+    assert np.allclose(one_run_canaries.evidence(disjoint, 0, sums), np.log(present / absent))
+
+    plan = Plan.draw(replace(chosen, sampling="shuffle"), 20, 0, Kind.GRADIENT)
+    silent = Silent(OneLayer(disjoint, 1, 20, 64), disjoint, divisor=64)
+    scores = gradient_scores(silent, disjoint, chosen, plan, lambda done, steps: None)
+    assert np.allclose(scores, one_run_canaries.evidence(disjoint, 0, 0.7 * plan.included), atol=1e-4)
+
+
+def test_gradient_canaries_of_a_real_run_are_told_apart_once_the_noise_is_gone(corpus):
+    audit = audit_one_run(config(corpus, z0=0.001, batch_size=16, num_devices=4), 60)
+    too_many = abs(audit.included - 30)  # of one kind, as half of the guesses are "in"
+    assert audit.tallies == (Tally(6, 6), Tally(18, 18), Tally(60, 60 - too_many))
+    assert audit.verdict is Verdict.NO_POWER
+
+
+@pytest.mark.parametrize("changes", [{"method": "dp-sgd"}, {"as_printed": True}], ids=["Poisson", "printed"])
+def test_real_runs_of_every_method_are_audited(corpus, changes):
+    told = []
+    chosen = config(corpus, z0=0.3, batch_size=16, num_devices=4, **changes)
+    audit = audit_one_run(chosen, 30, progress=lambda done, steps: told.append((done, steps)))
+    assert told == [(step + 1, audit.steps) for step in range(audit.steps)]
+    assert audit.epsilon_lower_bound <= audit.epsilon_holds
+    assert (audit.model, audit.kind) == ("clc", "gradient")
+
+
+def test_mislabelled_utterances_are_remembered_by_a_run_without_much_noise(corpus, monkeypatch):
+    seen = {}
+    real = one_run_canaries.mislabelled_scores
+
+    def spy(*arguments):
+        seen["scores"], seen["plan"] = real(*arguments), arguments[3]
+        return seen["scores"]
+
+    monkeypatch.setattr("edp_lab.attacks.one_run.mislabelled_scores", spy)
+    chosen = config(corpus, z0=1e-4, batch_size=16, num_devices=4, epochs=12, lr=0.02)
+    told = []
+    audit = audit_one_run(chosen, 40, "mislabelled", progress=lambda done, steps: told.append((done, steps)))
+    assert roc_auc_score(seen["plan"].included, seen["scores"]) > 0.75
+    assert told[-1] == (audit.steps, audit.steps) == (len(told), len(told))
+
+
+def test_a_mislabelled_utterance_keeps_its_words_and_loses_its_intent(corpus):
+    loaded = load_corpus(corpus)
+    canaries = one_run_canaries.mislabelled(loaded, loaded.utterances, 50, 3)
+    known = {u.tokens: u for u in loaded.utterances}
+    assert len({u.tokens for u in canaries}) == 50
+    for canary in canaries:
+        assert known[canary.tokens].tags == canary.tags
+        assert known[canary.tokens].intent != canary.intent in loaded.intents
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
+def test_canaries_that_are_out_leave_no_trace_but_their_slot(corpus, monkeypatch, sampling):
+    """Whatever they say, the model is the same; and a canary that is in makes a difference."""
+    runs = []
+
+    class Watched(Run):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            runs.append(self)
+
+    monkeypatch.setattr(one_run_canaries, "Run", Watched)
+    chosen = config(corpus, method="dp-sgd", sampling=sampling, precision="float64", batch_size=16, num_devices=4)
+    loaded, data = load_corpus(corpus), split(load_corpus(corpus), 0)
+    plan = Plan.draw(chosen, 30, len(data.train), Kind.MISLABELLED)
+    for key, included in ((1, False), (2, False), (1, True)):
+        own = replace(plan, key=key, included=np.full(30, included))
+        one_run_canaries.mislabelled_scores(chosen, loaded, data, own, lambda done, steps: None)
+    first, second, other = (torch.cat([p.detach().flatten() for _, p in run.parameters]) for run in runs)
+    assert torch.allclose(first, second, atol=1e-9)  # up to the order of sums
+    assert not torch.allclose(first, other, atol=1e-3)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "culprit"),
+    [
+        ({"method": "sgd"}, {}, "claims no epsilon"),
+        ({"alpha": "private", "as_printed": True}, {}, "alpha"),
+        ({"sampling": "poisson"}, {}, "Poisson"),
+        ({"z0": 0.0}, {}, "no claim to audit .z0 is 0"),
+        ({"z0": 1e-200, "as_printed": True}, {}, "no claim to audit"),
+        ({}, {"kind": "loud"}, "unknown kind of canary 'loud'"),
+        ({}, {"kind": "mislabelled"}, "linear"),
+        ({}, {"canaries": 0}, "number of canaries is 0"),
+        ({}, {"canaries": 2.5}, "number of canaries is 2.5"),
+        ({}, {"confidence": 1.0}, "confidence is 1"),
+        ({}, {"target_epsilon": -1.0}, "target epsilon is -1"),
+        ({"as_printed": True}, {"target_epsilon": 1.0}, "as printed"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(changes, settings, culprit):
+    with pytest.raises(UsageError, match=culprit):
+        audit_one_run(config(**changes), linear=True, **settings)
+
+
+def test_more_canaries_than_utterances_to_mislabel_are_refused(corpus):
+    with pytest.raises(UsageError, match="left to mislabel"):
+        audit_one_run(config(corpus, batch_size=16, num_devices=4), 1000, "mislabelled")
+
+
+def test_key_of_the_canaries_is_not_that_of_the_noise():
+    assert Plan.draw(config(), 10, 0, Kind.GRADIENT).key != key_from_seed(0)
