@@ -157,6 +157,35 @@ def auc_interval(members: ArrayLike, non_members: ArrayLike, confidence: float =
     return float(expit(logit(area) - reach)), float(expit(logit(area) + reach))
 
 
+def auc_change(
+    before: tuple[ArrayLike, ArrayLike], after: tuple[ArrayLike, ArrayLike], confidence: float = 0.95
+) -> tuple[float, Interval]:
+    """AUC after / AUC before - 1, and its interval: two models, the same members and non-members in the same order.
+
+    DeLong's covariance of the two areas, normal on the scale of the logarithm; asymptotic. That both attacks saw the
+    same utterances makes the interval narrower than that of two independent areas.
+
+    Raises:
+        UsageError: as `roc`, not as many scores in both, or an AUC of 0 before.
+    """
+    _check_confidence(confidence)
+    one, other = _checked(*before), _checked(*after)
+    if [len(side) for side in one] != [len(side) for side in other]:
+        raise UsageError("the two attacks scored other numbers of utterances: compare them on the same ones")
+    placed, then = _placements(*one), _placements(*other)
+    areas = float(placed[0].mean()), float(then[0].mean())
+    if min(areas) == 0:
+        raise UsageError(
+            "an AUC of 0 has no relative change: its attack has members and non-members the wrong way round"
+        )
+    variance = sum(
+        (b / areas[1] - a / areas[0]).var(ddof=1) / len(a) for a, b in zip(placed, then, strict=True) if len(a) > 1
+    )
+    reach = -ndtri((1 - confidence) / 2) * math.sqrt(variance)
+    ratio = areas[1] / areas[0]
+    return ratio - 1, (ratio * math.exp(-reach) - 1, ratio * math.exp(reach) - 1)
+
+
 def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidence: float = 0.95) -> Rate | None:
     """The largest TPR among thresholds whose empirical FPR is at most `fpr`; None where fpr x non-members < 1.
 

@@ -8,6 +8,7 @@ import typer
 
 from edp_lab import __version__
 from edp_lab.cli.account import account
+from edp_lab.cli.attack import attack_app
 from edp_lab.cli.audit import audit_app
 from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
@@ -15,6 +16,7 @@ from edp_lab.cli.data import data_app
 from edp_lab.cli.pretrain import pretrain
 from edp_lab.cli.study import bench_app, verify
 from edp_lab.cli.table1 import table1_epsilon
+from edp_lab.cli.three_phase import three_phase_app
 from edp_lab.cli.train import evaluate, predict, train
 from edp_lab.errors import UsageError
 
@@ -27,8 +29,10 @@ app = typer.Typer(
 )
 app.add_typer(course_app, name="course")
 app.add_typer(data_app, name="data")
+app.add_typer(attack_app, name="attack")
 app.add_typer(audit_app, name="audit")
 app.add_typer(bench_app, name="bench")
+app.add_typer(three_phase_app, name="three-phase")
 for command in (train, evaluate, predict, compare, account, table1_epsilon, verify, pretrain):
     app.command()(command)
 

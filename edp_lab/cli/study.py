@@ -113,8 +113,10 @@ Size = Annotated[str, typer.Option(help="paper, medium or small.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")]
 
 
-@bench_app.command()
-def step(
+@bench_app.command("step", help="Seconds of a training step under each method, as a ratio to SGD, beside Table 2.")
+@bench_app.command("epoch", help="Seconds of a training epoch under each method, from the mean of some steps.")
+def steps(
+    ctx: typer.Context,
     corpus: Corpus = "smart-home",
     model: Model = "clc",
     methods: Methods = "sgd,edp-sgd,dp-sgd-naive,dp-sgd",
@@ -127,28 +129,38 @@ def step(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Seconds of a training step under each method, as a ratio to SGD, beside the paper's Table 2."""
     task = _task(corpus, model, methods, gpus, processes, batch_size, rounds, threads, size, device)
-    _time_steps(task, "seconds", as_json)
+    _time_steps(task, "seconds" if ctx.info_name == "step" else "seconds_per_epoch", as_json)
 
 
 @bench_app.command()
-def epoch(
-    corpus: Corpus = "smart-home",
-    model: Model = "clc",
-    methods: Methods = "sgd,edp-sgd,dp-sgd",
-    gpus: Gpus = "1,8",
-    processes: Processes = "1",
-    batch_size: BatchSize = 64,
-    rounds: Rounds = 30,
-    threads: Threads = None,
-    size: Size = "paper",
-    device: Device = None,
+def attacks(
+    run: Annotated[Path, typer.Option("--run", help="Folder of a run: the --out of edp-lab train.")],
+    shadows: Annotated[int, typer.Option(help="LiRA's shadow models; 0 leaves LiRA out.")] = 16,
+    shadow_size: Annotated[str, typer.Option(help="Their size: paper, medium or small.")] = "medium",
+    shadow_epochs: Annotated[int, typer.Option(help="Their epochs.")] = 8,
     as_json: Json = False,
 ) -> None:
-    """Seconds of a training epoch under each method, from the mean of some steps, beside the paper's Table 2."""
-    task = _task(corpus, model, methods, gpus, processes, batch_size, rounds, threads, size, device)
-    _time_steps(task, "seconds_per_epoch", as_json)
+    """Seconds that each attack on a run takes, with nothing cached."""
+    from rich.console import Console
+
+    from edp_lab.studies.bench_attacks import bench_attacks
+
+    console, rows = Console(stderr=True), []
+    with console.status("loading") as status:
+        for row in bench_attacks(run, shadows, shadow_size, shadow_epochs, status.update):
+            rows.append(row)
+            if not as_json:
+                found = ", ".join(f"{k} {_brief(v)}" for k, v in row["found"].items())
+                print(f"{row['attack']:<24} {row['seconds']:8.1f} s  {found}", flush=True)
+    if as_json:
+        print(json.dumps([{**row, **_surroundings()} for row in rows], indent=2))
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, list):
+        return "to".join(f" {_brief(one)} " for one in value).strip()
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _task(corpus: str, model: str, methods: str, gpus: str, processes: str, *rest: Any) -> Task:

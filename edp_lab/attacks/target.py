@@ -1,0 +1,109 @@
+"""The model under attack: its run, whom it was trained on, and what its guarantee says about finding that out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from edp_lab.attacks.guards import LEAST_MEMBERS
+from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
+from edp_lab.corpora.encoding import Labels
+from edp_lab.errors import UsageError
+from edp_lab.models import load_model
+from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.privacy import Adjacency, Guarantee, judge
+from edp_lab.training import TrainConfig
+from edp_lab.training.record import MODEL, read_record
+from edp_lab.training.runs import run_ledger
+from edp_lab.training.trainer import run_config
+
+
+@dataclass(frozen=True)
+class Target:
+    """A trained model, and as many members as non-members for an attack to tell apart.
+
+    Attributes:
+        members: utterances of the training set, drawn at random if it is larger than the test set.
+        non_members: as many of the test set.
+    """
+
+    folder: Path
+    config: TrainConfig
+    corpus: Corpus
+    model: IntentSlotModel
+    members: tuple[Utterance, ...]
+    non_members: tuple[Utterance, ...]
+
+    @property
+    def pool(self) -> tuple[Utterance, ...]:
+        """Members first."""
+        return self.members + self.non_members
+
+    def sides(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Scores of the pool, one row each, of members and of non-members."""
+        return scores[: len(self.members)], scores[len(self.members) :]
+
+    @cached_property
+    def guarantee(self) -> Guarantee | None:
+        """What the run guarantees against telling one utterance from another in its place; None without noise.
+
+        A member and a non-member of a random split of fixed sizes have changed places, so what counts is replace-one:
+        under Poisson sampling, one utterance less and another more.
+        """
+        if self.config.method == "sgd":
+            return None
+        ledger = run_ledger(self.folder)
+        swap = {"adjacency": Adjacency.REPLACE_ONE} if not self.config.poisson else {"utterances_per_person": 2}
+        delta = self.config.delta
+        assert delta is not None, "records hold the delta that was used"
+        return judge(ledger.mechanism, ledger.bill(), delta, not self.config.private_seed, **swap)  # type: ignore[arg-type]
+
+
+def load_target(run: str | Path, most: int | None = None) -> Target:
+    """The model of a run with members from its training set and an equal number of non-members from its test set.
+
+    Args:
+        most: how many of each at most.
+
+    Raises:
+        UsageError: no run there, an unfinished one, its corpus is missing or has changed, the model is not the one of
+            the record, or there are too few members.
+    """
+    folder, record = Path(run), read_record(run)
+    if record["status"] not in ("finished", "interrupted"):
+        raise UsageError(f"the run in {folder} is {record['status']}: finish it with edp-lab train --resume {folder}")
+    config = run_config(record)
+    corpus = load_corpus(config.corpus)
+    if corpus.sha256 != record["corpus"]["sha256"]:
+        raise UsageError(f"corpus {config.corpus!r} is not the one of {run}: its content has changed since")
+    model = load_model(folder / MODEL)
+    size = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if model.labels != Labels.of(corpus) or size != record["parameters"]:
+        raise UsageError(f"the model in {folder / MODEL} is not the one of the run's record: restore it from a copy")
+    data = split(corpus, config.seed, keep_duplicates_together=config.keep_duplicates_together)
+    members, non_members = equal_sides(data, config.seed, most)
+    return Target(folder, config, corpus, model.eval(), members, non_members)
+
+
+def equal_sides(data: Split, seed: int, most: int | None = None) -> tuple[tuple[Utterance, ...], tuple[Utterance, ...]]:
+    """As many of the training set as of the test set, drawn at random.
+
+    Raises:
+        UsageError: fewer than `LEAST_MEMBERS`.
+    """
+    count = min(len(data.train), len(data.test), most or len(data.train))
+    if count < LEAST_MEMBERS:
+        raise UsageError(
+            f"{count} members are too few to say anything about an attack: it takes {LEAST_MEMBERS}, so train on a "
+            "larger corpus"
+        )
+    draw = np.random.default_rng(seed)
+    return _some(data.train, count, draw), _some(data.test, count, draw)
+
+
+def _some(utterances: Sequence[Utterance], count: int, draw: np.random.Generator) -> tuple[Utterance, ...]:
+    return tuple(utterances[k] for k in np.sort(draw.permutation(len(utterances))[:count]))

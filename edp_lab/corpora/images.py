@@ -1,0 +1,142 @@
+"""The thesis' data sets: scikit-learn's digits, MNIST from its original files, and points on two circles."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edp_lab.corpora.catalog import data_folders
+from edp_lab.errors import UsageError
+
+NAMES = ("digits", "mnist", "circles")
+CLASSES = 10
+DIGITS_TEST = 600  # of 1,797
+CIRCLES = 1000  # points in each part
+INNER = 0.8  # the smaller radius, scikit-learn's default
+
+
+@dataclass(frozen=True)
+class Images:
+    """Labelled examples in two parts.
+
+    Attributes:
+        train, test: (n, channels, height, width) float32 in [0, 1]; of "circles" (n, 2), points in [-1, 1].
+        train_labels, test_labels: (n) int64, from 0 up to `classes` - 1.
+        classes: how many there are.
+    """
+
+    name: str
+    train: NDArray[np.float32]
+    train_labels: NDArray[np.int64]
+    test: NDArray[np.float32]
+    test_labels: NDArray[np.int64]
+    classes: int
+
+
+def load_images(name: str, seed: int = 0) -> Images:
+    """A data set of the thesis by its name.
+
+    * "digits": scikit-learn's 1,797 images of 1 x 8 x 8; `seed` draws the 600 that are the test set.
+    * "mnist": 60,000 and 10,000 images of 1 x 28 x 28, from the original idx files, gzipped or not, in ``mnist/`` below
+      a data folder (`edp_lab.corpora.data_folders`). No `seed`: the published split.
+    * "circles": `two_circles`, 1,000 points to train on and 1,000 to test.
+
+    Raises:
+        UsageError: an unknown name; MNIST's files are missing or damaged, or hold a label outside 0..9.
+    """
+    if name == "digits":
+        return _digits(seed)
+    if name == "mnist":
+        return _mnist()
+    if name == "circles":
+        return two_circles(CIRCLES, CIRCLES, seed)
+    raise UsageError(f"unknown image data {name!r}: choose {' or '.join(NAMES)}")
+
+
+def two_circles(train: int, test: int, seed: int = 0, noise: float = 0.0) -> Images:
+    """Points on two circles about 0 of radius 1 (class 0) and 0.8 (class 1), at random angles (3.1.1).
+
+    Not by scikit-learn's ``make_circles``, which the thesis took: it places the points at even distances, so that
+    without noise a test set of the same size is the training set.
+
+    Args:
+        noise: standard deviation of Gaussian noise on each coordinate, in both parts.
+
+    Raises:
+        UsageError: no points in a part, or noise below 0.
+    """
+    if min(train, test) < 1:
+        raise UsageError(f"two circles of {min(train, test)} points: give at least 1")
+    if not 0 <= noise < math.inf:
+        raise UsageError(f"noise on the circles is {noise}: it must be 0 or more")
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(2, size=train + test)
+    angle = rng.uniform(0, 2 * np.pi, train + test)
+    points = np.where(labels, INNER, 1.0)[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    points = (points + noise * rng.standard_normal(points.shape)).astype(np.float32)
+    return Images("circles", points[:train], labels[:train], points[train:], labels[train:], 2)
+
+
+def _digits(seed: int) -> Images:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    x = (found.images[:, None] / 16).astype(np.float32)
+    y = found.target.astype(np.int64)
+    order = np.random.default_rng(seed).permutation(len(x))
+    test, train = order[:DIGITS_TEST], order[DIGITS_TEST:]
+    return Images("digits", x[train], y[train], x[test], y[test], CLASSES)
+
+
+def _mnist() -> Images:
+    return Images("mnist", *_mnist_part("train"), *_mnist_part("t10k"), CLASSES)
+
+
+def _mnist_part(prefix: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    image_file, label_file = (_mnist_file(f"{prefix}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
+    images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
+    if not len(images) == len(labels) > 0:
+        raise _damaged(label_file, f"it has {len(labels)} labels for {len(images)} images")
+    if labels.max() >= CLASSES:
+        raise _damaged(label_file, f"label {labels.max()} is outside 0..{CLASSES - 1}")
+    return np.divide(images[:, None], 255, dtype=np.float32), labels.astype(np.int64)
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """An idx file of unsigned bytes in so many dimensions; gzipped if its name ends in ``.gz``.
+
+    Raises:
+        UsageError: it cannot be read, is no idx file of that kind, or is longer or shorter than its header says.
+    """
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged(path, f"it cannot be read: {error}") from None
+    start = 4 + 4 * dimensions
+    magic = 0x800 + dimensions
+    if len(content) < start or int.from_bytes(content[:4], "big") != magic:
+        raise _damaged(path, f"it does not begin with {magic:#010x}")
+    shape = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, 4))
+    if len(content) - start != math.prod(shape):
+        raise _damaged(path, f"its header announces {math.prod(shape):,} bytes, {len(content) - start:,} follow")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def _mnist_file(name: str) -> Path:
+    folders = [folder / "mnist" for folder in data_folders()]
+    for path in (folder / (name + suffix) for folder in folders for suffix in (".gz", "")):
+        if path.is_file():
+            return path
+    places = ", ".join(map(str, folders))
+    raise UsageError(f"MNIST's {name}.gz is in none of {places}: put the four original files there")
+
+
+def _damaged(path: Path, problem: str) -> UsageError:
+    return UsageError(f"{path} is damaged ({problem}): replace it by the original MNIST file")

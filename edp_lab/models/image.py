@@ -1,0 +1,344 @@
+"""The thesis' networks: a CNN of two convolutions, AlexNet, VGG-16, and a perceptron of 25 units.
+
+Papernot et al. 2021 (arXiv 2007.14191) for the CNN's sizes; Krizhevsky et al. 2012; Simonyan and Zisserman 2014 (arXiv
+1409.1556). None normalises over a batch, as later versions do: an example's gradient would depend on the others, and
+the running statistics would be one more release. None drops units either: with noise in the gradient none overfits.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from edp_lab.errors import UsageError
+from edp_lab.models.bookkeeping import MicroBatches, Target, add_weighted, row_norms
+from edp_lab.models.checkpoint import seeded
+from edp_lab.models.ops import PLAIN, MicroBatchOps, PlainOps
+
+KINDS = ("cnn", "alexnet", "vgg", "mlp")
+ACTIVATIONS = ("relu", "tanh")
+SCORED = 2**20  # pixels that go through the network together where nothing is learnt
+PATCHES = 2**20  # numbers in the patches that are laid out at a time
+SMALL = 64  # pixels of a side below which AlexNet and VGG are the small variants
+TINY = 16  # pixels of a side below which the CNN has kernels of 3 x 3
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A convolution of `filters` kernels, a maximum over windows of `pool` x `pool` (0: none), then the activation."""
+
+    filters: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    pool: int = 0
+    pool_stride: int = 2
+
+    def after(self, size: Sequence[int]) -> tuple[int, int, int]:
+        """(C, H, W) of what comes out for a `size` (C, H, W) of what goes in."""
+        height, width = ((n + 2 * self.padding - self.kernel) // self.stride + 1 for n in size[1:])
+        if self.pool:
+            height, width = ((n - self.pool) // self.pool_stride + 1 for n in (height, width))
+        return self.filters, height, width
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Examples (B, ...) and their labels (B)."""
+
+    images: Tensor
+    labels: Tensor
+
+    def to(self, device: torch.device) -> ImageBatch:
+        return ImageBatch(self.images.to(device), self.labels.to(device))
+
+
+class ImageData:
+    """Examples (n, ...) and labels (n) in memory, of which batches are taken by number."""
+
+    def __init__(self, images: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
+        self.images = torch.from_numpy(np.ascontiguousarray(images, dtype=np.float32))
+        self.labels = torch.from_numpy(np.ascontiguousarray(labels, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, numbers: Sequence[int] | NDArray[np.int64]) -> ImageBatch:
+        chosen = torch.as_tensor(numbers, dtype=torch.long)
+        return ImageBatch(self.images[chosen], self.labels[chosen])
+
+
+class ImageClassifier(nn.Module):
+    """Stages of convolutions, then dense layers, one activation throughout; at the end a logit for each class.
+
+    Args:
+        shape: of one example, (C, H, W), or (D) without stages.
+        stages: before the dense layers.
+        units: of the hidden dense layers.
+    """
+
+    keeps_books = True
+
+    def __init__(
+        self, shape: Sequence[int], classes: int, stages: Sequence[Stage], units: Sequence[int], activation: str
+    ) -> None:
+        super().__init__()
+        self.shape, self.classes, self.stages, self.activation = tuple(shape), classes, tuple(stages), activation
+        sizes = [self.shape]
+        for stage in stages:
+            sizes.append(stage.after(sizes[-1]))
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(size[0], stage.filters, stage.kernel, stage.stride, stage.padding)
+            for size, stage in zip(sizes, stages, strict=False)
+        )
+        widths = [math.prod(sizes[-1]), *units, classes]
+        self.dense = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        gain = nn.init.calculate_gain("relu" if activation == "relu" else "tanh")
+        for layer in [*self.convolutions, *self.dense]:
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="linear")
+            layer.weight.data.mul_(gain if layer is not self.dense[-1] else 1.0)
+            nn.init.zeros_(layer.bias)
+
+    def logits(self, x: Tensor, ops: PlainOps = PLAIN) -> Tensor:
+        """(B, *shape) -> (B, classes)."""
+        act = F.relu if self.activation == "relu" else torch.tanh
+        if self.stages:
+            x = (2 * x - 1).contiguous(memory_format=torch.channels_last)  # three times as fast a pooling
+        for stage, layer in zip(self.stages, self.convolutions, strict=True):
+            x = convolve(x, layer, ops)
+            if stage.pool:
+                x = F.max_pool2d(x, stage.pool, stage.pool_stride)
+            x = act(x)  # after the maximum, where there is less of it; the order makes no difference
+        x = x.flatten(1)
+        *hidden, last = self.dense
+        for layer in hidden:
+            x = act(_linear(x, layer, ops))
+        return _linear(x, last, ops)
+
+    def losses(self, batch: ImageBatch, ops: PlainOps = PLAIN, dropout_key: int | None = None) -> Tensor:
+        """Cross entropy of each example: (B). There is no dropout, and the key plays no part."""
+        return F.cross_entropy(self.logits(batch.images, ops), batch.labels, reduction="none")
+
+    @torch.no_grad()
+    def log_probabilities(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(n, *shape) -> (n, classes)."""
+        parameter = next(self.parameters())
+        x = torch.from_numpy(np.ascontiguousarray(images)).to(parameter.device, parameter.dtype)
+        parts = x.split(max(1, SCORED // math.prod(self.shape)))
+        return torch.cat([self.logits(part).log_softmax(1) for part in parts]).cpu().numpy()  # type: ignore[no-any-return]
+
+    def probabilities(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(n, *shape) -> (n, classes)."""
+        return np.exp(self.log_probabilities(images))
+
+    def predict(self, images: NDArray[np.float32]) -> NDArray[np.int64]:
+        """The most probable class of each example: (n, *shape) -> (n)."""
+        return self.log_probabilities(images).argmax(1)
+
+
+def build_classifier(
+    kind: str, shape: Sequence[int], classes: int, seed: int = 0, activation: str = "relu"
+) -> ImageClassifier:
+    """One of the thesis' networks, with weights drawn from `seed`.
+
+    Where the thesis contradicts itself (T27), this is what is built:
+
+    * "cnn", two convolutions and two dense layers (3.5, not the three convolutions of 3.5.1). The thesis gives no
+      sizes; they are those of Papernot et al. 2021: 16 filters of 8 x 8 and 32 of 4 x 4, both with stride 2 and a
+      maximum over 2 x 2 with stride 1, 32 dense units; 26,010 parameters for 1 x 28 x 28. Below 16 pixels: 3 x 3
+      filters of stride 1 with a maximum of stride 2.
+    * "alexnet", five convolutions and three dense layers, counting the last (2.5.3; 3.5 has two), filters as in
+      Krizhevsky et al. on one GPU, without their response normalisation and dropout.
+    * "vgg", the 13 convolutions, five maxima and three dense layers of VGG-16 (2.5.2 and 3.5; 19 layers in chapter 5).
+    * "mlp", 25 hidden units (3.1.1), with one output per class where the thesis has a sigmoid for two.
+
+    Below 64 pixels a side, "alexnet" and "vgg" are small variants that train on two cores: the same number and order of
+    layers, filters of 3 x 3 with stride 1, a quarter (AlexNet) or an eighth (VGG, at most 32) of the filters, 64 dense
+    units for 4,096, and no maximum where fewer than 4 pixels a side are left.
+
+    Raises:
+        UsageError: an unknown kind or activation, or a shape that the network cannot take.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"unknown network {kind!r}: choose {' or '.join(KINDS)}")
+    if activation not in ACTIVATIONS:
+        raise UsageError(f"unknown activation {activation!r}: choose {' or '.join(ACTIVATIONS)}")
+    if classes < 2 or min(shape, default=0) < 1 or (kind != "mlp" and (len(shape) != 3 or min(shape[1:]) < 8)):
+        raise UsageError(
+            f"network {kind!r} cannot take examples of shape {tuple(shape)} in {classes} classes: give two classes or "
+            "more, and images (channels, height, width) of at least 8 x 8"
+        )
+    stages, units = _architecture(kind, min(shape[1:], default=0))
+    with seeded(seed):
+        return ImageClassifier(shape, classes, _fitting(stages, shape), units, activation)
+
+
+def _architecture(kind: str, side: int) -> tuple[tuple[Stage, ...], tuple[int, ...]]:
+    """Stages and dense units for images of that many pixels a side."""
+    if kind == "mlp":
+        return (), (25,)
+    if kind == "cnn" and side < TINY:
+        return (Stage(16, 3, padding=1, pool=2), Stage(32, 3, padding=1, pool=2)), (32,)
+    if kind == "cnn":
+        return (Stage(16, 8, 2, 3, pool=2, pool_stride=1), Stage(32, 4, 2, pool=2, pool_stride=1)), (32,)
+    if kind == "alexnet" and side < SMALL:
+        pools = (2, 2, 0, 0, 2)
+        filters = (24, 64, 96, 96, 64)
+        return tuple(Stage(n, 3, padding=1, pool=pool) for n, pool in zip(filters, pools, strict=True)), (64, 64)
+    if kind == "alexnet":
+        first, second = Stage(96, 11, 4, 2, pool=3), Stage(256, 5, padding=2, pool=3)
+        return (first, second, *(Stage(n, 3, padding=1) for n in (384, 384)), Stage(256, 3, padding=1, pool=3)), (
+            4096,
+            4096,
+        )
+    blocks = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+    share, units, most = (8, 64, 32) if side < SMALL else (1, 4096, 512)
+    return tuple(
+        Stage(min(n // share, most), 3, padding=1, pool=2 if k == count - 1 else 0)
+        for n, count in blocks
+        for k in range(count)
+    ), (units, units)
+
+
+def _fitting(stages: Sequence[Stage], shape: Sequence[int]) -> list[Stage]:
+    """The stages, without a maximum where it would leave a single pixel, whose neighbours are all padding."""
+    fitting: list[Stage] = []
+    size = tuple(shape)
+    for stage in stages:
+        unpooled = Stage(stage.filters, stage.kernel, stage.stride, stage.padding)
+        fits = stage.pool and min(unpooled.after(size)[1:]) >= 2 * stage.pool
+        fitting.append(stage if fits else unpooled)
+        size = fitting[-1].after(size)
+    return fitting
+
+
+def _linear(x: Tensor, layer: nn.Module, ops: PlainOps) -> Tensor:
+    assert isinstance(layer, nn.Linear)
+    return ops.linear(x, layer.weight, layer.bias)
+
+
+def convolve(x: Tensor, layer: nn.Module, ops: PlainOps) -> Tensor:
+    """x (B, C, H, W) -> (B, O, H', W'), by plain autograd, or with the factors of the weight's gradient kept."""
+    assert isinstance(layer, nn.Conv2d)
+    if not isinstance(ops, MicroBatchOps):
+        return layer(x)  # type: ignore[no-any-return]
+    return _Convolution.apply(x, layer.weight, layer.bias, layer.stride, layer.padding, ops)  # type: ignore[no-any-return]
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: Any, padding: Any, ops: Any) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.rest = bias, stride, padding, ops
+        return F.conv2d(x, weight, bias, stride, padding)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> Any:
+        (x, weight), (bias, stride, padding, ops) = ctx.saved_tensors, ctx.rest
+        ops.keep(ConvolutionUse(weight, bias, x.detach(), d, stride, padding))
+        dx = _convolution_backward(d, x, weight, stride, padding, 0) if ctx.needs_input_grad[0] else None
+        return dx, None, None, None, None, None
+
+
+def _convolution_backward(
+    d: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], which: int
+) -> Tensor:
+    """The gradient of the input (which 0) or of the weight (1)."""
+    mask = [which == k for k in range(3)]
+    found = torch.ops.aten.convolution_backward(
+        d, x, weight, None, list(stride), list(padding), [1, 1], False, [0, 0], 1, mask
+    )
+    return found[which]  # type: ignore[no-any-return]
+
+
+@dataclass
+class ConvolutionUse:
+    """y = convolution of x (B, C, H, W) with weight (O, C, k, l), d (B, O, H', W').
+
+    The gradient of a micro-batch is the product of d and the patches of x over all its positions, formed in one batched
+    product where all micro-batches have as many examples, as in per-example DP-SGD.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    x: Tensor
+    d: Tensor
+    stride: Sequence[int]
+    padding: Sequence[int]
+    formed: Tensor | None = None  # (M, O * k * l * C): patches run along the memory of a channels-last x
+    sums: Tensor | None = None
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return self.weight, self.bias
+
+    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        count = len(cut.sizes)
+        self.formed = cut.memory.take(self.d, count, self.weight.numel())
+        squares = torch.zeros(count, dtype=torch.float64, device=self.d.device)
+        for own, examples in self._parts(cut):
+            shape = own.stop - own.start, self.weight.numel()
+            out = self.d.new_empty(shape) if self.formed is None else self.formed[own]
+            self._form(cut.sizes[own], examples, out.view(len(out), len(self.weight), -1))
+            squares[own] = row_norms(out).square()
+        self.sums = cut.sums(None, self.d.sum((2, 3)))
+        return squares, row_norms(self.sums).square()
+
+    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        weight, bias = target(self.weight), target(self.bias)
+        if factors is not None and self.formed is not None:
+            if weight is not None:
+                total = factors.to(self.d.dtype) @ self.formed
+                weight += total.view(len(weight), *weight.shape[2:], -1).permute(0, 3, 1, 2)
+            add_weighted(bias, self.sums, factors)
+            return
+        d = self.d
+        if factors is not None:
+            d = d * cut.spread(factors, None).to(d.dtype)[:, None, None, None]
+        if weight is not None:
+            weight += _convolution_backward(d, self.x, self.weight.detach(), self.stride, self.padding, 1)
+        if bias is not None:
+            bias += d.sum((0, 2, 3))
+
+    def _parts(self, cut: MicroBatches) -> Iterator[tuple[slice, slice]]:
+        """Micro-batches, and their examples, that are worth forming together."""
+        ends = [0, *cut.sizes.cumsum(0).tolist()]
+        positions, width = math.prod(self.d.shape[2:]), self.weight[0].numel()
+        most = max(1, PATCHES // (positions * width))
+        start, count = 0, len(cut.sizes)
+        while start < count:
+            stop = max(start + 1, bisect_right(ends, ends[start] + most) - 1)
+            yield slice(start, stop), slice(ends[start], ends[stop])
+            start = stop
+
+    def _form(self, sizes: Tensor, examples: slice, out: Tensor) -> None:
+        """Gradients (m, O, k * l * C) of micro-batches of so many consecutive examples."""
+        d = self.d[examples].permute(0, 2, 3, 1).flatten(1, 2)  # (B, T, O)
+        patches = self._patches(self.x[examples])  # (B, T, D)
+        shared = int(sizes[0])
+        if shared and bool((sizes == shared).all()):
+            d, patches = (factor.reshape(len(sizes), -1, factor.shape[2]) for factor in (d, patches))
+            torch.bmm(d.mT, patches, out=out)
+            return
+        pairs = zip(d.split(sizes.tolist()), patches.split(sizes.tolist()), strict=True)
+        for gradient, (own, inputs) in zip(out, pairs, strict=True):
+            torch.mm(own.flatten(0, 1).T, inputs.flatten(0, 1), out=gradient)
+
+    def _patches(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, T, k * l * C)."""
+        (height, width), (down, right) = self.padding, self.stride
+        windows = F.pad(x, (width, width, height, height)).unfold(2, self.weight.shape[2], down)
+        windows = windows.unfold(3, self.weight.shape[3], right)  # (B, C, H', W', k, l)
+        return windows.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)

@@ -1,0 +1,243 @@
+"""Phase I: Gaussian noise on every pixel, what it does to the data (the thesis' statistics) and what it guarantees.
+
+Source: Barzegar 2021, sections 2.6, 3.1 and 3.4.1. The thesis noises training and test images, before any resize; this
+is local DP (whoever collects the data sees noised images only), not "global" as it says. Labels get no noise at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy.accountant import check_delta
+from edp_lab.privacy.basic import analytic_gaussian_sigma, gaussian_epsilon
+
+CLAIMED_EPSILON, CLAIMED_SIGMA, CLAIMED_DELTA = 2.5, 0.6, 1e-5  # section 3.5, step 1
+RESIZED = (3, 256, 256)  # what the thesis' AlexNet and VGG take
+BLOCK = 2000  # images noised at a time: float64 noise on all of MNIST would take a gigabyte
+NORMALITY_SAMPLE = 200_000  # pixels
+
+Floats = NDArray[np.floating[Any]]
+
+
+def perturb(images: Floats, sigma: float, rng: np.random.Generator) -> NDArray[np.float32]:
+    """The images with independent N(0, sigma^2) noise on every pixel, not clipped; any shape (n, ...).
+
+    Guarantee: see `image_guarantee`, one image at a time; sigma 0 adds nothing and promises nothing. Noise and sum are
+    float64 and rounded to float32 at the end, with the caveats of `edp_lab.privacy.basic`.
+
+    Raises:
+        UsageError: sigma negative or not finite, or pixels outside [0, 1], where the sensitivity would be larger.
+    """
+    check_sigma(sigma)
+    if images.size and not (images.min() >= 0 and images.max() <= 1):
+        raise UsageError("pixels must lie between 0 and 1, on which the sensitivity of an image depends: rescale them")
+    noised = images.astype(np.float32)
+    if sigma:
+        for block in np.split(noised, range(BLOCK, len(noised), BLOCK)):
+            block += rng.normal(0.0, sigma, block.shape)
+    return noised
+
+
+def check_sigma(sigma: float) -> None:
+    """Raises UsageError unless sigma is a finite number from 0 on."""
+    if not 0 <= sigma < math.inf:
+        raise UsageError(f"sigma is {sigma}: the noise on a pixel needs a standard deviation of 0 or more")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of all pixels of a data set together.
+
+    Attributes:
+        mean, variance, standard_deviation: equations 2.26, 2.27 and 2.28.
+        signal_noise_ratio: mean over standard deviation, equation 2.33.
+        normal_distance: the largest gap between the distribution of the pixels and the normal one of the same mean and
+            variance (equation 2.31); 0 is normal, and so is, up to 0.005, a sample.
+    """
+
+    mean: float
+    variance: float
+    standard_deviation: float
+    signal_noise_ratio: float
+    normal_distance: float
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """A data set before and after noise.
+
+    Attributes:
+        covariance, correlation: between a pixel before and after, over all pixels; equations 2.29 and 2.30.
+        image_correlation: the mean over images of equation 3.4, the correlation within an image (the thesis' "0.8125");
+            None where no image has any contrast.
+        signal_noise_ratio: variance of the pixels over variance of the noise drawn, equation 2.32; inf without.
+    """
+
+    before: Statistics
+    after: Statistics
+    covariance: float
+    correlation: float
+    image_correlation: float | None
+    signal_noise_ratio: float
+
+
+def compare(before: Floats, after: Floats) -> Perturbation:
+    """The thesis' statistics of a data set and its noised copy, (n, ...) both.
+
+    None of them measures privacy: they say how much of the data is left.
+
+    Raises:
+        UsageError: data sets that are empty or of different shapes.
+    """
+    if before.shape != after.shape or not before.size:
+        raise UsageError(f"cannot compare images of shape {before.shape} with noised ones of shape {after.shape}")
+    one, two = statistics(before), statistics(after)
+    noise = after - before
+    covariance = float(np.mean((before - one.mean) * (after - two.mean), dtype=np.float64))
+    spread = one.standard_deviation * two.standard_deviation
+    noise_variance = float(np.var(noise, dtype=np.float64))
+    return Perturbation(
+        one,
+        two,
+        covariance,
+        covariance / spread if spread else 0.0,
+        _image_correlation(before, after),
+        one.variance / noise_variance if noise_variance else math.inf,
+    )
+
+
+def statistics(images: Floats) -> Statistics:
+    """Equations 2.26 to 2.28, 2.31 and 2.33 over all pixels: (n, ...) -> numbers."""
+    mean, variance = float(images.mean(dtype=np.float64)), float(images.var(dtype=np.float64))
+    deviation = math.sqrt(variance)
+    return Statistics(
+        mean,
+        variance,
+        deviation,
+        mean / deviation if deviation else math.inf,
+        _normal_distance(images, mean, deviation),
+    )
+
+
+@dataclass(frozen=True)
+class ImageGuarantee:
+    """What noise of `sigma` per pixel promises about one image replaced by any other, at `delta`.
+
+    Attributes:
+        sensitivity: L2 distance of the two most different images, sqrt(pixels) for pixels in [0, 1].
+        epsilon: exact; inf without noise.
+        label_epsilon: inf, since labels are passed on as they are.
+        printed_epsilon: by the thesis' equation 3.1 with the sensitivity of 1 that most examples take.
+    """
+
+    sigma: float
+    delta: float
+    sensitivity: float
+    epsilon: float
+    label_epsilon: float
+    printed_epsilon: float
+
+
+def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGuarantee:
+    """The true epsilon of Phase I for images of one `shape`, such as (1, 28, 28).
+
+    Reference: (1, 28, 28), sigma 0.6, delta 1e-5 -> sensitivity 28, epsilon 1287; the thesis says 2.5.
+
+    Raises:
+        UsageError: an impossible shape, sigma negative or not finite, delta outside (0, 1).
+    """
+    check_sigma(sigma)
+    check_delta(delta)
+    sensitivity = image_sensitivity(shape)
+    if not sigma:
+        return ImageGuarantee(sigma, delta, sensitivity, math.inf, math.inf, math.inf)
+    epsilon = gaussian_epsilon(sensitivity, sigma, delta)
+    return ImageGuarantee(sigma, delta, sensitivity, epsilon, math.inf, printed_epsilon(1.0, sigma, delta))
+
+
+def image_sensitivity(shape: Sequence[int]) -> float:
+    """sqrt(pixels): the L2 distance of an all-black and an all-white image, each pixel in [0, 1].
+
+    Raises:
+        UsageError: no pixels.
+    """
+    if not shape or min(shape) < 1:
+        raise UsageError(f"images of shape {tuple(shape)} have no pixels")
+    return math.sqrt(math.prod(shape))
+
+
+def printed_epsilon(sensitivity: float, sigma: float, delta: float) -> float:
+    """Equation 3.1: sqrt(2 ln(1.25 / delta)) sensitivity / sigma; a theorem below 1 only."""
+    return math.sqrt(2 * math.log(1.25 / delta)) * sensitivity / sigma
+
+
+@dataclass(frozen=True)
+class ClaimedSensitivity:
+    """The L2 sensitivity with which noise of `sigma` has the claimed epsilon: by equation 3.1, and exactly."""
+
+    printed: float
+    exact: float
+
+
+def sensitivity_for(
+    epsilon: float = CLAIMED_EPSILON, sigma: float = CLAIMED_SIGMA, delta: float = CLAIMED_DELTA
+) -> ClaimedSensitivity:
+    """What the thesis' (2.5, 1e-5) at sigma 0.6 would need: 0.31 by its own formula, 0.37 exactly; an image has 28.
+
+    Raises:
+        UsageError: as `analytic_gaussian_sigma`.
+    """
+    exact = sigma / analytic_gaussian_sigma(1.0, epsilon, delta)
+    return ClaimedSensitivity(epsilon / printed_epsilon(1.0, sigma, delta), exact)
+
+
+@dataclass(frozen=True)
+class ResizeOrder:
+    """The guarantee of the same noise before a resize, and after it."""
+
+    noise_first: ImageGuarantee
+    resize_first: ImageGuarantee
+
+
+def resize_order(shape: Sequence[int], sigma: float, delta: float, resized: Sequence[int] = RESIZED) -> ResizeOrder:
+    """Why noise comes first: the resize is then post-processing. After it, 1 x 28 x 28 has grown to 3 x 256 x 256.
+
+    The sensitivity goes from 28 to 443, which is attained: black stays black and white stays white. It is the same
+    photograph with copied pixels, so the noise averages out.
+
+    Raises:
+        UsageError: as `image_guarantee`.
+    """
+    return ResizeOrder(image_guarantee(shape, sigma, delta), image_guarantee(resized, sigma, delta))
+
+
+def _image_correlation(before: Floats, after: Floats) -> float | None:
+    """Equation 3.4, averaged over the images in which something can be seen."""
+    total, count = 0.0, 0
+    for start in range(0, len(before), BLOCK):
+        a, b = (part[start : start + BLOCK].reshape(len(part[start : start + BLOCK]), -1) for part in (before, after))
+        a, b = (part - part.mean(axis=1, keepdims=True, dtype=np.float64) for part in (a, b))
+        size = np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
+        seen = size > 0
+        total += float(((a * b).sum(axis=1)[seen] / size[seen]).sum())
+        count += int(seen.sum())
+    return total / count if count else None
+
+
+def _normal_distance(images: Floats, mean: float, deviation: float) -> float:
+    """Kolmogorov's distance to N(mean, deviation^2), over pixels at even distances."""
+    if not deviation:
+        return 0.5
+    pixels = images.reshape(-1)[:: max(1, images.size // NORMALITY_SAMPLE)]
+    found = np.sort(pixels.astype(np.float64))
+    wanted = ndtr((found - mean) / deviation)
+    steps = np.arange(len(found) + 1) / len(found)
+    return float(max((steps[1:] - wanted).max(), (wanted - steps[:-1]).max()))

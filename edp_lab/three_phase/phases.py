@@ -1,0 +1,316 @@
+"""The thesis' three phases as one pipeline, and what they really guarantee.
+
+Phase I noises the pixels of training and test images (`perturbation`). Phase II trains N instructors on disjoint
+parts of the training set, which vote on the labels of public images (`votes`). Phase III trains an understudy on these
+labels, the only thing that is released. Public are nine tenths of the test set; all is scored on the last tenth.
+
+What holds for the understudy is what its labels cost (`pate`), whatever else was done: phase I leaves labels bare,
+phase II guarantees nothing without noise, and guarantees do not multiply.
+
+Source: Barzegar 2021, chapters 3 and 4; phases II and III are PATE (Papernot et al. 2017).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edp_lab.corpora.images import Images
+from edp_lab.errors import UsageError
+from edp_lab.models.image import ImageClassifier
+from edp_lab.privacy.noise import Purpose, key_from_seed, stream
+from edp_lab.three_phase.classifier import Trained
+from edp_lab.three_phase.instructors import Job, Listener, train_all, usable_workers
+from edp_lab.three_phase.pate import VoteAccount, account_votes
+from edp_lab.three_phase.perturbation import ImageGuarantee, Perturbation, compare, image_guarantee, perturb
+from edp_lab.three_phase.record import (
+    Comparison,
+    Labels,
+    Part,
+    ThreePhaseRecord,
+    ThreePhaseSettings,
+    score_labels,
+)
+from edp_lab.three_phase.votes import NO_LABEL, PRIVATE, Aggregator, Vote, label_probabilities, vote_counts
+from edp_lab.training.record import versions
+
+PUBLIC_SHARE = 0.9  # of the test set
+PLAIN, ONE, HARD, UNDERSTUDY = "plain model", "one instructor", "hard vote", "understudy"
+# Tables 4.4 (no privacy), 4.5 (phase I alone) and 4.7 (all three).
+THESIS_ACCURACY = {
+    "cnn": {PLAIN: 0.98, ONE: 0.97, UNDERSTUDY: 0.95},
+    "alexnet": {PLAIN: 0.99, ONE: 0.98, UNDERSTUDY: 0.96},
+    "vgg": {PLAIN: 0.99, ONE: 0.98, UNDERSTUDY: 0.97},
+}
+
+
+def run_three_phase(settings: ThreePhaseSettings, images: Images, listener: Listener | None = None) -> ThreePhaseRecord:
+    """Run the phases on `images`, with a plain model beside them, and account for what the understudy learnt.
+
+    Formal guarantee: `privacy` of the record, for the understudy and all that is computed from it and public images.
+    Neighbours: one training example replaced. Which instructor gets it depends on its place alone. In real numbers,
+    and from a generator that is not cryptographic: see `edp_lab.privacy.basic`.
+
+    Args:
+        listener: told of every epoch; of those in other processes, only of the first one's.
+
+    Raises:
+        UsageError: more instructors than the rarest class has training examples, more labels than public images, data
+            that are no images, or a vote that answered no query.
+    """
+    run = _Run(settings, images, listener)
+    run.train_one(PLAIN, "trained without noise")
+    if 1 in settings.phases:
+        run.phase_one()
+    if 2 in settings.phases:
+        run.phase_two()
+    if {2, 3} & set(settings.phases):
+        run.label()
+    if 3 in settings.phases:
+        run.phase_three()
+    return run.record()
+
+
+class _Run:
+    """What the phases hand on to one another. `images` are noised from phase I on."""
+
+    def __init__(self, settings: ThreePhaseSettings, images: Images, listener: Listener | None) -> None:
+        self.public = int(PUBLIC_SHARE * len(images.test))
+        _check(settings, images, self.public)
+        self.settings, self.original, self.images, self.listener = settings, images, images, listener
+        self.key = secrets.randbits(128) if settings.private_seed else key_from_seed(f"three phases {settings.seed}")
+        self.pixels: dict[str, Perturbation] = {}
+        self.guarantee: ImageGuarantee | None = None
+        self.parts: list[Part] = []
+        self.models: dict[str, ImageClassifier] = {}
+        self.voters: list[ImageClassifier] = []
+        self.seconds: dict[str, float] = {}
+        self.labels: Labels | None = None
+        self.account: VoteAccount | None = None
+        self.answers = np.zeros(0, dtype=np.int64)
+
+    def train_one(self, name: str, why: str) -> None:
+        """A network on the whole training set: the plain model, or the only instructor."""
+        job = self._job(name, self.images.train, self.images.train_labels, self.settings.method)
+        start = time.perf_counter()
+        trained = job.train(self.listener)
+        self.seconds[ONE] = time.perf_counter() - start
+        self._keep(job, trained, *_cost(trained, why))
+        self.voters = [trained.model]
+
+    def phase_one(self) -> None:
+        """Noise on all images; one instructor on all of them shows what it costs."""
+        before = self.original
+        train, test = (
+            perturb(part, self.settings.sigma, stream(self.key, Purpose.NOISE, place))
+            for place, part in enumerate((before.train, before.test))
+        )
+        self.images = replace(before, train=train, test=test)
+        self.pixels = {"train": compare(before.train, train), "test": compare(before.test, test)}
+        self.guarantee = image_guarantee(train.shape[1:], self.settings.sigma, self.settings.delta)
+        self.train_one(ONE, "labels are not protected")
+
+    def phase_two(self) -> None:
+        """Instructors on disjoint parts, and their votes without noise."""
+        order = stream(self.key, Purpose.SHUFFLE).permutation(len(self.images.train))
+        jobs = []
+        for i, place in enumerate(np.array_split(order, self.settings.instructors)):
+            x, y = self.images.train[place], self.images.train_labels[place]
+            jobs.append(self._job(f"instructor {i + 1}", x, y, self.settings.method))
+        workers = min(self.settings.workers or usable_workers(len(order)), len(jobs))
+        start = time.perf_counter()
+        trained = train_all(jobs, workers, self.listener)
+        self.seconds |= {"instructors": time.perf_counter() - start, "processes": workers}
+        why = "labels are not protected" if self.guarantee else "trained without noise"
+        for job, done in zip(jobs, trained, strict=True):
+            self._keep(job, done, *_cost(done, why))
+        self.voters = [done.model for done in trained]
+        self._votes_without_noise([done.guarantee.epsilon for done in trained])
+
+    def _votes_without_noise(self, epsilons: list[float | None]) -> None:
+        """As private as the worst of the instructors, by parallel composition."""
+        known = [epsilon for epsilon in epsilons if epsilon is not None]
+        worst, why = (max(known), "the worst of its instructors") if known else (None, "no noise on the votes")
+        probabilities = self._probabilities(slice(self.public, None))
+        for vote in (Vote.HARD, Vote.SOFT):
+            predicted = Aggregator(vote).labels(probabilities, np.random.default_rng(0))
+            examples = len(self.images.train)
+            self._add(f"{vote} vote", examples, predicted, [], self.seconds["instructors"], worst, why)
+
+    def label(self) -> None:
+        """Put the public images to the vote, and account for it."""
+        queries = self.settings.labels or self.public
+        probabilities, aggregator = self._probabilities(slice(queries)), self.settings.aggregator()
+        counts = vote_counts(probabilities.argmax(axis=2), self.images.classes)
+        self.account = account_votes(aggregator, counts, self.settings.delta)
+        self.answers = aggregator.labels(probabilities, stream(self.key, Purpose.NOISE, 2))
+        truth, answered = self.images.test_labels[:queries], int((self.answers != NO_LABEL).sum())
+        agreed = np.array([len(self.voters)] + [0] * (self.images.classes - 1))
+        self.labels = Labels(
+            queries,
+            answered,
+            float((self.answers == truth).sum() / max(answered, 1)),
+            float((counts.argmax(axis=1) == truth).mean()),
+            float((counts.max(axis=1) == len(self.voters)).mean()),
+            float(label_probabilities(agreed, aggregator)[0]) if aggregator.vote in PRIVATE else 1.0,
+        )
+
+    def phase_three(self) -> None:
+        """The understudy, on the public images that got a label."""
+        assert self.account is not None
+        chosen = np.flatnonzero(self.answers != NO_LABEL)
+        if not len(chosen):
+            raise UsageError(f"the vote answered none of its {len(self.answers)} queries: raise its epsilon")
+        job = self._job(UNDERSTUDY, self.images.test[chosen], self.answers[chosen], self.settings.understudy_method)
+        epsilon, why = self.account.epsilon, "no noise on the votes"
+        if math.isfinite(epsilon):
+            # T15: private training would protect images that are public and labels that are noised already.
+            why = "its labels; its private training adds nothing" if job.settings.private else "its labels"
+        self._keep(job, job.train(self.listener), epsilon if math.isfinite(epsilon) else None, why)
+
+    def record(self) -> ThreePhaseRecord:
+        images, held = self.original, self.account is not None and math.isfinite(self.account.epsilon)
+        data = {
+            "name": images.name,
+            "shape": list(images.train.shape[1:]),
+            "classes": images.classes,
+            "train": len(images.train),
+            "public": self.public,
+            "test": len(images.test) - self.public,
+            "sha256": _sha256(images),
+        }
+        found = ThreePhaseRecord(
+            self.settings,
+            data,
+            self.pixels,
+            self.guarantee,
+            self.parts,
+            self.labels,
+            self.account,
+            self.seconds,
+            "none" if not held else "holds" if self.settings.private_seed else "void: seed published",
+            [],
+            versions(),
+            models=self.models,
+        )
+        return replace(found, comparisons=compare_with_thesis(found)).with_digest()
+
+    def _job(self, name: str, x: NDArray[np.float32], y: NDArray[np.int64], method: str) -> Job:
+        settings = self.settings.training(method, len(x), self.images.classes, name)
+        return Job(name, settings, x, y, self.images.test[self.public :], self.images.test_labels[self.public :])
+
+    def _probabilities(self, queries: slice) -> NDArray[np.float32]:
+        """Of every voter: (N, Q, K)."""
+        return np.array([voter.probabilities(self.images.test[queries]) for voter in self.voters])
+
+    def _keep(self, job: Job, trained: Trained, epsilon: float | None, why: str) -> None:
+        self.models[job.name] = trained.model
+        seconds = sum(row["seconds"] for row in trained.rows)
+        self._add(job.name, len(job.x), trained.model.predict(job.test_x), trained.rows, seconds, epsilon, why)
+
+    def _add(
+        self,
+        name: str,
+        examples: int,
+        predicted: NDArray[np.int64],
+        rows: list[dict[str, Any]],
+        seconds: float,
+        epsilon: float | None,
+        why: str,
+    ) -> None:
+        scores = score_labels(self.images.test_labels[self.public :], predicted, self.images.classes)
+        known = [self.guarantee.epsilon if self.guarantee else math.inf, math.inf if epsilon is None else epsilon]
+        image = min(known) if math.isfinite(min(known)) else None
+        self.parts.append(Part(name, examples, scores, rows, seconds, epsilon, image, why))
+
+
+def compare_with_thesis(record: ThreePhaseRecord) -> list[Comparison]:
+    """What the thesis says of such a run, beside what this one shows; phase by phase."""
+    found = []
+    if record.image_guarantee is not None:
+        found += _of_pixels(record.image_guarantee, record.pixels["train"])
+    if 2 in record.settings.phases:
+        found += _of_instructors(record)
+    if record.labels is not None and record.privacy is not None:
+        found += _of_labels(record.labels, record.privacy)
+    if 3 in record.settings.phases:
+        epsilon = _number(record.part(UNDERSTUDY).epsilon)
+        here = f"the understudy has the epsilon of its labels alone: {epsilon}"
+        found.append(Comparison("T11", "three phases protect more than one", here))
+    return found
+
+
+def _of_pixels(noise: ImageGuarantee, pixels: Perturbation) -> list[Comparison]:
+    epsilon = f"of an image: {_number(noise.epsilon)}; of its label: none"
+    here = f"sigma {noise.sigma:g}, sensitivity {noise.sensitivity:.3g}: epsilon {epsilon}"
+    kept = "no image has contrast" if pixels.image_correlation is None else f"{pixels.image_correlation:.3f}"
+    return [
+        Comparison("T1", "sigma 0.6 makes the images (2.5, 1e-5)-DP", here),
+        Comparison("T3", "images and noised images correlate by 0.8125", f"{kept}; no measure of privacy"),
+    ]
+
+
+def _of_instructors(record: ThreePhaseRecord) -> list[Comparison]:
+    count, epsilon = record.settings.instructors, record.part(HARD).epsilon
+    here = "nothing is noised: no epsilon" if epsilon is None else f"epsilon {_number(epsilon)}, that of the worst"
+    ratio = record.seconds["instructors"] / max(record.seconds[ONE], 1e-9)
+    passes = f"{len(record.part('instructor 1').rows)} epochs each, not {len(record.part(PLAIN).rows)}"
+    shared = f"{count} take {ratio:.2g} times as long, {record.seconds['processes']} at a time ({passes})"
+    return [
+        Comparison("T9", "ten instructors are ten times more private than one", f"of {count} instructors {here}"),
+        Comparison("4.2", "ten instructors take 1.2 times as long as one", shared),
+    ]
+
+
+def _of_labels(labels: Labels, privacy: VoteAccount) -> list[Comparison]:
+    total = _number(privacy.epsilon)
+    if "plain sum" in privacy.composed:
+        total += f" (plain sum {_number(privacy.composed['plain sum'])})"
+    right = f"{labels.right:.1%} of the labels are right, {labels.right_without_noise:.1%} without noise"
+    survives = f"one on which all agree survives with probability {labels.unanimous_survives:.2f}"
+    one = f"epsilon of one label: {_number(privacy.query_epsilon)}; of {labels.queries}: {total}"
+    return [
+        Comparison("T12", "the output labels are 0.2-DP", one),
+        Comparison("T13", "noise on the labels costs no accuracy", f"{right}; {survives}"),
+    ]
+
+
+def _cost(trained: Trained, otherwise: str) -> tuple[float | None, str]:
+    """Epsilon of a network by its own training, and what it rests on."""
+    epsilon = trained.guarantee.epsilon
+    return epsilon, otherwise if epsilon is None else "its private training (one example added or removed)"
+
+
+def _check(settings: ThreePhaseSettings, images: Images, public: int) -> None:
+    if images.train.ndim != 4:
+        raise UsageError(f"the data set {images.name!r} has no images: choose digits or mnist")
+    sizes = np.bincount(images.train_labels, minlength=images.classes)
+    rarest, fewest = int(sizes.argmin()), int(sizes.min())
+    if settings.voters > fewest:
+        raise UsageError(
+            f"{settings.voters} instructors cannot all see class {rarest}, which has {fewest} training "
+            f"example{'' if fewest == 1 else 's'}: take {fewest} at most"
+        )
+    if not 0 < public < len(images.test):
+        raise UsageError(f"a test set of {len(images.test)} leaves none to label or none to test on: take at least 2")
+    if (settings.labels or 0) > public:
+        raise UsageError(f"{settings.labels} labels, but there are {public} public images: ask for no more than that")
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None or math.isinf(value) else f"{value:.4g}"
+
+
+def _sha256(images: Images) -> str:
+    found = hashlib.sha256()
+    for array in (images.train, images.train_labels, images.test, images.test_labels):
+        found.update(f"{array.dtype.str}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()

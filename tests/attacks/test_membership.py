@@ -1,0 +1,239 @@
+"""Membership inference on whole runs: the target, the paper's attack, the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from edp_lab.attacks.guards import LEAST_MEMBERS
+from edp_lab.attacks.membership import attack_lira, attack_loss, attack_shadow
+from edp_lab.attacks.shadow import CLASSIFIERS, GENERATED, default_shadow, shadow_config, shadow_corpus, shadow_scores
+from edp_lab.attacks.target import load_target
+from edp_lab.cli import app
+from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.smart_home import generate, write_jsonl
+from edp_lab.errors import UsageError
+from edp_lab.privacy import gdp_epsilon
+from edp_lab.training import TrainConfig, train
+from edp_lab.training.runs import run_ledger
+
+TINY = {"size": "small", "batch_size": 32, "dropout": 0.0, "num_devices": 4}
+
+
+def corpus_file(folder: Path, utterances: int, seed: int) -> str:
+    path = folder / "own.jsonl"
+    write_jsonl(generate(utterances, seed), path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def overfitted(folder: Path) -> Path:
+    """Trained on few utterances until it knows them by heart."""
+    corpus = corpus_file(folder, 400, 5)
+    train(TrainConfig(corpus=corpus, method="sgd", epochs=25, **TINY), folder / "plain")
+    return folder / "plain"
+
+
+@pytest.fixture(scope="module")
+def private(folder: Path, overfitted: Path) -> Path:
+    corpus = str(folder / "own.jsonl")
+    train(TrainConfig(corpus=corpus, method="edp-sgd", z0=8.0, epochs=2, delta=1e-4, **TINY), folder / "private")
+    return folder / "private"
+
+
+# ---- The target
+
+
+def test_members_are_of_the_training_set_and_non_members_of_the_test_set(overfitted):
+    target = load_target(overfitted)
+    data = split(target.corpus, 0)
+    assert set(target.members) <= set(data.train)
+    assert set(target.non_members) <= set(data.test)
+    assert len(target.members) == len(target.non_members) == min(len(data.train), len(data.test))
+    assert len(load_target(overfitted, most=60).members) == 60
+
+
+def test_a_guarantee_counts_for_utterances_that_change_places(private, folder):
+    """Replace-one costs 2C where a micro-batch is one utterance: twice what zero-out does."""
+    target = load_target(private)
+    ledger = run_ledger(private)
+    ratio = ledger.mechanism.noise_multiplier(0)
+    mu = 2**0.5 / ratio  # two epochs
+    assert target.guarantee.epsilon == pytest.approx(gdp_epsilon(mu, 1e-4), rel=1e-6)
+    alone = TrainConfig(corpus=target.config.corpus, method="edp-sgd", z0=8.0, epochs=1, micro_batch_size=1, **TINY)
+    train(replace(alone, delta=1e-4), folder / "alone")
+    swapped = load_target(folder / "alone").guarantee
+    assert swapped.epsilon == pytest.approx(gdp_epsilon(2 / 8.0, 1e-4), rel=1e-6)
+
+
+def test_under_poisson_sampling_changing_places_costs_more_than_going(folder, overfitted):
+    config = TrainConfig(corpus=str(folder / "own.jsonl"), method="dp-sgd", z0=2.0, epochs=1, delta=1e-4, **TINY)
+    record = train(config, folder / "sampled")
+    assert load_target(folder / "sampled").guarantee.epsilon > 1.5 * record["final"]["epsilon"]
+
+
+def test_plain_training_promises_nothing(overfitted):
+    assert load_target(overfitted).guarantee is None
+
+
+def test_bad_targets_are_refused_in_a_sentence(overfitted, private, folder, tmp_path):
+    with pytest.raises(UsageError, match="holds no run"):
+        load_target(tmp_path)
+    shutil.copytree(overfitted, tmp_path / "swapped")
+    shutil.rmtree(tmp_path / "swapped" / "model")
+    train(TrainConfig(corpus="smart-home-health", method="sgd", epochs=1, **TINY), tmp_path / "other")
+    shutil.copytree(tmp_path / "other" / "model", tmp_path / "swapped" / "model")
+    with pytest.raises(UsageError, match="not the one of the run's record"):
+        load_target(tmp_path / "swapped")
+    with pytest.raises(UsageError, match=f"it takes {LEAST_MEMBERS}"):
+        load_target(overfitted, most=LEAST_MEMBERS - 1)
+    shutil.copytree(overfitted, tmp_path / "lost")
+    record = json.loads((tmp_path / "lost" / "record.json").read_text())
+    record["config"]["corpus"] = str(tmp_path / "gone.jsonl")
+    (tmp_path / "lost" / "record.json").write_text(json.dumps(record))
+    with pytest.raises(UsageError, match=r"gone\.jsonl"):
+        load_target(tmp_path / "lost")
+    record["config"]["corpus"] = corpus_file(tmp_path, 400, 6)
+    (tmp_path / "lost" / "record.json").write_text(json.dumps(record))
+    with pytest.raises(UsageError, match="content has changed"):
+        load_target(tmp_path / "lost")
+
+
+# ---- The paper's attack
+
+
+def test_the_attack_finds_members_of_an_overfitted_model(overfitted, tmp_path):
+    attacked = attack_shadow(overfitted, (GENERATED,), cache=tmp_path)
+    low, _ = attacked.result.auc_interval
+    assert low > 0.5
+    assert "membership leaks" in attacked.verdict
+    assert attacked.result.bound is None
+
+
+def test_noise_hides_members_and_the_bound_is_shown(private, tmp_path):
+    attacked = attack_shadow(private, (GENERATED,), cache=tmp_path)
+    low, high = attacked.result.auc_interval
+    assert low < 0.5 < high
+    bound = attacked.result.bound
+    assert 0.5 < bound["auc"] < 1
+    assert attacked.result.auc < bound["auc"]
+    assert "were the seed secret" in attacked.bound_said
+
+
+@pytest.mark.parametrize("classifier", CLASSIFIERS)
+def test_every_classifier_beats_guessing(overfitted, classifier, tmp_path_factory):
+    cache = tmp_path_factory.getbasetemp() / "shadow-cache"
+    target = load_target(overfitted)
+    members, others = target.sides(shadow_scores(target, [GENERATED], classifier, cache=cache))
+    assert members.mean() > others.mean()
+
+
+def test_the_shadow_is_another_corpus_with_the_targets_settings(monkeypatch):
+    assert default_shadow("smart-home") == default_shadow("smart-home-video") == GENERATED
+    monkeypatch.setattr("edp_lab.attacks.shadow.find", lambda name: None)
+    assert default_shadow("atis") == GENERATED
+    monkeypatch.setattr("edp_lab.attacks.shadow.find", lambda name: Path())
+    assert default_shadow("atis") == "snips"
+    assert default_shadow("snips") == "atis"
+    own = shadow_corpus(GENERATED, "smart-home-health")
+    assert set(own.intents) == set(load_corpus("smart-home-health").intents)
+    first = [{u.tokens for u in one.utterances[:200]} for one in (own, load_corpus("smart-home-health"))]
+    assert first[0] != first[1]
+    public = TrainConfig(corpus="atis", as_printed=True, alpha="public:smart-home", z0=0.5, private_seed=True)
+    settings = shadow_config(public, own)
+    assert (settings.z0, settings.as_printed, settings.alpha_source, settings.private_seed) == (
+        0.5,
+        True,
+        "private",
+        False,
+    )
+
+
+def test_shadow_attacks_refuse_what_makes_no_sense(overfitted):
+    target = load_target(overfitted)
+    with pytest.raises(UsageError, match="own corpus"):
+        shadow_scores(target, [target.config.corpus])
+    with pytest.raises(UsageError, match="unknown attack model 'svm'"):
+        shadow_scores(target, [GENERATED], "svm")
+    with pytest.raises(UsageError, match="nowhere"):
+        shadow_scores(target, ["nowhere"])
+
+
+# ---- All attacks side by side
+
+
+def test_lira_finds_members_and_says_what_it_does(overfitted, tmp_path):
+    told: list[str] = []
+    attacked = attack_lira(overfitted, shadows=8, epochs=8, cache=tmp_path, told=told.append)
+    assert attacked.result.auc_interval[0] > 0.5
+    assert told[-1] == "shadow model 8 of 8"
+    assert attacked.to_json()["shadow_epochs"] == 8
+    assert attack_loss(overfitted).result.auc_interval[0] > 0.5
+
+
+def run_command(*arguments: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["attack", *map(str, arguments)])
+    if isinstance(done.exception, UsageError):
+        return 2, done.stdout, str(done.exception)
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_json_of_an_attack_has_what_a_script_needs(private, tmp_path):
+    out = tmp_path / "loss.json"
+    status, printed, _ = run_command("loss", "--run", private, "--json", "--out", out)
+    assert status == 0
+    told = json.loads(printed)
+    assert json.loads(out.read_text()) == told
+    assert {"auc", "auc_interval", "tpr_at_fpr", "bound", "guards", "members", "non_members"} <= set(told)
+    assert set(told["tpr_at_fpr"]["0.01"]) >= {"value", "interval"}
+    assert told["tpr_at_fpr"]["0.001"]["value"] is None  # 180 non-members cannot resolve it
+    assert told["bound"]["epsilon"] > 0
+
+
+def test_people_read_what_was_found_and_what_could_not_be(overfitted):
+    status, printed, _ = run_command("loss", "--run", overfitted)
+    assert status == 0
+    assert "AUC" in printed
+    assert "TPR at 0.1 %   no number" in printed
+    assert "guarantee: none (plain training)" in printed
+    assert "verdict: membership leaks" in printed
+
+
+def test_noise_lowers_the_auc_by_a_measured_amount(overfitted, private, tmp_path):
+    status, printed, _ = run_command("loss", "--run", private, "--against", overfitted, "--json")
+    assert status == 0
+    changed = json.loads(printed)["change"]
+    assert changed["relative"] < changed["interval"][1] < 0
+    assert "AUC against" in run_command("loss", "--run", private, "--against", overfitted)[1]
+    train(TrainConfig(corpus="smart-home-health", method="sgd", epochs=1, **TINY), tmp_path / "other")
+    status, _, error = run_command("loss", "--run", private, "--against", tmp_path / "other")
+    assert status == 2
+    assert "other members" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["loss", "--fpr", "0"], "--fpr is '0'"),
+        (["loss", "--fpr", "a,b"], "--fpr is 'a,b'"),
+        (["loss", "--members", "20"], "20 members are too few"),
+        (["lira", "--shadows", "3"], "3 shadow models"),
+        (["shadow", "--classifier", "svm"], "unknown attack model"),
+        (["loss", "--out", "/nowhere/at/all.json"], "cannot be written"),
+    ],
+)
+def test_bad_options_end_in_one_sentence(overfitted, arguments, said):
+    status, printed, error = run_command(*arguments[:1], "--run", overfitted, *arguments[1:])
+    assert status == 2
+    assert said in error
+    assert printed == ""

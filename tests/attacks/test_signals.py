@@ -1,0 +1,192 @@
+"""Signals against the model's own losses, against all tag sequences one by one, and where p is as good as 0 or 1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+import torch
+
+from edp_lab.attacks.signals import MOST, signals, sorted_scores
+from edp_lab.corpora import Utterance
+from edp_lab.corpora.encoding import Labels, WordFeatures
+from edp_lab.corpora.smart_home import generate
+from edp_lab.errors import UsageError
+from edp_lab.models.clc import CLC, CLCSize
+
+SIZE = CLCSize(hidden=5, layers=1, word=4, character=3, filters=3)
+POOL = generate(40, seed=3).utterances
+HOME = Labels(generate(1, seed=3).intents, generate(1, seed=3).tags)
+TINY = Labels(("call", "play", "stop"), ("O", "B-name", "I-name"))
+SENTENCES = (
+    Utterance(("call", "anna", "lee", "now"), ("O", "B-name", "I-name", "O"), "call"),
+    Utterance(("stop",), ("O",), "stop"),
+    Utterance(("play", "anna"), ("O", "I-name"), "play"),
+)
+
+
+def model(labels: Labels, seed: int = 0, spread: float = 1.0) -> CLC:
+    """With weights large enough for its scores to differ."""
+    torch.manual_seed(seed)
+    made = CLC(labels, WordFeatures(buckets=16), SIZE).double()
+    with torch.no_grad():
+        for p in made.parameters():
+            p.copy_(spread * torch.randn_like(p))
+    return made
+
+
+def constant(intent: list[float], slots: list[float]) -> CLC:
+    """A model whose scores are these biases, whatever the words, and whose CRF has none."""
+    made = model(TINY, spread=0.0).float()
+    with torch.no_grad():
+        made.intent.bias.copy_(torch.tensor(intent))
+        made.slots.bias.copy_(torch.tensor(slots))
+    return made
+
+
+def logit(p: float) -> float:
+    return float(np.log(p) - np.log1p(-p))
+
+
+def paths(made: CLC, utterance: Utterance) -> dict[tuple[int, ...], float]:
+    """p of every tag sequence, by summing scores tag by tag."""
+    _, emissions, _ = made.scores(made.dataset([utterance]).batch([0]))
+    assert emissions is not None
+    e, crf = emissions[0].detach().numpy(), made.crf
+    start, moves, end = (p.detach().numpy() for p in (crf.start, crf.transitions, crf.end))
+    scores = {}
+    for path in product(range(e.shape[1]), repeat=len(e)):
+        moved = sum(moves[i, j] for i, j in pairwise(path))
+        scores[path] = np.exp(start[path[0]] + sum(e[t, k] for t, k in enumerate(path)) + moved + end[path[-1]])
+    total = sum(scores.values())
+    return {path: float(score / total) for path, score in scores.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_loss_is_the_models_own_without_dropout(dtype: torch.dtype) -> None:
+    made = model(HOME).to(dtype)
+    own = made.losses(made.dataset(POOL).batch(range(len(POOL)))).detach().numpy()
+    found = signals(made.train(), POOL).loss
+    np.testing.assert_allclose(found, own, rtol=1e-5 if dtype == torch.float32 else 1e-12)
+
+
+def test_logits_are_those_of_all_tag_sequences_and_intents_counted_out() -> None:
+    made = model(TINY)
+    found = signals(made, SENTENCES)
+    for k, utterance in enumerate(SENTENCES):
+        p = paths(made, utterance)[tuple(TINY.tags.index(tag) for tag in utterance.tags or ())]
+        assert found.tags_logit is not None
+        assert found.tags_logit[k] == pytest.approx(logit(p), rel=1e-9)
+        log_p = made.scores(made.dataset([utterance]).batch([0]))[0][0].detach().exp().numpy()
+        own = TINY.intents.index(utterance.intent)
+        assert found.intent_logit[k] == pytest.approx(logit(float(log_p[own])), rel=1e-9)
+        assert found.loss[k] == pytest.approx(-np.log(log_p[own]) - np.log(p), rel=1e-9)
+
+
+def test_rows_keep_the_order_of_the_utterances_whatever_the_batches() -> None:
+    made = model(HOME)
+    found, one_by_one = signals(made, POOL, batch_size=7), [signals(made, [u]) for u in POOL]
+    np.testing.assert_allclose(found.loss, [one.loss[0] for one in one_by_one])
+    np.testing.assert_allclose(found.logits, [one.logits[0] for one in one_by_one])
+    assert found.loss.dtype == found.logits.dtype == np.float64
+    scores = sorted_scores(made, POOL, 4, 4, batch_size=7)
+    np.testing.assert_allclose(scores, np.concatenate([sorted_scores(made, [u], 4, 4) for u in POOL]))
+
+
+@pytest.mark.parametrize("gap", [20.0, 60.0, 300.0])
+def test_intent_logit_does_not_saturate_where_a_float32_probability_is_1(gap: float) -> None:
+    stop = [u for u in SENTENCES if u.intent == "stop"]
+    assert signals(constant([0, 0, gap], [0, 0, 0]), stop).intent_logit[0] == pytest.approx(gap - np.log(2), rel=1e-5)
+    assert signals(constant([gap, gap, 0], [0, 0, 0]), stop).intent_logit[0] == pytest.approx(
+        -gap - np.log(2), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(("gap", "rel"), [(10.0, 1e-6), (22.0, 1e-4), (-40.0, 1e-6)])
+def test_tags_logit_is_right_where_p_is_as_good_as_0_or_1(gap: float, rel: float) -> None:
+    one_word = SENTENCES[1:2]  # its other tags score 0
+    found = signals(constant([0, 0, 0], [gap, 0, 0]), one_word).tags_logit
+    assert found is not None
+    assert found[0] == pytest.approx(gap - np.log(2), rel=rel)
+
+
+@pytest.mark.parametrize("gap", [1e3, 1e6, 1e9])
+def test_logits_stay_finite_at_both_ends_and_in_order(gap: float) -> None:
+    sure = signals(constant([gap, 0, 0], [gap, 0, 0]), SENTENCES[:2])
+    assert all(np.isfinite(array).all() for array in (sure.loss, sure.intent_logit, sure.tags_logit))
+    assert sure.intent_logit.tolist() == [MOST, -MOST]
+    assert sure.tags_logit is not None
+    assert sure.tags_logit[0] == -MOST
+    assert 27 < sure.tags_logit[1] < 28
+    assert sure.loss[0] > gap / 2
+    assert sure.loss[1] == pytest.approx(gap)
+
+
+def test_a_single_intent_is_certain() -> None:
+    found = signals(model(replace_intents("call")), SENTENCES[:1])
+    assert found.intent_logit.tolist() == [MOST]
+    assert found.loss[0] > 0
+
+
+def replace_intents(*intents: str) -> Labels:
+    return replace(TINY, intents=intents)
+
+
+def test_without_slots_there_is_one_logit_and_slot_scores_are_0() -> None:
+    untagged = [replace(u, tags=None) for u in SENTENCES]
+    made = model(replace(TINY, tags=()))
+    found = signals(made, untagged)
+    assert found.tags_logit is None
+    assert found.logits.shape == (3, 1)
+    np.testing.assert_allclose(found.loss, np.log1p(np.exp(-found.intent_logit)))
+    assert (sorted_scores(made, untagged, 3, 4)[:, 3:] == 0).all()
+
+
+def test_sorted_scores_are_probabilities_sorted_within_tokens_and_averaged_over_them() -> None:
+    made = model(TINY, seed=2)
+    found = sorted_scores(made, SENTENCES, intent_width=2, slot_width=5)
+    best: set[int] = set()
+    for row, utterance in zip(found, SENTENCES, strict=True):
+        log_intent = made.scores(made.dataset([utterance]).batch([0]))[0]
+        np.testing.assert_allclose(row[:2], sorted(log_intent.detach().exp()[0].tolist(), reverse=True)[:2])
+        marginal = np.zeros((len(utterance.tokens), len(TINY.tags)))
+        for path, p in paths(made, utterance).items():
+            marginal[range(len(path)), path] += p
+        np.testing.assert_allclose(row[2:5], np.sort(marginal)[:, ::-1].mean(0))
+        assert row[5:].tolist() == [0, 0]
+        best |= set(marginal.argmax(1).tolist())
+    assert len(best) > 1  # else it would be the same to average first
+
+
+def test_sorted_scores_know_neither_the_names_nor_the_order_of_labels_nor_the_annotation() -> None:
+    made, other = model(TINY), model(Labels(("c", "a", "b"), ("O", "B-x", "I-x")))
+    other.load_state_dict(made.state_dict())
+    order = torch.tensor([2, 0, 1])
+    with torch.no_grad():
+        other.intent.weight.copy_(made.intent.weight[order])
+        other.intent.bias.copy_(made.intent.bias[order])
+    renamed = [Utterance(u.tokens, ("O",) * len(u.tokens), "a") for u in SENTENCES]
+    np.testing.assert_allclose(sorted_scores(made, SENTENCES, 3, 3), sorted_scores(other, renamed, 3, 3))
+
+
+@pytest.mark.parametrize("strange", [replace(SENTENCES[0], intent="pay"), replace(SENTENCES[1], tags=("B-place",))])
+def test_labels_that_the_model_does_not_know_are_refused(strange: Utterance) -> None:
+    with pytest.raises(UsageError, match="labels that the model knows"):
+        signals(model(TINY), [*SENTENCES, strange])
+
+
+def test_a_model_that_has_diverged_is_refused() -> None:
+    for use in (signals, lambda made, pool: sorted_scores(made, pool, 2, 2)):
+        for part in ("intent", "slots"):
+            made = model(TINY)
+            with torch.no_grad():
+                getattr(made, part).bias[0] = torch.nan
+            with pytest.raises(UsageError, match="diverged"):
+                use(made, SENTENCES)
+
+
+def test_widths_below_1_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        sorted_scores(model(TINY), SENTENCES, 0, 4)

@@ -1,0 +1,302 @@
+"""Training image classifiers: what is released, what is guaranteed, what is learnt, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+
+from edp_lab.corpora.images import Images, load_images
+from edp_lab.errors import UsageError
+from edp_lab.models.image import ImageBatch, build_classifier
+from edp_lab.privacy import Mechanism, judge
+from edp_lab.privacy.noise import key_from_seed
+from edp_lab.studies.bench_image import OpacusPeer, bench_image
+from edp_lab.three_phase.classifier import (
+    DEFAULTS,
+    METHODS,
+    PRIVATE,
+    ClassifierSettings,
+    Run,
+    Trained,
+    calibrated_noise,
+    eq33_sigma,
+    train_classifier,
+)
+from edp_lab.training.batches import Batches
+from edp_lab.training.gradients import KeptGradients
+
+
+@cache
+def digits() -> Images:
+    return load_images("digits")
+
+
+def train(settings: ClassifierSettings, examples: int | None = None, scored: bool = True) -> Trained:
+    data = digits()
+    test = (data.test, data.test_labels) if scored else (None, None)
+    return train_classifier(settings, data.train[:examples], data.train_labels[:examples], *test)
+
+
+def flat(trained: Trained) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trained.model.parameters()])
+
+
+# What is released
+
+
+def one_step(**changes: float) -> Trained:
+    """One step on all examples, whose change of the weights is the released gradient."""
+    settings = ClassifierSettings(method="dp-sgd", lr=1.0, epochs=1, batch_size=200)
+    return train(replace(settings, **changes), examples=200, scored=False)
+
+
+@pytest.mark.parametrize("changes", [{"clip_norm": 0.3, "noise_multiplier": 2.0}, {"epsilon": 5.0}, {"eq33": True}])
+def test_the_noise_that_is_added_has_the_standard_deviation_that_is_judged(changes):
+    noised = one_step(**changes)
+    silent = one_step(clip_norm=noised.record["clip_norm"], noise_multiplier=0.0)
+    noise = (flat(silent) - flat(noised)).double().numpy()
+    mechanism = noised.record["mechanism"]
+    judged = mechanism["z0"] * mechanism["clip_norm"] / 200
+    assert noised.record["noise_std"] == pytest.approx(judged)
+    assert np.std(noise) == pytest.approx(judged, rel=0.03)
+    assert stats.kstest(noise / judged, "norm").pvalue > 1e-3
+
+
+def test_a_step_is_the_sum_of_clipped_gradients_over_the_expected_batch():
+    """Of those whom the key draws, one by one, by plain autograd; the others' labels play no part."""
+    settings = ClassifierSettings(
+        method="dp-sgd", lr=1.0, epochs=1, batch_size=100, clip_norm=0.7, noise_multiplier=0.0, seed=5
+    )
+    data = digits()
+    x, y = data.train[:150], data.train_labels[:150]
+    after = train_classifier(settings, x, y).model
+    model = build_classifier("cnn", x.shape[1:], 10, seed=5, activation="tanh")
+    batches = Batches(key_from_seed(5), 150, 100, 1, 100, "poisson", alone=True)
+    for step in range(batches.steps_per_epoch):
+        drawn = np.concatenate(batches.devices(0, step, step)[0])
+        assert len(drawn) != 100
+        total = [torch.zeros_like(p) for p in model.parameters()]
+        for k in drawn:
+            example = ImageBatch(torch.from_numpy(x[[k]]), torch.from_numpy(y[[k]]))
+            gradients = torch.autograd.grad(model.losses(example).sum(), list(model.parameters()))
+            norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+            for own, g in zip(total, gradients, strict=True):
+                own += g * min(1.0, 0.7 / norm)
+        with torch.no_grad():
+            for p, own in zip(model.parameters(), total, strict=True):
+                p -= own / 100 * (1 - step / batches.steps_per_epoch)
+    for p, expected in zip(after.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(p, expected, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")  # of Opacus, on a first layer
+@pytest.mark.parametrize("model", ["cnn", "vgg", "mlp"])
+def test_without_noise_a_step_equals_opacus(model: str):
+    data = digits()
+    settings = ClassifierSettings(model=model, method="dp-adam", noise_multiplier=0.0, clip_norm=0.5, batch_size=32)
+    run = Run(settings.resolved(64), data.train[:64], data.train_labels[:64])
+    numbers = np.arange(32)
+    for ghost in (False, True):
+        peer = OpacusPeer(run, ghost)
+        peer.take(numbers)
+        theirs = torch.cat([p.grad.flatten() for p in peer.module.parameters()])
+        assert run.private is not None
+        run.private.begin(run.step)
+        gradients = KeptGradients(run.model, run.data, list(numbers[:, None]), None, run.private.layout)
+        released = run.private.finish(0, gradients)
+        assert int((released.clip_factors < 1).sum()) > 0
+        assert torch.allclose(run.private.flat.gradient, theirs, rtol=0, atol=1e-5)
+        run.step += 1
+
+
+def test_the_benchmark_times_every_method_in_turn():
+    seen: list[str] = []
+    rows = bench_image(batch_size=8, rounds=2, threads=1, progress=seen.append)
+    assert [row["method"] for row in rows] == ["adam", "dp-adam", "opacus", "opacus-ghost"]
+    assert seen == [f"{row['method']}, round {k}" for k in (1, 2) for row in rows]
+    assert rows[0]["ratio_to_adam"] == 1.0
+    assert all(row["seconds"] > 0 and row["ratio_to_adam"] > 0 for row in rows)
+    with pytest.raises(UsageError, match="add adam to the methods"):
+        bench_image(methods=("dp-adam",))
+    with pytest.raises(UsageError, match="unknown method 'sgd'"):
+        bench_image(methods=("sgd",))
+    with pytest.raises(UsageError, match="give at least 2 rounds"):
+        bench_image(rounds=1)
+
+
+def test_a_run_is_a_function_of_its_seed_and_a_private_one_is_not():
+    short = ClassifierSettings(method="dp-adam", noise_multiplier=1.0, epochs=1, batch_size=50)
+    first, again, other = (flat(train(replace(short, seed=seed), 100)) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    hidden = [train(replace(short, private_seed=True), 100) for _ in range(2)]
+    assert not torch.equal(flat(hidden[0]), flat(hidden[1]))
+    assert hidden[0].guarantee.status == "holds"
+    assert "key" not in json.dumps(hidden[0].record)
+
+
+# What is guaranteed
+
+
+@pytest.mark.parametrize(("rate", "epochs", "epsilon"), [(0.25, 10, 1.0), (0.05, 3, 7.0), (1.0, 5, 0.1)])
+def test_calibrated_noise_spends_epsilon_and_no_more_by_another_accountant(rate: float, epochs: int, epsilon: float):
+    z0 = calibrated_noise(1.0, rate, epochs, epsilon, 1e-5)
+    steps = epochs * math.ceil(1 / rate)
+
+    def spent(noise: float) -> float:
+        event = PoissonSampledDpEvent(rate, GaussianDpEvent(noise))
+        peer = PLDAccountant(value_discretization_interval=1e-4 * epsilon)
+        return float(peer.compose(SelfComposedDpEvent(event, steps)).get_epsilon(1e-5))
+
+    assert spent(z0) <= epsilon * 1.001
+    assert spent(z0 * 0.99) > epsilon
+
+
+def test_the_guarantee_is_of_the_steps_that_were_taken_and_void_with_a_published_seed():
+    trained = train(ClassifierSettings(method="dp-adam", epsilon=3.0, epochs=2), scored=False)
+    guarantee, record = trained.guarantee, trained.record
+    assert guarantee.status == "void: seed published"
+    assert 2.98 < guarantee.epsilon <= 3.0
+    assert record["steps"] == 2 * math.ceil(1 / record["sampling_rate"])
+    event = PoissonSampledDpEvent(record["sampling_rate"], GaussianDpEvent(record["mechanism"]["z0"]))
+    peer = PLDAccountant().compose(SelfComposedDpEvent(event, record["steps"]))
+    assert float(peer.get_epsilon(1e-5)) <= 3.0 * 1.0001
+
+
+def test_without_noise_nothing_is_guaranteed():
+    assert train(ClassifierSettings(epochs=1), 50).guarantee.status == "none"
+    silent = train(ClassifierSettings(method="dp-adam", noise_multiplier=0.0, epochs=1), 50)
+    assert (silent.guarantee.status, silent.guarantee.epsilon) == ("none", None)
+
+
+def test_noise_of_equation_3_3_gives_more_or_less_privacy_than_claimed_depending_on_the_clip_norm():
+    """It leaves C out, so that its epsilon is a matter of the unit in which gradients are measured."""
+    assert eq33_sigma(7.0, 1e-5) == pytest.approx(math.sqrt(2 * math.log(125_000)) / 7)
+    spent = {}
+    for clip_norm in (0.1, 1.0, 4.0):
+        trained = train(ClassifierSettings(method="dp-adam", eq33=True, epochs=1, clip_norm=clip_norm), 400, False)
+        assert trained.record["claim"]["epsilon"] == 7.0
+        assert trained.record["claim"]["sigma"] == pytest.approx(0.6921, abs=1e-4)
+        assert trained.record["noise_std"] * trained.record["batch_size"] == pytest.approx(0.6921, abs=1e-4)
+        expected = Mechanism.sound(clip_norm, 0.6921150375150555 / clip_norm, 1, 1, sampling_rate=0.25)
+        assert trained.guarantee.epsilon == pytest.approx(judge(expected, 1, 1e-5, tight=True).epsilon)
+        spent[clip_norm] = trained.guarantee.epsilon
+    assert spent[0.1] < 1 < 7 < spent[1.0] < 30 < spent[4.0]
+
+
+def test_the_record_can_be_written_and_holds_what_the_thesis_leaves_out():
+    record = json.loads(json.dumps(train(ClassifierSettings(method="dp-adam", epochs=1)).record))
+    assert record["epsilon"] == 7.0
+    needed = ("delta", "clip_norm", "sampling_rate", "steps", "epochs", "lr", "seed", "batch_size", "noise_std")
+    assert all(record[name] is not None for name in needed)
+    assert record["guarantee"]["method"]
+    assert record["versions"]["torch"]
+    assert record["rows"][0].keys() == {"epoch", "loss", "test_loss", "accuracy", "seconds"}
+
+
+# What is learnt
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_the_digits(method: str):
+    trained = train(ClassifierSettings(method=method, **({"epsilon": 8.0, "epochs": 30} if method in PRIVATE else {})))
+    assert trained.accuracy > (0.8 if method in PRIVATE else 0.92), trained.rows[-1]
+
+
+@pytest.mark.parametrize("model", ["alexnet", "vgg", "mlp"])
+def test_the_other_networks_learn_the_digits(model: str):
+    trained = train(ClassifierSettings(model=model, activation="relu"))
+    assert trained.accuracy > 0.85, trained.rows[-1]
+
+
+def test_the_perceptron_learns_two_circles():
+    data = load_images("circles")
+    settings = ClassifierSettings(model="mlp", activation="relu", classes=2, lr=0.02)
+    trained = train_classifier(settings, data.train, data.train_labels, data.test, data.test_labels)
+    assert trained.accuracy > 0.95
+
+
+def test_rows_are_told_epoch_by_epoch_and_score_the_test_examples():
+    data, told = digits(), []
+    settings = ClassifierSettings(epochs=3)
+    trained = train_classifier(settings, data.train, data.train_labels, data.test, data.test_labels, told.append)
+    assert told == trained.rows
+    assert [row["epoch"] for row in told] == [1, 2, 3]
+    assert told[-1]["loss"] < told[0]["loss"]
+    assert trained.accuracy == (trained.model.predict(data.test) == data.test_labels).mean()
+    p = trained.model.probabilities(data.test)[range(len(data.test)), data.test_labels]
+    assert told[-1]["test_loss"] == pytest.approx(-np.log(p).mean(), rel=1e-4)
+
+
+def test_defaults_take_smaller_batches_of_small_data_and_what_is_given_stays():
+    private = ClassifierSettings(method="dp-adam").resolved(100)
+    assert private.batch_size == 25
+    assert ClassifierSettings(method="dp-adam").resolved(60_000).batch_size == DEFAULTS["dp-adam"]["batch_size"]
+    assert ClassifierSettings(method="dp-adam", batch_size=90, lr=7.0).resolved(100).lr == 7.0
+    assert ClassifierSettings(method="dp-adam", batch_size=90).resolved(100).batch_size == 90
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"method": "dp-adagrad"}, "unknown method 'dp-adagrad'"),
+        ({"method": "adam", "epsilon": 1.0}, "adds no noise"),
+        ({"method": "adam", "eq33": True}, "adds no noise"),
+        ({"method": "dp-adam", "epsilon": 0.0}, "target epsilon is 0.0"),
+        ({"method": "dp-adam", "epsilon": -1.0}, "target epsilon is -1.0"),
+        ({"method": "dp-adam", "delta": 0.0}, "delta"),
+        ({"method": "dp-adam", "epsilon": 1.0, "noise_multiplier": 1.0}, "both set the noise"),
+        ({"method": "dp-adam", "noise_multiplier": -1.0}, "noise multiplier z0 is -1.0"),
+        ({"method": "dp-adam", "clip_norm": 0.0}, "clip norm C is 0.0"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"batch_size": 2.5}, "batch size is 2.5"),
+        ({"batch_size": 1198}, "batch size is 1198, for 1197 training examples"),
+        ({"lr": -1.0}, "learning rate is -1.0"),
+        ({"model": "resnet"}, "unknown network 'resnet'"),
+        ({"classes": 9}, "training set holds a label outside 0..8"),
+        ({"method": "sgd", "lr": 1e38, "activation": "relu"}, "the loss is not finite: lower the learning rate"),
+    ],
+)
+def test_impossible_settings_are_refused(changes, problem: str):
+    with pytest.raises(UsageError, match=problem):
+        train(ClassifierSettings(**changes))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda x, y: (x[1:], y), "training set has 19 and 20 examples and labels"),
+        (lambda x, y: (x[:0], y[:0]), "training set has 0 and 0"),
+        (lambda x, y: (x, np.where(y == y[0], 10, y)), "training set holds a label outside 0..9"),
+        (lambda x, y: (x, y - 20), "training set holds a label outside 0..9"),
+        (lambda x, y: (x, y / 2), "training set holds a label outside 0..9"),
+        (lambda x, y: (np.where(x > 0.5, np.nan, x), y), "training set holds a value that is not finite"),
+    ],
+)
+def test_examples_that_do_not_fit_are_refused(spoil, problem: str):
+    data = digits()
+    with pytest.raises(UsageError, match=problem):
+        train_classifier(ClassifierSettings(), *spoil(data.train[:20], data.train_labels[:20]))
+
+
+def test_test_examples_that_do_not_fit_are_refused():
+    data = digits()
+    training = data.train[:20], data.train_labels[:20]
+    with pytest.raises(UsageError, match="test set has 5 and no"):
+        train_classifier(ClassifierSettings(), *training, data.test[:5])
+    with pytest.raises(UsageError, match="resize them"):
+        train_classifier(ClassifierSettings(), *training, data.test[:5, :, 1:], data.test_labels[:5])
+    with pytest.raises(UsageError, match="test set holds a label"):
+        train_classifier(ClassifierSettings(), *training, data.test[:5], data.test_labels[:5] + 10)

@@ -1,0 +1,283 @@
+"""PATE's accounting against published figures, hand-computed sums, and exact divergences by numerical integration."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy import gdp_delta
+from edp_lab.privacy.renyi import ORDERS
+from edp_lab.three_phase.pate import (
+    account_votes,
+    composed_epsilons,
+    confident_rdp,
+    gaussian_log_q,
+    gaussian_rdp,
+    laplace_log_q,
+    laplace_rdp,
+    partition_cost,
+    pure_rdp,
+)
+from edp_lab.three_phase.votes import Aggregator, Vote, label_probabilities
+from tests.three_phase.test_votes import COUNTS, neighbours
+
+DELTA = 1e-5
+MOMENTS = range(1, 9)  # those of PATE 2017's published analysis
+
+
+def unanimous(voters: int, classes: int = 10) -> np.ndarray:
+    return np.array([voters] + [0] * (classes - 1))
+
+
+def at(divergences: np.ndarray, order: float) -> float:
+    return float(divergences[np.argmin(np.abs(ORDERS - order))])
+
+
+def moments_epsilon(divergences: np.ndarray, delta: float = DELTA) -> float:
+    """PATE 2017's conversion: min over k of (alpha(k) + ln(1/delta)) / k, alpha(k) = k times the RDP at k + 1."""
+    return min((k * at(divergences, k + 1) + math.log(1 / delta)) / k for k in MOMENTS)
+
+
+def exact_divergences(counts: np.ndarray, aggregator: Aggregator) -> np.ndarray:
+    """The largest Renyi divergence of this vote's label from that of any neighbour, by numerical integration: (A)."""
+    chances = np.log(label_probabilities(counts, aggregator))
+    found = []
+    for other in neighbours(counts):
+        shifted = np.log(label_probabilities(other, aggregator))
+        found.append(special.logsumexp(np.outer(ORDERS, chances) + np.outer(1 - ORDERS, shifted), axis=1))
+    return np.max(found, axis=0) / (ORDERS - 1)
+
+
+class TestPublishedFigures:
+    def test_pate_2017_worked_example_of_its_analysis(self):
+        """100 teachers who agree on each of 100 queries, gamma 0.1, delta 1e-5: 1.52655 against 11.75646.
+
+        As printed by the analysis code of the paper in its PySyft version, with 8 moments.
+        """
+        rdp = 100 * laplace_rdp(laplace_log_q(unanimous(100), 10.0), 0.2)
+        assert moments_epsilon(rdp) == pytest.approx(1.52655213289881, rel=1e-10)
+        assert moments_epsilon(100 * pure_rdp(0.2)) == pytest.approx(11.756462732485105, rel=1e-10)
+
+    def test_pate_2017_mnist_lies_between_agreement_and_any_votes(self):
+        """250 teachers, scale 20, 100 queries: published 2.04 for votes that we do not have.
+
+        By the theorem with 8 moments, teachers who agree would give at least ln(1e5) / 8 = 1.44 and any votes at most
+        5.30; gaps of about half the teachers in every query give the published figure.
+        """
+        least = moments_epsilon(100 * laplace_rdp(laplace_log_q(unanimous(250), 20.0), 0.1))
+        most = moments_epsilon(100 * pure_rdp(0.1))
+        assert (least, most) == (pytest.approx(1.4423, abs=1e-3), pytest.approx(5.3026, abs=1e-4))
+        halves = [
+            moments_epsilon(100 * laplace_rdp(laplace_log_q(np.array([g, *[0] * 9]), 20.0), 0.1)) for g in (100, 150)
+        ]
+        assert halves[0] > 2.04 > halves[1]
+
+    def test_pate_2017_naive_composition(self):
+        """1000 labels at gamma 0.05: "still epsilon = 26" by strong composition, where ours rounds nothing off."""
+        found = composed_epsilons(Aggregator(Vote.LAPLACE, 20.0), 1000, 1e-5)
+        assert found["advanced composition"] == pytest.approx(26, abs=0.5)
+        assert found["Renyi DP"] < found["zCDP"] < found["advanced composition"] < found["plain sum"]
+
+    def test_pate_2018_mnist_lies_between_agreement_and_any_votes(self):
+        """T = 200, sigma 150 and 40, 286 of 640 queries answered: published 1.97 for votes that we do not have."""
+        aggregator = Aggregator(Vote.CONFIDENT, noise=40.0, threshold=200.0, threshold_noise=150.0)
+        account = account_votes(aggregator, np.tile(unanimous(250), (640, 1)), DELTA)
+        assert account.data_dependent_epsilon < 1.97 < account.epsilon
+        mu = math.sqrt(640 * (1 / 150**2 + 2 / 40**2))
+        assert gdp_delta(mu, account.epsilon) == pytest.approx(DELTA, rel=1e-6)
+
+    @pytest.mark.parametrize(
+        ("sigma", "order", "start"),
+        [
+            (1.5, 1.1, 2.8),
+            (1.5, 2.5, 2.6),
+            (1.5, 32, 427),
+            (15, 1.1, 4.8),
+            (15, 2.5, 4.0),
+            (15, 32, 4.7),
+            (1500, 1.1, 9.6),
+            (1500, 2.5, 8.8),
+            (1500, 32, 6.0),
+            (15000, 1.1, 12),
+            (15000, 2.5, 11.2),
+            (15000, 32, 8.6),
+        ],
+    )
+    def test_pate_2018_bound_begins_where_its_authors_found_by_hand(self, sigma, order, start):
+        """ln(1/q) from which the data-dependent bound helps, from the tests of the paper's own analysis code."""
+        flat = ORDERS[np.argmin(np.abs(ORDERS - order))] / sigma**2
+        assert at(gaussian_rdp(math.log(math.exp(-start) + 0.1), sigma), order) == pytest.approx(flat, rel=1e-9)
+        halving = [at(gaussian_rdp(-start - k * math.log(2), sigma), order) for k in range(4)]
+        assert halving == sorted(halving, reverse=True)
+        assert halving[0] > halving[3]
+        assert halving[1] < flat
+
+    def test_pate_2018_threshold_divergences(self):
+        """Largest step of the divergence by one vote, T = 16, sigma 2, order 10: from the same tests.
+
+        The threshold test is GNMax with sqrt(2) sigma, its likelier outcome the winner.
+        """
+
+        def divergence(strongest: int) -> float:
+            answered = stats.norm.logsf(16 - strongest, scale=2)
+            return at(gaussian_rdp(min(answered, stats.norm.logcdf(16 - strongest, scale=2)), 2 * math.sqrt(2)), 10)
+
+        def steps(strongest: int) -> float:
+            return max(abs(divergence(strongest + k) - divergence(strongest)) for k in (-1, 1))
+
+        published = {23: 1.48454129e-04, 24: 1.47826870e-02, 25: 3.94153241e-02, 27: 9.01543247e-02, 29: 1.42180452e-01}
+        assert {k: steps(k) for k in published} == pytest.approx(published, rel=1e-7)
+
+
+class TestComposition:
+    def test_labels_of_the_thesis_by_hand(self):
+        """9000 queries, 0.2 each: 9000 * 0.2; rho = 9000 * 0.2^2 / 2 = 180, rho + 2 sqrt(rho ln 1e5); T12."""
+        aggregator = Aggregator.for_epsilon("laplace", 0.2, DELTA, 10)
+        account = account_votes(aggregator, np.tile(unanimous(10), (9000, 1)), DELTA)
+        assert account.query_epsilon == pytest.approx(0.2)
+        assert account.composed["plain sum"] == pytest.approx(1800)
+        assert account.composed["zCDP"] == pytest.approx(180 + 2 * math.sqrt(180 * math.log(1e5)))
+        assert account.epsilon == pytest.approx(270.0, abs=0.1)
+        assert account.data_dependent_epsilon == account.epsilon
+
+    def test_gaussian_labels_by_hand(self):
+        """540 queries of sigma 20: mu = sqrt(2 * 540) / 20, delta(epsilon) by its formula with 40 digits."""
+        account = account_votes(Aggregator("gaussian", 20.0), np.tile(unanimous(10), (540, 1)), DELTA)
+        with mpmath.workdps(40):
+            mu, e = mpmath.sqrt(1080) / 20, mpmath.mpf(account.epsilon)
+            delta = mpmath.ncdf(mu / 2 - e / mu) - mpmath.exp(e) * mpmath.ncdf(-mu / 2 - e / mu)
+        assert delta <= DELTA
+        assert float(delta) == pytest.approx(DELTA, rel=1e-6)
+
+    def test_few_queries_just_add_up(self):
+        account = account_votes(Aggregator("laplace", 1.0), [[3, 0]] * 2, DELTA)
+        assert account.epsilon == pytest.approx(4.0)
+        assert account.epsilon >= 4.0
+
+    @settings(deadline=None, max_examples=30)
+    @given(st.floats(0.01, 3), st.integers(1, 3000))
+    def test_every_sum_covers_the_worst_that_private_queries_can_do(self, epsilon, queries):
+        """Randomised responses of the same epsilon, k of them: the tight delta at what we report."""
+        aggregator = Aggregator.for_epsilon("laplace", epsilon, DELTA, 10)
+        truths = np.arange(queries + 1)
+        loss = epsilon * (2 * truths - queries)
+        chance = stats.binom.pmf(truths, queries, 1 / (1 + math.exp(-epsilon)))
+        for found in composed_epsilons(aggregator, queries, DELTA).values():
+            assert float(chance @ -np.expm1(np.minimum(found - loss, 0))) <= DELTA
+
+    def test_more_queries_cost_more_and_none_cost_nothing(self):
+        for vote in ("laplace", "gaussian", "confident"):
+            aggregator = Aggregator.for_epsilon(vote, 0.5, DELTA, 100)
+            accounts = [account_votes(aggregator, np.tile(unanimous(100), (q, 1)), DELTA) for q in (0, 1, 10, 1000)]
+            for costs in ([a.epsilon for a in accounts], [a.data_dependent_epsilon for a in accounts]):
+                assert costs[0] == 0
+                assert costs == sorted(costs)
+                assert costs[1] < costs[3]
+
+    def test_a_vote_without_noise_has_no_guarantee(self):
+        for vote in ("hard", "soft"):
+            account = account_votes(Aggregator(vote), [[10, 0]], DELTA)
+            assert account.epsilon == account.data_dependent_epsilon == account.query_epsilon == math.inf
+            assert account.data_dependent_note == f"a {vote} vote adds no noise"
+
+    def test_a_data_dependent_epsilon_is_marked(self):
+        assert "not releasable" in account_votes(Aggregator("laplace", 1.0), [[3, 0]], DELTA).data_dependent_note
+
+    def test_what_cannot_be_accounted_is_refused(self):
+        aggregator = Aggregator("laplace", 1.0)
+        for counts, delta in (([3, 0], DELTA), ([[3]], DELTA), ([[3, 0]], 0.0), ([[3, 0]], 1.0)):
+            with pytest.raises(UsageError):
+                account_votes(aggregator, counts, delta)
+        with pytest.raises(UsageError, match="hard"):
+            composed_epsilons(Aggregator("hard"), 3, DELTA)
+
+
+class TestDataDependentBounds:
+    @settings(deadline=None, max_examples=60)
+    @given(COUNTS, st.floats(0.05, 20))
+    def test_they_cover_the_exact_divergence(self, counts, noise):
+        laplace, gaussian = Aggregator("laplace", noise), Aggregator("gaussian", noise)
+        bound = laplace_rdp(laplace_log_q(counts, noise), 2 / noise)
+        assert (exact_divergences(counts, laplace) <= bound + 1e-9).all()
+        if all(label_probabilities(c, gaussian).min() > 1e-9 for c in [counts, *neighbours(counts)]):
+            bound = gaussian_rdp(gaussian_log_q(counts, noise), noise)
+            assert (exact_divergences(counts, gaussian) <= bound + 1e-6).all()
+
+    @settings(deadline=None, max_examples=60)
+    @given(COUNTS, st.floats(0.05, 20))
+    def test_they_bound_the_chance_that_noise_topples_the_winner(self, counts, noise):
+        for vote, bound in (("laplace", laplace_log_q), ("gaussian", gaussian_log_q)):
+            lost = 1 - label_probabilities(counts, Aggregator(vote, noise)).max()
+            assert lost <= math.exp(bound(counts, noise)) + 1e-12
+
+    def test_agreement_makes_labels_cheap_and_a_tie_does_not(self):
+        for vote in ("laplace", "gaussian"):
+            aggregator = Aggregator.for_epsilon(vote, 0.2, DELTA, 250)
+            agreed, tied = (
+                account_votes(aggregator, np.tile(row, (100, 1)), DELTA)
+                for row in (unanimous(250), [125, 125, *[0] * 8])
+            )
+            assert agreed.data_dependent_epsilon < agreed.epsilon / 5
+            assert tied.data_dependent_epsilon == tied.epsilon
+
+    def test_it_does_not_matter_which_class_has_the_votes(self):
+        aggregator = Aggregator("laplace", 2.0)
+        rows = [[9, 1, 0], [0, 9, 1], [1, 0, 9]]
+        costs = [account_votes(aggregator, [row] * 3, DELTA) for row in rows]
+        assert costs[0] == costs[1] == costs[2] == account_votes(aggregator, rows, DELTA)
+
+    @settings(deadline=None, max_examples=40)
+    @given(st.integers(0, 20), st.integers(0, 5), st.floats(0.5, 30), st.floats(0.5, 30), st.integers(0, 20))
+    def test_a_confident_query_covers_its_exact_divergence(self, most, rest, noise, threshold_noise, threshold):
+        """Outcomes: no answer, or answered with one of the labels; the chances are exact products."""
+        counts = np.array([most + rest, rest, 1])
+        aggregator = Aggregator("confident", noise, threshold, threshold_noise)
+
+        def chances(votes: np.ndarray) -> np.ndarray:
+            answered = stats.norm.sf(threshold - votes.max(), scale=threshold_noise)
+            return np.array([1 - answered, *answered * label_probabilities(votes, aggregator)])
+
+        here = chances(counts)
+        bound = confident_rdp(counts, aggregator)
+        for other in neighbours(counts):
+            if min(here.min(), chances(other).min()) < 1e-9:
+                continue  # the integration has too few digits
+            log_moment = special.logsumexp(
+                np.outer(ORDERS, np.log(here)) + np.outer(1 - ORDERS, np.log(chances(other))), axis=1
+            )
+            assert (log_moment / (ORDERS - 1) <= bound + 1e-6).all()
+
+    def test_queries_that_go_unanswered_cost_little(self):
+        aggregator = Aggregator("confident", noise=5.0, threshold=200.0, threshold_noise=30.0)
+        split = account_votes(aggregator, np.tile([25] * 10, (100, 1)), DELTA)
+        assert split.data_dependent_epsilon < split.epsilon / 10
+
+    def test_bounds_are_finite_and_positive_over_the_whole_range(self):
+        for noise in (1e-3, 1.0, 1e4):
+            for counts in ([1, 0], [10**6, 0, 0], [3, 3]):
+                for vote in ("laplace", "gaussian"):
+                    account = account_votes(Aggregator(vote, noise), [counts], DELTA)
+                    assert 0 <= account.data_dependent_epsilon <= account.epsilon < math.inf
+
+
+class TestPartitions:
+    def test_ten_instructors_are_not_ten_times_more_private(self):
+        """T9: each samples its part ten times as densely, and the guarantee is that of the worst one."""
+        cost = partition_cost(60_000, 10, 256, 10, 1.0, DELTA)
+        assert cost.claimed == pytest.approx(cost.one / 10)
+        assert cost.together == cost.each > 2 * cost.one
+
+    def test_full_batches_gain_nothing_and_lose_nothing(self):
+        cost = partition_cost(1000, 10, 100, 5, 2.0, DELTA)
+        assert gdp_delta(math.sqrt(5) / 2, cost.each) == pytest.approx(DELTA, rel=1e-6)
+
+    def test_parts_smaller_than_a_batch_are_refused(self):
+        with pytest.raises(UsageError, match="no smaller than a batch"):
+            partition_cost(1000, 11, 100, 5, 1.0, DELTA)

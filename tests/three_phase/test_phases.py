@@ -1,0 +1,267 @@
+"""The pipeline on few digits: who learns from what, what it costs, and the same result in any number of processes."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from edp_lab.corpora.images import Images, load_images, two_circles
+from edp_lab.errors import UsageError
+from edp_lab.privacy import gdp_epsilon
+from edp_lab.three_phase import phases
+from edp_lab.three_phase.instructors import Event, Job, train_all
+from edp_lab.three_phase.phases import HARD, ONE, PLAIN, UNDERSTUDY, run_three_phase
+from edp_lab.three_phase.record import ThreePhaseRecord, ThreePhaseSettings, score_labels
+
+DIGITS = load_images("digits")
+FEW = Images("digits", DIGITS.train[:300], DIGITS.train_labels[:300], DIGITS.test[:100], DIGITS.test_labels[:100], 10)
+QUICK = ThreePhaseSettings(instructors=3, epochs=2)
+
+
+def trained_on(monkeypatch) -> dict[str, Job]:
+    """Every job of the runs that follow, by name."""
+    seen: dict[str, Job] = {}
+    train = Job.train
+
+    def spy(self: Job, listener):
+        seen[self.name] = self
+        return train(self, listener)
+
+    monkeypatch.setattr(Job, "train", spy)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def record() -> ThreePhaseRecord:
+    return run_three_phase(QUICK, FEW)
+
+
+def test_all_parts_are_trained_and_scored_on_the_last_tenth(record):
+    instructors = [f"instructor {i}" for i in (1, 2, 3)]
+    assert [part.name for part in record.parts] == [PLAIN, ONE, *instructors, HARD, "soft vote", UNDERSTUDY]
+    assert [part.examples for part in record.parts] == [300, 300, 100, 100, 100, 300, 300, 90]
+    assert {sum(map(sum, part.scores.confusion)) for part in record.parts} == {10}
+    assert (record.data["public"], record.data["test"]) == (90, 10)
+    assert set(record.models) == {PLAIN, ONE, *instructors, UNDERSTUDY}
+
+
+def test_each_network_learns_from_what_the_phases_say(monkeypatch):
+    jobs = trained_on(monkeypatch)
+    found = run_three_phase(QUICK, FEW)
+    assert np.array_equal(jobs[PLAIN].x, FEW.train)
+    noise = jobs[ONE].x - FEW.train
+    assert noise.std() == pytest.approx(0.6, rel=0.05)
+    parts = [jobs[f"instructor {i}"] for i in (1, 2, 3)]
+    rows = np.concatenate([part.x for part in parts]).reshape(300, -1)
+    assert sorted(map(tuple, rows)) == sorted(map(tuple, jobs[ONE].x.reshape(300, -1)))
+    own = {tuple(row): label for row, label in zip(jobs[ONE].x.reshape(300, -1), FEW.train_labels, strict=True)}
+    assert all(own[tuple(x.ravel())] == y for part in parts for x, y in zip(part.x, part.y, strict=True))
+    understudy = jobs[UNDERSTUDY]
+    assert (understudy.x - FEW.test[:90]).std() == pytest.approx(0.6, rel=0.05)
+    assert (understudy.y == FEW.test_labels[:90]).mean() == found.labels.right < 0.6
+    assert np.array_equal(understudy.test_y, FEW.test_labels[90:])
+
+
+def test_noise_on_the_test_set_is_not_that_on_the_training_set(monkeypatch):
+    jobs = trained_on(monkeypatch)
+    twins = replace(FEW, test=FEW.train[:100], test_labels=FEW.train_labels[:100])
+    run_three_phase(QUICK, twins)
+    noises = [(x - FEW.train[:90]).ravel() for x in (jobs[UNDERSTUDY].x, jobs[ONE].x[:90])]
+    assert abs(np.corrcoef(*noises)[0, 1]) < 0.06
+
+
+def test_which_instructor_gets_an_example_does_not_depend_on_the_data(monkeypatch):
+    """Else a replaced example would move others, and more than one vote could change."""
+    jobs = trained_on(monkeypatch)
+    settings = replace(QUICK, phases=(2,))
+    run_three_phase(settings, FEW)
+    before = {name: job.x for name, job in jobs.items()}
+    train, labels = FEW.train.copy(), FEW.train_labels.copy()
+    train[7], labels[7] = 1.0, (labels[7] + 1) % 10
+    run_three_phase(settings, replace(FEW, train=train, train_labels=labels))
+    changed = {name: int((before[name] != jobs[name].x).any(axis=(1, 2, 3)).sum()) for name in jobs}
+    assert sorted(changed[f"instructor {i}"] for i in (1, 2, 3)) == [0, 0, 1]
+
+
+def test_privacy_is_that_of_the_labels_by_hand(record):
+    """90 labels, 0.2 each: plain sum 18; rho = 90 * 0.02 = 1.8, rho + 2 sqrt(rho ln 1e5) = 10.90."""
+    assert record.privacy.queries == record.labels.answered == 90
+    assert record.privacy.query_epsilon == pytest.approx(0.2)
+    assert record.privacy.composed["plain sum"] == pytest.approx(18)
+    assert record.privacy.composed["zCDP"] == pytest.approx(1.8 + 2 * math.sqrt(1.8 * math.log(1e5)))
+    assert record.part(UNDERSTUDY).epsilon == record.privacy.epsilon < 10.91
+    assert record.part(PLAIN).epsilon is record.part(HARD).epsilon is None
+    assert record.part(ONE).image_epsilon == record.image_guarantee.epsilon == pytest.approx(144.89, abs=0.01)
+    assert record.part(UNDERSTUDY).image_epsilon == record.privacy.epsilon
+    assert record.part(PLAIN).image_epsilon is None
+    assert record.status == "void: seed published"
+
+
+def test_fewer_labels_cost_less(monkeypatch):
+    jobs = trained_on(monkeypatch)
+    found = run_three_phase(replace(QUICK, labels=20, vote="gaussian", vote_epsilon=1.0), FEW)
+    assert len(jobs[UNDERSTUDY].x) == found.labels.queries == 20
+    sigma = found.settings.aggregator().noise
+    assert found.part(UNDERSTUDY).epsilon == pytest.approx(gdp_epsilon(math.sqrt(40) / sigma, 1e-5), rel=1e-9)
+
+
+def test_a_vote_without_noise_leaves_the_understudy_without_guarantee():
+    found = run_three_phase(replace(QUICK, vote="hard"), FEW)
+    assert found.part(UNDERSTUDY).epsilon is None
+    assert found.labels.right == found.labels.right_without_noise
+    assert found.status == "none"
+
+
+def test_an_unanswered_query_teaches_nothing(monkeypatch):
+    jobs = trained_on(monkeypatch)
+    found = run_three_phase(replace(QUICK, vote="confident", vote_epsilon=20.0), FEW)
+    assert 0 < found.labels.answered == len(jobs[UNDERSTUDY].x) < found.labels.queries == 90
+    assert found.privacy.queries == 90
+
+
+def test_a_vote_that_answers_nothing_is_told_plainly(monkeypatch):
+    never = replace(QUICK.aggregator(), vote="confident", threshold=1e9, threshold_noise=1.0)
+    monkeypatch.setattr(ThreePhaseSettings, "aggregator", lambda self: never)
+    with pytest.raises(UsageError, match="answered none of its 90 queries"):
+        run_three_phase(QUICK, FEW)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "parts", "voters"),
+    [
+        ((1,), [PLAIN, ONE], None),
+        ((2,), [PLAIN, "instructor 1", "instructor 2", "instructor 3", HARD, "soft vote"], 3),
+        ((3,), [PLAIN, UNDERSTUDY], 1),
+        ((1, 3), [PLAIN, ONE, UNDERSTUDY], 1),
+    ],
+)
+def test_phases_can_be_left_out(chosen, parts, voters):
+    found = run_three_phase(replace(QUICK, phases=chosen), FEW)
+    assert [part.name for part in found.parts] == parts
+    assert (found.image_guarantee is not None) == (1 in chosen)
+    assert (found.labels is None) == (voters is None)
+    if voters is not None:
+        names = [name for name in found.models if name.startswith("instructor")] or [ONE if 1 in chosen else PLAIN]
+        assert len(names) == voters
+        if 1 not in chosen:
+            votes = np.array([found.models[name].predict(FEW.test[:90]) for name in names])
+            exact = [np.bincount(column).argmax() for column in votes.T]
+            assert found.labels.right_without_noise == np.mean(exact == FEW.test_labels[:90])
+            assert found.labels.unanimous == np.mean(votes.min(axis=0) == votes.max(axis=0))
+    assert json.loads(json.dumps(found.as_json(), allow_nan=False))
+
+
+def test_processes_give_the_same_networks_as_one(record):
+    events: list[Event] = []
+    other = run_three_phase(replace(QUICK, workers=2), FEW, events.append)
+    assert other.seconds["processes"] == 2
+    assert other.digest == record.digest
+    assert [part.scores for part in other.parts] == [part.scores for part in record.parts]
+    told = {event.part for event in events if event.epoch == event.epochs == 2}
+    assert {PLAIN, ONE, "instructor 1", "instructor 3", UNDERSTUDY} <= told
+
+
+def test_a_worker_that_fails_says_why():
+    settings = QUICK.training("adam", 50, 10, "x")
+    y = np.arange(50, dtype=np.int64)  # labels beyond the classes
+    job = Job("x", settings, FEW.train[:50], y, FEW.test[90:], FEW.test_labels[90:])
+    with pytest.raises(UsageError, match=r"label outside 0\.\.9"):
+        train_all([job, job], 2, None)
+
+
+def test_seeds_decide_and_secret_ones_do_not_repeat(record):
+    assert run_three_phase(QUICK, FEW).digest == record.digest
+    assert run_three_phase(replace(QUICK, seed=1), FEW).digest != record.digest
+    secret = [run_three_phase(replace(QUICK, phases=(1, 3), private_seed=True), FEW) for _ in range(2)]
+    assert secret[0].pixels["train"].after.mean != secret[1].pixels["train"].after.mean
+    assert secret[0].status == "holds"
+
+
+def test_two_networks_never_share_weights_and_order(monkeypatch):
+    jobs = trained_on(monkeypatch)
+    run_three_phase(QUICK, FEW)
+    assert len({job.settings.seed for job in jobs.values()}) == len(jobs)
+
+
+def test_private_instructors_are_as_private_as_the_worst(monkeypatch):
+    """T9: parallel composition is the maximum, not a tenth."""
+    settings = ThreePhaseSettings(instructors=2, phases=(1, 2), method="dp-adam", epochs=1, train_epsilon=5.0)
+    found = run_three_phase(settings, FEW)
+    each = [found.part(f"instructor {i}").epsilon for i in (1, 2)]
+    assert found.part(HARD).epsilon == max(each) == pytest.approx(5, rel=0.02)
+
+
+def test_a_private_understudy_gains_nothing(monkeypatch):
+    """T15: its epsilon is that of its labels, with or without."""
+    found = run_three_phase(replace(QUICK, understudy_method="dp-adam", epochs=1), FEW)
+    assert found.part(UNDERSTUDY).epsilon == found.privacy.epsilon
+    assert "adds nothing" in found.part(UNDERSTUDY).why
+
+
+def test_the_thesis_stands_beside_what_holds(record):
+    here = {row.row: row.here for row in record.comparisons}
+    assert list(here) == ["T1", "T3", "T9", "4.2", "T12", "T13", "T11"]
+    assert "144.9" in here["T1"]
+    assert "no epsilon" in here["T9"]
+    assert "of 90: " in here["T12"]
+    assert "(plain sum 18)" in here["T12"]
+    assert phases.THESIS_ACCURACY["vgg"][UNDERSTUDY] == 0.97
+
+
+def test_the_record_is_plain_json_without_networks(record):
+    found = json.loads(json.dumps(record.as_json(), allow_nan=False))
+    assert found["image_guarantee"]["label_epsilon"] is None
+    assert found["settings"]["phases"] == [1, 2, 3]
+    assert len(found["parts"][0]["rows"]) == 2
+    assert len(found["digest"]) == len(found["data"]["sha256"]) == 64
+    assert "models" not in found
+    assert "not releasable" in found["privacy"]["data_dependent_note"]
+
+
+def test_scores_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    truth, predicted = rng.integers(10, size=200), rng.integers(9, size=200)  # one class is never predicted
+    found = score_labels(truth, predicted, 10)
+    assert found.accuracy == metrics.accuracy_score(truth, predicted)
+    wanted = metrics.precision_recall_fscore_support(truth, predicted, average="macro", zero_division=0)[:3]
+    assert (found.precision, found.recall, found.f_score) == pytest.approx(wanted)
+    assert found.confusion == metrics.confusion_matrix(truth, predicted).tolist()
+    assert score_labels(truth[:1], truth[:1], 10).interval == pytest.approx((0.025, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sigma": -0.1}, "sigma is -0.1"),
+        ({"vote_epsilon": 0.0}, "epsilon of a vote is 0.0"),
+        ({"delta": 0.0}, "delta is 0.0"),
+        ({"instructors": 0}, "number of instructors is 0"),
+        ({"labels": 0}, "number of labels is 0"),
+        ({"phases": (0, 1)}, "phases are 0, 1"),
+        ({"phases": ()}, "phases are none"),
+        ({"vote": "loud"}, "unknown vote"),
+        ({"method": "magic"}, "unknown method"),
+        ({"seed": -1}, "seed is -1"),
+        ({"method": "dp-adam", "train_epsilon": -1.0}, "epsilon is -1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(change, message):
+    with pytest.raises(UsageError, match=message):
+        ThreePhaseSettings(**change)
+
+
+def test_data_that_do_not_suffice_are_refused():
+    rarest = int(np.bincount(FEW.train_labels).min())
+    with pytest.raises(UsageError, match=f"{rarest + 1} instructors cannot all see class .* take {rarest} at most"):
+        run_three_phase(replace(QUICK, instructors=rarest + 1), FEW)
+    with pytest.raises(UsageError, match="91 labels, but there are 90 public"):
+        run_three_phase(replace(QUICK, labels=91), FEW)
+    with pytest.raises(UsageError, match="no images"):
+        run_three_phase(QUICK, two_circles(20, 20))
+    with pytest.raises(UsageError, match="test set of 1"):
+        run_three_phase(QUICK, replace(FEW, test=FEW.test[:1], test_labels=FEW.test_labels[:1]))
