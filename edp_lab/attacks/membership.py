@@ -85,7 +85,7 @@ def attack_loss(
 def attack_shadow(
     run: str | Path,
     shadows: tuple[str, ...] = (),
-    classifier: str = "boosting",
+    classifier: str = "forest",
     most: int | None = None,
     fprs: tuple[float, ...] = FPRS,
     confidence: float = 0.95,
@@ -125,7 +125,7 @@ def attack_lira(
     Raises:
         UsageError: as `load_target` and `shadow_signals`.
     """
-    from edp_lab.attacks.lira import lira_scores
+    from edp_lab.attacks.lira import aligned, lira_scores
     from edp_lab.attacks.shadow_models import shadow_signals
 
     target = load_target(run, most)
@@ -135,7 +135,8 @@ def attack_lira(
     shadowed = shadow_signals(
         config, target.corpus, target.pool, shadows, seed, cache, lambda done, of: told(f"shadow model {done} of {of}")
     )
-    scores = lira_scores(signals(target.model, target.pool), shadowed, online)
+    own = aligned(signals(target.model, target.pool), shadowed)  # shadows of another size or length are as sure as it
+    scores = lira_scores(own, shadowed, online)
     about = {"shadows": shadows, "shadow_size": config.size, "shadow_epochs": config.epochs, "seed": seed}
     return _judged(target, "lira-online" if online else "lira-offline", scores, fprs, confidence, about)
 

@@ -24,7 +24,7 @@ from edp_lab.errors import UsageError
 from edp_lab.training import TrainConfig
 
 INTENT_WIDTH, SLOT_WIDTH = 8, 16  # scores used: more are zero, or as good as zero, in most utterances
-CLASSIFIERS = ("boosting", "logistic", "forest", "mlp")
+CLASSIFIERS = ("forest", "boosting", "logistic", "mlp")
 GENERATED = "generated"  # a fresh corpus from the grammar: public text like the embedded one
 PUBLIC = ("snips", "atis", "nlu-eval")
 
@@ -32,7 +32,7 @@ PUBLIC = ("snips", "atis", "nlu-eval")
 def shadow_scores(
     target: Target,
     shadows: Sequence[str] = (),
-    classifier: str = "boosting",
+    classifier: str = "forest",
     seed: int = 0,
     cache: Path | None = None,
     progress: Callable[[str], None] = lambda what: None,

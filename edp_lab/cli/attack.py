@@ -60,7 +60,7 @@ def shadow(
             "[default: another corpus at hand]"
         ),
     ] = None,
-    classifier: Annotated[str, typer.Option(help="boosting, logistic, forest or mlp.")] = "boosting",
+    classifier: Annotated[str, typer.Option(help="forest, boosting, logistic or mlp.")] = "forest",
     members: Most = None,
     fpr: Fpr = "0.01,0.001",
     confidence: Confidence = 0.95,

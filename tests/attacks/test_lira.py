@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from edp_lab.attacks.lira import lira_scores, loss_threshold
+from edp_lab.attacks.lira import aligned, lira_scores, loss_threshold
 from edp_lab.attacks.shadow_models import ShadowSignals, half_samples, train_shadow
 from edp_lab.attacks.signals import Floats, Signals, signals
 from edp_lab.attacks.statistics import auc, auc_interval, tpr_at_fpr
@@ -89,6 +89,21 @@ def test_difficulty_of_utterances_cancels_where_it_defeats_the_loss() -> None:
     exact = (norm.logpdf(x, IN, SPREAD_IN) - norm.logpdf(x, OUT, SPREAD_OUT)).sum(1)
     assert areas["loss"] < 0.7 < 0.9 < areas["offline"] < areas["online"]
     assert areas["online"] == pytest.approx(auc(exact[:2000], exact[2000:]), abs=0.02)
+
+
+def test_a_target_that_is_surer_of_everything_is_attacked_as_well_once_it_is_aligned() -> None:
+    target, shadows = synthetic(models=16, utterances=4000)
+
+    def area(target: Signals) -> float:
+        found = lira_scores(target, shadows)
+        return auc(found[:2000], found[2000:])
+
+    surer = of(target.logits + np.array([4.0, 7.0]))
+    assert area(surer) < 0.7 < 0.9 < area(target)
+    assert area(aligned(surer, shadows)) == pytest.approx(area(target), abs=0.01)
+    np.testing.assert_allclose(aligned(surer, shadows).logits, aligned(target, shadows).logits)
+    untagged = ShadowSignals(of(shadows.signals.logits[..., :1]), shadows.inside)
+    assert aligned(of(surer.logits[:, :1]), untagged).logits.shape == (4000, 1)
 
 
 def test_offline_score_is_standard_normal_for_non_members_and_rises_with_the_logits_only() -> None:
