@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.attacks.guards import check_split
+from edp_lab.attacks.guards import Guards, check_split
 from edp_lab.attacks.signals import signals
 from edp_lab.attacks.statistics import AttackResult, auc_change, summarise
 from edp_lab.attacks.target import Target, load_target
@@ -45,6 +45,10 @@ class Attacked:
         low, high = self.result.auc_interval
         if self.result.guards["leaks"]:
             return "worthless: the split leaks, so the attack may tell texts apart instead of members"
+        if self.result.guards["duplicates"]:
+            return "worthless: some texts are both members and non-members; train with duplicates kept together"
+        if self.result.bound is not None and low > self.result.bound["auc"]:
+            return "more than epsilon allows: the run's guarantee does not hold, or its seed was used"
         if low > 0.5:
             return "membership leaks: the interval of the AUC lies above 0.5"
         if high < 0.5:
@@ -55,38 +59,37 @@ class Attacked:
         return {**self.result.to_json(), **self.about, "bound_said": self.bound_said, "verdict": self.verdict}
 
 
-def change(before: Attacked, after: Attacked) -> dict[str, Any]:
-    """How the AUC changes from one run to another, relative: {"against", "relative", "interval"}.
-
-    Raises:
-        UsageError: the runs were not trained on the same utterances.
+def same_pool(before: str | Path, after: str | Path) -> None:
     """
-    if before.target.pool != after.target.pool:
-        raise UsageError(
-            f"{before.target.folder} has other members than {after.target.folder}: compare runs of one corpus and seed"
-        )
+    Raises:
+        UsageError: the two runs were not trained on the same utterances; or as `load_target`.
+    """
+    if load_target(before).pool != load_target(after).pool:
+        raise UsageError(f"{before} has other members than {after}: compare runs of one corpus and seed")
+
+
+def change(before: Attacked, after: Attacked) -> dict[str, Any]:
+    """How the AUC changes from one run to another on the same pool: {"against", "relative", "interval"}."""
     sides = [attacked.target.sides(attacked.scores) for attacked in (before, after)]
-    relative, interval = auc_change(sides[0], sides[1], after.result.confidence)
+    texts = after.target.sides(after.target.texts)
+    relative, interval = auc_change(sides[0], sides[1], after.result.confidence, texts)
     return {"against": str(before.target.folder), "relative": relative, "interval": list(interval)}
 
 
-def attack_loss(
-    run: str | Path, most: int | None = None, fprs: tuple[float, ...] = FPRS, confidence: float = 0.95
-) -> Attacked:
+def attack_loss(run: str | Path, fprs: tuple[float, ...] = FPRS, confidence: float = 0.95) -> Attacked:
     """Call those members whose loss is low (Yeom et al. 2018).
 
     Raises:
         UsageError: as `load_target`.
     """
-    target = load_target(run, most)
-    return _judged(target, "loss", -signals(target.model, target.pool).loss, fprs, confidence)
+    target, guards = _prepared(run)
+    return _judged(target, guards, "loss", -signals(target.model, target.pool).loss, fprs, confidence)
 
 
 def attack_shadow(
     run: str | Path,
     shadows: tuple[str, ...] = (),
     classifier: str = "forest",
-    most: int | None = None,
     fprs: tuple[float, ...] = FPRS,
     confidence: float = 0.95,
     seed: int = 0,
@@ -100,11 +103,11 @@ def attack_shadow(
     """
     from edp_lab.attacks.shadow import default_shadow, shadow_scores
 
-    target = load_target(run, most)
+    target, guards = _prepared(run)
     names = shadows or (default_shadow(target.config.corpus),)
     scores = shadow_scores(target, names, classifier, seed, cache, told)
     about = {"shadow_corpora": list(names), "classifier": classifier, "seed": seed}
-    return _judged(target, "shadow", scores, fprs, confidence, about)
+    return _judged(target, guards, "shadow", scores, fprs, confidence, about)
 
 
 def attack_lira(
@@ -113,7 +116,6 @@ def attack_lira(
     online: bool = True,
     size: str | None = None,
     epochs: int | None = None,
-    most: int | None = None,
     fprs: tuple[float, ...] = FPRS,
     confidence: float = 0.95,
     seed: int = 0,
@@ -128,7 +130,7 @@ def attack_lira(
     from edp_lab.attacks.lira import aligned, lira_scores
     from edp_lab.attacks.shadow_models import shadow_signals
 
-    target = load_target(run, most)
+    target, guards = _prepared(run)
     chosen = {name: value for name, value in (("size", size), ("epochs", epochs)) if value is not None}
     lr = target.config.lr if size in (None, target.config.size) else None
     config = replace(target.config, processes=1, private_seed=False, lr=lr, **chosen)  # type: ignore[arg-type]
@@ -138,11 +140,19 @@ def attack_lira(
     own = aligned(signals(target.model, target.pool), shadowed)  # shadows of another size or length are as sure as it
     scores = lira_scores(own, shadowed, online)
     about = {"shadows": shadows, "shadow_size": config.size, "shadow_epochs": config.epochs, "seed": seed}
-    return _judged(target, "lira-online" if online else "lira-offline", scores, fprs, confidence, about)
+    return _judged(target, guards, "lira-online" if online else "lira-offline", scores, fprs, confidence, about)
+
+
+def _prepared(run: str | Path) -> tuple[Target, Guards]:
+    """Whatever can refuse a run, before anything takes long."""
+    target = load_target(run)
+    _ = target.guarantee
+    return target, check_split(target.members, target.non_members)
 
 
 def _judged(
     target: Target,
+    guards: Guards,
     attack: str,
     scores: np.ndarray,
     fprs: tuple[float, ...],
@@ -152,8 +162,10 @@ def _judged(
     members, non_members = target.sides(scores)
     guarantee = target.guarantee
     epsilon = None if guarantee is None else guarantee.epsilon
-    guards = check_split(target.members, target.non_members)
-    result = summarise(attack, members, non_members, epsilon, target.config.delta, guards.to_json(), fprs, confidence)
+    texts = target.sides(target.texts)
+    result = summarise(
+        attack, members, non_members, epsilon, target.config.delta, guards.to_json(), fprs, confidence, texts
+    )
     return Attacked(target, result, scores, {"run": str(target.folder), **(about or {})}, _bound_said(target, result))
 
 
@@ -165,5 +177,9 @@ def _bound_said(target: Target, result: AttackResult) -> str:
         return f"none ({guarantee.reason}), so nothing bounds this attack"
     assert result.bound is not None
     secret = "" if guarantee.status == "holds" else "were the seed secret, "
-    shown = f"epsilon {guarantee.epsilon:.3g} (delta {guarantee.delta:.2g}, {guarantee.adjacency}, {guarantee.method})"
+    copies = "" if target.copies == 1 else f" whose text occurs up to {target.copies} times"
+    shown = (
+        f"epsilon {guarantee.epsilon:.3g} (for one utterance{copies} in another's place; delta {guarantee.delta:.2g}, "
+        f"{guarantee.method})"
+    )
     return f"{secret}{shown} bounds the AUC of any attack by {result.bound['auc']:.4f}"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import sys
 import tempfile
 import threading
@@ -80,7 +81,11 @@ def train_shadow(
     with suppress(UsageError):  # not there, or damaged
         return load_model(entry).eval()
     model = _train(own, corpus, train)
-    save_model(model, entry)
+    with tempfile.TemporaryDirectory(dir=entry.parent) as scratch:  # another process may be at the same entry
+        save_model(model, Path(scratch) / "model")
+        shutil.rmtree(entry, ignore_errors=True)
+        with suppress(OSError):
+            os.replace(Path(scratch) / "model", entry)
     return model
 
 
@@ -158,7 +163,9 @@ def default_cache() -> Path:
 
 
 def _settled(config: TrainConfig, seed: int) -> TrainConfig:
-    return replace(config, seed=seed, processes=1, private_seed=False)
+    """The same model in distribution, by the fastest way."""
+    method = "dp-sgd" if config.method == "dp-sgd-naive" else config.method
+    return replace(config, seed=seed, method=method, processes=1, private_seed=False)
 
 
 def _train(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]) -> IntentSlotModel:

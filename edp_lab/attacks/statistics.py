@@ -130,8 +130,17 @@ def auc(members: ArrayLike, non_members: ArrayLike) -> float:
     return float(_placements(*_checked(members, non_members))[0].mean())
 
 
-def auc_interval(members: ArrayLike, non_members: ArrayLike, confidence: float = 0.95) -> Interval:
+def auc_interval(
+    members: ArrayLike,
+    non_members: ArrayLike,
+    confidence: float = 0.95,
+    texts: tuple[ArrayLike, ArrayLike] | None = None,
+) -> Interval:
     """An interval for the AUC, within [0, 1] and never of width zero.
+
+    Args:
+        texts: for members and for non-members the number of each one's text. Copies score alike, and say no more than
+            one of them does; they are taken together (Obuchowski 1997). None: all texts differ.
 
     DeLong's variance (DeLong, DeLong and Clarke-Pearson 1988), by sorting in O(n log n) as Sun and Xu 2014, normal on
     the logit scale. Asymptotic: at 95 % it covered the AUC of normal scores in 93 to 97 % of simulations up to AUC 0.9
@@ -152,13 +161,16 @@ def auc_interval(members: ArrayLike, non_members: ArrayLike, confidence: float =
     pairs = min(len(inside), len(outside))
     if pairs < 2 or (np.ptp(of_members) == 0 and np.ptp(of_non_members) == 0):
         return clopper_pearson(area * pairs, pairs, confidence)
-    variance = of_members.var(ddof=1) / len(inside) + of_non_members.var(ddof=1) / len(outside)
+    variance = sum(map(_variance_of_mean, (of_members, of_non_members), texts or (None, None)))
     reach = -ndtri((1 - confidence) / 2) * math.sqrt(variance) / (area * (1 - area))
     return float(expit(logit(area) - reach)), float(expit(logit(area) + reach))
 
 
 def auc_change(
-    before: tuple[ArrayLike, ArrayLike], after: tuple[ArrayLike, ArrayLike], confidence: float = 0.95
+    before: tuple[ArrayLike, ArrayLike],
+    after: tuple[ArrayLike, ArrayLike],
+    confidence: float = 0.95,
+    texts: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> tuple[float, Interval]:
     """AUC after / AUC before - 1, and its interval: two models, the same members and non-members in the same order.
 
@@ -178,9 +190,8 @@ def auc_change(
         raise UsageError(
             "an AUC of 0 has no relative change: its attack has members and non-members the wrong way round"
         )
-    variance = sum(
-        (b / areas[1] - a / areas[0]).var(ddof=1) / len(a) for a, b in zip(placed, then, strict=True) if len(a) > 1
-    )
+    influences = [b / areas[1] - a / areas[0] for a, b in zip(placed, then, strict=True)]
+    variance = sum(map(_variance_of_mean, influences, texts or (None, None)))
     reach = -ndtri((1 - confidence) / 2) * math.sqrt(variance)
     ratio = areas[1] / areas[0]
     return ratio - 1, (ratio * math.exp(-reach) - 1, ratio * math.exp(reach) - 1)
@@ -284,6 +295,7 @@ def summarise(
     guards: Mapping[str, Any] | None = None,
     fprs: Sequence[float] = FPRS,
     confidence: float = 0.95,
+    texts: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> AttackResult:
     """All figures of an attack, beside the bound of the run's sound (epsilon, delta), if it has a finite epsilon.
 
@@ -294,7 +306,7 @@ def summarise(
     return AttackResult(
         attack=attack,
         auc=auc(inside, outside),
-        auc_interval=auc_interval(inside, outside, confidence),
+        auc_interval=auc_interval(inside, outside, confidence, texts),
         tpr_at_fpr={f"{fpr:g}": _rate(inside, outside, fpr, confidence) for fpr in fprs},
         advantage=advantage(inside, outside).value,
         bound=_bound(epsilon, delta, fprs),
@@ -332,6 +344,14 @@ def _bound(epsilon: float | None, delta: float | None, fprs: Sequence[float]) ->
 def _placements(members: Scores, non_members: Scores) -> tuple[Scores, Scores]:
     """Per member (M) the share of non-members below it, per non-member (N) of members above it; ties count half."""
     return _share_below(members, non_members), 1 - _share_below(non_members, members)
+
+
+def _variance_of_mean(values: Scores, texts: ArrayLike | None) -> float:
+    """Of the mean of values that are independent only from text to text."""
+    if texts is None:
+        return float(values.var(ddof=1)) / len(values) if len(values) > 1 else 0.0
+    sums = np.bincount(np.unique(np.asarray(texts), return_inverse=True)[1], weights=values - values.mean())
+    return float((sums**2).sum()) / len(values) ** 2 * len(sums) / max(len(sums) - 1, 1)
 
 
 def _share_below(scores: Scores, others: Scores) -> Scores:

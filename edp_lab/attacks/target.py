@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.corpora.encoding import Labels
 from edp_lab.errors import UsageError
 from edp_lab.models import load_model
+from edp_lab.models.checkpoint import model_checksum
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Adjacency, Guarantee, judge
 from edp_lab.training import TrainConfig
@@ -39,9 +42,20 @@ class Target:
     non_members: tuple[Utterance, ...]
 
     @property
+    def copies(self) -> int:
+        """How often the most frequent text occurs on its side."""
+        return max(Counter(u.tokens for side in (self.members, self.non_members) for u in side).values())
+
+    @property
     def pool(self) -> tuple[Utterance, ...]:
         """Members first."""
         return self.members + self.non_members
+
+    @property
+    def texts(self) -> np.ndarray:
+        """The number of each utterance's text, of the pool: (n)."""
+        numbers: dict[tuple[str, ...], int] = {}
+        return np.array([numbers.setdefault(u.tokens, len(numbers)) for u in self.pool])
 
     def sides(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores of the pool, one row each, of members and of non-members."""
@@ -52,22 +66,24 @@ class Target:
         """What the run guarantees against telling one utterance from another in its place; None without noise.
 
         A member and a non-member of a random split of fixed sizes have changed places, so what counts is replace-one:
-        under Poisson sampling, one utterance less and another more.
+        under Poisson sampling, one utterance less and another more. All copies of a text are on one side, so a text
+        counts as often as the most frequent one.
         """
         if self.config.method == "sgd":
             return None
         ledger = run_ledger(self.folder)
-        swap = {"adjacency": Adjacency.REPLACE_ONE} if not self.config.poisson else {"utterances_per_person": 2}
+        swap: dict[str, Any] = {"utterances_per_person": self.copies}
+        if self.config.poisson:
+            swap["utterances_per_person"] *= 2
+        else:
+            swap["adjacency"] = Adjacency.REPLACE_ONE
         delta = self.config.delta
         assert delta is not None, "records hold the delta that was used"
-        return judge(ledger.mechanism, ledger.bill(), delta, not self.config.private_seed, **swap)  # type: ignore[arg-type]
+        return judge(ledger.mechanism, ledger.bill(), delta, not self.config.private_seed, **swap)
 
 
-def load_target(run: str | Path, most: int | None = None) -> Target:
+def load_target(run: str | Path) -> Target:
     """The model of a run with members from its training set and an equal number of non-members from its test set.
-
-    Args:
-        most: how many of each at most.
 
     Raises:
         UsageError: no run there, an unfinished one, its corpus is missing or has changed, the model is not the one of
@@ -81,21 +97,20 @@ def load_target(run: str | Path, most: int | None = None) -> Target:
     if corpus.sha256 != record["corpus"]["sha256"]:
         raise UsageError(f"corpus {config.corpus!r} is not the one of {run}: its content has changed since")
     model = load_model(folder / MODEL)
-    size = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    if model.labels != Labels.of(corpus) or size != record["parameters"]:
+    if model.labels != Labels.of(corpus) or model_checksum(model) != record.get("model_sha256"):
         raise UsageError(f"the model in {folder / MODEL} is not the one of the run's record: restore it from a copy")
     data = split(corpus, config.seed, keep_duplicates_together=config.keep_duplicates_together)
-    members, non_members = equal_sides(data, config.seed, most)
+    members, non_members = equal_sides(data, config.seed)
     return Target(folder, config, corpus, model.eval(), members, non_members)
 
 
-def equal_sides(data: Split, seed: int, most: int | None = None) -> tuple[tuple[Utterance, ...], tuple[Utterance, ...]]:
+def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Utterance, ...]]:
     """As many of the training set as of the test set, drawn at random.
 
     Raises:
         UsageError: fewer than `LEAST_MEMBERS`.
     """
-    count = min(len(data.train), len(data.test), most or len(data.train))
+    count = min(len(data.train), len(data.test))
     if count < LEAST_MEMBERS:
         raise UsageError(
             f"{count} members are too few to say anything about an attack: it takes {LEAST_MEMBERS}, so train on a "

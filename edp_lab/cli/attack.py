@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edp_lab.cli.api_attacks import extraction, inversion
 from edp_lab.cli.memorisation import canaries
 from edp_lab.cli.train import Json
 
 if TYPE_CHECKING:
     from edp_lab.attacks.membership import Attacked
 
-attack_app = typer.Typer(no_args_is_help=True, help="Attack a trained model: membership inference and memorisation.")
-attack_app.command()(canaries)
+attack_app = typer.Typer(
+    no_args_is_help=True,
+    help="Attack a trained model: who was in its training set, what it remembers, how it is stolen.",
+)
+for command in (canaries, extraction, inversion):
+    attack_app.command()(command)
 
 RunFolder = Annotated[Path, typer.Option("--run", help="Folder of a run: the --out of edp-lab train.")]
-Most = Annotated[int | None, typer.Option("--members", help="How many members, and non-members, at most.")]
 Fpr = Annotated[str, typer.Option(help="False positive rates at which to give the true one, with commas between.")]
-Confidence = Annotated[float, typer.Option(help="Of the intervals.")]
+Confidence = Annotated[float, typer.Option(help="Of the intervals.", min=0.5, max=0.9999)]
 Cache = Annotated[
     Path | None, typer.Option(help="Where trained shadow models are kept. [default: the user's cache]", hidden=False)
 ]
@@ -37,7 +41,6 @@ Out = Annotated[Path | None, typer.Option(help="Also write the JSON to this file
 @attack_app.command()
 def loss(
     run: RunFolder,
-    members: Most = None,
     fpr: Fpr = "0.01,0.001",
     confidence: Confidence = 0.95,
     against: Against = None,
@@ -47,7 +50,7 @@ def loss(
     """The floor: call those members whose loss is low. No training."""
     from edp_lab.attacks.membership import attack_loss
 
-    _finish(lambda run, told: attack_loss(run, members, _rates(fpr), confidence), run, against, out, as_json)
+    _finish(lambda run, told: attack_loss(run, _rates(fpr), confidence), run, against, out, as_json)
 
 
 @attack_app.command()
@@ -61,7 +64,6 @@ def shadow(
         ),
     ] = None,
     classifier: Annotated[str, typer.Option(help="forest, boosting, logistic or mlp.")] = "forest",
-    members: Most = None,
     fpr: Fpr = "0.01,0.001",
     confidence: Confidence = 0.95,
     seed: Seed = 0,
@@ -75,7 +77,7 @@ def shadow(
 
     _finish(
         lambda run, told: attack_shadow(
-            run, tuple(shadow or ()), classifier, members, _rates(fpr), confidence, seed, cache, told
+            run, tuple(shadow or ()), classifier, _rates(fpr), confidence, seed, cache, told
         ),
         run,
         against,
@@ -95,7 +97,6 @@ def lira(
     ] = False,
     size: Annotated[str | None, typer.Option(help="Of the shadow models. [default: the target's]")] = None,
     epochs: Annotated[int | None, typer.Option(help="Of the shadow models. [default: the target's]")] = None,
-    members: Most = None,
     fpr: Fpr = "0.01,0.001",
     confidence: Confidence = 0.95,
     seed: Seed = 0,
@@ -109,7 +110,7 @@ def lira(
 
     _finish(
         lambda run, told: attack_lira(
-            run, shadows, not offline, size, epochs, members, _rates(fpr), confidence, seed, cache, told
+            run, shadows, not offline, size, epochs, _rates(fpr), confidence, seed, cache, told
         ),
         run,
         against,
@@ -137,19 +138,25 @@ def _finish(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    from edp_lab.attacks.membership import change
+    from edp_lab.attacks.membership import change, same_pool
     from edp_lab.errors import UsageError
+    from edp_lab.models.files import write_whole
 
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
         raise UsageError(f"{out} cannot be written: give --out a file in a folder that exists")
+    if against is not None:
+        same_pool(against, run)
     with _telling() as told:
         before = None if against is None else attack(against, told)
         attacked = attack(run, told)
     changed = None if before is None else change(before, attacked)
     result = json.dumps({**attacked.to_json(), "change": changed}, indent=2, allow_nan=False)
-    if out is not None:
-        out.write_text(result + "\n")
     print(result if as_json else "\n".join([*_lines(attacked), *_change_line(changed)]))
+    if out is not None:
+        try:
+            write_whole(out, f"{result}\n".encode())
+        except OSError as error:
+            raise UsageError(f"{out} cannot be written ({error.strerror}): give another --out") from None
 
 
 @contextmanager

@@ -77,13 +77,7 @@ def save_model(model: IntentSlotModel, folder: Path | str) -> None:
         UsageError: the folder cannot be written.
     """
     folder = Path(folder)
-    about: dict[str, Any] = {
-        "kind": "clc" if isinstance(model, CLC) else "bert",
-        "labels": {"intents": model.labels.intents, "tags": model.labels.tags},
-        "config": model.config(),
-    }
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    weights = safetensors.torch.save(state)
+    about, weights = _content(model)
     checksum = _checksum(about, weights)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,6 +87,21 @@ def save_model(model: IntentSlotModel, folder: Path | str) -> None:
             old.unlink()
     except OSError as error:
         raise UsageError(f"the model cannot be saved to {folder} ({error.strerror}): choose another folder") from error
+
+
+def model_checksum(model: IntentSlotModel) -> str:
+    """What ``model.json`` says as "sha256" once this very model is saved."""
+    return _checksum(*_content(model))
+
+
+def _content(model: IntentSlotModel) -> tuple[dict[str, Any], bytes]:
+    about: dict[str, Any] = {
+        "kind": "clc" if isinstance(model, CLC) else "bert",
+        "labels": {"intents": model.labels.intents, "tags": model.labels.tags},
+        "config": model.config(),
+    }
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    return about, safetensors.torch.save(state)
 
 
 def load_model(folder: Path | str) -> IntentSlotModel:

@@ -30,7 +30,7 @@ SCOPE = (
     "aggregate and model but not the devices' messages; public by assumption: the number of utterances, the split, the "
     "label sets, the vocabulary, pretrained weights and vectors, the text behind a public alpha, the hyper-parameters; "
     "not covered: losses, gradient norms, validation scores, checksums and any choice made by looking at them; noise: "
-    "float32 or float64, from AES-128 in counter mode"
+    "float32 or float64, from AES-128 in counter mode; order and sampling: from a generator that is not cryptographic"
 )
 
 

@@ -1,10 +1,10 @@
 """Keyed randomness: every draw is a function of (128-bit key, purpose, step, ...), never of hidden state.
 
 torch's CPU generator keeps 32 bits of its seed, so streams seeded per step would collide within one long run
-and a secret seed could be searched. What hides a gradient is drawn from AES-128 in counter mode, so that telling the
-noise from ideal noise means breaking AES; it is also the fastest source at hand. Float32 Gaussian noise has the usual
-floating-point caveats all the same (Mironov 2012). Order, dropout and initial weights come from numpy's SFC64, seeded
-through `SeedSequence` with all 128 bits: not cryptographic.
+and a secret seed could be searched. What hides a gradient is drawn from AES-128 in counter mode, the fastest source at
+hand. Float32 Gaussian noise has the usual floating-point caveats all the same (Mironov 2012). Order, sampling, dropout
+and initial weights come from numpy's SFC64, seeded through `SeedSequence` with all 128 bits of the same key: not
+cryptographic, so whoever sees much of what they draw might learn more than AES alone would tell.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def fill_normal(bits: SecretStream, out: np.ndarray) -> None:
     A float64 gradient must not get float32 noise: its last bits would show through. Box and Muller 1958, with fresh
     bits for each radius and each angle: 32 of them in float32, where no number exceeds 6.8 (a normal one does so once
     in 10^11 draws), 53 in float64 (8.7, once in 10^17).
+    A float32 near 1 keeps 24 bits, so a pair is (0, 0) once in 2^25.
     """
     real = out.dtype.type
     count, spare = (np.uint32, 0) if out.dtype == np.float32 else (np.uint64, 11)

@@ -13,10 +13,12 @@ first and the third are the same numbers whatever the number of ranks (per devic
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -142,10 +144,31 @@ class NoiseSource:
                 _fill(noise, self.key, step, block, self.share)
                 use(columns, noise)
 
+        if self.threads > 1 and self._drawn is None:
+            release_cores()
         helpers = [self._pool.submit(help_out) for _ in range(self.threads - 1)]
         help_out()
         for helper in helpers:
             helper.result()
+
+
+@cache
+def _openmp() -> ctypes.CDLL | None:
+    """The GNU OpenMP that torch has loaded; None with another one."""
+    for path in (Path(torch.__file__).parent / "lib").glob("libgomp*"):
+        library = ctypes.CDLL(str(path))
+        if hasattr(library, "omp_pause_resource_all"):
+            return library
+    return None
+
+
+def release_cores() -> None:
+    """Let this thread's OpenMP workers go: for milliseconds after a product they would spin on the others' cores.
+
+    The next product starts new ones, which takes a tenth of a millisecond.
+    """
+    if (library := _openmp()) is not None:
+        library.omp_pause_resource_all(1)  # omp_pause_soft
 
 
 def _columns(block: int, size: int) -> slice:

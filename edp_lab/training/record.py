@@ -106,8 +106,11 @@ def read_record(folder: str | Path) -> dict[str, Any]:
         raise UsageError(f"{folder} holds no run ({RECORD} is missing): give the --out folder of edp-lab train")
     try:
         record = json.loads(path.read_text())
-        needed = record["config"]["corpus"], record["config"]["seed"], record["config"]["keep_duplicates_together"]
-        assert all(value is not None for value in (*needed, record["corpus"]["sha256"], record["guarantee"]))
+        config = record["config"]
+        needed = [config["corpus"], config["keep_duplicates_together"], record["corpus"]["sha256"]]
+        needed += [record["guarantee"], record["status"], record["parameters"]]
+        assert all(value is not None for value in needed)
+        assert isinstance(config["seed"], int)
     except (ValueError, KeyError, TypeError, AssertionError):
         raise UsageError(f"{path} is damaged: train again, or restore it from a copy") from None
     return dict(record)

@@ -26,6 +26,7 @@ from edp_lab.corpora.metrics import Scores, evaluate
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
 from edp_lab.models.bookkeeping import Memory, row_norms
+from edp_lab.models.checkpoint import model_checksum
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.noise import Purpose, key_from_seed, stream
@@ -289,6 +290,7 @@ class Run:
     def save_model(self, folder: Path, status: str) -> None:
         self.record["status"] = status
         if self.main:
+            self.record["model_sha256"] = model_checksum(self.model)
             write_record(folder, self.record)
             save_model(self.model, folder / MODEL)
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +14,8 @@ from typer.testing import CliRunner
 from edp_lab.attacks.guards import LEAST_MEMBERS
 from edp_lab.attacks.membership import attack_lira, attack_loss, attack_shadow
 from edp_lab.attacks.shadow import CLASSIFIERS, GENERATED, default_shadow, shadow_config, shadow_corpus, shadow_scores
-from edp_lab.attacks.target import load_target
+from edp_lab.attacks.statistics import auc_interval
+from edp_lab.attacks.target import equal_sides, load_target
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.smart_home import generate, write_jsonl
@@ -60,7 +62,6 @@ def test_members_are_of_the_training_set_and_non_members_of_the_test_set(overfit
     assert set(target.members) <= set(data.train)
     assert set(target.non_members) <= set(data.test)
     assert len(target.members) == len(target.non_members) == min(len(data.train), len(data.test))
-    assert len(load_target(overfitted, most=60).members) == 60
 
 
 def test_a_guarantee_counts_for_utterances_that_change_places(private, folder):
@@ -82,6 +83,42 @@ def test_under_poisson_sampling_changing_places_costs_more_than_going(folder, ov
     assert load_target(folder / "sampled").guarantee.epsilon > 1.5 * record["final"]["epsilon"]
 
 
+def test_copies_of_a_text_are_protected_together(folder):
+    """All copies are on one side of the split, so who has k of them is a group of k."""
+    corpus = generate(150, 9)
+    write_jsonl(replace(corpus, utterances=corpus.utterances * 4), folder / "copies.jsonl")
+    config = TrainConfig(corpus=str(folder / "copies.jsonl"), method="edp-sgd", z0=60.0, epochs=1, delta=1e-4, **TINY)
+    train(config, folder / "copies")
+    target = load_target(folder / "copies")
+    assert target.copies >= 4
+    assert target.guarantee.epsilon == pytest.approx(gdp_epsilon(target.copies / 60, 1e-4), rel=1e-6)
+    attacked = attack_loss(folder / "copies")
+    low, high = attacked.result.auc_interval
+    members, others = target.sides(attacked.scores)
+    narrow = auc_interval(members, others)
+    assert high - low > 1.5 * (narrow[1] - narrow[0])
+
+
+def test_the_model_of_another_seed_is_refused(overfitted, tmp_path):
+    """It has the same labels and size, but other members."""
+    shutil.copytree(overfitted, tmp_path / "mixed")
+    shutil.rmtree(tmp_path / "mixed" / "model")
+    corpus = load_target(overfitted).config.corpus
+    train(TrainConfig(corpus=corpus, method="sgd", epochs=1, seed=1, **TINY), tmp_path / "seed1")
+    shutil.copytree(tmp_path / "seed1" / "model", tmp_path / "mixed" / "model")
+    with pytest.raises(UsageError, match="not the one of the run's record"):
+        load_target(tmp_path / "mixed")
+
+
+def test_a_split_that_leaks_makes_an_attack_worthless(overfitted):
+    attacked = attack_loss(overfitted)
+    for fault in ({"leaks": True}, {"duplicates": 3}):
+        guards = {**attacked.result.guards, **fault}
+        assert "worthless" in replace(attacked, result=replace(attacked.result, guards=guards)).verdict
+    bound = {"auc": 0.51}
+    assert "more than epsilon allows" in replace(attacked, result=replace(attacked.result, bound=bound)).verdict
+
+
 def test_plain_training_promises_nothing(overfitted):
     assert load_target(overfitted).guarantee is None
 
@@ -96,7 +133,13 @@ def test_bad_targets_are_refused_in_a_sentence(overfitted, private, folder, tmp_
     with pytest.raises(UsageError, match="not the one of the run's record"):
         load_target(tmp_path / "swapped")
     with pytest.raises(UsageError, match=f"it takes {LEAST_MEMBERS}"):
-        load_target(overfitted, most=LEAST_MEMBERS - 1)
+        equal_sides(split(generate(100, 1), 0), 0)
+    shutil.copytree(overfitted, tmp_path / "bare")
+    bare = json.loads((tmp_path / "bare" / "record.json").read_text())
+    del bare["status"]
+    (tmp_path / "bare" / "record.json").write_text(json.dumps(bare))
+    with pytest.raises(UsageError, match="is damaged"):
+        load_target(tmp_path / "bare")
     shutil.copytree(overfitted, tmp_path / "lost")
     record = json.loads((tmp_path / "lost" / "record.json").read_text())
     record["config"]["corpus"] = str(tmp_path / "gone.jsonl")
@@ -145,7 +188,9 @@ def test_the_shadow_is_another_corpus_with_the_targets_settings(monkeypatch):
     monkeypatch.setattr("edp_lab.attacks.shadow.find", lambda name: Path())
     assert default_shadow("atis") == "snips"
     assert default_shadow("snips") == "atis"
-    own = shadow_corpus(GENERATED, "smart-home-health")
+    assert default_shadow("snips-original") == "atis"
+    health = SimpleNamespace(config=TrainConfig(corpus="smart-home-health"), corpus=load_corpus("smart-home-health"))
+    own = shadow_corpus(GENERATED, health)
     assert set(own.intents) == set(load_corpus("smart-home-health").intents)
     first = [{u.tokens for u in one.utterances[:200]} for one in (own, load_corpus("smart-home-health"))]
     assert first[0] != first[1]
@@ -159,10 +204,13 @@ def test_the_shadow_is_another_corpus_with_the_targets_settings(monkeypatch):
     )
 
 
-def test_shadow_attacks_refuse_what_makes_no_sense(overfitted):
+def test_shadow_attacks_refuse_what_makes_no_sense(overfitted, tmp_path):
     target = load_target(overfitted)
-    with pytest.raises(UsageError, match="own corpus"):
-        shadow_scores(target, [target.config.corpus])
+    copy = tmp_path / "copy.jsonl"
+    shutil.copy(target.config.corpus, copy)
+    for own in (target.config.corpus, str(copy)):
+        with pytest.raises(UsageError, match="give the attack the answers"):
+            shadow_scores(target, [own])
     with pytest.raises(UsageError, match="unknown attack model 'svm'"):
         shadow_scores(target, [GENERATED], "svm")
     with pytest.raises(UsageError, match="nowhere"):
@@ -226,7 +274,6 @@ def test_noise_lowers_the_auc_by_a_measured_amount(overfitted, private, tmp_path
     [
         (["loss", "--fpr", "0"], "--fpr is '0'"),
         (["loss", "--fpr", "a,b"], "--fpr is 'a,b'"),
-        (["loss", "--members", "20"], "20 members are too few"),
         (["lira", "--shadows", "3"], "3 shadow models"),
         (["shadow", "--classifier", "svm"], "unknown attack model"),
         (["loss", "--out", "/nowhere/at/all.json"], "cannot be written"),
