@@ -74,7 +74,14 @@ def test_the_noise_that_is_added_has_the_standard_deviation_that_is_judged(chang
 def test_a_step_is_the_sum_of_clipped_gradients_over_the_expected_batch():
     """Of those whom the key draws, one by one, by plain autograd; the others' labels play no part."""
     settings = ClassifierSettings(
-        method="dp-sgd", lr=1.0, epochs=1, batch_size=100, clip_norm=0.7, noise_multiplier=0.0, seed=5
+        method="dp-sgd",
+        lr=1.0,
+        epochs=1,
+        batch_size=100,
+        clip_norm=0.7,
+        noise_multiplier=0.0,
+        weight_decay=0.2,
+        seed=5,
     )
     data = digits()
     x, y = data.train[:150], data.train_labels[:150]
@@ -93,7 +100,8 @@ def test_a_step_is_the_sum_of_clipped_gradients_over_the_expected_batch():
                 own += g * min(1.0, 0.7 / norm)
         with torch.no_grad():
             for p, own in zip(model.parameters(), total, strict=True):
-                p -= own / 100 * (1 - step / batches.steps_per_epoch)
+                rate = 1 - step / batches.steps_per_epoch
+                p -= rate * (0.2 * p + own / 100)
     for p, expected in zip(after.parameters(), model.parameters(), strict=True):
         assert torch.allclose(p, expected, atol=1e-4)
 
