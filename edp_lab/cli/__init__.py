@@ -14,6 +14,7 @@ from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
 from edp_lab.cli.data import data_app
 from edp_lab.cli.pretrain import pretrain
+from edp_lab.cli.reproduce import reproduce_app
 from edp_lab.cli.study import bench_app, verify
 from edp_lab.cli.table1 import table1_epsilon
 from edp_lab.cli.three_phase import three_phase_app
@@ -33,6 +34,7 @@ app.add_typer(attack_app, name="attack")
 app.add_typer(audit_app, name="audit")
 app.add_typer(bench_app, name="bench")
 app.add_typer(three_phase_app, name="three-phase")
+app.add_typer(reproduce_app, name="reproduce")
 for command in (train, evaluate, predict, compare, account, table1_epsilon, verify, pretrain):
     app.command()(command)
 
