@@ -104,12 +104,8 @@ class ClassifierSettings:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise UsageError(f"unknown method {self.method!r}: choose {', '.join(METHODS)}")
-        if not self.private and (self.epsilon, self.noise_multiplier, self.clip_norm, self.eq33) != (
-            None,
-            None,
-            None,
-            False,
-        ):
+        of_noise = (self.epsilon, self.noise_multiplier, self.clip_norm, self.eq33 or None)
+        if not self.private and any(value is not None for value in of_noise):
             raise UsageError(
                 f"method {self.method!r} adds no noise: drop epsilon, noise multiplier, clip norm and eq. 3.3, or take "
                 f"dp-{self.method}"
@@ -301,8 +297,8 @@ class Run:
         self.private = None
         if self.mechanism is not None:
             self.private = PrivateStep(parameters, self.mechanism, key, micro_batches=micro_batches)
-        self.weights = [p for _, p in parameters]
-        self.optimizer = _optimizer(settings.method, self.weights, self.lr)
+        self.weights: list[Tensor] = [p for _, p in parameters]
+        self.optimizer = _optimizer(settings.method, [p for _, p in parameters], self.lr)
         self.step = 0
         self.guarantee = _judged(self.mechanism, self.epochs, settings.delta, not settings.private_seed)
 
@@ -349,7 +345,7 @@ class Run:
             group["lr"] = rate
         if self.settings.weight_decay:
             with torch.no_grad():
-                torch._foreach_mul_(list[Tensor](self.weights), 1 - rate * self.settings.weight_decay)
+                torch._foreach_mul_(self.weights, 1 - rate * self.settings.weight_decay)
         if isinstance(self.optimizer, DPAdamBC):
             assert self.private is not None
             self.optimizer.noise_std(self.private.noise_stds(epoch))

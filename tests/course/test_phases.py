@@ -106,6 +106,7 @@ def test_phase_one_has_the_ledgers_epsilon(sketch: Sketch) -> None:
     assert result.sensitivity_needed == pytest.approx(ledger["sensitivity_needed"])
     assert result.guarantee.epsilon == image_guarantee((1, 8, 8), 0.6, 1e-5).epsilon
     assert math.isinf(result.guarantee.label_epsilon)
+    assert result.resized.epsilon == image_guarantee((3, 256, 256), 0.6, 1e-5).epsilon
     at = phases.SIGMAS.index(1.0)
     assert result.curves["28 x 28 pixels, MNIST"][at] == image_guarantee((1, 28, 28), 1.0, 1e-5).epsilon
 
@@ -320,6 +321,13 @@ def test_figure_has_units_a_caption_and_lines_that_differ_without_colour(
     axes = [axis for axis in [*figure.select_xaxes(), *figure.select_yaxes()] if axis.showticklabels is not False]
     assert sum(not axis.title.text for axis in axes) == (draw is phases_figures.images_figure)  # its rows have names
     assert "seed 0" in figure.layout.title.subtitle.text or "δ = 1e-05" in figure.layout.title.subtitle.text
+
+
+def test_histogram_of_votes_counts_every_public_image(sketch: Sketch) -> None:
+    ballot = take_vote(sketch, THESIS)
+    bars = phases_figures.survival_figure(ballot).data[-1]
+    strongest = sketch.counts(THESIS).max(axis=1)
+    assert dict(zip(bars.x, bars.y, strict=True)) == {k: int((strongest == k).sum()) for k in range(11)}
 
 
 def test_drawing_of_the_phases_says_what_each_guarantees(sketch: Sketch) -> None:

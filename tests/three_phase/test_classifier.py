@@ -106,6 +106,19 @@ def test_a_step_is_the_sum_of_clipped_gradients_over_the_expected_batch():
         assert torch.allclose(p, expected, atol=1e-4)
 
 
+def test_steps_that_draw_nobody_or_one_add_noise_all_the_same():
+    settings = ClassifierSettings(method="dp-sgd", lr=1.0, epochs=10, batch_size=1, noise_multiplier=1.0)
+    data = digits()
+    trained = train_classifier(settings, data.train[:4], data.train_labels[:4])
+    batches = Batches(key_from_seed(0), 4, 1, 1, 1, "poisson", alone=True)
+    assert {0, 1} < {len(batches.devices(0, 0, step)[0]) for step in range(40)}
+    assert trained.record["steps"] == 40
+    start = build_classifier("cnn", (1, 8, 8), 10, activation="tanh")
+    moved = flat(trained) - torch.cat([p.detach().flatten() for p in start.parameters()])
+    rates = torch.tensor([1 - step / 40 for step in range(40)])
+    assert float(moved.std()) == pytest.approx(trained.record["noise_std"] * float(rates.norm()), rel=0.1)
+
+
 @pytest.mark.filterwarnings("ignore:Full backward hook")  # of Opacus, on a first layer
 @pytest.mark.parametrize("model", ["cnn", "vgg", "mlp"])
 def test_without_noise_a_step_equals_opacus(model: str):
