@@ -271,7 +271,7 @@ class RunPanel(Frame):
     def _listen(self, settings: ThreePhaseSettings, event: Event) -> None:
         """What the networks report, epoch by epoch."""
         if self._stop.is_set():
-            pass
+            raise StoppedError
         self.state.value = f"{event.part}: epoch {event.epoch} of {event.epochs}"
         if event.epoch == event.epochs and event.accuracy is not None:
             self.bar.value += 1

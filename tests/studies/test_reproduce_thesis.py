@@ -179,6 +179,17 @@ def test_the_pair_of_the_thesis_makes_75_of_epsilon_02_and_a_point_of_the_disc_h
     assert point_epsilon(0.0) is None
 
 
+def test_tables_on_circles_have_the_noise_that_their_epsilon_means_and_that_of_figure_4_2(made):
+    for name, sigma in (("4.2", 7.5), ("4.3", 3.75)):
+        own, other = (cells(made[name], "1000", column) for column in ("test accuracy", "at sigma 0.1"))
+        assert own.note.startswith(f"sigma {sigma:g} on training and test points")
+        assert own.epsilon_image == point_epsilon(sigma)
+        assert own.epsilon_holds is other.epsilon_holds is None
+        assert other.epsilon_image == point_epsilon(0.1)
+        assert other.ours == cells(made["figure 4.1"], "1000", "test accuracy").ours
+    assert cells(made["4.1"], "1000", "test accuracy").note.startswith("no noise")
+
+
 def test_perceptrons_come_close_to_the_best_classifier_and_not_beyond(tmp_path):
     lab = Lab(tmp_path, replace(TINY, circle_steps=400, circle_repeats=1))
     for sigma, worst in ((0.1, 0.03), (7.5, 0.02)):
