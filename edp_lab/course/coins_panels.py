@@ -5,62 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import ipywidgets as widgets
-import plotly.graph_objects as go
-
-from edp_lab.course import coins, coins_figures, coins_words, theme
-from edp_lab.course.panel import Control, Panel, decades, number, side_by_side
+from edp_lab.course import coins, coins_figures, coins_words
+from edp_lab.course.figure_panel import FigurePanel, Picture
+from edp_lab.course.panel import Control, decades, number
 
 EPSILON, SEEDS = "nats", range(21)
 PEOPLE = [10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000]
 RELEASES = [int(stop) for stop in decades(0, 6) if stop.is_integer()]
-Picture = tuple[Callable[[Any], go.Figure], Callable[[go.FigureWidget, Any], None]]
 
 
-class CoinsPanel(Panel):
-    """A pure function of `edp_lab.course.coins` under sliders: two figures, a read-out in words, a command.
+def _panel(
+    heading: str,
+    controls: Mapping[str, Control],
+    compute: Callable[..., Any],
+    in_words: Callable[[Any], str],
+    pictures: Sequence[Picture],
+    commands: Callable[[Any], str] = lambda result: "",
+) -> FigurePanel:
+    """The panel whose command is the Python call, followed by `commands` of the result."""
 
-    Attributes:
-        figures: live, one for each of `pictures` (draw, update).
-        words, command: read-outs; `commands` gives further commands than the Python call.
-    """
+    def command(result: Any, **values: Any) -> str:
+        return coins_words.call(compute, **values) + commands(result)
 
-    def __init__(
-        self,
-        heading: str,
-        controls: Mapping[str, Control],
-        compute: Callable[..., Any],
-        in_words: Callable[[Any], str],
-        pictures: Sequence[Picture],
-        commands: Callable[[Any], str] = lambda result: "",
-    ) -> None:
-        self._compute_from, self._in_words, self._commands = compute, in_words, commands
-        first = compute(**{name: control.value for name, control in controls.items()})
-        self.figures = [theme.live(draw(first)) for draw, _ in pictures]
-        self._updates = [update for _, update in pictures]
-        self.words = widgets.HTML()
-        self.command = widgets.Textarea(rows=3, tooltip="the command", layout={"width": "auto"})
-        super().__init__(
-            heading,
-            controls,
-            compute,
-            self._draw,
-            [self.words],
-            [
-                side_by_side(*(theme.framed(figure, "1 1 22rem") for figure in self.figures)),
-                widgets.HTML("<b>Copy as command</b>"),
-                self.command,
-            ],
-        )
-
-    def _draw(self, result: Any) -> None:
-        for figure, update in zip(self.figures, self._updates, strict=True):
-            update(figure, result)
-        self.words.value = self._in_words(result)
-        self.command.value = coins_words.call(self._compute_from, **self.values) + self._commands(result)
+    return FigurePanel(heading, controls, compute, in_words, command, pictures)
 
 
-def coin_panel(epsilon: float, people: int, share: float, seed: int) -> CoinsPanel:
+def coin_panel(epsilon: float, people: int, share: float, seed: int) -> FigurePanel:
     """Randomised response: `result` is a `coins.Poll`."""
     controls = {
         "epsilon": number("ε of one answer", epsilon, decades(-2, 1), unit=EPSILON),
@@ -68,20 +38,20 @@ def coin_panel(epsilon: float, people: int, share: float, seed: int) -> CoinsPan
         "share": number("share of yes", share, [k / 100 for k in range(101)], unit="of 1"),
         "seed": number("seed", seed, SEEDS, unit="another draw"),
     }
-    return CoinsPanel(
+    return _panel(
         "<h3>A coin for everyone</h3>What am I looking at? Left, what people say once a coin has decided whether they "
         "tell the truth; right, what this gives away about all of them, and about one.",
         controls,
         coins.poll,
         coins_words.poll_in_words,
         [
-            (coins_figures.people_figure, coins_figures.update_people),
-            (coins_figures.poll_figure, coins_figures.update_poll),
+            Picture(coins_figures.people_figure, coins_figures.update_people),
+            Picture(coins_figures.poll_figure, coins_figures.update_poll),
         ],
     )
 
 
-def averaging_panel(epsilon: float, sensitivity: int, queries: int, budget: float, seed: int) -> CoinsPanel:
+def averaging_panel(epsilon: float, sensitivity: int, queries: int, budget: float, seed: int) -> FigurePanel:
     """The averaging attack on Laplace noise: `result` is a `coins.Averaging`."""
     controls = {
         "epsilon": number("ε of one answer", epsilon, decades(-2, 1), unit=EPSILON),
@@ -90,41 +60,41 @@ def averaging_panel(epsilon: float, sensitivity: int, queries: int, budget: floa
         "budget": number("budget", budget, decades(-1, 3), unit=EPSILON),
         "seed": number("seed", seed, SEEDS, unit="another draw"),
     }
-    return CoinsPanel(
+    return _panel(
         "<h3>One question, again and again</h3>What am I looking at? Left, noisy answers to one question and their "
         "average; right, what they cost, and how alike one answer is with and without a person.",
         controls,
         coins.averaging,
         coins_words.averaging_in_words,
         [
-            (coins_figures.answers_figure, coins_figures.update_answers),
-            (coins_figures.price_figure, coins_figures.update_price),
+            Picture(coins_figures.answers_figure, coins_figures.update_answers),
+            Picture(coins_figures.price_figure, coins_figures.update_price),
         ],
     )
 
 
-def delta_panel(epsilon: float, sigma: float, sensitivity: float) -> CoinsPanel:
+def delta_panel(epsilon: float, sigma: float, sensitivity: float) -> FigurePanel:
     """The Gaussian mechanism: `result` is a `coins.GaussianCount`."""
     controls = {
         "epsilon": number("ε of one answer", epsilon, [0.0, *decades(-2, 1)], unit=EPSILON),
         "sigma": number("noise σ", sigma, decades(-1, 2), unit="people"),
         "sensitivity": number("sensitivity Δ", sensitivity, [float(k) for k in range(1, 21)], unit="people"),
     }
-    return CoinsPanel(
+    return _panel(
         "<h3>δ, drawn</h3>What am I looking at? Left, the two densities that an attacker weighs against each other; "
         "right, how much an answer betrays, and how large δ must be for each ε.",
         controls,
         coins.gaussian_count,
         coins_words.gaussian_in_words,
         [
-            (coins_figures.delta_figure, coins_figures.update_delta),
-            (coins_figures.loss_figure, coins_figures.update_loss),
+            Picture(coins_figures.delta_figure, coins_figures.update_delta),
+            Picture(coins_figures.loss_figure, coins_figures.update_loss),
         ],
         lambda result: _account(1 / result.mu, 1, result.delta),
     )
 
 
-def composition_panel(epsilon: float, releases: int, delta: float, budget: float) -> CoinsPanel:
+def composition_panel(epsilon: float, releases: int, delta: float, budget: float) -> FigurePanel:
     """Composition: `result` is a `coins.Composed`."""
     controls = {
         "epsilon": number("ε of one release", epsilon, decades(-3, 1), unit=EPSILON),
@@ -132,15 +102,15 @@ def composition_panel(epsilon: float, releases: int, delta: float, budget: float
         "delta": number("δ of the total", delta, decades(-12, -1), unit="probability"),
         "budget": number("total ε allowed", budget, decades(-1, 3), unit=EPSILON),
     }
-    return CoinsPanel(
+    return _panel(
         "<h3>Many releases</h3>What am I looking at? Left, what releases cost together, by four accounts; right, how "
         "many of them the same total pays for.",
         controls,
         coins.composed,
         coins_words.composed_in_words,
         [
-            (coins_figures.total_figure, coins_figures.update_total),
-            (coins_figures.allowed_figure, coins_figures.update_allowed),
+            Picture(coins_figures.total_figure, coins_figures.update_total),
+            Picture(coins_figures.allowed_figure, coins_figures.update_allowed),
         ],
         lambda result: _account(2**0.5 / result.epsilon, int(result.releases[-1]), result.delta),
     )

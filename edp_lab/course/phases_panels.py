@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import ipywidgets as widgets
-import plotly.graph_objects as go
 
 from edp_lab.course import phases, phases_figures, phases_words, theme
-from edp_lab.course.panel import WHOLE_LABEL, Control, Frame, Panel, choice, decades, number, side_by_side
+from edp_lab.course.figure_panel import COPY, FigurePanel, Picture, RunPanel, command_box
+from edp_lab.course.panel import WHOLE_LABEL, Control, choice, decades, number, side_by_side
 from edp_lab.course.phases import Ballot, RunPoint, Score, Sketch
 from edp_lab.errors import UsageError
 from edp_lab.three_phase.instructors import Event
@@ -25,65 +23,23 @@ INSTRUCTORS = [1, 2, 3, 5, 10, 15, 20, 30, 50, 100]
 LABELS = [1, 2, 5, 10, 20, 40, 80, 120, 160, 240, 320, 400, 480, 540]
 
 
-class Picture(NamedTuple):
-    """How a figure is drawn from a result and follows the next one, and how wide it is (CSS)."""
-
-    draw: Callable[[Any], go.Figure]
-    update: Callable[[Any, Any], None]
-    flex: str
-
-
-class PhasePanel(Panel):
-    """A function of `edp_lab.course.phases` under sliders, its figures, a read-out in words and a command.
-
-    Attributes:
-        figures: live, one for each of `pictures`.
-    """
-
-    def __init__(
-        self,
-        heading: str,
-        controls: Mapping[str, Control],
-        compute: Callable[..., Any],
-        in_words: Callable[[Any], str],
-        command: Callable[[Any], str],
-        pictures: Sequence[Picture],
-    ) -> None:
-        self._in_words, self._command, self._updates = in_words, command, [picture.update for picture in pictures]
-        first = compute(**{name: control.value for name, control in controls.items()})
-        self.figures = [theme.live(picture.draw(first)) for picture in pictures]
-        self.words = widgets.HTML()
-        self.command = widgets.Textarea(rows=4, tooltip="the command", layout={"width": "auto"})
-        for control in controls.values():  # in a narrow window the number goes below its slider
-            control.row.layout.flex_flow = "row wrap"
-        frames = [theme.framed(f, picture.flex) for f, picture in zip(self.figures, pictures, strict=True)]
-        beside = [self.words, widgets.HTML("<b>Copy as command</b>"), self.command]
-        super().__init__(heading, controls, compute, self._draw, beside, [side_by_side(*frames)])
-
-    def _draw(self, result: Any) -> None:
-        for figure, update in zip(self.figures, self._updates, strict=True):
-            update(figure, result)
-        self.words.value = self._in_words(result)
-        self.command.value = self._command(result)
-
-
 # ---- Phase I -------------------------------------------------------------------------------------------------------
 
 
-def pixel_panel(sketch: Sketch, start: ThreePhaseSettings) -> PhasePanel:
+def pixel_panel(sketch: Sketch, start: ThreePhaseSettings) -> FigurePanel:
     """Noise on the pixels; `result` is a `NoisedImages`."""
     controls = {"sigma": _sigma(start), "delta": _delta(start)}
     pictures = (
         Picture(phases_figures.images_figure, phases_figures.update_images, "1 1 22rem"),
         Picture(phases_figures.epsilon_figure, phases_figures.update_epsilon, "1 1 22rem"),
     )
-    return PhasePanel(
+    return FigurePanel(
         "<h3>Phase I: noise on the pixels</h3>What am I looking at? First, six private images before and after noise; "
         "then, what this noise promises about one image, and what is claimed.",
         controls,
         lambda **values: phases.noise_images(sketch, replace(start, **values)),
         phases_words.pixels_in_words,
-        lambda result: phases_words.command(result.settings, phases=(1,)),
+        lambda result, **_: phases_words.command(result.settings, phases=(1,)),
         pictures,
     )
 
@@ -91,7 +47,7 @@ def pixel_panel(sketch: Sketch, start: ThreePhaseSettings) -> PhasePanel:
 # ---- Phase II ------------------------------------------------------------------------------------------------------
 
 
-def vote_panel(sketch: Sketch, start: ThreePhaseSettings) -> PhasePanel:
+def vote_panel(sketch: Sketch, start: ThreePhaseSettings) -> FigurePanel:
     """Noisy votes of linear instructors; `result` is a `Ballot`."""
     controls = {
         "instructors": _instructors(start),
@@ -109,18 +65,18 @@ def vote_panel(sketch: Sketch, start: ThreePhaseSettings) -> PhasePanel:
     def compute(image: int, draw: int, **values: Any) -> Ballot:
         return phases.take_vote(sketch, replace(start, **values), image, draw)
 
-    return PhasePanel(
+    return FigurePanel(
         "<h3>Phase II: instructors vote</h3>What am I looking at? First, the votes on one public image, before and "
         "after noise; then, how often noise lets the majority have its label, and how far the instructors agree.",
         controls,
         compute,
         phases_words.votes_in_words,
-        lambda result: phases_words.command(result.settings, phases=(1, 2)),
+        lambda result, **_: phases_words.command(result.settings, phases=(1, 2)),
         pictures,
     )
 
 
-def partition_panel(start: ThreePhaseSettings) -> PhasePanel:
+def partition_panel(start: ThreePhaseSettings) -> FigurePanel:
     """Epsilon of instructors that train with DP-Adam; `result` is a `Partition`."""
     controls = {
         "instructors": number("instructors N", start.instructors, phases.PARTS, unit="parts"),
@@ -128,13 +84,13 @@ def partition_panel(start: ThreePhaseSettings) -> PhasePanel:
         "epochs": number("epochs", 10, [1, 2, 5, 10, 15, 20, 30, 40, 60], unit="epochs"),
         "noise_multiplier": number("noise multiplier z", 1.1, [k / 10 for k in range(5, 51)], unit="no unit"),
     }
-    return PhasePanel(
+    return FigurePanel(
         "<h3>Phase II: what ten instructors do to ε</h3>What am I looking at? The same private training, on all of "
         "MNIST's images or on N parts of them, and the thesis' rule that N instructors are N times as private.",
         controls,
         partial(phases.split_training, delta=start.delta),
         phases_words.partition_in_words,
-        phases_words.account_command,
+        lambda result, **_: phases_words.account_command(result),
         [Picture(phases_figures.partition_figure, phases_figures.update_partition, "1 1 30rem")],
     )
 
@@ -142,7 +98,7 @@ def partition_panel(start: ThreePhaseSettings) -> PhasePanel:
 # ---- Phase III -----------------------------------------------------------------------------------------------------
 
 
-def label_panel(sketch: Sketch, start: ThreePhaseSettings) -> PhasePanel:
+def label_panel(sketch: Sketch, start: ThreePhaseSettings) -> FigurePanel:
     """What labels cost and teach; `result` is a `LabelBill`."""
     controls = {
         "labels": number("labels spent", start.labels or sketch.public, LABELS, unit="public images"),
@@ -156,13 +112,13 @@ def label_panel(sketch: Sketch, start: ThreePhaseSettings) -> PhasePanel:
         Picture(phases_figures.bill_figure, phases_figures.update_bill, "1 1 22rem"),
         Picture(phases_figures.learnt_figure, phases_figures.update_learnt, "1 1 22rem"),
     )
-    return PhasePanel(
+    return FigurePanel(
         "<h3>Phase III: the understudy learns from noisy labels</h3>What am I looking at? First, what all labels cost "
         "together, by several accountants; then, how well a model does that has learnt from nothing else.",
         controls,
         lambda **values: phases.spend_labels(sketch, replace(start, **values)),
         phases_words.labels_in_words,
-        lambda result: phases_words.command(result.settings),
+        lambda result, **_: phases_words.command(result.settings),
         pictures,
     )
 
@@ -174,7 +130,7 @@ class StoppedError(Exception):
     """Stop was pressed."""
 
 
-class RunPanel(Frame):
+class PipelinePanel(RunPanel):
     """The three phases with networks and the label panel's values, beside a plain model; only Run starts any work.
 
     Attributes:
@@ -183,9 +139,8 @@ class RunPanel(Frame):
         scores: of the parts so far.
     """
 
-    def __init__(self, sketch: Sketch, start: ThreePhaseSettings, settings: PhasePanel) -> None:
+    def __init__(self, sketch: Sketch, start: ThreePhaseSettings, settings: FigurePanel) -> None:
         self._sketch, self._start, self._settings = sketch, start, settings
-        self._stop, self._thread = threading.Event(), threading.Thread()
         self.record: ThreePhaseRecord | None = None
         self.runs: list[RunPoint] = []
         self.scores: list[Score] = []
@@ -193,84 +148,38 @@ class RunPanel(Frame):
         self.epochs = widgets.IntText(start.epochs or 0, description=label, **look)
         methods = {"Adam": "adam", "DP-Adam": "dp-adam"}
         self.method = choice("understudy trains with", start.understudy_method, methods)
-        self.run_button = widgets.Button(description="Run", icon="play", button_style="primary")
-        self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True)
-        self.run_button.on_click(lambda _: self.run())
-        self.stop_button.on_click(lambda _: self.stop())
-        self.bar, self.state = widgets.IntProgress(max=1, layout={"width": "8rem"}), widgets.Label()
-        self.words = widgets.HTML()
-        self.command = widgets.Textarea(rows=3, tooltip="the command", layout={"width": "auto"})
-        self.command.value = phases_words.command(self.settings)
+        self.words, self.command = widgets.HTML(), command_box(3)
+        self.command.value = phases_words.command(self.prepare())
         self.figures = [theme.live(draw()) for draw in (phases_figures.run_figure, phases_figures.runs_figure)]
-        buttons = [self.epochs, self.run_button, self.stop_button, self.bar, self.state]
-        row = widgets.HBox(buttons, layout={"align_items": "center", "flex_flow": "row wrap"})
         super().__init__(
             "<h3>Run it</h3>What am I looking at? A real run of all three phases on digits, with networks and the "
             "values of the panel above: how good each part is, and what each of your runs paid for it.",
-            [row.add_class("edp-wide"), self.method.row.add_class("edp-wide")],
+            [self.method.row, self.epochs],
             [
                 side_by_side(theme.framed(self.figures[0], "1 1 22rem"), theme.framed(self.figures[1], "1 1 22rem")),
                 self.words,
-                widgets.HTML("<b>Copy as command</b> (of the last run)"),
+                widgets.HTML(f"{COPY} (of the last run)"),
                 self.command,
             ],
         )
 
-    @property
-    def settings(self) -> ThreePhaseSettings:
-        """What the sliders say now; UsageError if that makes no sense."""
+    def prepare(self) -> ThreePhaseSettings:
         own = {"epochs": self.epochs.value or None, "understudy_method": self.method.value}
         return replace(self._start, **self._settings.values, **own)
 
-    def run(self, wait: bool = False) -> None:
-        """Start a run in the background; `wait` returns when it has ended. Bad settings go to the error box."""
-        settings = None
-        with self.error_box.guard():
-            if self._thread.is_alive():
-                raise UsageError("a run is going on: press Stop first")
-            settings = self.settings
-        if settings is not None:
-            self._stop.clear()
-            self.run_button.disabled, self.stop_button.disabled = True, False
-            self._thread = threading.Thread(target=self._work, args=(settings,), daemon=True)
-            self._thread.start()
-        if wait:
-            self.wait()
-
-    def stop(self) -> None:
-        """End the run after the epoch it is at."""
-        self._stop.set()
-
-    def wait(self) -> None:
-        """Until the run has ended; interrupting the kernel stops it."""
-        try:
-            while self._thread.is_alive():
-                self._thread.join()
-        except KeyboardInterrupt:
-            self.stop()
-            raise
-
-    def _work(self, settings: ThreePhaseSettings) -> None:
-        """The background thread."""
+    def work(self, settings: ThreePhaseSettings) -> None:
         self.scores, self.words.value, self.command.value = [], "", phases_words.command(settings)
         self.bar.max, self.bar.value = settings.instructors + 3, 0
         try:
-            with self.error_box.guard():
-                try:
-                    record = run_three_phase(settings, self._sketch.images, partial(self._listen, settings))
-                except StoppedError:
-                    self.words.value = (
-                        "<p>Stopped before an understudy was ready: nothing released, nothing to pay.</p>"
-                    )
-                else:
-                    self._keep(record)
-        finally:
-            self.state.value = "stopped" if self._stop.is_set() else "done"
-            self.run_button.disabled, self.stop_button.disabled = False, True
+            record = run_three_phase(settings, self._sketch.images, partial(self._listen, settings))
+        except StoppedError:
+            self.words.value = "<p>Stopped before an understudy was ready: nothing released, nothing to pay.</p>"
+        else:
+            self._keep(record)
 
     def _listen(self, settings: ThreePhaseSettings, event: Event) -> None:
         """What the networks report, epoch by epoch."""
-        if self._stop.is_set():
+        if self.stopping:
             raise StoppedError
         self.state.value = f"{event.part}: epoch {event.epoch} of {event.epochs}"
         if event.epoch == event.epochs and event.accuracy is not None:

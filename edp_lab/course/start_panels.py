@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 import ipywidgets as widgets
 
 from edp_lab.course import figures, theme
-from edp_lab.course.panel import WHOLE_LABEL, Frame, Panel, choice, decades, number, side_by_side
+from edp_lab.course.figure_panel import COPY, RunPanel, command_box
+from edp_lab.course.panel import WHOLE_LABEL, Panel, choice, decades, number, side_by_side
 from edp_lab.course.start import SmallModel, StepResult, caption, command, in_words, one_step, plain, trained_in_words
-from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay
 from edp_lab.training import StepDone, TrainConfig, train
 from edp_lab.training.run import Event
@@ -47,7 +46,7 @@ class StepPanel(Panel):
         self.layers = theme.live(figures.layers_figure(first))
         self.privacy = theme.live(figures.privacy_figure(first))
         self.words = widgets.HTML()
-        self.command = widgets.Textarea(rows=4, tooltip="the command", layout={"width": "auto"})
+        self.command = command_box()
         pictures = theme.framed(self.layers, "3 1 28rem"), theme.framed(self.privacy, "2 1 24rem")
         super().__init__(
             "<h3>One step of eDP-SGD</h3>What am I looking at? Left, how far one batch pulls each layer of a small "
@@ -55,7 +54,7 @@ class StepPanel(Panel):
             controls,
             partial(self._compute_step, model),
             self._draw,
-            [self.words, widgets.HTML("<b>Copy as command</b>"), self.command],
+            [self.words, widgets.HTML(COPY), self.command],
             [side_by_side(*pictures)],
         )
 
@@ -76,7 +75,7 @@ class StepPanel(Panel):
         self.controls["tau"].disable(result.config.decay == Decay.NONE)
 
 
-class LivePanel(Frame):
+class LivePanel(RunPanel):
     """A short real training run, eDP-SGD with the step panel's values beside SGD; only Run starts any work.
 
     Attributes:
@@ -85,81 +84,44 @@ class LivePanel(Frame):
     """
 
     def __init__(self, model: SmallModel, settings: StepPanel) -> None:
-        self._settings, self._stop, self._thread = settings, threading.Event(), threading.Thread()
-        self._baselines, self._delta = {model.config: model.epochs}, model.delta
+        self._settings, self._baselines, self._delta = settings, {model.config: model.epochs}, model.delta
         self.rows: dict[str, list[dict[str, Any]]] = {"sgd": [], "edp-sgd": []}
         self.records: dict[str, dict[str, Any]] = {}
-        self.words, self.state = widgets.HTML(), widgets.Label()
+        self.words = widgets.HTML()
         self.epochs = widgets.IntText(
             model.config.epochs, description="epochs", style=WHOLE_LABEL, layout={"width": "9rem"}
         )
-        self.run_button = widgets.Button(description="Run", icon="play", button_style="primary")
-        self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True)
-        self.run_button.on_click(lambda _: self.run())
-        self.stop_button.on_click(lambda _: self.stop())
-        self.bar = widgets.IntProgress(max=1, layout={"width": "12rem"})
         self.figure = theme.live(figures.training_figure(self.epochs.value))
-        buttons = [self.epochs, self.run_button, self.stop_button, self.bar, self.state]
-        row = widgets.HBox(buttons, layout={"align_items": "center", "flex_flow": "row wrap"})
         super().__init__(
             "<h3>Train it</h3>What am I looking at? Two real training runs on the same data, one without privacy and "
             "one with the sliders' values above; lower is better in both pictures.",
-            [row.add_class("edp-wide")],
+            [self.epochs],
             [theme.framed(self.figure, "1 1 auto"), self.words],
         )
 
-    def run(self, wait: bool = False) -> None:
-        """Start a run in the background; `wait` returns when it has ended. Bad settings go to the error box."""
-        config = None
-        with self.error_box.guard():
-            if self._thread.is_alive():
-                raise UsageError("a run is going on: press Stop first")
-            config = replace(self._settings.config, epochs=self.epochs.value)
-        if config is not None:
-            self._stop.clear()
-            self.run_button.disabled, self.stop_button.disabled = True, False
-            self._thread = threading.Thread(target=self._train, args=(config,), daemon=True)
-            self._thread.start()
-        if wait:
-            self.wait()
+    def prepare(self) -> TrainConfig:
+        return replace(self._settings.config, epochs=self.epochs.value)
 
-    def stop(self) -> None:
-        """End the run after the step it is at; its record stays usable."""
-        self._stop.set()
-
-    def wait(self) -> None:
-        """Until the run has ended; interrupting the kernel stops it."""
-        try:
-            while self._thread.is_alive():
-                self._thread.join()
-        except KeyboardInterrupt:
-            self.stop()
-            raise
-
-    def _train(self, config: TrainConfig) -> None:
-        """The background thread: SGD, unless these settings have been trained before, then eDP-SGD."""
+    def work(self, config: TrainConfig) -> None:
+        """SGD, unless these settings have been trained before, then eDP-SGD."""
         baseline = plain(config, config.epochs)
         self.rows = {"sgd": list(self._baselines.get(baseline, [])), "edp-sgd": []}
         self.records, self.words.value = {}, ""
-        try:
-            with self.error_box.guard(), tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
-                for method, run in (("sgd", baseline), ("edp-sgd", config)):
-                    if len(self.rows[method]) < config.epochs and not self._stop.is_set():
-                        listener = partial(self._listen, method, config)
-                        self.records[method] = train(run, Path(folder) / method, listener, self._stop)
-                if len(self.rows["sgd"]) == config.epochs:
-                    self._baselines[baseline] = self.rows["sgd"]
-                self._draw(config)
-                self.words.value = trained_in_words(config, self.rows["sgd"], self.records.get("edp-sgd"))
-        finally:
-            self.state.value = "stopped" if self._stop.is_set() else "done"
-            self.run_button.disabled, self.stop_button.disabled = False, True
+        with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
+            for method, run in (("sgd", baseline), ("edp-sgd", config)):
+                if len(self.rows[method]) < config.epochs and not self.stopping:
+                    listener = partial(self._listen, method, config)
+                    self.records[method] = train(run, Path(folder) / method, listener, self.stop_event)
+        if len(self.rows["sgd"]) == config.epochs:
+            self._baselines[baseline] = self.rows["sgd"]
+        self._draw(config)
+        self.words.value = trained_in_words(config, self.rows["sgd"], self.records.get("edp-sgd"))
 
     def _listen(self, method: str, config: TrainConfig, event: Event) -> None:
         """What the training loop reports."""
         if isinstance(event, StepDone):
-            self.bar.max, self.bar.value = event.epochs * event.steps, event.epoch * event.steps + event.step
-            self.state.value = f"{figures.RUNS[method]}: epoch {event.epoch + 1} of {event.epochs}"
+            text = f"{figures.RUNS[method]}: epoch {event.epoch + 1} of {event.epochs}"
+            self.progress(event.epoch * event.steps + event.step, event.epochs * event.steps, text)
         else:
             self.rows[method].append(event.row)
             self._draw(config)

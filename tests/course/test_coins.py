@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 from edp_lab.cli import app
 from edp_lab.course import coins, coins_figures, coins_panels, coins_words
 from edp_lab.course.coins import ADVANCED, GAUSSIAN, SUM, ZCDP, averaging, belief, composed, gaussian_count, poll
-from edp_lab.course.coins_panels import CoinsPanel
 from edp_lab.course.coins_words import digits
+from edp_lab.course.figure_panel import FigurePanel
 from edp_lab.course.runner import notebook_parameters
 from edp_lab.errors import UsageError
 from edp_lab.privacy import GaussianDP, Schedule
@@ -272,19 +272,19 @@ def test_numbers_as_people_write_them() -> None:
 # ---- Panels --------------------------------------------------------------------------------------------------------
 
 
-def make_coin() -> CoinsPanel:
+def make_coin() -> FigurePanel:
     return coins_panels.coin_panel(1.1, 300, 0.3, 0)
 
 
-def make_averaging() -> CoinsPanel:
+def make_averaging() -> FigurePanel:
     return coins_panels.averaging_panel(0.7, 1, 50, 5.0, 0)
 
 
-def make_delta() -> CoinsPanel:
+def make_delta() -> FigurePanel:
     return coins_panels.delta_panel(1.1, 1.41, 1.0)
 
 
-def make_composition() -> CoinsPanel:
+def make_composition() -> FigurePanel:
     return coins_panels.composition_panel(0.1, 1000, 1e-5, 5.0)
 
 
