@@ -29,7 +29,7 @@ from edp_lab.privacy.noise import Purpose, SecretStream, fill_normal
 
 KINDS = ("aggregate", "per-device", "shared")
 BLOCK = 2**19  # to begin a stream takes time, and keeps all threads waiting
-Spans = Sequence[tuple[slice, float]]  # columns, and the standard deviation of the noise on them
+Spans = Sequence[tuple[slice, float, Tensor]]  # columns, standard deviation of the noise on them, their gradient (1-D)
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ def standard_noise(key: int, step: int, size: int, share: Share, dtype: torch.dt
     return noise
 
 
-def add_scaled(noise: Tensor, out: Tensor, spans: Spans, scale: float = 1.0) -> None:
-    """out = scale out + noise, times each span's own standard deviation."""
-    if scale != 1:
-        out.mul_(scale)
-    for columns, std in spans:
-        out[columns].add_(noise[columns], alpha=std)
+def add_scaled(noise: Tensor, spans: Spans, scale: float = 1.0) -> None:
+    """Each span's gradient = scale times it + noise times the span's own standard deviation."""
+    for columns, std, out in spans:
+        if scale != 1:
+            out.mul_(scale)
+        out.add_(noise[columns], alpha=std)
 
 
 class NoiseSource:
@@ -114,18 +114,20 @@ class NoiseSource:
         self._begun = self._pool.submit(self._begin, step, first)
         self._step = step
 
-    def add_to(self, out: Tensor, spans: Spans, scale: float = 1.0) -> None:
-        """out (P) = scale out + this rank's share of the noise that was begun. Raises what `first` raised."""
+    def add_to(self, spans: Spans, scale: float = 1.0) -> None:
+        """Gradient = scale gradient + this rank's share of the noise that was begun. Raises what `first` raised."""
         assert self._begun is not None, "no step was begun, or its noise has been used"
         begun, self._begun = self._begun, None
         begun.result()
         if self._drawn is not None:
-            add_scaled(self._drawn.to(out.device), out, spans, scale)
-        elif self.share.world == 1:
-            self._draw(self._step, partial(_add, out.numpy(), spans, scale))
-        else:  # some blocks are other ranks' to draw
-            out.mul_(scale)
-            self._draw(self._step, partial(_add, out.numpy(), spans, 1.0))
+            add_scaled(self._drawn.to(spans[0][2].device), spans, scale)
+            return
+        if self.share.world > 1:  # some blocks are other ranks' to draw
+            for _, _, out in spans:
+                out.mul_(scale)
+            scale = 1.0
+        arrays = [(columns.start, columns.stop, std, out.numpy()) for columns, std, out in spans]
+        self._draw(self._step, partial(_add, arrays, scale))
 
     def _begin(self, step: int, first: Callable[[], None]) -> None:
         first()
@@ -175,15 +177,16 @@ def _columns(block: int, size: int) -> slice:
     return slice(block * BLOCK, min((block + 1) * BLOCK, size))
 
 
-def _add(out: np.ndarray, spans: Spans, scale: float, own: slice, noise: np.ndarray) -> None:
-    for columns, std in spans:
-        start, stop = max(own.start, columns.start), min(own.stop, columns.stop)
+def _add(spans: Sequence[tuple[int, int, float, np.ndarray]], scale: float, own: slice, noise: np.ndarray) -> None:
+    """Add the noise of the columns `own` to the gradients of all spans that it meets; the noise is used up."""
+    for first, last, std, out in spans:
+        start, stop = max(own.start, first), min(own.stop, last)
         if start < stop:
-            scaled = noise[start - own.start : stop - own.start]
+            scaled, gradient = noise[start - own.start : stop - own.start], out[start - first : stop - first]
             scaled *= out.dtype.type(std)
             if scale != 1:
-                out[start:stop] *= out.dtype.type(scale)
-            out[start:stop] += scaled
+                gradient *= out.dtype.type(scale)
+            gradient += scaled
 
 
 def _fill(out: np.ndarray, key: int, step: int, block: int, share: Share) -> None:

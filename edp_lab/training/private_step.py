@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.training.gradients import LoopGradients
 from edp_lab.training.noise import NoiseSource, Share
-from edp_lab.training.step import Layout, MicroGradients, Released, layer_scales, noise_stds, release
+from edp_lab.training.step import Layout, MicroGradients, Released, layer_scales, noise_stds, release, release_whole
 
 T = TypeVar("T")
 
@@ -113,6 +113,24 @@ class PrivateStep:
         )
         self.flat.attach()
         return released
+
+    @property
+    def whole(self) -> bool:
+        """Whether a step releases the gradient of one micro-batch of one process, layer scales known."""
+        known = self.mechanism.alpha is not Alpha.PRIVATE or self.alpha is not None
+        return known and self.divisor == 1 and self.flat.world == 1
+
+    def finish_whole(self, epoch: int) -> None:
+        """Where `whole`: release what plain autograd has left in every ``.grad``, in place.
+
+        Raises:
+            UsageError: as `release`; or what `first` raised.
+        """
+        assert self.whole
+        for p in self.parameters:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        gradients = [p.grad for p in self.parameters]
+        release_whole(self.mechanism, epoch, gradients, self.layout, self.alpha, self._source.add_to)  # type: ignore[arg-type]
 
     def noise_stds(self, epoch: int) -> list[float]:
         """Standard deviation of the noise on the released gradient, for each parameter."""

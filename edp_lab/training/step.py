@@ -113,7 +113,7 @@ def release(
     gradients: MicroGradients,
     layout: Layout,
     alpha: Tensor | None,
-    noise: Tensor | Callable[[Tensor, Spans, float], None],
+    noise: Tensor | Callable[[Spans, float], None],
     divisor: int | None = None,
     out: Tensor | None = None,
 ) -> Released:
@@ -141,12 +141,34 @@ def release(
         result, lambda norms: clip_factors(mechanism, norms, layout, alpha) / divisor
     )
     stds = noise_stds(mechanism, epoch, alpha, divisor, len(layout.names))
-    spans = [(slice(0, layout.size), stds[0])] if len(set(stds)) == 1 else list(zip(layout.columns, stds, strict=True))
-    if isinstance(noise, Tensor):
-        add_scaled(noise, result, spans, scale)
+    if len(set(stds)) == 1:
+        spans = [(slice(0, layout.size), stds[0], result)]
     else:
-        noise(result, spans, scale)
+        spans = [(columns, std, result[columns]) for columns, std in zip(layout.columns, stds, strict=True)]
+    if isinstance(noise, Tensor):
+        add_scaled(noise, spans, scale)
+    else:
+        noise(spans, scale)
     return Released(result, (factors * divisor).clamp_max(1), norms)
+
+
+def release_whole(
+    mechanism: Mechanism,
+    epoch: int,
+    gradients: Sequence[Tensor],
+    layout: Layout,
+    alpha: Tensor | None,
+    noise: Callable[[Spans, float], None],
+) -> None:
+    """The step of a single device that is a single process: its gradients (K, of any shape) are released in place.
+
+    What `release` does, without a flat copy. Guarantee and errors: as there.
+    """
+    flat = [gradient.view(-1) for gradient in gradients]
+    norms = torch.stack([row_norms(gradient[None]) for gradient in flat], dim=1)
+    factor = float(clip_factors(mechanism, norms, layout, alpha)[0])
+    stds = noise_stds(mechanism, epoch, alpha, 1, len(flat))
+    noise(list(zip(layout.columns, stds, flat, strict=True)), factor)
 
 
 def noise_stds(mechanism: Mechanism, epoch: int, alpha: Tensor | None, divisor: int, layers: int) -> list[float]:

@@ -34,6 +34,7 @@ def record(method: str = "edp-sgd", seconds: float = 2.0, epochs: int = 3, **con
         "config": told,
         "device": "cpu",
         "threads": 1,
+        "parameters": 1000,
         "corpus": {"name": "smart-home", "sha256": "ab" * 32},
         "epochs": [{"seconds": seconds, **SCORES, "ser": 1 / (k + 1), **bill} for k in range(epochs)],
         "final": {"seconds": seconds * epochs, **SCORES, **bill},

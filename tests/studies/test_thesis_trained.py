@@ -17,7 +17,7 @@ from edp_lab.studies.thesis_tables import Cell, Network, Part, Scale
 
 HOLDS, CONDITIONAL, FAILS, UNTESTABLE = Verdict
 
-SMALL = Scale("digits", 1, 1, 50, (100,), epochs=8, part_epochs=20, private_epochs=4, private_part_epochs=4)
+SMALL = Scale("digits", 1, 1, 50, (100,), epochs=20, part_epochs=20, private_epochs=4, private_part_epochs=4)
 RATES = {"dp-adam": (1e-4, 5e-2), "dp-sgd": (1e-3, 8.0)}
 
 

@@ -135,7 +135,7 @@ def test_what_is_added_is_the_steps_noise_whoever_draws_it(kind, threads, ahead,
     ):
         source.start(step, lambda: None)
         out = torch.arange(size, dtype=torch.float64)
-        source.add_to(out, spans, 0.75)
+        source.add_to([(columns, std, out[columns]) for columns, std in spans], 0.75)
         noise = standard_noise(KEY, step, size, share, torch.float64)
         std = torch.cat([torch.full((c.stop - c.start,), s, dtype=torch.float64) for c, s in spans])
         torch.testing.assert_close(out, 0.75 * torch.arange(size) + std * noise, rtol=1e-13, atol=1e-13)
@@ -152,7 +152,7 @@ def test_nothing_is_drawn_before_the_ledger_has_its_entry(monkeypatch, ahead):
     monkeypatch.setattr(noise, "_fill", fill)
     source = NoiseSource(KEY, BLOCK + 1, Share(), threads=3, ahead=ahead)
     source.start(0, lambda: threading.Event().wait(0.05) or written.set())
-    source.add_to(torch.zeros(BLOCK + 1), [(slice(0, BLOCK + 1), 1.0)])
+    source.add_to([(slice(0, BLOCK + 1), 1.0, torch.zeros(BLOCK + 1))])
     assert drawn == [True, True]
 
 
@@ -163,20 +163,20 @@ def test_a_step_that_was_not_written_down_has_no_noise(monkeypatch, ahead):
 
     drawn: list[object] = []
     monkeypatch.setattr(noise, "_fill", lambda *arguments: drawn.append(arguments))
-    source, out, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), torch.zeros(10), [(slice(0, 10), 1.0)]
+    source, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), [(slice(0, 10), 1.0, torch.zeros(10))]
     source.start(0, refuse)
     with pytest.raises(UsageError, match="disk is full"):
-        source.add_to(out, spans)
+        source.add_to(spans)
     assert drawn == []
     source.start(1, lambda: None)
-    source.add_to(out, spans)
+    source.add_to(spans)
     assert len(drawn) == 1
 
 
 @AHEAD
 def test_noise_is_used_once(ahead):
-    source, out, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), torch.zeros(10), [(slice(0, 10), 1.0)]
+    source, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), [(slice(0, 10), 1.0, torch.zeros(10))]
     source.start(0, lambda: None)
-    source.add_to(out, spans)
+    source.add_to(spans)
     with pytest.raises(AssertionError, match="used"):
-        source.add_to(out, spans)
+        source.add_to(spans)

@@ -254,3 +254,22 @@ def test_learns_real_atis(real_data, tmp_path):
     )
     assert record["final"]["intent_accuracy"] > 0.8
     assert record["final"]["ser"] < 0.35
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"as_printed": True}, {"alpha": "none", "clip_norm": 1e-3}, {"clip_norm": 1e9}]
+)
+def test_one_device_steps_in_place_as_by_book_keeping(corpus, settings, monkeypatch):
+    """The same clip, the same noise, the same parameters after steps; with layer scales from private gradients, too."""
+    loaded, ended = load_corpus(corpus), []
+    one = config(corpus, num_devices=1, z0=0.3, precision="float64", **settings)
+    for in_place in (True, False):
+        if not in_place:
+            monkeypatch.setattr(private_step.PrivateStep, "whole", property(lambda self: False))
+        here = Run(one, loaded, split(loaded, 0))
+        for _ in range(3):
+            here.step()
+        ended.append(torch.cat([p.detach().flatten() for _, p in here.parameters]))
+    start = torch.cat([p.detach().flatten() for _, p in Run(one, loaded, split(loaded, 0)).parameters])
+    assert float((ended[0] - start).abs().max()) > 1e-3
+    torch.testing.assert_close(ended[0], ended[1], rtol=1e-7, atol=1e-8)
