@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import save
 
-import edp_lab
 from edp_lab.attacks.signals import Floats, Signals, signals
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus
 from edp_lab.errors import UsageError
@@ -43,7 +42,7 @@ from edp_lab.training.config import TrainConfig
 from edp_lab.training.launch import Ranks, obey
 from edp_lab.training.record import versions
 from edp_lab.training.run import Run
-from edp_lab.training.state import digest
+from edp_lab.training.state import code_of, digest
 
 CODE = ("corpora", "privacy", "models", "training", "attacks/signals.py", "attacks/shadow_models.py")
 MOST_ON_GPU = 4  # workers that share a GPU: each brings its own half gigabyte of CUDA
@@ -201,13 +200,7 @@ def _key(config: TrainConfig, corpus: Corpus, utterances: Sequence[Utterance]) -
     settings = {**asdict(config), "corpus": None, "alpha": alpha}
     content = [[u.tokens, u.tags, u.intent] for u in utterances]
     told = [settings, corpus.intents, corpus.tags, content, versions()]
-    return digest({}, json.dumps(told, sort_keys=True).encode(), *_code(), *_files(config.pretrained))
-
-
-def _code() -> list[bytes]:
-    root = Path(edp_lab.__file__).parent
-    files = [file for part in CODE for file in ((root / part).rglob("*.py") if "." not in part else [root / part])]
-    return [file.read_bytes() for file in sorted(files)]
+    return digest({}, json.dumps(told, sort_keys=True).encode(), *code_of(CODE), *_files(config.pretrained))
 
 
 def _files(pretrained: str | None) -> list[bytes]:

@@ -6,16 +6,16 @@ import csv
 import html
 import io
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edp_lab.cli.reproduce_tables import table1, table2
+from edp_lab.cli.telling import telling
 from edp_lab.cli.train import Json
 
 if TYPE_CHECKING:
@@ -31,9 +31,8 @@ FILES = ("thesis.json", "thesis.csv", "thesis.html")
 reproduce_app = typer.Typer(no_args_is_help=True, help="Tables and figures of the sources, ours beside theirs.")
 
 
-@reproduce_app.callback()
-def _reproduce() -> None:
-    pass
+for command in (table1, table2):
+    reproduce_app.command()(command)
 
 
 @reproduce_app.command()
@@ -65,7 +64,7 @@ def thesis(
     and replace those of the last one.
     """
     parts = _names(table, figure)
-    with _telling() as tell:
+    with telling() as tell:
         from edp_lab.studies.reproduce_thesis import Lab, reproduce
 
         lab = Lab(out, _scale(quick, data, repeats, tell), seed, tell)
@@ -123,25 +122,6 @@ def _scale(quick: bool, data: str | None, repeats: int | None, tell: Callable[[s
             tell(f"digits instead of MNIST: {error}", True)
             scale = replace(scale, data="digits")
     return scale if repeats is None else replace(scale, repeats=repeats)
-
-
-@contextmanager
-def _telling() -> Iterator[Callable[[str, bool], None]]:
-    """On standard error: on a terminal a changing line as well, everywhere a line for what is worth keeping."""
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False, markup=False)
-    if not console.is_terminal:
-        yield lambda line, kept: print(line, file=sys.stderr, flush=True) if kept else None
-        return
-    with console.status("loading") as status:
-
-        def tell(line: str, kept: bool) -> None:
-            status.update(line)
-            if kept:
-                console.print(line)
-
-        yield tell
 
 
 # ---- On a terminal -------------------------------------------------------------------------------------------------

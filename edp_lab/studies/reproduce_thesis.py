@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-import edp_lab
 from edp_lab.corpora.images import INNER, Images, load_images, two_circles
 from edp_lab.errors import UsageError
 from edp_lab.privacy.basic import gaussian_epsilon
@@ -57,7 +56,7 @@ from edp_lab.three_phase.perturbation import compare, image_guarantee, perturb
 from edp_lab.three_phase.phases import PUBLIC_SHARE
 from edp_lab.three_phase.votes import Aggregator, vote_counts
 from edp_lab.training.record import versions
-from edp_lab.training.state import digest
+from edp_lab.training.state import code_of, digest
 
 CODE = ("privacy", "models", "training", "three_phase/classifier.py")  # that a network depends on
 CIRCLES_TEST = 10_000
@@ -215,9 +214,7 @@ class Lab:
 
     @cached_property
     def _code(self) -> list[bytes]:
-        root = Path(edp_lab.__file__).parent
-        files = [file for part in CODE for file in ((root / part).rglob("*.py") if "." not in part else [root / part])]
-        return [file.read_bytes() for file in sorted(files)]
+        return code_of(CODE)
 
     def _entry(self, job: Job) -> Path:
         arrays = [np.ascontiguousarray(array) for array in (job.x, job.y, job.test_x, job.test_y)]

@@ -1,0 +1,279 @@
+"""``edp-lab reproduce table1`` and ``table2``: the paper's tables measured anew, ours beside theirs."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edp_lab.cli.telling import telling
+from edp_lab.cli.train import Json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edp_lab.studies.table1 import Cell, Estimate
+
+FILES = ("table.json", "table.csv", "table.html")
+WIDTH = 132
+
+Models = Annotated[str, typer.Option(help="clc, bert, or both with a comma between.")]
+Corpora = Annotated[
+    str,
+    typer.Option(
+        help="Of atis, snips, nlu-eval, and for the paper's internal corpora smart-home-health, "
+        "smart-home-communication, smart-home-video; with commas between."
+    ),
+]
+PUBLIC = "atis,snips,nlu-eval"
+
+
+def table1(
+    models: Models = "clc,bert",
+    corpora: Corpora = PUBLIC,
+    quick: Annotated[
+        bool, typer.Option("--quick/--full", help="Medium-sized models and a small grid: minutes, not hours.")
+    ] = False,
+    seeds: Annotated[int | None, typer.Option(help="Runs of each cell. [default: 3]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Of each run. [default: 12; 8 if --quick]")] = None,
+    workers: Annotated[int | None, typer.Option(help="Runs at a time, a thread each. [default: all cores]")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Use what earlier calls have finished in --out, or forget it.")
+    ] = True,
+    out: Annotated[Path, typer.Option(help="Folder for the table, its runs and what is finished.")] = Path(
+        "runs/table1"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Table 1: error, membership inference and epsilon of SGD and of eDP-SGD, as printed and sound.
+
+    Finished runs are kept in the folder: after a kill, the same command goes on from there and gives the same table.
+    """
+    with telling() as tell:
+        from edp_lab.studies.table1 import FULL, QUICK
+        from edp_lab.studies.table1 import table1 as rows_of
+        from edp_lab.studies.table_runs import TableRuns
+
+        scale = QUICK if quick else FULL
+        scale = replace(scale, seeds=seeds or scale.seeds, epochs=epochs or scale.epochs)
+        runs = TableRuns(out, workers or len(os.sched_getaffinity(0)), tell, fresh=not resume)
+        made: list[list[Cell]] = []
+        try:
+            for row in rows_of(runs, scale, models.split(","), corpora.split(",")):
+                made.append(row)
+                _write(out, [cell.as_json() for part in made for cell in part], _page1(made))
+        except KeyboardInterrupt:
+            tell(f"interrupted; finished runs are kept in {out}: the same command goes on from there", True)
+            raise
+    if as_json:
+        print(json.dumps([cell.as_json() for part in made for cell in part], indent=1, allow_nan=False))
+        return
+    _show(made)
+    print(f"written: {', '.join(str(out / name) for name in FILES)}")
+
+
+def table2(
+    models: Models = "clc,bert",
+    corpora: Corpora = PUBLIC,
+    quick: Annotated[bool, typer.Option("--quick/--full", help="Medium-sized models, few rounds.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the table and what was measured.")] = Path("runs/table2"),
+    as_json: Json = False,
+) -> None:
+    """Table 2: seconds of an epoch under each method, as a ratio to SGD.
+
+    What was measured on this machine before is kept in the folder. Leave the machine alone meanwhile.
+    """
+    with telling() as tell:
+        from edp_lab.studies.table2 import table2 as rows_of
+
+        size, rounds = ("medium", 5) if quick else ("paper", 11)
+        made: list[dict[str, Any]] = []
+        for rows in rows_of(out, models.split(","), corpora.split(","), size, rounds, tell):
+            made += rows
+            _write(out, made, _page("Table 2, measured anew", [_lines2(made)]))
+    if as_json:
+        print(json.dumps(made, indent=1, allow_nan=False))
+        return
+    _print_table("Table 2: seconds of an epoch, and as a ratio to SGD", _lines2(made))
+    print(f"written: {', '.join(str(out / name) for name in FILES)}")
+
+
+# ---- Table 1 in text -----------------------------------------------------------------------------------------------
+
+HEADINGS = (
+    "method, decay", "SER %", "change %", "paper", "AUC %", "change %", "paper", "log10 ε claimed", "paper",
+    "ε that holds", "z0", "τ", "trials",
+)  # fmt: skip
+
+
+def _lines1(cells: Sequence[Cell]) -> list[list[str]]:
+    return [list(HEADINGS), *(_line1(cell) for cell in cells)]
+
+
+def _line1(cell: Cell) -> list[str]:
+    paper = cell.paper
+    if cell.decay is None:
+        of_paper = [f"({_number(paper['ser'])})", f"({_number(paper['auc'])})", ""]
+    else:
+        of_paper = [_signed(paper["ser_change"]), _signed(paper["auc_change"]), _number(paper["log10_claimed"])]
+    return [
+        "SGD" if cell.decay is None else f"{cell.variant}, {cell.decay}",
+        _interval(cell.ser),
+        _interval(cell.ser_change, signed=True),
+        of_paper[0],
+        _interval(cell.auc),
+        _interval(cell.auc_change, signed=True),
+        of_paper[1],
+        _number(cell.log10_claimed),
+        of_paper[2],
+        _holds(cell),
+        "" if cell.z0 is None else f"{cell.z0:g}",
+        "" if cell.tau is None else f"{cell.tau:g}",
+        str(cell.trials),
+    ]
+
+
+def _holds(cell: Cell) -> str:
+    if cell.decay is None:
+        return "none"
+    if cell.epsilon is not None:
+        return f"{cell.epsilon:.0e}"
+    return "none" if cell.epsilon_if_alpha_public is None else f"none ({cell.epsilon_if_alpha_public:.0e})"
+
+
+def _interval(estimate: Estimate | None, signed: bool = False) -> str:
+    if estimate is None:
+        return ""
+    mean = f"{estimate.mean:+.1f}" if signed else f"{estimate.mean:.1f}"
+    return mean if estimate.high is None else f"{mean} ± {estimate.high - estimate.mean:.1f}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1f}"
+
+
+def _title1(cells: Sequence[Cell]) -> str:
+    first = cells[0]
+    own = first.stands_for.lower() == first.corpus.lower()
+    corpus = first.stands_for if own else f"{first.corpus} (in place of the paper's internal {first.stands_for})"
+    about = first.about
+    return (
+        f"{first.model.upper()} on {corpus}: {about['size']} size, {about['epochs']} epochs, {first.seeds} seeds, "
+        f"n = {about['examples']}, {about['device']}, shadow {', '.join(about['shadow_corpora'])}"
+    )
+
+
+NOTE = (
+    "Mean over seeds ± Student's 95 % interval; changes are relative to SGD within a seed. The paper's SGD stands in "
+    "brackets. Epsilon that holds: at delta = n^-1.1, one utterance, disjoint batches, were the seed secret; with "
+    "layer scales from private gradients, as printed, there is none (in brackets: were they public). z0 and tau were "
+    "chosen on the validation split of seed 0, out of so many trials, which no epsilon covers."
+)
+
+
+def _show(made: Sequence[Sequence[Cell]]) -> None:
+    for cells in made:
+        _print_table(_title1(cells), _lines1(cells))
+    print(f"\n{NOTE}")
+
+
+def _page1(made: Sequence[Sequence[Cell]]) -> str:
+    parts = [_lines1(cells) for cells in made]
+    return _page("Table 1, measured anew", parts, [_title1(cells) for cells in made], NOTE)
+
+
+# ---- Table 2 in text -----------------------------------------------------------------------------------------------
+
+
+def _lines2(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    lines = [["model", "corpus", "method", "devices", "s / epoch", "x SGD", "quartiles", "paper x", "paper s, SGD"]]
+    for row in rows:
+        low, high = row["ratio_spread"]
+        paper = "" if row["paper_ratio"] is None else f"{row['paper_ratio']:.2f}"
+        seconds = f"{row['paper_sgd_seconds']:.1f}" if row["method"] == "sgd" else ""
+        numbers = [f"{row['seconds_per_epoch']:.3g}", f"{row['ratio_to_sgd']:.2f}", f"{low:.2f} to {high:.2f}"]
+        lines.append([row["model"].upper(), row["corpus"], row["method"], str(row["gpus"]), *numbers, paper, seconds])
+    return lines
+
+
+# ---- Files and screen ----------------------------------------------------------------------------------------------
+
+
+def _print_table(title: str, lines: Sequence[Sequence[str]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    table: Table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for number, heading in enumerate(lines[0]):
+        table.add_column(heading, justify="left" if number == 0 else "right")
+    for line in lines[1:]:
+        table.add_row(*line)
+    console.print(f"\n{title}")
+    console.print(table)
+
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>
+body {{ font: 14px/1.5 system-ui, sans-serif; color: #222; max-width: 1200px; margin: 1.5em auto; padding: 0 1em }}
+h1 {{ font-size: 1.4em }} h2 {{ font-size: 1.05em; margin-top: 2em }}
+table {{ border-collapse: collapse }} td, th {{ padding: .1em .6em; text-align: right; border-bottom: 1px solid #ddd }}
+td:first-child, th:first-child {{ text-align: left }} p {{ color: #555 }}
+</style></head><body><h1>{title}</h1>{parts}<p>{note}</p></body></html>
+"""
+
+
+def _page(title: str, parts: Sequence[Sequence[Sequence[str]]], titles: Sequence[str] = (), note: str = "") -> str:
+    """A page that needs no network."""
+    drawn = []
+    for number, lines in enumerate(parts):
+        rows = []
+        for place, line in enumerate(lines):
+            tag = "td" if place else "th"
+            rows.append("<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in line) + "</tr>")
+        heading = f"<h2>{html.escape(titles[number])}</h2>" if titles else ""
+        drawn.append(f"{heading}<table>{''.join(rows)}</table>")
+    return PAGE.format(title=html.escape(title), parts="\n".join(drawn), note=html.escape(note))
+
+
+def _write(out: Path, rows: Sequence[dict[str, Any]], page: str) -> None:
+    from edp_lab.errors import UsageError
+    from edp_lab.models.files import write_whole
+
+    flat = [_flat(row) for row in rows]
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    contents = (json.dumps(rows, indent=1, allow_nan=False), lines.getvalue(), page)
+    for name, content in zip(FILES, contents, strict=True):
+        try:
+            write_whole(out / name, content.encode())
+        except OSError as error:
+            raise UsageError(f"{out / name} cannot be written ({error.strerror}): choose another --out") from error
+
+
+def _flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested entries as columns: {"ser": {"mean": 1}} -> {"ser.mean": 1}."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{before}{name}.")
+        else:
+            found[before + name] = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+    return found

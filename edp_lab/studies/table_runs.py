@@ -1,0 +1,210 @@
+"""Training runs and attacks behind a table: each done once, kept by content, shared out over processes.
+
+    OUT/cells/<key>.json    what one run, and the attack on it, came to
+    OUT/runs/<key>/         the run itself: its record, its model, and while it is going on its state
+
+The key is a digest of everything that a run is a function of: settings, corpus, versions and code. Whoever kills the
+work and starts it again repeats no finished run, and goes on within the one that was cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edp_lab.corpora import load_corpus, split
+from edp_lab.errors import UsageError
+from edp_lab.models.files import write_whole
+from edp_lab.privacy import judge
+from edp_lab.training import TrainConfig, resume, train
+from edp_lab.training.launch import Ranks, obey
+from edp_lab.training.record import RECORD, versions
+from edp_lab.training.state import code_of, digest
+
+TRAINING = ("corpora", "privacy", "models", "training")  # the code that a run depends on
+ATTACK = (*TRAINING, "attacks")
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # a worker's runs are no ranks of one another
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, and whether the paper's attack is made on it."""
+
+    config: TrainConfig
+    attack: bool = False
+
+
+class TableRuns:
+    """Does jobs, each once.
+
+    Args:
+        out: see above; created.
+        workers: processes that work at the same time, one thread each.
+        tell: called with a line, and whether it is worth keeping.
+        fresh: forget what is finished.
+
+    Raises:
+        UsageError: a folder that cannot be written.
+    """
+
+    def __init__(
+        self, out: Path, workers: int = 1, tell: Callable[[str, bool], None] | None = None, fresh: bool = False
+    ) -> None:
+        self.out, self.workers, self.tell = out, workers, tell or (lambda line, kept: None)
+        try:
+            for folder in ("cells", "runs", "shadows"):
+                if fresh:
+                    shutil.rmtree(out / folder, ignore_errors=True)
+                (out / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{out} cannot be written ({error.strerror}): choose another --out") from error
+        self._code = {attack: digest({}, *code_of(ATTACK if attack else TRAINING)) for attack in (False, True)}
+
+    def key(self, job: Job) -> str:
+        told = [asdict(job.config), load_corpus(job.config.corpus).sha256, versions(), self._code[job.attack]]
+        return digest({}, json.dumps(told, sort_keys=True).encode())[:24]
+
+    def known(self, job: Job) -> dict[str, Any] | None:
+        """What the job came to, if it has been done."""
+        try:
+            found = json.loads((self.out / "cells" / f"{self.key(job)}.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
+        """What each job comes to, in order; those that are missing are done now.
+
+        Raises:
+            UsageError: as `train` and `attack_shadow`, or a process that was killed.
+        """
+        missing = [job for job in dict.fromkeys(jobs) if self.known(job) is None]
+        if missing:
+            self.tell(f"{what}: {len(set(jobs)) - len(missing)} of {len(set(jobs))} are there already", True)
+            self._do(missing, what)
+        found = [self.known(job) for job in jobs]
+        if None in found:
+            raise UsageError(f"a result in {self.out} has gone while the table was made: run the same command again")
+        return found  # type: ignore[return-value]
+
+    def _do(self, jobs: Sequence[Job], what: str) -> None:
+        workers, start = min(self.workers, len(jobs)), time.perf_counter()
+        share, done = self.out / "jobs.json", 0
+        write_whole(share, json.dumps([[self.key(job), self.run_key(job), asdict(job)] for job in jobs]).encode())
+        with Ranks(workers, ["edp_lab.studies.table_runs", str(share)], threads=1) as ranks:
+            for line in ranks.lines("the same command goes on from here"):
+                now = sum(self.known(job) is not None for job in jobs)
+                gone = time.perf_counter() - start
+                left = f", about {_minutes(gone / now * (len(jobs) - now))} left" if now else ""
+                self.tell(f"{what}: {now} of {len(jobs)} after {_minutes(gone)}{left}; {line}", now > done)
+                done = now
+
+    def run_key(self, job: Job) -> str:
+        """Of the run without its attack."""
+        return self.key(Job(job.config))
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+# ---- In a process that does a share of the jobs --------------------------------------------------------------------
+
+
+def do(out: Path, key: str, run_key: str, job: Job, say: Callable[[str], None], stop: threading.Event) -> None:
+    """Do one job and keep what it came to; another process may have done it meanwhile.
+
+    Raises:
+        UsageError: as `train` and `attack_shadow`.
+    """
+    cell, folder = out / "cells" / f"{key}.json", out / "runs" / run_key
+    if cell.is_file():
+        return
+    name = f"{job.config.corpus}, {job.config.method}, seed {job.config.seed}"
+
+    def listen(event: Any) -> None:
+        if hasattr(event, "row"):
+            say(f"{name}: epoch {event.epoch + 1} of {event.epochs}")
+
+    if (folder / RECORD).is_file():
+        record = resume(folder, listen, stop)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before it began
+        record = train(job.config, folder, listen, stop)
+    if record["status"] != "finished":
+        raise UsageError(f"the run {folder} was stopped: the same command goes on from here")
+    found = {**summary(job.config, record), "run": run_key}
+    if job.attack:
+        from edp_lab.attacks.membership import attack_shadow
+
+        say(f"{name}: membership inference")
+        start = time.perf_counter()
+        attacked = attack_shadow(folder, cache=out / "shadows").to_json()
+        names = ("auc", "auc_interval", "members", "shadow_corpora", "classifier")
+        found |= {name: attacked[name] for name in names} | {"attack_seconds": time.perf_counter() - start}
+    write_whole(cell, json.dumps(found, indent=1, allow_nan=False).encode())
+
+
+def summary(config: TrainConfig, record: dict[str, Any]) -> dict[str, Any]:
+    """What a table needs of a finished run's record."""
+    last, final = record["epochs"][-1], record["final"]
+    return {
+        "config": record["config"],
+        "validation_ser": last["ser"],
+        "ser": final["ser"],
+        "intent_accuracy": final["intent_accuracy"],
+        "slot_f1": final["slot_f1"],
+        **{name: final[name] for name in ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")},
+        "delta": record["config"]["delta"],
+        "examples": record["corpus"]["splits"]["train"],
+        "seconds": final["seconds"],
+        "device": record["device"],
+        "threads": record["threads"],
+        "machine": platform.processor() or platform.machine(),
+        "versions": record["versions"],
+    }
+
+
+def claimed_log10(config: TrainConfig, delta: float) -> float | None:
+    """log10 of the epsilon that the paper's accounting gives this run at that delta; None without noise."""
+    mechanism = config.mechanism(len(split(load_corpus(config.corpus), config.seed).train))
+    if mechanism is None:
+        return None
+    claimed = judge(mechanism, config.epochs, delta).epsilon_claimed
+    return None if claimed is None or claimed <= 0 else math.log10(claimed)
+
+
+def _work(share: Path) -> None:
+    stop, rank = threading.Event(), int(os.environ["RANK"])
+    workers = int(os.environ["WORLD_SIZE"])
+    obey(stop)
+    for name in LAUNCHER:
+        del os.environ[name]
+    torch.set_num_threads(1)
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    for number, (key, run_key, told) in enumerate(json.loads(share.read_text())):
+        if number % workers == rank:
+            job = Job(TrainConfig(**told["config"]), told["attack"])
+            do(share.parent, key, run_key, job, say, stop)
+
+
+if __name__ == "__main__":
+    try:
+        _work(Path(sys.argv[1]))
+    except UsageError as error:
+        sys.exit(f"error: {error}")

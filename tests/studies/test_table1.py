@@ -1,0 +1,120 @@
+"""Table 1: settings are chosen on the validation split, changes are formed within a seed, intervals are Student's."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Decay
+from edp_lab.studies import table1 as study
+from edp_lab.studies.paper_tables import TABLE_1
+from edp_lab.studies.table1 import Cell, Estimate, Scale, table1
+from edp_lab.studies.table_runs import Job, claimed_log10
+from edp_lab.training import TrainConfig
+
+CORPUS = "smart-home-health"
+Z0 = (1e-3, 1e-2, 1e-1)
+SCALE = Scale(
+    "small", 2, 3, dict.fromkeys(study.VARIANTS, Z0),
+    {Decay.NONE: (0.0,), Decay.LINEAR: (0.1, 0.5), Decay.EXPONENTIAL: (0.2,)},
+)  # fmt: skip
+
+
+class Runs:
+    """Stands for `TableRuns`: error by z0, a split of each seed's own, and what was asked for."""
+
+    def __init__(self, validation: dict[float, float]) -> None:
+        self.validation, self.jobs = validation, []
+
+    def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
+        self.jobs += jobs
+        return [self.result(job) for job in jobs]
+
+    def result(self, job: Job) -> dict[str, Any]:
+        config, plain = job.config, job.config.method == "sgd"
+        own = {"auc": (0.6 if plain else 0.57) + 0.01 * config.seed} if job.attack else {}
+        tau = 1 if config.decay == "none" else 1 + config.tau
+        return own | {
+            "validation_ser": 0.10 if plain else self.validation[config.z0],
+            "ser": (0.1 if plain else 0.2) * (1 + config.seed),
+            "epsilon_claimed": None if plain else tau / config.z0,
+            "epsilon": None if plain or config.as_printed else 7.0,
+            "epsilon_if_alpha_public": None if plain else 9.0,
+            "run": f"{config.method}-{config.z0}-{config.seed}",
+            **dict.fromkeys(("delta", "device", "machine", "threads", "versions", "examples", "seconds"), 1),
+            "shadow_corpora": ["generated"],
+        }
+
+
+def cells(runs: Any, **changes: Any) -> list[Cell]:
+    [row] = table1(runs, replace(SCALE, **changes), ["clc"], [CORPUS])
+    return row
+
+
+def test_students_interval_covers_the_mean_as_often_as_it_says():
+    assert Estimate.of([1.0, 2.0, 3.0]).high == pytest.approx(2 + 4.302653 / math.sqrt(3))  # t of 2 degrees: a table
+    assert Estimate.of([4.0]) == Estimate(4.0, None, None)
+
+
+def test_chosen_is_the_most_noise_that_keeps_the_error_on_the_validation_split():
+    runs = Runs({1e-3: 0.10, 1e-2: 0.114, 1e-1: 0.2})
+    row = cells(runs)
+    assert [cell.z0 for cell in row] == [None] + [1e-2] * 6
+    assert {cell.decay: cell.tau for cell in row[1:]} == {"none": None, "linear": 0.1, "exponential": 0.2}
+    assert {(cell.decay, cell.trials) for cell in row} == {(None, 1), ("none", 3), ("linear", 6), ("exponential", 3)}
+    assert {job.config.seed for job in runs.jobs if not job.attack} == {0}
+
+
+def test_where_all_noise_costs_too_much_the_smallest_error_is_chosen():
+    assert {cell.z0 for cell in cells(Runs({1e-3: 0.5, 1e-2: 0.4, 1e-1: 0.6}))[1:]} == {1e-2}
+
+
+def test_changes_are_formed_within_a_seed():
+    """The error grows threefold from seed to seed, and the change is the same in each."""
+    plain, *others = cells(Runs(dict.fromkeys(Z0, 0.1)))
+    assert (plain.ser.mean, plain.ser_change, plain.auc_change, plain.epsilon) == (pytest.approx(20), None, None, None)
+    for cell in others:
+        assert cell.ser_change == Estimate(pytest.approx(100), pytest.approx(100), pytest.approx(100))
+        assert cell.auc_change.mean == pytest.approx(100 * sum(-0.03 / (0.6 + 0.01 * k) for k in range(3)) / 3)
+        assert len(set(cell.runs)) == cell.seeds == 3
+
+
+def test_beside_ours_stands_what_the_paper_prints_and_what_holds():
+    printed = next(row for row in TABLE_1 if (row.model, row.corpus) == ("CLC", "Health"))
+    plain, *others = cells(Runs(dict.fromkeys(Z0, 0.1)))
+    assert (plain.stands_for, plain.paper) == ("Health", {"ser": None, "auc": None})
+    for cell in others:
+        change = printed.changes[Decay(cell.decay)]
+        assert tuple(cell.paper.values()) == (change.ser, change.mia_auc, change.log10_epsilon)
+        assert cell.epsilon == (None if cell.variant == "as printed" else 7.0)
+    assert len(others) == 6
+    assert json.loads(json.dumps([cell.as_json() for cell in others]))
+
+
+def test_claimed_epsilon_is_the_papers_formula_at_the_papers_delta():
+    """rho = T / (2 z0^2); epsilon = rho + 2 sqrt(rho ln(1/delta)); in logarithms."""
+    config = TrainConfig(CORPUS, z0=1e-6, as_printed=True, epochs=30, size="small")
+    rho = 30 / (2 * 1e-12)
+    assert claimed_log10(config, 5e-4) == pytest.approx(math.log10(rho + 2 * math.sqrt(rho * math.log(2000))))
+    assert claimed_log10(replace(config, method="sgd", as_printed=False), 5e-4) is None
+
+
+@pytest.mark.parametrize(
+    ("models", "corpora", "scale", "culprit"),
+    [
+        (["gpt"], [CORPUS], SCALE, "gpt"),
+        (["clc"], ["mars"], SCALE, "mars"),
+        (["clc"], [CORPUS], replace(SCALE, seeds=0), "seeds is 0"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(models, corpora, scale, culprit):
+    runs = Runs({})
+    with pytest.raises(UsageError, match=culprit):
+        list(table1(runs, scale, models, corpora))  # type: ignore[arg-type]
+    assert runs.jobs == []
