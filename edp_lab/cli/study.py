@@ -157,6 +157,35 @@ def attacks(
         print(json.dumps([{**row, **_surroundings()} for row in rows], indent=2))
 
 
+@bench_app.command()
+def images(
+    model: Annotated[str, typer.Option(help="cnn, alexnet, vgg or mlp.")] = "cnn",
+    methods: Annotated[
+        str, typer.Option(help="Of adam, dp-adam, opacus and opacus-ghost, with commas between.")
+    ] = "adam,dp-adam,opacus,opacus-ghost",
+    batch_size: Annotated[int, typer.Option(help="Images per step.")] = 512,
+    rounds: Rounds = 15,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Seconds of a step on images of MNIST's size, private and not, as a ratio to Adam."""
+    from rich.console import Console
+
+    from edp_lab.studies.bench_image import bench_image
+
+    with Console(stderr=True).status("starting") as status:
+        rows = bench_image(model, batch_size, rounds, threads, tuple(methods.split(",")), status.update)
+    if as_json:
+        print(json.dumps([{**row, **_surroundings()} for row in rows], indent=2))
+        return
+    for row in rows:
+        low, high = row["ratio_spread"]
+        spread = f"{row['ratio_to_adam']:.2f} x Adam ({low:.2f} to {high:.2f})"
+        print(
+            f"{row['method']:<14} {row['seconds']:8.3f} s a step  {spread}  {row['seconds_per_epoch']:6.1f} s an epoch"
+        )
+
+
 def _brief(value: Any) -> str:
     if isinstance(value, list):
         return "to".join(f" {_brief(one)} " for one in value).strip()

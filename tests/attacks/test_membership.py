@@ -8,12 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from edp_lab.attacks import membership, shadow_models
 from edp_lab.attacks.guards import LEAST_MEMBERS
 from edp_lab.attacks.membership import attack_lira, attack_loss, attack_shadow
 from edp_lab.attacks.shadow import CLASSIFIERS, GENERATED, default_shadow, shadow_config, shadow_corpus, shadow_scores
+from edp_lab.attacks.shadow_models import ShadowSignals
+from edp_lab.attacks.signals import Signals
 from edp_lab.attacks.statistics import auc_interval
 from edp_lab.attacks.target import equal_sides, load_target
 from edp_lab.cli import app
@@ -284,3 +288,25 @@ def test_bad_options_end_in_one_sentence(overfitted, arguments, said):
     assert status == 2
     assert said in error
     assert printed == ""
+
+
+@pytest.mark.parametrize(("size", "rate"), [("small", 0.011), ("medium", None), (None, 0.011)])
+def test_lira_aligns_the_target_with_shadows_that_keep_its_learning_rate_if_they_have_its_size(
+    overfitted, tmp_path, monkeypatch, size, rate
+):
+    """The rate of one size lets another one diverge; shadows of other settings are as sure only once aligned."""
+    asked = []
+
+    def shadow_signals(config, corpus, pool, shadows, *rest):
+        asked.append(config)
+        draw = np.random.default_rng(0)
+        inside = np.arange(shadows)[:, None] % 2 == draw.integers(2, size=len(pool))
+        logits = 400 + draw.normal(size=(shadows, len(pool))) + 3 * inside
+        return ShadowSignals(Signals(-logits, logits, logits), inside)
+
+    target = replace(load_target(overfitted), config=replace(load_target(overfitted).config, lr=0.011))
+    monkeypatch.setattr(membership, "load_target", lambda run: target)
+    monkeypatch.setattr(shadow_models, "shadow_signals", shadow_signals)
+    found = attack_lira(overfitted, 8, size=size, cache=tmp_path)
+    assert asked[0].lr == rate
+    assert np.abs(found.scores).max() < 300  # unaligned, every logit lies hundreds of deviations below the shadows'

@@ -146,6 +146,12 @@ def test_whatever_a_shadow_model_depends_on_is_in_its_key_and_nothing_else(
     vectors.write_text("1 2\nnurse 0.5 0.6\n")
     train_shadow(pretrained, CORPUS, POOL[:20], 1, tmp_path)
     assert len(asked) == len(others) + 1
+    for name, other in (("code_of", lambda parts: [b"other code"]), ("versions", lambda: {"torch": "9.9"})):
+        with monkeypatch.context() as patch:
+            patch.setattr(shadow_models, name, other)
+            train_shadow(CONFIG, CORPUS, POOL[:20], 1, tmp_path)
+        assert asked.pop() is not None
+    assert len(asked) == len(others) + 1
     same = replace(CONFIG, corpus="elsewhere", seed=7, processes=2, private_seed=True)
     train_shadow(same, replace(CORPUS, name="elsewhere", utterances=POOL[:30]), POOL[:20], 1, tmp_path)
     assert len(asked) == len(others) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 
 import numpy as np
@@ -180,3 +181,13 @@ def test_noise_is_used_once(ahead):
     source.add_to(spans)
     with pytest.raises(AssertionError, match="used"):
         source.add_to(spans)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only torch for Linux brings GNU OpenMP")
+def test_cores_are_released_and_products_go_on_afterwards():
+    assert noise._openmp() is not None
+    a = torch.randn(400, 400, generator=torch.Generator().manual_seed(0))
+    before = a @ a
+    for _ in range(3):
+        noise.release_cores()
+        assert torch.equal(a @ a, before)
