@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install course test lab lint clean
+.PHONY: help install course notebooks test lab lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ course: $(INSTALLED)  ## execute every notebook in quick mode; pages and an inde
 
 test: $(INSTALLED)  ## the whole test suite
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+notebooks: $(INSTALLED)  ## student and instructor notebooks from notebooks/source
+	@$(BIN)/edp-lab course build
 
 lab: $(INSTALLED)  ## open JupyterLab on notebooks/00_start.ipynb
 	@$(BIN)/edp-lab course lab $(LAB_ARGS)

@@ -10,7 +10,10 @@ The exercises of notebook 02 are `edp_lab.check.nb02.EXERCISES`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import sysconfig
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+import edp_lab
 from edp_lab.errors import UsageError
 
 
@@ -29,7 +33,8 @@ class Exercise:
         name: unique in its notebook, such as "clip".
         title: what is to be done, in a few words.
         judge: from an answer and a seeded generator, None where the answer is right, else one sentence that says what
-            differs. It compares with the library on cases it draws; what it raises counts as a wrong answer.
+            differs. It compares with the library on cases it draws; what it raises counts as a wrong answer, only
+            NotImplementedError as one still to be given.
         hint: one sentence, shown with a wrong answer.
         why: one or two sentences, shown with a right one: what was to be learnt.
     """
@@ -43,7 +48,7 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one exercise: "solved", "wrong" or "open" (still the stub)."""
+    """What became of one exercise: "solved", "wrong" or "open" (still the stub), and a message for the student."""
 
     exercise: str
     status: str
@@ -60,11 +65,43 @@ def exercises(notebook: str) -> dict[str, Exercise]:
     Raises:
         UsageError: there is no such notebook.
     """
+    module = f"edp_lab.check.nb{notebook}"
     try:
-        found = import_module(f"edp_lab.check.nb{notebook}").EXERCISES
-    except ModuleNotFoundError:
+        found = import_module(module).EXERCISES
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
         raise UsageError(f"notebook {notebook!r} has no exercises") from None
     return {exercise.name: exercise for exercise in found}
+
+
+def judge(exercise: Exercise, answer: Any, seed: int) -> Verdict:
+    """The verdict on an answer, which is tried on the cases of a seed; whatever it raises is part of the verdict."""
+    if answer is None:
+        return Verdict(exercise.name, "open", _OPEN)
+    cases = np.random.default_rng([seed, *exercise.name.encode()])
+    try:
+        differs = exercise.judge(answer, cases)
+    except NotImplementedError as nothing:
+        return Verdict(exercise.name, "open", f"{_OPEN} {nothing}".strip())
+    except (Exception, SystemExit) as error:  # whatever the student's code does
+        differs = stopped(error)
+    if differs is None:
+        return Verdict(exercise.name, "solved", exercise.why)
+    return Verdict(exercise.name, "wrong", f"{differs}\n   Hint: {exercise.hint}")
+
+
+def stopped(error: BaseException) -> str:
+    """What an error says to the student: its type and text, and the last of the student's own lines on its way."""
+    what = f"{type(error).__name__}: {error}".removesuffix(": ")
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
+    if isinstance(error, SyntaxError):
+        return f"your code stops with {what}."
+    if not lines:  # raised by the check or the library, from a value that neither can read
+        return f"the check cannot use your answer ({what})."
+    last = lines[-1]
+    where = "the cell" if last.name == "<module>" else last.name
+    return f"your code stops with {what}, in line {last.lineno} of {where}: `{last.line}`."
 
 
 class Checks:
@@ -94,41 +131,33 @@ class Checks:
         if name not in self._exercises:
             raise UsageError(f"notebook {self.notebook} has no exercise {name!r}: it has {', '.join(self._exercises)}")
         exercise = self._exercises[name]
-        verdict = self.verdicts[name] = self._judge(exercise, answer)
+        verdict = self.verdicts[name] = judge(exercise, answer, self.seed)
         print(_LINES[verdict.status].format(title=exercise.title, message=verdict.message))
         if self.strict and verdict.status != "solved":
             raise WrongAnswerError(f"exercise {self.notebook}.{name}: {verdict.message}")
 
-    def _judge(self, exercise: Exercise, answer: Any) -> Verdict:
-        cases = np.random.default_rng([self.seed, *exercise.name.encode()])
-        try:
-            differs = exercise.judge(answer, cases) if answer is not None else _OPEN
-        except NotImplementedError:
-            differs = _OPEN
-        except Exception as error:  # whatever the student's code does
-            differs = f"your code stops with {type(error).__name__}: {error}"
-        if differs is None:
-            return Verdict(exercise.name, "solved", exercise.why)
-        if differs == _OPEN:
-            return Verdict(exercise.name, "open", _OPEN)
-        return Verdict(exercise.name, "wrong", f"{differs}\n   Hint: {exercise.hint}")
-
-    def score(self, path: str | Path | None = None) -> dict[str, Any]:
-        """How many are solved; printed, and written as JSON where a path is given."""
-        solved = sum(verdict.status == "solved" for verdict in self.verdicts.values())
-        score = {
-            "notebook": self.notebook,
-            "seed": self.seed,
-            "solved": solved,
-            "exercises": len(self.verdicts),
-            "verdicts": [asdict(verdict) for verdict in self.verdicts.values()],
-        }
-        print(f"{solved} of {len(self.verdicts)} exercises solved")
+    def score(self, path: str | Path | None = None) -> None:
+        """Print how many are solved and which are not; write it all as JSON where a path is given."""
+        verdicts = list(self.verdicts.values())
+        print(in_words(verdicts))
         if path is not None:
             from edp_lab.models.files import write_whole
 
+            score = {
+                "notebook": self.notebook,
+                "seed": self.seed,
+                "solved": sum(verdict.status == "solved" for verdict in verdicts),
+                "exercises": len(verdicts),
+                "verdicts": [asdict(verdict) for verdict in verdicts],
+            }
             write_whole(Path(path), json.dumps(score, indent=1).encode())
-        return score
+
+
+def in_words(verdicts: Sequence[Verdict]) -> str:
+    """How many are solved, and which are not: "1 of 3 exercises solved; wrong: clip; open: noise"."""
+    of = {status: [verdict.exercise for verdict in verdicts if verdict.status == status] for status in _LINES}
+    rest = "".join(f"; {status}: {', '.join(of[status])}" for status in ("wrong", "open") if of[status])
+    return f"{len(of['solved'])} of {len(verdicts)} exercises solved{rest}"
 
 
 _OPEN = "still to do"
@@ -137,12 +166,21 @@ _LINES = {
     "wrong": "✗ {title}: not yet. {message}",
     "open": "○ {title}: {message}",
 }
+_NOT_THEIRS = (  # code in these files is not the student's
+    str(Path(edp_lab.__file__).parent) + os.sep,
+    *{sysconfig.get_path(part) for part in ("stdlib", "platstdlib", "purelib", "platlib")},
+    "<frozen",
+)
 
 
 def close(got: Any, wanted: Any, what: str, *, rtol: float = 1e-6, atol: float = 1e-9) -> str | None:
-    """None where two arrays or numbers agree; else a sentence that says where they first differ."""
+    """None where two arrays or numbers agree; else a sentence that says where they first differ.
+
+    Raises:
+        NotImplementedError: there is nothing to compare yet, `got` is None.
+    """
     if got is None:
-        raise NotImplementedError
+        raise NotImplementedError("(your function returns None: is there a `return`?)")
     mine, theirs = np.asarray(got, dtype=float), np.asarray(wanted, dtype=float)
     if mine.shape != theirs.shape:
         return f"{what}: yours has shape {mine.shape}, it should be {theirs.shape}."
@@ -152,3 +190,29 @@ def close(got: Any, wanted: Any, what: str, *, rtol: float = 1e-6, atol: float =
     first = tuple(int(i) for i in np.argwhere(wrong)[0])
     where = f" (first at {list(first)})" if first else ""
     return f"{what}{where}: yours is {mine[first]:.4g}, it should be {theirs[first]:.4g}."
+
+
+def predicted(prediction: Any, measured: Mapping[str, tuple[float, float]], what: str) -> str | None:
+    """None where every "rises", "falls" or "stays" is right; else one that is not, with the numbers.
+
+    Args:
+        prediction: the student's words, by question.
+        measured: by question, the value before and after the change; they stay if they agree to 1e-6 of themselves.
+        what: the name of the value, such as "δ".
+
+    Raises:
+        NotImplementedError: a question has no word yet.
+    """
+    if not isinstance(prediction, Mapping) or prediction.keys() != measured.keys():
+        return f"a prediction is a dictionary with the questions {', '.join(map(repr, measured))}."
+    if None in prediction.values():
+        raise NotImplementedError
+    for question, (before, after) in measured.items():
+        stays = np.isclose(before, after, rtol=1e-6, atol=0)
+        right = "stays" if stays else "rises" if after > before else "falls"
+        if prediction[question] not in ("rises", "falls", "stays"):
+            return f'{question}: {prediction[question]!r} is not one of "rises", "falls" and "stays".'
+        if prediction[question] != right:
+            said = f"{question}: you said {prediction[question]!r}"
+            return f"{said}, but {what} is {before:.3g} before and {after:.3g} after."
+    return None

@@ -10,6 +10,7 @@ from edp_lab import __version__
 from edp_lab.cli.account import account
 from edp_lab.cli.attack import attack_app
 from edp_lab.cli.audit import audit_app
+from edp_lab.cli.claims import claims
 from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
 from edp_lab.cli.data import data_app
@@ -35,7 +36,7 @@ app.add_typer(audit_app, name="audit")
 app.add_typer(bench_app, name="bench")
 app.add_typer(three_phase_app, name="three-phase")
 app.add_typer(reproduce_app, name="reproduce")
-for command in (train, evaluate, predict, compare, account, table1_epsilon, verify, pretrain):
+for command in (train, evaluate, predict, compare, account, table1_epsilon, verify, pretrain, claims):
     app.command()(command)
 
 

@@ -4,67 +4,64 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import subprocess
 import sys
-from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-import edp_lab
+from edp_lab.cli import publish
+from edp_lab.cli.course_options import (
+    DEFAULT_JOBS,
+    DEFAULT_NOTEBOOKS,
+    DEFAULT_OUT,
+    Jobs,
+    Mode,
+    ModeOption,
+    NotebooksDir,
+    Only,
+    listening,
+    names_in,
+)
+from edp_lab.cli.grade import grade
 from edp_lab.errors import UsageError
 
 course_app = typer.Typer(help="Run the course's notebooks, list them, or open them.", no_args_is_help=True)
-
-DEFAULT_NOTEBOOKS = (
-    Path(edp_lab.__file__).parents[1] / "notebooks"
-)  # a clone of the project has them beside the package
-NotebooksDir = Annotated[
-    Path,
-    typer.Option("--notebooks", help="Folder of the notebooks.", show_default="the project's notebooks/"),
-]
-
-
-class Mode(StrEnum):
-    """How long a notebook may take: quick is for a class and for CI, full for real results."""
-
-    quick = "quick"
-    full = "full"
+course_app.command("grade")(grade)
 
 
 @course_app.command("run")
 def run(
     notebooks: Annotated[list[str] | None, typer.Argument(help="Names, such as 00_start; all if none.")] = None,
-    mode: Annotated[Mode, typer.Option(help="quick: seconds per notebook; full: real training.")] = Mode.quick,
+    mode: ModeOption = Mode.quick,
+    only: Only = None,
     parameter: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A notebook parameter; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A parameter, for the notebooks that have it; repeatable."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the executed copies and pages.")] = Path("runs/course"),
+    jobs: Jobs = DEFAULT_JOBS,
+    timeout: Annotated[float, typer.Option(help="Seconds that one cell may take.")] = 600,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Skip what went well in --out before and has not changed since.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the executed copies and pages.")] = DEFAULT_OUT,
     notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
     """Execute notebooks; write executed copies, web pages and an index; print the index's path last.
 
+    With --json: a list of {notebook, status ("ok" or "failed"), seconds, memory_mb, error}.
     Exit status: 0 all ran, 1 a notebook failed, 2 bad arguments.
     """
-    from edp_lab.course.runner import run_course
+    from edp_lab.course.runner import course_notebooks, run_course
 
     values = dict(_name_and_value(text) for text in parameter or ())
-    course = run_course(
-        notebooks_dir,
-        out,
-        mode.value,
-        notebooks or (),
-        values,
-        say=lambda text: print(text, end="", flush=True, file=sys.stderr if as_json else sys.stdout),
-    )
-    if as_json:
-        print(json.dumps({**asdict(course), "ok": course.ok}, default=str, indent=2))
-    else:
-        print(course.index)
+    names = [*(notebooks or ()), *names_in(only)]
+    options = {"jobs": jobs, "timeout": timeout, "resume": resume}
+    with listening(len(course_notebooks(notebooks_dir, names)), quiet=as_json) as listen:
+        course = run_course(notebooks_dir, out, mode.value, names, values, listen=listen, **options)
+    print(json.dumps([run.row for run in course.runs], indent=2) if as_json else course.index)
     raise typer.Exit(0 if course.ok else 1)
 
 
@@ -82,31 +79,48 @@ def list_notebooks(notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
         print("  " + " ".join(f"{name}={default}" for name, default in parameters.items()))
 
 
+@course_app.command("build")
+def build(
+    check: Annotated[bool, typer.Option(help="Write nothing; exit 1 and name the notebooks that differ.")] = False,
+    notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
+) -> None:
+    """For authors: generate the students' and the instructors' notebooks from notebooks/source/.
+
+    Students' copies in notebooks/ and instructors' copies in notebooks/instructor/ are overwritten. A code cell that
+    begins with "# EXERCISE name" holds the stub, a line "# SOLUTION", and the solution; a cell tagged "instructor" is
+    left out for students.
+    """
+    from edp_lab.course import build as builder
+
+    if check:
+        sentences = builder.drift(notebooks_dir)
+        for sentence in sentences:
+            print(sentence, file=sys.stderr)
+        if sentences:
+            print("run `edp-lab course build`, and remove what has no source", file=sys.stderr)
+        raise typer.Exit(1 if sentences else 0)
+    for path in builder.build(notebooks_dir):
+        print(path)
+
+
 @course_app.command("lab", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
     """Open JupyterLab on the first notebook, on this machine only; it asks for no news and no updates.
 
     Further options go to JupyterLab, such as --no-browser, --port 8899, or --allow-root in a container.
     """
+    from edp_lab.course.serve import lab_command
+
     command, environment = lab_command(notebooks_dir)
     raise typer.Exit(subprocess.run([*command, *context.args], env=environment, check=False).returncode)
 
 
-def lab_command(notebooks_dir: Path) -> tuple[list[str], dict[str, str]]:
-    """Command and environment that start JupyterLab with this interpreter: local, with a token, calling nobody."""
-    settings = str(Path(edp_lab.__file__).parent / "course" / "jupyter")  # no offer to fetch news
-    path = os.pathsep.join(filter(None, [settings, os.environ.get("JUPYTER_CONFIG_PATH")]))
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        "--ServerApp.ip=127.0.0.1",
-        "--MappingKernelManager.transport_encryption=auto",
-        "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
-        str(notebooks_dir / "00_start.ipynb"),
-    ]
-    return command, {**os.environ, "JUPYTER_CONFIG_PATH": path}
+course_app.command("html")(publish.html)
+course_app.command("slides")(publish.slides)
+course_app.command("api")(publish.api)
+course_app.command("dashboard", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    publish.dashboard
+)
 
 
 def _name_and_value(text: str) -> tuple[str, Any]:

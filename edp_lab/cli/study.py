@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edp_lab.cli.course_options import DEFAULT_NOTEBOOKS, NotebooksDir, Only, names_in
 from edp_lab.cli.train import Json
 
 if TYPE_CHECKING:
@@ -184,6 +185,38 @@ def images(
         print(
             f"{row['method']:<14} {row['seconds']:8.3f} s a step  {spread}  {row['seconds_per_epoch']:6.1f} s an epoch"
         )
+
+
+@bench_app.command()
+def panels(
+    only: Only = None,
+    moves: Annotated[int, typer.Option(help="Slider moves of each panel in its kernel.")] = 200,
+    browser_moves: Annotated[int, typer.Option(help="Key presses on sliders in a real browser; 0: no browser.")] = 100,
+    notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
+    as_json: Json = False,
+) -> None:
+    """Milliseconds from slider to new figure for every cheap panel of the course, 95th percentiles.
+
+    In the kernel, and in JupyterLab and Chromium until the figure is painted. With --json: a list of
+    {notebook, panel, kernel_ms_p95, browser_ms_p95, moves, browser_moves}.
+    """
+    from rich.console import Console
+
+    from edp_lab.course.bench_panels import bench_panels
+    from edp_lab.course.runner import course_notebooks
+    from edp_lab.errors import UsageError
+
+    if moves < 1 or browser_moves < 0:
+        raise UsageError("the number of moves must be at least 1, in the browser at least 0")
+    console, rows = Console(stderr=True), []
+    with console.status("starting") as status:
+        for row in bench_panels(course_notebooks(notebooks_dir, names_in(only)), moves, browser_moves, status.update):
+            rows.append(asdict(row))
+            if not as_json:
+                painted = "" if row.browser_ms_p95 is None else f"{row.browser_ms_p95:6.0f} ms"
+                print(f"{row.notebook:<26} {row.kernel_ms_p95:6.1f} ms {painted:>9}  {row.panel}", flush=True)
+    if as_json:
+        print(json.dumps(rows, indent=2))
 
 
 def _brief(value: Any) -> str:

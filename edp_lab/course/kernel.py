@@ -9,6 +9,7 @@ engine listens to all the kernel's messages, writes such an error into the outpu
 from __future__ import annotations
 
 import math
+import os
 import time
 from contextlib import suppress
 from queue import Empty
@@ -26,6 +27,8 @@ from nbformat.v4 import new_code_cell, new_output, output_from_msg
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from traitlets import Type, default
+
+from edp_lab.course.watch import Watch
 
 ENGINE = "edp-lab"
 ERROR_CLASS = "edp-lab-error"  # the CSS class of a widget whose non-empty ``value`` is an error message
@@ -103,7 +106,7 @@ class _KernelClient(AsyncKernelClient):
     iopub_channel_class = Type(_Broadcast)
 
 
-class _KernelManager(AsyncKernelManager):
+class KernelManager(AsyncKernelManager):
     """Starts ``python3`` with this very interpreter, whatever kernels the machine has under that name."""
 
     @default("client_factory")
@@ -122,7 +125,10 @@ class _KernelManager(AsyncKernelManager):
 class _Client(PapermillNotebookClient):
     """papermill's client, which also stops at the errors that widgets and threads hide."""
 
+    watch: Watch
+
     def execute_cell(self, cell: NotebookNode, cell_index: int, **kwargs: Any) -> NotebookNode:
+        self.watch.on_cell(cell_index, len(self.nb.cells))
         if cell.cell_type != "code":
             return cell
         failure = None
@@ -142,7 +148,11 @@ class _Client(PapermillNotebookClient):
         return cell
 
     def papermill_execute_cells(self) -> None:
-        super().papermill_execute_cells()
+        self.watch.follow(self.km.provisioner.pid)
+        try:
+            super().papermill_execute_cells()
+        finally:
+            self.watch.stop()
         if any(cell.metadata.papermill.get("exception") for cell in self.nb.cells):
             return
         end = new_code_cell(AT_THE_END, metadata={"papermill": {}})
@@ -155,17 +165,21 @@ class _Client(PapermillNotebookClient):
 
 
 class _Engine(NBClientEngine):
+    """Takes, through `papermill.execute_notebook`: `folder` (where the notebook runs), `environment` (added to the
+    kernel's) and `watch`. papermill's own `cwd` would move this whole process, and with it a notebook beside."""
+
     @classmethod
     def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, **kwargs: Any) -> NotebookNode:
         client = _Client(
             nb_man,
             kernel_name=kernel_name,
-            kernel_manager_class=_KernelManager,
+            kernel_manager_class=KernelManager,
             timeout=kwargs["execution_timeout"],
             startup_timeout=kwargs["start_timeout"],
             shell_timeout_interval=1,  # seconds until a dead kernel is noticed
         )
-        return client.execute()
+        client.watch = kwargs["watch"]
+        return client.execute(cwd=str(kwargs["folder"]), env={**os.environ, **kwargs["environment"]})
 
 
 def _error(name: str, value: str) -> NotebookNode:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 STATE = "application/vnd.jupyter.widget-state+json"
 PLOTLY = "application/vnd.plotly.v1+json"
 PLOTLY_JS = "plotly.min.js"
+_ADDING = threading.Lock()
 
 TEMPLATE = """
 {%- extends 'index.html.j2' -%}
@@ -40,6 +42,8 @@ TEMPLATE = """
 {%- block html_head_css -%}
 <style>main { max-width: 62rem; margin: auto; padding: 1rem; }</style>
 {%- endblock -%}
+{%- block body_header -%}{{ super() }}{{ resources.navigation }}{%- endblock -%}
+{%- block body_footer -%}{{ resources.navigation }}{{ super() }}{%- endblock -%}
 """
 
 INDEX = """<!DOCTYPE html>
@@ -57,13 +61,14 @@ small { opacity: .75; }
 </style></head><body>
 <h1>edp_lab: the executed course</h1>
 <p>{{ about }}</p>
-<table><tr><th>Notebook</th><th>Result</th><th>Time</th></tr>
+<table><tr><th>Notebook</th><th>Result</th><th>Time</th><th>Memory</th></tr>
 {% for row in rows -%}
 <tr><td><a href="{{ row.html.name | urlencode }}">{{ row.title }}</a><br>
 <small><a href="{{ row.executed.name | urlencode }}">{{ row.executed.name }}</a></small></td>
 <td>{% if row.error %}<span class="failed">failed</span><br><small>{{ row.error }}</small>
 {%- else %}ok{% endif %}</td>
-<td class="number">{{ "%.1f" | format(row.seconds) }} s</td></tr>
+<td class="number">{{ "%.1f" | format(row.seconds) }} s</td>
+<td class="number">{{ "%.0f" | format(row.memory_mb) }} MB</td></tr>
 {% endfor -%}
 </table></body></html>
 """
@@ -88,18 +93,41 @@ def freeze_widgets(notebook: NotebookNode) -> None:
 
 def write_page(notebook: NotebookNode, path: Path, name: str) -> None:
     """Write ``notebook`` (its widgets frozen) as an HTML page; one with figures gets plotly.js beside it."""
+    store_page(page_html(notebook, name), path)
+
+
+def page_html(notebook: NotebookNode, name: str, navigation: str = "") -> str:
+    """A page of ``notebook`` (its widgets frozen), with ``navigation`` (HTML) above and below."""
     note = new_markdown_cell("*An executed copy: sliders stand where they ended. `make lab` opens the live notebook.*")
-    page = NotebookNode(notebook, cells=[note, *(_with_plotly_html(cell) for cell in notebook.cells)])
-    has_figures = any(PLOTLY in output.get("data", {}) for cell in page.cells for output in cell.get("outputs", ()))
-    exporter = _Exporter(extra_loaders=[DictLoader({"course.html.j2": TEMPLATE})], template_file="course.html.j2")
-    text, _ = exporter.from_notebook_node(page, {"metadata": {"name": name}, "plotly": has_figures})
-    if has_figures and not (path.parent / PLOTLY_JS).exists():
-        write_whole(path.parent / PLOTLY_JS, plotly.offline.get_plotlyjs().encode())
+    page = NotebookNode(notebook, cells=[note, *notebook.cells])
+    exporter = MathExporter(extra_loaders=[DictLoader({"course.html.j2": TEMPLATE})], template_file="course.html.j2")
+    return exported(exporter, page, {"metadata": {"name": name}, "navigation": navigation})
+
+
+def exported(exporter: HTMLExporter, notebook: NotebookNode, resources: dict[str, Any]) -> str:
+    """The notebook through an exporter, each figure as HTML; ``resources.plotly`` says whether there is any."""
+    cells = [_with_plotly_html(cell) for cell in notebook.cells]
+    has_figures = any(PLOTLY in output.get("data", {}) for cell in cells for output in cell.get("outputs", ()))
+    text, _ = exporter.from_notebook_node(NotebookNode(notebook, cells=cells), {**resources, "plotly": has_figures})
+    return text
+
+
+def store_page(text: str, path: Path) -> None:
+    """Write a page, and plotly.js beside it if the page asks for that; two threads may."""
+    if f'src="{PLOTLY_JS}"' in text:
+        with _ADDING:
+            if not (path.parent / PLOTLY_JS).exists():
+                write_whole(path.parent / PLOTLY_JS, plotly.offline.get_plotlyjs().encode())
     write_whole(path, text.encode())
 
 
+def markdown_to_html(text: str, attachments: Mapping[str, Any] | None = None) -> str:
+    """Markdown as the notebooks' pages show it: formulas as MathML."""
+    return MarkdownWithMath(renderer=_MathML(escape=False, attachments=attachments or {})).render(text)
+
+
 def write_index(rows: Sequence[Any], path: Path, about: str) -> None:
-    """Write the page that lists ``rows`` (anything with title, html, executed, error and seconds)."""
+    """Write the page that lists ``rows`` (anything with title, html, executed, error, seconds and memory_mb)."""
     template = jinja2.Environment(autoescape=True).from_string(INDEX)
     write_whole(path, template.render(rows=rows, about=about).encode())
 
@@ -123,11 +151,13 @@ class _MathML(IPythonRenderer):
             return f"<code>{html.escape(tex)}</code>"
 
 
-class _Exporter(HTMLExporter):
+class MathExporter(HTMLExporter):
+    """nbconvert's pages, with formulas as MathML."""
+
     @jinja2.pass_context
     def markdown2html(self, context: jinja2.runtime.Context, source: str) -> str:
         attachments = context.get("cell", {}).get("attachments", {})
-        return MarkdownWithMath(renderer=_MathML(escape=False, attachments=attachments)).render(source)
+        return markdown_to_html(source, attachments)
 
 
 def _widget_models(notebook: NotebookNode) -> Mapping[str, Any]:

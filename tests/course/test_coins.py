@@ -410,16 +410,16 @@ def test_notebook_keeps_the_order_and_length_of_the_course() -> None:
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(capsys: pytest.CaptureFixture[str]) -> None:
     values = {
-        "epsilon": 0.5, "people": 200, "epsilon_count": 0.2, "sensitivity": 3, "queries": 20, "budget": 2.0,
+        "epsilon": 0.5, "epsilon_count": 0.2, "sensitivity": 3, "queries": 20, "budget": 2.0,
         "sigma": 3.0, "epsilon_each": 0.05, "releases": 400, "delta": 1e-6, "seed": 4,
     }  # fmt: skip
-    assert set(notebook_parameters(NOTEBOOK)) == {"mode", *values}
+    assert set(notebook_parameters(NOTEBOOK)) == {"mode", "STRICT", *values}
     space: dict[str, Any] = {}
     for cell in cells("code"):
         exec(cell.source, space)
         if "parameters" in cell.metadata.get("tags", ()):
             space.update(values)
-    assert space["coin_panel"].values == {"epsilon": 0.5, "people": 200, "share": 0.3, "seed": 4}
+    assert space["coin_panel"].values == {"epsilon": 0.5, "people": 1000, "share": 0.3, "seed": 4}
     assert space["averaging_panel"].values == {
         "epsilon": 0.2, "sensitivity": 3, "queries": 20, "budget": 2.0, "seed": 4
     }  # fmt: skip

@@ -1,0 +1,184 @@
+"""Student and instructor notebooks from one source: `notebooks/source/NN_name.ipynb` gives `notebooks/NN_name.ipynb`
+and `notebooks/instructor/NN_name.ipynb`.
+
+Launch: ``edp-lab course build``. An exercise of the source is a code cell with both texts, one above the other:
+
+    # EXERCISE clip
+    def clip(gradient, C):
+        \"\"\"The gradient, shrunk to length C at most.\"\"\"
+    # SOLUTION
+    def clip(gradient, C):
+        return gradient * min(1, C / np.linalg.norm(gradient))
+
+Students get the first line and what stands above ``# SOLUTION``, instructors the first line and what stands below. A
+cell tagged ``instructor`` (a note for the teacher) is left out for students. All else is copied, without outputs. The
+same sources give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from edp_lab.errors import UsageError
+
+INSTRUCTOR = "instructor"  # the tag of a teacher's cell, and the folder of the teacher's notebooks
+_EXERCISE = re.compile(r"# EXERCISE (\w+)[ \t]*(?:\n|$)")
+_SOLUTION = re.compile(r"^# SOLUTION[ \t]*$\n?", re.MULTILINE)
+_METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+@dataclass(frozen=True)
+class ExerciseCell:
+    """The two texts of an exercise; each begins with the line ``# EXERCISE name``."""
+
+    name: str
+    stub: str
+    solution: str
+
+
+def exercise_name(source: str) -> str | None:
+    """The name in a cell's first line ``# EXERCISE name``, None in any other cell."""
+    found = _EXERCISE.match(source)
+    return found[1] if found else None
+
+
+def exercise_cell(source: str) -> ExerciseCell | None:
+    """The exercise in a source notebook's code cell, None in an ordinary cell.
+
+    Raises:
+        UsageError: the cell is half an exercise.
+    """
+    name, parts = exercise_name(source), _SOLUTION.split(source)
+    if name is None:
+        if len(parts) > 1:
+            raise UsageError("a cell has a line `# SOLUTION`, but does not begin with `# EXERCISE name`")
+        return None
+    if len(parts) != 2 or not all(part.strip() for part in (parts[0].partition("\n")[2], parts[1])):
+        raise UsageError(f"exercise {name!r} needs a stub, one line `# SOLUTION`, and a solution below it")
+    return ExerciseCell(name, parts[0].rstrip(), f"# EXERCISE {name}\n{parts[1].strip()}")
+
+
+def exercise_cells(notebook: NotebookNode) -> dict[str, ExerciseCell]:
+    """The exercises of a source notebook by name, in their order.
+
+    Raises:
+        UsageError: a cell is half an exercise, or two have one name.
+    """
+    found: dict[str, ExerciseCell] = {}
+    for cell in notebook.cells:
+        exercise = exercise_cell(cell.source) if cell.cell_type == "code" else None
+        if exercise and exercise.name in found:
+            raise UsageError(f"two cells are called `# EXERCISE {exercise.name}`: name one differently")
+        if exercise:
+            found[exercise.name] = exercise
+    return found
+
+
+def read_source(path: Path) -> NotebookNode:
+    """A source notebook.
+
+    Raises:
+        UsageError: it is no notebook, a cell has no id of its own, or an exercise is not whole.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        ids = [cell.get("id") for cell in json.loads(text)["cells"]]  # nbformat would draw new ones, each time others
+        if None in ids or len(set(ids)) < len(ids):
+            raise UsageError(f"{path} has cells without an id of their own: save it once in JupyterLab")
+        notebook = nbformat.reads(text, as_version=nbformat.NO_CONVERT)
+        nbformat.validate(notebook)
+    except UsageError:
+        raise
+    except Exception as error:  # nbformat lets through whatever its walk over unexpected content meets
+        raise UsageError(f"{path} is not a notebook: restore it, for instance with `git checkout`") from error
+    try:
+        exercise_cells(notebook)
+    except UsageError as error:
+        raise UsageError(f"{path.name}: {error}") from None
+    return notebook
+
+
+def student(source: NotebookNode) -> NotebookNode:
+    """The students' version of a source notebook: stubs only."""
+    return _version(source, for_students=True)
+
+
+def instructor(source: NotebookNode) -> NotebookNode:
+    """The teacher's version of a source notebook: solutions, and the cells tagged ``instructor``."""
+    return _version(source, for_students=False)
+
+
+def build(notebooks_dir: Path) -> list[Path]:
+    """Write both versions of every source notebook under a folder; the paths that changed.
+
+    Raises:
+        UsageError: there are no sources, or one is not whole; nothing has been written then.
+    """
+    from edp_lab.models.files import write_whole
+
+    drifted = {path: text for path, text in _generated(notebooks_dir).items() if _stored(path) != text}
+    (notebooks_dir / INSTRUCTOR).mkdir(exist_ok=True)
+    for path, text in drifted.items():
+        write_whole(path, text)
+    return list(drifted)
+
+
+def drift(notebooks_dir: Path) -> list[str]:
+    """What `build` would change, a sentence each; notebooks that no source gives are named too.
+
+    Raises:
+        UsageError: as `build`.
+    """
+    generated = _generated(notebooks_dir)
+    sentences = [f"{_short(path)} differs from its source" for path, text in generated.items() if _stored(path) != text]
+    present = sorted([*notebooks_dir.glob("*.ipynb"), *(notebooks_dir / INSTRUCTOR).glob("*.ipynb")])
+    return sentences + [f"{_short(path)} has no source" for path in present if path not in generated]
+
+
+def _version(source: NotebookNode, *, for_students: bool) -> NotebookNode:
+    notebook = deepcopy(source)
+    notebook.metadata = nbformat.from_dict(_METADATA)
+    if for_students:
+        notebook.cells = [cell for cell in notebook.cells if INSTRUCTOR not in cell.metadata.get("tags", ())]
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)  # the times of the author's last run
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+            if exercise := exercise_cell(cell.source):
+                cell.source = exercise.stub if for_students else exercise.solution
+    return notebook
+
+
+def _generated(notebooks_dir: Path) -> dict[Path, bytes]:
+    """The content of every notebook to generate."""
+    return {path: f"{nbformat.writes(notebook)}\n".encode() for path, notebook in _versions(notebooks_dir)}
+
+
+def _versions(notebooks_dir: Path) -> Iterator[tuple[Path, NotebookNode]]:
+    paths = sorted((notebooks_dir / "source").glob("*.ipynb"))
+    if not paths:
+        raise UsageError(f"no notebooks in {notebooks_dir / 'source'}: run this in a clone of the project")
+    for path in paths:
+        source = read_source(path)
+        yield notebooks_dir / path.name, student(source)
+        yield notebooks_dir / INSTRUCTOR / path.name, instructor(source)
+
+
+def _stored(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def _short(path: Path) -> str:
+    """`instructor/01_name.ipynb` for the teacher's, `01_name.ipynb` for the students'."""
+    return f"{INSTRUCTOR}/{path.name}" if path.parent.name == INSTRUCTOR else path.name

@@ -1,0 +1,70 @@
+"""The commands that open the course on this machine: JupyterLab for readers, Voila for those who only want the panels.
+
+Both listen on 127.0.0.1, ask for a token, and load nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from edp_lab.errors import UsageError
+
+SETTINGS = Path(__file__).parent / "jupyter"  # no offer to fetch news; the dashboard's template
+
+
+def lab_command(notebooks_dir: Path) -> tuple[list[str], dict[str, str]]:
+    """Command and environment that start JupyterLab with this interpreter: local, with a token, calling nobody."""
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--ServerApp.ip=127.0.0.1",
+        "--MappingKernelManager.transport_encryption=auto",
+        "--LabApp.news_url=None",
+        "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
+        str(notebooks_dir / "00_start.ipynb"),
+    ]
+    return command, _with_settings("JUPYTER_CONFIG_PATH")
+
+
+def dashboard_command(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Command and environment that serve the notebooks of a folder by Voila: local, with a token, panels only.
+
+    Raises:
+        UsageError: Voila is not installed.
+    """
+    if find_spec("voila") is None:
+        raise UsageError("the dashboard is served by Voila: pip install -c constraints.txt voila")
+    command = [
+        sys.executable,
+        "-m",
+        "voila",
+        "--Voila.ip=127.0.0.1",
+        "--token",
+        "--template=edp-lab",
+        "--classic-tree",
+        str(folder),
+    ]
+    return command, _with_settings("JUPYTER_PATH")
+
+
+@contextmanager
+def panels_only(notebooks: Sequence[Path]) -> Iterator[Path]:
+    """A folder with copies of the notebooks and nothing else, for as long as the block runs."""
+    with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
+        for path in notebooks:
+            shutil.copy(path, folder)
+        yield Path(folder)
+
+
+def _with_settings(variable: str) -> dict[str, str]:
+    """This process' environment, with `SETTINGS` first in the variable."""
+    path = os.pathsep.join(filter(None, [str(SETTINGS), os.environ.get(variable)]))
+    return {**os.environ, variable: path}

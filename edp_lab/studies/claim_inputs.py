@@ -1,0 +1,151 @@
+"""What the evidence functions of the claims ledger are given: committed results, small runs, embedded images.
+
+Each returns arguments by name, and tells what it does where that takes seconds. A run that several claims rest on is
+trained once in a process; nothing is written but to a folder that goes with the process.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edp_lab.corpora.images import load_images
+from edp_lab.studies import paper_print, paper_privacy
+from edp_lab.studies.paper_runs import (
+    FEW,
+    PRINTED,
+    SCHEMES,
+    SEEDS,
+    SMALL,
+    Z0,
+    Change,
+    Outcome,
+    Told,
+    equal_epsilon_z0,
+    first_gradient_norms,
+    gradient_norms,
+    small_runs,
+    table1_anew,
+)
+from edp_lab.studies.reproduce_thesis import Lab
+from edp_lab.studies.thesis_tables import QUICK
+
+Inputs = Callable[[Told], Mapping[str, Any]]
+GRID = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # of z0, for P18
+NEXT_TO_NONE, SOME = 1e-6, 1e-3  # z0 for P20: the least that the paper tried, and more
+REPLACED = 3  # place of an utterance in the first batch, for P4
+
+
+def nothing(told: Told) -> Mapping[str, Any]:
+    return {}
+
+
+# ---- The paper -------------------------------------------------------------------------------------------------------
+
+
+def benchmark(told: Told) -> Mapping[str, Any]:
+    return {"steps": paper_print.benchmark()}
+
+
+def first_norms(told: Told) -> Mapping[str, Any]:
+    return {"norms": _norms(None)}
+
+
+def neighbouring_norms(told: Told) -> Mapping[str, Any]:
+    return {"norms": _norms(None), "neighbour": _norms(REPLACED)}
+
+
+@cache
+def _norms(replaced: int | None) -> dict[str, float]:
+    return first_gradient_norms(replaced)
+
+
+def norms_in_training(told: Told) -> Mapping[str, Any]:
+    told("training: norms of gradients")
+    random, tuned = gradient_norms()
+    return {"random": random, "tuned": tuned}
+
+
+def copied_texts(told: Told) -> Mapping[str, Any]:
+    told("splitting corpora")
+    return {"shares": paper_privacy.copied_texts()}
+
+
+def decay_at_equal_epsilon(told: Told) -> Mapping[str, Any]:
+    equal = small_runs("no decay, equal epsilon", told, **{**PRINTED, "z0": equal_epsilon_z0()})
+    return {"decayed": _scheme("exponential decay", told), "equal": equal, "anew": table1_anew()}
+
+
+def attacked(told: Told) -> Mapping[str, Any]:
+    anew = table1_anew()
+    if anew:
+        return {"changes": [cell.auc for cell in anew], "origin": "data/results/table1.json"}
+    plain = [run.auc for run in _scheme("SGD", told)]
+    schemes = ("no decay", "exponential decay")
+    changes = [Change.of(scheme, plain, [run.auc for run in _scheme(scheme, told)]) for scheme in schemes]
+    return {"changes": changes, "origin": f"{len(SEEDS)} seeds; {SMALL}"}
+
+
+def per_example(told: Told) -> Mapping[str, Any]:
+    return {"per_example": _scheme("DP-SGD", told, FEW), "printed": _scheme("no decay", told, FEW)}
+
+
+def noised(told: Told) -> Mapping[str, Any]:
+    return {"runs": {scheme: _scheme(scheme, told, FEW) for scheme in SCHEMES if scheme != "SGD"}}
+
+
+def grid_of_z0(told: Told) -> Mapping[str, Any]:
+    found = [small_runs(f"z0 {z0:g}", told, FEW[:1], **{**PRINTED, "z0": z0})[0] for z0 in GRID]
+    return {"grid": found, "anew": table1_anew()}
+
+
+def without_dropout(told: Told) -> Mapping[str, Any]:
+    bare = {**PRINTED, "dropout": 0.0}
+    return {
+        "plain": small_runs("SGD without dropout", told, method="sgd", dropout=0.0),
+        "clipped": small_runs("next to no noise", told, **{**bare, "z0": NEXT_TO_NONE}),
+        "noised": small_runs("noise, no dropout", told, FEW, **{**bare, "z0": SOME}),
+        "dropout": _scheme("SGD", told, FEW),
+        "anew": table1_anew(),
+    }
+
+
+def raw_scales(told: Told) -> Mapping[str, Any]:
+    """Scales s times as large are C s times as large and z as much smaller: step(s alpha, C, z) is one formula."""
+    norms = _norms(None)
+    s = max(norms.values())
+    raw = small_runs("scales as they are", told, FEW, **{**PRINTED, "clip_norm": s, "z0": Z0 / s})
+    return {"norms": norms, "raw": raw, "normalised": _scheme("no decay", told, FEW)}
+
+
+def _scheme(name: str, told: Told, seeds: Sequence[int] = SEEDS) -> tuple[Outcome, ...]:
+    return small_runs(name, told, seeds, **SCHEMES[name])
+
+
+# ---- The thesis ------------------------------------------------------------------------------------------------------
+
+
+def images(told: Told) -> Mapping[str, Any]:
+    return {"images": load_images("digits").train, "rng": np.random.default_rng(0)}
+
+
+def chance(told: Told) -> Mapping[str, Any]:
+    return {"rng": np.random.default_rng(0)}
+
+
+def telling(told: Told) -> Mapping[str, Any]:
+    return {"told": told}
+
+
+def lab(told: Told) -> Mapping[str, Any]:
+    """Quick networks on digits, kept in a folder that goes with the lab."""
+    folder = tempfile.TemporaryDirectory()
+    made = Lab(Path(folder.name), QUICK, 0, lambda line, kept: told(line))
+    weakref.finalize(made, folder.cleanup)
+    return {"lab": made}

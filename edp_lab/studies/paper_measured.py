@@ -1,0 +1,369 @@
+"""The paper's claims on which trained models have a say: rows P7, P12 to P14, P16, P18, P20 and P21 of the ledger.
+
+Evidence is drawn from `paper_runs`: from Table 1 made anew where that has been committed, and from small runs that take
+seconds. Every row says which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import mean
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+
+from edp_lab.privacy import Decay
+from edp_lab.studies.evidence import Evidence, Verdict
+from edp_lab.studies.paper_privacy import TRAINING
+from edp_lab.studies.paper_runs import SMALL, Anew, Change, Outcome
+from edp_lab.studies.paper_tables import PUBLIC_CORPORA, TABLE_1, Table1Row
+from edp_lab.studies.paper_tables import Change as Printed
+
+SIMILAR = 10.0  # percent: two schemes are alike if the 95 % interval of their difference lies within
+LOOSE = 0.5  # of a rank correlation
+ANEW = "data/results/table1.json"
+
+
+def p7_first_norm(random: NDArray[np.float64], tuned: NDArray[np.float64]) -> Evidence:
+    """Later gradient norms over the first one.
+
+    Args:
+        random, tuned: norms by step and layer (S, K), from random and from trained weights; see
+            `paper_runs.gradient_norms`.
+    """
+    total = np.linalg.norm(random, axis=1)
+    layers = random[1:].max(axis=0) / random[0]
+    return Evidence(
+        "P7",
+        "The gradient norm of the first iteration is a rough upper bound of those throughout training.",
+        'section 3, "Scaling"',
+        {
+            "steps": len(random),
+            "layers": random.shape[1],
+            "largest_over_first": float(total[1:].max() / total[0]),
+            "layers_that_exceed": int((layers > 1).sum()),
+            "largest_layer_over_first": float(layers.max()),
+            "tuned_layer_over_first": float((tuned[1:].max(axis=0) / tuned[0]).max()),
+            "rough": 2.0,
+        },
+        lambda m: Verdict.of(
+            max(m["largest_layer_over_first"], m["tuned_layer_over_first"]) <= m["rough"],
+            m["largest_over_first"] <= m["rough"],
+        ),
+        "From random weights, the norm of the whole gradient reaches {largest_over_first:.2f} times its first value in "
+        "{steps} steps; by layer, as the scales have it, {layers_that_exceed} of {layers} exceed theirs, one "
+        "{largest_layer_over_first:.1f} times. Where training goes on from trained weights, as in fine-tuning, a "
+        "layer reaches {tuned_layer_over_first:.1f} times its first norm (small CLC, measured now).",
+    )
+
+
+def p12_decay(
+    decayed: Sequence[Outcome],
+    equal: Sequence[Outcome],
+    anew: Sequence[Anew] = (),
+    table: Sequence[Table1Row] = TABLE_1,
+) -> Evidence:
+    """Table 1's larger corpora, and decay against none at the same claimed epsilon.
+
+    Args:
+        decayed, equal: small runs with decay, and without it at a z0 that gives the same epsilon, seed by seed.
+        anew: Table 1 made anew.
+    """
+    larger = [row for row in table if row.corpus not in PUBLIC_CORPORA]
+    decays = [(row.none, change) for row in table for change in (row.linear, row.exponential)]
+    ours = [_pairs(anew, row) for row in sorted({(cell.model, cell.corpus) for cell in anew})]
+    change = Change.of("", [run.ser for run in equal], [run.ser for run in decayed])
+    return Evidence(
+        "P12",
+        "On larger corpora, linear or exponential decay gives a better trade-off of privacy and utility than none.",
+        "section 5, first paragraph; Table 1",
+        {
+            "rows": len(larger),
+            "rows_with_a_better_decay": sum(
+                any(_dominates(_point(one), _point(row.none)) for one in (row.linear, row.exponential))
+                for row in larger
+            ),
+            "columns_with_a_smaller_epsilon": sum(one.log10_epsilon < none.log10_epsilon for none, one in decays),
+            "error_at_equal_epsilon": change.mean,
+            "half_width": change.half_width,
+            "seeds": len(equal),
+            "rows_anew": len(ours),
+            "rows_anew_with_a_better_decay": sum(any(pairs) for pairs in ours),
+            "anew": _anew_said(anew, f"; made anew, in {sum(any(pairs) for pairs in ours)} of {len(ours)}"),
+        },
+        lambda m: Verdict.of(
+            m["rows_with_a_better_decay"] == m["rows"]
+            and m["columns_with_a_smaller_epsilon"] == 0
+            and m["error_at_equal_epsilon"] < -m["half_width"],
+            m["rows_with_a_better_decay"] > 0 and m["error_at_equal_epsilon"] < m["half_width"],
+        ),
+        "In {rows_with_a_better_decay} of {rows} rows a decay has both the lower error and the weaker attack{anew}. "
+        "But {columns_with_a_smaller_epsilon} columns with decay have a smaller epsilon than the one without, which is "
+        "impossible at one z0 and number of epochs: the columns differ in more than decay. At one claimed epsilon "
+        "exponential decay changes the error by {error_at_equal_epsilon:+.1f} % (+-{half_width:.1f}; small CLC, "
+        "{seeds} seeds, measured now).",
+    )
+
+
+def _pairs(anew: Sequence[Anew], row: tuple[str, str]) -> list[bool]:
+    """Whether each decay of a row made anew is better than none."""
+    own = {cell.decay: (cell.ser.mean, cell.auc.mean) for cell in anew if (cell.model, cell.corpus) == row}
+    return [_dominates(point, own[Decay.NONE]) for decay, point in own.items() if decay is not Decay.NONE]
+
+
+def _point(printed: Printed) -> tuple[float, float]:
+    return printed.ser, printed.mia_auc
+
+
+def _dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Not worse in error and attack, and better in one of them."""
+    return one != other and one[0] <= other[0] and one[1] <= other[1]
+
+
+def _anew_said(anew: Sequence[Anew], text: str) -> str:
+    """The text where Table 1 has been made anew, else nothing."""
+    return f"{text} ({ANEW})" if anew else ""
+
+
+def p13_membership(changes: Sequence[Change], origin: str = SMALL, table: Sequence[Table1Row] = TABLE_1) -> Evidence:
+    """The printed changes of the AUC beside the sampling error of an AUC, and changes that have intervals.
+
+    Args:
+        changes: of the AUC against SGD.
+        origin: where they come from.
+    """
+    printed = [(row, change) for row in table for change in row.changes.values()]
+    within = [
+        abs(change.mia_auc) <= auc_change_half_width(row.sgd_mia_auc / 100, change.mia_auc, TRAINING[row.corpus])
+        for row, change in printed
+        if row.sgd_mia_auc is not None
+    ]
+    return Evidence(
+        "P13",
+        "eDP-SGD significantly reduces the success of membership inference.",
+        "abstract; section 1, contribution (ii); Table 1",
+        {
+            "printed": len(printed),
+            "printed_that_rise": sum(change.mia_auc > 0 for _, change in printed),
+            "printed_with_a_size": len(within),
+            "within_sampling_error": sum(within),
+            "half_width_on_atis": auc_change_half_width(0.675, -8.26, TRAINING["ATIS"]),
+            "changes": len(changes),
+            "falls_beyond_chance": sum(change.mean < -change.half_width for change in changes),
+            "ours": "; ".join(map(str, changes)),
+            "origin": origin,
+        },
+        lambda m: Verdict.of(
+            m["printed_that_rise"] == 0
+            and m["within_sampling_error"] == 0
+            and 0 < m["changes"] == m["falls_beyond_chance"],
+            m["falls_beyond_chance"] > 0,
+        ),
+        "Of {printed} printed changes {printed_that_rise} rise, and of {printed_with_a_size} whose corpus is public "
+        "{within_sampling_error} lie within the 95 % sampling error of an AUC (+-{half_width_on_atis:.1f} % on ATIS); "
+        "there are no seeds and one average-case attack. Ours, with 95 % intervals over seeds: {ours} ({origin}); "
+        "{falls_beyond_chance} of {changes} fall beyond chance.",
+    )
+
+
+def auc_change_half_width(area: float, percent: float, side: int) -> float:
+    """Of the relative change, in percent, of an AUC between two models, each attacked on `side` members and as many
+    non-members: 95 %, from the variance of Hanley and McNeil 1982; takes the two areas for independent."""
+    errors = [_auc_variance(a, side) / a**2 for a in (area, area * (1 + percent / 100))]
+    return 1.96 * 100 * (1 + percent / 100) * math.sqrt(sum(errors))
+
+
+def _auc_variance(area: float, side: int) -> float:
+    q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
+    return (area * (1 - area) + (side - 1) * (q1 + q2 - 2 * area**2)) / side**2
+
+
+def p14_like_dp_sgd(per_example: Sequence[Outcome], printed: Sequence[Outcome]) -> Evidence:
+    """Per-example DP-SGD against Algorithm 1 without decay, at the same C and z0, seed by seed."""
+    error = Change.of("error", [run.ser for run in per_example], [run.ser for run in printed])
+    attack = Change.of("attack's AUC", [run.auc for run in per_example], [run.auc for run in printed])
+    return Evidence(
+        "P14",
+        "Results of DP-SGD are similar to those of eDP-SGD without decay, and need no columns of their own.",
+        "section 5, first paragraph",
+        {
+            "error": error.mean,
+            "error_half_width": error.half_width,
+            "attack": attack.mean,
+            "attack_half_width": attack.half_width,
+            "similar_percent": SIMILAR,
+            "seeds": len(printed),
+            "origin": SMALL,
+        },
+        lambda m: Verdict.of(
+            all(abs(m[what]) + m[f"{what}_half_width"] <= m["similar_percent"] for what in ("error", "attack")),
+            all(abs(m[what]) <= m[f"{what}_half_width"] for what in ("error", "attack")),
+        ),
+        "At the same C and z0, eDP-SGD without decay has an error {error:+.0f} % (+-{error_half_width:.0f}) and an "
+        "AUC {attack:+.1f} % (+-{attack_half_width:.1f}) against DP-SGD's ({seeds} seeds; {origin}): what is clipped, "
+        "how it is scaled and how much noise there is are not the same. The paper has no numbers.",
+    )
+
+
+def p16_one_optimizer(runs: Mapping[str, Sequence[Outcome]], most: float = 0.1) -> Evidence:
+    """How much of Adam's second moment is noise, by scheme."""
+    shares = {
+        scheme: mean(run.noise_share for run in found if run.noise_share is not None) for scheme, found in runs.items()
+    }
+    return Evidence(
+        "P16",
+        "One optimizer, Adam, serves SGD, eDP-SGD and DP-SGD alike, so their columns differ in privacy only.",
+        "section 4.2, last sentence; Table 1",
+        {
+            "largest_share_percent": 100 * max(shares.values()),
+            "smallest_share_percent": 100 * min(shares.values()),
+            "most_percent": 100 * most,
+            "shares": ", ".join(f"{share:.0%} ({scheme})" for scheme, share in shares.items()),
+        },
+        lambda m: Verdict.of(
+            m["largest_share_percent"] <= m["most_percent"], m["smallest_share_percent"] <= m["most_percent"]
+        ),
+        "None of the three is SGD. In the median weight, of what Adam divides by so much is noise: {shares}; small "
+        "CLC, measured now. So private runs take other steps than plain ones for a reason that is not privacy. "
+        "DP-AdamBC (Tang et al. 2024) takes this noise off again.",
+    )
+
+
+def p18_loose_correlation(
+    grid: Sequence[Outcome], anew: Sequence[Anew] = (), table: Sequence[Table1Row] = TABLE_1
+) -> Evidence:
+    """Rank correlation of epsilon with the attack: between Table 1's cells, and along z0 with all else equal.
+
+    Args:
+        grid: small runs that differ in z0 alone.
+        anew: Table 1 made anew.
+    """
+    cells = [change for row in table for change in row.changes.values()]
+    printed = _ranks([cell.log10_epsilon for cell in cells], [cell.mia_auc for cell in cells])
+    reach = 1.96 / math.sqrt(len(cells) - 3)  # Fisher's z
+    ours = _ranks([cell.log10_epsilon for cell in anew], [cell.auc.mean for cell in anew]) if anew else 0.0
+    return Evidence(
+        "P18",
+        "Epsilon correlates only loosely with the success of membership inference.",
+        "section 5, first paragraph; section 6",
+        {
+            "cells": len(cells),
+            "correlation": printed,
+            "correlation_high": math.tanh(math.atanh(printed) + reach),
+            "cells_anew": len(anew),
+            "correlation_anew": ours,
+            "anew": _anew_said(anew, f"; made anew, over {len(anew)} cells, it is {ours:.2f}"),
+            "runs": len(grid),
+            "correlation_all_else_equal": _ranks([run.log10_epsilon or 0.0 for run in grid], [run.auc for run in grid]),
+            "loose": LOOSE,
+            "highest_auc": max(run.auc for run in grid),
+            "lowest_auc": min(run.auc for run in grid),
+        },
+        lambda m: Verdict.of(
+            abs(m["correlation"]) < m["loose"] and abs(m["correlation_all_else_equal"]) < m["loose"],
+            abs(m["correlation"]) < m["loose"],
+        ),
+        "Over the {cells} cells of Table 1 the rank correlation is {correlation:.2f} (95 % up to "
+        "{correlation_high:.2f}): loose{anew}. But the cells differ in corpus, model and tuning, and their epsilons "
+        "bound nothing (P11). Along z0 alone it is {correlation_all_else_equal:.2f}: the AUC falls from "
+        "{highest_auc:.2f} to {lowest_auc:.2f} with epsilon (small CLC, {runs} runs, measured now).",
+    )
+
+
+def _ranks(one: Sequence[float], other: Sequence[float]) -> float:
+    return float(spearmanr(one, other).statistic)
+
+
+def p20_regularizer(
+    plain: Sequence[Outcome],
+    clipped: Sequence[Outcome],
+    noised: Sequence[Outcome],
+    dropout: Sequence[Outcome],
+    anew: Sequence[Anew] = (),
+    table: Sequence[Table1Row] = TABLE_1,
+) -> Evidence:
+    """Where nothing else regularizes: plain training, Algorithm 1 with next to no noise, and with noise.
+
+    Args:
+        plain, clipped, noised: small runs without dropout, seed by seed; the last may have fewer.
+        dropout: plain training with dropout; likewise.
+        anew: Table 1 made anew.
+    """
+    public = [change.ser for row in table if row.corpus in PUBLIC_CORPORA for change in row.changes.values()]
+    before = [run.ser for run in plain]
+    noise, clip, drop = (_error_change(plain, found) for found in (noised, clipped, dropout))
+    improved = sum(cell.ser.mean < -cell.ser.half_width for cell in anew)
+    return Evidence(
+        "P20",
+        "Where eDP-SGD lowers the error, it does so by acting as a regularizer.",
+        "section 5, first paragraph",
+        {
+            "public_cells": len(public),
+            "public_cells_that_improve": sum(change < 0 for change in public),
+            "cells_anew": len(anew),
+            "cells_anew_that_improve": improved,
+            "anew": _anew_said(anew, f"; made anew, {improved} of {len(anew)} do beyond chance"),
+            "error_with_noise": noise.mean,
+            "half_width": noise.half_width,
+            "error_without_noise": clip.mean,
+            "half_width_without_noise": clip.half_width,
+            "error_stopped_early": Change.of("", before, [run.stopped_ser or run.ser for run in plain]).mean,
+            "error_with_dropout": drop.mean,
+            "auc": mean(run.auc for run in plain),
+            "auc_without_noise": mean(run.auc for run in clipped),
+            "seeds": len(plain),
+        },
+        lambda m: Verdict.of(
+            m["error_with_noise"] < -m["half_width"] and m["error_with_noise"] <= m["error_without_noise"],
+            m["error_with_noise"] < -m["half_width"] or m["error_without_noise"] < -m["half_width_without_noise"],
+        ),
+        "{public_cells_that_improve} of {public_cells} cells on public corpora improve{anew}. Small CLC without "
+        "dropout, {seeds} seeds, measured now: with noise the error changes by {error_with_noise:+.1f} % "
+        "(+-{half_width:.1f}) against SGD, by Algorithm 1 with next to no noise {error_without_noise:+.1f} % "
+        "(+-{half_width_without_noise:.1f}), where the attack's AUC goes from {auc:.2f} to {auc_without_noise:.2f}; "
+        "stopping early {error_stopped_early:+.1f} %, dropout {error_with_dropout:+.1f} %.",
+    )
+
+
+def _error_change(plain: Sequence[Outcome], found: Sequence[Outcome]) -> Change:
+    """Over the seeds that both have."""
+    return Change.of("", [run.ser for run in plain[: len(found)]], [run.ser for run in found])
+
+
+def p21_fewer_knobs(norms: Mapping[str, float], raw: Sequence[Outcome], normalised: Sequence[Outcome]) -> Evidence:
+    """What scaling leaves to be chosen, and what its constant of proportionality does at one C and z0.
+
+    Args:
+        norms: of the first gradient by layer.
+        raw, normalised: small runs with these as scales, and with the largest scale made 1, seed by seed.
+    """
+    change = Change.of("", [run.ser for run in raw], [run.ser for run in normalised])
+    return Evidence(
+        "P21",
+        "Scaling reduces the number of hyper-parameters to tune for every new model or dataset.",
+        'section 3, "Scaling", last sentence',
+        {
+            "knobs_with_a_clip_norm_for_each_layer": len(norms),
+            "knobs_with_scaling": 1,
+            "knobs_with_one_clip_norm": 1,
+            "constant_given": False,
+            "largest_norm": max(norms.values()),
+            "error_raw": mean(run.ser for run in raw),
+            "error_normalised": mean(run.ser for run in normalised),
+            "change": change.mean,
+            "half_width": change.half_width,
+            "similar_percent": SIMILAR,
+        },
+        lambda m: Verdict.of(
+            m["knobs_with_scaling"] < m["knobs_with_a_clip_norm_for_each_layer"]
+            and (m["constant_given"] or abs(m["change"]) + m["half_width"] <= m["similar_percent"]),
+            m["knobs_with_scaling"] < m["knobs_with_a_clip_norm_for_each_layer"],
+        ),
+        "Against a clip norm for each of {knobs_with_a_clip_norm_for_each_layer} layers, yes; against one for all, it "
+        "saves none. The constant is not given: it is no further knob, since s alpha, C, z is alpha, s C, z / s, but "
+        "it decides what a given C and z mean. Scales as they are (up to {largest_norm:.1f}) have an error of "
+        "{error_raw:.3f}, the same with a largest of 1 {error_normalised:.3f}: {change:+.0f} % (+-{half_width:.0f}; "
+        "small CLC, measured now).",
+    )

@@ -1,0 +1,29 @@
+"""One JupyterLab with all notebooks and one Chromium for all browser tests; without a browser they are skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edp_lab.course import browser as browsing
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[browsing.Chrome]:
+    """A headless Chromium."""
+    if problem := browsing.missing():
+        pytest.skip(problem)
+    with browsing.chromium() as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[str]:
+    """The address of a JupyterLab on copies of all notebooks."""
+    with browsing.jupyterlab(NOTEBOOKS) as address:
+        yield address

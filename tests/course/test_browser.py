@@ -1,0 +1,191 @@
+"""Every notebook in a real JupyterLab and a real browser: its panels follow mouse and keyboard, and nothing leaves.
+
+A screenshot of each panel at two widths is kept under runs/screenshots/.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edp_lab.course import browser as browsing
+from edp_lab.course.browser import until
+
+pytest.importorskip("selenium", reason="the browser test needs selenium: pip install -e '.[test]'")
+
+from selenium.webdriver import ActionChains, Chrome
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+SCREENSHOTS = ROOT / "runs" / "screenshots"
+WIDTHS = (1280, 800)
+HEIGHT = browsing.SIZE[1]
+AHEAD = 1  # notebooks whose cells run while another one is tested
+SECONDS = 20  # that a panel may take to follow on a busy machine
+
+ERRORS = """
+const boxes = document.querySelectorAll('.edp-lab-error, .jp-RenderedText[data-mime-type*=stderr], .jp-mod-error');
+return [...boxes].map(box => box.textContent.trim()).filter(text => text);
+"""
+PANELS = "return [...document.querySelectorAll('.edp-panel')]"
+# The first slider of the first panel that has one and is not switched off.
+SLIDER = """
+const handles = [...document.querySelectorAll('.edp-panel .noUi-handle')];
+return handles.find(handle => !handle.closest('[disabled]')) ?? null;
+"""
+# What a panel shows: its read-outs, its number boxes, and what its figures have drawn.
+SHOWN = """
+const panel = arguments[0].closest('.edp-panel');
+const numbers = values => values?.length === undefined || typeof values === 'string' ? undefined
+    : Array.from(values).flatMap(v => v?.length === undefined || typeof v === 'string' ? [v] : Array.from(v));
+return JSON.stringify({
+    heading: panel.querySelector('h3').textContent,
+    words: [...panel.querySelectorAll('.widget-html-content')].map(e => e.textContent),
+    box: arguments[0].closest('.widget-hbox').querySelector('input').value,
+    figures: [...panel.querySelectorAll('.js-plotly-plot')].map(plot => plot._fullData.map(
+        trace => Object.fromEntries(['x', 'y', 'z'].map(key => [key, numbers(trace[key])])))),
+});
+"""
+AS_TEXT = "const e = document.createElement('div'); e.innerHTML = arguments[0]; return e.textContent"
+# Right edges of a panel's figures, of their drawings, and of the panel.
+EDGES = """
+const right = element => element.getBoundingClientRect().right;
+const figures = [...arguments[0].querySelectorAll('.edp-figure')];
+return figures.map(f => [right(f), right(f.querySelector('.main-svg')), right(arguments[0])]);
+"""
+STICKING_OUT = """
+const edge = arguments[0].getBoundingClientRect().right;
+const inside = [...arguments[0].querySelectorAll('.widget-html-content *, .noUi-target, input, button, textarea')];
+return inside.filter(e => e.getBoundingClientRect().right > edge + 1).map(e => e.outerHTML.slice(0, 120));
+"""
+
+
+@pytest.fixture(scope="module")
+def window_of(request: pytest.FixtureRequest, browser: Chrome, lab: str) -> Callable[[Path], str]:
+    """Starts a notebook and, so that no core waits, those that are tested next; returns the notebook's window."""
+    chosen = [item.callspec.params.get("page") for item in request.session.items if hasattr(item, "callspec")]
+    order = list(dict.fromkeys(path for path in chosen if path))
+    windows: dict[Path, str] = {}
+
+    def window(path: Path) -> str:
+        place = order.index(path)
+        for soon in order[place : place + 1 + AHEAD]:
+            if soon not in windows:
+                windows[soon] = browsing.start_notebook(browser, lab, soon.name)
+        return windows[path]
+
+    return window
+
+
+@pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
+def page(
+    request: pytest.FixtureRequest, browser: Chrome, window_of: Callable[[Path], str]
+) -> Iterator[tuple[Chrome, str]]:
+    """The browser with a notebook in front, all its cells executed, and the notebook's name."""
+    browsing.finish_notebook(browser, window_of(request.param))
+    yield browser, request.param.stem
+    browsing.close_notebook(browser)
+
+
+def slider(driver: Chrome) -> WebElement:
+    handle = driver.execute_script(SLIDER)
+    assert handle, "no panel has a slider"
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", handle)
+    return handle
+
+
+def shown(driver: Chrome, handle: WebElement) -> dict[str, Any]:
+    return json.loads(driver.execute_script(SHOWN, handle))
+
+
+def in_kernel(driver: Chrome, heading: str) -> dict[str, Any]:
+    panels = json.loads(browsing.ask_kernel(driver, "from edp_lab.course import live; live.show_all()"))
+    return next(panel for panel in panels if panel["heading"] == heading)
+
+
+def difference(driver: Chrome, handle: WebElement) -> list[Any]:
+    """What the page lacks of the read-outs, or draws otherwise, than the panel in the kernel has it."""
+    here = shown(driver, handle)
+    there = in_kernel(driver, here["heading"])
+    words = [driver.execute_script(AS_TEXT, text) for text in there["words"]]
+    missing: list[Any] = [text for text in words if text not in here["words"]]
+    for drawn, figure in zip(here["figures"], there["figures"], strict=True):
+        pairs = list(zip(drawn, figure, strict=True))
+        missing += [(d, trace) for d, trace in pairs if not same(d, trace)]
+    return missing
+
+
+def same(drawn: dict[str, Any], trace: dict[str, Any]) -> bool:
+    numbers = [key for key in trace if drawn.get(key) and None not in trace[key] and None not in drawn[key]]
+    return all(drawn[key] == pytest.approx(trace[key], rel=1e-6) for key in numbers)
+
+
+def assert_panel_follows(driver: Chrome, handle: WebElement, before: dict[str, Any]) -> None:
+    until(lambda: shown(driver, handle)["words"] != before["words"], SECONDS, "the read-out did not follow")
+    until(lambda: shown(driver, handle)["figures"] != before["figures"], SECONDS, "no figure followed")
+    with suppress(TimeoutError):
+        until(lambda: not difference(driver, handle), SECONDS, "the page does not show what the kernel has")
+    assert difference(driver, handle) == []
+    assert shown(driver, handle)["box"] != before["box"]
+    assert driver.execute_script(ERRORS) == []
+
+
+def test_all_cells_run_and_no_panel_holds_an_error(page: tuple[Chrome, str]) -> None:
+    driver, _ = page
+    assert driver.execute_script(ERRORS) == []
+    assert driver.execute_script(PANELS)
+
+
+def test_main_panel_follows_the_mouse(page: tuple[Chrome, str]) -> None:
+    driver, _ = page
+    handle = slider(driver)
+    before = shown(driver, handle)
+    track = handle.find_element("xpath", "./ancestor::*[contains(@class, 'noUi-target')]")
+    middle = track.location["x"] + track.size["width"] / 2
+    way = 1 if handle.location["x"] < middle else -1
+    along = ActionChains(driver).click_and_hold(handle)
+    for _ in range(4):
+        along.move_by_offset(way * track.size["width"] // 16, 0)
+    along.release().perform()
+    assert_panel_follows(driver, handle, before)
+
+
+def test_main_panel_follows_the_keyboard(page: tuple[Chrome, str]) -> None:
+    driver, _ = page
+    handle = slider(driver)
+    before = shown(driver, handle)
+    driver.execute_script("arguments[0].focus()", handle)
+    at_end = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")
+    driver.switch_to.active_element.send_keys(Keys.ARROW_LEFT if at_end else Keys.ARROW_RIGHT)
+    assert_panel_follows(driver, handle, before)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_panels_fit_and_are_kept_as_pictures(page: tuple[Chrome, str], width: int) -> None:
+    driver, name = page
+    browsing.resize(driver, width, HEIGHT)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    for number, panel in enumerate(driver.execute_script(PANELS), 1):
+        driver.execute_script("arguments[0].scrollIntoView()", panel)
+        until(lambda panel=panel: fits(driver, panel), SECONDS, f"panel {number}: a figure does not fill its place")
+        assert driver.execute_script(STICKING_OUT, panel) == []
+        browsing.resize(driver, width, max(HEIGHT, 300 + panel.size["height"]))
+        panel.screenshot(str(SCREENSHOTS / f"{name}-{number}-{width}.png"))
+
+
+def fits(driver: Chrome, panel: WebElement) -> bool:
+    edges = driver.execute_script(EDGES, panel)
+    return all(abs(place - drawing) < 4 and drawing < border for place, drawing, border in edges)
+
+
+def test_console_is_clean_and_nothing_leaves_this_machine(page: tuple[Chrome, str]) -> None:
+    driver, _ = page
+    assert browsing.console_errors(driver) == []
+    assert browsing.asked_elsewhere(driver) == []

@@ -1,0 +1,551 @@
+"""Notebook 04: what its panels draw and say is what the accountants give, and no attack is better than they allow."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import statistics
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import trapezoid
+from typer.testing import CliRunner
+
+from edp_lab.cli import app
+from edp_lab.course import cost, cost_figures, cost_panels, cost_table1, cost_words
+from edp_lab.course.cost import (
+    AS_PRINTED,
+    PUBLIC_ALPHA,
+    SOUND,
+    Loss,
+    RunBill,
+    Sampled,
+    privacy_loss,
+    run_bill,
+    sampling,
+)
+from edp_lab.course.cost_table1 import Behind, behind
+from edp_lab.course.figure_panel import FigurePanel
+from edp_lab.course.runner import notebook_parameters
+from edp_lab.errors import UsageError
+from edp_lab.privacy import GaussianDP, RenyiDP, Schedule, claimed_epsilon, gdp_epsilon, judge, true_epsilon
+from edp_lab.studies.paper_tables import TABLE_1
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "04_what_does_it_cost.ipynb"
+BILL: dict[str, Any] = {
+    "variant": SOUND, "clip_norm": 1.0, "z0": 2.0, "decay": "linear", "tau": 0.1, "num_devices": 8, "epochs": 20,
+    "delta": 1e-5, "utterances": 1, "target": 8.0,
+}  # fmt: skip
+
+
+def bill(**change: Any) -> RunBill:
+    return run_bill(**{**BILL, **change})
+
+
+# ---- The bill of a run ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", [PUBLIC_ALPHA, SOUND])
+@pytest.mark.parametrize("decay", ["none", "linear", "exponential"])
+def test_bills_are_the_librarys_at_every_epoch(variant: str, decay: str) -> None:
+    result = bill(variant=variant, decay=decay)
+    for place, epochs in enumerate(result.after.tolist()):
+        assert result.claimed[place] == claimed_epsilon(result.mechanism, epochs, 1e-5)
+        assert result.exact[place] == true_epsilon(result.mechanism, epochs, 1e-5)
+        assert result.zcdp[place] > result.exact[place]
+    assert result.epochs == result.after[-1] == 20
+    assert result.exact[-1] == result.guarantee.epsilon
+    assert result.z_set[5] == result.mechanism.noise_multiplier_setting(5)
+    assert result.z_true[5] == pytest.approx(result.mechanism.noise_multiplier(5))
+
+
+def test_shares_of_the_bill_are_those_of_the_squared_mu() -> None:
+    result = bill(decay="exponential", tau=0.2)
+    assert result.share.sum() == pytest.approx(1)
+    first = bill(decay="exponential", tau=0.2, epochs=5).mechanism
+    mu = [judge(first, t, 1e-5, False).mu for t in (5, 20)]
+    assert result.share[:5].sum() == pytest.approx((mu[0] / mu[1]) ** 2)
+
+
+def test_person_with_k_utterances_pays_for_k_and_the_claim_does_not_notice() -> None:
+    one, ten = bill(), bill(utterances=10)
+    assert ten.exact[-1] == pytest.approx(gdp_epsilon(10 * one.guarantee.mu, 1e-5))
+    assert ten.claimed[-1] == one.claimed[-1]
+    assert ten.zcdp[-1] > ten.exact[-1]
+
+
+@pytest.mark.parametrize("variant", [AS_PRINTED, PUBLIC_ALPHA, SOUND])
+def test_z0_that_is_needed_meets_the_target_and_little_less_does_not(variant: str) -> None:
+    result = bill(variant=variant)
+    met = bill(variant=variant, z0=result.z0_needed)
+    assert met.exact[-1] == pytest.approx(8, rel=1e-5)
+    assert met.epochs_allowed == 20
+    assert bill(variant=variant, z0=0.99 * result.z0_needed).epochs_allowed < 20
+
+
+def test_as_printed_has_the_curve_of_a_public_alpha_and_no_guarantee() -> None:
+    private, public = bill(variant=AS_PRINTED), bill(variant=PUBLIC_ALPHA)
+    assert private.guarantee.epsilon is None
+    assert (private.exact == public.exact).all()
+    assert private.guarantee.epsilon_if_alpha_public == public.guarantee.epsilon == public.exact[-1]
+
+
+def test_without_noise_or_with_all_of_it_decayed_there_is_no_number() -> None:
+    nothing = bill(z0=0.0)
+    assert np.isnan([*nothing.claimed, *nothing.exact, *nothing.zcdp]).all()
+    assert (nothing.guarantee.epsilon, nothing.epochs_allowed) == (None, 0)
+    assert nothing.z0_needed == pytest.approx(bill().z0_needed)
+    gone = bill(decay="exponential", tau=100.0)
+    assert math.isfinite(gone.exact[0])
+    assert math.isnan(gone.exact[-1])
+    assert gone.share[-1] == 1
+
+
+def test_four_accounts_never_say_less_than_the_exact_one() -> None:
+    said = {account.name: account.epsilon for account in cost.accounts(Schedule(np.array([3.0]), np.array([5])), 1e-5)}
+    exact = said["Gaussian DP"]
+    assert exact == pytest.approx(gdp_epsilon(math.sqrt(5) / 3, 1e-5))
+    assert said["zCDP"] > said["Rényi DP"] > said["privacy loss distribution"] >= exact
+    assert said["privacy loss distribution"] == pytest.approx(exact, rel=1e-3)
+
+
+# ---- Privacy losses ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.05, 3), st.integers(1, 40), st.sampled_from([0.1, 0.01, 1e-5]))
+def test_area_of_delta_is_delta_and_both_bells_are_whole(mu: float, releases: int, delta: float) -> None:
+    result = privacy_loss(mu, releases, delta, 20, 0)
+    assert trapezoid(result.with_it, result.loss) == pytest.approx(1, abs=1e-3)
+    assert trapezoid(result.loss * result.without, result.loss) == pytest.approx(-(result.mu**2) / 2, rel=1e-3)
+    if result.epsilon and delta > 1e-3:
+        beyond = result.loss >= result.epsilon
+        assert trapezoid(result.excess[beyond], result.loss[beyond]) == pytest.approx(delta, rel=0.05)
+    assert np.interp(result.epsilon, result.epsilons, result.deltas) == pytest.approx(delta, rel=0.1)
+
+
+def test_losses_compose_like_the_accountant() -> None:
+    result = privacy_loss(0.5, 9, 1e-5, 20, 0)
+    assert result.mu == pytest.approx(1.5)
+    assert result.epsilon == GaussianDP(Schedule(np.array([2.0]), np.array([9]))).epsilon(1e-5)
+    assert result.zcdp > result.epsilon
+
+
+def test_trade_off_curves_are_ordered_and_the_pair_promises_less_than_the_curve() -> None:
+    result = privacy_loss(0.5, 10, 0.01, 20, 0)
+    assert (result.fnr_pair <= result.fnr + 1e-9).all()
+    assert (result.fnr <= result.fnr_each + 1e-9).all()
+    assert (result.fnr_each <= 1 - result.fpr + 1e-9).all()
+    assert (result.fnr[0], result.fnr[-1]) == (1, 0)
+    # The pair's lines touch the curve where the loss is epsilon.
+    assert (result.fnr - result.fnr_pair).min() == pytest.approx(0, abs=5e-3)
+
+
+def test_simulated_attack_reaches_the_bound_and_does_not_beat_it() -> None:
+    results = [privacy_loss(0.4, 10, 1e-5, 500, seed) for seed in range(40)]
+    found = np.mean([result.found.value for result in results])
+    assert found == pytest.approx(results[0].best_found, abs=0.01)
+    assert np.mean([result.attack_auc for result in results]) == pytest.approx(results[0].best_auc, abs=0.005)
+    covered = [result.found.interval[0] <= result.best_found <= result.found.interval[1] for result in results]
+    assert np.mean(covered) > 0.85
+
+
+# ---- Sampling ------------------------------------------------------------------------------------------------------
+
+
+def test_three_ways_to_batch_are_billed_by_the_library() -> None:
+    result = sampling(0.02, 0.8, 130, 1e-6)
+    assert result.passes == 3
+    mechanism = cost.poisson(0.02, 0.8)
+    assert result.sampled[-1] == pytest.approx(
+        RenyiDP(mechanism.schedule(mechanism.bill(steps=130))).epsilon(1e-6), rel=1e-9
+    )
+    assert result.everyone[-1] == gdp_epsilon(math.sqrt(130) / 0.8 * (1 + 1e-14), 1e-6)
+    assert result.shuffled[-1] == pytest.approx(gdp_epsilon(math.sqrt(3) / 0.8, 1e-6))
+    assert result.shuffled[0] == result.everyone[0]
+    for density in (result.without, result.with_it, result.sampled_with):
+        assert trapezoid(density, result.output) == pytest.approx(1, abs=1e-3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.3, 3), st.integers(2, 3000), st.sampled_from([1e-3, 1e-5, 1e-8]))
+def test_lower_bound_on_shuffling_stays_below_what_is_proven(z: float, batches: int, delta: float) -> None:
+    assert cost.shuffled_at_least(z, batches, delta) <= gdp_epsilon(1 / z, delta)
+
+
+def test_lower_bound_on_shuffling_is_the_attack_that_it_describes() -> None:
+    """The attack, played: the largest of the sums, with the utterance (2C) and without it (C, where its slot is)."""
+    z, batches, delta = 0.7, 20, 0.01
+    rng, runs = np.random.default_rng(0), 100_000
+    noise = z * rng.standard_normal((runs, batches), dtype=np.float32)
+    where = rng.integers(batches, size=runs)
+    largest = {}
+    for pull in (2, 1):
+        noise[np.arange(runs), where] += pull
+        largest[pull] = noise.max(axis=1)
+        noise[np.arange(runs), where] -= pull
+    grid = np.linspace(1, 4, 61)
+    p, q = (np.array([(largest[pull] > c).mean() for c in grid]) for pull in (2, 1))
+    played = np.max(np.log((p - delta)[p > delta] / np.maximum(q[p > delta], 1e-4)))
+    assert cost.shuffled_at_least(z, batches, delta) == pytest.approx(played, rel=0.1)
+
+
+def test_a_shuffled_pass_billed_as_a_sample_is_refuted() -> None:
+    result = sampling(0.01, 1.0, 100, 1e-5)
+    *_, renyi, tight = cost.tight_accounts(result)
+    assert renyi.epsilon == pytest.approx(result.sampled[-1])
+    assert tight.epsilon == pytest.approx(0.72, abs=0.01)
+    assert tight.epsilon < renyi.epsilon < result.at_least < result.shuffled[-1]
+    assert sampling(0.01, 1.0, 99, 1e-5).at_least == 0  # no whole pass yet
+
+
+@given(st.integers(1, 10_000), st.integers(1, 5000))
+def test_passes_are_counted_as_begun(batches: int, steps: int) -> None:
+    assert cost.whole_passes(steps, 1 / batches) == -(-steps // batches)
+
+
+# ---- Table 1 -------------------------------------------------------------------------------------------------------
+
+CELLS = [(row.model, row.corpus, str(decay)) for row in TABLE_1 for decay in row.changes]
+
+
+@pytest.mark.parametrize("epochs", [30, 31])
+def test_settings_behind_a_cell_are_those_of_the_study(epochs: int) -> None:
+    for model, corpus, decay in CELLS:
+        result = behind(model, corpus, decay, epochs)
+        theirs = [setting for setting in result.cell.settings if setting.epochs == epochs]
+        fits = [k for k in range(len(result.taus)) if not math.isnan(result.low[k])]
+        assert [result.taus[k] for k in fits] == [setting.tau or 0.0 for setting in theirs]
+        ours = [(result.low[k], result.high[k]) for k in fits]
+        assert np.allclose(ours, [setting.z0_range for setting in theirs], rtol=1e-9)
+        assert result.reachable == 36
+
+
+@pytest.mark.parametrize("cell", CELLS[::5])
+@pytest.mark.parametrize("epochs", [3, 31, 90])
+def test_setting_of_the_command_gives_the_printed_value(cell: tuple[str, str, str], epochs: int) -> None:
+    result = behind(*cell, epochs)
+    mechanism = cost_table1.Mechanism.as_printed(
+        1.0, result.setting.z0, 8, 2, cell[2], result.setting.tau or 0.0, "public"
+    )
+    assert math.log10(claimed_epsilon(mechanism, result.setting.epochs, result.cell.delta)) == pytest.approx(
+        result.cell.log10_epsilon, abs=0.0501
+    )
+    true = math.log10(true_epsilon(mechanism, result.setting.epochs, result.cell.delta))
+    assert true == pytest.approx(result.cell.true_log10_epsilon, abs=0.11)
+
+
+def test_three_cells_fell_by_decay_which_no_decay_can_do() -> None:
+    fell = [(row.model, row.corpus) for row, _ in cost_table1.fallen_by_decay()]
+    assert fell == [("BERT", "SNIPS"), ("BERT", "NLU-eval"), ("BERT", "Video")]
+    assert bill(decay="linear", tau=0.02).claimed[-1] > bill(decay="none").claimed[-1]
+
+
+# ---- Bad input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: bill(num_devices=64), "64 devices for a batch of 64"),
+        (lambda: bill(num_devices=0), "number of devices"),
+        (lambda: bill(z0=-1.0), "noise multiplier z0 is -1.0"),
+        (lambda: bill(clip_norm=0.0), "clip norm C is 0.0"),
+        (lambda: bill(decay="sudden"), "unknown decay 'sudden'"),
+        (lambda: bill(epochs=0), "the number of epochs is 0"),
+        (lambda: bill(delta=1.0), "delta is 1.0"),
+        (lambda: bill(utterances=0), "utterances per person is 0"),
+        (lambda: bill(target=0.0), "target epsilon is 0.0"),
+        (lambda: privacy_loss(0.0, 10, 1e-5, 100, 0), "mu is 0.0"),
+        (lambda: privacy_loss(1.0, 0, 1e-5, 100, 0), "the number of epochs is 0"),
+        (lambda: privacy_loss(1.0, 10, 1e-5, 1, 0), "the number of draws is 1"),
+        (lambda: privacy_loss(1.0, 10, 0.0, 100, 0), "delta is 0.0"),
+        (lambda: privacy_loss(1.0, 10, 1e-5, 100, -1), "the seed is -1"),
+        (lambda: sampling(0.0, 1.0, 10, 1e-5), "sampling rate q is 0.0"),
+        (lambda: sampling(2.0, 1.0, 10, 1e-5), "sampling rate q is 2.0"),
+        (lambda: sampling(0.1, -1.0, 10, 1e-5), "noise multiplier z0 is -1.0"),
+        (lambda: sampling(0.1, 0.0, 10, 1e-5), "noise multiplier z is 0.0"),
+        (lambda: sampling(0.1, 1.0, 0, 1e-5), "the number of steps is 0"),
+        (lambda: sampling(0.1, 1.0, 10, 2.0), "delta is 2.0"),
+        (lambda: behind("CLC", "MNIST", "none", 30), "Table 1 has no cell for CLC, MNIST and none decay"),
+        (lambda: behind("CLC", "ATIS", "none", 121), "the number of epochs T is 121"),
+    ],
+)
+def test_bad_values_are_one_sentence(call: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+# ---- In words ------------------------------------------------------------------------------------------------------
+
+
+def test_words_say_what_every_epsilon_is() -> None:
+    text = cost_words.bill_in_words(bill(variant=AS_PRINTED, z0=1.0, decay="none", epochs=30))
+    assert "says <b>ε = 41.3</b> at δ = 1e-5 (zCDP, z0 at face value, one utterance" in text
+    assert "<b>no guarantee</b>, because α is read off private gradients" in text
+    assert "<b>ε = 611</b> for one utterance (Gaussian DP, exact; zero-out neighbours, disjoint batches)" in text
+    assert "0.177 in the first epoch, 0.177 in the last, where the setting says 1 and 1" in text
+    assert "in the last 15 epochs" in text
+    assert "z0 = <b>18.6</b> for as many epochs; at this z0, not even one epoch" in text
+    text = cost_words.bill_in_words(bill(utterances=3, epochs=1))
+    assert "What holds: <b>ε = " in text
+    assert "for all 3 utterances of one person" in text
+    text = cost_words.loss_in_words(privacy_loss(0.5, 10, 1e-5, 1000, 0))
+    assert "10 epochs of μ = 0.5 each are together <b>μ = 1.58</b>" in text
+    assert "<b>ε = 7.51</b> at δ = 1e-5 (Gaussian DP, exact; one utterance, zero-out, disjoint batches)" in text
+    text = cost_words.sampled_in_words(sampling(0.01, 1.0, 1000, 1e-5))
+    assert "<b>ε = 2.1</b> (Rényi DP, an upper bound)" in text
+    assert "10 passes: <b>ε = 17.9</b> (Gaussian DP" in text
+    assert "<b>no ε below 4.06</b> can hold for shuffled batches" in text
+    text = cost_words.behind_in_words(behind("CLC", "ATIS", "exponential", 30))
+    assert "the paper prints <b>log₁₀ ε = 24.4</b> at δ = 0.0005 (zCDP at face value)" in text
+    assert "τ = 0.5 with z0 1.05e-6 to 1.18e-6" in text
+    assert "no guarantee, because α is private" in text
+    assert "<b>log₁₀ ε = 26</b> (Gaussian DP, exact; one utterance" in text
+    assert "float32 swallows its noise" in text
+
+
+def test_words_at_the_ends_of_the_scales() -> None:
+    assert "<b>no guarantee</b>, because z0 is 0" in cost_words.bill_in_words(bill(z0=0.0))
+    tiny = cost_words.bill_in_words(bill(z0=1e-6, decay="exponential", tau=0.5))
+    assert "<b>no guarantee</b>, because float32 arithmetic swallows noise this small" in tiny
+    assert "On paper, with a public α: ε = " in tiny
+    assert "No z0 up to a billion meets" in cost_words.bill_in_words(bill(decay="exponential", tau=2.0, target=0.1))
+    assert "be false" not in cost_words.sampled_in_words(sampling(0.5, 5.0, 100, 1e-5))
+    assert "no z0 from 1e-6 to 1" in cost_words.behind_in_words(behind("CLC", "ATIS", "exponential", 5))
+
+
+# ---- Panels --------------------------------------------------------------------------------------------------------
+
+
+def make_bill() -> FigurePanel:
+    return cost_panels.bill_panel(1.0, 1.0, "exponential", 0.1, 8, 30, 1e-5, 8.0)
+
+
+def make_loss() -> FigurePanel:
+    return cost_panels.loss_panel(0.5, 10, 1e-5, 1000, 0)
+
+
+def make_sampling() -> FigurePanel:
+    return cost_panels.sampling_panel(0.01, 1.0, 1000, 1e-5)
+
+
+def make_table1() -> FigurePanel:
+    return cost_panels.table1_panel(30)
+
+
+FIGURES = {
+    make_bill: ("bill", "spend"),
+    make_loss: ("loss", "tradeoff"),
+    make_sampling: ("sampled", "output"),
+    make_table1: ("reach", "settings", "cells"),
+}
+each_panel = pytest.mark.parametrize("make", FIGURES)
+
+
+def moves(control: Any) -> list[Any]:
+    """Where a slider stops, or which buttons there are."""
+    return list(control.slider.options) if control.slider else [value for _, value in control.source.options]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two results hold the same values."""
+    return json.dumps(asdict(one), default=_plain) == json.dumps(asdict(other), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else vars(value)
+
+
+@each_panel
+def test_every_control_changes_words_figures_and_command_and_reset_undoes_it(make: Any) -> None:
+    panel = make()
+    first, words, command = panel.result, panel.words.value, panel.command.value
+    pictures = [figure.to_json() for figure in panel.figures]
+    for name, control in panel.controls.items():
+        options = moves(control)
+        (control.slider or control.source).value = next(
+            stop for stop in options[len(options) // 3 :] if stop != control.value
+        )
+        assert panel.errors == [], name
+        assert panel.command.value != command, name
+        assert panel.words.value != words or name == "clip_norm", name
+        assert [figure.to_json() for figure in panel.figures] != pictures or name == "clip_norm", name
+        panel.reset()
+    assert (panel.words.value, panel.command.value) == (words, command)
+    assert [figure.to_json() for figure in panel.figures] == pictures
+    assert same(panel.result, first)
+
+
+def said(line: str) -> dict[str, Any]:
+    words = shlex.split(line)
+    assert words[0] == "edp-lab"
+    result = CliRunner().invoke(app, [*words[1:], "--json"])
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"variant": SOUND, "utterances": 2}, {"variant": PUBLIC_ALPHA, "decay": "none"}]
+)
+def test_command_of_the_bill_says_what_is_shown(change: dict[str, Any]) -> None:
+    panel = make_bill()
+    panel.set(**change)
+    report, result = said(panel.command.value), panel.result
+    assert report["claimed"]["epsilon"] == pytest.approx(result.claimed[-1])
+    assert report["holds"]["epsilon"] == pytest.approx(result.guarantee.epsilon)
+    assert report["holds"]["epsilon_if_alpha_public"] == pytest.approx(result.exact[-1])
+    if result.guarantee.epsilon is not None:
+        assert report["calibration"]["z0"] == pytest.approx(result.z0_needed)
+        assert report["calibration"]["epochs"] == result.epochs_allowed
+
+
+def test_commands_of_the_other_panels_say_what_is_shown() -> None:
+    panel = make_loss()
+    line, _, load, python = panel.command.value.splitlines()
+    assert said(line)["holds"]["epsilon"] == pytest.approx(panel.result.epsilon)
+    space: dict[str, Any] = {}
+    exec(f"{load}\nresult = {python}", space)
+    assert same(space["result"], panel.result)
+    panel = make_sampling()
+    sampled, shuffled = panel.command.value.splitlines()
+    assert said(sampled)["holds"]["epsilon"] == pytest.approx(panel.result.sampled[-1])
+    assert said(shuffled)["holds"]["epsilon"] == pytest.approx(panel.result.shuffled[-1])
+    panel = make_table1()
+    study, account = panel.command.value.splitlines()
+    assert said(study)["common_epochs"] == [30, 31]
+    report = said(account)
+    assert math.log10(report["claimed"]["epsilon"]) == pytest.approx(24.4, abs=0.05)
+
+
+@each_panel
+def test_bad_value_is_one_sentence_and_the_last_result_stays(make: Any) -> None:
+    panel = make()
+    before = panel.result
+    panel.set(**{next(name for name in ("epochs", "releases", "steps") if name in panel.controls): -1})
+    assert "the number of" in panel.error_box.value
+    assert isinstance(panel.errors[-1], UsageError)
+    assert panel.result is before
+    panel.reset()
+    assert panel.error_box.value == ""
+    panel.check()
+
+
+@each_panel
+def test_redraw_keeps_up_with_a_dragged_slider(make: Any) -> None:
+    panel, seconds = make(), []
+    for control in panel.controls.values():
+        for stop in moves(control)[::5]:
+            start = time.process_time()  # of this process: others share the machine
+            (control.slider or control.source).value = stop
+            seconds.append(time.process_time() - start)
+        panel.reset()
+    assert np.quantile(seconds, 0.95) < 0.05
+
+
+@each_panel
+def test_updated_figure_is_the_one_drawn_anew(make: Any) -> None:
+    panel = make()
+    panel.set(**{name: moves(control)[len(moves(control)) // 3] for name, control in panel.controls.items()})
+    assert panel.errors == []
+    for name, figure in zip(FIGURES[make], panel.figures, strict=True):
+        drawn = getattr(cost_figures, f"{name}_figure")(panel.result)
+        assert json.loads(figure.to_json())["layout"] == json.loads(drawn.to_json())["layout"]
+        for ours, anew in zip(figure.data, drawn.data, strict=True):
+            ours, anew = (json.loads(go.Figure(trace).to_json())["data"][0] for trace in (ours, anew))
+            kept = (
+                {} if anew.get("visible") is not False else {"x": None, "y": None, "name": None, "hovertemplate": None}
+            )
+            assert {**ours, "uid": None, **kept} == {**anew, "uid": None, **kept}
+
+
+def test_every_figure_names_its_axes_and_its_account_and_needs_no_colour() -> None:
+    for figure in [figure for make in FIGURES for figure in make().figures]:
+        assert all(axis.title.text for axis in figure.select_xaxes())
+        assert any(axis.title.text for axis in figure.select_yaxes())
+        caption = figure.layout.title.subtitle.text
+        assert "δ = " in caption
+        assert re.search("zCDP|Gaussian DP|zero-out", caption)
+        assert max(len(line) for line in caption.split("<br>")) <= 75
+        shown = [trace for trace in figure.data if trace.showlegend is not False and trace.type == "scatter"]
+        colored = [(t.legend, t.line.dash, t.marker.symbol, t.mode, t.fillcolor) for t in shown]
+        again = len(colored) - len(set(colored))
+        assert again == 0 or figure.layout.title.text == "Which z0 fits?", caption  # eight lines, four dashes
+
+
+def test_decay_rate_is_alive_only_with_decay() -> None:
+    panel = make_bill()
+    assert not panel.controls["tau"].slider.disabled
+    panel.set(decay="none")
+    assert panel.controls["tau"].slider.disabled
+
+
+def test_tight_accounts_follow_the_panel_and_only_run_on_demand() -> None:
+    above = make_sampling()
+    panel = cost_panels.TightPanel(above)
+    assert panel.accounts == []
+    above.set(rate=0.1, noise_multiplier=2.0, steps=20)
+    panel.run(wait=True)
+    panel.check()
+    everyone, shuffled, renyi, tight = (account.epsilon for account in panel.accounts)
+    assert (everyone, shuffled) == (above.result.everyone[-1], above.result.shuffled[-1])
+    assert tight < renyi == pytest.approx(above.result.sampled[-1])
+    assert said(panel.command.value)["holds"]["epsilon"] == pytest.approx(tight)
+    assert f"<b>{cost_words.digits(tight)}</b> by privacy loss distributions" in panel.words.value
+    assert panel.figure.data[0].x[-1] == tight
+
+
+# ---- The notebook --------------------------------------------------------------------------------------------------
+
+
+def cells(kind: str) -> list[nbformat.NotebookNode]:
+    return [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == kind]
+
+
+def test_notebook_keeps_the_order_and_length_of_the_course() -> None:
+    text = "\n".join(cell.source for cell in cells("markdown"))
+    headings = [line[3:] for line in text.splitlines() if line.startswith("## ")]
+    assert headings == ["Goal", "Predict", "Do", "Slide", "Check", "What this does *not* show"]
+    assert len(text.split()) <= 2500
+    assert statistics.median(len(cell.source.splitlines()) for cell in cells("code")) <= 6
+
+
+def test_notebook_follows_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    values = {
+        "C": 0.5, "z0": 3.0, "tau": 0.2, "decay": "linear", "num_devices": 4, "epochs": 7, "delta": 1e-6, "seed": 3,
+        "corpus": "smart-home", "STRICT": True,
+    }  # fmt: skip
+    assert set(notebook_parameters(NOTEBOOK)) == {"mode", *values}
+    space: dict[str, Any] = {}
+    for cell in cells("code"):
+        exec(cell.source, space)
+        if "parameters" in cell.metadata.get("tags", ()):
+            space.update(values)
+    panel = space["bill_panel"]
+    assert panel.values == {
+        "variant": AS_PRINTED, "clip_norm": 0.5, "z0": 3.0, "decay": "linear", "tau": 0.2, "num_devices": 4,
+        "epochs": 7, "delta": 1e-6, "utterances": 1, "target": 8.0,
+    }  # fmt: skip
+    wanted = run_bill(**panel.values)
+    assert same(panel.result, wanted)
+    assert space["loss_panel"].values["seed"] == 3
+    assert space["sampling_panel"].values["delta"] == 1e-6
+    out = capsys.readouterr().out
+    assert f"ε = {wanted.claimed[-1]:.6g} by hand, {wanted.claimed[-1]:.6g} by the library" in out
+    assert "3 of 3 exercises solved" in out
+
+
+def test_results_of_all_panels_have_a_type() -> None:
+    types = [RunBill, Loss, Sampled, Behind]
+    assert [type(make().result) for make in FIGURES] == types
