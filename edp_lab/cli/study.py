@@ -219,6 +219,37 @@ def panels(
         print(json.dumps(rows, indent=2))
 
 
+def scale(
+    sizes: Annotated[str, typer.Option(help="Numbers of utterances, with commas between.")] = "10000,100000,1000000",
+    steps: Annotated[int, typer.Option(help="Timed steps for each size.")] = 40,
+    size: Size = "paper",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """What a corpus' size costs in time and memory, and what eight GPUs would make of it (an extrapolation)."""
+    from rich.console import Console
+
+    from edp_lab.studies.bench_scale import bench_scale
+
+    rows = []
+    with Console(stderr=True).status("starting") as status:
+        for row in bench_scale(_numbers("--sizes", sizes), steps, size, threads, status.update):
+            rows.append(row)
+            if not as_json:
+                print(
+                    f"{row['utterances']:>10,} utterances: generated in {row['generate_seconds']:.1f} s, "
+                    f"{row['microseconds_per_utterance']:.0f} us each in training, {row['peak_memory_mb']:.0f} MB",
+                    flush=True,
+                )
+    if as_json:
+        print(json.dumps([{**row, **_surroundings()} for row in rows], indent=2))
+        return
+    for guess in rows[-1]["extrapolation"]:
+        print(
+            f"extrapolated, {guess['network']}: {guess['epoch_seconds']:.0f} s an epoch of {rows[-1]['utterances']:,}"
+        )
+
+
 def _brief(value: Any) -> str:
     if isinstance(value, list):
         return "to".join(f" {_brief(one)} " for one in value).strip()

@@ -17,6 +17,7 @@ from pathlib import Path
 import edp_lab
 from edp_lab.corpora import readers
 from edp_lab.corpora.corpus import Corpus
+from edp_lab.corpora.packed import is_packed, load_packed
 from edp_lab.corpora.readers import Reading
 from edp_lab.errors import UsageError
 
@@ -221,7 +222,9 @@ def _not_found(name: str) -> UsageError:
 
 def _own_corpus(name: str, path: Path) -> Corpus:
     if not path.exists():
-        raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, or a JSONL file")
+        raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, a packed one, or JSONL")
+    if is_packed(path):
+        return load_packed(name)
     reading = readers.read_seq_folder(path) if path.is_dir() else readers.read_jsonl(path)
     beside = path if path.is_dir() else path.parent
     intent_file, slot_file = beside / "intents.txt", beside / "slots.txt"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,6 +26,11 @@ class Utterance:
     def text(self) -> str:
         return " ".join(self.tokens)
 
+    @property
+    def line(self) -> bytes:
+        """All of it, as it counts for a corpus' checksum."""
+        return f"{self.text}\t{' '.join(self.tags or ())}\t{self.intent}\n".encode()
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -40,7 +46,7 @@ class Corpus:
     """
 
     name: str
-    utterances: tuple[Utterance, ...]
+    utterances: Sequence[Utterance]
     intents: tuple[str, ...]
     slots: tuple[str, ...]
     labels_declared: bool = True
@@ -60,7 +66,10 @@ class Corpus:
     @cached_property
     def sha256(self) -> str:
         """Checksum of the content (tokens, tags, intents), independent of the file format."""
+        known = getattr(self.utterances, "sha256", None)  # of packed ones
+        if known is not None:
+            return str(known)
         digest = hashlib.sha256()
         for u in self.utterances:
-            digest.update(f"{u.text}\t{' '.join(u.tags or ())}\t{u.intent}\n".encode())
+            digest.update(u.line)
         return digest.hexdigest()

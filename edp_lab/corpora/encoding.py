@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edp_lab.corpora.coded import Coded, Ragged, Words
 from edp_lab.corpora.corpus import Corpus, Utterance
+from edp_lab.corpora.packed import PackedUtterances
 from edp_lab.errors import UsageError
 
 WORD_BYTES = 16  # bytes of a word that the character CNN sees
@@ -41,30 +43,10 @@ class Labels:
         return not self.tags or (utterance.tags is not None and set(utterance.tags) <= set(self.tags))
 
 
-@dataclass(frozen=True)
-class Ragged:
-    """Rows of n examples end to end: values (R, ...), offsets (n + 1)."""
-
-    values: np.ndarray
-    offsets: np.ndarray
-
-    @classmethod
-    def of(cls, rows: Sequence[np.ndarray]) -> Ragged:
-        offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows], dtype=np.int64)])
-        return cls(np.concatenate(rows) if rows else np.zeros(0, np.int64), offsets)
-
-    def take(self, examples: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The rows of some examples, end to end, and how many each has."""
-        start = self.offsets[examples]
-        lengths = self.offsets[examples + 1] - start
-        shift = np.repeat(start - (np.cumsum(lengths) - lengths), lengths)
-        return torch.from_numpy(self.values[shift + np.arange(len(shift))]), torch.from_numpy(lengths)
-
-
 class Features(Protocol):
     """What a model wants to know of an utterance's words."""
 
-    def rows(self, tokens: Sequence[Sequence[str]]) -> dict[str, Ragged]:
+    def rows(self, sentences: Sequence[Sequence[str]] | Words) -> dict[str, Ragged]:
         """Named arrays; "words" has one row per token."""
         ...
 
@@ -84,23 +66,21 @@ class WordFeatures:
     @classmethod
     def from_training_words(cls, utterances: Sequence[Utterance]) -> WordFeatures:
         """Words that occur at least twice; the others train the shared rows. Not private."""
-        counts = Counter(token.lower() for u in utterances for token in u.tokens)
+        words = coded(utterances).words
+        counts: Counter[str] = Counter()
+        for word, count in zip(words.types, words.counts().tolist(), strict=True):
+            counts[word.lower()] += count
         return cls(tuple(sorted(w for w, k in counts.items() if k > 1)), buckets=64)
 
-    def rows(self, tokens: Sequence[Sequence[str]]) -> dict[str, Ragged]:
-        types = sorted({token for sentence in tokens for token in sentence})
+    def rows(self, sentences: Sequence[Sequence[str]] | Words) -> dict[str, Ragged]:
+        found = sentences if isinstance(sentences, Words) else Words.of(sentences)
         number = {word: k for k, word in enumerate(self.words)}
-        words = np.array([number.get(t.lower(), self._bucket(t)) for t in types], dtype=np.int64)
-        characters = np.zeros((len(types), WORD_BYTES), dtype=np.int64)
-        for k, word in enumerate(types):
+        words = np.array([number.get(t.lower(), self._bucket(t)) for t in found.types], dtype=np.int64)
+        characters = np.zeros((len(found.types), WORD_BYTES), dtype=np.int64)
+        for k, word in enumerate(found.types):
             spelled = word.encode(errors="surrogatepass")[:WORD_BYTES]
             characters[k, : len(spelled)] = np.frombuffer(spelled, dtype=np.uint8) + 1
-        type_number = {word: k for k, word in enumerate(types)}
-        flat = Ragged.of([np.array([type_number[t] for t in s], dtype=np.int64) for s in tokens])
-        return {
-            "words": Ragged(words[flat.values], flat.offsets),
-            "characters": Ragged(characters[flat.values], flat.offsets),
-        }
+        return {"words": found.numbers.through(words), "characters": found.numbers.through(characters)}
 
     def _bucket(self, word: str) -> int:
         return len(self.words) + zlib.crc32(word.lower().encode(errors="surrogatepass")) % self.buckets
@@ -139,23 +119,29 @@ class Dataset:
     """
 
     def __init__(self, utterances: Sequence[Utterance], labels: Labels, features: Features) -> None:
-        if not utterances:
+        if not len(utterances):
             raise UsageError("the split is empty: use a larger corpus or other split ratios")
-        for u in utterances:
-            if not u.tokens or not labels.covers(u) or (labels.tags and len(u.tags or ()) != len(u.tokens)):
-                raise UsageError(
-                    f"utterance {u.text!r} (intent {u.intent!r}) does not fit the model: it needs a word, "
-                    "labels that the model knows, and one tag per word"
-                )
-        self.utterances = tuple(utterances)
-        intents = {name: k for k, name in enumerate(labels.intents)}
-        tags = {name: k for k, name in enumerate(labels.tags)}
-        self._features = features.rows([u.tokens for u in utterances])
-        self._intents = torch.tensor([intents[u.intent] for u in utterances])
+        self.utterances = utterances if isinstance(utterances, PackedUtterances) else tuple(utterances)
+        found = coded(self.utterances)
+        intents = _numbers(found.intent_names, labels.intents)[found.intents]
+        self.lengths = found.words.numbers.lengths
+        fits = (intents >= 0) & (self.lengths > 0)
         self._tags = None
-        if tags:
-            rows = [np.array([tags[t] for t in u.tags or ()], dtype=np.int64) for u in utterances]
-            self._tags = Ragged.of(rows)
+        if labels.tags:
+            known = _numbers(found.tag_names, labels.tags)
+            self._tags = Ragged.of([np.zeros(0, np.int64)] * len(fits)) if found.tags is None else found.tags
+            self._tags = self._tags.through(known)
+            fits &= self._tags.lengths == self.lengths
+            if len(known) and known.min() < 0:
+                fits &= np.array([self._tags.gather(np.array([k]))[0].min(initial=0) >= 0 for k in range(len(fits))])
+        if not fits.all():
+            u = self.utterances[int(np.argmin(fits))]
+            raise UsageError(
+                f"utterance {u.text!r} (intent {u.intent!r}) does not fit the model: it needs a word, "
+                "labels that the model knows, and one tag per word"
+            )
+        self._features = features.rows(found.words)
+        self._intents = torch.from_numpy(intents)
 
     def __len__(self) -> int:
         return len(self.utterances)
@@ -168,3 +154,14 @@ class Dataset:
         tags = None if self._tags is None else self._tags.take(numbers)[0]
         index = torch.from_numpy(numbers)
         return Batch(index, inputs["words_rows"], inputs, self._intents[index], tags)
+
+
+def coded(utterances: Sequence[Utterance]) -> Coded:
+    """Utterances as numbers; packed ones are so already."""
+    return utterances.coded if isinstance(utterances, PackedUtterances) else Coded.of(utterances)
+
+
+def _numbers(names: Sequence[str], known: Sequence[str]) -> np.ndarray:
+    """The place of each name among the known ones; -1 for an unknown one."""
+    place = {name: k for k, name in enumerate(known)}
+    return np.array([place.get(name, -1) for name in names], dtype=np.int64)

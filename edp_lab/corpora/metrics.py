@@ -9,7 +9,7 @@ number, or where there is nothing to score.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from edp_lab.errors import UsageError
 
@@ -37,30 +37,57 @@ class Scores:
     exact_match: float
 
 
+@dataclass(frozen=True)
+class Tally:
+    """What is counted for the scores, over any number of utterances; tallies of parts add up to that of the whole."""
+
+    utterances: int = 0
+    intents_right: int = 0
+    exact: int = 0
+    slot_errors: int = 0
+    slots: int = 0
+    predicted_slots: int = 0
+    slots_right: int = 0
+    tagged: int = 0
+
+    @classmethod
+    def of(cls, references: Sequence[Frame], predictions: Sequence[Frame]) -> Tally:
+        if len(references) != len(predictions):
+            raise UsageError(f"cannot score {len(predictions)} predictions against {len(references)} references")
+        pairs = enumerate(zip(references, predictions, strict=True))
+        counts = [_counts(i, reference, prediction) for i, (reference, prediction) in pairs]
+        return cls(*map(sum, zip(*counts, strict=True)))
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def scores(self) -> Scores:
+        n, slots = self.utterances, self.slots
+        if not n:
+            raise UsageError("cannot score 0 predictions against 0 references")
+        return Scores(
+            ser=(n - self.intents_right + self.slot_errors) / (n + slots),
+            intent_accuracy=self.intents_right / n,
+            slot_f1=2 * self.slots_right / max(1, slots + self.predicted_slots) if self.tagged else None,
+            exact_match=self.exact / n,
+        )
+
+
 def evaluate(references: Sequence[Frame], predictions: Sequence[Frame]) -> Scores:
     """All four scores in one pass."""
-    if not references or len(references) != len(predictions):
-        raise UsageError(f"cannot score {len(predictions)} predictions against {len(references)} references")
-    intents_right = exact = slot_errors = slots = predicted_slots = slots_right = 0
-    for i, (reference, prediction) in enumerate(zip(references, predictions, strict=True)):
-        _check(i, reference, prediction)
-        intent_right = reference[0] == prediction[0]
-        wanted, got = _frame_spans(reference), _frame_spans(prediction)
-        intents_right += intent_right
-        exact += intent_right and wanted == got
-        slots += len(wanted)
-        predicted_slots += len(got)
-        slots_right += len(wanted) if wanted == got else len(set(wanted) & set(got))
-        if wanted != got:
-            slot_errors += edit_distance(_slots(reference, wanted), _slots(prediction, got))
-    n = len(references)
-    tagged = references[0][2] is not None
-    return Scores(
-        ser=(n - intents_right + slot_errors) / (n + slots),
-        intent_accuracy=intents_right / n,
-        slot_f1=2 * slots_right / max(1, slots + predicted_slots) if tagged else None,
-        exact_match=exact / n,
-    )
+    return Tally.of(references, predictions).scores()
+
+
+def _counts(i: int, reference: Frame, prediction: Frame) -> tuple[int, ...]:
+    """Of one utterance, in the order of `Tally`."""
+    _check(i, reference, prediction)
+    intent_right = reference[0] == prediction[0]
+    wanted, got = _frame_spans(reference), _frame_spans(prediction)
+    same = wanted == got
+    right = len(wanted) if same else len(set(wanted) & set(got))
+    errors = 0 if same else edit_distance(_slots(reference, wanted), _slots(prediction, got))
+    tagged = reference[2] is not None
+    return 1, intent_right, intent_right and same, errors, len(wanted), len(got), right, tagged
 
 
 def spans(tags: Sequence[str]) -> list[Span]:

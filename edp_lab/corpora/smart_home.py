@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from edp_lab.corpora.corpus import Corpus, Utterance
 from edp_lab.corpora.metrics import edit_distance, spans
+from edp_lab.corpora.packed import write_packed
 from edp_lab.corpora.smart_home_grammar import GRAMMAR_VERSION, INTENTS, SLOTS, Tags, Uniform, draw_sentence
 from edp_lab.errors import UsageError
 
@@ -47,6 +48,24 @@ def generate(utterances: int, seed: int, domain: str | None = None) -> Corpus:
     """
     samples = islice(_samples(seed, domain), _at_least_one(utterances))
     return _corpus((Utterance(s.tokens, s.tags, s.intent) for s in samples), domain)
+
+
+def pack(
+    utterances: int,
+    seed: int,
+    folder: Path | str,
+    domain: str | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> None:
+    """Write `generate(utterances, seed, domain)` as a packed corpus (see `edp_lab.corpora.packed`), without holding it.
+
+    Raises:
+        UsageError: as `generate` and `write_packed`.
+    """
+    samples = islice(_samples(seed, domain), _at_least_one(utterances))
+    declared = _corpus(iter(()), domain)
+    made = (Utterance(s.tokens, s.tags, s.intent) for s in samples)
+    write_packed(made, declared.intents, declared.slots, folder, progress)
 
 
 def load(domain: str | None = None) -> Corpus:

@@ -7,12 +7,13 @@ keep utterances of the same token string on one side.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from edp_lab.corpora.corpus import Corpus, Utterance
+from edp_lab.corpora.packed import PackedUtterances, group_ids
 from edp_lab.errors import UsageError
 
 RATIOS = (45, 5, 50)
@@ -20,17 +21,16 @@ RATIOS = (45, 5, 50)
 
 @dataclass(frozen=True)
 class Split:
-    """Three disjoint parts that together hold every utterance of the corpus, each in shuffled order."""
+    """Three disjoint parts that together hold every utterance of the corpus, each in shuffled order.
 
-    train: tuple[Utterance, ...]
-    validation: tuple[Utterance, ...]
-    test: tuple[Utterance, ...]
+    Attributes:
+        duplicates: the test utterances whose token string occurs in train: none if duplicates were kept together.
+    """
 
-    @cached_property
-    def duplicates(self) -> tuple[Utterance, ...]:
-        """The test utterances whose token string occurs in train: none if duplicates were kept together."""
-        members = {utterance.tokens for utterance in self.train}
-        return tuple(utterance for utterance in self.test if utterance.tokens in members)
+    train: Sequence[Utterance]
+    validation: Sequence[Utterance]
+    test: Sequence[Utterance]
+    duplicates: Sequence[Utterance] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -60,22 +60,29 @@ def split(
     if min(ratios) <= 0:
         raise UsageError(f"ratios {shares} must all be positive")
 
-    groups: dict[object, list[Utterance]] = {}
-    for i, utterance in enumerate(corpus.utterances):
-        groups.setdefault(utterance.tokens if keep_duplicates_together else i, []).append(utterance)
-    shuffled = list(groups.values())
-    np.random.Generator(np.random.PCG64(seed)).shuffle(shuffled)
-
-    total, n = sum(ratios), len(corpus.utterances)
-    ends = (n * ratios[0] // total, n * (ratios[0] + ratios[1]) // total)
-    parts: tuple[list[Utterance], ...] = ([], [], [])
-    dealt = 0
-    for group in shuffled:
-        dealt += len(group)
-        parts[sum(dealt > end for end in ends)].extend(group)
-
+    n, total = len(corpus.utterances), sum(ratios)
+    groups = group_ids(corpus.utterances) if keep_duplicates_together else np.arange(n)
+    order = np.arange(groups.max() + 1 if n else 0)
+    np.random.Generator(np.random.PCG64(seed)).shuffle(order)
+    ends = np.array([n * ratios[0] // total, n * (ratios[0] + ratios[1]) // total])
+    dealt = np.cumsum(np.bincount(groups, minlength=len(order))[order])
+    part_of_group, rank = np.empty_like(order), np.empty_like(order)
+    part_of_group[order] = (dealt[:, None] > ends).sum(1)
+    rank[order] = np.arange(len(order))
+    shuffled = np.argsort(rank[groups], kind="stable")
+    places = [shuffled[part_of_group[groups[shuffled]] == k] for k in range(3)]
+    parts = [_select(corpus.utterances, own) for own in places]
     for name, part in zip(("train", "validation", "test"), parts, strict=True):
-        if not part:
+        if not len(part):
             problem = f"splitting {corpus.name} ({n} utterances) {shares} leaves {name} empty"
             raise UsageError(f"{problem}: use a larger corpus or other ratios")
-    return Split(*(tuple(part) for part in parts))
+    if keep_duplicates_together:
+        return Split(*parts)
+    texts = group_ids(corpus.utterances)
+    return Split(*parts, _select(corpus.utterances, places[2][np.isin(texts[places[2]], texts[places[0]])]))
+
+
+def _select(utterances: Sequence[Utterance], places: np.ndarray) -> Sequence[Utterance]:
+    if isinstance(utterances, PackedUtterances):
+        return utterances.select(places)
+    return tuple(utterances[k] for k in places)

@@ -139,8 +139,8 @@ def run_bill(
     after = np.unique(np.linspace(1, epochs, POINTS).round().astype(np.int64))
     claimed = [claim(mechanism, mechanism.bill(int(t)), delta).epsilon for t in after]
     factors = mechanism.decay.factors(np.arange(epochs), mechanism.tau)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        weights = (factors.min() / factors) ** 2
+    least = factors.min()
+    weights = np.array([1.0 if factor == least else (least / factor) ** 2 for factor in factors])
     budget = Budget(target, delta, utterances_per_person=utterances)
     return RunBill(
         mechanism,

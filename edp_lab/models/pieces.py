@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from edp_lab.corpora.encoding import Ragged
+from edp_lab.corpora.coded import Ragged, Words
 from edp_lab.errors import UsageError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -34,7 +34,7 @@ class PieceFeatures:
     tokenizer: Tokenizer
     positions: int = 512
 
-    def rows(self, tokens: Sequence[Sequence[str]]) -> dict[str, Ragged]:
+    def rows(self, sentences: Sequence[Sequence[str]] | Words) -> dict[str, Ragged]:
         """The piece numbers of each utterance ("pieces"), and for each of its words the place of the first of
         its pieces among them ("words").
 
@@ -43,12 +43,13 @@ class PieceFeatures:
         """
         numbers = self.tokenizer.get_vocab()
         unknown, start, stop = (numbers[piece] for piece in ("[UNK]", "[CLS]", "[SEP]"))
-        types = sorted({token for sentence in tokens for token in sentence})
-        encoded = self.tokenizer.encode_batch(types, add_special_tokens=False)
-        pieces_of = {word: e.ids or [unknown] for word, e in zip(types, encoded, strict=True)}
+        found = sentences if isinstance(sentences, Words) else Words.of(sentences)
+        encoded = self.tokenizer.encode_batch(list(found.types), add_special_tokens=False)
+        pieces_of = [e.ids or [unknown] for e in encoded]
         pieces, words = [], []
-        for sentence in tokens:
-            split = self._fitted(sentence, [pieces_of[token] for token in sentence])
+        for k in range(len(found.numbers)):
+            own = found.numbers.gather(np.array([k]))[0].tolist()
+            split = self._fitted([found.types[w] for w in own], [pieces_of[w] for w in own])
             pieces.append(np.array([start, *chain(*split), stop], dtype=np.int64))
             words.append(1 + np.cumsum([0, *map(len, split[:-1])], dtype=np.int64))
         return {"pieces": Ragged.of(pieces), "words": Ragged.of(words)}

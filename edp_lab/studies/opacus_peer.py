@@ -71,7 +71,7 @@ class OpacusPeer:
         Afterwards ``.grad`` of the peer's parameters holds what the optimizer was given. Returns the summed loss.
         """
         # DPLSTM leaves the gradients of packed sequences in the order of falling length; other layers must agree.
-        order = np.argsort([-len(self.data.utterances[k].tokens) for k in examples], kind="stable")
+        order = np.argsort(-self.data.lengths[examples], kind="stable")
         batch = self.data.batch(examples[order]).to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
         losses = self.module(batch)

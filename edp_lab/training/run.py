@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus
 from edp_lab.corpora.encoding import Labels
-from edp_lab.corpora.metrics import Scores, evaluate
+from edp_lab.corpora.metrics import Scores, Tally
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
 from edp_lab.models.bookkeeping import Memory, row_norms
@@ -41,6 +41,7 @@ from edp_lab.training.state import Progress, inputs_digest, load_state, save_sta
 from edp_lab.training.step import check_finite
 
 MOST_SHARED = 0.1  # of "public" utterances that may also be in the training set: short commands coincide
+AT_ONCE = 10_000  # utterances that are scored together
 SAVE_EVERY = 60.0  # seconds between two states within an epoch
 LOSS, EXAMPLES, STOP = range(3)  # what ranks sum up beside the gradient
 
@@ -373,19 +374,24 @@ def bill(
 
 
 def evaluate_model(
-    model: IntentSlotModel, utterances: tuple[Utterance, ...], accelerator: Accelerator | None = None
+    model: IntentSlotModel, utterances: Sequence[Utterance], accelerator: Accelerator | None = None
 ) -> Scores:
-    """SER, intent accuracy, slot F1 and exact match on annotated utterances; processes share the work."""
+    """SER, intent accuracy, slot F1 and exact match on annotated utterances; processes share the work.
+
+    `AT_ONCE` utterances at a time, so that memory does not grow with their number.
+    """
     model.eval()
     world, rank = (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
     own = part(len(utterances), rank, world)
-    mine = utterances[own.start : own.stop]
-    predictions = (
-        [(p.intent, p.tags or None) for p in model.predict(model.dataset(mine), probabilities=False)] if mine else []
-    )
-    if world > 1:
-        predictions = gather_object(predictions)
-    return evaluate(
-        [(u.intent, u.tokens, u.tags) for u in utterances],
-        [(intent, u.tokens, tags) for u, (intent, tags) in zip(utterances, predictions, strict=True)],
+    tally = Tally()
+    for start in range(own.start, own.stop, AT_ONCE):
+        tally += _tally(model, utterances[start : min(start + AT_ONCE, own.stop)])
+    return (sum(gather_object([tally]), Tally()) if world > 1 else tally).scores()
+
+
+def _tally(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Tally:
+    predictions = model.predict(model.dataset(utterances), probabilities=False)
+    pairs = list(zip(utterances, predictions, strict=True))
+    return Tally.of(
+        [(u.intent, u.tokens, u.tags) for u, _ in pairs], [(p.intent, u.tokens, p.tags or None) for u, p in pairs]
     )

@@ -1,0 +1,141 @@
+"""A packed corpus: what is read is what was written, splits and batches are those of the same corpus in memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from edp_lab.cli import app
+from edp_lab.corpora import Corpus, Utterance, load_corpus, split
+from edp_lab.corpora import packed as module
+from edp_lab.corpora.encoding import Dataset, Labels, WordFeatures
+from edp_lab.corpora.packed import PackedUtterances, group_ids, load_packed, write_packed
+from edp_lab.corpora.smart_home import generate, pack
+from edp_lab.errors import UsageError
+from edp_lab.training import TrainConfig
+from edp_lab.training.run import Run, evaluate_model
+
+N = 600
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpora") / "home"
+    pack(N, 3, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def both(folder: Path) -> tuple[Corpus, Corpus]:
+    """Packed and in memory."""
+    return load_corpus(str(folder)), generate(N, 3)
+
+
+def test_what_is_read_is_what_was_written(both) -> None:
+    packed, whole = both
+    assert tuple(packed.utterances) == whole.utterances
+    assert (packed.sha256, packed.intents, packed.tags) == (whole.sha256, whole.intents, whole.tags)
+    assert packed.utterances[-1] == whole.utterances[-1]
+    assert tuple(packed.utterances[5:9]) == whole.utterances[5:9]
+    with pytest.raises(IndexError):
+        packed.utterances[N]
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_split_is_that_of_the_same_corpus_in_memory(both, seed, together) -> None:
+    ours, theirs = (split(corpus, seed, keep_duplicates_together=together) for corpus in both)
+    for name in ("train", "validation", "test", "duplicates"):
+        assert tuple(getattr(ours, name)) == tuple(getattr(theirs, name))
+    assert ours.counts == theirs.counts
+
+
+WORDS = st.lists(st.sampled_from(["a", "b", "ab", "c"]), min_size=1, max_size=4).map(tuple)
+
+
+@settings(max_examples=60)
+@given(st.lists(WORDS, min_size=1, max_size=40))
+def test_utterances_are_told_apart_by_their_words_and_the_order_of_these(tmp_path_factory, sentences) -> None:
+    utterances = [Utterance(words, ("O",) * len(words), "x") for words in sentences]
+    folder = tmp_path_factory.mktemp("packed") / "own"
+    write_packed(utterances, ["x"], [], folder)
+    packed = load_packed(folder).utterances
+    assert group_ids(packed).tolist() == group_ids(utterances).tolist()
+
+
+def test_batches_and_vocabulary_are_those_of_the_same_corpus_in_memory(both, monkeypatch) -> None:
+    monkeypatch.setattr("edp_lab.corpora.coded.CHUNK", 100)
+    parts = [split(corpus, 0).train for corpus in both]
+    features = [WordFeatures.from_training_words(part) for part in parts]
+    assert features[0] == features[1]
+    examples = np.array([5, 0, 17, 5])
+    ours, theirs = (Dataset(part, Labels.of(both[1]), features[0]).batch(examples) for part in parts)
+    for name in theirs.inputs:
+        assert torch.equal(ours.inputs[name], theirs.inputs[name])
+    assert torch.equal(ours.intents, theirs.intents)
+    assert torch.equal(ours.tags, theirs.tags)
+
+
+def test_training_and_scores_are_those_of_the_same_corpus_in_memory(both, monkeypatch) -> None:
+    found = []
+    for corpus in both:
+        run = Run(TrainConfig(corpus.name, z0=0.01, size="small", num_devices=4), corpus, split(corpus, 0))
+        for _ in range(2):
+            run.step()
+        found.append(
+            (torch.cat([p.detach().flatten() for _, p in run.parameters]), evaluate_model(run.model, run.test))
+        )
+        monkeypatch.setattr("edp_lab.training.run.AT_ONCE", 70)
+        assert evaluate_model(run.model, run.test) == found[-1][1]
+        monkeypatch.undo()
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+def test_labels_that_a_model_does_not_know_are_refused_by_the_utterance(both) -> None:
+    packed, _ = both
+    labels = Labels.of(packed)
+    missing = packed.utterances[0].intent
+    fewer = replace(labels, intents=tuple(i for i in labels.intents if i != missing))
+    with pytest.raises(UsageError, match=f"intent '{missing}'"):
+        Dataset(packed.utterances, fewer, WordFeatures())
+    tag = next(tag for u in packed.utterances for tag in u.tags if tag != "O")
+    with pytest.raises(UsageError, match="labels that the model knows"):
+        Dataset(packed.utterances, replace(labels, tags=tuple(t for t in labels.tags if t != tag)), WordFeatures())
+
+
+@pytest.mark.parametrize("name", ["words.npy", "offsets.npy", "words.txt", "meta.json"])
+def test_a_damaged_file_is_one_sentence(folder, tmp_path, name) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes()[:-3] if file.name == name else file.read_bytes())
+    with pytest.raises(UsageError, match=r"is damaged \(.*\): make it again"):
+        load_packed(copy)
+
+
+def test_nothing_is_left_of_a_corpus_that_could_not_be_written(tmp_path) -> None:
+    utterances = [Utterance(("a",), ("O",), "x"), Utterance(("b",), ("B-city",), "x")]
+    with pytest.raises(UsageError, match="undeclared label 'B-city'"):
+        write_packed(utterances, ["x"], [], tmp_path / "own")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError, match="at least 1"):
+        write_packed([], ["x"], [], tmp_path / "own")
+    with pytest.raises(UsageError, match="create it first"):
+        write_packed(utterances, ["x"], [], tmp_path / "no" / "own")
+
+
+def test_command_line_makes_one_and_uses_it(tmp_path) -> None:
+    out = tmp_path / "home"
+    made = CliRunner().invoke(app, ["data", "make", "smart-home", "--utterances", "50", "--out", str(out)])
+    assert (made.exit_code, made.stdout.strip()) == (0, str(out))
+    assert isinstance(load_corpus(str(out)).utterances, PackedUtterances)
+    assert json.loads((out / module.META).read_text())["utterances"] == 50
