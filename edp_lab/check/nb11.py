@@ -11,8 +11,8 @@ import numpy as np
 from edp_lab.check import Exercise, predicted
 from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.studies.evidence import Verdict
-from edp_lab.studies.paper_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
 from edp_lab.studies.paper_measured import p13_membership
+from edp_lab.studies.paper_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
 from edp_lab.studies.paper_runs import Change
 
 CHANGES = {  # kinds of lists of (mean, half-width): which verdict they deserve is the library's to say

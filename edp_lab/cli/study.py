@@ -219,6 +219,7 @@ def panels(
         print(json.dumps(rows, indent=2))
 
 
+@bench_app.command()
 def scale(
     sizes: Annotated[str, typer.Option(help="Numbers of utterances, with commas between.")] = "10000,100000,1000000",
     steps: Annotated[int, typer.Option(help="Timed steps for each size.")] = 40,

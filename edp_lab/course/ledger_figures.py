@@ -64,11 +64,12 @@ def update_counts(figure: Any, result: View) -> None:
 def spans_figure(result: View) -> go.Figure:
     """What is claimed or allowed, and what was found, of every claim about one number; log scale."""
     claimed = {"color": ORANGE, "symbol": "square-open", "size": 10, "line": {"width": 2}}
+    found = {"color": BLUE, "symbol": "circle", "size": 9}
     figure = go.Figure(
         [
             go.Scatter(mode="lines", line={"color": "#bbb", "width": 2}, hoverinfo="skip", showlegend=False),
             go.Scatter(mode="markers", name="claimed or allowed", marker=claimed, hovertemplate="%{y}: %{x:.3g}"),
-            go.Scatter(mode="markers", name="found", marker={"size": 10, "color": BLUE}, hovertemplate="%{y}: %{x:.3g}"),
+            go.Scatter(mode="markers", name="found", marker=found, hovertemplate="%{y}: %{x:.3g}"),
             go.Scatter(
                 mode="markers", name="selected", hoverinfo="skip", showlegend=False,
                 marker={"symbol": "circle-open", "size": 22, "color": "#000", "line": {"width": 2}},
@@ -93,7 +94,9 @@ def update_spans(figure: Any, result: View) -> None:
         chosen = [k for k, span in enumerate(result.spans) if result.selected and span.entry.id == result.selected.id]
         ring.x, ring.y = [found[k] for k in chosen], [names[k] for k in chosen]
         figure.layout.xaxis.range = _decades([*claimed, *found])
-        figure.layout.title.subtitle.text = "each row has its own unit; each ε has the accountant and δ<br>that its claim names; circled: the selected row"
+        figure.layout.title.subtitle.text = (
+            "each row has its own unit; each ε has the accountant and δ<br>that its claim names; ring: the selected row"
+        )
 
 
 # ---- Change the evidence ---------------------------------------------------------------------------------------------
@@ -137,8 +140,8 @@ def update_beyond(figure: Any, result: Turned) -> None:
             mark.x, mark.y = [result.beyond[name] for name in own], [NAMES[name] for name in own]
         figure.layout.xaxis.range = _decades([1.0, *result.beyond.values()])
         figure.layout.title.subtitle.text = (
-            f"ε of one epoch: {result.epsilon:.3g} (Gaussian DP, were α public),<br>claimed {result.claimed:.3g} (zCDP); "
-            f"δ = {result.delta:.2g}, seed 0"
+            f"ε of one epoch: {result.epsilon:.3g} (Gaussian DP, were α public),<br>"
+            f"claimed {result.claimed:.3g} (zCDP); δ = {result.delta:.2g}, seed 0"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import ipywidgets as widgets
 
@@ -28,7 +27,7 @@ class LedgerPanel(FigurePanel):
     """
 
     def __init__(self, found: Ledger, row: str = "P2") -> None:
-        rows = {ledger_words.label(entry.id, entry): entry.id for entry in found.entries}
+        rows = {ledger_words.label(entry): entry.id for entry in found.entries}
         self._list = widgets.Select(
             options=list(rows.items()), value=row, rows=12, description="claim", style=WHOLE_LABEL,
             layout={"width": "100%"},
@@ -63,7 +62,7 @@ class LedgerPanel(FigurePanel):
 
     def _show_list(self, result: View) -> None:
         """The rows that pass; changing a list selects in it, which is not to be taken for the reader's choice."""
-        options = [(ledger_words.label(entry.id, entry), entry.id) for entry in result.entries]
+        options = [(ledger_words.label(entry), entry.id) for entry in result.entries]
         held, self._held = self._held, True
         try:
             if list(self._list.options) != options:
@@ -143,10 +142,6 @@ def turn_panel(num_devices: int, z0: float, micro_batch: int, training: int, del
         controls,
         ledger.turn,
         ledger_words.turned_in_words,
-        _turn_command,
+        ledger_words.turned_command,
         [Picture(ledger_figures.beyond_figure, ledger_figures.update_beyond, "1 1 30rem")],
     )
-
-
-def _turn_command(result: Any, **values: Any) -> str:
-    return ledger_words.turned_command(result, **values)

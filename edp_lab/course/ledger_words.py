@@ -30,10 +30,7 @@ SCOPE = (
 def table(entries: Sequence[Entry]) -> str:
     """Claims beside what was found, as an HTML table."""
     heads = ("", "claim", "verdict", "what was found")
-    rows = [
-        (f"<b>{one.id}</b>", escape(one.claim), f"<b>{one.verdict}</b>", escape(one.said))
-        for one in entries[:MOST_ROWS]
-    ]
+    rows = [(f"<b>{one.id}</b>", escape(one.claim), f"<b>{one.verdict}</b>", escape(one.said)) for one in entries]
     return html_table([heads, *rows])
 
 

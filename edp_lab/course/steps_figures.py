@@ -49,6 +49,9 @@ def stages_figure(result: Stages) -> go.Figure:
         margin_t=104,
         legend={"x": 0.75, "y": 0.3, "yanchor": "top"},
     )
+    for cell in (3, 4, 5):  # a circle that looks like one
+        figure.layout[f"yaxis{cell}"].update(scaleanchor=f"x{cell}", constrain="domain")
+        figure.layout[f"xaxis{cell}"].constrain = "domain"
     figure.update_annotations(font_size=13)
     figure.update_xaxes(title_font_size=12, tickfont_size=11, nticks=5, title_standoff=4)
     figure.update_yaxes(title_font_size=12, tickfont_size=11, nticks=5, title_standoff=2)
@@ -93,13 +96,13 @@ def mean_figure(result: Stages) -> go.Figure:
     """The mean over devices: what one sentence can make of it, and the noise that is to hide that."""
     figure = go.Figure(
         [
-            go.Scatter(name="what sentence 1 can make of it", line={"color": ORANGE}, **_filled(ORANGE)),
+            go.Scatter(name="what sentence 1 can do", line={"color": ORANGE}, **_filled(ORANGE)),
             go.Scatter(name="noise, 1 deviation", mode="lines", line={"color": VERMILLION, "dash": "dot", "width": 3}),
-            go.Scatter(points("mean without noise", BLUE, "square", 10)),
+            go.Scatter(points("without noise", BLUE, "square", 10)),
             go.Scatter(points("released", BLACK, "x-thin-open", 13)),
         ]
     )
-    figure.update_layout(height=HEIGHT, title="6. mean: one sentence against the noise", legend=LEGEND, margin_t=150)
+    figure.update_layout(height=HEIGHT, title="6. mean, and one sentence", legend=LEGEND, margin_t=176)
     figure.update_xaxes(title="large layer (gradient)", constrain="domain")
     figure.update_yaxes(title="small layer (gradient)", scaleanchor="x", constrain="domain")
     figure.update_traces(hovertemplate="%{x:.3g}, %{y:.3g}")
@@ -256,7 +259,9 @@ def bells_figure(result: Promise) -> go.Figure:
         place = {"row": row, "col": 1, "showlegend": row == 1, "mode": "lines"}
         figure.add_scatter(name="without the sentence", line={"color": BLUE}, **place)
         figure.add_scatter(name="with it", line={"color": ORANGE, "dash": "dash"}, **place)
-    figure.update_layout(height=HEIGHT, title="One step, with and without a sentence", legend=LEGEND, margin_t=150)
+    figure.update_layout(height=HEIGHT, title="One step, with and without a sentence", margin_t=176)
+    figure.update_layout(legend={**LEGEND, "y": 1.09})
+    figure.update_annotations(font_size=13)
     figure.update_xaxes(title="released, along the sentence's pull (sensitivities)")
     figure.update_yaxes(title="density (peak = 1)", range=[0, 1.1])
     figure.update_traces(hovertemplate="%{x:.3g}: %{y:.3g}")

@@ -54,7 +54,8 @@ def update_epsilon(figure: go.Figure, result: Explored) -> None:
         figure.layout.title.subtitle.text = (
             f"{_epochs(result)}, test set; dashed: SGD, no guarantee<br>"
             f"δ = {digits(delta)}; one utterance zeroed out, Gaussian DP<br>"
-            "(Poisson: added or removed, Rényi DP); seed 0, published:<br>every ε is void; open squares: and if α were public"
+            "(Poisson: added or removed, Rényi DP); seed 0, published:<br>"
+            "every ε is void; open squares: and if α were public"
         )
 
 
@@ -182,8 +183,8 @@ def update_ladder(figure: go.Figure, result: Ladder) -> None:
         printed.y, claimed.y = [_finite(result.printed_epsilon)], [_finite(result.printed_claim)]
         _axes(figure, result, [*same_z.y, *same_noise.y, *printed.y, *claimed.y])
         figure.layout.title.subtitle.text = (
-            f"δ = {digits(result.delta)}, Gaussian DP (claimed: zCDP), disjoint batches,<br>{NEIGHBOURS[result.adjacency]};"
-            f" {result.config.epochs} epochs;<br>if the seed is secret"
+            f"δ = {digits(result.delta)}, Gaussian DP (claimed: zCDP), disjoint batches,<br>"
+            f"{NEIGHBOURS[result.adjacency]}; {result.config.epochs} epochs;<br>if the seed is secret"
         )
 
 

@@ -48,8 +48,8 @@ class ExplorerPanel(FigurePanel):
         }
         figures = tradeoff_figures
         super().__init__(
-            "<h3>Error, privacy, time</h3>What am I looking at? Runs that were measured once. The ring is the one nearest "
-            "to your sliders; left is what it costs in ε, right in seconds. Lower is better.",
+            "<h3>Error, privacy, time</h3>What am I looking at? Runs that were measured once. The ring is the one "
+            "nearest to your sliders; left is what it costs in ε, right in seconds. Lower is better.",
             controls,
             lambda **values: tradeoff.explore(grid, **values, live=self.live),
             tradeoff_words.explored_in_words,
@@ -154,8 +154,8 @@ def tuning_panel(z0: float, epochs: int, trials: int, delta: float) -> FigurePan
         "delta": number("δ", delta, decades(-9, -2), unit="probability"),
     }
     return FigurePanel(
-        "<h3>The price of tuning</h3>What am I looking at? One private run has an ε. Here is what it costs to try several "
-        "settings on private data and keep the best.",
+        "<h3>The price of tuning</h3>What am I looking at? One private run has an ε. Here is what it costs to try "
+        "several settings on private data and keep the best.",
         controls,
         tradeoff.tuning,
         tradeoff_words.tuning_in_words,

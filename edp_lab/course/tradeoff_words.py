@@ -44,8 +44,8 @@ def epsilon_in_words(point: Point) -> str:
             "" if found.epsilon_claimed is None else f" The paper's accounting says {digits(found.epsilon_claimed)}."
         )
         text = (
-            f"<b>No guarantee</b>: α comes from private gradients. Were α public and the seed secret, {value} would hold "
-            f"({qualified}).{claim}"
+            f"<b>No guarantee</b>: α comes from private gradients. Were α public and the seed secret, {value} would "
+            f"hold ({qualified}).{claim}"
         )
     else:
         text = f"With a secret seed {value} would hold ({qualified}); here it is void, for the seed is published."
@@ -97,8 +97,8 @@ def live_in_words(point: Point, number: int, stopped: bool) -> str:
     config = point.config
     where = f"{config.corpus}, N = {config.num_devices}, C = {config.clip_norm:g}, seed {config.seed}"
     return _paragraphs(
-        f"{begun}: <b>{told(point)}</b> ({where}). <b>SER {point.ser:.3f}</b> on the test set, {point.seconds:.1f} s of "
-        "training by the clock.",
+        f"{begun}: <b>{told(point)}</b> ({where}). <b>SER {point.ser:.3f}</b> on the test set, {point.seconds:.1f} s "
+        "of training by the clock.",
         epsilon_in_words(point),
     )
 
@@ -143,11 +143,11 @@ def ladder_in_words(result: Ladder) -> str:
         f"its own accounting says {_or_none(result.printed_claim)}, what holds is {_or_none(result.printed_epsilon)}"
     )
     return _paragraphs(
-        f"A batch of {config.batch_size} in {_count(chosen.micro_batches, 'micro-batch')} of {chosen.micro_batch} at most: "
-        f"one utterance moves the sum of clipped gradients by {digits(chosen.sensitivity)}, and the mean has noise of "
+        f"A batch of {config.batch_size} in {_count(chosen.micro_batches, 'micro-batch')} of {chosen.micro_batch} at "
+        f"most: one utterance moves the sum of clipped gradients by {digits(chosen.sensitivity)}, and the mean has noise of "
         f"<b>{digits(chosen.noise)}</b> per weight.",
-        f"After {_count(config.epochs, 'epoch')} that is <b>ε = {_or_none(chosen.epsilon)}</b> ({about}; if the seed is "
-        f"secret). With the same noise on the mean, m = 1 has ε = {_or_none(single.equal_epsilon)} and m = "
+        f"After {_count(config.epochs, 'epoch')} that is <b>ε = {_or_none(chosen.epsilon)}</b> ({about}; if the seed "
+        f"is secret). With the same noise on the mean, m = 1 has ε = {_or_none(single.equal_epsilon)} and m = "
         f"{largest.micro_batch} has {_or_none(largest.equal_epsilon)}.",
         html_table([head, *rows]),
         f"Algorithm 1 as printed, z0 = {config.z0:g}: noise {digits(result.printed_noise)}; {printed} (α taken to be "
@@ -192,8 +192,8 @@ def tuning_in_words(result: Tuning) -> str:
     return _paragraphs(
         f"One run of {_count(result.epochs, 'epoch')} with z0 = {result.z0:g}: ε = {digits(result.free)} (Gaussian DP; "
         f"{about}). That is what is usually quoted for the best of {trials}.",
-        f"Whoever looks at the scores of {_count(trials, 'run')} pays for all: <b>ε = {digits(published)}</b> (Gaussian DP, "
-        f"exact: μ grows with the root of their number).",
+        f"Whoever looks at the scores of {_count(trials, 'run')} pays for all: <b>ε = {digits(published)}</b> (Gaussian "
+        f"DP, exact: μ grows with the root of their number).",
         secret,
     )
 
@@ -217,8 +217,8 @@ def command(point: Point) -> str:
 
 
 def _count(number: int, what: str) -> str:
-    plural = f"{what}es" if what.endswith("h") and what != "epoch" else f"{what}s"
-    return f"{number:,} {what if number == 1 else plural}"
+    ending = "" if number == 1 else "es" if what.endswith("batch") else "s"
+    return f"{number:,} {what}{ending}"
 
 
 def _paragraphs(*texts: str) -> str:

@@ -24,7 +24,7 @@ from edp_lab.studies import paper_privacy as privacy
 from edp_lab.studies import paper_runs as runs
 from edp_lab.studies.claims import read_ledger
 from edp_lab.studies.evidence import Evidence, Verdict
-from edp_lab.studies.paper_runs import Anew, Change, Outcome
+from edp_lab.studies.paper_runs import Change, Outcome
 from edp_lab.studies.paper_tables import TABLE_2
 from edp_lab.training.gradients import StackedGradients
 from edp_lab.training.step import Layout, release
@@ -100,7 +100,6 @@ DELTA_WELL_BELOW_1_OVER_N = {"largest": 0.05}
 SMALL_FOR_THE_SMALLEST = {"smallest": 0.5}
 ALL_BIND = {"guarantees_that_bind": 36}
 ONE_BINDS = {"guarantees_that_bind": 1}
-NO_DECAY_IS_BETTER = {"rows_with_a_better_decay": 0}
 COMPARABLE_AND_BETTER = {
     "rows_with_a_better_decay": 6,
     "columns_with_a_smaller_epsilon": 0,
@@ -108,7 +107,6 @@ COMPARABLE_AND_BETTER = {
     "half_width": 5.0,
 }
 NOT_WORSE_AT_EQUAL_EPSILON = {"error_at_equal_epsilon": 0.0}
-CLEARLY_WORSE_AT_EQUAL_EPSILON = {"error_at_equal_epsilon": 50.0}
 EVERY_CHANGE_BEYOND_CHANCE = {
     "printed_that_rise": 0,
     "within_sampling_error": 0,
