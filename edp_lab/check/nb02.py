@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,13 +49,18 @@ def _clipped(got: Any, gradients: Tensor, clip_norm: float) -> str | None:
     if told is None or mine.shape != wanted.shape:
         return told
     before, after = (np.linalg.norm(rows, axis=1) for rows in (gradients.numpy(), mine))
-    for row, (old, new) in enumerate(zip(before, after, strict=True)):
+    rows = list(enumerate(zip(before, after, strict=True)))
+    at = f"With C = {clip_norm:.2f}, row"
+    for row, (old, new) in rows:
+        if not math.isfinite(new):
+            return f"{at} {row}, of length {old:.3g}, has become {new}: do not divide by a length that may be 0."
         if not new <= clip_norm * (1 + ROUNDING):
-            return f"With C = {clip_norm:.2f}, row {row} of your result has length {new:.3g}: longer than C."
+            return f"{at} {row} of your result has length {new:.3g}: longer than C."
+    for row, (old, new) in rows:
         if old <= clip_norm and abs(new - old) > ROUNDING * max(old, 1):
-            return f"With C = {clip_norm:.2f}, row {row} was short enough ({old:.3g}), and has become {new:.3g} long."
+            return f"{at} {row} was short enough ({old:.3g}), and has become {new:.3g} long."
         if abs(float(mine[row] @ gradients[row].numpy()) - old * new) > ROUNDING * old * max(new, 1e-9):
-            return f"With C = {clip_norm:.2f}, row {row} has turned: a clip keeps the direction of a gradient."
+            return f"{at} {row} has turned: a clip keeps the direction of a gradient."
     return told
 
 

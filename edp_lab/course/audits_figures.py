@@ -50,7 +50,7 @@ def draws_figure(result: StepAudit) -> go.Figure:
         }
         figure.add_annotation(text=text, showarrow=False, **place)
     figure.update_layout(height=HEIGHT, title="What one step gives away", barmode="overlay", bargap=0, legend=LEGEND)
-    figure.update_xaxes(title="released gradient along the canary's direction (gradient norm)")
+    figure.update_xaxes(title="released along the canary (gradient norm)")
     figure.update_yaxes(title="share of the draws (%)")
     update_draws(figure, result)
     return figure
@@ -91,10 +91,10 @@ def scale_figure(result: StepAudit) -> go.Figure:
     """The epsilon that is claimed, the one that holds, and those that the draws leave possible."""
     figure = go.Figure()
     for name, (color, dash) in RANGES.items():
+        ends = {"symbol": ["line-ns-open", "triangle-right"], "size": 15, "line": {"width": 3, "color": color}}
         figure.add_scatter(
             y=[name] * 2, mode="lines+markers+text", line={"color": color, "width": 7, "dash": dash}, name=name,
-            marker={"symbol": ["line-ns-open", "triangle-right"], "size": 15, "color": color, "line": {"width": 3}},
-            textposition="top right", hovertemplate="%{text}<extra></extra>",
+            marker={**ends, "color": color}, hovertemplate="%{text}<extra></extra>",
         )  # fmt: skip
     for name, (color, symbol) in POINTS.items():
         figure.add_scatter(
@@ -116,13 +116,14 @@ def update_scale(figure: go.Figure, result: StepAudit) -> None:
     with figure.batch_update():
         for trace, bound in zip(figure.data[:2], bounds, strict=True):
             trace.x, trace.text = [max(bound, FLOOR), 0.9 * 10**last], [f"at least {d(bound)}", ""]
+            trace.textposition = "top left" if bound > 10 ** (last - 1) else "top right"
         for trace, value in zip(figure.data[2:], points, strict=True):
             trace.x, trace.text = [max(value, FLOOR)], [d(value)]
         figure.layout.shapes[0].update(x0=result.claimed, x1=result.claimed)
         figure.layout.xaxis.range = [math.log10(FLOOR) - 0.1, last]
         figure.layout.xaxis.title.text = f"ε of one step (at δ = {result.delta:.2g})"
         figure.layout.title.subtitle.text = (
-            f"δ = {result.delta:.2g}, zero-out, batch fixed; true: Gaussian DP, exact;<br>"
+            f"δ = {result.delta:.2g}, zero-out, disjoint batches; true: Gaussian DP;<br>"
             f"claimed: {claim_source(result.mechanism.variant)}; proven at {SURE}, seed {result.seed}"
         )
 
@@ -167,9 +168,9 @@ def update_luck(figure: go.Figure, result: Guesses) -> None:
 def ceiling_figure(result: Guesses) -> go.Figure:
     """What r guesses prove if all are right, or as many as were; the ring is what these guesses prove."""
     looks: dict[str, dict[str, Any]] = {
-        "all right, Gaussian": {"line": {"color": BLUE}, "marker": {"symbol": "diamond"}},
-        "all right, any mechanism": {"line": {"color": PURPLE, "dash": "dash"}, "marker": {"symbol": "square"}},
-        "your share right, any": {"line": {"color": ORANGE, "dash": "dot"}, "marker": {"symbol": "circle"}},
+        "best, Gaussian": {"line": {"color": BLUE}, "marker": {"symbol": "diamond"}},
+        "best, any": {"line": {"color": PURPLE, "dash": "dash"}, "marker": {"symbol": "square"}},
+        "your share, any": {"line": {"color": ORANGE, "dash": "dot"}, "marker": {"symbol": "circle"}},
     }
     figure = go.Figure([go.Scatter(name=name, mode="lines+markers", **look) for name, look in looks.items()])
     for name, symbol in (("you, Gaussian", "diamond-open"), ("you, any", "square-open")):
@@ -211,8 +212,8 @@ def update_ceiling(figure: go.Figure, result: Guesses) -> None:
 def tallies_figure() -> go.Figure:
     """Of one run: the share of right guesses, and the share that would refute the claim; empty."""
     figure = go.Figure()
-    bar = {"color": SKY, "pattern": {**HATCH, "shape": "/"}}
-    figure.add_bar(name="right", marker=bar, textposition="inside", insidetextanchor="start", width=0.55)
+    inside = {"textposition": "inside", "insidetextanchor": "start", "textfont": {"color": BLACK}}
+    figure.add_bar(name="right", marker={"color": SKY}, width=0.55, **inside)
     marker = {"symbol": "line-ew-open", "size": 60, "color": VERMILLION, "line": {"width": 4}}
     figure.add_scatter(name="needed to refute the claim", mode="markers", marker=marker)
     figure.add_hline(y=50, line=LINE, annotation={"text": "coin", "xanchor": "right", "x": 1})

@@ -39,7 +39,7 @@ def step_in_words(result: StepAudit) -> str:
         f"<b>{name}</b>, N = {mechanism.num_devices}: noise over sensitivity is "
         f"<b>{digits(mechanism.noise_multiplier(0))}</b>. Claimed: ε = <b>{digits(result.claimed)}</b> ({source}). "
         f"True: ε = <b>{digits(result.holds)}</b> (Gaussian DP, exact{alpha}). One step, δ = {result.delta:.2g}, one "
-        "utterance zeroed out, batch fixed; it would hold for secret noise, and this seed is published.",
+        "utterance zeroed out, disjoint batches; it would hold for secret noise, and this seed is published.",
         f"Of {result.draws:,} draws a side, the canary was {errors}, at {SURE} for both together. So <b>ε is at least "
         f"{digits(result.bounds.gaussian)}</b> if one knows that the noise is Gaussian, and at least "
         f"{digits(result.bounds.distribution_free)} whatever the mechanism. Draws without an error would have shown "

@@ -29,7 +29,7 @@ TIMEOUT = 600  # seconds of a cell
 # kernel is idle again and two frames have gone by without a redrawing.
 PRESS = """
 const done = arguments[arguments.length - 1], [heading, moves] = arguments;
-const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+const kernel = window.notebook.sessionContext.session.kernel;
 const panel = [...document.querySelectorAll(".edp-panel")].find(e => e.querySelector("h3")?.textContent == heading);
 const handles = [...panel.querySelectorAll(".noUi-handle")].filter(handle => !handle.closest("[disabled]"));
 const plots = [...panel.querySelectorAll(".js-plotly-plot")];

@@ -41,20 +41,19 @@ window.running = (async () => {
     const app = window.jupyterapp;
     await app.restored;
     app.shell.collapseLeft();
-    const panel = await app.commands.execute("docmanager:open", {path});
-    await panel.revealed;
-    await panel.sessionContext.ready;
+    window.notebook = await app.commands.execute("docmanager:open", {path});
+    await window.notebook.revealed;
+    await window.notebook.sessionContext.ready;
     await app.commands.execute("notebook:run-all-cells");
 })();
 """
 FINISH = f"{DONE} window.running.then(() => done(null), error => done(String(error)));"
 CLOSE = f"""{DONE}
-const context = window.jupyterapp.shell.currentWidget.sessionContext;
-context.shutdown().then(() => done(null), error => done(String(error)));
+window.notebook.sessionContext.shutdown().then(() => done(null), error => done(String(error)));
 """
 # What the kernel prints for a piece of code, after all that was sent to it before.
 ASK = f"""{DONE}
-const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+const kernel = window.notebook.sessionContext.session.kernel;
 const future = kernel.requestExecute({{code: arguments[0], store_history: false}});
 let text = "";
 future.onIOPub = message => {{

@@ -141,6 +141,7 @@ def run_bill(
     factors = mechanism.decay.factors(np.arange(epochs), mechanism.tau)
     least = factors.min()
     weights = np.array([1.0 if factor == least else (least / factor) ** 2 for factor in factors])
+    zcdp, exact = np.array([_true_epsilons(public, int(t), delta, utterances) for t in after]).T
     budget = Budget(target, delta, utterances_per_person=utterances)
     return RunBill(
         mechanism,
@@ -148,7 +149,8 @@ def run_bill(
         delta,
         after,
         np.array([math.nan if epsilon is None else epsilon for epsilon in claimed]),
-        *np.array([_true_epsilons(public, int(t), delta, utterances) for t in after]).T,
+        zcdp,
+        exact,
         z_set=mechanism.z0 * factors,
         z_true=mechanism.noise_multiplier(0) * factors,
         share=weights / weights.sum(),
@@ -359,7 +361,7 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
     """
     check_whole("number of steps", steps, 1, 10**6)
     check_delta(delta)
-    one = RenyiDP(poisson(rate, noise_multiplier).schedule({0: 1}))
+    one = RenyiDP(_sampled(rate, noise_multiplier, 1))
     after = np.unique(np.geomspace(1, steps, POINTS).round().astype(np.int64))
     passes = np.array([whole_passes(int(k), rate) for k in after])
     output = np.linspace(-4 * noise_multiplier, 1 + 4 * noise_multiplier, 201)
@@ -381,9 +383,9 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
     )
 
 
-def poisson(rate: float, noise_multiplier: float) -> Mechanism:
-    """Per-example DP-SGD under Poisson sampling."""
-    return Mechanism.sound(1.0, noise_multiplier, 1, 1, sampling_rate=rate)
+def _sampled(rate: float, noise_multiplier: float, steps: int) -> Schedule:
+    """Clipped alone, an utterance moves the sum by C, so that the noise over that is z itself."""
+    return Schedule(np.array([noise_multiplier]), np.array([steps]), rate)
 
 
 def whole_passes(steps: int, rate: float) -> int:
@@ -421,8 +423,7 @@ def tight_accounts(result: Sampled) -> Iterator[Account]:
     z, delta = result.noise_multiplier, result.delta
     yield _timed("every utterance in every step", lambda: float(_disjoint(z, np.array([result.steps]), delta)[0]))
     yield _timed("shuffled, exact", lambda: float(_disjoint(z, np.array([result.passes]), delta)[0]))
-    mechanism = poisson(result.rate, z)
-    schedule = mechanism.schedule(mechanism.bill(steps=result.steps))
+    schedule = _sampled(result.rate, z, result.steps)
     yield _timed("Poisson, Rényi DP", lambda: RenyiDP(schedule).epsilon(delta))
     yield _timed("Poisson, loss distribution", lambda: PrivacyLossDistribution(schedule).epsilon(delta))
 

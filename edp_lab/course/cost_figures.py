@@ -151,7 +151,7 @@ def tradeoff_figure(result: Loss) -> go.Figure:
             go.Scatter(name="all epochs: least possible", line={"color": GREEN, "width": 3}),
             go.Scatter(name="one epoch", line={"color": SKY, "dash": "dashdot"}),
             go.Scatter(name="(ε, δ) alone promises", line={"color": PURPLE, "dash": "dash"}),
-            go.Scatter(name="simulated attack", line={"color": VERMILLION, "dash": "dot", "shape": "hv"}),
+            go.Scatter(name="simulated attack", line={"color": VERMILLION, "dash": "longdash", "shape": "hv"}),
             go.Scatter(name="guessing", x=[0, 100], y=[100, 0], line=GUESS, hoverinfo="skip"),
         ]
     )
@@ -323,8 +323,8 @@ def update_settings(figure: go.Figure, result: Behind) -> None:
             trace.visible = shown = k < len(result.taus)
             if shown:
                 trace.x, trace.y = np.arange(1, z0.shape[1] + 1), _positive(z0[k])
-                trace.name = "no decay" if cell.decay is Decay.NONE else f"τ {result.taus[k]:g}"
-                trace.hovertemplate = f"{trace.name}, T = %{{x}}: z0 = %{{y:.3g}}<extra></extra>"
+                trace.name = name = "no decay" if cell.decay is Decay.NONE else f"τ {result.taus[k]:g}"
+                trace.hovertemplate = f"{name}, T = %{{x}}: z0 = %{{y:.3g}}<extra></extra>"
         figure.layout.shapes[1].update(x0=result.epochs, x1=result.epochs)
         figure.layout.title.subtitle.text = (
             f"{cell.model}, {cell.corpus}, {DECAYS[cell.decay]}: log₁₀ ε = {cell.log10_epsilon}<br>"

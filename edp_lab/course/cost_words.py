@@ -177,7 +177,9 @@ def _span(low: float, high: float) -> str:
 
 def devices_table(mechanisms: Sequence[Mechanism], epochs: int, delta: float) -> str:
     """Noise, sensitivity and epsilon (of a public alpha), one mechanism a line."""
-    rows = [("N", "noise on the sum", "one utterance moves it by", "noise over that", "ε that holds")]
+    rows: list[tuple[str, ...]] = [
+        ("N", "noise on the sum", "one utterance moves it by", "noise over that", "ε that holds")
+    ]
     for mechanism in mechanisms:
         try:
             holds = digits(true_epsilon(mechanism, epochs, delta))

@@ -87,9 +87,9 @@ def update_cloud(figure: go.Figure, result: Cloud) -> None:
         for trace, rows in ((raw, before), (clipped, after)):
             trace.x, trace.y = rows.T
         corners = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1], [1, 1]])
-        outline = corners if result.rule == "by value" else circle()
+        outline = corners if result.rule == "by value" else _circle()
         bound.x, bound.y = result.clip_norm * outline.T
-        noise.x, noise.y = (result.clipped_mean + result.noise_std * circle()).T
+        noise.x, noise.y = (result.clipped_mean + result.noise_std * _circle()).T
         for trace, point in ((mean, result.mean), (clipped_mean, result.clipped_mean), (released, result.released)):
             trace.x, trace.y = [[value] for value in point]
         figure.layout.title.subtitle.text = _cloud_caption(result)
@@ -108,7 +108,7 @@ def error_figure(result: Cloud) -> go.Figure:
     figure.update_layout(height=HEIGHT, title="How far off is the released mean?", legend=LEGEND, margin_t=130)
     figure.update_xaxes(title="clip norm C, in units of the gradient", range=np.log10(CLIPS[[0, -1]]), **LOG)
     figure.update_yaxes(title="distance to the mean as it is", **LOG)
-    figure.add_vline(x=1, line=HERE)
+    figure.add_vline(x=1.0, line=HERE)
     update_error(figure, result)
     return figure
 
@@ -289,7 +289,7 @@ def _two_rows() -> tuple[go.Figure, dict[str, Any], dict[str, Any]]:
 
 
 @lru_cache(maxsize=1)
-def circle() -> Array:
+def _circle() -> Array:
     """A closed unit circle, (73, 2)."""
     angle = np.linspace(0, 2 * np.pi, 73)
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)

@@ -17,7 +17,7 @@ from edp_lab.studies.paper_mechanism import p2_noise_of_the_release, p5_micro_ba
 from edp_lab.studies.paper_privacy import p10_delta
 
 EVERY = "all"
-DRAWS = 4_000  # of noise, behind a slider
+DRAWS = 2_000  # of noise, behind a slider
 
 
 # ---- Rows of the ledger ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import ipywidgets as widgets
 
@@ -55,6 +56,19 @@ class LedgerPanel(FigurePanel):
                 Picture(ledger_figures.spans_figure, ledger_figures.update_spans, "1 1 24rem"),
             ],
         )
+
+    def set(self, **values: Any) -> None:
+        """Move several controls; the row last, when the filter has made its list.
+
+        Raises:
+            UsageError: no such control, or a row that the filter does not let pass.
+        """
+        row = values.pop("row", None)
+        super().set(**values)
+        if row is not None:
+            if row not in [entry.id for entry in self.result.entries]:
+                raise UsageError(f"claim {row!r} does not pass the filter: choose another, or reset the panel")
+            super().set(row=row)
 
     def _draw(self, result: View) -> None:
         self._show_list(result)

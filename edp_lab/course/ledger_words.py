@@ -42,6 +42,14 @@ def provenance(ledger: Ledger) -> str:
     )
 
 
+def counted(result: View) -> str:
+    """How many claims of each document have which verdict, a line each."""
+    return "\n".join(
+        f"{document}: {', '.join(f'{counts[verdict]} {verdict}' for verdict in Verdict if counts[verdict])}"
+        for document, counts in result.counts.items()
+    )
+
+
 def view_in_words(result: View) -> str:
     """The read-out beside the filter: the row that is selected, in full."""
     if result.selected is None:

@@ -72,6 +72,7 @@ class Shown:
 
     Attributes:
         attack: name of it.
+        seed: of the target.
         people: members, and as many non-members.
         result: AUC and TPR at low FPR with intervals.
         threshold: scores from it on are called members, `called` percent of all.
@@ -85,6 +86,7 @@ class Shown:
     """
 
     attack: str
+    seed: int
     people: int
     called: float
     result: AttackResult
@@ -140,6 +142,7 @@ def show_roc(
     claimed, true = _bounds(guarantee)
     return Shown(
         attack,
+        attacked.target.config.seed,
         people,
         called,
         result,

@@ -17,11 +17,12 @@ from edp_lab.attacks.statistics import roc
 from edp_lab.course.coins_words import digits as d
 from edp_lab.course.membership import Array, Remembered, Shown
 from edp_lab.course.membership_measured import Defended, Found
-from edp_lab.course.membership_words import ATTACKS, METHOD_NAMES, bound_settings, canary_caption
+from edp_lab.course.membership_words import ATTACKS, METHOD_NAMES, bound_names, canary_caption, roc_caption
 from edp_lab.course.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 
 HEIGHT = 520
 LEGEND = {"orientation": "h"}
+CORNER = {"x": 0.99, "xanchor": "right", "y": 0.01, "yanchor": "bottom"}  # no attack is worse than guessing for long
 CHANCE = {"color": "#666", "dash": "dot", "width": 1.5}
 MARK = {"color": "#444", "dash": "dashdot", "width": 1.5}
 LOG = {"type": "log", "dtick": 1, "tickformat": "~g"}
@@ -39,12 +40,12 @@ def roc_figure(result: Shown) -> go.Figure:
     band = {"fill": "toself", "fillcolor": "rgba(86,180,233,0.35)", "line": {"width": 0}, "mode": "lines"}
     figure.add_scatter(name="95 % band", hoverinfo="skip", **band)
     figure.add_scatter(name="attack", mode="lines", line={"color": BLUE, "width": 2.5})
-    figure.add_scatter(name="claimed ε allows", mode="lines", line={"color": ORANGE, "dash": "dash", "width": 2.5})
-    figure.add_scatter(name="true ε allows", mode="lines", line={"color": GREEN, "dash": "longdashdot", "width": 2.5})
+    figure.add_scatter(mode="lines", line={"color": ORANGE, "dash": "dash", "width": 2.5})
+    figure.add_scatter(mode="lines", line={"color": GREEN, "dash": "longdashdot", "width": 2.5})
     figure.add_scatter(name="guessing", mode="lines", x=[SMALLEST, 1], y=[SMALLEST, 1], line=CHANCE, hoverinfo="skip")
     ring = {"color": BLACK, "symbol": "circle-open", "size": 13, "line": {"width": 3}}
     figure.add_scatter(name="threshold", mode="markers", marker=ring, error_x=_bars(), error_y=_bars())
-    figure.update_layout(height=HEIGHT, title="Members found, non-members accused", legend=LEGEND, margin_t=146)
+    figure.update_layout(height=HEIGHT, title="Members found, non-members accused", legend=CORNER, margin_t=90)
     figure.update_traces(hovertemplate="FPR %{x:.3g}: TPR %{y:.3g}")
     figure.update_xaxes(**LOG, title="false-positive rate (share of non-members)")
     figure.update_yaxes(**LOG, title="true-positive rate (share of members)")
@@ -62,16 +63,13 @@ def update_roc(figure: go.Figure, result: Shown) -> None:
         curve.x, curve.y, curve.line.shape = fpr, tpr, "hv"
         claimed.x = true.x = grid
         claimed.y, true.y = result.claimed.tpr(grid), result.true.tpr(grid)
-        curve.name = ATTACKS[result.attack]
+        curve.name, (claimed.name, true.name) = ATTACKS[result.attack], bound_names(result)
         point.x, point.y = [max(result.alarms.value, floor)], [max(result.hits.value, floor)]
         for bars, rate in ((point.error_x, result.alarms), (point.error_y, result.hits)):
             shown = max(rate.value, floor)
             bars.update(array=[rate.interval[1] - shown], arrayminus=[max(0.0, shown - max(rate.interval[0], floor))])
         figure.layout.xaxis.range = figure.layout.yaxis.range = [math.log10(SMALLEST), 0.03]
-        figure.layout.title.subtitle.text = (
-            f"{result.people:,} members, as many non-members; the target: SGD, no guarantee;<br>"
-            f"lines: {bound_settings(result)}"
-        )
+        figure.layout.title.subtitle.text = roc_caption(result)
 
 
 def scores_figure(result: Shown) -> go.Figure:
@@ -253,8 +251,8 @@ def update_epsilon(figure: go.Figure, runs: Runs, yours: Runs) -> None:
         figure.layout.xaxis.range = [math.floor(min(epsilons, default=0)), math.ceil(max(epsilons, default=6))]
         figure.layout.yaxis.range = [0.45, 1]
         figure.layout.title.subtitle.text = (
-            "Gaussian DP, one utterance replaced, disjoint batches; void: seed<br>"
-            "published, α private as printed. Every ε here allows AUC 1"
+            "Gaussian DP, replace-one, disjoint batches; void: seeds are<br>"
+            "published, α private as printed. Each ε allows an AUC of 1"
         )
 
 

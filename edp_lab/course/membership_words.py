@@ -46,16 +46,18 @@ def _allowed(result: Shown) -> str:
     if guarantee.epsilon is None and guarantee.epsilon_claimed is None:
         return f"Drawn in: no bound, for there is <b>no guarantee</b> ({guarantee.reason})."
     claimed, true = (digits(float(bound.tpr(0.01)) * 100) for bound in (result.claimed, result.true))
+    said, holds = _epsilons(result)
     exceeds = {
         (True, True): "This attack found more than either line allows: no model with such an ε behaves like this one.",
         (True, False): "This attack found more than the claimed ε allows, and no more than the true one.",
     }
     found = exceeds.get(result.beyond, "This attack found no more than that, which is no proof of anything.")
     return (
-        f"For comparison, {bound_settings(result)}. The claimed ε would allow an AUC of {result.claimed.auc:.3f} and "
-        f"{claimed} % of members at 1 % FPR; the true one {result.true.auc:.3f} and {true} % (Gaussian DP, exact, δ = "
-        f"{guarantee.delta:.2g}, one utterance replaced, disjoint batches, α public, were the seed secret). {found} "
-        "The model under attack was trained without noise and promises nothing."
+        f"For comparison, eDP-SGD {bound_settings(result)}: <b>ε = {said} claimed</b> (zCDP), <b>{holds} true</b> "
+        f"(Gaussian DP, exact; δ = {guarantee.delta:.2g}, one utterance replaced, disjoint batches, α public, were the "
+        f"seed secret). The claimed ε would allow an AUC of {result.claimed.auc:.3f} and {claimed} % of members at 1 % "
+        f"FPR; the true one {result.true.auc:.3f} and {true} %. {found} The model under attack was trained without "
+        "noise and promises nothing."
     )
 
 
@@ -200,14 +202,31 @@ def defended_command(config: TrainConfig) -> str:
 
 
 def bound_settings(result: Shown) -> str:
-    """The mechanism whose bounds are drawn, with its two epsilons."""
-    mechanism, guarantee = result.mechanism, result.guarantee
-    name = "as printed" if mechanism.variant is Variant.AS_PRINTED else "sound"
-    epsilons = [digits(float("inf") if e is None else e) for e in (guarantee.epsilon_claimed, guarantee.epsilon)]
+    """The mechanism whose bounds are drawn."""
+    name = "as printed" if result.mechanism.variant is Variant.AS_PRINTED else "sound"
+    epochs = "1 epoch" if result.guarantee.epochs == 1 else f"{result.guarantee.epochs} epochs"
+    return f"{name}, N = {result.mechanism.num_devices}, z0 = {result.mechanism.z0:g}, {epochs}"
+
+
+def bound_names(result: Shown) -> tuple[str, str]:
+    """The two lines: what they are, and by which accountant."""
+    claimed, true = _epsilons(result)
+    return f"claimed: ε = {claimed} (zCDP)", f"true: ε = {true} (Gaussian DP)"
+
+
+def roc_caption(result: Shown) -> str:
+    """Under the title of the curve."""
     return (
-        f"{name}, N = {mechanism.num_devices}, z0 = {mechanism.z0:g}, {guarantee.epochs} epochs: ε = {epsilons[0]} "
-        f"claimed, {epsilons[1]} true"
+        f"{result.people:,} a side; target: SGD, no guarantee, seed {result.seed};<br>"
+        f"lines: {bound_settings(result)}, δ = {result.guarantee.delta:.1g}, replace-one"
     )
+
+
+def _epsilons(result: Shown) -> tuple[str, str]:
+    """Claimed and true, as people write them."""
+    both = (result.guarantee.epsilon_claimed, result.guarantee.epsilon)
+    claimed, true = (digits(float("inf") if epsilon is None else epsilon) for epsilon in both)
+    return claimed, true
 
 
 def canary_caption(result: Remembered) -> str:

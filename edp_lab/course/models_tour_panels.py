@@ -77,8 +77,8 @@ def ser_panel() -> FigurePanel:
         Picture(models_tour_figures.scores_figure, models_tour_figures.update_scores),
     )
     return FigurePanel(
-        "<h3>Break a prediction</h3>What am I looking at? One prediction that you spoil: what SER counts, on the left, "
-        "and four scores of it, on the right.",
+        "<h3>Break a prediction</h3>What am I looking at? One prediction that you spoil: first, what SER "
+        "counts, then four scores of it.",
         controls,
         models_tour.score_errors,
         models_tour_words.scored_in_words,

@@ -21,6 +21,7 @@ SETTINGS = Path(__file__).parent / "jupyter"  # no offer to fetch news; the dash
 
 def lab_command(notebooks_dir: Path) -> tuple[list[str], dict[str, str]]:
     """Command and environment that start JupyterLab with this interpreter: local, with a token, calling nobody."""
+    first = notebooks_dir / "00_start.ipynb"
     command = [
         sys.executable,
         "-m",
@@ -29,7 +30,7 @@ def lab_command(notebooks_dir: Path) -> tuple[list[str], dict[str, str]]:
         "--MappingKernelManager.transport_encryption=auto",
         "--LabApp.news_url=None",
         "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
-        str(notebooks_dir / "00_start.ipynb"),
+        str(first if first.exists() else notebooks_dir),
     ]
     return command, _with_settings("JUPYTER_CONFIG_PATH")
 

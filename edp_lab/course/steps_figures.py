@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 
 from edp_lab.course import theme
 from edp_lab.course.coins_words import digits as d
-from edp_lab.course.dpsgd_figures import HERE, LEGEND, LOG, circle, decades, points, positive
+from edp_lab.course.dpsgd_figures import HERE, LEGEND, LOG, decades, points, positive
 from edp_lab.course.steps import CLAIMED, MANY, PRINTED, SOUND, Array, Decayed, GradientHistory, Promise, Stages
 from edp_lab.course.theme import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILLION
 from edp_lab.privacy import Decay, Guarantee, Variant
@@ -37,12 +37,15 @@ def stages_figure(result: Stages) -> go.Figure:
     figure = make_subplots(
         rows=2, cols=3, horizontal_spacing=0.12, vertical_spacing=0.24, subplot_titles=[" "] * len(TITLES)
     )
-    outline = {"mode": "lines", "line": {"color": BLACK, "dash": "dash", "width": 1.5}, "hoverinfo": "skip"}
+    allowed = {"type": "circle", "line": {"color": BLACK, "dash": "dash", "width": 1.5}}
     for cell in range(len(TITLES)):
         place = {"row": cell // 3 + 1, "col": cell % 3 + 1, "showlegend": cell == 0}
-        figure.add_scatter(name="what C allows", **outline, **place)
-        figure.add_scatter(**points("a device", BLUE, "circle", 7), **place)
-        figure.add_scatter(**points("device 1", VERMILLION, "diamond", 10), **place)
+        figure.add_scatter(**points("a device", BLUE, "circle", 7), cliponaxis=False, **place)
+        figure.add_scatter(**points("device 1", VERMILLION, "diamond", 10), cliponaxis=False, **place)
+        if cell:  # what C allows: a shape, for plotly cuts lines off where an axis with a fixed ratio changes its range
+            figure.add_shape(
+                **allowed, x0=0.0, x1=1.0, y0=0.0, y1=1.0, name="what C allows", **{**place, "showlegend": cell == 1}
+            )
     figure.update_layout(
         height=HEIGHT,
         title="Algorithm 1, line by line",
@@ -62,13 +65,14 @@ def stages_figure(result: Stages) -> go.Figure:
 def update_stages(figure: go.Figure, result: Stages) -> None:
     with figure.batch_update():
         for cell, (line, held) in enumerate(result.points.items()):
-            outline, others, first = figure.data[3 * cell : 3 * cell + 3]
+            others, first = figure.data[2 * cell : 2 * cell + 2]
             axes = (result.clip_norm if result.scaled(line) else result.clip_norm * result.alpha) * np.ones(2)
             spans = _spans(line, held, axes)
-            outline.x, outline.y = (axes * circle()).T if line not in ("gradient",) else ([], [])
             inside = np.clip(held, *np.transpose(spans))  # what lies further out stands at the edge
             others.x, others.y = inside[1:].T
             first.x, first.y = inside[:1].T
+            if cell:
+                _place(figure.layout.shapes[cell - 1], np.zeros(2), axes)
             unit = "÷ α" if result.scaled(line) else "gradient"
             for axis, layer, span in zip("xy", ("large", "small"), spans, strict=True):
                 own = figure.layout[f"{axis}axis{cell + 1 if cell else ''}"]
@@ -96,12 +100,14 @@ def mean_figure(result: Stages) -> go.Figure:
     """The mean over devices: what one sentence can make of it, and the noise that is to hide that."""
     figure = go.Figure(
         [
-            go.Scatter(name="what sentence 1 can do", line={"color": ORANGE}, **_filled(ORANGE)),
-            go.Scatter(name="noise, 1 deviation", mode="lines", line={"color": VERMILLION, "dash": "dot", "width": 3}),
             go.Scatter(points("without noise", BLUE, "square", 10)),
             go.Scatter(points("released", BLACK, "x-thin-open", 13)),
         ]
     )
+    ellipse = {"type": "circle", "layer": "below", "x0": 0.0, "x1": 1.0, "y0": 0.0, "y1": 1.0, "showlegend": True}
+    figure.add_shape(**ellipse, name="what sentence 1 can do", line_color=ORANGE, fillcolor="rgba(230,159,0,0.25)")
+    dotted = {"color": VERMILLION, "dash": "dot", "width": 3}
+    figure.add_shape(**ellipse, name="noise, 1 deviation", line=dotted)
     figure.update_layout(height=HEIGHT, title="6. mean, and one sentence", legend=LEGEND, margin_t=176)
     figure.update_xaxes(title="large layer (gradient)", constrain="domain")
     figure.update_yaxes(title="small layer (gradient)", scaleanchor="x", constrain="domain")
@@ -112,9 +118,9 @@ def mean_figure(result: Stages) -> go.Figure:
 
 def update_mean(figure: go.Figure, result: Stages) -> None:
     with figure.batch_update():
-        reach, noise, silent, released = figure.data
-        reach.x, reach.y = (result.reach + result.half_axes * circle()).T
-        noise.x, noise.y = (result.silent + result.noise * circle()).T
+        silent, released = figure.data
+        _place(figure.layout.shapes[0], result.reach, result.half_axes)
+        _place(figure.layout.shapes[1], result.silent, result.noise)
         for trace, point in ((silent, result.silent), (released, result.released)):
             trace.x, trace.y = [[value] for value in point]
         half = 1.1 * float(max(2 * result.half_axes.max(), 2.5 * result.noise.max()))
@@ -330,6 +336,7 @@ def _line(name: str, color: str, dash: str, symbol: str) -> go.Scatter:
     return go.Scatter(name=name, mode="lines+markers", line={"color": color, "dash": dash}, marker=marker)
 
 
-def _filled(color: str) -> dict[str, Any]:
-    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return {"mode": "lines", "fill": "toself", "fillcolor": f"rgba({red},{green},{blue},0.25)"}
+def _place(shape: Any, centre: Array, half_axes: Array) -> None:
+    """Make a circle the ellipse around `centre`."""
+    (x0, y0), (x1, y1) = centre - half_axes, centre + half_axes
+    shape.update(x0=x0, x1=x1, y0=y0, y1=y1)

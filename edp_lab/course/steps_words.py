@@ -45,7 +45,7 @@ def stages_in_words(result: Stages) -> str:
 def _devices_in_words(result: Stages) -> str:
     devices, kept = result.mechanism.num_devices, result.kept
     pulls = f", and sentence 1 pulls {d(result.pull)} times backwards" if result.pull else ""
-    others = f", of the others' {d(float(kept[1:].min()))} to {d(float(kept[1:].max()))}" if devices > 1 else ""
+    others = f", of the others' {d(float(kept[1:].min()))} at least" if devices > 1 else ""
     return (
         f"{_count(devices, 'device')}: 1 process, {devices - 1} simulated. Each averages {SENTENCES // devices} of "
         f"{SENTENCES} sentences{pulls}. The clip keeps {d(float(kept[0]))} of device 1's gradient{others}."

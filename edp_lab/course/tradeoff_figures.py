@@ -49,7 +49,7 @@ def epsilon_figure(result: Explored) -> go.Figure:
 def update_epsilon(figure: go.Figure, result: Explored) -> None:
     with figure.batch_update():
         _place(figure, result, "epsilon")
-        figure.layout.xaxis.range = _decades([0.9, *(p.epsilon for p in result.others), *_own(result)])
+        figure.layout.xaxis.range = _decades([*(p.epsilon for p in result.others), *_own(result)])
         delta = result.point.guarantee.delta
         figure.layout.title.subtitle.text = (
             f"{_epochs(result)}, test set; dashed: SGD, no guarantee<br>"
@@ -62,7 +62,7 @@ def update_epsilon(figure: go.Figure, result: Explored) -> None:
 def time_figure(result: Explored) -> go.Figure:
     """SER on the test set against time, of the same runs."""
     figure = _explorer("Error against time")
-    figure.update_layout(height=560, margin_t=236, showlegend=False)
+    figure.update_layout(height=434, margin_t=110, showlegend=False)
     figure.update_xaxes(title="seconds of training, one thread", type="log", dtick="D2")
     update_time(figure, result)
     return figure
@@ -74,8 +74,8 @@ def update_time(figure: go.Figure, result: Explored) -> None:
         times = [p.seconds for p in (*result.others, *result.path, *result.live)]
         figure.layout.xaxis.range = [math.log10(min(times) / 1.6), math.log10(max(times) * 1.6)]
         figure.layout.title.subtitle.text = (
-            f"{_epochs(result)}, test set, seed 0; markers as on the left;<br>"
-            "CPU time, median of an epoch (stars: by the clock);<br>ε of each run: on the left"
+            f"{_epochs(result)}, test set, seed 0; markers as in the other picture;<br>"
+            "CPU time, median of an epoch (stars: by the clock);<br>ε of each run: there"
         )
 
 
@@ -143,10 +143,11 @@ def noise_figure(result: Ladder) -> go.Figure:
 def update_noise(figure: go.Figure, result: Ladder) -> None:
     with figure.batch_update():
         sound, printed, chosen = figure.data
-        sound.x, sound.y = _sizes(result), [r.noise for r in result.rungs]
+        noise = [r.noise for r in result.rungs]
+        sound.x, sound.y = _sizes(result), noise
         printed.x, printed.y = [result.rungs[-1].micro_batch], [result.printed_noise]
         chosen.x, chosen.y = [result.chosen.micro_batch], [result.chosen.noise]
-        _axes(figure, result, [*sound.y, result.printed_noise])
+        _axes(figure, result, [*noise, result.printed_noise])
         figure.layout.title.subtitle.text = (
             f"{_setting(result)};<br>at every m the same z; as printed: the same z0<br>{_under(result)}"
         )
@@ -177,11 +178,12 @@ def update_ladder(figure: go.Figure, result: Ladder) -> None:
     with figure.batch_update():
         same_z, same_noise, printed, claimed = figure.data
         same_z.x = same_noise.x = _sizes(result)
-        same_z.y = [_finite(r.epsilon) for r in result.rungs]
-        same_noise.y = [_finite(r.equal_epsilon) for r in result.rungs]
+        epsilons = [_finite(r.epsilon) for r in result.rungs]
+        equal = [_finite(r.equal_epsilon) for r in result.rungs]
+        same_z.y, same_noise.y = epsilons, equal
         printed.x = claimed.x = [result.rungs[-1].micro_batch]
         printed.y, claimed.y = [_finite(result.printed_epsilon)], [_finite(result.printed_claim)]
-        _axes(figure, result, [*same_z.y, *same_noise.y, *printed.y, *claimed.y])
+        _axes(figure, result, [*epsilons, *equal, result.printed_epsilon, result.printed_claim])
         figure.layout.title.subtitle.text = (
             f"δ = {digits(result.delta)}, Gaussian DP (claimed: zCDP), disjoint batches,<br>"
             f"{NEIGHBOURS[result.adjacency]}; {result.config.epochs} epochs;<br>if the seed is secret"
@@ -205,7 +207,7 @@ def _setting(result: Ladder) -> str:
 
 
 def _under(result: Ladder) -> str:
-    return f"ε of each: on the right ({NEIGHBOURS[result.adjacency]})"
+    return f"ε of each: in the other picture ({NEIGHBOURS[result.adjacency]})"
 
 
 # ---- Decay ---------------------------------------------------------------------------------------------------------
@@ -236,7 +238,7 @@ def decay_figure(decays: Sequence[Decayed], grid: Grid, epochs: int, delta: floa
         height=440, title="What decay costs, and what it buys", margin_t=150, legend={"orientation": "h"}
     )
     figure.update_xaxes(title="epochs trained", row=1, col=1)
-    figure.update_yaxes(title="ε", **SCALES, row=1, col=1)
+    figure.update_yaxes(title="ε", type="log", dtick="D2", row=1, col=1)
     figure.update_xaxes(title="ε", **SCALES, row=1, col=2)
     figure.update_yaxes(title="SER on the test set", range=[0, 1.05], row=1, col=2)
     figure.layout.title.subtitle.text = (

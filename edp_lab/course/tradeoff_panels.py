@@ -49,7 +49,7 @@ class ExplorerPanel(FigurePanel):
         figures = tradeoff_figures
         super().__init__(
             "<h3>Error, privacy, time</h3>What am I looking at? Runs that were measured once. The ring is the one "
-            "nearest to your sliders; left is what it costs in ε, right in seconds. Lower is better.",
+            "nearest to your sliders: first what it costs in ε, then in seconds. Lower is better.",
             controls,
             lambda **values: tradeoff.explore(grid, **values, live=self.live),
             tradeoff_words.explored_in_words,
@@ -134,8 +134,8 @@ def ladder_panel(start: TrainConfig, delta: float) -> FigurePanel:
     }
     figures = tradeoff_figures
     return FigurePanel(
-        "<h3>The ladder</h3>What am I looking at? The same noise multiplier with micro-batches of all sizes: left, the "
-        "noise that reaches the model; right, ε, and what it would be with as much noise on every rung.",
+        "<h3>The ladder</h3>What am I looking at? The same noise multiplier with micro-batches of all sizes: first, "
+        "the noise that reaches the model; then ε, and what it would be with as much noise on every rung.",
         controls,
         partial(tradeoff.ladder, clip_norm=start.clip_norm),
         tradeoff_words.ladder_in_words,

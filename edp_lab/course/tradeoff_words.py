@@ -122,6 +122,19 @@ def seeds_table(grid: Grid, points: Sequence[Point]) -> str:
     return html_table([["", "SER with seed 0, 1, 2", "from best to worst"], *rows])
 
 
+def pace_table(grid: Grid) -> str:
+    """Seconds of an epoch, the fastest first."""
+    seconds = {_work(p): p.seconds / p.config.epochs for p in grid.points}
+    rows = [[name, f"{each:.2f}", f"{each / seconds[METHODS['sgd']]:.1f}"] for name, each in seconds.items()]
+    rows.sort(key=lambda row: float(row[1]))
+    return html_table([["", "seconds for an epoch", "times SGD"], *rows])
+
+
+def _work(point: Point) -> str:
+    name = METHODS[point.method]
+    return f"{name}, m = {point.micro_batch}" if point.method in ("sound", "printed") else name
+
+
 def _or_none(epsilon: float | None) -> str:
     return "none" if epsilon is None else digits(epsilon)
 
@@ -144,8 +157,8 @@ def ladder_in_words(result: Ladder) -> str:
     )
     return _paragraphs(
         f"A batch of {config.batch_size} in {_count(chosen.micro_batches, 'micro-batch')} of {chosen.micro_batch} at "
-        f"most: one utterance moves the sum of clipped gradients by {digits(chosen.sensitivity)}, and the mean has noise of "
-        f"<b>{digits(chosen.noise)}</b> per weight.",
+        f"most: one utterance moves the sum of clipped gradients by {digits(chosen.sensitivity)}, and the mean has "
+        f"noise of <b>{digits(chosen.noise)}</b> per weight.",
         f"After {_count(config.epochs, 'epoch')} that is <b>ε = {_or_none(chosen.epsilon)}</b> ({about}; if the seed "
         f"is secret). With the same noise on the mean, m = 1 has ε = {_or_none(single.equal_epsilon)} and m = "
         f"{largest.micro_batch} has {_or_none(largest.equal_epsilon)}.",
@@ -192,8 +205,8 @@ def tuning_in_words(result: Tuning) -> str:
     return _paragraphs(
         f"One run of {_count(result.epochs, 'epoch')} with z0 = {result.z0:g}: ε = {digits(result.free)} (Gaussian DP; "
         f"{about}). That is what is usually quoted for the best of {trials}.",
-        f"Whoever looks at the scores of {_count(trials, 'run')} pays for all: <b>ε = {digits(published)}</b> (Gaussian "
-        f"DP, exact: μ grows with the root of their number).",
+        f"Whoever looks at the scores of {_count(trials, 'run')} pays for all: <b>ε = {digits(published)}</b> "
+        f"(Gaussian DP, exact: μ grows with the root of their number).",
         secret,
     )
 

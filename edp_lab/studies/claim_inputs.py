@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edp_lab.corpora.images import load_images
 from edp_lab.studies import paper_print, paper_privacy
@@ -68,8 +69,17 @@ def _norms(replaced: int | None) -> dict[str, float]:
 
 def norms_in_training(told: Told) -> Mapping[str, Any]:
     told("training: norms of gradients")
-    random, tuned = gradient_norms()
+    random, tuned = _norms_by_step()
     return {"random": random, "tuned": tuned}
+
+
+def norms_from_random(told: Told) -> Mapping[str, Any]:
+    return {"random": norms_in_training(told)["random"]}
+
+
+@cache
+def _norms_by_step() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return gradient_norms()
 
 
 def copied_texts(told: Told) -> Mapping[str, Any]:
@@ -149,3 +159,18 @@ def lab(told: Told) -> Mapping[str, Any]:
     made = Lab(Path(folder.name), QUICK, 0, lambda line, kept: told(line))
     weakref.finalize(made, folder.cleanup)
     return {"lab": made}
+
+
+TRAINING = (  # inputs that train networks, for seconds or minutes
+    norms_in_training,
+    norms_from_random,
+    decay_at_equal_epsilon,
+    attacked,
+    per_example,
+    noised,
+    grid_of_z0,
+    without_dropout,
+    raw_scales,
+    telling,
+    lab,
+)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from edp_lab.errors import UsageError
 from edp_lab.studies import claim_inputs as inputs
 from edp_lab.studies import (
+    paper_gradients,
     paper_measured,
     paper_mechanism,
     paper_print,
@@ -71,6 +72,11 @@ class Claim:
         return DOCUMENTS[self.id[0]]
 
     @property
+    def trains(self) -> bool:
+        """Whether its evidence takes networks, and so more than a moment."""
+        return self.inputs in inputs.TRAINING
+
+    @property
     def quote(self) -> str:
         return QUOTES[self.id]
 
@@ -87,6 +93,7 @@ class Entry:
         source: the place in the document, with a few words of it.
         said: what was found, in words.
         function: by which the evidence was computed.
+        seconds: that it took; networks that an earlier row has trained are not counted again.
     """
 
     id: str
@@ -215,9 +222,10 @@ _CELLS: dict[str, tuple[Callable[..., Evidence], ...]] = {
         paper_print.p25_except_video,
         paper_print.p27_a_million_each,
         paper_print.p28_time_is_training,
+        paper_print.p32_sometimes,
     ),
     "11_claims#paper-measured": (
-        paper_measured.p7_first_norm,
+        paper_gradients.p7_first_norm,
         paper_measured.p12_decay,
         paper_measured.p13_membership,
         paper_measured.p14_like_dp_sgd,
@@ -225,6 +233,8 @@ _CELLS: dict[str, tuple[Callable[..., Evidence], ...]] = {
         paper_measured.p18_loose_correlation,
         paper_measured.p20_regularizer,
         paper_measured.p21_fewer_knobs,
+        paper_gradients.p30_layers_differ,
+        paper_gradients.p31_gradients_shrink,
     ),
     "10_three_phases#ledger": (
         thesis_claims.t1_pixel_noise,
@@ -267,6 +277,8 @@ _INPUTS: dict[str, Inputs] = {
     "P20": inputs.without_dropout,
     "P21": inputs.raw_scales,
     "P23": inputs.copied_texts,
+    "P30": inputs.first_norms,
+    "P31": inputs.norms_from_random,
     "T3": inputs.images,
     "T23": inputs.chance,
     "T24": inputs.telling,

@@ -1,4 +1,4 @@
-"""The paper's claims on which trained models have a say: rows P7, P12 to P14, P16, P18, P20 and P21 of the ledger.
+"""The paper's claims on which trained models have a say: rows P12 to P14, P16, P18, P20 and P21.
 
 Evidence is drawn from `paper_runs`: from Table 1 made anew where that has been committed, and from small runs that take
 seconds. Every row says which.
@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from edp_lab.privacy import Decay
@@ -24,39 +22,6 @@ from edp_lab.studies.paper_tables import Change as Printed
 SIMILAR = 10.0  # percent: two schemes are alike if the 95 % interval of their difference lies within
 LOOSE = 0.5  # of a rank correlation
 ANEW = "data/results/table1.json"
-
-
-def p7_first_norm(random: NDArray[np.float64], tuned: NDArray[np.float64]) -> Evidence:
-    """Later gradient norms over the first one.
-
-    Args:
-        random, tuned: norms by step and layer (S, K), from random and from trained weights; see
-            `paper_runs.gradient_norms`.
-    """
-    total = np.linalg.norm(random, axis=1)
-    layers = random[1:].max(axis=0) / random[0]
-    return Evidence(
-        "P7",
-        "The gradient norm of the first iteration is a rough upper bound of those throughout training.",
-        'section 3, "Scaling"',
-        {
-            "steps": len(random),
-            "layers": random.shape[1],
-            "largest_over_first": float(total[1:].max() / total[0]),
-            "layers_that_exceed": int((layers > 1).sum()),
-            "largest_layer_over_first": float(layers.max()),
-            "tuned_layer_over_first": float((tuned[1:].max(axis=0) / tuned[0]).max()),
-            "rough": 2.0,
-        },
-        lambda m: Verdict.of(
-            max(m["largest_layer_over_first"], m["tuned_layer_over_first"]) <= m["rough"],
-            m["largest_over_first"] <= m["rough"],
-        ),
-        "From random weights, the norm of the whole gradient reaches {largest_over_first:.2f} times its first value in "
-        "{steps} steps; by layer, as the scales have it, {layers_that_exceed} of {layers} exceed theirs, one "
-        "{largest_layer_over_first:.1f} times. Where training goes on from trained weights, as in fine-tuning, a "
-        "layer reaches {tuned_layer_over_first:.1f} times its first norm (small CLC, measured now).",
-    )
 
 
 def p12_decay(

@@ -32,7 +32,7 @@ from edp_lab.training.optimizers import BETAS, make_optimizer
 from edp_lab.training.run import Run, evaluate_model
 
 RESULTS = Path(edp_lab.__file__).parent.parent / "data" / "results"
-CORPUS, EPOCHS = "smart-home-health", 10
+CORPUS, EPOCHS = "smart-home-health", 8
 SEEDS, FEW = (0, 1, 2, 3, 4, 5), (0, 1, 2)  # for what is close, and for what is not
 Z0, TAU = 0.003, 0.1
 SMALL = f"small CLC, {CORPUS}, {EPOCHS} epochs, z0 {Z0:g}, loss attack, measured now"

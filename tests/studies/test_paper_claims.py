@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from edp_lab.attacks.statistics import auc
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay, Mechanism
+from edp_lab.studies import paper_gradients as gradients
 from edp_lab.studies import paper_measured as measured
 from edp_lab.studies import paper_mechanism as mechanism
 from edp_lab.studies import paper_print as printed
@@ -54,7 +55,7 @@ EVIDENCE: dict[str, Callable[[], Evidence]] = {
     "P4": lambda: mechanism.p4_private_scales(NORMS, NEIGHBOUR),
     "P5": mechanism.p5_micro_batches,
     "P6": mechanism.p6_variance,
-    "P7": lambda: measured.p7_first_norm(np.array([[1.0, 2.0], [3.0, 1.0]]), np.array([[1.0, 2.0], [3.0, 1.0]])),
+    "P7": lambda: gradients.p7_first_norm(np.array([[1.0, 2.0], [3.0, 1.0]]), np.array([[1.0, 2.0], [3.0, 1.0]])),
     "P8": lambda: printed.p8_factor_of_two(STEPS),
     "P9": printed.p9_first_to_report_time,
     "P10": privacy.p10_delta,
@@ -77,8 +78,11 @@ EVIDENCE: dict[str, Callable[[], Evidence]] = {
     "P27": printed.p27_a_million_each,
     "P28": printed.p28_time_is_training,
     "P29": privacy.p29_noise_that_vanishes,
+    "P30": lambda: gradients.p30_layers_differ(NORMS),
+    "P31": lambda: gradients.p31_gradients_shrink(np.array([[3.0, 4.0], [0.3, 0.4]])),
+    "P32": printed.p32_sometimes,
 }
-TRAINED = ("P7", "P12", "P13", "P14", "P16", "P18", "P19", "P20", "P21")
+TRAINED = ("P7", "P12", "P13", "P14", "P16", "P18", "P19", "P20", "P21", "P31")
 
 # What would have to be measured for another verdict, by name: so that a reader sees what each verdict hangs on.
 ONE_DRAW_FOR_ALL_DEVICES = {"deviation_low": 7.9, "deviation_high": 8.1}
@@ -146,6 +150,12 @@ FIXED_TIME_EVERYWHERE = {"clc_fixed_percent_health": 80.0}
 NOISE_TO_THE_END = {"runs_without": 0}
 NO_NOISE_IN_MOST = {"runs_without": 30}
 
+LAYERS_ALIKE = {"times": 1.1}
+LAYERS_A_LITTLE_APART = {"times": 2.0}
+GRADIENTS_THAT_GROW = {"left_percent": 120.0}
+GRADIENTS_THAT_HARDLY_SHRINK = {"left_percent": 90.0}
+IN_ORDER_EVERYWHERE = {"pairs_the_other_way_round": 0}
+
 LEDGER: dict[str, tuple[Verdict, list[tuple[dict[str, Any], Verdict]]]] = {
     "P1": (CONDITIONAL, [(ONE_DRAW_FOR_ALL_DEVICES, HOLDS), (NOT_EVEN_WITH_A_SHARED_DRAW, FAILS)]),
     "P2": (FAILS, [(NOISE_AS_ACCOUNTED, HOLDS)]),
@@ -179,6 +189,9 @@ LEDGER: dict[str, tuple[Verdict, list[tuple[dict[str, Any], Verdict]]]] = {
     "P27": (UNTESTABLE, [(EPOCHS_OF_ONE_LENGTH, HOLDS)]),
     "P28": (CONDITIONAL, [(NO_FIXED_TIME, HOLDS), (FIXED_TIME_EVERYWHERE, FAILS)]),
     "P29": (CONDITIONAL, [(NOISE_TO_THE_END, HOLDS), (NO_NOISE_IN_MOST, FAILS)]),
+    "P30": (HOLDS, [(LAYERS_ALIKE, FAILS), (LAYERS_A_LITTLE_APART, CONDITIONAL)]),
+    "P31": (HOLDS, [(GRADIENTS_THAT_GROW, FAILS), (GRADIENTS_THAT_HARDLY_SHRINK, CONDITIONAL)]),
+    "P32": (HOLDS, [(IN_ORDER_EVERYWHERE, FAILS)]),
 }
 
 
@@ -202,7 +215,7 @@ def test_the_verdict_turns_with_the_evidence(name, found):
 
 
 def test_every_claim_of_the_paper_has_evidence():
-    assert list(EVIDENCE) == list(LEDGER) == [f"P{k}" for k in range(1, 30)]
+    assert list(EVIDENCE) == list(LEDGER) == [f"P{k}" for k in range(1, 33)]
 
 
 def test_evidence_reads_as_sentences_and_travels_as_json(found):
@@ -228,15 +241,15 @@ def test_evidence_reads_as_sentences_and_travels_as_json(found):
 def test_the_print_without_noise_is_the_step_that_the_course_takes(devices, clip_norm, alpha, seed):
     """Line by line in numpy, against the step that scales a gradient by one factor."""
     scales = np.array([1.0, *alpha])
-    gradients = np.random.default_rng(seed).normal(size=(devices, len(scales)))
-    ours = mechanism.algorithm_1(gradients, scales, clip_norm, 0.0, np.random.default_rng(0))
+    drawn = np.random.default_rng(seed).normal(size=(devices, len(scales)))
+    ours = mechanism.algorithm_1(drawn, scales, clip_norm, 0.0, np.random.default_rng(0))
     layout = Layout(
         tuple(map(str, range(len(scales)))),
         (torch.Size([1]),) * len(scales),
         tuple(slice(k, k + 1) for k in range(len(scales))),
     )
     printed_step = Mechanism.as_printed(clip_norm, 1.0, devices, 8)
-    stack = StackedGradients(torch.from_numpy(gradients), layout)
+    stack = StackedGradients(torch.from_numpy(drawn), layout)
     silent = torch.zeros(len(scales), dtype=torch.float64)
     assert release(printed_step, 0, stack, layout, torch.from_numpy(scales), silent).gradient.numpy() == pytest.approx(
         ours
@@ -463,5 +476,5 @@ def test_norms_are_followed_through_both_trainings():
     random, tuned = runs.gradient_norms(1)
     assert random.shape == tuned.shape
     assert random.min() > 0
-    assert measured.p7_first_norm(random, tuned).measured["steps"] == len(random)
-    assert measured.p7_first_norm(np.ones((3, 2)), np.ones((3, 2))).verdict == HOLDS
+    assert gradients.p7_first_norm(random, tuned).measured["steps"] == len(random)
+    assert gradients.p7_first_norm(np.ones((3, 2)), np.ones((3, 2))).verdict == HOLDS
