@@ -12,7 +12,7 @@ from edp_lab.check import Exercise, close
 from edp_lab.course.membership import sharp_and_blunt
 
 NOTHING = "(your function returns None: is there a `return`?)"
-AUDIENCES = 150  # made-up groups of people on which an advantage is measured
+AUDIENCES = 100  # made-up groups of people on which an advantage is measured
 PEOPLE = 60  # on either side of each
 SHIFT = 1.0  # of members' scores, in standard deviations: an advantage of 0.383
 QUESTIONS = ("AUC", "largest TPR - FPR", "TPR at 1 % FPR")
@@ -20,15 +20,15 @@ QUESTIONS = ("AUC", "largest TPR - FPR", "TPR at 1 % FPR")
 
 def _tpr(answer: Any, cases: np.random.Generator) -> str | None:
     """Against the library: scores with and without ties, with room for one and for many false accusations."""
-    for ties, size in ((False, 200), (True, 120), (False, 1000), (False, 100)):
-        members, others = cases.normal(0.8, 1, size + int(cases.integers(1, 20))), cases.normal(0, 1, size)
+    for ties, size, crowd in ((False, 20, 3_000), (True, 120, 150), (False, 1_000, 1_200), (False, 100, 90)):
+        members, others = cases.normal(0.8, 1, crowd), cases.normal(0, 1, size)
         if ties:
             members, others = members.round(1), others.round(1)
-        fpr = int(cases.integers(1, 8)) / size if size < 1000 else round(float(cases.uniform(0.0105, 0.3)), 4)
+        fpr = int(cases.integers(1, 8)) / size if size < 1_000 else round(float(cases.uniform(0.0105, 0.3)), 4)
         wanted = tpr_at_fpr(members, others, fpr)
         assert wanted is not None  # at least one of the non-members is allowed
         equal = ", some with equal scores" if ties else ""
-        said = f"{len(members)} members, {size} non-members{equal}: TPR at FPR {fpr:g}"
+        said = f"{crowd:,} members, {size:,} non-members{equal}: TPR at FPR {fpr:g}"
         if differs := close(answer(members.copy(), others.copy(), fpr), wanted.value, said):
             return differs
     return None

@@ -96,19 +96,19 @@ EXERCISES = (
         "This bound needs no knowledge of the mechanism. That is why it proves so much less than the Gaussian one.",
     ),
     Exercise(
-        "verdicts",
-        "Refuted, consistent, no power",
-        _verdicts,
-        "compare three numbers: the claim, what the draws prove, and what draws without any error would prove.",
-        "Even one device is refuted, because a micro-batch turns around by 2C; ten draws cannot refute a claim of "
-        "21.6, however false it is; and a claim that survives has not been proven.",
-    ),
-    Exercise(
         "honest",
         "An audit that proves too much",
         _honest,
         "a threshold must be fixed before the draws are seen (the midpoint, 0, is known), and a rate that was counted "
         "must be replaced by its upper limit, `error_rate(wrong, 0.95).upper_limit`.",
         "Whoever picks the best threshold and takes the counted rates at face value refutes claims that are true.",
+    ),
+    Exercise(
+        "verdicts",
+        "Refuted, consistent, no power",
+        _verdicts,
+        "compare three numbers: the claim, what the draws prove, and what draws without any error would prove.",
+        "Even one device is refuted, because a micro-batch turns around by 2C; ten draws cannot refute a claim of "
+        "21.6, however false it is; and a claim that survives has not been proven.",
     ),
 )

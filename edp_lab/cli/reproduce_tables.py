@@ -220,7 +220,7 @@ def _print_table(title: str, lines: Sequence[Sequence[str]]) -> None:
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     table: Table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for number, heading in enumerate(lines[0]):
-        table.add_column(heading, justify="left" if number == 0 else "right")
+        table.add_column(heading, justify="right" if number else "left", no_wrap=not number)
     for line in lines[1:]:
         table.add_row(*line)
     console.print(f"\n{title}")

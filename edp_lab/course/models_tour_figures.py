@@ -31,7 +31,7 @@ def labels_figure(result: Browsed) -> go.Figure:
     """The most frequent labels, those of the utterance marked."""
     figure = go.Figure()
     hover = "%{y}: %{x:.2f} %<extra></extra>"
-    figure.add_bar(orientation="h", name="others", marker={"color": BLUE}, hovertemplate=hover)
+    figure.add_bar(orientation="h", name="other labels", marker={"color": BLUE}, hovertemplate=hover)
     own = {"color": ORANGE, "pattern": HATCH}
     figure.add_bar(orientation="h", name="of this utterance", marker=own, hovertemplate=hover)
     figure.update_layout(height=460, barmode="overlay", bargap=0.25, margin_t=116, legend={"orientation": "h"})
@@ -55,7 +55,7 @@ def update_labels(figure: go.Figure, result: Browsed) -> None:
         figure.layout.title.text = f"{result.kind.capitalize()} by frequency"
         figure.layout.title.subtitle.text = (
             f"{_short(result.look.corpus.name)}: {len(top)} of {len(result.counts)} {result.kind};<br>"
-            f"the others together: {rest / total:.0%}"
+            f"those not shown together: {rest / total:.0%}"
         )
 
 
@@ -290,7 +290,7 @@ def update_errors(figure: go.Figure, result: Scored) -> None:
         intents, slots = figure.data
         intents.x, slots.x = [result.intent_wrong, utterances], [result.slot_errors, utterances * SLOTS]
         figure.layout.title.subtitle.text = (
-            f"{result.errors} errors / {result.items} things to get right = SER {result.scores.ser:.3f}"
+            f"errors: {result.errors}, to get right: {result.items}; SER {result.scores.ser:.3f}"
         )
 
 

@@ -134,7 +134,7 @@ def crf_in_words(result: CrfView) -> str:
         else "Each word by itself would say the same: the neighbours change nothing."
     )
     warning = f" <b>BIO forbids {', '.join(forbidden)}.</b>" if forbidden else ""
-    table = [["likeliest paths", "p"], *([" ".join(names), f"{p:.3f}"] for names, p in result.best)]
+    table = [["likeliest paths&emsp;", "p"], *([" ".join(names) + "&emsp;", f"{p:.3f}"] for names, p in result.best)]
     return _paragraphs(
         f"<b>Viterbi: {' '.join(result.path)}</b> (slots: {', '.join(slots) or 'none'}). {path}{warning}",
         f"Its probability is {result.best[0][1]:.3f}, one of {len(TAGS) ** len(WORDS):,} paths, which sum to 1: their "

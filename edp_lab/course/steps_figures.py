@@ -325,7 +325,8 @@ def update_devices(figure: go.Figure, result: Promise) -> None:
 def _promise_caption(result: Promise) -> str:
     told = f"z = {d(result.z)}, N = {result.num_devices}, largest α = {d(result.alpha_max)}"
     epochs = f"{result.epochs} epoch{'' if result.epochs == 1 else 's'}"
-    return f"{told}; claimed: zCDP; others: Gaussian DP, zero-out;<br>disjoint batches, {epochs}, δ = {d(result.delta)}"
+    batches = f"disjoint batches, micro-batches of {result.micro_batch_size}"
+    return f"{told}; claimed: zCDP; others: Gaussian DP, zero-out;<br>{batches}, {epochs}, δ = {d(result.delta)}"
 
 
 # ---- Small parts ---------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def update_epsilon(figure: go.Figure, result: Explored) -> None:
 def time_figure(result: Explored) -> go.Figure:
     """SER on the test set against time, of the same runs."""
     figure = _explorer("Error against time")
-    figure.update_layout(height=434, margin_t=110, showlegend=False)
+    figure.update_layout(height=560, margin_t=236)
     figure.update_xaxes(title="seconds of training, one thread", type="log", dtick="D2")
     update_time(figure, result)
     return figure
@@ -74,8 +74,8 @@ def update_time(figure: go.Figure, result: Explored) -> None:
         times = [p.seconds for p in (*result.others, *result.path, *result.live)]
         figure.layout.xaxis.range = [math.log10(min(times) / 1.6), math.log10(max(times) * 1.6)]
         figure.layout.title.subtitle.text = (
-            f"{_epochs(result)}, test set, seed 0; markers as in the other picture;<br>"
-            "CPU time, median of an epoch (stars: by the clock);<br>ε of each run: there"
+            f"{_epochs(result)}, test set, seed 0; dashed: SGD<br>"
+            "CPU time, median of an epoch (stars: by the clock);<br>ε of each run: in the other picture"
         )
 
 

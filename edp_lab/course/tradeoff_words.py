@@ -110,7 +110,7 @@ def points_table(points: Sequence[Point]) -> str:
         [told(p), f"{p.ser:.3f}", _or_none(p.epsilon), _or_none(p.guarantee.epsilon_claimed), f"{p.seconds:.1f}"]
         for p in points
     ]
-    return html_table([head, *rows])
+    return _table([head, *rows])
 
 
 def seeds_table(grid: Grid, points: Sequence[Point]) -> str:
@@ -119,7 +119,7 @@ def seeds_table(grid: Grid, points: Sequence[Point]) -> str:
     for point in points:
         found = [p.ser for p in grid.seeds(point)]
         rows.append([told(point), ", ".join(f"{ser:.3f}" for ser in found), f"{max(found) - min(found):.3f}"])
-    return html_table([["", "SER with seed 0, 1, 2", "from best to worst"], *rows])
+    return _table([["", "SER with seed 0, 1, 2", "from best to worst"], *rows])
 
 
 def pace_table(grid: Grid) -> str:
@@ -127,7 +127,7 @@ def pace_table(grid: Grid) -> str:
     seconds = {_work(p): p.seconds / p.config.epochs for p in grid.points}
     rows = [[name, f"{each:.2f}", f"{each / seconds[METHODS['sgd']]:.1f}"] for name, each in seconds.items()]
     rows.sort(key=lambda row: float(row[1]))
-    return html_table([["", "seconds for an epoch", "times SGD"], *rows])
+    return _table([["", "seconds for an epoch", "times SGD"], *rows])
 
 
 def _work(point: Point) -> str:
@@ -162,7 +162,7 @@ def ladder_in_words(result: Ladder) -> str:
         f"After {_count(config.epochs, 'epoch')} that is <b>ε = {_or_none(chosen.epsilon)}</b> ({about}; if the seed "
         f"is secret). With the same noise on the mean, m = 1 has ε = {_or_none(single.equal_epsilon)} and m = "
         f"{largest.micro_batch} has {_or_none(largest.equal_epsilon)}.",
-        html_table([head, *rows]),
+        _table([head, *rows]),
         f"Algorithm 1 as printed, z0 = {config.z0:g}: noise {digits(result.printed_noise)}; {printed} (α taken to be "
         "public).",
     )
@@ -232,6 +232,11 @@ def command(point: Point) -> str:
 def _count(number: int, what: str) -> str:
     ending = "" if number == 1 else "es" if what.endswith("batch") else "s"
     return f"{number:,} {what}{ending}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """With room between the columns, which a panel's narrow place would close."""
+    return html_table([[f"{cell}&emsp;" for cell in row] for row in rows])
 
 
 def _paragraphs(*texts: str) -> str:

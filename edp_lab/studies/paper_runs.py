@@ -93,11 +93,11 @@ def table1_anew(path: Path = RESULTS / "table1.json") -> tuple[Anew, ...]:
 
 def _anew(cell: dict[str, Any]) -> Anew:
     name = f"{cell['model'].upper()} on {cell['corpus']}, {cell['decay']} decay"
-    changes = [
+    ser, auc = (
         Change(name, told["mean"], (told["high"] - told["low"]) / 2)
         for told in (cell["ser_change"], cell["auc_change"])
-    ]
-    return Anew(cell["model"], cell["corpus"], Decay(cell["decay"]), *changes, float(cell["log10_claimed"]))
+    )
+    return Anew(cell["model"], cell["corpus"], Decay(cell["decay"]), ser, auc, float(cell["log10_claimed"]))
 
 
 # ---- Small runs ------------------------------------------------------------------------------------------------------

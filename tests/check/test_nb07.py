@@ -86,7 +86,7 @@ WRONG: dict[str, dict[str, Any]] = {
 def test_a_flattering_advantage_is_told_what_it_finds_in_noise() -> None:
     message = judge(exercises("07")["advantage"], flattering, 0).message
     assert message.startswith(
-        "scores that know nothing have no advantage, but over 150 groups of 120 people yours is 0.1"
+        "scores that know nothing have no advantage, but over 100 groups of 120 people yours is 0.1"
     )
 
 

@@ -1,0 +1,98 @@
+"""``edp-lab reproduce table1`` and ``table2``: readable, JSON alone on standard output, files that say the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from edp_lab.cli.reproduce import reproduce_app
+from edp_lab.errors import UsageError
+from edp_lab.studies import bench_step, table2, table_runs
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch, tmp_path):
+    """Run it in this process with invented measurements: (stdout, stderr)."""
+
+    def result(job):
+        config, plain = job.config, job.config.method == "sgd"
+        found = {
+            "validation_ser": 0.1, "ser": 0.1 + 0.01 * config.seed + (0 if plain else 0.02),
+            "run": f"run-{config.seed}",
+            "epsilon_claimed": None if plain else 1 / config.z0, "delta": 1e-4, "examples": 600, "seconds": 1.0,
+            "epsilon": None if plain or config.as_printed else 3e4, "epsilon_if_alpha_public": None if plain else 9e5,
+            "device": "cpu", "machine": "x", "threads": 1, "versions": {}, "auc": 0.6, "shadow_corpora": ["generated"],
+        }  # fmt: skip
+        return found
+
+    monkeypatch.setattr(table_runs.TableRuns, "results", lambda self, jobs, what: list(map(result, jobs)))
+
+    def run(*arguments: str) -> tuple[str, str]:
+        reproduce_app([*arguments, "--out", str(tmp_path / "out")], standalone_mode=False)
+        return capsys.readouterr()
+
+    return run
+
+
+TABLE1 = ("table1", "--quick", "--models", "clc", "--corpora", "smart-home-health")
+
+
+def test_table1_sets_ours_beside_theirs_and_says_what_holds(cli, tmp_path):
+    out, _ = cli(*TABLE1)
+    lines = out.splitlines()
+    assert max(map(len, lines[:-3])) <= 132
+    assert "in place of the paper's internal Health" in out
+    [printed] = [line for line in lines if line.startswith("as printed, exponential")]
+    assert "-2.7" in printed
+    assert "none (9e+05)" in printed
+    [sound] = [line for line in lines if line.startswith("sound, linear")]
+    assert "3e+04" in sound
+    page = (tmp_path / "out" / "table.html").read_text()
+    assert "http" not in page
+    assert "as printed, exponential" in page
+
+
+def test_files_and_json_say_the_same(cli, tmp_path):
+    out, _ = cli(*TABLE1, "--json")
+    cells = json.loads(out)
+    assert cells == json.loads((tmp_path / "out" / "table.json").read_text())
+    rows = list(csv.DictReader((tmp_path / "out" / "table.csv").open()))
+    assert [(row["variant"], row["decay"]) for row in rows] == [(c["variant"], c["decay"] or "") for c in cells]
+    assert float(rows[1]["ser_change.mean"]) == pytest.approx(cells[1]["ser_change"]["mean"])
+    assert len(cells) == 7
+    assert cells[0]["runs"] == ["run-0", "run-1", "run-2"]
+
+
+@pytest.mark.parametrize(("arguments", "culprit"), [(("--models", "gpt"), "gpt"), (("--corpora", "mars"), "mars")])
+@pytest.mark.parametrize("table", ["table1", "table2"])
+def test_unknown_names_are_one_sentence(cli, table, arguments, culprit):
+    with pytest.raises(UsageError, match=f"unknown .*{culprit}.*choose"):
+        cli(table, *arguments)
+
+
+def test_table2_measures_once_and_stands_beside_the_paper(cli, tmp_path, monkeypatch):
+    measured = []
+
+    def bench_steps(task: bench_step.Task, progress) -> list[dict]:
+        measured.append(task)
+        return [
+            {"model": "clc", "corpus": "smart-home-health", "method": method, "gpus": gpus, "ratio_to_sgd": 1.2,
+             "ratio_spread": [1.1, 1.3], "seconds_per_epoch": 2.0, "paper_ratio": None}
+            for method, gpus in (("sgd", 1), ("edp-sgd", 1), ("edp-sgd", 8), ("dp-sgd-naive", 1), ("dp-sgd", 1))
+        ]  # fmt: skip
+
+    monkeypatch.setattr(table2, "bench_steps", bench_steps)
+    arguments = ("table2", "--quick", "--models", "clc", "--corpora", "smart-home-health")
+    first, _ = cli(*arguments, "--json")
+    again, said = cli(*arguments, "--json")
+    assert first == again
+    assert len(measured) == 1
+    assert "was measured before" in said
+    ratios = {(row["method"], row["gpus"]): row["paper_ratio"] for row in json.loads(first)}
+    assert ratios == {
+        ("sgd", 1): 1.0, ("edp-sgd", 1): None, ("edp-sgd", 8): 1.14, ("dp-sgd-naive", 1): 153.9, ("dp-sgd", 1): None,
+    }  # fmt: skip
+    assert (Path(tmp_path) / "out" / "table.csv").is_file()
