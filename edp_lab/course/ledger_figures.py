@@ -31,7 +31,8 @@ def counts_figure(result: View) -> go.Figure:
             go.Bar(
                 name=str(verdict),
                 orientation="h",
-                marker={"color": COLORS[verdict], "pattern": {"shape": PATTERNS[verdict], "fgcolor": "white"}},
+                marker={"color": COLORS[verdict], "pattern": _pattern(verdict)},
+                textfont={"color": "black", "size": 14},
                 textposition="inside",
                 insidetextanchor="middle",
                 hovertemplate="%{y}: %{x}<extra>" + str(verdict) + "</extra>",
@@ -39,11 +40,17 @@ def counts_figure(result: View) -> go.Figure:
             for verdict in Verdict
         ]
     )
-    figure.update_layout(barmode="stack", height=330, title="Claims by verdict", legend={"orientation": "h"})
+    figure.update_layout(barmode="stack", height=330, title="Claims by verdict")
+    figure.update_layout(legend={"orientation": "h", "traceorder": "normal"})
     figure.update_xaxes(title="number of claims", tickformat="d")
     figure.update_yaxes(title="document", showgrid=False, autorange="reversed")
     update_counts(figure, result)
     return figure
+
+
+def _pattern(verdict: Verdict) -> dict[str, Any]:
+    """Light strokes on the verdict's colour; without a background of its own a patterned bar would be white."""
+    return {"shape": PATTERNS[verdict], "bgcolor": COLORS[verdict], "fgcolor": "white", "solidity": 0.2, "size": 10}
 
 
 def update_counts(figure: Any, result: View) -> None:
@@ -76,7 +83,7 @@ def spans_figure(result: View) -> go.Figure:
             ),
         ]
     )  # fmt: skip
-    figure.update_layout(height=620, title="What is claimed, and what was found")
+    figure.update_layout(height=680, title="What is claimed, and what was found", margin={"b": 90, "r": 36})
     figure.update_xaxes(type="log", title="value, in the claim's own unit", exponentformat="power", dtick=1)
     figure.update_yaxes(title="claim, and what its number is", autorange="reversed", tickfont_size=11, ticks="")
     update_spans(figure, result)
@@ -119,7 +126,7 @@ def beyond_figure(result: Turned) -> go.Figure:
             ),
         ]
     )
-    figure.update_layout(height=380, title="How far the truth is from the claim")
+    figure.update_layout(height=400, title="How far the truth is from the claim", margin={"b": 60, "r": 36})
     figure.update_xaxes(type="log", title="found over claimed or allowed (times)", exponentformat="power", dtick=1)
     figure.update_yaxes(title="claim", autorange="reversed", categoryorder="array", categoryarray=list(NAMES.values()))
     figure.add_vline(x=1, line={"color": "#444", "dash": "dot", "width": 2})

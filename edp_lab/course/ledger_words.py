@@ -68,9 +68,13 @@ def entry_in_words(entry: Entry) -> str:
         f"<p>{escape(entry.said)}</p>"
         f"<p>Verdict: <b>{entry.verdict}</b>. {SAYS[entry.verdict]}</p>"
         f"<details open><summary>the numbers</summary>{numbers(entry.measured)}</details>"
-        f"<p>Function <code>{entry.function}</code>,<br>cell <code>{entry.cell}</code>,<br>test "
-        f"<code>{entry.test}</code></p>"
+        f"<p>Function {_code(entry.function)},<br>cell {_code(entry.cell)},<br>test {_code(entry.test)}</p>"
     )
+
+
+def _code(name: str) -> str:
+    """A long name that may break anywhere."""
+    return f'<code style="white-space:normal; overflow-wrap:anywhere">{name}</code>'
 
 
 def numbers(measured: Measured) -> str:
@@ -89,9 +93,11 @@ def _short(value: float | str | bool) -> str:
 
 def view_command(result: View) -> str:
     """The call that prints the same: of the selected row, or of the rows that pass."""
-    chosen = result.selected.id if result.selected else ""
-    passed = ",".join(entry.id for entry in result.entries)
-    return f"edp-lab claims --only {chosen}\nedp-lab claims --only {passed} --json" if chosen else "edp-lab claims"
+    if result.selected is None:
+        return "edp-lab claims"
+    every = len(result.entries) == len(result.ledger.entries)
+    passed = "" if every else f" --only {','.join(entry.id for entry in result.entries)}"
+    return f"edp-lab claims --only {result.selected.id}\nedp-lab claims{passed} --json"
 
 
 def again_command(claim: str) -> str:

@@ -70,7 +70,7 @@ def canaries_in_words(result: Remembered) -> str:
     return paragraphs(
         f"<b>{METHOD_NAMES[result.method]}</b>{noise}, {each} canaries that were in the training set {times}: mean "
         f"exposure <b>{row.exposure:.1f} bits</b> (95 % interval {low:.1f} to {high:.1f}; nothing remembered: 1.4; at "
-        f"most {row.cap:.1f}). <b>{row.extracted} of {each}</b> rank first of {round(2**row.cap):,} numbers: "
+        f"most {row.cap:.1f}). <b>{row.extracted} of {each}</b> rank first of {round(2**row.cap, -1):,.0f} numbers: "
         f"extracted. The model's SER on the test set is {row.test_ser:.2f}.",
         _digits_remembered(result),
         _promised(result),
@@ -176,7 +176,7 @@ def roc_command(result: Shown, attacked: Attacked) -> str:
     printed = " --as-printed --alpha-source public" if mechanism.variant is Variant.AS_PRINTED else ""
     account = (
         f"edp-lab account{printed} --z0 {mechanism.z0!r} --gpus {mechanism.num_devices} --epochs "
-        f"{result.guarantee.epochs} --delta {result.guarantee.delta:.6g} --adjacency replace-one"
+        f"{result.guarantee.epochs} --delta {result.guarantee.delta:.6g} --adjacency replace_one"
     )
     return f"{train_command(attacked.target.config, run)}\nedp-lab attack {attack}\n{account}"
 
@@ -239,9 +239,7 @@ def canary_caption(result: Remembered) -> str:
         return f"{told};<br>never inserted: nothing to protect"
     if row.epsilon is None:
         return f"{told};<br>no guarantee{claimed}"
-    return (
-        f"{told};<br>ε = {digits(row.epsilon)} for all copies (Gaussian DP, δ = {row.delta:.1g}), void: seed published"
-    )
+    return f"{told};<br>all copies: ε = {digits(row.epsilon)} (Gaussian DP, δ = {row.delta:.1g}), void"
 
 
 def paragraphs(*texts: str) -> str:

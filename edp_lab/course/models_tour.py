@@ -35,6 +35,7 @@ PUBLISHED = ("atis", "snips", "nlu-eval")
 WORD_PIECES = 30_522  # vocabulary of the BERT that the paper starts from
 
 Option = TypeVar("Option")
+Counts = tuple[tuple[str, int], ...]
 
 
 # ---- Corpora -------------------------------------------------------------------------------------------------------
@@ -56,8 +57,8 @@ class CorpusLook:
 
     corpus: Corpus
     seed: int
-    intents: tuple[tuple[str, int], ...]
-    slots: tuple[tuple[str, int], ...]
+    intents: Counts
+    slots: Counts
     lengths: NDArray[np.int64]
     parts: Mapping[str, int]
     repeated: int
@@ -82,33 +83,43 @@ def available(corpus: str) -> dict[str, bool]:
     return {name: found.get(name, True) for name in ("smart-home", *PUBLISHED, corpus)}
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def look_at(name: str, seed: int) -> CorpusLook:
     """A corpus of the catalogue, or a path to one; remembered.
 
     Raises:
         UsageError: as `load_corpus` and `split`.
     """
-    corpus = load_corpus(name)
+    corpus, intents, slots, lengths, repeated = _counted(name)
     together, one_by_one = split(corpus, seed), split(corpus, seed, keep_duplicates_together=False)
-    texts = Counter(u.tokens for u in corpus.utterances)
-    intents = Counter(u.intent for u in corpus.utterances)
-    slots = Counter(label for u in corpus.utterances for _, _, label in spans(u.tags or ()))
     seen = {pattern(u) for u in together.train}
     return CorpusLook(
         corpus,
         seed,
-        tuple(intents.most_common()),
-        tuple(slots.most_common()),
-        np.array([len(u.tokens) for u in corpus.utterances]),
+        intents,
+        slots,
+        lengths,
         {part: together.counts[part] for part in ("train", "validation", "test")},
-        repeated=sum(count for count in texts.values() if count > 1),
+        repeated,
         leaked=len(one_by_one.duplicates),
         patterns=float(np.mean([pattern(u) in seen for u in together.test])),
         majority=majority_scores(together.train, together.test),
     )
 
 
+@lru_cache(maxsize=8)
+def _counted(name: str) -> tuple[Corpus, Counts, Counts, NDArray[np.int64], int]:
+    """The corpus, and what does not depend on its split: intents, slots, lengths, utterances of a repeated text."""
+    corpus = load_corpus(name)
+    texts = Counter(u.tokens for u in corpus.utterances)
+    intents = Counter(u.intent for u in corpus.utterances)
+    slots = Counter(label for u in corpus.utterances for _, _, label in spans(u.tags or ()))
+    lengths = np.array([len(u.tokens) for u in corpus.utterances])
+    repeated = sum(count for count in texts.values() if count > 1)
+    return corpus, tuple(intents.most_common()), tuple(slots.most_common()), lengths, repeated
+
+
+@lru_cache(maxsize=2**17)
 def pattern(utterance: Utterance) -> tuple[str, ...]:
     """The words, with each slot's value struck out: ("call", "<contact>", "at", "<place>")."""
     words, done = [], 0
@@ -143,7 +154,7 @@ class Browsed:
     look: CorpusLook
     number: int
     kind: str
-    counts: tuple[tuple[str, int], ...]
+    counts: Counts
     own: tuple[str, ...]
 
     @property

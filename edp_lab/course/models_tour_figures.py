@@ -237,7 +237,7 @@ def _fill(figure: go.Figure, values: NDArray[np.float64], form: str, result: Crf
 
 def leak_figure(leak: Leak, told: str) -> go.Figure:
     """The loss of one utterance by the length of its longest neighbour, for three ways to pool; `told`: the caption."""
-    looks = {
+    looks: dict[str, dict[str, Any]] = {
         "the library's": {"line": {"color": GREEN, "width": 3}, "marker": {"symbol": "circle", "size": 7}},
         "max, padding as 0": {
             "line": {"color": VERMILLION, "dash": "dash"},

@@ -243,6 +243,8 @@ def run_course(
     """
     if jobs < 1:
         raise UsageError(f"the number of jobs is {jobs}: it must be at least 1")
+    if not timeout > 0:
+        raise UsageError(f"--timeout is {timeout:g}: give the seconds that one cell may take")
     values = {"mode": mode, **(parameters or {})}
     todo = share_out(course_notebooks(notebooks_dir.resolve(), only), values)
     out_dir = out_dir.resolve()

@@ -19,6 +19,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
 from edp_lab.course import pages
+from edp_lab.course.documents import fit_links
 from edp_lab.course.runner import NotebookRun
 from edp_lab.course.site import Entry, write_contents
 
@@ -58,9 +59,10 @@ def write_slides(runs: Sequence[NotebookRun], out: Path) -> Path:
     """
     out.mkdir(parents=True, exist_ok=True)
     shutil.copytree(REVEAL, out / "reveal", dirs_exist_ok=True)
+    names = {run.html.name for run in runs}
     for run in runs:
         notebook = nbformat.read(run.executed, as_version=4)
-        pages.store_page(slides_html(notebook, run.title), out / run.html.name)
+        pages.store_page(fit_links(slides_html(notebook, run.title), names), out / run.html.name)
     chapters = [Entry(run.title, run.html.name, run.executed) for run in runs]
     return write_contents("edp_lab: slides", chapters, [], ABOUT, out)
 

@@ -171,15 +171,15 @@ def ladder(
             "utterances in each"
         )
     sizes = sorted({micro_batch, largest, *(2**k for k in range(largest.bit_length()))})
-    std = {m: _mechanism(base, m, z).noise_std(0) / _on(base, m).micro_batches for m in sizes}
+    unit = {m: _mechanism(base, m, 1.0).noise_std(0) / _on(base, m).micro_batches for m in sizes}  # at z = 1
 
     def rung(m: int) -> Rung:
-        mechanism, equal_z = _mechanism(base, m, z), z * std[micro_batch] / std[m]
+        mechanism, equal_z = _mechanism(base, m, z), z * unit[micro_batch] / unit[m]
         return Rung(
             m,
             _on(base, m).micro_batches,
             mechanism.sensitivity(neighbours),
-            std[m],
+            z * unit[m],
             _epsilon(mechanism, epochs, delta, neighbours).epsilon,
             equal_z,
             _epsilon(replace(mechanism, z0=equal_z), epochs, delta, neighbours).epsilon,

@@ -41,12 +41,12 @@ def p10_delta(training: Mapping[str, int] | None = None, deltas: Mapping[str, fl
             "largest_corpus": worst,
             "largest": expected[worst],
             "largest_allowed": 0.1,
+            "sizes": ", ".join(f"{value:.2g} on {corpus}" for corpus, value in expected.items()),
             "chance_of_a_leak_percent": 100 * -math.expm1(n[best] * math.log1p(-delta[best])),
         },
         lambda m: Verdict.of(m["largest"] <= m["largest_allowed"], m["smallest"] < 1),
-        "n times delta is {smallest:.2g} on {smallest_corpus} and {largest:.2g} on {largest_corpus}; it should be well "
-        "below 1. To publish every utterance with chance delta is (0, delta)-DP: on {smallest_corpus} somebody's is "
-        "published with a chance of {chance_of_a_leak_percent:.0f} %.",
+        "n times delta is {sizes}; it should be well below 1. To publish every utterance with chance delta is "
+        "(0, delta)-DP: on {smallest_corpus} somebody's is published with chance {chance_of_a_leak_percent:.0f} %.",
     )
 
 

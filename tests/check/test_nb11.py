@@ -81,7 +81,7 @@ def test_a_function_that_returns_nothing_is_open(name: str) -> None:
 
 def test_what_differs_is_said_with_the_case() -> None:
     wrong = judge(exercises("11")["verdict"], the_lower_end, 3)
-    assert "it should be 'does not hold'" in wrong.message
+    assert "yours is 'holds', it should be 'holds under conditions'" in wrong.message
     assert "±" in wrong.message
     noise = judge(exercises("11")["noise"], lambda n, c, z: c * z / math.sqrt(n), 0)
     assert "with N = " in noise.message

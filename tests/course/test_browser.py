@@ -15,6 +15,7 @@ import pytest
 
 from edp_lab.course import browser as browsing
 from edp_lab.course.browser import until
+from tests.course.conftest import NOTEBOOKS, ROOT
 
 pytest.importorskip("selenium", reason="the browser test needs selenium: pip install -e '.[test]'")
 
@@ -22,8 +23,6 @@ from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-ROOT = Path(__file__).parents[2]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 SCREENSHOTS = ROOT / "runs" / "screenshots"
 WIDTHS = (1280, 800)
 HEIGHT = browsing.SIZE[1]

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 import nbformat
@@ -13,8 +14,17 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from typer.testing import CliRunner
 
-from edp_lab.cli.course import course_app, lab_command
-from edp_lab.course.runner import NotebookRun, check_parameters, course_notebooks, run_course, run_notebook
+from edp_lab.cli.course import course_app
+from edp_lab.course import kept
+from edp_lab.course.runner import (
+    NotebookRun,
+    Progress,
+    check_parameters,
+    course_notebooks,
+    run_course,
+    run_notebook,
+)
+from edp_lab.course.serve import lab_command
 from edp_lab.errors import UsageError
 
 PARAMETERS = 'mode = "quick"\nclip_norm = 1.0  # C'
@@ -207,18 +217,94 @@ def test_broken_file_is_refused(content: str, tmp_path: Path) -> None:
 def test_course_goes_on_after_a_failure_and_lists_both(tmp_path: Path) -> None:
     write(tmp_path / "01_bad.ipynb", "1 / 0")
     write(tmp_path / "00_good.ipynb", "x = 1")
-    said: list[str] = []
-    course = run_course(tmp_path, tmp_path / "out", say=said.append)
+    heard: list[Progress | NotebookRun] = []
+    course = run_course(tmp_path, tmp_path / "out", listen=heard.append)
     assert not course.ok
     assert [run.path.name for run in course.runs] == ["00_good.ipynb", "01_bad.ipynb"]
-    lines = "".join(said).splitlines()
-    assert re.fullmatch(r"\[1/2\] 00_good.ipynb \.\.\. ok after \d+\.\d s", lines[0])
-    assert re.fullmatch(r"\[2/2\] 01_bad.ipynb \.\.\. failed after \d+\.\d s", lines[1])
-    assert "ZeroDivisionError" in lines[2]
+    assert [run for run in heard if isinstance(run, NotebookRun)] == list(course.runs)
+    steps = [(event.done, event.of) for event in heard if isinstance(event, Progress) and "good" in event.path.name]
+    assert steps[:4] == [(0, 4), (1, 4), (2, 4), (3, 4)]  # title, parameters, those injected, x = 1
     index = course.index.read_text()
     assert 'href="00_good.html"' in index
     assert "ZeroDivisionError" in index
     assert "http" not in index
+
+
+def test_parameter_goes_to_the_notebooks_that_have_it(tmp_path: Path) -> None:
+    write(tmp_path / "00_a.ipynb", "assert clip_norm == 3")
+    write(tmp_path / "01_b.ipynb", "assert sigma == 2", parameters="sigma = 1")
+    assert run_course(tmp_path, tmp_path / "out", parameters={"clip_norm": 3, "sigma": 2}).ok
+    with pytest.raises(UsageError, match="the chosen notebooks have no parameter 'clip'; they have: mode, clip_norm"):
+        run_course(tmp_path, tmp_path / "out", parameters={"clip": 3})
+    with pytest.raises(UsageError, match="no parameter 'sigma'"):
+        run_course(tmp_path, tmp_path / "out", only=["00"], parameters={"sigma": 2})
+
+
+def test_two_notebooks_run_at_once_each_in_its_folder_on_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    here = os.getcwd()
+    told = "import os, time\nprint(time.time(), os.getcwd(), os.environ['OMP_NUM_THREADS'])\ntime.sleep(3)"
+    for name in ("00_a", "01_b"):
+        write(tmp_path / f"{name}.ipynb", told, "print(time.time())")
+    course = run_course(tmp_path, tmp_path / "out", jobs=2)
+    assert course.ok
+    cells = [nbformat.read(run.executed, as_version=4).cells for run in course.runs]
+    (start_a, *where_a), (start_b, *where_b) = ([*c[-2].outputs[0].text.split()] for c in cells)
+    end_a, end_b = (float(c[-1].outputs[0].text) for c in cells)
+    assert max(float(start_a), float(start_b)) < min(end_a, end_b)
+    assert where_a == where_b == [str(tmp_path.resolve()), "1"]
+    assert os.getcwd() == here
+
+
+def test_memory_is_that_of_the_kernel_and_its_children(tmp_path: Path) -> None:
+    child = "import time; x = bytearray(200_000_000); print('there', flush=True); time.sleep(1)"
+    code = f"import subprocess, sys\nbytearray(100_000_000)\nsubprocess.run([sys.executable, '-c', {child!r}])"
+    plain = run_notebook(write(tmp_path / "a.ipynb", "x = 1"), tmp_path / "out").memory_mb
+    large = run_notebook(write(tmp_path / "b.ipynb", code), tmp_path / "out").memory_mb
+    assert 20 < plain < 200
+    assert 200 < large - plain < 400
+
+
+def test_resume_runs_only_what_failed_or_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = write(tmp_path / "00_good.ipynb", "x = 1"), write(tmp_path / "01_bad.ipynb", "1 / 0")
+
+    def reused(**options: object) -> list[bool]:
+        course = run_course(tmp_path, tmp_path / "out", resume=True, jobs=2, **options)  # type: ignore[arg-type]
+        return [run.reused for run in course.runs]
+
+    assert reused() == [False, False]
+    assert reused() == [True, False]
+    assert not any(run.reused for run in run_course(tmp_path, tmp_path / "out").runs)
+    write(bad, "x = 2")
+    assert reused() == [True, False]
+    assert reused() == [True, True]
+    assert reused(parameters={"clip_norm": 7}) == [False, False]
+    (tmp_path / "out" / "00_good.html").unlink()
+    assert reused(parameters={"clip_norm": 7}) == [False, True]
+    monkeypatch.setattr(kept, "code_digest", lambda: "another version of the package")
+    assert reused(parameters={"clip_norm": 7}) == [False, False]
+    (tmp_path / "out" / kept.NAME).write_text("damaged")
+    assert reused(parameters={"clip_norm": 7}, only=["00"]) == [False]
+    assert good.exists()
+
+
+def test_interrupt_ends_what_runs_and_keeps_what_was_done(tmp_path: Path) -> None:
+    write(tmp_path / "00_fast.ipynb", "x = 1")
+    write(tmp_path / "01_slow.ipynb", "import time\ntime.sleep(300)")
+
+    def interrupt(event: Progress | NotebookRun) -> None:
+        if isinstance(event, NotebookRun):
+            raise KeyboardInterrupt
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_course(tmp_path, tmp_path / "out", jobs=2, listen=interrupt)
+    assert time.monotonic() - start < 60
+    assert (tmp_path / "out" / "00_fast.html").exists()
+    assert not (tmp_path / "out" / "01_slow.html").exists()
+    assert list(json.loads((tmp_path / "out" / kept.NAME).read_text())) == ["00_fast"]
 
 
 def test_notebooks_are_chosen_by_name_in_course_order(tmp_path: Path) -> None:
@@ -226,6 +312,7 @@ def test_notebooks_are_chosen_by_name_in_course_order(tmp_path: Path) -> None:
         write(tmp_path / f"{name}.ipynb")
     assert [path.stem for path in course_notebooks(tmp_path)] == ["00_a", "01_b", "02_c"]
     assert [path.stem for path in course_notebooks(tmp_path, ["02_c.ipynb", "00_a"])] == ["00_a", "02_c"]
+    assert [path.stem for path in course_notebooks(tmp_path, ["02", "01"])] == ["01_b", "02_c"]
     with pytest.raises(UsageError, match="there is no notebook '03'"):
         course_notebooks(tmp_path, ["03"])
     with pytest.raises(UsageError, match="no notebooks in"):
@@ -242,9 +329,13 @@ def test_command_line_runs_prints_the_index_last_and_tells_failure_by_its_status
 
     failed = CliRunner().invoke(course_app, ["run", *folders, "--json"])
     assert failed.exit_code == 1
-    record = json.loads(failed.stdout)
-    assert record["runs"][0]["error"].startswith("00_good.ipynb, cell 3")
-    assert record["runs"][0]["seconds"] > 0
+    [row] = json.loads(failed.stdout)
+    assert list(row) == ["notebook", "status", "seconds", "memory_mb", "error"]
+    assert (row["notebook"], row["status"]) == ("00_good", "failed")
+    assert row["error"].startswith("00_good.ipynb, cell 3")
+    assert row["seconds"] > 0
+    assert row["memory_mb"] > 0
+    assert re.match(r"\[1/1\] 00_good +failed", failed.stderr)
 
 
 @pytest.mark.parametrize(
@@ -253,6 +344,9 @@ def test_command_line_runs_prints_the_index_last_and_tells_failure_by_its_status
         (["--parameter", "clip_norm"], "NAME=VALUE"),
         (["--parameter", "clip=1"], "no parameter 'clip'"),
         (["01_other"], "no notebook '01_other'"),
+        (["--only", "00,07"], "no notebook '07'"),
+        (["--jobs", "0"], "the number of jobs is 0"),
+        (["--timeout", "0"], "--timeout is 0"),
     ],
 )
 def test_command_line_refuses_bad_arguments(options: list[str], message: str, tmp_path: Path) -> None:
@@ -269,6 +363,7 @@ def test_list_names_notebooks_and_their_parameters(tmp_path: Path) -> None:
 
 
 def test_jupyterlab_stays_local_and_calls_nobody(tmp_path: Path) -> None:
+    (tmp_path / "00_start.ipynb").touch()
     command, environment = lab_command(tmp_path)
     assert command[0] == sys.executable
     assert command[-1] == str(tmp_path / "00_start.ipynb")

@@ -1,0 +1,185 @@
+"""The executed course as a site and as slides, and the reference pages: complete, linked, and without a network."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from typer.testing import CliRunner
+
+from edp_lab.cli.course import course_app
+from edp_lab.course import api_pages, slides
+from edp_lab.course import browser as browsing
+from edp_lab.course.documents import fit_links
+from edp_lab.errors import UsageError
+
+FIGURE = """
+from edp_lab.course import theme
+import plotly.graph_objects as go
+theme.activate()
+go.Figure(go.Scatter(x=[1, 2, 3], y=[1, 4, 9]))
+"""
+FIGURES_DRAWN = "return [...document.querySelectorAll('.js-plotly-plot .main-svg')].map(e => e.clientWidth)"
+
+
+def write(path: Path, title: str, *cells: str) -> None:
+    text = [new_markdown_cell(f"# {title}\n\nNoise of $\\sigma = z_0 C$. See [the next](01_next.ipynb).")]
+    parameters = new_code_cell('mode = "quick"', metadata={"tags": ["parameters"]})
+    code = [new_code_cell(cell) for cell in cells]
+    notebook = new_notebook(cells=[*text, parameters, new_markdown_cell("## Do\n\nA figure."), *code])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "python3", "language": "python"}
+    nbformat.write(notebook, path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A course of two notebooks and a glossary, its site and its slides."""
+    folder = tmp_path_factory.mktemp("course")
+    write(folder / "00_first.ipynb", "00 First", FIGURE, "1 + 1")
+    write(folder / "01_next.ipynb", "01 Next", FIGURE)
+    glossary = "# Glossary\n\n| ε | $e^ε$ |\n|---|---|\n| loss | [first](00_first.ipynb#Do), [none](none.md) |\n"
+    (folder / "glossary.md").write_text(glossary, encoding="utf-8")
+    for command in ("html", "slides"):
+        folders = ["--notebooks", str(folder), "--executed", str(folder / "run"), "--out", str(folder / command)]
+        result = CliRunner().invoke(course_app, [command, *folders])
+        assert result.exit_code == 0, result.output
+        assert result.stdout.splitlines()[-1] == str(folder.resolve() / command / "index.html")
+    return folder
+
+
+def links(page: Path) -> list[str]:
+    found = re.findall(r'<(?:a|script|link|img)\b[^>]*?(?:href|src)="([^"#][^"]*)"', page.read_text(encoding="utf-8"))
+    return [link for link in found if not link.startswith("data:")]
+
+
+def test_every_link_of_site_and_slides_leads_to_a_file(folder: Path) -> None:
+    pages = [*(folder / "html").glob("*.html"), *(folder / "slides").glob("*.html")]
+    assert len(pages) == 4 + 3
+    for page in pages:
+        for link in links(page):
+            assert not urlsplit(link).scheme, link
+            assert (page.parent / urlsplit(link).path).is_file(), link
+
+
+def test_pages_lead_to_the_page_before_the_page_after_and_the_contents(folder: Path) -> None:
+    site = folder / "html"
+    order = ["00_first.html", "01_next.html", "glossary.html"]
+    assert [link for link in links(site / "index.html") if link in order] == order
+    for place, name in enumerate(order):
+        anchors = re.findall(r"<a\b[^>]*>", (site / name).read_text(encoding="utf-8"))
+        for kind, around in (("prev", order[:place][-1:]), ("next", order[place + 1 :][:1])):
+            led = [re.findall(r'href="([^"]+)"', anchor) for anchor in anchors if f'rel="{kind}"' in anchor]
+            assert led == [around, around][: 2 * len(around)]  # above and below
+        assert "index.html" in links(site / name)
+
+
+def test_site_shows_formulas_figures_and_the_glossary_with_one_copy_of_plotly(folder: Path) -> None:
+    site = folder / "html"
+    assert "<math" in (site / "00_first.html").read_text(encoding="utf-8")
+    assert "<math" in (site / "glossary.html").read_text(encoding="utf-8")
+    assert 'href="00_first.html#Do"' in (site / "glossary.html").read_text(encoding="utf-8")
+    assert "[none]" not in (site / "glossary.html").read_text(encoding="utf-8")
+    large = [path.name for path in site.iterdir() if path.stat().st_size > 1_000_000]
+    assert large == ["plotly.min.js"]
+
+
+def test_second_command_takes_the_executed_notebooks_of_the_first(folder: Path) -> None:
+    command = ["slides", "--only", "01", "--notebooks", str(folder), "--executed", str(folder / "run")]
+    result = CliRunner().invoke(course_app, [*command, "--out", str(folder / "again")])
+    assert "ok, as before" in result.stderr
+    assert sorted(path.name for path in (folder / "again").glob("*.html")) == ["01_next.html", "index.html"]
+
+
+def test_no_site_is_made_of_a_course_that_fails(tmp_path: Path) -> None:
+    write(tmp_path / "00_bad.ipynb", "00 Bad", "1 / 0")
+    folders = ["--notebooks", str(tmp_path), "--executed", str(tmp_path / "run"), "--out", str(tmp_path / "site")]
+    result = CliRunner().invoke(course_app, ["html", *folders])
+    assert result.exit_code == 1
+    assert "ZeroDivisionError" in result.stderr
+    assert not (tmp_path / "site").exists()
+
+
+def test_links_to_files_without_a_page_become_text() -> None:
+    html = '<a href="a.md">A</a> <a href="../b.py">B</a> <a href="#c">C</a> <a class="x" href="https://d.org">D</a>'
+    fitted = fit_links(html, {"a.html"})
+    assert fitted == '<a href="a.html">A</a> B <a href="#c">C</a> <a class="x" href="https://d.org">D</a>'
+
+
+def test_text_is_cut_at_headings_but_not_within_code_or_formulas() -> None:
+    text = "before\n# One\n```\n# a comment\n```\n### Two\n$$\n# x\n$$\nend"
+    assert slides.cut_at_headings(text) == ["before", "# One\n```\n# a comment\n```", "### Two\n$$\n# x\n$$\nend"]
+    assert slides.cut_at_headings("#hash\n# A") == ["#hash", "# A"]
+
+
+def test_slides_begin_at_headings_and_at_figures(folder: Path) -> None:
+    text = (folder / "slides" / "00_first.html").read_text(encoding="utf-8")
+    body = text[text.index('<div class="slides">') :]
+    columns = re.split(r"<section\s*>\s*<section\s*>", body)[1:]
+    assert len(columns) == 2
+    assert "00 First" in columns[0]
+    below = re.split(r"<section\s*>", columns[1])
+    assert "A figure." in below[0]
+    assert "Plotly.newPlot" in below[1]
+
+
+def test_site_and_slides_work_in_a_browser_without_a_network(folder: Path, browser: browsing.Chrome) -> None:
+    browsing.resize(browser, 1280, 720)
+    browsing.console_errors(browser)
+    browsing.asked_elsewhere(browser)
+    browser.get((folder / "html" / "index.html").resolve().as_uri())
+    browser.find_element("link text", "00 First").click()
+    browsing.until(lambda: browser.execute_script(FIGURES_DRAWN), 20, "no figure on the page")
+    browser.find_element("css selector", "[rel=next]").click()
+    assert "01 Next" in browser.title
+
+    browser.get((folder / "slides" / "00_first.html").resolve().as_uri() + "#/1/1")
+    browsing.until(lambda: browser.execute_script("return Reveal.isReady()"), 20, "reveal.js did not start")
+    place = "return [Reveal.getIndices().h, Reveal.getIndices().v]"
+    assert browser.execute_script(place) == [1, 1]
+    browsing.until(lambda: min(browser.execute_script(FIGURES_DRAWN)) > 800, 20, "the figure does not fill the slide")
+    browser.find_element("css selector", "body").send_keys("\ue012")  # left
+    browsing.until(lambda: browser.execute_script(place)[0] == 0, 20, "the arrow key does nothing")
+    assert browsing.console_errors(browser) == []
+    assert browsing.asked_elsewhere(browser) == []
+
+
+def test_reveal_js_is_the_published_version_with_its_licence() -> None:
+    script = (slides.REVEAL / "dist" / "reveal.js").read_text(encoding="utf-8")
+    assert "MIT licensed" in script[:200]
+    assert "Permission is hereby granted" in (slides.REVEAL / "LICENSE").read_text(encoding="utf-8")
+    files = "".join(path.read_text(encoding="utf-8") for path in slides.REVEAL.rglob("*.*"))
+    assert not re.search(r"@import|url\(\s*[\"']?https?:|cdn\.|unpkg", files)
+
+
+def test_reference_names_every_public_module() -> None:
+    names = api_pages.module_names()
+    assert {"edp_lab", "edp_lab.privacy.mechanism", "edp_lab.course.runner"} <= set(names)
+    assert not [name for name in names if "._" in name]
+    assert len(names) == len(set(names))
+
+
+def test_reference_has_pages_and_a_search_that_load_nothing_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pdoc", reason="the reference pages need pdoc: pip install -e '.[test]'")
+    monkeypatch.setattr(api_pages, "module_names", lambda: ["edp_lab.errors", "edp_lab.privacy.basic", "edp_lab.gone"])
+    index = api_pages.write_api(tmp_path)
+    page = tmp_path / "edp_lab" / "privacy" / "basic.html"
+    assert "response_epsilon" in page.read_text(encoding="utf-8")
+    assert "response_epsilon" in (tmp_path / "search.js").read_text(encoding="utf-8")
+    assert not list(tmp_path.rglob("gone*"))
+    for path in tmp_path.rglob("*.html"):
+        loads = re.findall(r'<(?:script|link|img)\b[^>]*?(?:href|src)="([^"]+)"', path.read_text(encoding="utf-8"))
+        assert not [load for load in loads if urlsplit(load).scheme in ("http", "https")]
+    assert index.is_file()
+
+
+def test_reference_without_pdoc_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pdoc", None)
+    with pytest.raises(UsageError, match=r"pip install -c constraints\.txt pdoc"):
+        api_pages.write_api(tmp_path)

@@ -1,0 +1,570 @@
+"""Notebook 06: measured runs are real runs, and what panels say of them is what mechanisms and accountants say."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import edp_lab.training
+from edp_lab.check import WrongAnswerError
+from edp_lab.cli import app
+from edp_lab.course import tradeoff_figures, tradeoff_grid, tradeoff_panels, tradeoff_words
+from edp_lab.course.build import instructor, read_source, student
+from edp_lab.course.figure_panel import FigurePanel
+from edp_lab.course.tradeoff import decays, explore, ladder, tuning
+from edp_lab.course.tradeoff_grid import BASE, MARKS, Grid, Point, configured, load_grid, measure, plan
+from edp_lab.course.tradeoff_panels import ExplorerPanel, LivePanel
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Adjacency, gdp_epsilon, judge
+from edp_lab.privacy.tuning import best_of_random
+from edp_lab.training import TrainConfig, train
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "06_train_and_trade_off.ipynb"
+DELTA = 2e-4
+
+
+@pytest.fixture(scope="module")
+def grid() -> Grid:
+    return load_grid()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    """Two epochs on a corpus of 400 short commands."""
+    rows = [
+        {"tokens": ["call", f"n{k % 40}", str(k)], "tags": ["O", "B-x", "O"], "intent": "ab"[k % 2]} for k in range(400)
+    ]
+    path = tmp_path_factory.mktemp("corpus") / "commands.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return replace(BASE, corpus=str(path), epochs=2, z0=0.01)
+
+
+# ---- The measured runs ---------------------------------------------------------------------------------------------
+
+
+def test_the_grid_holds_every_run_of_the_plan_after_each_mark(grid: Grid) -> None:
+    planned = {replace(run, epochs=mark) for run in plan() for mark in MARKS if mark <= run.epochs}
+    assert len(plan()) == 43
+    assert {point.config for point in grid.points} == planned
+    assert len(grid.points) == len(planned)
+    assert {"command", "machine", "versions"} <= set(grid.about)
+    assert all(0 < p.ser < 1.2 and p.seconds > 0 for p in grid.points)
+
+
+def test_every_epsilon_is_the_judge_s(grid: Grid) -> None:
+    for point in grid.after(8):
+        found = judge(point.config.mechanism(point.utterances), 8, point.utterances**-1.1)
+        assert point.guarantee == found
+        assert point.epsilon == found.epsilon_if_alpha_public
+        assert found.status == ("none" if point.method in ("sgd", "printed") else "void: seed published")
+
+
+def test_what_the_notebook_s_prose_says_of_the_runs_holds(grid: Grid) -> None:
+    def at(method: str, m: int = 8, z0: float = 0.03, decay: str = "none") -> Point:
+        return explore(grid, method, m, z0, decay, 8).point
+
+    printed, sound, single = at("printed"), at("sound"), at("sound", 1)
+    assert printed.ser > sound.ser > 2 * single.ser
+    assert sound.epsilon == single.epsilon
+    assert printed.guarantee.epsilon_claimed
+    assert printed.epsilon / printed.guarantee.epsilon_claimed == pytest.approx(30, rel=0.05)  # type: ignore[operator]
+    rungs = [at("sound", m).ser for m in (8, 4, 2, 1)]
+    assert rungs == sorted(rungs, reverse=True)
+    decayed, steady = at("sound", 1, 0.3, "exponential"), at("sound", 1, 0.1)
+    assert decayed.epsilon < steady.epsilon  # type: ignore[operator]
+    assert decayed.ser > steady.ser
+    pace = {p.method: p.seconds / p.config.epochs for p in grid.points}
+    assert pace["dp"] < 2 * pace["sgd"] < 10 * pace["sgd"] < pace["naive"]
+    assert min(p.ser for p in grid.points if p.epsilon is not None and p.epsilon < 15) > 0.9
+    spreads = [max(sers) - min(sers) for p in grid.after(8) if len(sers := [q.ser for q in grid.seeds(p)]) > 1]
+    assert max(spreads) < 0.06
+
+
+def test_measuring_is_taken_up_where_it_was_left(small: TrainConfig, tmp_path: Path) -> None:
+    path, said = tmp_path / "runs" / "grid.json", []
+    runs = [configured(small, method, 1, 0.05, "none", 2) for method in ("sgd", "sound")]
+    first = measure(path, runs[:1])
+    assert [p.config for p in first.points] == [replace(runs[0], epochs=k) for k in (1, 2)]
+    both = measure(path, runs, said.append)
+    assert said == ["run 2 of 2: DP-SGD, disjoint batches", "timing"]
+    assert [p.method for p in both.points] == ["sgd", "sgd", "dp", "dp"]
+    before = path.read_bytes()
+    measure(path, runs, said.append)
+    assert (said[2:], path.read_bytes()) == ([], before)
+    assert all(math.isfinite(p.seconds) and p.seconds > 0 for p in both.points)
+
+
+def test_a_measured_point_is_the_run_that_its_command_makes(small: TrainConfig, tmp_path: Path) -> None:
+    run = configured(small, "sound", 8, 0.01, "linear", 2)
+    for point in measure(tmp_path / "grid.json", [run]).points:
+        record = train(point.config, tmp_path / str(point.config.epochs))
+        assert round(record["final"]["ser"], 4) == point.ser
+        assert record["final"]["epsilon"] == point.guarantee.epsilon
+        assert tradeoff_grid.live_point(run, record).config == point.config
+
+
+def test_stopped_measuring_keeps_whole_runs_only(small: TrainConfig, tmp_path: Path) -> None:
+    path, stop = tmp_path / "grid.json", threading.Event()
+    runs = [configured(small, "sound", m, 0.05, "none", 2) for m in (1, 8)]
+
+    def say(text: str) -> None:
+        if text.startswith("run 2"):
+            stop.set()
+
+    assert [p.micro_batch for p in measure(path, runs, say, stop).points] == [1, 1]
+
+
+def test_a_grid_that_is_missing_or_damaged_is_told_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is missing: restore it"):
+        load_grid(tmp_path / "none.json")
+    (tmp_path / "old.json").write_text('{"runs": [{"config": {"corpus": "x"}}]}')
+    with pytest.raises(UsageError, match="is damaged or of another version"):
+        load_grid(tmp_path / "old.json")
+
+
+@pytest.mark.parametrize(
+    ("method", "micro_batch", "expected"),
+    [
+        ("sgd", 8, ("sgd", None, False)),
+        ("printed", 8, ("edp-sgd", None, True)),
+        ("sound", 4, ("edp-sgd", 4, False)),
+        ("sound", 1, ("dp-sgd", None, False)),
+        ("poisson", 8, ("dp-sgd", None, False)),
+    ],
+)
+def test_settings_become_runs(method: str, micro_batch: int, expected: tuple[str, int | None, bool]) -> None:
+    config = configured(replace(BASE, clip_norm=0.5, seed=3), method, micro_batch, 0.2, "linear", 3)
+    assert (config.method, config.micro_batch_size, config.as_printed) == expected
+    assert (config.poisson, config.epochs, config.seed) == (method == "poisson", 3, 3)
+    if method != "sgd":
+        assert (config.z0, config.decay, config.clip_norm) == (0.2, "linear", 0.5)
+
+
+# ---- The nearest ---------------------------------------------------------------------------------------------------
+
+
+def setting(point: Point) -> tuple[str, int, float, str, int]:
+    method = "sound" if point.method == "dp" else point.method
+    return method, point.micro_batch, point.config.z0, point.config.decay, point.config.epochs
+
+
+def test_every_measured_point_is_nearest_to_itself(grid: Grid) -> None:
+    for point in grid.points:
+        if point.config.seed == 0 and point.method != "naive":
+            found = explore(grid, *setting(point))
+            assert found.point is point
+            assert found.differs == {}
+
+
+def test_what_the_nearest_point_has_instead_is_said(grid: Grid) -> None:
+    found = explore(grid, "sound", 4, 0.02, "linear", 7)
+    assert found.differs == {"z0": (0.02, 0.03), "decay": ("linear", "none"), "epochs": (7, 8)}
+    text = tradeoff_words.explored_in_words(found)
+    assert (
+        "Nearest measured run (z0 = 0.02: measured 0.03; decay = linear: measured none; epochs = 7: measured 8)" in text
+    )
+    assert [p.config.epochs for p in found.path] == list(MARKS)
+    assert {p.config.epochs for p in found.others} == {8}
+
+
+def test_the_cheaper_run_is_as_good_and_the_cheapest(grid: Grid) -> None:
+    found = explore(grid, "printed", 8, 0.01, "none", 8)
+    cheaper = found.cheaper
+    assert cheaper is not None
+    assert cheaper.ser <= found.point.ser
+    epsilons = [p.epsilon for p in grid.points if p.epsilon is not None and p.ser <= found.point.ser]
+    assert cheaper.epsilon == min(epsilons) < 1e-3 * (found.point.epsilon or 0)
+    assert explore(grid, "sgd", 8, 0.01, "none", 8).cheaper is None
+
+
+def test_words_never_call_a_printed_or_seeded_run_private(grid: Grid) -> None:
+    text = {
+        m: tradeoff_words.explored_in_words(explore(grid, m, 8, 0.1, "none", 8)) for m in ("sgd", "printed", "sound")
+    }
+    assert "No guarantee" in text["sgd"]
+    assert "<b>No guarantee</b>: α comes from private gradients" in text["printed"]
+    assert "here it is void, for the seed is published" in text["sound"]
+    poisson = tradeoff_words.explored_in_words(explore(grid, "poisson", 8, 1.0, "none", 8))
+    assert "one utterance added or removed; Poisson sampling" in poisson
+    for said in (text["printed"], text["sound"], poisson):
+        assert "what this ε covers" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"z0": 0.0}, "z0 is 0.0: the measured runs have noise"),
+        ({"z0": math.nan}, "z0 is nan"),
+        ({"method": "naive"}, "unknown method 'naive': choose sgd, printed, sound or poisson"),
+        ({"micro_batch": 16}, "8 micro-batches of 16 do not fit"),
+        ({"decay": "cubic"}, "unknown decay 'cubic'"),
+        ({"epochs": 0}, "number of epochs is 0"),
+    ],
+)
+def test_exploring_refuses_in_one_sentence(grid: Grid, change: dict[str, Any], says: str) -> None:
+    good: dict[str, Any] = {"method": "sound", "micro_batch": 8, "z0": 0.1, "decay": "none", "epochs": 4}
+    with pytest.raises(UsageError, match=says):
+        explore(grid, **{**good, **change})
+
+
+# ---- The ladder ----------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from([(1, 8), (2, 4), (4, 8), (8, 8), (3, 4)]),
+    st.floats(0.05, 5),
+    st.integers(1, 30),
+    st.floats(0.1, 10),
+)
+def test_rungs_have_the_noise_of_theory_and_equal_noise_is_equal(
+    sizes: tuple[int, int], z: float, epochs: int, clip_norm: float
+) -> None:
+    micro_batch, devices = sizes
+    result = ladder(micro_batch, devices, 64, z, epochs, DELTA, clip_norm=clip_norm)
+    for rung in result.rungs:
+        bound = (1 if rung.micro_batch == 1 else 2) * clip_norm
+        assert rung.sensitivity == pytest.approx(bound)
+        assert rung.micro_batches == math.ceil(64 / rung.micro_batch)
+        assert rung.noise == pytest.approx(z * bound / rung.micro_batches)
+        assert rung.equal_z * bound / rung.micro_batches == pytest.approx(result.chosen.noise)
+        assert rung.epsilon == pytest.approx(gdp_epsilon(math.sqrt(epochs) / z, DELTA), rel=1e-9)
+        assert rung.equal_epsilon == pytest.approx(gdp_epsilon(math.sqrt(epochs) / rung.equal_z, DELTA), rel=1e-9)
+    assert result.printed_noise == pytest.approx(clip_norm * z / devices**1.5)
+
+
+def test_single_utterances_feel_replace_one_and_shared_ones_do_not() -> None:
+    zeroed, replaced = (ladder(8, 8, 64, 1.0, 8, DELTA, a) for a in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE))
+    assert replaced.rungs[0].epsilon == pytest.approx(gdp_epsilon(2 * math.sqrt(8), DELTA))
+    for before, after in zip(zeroed.rungs[1:], replaced.rungs[1:], strict=True):
+        assert (before.epsilon, before.sensitivity) == (after.epsilon, after.sensitivity)
+    assert replaced.rungs[0].sensitivity == 2 * zeroed.rungs[0].sensitivity
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"micro_batch": 16}, "micro-batches of 16: a batch of 64 on 8 devices has at most 8 utterances in each"),
+        ({"micro_batch": 0}, "micro-batches of 0"),
+        ({"num_devices": 64}, "64 devices for a batch of 64"),
+        ({"adjacency": "ADD_OR_REMOVE_ONE"}, "there is no number for add/remove"),
+        ({"delta": 0.0}, "delta"),
+        ({"z": -1.0}, "noise multiplier z0 is -1.0"),
+    ],
+)
+def test_the_ladder_refuses_in_one_sentence(change: dict[str, Any], says: str) -> None:
+    good: dict[str, Any] = {
+        "micro_batch": 8, "num_devices": 8, "batch_size": 64, "z": 1.0, "epochs": 8, "delta": DELTA
+    }  # fmt: skip
+    with pytest.raises(UsageError, match=says):
+        ladder(**{**good, **change})
+
+
+def test_a_ladder_without_noise_promises_nothing() -> None:
+    result = ladder(8, 8, 64, 0.0, 8, DELTA)
+    assert {rung.epsilon for rung in result.rungs} == {None}
+    tradeoff_figures.update_ladder(tradeoff_figures.ladder_figure(result), result)
+    assert "none" in tradeoff_words.ladder_in_words(result)
+
+
+# ---- Decay and tuning ----------------------------------------------------------------------------------------------
+
+
+def test_decays_cost_more_from_the_same_z0_and_the_same_from_their_own() -> None:
+    steady, *others = decays(0.3, 0.2, 8, DELTA)
+    assert steady.z0 == 0.3
+    for decayed in others:
+        assert decayed.epsilon[0] == steady.epsilon[0]
+        assert (decayed.epsilon[1:] > steady.epsilon[1:]).all()
+        assert decayed.z0 > 0.3
+        assert gdp_epsilon(math.sqrt((decayed.noise**-2.0).sum()), DELTA) == pytest.approx(steady.epsilon[-1], rel=1e-5)
+
+
+def test_tuning_is_priced_by_the_library() -> None:
+    result = tuning(2.0, 4, 7, DELTA)
+    assert result.trials[result.chosen] == 7
+    assert result.published[result.chosen] == pytest.approx(gdp_epsilon(math.sqrt(7) * result.mu, DELTA))
+    trial = BASE.mechanism()
+    assert trial is not None
+    schedule = replace(trial, z0=2.0).schedule({t: 1 for t in range(4)})
+    assert result.random[result.chosen] == best_of_random(schedule, 7.0, DELTA)
+    assert result.published[0] == pytest.approx(result.free)
+    assert list(result.published) == sorted(result.published)
+    assert result.random[0] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"trials": 0}, "the number of trials is 0"), ({"trials": 10**6}, "from 1 to 1000"), ({"z0": 0.0}, "z0 is 0.0")],
+)
+def test_tuning_refuses_in_one_sentence(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        tuning(**{"z0": 1.0, "epochs": 4, "trials": 5, "delta": DELTA, **change})
+
+
+# ---- Panels --------------------------------------------------------------------------------------------------------
+
+
+def make_explorer() -> FigurePanel:
+    return ExplorerPanel(load_grid(), replace(BASE, z0=0.03, epochs=4))
+
+
+def make_ladder() -> FigurePanel:
+    return tradeoff_panels.ladder_panel(replace(BASE, z0=0.1), DELTA)
+
+
+def make_tuning() -> FigurePanel:
+    return tradeoff_panels.tuning_panel(1.0, 8, 20, DELTA)
+
+
+FIGURES = {make_explorer: ("epsilon", "time"), make_ladder: ("noise", "ladder"), make_tuning: ("tuning",)}
+OTHER = {
+    make_explorer: {"method": "printed", "micro_batch": 2, "z0": 0.1, "decay": "exponential", "epochs": 8},
+    make_ladder: {
+        "micro_batch": 2, "num_devices": 4, "batch_size": 128, "z": 1.0, "epochs": 20, "delta": 1e-6,
+        "adjacency": "REPLACE_ONE",
+    },
+    make_tuning: {"z0": 4.0, "epochs": 20, "trials": 100, "delta": 1e-6},
+}  # fmt: skip
+each_panel = pytest.mark.parametrize("make", FIGURES, ids=lambda make: make.__name__.removeprefix("make_"))
+
+
+@each_panel
+def test_every_control_changes_words_and_figures_and_reset_undoes_it(make: Any) -> None:
+    panel = make()
+    words, command = panel.words.value, panel.command.value
+    pictures = [figure.to_json() for figure in panel.figures]
+    assert set(OTHER[make]) == set(panel.controls)
+    for name, value in OTHER[make].items():
+        panel.set(**{name: value})
+        assert panel.errors == [], name
+        assert panel.words.value != words, name
+        assert [figure.to_json() for figure in panel.figures] != pictures, name
+        panel.reset()
+    assert (panel.words.value, panel.command.value) == (words, command)
+
+
+@each_panel
+def test_updated_figure_is_the_one_drawn_anew(make: Any) -> None:
+    panel = make()
+    panel.set(**OTHER[make])
+    for name, figure in zip(FIGURES[make], panel.figures, strict=True):
+        drawn = getattr(tradeoff_figures, f"{name}_figure")(panel.result)
+        assert json.loads(figure.to_json())["layout"] == json.loads(drawn.to_json())["layout"]
+        for ours, anew in zip(figure.data, drawn.data, strict=True):
+            ours, anew = (json.loads(go.Figure(trace).to_json())["data"][0] for trace in (ours, anew))
+            assert {**ours, "uid": None} == {**anew, "uid": None}
+
+
+def test_every_figure_names_its_axes_and_its_epsilon_and_needs_no_colour(grid: Grid) -> None:
+    drawn = [tradeoff_figures.decay_figure(decays(0.3, 0.2, 8, DELTA), grid, 8, DELTA)]
+    for figure in [*drawn, *(figure for make in FIGURES for figure in make().figures)]:
+        assert all(axis.title.text for axis in [*figure.select_xaxes(), *figure.select_yaxes()])
+        caption = figure.layout.title.subtitle.text
+        assert "ε of each" in caption or ("δ = " in caption and "Gaussian DP" in caption)
+        assert max(map(len, caption.split("<br>"))) <= 75
+        shown = [trace for trace in figure.data if trace.showlegend is not False]
+        looks = [(t.line.dash, t.marker.symbol, t.mode) for t in shown]
+        assert len(set(looks)) == len(looks), caption
+
+
+@each_panel
+def test_redraw_keeps_up_with_a_dragged_slider(make: Any) -> None:
+    panel, seconds = make(), []
+    starts, rng = panel.values, np.random.default_rng(0)
+    for name in rng.choice(list(OTHER[make]), 100):
+        for value in (OTHER[make][str(name)], starts[str(name)]):
+            start = time.process_time()  # of this process: others share the machine
+            panel.controls[str(name)].source.value = value
+            seconds.append(time.process_time() - start)
+    assert np.quantile(seconds, 0.95) < 0.05
+
+
+def account(line: str) -> dict[str, Any]:
+    words = shlex.split(line)
+    assert words[:2] == ["edp-lab", "account"]
+    report = CliRunner().invoke(app, [*words[1:], "--json"])
+    assert report.exit_code == 0, report.output
+    return json.loads(report.stdout)
+
+
+def test_the_ladder_s_commands_give_its_epsilons() -> None:
+    panel = make_ladder()
+    for values in (panel.values, OTHER[make_ladder]):
+        panel.set(**values)
+        chosen, single = map(account, panel.command.value.splitlines())
+        assert chosen["holds"]["epsilon"] == pytest.approx(panel.result.chosen.epsilon, rel=1e-4)
+        assert single["holds"]["epsilon"] == pytest.approx(panel.result.rungs[0].equal_epsilon, rel=1e-4)
+
+
+def test_the_tuning_panel_s_command_gives_its_numbers() -> None:
+    panel, space = make_tuning(), {}
+    load, python, line = panel.command.value.splitlines()
+    exec(f"{load}\nresult = {python}", space)
+    assert space["result"] == panel.result
+    assert account(line)["holds"]["epsilon"] == pytest.approx(panel.result.free, rel=1e-4)
+
+
+def test_the_explorer_s_command_makes_the_very_run(monkeypatch: pytest.MonkeyPatch, grid: Grid) -> None:
+    class CallError(Exception):
+        pass
+
+    def caught(config: TrainConfig, out: Path, *_: Any) -> None:
+        raise CallError(config)
+
+    monkeypatch.setattr(edp_lab.training, "train", caught)
+    panel = ExplorerPanel(grid, replace(BASE, epochs=4))
+    for method in ("sgd", "printed", "sound", "poisson"):
+        for micro_batch in (8, 1):
+            panel.set(method=method, micro_batch=micro_batch, decay="exponential")
+            result = CliRunner().invoke(app, shlex.split(panel.command.value)[1:])
+            assert isinstance(result.exception, CallError), result.output
+            assert result.exception.args == (panel.result.point.config,)
+
+
+def test_bad_values_are_one_sentence_and_the_last_result_stays() -> None:
+    panel = make_ladder()
+    before = panel.result
+    panel.set(num_devices=32)
+    assert "micro-batches of 8: a batch of 64 on 32 devices has at most 2" in panel.error_box.value
+    assert panel.result is before
+    panel.reset()
+    assert panel.error_box.value == ""
+    panel.check()
+
+
+# ---- One more run --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def live(grid: Grid, small: TrainConfig) -> LivePanel:
+    return LivePanel(small, ExplorerPanel(grid, replace(small, epochs=1)))
+
+
+def test_a_run_becomes_a_star_in_both_pictures(live: LivePanel) -> None:
+    explorer = live._explorer
+    explorer.set(micro_batch=1, z0=0.2, decay="linear")
+    live.run(wait=True)
+    live.check()
+    [point] = live.points
+    assert explorer.result.live == (point,)
+    assert (point.method, point.config.z0, point.config.decay, point.config.epochs) == ("dp", 0.2, "linear", 1)
+    for figure, value in zip(explorer.figures, (point.epsilon, point.seconds), strict=True):
+        stars = next(trace for trace in figure.data if trace.name == "your runs")
+        assert (list(stars.x), list(stars.y)) == ([value], [point.ser])
+    assert f"SER {point.ser:.3f}" in live.words.value
+    assert "the seed is published" in live.words.value
+    assert "--sampling shuffle" in live.command.value
+    explorer.set(method="sgd")
+    live.run(wait=True)
+    assert [p.method for p in explorer.live] == ["dp", "sgd"]
+    assert "No guarantee" in live.words.value
+
+
+def test_stop_before_the_first_epoch_draws_nothing(live: LivePanel, monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = live.progress
+
+    def press(done: int, of: int, text: str) -> None:
+        progress(done, of, text)
+        live.stop()
+
+    monkeypatch.setattr(live, "progress", press)
+    live.run(wait=True)
+    live.check()
+    assert (live.points, live._explorer.live) == ([], [])
+    assert "Stopped before the first epoch" in live.words.value
+    assert live.state.value == "stopped"
+
+
+def test_settings_that_make_no_sense_start_nothing(live: LivePanel) -> None:
+    live._explorer.controls["z0"].source.value = -1.0
+    live.run(wait=True)
+    assert "z0 is -1.0" in live.error_box.value
+    assert live.points == []
+
+
+# ---- The notebook --------------------------------------------------------------------------------------------------
+
+
+def cells(kind: str, notebook: nbformat.NotebookNode | None = None) -> Sequence[nbformat.NotebookNode]:
+    found = notebook or instructor(read_source(NOTEBOOK))
+    return [cell for cell in found.cells if cell.cell_type == kind]
+
+
+def test_notebook_keeps_the_order_and_length_of_the_course() -> None:
+    text = "\n".join(cell.source for cell in cells("markdown"))
+    headings = [line[3:] for line in text.splitlines() if line.startswith("## ")]
+    assert headings == ["Goal", "Predict", "Do", "Slide", "Check", "What this does *not* show"]
+    assert len(text.split()) <= 2500
+    for notebook in (instructor(read_source(NOTEBOOK)), student(read_source(NOTEBOOK))):
+        lines = [len(cell.source.splitlines()) for cell in cells("code", notebook)]
+        assert statistics.median(lines) <= 6
+        assert max(lines) <= 12
+
+
+def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(small: TrainConfig) -> None:
+    values = {
+        "corpus": small.corpus, "C": 0.5, "z0": 0.2, "tau": 0.3, "decay": "linear", "num_devices": 4, "epochs": 1,
+        "seed": 2, "STRICT": True,
+    }  # fmt: skip
+    space: dict[str, Any] = {}
+    for cell in cells("code"):
+        exec(cell.source, space)
+        if "parameters" in cell.metadata.get("tags", ()):
+            assert set(space) >= {"mode", *values}
+            space.update(values)
+    explorer = {"method": "sound", "micro_batch": 8, "z0": 0.2, "decay": "linear", "epochs": 1}
+    assert space["explorer"].values == explorer
+    [point] = space["live"].points
+    config = point.config
+    assert (config.corpus, config.clip_norm, config.num_devices, config.seed) == (small.corpus, 0.5, 4, 2)
+    assert (config.tau, config.decay, config.epochs) == (0.3, "linear", 1)
+    assert {"z": 0.2, "num_devices": 4, "epochs": 1}.items() <= space["ladder"].values.items()
+    assert [verdict.status for verdict in space["check"].verdicts.values()] == ["solved"] * 3
+
+    space["tuning"]._show = lambda result: 1 / 0  # a fault that only a moved slider meets
+    space["tuning"].controls["trials"].slider.value = 5
+    with pytest.raises(ZeroDivisionError):
+        exec(cells("code")[-1].source.replace("live.run(wait=True)", ""), space)
+
+
+def test_full_mode_measures_the_runs_anew(monkeypatch: pytest.MonkeyPatch, grid: Grid) -> None:
+    asked: list[Path] = []
+
+    def measured(path: Path, say: Any) -> Grid:
+        asked.append(path)
+        return grid
+
+    monkeypatch.setattr(tradeoff_grid, "measure", measured)
+    space = {"mode": "full", "tradeoff_grid": tradeoff_grid, "Path": Path}
+    exec(next(cell.source for cell in cells("code") if "load_grid" in cell.source), space)
+    assert asked == [Path("runs/tradeoff.json")]
+
+
+def test_an_untouched_exercise_stops_a_strict_notebook_only() -> None:
+    untouched = cells("code", student(read_source(NOTEBOOK)))
+    place = next(k for k, cell in enumerate(untouched) if 'check("smaller"' in cell.source)
+    for strict in (False, True):
+        space: dict[str, Any] = {}
+        for cell in untouched[:place]:
+            exec(cell.source.replace("STRICT = False", f"STRICT = {strict}"), space)
+        if strict:
+            with pytest.raises(WrongAnswerError, match=r"06\.smaller"):
+                exec(untouched[place].source, space)
+        else:
+            exec(untouched[place].source, space)
