@@ -239,7 +239,7 @@ class RealModel:
 
     def __init__(self, config: TrainConfig, corpus: Corpus, data: Split, canaries: int) -> None:
         slots = (data.train[0],) * canaries  # hold the canaries' numbers; their words are never read
-        self.run = Run(config, corpus, replace(data, train=data.train + slots))
+        self.run = Run(config, corpus, replace(data, train=(*data.train, *slots)))
         self.layout = self.run.layout
 
     def gradients(self, parts: Sequence[np.ndarray]) -> MicroGradients:
@@ -297,7 +297,7 @@ def mislabelled_scores(config: TrainConfig, corpus: Corpus, data: Split, plan: P
     What it was before would only add its own spread: an untrained model says little, and mostly of their lengths.
     """
     canaries = mislabelled(corpus, data.test, len(plan.included), plan.key)
-    run = Run(config, corpus, replace(data, train=data.train + canaries))
+    run = Run(config, corpus, replace(data, train=(*data.train, *canaries)))
     if plan.disjoint:
         run.batches = plan.batches  # type: ignore[assignment]
     _zero_out(run, plan)

@@ -58,9 +58,18 @@ def run(
 
     values = dict(_name_and_value(text) for text in parameter or ())
     names = [*(notebooks or ()), *names_in(only)]
-    options = {"jobs": jobs, "timeout": timeout, "resume": resume}
     with listening(len(course_notebooks(notebooks_dir, names)), quiet=as_json) as listen:
-        course = run_course(notebooks_dir, out, mode.value, names, values, listen=listen, **options)
+        course = run_course(
+            notebooks_dir,
+            out,
+            mode.value,
+            names,
+            values,
+            jobs=jobs,
+            timeout=timeout,
+            resume=resume,
+            listen=listen,
+        )
     print(json.dumps([run.row for run in course.runs], indent=2) if as_json else course.index)
     raise typer.Exit(0 if course.ok else 1)
 

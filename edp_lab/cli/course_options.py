@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
 import edp_lab
@@ -60,7 +60,7 @@ def listening(total: int, quiet: bool = False) -> Iterator[Callable[[Progress | 
     console, ended = Console(stderr=quiet), 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        running = {}
+        running: dict[Path, TaskID] = {}
 
         def listen(event: Progress | NotebookRun) -> None:
             nonlocal ended

@@ -71,15 +71,16 @@ def split(
     rank[order] = np.arange(len(order))
     shuffled = np.argsort(rank[groups], kind="stable")
     places = [shuffled[part_of_group[groups[shuffled]] == k] for k in range(3)]
-    parts = [_select(corpus.utterances, own) for own in places]
-    for name, part in zip(("train", "validation", "test"), parts, strict=True):
+    train, validation, test = (_select(corpus.utterances, own) for own in places)
+    for name, part in zip(("train", "validation", "test"), (train, validation, test), strict=True):
         if not len(part):
             problem = f"splitting {corpus.name} ({n} utterances) {shares} leaves {name} empty"
             raise UsageError(f"{problem}: use a larger corpus or other ratios")
     if keep_duplicates_together:
-        return Split(*parts)
+        return Split(train, validation, test)
     texts = group_ids(corpus.utterances)
-    return Split(*parts, _select(corpus.utterances, places[2][np.isin(texts[places[2]], texts[places[0]])]))
+    seen = np.isin(texts[places[2]], texts[places[0]])
+    return Split(train, validation, test, _select(corpus.utterances, places[2][seen]))
 
 
 def _select(utterances: Sequence[Utterance], places: np.ndarray) -> Sequence[Utterance]:

@@ -15,7 +15,7 @@ from plotly.subplots import make_subplots
 
 from edp_lab.course.coins_words import digits as d
 from edp_lab.course.devices import DeviceNoise, Scaling, Timed, printed, two_processes
-from edp_lab.course.devices_words import METHODS, settings, told
+from edp_lab.course.devices_words import settings, told
 from edp_lab.course.theme import BLACK, BLUE, GREEN, ORANGE, VERMILLION
 from edp_lab.training import TrainConfig
 
@@ -96,11 +96,11 @@ def update_devices(figure: go.Figure, result: DeviceNoise) -> None:
         true.name = "ε if α were public" if void else "ε that holds"
         true.line.dash, true.marker.symbol = ("dot", "circle-open") if void else ("solid", "circle")
         figure.layout.xaxis.range = figure.layout.xaxis2.range = [-0.08, math.log10(max(32, *result.counts)) + 0.08]
-        for axis, values in (
-            (figure.layout.yaxis, [*result.wanted, *result.on_mean]),
-            (figure.layout.yaxis2, [*result.claimed, *result.true]),
+        for axis, pair in (
+            (figure.layout.yaxis, (result.wanted, result.on_mean)),
+            (figure.layout.yaxis2, (result.claimed, result.true)),
         ):
-            axis.range = span = _decades(values)
+            axis.range = span = _decades(np.concatenate(pair))
             axis.dtick = math.ceil((span[1] - span[0]) / 4)
         account = f"{result.epochs} epochs, δ = {d(result.delta)}; zCDP, Gaussian DP; zero-out"
         figure.layout.title.subtitle.text = f"{settings(result.mechanism)}<br>{account}"
@@ -108,7 +108,7 @@ def update_devices(figure: go.Figure, result: DeviceNoise) -> None:
 
 # ---- Runs on real processes ----------------------------------------------------------------------------------------
 
-LOOKS = [
+LOOKS: list[dict[str, Any]] = [
     {"line": {"color": BLUE, "width": 5}, "marker": {"symbol": "circle", "size": 11}},
     {"line": {"color": ORANGE, "dash": "dash"}, "marker": {"symbol": "x", "size": 8}},
     {"line": {"color": GREEN, "dash": "dot"}, "marker": {"symbol": "diamond-open", "size": 10}},
@@ -174,8 +174,11 @@ def table2_figure(tables: dict[str, Sequence[Timed]], here: Sequence[Timed] = ()
     )
     order = [_row("edp-sgd", n) for n in (1, 2, 4, 8)] + [_row(m, 1) for m in ("dp-sgd", "dp-sgd-naive", "opacus")]
     figure.update_yaxes(categoryorder="array", categoryarray=order[::-1])
-    figure.update_yaxes(title="method", col=1)
+    figure.update_yaxes(title="method (DP-SGD, unless named)", col=1)
     return figure
+
+
+SHORT = {"sgd": "SGD", "dp-sgd": "book-keeping", "dp-sgd-naive": "one by one", "opacus": "Opacus"}  # of DP-SGD
 
 
 def _timed(rows: Sequence[Timed], color: str, symbol: str) -> dict[str, Any]:
@@ -191,8 +194,7 @@ def _timed(rows: Sequence[Timed], color: str, symbol: str) -> dict[str, Any]:
 
 
 def _row(method: str, gpus: int) -> str:
-    name = METHODS[method].replace(", ", ",<br>")
-    return f"{name}, N = {gpus}" if method == "edp-sgd" else name
+    return f"eDP-SGD, N = {gpus}" if method == "edp-sgd" else SHORT[method]
 
 
 def measured_figure(rows: Sequence[Timed], committed: Sequence[Timed]) -> go.Figure:
@@ -200,9 +202,10 @@ def measured_figure(rows: Sequence[Timed], committed: Sequence[Timed]) -> go.Fig
     figure = go.Figure()
     figure.add_scatter(name="here, a moment ago", **_timed([], VERMILLION, "diamond"))
     figure.add_scatter(name="committed, two cores, paper's size", **_timed([], BLUE, "circle"))
-    figure.update_layout(height=360, title="A few cells, measured here", margin_t=110, legend=LEGEND)
+    figure.update_layout(height=400, title="A few cells, measured here", margin_t=120, legend=LEGEND)
+    figure.update_traces(showlegend=True)
     figure.update_xaxes(title="time of a step (× SGD's)", type="log", range=[-0.1, 1.1], tickvals=[1, 2, 5, 10])
-    figure.update_yaxes(title="method", autorange="reversed")
+    figure.update_yaxes(title="method (DP-SGD, unless named)", autorange="reversed")
     update_measured(figure, rows, committed, "press Run")
     return figure
 
@@ -226,7 +229,10 @@ def step_figure(result: Scaling) -> go.Figure:
     """The parts of eDP-SGD's step by N, stacked."""
     figure = go.Figure(
         [
-            go.Bar(name=name, marker={"color": color, "pattern": {"shape": shape, "fgcolor": "white"}})
+            go.Bar(
+                name=name,
+                marker={"color": color, "pattern": {"shape": shape, "fillmode": "overlay", "fgcolor": "white"}},
+            )
             for name, (color, shape) in PARTS.items()
         ]
     )
@@ -260,7 +266,7 @@ def speed_figure(result: Scaling) -> go.Figure:
     figure.update_layout(title="Speed")
     figure.update_xaxes(title="devices N", type="log", dtick=math.log10(2))
     figure.update_yaxes(title="times as fast as one", type="log", dtick=math.log10(2), row=1, col=1)
-    figure.update_yaxes(title="eDP-SGD's step to SGD's", rangemode="tozero", row=2, col=1)
+    figure.update_yaxes(title="step (× SGD's)", rangemode="tozero", row=2, col=1)
     figure.update_traces(hovertemplate="N = %{x}: %{y:.3g}")
     update_speed(figure, result)
     return figure

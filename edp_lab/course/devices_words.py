@@ -201,7 +201,7 @@ def scaling_command(result: Scaling) -> str:
         result.shares.model, result.devices, result.batch, result.bandwidth, result.latency, result.speed
     )  # fmt: skip
     call = f"devices.scaling({', '.join(map(repr, values))})"
-    return f"{result.shares.command}\n# then, in Python:\nfrom edp_lab.course import devices\n{call}"
+    return f"{result.shares.command}\nfrom edp_lab.course import devices  # in Python\n{call}"
 
 
 # ---- Small parts ---------------------------------------------------------------------------------------------------

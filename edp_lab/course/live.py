@@ -16,7 +16,7 @@ import numpy as np
 import plotly.graph_objects as go
 from ipywidgets.widgets.widget import _instances
 
-from edp_lab.course.panel import Control, Frame, Panel
+from edp_lab.course.panel import Frame, Panel
 
 DRAWN = ("x", "y", "z")  # what a trace draws
 
@@ -61,14 +61,14 @@ def move(panel: Panel, moves: int) -> list[float]:
     A move is what a browser's message starts: the function, the patches of the figures, the read-outs, and sending
     them. The panel is reset afterwards.
     """
-    sliders, seconds = _sliders(panel), []
-    for number, control in enumerate(sliders):
+    sliders, seconds = list(_sliders(panel).items()), []
+    for number, (name, slider) in enumerate(sliders):
         share = moves // len(sliders) + (number < moves % len(sliders))
-        for value in _walk(control, share):
+        for value in _walk(slider, share):
             start = time.perf_counter()
-            control.slider.value = value
+            slider.value = value
             seconds.append(time.perf_counter() - start)
-        control.source.value = control.default
+        panel.set(**{name: panel.controls[name].default})
     return seconds
 
 
@@ -78,14 +78,14 @@ def time_all(moves: int) -> None:
     print(json.dumps([{"panel": name, "kernel_ms": [1000 * s for s in seconds]} for name, seconds in timed]))
 
 
-def _sliders(panel: Panel) -> list[Control]:
-    return [control for control in panel.controls.values() if control.slider is not None]
+def _sliders(panel: Panel) -> dict[str, widgets.Widget]:
+    return {name: control.slider for name, control in panel.controls.items() if control.slider is not None}
 
 
-def _walk(control: Control, steps: int) -> Iterator[Any]:
+def _walk(slider: widgets.Widget, steps: int) -> Iterator[Any]:
     """The values of that many steps along a slider's stops, from where it stands, turning round at the ends."""
-    stops = list(control.slider.options)
-    place, way = stops.index(control.slider.value), 1
+    stops = list(slider.options)
+    place, way = stops.index(slider.value), 1
     for _ in range(steps):
         if not 0 <= place + way < len(stops):
             way = -way

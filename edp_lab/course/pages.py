@@ -121,9 +121,9 @@ def store_page(text: str, path: Path) -> None:
     write_whole(path, text.encode())
 
 
-def markdown_to_html(text: str, attachments: Mapping[str, Any] | None = None) -> str:
+def markdown_to_html(text: str, attachments: dict[str, dict[str, str]] | None = None) -> str:
     """Markdown as the notebooks' pages show it: formulas as MathML."""
-    return MarkdownWithMath(renderer=_MathML(escape=False, attachments=attachments or {})).render(text)
+    return MarkdownWithMath(renderer=_MathML(escape=False, attachments=dict(attachments or {}))).render(text)
 
 
 def write_index(rows: Sequence[Any], path: Path, about: str) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -276,15 +277,16 @@ def _run_all(
 ) -> Iterator[NotebookRun]:
     """The runs as they end, `jobs` at a time, each in a thread of its own; kernels end with this one's interrupt."""
     alone = {} if jobs == 1 or "OMP_NUM_THREADS" in os.environ else ONE_THREAD
-    watches = {path: Watch(lambda done, of, path=path: listen(Progress(path, done, of))) for path in todo}
+    watches = {path: Watch(_telling(listen, path)) for path in todo}
     with _interruptible(ThreadPoolExecutor(jobs), watches.values()) as pool:
-        options = {"timeout": timeout, "environment": alone}
-        waiting = [
-            pool.submit(run_notebook, path, out_dir, given, watch=watches[path], **options)
-            for path, given in todo.items()
-        ]
+        run = partial(run_notebook, timeout=timeout, environment=alone)
+        waiting = [pool.submit(run, path, out_dir, given, watch=watches[path]) for path, given in todo.items()]
         for future in as_completed(waiting):
             yield future.result()
+
+
+def _telling(listen: Callable[[Progress], None], path: Path) -> Callable[[int, int], None]:
+    return lambda done, of: listen(Progress(path, done, of))
 
 
 @contextmanager

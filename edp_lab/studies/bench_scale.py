@@ -52,8 +52,9 @@ def bench_scale(
     with tempfile.TemporaryDirectory() as folder:
         for utterances in sizes:
             corpus = Path(folder) / f"{utterances}"
+            progress(f"generating {utterances:,}")
             start = time.perf_counter()
-            pack(utterances, 0, corpus, None, lambda done, of=utterances: progress(f"{done:,} of {of:,} generated"))
+            pack(utterances, 0, corpus)
             generated = time.perf_counter() - start
             progress(f"training on {utterances:,}")
             job = json.dumps({"corpus": str(corpus), "steps": steps, "size": size})

@@ -132,7 +132,7 @@ def test_area_of_delta_is_delta_and_both_bells_are_whole(mu: float, releases: in
         return
     if delta > 1e-3:
         beyond = result.loss >= result.epsilon
-        assert trapezoid(result.excess[beyond], result.loss[beyond]) == pytest.approx(delta, rel=0.05)
+        assert trapezoid(result.excess[beyond], result.loss[beyond]) == pytest.approx(delta, rel=0.1)  # of a drawing
     assert np.interp(result.epsilon, result.epsilons, result.deltas) == pytest.approx(delta, rel=0.1)
 
 

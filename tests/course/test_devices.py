@@ -252,6 +252,8 @@ def test_more_bandwidth_and_faster_devices_help_as_far_as_they_can() -> None:
     assert slow.speed_up[slow.here] < 1  # not worth it
     quick = scaling("bert", 8, 64, 10.0, 10.0, 100.0)
     assert quick.speed_up[quick.here] < fast.speed_up[fast.here]  # the message does not get faster
+    both = fast.sgd + fast.message  # SGD's gradients travel, too
+    assert fast.ratio == pytest.approx(1 + fast.extra / both)
     assert fast.ratio[-1] > fast.ratio[0]  # noise is for all parameters, however small the share
 
 
@@ -364,7 +366,7 @@ def test_commands_say_what_is_shown() -> None:
         assert report["holds"]["epsilon_if_alpha_public"] == pytest.approx(result.true[result.here])
         assert report["claimed"]["epsilon"] == pytest.approx(result.claimed[result.here])
     panel = make_scaling()
-    measured, _, load, python = panel.command.value.splitlines()
+    measured, load, python = panel.command.value.splitlines()
     assert measured.startswith(
         "edp-lab bench step --corpus atis --model clc --methods sgd,edp-sgd --gpus 1 --threads 1"
     )
@@ -474,3 +476,10 @@ def test_timed_rows_are_read_from_what_the_benchmark_writes() -> None:
     [row, *_] = json.loads((devices.RESULTS / "bench_shares.json").read_text())
     assert Timed.of(row).seconds == row["seconds"]
     assert {"machine", "versions", "command", "date", "parameters"} <= set(row)
+
+
+def test_patterns_are_drawn_over_the_colour_of_a_bar() -> None:
+    """In plotly's default a white pattern replaces the colour, and the bar cannot be seen."""
+    for bar in devices_figures.step_figure(scaling("clc", 8, 64, 10.0, 10.0, 1.0)).data:
+        assert bar.marker.color
+        assert bar.marker.pattern.fillmode == "overlay"

@@ -1,0 +1,111 @@
+"""`edp-lab bench panels`: finds the cheap panels of a notebook and times them, in the kernel and in a browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+from typer.testing import CliRunner
+
+from edp_lab.cli.study import bench_app
+from edp_lab.course import browser as browsing
+from edp_lab.course import live
+from edp_lab.course.figure_panel import FigurePanel, Picture
+from edp_lab.course.panel import Panel, choice, number
+from edp_lab.errors import UsageError
+
+PANEL = """
+import time
+import ipywidgets
+import plotly.graph_objects as go
+from edp_lab.course import theme
+from edp_lab.course.figure_panel import FigurePanel, Picture
+from edp_lab.course.panel import number
+
+def compute(C):
+    time.sleep(0.03)
+    return C
+
+def update(figure, C):
+    figure.data[0].y = [C, 2 * C]
+
+theme.activate()
+draw = lambda C: go.Figure(go.Scatter(x=[0, 1], y=[C, 2 * C]), {"height": 300})
+controls = {"C": number("clip norm", 1.0, [0.5, 1.0, 2.0, 4.0])}
+panel = FigurePanel("<h3>Clip</h3>", controls, compute, str, lambda result, C: f"clip {C}", [Picture(draw, update)])
+panel
+"""
+
+
+def write(path: Path) -> None:
+    notebook = new_notebook(cells=[new_code_cell(PANEL)])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "python3", "language": "python"}
+    nbformat.write(notebook, path)
+
+
+def small_panel() -> tuple[Panel, list[float]]:
+    seen: list[float] = []
+    controls = {
+        "C": number("C", 1.0, [0.5, 1.0, 2.0]),
+        "way": choice("way", "up", {"up": "up", "down": "down"}),
+        "N": number("N", 1, [1, 2]),
+    }
+    panel = Panel("<h3>A <b>panel</b></h3>", controls, lambda C, way, N: C * N, seen.append, [], [])
+    return panel, seen
+
+
+def test_moves_are_shared_among_sliders_turn_round_at_the_ends_and_are_undone() -> None:
+    panel, seen = small_panel()
+    seen.clear()
+    assert len(live.move(panel, 7)) == 7
+    assert seen[:4] == [2.0, 1.0, 0.5, 1.0]  # four of C, then back to its default, then three of N
+    assert [value for value in seen[4:] if value != 1.0] == [2.0, 2.0]
+    assert panel.values == {"C": 1.0, "way": "up", "N": 1}
+    assert live.heading(panel) == "A panel"
+
+
+def test_what_a_panel_shows_is_told_in_numbers() -> None:
+    import plotly.graph_objects as go
+
+    def draw(C: float) -> go.Figure:
+        return go.Figure([go.Scatter(x=["a", "b"], y=[C, None]), go.Heatmap(z=[[1, 2], [3, C]])], {"height": 300})
+
+    controls = {"C": number("C", 4.0, [1.0, 4.0])}
+    panel = FigurePanel("<h3>P</h3>", controls, lambda C: C, str, lambda result, C: "", [Picture(draw, draw)])
+    shown = live.shown(panel)
+    assert shown["values"] == {"C": 4.0}
+    assert shown["sliders"] == 1
+    assert "4.0" in shown["words"]
+    scatter, heatmap = shown["figures"][0]
+    assert "x" not in scatter
+    assert heatmap["z"] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_bench_times_a_panel_in_the_kernel_and_in_the_browser(tmp_path: Path) -> None:
+    if problem := browsing.missing():
+        pytest.skip(problem)
+    write(tmp_path / "00_start.ipynb")
+    command = ["panels", "--notebooks", str(tmp_path), "--moves", "20", "--browser-moves", "8", "--json"]
+    result = CliRunner().invoke(bench_app, command)
+    assert result.exit_code == 0, result.output
+    [row] = json.loads(result.stdout)
+    assert (row["notebook"], row["panel"]) == ("00_start", "Clip")
+    assert (row["moves"], row["browser_moves"]) == (20, 8)
+    assert 30 < row["kernel_ms_p95"] < 1000  # compute alone sleeps for 30
+    assert 30 < row["browser_ms_p95"] < 5000
+
+
+def test_bench_without_a_browser_has_the_kernel_s_times(tmp_path: Path) -> None:
+    write(tmp_path / "00_start.ipynb")
+    command = ["panels", "--notebooks", str(tmp_path), "--moves", "5", "--browser-moves", "0", "--json"]
+    [row] = json.loads(CliRunner().invoke(bench_app, command).stdout)
+    assert row["browser_ms_p95"] is None
+    assert row["moves"] == 5
+
+
+def test_bench_refuses_no_moves() -> None:
+    result = CliRunner().invoke(bench_app, ["panels", "--moves", "0"])
+    assert isinstance(result.exception, UsageError)
