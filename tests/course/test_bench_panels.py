@@ -74,7 +74,9 @@ def test_what_a_panel_shows_is_told_in_numbers() -> None:
         return go.Figure([go.Scatter(x=["a", "b"], y=[C, None]), go.Heatmap(z=[[1, 2], [3, C]])], {"height": 300})
 
     controls = {"C": number("C", 4.0, [1.0, 4.0])}
-    panel = FigurePanel("<h3>P</h3>", controls, lambda C: C, str, lambda result, C: "", [Picture(draw, draw)])
+    panel = FigurePanel(
+        "<h3>P</h3>", controls, lambda C: C, str, lambda result, C: "", [Picture(draw, lambda figure, C: None)]
+    )
     shown = live.shown(panel)
     assert shown["values"] == {"C": 4.0}
     assert shown["sliders"] == 1

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import statistics
-import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import plotly.graph_objects as go
 import pytest
@@ -22,18 +18,16 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import edp_lab.training
-from edp_lab.check import WrongAnswerError
 from edp_lab.cli import app
-from edp_lab.course import tradeoff_figures, tradeoff_grid, tradeoff_panels, tradeoff_words
-from edp_lab.course.build import instructor, read_source, student
+from edp_lab.course import tradeoff_figures, tradeoff_panels, tradeoff_words
 from edp_lab.course.figure_panel import FigurePanel
 from edp_lab.course.tradeoff import decays, explore, ladder, tuning
-from edp_lab.course.tradeoff_grid import BASE, MARKS, Grid, Point, configured, load_grid, measure, plan
+from edp_lab.course.tradeoff_grid import BASE, MARKS, Grid, Point, load_grid
 from edp_lab.course.tradeoff_panels import ExplorerPanel, LivePanel
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Adjacency, gdp_epsilon, judge
+from edp_lab.privacy import Adjacency, gdp_epsilon
 from edp_lab.privacy.tuning import best_of_random
-from edp_lab.training import TrainConfig, train
+from edp_lab.training import TrainConfig
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "06_train_and_trade_off.ipynb"
 DELTA = 2e-4
@@ -53,107 +47,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     path = tmp_path_factory.mktemp("corpus") / "commands.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     return replace(BASE, corpus=str(path), epochs=2, z0=0.01)
-
-
-# ---- The measured runs ---------------------------------------------------------------------------------------------
-
-
-def test_the_grid_holds_every_run_of_the_plan_after_each_mark(grid: Grid) -> None:
-    planned = {replace(run, epochs=mark) for run in plan() for mark in MARKS if mark <= run.epochs}
-    assert len(plan()) == 43
-    assert {point.config for point in grid.points} == planned
-    assert len(grid.points) == len(planned)
-    assert {"command", "machine", "versions"} <= set(grid.about)
-    assert all(0 < p.ser < 1.2 and p.seconds > 0 for p in grid.points)
-
-
-def test_every_epsilon_is_the_judge_s(grid: Grid) -> None:
-    for point in grid.after(8):
-        found = judge(point.config.mechanism(point.utterances), 8, point.utterances**-1.1)
-        assert point.guarantee == found
-        assert point.epsilon == found.epsilon_if_alpha_public
-        assert found.status == ("none" if point.method in ("sgd", "printed") else "void: seed published")
-
-
-def test_what_the_notebook_s_prose_says_of_the_runs_holds(grid: Grid) -> None:
-    def at(method: str, m: int = 8, z0: float = 0.03, decay: str = "none") -> Point:
-        return explore(grid, method, m, z0, decay, 8).point
-
-    printed, sound, single = at("printed"), at("sound"), at("sound", 1)
-    assert printed.ser > sound.ser > 2 * single.ser
-    assert sound.epsilon == single.epsilon
-    assert printed.guarantee.epsilon_claimed
-    assert printed.epsilon / printed.guarantee.epsilon_claimed == pytest.approx(30, rel=0.05)  # type: ignore[operator]
-    rungs = [at("sound", m).ser for m in (8, 4, 2, 1)]
-    assert rungs == sorted(rungs, reverse=True)
-    decayed, steady = at("sound", 1, 0.3, "exponential"), at("sound", 1, 0.1)
-    assert decayed.epsilon < steady.epsilon  # type: ignore[operator]
-    assert decayed.ser > steady.ser
-    pace = {p.method: p.seconds / p.config.epochs for p in grid.points}
-    assert pace["dp"] < 2 * pace["sgd"] < 10 * pace["sgd"] < pace["naive"]
-    assert min(p.ser for p in grid.points if p.epsilon is not None and p.epsilon < 15) > 0.9
-    spreads = [max(sers) - min(sers) for p in grid.after(8) if len(sers := [q.ser for q in grid.seeds(p)]) > 1]
-    assert max(spreads) < 0.06
-
-
-def test_measuring_is_taken_up_where_it_was_left(small: TrainConfig, tmp_path: Path) -> None:
-    path, said = tmp_path / "runs" / "grid.json", []
-    runs = [configured(small, method, 1, 0.05, "none", 2) for method in ("sgd", "sound")]
-    first = measure(path, runs[:1])
-    assert [p.config for p in first.points] == [replace(runs[0], epochs=k) for k in (1, 2)]
-    both = measure(path, runs, said.append)
-    assert said == ["run 2 of 2: DP-SGD, disjoint batches", "timing"]
-    assert [p.method for p in both.points] == ["sgd", "sgd", "dp", "dp"]
-    before = path.read_bytes()
-    measure(path, runs, said.append)
-    assert (said[2:], path.read_bytes()) == ([], before)
-    assert all(math.isfinite(p.seconds) and p.seconds > 0 for p in both.points)
-
-
-def test_a_measured_point_is_the_run_that_its_command_makes(small: TrainConfig, tmp_path: Path) -> None:
-    run = configured(small, "sound", 8, 0.01, "linear", 2)
-    for point in measure(tmp_path / "grid.json", [run]).points:
-        record = train(point.config, tmp_path / str(point.config.epochs))
-        assert round(record["final"]["ser"], 4) == point.ser
-        assert record["final"]["epsilon"] == point.guarantee.epsilon
-        assert tradeoff_grid.live_point(run, record).config == point.config
-
-
-def test_stopped_measuring_keeps_whole_runs_only(small: TrainConfig, tmp_path: Path) -> None:
-    path, stop = tmp_path / "grid.json", threading.Event()
-    runs = [configured(small, "sound", m, 0.05, "none", 2) for m in (1, 8)]
-
-    def say(text: str) -> None:
-        if text.startswith("run 2"):
-            stop.set()
-
-    assert [p.micro_batch for p in measure(path, runs, say, stop).points] == [1, 1]
-
-
-def test_a_grid_that_is_missing_or_damaged_is_told_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is missing: restore it"):
-        load_grid(tmp_path / "none.json")
-    (tmp_path / "old.json").write_text('{"runs": [{"config": {"corpus": "x"}}]}')
-    with pytest.raises(UsageError, match="is damaged or of another version"):
-        load_grid(tmp_path / "old.json")
-
-
-@pytest.mark.parametrize(
-    ("method", "micro_batch", "expected"),
-    [
-        ("sgd", 8, ("sgd", None, False)),
-        ("printed", 8, ("edp-sgd", None, True)),
-        ("sound", 4, ("edp-sgd", 4, False)),
-        ("sound", 1, ("dp-sgd", None, False)),
-        ("poisson", 8, ("dp-sgd", None, False)),
-    ],
-)
-def test_settings_become_runs(method: str, micro_batch: int, expected: tuple[str, int | None, bool]) -> None:
-    config = configured(replace(BASE, clip_norm=0.5, seed=3), method, micro_batch, 0.2, "linear", 3)
-    assert (config.method, config.micro_batch_size, config.as_printed) == expected
-    assert (config.poisson, config.epochs, config.seed) == (method == "poisson", 3, 3)
-    if method != "sgd":
-        assert (config.z0, config.decay, config.clip_norm) == (0.2, "linear", 0.5)
 
 
 # ---- The nearest ---------------------------------------------------------------------------------------------------
@@ -496,75 +389,3 @@ def test_settings_that_make_no_sense_start_nothing(live: LivePanel) -> None:
     live.run(wait=True)
     assert "z0 is -1.0" in live.error_box.value
     assert live.points == []
-
-
-# ---- The notebook --------------------------------------------------------------------------------------------------
-
-
-def cells(kind: str, notebook: nbformat.NotebookNode | None = None) -> Sequence[nbformat.NotebookNode]:
-    found = notebook or instructor(read_source(NOTEBOOK))
-    return [cell for cell in found.cells if cell.cell_type == kind]
-
-
-def test_notebook_keeps_the_order_and_length_of_the_course() -> None:
-    text = "\n".join(cell.source for cell in cells("markdown"))
-    headings = [line[3:] for line in text.splitlines() if line.startswith("## ")]
-    assert headings == ["Goal", "Predict", "Do", "Slide", "Check", "What this does *not* show"]
-    assert len(text.split()) <= 2500
-    for notebook in (instructor(read_source(NOTEBOOK)), student(read_source(NOTEBOOK))):
-        lines = [len(cell.source.splitlines()) for cell in cells("code", notebook)]
-        assert statistics.median(lines) <= 6
-        assert max(lines) <= 12
-
-
-def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(small: TrainConfig) -> None:
-    values = {
-        "corpus": small.corpus, "C": 0.5, "z0": 0.2, "tau": 0.3, "decay": "linear", "num_devices": 4, "epochs": 1,
-        "seed": 2, "STRICT": True,
-    }  # fmt: skip
-    space: dict[str, Any] = {}
-    for cell in cells("code"):
-        exec(cell.source, space)
-        if "parameters" in cell.metadata.get("tags", ()):
-            assert set(space) >= {"mode", *values}
-            space.update(values)
-    explorer = {"method": "sound", "micro_batch": 8, "z0": 0.2, "decay": "linear", "epochs": 1}
-    assert space["explorer"].values == explorer
-    [point] = space["live"].points
-    config = point.config
-    assert (config.corpus, config.clip_norm, config.num_devices, config.seed) == (small.corpus, 0.5, 4, 2)
-    assert (config.tau, config.decay, config.epochs) == (0.3, "linear", 1)
-    assert {"z": 0.2, "num_devices": 4, "epochs": 1}.items() <= space["ladder"].values.items()
-    assert [verdict.status for verdict in space["check"].verdicts.values()] == ["solved"] * 3
-
-    space["tuning"]._show = lambda result: 1 / 0  # a fault that only a moved slider meets
-    space["tuning"].controls["trials"].slider.value = 5
-    with pytest.raises(ZeroDivisionError):
-        exec(cells("code")[-1].source.replace("live.run(wait=True)", ""), space)
-
-
-def test_full_mode_measures_the_runs_anew(monkeypatch: pytest.MonkeyPatch, grid: Grid) -> None:
-    asked: list[Path] = []
-
-    def measured(path: Path, say: Any) -> Grid:
-        asked.append(path)
-        return grid
-
-    monkeypatch.setattr(tradeoff_grid, "measure", measured)
-    space = {"mode": "full", "tradeoff_grid": tradeoff_grid, "Path": Path}
-    exec(next(cell.source for cell in cells("code") if "load_grid" in cell.source), space)
-    assert asked == [Path("runs/tradeoff.json")]
-
-
-def test_an_untouched_exercise_stops_a_strict_notebook_only() -> None:
-    untouched = cells("code", student(read_source(NOTEBOOK)))
-    place = next(k for k, cell in enumerate(untouched) if 'check("smaller"' in cell.source)
-    for strict in (False, True):
-        space: dict[str, Any] = {}
-        for cell in untouched[:place]:
-            exec(cell.source.replace("STRICT = False", f"STRICT = {strict}"), space)
-        if strict:
-            with pytest.raises(WrongAnswerError, match=r"06\.smaller"):
-                exec(untouched[place].source, space)
-        else:
-            exec(untouched[place].source, space)
