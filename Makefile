@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install course notebooks test lab lint clean
+.PHONY: help install course notebooks test lab dashboard lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ notebooks: $(INSTALLED)  ## student and instructor notebooks from notebooks/sour
 
 lab: $(INSTALLED)  ## open JupyterLab on notebooks/00_start.ipynb
 	@$(BIN)/edp-lab course lab $(LAB_ARGS)
+
+dashboard: $(INSTALLED)  ## all panels without code, in a browser
+	@$(BIN)/edp-lab course dashboard
 
 lint: $(INSTALLED)  ## linter, formatter and type checker
 	$(BIN)/ruff check

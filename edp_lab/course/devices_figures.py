@@ -6,7 +6,7 @@ What a result holds is in `edp_lab.course.devices`; nothing is computed here but
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,8 +142,8 @@ def update_losses(figure: go.Figure, runs: Sequence[tuple[str, Sequence[float]]]
 # ---- Table 2 -------------------------------------------------------------------------------------------------------
 
 
-def table2_figure(tables: dict[str, Sequence[Timed]], here: Sequence[Timed] = ()) -> go.Figure:
-    """Steps as a ratio to SGD's: ours with quartiles, the paper's on eight GPUs, and what was measured here."""
+def table2_figure(tables: Mapping[str, Sequence[Timed]]) -> go.Figure:
+    """Steps as a ratio to SGD's: ours with quartiles, and the paper's on eight GPUs."""
     figure = make_subplots(rows=1, cols=len(tables), shared_yaxes=True, horizontal_spacing=0.04)
     for col, (model, rows) in enumerate(tables.items(), 1):
         others = [row for row in rows if row.method != "sgd"]
@@ -157,9 +157,6 @@ def table2_figure(tables: dict[str, Sequence[Timed]], here: Sequence[Timed] = ()
             name="the paper, 8 GPUs", mode="markers", showlegend=col == 1,
             marker={"symbol": "square-open", "size": 12, "color": ORANGE, "line": {"width": 3}}, **at,
         )  # fmt: skip
-        mine = [row for row in here if row.model == model and row.method != "sgd"]
-        if mine:
-            figure.add_scatter(name="measured here", **_timed(mine, VERMILLION, "diamond"), **at)
         figure.add_annotation(
             text=f"<b>{model.upper()}, ATIS</b>", x=0.98, y=1, xref="x domain", yref="y domain", xanchor="right",
             yanchor="top", showarrow=False, **at,
