@@ -5,7 +5,6 @@ Used by the browser tests and by ``edp-lab bench panels``. Nothing here knows py
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
 import subprocess
@@ -29,6 +28,7 @@ FLAGS = """
     --disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars
     --disable-background-timer-throttling --disable-renderer-backgrounding --disable-backgrounding-occluded-windows
 """
+NOBODY_ELSE = "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1 , EXCLUDE localhost"
 SIZE = (1280, 1600)  # of a window, in CSS pixels
 LOCAL = {"127.0.0.1", "localhost"}
 DONE = "const done = arguments[arguments.length - 1];"
@@ -77,7 +77,7 @@ def missing() -> str:
 
 @contextmanager
 def chromium() -> Iterator[Chrome]:
-    """A headless Chromium that keeps its console and the addresses of its requests.
+    """A headless Chromium that keeps its console and reaches no other machine.
 
     Raises:
         UsageError: see `missing`.
@@ -89,12 +89,13 @@ def chromium() -> Iterator[Chrome]:
     with tempfile.TemporaryDirectory(prefix="edp-lab-chromium-") as profile:
         options = ChromeOptions()
         options.binary_location = shutil.which("chromium") or ""
-        for flag in (*FLAGS.split(), f"--user-data-dir={profile}"):
+        for flag in (*FLAGS.split(), NOBODY_ELSE, f"--user-data-dir={profile}"):
             options.add_argument(flag)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         driver = Chrome(options=options, service=ChromeService(shutil.which("chromedriver")))
         try:
             driver.set_script_timeout(240)
+            _prepare(driver)
             yield driver
         finally:
             driver.quit()
@@ -136,7 +137,7 @@ def start_notebook(driver: Chrome, address: str, name: str) -> str:
     """
     front = driver.current_window_handle
     driver.switch_to.new_window("window")
-    resize(driver, *SIZE)
+    _prepare(driver)
     driver.get(f"{address}/lab/workspaces/{Path(name).stem}?token={TOKEN}")
     driver.execute_script(START, name)
     window = driver.current_window_handle
@@ -174,12 +175,10 @@ def console_errors(driver: Chrome) -> list[str]:
 
 
 def asked_elsewhere(driver: Chrome) -> list[str]:
-    """Addresses outside this machine that the page has tried to load since the last call."""
-    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    requests = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    sockets = [m["params"] for m in messages if m["method"] == "Network.webSocketCreated"]
-    addresses = [r["request"]["url"] for r in requests] + [s["url"] for s in sockets]
-    return [a for a in addresses if urlsplit(a).scheme in ("http", "https", "ws", "wss") and _host(a) not in LOCAL]
+    """Addresses outside this machine that the page has tried to load; those that it could not are also
+    `console_errors`, because no name of another machine is resolved."""
+    names = driver.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    return [a for a in names if urlsplit(a).scheme in ("http", "https") and urlsplit(a).hostname not in LOCAL]
 
 
 def until(true: Callable[[], Any], seconds: float, complaint: str) -> Any:
@@ -196,8 +195,11 @@ def until(true: Callable[[], Any], seconds: float, complaint: str) -> Any:
     return value
 
 
-def _host(address: str) -> str | None:
-    return urlsplit(address).hostname
+def _prepare(driver: Chrome) -> None:
+    """Give a new window its size, and let its pages remember all that they load."""
+    resize(driver, *SIZE)
+    remember = {"source": "performance.setResourceTimingBufferSize(100000)"}
+    driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", remember)
 
 
 def _well(error: str | None) -> None:

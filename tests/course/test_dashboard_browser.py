@@ -31,7 +31,6 @@ def dashboard(browser: Chrome) -> Iterator[str]:
     with browsing.voila([NOTEBOOK]) as address:
         browsing.resize(browser, *browsing.SIZE)
         browsing.console_errors(browser)
-        browsing.asked_elsewhere(browser)
         yield address
 
 

@@ -130,7 +130,6 @@ def test_slides_begin_at_headings_and_at_figures(folder: Path) -> None:
 def test_site_and_slides_work_in_a_browser_without_a_network(folder: Path, browser: browsing.Chrome) -> None:
     browsing.resize(browser, 1280, 720)
     browsing.console_errors(browser)
-    browsing.asked_elsewhere(browser)
     browser.get((folder / "html" / "index.html").resolve().as_uri())
     browser.find_element("link text", "00 First").click()
     browsing.until(lambda: browser.execute_script(FIGURES_DRAWN), 20, "no figure on the page")
