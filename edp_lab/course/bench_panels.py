@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TIMEOUT = 600  # seconds of a cell
 # Presses arrow keys on one slider after the other, as often as asked for in all, turning round at the ends;
 # milliseconds of each press that changed a figure, until the frame after the last redrawing. A press is over when the
-# kernel is idle again and two frames have gone by without a redrawing.
+# kernel is idle again and two frames have gone by without a redrawing, or half a second without any.
 PRESS = """
 const done = arguments[arguments.length - 1], [heading, moves] = arguments;
 const kernel = window.notebook.sessionContext.session.kernel;
@@ -50,6 +50,7 @@ async function press(handle, key) {
     painted = null;
     handle.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
     await Promise.race([over, pause(5000)]);
+    for (let waited = 0; painted === null && waited < 500; waited += 20) await pause(20);
     for (let before = -1; before != redrawn;) { before = redrawn; await pause(20); await frame(); await frame(); }
     return painted === null ? null : painted - start;
 }

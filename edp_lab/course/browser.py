@@ -140,6 +140,8 @@ def start_notebook(driver: Chrome, address: str, name: str) -> str:
     _prepare(driver)
     driver.get(f"{address}/lab/workspaces/{Path(name).stem}?token={TOKEN}")
     driver.execute_script(START, name)
+    # Two JupyterLabs that load at the same time disturb each other: one of them loads again.
+    until(lambda: driver.execute_script("return Boolean(window.notebook)"), 90, f"{name} did not open")
     window = driver.current_window_handle
     driver.switch_to.window(front)
     return window

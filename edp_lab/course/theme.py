@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import anywidget
 import ipywidgets as widgets
 import plotly.graph_objects as go
 import plotly.io as pio
+import traitlets
 from plotly.io.base_renderers import HtmlRenderer
 
 # Okabe and Ito's palette. One role, one colour, in every figure; dash and marker vary with it.
@@ -106,11 +108,42 @@ def activate() -> None:
     pio.renderers["notebook"] = _Notebook()
     pio.renderers["plotly_mimetype"].config = CONFIG
     pio.renderers.default = "plotly_mimetype+notebook"
+    _bundle()
+
+
+class _Bundle(anywidget.AnyWidget):
+    """plotly.js, sent to a page once. Each FigureWidget would bring 5 MB of its own, and a page that has not read
+    them after two seconds leaves the figure blank."""
+
+    _esm = """
+    export default { initialize({ model }) {
+        const code = new Blob([model.get("code")], {type: "text/javascript"});
+        (globalThis.edpLabPlotly ??= Promise.withResolvers()).resolve(import(URL.createObjectURL(code)));
+    } }
+    """
+    code = traitlets.Unicode().tag(sync=True)
+
+
+class LiveFigure(go.FigureWidget):
+    """plotly's, drawn by the code in the page's `_Bundle`."""
+
+    _esm = """
+    export default async () => {
+        const { default: made } = await (globalThis.edpLabPlotly ??= Promise.withResolvers()).promise;
+        return typeof made == "function" ? made() : made;
+    }
+    """
+
+
+@cache
+def _bundle() -> _Bundle:
+    return _Bundle(code=str(go.FigureWidget._esm))
 
 
 def live(figure: go.Figure) -> go.FigureWidget:
     """The figure as a widget that can be patched in place."""
-    widget = go.FigureWidget(figure)
+    _bundle()
+    widget = LiveFigure(figure)
     widget._config = {**widget._config, **CONFIG}
     return widget
 

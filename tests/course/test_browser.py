@@ -26,7 +26,7 @@ from selenium.webdriver.remote.webelement import WebElement
 SCREENSHOTS = ROOT / "runs" / "screenshots"
 WIDTHS = (1280, 800)
 HEIGHT = browsing.SIZE[1]
-AHEAD = 1  # notebooks whose cells run while another one is tested
+AHEAD = 0  # notebooks that load while another one is tested; JupyterLabs that load at once disturb each other
 SECONDS = 20  # that a panel may take to follow on a busy machine
 
 ERRORS = """
@@ -34,10 +34,10 @@ const boxes = document.querySelectorAll('.edp-lab-error, .jp-RenderedText[data-m
 return [...boxes].map(box => box.textContent.trim()).filter(text => text);
 """
 PANELS = "return [...document.querySelectorAll('.edp-panel')]"
-# The first slider of the first panel that has one and is not switched off.
-SLIDER = """
-const handles = [...document.querySelectorAll('.edp-panel .noUi-handle')];
-return handles.find(handle => !handle.closest('[disabled]')) ?? null;
+# The sliders of the first panel that has one, those left out that are switched off.
+SLIDERS = """
+const handles = [...document.querySelectorAll('.edp-panel .noUi-handle')].filter(e => !e.closest('[disabled]'));
+return handles.filter(handle => handle.closest('.edp-panel') == handles[0].closest('.edp-panel'));
 """
 # What a panel shows: its read-outs, its number boxes, and what its figures have drawn.
 SHOWN = """
@@ -93,13 +93,6 @@ def page(
     browsing.close_notebook(browser)
 
 
-def slider(driver: Chrome) -> WebElement:
-    handle = driver.execute_script(SLIDER)
-    assert handle, "no panel has a slider"
-    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", handle)
-    return handle
-
-
 def shown(driver: Chrome, handle: WebElement) -> dict[str, Any]:
     return json.loads(driver.execute_script(SHOWN, handle))
 
@@ -126,14 +119,26 @@ def same(drawn: dict[str, Any], trace: dict[str, Any]) -> bool:
     return all(drawn[key] == pytest.approx(trace[key], rel=1e-6) for key in numbers)
 
 
-def assert_panel_follows(driver: Chrome, handle: WebElement, before: dict[str, Any]) -> None:
-    until(lambda: shown(driver, handle)["words"] != before["words"], SECONDS, "the read-out did not follow")
-    until(lambda: shown(driver, handle)["figures"] != before["figures"], SECONDS, "no figure followed")
-    with suppress(TimeoutError):
-        until(lambda: not difference(driver, handle), SECONDS, "the page does not show what the kernel has")
-    assert difference(driver, handle) == []
-    assert shown(driver, handle)["box"] != before["box"]
-    assert driver.execute_script(ERRORS) == []
+def assert_panel_follows(driver: Chrome, move: Callable[[WebElement], None]) -> None:
+    """After each move the page shows what the kernel has; the first slider that matters changes words and figures.
+
+    (The clip norm, the first slider of some panels, rightly leaves epsilon alone.)
+    """
+    handles = driver.execute_script(SLIDERS)
+    assert handles, "no panel has a slider"
+    for handle in handles:
+        driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", handle)
+        before = shown(driver, handle)
+        move(handle)
+        until(lambda h=handle, box=before["box"]: shown(driver, h)["box"] != box, SECONDS, "the box did not follow")
+        with suppress(TimeoutError):
+            until(lambda h=handle: not difference(driver, h), SECONDS, "the page does not show what the kernel has")
+        assert difference(driver, handle) == []
+        assert driver.execute_script(ERRORS) == []
+        after = shown(driver, handle)
+        if all(after[part] != before[part] for part in ("words", "figures")):
+            return
+    pytest.fail("no slider of the panel changes both its read-out and a figure")
 
 
 def test_all_cells_run_and_no_panel_holds_an_error(page: tuple[Chrome, str]) -> None:
@@ -144,26 +149,28 @@ def test_all_cells_run_and_no_panel_holds_an_error(page: tuple[Chrome, str]) -> 
 
 def test_main_panel_follows_the_mouse(page: tuple[Chrome, str]) -> None:
     driver, _ = page
-    handle = slider(driver)
-    before = shown(driver, handle)
-    track = handle.find_element("xpath", "./ancestor::*[contains(@class, 'noUi-target')]")
-    middle = track.location["x"] + track.size["width"] / 2
-    way = 1 if handle.location["x"] < middle else -1
-    along = ActionChains(driver).click_and_hold(handle)
-    for _ in range(4):
-        along.move_by_offset(way * track.size["width"] // 16, 0)
-    along.release().perform()
-    assert_panel_follows(driver, handle, before)
+
+    def drag(handle: WebElement) -> None:
+        track = handle.find_element("xpath", "./ancestor::*[contains(@class, 'noUi-target')]")
+        middle = track.location["x"] + track.size["width"] / 2
+        way = 1 if handle.location["x"] < middle else -1
+        along = ActionChains(driver).click_and_hold(handle)
+        for _ in range(4):
+            along.move_by_offset(way * track.size["width"] // 16, 0)
+        along.release().perform()
+
+    assert_panel_follows(driver, drag)
 
 
 def test_main_panel_follows_the_keyboard(page: tuple[Chrome, str]) -> None:
     driver, _ = page
-    handle = slider(driver)
-    before = shown(driver, handle)
-    driver.execute_script("arguments[0].focus()", handle)
-    at_end = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")
-    driver.switch_to.active_element.send_keys(Keys.ARROW_LEFT if at_end else Keys.ARROW_RIGHT)
-    assert_panel_follows(driver, handle, before)
+
+    def press(handle: WebElement) -> None:
+        driver.execute_script("arguments[0].focus()", handle)
+        at_end = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")
+        driver.switch_to.active_element.send_keys(Keys.ARROW_LEFT if at_end else Keys.ARROW_RIGHT)
+
+    assert_panel_follows(driver, press)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
