@@ -201,7 +201,7 @@ class Run:
             loss = plain_gradient(self.model, self.train_data, parts[0], dropout_key, share)
             if self.accelerator.num_processes > 1:
                 self.flat.collect()
-        elif self.private.whole and not naive:  # cheaper than by book-keeping
+        elif self.private.whole and len(parts) == 1 and not naive:  # cheaper than by book-keeping
             self.private.begin(now.step, self._bill_step)
             loss = plain_gradient(self.model, self.train_data, parts[0], dropout_key, 1.0)
             self.private.finish_whole(now.epoch)
