@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from edp_lab.course.runner import NotebookRun, notebook_parameters, run_course
 ROOT = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(ROOT.glob("*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-MAX_LINES = 12  # of a code cell
+PARTS = ["Goal", "Predict", "Do", "Slide", "Check", "What this does *not* show"]
+MAX_WORDS = 2500  # of prose
+MAX_LINES = 12  # of a code cell; the median at most half of it
 MAX_SECONDS = 180  # three times its budget, two at a time on a machine with much else to do
 
 
@@ -32,11 +36,16 @@ def test_notebook_is_stored_without_outputs(path: Path) -> None:
     assert notebook.metadata.kernelspec.name == "python3"
 
 
+@pytest.mark.parametrize("folder", [ROOT, ROOT / "instructor"], ids=["student", "instructor"])
 @each_notebook
-def test_code_cells_are_short(path: Path) -> None:
-    cells = enumerate(nbformat.read(path, as_version=4).cells, 1)
-    lines = {number: len(cell.source.splitlines()) for number, cell in cells if cell.cell_type == "code"}
-    assert {number: count for number, count in lines.items() if count > MAX_LINES} == {}
+def test_notebook_keeps_the_order_and_length_of_the_course(path: Path, folder: Path) -> None:
+    cells = nbformat.read(folder / path.name, as_version=4).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    assert re.findall(r"^## (.*)", text, re.MULTILINE) == PARTS
+    assert len(text.split()) <= MAX_WORDS
+    lines = [len(cell.source.splitlines()) for cell in cells if cell.cell_type == "code"]
+    assert max(lines) <= MAX_LINES
+    assert statistics.median(lines) <= MAX_LINES / 2
 
 
 @each_notebook

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shlex
-import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -431,14 +430,6 @@ def test_every_figure_names_its_axes_and_says_what_holds_or_that_speed_has_no_ep
 
 def cells(kind: str) -> list[nbformat.NotebookNode]:
     return [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == kind]
-
-
-def test_notebook_keeps_the_order_and_length_of_the_course() -> None:
-    text = "\n".join(cell.source for cell in cells("markdown"))
-    headings = [line[3:] for line in text.splitlines() if line.startswith("## ")]
-    assert headings == ["Goal", "Predict", "Do", "Slide", "Check", "What this does *not* show"]
-    assert len(text.split()) <= 2500
-    assert statistics.median(len(cell.source.splitlines()) for cell in cells("code")) <= 6
 
 
 def test_executed_notebook_follows_its_parameters_and_starts_two_ranks(capsys: pytest.CaptureFixture[str]) -> None:
