@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shlex
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from edp_lab.cli import app
 from edp_lab.course import audits, audits_figures, audits_panels, audits_words
 from edp_lab.course.audits import StepNoise, audit_step, guess
 from edp_lab.course.build import instructor, read_source
+from edp_lab.course.live import move
 from edp_lab.errors import UsageError
 from edp_lab.privacy.noise import key_from_seed
 
@@ -203,16 +202,10 @@ def test_updated_figure_is_the_one_drawn_anew(noise: StepNoise, make: Any) -> No
 
 
 @each_panel
-def test_redraw_keeps_up_with_a_dragged_slider(noise: StepNoise, make: Any) -> None:
-    panel, seconds = make(noise), []
-    sliders = [control for control in panel.controls.values() if control.slider]
-    for control, k in itertools.product(sliders, range(40)):
-        stops = control.slider.options
-        start = time.process_time()  # of this process: others share the machine
-        control.slider.value = stops[7 * k % len(stops)]
-        seconds.append(time.process_time() - start)
-    assert panel.errors == []
-    assert np.median(seconds) < 0.25  # catches what is heavy; `edp-lab bench panels` measures
+def test_every_slider_moves_without_a_fault(noise: StepNoise, make: Any) -> None:
+    panel = make(noise)
+    assert len(move(panel, 100)) == 100
+    panel.check()
 
 
 def test_step_command_makes_the_same_audit(noise: StepNoise) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from edp_lab.course import coins, coins_figures, coins_panels, coins_words
 from edp_lab.course.coins import ADVANCED, GAUSSIAN, SUM, ZCDP, averaging, belief, composed, gaussian_count, poll
 from edp_lab.course.coins_words import digits
 from edp_lab.course.figure_panel import FigurePanel
+from edp_lab.course.live import move
 from edp_lab.course.runner import notebook_parameters
 from edp_lab.errors import UsageError
 from edp_lab.privacy import GaussianDP, Schedule
@@ -349,15 +349,10 @@ def test_bad_value_is_one_sentence_and_the_last_result_stays(make: Any) -> None:
 
 
 @each_panel
-def test_redraw_keeps_up_with_a_dragged_slider(make: Any) -> None:
-    panel, seconds = make(), []
-    for control in panel.controls.values():
-        for stop in control.slider.options[::5]:
-            start = time.process_time()  # of this process: others share the machine
-            control.slider.value = stop
-            seconds.append(time.process_time() - start)
-        panel.reset()
-    assert np.median(seconds) < 0.25  # catches what is heavy; `edp-lab bench panels` measures
+def test_every_slider_moves_without_a_fault(make: Any) -> None:
+    panel = make()
+    assert len(move(panel, 100)) == 100
+    panel.check()
 
 
 @each_panel

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shlex
-import time
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from edp_lab.course.build import read_source
 from edp_lab.course.dpsgd import CLIPS, DELTA, cloud, denominators, per_example
 from edp_lab.course.dpsgd_training import PEOPLE, STEPS, training, tuned
 from edp_lab.course.figure_panel import FigurePanel
+from edp_lab.course.live import move
 from edp_lab.course.runner import notebook_parameters
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, gdp_epsilon
@@ -379,15 +379,10 @@ def test_bad_value_is_one_sentence_and_the_last_result_stays(make: Callable[[], 
 
 
 @each_panel
-def test_redraw_keeps_up_with_a_dragged_slider(make: Callable[[], FigurePanel]) -> None:
-    panel, seconds = make(), []
-    for control in panel.controls.values():
-        for stop in stops(control)[::4]:
-            start = time.process_time()  # of this process: others share the machine
-            control.source.value = stop
-            seconds.append(time.process_time() - start)
-        panel.reset()
-    assert np.median(seconds) < 0.25  # catches what is heavy; `edp-lab bench panels` measures
+def test_every_slider_moves_without_a_fault(make: Callable[[], FigurePanel]) -> None:
+    panel = make()
+    assert len(move(panel, 100)) == 100
+    panel.check()
 
 
 @each_panel

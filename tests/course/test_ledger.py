@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import nbformat
-import numpy as np
 import plotly.graph_objects as go
 import pytest
 from typer.testing import CliRunner
@@ -296,19 +294,16 @@ def test_figures_have_axes_captions_and_looks_that_differ_without_colour() -> No
     assert "Gaussian DP" in figures[2].layout.title.subtitle.text
 
 
-def test_redraw_keeps_up() -> None:
-    panels, seconds = (turn_panel(), ledger_panels.LedgerPanel(FOUND)), []
-    for panel in panels:
+def test_every_choice_is_redrawn_without_a_fault() -> None:
+    for panel in (turn_panel(), ledger_panels.LedgerPanel(FOUND)):
         for control in panel.controls.values():
             stops = control.slider.options if control.slider else [value for _, value in control.source.options]
             for stop in stops[::3]:
-                start = time.process_time()
                 (control.slider or control.source).value = stop
-                seconds.append(time.process_time() - start)
             panel.reset()
             if control is panel.controls.get("verdict"):
                 break  # what is left is a text and the list, which a filter has redrawn
-    assert np.median(seconds) < 0.25  # catches what is heavy; `edp-lab bench panels` measures
+        panel.check()
 
 
 # ---- The notebook ----------------------------------------------------------------------------------------------------

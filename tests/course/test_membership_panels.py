@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course import membership, membership_figures, membership_measured, membership_panels, membership_words
 from edp_lab.course.build import instructor, read_source
+from edp_lab.course.live import move
 from edp_lab.course.membership import Shown, show_canaries, show_roc
 from edp_lab.course.membership_measured import Moments, kept_lira, measured, target_config
 from edp_lab.errors import UsageError
@@ -323,16 +323,10 @@ def test_updated_figure_is_the_one_drawn_anew(name: str, request: pytest.Fixture
 
 
 @each_panel
-def test_redraw_keeps_up_with_a_dragged_slider(name: str, request: pytest.FixtureRequest) -> None:
-    panel, seconds = request.getfixturevalue(name), []
-    for control in (control for control in panel.controls.values() if control.slider):
-        stops = control.slider.options
-        for k in range(25):
-            start = time.process_time()  # of this process: others share the machine
-            control.slider.value = stops[7 * k % len(stops)]
-            seconds.append(time.process_time() - start)
-    assert panel.errors == []
-    assert np.median(seconds) < 0.25  # catches what is heavy; `edp-lab bench panels` measures
+def test_every_slider_moves_without_a_fault(name: str, request: pytest.FixtureRequest) -> None:
+    panel = request.getfixturevalue(name)
+    assert len(move(panel, 100)) == 100
+    panel.check()
 
 
 def test_bad_value_is_one_sentence_and_the_last_result_stays(roc: Any) -> None:

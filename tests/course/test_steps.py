@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shlex
-import time
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from edp_lab.cli import app
 from edp_lab.course import steps, steps_figures, steps_panels, steps_words
 from edp_lab.course.build import read_source
 from edp_lab.course.figure_panel import FigurePanel
+from edp_lab.course.live import move
 from edp_lab.course.runner import notebook_parameters
 from edp_lab.course.steps import CLAIMED, DELTA, PRINTED, SOUND, GradientHistory, decayed, promise, stages
 from edp_lab.errors import UsageError
@@ -395,15 +395,10 @@ def test_bad_value_is_one_sentence_and_the_last_result_stays(make: Make, history
 
 
 @each_panel
-def test_redraw_keeps_up_with_a_dragged_slider(make: Make, history: GradientHistory) -> None:
-    panel, seconds = make(history), []
-    for control in panel.controls.values():
-        for stop in stops(control)[::4]:
-            start = time.process_time()  # of this process: others share the machine
-            control.source.value = stop
-            seconds.append(time.process_time() - start)
-        panel.reset()
-    assert np.median(seconds) < 0.25  # catches what is heavy; `edp-lab bench panels` measures
+def test_every_slider_moves_without_a_fault(make: Make, history: GradientHistory) -> None:
+    panel = make(history)
+    assert len(move(panel, 100)) == 100
+    panel.check()
 
 
 @each_panel

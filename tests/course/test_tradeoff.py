@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 import pytest
 from hypothesis import given
@@ -21,6 +19,7 @@ import edp_lab.training
 from edp_lab.cli import app
 from edp_lab.course import tradeoff_figures, tradeoff_panels, tradeoff_words
 from edp_lab.course.figure_panel import FigurePanel
+from edp_lab.course.live import move
 from edp_lab.course.tradeoff import decays, explore, ladder, tuning
 from edp_lab.course.tradeoff_grid import BASE, MARKS, Grid, Point, load_grid
 from edp_lab.course.tradeoff_panels import ExplorerPanel, LivePanel
@@ -277,15 +276,10 @@ def test_every_figure_names_its_axes_and_its_epsilon_and_needs_no_colour(grid: G
 
 
 @each_panel
-def test_redraw_keeps_up_with_a_dragged_slider(make: Any) -> None:
-    panel, seconds = make(), []
-    starts, rng = panel.values, np.random.default_rng(0)
-    for name in rng.choice(list(OTHER[make]), 100):
-        for value in (OTHER[make][str(name)], starts[str(name)]):
-            start = time.process_time()  # of this process: others share the machine
-            panel.controls[str(name)].source.value = value
-            seconds.append(time.process_time() - start)
-    assert np.median(seconds) < 0.25  # catches what is heavy; `edp-lab bench panels` measures
+def test_every_slider_moves_without_a_fault(make: Any) -> None:
+    panel = make()
+    assert len(move(panel, 100)) == 100
+    panel.check()
 
 
 def account(line: str) -> dict[str, Any]:
