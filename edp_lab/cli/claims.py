@@ -84,8 +84,6 @@ def _write(out: Path, text: str) -> None:
 
 
 def _computed(chosen: Sequence[str]) -> Ledger:
-    from datetime import date
-
     import torch
 
     from edp_lab.cli.study import _surroundings
@@ -97,7 +95,7 @@ def _computed(chosen: Sequence[str]) -> Ledger:
         for claim in find(chosen):
             entries.append(compute(claim, lambda what, now=claim.id: progress.at(f"{now} {what}")))  # type: ignore[misc]
             progress.done(entries[-1])
-    return Ledger(tuple(entries), date=date.today().isoformat(), **_surroundings())
+    return Ledger(tuple(entries), **_surroundings())
 
 
 class _Progress(Protocol):
