@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 MASK64 = 2**64 - 1
-PIECE = 2**17  # fits into a processor's cache; smaller ones would make threads quarrel over Python's lock
+PIECE = 2**18  # fits into a processor's cache; smaller ones would make threads quarrel over Python's lock
 ZEROS = bytes(8 * PIECE)  # what the cipher hides; long enough for a piece of either precision
 
 _own = threading.local()
@@ -76,8 +76,8 @@ class SecretStream:
         self._encryptor.update_into(memoryview(ZEROS)[: out.nbytes], out.data.cast("B"))
 
 
-def fill_normal(bits: SecretStream, out: np.ndarray) -> None:
-    """Fill `out` (n), float32 or float64, with standard normal numbers of its own precision.
+def fill_normal(bits: SecretStream, out: np.ndarray, std: float = 1.0) -> None:
+    """Fill `out` (n), float32 or float64, with normal numbers of mean 0 and standard deviation `std`, in its precision.
 
     A float64 gradient must not get float32 noise: its last bits would show through. Box and Muller 1958, with fresh
     bits for each radius and each angle: 32 of them in float32, where no number exceeds 6.8 (a normal one does so once
@@ -101,6 +101,7 @@ def fill_normal(bits: SecretStream, out: np.ndarray) -> None:
         np.log(radius, out=radius)
         radius *= real(-2)
         np.sqrt(radius, out=radius)
+        radius *= real(std)
         angle *= real(2 * np.pi * 2.0**-width)
         _circle(angle, piece[:half], piece[half:])
         piece[:half] *= radius

@@ -14,6 +14,7 @@ first and the third are the same numbers whatever the number of ranks (per devic
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class NoiseSource:
         self._drawn = torch.zeros(size, dtype=dtype) if ahead else None
         self._dtype = np.dtype(str(dtype).removeprefix("torch."))
         self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="noise")
+        self._own = threading.local()  # memory of each thread: fresh pages every step would cost time
         self._begun: Future[None] | None = None
         self._step = -1
 
@@ -126,24 +128,26 @@ class NoiseSource:
             for _, _, out in spans:
                 out.mul_(scale)
             scale = 1.0
-        arrays = [(columns.start, columns.stop, std, out.numpy()) for columns, std, out in spans]
-        self._draw(self._step, partial(_add, arrays, scale))
+        common = spans[0][1] if len({std for _, std, _ in spans}) == 1 else None
+        arrays = [(columns.start, columns.stop, None if common else std, out.numpy()) for columns, std, out in spans]
+        self._draw(self._step, partial(_add, arrays, scale), common or 1.0)
 
     def _begin(self, step: int, first: Callable[[], None]) -> None:
         first()
         if self._drawn is not None:
             self._draw(step, self._drawn.numpy().__setitem__)
 
-    def _draw(self, step: int, use: Callable[[slice, np.ndarray], None]) -> None:
+    def _draw(self, step: int, use: Callable[[slice, np.ndarray], None], std: float = 1.0) -> None:
         """Call `use` with every block of this rank: its columns, and numbers that are valid until it returns."""
         left = iter(self.share.blocks(self.size))
 
         def help_out() -> None:
-            memory = np.empty(BLOCK, dtype=self._dtype)
+            if not hasattr(self._own, "memory"):
+                self._own.memory = np.empty(min(BLOCK, self.size), dtype=self._dtype)
             for block in left:
                 columns = _columns(block, self.size)
-                noise = memory[: columns.stop - columns.start]
-                _fill(noise, self.key, step, block, self.share)
+                noise = self._own.memory[: columns.stop - columns.start]
+                _fill(noise, self.key, step, block, self.share, std)
                 use(columns, noise)
 
         if self.threads > 1 and self._drawn is None:
@@ -177,28 +181,32 @@ def _columns(block: int, size: int) -> slice:
     return slice(block * BLOCK, min((block + 1) * BLOCK, size))
 
 
-def _add(spans: Sequence[tuple[int, int, float, np.ndarray]], scale: float, own: slice, noise: np.ndarray) -> None:
-    """Add the noise of the columns `own` to the gradients of all spans that it meets; the noise is used up."""
+def _add(
+    spans: Sequence[tuple[int, int, float | None, np.ndarray]], scale: float, own: slice, noise: np.ndarray
+) -> None:
+    """Add the noise of the columns `own`, times a span's standard deviation if it is not in there yet, to the gradients
+    of all spans that it meets; the noise is used up."""
     for first, last, std, out in spans:
         start, stop = max(own.start, first), min(own.stop, last)
         if start < stop:
             scaled, gradient = noise[start - own.start : stop - own.start], out[start - first : stop - first]
-            scaled *= out.dtype.type(std)
+            if std is not None:
+                scaled *= out.dtype.type(std)
             if scale != 1:
                 gradient *= out.dtype.type(scale)
             gradient += scaled
 
 
-def _fill(out: np.ndarray, key: int, step: int, block: int, share: Share) -> None:
-    """The numbers of one block."""
+def _fill(out: np.ndarray, key: int, step: int, block: int, share: Share, std: float = 1.0) -> None:
+    """The numbers of one block, times `std`."""
     if share.kind == "per-device":
         out[:] = 0
         own = np.empty_like(out)
         for device in share.devices:
-            fill_normal(SecretStream(key, Purpose.DEVICE_NOISE, step, device, block), own)
+            fill_normal(SecretStream(key, Purpose.DEVICE_NOISE, step, device, block), own, std)
             out += own
         out /= np.sqrt(share.num_devices).astype(out.dtype)
         return
-    fill_normal(SecretStream(key, Purpose.NOISE, step, block), out)
     if share.kind == "shared":
-        out *= out.dtype.type(len(share.devices) / share.num_devices)
+        std *= len(share.devices) / share.num_devices
+    fill_normal(SecretStream(key, Purpose.NOISE, step, block), out, std)
