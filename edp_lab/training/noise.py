@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +32,7 @@ from edp_lab.privacy.noise import Purpose, SecretStream, fill_normal
 
 KINDS = ("aggregate", "per-device", "shared")
 BLOCK = 2**19  # to begin a stream takes time, and keeps all threads waiting
-Spans = Sequence[tuple[slice, float, Tensor]]  # columns, standard deviation of the noise on them, their gradient (1-D)
+Spans = Sequence[tuple[slice, float, Tensor]]  # columns, in order; standard deviation of their noise; gradient (1-D)
 
 
 @dataclass(frozen=True)
@@ -186,15 +188,16 @@ def _add(
 ) -> None:
     """Add the noise of the columns `own`, times a span's standard deviation if it is not in there yet, to the gradients
     of all spans that it meets; the noise is used up."""
-    for first, last, std, out in spans:
+    for first, last, std, out in spans[bisect_right(spans, own.start, key=itemgetter(1)) :]:
+        if first >= own.stop:
+            break
         start, stop = max(own.start, first), min(own.stop, last)
-        if start < stop:
-            scaled, gradient = noise[start - own.start : stop - own.start], out[start - first : stop - first]
-            if std is not None:
-                scaled *= out.dtype.type(std)
-            if scale != 1:
-                gradient *= out.dtype.type(scale)
-            gradient += scaled
+        scaled, gradient = noise[start - own.start : stop - own.start], out[start - first : stop - first]
+        if std is not None:
+            scaled *= out.dtype.type(std)
+        if scale != 1:
+            gradient *= out.dtype.type(scale)
+        gradient += scaled
 
 
 def _fill(out: np.ndarray, key: int, step: int, block: int, share: Share, std: float = 1.0) -> None:
