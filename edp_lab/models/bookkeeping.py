@@ -285,7 +285,7 @@ class LookupUse:
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
         each = self.ids[0].numel() if self.ids.dim() > 1 else 1
         number = cut.numbers(self.rows).repeat_interleave(each)
-        read, summed = _summed_by(number * len(self.table) + self.ids.flatten(), self.d.flatten(0, -2).double())
+        read, summed = summed_by(number * len(self.table) + self.ids.flatten(), self.d.flatten(0, -2).double())
         found = torch.zeros(len(cut.sizes), dtype=torch.float64, device=self.d.device)
         return (found.index_add_(0, read // len(self.table), summed.square().sum(1)),)
 
@@ -296,10 +296,10 @@ class LookupUse:
         if factors is not None:
             weight = cut.spread(factors, self.rows).to(d.dtype)
             d = d * weight.view(-1, *[1] * (d.dim() - 1))
-        table.index_add_(0, *_summed_by(self.ids.flatten(), d.flatten(0, -2)))
+        table.index_add_(0, *summed_by(self.ids.flatten(), d.flatten(0, -2)))
 
 
-def _summed_by(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def summed_by(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct ids (n), and the sum of the rows of each: ids (R), rows (R, D) -> (n, D)."""
     distinct, place = torch.unique(ids, return_inverse=True)
     # Of the ways to add rows up, this one is by far the fastest on a CPU.

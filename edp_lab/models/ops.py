@@ -28,6 +28,7 @@ from edp_lab.models.bookkeeping import (
     SumUse,
     TransitionUse,
     Use,
+    summed_by,
 )
 from edp_lab.models.crf import CRF, forward_backward, path_score
 
@@ -60,6 +61,32 @@ class PlainOps:
 
 
 PLAIN = PlainOps()
+
+
+class LookupOps(PlainOps):
+    """Plain autograd, but of the gradients of embedding tables only the rows that were read are kept, not in ``.grad``.
+
+    Attributes:
+        lookups: by ``id`` of a table, the rows that were read, each once (n), and their gradient (n, D).
+    """
+
+    def __init__(self) -> None:
+        self.lookups: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def embedding(self, ids: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor:
+        """
+        Raises:
+            ValueError: in the backward pass, if a table is used a second time.
+        """
+        if not table.requires_grad:
+            return F.embedding(ids, table)
+
+        def keep(d: Tensor) -> None:
+            if id(table) in self.lookups:
+                raise ValueError("a table is used twice in one pass: use plain autograd")
+            self.lookups[id(table)] = summed_by(ids.flatten(), d.flatten(0, -2))
+
+        return _Embedding.apply(ids, table, keep)  # type: ignore[no-any-return]
 
 
 class MicroBatchOps(PlainOps):

@@ -8,6 +8,7 @@ process of its own for each method. Several processes are ranks, as in training.
 from __future__ import annotations
 
 import json
+import random
 import resource
 import statistics
 import sys
@@ -246,8 +247,8 @@ def main(job: str) -> None:
         report(number=0, memory_mb=_peak_mb(accelerator.device))
         return
     for round_number in range(task.rounds):
-        for turn in range(len(runners)):
-            number = (round_number + turn) % len(runners)  # whoever follows a heavy method finds a cold cache
+        turns = random.Random(round_number).sample(range(len(runners)), len(runners))  # the same on all ranks
+        for number in turns:  # in no fixed order: whoever always followed a heavy method would find a cold cache
             runner = runners[number]
             if round_number < FEW or firsts[number] < SLOW * firsts[0]:
                 seconds = runner.seconds(round_number)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from edp_lab.corpora.encoding import Dataset
 from edp_lab.models.bookkeeping import Memory
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.models.ops import MicroBatchOps
+from edp_lab.models.ops import PLAIN, MicroBatchOps, PlainOps
 from edp_lab.training.step import Factors, Layout, layer_norms
 
 MOST_EXAMPLES = 512  # in one pass: more would cost memory and save nothing
@@ -158,13 +158,18 @@ def model_gradients(
 
 
 def plain_gradient(
-    model: IntentSlotModel, data: Dataset, part: np.ndarray, dropout_key: int | None, weight: float
+    model: IntentSlotModel,
+    data: Dataset,
+    part: np.ndarray,
+    dropout_key: int | None,
+    weight: float,
+    ops: PlainOps = PLAIN,
 ) -> Tensor:
     """Leave weight times the mean gradient of one batch in ``.grad``, by plain autograd; returns the summed loss."""
     model.zero_grad(set_to_none=True)
     if not len(part):
         return torch.zeros(())
-    losses = model.losses(data.batch(part).to(next(model.parameters()).device), dropout_key=dropout_key)
+    losses = model.losses(data.batch(part).to(next(model.parameters()).device), ops, dropout_key)
     (losses.sum() * (weight / len(part))).backward()
     return losses.detach().sum()
 

@@ -20,8 +20,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +33,22 @@ from edp_lab.privacy.noise import Purpose, SecretStream, fill_normal
 
 KINDS = ("aggregate", "per-device", "shared")
 BLOCK = 2**19  # to begin a stream takes time, and keeps all threads waiting
-Spans = Sequence[tuple[slice, float, Tensor]]  # columns, in order; standard deviation of their noise; gradient (1-D)
+
+
+class Span(NamedTuple):
+    """Some columns of the flat gradient, (n) numbers that lie together in memory, and what becomes of them.
+
+    Attributes:
+        columns: which of the P.
+        std: standard deviation of the noise.
+        gradient: (n), which becomes `scale` times itself plus noise.
+        scale: with 0, what stood there does not matter.
+    """
+
+    columns: slice
+    std: float
+    gradient: Tensor
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -68,12 +84,15 @@ def standard_noise(key: int, step: int, size: int, share: Share, dtype: torch.dt
     return noise
 
 
-def add_scaled(noise: Tensor, spans: Spans, scale: float = 1.0) -> None:
-    """Each span's gradient = scale times it + noise times the span's own standard deviation."""
-    for columns, std, out in spans:
-        if scale != 1:
-            out.mul_(scale)
-        out.add_(noise[columns], alpha=std)
+def add_scaled(noise: Tensor, spans: Sequence[Span]) -> None:
+    """What `Span` says, with standard normal noise (P)."""
+    for columns, std, gradient, scale in spans:
+        scaled_(gradient, scale).add_(noise[columns], alpha=std)
+
+
+def scaled_(x: Tensor, scale: float) -> Tensor:
+    """x times `scale`, in place; zeros for 0, even where x is not finite."""
+    return x.zero_() if scale == 0 else x if scale == 1 else x.mul_(scale)
 
 
 class NoiseSource:
@@ -118,21 +137,27 @@ class NoiseSource:
         self._begun = self._pool.submit(self._begin, step, first)
         self._step = step
 
-    def add_to(self, spans: Spans, scale: float = 1.0) -> None:
-        """Gradient = scale gradient + this rank's share of the noise that was begun. Raises what `first` raised."""
+    def add_to(self, spans: Sequence[Span]) -> None:
+        """Add this rank's share of the noise that was begun, to spans in the order of their columns.
+
+        Raises:
+            Exception: what `first` raised.
+        """
         assert self._begun is not None, "no step was begun, or its noise has been used"
         begun, self._begun = self._begun, None
         begun.result()
         if self._drawn is not None:
-            add_scaled(self._drawn.to(spans[0][2].device), spans, scale)
+            add_scaled(self._drawn.to(spans[0].gradient.device), spans)
             return
         if self.share.world > 1:  # some blocks are other ranks' to draw
-            for _, _, out in spans:
-                out.mul_(scale)
-            scale = 1.0
-        common = spans[0][1] if len({std for _, std, _ in spans}) == 1 else None
-        arrays = [(columns.start, columns.stop, None if common else std, out.numpy()) for columns, std, out in spans]
-        self._draw(self._step, partial(_add, arrays, scale), common or 1.0)
+            spans = [span._replace(gradient=scaled_(span.gradient, span.scale), scale=1.0) for span in spans]
+        stds = {span.std for span in spans}
+        common = stds.pop() if len(stds) == 1 else None  # drawn with it at once, where it is the same for all
+        arrays = [
+            _Array(s.columns.start, s.columns.stop, None if common else s.std, s.gradient.numpy(), s.scale)
+            for s in spans
+        ]
+        self._draw(self._step, partial(_add, arrays), common or 1.0)
 
     def _begin(self, step: int, first: Callable[[], None]) -> None:
         first()
@@ -183,20 +208,30 @@ def _columns(block: int, size: int) -> slice:
     return slice(block * BLOCK, min((block + 1) * BLOCK, size))
 
 
-def _add(
-    spans: Sequence[tuple[int, int, float | None, np.ndarray]], scale: float, own: slice, noise: np.ndarray
-) -> None:
-    """Add the noise of the columns `own`, times a span's standard deviation if it is not in there yet, to the gradients
-    of all spans that it meets; the noise is used up."""
-    for first, last, std, out in spans[bisect_right(spans, own.start, key=itemgetter(1)) :]:
+class _Array(NamedTuple):
+    """A `Span` as an array; the standard deviation None: it is in the noise already."""
+
+    first: int
+    last: int
+    std: float | None
+    gradient: np.ndarray
+    scale: float
+
+
+def _add(arrays: Sequence[_Array], own: slice, noise: np.ndarray) -> None:
+    """Add the noise of the columns `own` to the gradients of all arrays that it meets; the noise is used up."""
+    for first, last, std, whole, scale in arrays[bisect_right(arrays, own.start, key=attrgetter("last")) :]:
         if first >= own.stop:
             break
         start, stop = max(own.start, first), min(own.stop, last)
-        scaled, gradient = noise[start - own.start : stop - own.start], out[start - first : stop - first]
+        scaled, gradient = noise[start - own.start : stop - own.start], whole[start - first : stop - first]
         if std is not None:
-            scaled *= out.dtype.type(std)
+            scaled *= gradient.dtype.type(std)
+        if scale == 0:
+            gradient[:] = scaled
+            continue
         if scale != 1:
-            gradient *= out.dtype.type(scale)
+            gradient *= gradient.dtype.type(scale)
         gradient += scaled
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -47,6 +47,12 @@ class FlatGradient:
         """Make every ``.grad`` the view, also where ``optimizer.zero_grad()`` has set it to None."""
         for p, view in self._views:
             p.grad = view
+
+    def fill(self, lookups: Container[int]) -> None:
+        """Where autograd left no ``.grad``, make it the view: of zeros, or for `lookups` of whatever is there."""
+        for p, view in self._views:
+            if p.grad is None:
+                p.grad = view if id(p) in lookups else view.zero_()
 
     def reduce(self) -> None:
         """Sum over ranks."""
@@ -120,17 +126,20 @@ class PrivateStep:
         known = self.mechanism.alpha is not Alpha.PRIVATE or self.alpha is not None
         return known and self.divisor == 1 and self.flat.world == 1
 
-    def finish_whole(self, epoch: int) -> None:
+    def finish_whole(self, epoch: int, lookups: Mapping[int, tuple[Tensor, Tensor]]) -> None:
         """Where `whole`: release what plain autograd has left in every ``.grad``, in place.
+
+        Args:
+            lookups: by ``id`` of a parameter, the rows of its gradient that are not zero, see `release_whole`.
 
         Raises:
             UsageError: as `release`; or what `first` raised.
         """
         assert self.whole
-        for p in self.parameters:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        self.flat.fill(lookups)
         gradients = [p.grad for p in self.parameters]
-        release_whole(self.mechanism, epoch, gradients, self.layout, self.alpha, self._source.add_to)  # type: ignore[arg-type]
+        rows = {k: lookups[id(p)] for k, p in enumerate(self.parameters) if id(p) in lookups}
+        release_whole(self.mechanism, epoch, gradients, rows, self.layout, self.alpha, self._source.add_to)  # type: ignore[arg-type]
 
     def noise_stds(self, epoch: int) -> list[float]:
         """Standard deviation of the noise on the released gradient, for each parameter."""

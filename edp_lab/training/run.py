@@ -28,6 +28,7 @@ from edp_lab.models import build_model, save_model
 from edp_lab.models.bookkeeping import Memory, row_norms
 from edp_lab.models.checkpoint import model_checksum
 from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.models.ops import LookupOps
 from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.noise import Purpose, key_from_seed, stream
 from edp_lab.training.config import TrainConfig
@@ -203,8 +204,9 @@ class Run:
                 self.flat.collect()
         elif self.private.whole and len(parts) == 1 and not naive:  # cheaper than by book-keeping
             self.private.begin(now.step, self._bill_step)
-            loss = plain_gradient(self.model, self.train_data, parts[0], dropout_key, 1.0)
-            self.private.finish_whole(now.epoch)
+            ops = LookupOps()
+            loss = plain_gradient(self.model, self.train_data, parts[0], dropout_key, 1.0, ops)
+            self.private.finish_whole(now.epoch, ops.lookups)
         else:
             gradients = model_gradients(
                 self.model, self.train_data, parts, dropout_key, self.layout, naive, self.memory

@@ -11,7 +11,7 @@ Scaling and scaling back cancel but for the clip factor, so a micro-batch contri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models.bookkeeping import row_norms
 from edp_lab.models.ops import column_slices
 from edp_lab.privacy import Mechanism, Variant
-from edp_lab.training.noise import Spans, add_scaled
+from edp_lab.training.noise import Span, add_scaled
 
 # The sound clip stays below C by more than float32 can round within one block of a norm, and in one product.
 CLIP_MARGIN = 1 - 2.0**-16
@@ -113,7 +113,7 @@ def release(
     gradients: MicroGradients,
     layout: Layout,
     alpha: Tensor | None,
-    noise: Tensor | Callable[[Spans, float], None],
+    noise: Tensor | Callable[[Sequence[Span]], None],
     divisor: int | None = None,
     out: Tensor | None = None,
 ) -> Released:
@@ -142,13 +142,13 @@ def release(
     )
     stds = noise_stds(mechanism, epoch, alpha, divisor, len(layout.names))
     if len(set(stds)) == 1:
-        spans = [(slice(0, layout.size), stds[0], result)]
+        spans = [Span(slice(0, layout.size), stds[0], result, scale)]
     else:
-        spans = [(columns, std, result[columns]) for columns, std in zip(layout.columns, stds, strict=True)]
+        spans = [Span(columns, std, result[columns], scale) for columns, std in zip(layout.columns, stds, strict=True)]
     if isinstance(noise, Tensor):
-        add_scaled(noise, spans, scale)
+        add_scaled(noise, spans)
     else:
-        noise(spans, scale)
+        noise(spans)
     return Released(result, (factors * divisor).clamp_max(1), norms)
 
 
@@ -156,19 +156,28 @@ def release_whole(
     mechanism: Mechanism,
     epoch: int,
     gradients: Sequence[Tensor],
+    lookups: Mapping[int, tuple[Tensor, Tensor]],
     layout: Layout,
     alpha: Tensor | None,
-    noise: Callable[[Spans, float], None],
+    noise: Callable[[Sequence[Span]], None],
 ) -> None:
     """The step of a single device that is a single process: its gradients (K, of any shape) are released in place.
 
     What `release` does, without a flat copy. Guarantee and errors: as there.
+
+    Args:
+        lookups: of those of the K that are tables, numbers of the rows that were read, each once (n), and their
+            gradient (n, D). What stands in ``gradients`` for them is overwritten.
     """
     flat = [gradient.view(-1) for gradient in gradients]
-    norms = torch.stack([row_norms(gradient[None]) for gradient in flat], dim=1)
+    measured = [lookups[k][1].flatten() if k in lookups else gradient for k, gradient in enumerate(flat)]
+    norms = torch.stack([row_norms(gradient[None]) for gradient in measured], dim=1)
     factor = float(clip_factors(mechanism, norms, layout, alpha)[0])
     stds = noise_stds(mechanism, epoch, alpha, 1, len(flat))
-    noise(list(zip(layout.columns, stds, flat, strict=True)), factor)
+    scales = [0.0 if k in lookups else factor for k in range(len(flat))]
+    noise([Span(*one) for one in zip(layout.columns, stds, flat, scales, strict=True)])
+    for k, (read, rows) in lookups.items():
+        gradients[k].index_add_(0, read, rows, alpha=factor)
 
 
 def noise_stds(mechanism: Mechanism, epoch: int, alpha: Tensor | None, divisor: int, layers: int) -> list[float]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from edp_lab.errors import UsageError
 from edp_lab.privacy.noise import key_from_seed
 from edp_lab.training import noise
-from edp_lab.training.noise import BLOCK, KINDS, NoiseSource, Share, part, standard_noise
+from edp_lab.training.noise import BLOCK, KINDS, NoiseSource, Share, Span, part, standard_noise
 
 KEY, STEP, DEVICES = key_from_seed(0), 7, 8
 WORLDS = (1, 2, 3, 5)
@@ -136,10 +136,23 @@ def test_what_is_added_is_the_steps_noise_whoever_draws_it(kind, threads, ahead,
     ):
         source.start(step, lambda: None)
         out = torch.arange(size, dtype=torch.float64)
-        source.add_to([(columns, std, out[columns]) for columns, std in spans], 0.75)
+        source.add_to([Span(columns, std, out[columns], 0.75) for columns, std in spans])
         noise = standard_noise(KEY, step, size, share, torch.float64)
         std = torch.cat([torch.full((c.stop - c.start,), s, dtype=torch.float64) for c, s in spans])
         torch.testing.assert_close(out, 0.75 * torch.arange(size) + std * noise, rtol=1e-13, atol=1e-13)
+
+
+@AHEAD
+@pytest.mark.parametrize("world", [1, 3])
+def test_what_is_scaled_by_nothing_is_overwritten(ahead, world, small_blocks):
+    """Memory that nobody has cleared may hold anything."""
+    share, size = Share("aggregate", DEVICES, 0, world), 3 * small_blocks + 3
+    source = NoiseSource(KEY, size, share, torch.float64, 2, ahead)
+    source.start(0, lambda: None)
+    out = torch.full((size,), torch.nan, dtype=torch.float64)
+    source.add_to([Span(slice(0, size), 0.5, out, 0.0)])
+    noise = standard_noise(KEY, 0, size, share, torch.float64)
+    torch.testing.assert_close(out, 0.5 * noise, rtol=1e-13, atol=1e-13)
 
 
 @AHEAD
@@ -153,7 +166,7 @@ def test_nothing_is_drawn_before_the_ledger_has_its_entry(monkeypatch, ahead):
     monkeypatch.setattr(noise, "_fill", fill)
     source = NoiseSource(KEY, BLOCK + 1, Share(), threads=3, ahead=ahead)
     source.start(0, lambda: threading.Event().wait(0.05) or written.set())
-    source.add_to([(slice(0, BLOCK + 1), 1.0, torch.zeros(BLOCK + 1))])
+    source.add_to([Span(slice(0, BLOCK + 1), 1.0, torch.zeros(BLOCK + 1))])
     assert drawn == [True, True]
 
 
@@ -164,7 +177,7 @@ def test_a_step_that_was_not_written_down_has_no_noise(monkeypatch, ahead):
 
     drawn: list[object] = []
     monkeypatch.setattr(noise, "_fill", lambda *arguments: drawn.append(arguments))
-    source, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), [(slice(0, 10), 1.0, torch.zeros(10))]
+    source, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), [Span(slice(0, 10), 1.0, torch.zeros(10))]
     source.start(0, refuse)
     with pytest.raises(UsageError, match="disk is full"):
         source.add_to(spans)
@@ -176,7 +189,7 @@ def test_a_step_that_was_not_written_down_has_no_noise(monkeypatch, ahead):
 
 @AHEAD
 def test_noise_is_used_once(ahead):
-    source, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), [(slice(0, 10), 1.0, torch.zeros(10))]
+    source, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), [Span(slice(0, 10), 1.0, torch.zeros(10))]
     source.start(0, lambda: None)
     source.add_to(spans)
     with pytest.raises(AssertionError, match="used"):

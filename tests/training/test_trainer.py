@@ -257,7 +257,14 @@ def test_learns_real_atis(real_data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"as_printed": True}, {"alpha": "none", "clip_norm": 1e-3}, {"clip_norm": 1e9}]
+    "settings",
+    [
+        {},
+        {"as_printed": True},
+        {"alpha": "none", "clip_norm": 1e-3},
+        {"clip_norm": 1e9},
+        {"model": "bert", "as_printed": True},
+    ],
 )
 def test_one_device_steps_in_place_as_by_book_keeping(corpus, settings, monkeypatch):
     """The same clip, the same noise, the same parameters after steps; with layer scales from private gradients, too."""
