@@ -164,7 +164,7 @@ def default_cache() -> Path:
 def _settled(config: TrainConfig, seed: int) -> TrainConfig:
     """The same model in distribution, by the fastest way."""
     method = "dp-sgd" if config.method == "dp-sgd-naive" else config.method
-    return replace(config, seed=seed, method=method, processes=1, private_seed=False)
+    return replace(config, seed=seed, method=method, processes=1, private_seed=False, noise="aggregate")
 
 
 def _train(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]) -> IntentSlotModel:
