@@ -135,7 +135,10 @@ def _mnist_file(name: str) -> Path:
         if path.is_file():
             return path
     places = ", ".join(map(str, folders))
-    raise UsageError(f"MNIST's {name}.gz is in none of {places}: put the four original files there")
+    raise UsageError(
+        f"MNIST's {name}.gz is in none of {places}: run `edp-lab data fetch mnist`, or put the four original files "
+        "into one of these"
+    )
 
 
 def _damaged(path: Path, problem: str) -> UsageError:

@@ -49,7 +49,7 @@ def perturb(images: Floats, sigma: float, rng: np.random.Generator) -> NDArray[n
 def check_sigma(sigma: float) -> None:
     """Raises UsageError unless sigma is a finite number from 0 on."""
     if not 0 <= sigma < math.inf:
-        raise UsageError(f"sigma is {sigma}: the noise on a pixel needs a standard deviation of 0 or more")
+        raise UsageError(f"sigma is {sigma}: the standard deviation of the noise on a pixel must be finite, 0 or more")
 
 
 @dataclass(frozen=True)

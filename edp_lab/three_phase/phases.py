@@ -135,9 +135,15 @@ class _Run:
         self._votes_without_noise([done.guarantee.epsilon for done in trained])
 
     def _votes_without_noise(self, epsilons: list[float | None]) -> None:
-        """As private as the worst of the instructors, by parallel composition."""
+        """As private as the worst of the instructors, by parallel composition.
+
+        That asks for a neighbour in which everyone else keeps their instructor. Dealt out anew to n - 1 examples, as
+        here, they would not: it is the epsilon of someone who takes part with nothing in their place.
+        """
         known = [epsilon for epsilon in epsilons if epsilon is not None]
-        worst, why = (max(known), "the worst of its instructors") if known else (None, "no noise on the votes")
+        worst, why = None, "no noise on the votes"
+        if known and len(known) == len(epsilons):
+            worst, why = max(known), "the worst of its instructors (one example left out, all others where they are)"
         probabilities = self._probabilities(slice(self.public, None))
         for vote in (Vote.HARD, Vote.SOFT):
             predicted = Aggregator(vote).labels(probabilities, np.random.default_rng(0))

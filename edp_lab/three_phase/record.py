@@ -23,7 +23,10 @@ from edp_lab.three_phase.votes import Aggregator
 
 FEWEST_STEPS = 300  # of a network without privacy, however few its examples
 SMALL, SMALL_BATCH, BATCH = 5000, 32, 64  # up to so many examples, smaller batches
-NOT_PRIVATE = "scores and losses of all but the understudy, the votes, their statistics, the data-dependent epsilon"
+NOT_PRIVATE = (
+    "scores and losses of all but the understudy, the votes, their statistics, the data-dependent epsilon, statistics "
+    "of the pixels, checksum and size of the data, the record's own digest, and whether and where a run failed"
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class ThreePhaseSettings:
         object.__setattr__(self, "phases", tuple(sorted(set(self.phases))))
         if not self.phases or not set(self.phases) <= {1, 2, 3}:
             raise UsageError(f"phases are {', '.join(map(str, self.phases)) or 'none'}: choose some of 1, 2 and 3")
-        for name in ("instructors", "labels", "workers"):
+        for name in ("instructors", "labels", "workers", "epochs"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"the number of {name} is {value}: it must be at least 1")

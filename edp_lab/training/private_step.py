@@ -136,6 +136,7 @@ class PrivateStep:
             UsageError: as `release`; or what `first` raised.
         """
         assert self.whole
+        assert all(p.grad is None for p in self.parameters if id(p) in lookups), "a table was used past the lookups"
         self.flat.fill(lookups)
         gradients = [p.grad for p in self.parameters]
         rows = {k: lookups[id(p)] for k, p in enumerate(self.parameters) if id(p) in lookups}

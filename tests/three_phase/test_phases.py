@@ -241,6 +241,7 @@ def test_scores_are_those_of_scikit_learn():
         ({"vote_epsilon": 0.0}, "epsilon of a vote is 0.0"),
         ({"delta": 0.0}, "delta is 0.0"),
         ({"instructors": 0}, "number of instructors is 0"),
+        ({"epochs": 0}, "number of epochs is 0"),
         ({"labels": 0}, "number of labels is 0"),
         ({"phases": (0, 1)}, "phases are 0, 1"),
         ({"phases": ()}, "phases are none"),
