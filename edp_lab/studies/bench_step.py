@@ -261,3 +261,6 @@ if __name__ == "__main__":
         main(sys.argv[1])
     except UsageError as error:
         sys.exit(f"error: {error}")
+    finally:
+        if torch.distributed.is_initialized():  # else a rank may abort because another one ended before it
+            torch.distributed.destroy_process_group()
