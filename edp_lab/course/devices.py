@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,6 @@ from edp_lab.training.record import MODEL
 from edp_lab.training.run import Event
 
 RESULTS = Path(edp_lab.__file__).parents[1] / "data" / "results"
-MEASURED_ON = "21 November 2026"  # what was measured on that day does not say so itself
 COUNTS = (1, 2, 4, 8, 16, 32)  # devices; a batch of 64 has no more than 63
 DRAWS = 4000  # coordinates of which noise is drawn
 FLOAT32 = 4  # bytes
@@ -242,7 +242,7 @@ class Timed:
 
 def _where(row: dict[str, Any]) -> str:
     kind = "" if row["device"] == "cpu" else f", {row['device']}"
-    day, torch_version = row.get("date", MEASURED_ON), row["versions"]["torch"]
+    day, torch_version = row.get("date") or date.today().isoformat(), row["versions"]["torch"]
     return f"{row['machine']}{kind}, {day}, torch {torch_version}"
 
 
