@@ -39,7 +39,7 @@ from edp_lab.models import load_model, save_model
 from edp_lab.models.files import parse_tensors, read_bytes, write_whole
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.launch import Ranks, obey
+from edp_lab.training.launch import Ranks, run_rank
 from edp_lab.training.record import versions
 from edp_lab.training.run import Run
 from edp_lab.training.state import code_of, digest
@@ -323,18 +323,14 @@ def main(job: str) -> None:
         os.environ.pop(name, None)  # a shadow model is trained by one process alone, not by one of many
     told = json.loads(read_bytes(Path(job)))
     Path(job).unlink()  # it holds the corpus, which must not stay where the parent was killed
-    obey(threading.Event())
     corpus = _corpus(told["corpus"])
     config = TrainConfig(**told["config"])
-    try:
-        for shadow in told["shadows"]:
-            train = [corpus.utterances[k] for k in shadow["train"]]
-            model = _train(replace(config, seed=shadow["seed"]), corpus, train)
-            _write(Path(shadow["entry"]), signals(model, corpus.utterances))
-            sys.stdout.write("done\n")
-            sys.stdout.flush()
-    except UsageError as error:
-        sys.exit(f"error: {error}")
+    for shadow in told["shadows"]:
+        train = [corpus.utterances[k] for k in shadow["train"]]
+        model = _train(replace(config, seed=shadow["seed"]), corpus, train)
+        _write(Path(shadow["entry"]), signals(model, corpus.utterances))
+        sys.stdout.write("done\n")
+        sys.stdout.flush()
 
 
 def _corpus(told: Mapping[str, Any]) -> Corpus:
@@ -347,4 +343,4 @@ def _corpus(told: Mapping[str, Any]) -> Corpus:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    run_rank(lambda job, _: main(job))

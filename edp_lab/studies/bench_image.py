@@ -23,7 +23,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier
 from edp_lab.studies.bench_step import KEEP_PAGES
 from edp_lab.three_phase.classifier import ClassifierSettings, Run
-from edp_lab.training.launch import Ranks
+from edp_lab.training.launch import Ranks, run_rank
 
 METHODS = ("adam", "dp-adam", "opacus", "opacus-ghost")
 SHAPE, CLASSES, MNIST = (1, 28, 28), 10, 60_000
@@ -192,7 +192,4 @@ def main(job: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1])
-    except UsageError as error:
-        sys.exit(f"error: {error}")
+    run_rank(lambda job, _: main(job))

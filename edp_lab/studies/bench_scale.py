@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from edp_lab.corpora.smart_home import pack
 from edp_lab.errors import UsageError
 from edp_lab.studies.bench_step import KEEP_PAGES
 from edp_lab.training import TrainConfig
-from edp_lab.training.launch import Ranks
+from edp_lab.training.launch import Ranks, run_rank
 from edp_lab.training.run import AT_ONCE, Run, evaluate_model
 from edp_lab.training.trainer import start_accelerator
 
@@ -125,7 +124,4 @@ def _steps(run: Run, steps: int) -> float:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1])
-    except UsageError as error:
-        sys.exit(f"error: {error}")
+    run_rank(lambda job, _: main(job))

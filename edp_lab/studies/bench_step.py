@@ -25,7 +25,7 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.studies.paper_tables import TABLE_2
 from edp_lab.training import TrainConfig
-from edp_lab.training.launch import Ranks
+from edp_lab.training.launch import Ranks, run_rank
 from edp_lab.training.run import Run
 from edp_lab.training.trainer import start_accelerator
 
@@ -257,10 +257,4 @@ def main(job: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1])
-    except UsageError as error:
-        sys.exit(f"error: {error}")
-    finally:
-        if torch.distributed.is_initialized():  # else a rank may abort because another one ended before it
-            torch.distributed.destroy_process_group()
+    run_rank(lambda job, _: main(job))

@@ -14,7 +14,6 @@ import math
 import os
 import platform
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models.files import write_whole
 from edp_lab.privacy import judge
 from edp_lab.training import TrainConfig, resume, train
-from edp_lab.training.launch import Ranks, obey
+from edp_lab.training.launch import Ranks, run_rank
 from edp_lab.training.record import RECORD, versions
 from edp_lab.training.state import code_of, digest
 
@@ -186,10 +185,9 @@ def claimed_log10(config: TrainConfig, delta: float) -> float | None:
     return None if claimed is None or claimed <= 0 else math.log10(claimed)
 
 
-def _work(share: Path) -> None:
-    stop, rank = threading.Event(), int(os.environ["RANK"])
+def _work(path: str, stop: threading.Event) -> None:
+    share, rank = Path(path), int(os.environ["RANK"])
     workers = int(os.environ["WORLD_SIZE"])
-    obey(stop)
     for name in LAUNCHER:
         del os.environ[name]
     torch.set_num_threads(1)
@@ -204,7 +202,4 @@ def _work(share: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        _work(Path(sys.argv[1]))
-    except UsageError as error:
-        sys.exit(f"error: {error}")
+    run_rank(_work)

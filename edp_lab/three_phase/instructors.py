@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import sys
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,9 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edp_lab.errors import UsageError
 from edp_lab.three_phase.classifier import ClassifierSettings, Trained, train_classifier
-from edp_lab.training.launch import Ranks, obey
+from edp_lab.training.launch import Ranks, run_rank
 
 PARALLEL_FROM = 10_000  # training examples: below, starting processes takes longer than they save
 
@@ -96,14 +93,10 @@ def train_all(jobs: Sequence[Job], workers: int, listener: Listener | None) -> l
 
 def _work(folder: Path) -> None:
     """In a process that `train_all` started: its share."""
-    obey(threading.Event())
     for i, *job in pickle.loads(Path(folder, f"jobs-{os.environ['RANK']}").read_bytes()):
         trained = Job(*job).train(lambda event: print(json.dumps(asdict(event)), flush=True))
         Path(folder, f"trained-{i}").write_bytes(pickle.dumps(trained))
 
 
 if __name__ == "__main__":
-    try:
-        _work(Path(sys.argv[1]))
-    except UsageError as error:
-        sys.exit(f"error: {error}")
+    run_rank(lambda folder, _: _work(Path(folder)))

@@ -2,7 +2,7 @@
 
 A rank is a new Python with the variables that torch.distributed's ``env://`` reads; never a fork, which deadlocks
 under a notebook kernel's threads. Its standard input is a pipe that the parent holds open: "stop" asks for an orderly
-end, and end of file says that the parent is gone, however it died (see ``obey``).
+end, and end of file says that the parent is gone, however it died (see ``run_rank``).
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import IO
+from typing import IO, NoReturn
 
 from edp_lab.errors import UsageError
 
@@ -39,7 +40,8 @@ class Ranks:
 
     Args:
         processes: number of ranks.
-        arguments: what follows ``python -m`` in each rank. Rank 0 flushes each line it prints; all call ``obey``.
+        arguments: a module, which calls ``run_rank``, and its argument, as after ``python -m``. Rank 0 flushes each
+            line it prints.
         threads: OMP_NUM_THREADS of a rank (default: its share of the cores that this process may use).
         environment: further variables for every rank.
 
@@ -184,6 +186,32 @@ class Ranks:
             how, why = f"waited in vain for rank {' and '.join(silent)}", f"{TIMEOUT} says how many seconds at most"
         sentence = f"rank {rank} of {many} {how}" + (f" ({why})" if why else "")
         return f"{sentence}: {cure}" if cure else sentence
+
+
+def run_rank(main: Callable[[str, threading.Event], None]) -> NoReturn:
+    """What a module does in a rank that ``Ranks`` started: ``main`` on its argument, then the end of this process.
+
+    The event is set when the parent asks for an orderly end. The process ends with status 1 and a last line
+    "error: SENTENCE" after UsageError, with status 1 and a traceback after any other error, and else with status 0;
+    without Python's own clean-up, in which threads of torch that are still alive may abort it.
+    """
+    status = 1
+    try:
+        stop = threading.Event()
+        obey(stop)
+        main(sys.argv[1], stop)
+        status = 0
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        distributed = sys.modules.get("torch.distributed")
+        if distributed and distributed.is_initialized():  # else a rank may abort because another one ended before it
+            distributed.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def obey(stop: threading.Event) -> None:

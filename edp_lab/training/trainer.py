@@ -30,7 +30,7 @@ from edp_lab.corpora.metrics import Scores
 from edp_lab.errors import UsageError
 from edp_lab.privacy.noise import key_from_seed
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.launch import TIMEOUT, Ranks, obey
+from edp_lab.training.launch import TIMEOUT, Ranks, run_rank
 from edp_lab.training.ledger import LEDGER, Ledger
 from edp_lab.training.record import (
     RECORD,
@@ -345,24 +345,16 @@ def _tidy(folder: Path, *more: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def main(job: str) -> None:
+def main(job: str, stop: threading.Event) -> None:
     """One rank of several, started by `train`; rank 0 prints events as JSON, one a line."""
     told = json.loads(job)
-    stop = threading.Event()
-    obey(stop)
 
     def report(event: Event) -> None:
         sys.stdout.write(json.dumps(asdict(event)) + "\n")
         sys.stdout.flush()
 
-    try:
-        train_here(TrainConfig(**told["config"]), Path(told["folder"]), report, stop, told["resuming"])
-    except UsageError as error:
-        sys.exit(f"error: {error}")
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+    train_here(TrainConfig(**told["config"]), Path(told["folder"]), report, stop, told["resuming"])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    run_rank(main)

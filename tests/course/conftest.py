@@ -1,4 +1,4 @@
-"""One JupyterLab with all notebooks and one Chromium for all browser tests; without a browser they are skipped."""
+"""One JupyterLab with all notebooks, and a Chromium for each module of browser tests, skipped where there is none."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[browsing.Chrome]:
-    """A headless Chromium."""
+    """A headless Chromium, for one module only: what a page says late must not be laid at another's door."""
     if problem := browsing.missing():
         pytest.skip(problem)
     with browsing.chromium() as driver:

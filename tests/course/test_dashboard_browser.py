@@ -32,6 +32,7 @@ def dashboard(browser: Chrome) -> Iterator[str]:
         browsing.resize(browser, *browsing.SIZE)
         browsing.console_errors(browser)
         yield address
+        browser.get("about:blank")  # a page of Voila calls its server when it is left
 
 
 def test_without_the_token_there_is_nothing_to_see(browser: Chrome, dashboard: str) -> None:

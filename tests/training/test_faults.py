@@ -27,7 +27,7 @@ import torch
 
 from edp_lab.cli import main
 from edp_lab.models import load_model
-from edp_lab.training import evaluate_run, noise, read_record, run, run_ledger, trainer
+from edp_lab.training import evaluate_run, launch, noise, read_record, run, run_ledger, trainer
 from edp_lab.training.ledger import LEDGER, Ledger, fingerprint
 from edp_lab.training.record import MODEL, RECORD, SECRET
 from edp_lab.training.state import STATE
@@ -59,7 +59,7 @@ def be(arguments: list[str], home: Path, faults: dict[str, Any]) -> None:
         before(os, name, lambda *paths, name=name: die(name, *paths))
     before(Ledger, "write", hold)
     before(noise, "_fill", note)
-    before(trainer, "obey", lambda stop: threading.Thread(target=tell, args=[stop], daemon=True).start())
+    before(launch, "obey", lambda stop: threading.Thread(target=tell, args=[stop], daemon=True).start())
     patch = pytest.MonkeyPatch()
     patch.setenv("EDP_LAB_TIMEOUT", str(FAULTS["timeout"]))
     patch.setattr(run, "SAVE_EVERY", FAULTS["save_every"])
@@ -101,17 +101,13 @@ def tell(stop: threading.Event) -> None:
 
 def fork_rank(command: list[str], env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
     def be_rank() -> None:
-        try:
-            os.closerange(3, 4096)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.environ.update(env)
-            set_threads(int(env["OMP_NUM_THREADS"]))
-            (FAULTS["home"] / f"rank {env['RANK']}").write_text(str(os.getpid()))
-            trainer.main(command[-1])
-        except BaseException as error:
-            print(error if isinstance(error, SystemExit) else repr(error), file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
+        os.closerange(3, 4096)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.environ.update(env)
+        set_threads(int(env["OMP_NUM_THREADS"]))
+        (FAULTS["home"] / f"rank {env['RANK']}").write_text(str(os.getpid()))
+        sys.argv = command[-2:]
+        launch.run_rank(trainer.main)
 
     return start_rank(command, env=env, preexec_fn=be_rank, **options)
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,30 @@ def test_ranks_get_what_torch_distributed_reads_and_their_share_of_the_cores(
         ports.add(int(env["MASTER_PORT"]))
     assert len(ports) == 1
     assert ports.pop() > 1023
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        ("raise UsageError('no room: make some')", "^no room: make some$"),
+        ("1 / 0", r"^rank 0 of 1 ended with status 1 \(ZeroDivisionError: division by zero\)$"),
+        ("threading.Thread(target=time.sleep, args=[60]).start()", None),  # and its end is not waited for
+    ],
+)
+def test_run_rank_says_how_its_work_ended(toy: Toy, end: str, says: str | None) -> None:
+    program = f"""
+from launch import run_rank
+from edp_lab.errors import UsageError
+def work(job, stop):
+    print(job)
+    {end}
+run_rank(work)
+"""
+    start, lines = time.monotonic(), []
+    with Ranks(1, [*toy(program), "a job"]) as ranks, pytest.raises(UsageError, match=says) if says else nullcontext():
+        lines.extend(ranks.lines())
+    assert says or lines == ["a job"]
+    assert time.monotonic() - start < 30
 
 
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:14055"
