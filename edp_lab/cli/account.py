@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+ALL_BUT_CERTAIN = 0.9999  # an AUC that limits nobody
 LARGE_DELTA = 0.01  # a corpus of a hundred utterances would have it for 1/n
 
 if TYPE_CHECKING:
@@ -230,7 +231,10 @@ def _print(report: dict[str, Any], mechanism: Mechanism) -> None:
         print(f"  sensitivity {number(report['sensitivity'])}; {noise}")
     if "attack" in report:
         auc, tpr = report["attack"]["best_auc"], report["attack"]["best_tpr_at_fpr_0.01"]
-        print(f"  any attack on membership: AUC at most {auc:.4f}, at most {tpr:.1%} found with 1 % false alarms")
+        if auc > ALL_BUT_CERTAIN:
+            print("  any attack on membership: no limit to speak of (AUC at most 1)")
+        else:
+            print(f"  any attack on membership: AUC at most {auc:.4f}, at most {tpr:.1%} found with 1 % false alarms")
     if "calibration" in report:
         found = report["calibration"]
         print(f"\n  to meet epsilon {number(found['epsilon'])}:")

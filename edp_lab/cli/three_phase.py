@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 MEANS = ("precision", "recall", "f_score")
-EPSILONS = ("epsilon", "image's")  # of one training example, and of its image alone
+EPSILONS = ("epsilon", "of image")  # of one training example, and of its image alone
 
 three_phase_app = typer.Typer(no_args_is_help=True, help="The thesis' input noise, instructors and understudy.")
 
@@ -34,7 +34,7 @@ def _three_phases() -> None:
 @three_phase_app.command()
 def run(
     data: Annotated[str, typer.Option(help="digits (embedded) or mnist (edp-lab data fetch mnist).")] = "digits",
-    model: Annotated[str, typer.Option(help="cnn (two convolutions), alexnet or vgg.")] = "cnn",
+    model: Annotated[str, typer.Option(help="cnn (two convolutions), alexnet, vgg or mlp.")] = "cnn",
     phases: Annotated[str, typer.Option(help="Which phases take part, such as 1,2,3 or 2,3.")] = "1,2,3",
     sigma: Annotated[float, typer.Option(help="Phase I: standard deviation of the noise on a pixel in [0, 1].")] = 0.6,
     instructors: Annotated[int, typer.Option(help="Phase II: networks on disjoint parts of the training set.")] = 10,
@@ -135,6 +135,8 @@ def _print(record: ThreePhaseRecord) -> None:
     for why in dict.fromkeys(part.why for part in record.parts):
         names = dict.fromkeys(_name(part, record) for part in record.parts if part.why == why)
         console.print(f"epsilon of {', '.join(names)}: {why}")
+    if any(part.image_epsilon is not None for part in record.parts) and not settings.private_seed:
+        console.print(f"seed {seed} is published: who knows it redraws the noise; --private-seed makes epsilons hold")
     console.print("\n" + _cost(record))
     console.print(_beside(record))
 
@@ -161,7 +163,9 @@ def _parts(record: ThreePhaseRecord) -> Table:
 
 
 def _name(part: Part, record: ThreePhaseRecord) -> str:
-    return f"{record.settings.instructors} instructors" if part.name.startswith("instructor") else part.name
+    from edp_lab.three_phase.phases import of_instructors
+
+    return of_instructors(record.settings.instructors) if part.name.startswith("instructor") else part.name
 
 
 def _accuracy(parts: list[Part]) -> str:
@@ -179,15 +183,20 @@ def _worst(epsilons: list[float | None]) -> str:
 
 
 def _cost(record: ThreePhaseRecord) -> str:
+    from edp_lab.three_phase.phases import ONE, PLAIN, of_instructors
+
     account, labels = record.privacy, record.labels
     if account is None or labels is None:
         return "No label was released, so none was accounted for."
+    settings = record.settings
+    alone = ONE if 1 in settings.phases else PLAIN
+    voters = of_instructors(settings.voters) if 2 in settings.phases else f"the {alone}"
     if not account.composed:
-        return f"{labels.queries:,} labels without noise: no guarantee."
+        return f"{settings.vote} vote of {voters}: {labels.queries:,} labels without noise, no guarantee."
     ways = ", ".join(f"{way} {epsilon:.4g}" for way, epsilon in account.composed.items())
-    status = "" if record.status == "holds" else f" ({record.status}; --private-seed makes it hold)"
+    status = "" if record.status == "holds" else f" ({record.status})"
     return (
-        f"{record.settings.vote} vote: {labels.queries:,} labels asked, {labels.answered:,} answered, "
+        f"{settings.vote} vote of {voters}: {labels.queries:,} labels asked, {labels.answered:,} answered, "
         f"{labels.right:.1%} of these right; one training example replaced: epsilon {account.epsilon:.4g} at delta "
         f"{account.delta:g}{status}, by way of adding up: {ways}.\n"
         f"For these very votes {account.data_dependent_epsilon:.4g}: {account.data_dependent_note}."

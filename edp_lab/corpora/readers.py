@@ -57,7 +57,10 @@ def read_seq_folder(path: Path) -> Reading:
     candidates = (path, *(path / name for name in SPLIT_FOLDERS))
     folders = [folder for folder in candidates if (folder / "seq.in").exists()]
     if not folders:
-        raise UsageError(f"{path} holds no seq.in, neither at its top nor in {', '.join(SPLIT_FOLDERS)}")
+        raise UsageError(
+            f"{path} holds no seq.in, neither at its top nor in {', '.join(SPLIT_FOLDERS)}: "
+            "put seq.in, seq.out and label there, one utterance a line, or give a .jsonl file"
+        )
     if path in folders[:-1]:
         raise UsageError(f"{path} has a seq.in at its top and one in {folders[1].name}/: keep one of the two")
     return _reading(path, (row for folder in folders for row in _seq_rows(folder)))
@@ -241,6 +244,8 @@ def text_lines(path: Path) -> list[str]:
 
 
 def _seq_rows(folder: Path) -> Iterator[Row]:
+    if not (folder / "label").exists():
+        raise UsageError(f"{folder} has no file label: put one there with the intent of each line of seq.in")
     tokens, intents = text_lines(folder / "seq.in"), text_lines(folder / "label")
     tagged = (folder / "seq.out").exists()
     tags = text_lines(folder / "seq.out") if tagged else [""] * len(tokens)

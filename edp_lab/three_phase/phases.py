@@ -115,7 +115,7 @@ class _Run:
         self.images = replace(before, train=train, test=test)
         self.pixels = {"train": compare(before.train, train), "test": compare(before.test, test)}
         self.guarantee = image_guarantee(train.shape[1:], self.settings.sigma, self.settings.delta)
-        self.train_one(ONE, "labels are not protected")
+        self.train_one(ONE, self._bare())
 
     def phase_two(self) -> None:
         """Instructors on disjoint parts, and their votes without noise."""
@@ -128,11 +128,15 @@ class _Run:
         start = time.perf_counter()
         trained = train_all(jobs, workers, self.listener)
         self.seconds |= {"instructors": time.perf_counter() - start, "processes": workers}
-        why = "labels are not protected" if self.guarantee else "trained without noise"
         for job, done in zip(jobs, trained, strict=True):
-            self._keep(job, done, *_cost(done, why))
+            self._keep(job, done, *_cost(done, self._bare()))
         self.voters = [done.model for done in trained]
         self._votes_without_noise([done.guarantee.epsilon for done in trained])
+
+    def _bare(self) -> str:
+        """Why a network that was trained without a private method has no epsilon."""
+        noised = self.guarantee is not None and math.isfinite(self.guarantee.epsilon)
+        return "labels are not protected" if noised else "trained without noise"
 
     def _votes_without_noise(self, epsilons: list[float | None]) -> None:
         """As private as the worst of the instructors, by parallel composition.
@@ -242,10 +246,10 @@ def compare_with_thesis(record: ThreePhaseRecord) -> list[Comparison]:
     found = []
     if record.image_guarantee is not None:
         found += _of_pixels(record.image_guarantee, record.pixels["train"])
-    if 2 in record.settings.phases:
+    if 2 in record.settings.phases and record.settings.instructors > 1:
         found += _of_instructors(record)
     if record.labels is not None and record.privacy is not None:
-        found += _of_labels(record.labels, record.privacy)
+        found += _of_labels(record)
     if 3 in record.settings.phases:
         epsilon = _number(record.part(UNDERSTUDY).epsilon)
         here = f"the understudy has the epsilon of its labels alone: {epsilon}"
@@ -267,25 +271,29 @@ def _of_instructors(record: ThreePhaseRecord) -> list[Comparison]:
     count, epsilon = record.settings.instructors, record.part(HARD).epsilon
     here = "nothing is noised: no epsilon" if epsilon is None else f"epsilon {_number(epsilon)}, that of the worst"
     ratio = record.seconds["instructors"] / max(record.seconds[ONE], 1e-9)
-    passes = f"{len(record.part('instructor 1').rows)} epochs each, not {len(record.part(PLAIN).rows)}"
-    shared = f"{count} take {ratio:.2g} times as long, {record.seconds['processes']} at a time ({passes})"
+    many, one = (len(record.part(name).rows) for name in ("instructor 1", PLAIN))
+    passes = f" ({many} epochs each, not {one})" if many != one else ""
+    shared = f"{count} take {ratio:.2g} times as long, {record.seconds['processes']} at a time{passes}"
     return [
-        Comparison("T9", "ten instructors are ten times more private than one", f"of {count} instructors {here}"),
+        Comparison("T9", "ten instructors are ten times more private than one", f"{of_instructors(count)}: {here}"),
         Comparison("4.2", "ten instructors take 1.2 times as long as one", shared),
     ]
 
 
-def _of_labels(labels: Labels, privacy: VoteAccount) -> list[Comparison]:
+def _of_labels(record: ThreePhaseRecord) -> list[Comparison]:
+    labels, privacy = record.labels, record.privacy
+    assert labels is not None
+    assert privacy is not None
     total = _number(privacy.epsilon)
     if "plain sum" in privacy.composed:
         total += f" (plain sum {_number(privacy.composed['plain sum'])})"
     right = f"{labels.right:.1%} of the labels are right, {labels.right_without_noise:.1%} without noise"
     survives = f"one on which all agree survives with probability {labels.unanimous_survives:.2f}"
     one = f"epsilon of one label: {_number(privacy.query_epsilon)}; of {labels.queries}: {total}"
-    return [
-        Comparison("T12", "the output labels are 0.2-DP", one),
-        Comparison("T13", "noise on the labels costs no accuracy", f"{right}; {survives}"),
-    ]
+    found = [Comparison("T12", "the output labels are 0.2-DP", one)]
+    if record.settings.vote in PRIVATE:
+        found.append(Comparison("T13", "noise on the labels costs no accuracy", f"{right}; {survives}"))
+    return found
 
 
 def _cost(trained: Trained, otherwise: str) -> tuple[float | None, str]:
@@ -301,13 +309,17 @@ def _check(settings: ThreePhaseSettings, images: Images, public: int) -> None:
     rarest, fewest = int(sizes.argmin()), int(sizes.min())
     if settings.voters > fewest:
         raise UsageError(
-            f"{settings.voters} instructors cannot all see class {rarest}, which has {fewest} training "
+            f"{of_instructors(settings.voters)} cannot all see class {rarest}, which has {fewest} training "
             f"example{'' if fewest == 1 else 's'}: take {fewest} at most"
         )
     if not 0 < public < len(images.test):
         raise UsageError(f"a test set of {len(images.test)} leaves none to label or none to test on: take at least 2")
     if (settings.labels or 0) > public:
         raise UsageError(f"{settings.labels} labels, but there are {public} public images: ask for no more than that")
+
+
+def of_instructors(count: int) -> str:
+    return f"{count} instructor{'' if count == 1 else 's'}"
 
 
 def _number(value: float | None) -> str:

@@ -76,6 +76,9 @@ class ThreePhaseSettings:
                 raise UsageError(f"the number of {name} is {value}: it must be at least 1")
         if self.seed < 0:
             raise UsageError(f"seed is {self.seed}: it must be 0 or more")
+        for of, epsilon in (("a vote", self.vote_epsilon), ("a private training", self.train_epsilon)):
+            if not 0 < epsilon < math.inf:  # also where nothing uses it
+                raise UsageError(f"the epsilon of {of} is {epsilon}: it must be a finite number greater than 0")
         check_sigma(self.sigma)
         check_delta(self.delta)
         self.aggregator()

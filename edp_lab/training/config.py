@@ -108,7 +108,7 @@ class TrainConfig:
         for name, count in (
             ("batch size", self.batch_size),
             ("number of epochs", self.epochs),
-            ("number of devices", self.num_devices),
+            ("number of devices (--gpus)", self.num_devices),
             ("number of processes", self.processes),
             ("micro-batch size", 1 if self.micro_batch_size is None else self.micro_batch_size),
         ):

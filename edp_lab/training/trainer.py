@@ -324,7 +324,8 @@ def _locked(folder: Path) -> Iterator[None]:
     except Timeout:
         raise UsageError(f"another process is training in {folder}: wait for it, or choose another --out") from None
     except OSError as error:
-        raise UsageError(f"{folder} cannot be written ({error.strerror}): make room there, or mend its disk") from error
+        cure = "make room there, or choose another --out"
+        raise UsageError(f"{folder} cannot be written ({error.strerror}): {cure}") from error
     try:
         yield
     finally:

@@ -54,7 +54,7 @@ def test_json_is_the_record_and_nothing_else(cli):
 
 def test_a_vote_without_noise_promises_nothing(cli):
     out, _ = cli("--epochs", "1", "--phases", "3", "--vote", "hard")
-    assert "540 labels without noise: no guarantee." in out
+    assert "hard vote of the plain model: 540 labels without noise, no guarantee." in out
     out, _ = cli("--epochs", "1", "--phases", "1")
     assert "No label was released" in out
 

@@ -248,7 +248,7 @@ def test_scores_are_those_of_scikit_learn():
         ({"vote": "loud"}, "unknown vote"),
         ({"method": "magic"}, "unknown method"),
         ({"seed": -1}, "seed is -1"),
-        ({"method": "dp-adam", "train_epsilon": -1.0}, "epsilon is -1"),
+        ({"method": "dp-adam", "train_epsilon": -1.0}, "of a private training is -1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(change, message):
