@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -131,8 +132,7 @@ def train(
             print("this run has finished: nothing is left to do", file=sys.stderr)
         with on_interrupt() as stop, listening(quiet=rank() > 0) as listener:
             record = take_up(resume, listener, stop)
-        if rank() == 0:
-            _report(record, resume, as_json)
+        _finish(record, resume, as_json)
         return
     if corpus is None or out is None:
         raise UsageError("a run needs --corpus and --out (or --resume DIR to go on with one): give both")
@@ -168,8 +168,7 @@ def train(
     )
     with on_interrupt() as stop, listening(quiet=rank() > 0) as listener:
         record = run(config, out, listener, stop)
-    if rank() == 0:
-        _report(record, out, as_json)
+    _finish(record, out, as_json)
 
 
 def _given(ctx: typer.Context, name: str) -> bool:
@@ -182,6 +181,17 @@ def _set_threads(size: str) -> None:
         import torch
 
         torch.set_num_threads(1)  # small products gain nothing from a second thread, and lose much on a busy machine
+
+
+def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
+    """Rank 0 speaks for all."""
+    from edp_lab.training.launch import end_rank
+    from edp_lab.training.trainer import rank
+
+    if rank() == 0:
+        _report(record, out, as_json)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # a launcher such as torchrun has started this process
+        end_rank(0)
 
 
 def _report(record: dict[str, Any], out: Path, as_json: bool) -> None:

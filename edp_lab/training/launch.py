@@ -192,8 +192,7 @@ def run_rank(main: Callable[[str, threading.Event], None]) -> NoReturn:
     """What a module does in a rank that ``Ranks`` started: ``main`` on its argument, then the end of this process.
 
     The event is set when the parent asks for an orderly end. The process ends with status 1 and a last line
-    "error: SENTENCE" after UsageError, with status 1 and a traceback after any other error, and else with status 0;
-    without Python's own clean-up, in which threads of torch that are still alive may abort it.
+    "error: SENTENCE" after UsageError, with status 1 and a traceback after any other error, and else with status 0.
     """
     status = 1
     try:
@@ -206,12 +205,17 @@ def run_rank(main: Callable[[str, threading.Event], None]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        distributed = sys.modules.get("torch.distributed")
-        if distributed and distributed.is_initialized():  # else a rank may abort because another one ended before it
-            distributed.destroy_process_group()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        end_rank(status)
+
+
+def end_rank(status: int) -> NoReturn:
+    """Leave the group, and end this process without Python's clean-up, in which torch's threads abort now and then."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_initialized():
+        distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def obey(stop: threading.Event) -> None:

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, bert_config
 from edp_lab.models.pieces import train_wordpieces
 from edp_lab.training import TrainConfig, read_record, run_ledger, train
-from edp_lab.training.launch import Ranks, obey
+from edp_lab.training.launch import Ranks, run_rank
 from edp_lab.training.run import Run
 
 HERE = Path(__file__)
@@ -83,7 +82,6 @@ def trained(folder: Path, case: str, accelerator: Accelerator | None = None) -> 
 
 def main(folder: Path) -> None:
     """What one rank does. Rank 0 leaves the parameters of each case, and tells its scores."""
-    obey(threading.Event())
     accelerator = Accelerator(cpu=True)
     for case in CASES:
         parameters, run = trained(folder, case, accelerator)
@@ -165,4 +163,4 @@ def test_a_launcher_may_start_the_processes_and_hears_one_summary(folder, simula
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_rank(lambda folder, _: main(Path(folder)))
