@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edp_lab.cli.pareto import pareto
 from edp_lab.cli.reproduce_tables import table1, table2
 from edp_lab.cli.telling import telling
 from edp_lab.cli.train import Json
@@ -31,7 +32,7 @@ FILES = ("thesis.json", "thesis.csv", "thesis.html")
 reproduce_app = typer.Typer(no_args_is_help=True, help="Tables and figures of the sources, ours beside theirs.")
 
 
-for command in (table1, table2):
+for command in (table1, table2, pareto):
     reproduce_app.command()(command)
 
 

@@ -69,7 +69,7 @@ def table1(
         try:
             for row in rows_of(runs, scale, models.split(","), corpora.split(",")):
                 made.append(row)
-                _write(out, [cell.as_json() for part in made for cell in part], _page1(made))
+                write_table(out, [cell.as_json() for part in made for cell in part], _page1(made))
         except KeyboardInterrupt:
             tell(f"interrupted; finished runs are kept in {out}: the same command goes on from there", True)
             raise
@@ -98,11 +98,11 @@ def table2(
         made: list[dict[str, Any]] = []
         for rows in rows_of(out, models.split(","), corpora.split(","), size, rounds, tell):
             made += rows
-            _write(out, made, _page("Table 2, measured anew", [_lines2(made)]))
+            write_table(out, made, _page("Table 2, measured anew", [_lines2(made)]))
     if as_json:
         print(json.dumps(made, indent=1, allow_nan=False))
         return
-    _print_table("Table 2: seconds of an epoch, and as a ratio to SGD", _lines2(made))
+    print_table("Table 2: seconds of an epoch, and as a ratio to SGD", _lines2(made))
     print(f"written: {', '.join(str(out / name) for name in FILES)}")
 
 
@@ -122,15 +122,15 @@ def _line1(cell: Cell) -> list[str]:
     paper = cell.paper
     if cell.decay is None:
         theirs = [_number(paper[name]) for name in ("ser", "auc")]
-        ser, auc = (f"{_interval(own)} / {printed}" for own, printed in zip((cell.ser, cell.auc), theirs, strict=True))
+        ser, auc = (f"{interval(own)} / {printed}" for own, printed in zip((cell.ser, cell.auc), theirs, strict=True))
         return ["SGD", ser, "", auc, "", "", "none", "", "", ""]
     changes = (cell.ser_change, paper["ser_change"]), (cell.auc_change, paper["auc_change"])
-    ser, auc = (f"{_interval(own, signed=True)} / {_signed(printed)}" for own, printed in changes)
+    ser, auc = (f"{interval(own, signed=True)} / {_signed(printed)}" for own, printed in changes)
     return [
         f"{cell.variant}, {cell.decay}",
-        _interval(cell.ser),
+        interval(cell.ser),
         ser,
-        _interval(cell.auc),
+        interval(cell.auc),
         auc,
         f"{_number(cell.log10_claimed)} / {_number(paper['log10_claimed'])}",
         _holds(cell),
@@ -146,7 +146,7 @@ def _holds(cell: Cell) -> str:
     return "none" if cell.epsilon_if_alpha_public is None else f"none ({cell.epsilon_if_alpha_public:.0e})"
 
 
-def _interval(estimate: Estimate | None, signed: bool = False) -> str:
+def interval(estimate: Estimate | None, signed: bool = False) -> str:
     if estimate is None:
         return ""
     mean = f"{estimate.mean:+.1f}" if signed else f"{estimate.mean:.1f}"
@@ -182,7 +182,7 @@ NOTE = (
 
 def _show(made: Sequence[Sequence[Cell]]) -> None:
     for cells in made:
-        _print_table(_title1(cells), _lines1(cells))
+        print_table(_title1(cells), _lines1(cells))
     print(f"\n{NOTE}")
 
 
@@ -208,7 +208,7 @@ def _lines2(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 # ---- Files and screen ----------------------------------------------------------------------------------------------
 
 
-def _print_table(title: str, lines: Sequence[Sequence[str]]) -> None:
+def print_table(title: str, lines: Sequence[Sequence[str]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -239,16 +239,21 @@ def _page(title: str, parts: Sequence[Sequence[Sequence[str]]], titles: Sequence
     """A page that needs no network."""
     drawn = []
     for number, lines in enumerate(parts):
-        rows = []
-        for place, line in enumerate(lines):
-            tag = "td" if place else "th"
-            rows.append("<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in line) + "</tr>")
         heading = f"<h2>{html.escape(titles[number])}</h2>" if titles else ""
-        drawn.append(f"{heading}<table>{''.join(rows)}</table>")
+        drawn.append(f"{heading}{html_table(lines)}")
     return PAGE.format(title=html.escape(title), parts="\n".join(drawn), note=html.escape(note))
 
 
-def _write(out: Path, rows: Sequence[dict[str, Any]], page: str) -> None:
+def html_table(lines: Sequence[Sequence[str]]) -> str:
+    """The first line holds the headings."""
+    rows = []
+    for place, line in enumerate(lines):
+        tag = "td" if place else "th"
+        rows.append("<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in line) + "</tr>")
+    return f"<table>{''.join(rows)}</table>"
+
+
+def write_table(out: Path, rows: Sequence[dict[str, Any]], page: str) -> None:
     from edp_lab.errors import UsageError
     from edp_lab.models.files import write_whole
 

@@ -1,0 +1,149 @@
+"""``edp-lab reproduce pareto``: beyond the paper, the least error at an epsilon that holds, and its price in time."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edp_lab.cli.reproduce_tables import FILES, PAGE, html_table, interval, print_table, write_table
+from edp_lab.cli.telling import telling
+from edp_lab.cli.train import Json
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from edp_lab.studies.pareto import Point
+
+NOTE = (
+    "SER, intent accuracy and slot F1 on test splits: mean over seeds ± Student's 95 % interval. Epsilon: of one "
+    "training utterance at delta = n^-1.1, by Renyi DP with Poisson sampling (DP-SGD: one added or removed) or by "
+    "Gaussian DP with disjoint batches (eDP-SGD: one zeroed out), were the seed secret. ε with trials: of all runs "
+    "that were compared on the first seed's validation split, were they all published; it does not cover the "
+    "utterances of that split. Time: of training on one thread, as a multiple of SGD's. Words and their vectors come "
+    "from other text, which is taken to be public."
+)
+
+
+def pareto(
+    corpora: Annotated[
+        str, typer.Option(help="Names from edp-lab data list, or paths, with commas between.")
+    ] = "atis,snips,nlu-eval,smart-home",
+    epsilons: Annotated[str | None, typer.Option(help="Targets. [default: 8,3,1; 8 if --quick]")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick/--full", help="A smaller SGD, one seed, few steps: minutes, not hours.")
+    ] = False,
+    seeds: Annotated[int | None, typer.Option(help="Runs of each point. [default: 3; 1 if --quick]")] = None,
+    workers: Annotated[int | None, typer.Option(help="Runs at a time, a thread each. [default: all cores]")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Use what earlier calls have finished in --out, or forget it.")
+    ] = True,
+    out: Annotated[Path, typer.Option(help="Folder for table and figure, runs and what is finished.")] = Path(
+        "runs/pareto"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Utility, privacy and time: the error of DP-SGD and of eDP-SGD at epsilons that hold, beside SGD's.
+
+    Finished runs are kept in the folder: after a kill, the same command goes on from there and gives the same table.
+    """
+    with telling() as tell:
+        from edp_lab.studies.pareto import FULL, QUICK
+        from edp_lab.studies.pareto import pareto as points_of
+        from edp_lab.studies.table_runs import TableRuns
+
+        scale = QUICK if quick else FULL
+        scale = replace(scale, seeds=seeds or scale.seeds, epsilons=_targets(epsilons) or scale.epsilons)
+        runs = TableRuns(out, workers or len(os.sched_getaffinity(0)), tell, fresh=not resume)
+        made: list[list[Point]] = []
+        try:
+            for points in points_of(runs, scale, corpora.split(",")):
+                made.append(points)
+                write_table(out, [point.as_json() for part in made for point in part], _page(made))
+        except KeyboardInterrupt:
+            tell(f"interrupted; finished runs are kept in {out}: the same command goes on from there", True)
+            raise
+    if as_json:
+        print(json.dumps([point.as_json() for part in made for point in part], indent=1, allow_nan=False))
+        return
+    for points in made:
+        print_table(_title(points), _lines(points))
+    print(f"\n{NOTE}\nwritten: {', '.join(str(out / name) for name in FILES)}")
+
+
+def _targets(text: str | None) -> tuple[float, ...]:
+    from edp_lab.errors import UsageError
+
+    try:
+        return tuple(sorted({float(part) for part in (text or "").split(",") if part}, reverse=True))
+    except ValueError:
+        raise UsageError(f"epsilons are {text!r}: give numbers with commas between, such as 8,3,1") from None
+
+
+def _title(points: Sequence[Point]) -> str:
+    first = points[0]
+    return f"{first.corpus}: CLC, n = {first.examples:,}, {len(first.runs)} seed(s), {first.about['device']}"
+
+
+def _lines(points: Sequence[Point]) -> list[list[str]]:
+    headings = ["method", "ε that\nholds", "ε with\ntrials", "SER %", "intent %", "slot F1 %", "x SGD's\ntime"]
+    return [[*headings, "size", "epochs x\nbatch", "z0", "lr", "trials"], *map(_line, points)]
+
+
+def _line(point: Point) -> list[str]:
+    told, private = point.settings, point.epsilon is not None
+    return [
+        point.method,
+        f"{point.epsilon:.3g}" if private else "none",
+        f"{point.epsilon_of_tuning:.3g}" if private else "none",
+        *map(interval, (point.ser, point.intent_accuracy, point.slot_f1)),
+        f"{point.time_ratio:.2f}",
+        told["size"],
+        f"{told['epochs']} x {told['batch_size']}",
+        f"{told['z0']:.3g}" if private else "",
+        f"{told['learning_rate']:g}",
+        str(point.trials or ""),
+    ]
+
+
+def _page(made: Sequence[Sequence[Point]]) -> str:
+    from edp_lab.course.theme import CONFIG
+
+    parts = [_figure(made).to_html(CONFIG, include_plotlyjs=True, full_html=False)]
+    for points in made:
+        parts.append(f"<h2>{html.escape(_title(points))}</h2>{html_table(_lines(points))}")
+    return PAGE.format(title="Utility, privacy and time", parts="\n".join(parts), note=html.escape(NOTE))
+
+
+def _figure(made: Sequence[Sequence[Point]]) -> go.Figure:
+    """Error by epsilon, a line a method, what time it takes beside each mark; SGD's error is a level."""
+    from plotly.subplots import make_subplots
+
+    from edp_lab.course.theme import BLUE, ORANGE, TEMPLATE, VERMILLION
+
+    looks = [{"color": color, "dash": dash} for color, dash in ((BLUE, "solid"), (VERMILLION, "dash"), (ORANGE, "dot"))]
+    names = [points[0].corpus for points in made]
+    columns = min(2, len(names))
+    rows = -(-len(names) // columns)
+    figure = make_subplots(rows, columns, subplot_titles=names, vertical_spacing=0.25 / rows)
+    for place, points in enumerate(made):
+        row, column = place // columns + 1, place % columns + 1
+        for number, method in enumerate(dict.fromkeys(point.method for point in points if point.epsilon)):
+            own = sorted((p for p in points if p.method == method), key=lambda p: p.epsilon or 0)
+            half = [0 if p.ser.high is None else p.ser.high - p.ser.mean for p in own]
+            figure.add_scatter(
+                x=[p.epsilon for p in own], y=[p.ser.mean for p in own], error_y={"array": half}, name=method,
+                text=[f"x{p.time_ratio:.2g}" for p in own], textposition="top center", mode="lines+markers+text",
+                line=looks[number % len(looks)], legendgroup=method, showlegend=not place,
+                row=row, col=column,
+            )  # fmt: skip
+        figure.add_hline(points[0].ser.mean, line_dash="dot", annotation_text="SGD", row=row, col=column)  # type: ignore[arg-type]
+    figure.update_xaxes(type="log", title="ε that holds, of one utterance, δ = n<sup>-1.1</sup>", dtick="D2")
+    figure.update_yaxes(title="SER on the test split (%)", rangemode="tozero")
+    return figure.update_layout(template=TEMPLATE, height=380 * rows + 80, width=1050, legend={"orientation": "h"})
