@@ -1,0 +1,133 @@
+"""Utility, privacy and time: every private run meets its target, settings are chosen on the validation split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edp_lab.cli.pareto import _figure, _lines, _page
+from edp_lab.corpora import load_corpus, split
+from edp_lab.errors import UsageError
+from edp_lab.privacy.accounting import true_epsilon
+from edp_lab.studies import pareto as study
+from edp_lab.studies.pareto import FULL, METHODS, Point, Scale, pareto, public_vectors
+from edp_lab.studies.table_runs import Job
+
+CORPUS = "smart-home-health"
+SCALE = Scale((8.0, 1.0), (1e-2, 3e-2), 2, 30, 4, 1, "small", "small", 64)
+
+
+class Runs:
+    """Stands for `TableRuns`: the larger learning rate does better on the validation split, and worse on the test."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.jobs = out, []
+
+    def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
+        self.jobs += jobs
+        return [self.result(job) for job in jobs]
+
+    def result(self, job: Job) -> dict[str, Any]:
+        config = job.config
+        examples = len(split(load_corpus(config.corpus), config.seed).train)
+        mechanism = config.mechanism(examples)
+        delta = examples**-1.1
+        return {
+            "validation_ser": 0.5 - config.learning_rate,
+            "ser": 0.2 + config.learning_rate + 0.01 * config.seed,
+            "intent_accuracy": 0.9,
+            "slot_f1": 0.8,
+            "epsilon": None if mechanism is None else true_epsilon(mechanism, config.epochs, delta),
+            "delta": delta,
+            "examples": examples,
+            "seconds": 10.0 if mechanism is None else 4.0,
+            "run": f"{config.method}-{config.z0:.3g}-{config.seed}",
+            **dict.fromkeys(("device", "machine", "threads", "versions"), "1"),
+        }
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    monkeypatch.setattr(study, "pretrain_vectors", lambda text, folder: folder.mkdir())
+    return Runs(tmp_path)
+
+
+@pytest.fixture
+def points(runs: Runs) -> list[Point]:
+    [made] = pareto(runs, SCALE, [CORPUS])  # type: ignore[arg-type]
+    return made
+
+
+def test_each_method_meets_each_target_and_only_just(points: list[Point]) -> None:
+    assert [(p.method, p.trials) for p in points] == [("SGD", 0), *((m, 2) for m in METHODS for _ in range(2))]
+    for point, target in zip(points[1:], 3 * SCALE.epsilons, strict=True):
+        assert point.epsilon is not None
+        assert point.epsilon <= target
+        assert point.epsilon == pytest.approx(target, rel=1e-3)
+
+
+def test_every_seed_has_a_noise_of_its_own_split(runs: Runs, points: list[Point]) -> None:
+    for point in points[1:]:
+        assert len(set(point.runs)) == SCALE.seeds
+    private = [job.config for job in runs.jobs if job.config.method != "sgd"]
+    assert {config.seed for config in private[: 2 * len(METHODS) * 2]} == {0}  # the trials
+    for config in private:
+        n = len(split(load_corpus(CORPUS), config.seed).train)
+        mechanism = config.mechanism(n)
+        assert mechanism is not None
+        assert true_epsilon(mechanism, config.epochs, n**-1.1) <= max(SCALE.epsilons)
+
+
+def test_settings_are_chosen_on_the_validation_split_and_scored_on_the_test_split(points: list[Point]) -> None:
+    assert {p.settings["learning_rate"] for p in points[1:]} == {3e-2}  # the test split would have chosen 1e-2
+    assert points[1].ser.mean == pytest.approx(100 * (0.2 + 3e-2 + 0.005))
+    assert {p.time_ratio for p in points[1:]} == {0.4}
+
+
+def test_tuning_costs_more_than_the_run_and_no_more_than_the_plain_sum(points: list[Point]) -> None:
+    for point in points[1:]:
+        assert point.epsilon is not None
+        assert point.epsilon_of_tuning is not None
+        assert point.epsilon < point.epsilon_of_tuning < 3 * point.epsilon * 1.001
+
+
+def test_private_runs_take_words_and_vectors_from_other_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs
+) -> None:
+    asked: list[str] = []
+
+    def load(name: str) -> Any:
+        asked.append(name)
+        raise UsageError("not at hand")
+
+    monkeypatch.setattr(study, "load_corpus", load)
+    first = public_vectors("snips", tmp_path)
+    assert asked == ["atis", "nlu-eval"]
+    assert public_vectors("snips", tmp_path) == first
+    assert first.is_dir()
+    for job in runs.jobs:
+        assert job.config.method == "sgd" or job.config.pretrained == str(first)
+
+
+def test_table_and_page_show_every_point(points: list[Point]) -> None:
+    lines = _lines(points)
+    assert [line[0] for line in lines[1:]] == [p.method for p in points]
+    assert lines[1][1] == "none"
+    assert lines[2][1] == "8"
+    figure = _figure([points])
+    assert [trace.name for trace in figure.data] == list(METHODS)
+    assert list(figure.data[0].x) == pytest.approx([1, 8], rel=1e-3)
+    assert figure.data[0].text == ("x0.4", "x0.4")
+    page = _page([points, points])
+    assert page.count("<table>") == 2
+    assert "src=" not in page.split("</script>")[-1]
+
+
+@pytest.mark.parametrize("changes", [{"seeds": 0}, {"epsilons": ()}, {"epsilons": (3.0, -1.0)}])
+def test_seeds_and_targets_that_make_no_sense_are_refused(runs: Runs, changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="at least one seed and one epsilon"):
+        next(pareto(runs, replace(FULL, **changes), [CORPUS]))  # type: ignore[arg-type]
