@@ -127,7 +127,7 @@ def _figure(made: Sequence[Sequence[Point]]) -> go.Figure:
 
     from edp_lab.course.theme import BLUE, ORANGE, TEMPLATE, VERMILLION
 
-    looks = [{"color": color, "dash": dash} for color, dash in ((BLUE, "solid"), (VERMILLION, "dash"), (ORANGE, "dot"))]
+    looks = ((BLUE, "solid", "circle"), (VERMILLION, "dash", "square"), (ORANGE, "dot", "diamond"))
     names = [points[0].corpus for points in made]
     columns = min(2, len(names))
     rows = -(-len(names) // columns)
@@ -136,14 +136,18 @@ def _figure(made: Sequence[Sequence[Point]]) -> go.Figure:
         row, column = place // columns + 1, place % columns + 1
         for number, method in enumerate(dict.fromkeys(point.method for point in points if point.epsilon)):
             own = sorted((p for p in points if p.method == method), key=lambda p: p.epsilon or 0)
+            color, dash, symbol = looks[number % len(looks)]
             half = [0 if p.ser.high is None else p.ser.high - p.ser.mean for p in own]
             figure.add_scatter(
-                x=[p.epsilon for p in own], y=[p.ser.mean for p in own], error_y={"array": half}, name=method,
+                x=[f"{p.epsilon:.3g}" for p in own], y=[p.ser.mean for p in own], error_y={"array": half}, name=method,
                 text=[f"x{p.time_ratio:.2g}" for p in own], textposition="top center", mode="lines+markers+text",
-                line=looks[number % len(looks)], legendgroup=method, showlegend=not place,
-                row=row, col=column,
+                line={"color": color, "dash": dash}, marker={"symbol": symbol, "size": 9}, legendgroup=method,
+                showlegend=not place, row=row, col=column,
             )  # fmt: skip
         figure.add_hline(points[0].ser.mean, line_dash="dot", annotation_text="SGD", row=row, col=column)  # type: ignore[arg-type]
-    figure.update_xaxes(type="log", title="ε that holds, of one utterance, δ = n<sup>-1.1</sup>", dtick="D2")
+    order = sorted({f"{p.epsilon:.3g}" for points in made for p in points if p.epsilon}, key=float)
+    axis = {"type": "category", "categoryorder": "array", "categoryarray": order, "range": [-0.5, len(order) - 0.5]}
+    figure.update_xaxes(axis, title="ε that holds, of one utterance, δ = n<sup>-1.1</sup>")
     figure.update_yaxes(title="SER on the test split (%)", rangemode="tozero")
-    return figure.update_layout(template=TEMPLATE, height=380 * rows + 80, width=1050, legend={"orientation": "h"})
+    legend = {"orientation": "h", "y": 1 + 0.2 / rows, "yanchor": "top"}
+    return figure.update_layout(template=TEMPLATE, height=380 * rows + 100, width=1050, legend=legend)
