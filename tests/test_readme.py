@@ -18,7 +18,8 @@ OWN_MODEL = next(block for block in BLOCKS if "PrivateStep" in block)
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b != OWN_MODEL])
-def test_short_examples_give_what_their_comments_say(block):
+def test_short_examples_give_what_their_comments_say(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     lines = block.strip().splitlines()
     namespace: dict[str, object] = {}
     for line in lines:
@@ -31,6 +32,7 @@ def test_short_examples_give_what_their_comments_say(block):
 
 def test_your_own_model_learns_and_two_processes_learn_the_same(tmp_path):
     program = f"{OWN_MODEL}\nprint(repr([p.tolist() for p in model.parameters()]), flush=True)\n"
+    program += "from edp_lab.training.launch import end_rank; end_rank(0)\n"
     (tmp_path / "own_model.py").write_text(program)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     alone = subprocess.run(
