@@ -43,14 +43,15 @@ class Attacked:
     def verdict(self) -> str:
         """In words; an attack that fails proves nothing."""
         low, high = self.result.auc_interval
+        sure = f"{100 * self.result.confidence:g} %"
         if self.result.guards["leaks"]:
             return "worthless: the split leaks, so the attack may tell texts apart instead of members"
         if self.result.guards["duplicates"]:
             return "worthless: some texts are both members and non-members; train with duplicates kept together"
         if self.result.bound is not None and low > self.result.bound["auc"]:
-            return "more than epsilon allows: the run's guarantee does not hold, or its seed was used"
+            return f"more than epsilon allows, at {sure} confidence: the guarantee does not hold, or its seed was used"
         if low > 0.5:
-            return "membership leaks: the interval of the AUC lies above 0.5"
+            return f"membership leaks: the {sure} interval of the AUC lies above 0.5"
         if high < 0.5:
             return "worse than guessing: the attack was misled, which is no proof of privacy"
         return "this attack finds nothing, which is no proof of privacy: a better one may"
@@ -166,7 +167,9 @@ def _judged(
     result = summarise(
         attack, members, non_members, epsilon, target.config.delta, guards.to_json(), fprs, confidence, texts
     )
-    return Attacked(target, result, scores, {"run": str(target.folder), **(about or {})}, _bound_said(target, result))
+    status = "none" if target.guarantee is None else target.guarantee.status
+    told = {"run": str(target.folder), "guarantee": status, **(about or {})}
+    return Attacked(target, result, scores, told, _bound_said(target, result))
 
 
 def _bound_said(target: Target, result: AttackResult) -> str:

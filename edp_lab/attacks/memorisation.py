@@ -261,7 +261,14 @@ def token_trace(model: IntentSlotModel, canary: Utterance, references: Sequence[
 
 
 def mean_interval(values: np.ndarray, low: float, high: float) -> tuple[float, float]:
-    """Student's 95 % interval for the mean of (A) values, cut to where the mean can lie."""
+    """Student's 95 % interval for the mean of (A) values, cut to where the mean can lie.
+
+    Where all values agree, which would make it a point, it covers what other values may hide: none of A draws shows
+    what has a probability of up to 1 - 0.025^(1/A).
+    """
+    if values.min() == values.max():
+        first, unseen = float(values[0]), 1 - ((1 - CONFIDENCE) / 2) ** (1 / len(values))
+        return first - unseen * (first - low), first + unseen * (high - first)
     half = (
         float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * float(values.std(ddof=1)) / math.sqrt(len(values))
     )

@@ -46,9 +46,11 @@ def shadow_scores(
         cache: where trained shadow models are kept.
 
     Raises:
-        UsageError: an unknown classifier or corpus, or the target's own corpus as its shadow.
+        UsageError: a negative seed, an unknown classifier or corpus, or the target's own corpus as its shadow.
     """
-    attacker = attack_model(classifier, seed)
+    if seed < 0:
+        raise UsageError(f"seed {seed} is negative: use 0 or more")
+    attacker = attack_model(classifier, seed % 2**32)
     corpora = [shadow_corpus(name, target) for name in shadows or [default_shadow(target.config.corpus)]]
     own_seed = int(np.random.default_rng([seed, 2]).integers(2**40, 2**48))  # never the target's weights and noise
     if corpora[0].has_tags != target.corpus.has_tags or len({corpus.has_tags for corpus in corpora}) > 1:

@@ -202,8 +202,7 @@ def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidenc
 
     With k non-members allowed, the threshold lies just above the (k + 1)-th highest non-member, so the members have
     no say in it: the Clopper-Pearson interval is exact for the TPR *at this threshold*. It does not cover the
-    uncertainty of the FPR there: among n non-members with continuous scores the true FPR follows Beta(k + 1, n - k),
-    with mean (k + 1) / (n + 1), about twice `fpr` where just one is allowed.
+    uncertainty of the FPR there, see `true_fpr`: it is about twice `fpr` where just one is allowed.
 
     Raises:
         UsageError: as `roc`, or fpr or confidence outside (0, 1).
@@ -212,12 +211,21 @@ def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidenc
     _check_confidence(confidence)
     if not 0 < fpr < 1:
         raise UsageError(f"the false-positive rate is {fpr}: it must lie between 0 and 1, such as 0.01")
-    # Compared as quotients, 29 of 100 are 0.29, though 0.29 * 100 is below 29 in floats.
-    allowed = int(np.searchsorted(np.arange(len(outside) + 1) / len(outside), fpr, side="right")) - 1
+    allowed = _allowed(len(outside), fpr)
     if not allowed:
         return None
     hits = int((inside > np.sort(outside)[-1 - allowed]).sum())
     return Rate(hits / len(inside), clopper_pearson(hits, len(inside), confidence))
+
+
+def true_fpr(allowed: int, non_members: int, confidence: float = 0.95) -> Rate:
+    """What the false-positive rate may be at a threshold that lets `allowed` of the non-members pass, and no more.
+
+    With continuous scores it follows Beta(allowed + 1, non_members - allowed), whatever the scores: its mean, and its
+    quantiles as the interval. It is also the TPR that useless scores have there.
+    """
+    a, b, tail = allowed + 1, non_members - allowed, (1 - confidence) / 2
+    return Rate(a / (a + b), (float(betaincinv(a, b, tail)), float(betaincinv(a, b, 1 - tail))))
 
 
 def advantage(members: ArrayLike, non_members: ArrayLike) -> Advantage:
@@ -321,9 +329,16 @@ def summarise(
 def _rate(members: Scores, non_members: Scores, fpr: float, confidence: float) -> dict[str, Any]:
     rate = tpr_at_fpr(members, non_members, fpr, confidence)
     if rate is not None:
-        return {"value": rate.value, "interval": list(rate.interval)}
+        guessing = true_fpr(_allowed(len(non_members), fpr), len(non_members), confidence)
+        told = {"value": guessing.value, "interval": list(guessing.interval)}
+        return {"value": rate.value, "interval": list(rate.interval), "guessing": told}
     needed, there = math.ceil(1 / fpr - 1e-9), len(non_members)
     return {"value": None, "why": f"an FPR of {fpr:g} needs at least {needed:,} non-members, and there are {there:,}"}
+
+
+def _allowed(non_members: int, fpr: float) -> int:
+    """How many of them may pass at that rate; compared as quotients, since 0.29 * 100 is below 29 in floats."""
+    return int(np.searchsorted(np.arange(non_members + 1) / non_members, fpr, side="right")) - 1
 
 
 def _bound(epsilon: float | None, delta: float | None, fprs: Sequence[float]) -> dict[str, Any] | None:

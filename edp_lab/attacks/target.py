@@ -95,7 +95,9 @@ def load_target(run: str | Path) -> Target:
     config = run_config(record)
     corpus = load_corpus(config.corpus)
     if corpus.sha256 != record["corpus"]["sha256"]:
-        raise UsageError(f"corpus {config.corpus!r} is not the one of {run}: its content has changed since")
+        raise UsageError(
+            f"the content of corpus {config.corpus!r} has changed since {run} was trained: restore it, or train anew"
+        )
     model = load_model(folder / MODEL)
     if model.labels != Labels.of(corpus) or model_checksum(model) != record.get("model_sha256"):
         raise UsageError(f"the model in {folder / MODEL} is not the one of the run's record: restore it from a copy")

@@ -185,10 +185,17 @@ def _lines(attacked: Attacked) -> list[str]:
         if found["value"] is None:
             lines.append(f"  {name:<14} no number: {found['why']}")
         else:
-            low, high = found["interval"]
-            lines.append(f"  {name:<14} {found['value']:.4f}  ({percent}: {low:.4f} to {high:.4f})   guessing: {rate}")
+            lines.append(f"  {name:<14} {_rate(found, percent)}   guessing there: {_rate(found['guessing'])}")
     lines += [f"  advantage      {result['advantage']:.4f}", f"guarantee: {attacked.bound_said}"]
+    if (bound := result["bound"]) is not None:
+        rates = ", ".join(f"{value:.4f} at {100 * float(fpr):g} %" for fpr, value in bound["tpr_at_fpr"].items())
+        lines.append(f"  and the TPR by {rates} FPR, the advantage by {bound['advantage']:.4f}")
     return [*lines, f"guards: {result['guards']['said']}", f"verdict: {attacked.verdict}"]
+
+
+def _rate(found: dict[str, Any], before: str = "") -> str:
+    low, high = found["interval"]
+    return f"{found['value']:.4f}  ({before + ': ' if before else ''}{low:.4f} to {high:.4f})"
 
 
 def _change_line(changed: dict[str, Any] | None) -> list[str]:

@@ -46,7 +46,7 @@ def mechanism(
         typer.Option(
             "--alpha",
             "--alpha-source",
-            help="Layer scales from: none, public or private, which is audited as if public "
+            help="Layer scales from: none, public, or, as printed only, private, which is audited as if public "
             "(default: none; public if --as-printed).",
         ),
     ] = None,

@@ -58,7 +58,9 @@ def canaries(
 
         torch.set_num_threads(1)  # small products gain nothing from a second thread
     with _training() as progress:
-        rows = measure_memorisation(config, methods.split(","), counts, each, references, progress)
+        rows = measure_memorisation(
+            config, [method.strip() for method in methods.split(",")], counts, each, references, progress
+        )
     if as_json:
         settings = {name: getattr(config, name) for name in SETTINGS}
         told = {"settings": settings, "fillings": references + 1, "rows": [asdict(row) for row in rows]}

@@ -152,7 +152,7 @@ def test_bad_targets_are_refused_in_a_sentence(overfitted, private, folder, tmp_
         load_target(tmp_path / "lost")
     record["config"]["corpus"] = corpus_file(tmp_path, 400, 6)
     (tmp_path / "lost" / "record.json").write_text(json.dumps(record))
-    with pytest.raises(UsageError, match="content has changed"):
+    with pytest.raises(UsageError, match="has changed since"):
         load_target(tmp_path / "lost")
 
 

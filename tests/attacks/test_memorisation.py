@@ -291,6 +291,17 @@ def test_interval_of_the_mean_is_student_s_cut_to_what_is_possible():
     assert mean_interval(values, 5.0, 7.0) == (5.0, 7.0)
 
 
+def test_interval_of_equal_values_is_no_point_and_covers_the_mean():
+    """Eight canaries that are all extracted say little about a ninth: 0.9 of them may be."""
+    assert mean_interval(np.full(8, 10.0), 0.0, 10.0) == (pytest.approx(10 * 0.025 ** (1 / 8)), 10.0)
+    rng = np.random.default_rng(5)
+    missed = 0
+    for _ in range(1000):
+        low, high = mean_interval(np.where(rng.random(8) < 0.9, 10.0, 0.0), 0.0, 10.0)
+        missed += not low <= 9 <= high
+    assert missed < 50
+
+
 # ---- Bad input -----------------------------------------------------------------------------------------------------
 
 

@@ -175,6 +175,19 @@ def test_tpr_interval_covers_the_tpr_at_its_threshold_whose_fpr_is_larger_on_ave
     assert np.mean(true_fpr) == pytest.approx((allowed + 1) / (n + 1), rel=0.06)
 
 
+@pytest.mark.parametrize(("n", "fpr"), [(2025, 0.001), (100, 0.01)])
+def test_useless_scores_seldom_look_better_than_what_guessing_is_said_to_reach(n, fpr):
+    """Beside the nominal FPR they do so in every seventh attack."""
+    rng, above = np.random.default_rng(4), {"nominal": 0, "guessing": 0}
+    for _ in range(1000):
+        told = summarise("loss", rng.normal(size=n), rng.normal(size=n), None, None, fprs=(fpr,)).tpr_at_fpr[f"{fpr:g}"]
+        above["nominal"] += told["interval"][0] > fpr
+        above["guessing"] += told["interval"][0] > told["guessing"]["interval"][1]
+    assert above["nominal"] > 100
+    assert above["guessing"] < 10
+    assert told["guessing"]["value"] == pytest.approx((int(n * fpr + 1e-9) + 1) / (n + 1))
+
+
 @given(SCORES, SCORES)
 def test_advantage_is_the_one_sided_distance_of_kolmogorov_and_smirnov(members, non_members):
     best = advantage(members, non_members)
@@ -199,7 +212,7 @@ def exact_dp(epsilon, delta, fpr):
         area = 1 - (1 - d) ** 2 * shrink / (1 + shrink)
         gap = (1 - shrink + 2 * d * shrink) / (1 + shrink)
         steep = x / shrink + d if shrink else mpmath.inf
-        return area, gap, min(1, steep, 1 - shrink * (1 - d - x))
+        return area, min(1, gap), min(1, steep, 1 - shrink * (1 - d - x))
 
 
 @pytest.mark.filterwarnings("error")  # of an overflow
@@ -294,7 +307,9 @@ def test_summary_as_json_has_what_is_promised():
     assert (content["attack"], content["members"], content["non_members"]) == ("loss", 300, 200)
     assert content["auc_interval"] == list(auc_interval(members, non_members))
     rate = tpr_at_fpr(members, non_members, 0.01)
-    assert content["tpr_at_fpr"]["0.01"] == {"value": rate.value, "interval": list(rate.interval)}
+    told = content["tpr_at_fpr"]["0.01"]
+    assert (told["value"], told["interval"]) == (rate.value, list(rate.interval))
+    assert told["guessing"]["value"] == 3 / 201
     assert content["tpr_at_fpr"]["0.001"] == {
         "value": None,
         "why": "an FPR of 0.001 needs at least 1,000 non-members, and there are 200",
