@@ -84,8 +84,8 @@ def _printed(z: float, devices: int, alpha_max: float) -> Mechanism:
 
 
 def _accountant(answer: Callable[[float, int, list[float]], float], rng: np.random.Generator) -> str | None:
-    for _ in range(4):
-        z, devices, alpha = float(rng.uniform(0.3, 4)), int(rng.integers(2, 33)), rng.uniform(0.01, 6, 5).tolist()
+    for largest in (6, 0.9, 6, 0.9):  # scales may all be below 1
+        z, devices, alpha = float(rng.uniform(0.3, 4)), int(rng.integers(2, 33)), rng.uniform(0.01, largest, 5).tolist()
         got = answer(z, devices, list(alpha))
         shown = ", ".join(f"{scale:.2g}" for scale in alpha)
         wanted = _printed(z, devices, max(alpha)).noise_multiplier(0)

@@ -15,6 +15,7 @@ NOTHING = "(your function returns None: is there a `return`?)"
 AUDIENCES = 100  # made-up groups of people on which an advantage is measured
 PEOPLE = 60  # on either side of each
 SHIFT = 1.0  # of members' scores, in standard deviations: an advantage of 0.383
+WELL_KNOWN = 2.0  # on top, of a text that the training set has several times
 QUESTIONS = ("AUC", "largest TPR - FPR", "TPR at 1 % FPR")
 
 
@@ -60,41 +61,82 @@ def _at_one_percent(members: np.ndarray, others: np.ndarray) -> float:
     return rate.value
 
 
+# ---- An advantage that flatters ------------------------------------------------------------------------------------
+
+Audience = tuple[np.ndarray, np.ndarray, np.ndarray]  # scores, who is a member, texts
+
+
 def _advantage(answer: Any, cases: np.random.Generator) -> str | None:
-    """The mean over many groups of people: of scores that know nothing, and with copies on both sides."""
-    texts = np.array([f"text {k}" for k in range(2 * PEOPLE)])
-    member = np.arange(2 * PEOPLE) < PEOPLE
-    found = [answer(cases.normal(size=2 * PEOPLE), member.copy(), texts.copy()) for _ in range(AUDIENCES)]
-    if None in found:
-        raise NotImplementedError(NOTHING)
-    mean, error = float(np.mean(found)), float(np.std(found)) / AUDIENCES**0.5
-    if abs(mean) > 5 * error + 0.02:
-        return (
-            f"scores that know nothing have no advantage, but over {AUDIENCES} groups of {2 * PEOPLE} people yours is "
-            f"{mean:.2f} on average."
-        )
-    found = [answer(*_with_copies(cases, member, texts)) for _ in range(AUDIENCES)]
-    mean = float(np.mean(found))
-    if not 0.28 < mean < 0.46:
-        return (
-            f"where the model knows the copies among the non-members, because they were in the training set, the "
-            f"advantage over real non-members is about 0.37; yours is {mean:.2f} on average."
-        )
+    """The mean over many groups of people of each kind."""
+    for draw, low, high, said in CROWDS:
+        found = [answer(*draw(cases)) for _ in range(AUDIENCES)]
+        if any(value is None for value in found):
+            raise NotImplementedError(NOTHING)
+        mean = float(np.mean(found))
+        if not np.isfinite(mean):
+            return (
+                "your result is not a number: one half has no non-members, or no members (the people may come sorted, "
+                "members first)."
+            )
+        if not low < mean < high:
+            return f"{said} {mean:.2f} on average."
     return None
 
 
-def _with_copies(
-    cases: np.random.Generator, member: np.ndarray, texts: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Half as many people again, who say what members say: the model has seen their texts, and scores them alike."""
-    scores = cases.normal(SHIFT * member, 1)
+def _people(cases: np.random.Generator, members: int, others: int, shift: float) -> Audience:
+    """Members first; they score higher by `shift` standard deviations."""
+    member = np.arange(members + others) < members
+    return cases.normal(shift * member, 1), member, np.array([f"text {k}" for k in range(members + others)])
+
+
+def _ignorant(cases: np.random.Generator) -> Audience:
+    """Scores that know nothing."""
+    return _people(cases, PEOPLE, PEOPLE, 0.0)
+
+
+def _with_copies(cases: np.random.Generator) -> Audience:
+    """In random order; two strangers each say what half of the members say, texts that the model knows best of all."""
+    scores, member, texts = _people(cases, PEOPLE, PEOPLE, SHIFT)
     copied = cases.permutation(PEOPLE)[: PEOPLE // 2]
-    order = cases.permutation(2 * PEOPLE + len(copied))
+    scores[copied] += WELL_KNOWN
+    twice = np.repeat(copied, 2)
+    order = cases.permutation(len(scores) + len(twice))
     return (
-        np.append(scores, scores[copied])[order],
-        np.append(member, np.zeros(len(copied), bool))[order],
-        np.append(texts, texts[copied])[order],
+        np.append(scores, scores[twice])[order],
+        np.append(member, np.zeros(len(twice), bool))[order],
+        np.append(texts, texts[twice])[order],
     )
+
+
+def _few_members(cases: np.random.Generator) -> Audience:
+    """In random order; one in four is a member, and stands out."""
+    people, order = _people(cases, PEOPLE // 2, 3 * PEOPLE // 2, 3.0), cases.permutation(2 * PEOPLE)
+    scores, member, texts = (each[order] for each in people)
+    return scores, member, texts
+
+
+CROWDS = (  # who is drawn, between which numbers the mean advantage must lie, and what is said otherwise
+    (
+        _ignorant,
+        -0.08,
+        0.08,
+        f"scores that know nothing have no advantage, but over {AUDIENCES} groups of {2 * PEOPLE} people yours is",
+    ),
+    (
+        _with_copies,
+        0.28,
+        0.46,
+        "where the model knows the copies among the non-members, because they were in the training set, the advantage "
+        "over real non-members, of members whom nobody copies, is about 0.35; yours is",
+    ),
+    (
+        _few_members,
+        0.74,
+        0.9,
+        "where a quarter of the people are members and score 3 standard deviations higher, a threshold that is chosen "
+        "by TPR - FPR has an advantage of about 0.83; yours is",
+    ),
+)
 
 
 EXERCISES = (

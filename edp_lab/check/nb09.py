@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from edp_lab.privacy.noise import key_from_seed
 from edp_lab.training.noise import Share, standard_noise
 
 SIZE = 4000  # coordinates: a deviation is then known to 1 %
+STEPS = (0, 1, 2)
 BY_CHANCE = 6  # standard errors
 
 
@@ -56,18 +58,23 @@ def _noise(key: int, step: int, share: Share) -> np.ndarray:
 
 
 def _ranks(answer: Any, cases: np.random.Generator) -> str | None:
-    """Deviation of the sum over ranks, and whether ranks and steps draw for themselves."""
+    """Deviation of the sum over ranks, and whether keys, steps and ranks draw for themselves, and again the same."""
     untouched, verdicts = True, []
     for ranks in (2, 8):
-        key, std = int(cases.integers(2**31)), round(float(cases.uniform(0.5, 3)), 2)
-        draws = [[answer(key, step, rank, ranks, SIZE, std) for rank in range(ranks)] for step in (3, 4)]
-        if any(draw is None for step in draws for draw in step):
+        key, other = map(int, cases.choice(2**31, 2, replace=False))
+        std = round(float(cases.uniform(0.5, 3)), 2)
+        draws = [
+            [[answer(own, step, rank, ranks, SIZE, std) for rank in range(ranks)] for step in STEPS]
+            for own in (key, key, other)
+        ]
+        if any(draw is None for own in draws for step in own for draw in step):
             raise NotImplementedError("(your function returns None: is there a `return`?)")
-        noise = np.array(draws, dtype=float)  # (steps, ranks, SIZE)
-        if noise.shape != (2, ranks, SIZE):
+        noise, again, another = np.array(draws, dtype=float)  # (steps, ranks, SIZE) each
+        if noise.shape != (len(STEPS), ranks, SIZE):
             return f"a rank's noise should have {SIZE} numbers; yours has shape {noise.shape[2:]}."
         untouched &= bool((noise == noise[0, 0]).all()) and math.isclose(noise[0, 0].std(), std, rel_tol=0.1)
-        verdicts.append(_differs(noise, ranks, std))
+        keyed = _keyed(noise, again, another)
+        verdicts.append(_differs(noise, ranks, std) or (f"{ranks} ranks, deviation {std}: {keyed}" if keyed else None))
     if untouched:
         raise NotImplementedError("(it still draws the same numbers on every rank and in every step)")
     return next(filter(None, verdicts), None)
@@ -77,11 +84,21 @@ def _differs(noise: np.ndarray, ranks: int, std: float) -> str | None:
     steps = f"{ranks} ranks, deviation {std}"
     if _alike(noise[0, 0], noise[0, 1]):
         return f"{steps}: ranks 0 and 1 draw the same numbers, so the difference of their messages has no noise at all."
-    if any(_alike(noise[0, one], noise[1, other]) for one in range(ranks) for other in range(ranks)):
+    if any(_alike(noise[k, i], noise[k + 1, j]) for k, i, j in product(range(len(noise) - 1), *[range(ranks)] * 2)):
         return f"{steps}: numbers of one step come again in the next, where they can be subtracted."
     total = noise.sum(axis=1).std()
     if abs(total / std - 1) > BY_CHANCE / math.sqrt(2 * noise[:, 0].size):
         return f"{steps}: the sum over ranks has deviation {total:.3g}."
+    return None
+
+
+def _keyed(noise: np.ndarray, again: np.ndarray, another: np.ndarray) -> str | None:
+    """What is wrong with noise drawn twice with one key, and once with another; (steps, ranks, SIZE) each."""
+    if not np.array_equal(noise, again):
+        return "the same key, step and rank give other numbers the second time, so that no run can be repeated."
+    for step, one, other in zip(STEPS, noise, another, strict=True):
+        if any(map(_alike, one, other)):
+            return f"in step {step} another key gives the same numbers: whoever knows no key can draw them as well."
     return None
 
 
@@ -102,8 +119,9 @@ EXERCISES = (
         "ranks",
         "Noise that betrays itself",
         _ranks,
-        "seed with [key, step, rank]: adding the numbers up would let step 0 of rank 1 draw what step 1 of rank 0 "
-        "draws; then ask what the deviation of a sum of `ranks` independent draws is.",
+        "the numbers must follow from key, step and rank, all three: seed with [key, step, rank]. Adding them up would "
+        "let step 0 of rank 1 draw what step 1 of rank 0 draws; then ask what "
+        "the deviation of a sum of `ranks` independent draws is.",
         "Noise must be fresh in every step and on every rank, and each rank adds 1 / √ranks of the deviation: its "
         "square, the variance, is what adds up.",
     ),

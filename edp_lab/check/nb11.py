@@ -103,8 +103,9 @@ EXERCISES = (
         "predict",
         "Where does the evidence go?",
         _predict,
-        "ask which of the two numbers N or b enters: the claim sees neither, and a micro-batch has two sizes, one and "
-        "more than one.",
-        "The claims do not see N or b at all; the truth sees N everywhere, and b only where it passes from one to two.",
+        "ask which of the two enters, N or the micro-batch size: the claim sees neither, and for the truth a "
+        "micro-batch has two sizes, one and more than one.",
+        "The claims do not see N or the micro-batch size at all; the truth sees N everywhere, and the micro-batch size "
+        "only where it passes from one to two.",
     ),
 )

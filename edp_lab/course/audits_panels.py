@@ -9,7 +9,8 @@ import ipywidgets as widgets
 from edp_lab.attacks.one_run import OneRunAudit, audit_one_run
 from edp_lab.course import audits, audits_figures, audits_words, theme
 from edp_lab.course.audits import StepNoise
-from edp_lab.course.figure_panel import COPY, FigurePanel, Picture, RunPanel, command_box
+from edp_lab.course.figure_panel import FigurePanel, Picture, RunPanel, command_box
+from edp_lab.course.last_command import last_command
 from edp_lab.course.panel import WHOLE_LABEL, choice, decades, number, side_by_side
 from edp_lab.errors import UsageError
 from edp_lab.training import TrainConfig
@@ -57,8 +58,8 @@ def guess_panel(canaries: int, made: float, right: float, tested: float) -> Figu
     shares = [float(k) for k in range(1, 101)]
     controls = {
         "canaries": number("canaries m", canaries, CANARIES, unit="in one run"),
-        "made": number("guesses r", made, [1.0, 2.0, 5.0, *shares[9::10]], unit="% of m"),
-        "right": number("right guesses v", right, shares[39:], unit="% of r"),
+        "made": number("guesses made (% of m)", made, [1.0, 2.0, 5.0, *shares[9::10]]),
+        "right": number("of these right (%)", right, shares[39:]),
         "tested": number("ε put to the test", tested, [k / 10 for k in range(81)], unit="nats"),
         "delta": number("δ", audits.DELTA, [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3], unit="probability"),
     }
@@ -106,8 +107,7 @@ class OneRunPanel(RunPanel):
             [
                 side_by_side(*(theme.framed(figure, "1 1 22rem") for figure in self.figures)),
                 self.words,
-                widgets.HTML(f"{COPY} (of the last run)"),
-                self.command,
+                last_command(self.command),
             ],
         )
 

@@ -117,13 +117,11 @@ def step_command(result: StepAudit) -> str:
 
 
 def guesses_command(result: Guesses) -> str:
-    """The Python that computes the same bounds, and the call of an audit with as many canaries."""
-    numbers = f"{result.canaries}, {result.made}, {result.right}"
+    """The call that prints the same bounds."""
     return (
-        "from edp_lab.attacks.one_run_bound import one_run_epsilon, one_run_mu\n"
-        f"one_run_epsilon({numbers}, delta={result.delta!r}, beta={1 - CONFIDENCE:.6g})  # any mechanism\n"
-        f"one_run_mu({numbers}, beta={1 - CONFIDENCE:.6g})  # mu of a Gaussian one\n"
-        f"edp-lab audit one-run --model linear --canaries {result.canaries} --delta {result.delta!r}"
+        'python -c "from edp_lab.attacks.one_run_bound import Tally, lower_bounds; '
+        f"print(lower_bounds({result.canaries}, [Tally({result.made}, {result.right})], delta={result.delta!r}, "
+        f'confidence={CONFIDENCE!r}, gaussian=True))"'
     )
 
 

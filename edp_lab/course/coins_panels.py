@@ -25,7 +25,7 @@ def _panel(
     """The panel whose command is the Python call, followed by `commands` of the result."""
 
     def command(result: Any, **values: Any) -> str:
-        return coins_words.call(compute, **values) + commands(result)
+        return coins_words.python("coins", compute, **values) + commands(result)
 
     return FigurePanel(heading, controls, compute, in_words, command, pictures)
 
@@ -39,8 +39,8 @@ def coin_panel(epsilon: float, people: int, share: float, seed: int) -> FigurePa
         "seed": number("seed", seed, SEEDS, unit="another draw"),
     }
     return _panel(
-        "<h3>A coin for everyone</h3>What am I looking at? Left, what people say once a coin has decided whether they "
-        "tell the truth; right, what this gives away about all of them, and about one.",
+        "<h3>A coin for everyone</h3>What am I looking at? First, what people say once a coin has decided whether they "
+        "tell the truth; then, what this gives away about all of them, and about one.",
         controls,
         coins.poll,
         coins_words.poll_in_words,
@@ -61,8 +61,8 @@ def averaging_panel(epsilon: float, sensitivity: int, queries: int, budget: floa
         "seed": number("seed", seed, SEEDS, unit="another draw"),
     }
     return _panel(
-        "<h3>One question, again and again</h3>What am I looking at? Left, noisy answers to one question and their "
-        "average; right, what they cost, and how alike one answer is with and without a person.",
+        "<h3>One question, again and again</h3>What am I looking at? First, noisy answers to one question and their "
+        "average; then, what they cost, and how alike one answer is with and without a person.",
         controls,
         coins.averaging,
         coins_words.averaging_in_words,
@@ -81,8 +81,8 @@ def delta_panel(epsilon: float, sigma: float, sensitivity: float) -> FigurePanel
         "sensitivity": number("sensitivity Δ", sensitivity, [float(k) for k in range(1, 21)], unit="people"),
     }
     return _panel(
-        "<h3>δ, drawn</h3>What am I looking at? Left, the two densities that an attacker weighs against each other; "
-        "right, how much an answer betrays, and how large δ must be for each ε.",
+        "<h3>δ, drawn</h3>What am I looking at? First, the two densities that an attacker weighs against each other; "
+        "then, how much an answer betrays, and how large δ must be for each ε.",
         controls,
         coins.gaussian_count,
         coins_words.gaussian_in_words,
@@ -103,7 +103,7 @@ def composition_panel(epsilon: float, releases: int, delta: float, budget: float
         "budget": number("total ε allowed", budget, decades(-1, 3), unit=EPSILON),
     }
     return _panel(
-        "<h3>Many releases</h3>What am I looking at? Left, what releases cost together, by four accounts; right, how "
+        "<h3>Many releases</h3>What am I looking at? First, what releases cost together, by four accounts; then, how "
         "many of them the same total pays for.",
         controls,
         coins.composed,

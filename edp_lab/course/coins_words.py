@@ -121,10 +121,10 @@ def verdicts(evidence: Iterable[Evidence]) -> str:
 # ---- As commands ---------------------------------------------------------------------------------------------------
 
 
-def call(function: Callable[..., object], **values: object) -> str:
-    """The Python that computes what is shown."""
-    given = ", ".join(f"{name}={value!r}" for name, value in values.items())
-    return f"from edp_lab.course import coins\ncoins.{function.__name__}({given})"
+def python(module: str, function: Callable[..., object], *arguments: object, **values: object) -> str:
+    """A command line for a function of a module of the course: it prints what the function returns."""
+    given = ", ".join([*map(repr, arguments), *(f"{name}={value!r}" for name, value in values.items())])
+    return f'python -c "from edp_lab.course import {module}; print({module}.{function.__name__}({given}))"'
 
 
 def account(noise_multiplier: float, releases: int, delta: float) -> str:

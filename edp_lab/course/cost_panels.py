@@ -48,8 +48,8 @@ def bill_panel(
         return cost_words.bill_command(result)
 
     return FigurePanel(
-        "<h3>The bill of a run</h3>What am I looking at? Left, the privacy loss after each epoch: claimed, bounded and "
-        "exact; right, the noise of each epoch, and its share of the bill.",
+        "<h3>The bill of a run</h3>What am I looking at? First, the privacy loss after each epoch: claimed, bounded "
+        "and exact; then, the noise of each epoch, and its share of the bill.",
         controls,
         cost.run_bill,
         cost_words.bill_in_words,
@@ -71,8 +71,8 @@ def loss_panel(mu: float, epochs: int, delta: float, draws: int, seed: int) -> F
         "seed": number("seed", seed, range(21), unit="another draw"),
     }
     return FigurePanel(
-        "<h3>Privacy losses and attacks</h3>What am I looking at? Left, how much all releases together betray of one "
-        "utterance, and δ for each ε; right, the errors that this forces upon any attacker.",
+        "<h3>Privacy losses and attacks</h3>What am I looking at? First, how much all releases together betray of one "
+        "utterance, and δ for each ε; then, the errors that this forces upon any attacker.",
         controls,
         cost.privacy_loss,
         cost_words.loss_in_words,
@@ -93,8 +93,8 @@ def sampling_panel(rate: float, noise_multiplier: float, steps: int, delta: floa
         "delta": number("δ", delta, decades(-12, -1), unit="probability"),
     }
     return FigurePanel(
-        "<h3>Sampling</h3>What am I looking at? Left, what the same noise costs, step by step, under three ways to "
-        "make batches; right, why a secret sample hides an utterance.",
+        "<h3>Sampling</h3>What am I looking at? First, what the same noise costs, step by step, under three ways to "
+        "make batches; then, why a secret sample hides an utterance.",
         controls,
         cost.sampling,
         cost_words.sampled_in_words,

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from edp_lab.course.coins_words import digits
-from edp_lab.course.cost import Account, Loss, RunBill, Sampled
+from edp_lab.course.coins_words import digits, python
+from edp_lab.course.cost import Account, Loss, RunBill, Sampled, privacy_loss
 from edp_lab.course.cost_table1 import Behind
 from edp_lab.privacy import Decay, Guarantee, Mechanism, NoGuarantee, Variant, true_epsilon
 from edp_lab.studies.paper_tables import Z0_RANGE
@@ -206,7 +206,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def bill_command(result: RunBill) -> str:
-    """The call of `edp-lab account` that says the same."""
+    """The call of `edp-lab account` that says the same; with a private alpha also that with a public one."""
     m = result.mechanism
     options: dict[str, object] = {
         "clip": m.clip_norm, "z0": m.z0, "gpus": m.num_devices, "micro-batch-size": m.micro_batch_size,
@@ -218,16 +218,17 @@ def bill_command(result: RunBill) -> str:
     printed = m.variant is Variant.AS_PRINTED
     if printed:
         options["alpha-source"] = m.alpha
-    return _account(options, as_printed=printed)
+    lines = [_account(options, as_printed=printed)]
+    if result.guarantee.epsilon is None and result.guarantee.epsilon_if_alpha_public is not None:
+        lines.append(_account({**options, "alpha-source": "public"}, as_printed=printed))
+    return "\n".join(lines)
 
 
 def loss_command(result: Loss) -> str:
     """The call of `edp-lab account` that says the same, and the Python that attacks."""
-    return (
-        _account({"z0": 1 / result.mu_each, "epochs": result.releases, "delta": result.delta})
-        + "\n# in Python:\nfrom edp_lab.course import cost\n"
-        + f"cost.privacy_loss({result.mu_each!r}, {result.releases}, {result.delta!r}, {result.draws}, {result.seed})"
-    )
+    bill = _account({"z0": 1 / result.mu_each, "epochs": result.releases, "delta": result.delta})
+    attack = result.mu_each, result.releases, result.delta, result.draws, result.seed
+    return f"{bill}\n{python('cost', privacy_loss, *attack)}"
 
 
 def sampled_command(result: Sampled, tight: bool = False) -> str:

@@ -8,7 +8,8 @@ import ipywidgets as widgets
 
 from edp_lab.course import cost, devices, devices_figures, devices_words, theme
 from edp_lab.course.devices import LittleRun, Timed
-from edp_lab.course.figure_panel import COPY, FigurePanel, Picture, RunPanel, command_box
+from edp_lab.course.figure_panel import FigurePanel, Picture, RunPanel, command_box
+from edp_lab.course.last_command import last_command
 from edp_lab.course.panel import WHOLE_LABEL, choice, decades, number
 from edp_lab.studies.bench_step import Task
 from edp_lab.training import StepDone, TrainConfig
@@ -35,8 +36,8 @@ def noise_panel(C: float, z0: float, num_devices: int, epochs: int, delta: float
         "seed": number("seed", seed, range(21), unit="another draw"),
     }
     return FigurePanel(
-        "<h3>N devices, one noise</h3>What am I looking at? Left, the noise on the mean gradient, drawn by one or N; "
-        "right, how it depends on N, and what the run costs.",
+        "<h3>N devices, one noise</h3>What am I looking at? First, the noise on the mean gradient, drawn by one or N; "
+        "then, how it depends on N, and what the run costs.",
         controls,
         devices.device_noise,
         devices_words.noise_in_words,
@@ -63,12 +64,13 @@ class ProcessesPanel(RunPanel):
         self.processes = widgets.IntText(start.processes, description="processes", **label)
         self.noise = choice("noise", start.noise, {"per device": "per-device", "one draw": "aggregate"})
         self.words, self.command = widgets.HTML(), command_box(4)
+        self.copy = last_command(self.command)
         self.figure = theme.live(devices_figures.losses_figure())
         super().__init__(
             "<h3>Run on real processes</h3>What am I looking at? The loss of every step of a real training run, "
             "whose N devices live on one process or on several; the rest is simulated.",
             [self.processes, self.epochs, self.noise.row],
-            [theme.framed(self.figure, "1 1 auto"), self.words, widgets.HTML(COPY), self.command],
+            [theme.framed(self.figure, "1 1 auto"), self.words, self.copy],
         )
         self.run_button.description = "Run on real processes"
         self.run_button.layout.width = "13rem"
@@ -130,12 +132,13 @@ class MeasurePanel(RunPanel):
         self.size = choice("size", "small", {"small": "small", "medium": "medium", "paper's": "paper"})
         self.rounds = widgets.IntText(5, description="rounds", style=WHOLE_LABEL, layout={"width": "9rem"})
         self.words, self.command = widgets.HTML(), command_box(2)
+        self.copy = last_command(self.command)
         self.figure = theme.live(devices_figures.measured_figure([], devices.table2("clc")))
         super().__init__(
             "<h3>Time it here</h3>What am I looking at? Steps of several methods, in turn on the same batches of this "
             "machine, as a ratio to SGD; beside them what was committed.",
             [self.size.row, self.rounds],
-            [theme.framed(self.figure, "1 1 auto"), self.words, widgets.HTML(COPY), self.command],
+            [theme.framed(self.figure, "1 1 auto"), self.words, self.copy],
         )
 
     def prepare(self) -> Task:
@@ -175,8 +178,8 @@ def scaling_panel(num_devices: int) -> FigurePanel:
         "speed": number("speed of a device", 1.0, decades(0, 3), unit="× one core"),
     }
     return FigurePanel(
-        "<h3>What would N GPUs give?</h3>What am I looking at? Left, the parts of one step of eDP-SGD; right, how much "
-        "faster N devices are than one, and how much slower than SGD. Only one core was measured.",
+        "<h3>What would N GPUs give?</h3>What am I looking at? First, the parts of one step of eDP-SGD; then, how "
+        "much faster N devices are than one, and how much slower than SGD. Only one core was measured.",
         controls,
         devices.scaling,
         devices_words.scaling_in_words,

@@ -1,4 +1,4 @@
-"""What ``09_many_gpus.ipynb`` says: read-outs beside sliders (HTML), tables in plain text, commands."""
+"""What ``09_many_gpus.ipynb`` says: read-outs beside sliders and tables (HTML), commands."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from edp_lab.course.devices import (
     ring_bytes,
     two_processes,
 )
+from edp_lab.course.phases_words import html_table
 from edp_lab.course.start import privacy_in_words
 from edp_lab.course.start import short as two_digits
 from edp_lab.privacy import Alpha, Guarantee, Mechanism, Variant
@@ -32,6 +33,8 @@ METHODS = {
     "dp-sgd-naive": "DP-SGD, utterance by utterance",
     "opacus": "DP-SGD, by Opacus",
 }
+
+COVERED = "one utterance, zero-out, disjoint batches"
 
 # ---- Beside the sliders --------------------------------------------------------------------------------------------
 
@@ -64,7 +67,7 @@ def _bill(guarantee: Guarantee, claimed: float, epochs: int) -> str:
         f"After {_count(epochs, 'epoch')} at δ = {digits(guarantee.delta)} the paper's accounting says ε = "
         f"{digits(claimed)} (zCDP, z0 at face value). "
     )
-    account = "(Gaussian DP, exact; one utterance, zero-out, disjoint batches)"
+    account = f"(Gaussian DP, exact; {COVERED})"
     if guarantee.epsilon is not None:
         return f"{said}What holds, with a secret seed: <b>ε = {digits(guarantee.epsilon)}</b> {account}."
     if guarantee.epsilon_if_alpha_public is not None:
@@ -90,7 +93,7 @@ def run_in_words(run: LittleRun, others: Sequence[LittleRun]) -> str:
     ]
     final = {name: record["final"][name] for name in ("epsilon", "epsilon_claimed", "epsilon_if_alpha_public")}
     privacy = privacy_in_words(Guarantee(**record["guarantee"], **final), done + bool(stopped))
-    return _paragraphs(what, *same, privacy)
+    return _paragraphs(what, *same, privacy, f"(Each ε: {COVERED}.)" if "ε =" in privacy else "")
 
 
 def measured_in_words(rows: Sequence[Timed]) -> str:
@@ -125,21 +128,20 @@ def scaling_in_words(result: Scaling) -> str:
     )
 
 
-# ---- Tables in plain text ------------------------------------------------------------------------------------------
+# ---- Tables --------------------------------------------------------------------------------------------------------
 
 
-def table2_text(rows: Sequence[Timed]) -> str:
-    """Ours beside the paper's factors, one method a line."""
+def table2_table(rows: Sequence[Timed]) -> str:
+    """Ours beside the paper's factors, one method a row, as HTML."""
     paper = {"edp-sgd": printed(rows[0].model).edp_sgd_factor, "dp-sgd-naive": printed(rows[0].model).dp_sgd_factor}
-    lines = [f"{'':<36}{'s/step':>8}{'s/epoch':>9}{'x SGD':>7}{'quartiles':>15}{'paper x':>9}"]
+    table = [("", "s a step", "s an epoch", "× SGD", "quartiles", "paper ×")]
     for row in rows:
         factor = paper.get(row.method) if row.gpus in (1, 8) and (row.method, row.gpus) != ("edp-sgd", 1) else None
-        spread = f"{row.spread[0]:.2f}-{row.spread[1]:.2f}" if row.method != "sgd" else ""
-        lines.append(
-            f"{_who(row):<36}{row.seconds:>8.3f}{row.seconds * row.steps_per_epoch:>9.1f}{row.ratio:>7.2f}"
-            f"{spread:>15}{f'{factor:g}' if factor else '':>9}"
-        )
-    return "\n".join(line.rstrip() for line in lines)
+        spread = f"{row.spread[0]:.2f} to {row.spread[1]:.2f}" if row.method != "sgd" else ""
+        numbers = f"{row.seconds:.3f}", f"{row.seconds * row.steps_per_epoch:.1f}", f"{row.ratio:.2f}"
+        table.append((_who(row), *numbers, spread, f"{factor:g}" if factor else ""))
+    what = f"<b>{rows[0].model.upper()} on ATIS</b>, batches of {rows[0].batch_size} ({rows[0].where})"
+    return f"<p>{what}</p>{html_table(table)}<p>With <code>{rows[0].command}</code></p>"
 
 
 def two_processes_text() -> str:
@@ -176,12 +178,17 @@ def noise_command(result: DeviceNoise) -> str:
 
 
 def run_command(config: TrainConfig) -> str:
-    """Make the little corpus, then the run."""
+    """Make the little corpus, then the run, into a folder that is named after its settings."""
     from edp_lab.course.start import command
 
+    variant = "as-printed" if config.as_printed else "sound"
+    out = (
+        f"runs/{variant}-{config.noise}-n{config.num_devices}-p{config.processes}-c{config.clip_norm:g}"
+        f"-z{config.z0:g}-e{config.epochs}-d{config.delta:g}-s{config.seed}"
+    )
     return (
         f"edp-lab data make smart-home --utterances {LITTLE} --out little.jsonl\n"
-        f"{command(TrainConfig(**{**asdict(config), 'corpus': 'little.jsonl'}))}"
+        f"{command(TrainConfig(**{**asdict(config), 'corpus': 'little.jsonl'}), out)}"
     )
 
 
@@ -196,12 +203,16 @@ def measure_command(task: Task) -> str:
 
 
 def scaling_command(result: Scaling) -> str:
-    """How the steps were measured (once for each batch size), and the Python that extrapolates."""
+    """How the steps were measured (once for each batch size), and the call that extrapolates and prints."""
     values = (
         result.shares.model, result.devices, result.batch, result.bandwidth, result.latency, result.speed
     )  # fmt: skip
-    call = f"devices.scaling({', '.join(map(repr, values))})"
-    return f"{result.shares.command}\nfrom edp_lab.course import devices  # in Python\n{call}"
+    call = f"from edp_lab.course import devices; s = devices.scaling({', '.join(map(repr, values))})"
+    printed = (
+        "print(f'{1000 * s.step[s.here]:.4g} ms a step, {s.speed_up[s.here]:.3g} times as fast as on one device, "
+        "{s.ratio[s.here]:.3g} times the step of SGD')"
+    )
+    return f'{result.shares.command}\npython -c "{call}; {printed}"'
 
 
 # ---- Small parts ---------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edp_lab.course import dpsgd, dpsgd_figures, dpsgd_training, dpsgd_words
+from edp_lab.course.coins_words import python
 from edp_lab.course.dpsgd import Cloud
 from edp_lab.course.dpsgd_training import STEPS, Training
 from edp_lab.course.figure_panel import FigurePanel, Picture
@@ -35,8 +36,8 @@ def cloud_panel(clip_norm: float, z: float, examples: int, outliers: float, seed
         "seed": number("seed", seed, SEEDS, unit="another draw"),
     }
     return FigurePanel(
-        "<h3>Clip, average, add noise</h3>What am I looking at? Left, the gradient of every example of a batch, for a "
-        "model with two weights, and what is made of them; right, how far the result is off, for every C.",
+        "<h3>Clip, average, add noise</h3>What am I looking at? First, the gradient of every example of a batch, for a "
+        "model with two weights, and what is made of them; then, how far the result is off, for every C.",
         controls,
         dpsgd.cloud,
         dpsgd_words.cloud_in_words,
@@ -62,8 +63,8 @@ def training_panel(clip_norm: float, z: float, batch_size: int, optimizer: str, 
         "seed": number("seed", seed, SEEDS, unit="another draw"),
     }
     return FigurePanel(
-        "<h3>Thirty private steps</h3>What am I looking at? Left, the way of two weights down the loss of a small "
-        "classifier, without clip and noise, with the clip, with both; right, loss and ε step by step.",
+        "<h3>Thirty private steps</h3>What am I looking at? First, the way of two weights down the loss of a small "
+        "classifier, without clip and noise, with the clip, with both; then, loss and ε step by step.",
         controls,
         dpsgd_training.training,
         dpsgd_words.training_in_words,
@@ -89,7 +90,7 @@ def denominators_panel(noise_std: float, steps: int, gamma: float, seed: int) ->
         controls,
         dpsgd.denominators,
         dpsgd_words.denominators_in_words,
-        lambda result, **values: dpsgd_words.call("dpsgd", dpsgd.denominators, **values),
+        lambda result, **values: python("dpsgd", dpsgd.denominators, **values),
         [Picture(dpsgd_figures.denominators_figure, dpsgd_figures.update_denominators, "1 1 30rem")],
     )
 
@@ -97,7 +98,7 @@ def denominators_panel(noise_std: float, steps: int, gamma: float, seed: int) ->
 def _cloud_command(result: Cloud, **values: Any) -> str:
     """The Python call; and, where there is an epsilon, the command line that says the same."""
     line = f"\n{dpsgd_words.account(result.z, epochs=1)}" if result.guarantee and result.guarantee.epsilon else ""
-    return dpsgd_words.call("dpsgd", dpsgd.cloud, **values) + line
+    return python("dpsgd", dpsgd.cloud, **values) + line
 
 
 def _training_command(result: Training, **values: Any) -> str:
@@ -108,4 +109,4 @@ def _training_command(result: Training, **values: Any) -> str:
             {"epochs": result.recipe.epochs} if rate is None else {"sampling_rate": rate, "steps": STEPS}
         )
         line = f"\n{dpsgd_words.account(result.mechanism.z0, **bill)}"
-    return dpsgd_words.call("dpsgd_training", dpsgd_training.training, **values) + line
+    return python("dpsgd_training", dpsgd_training.training, **values) + line

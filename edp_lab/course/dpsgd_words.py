@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -150,12 +150,6 @@ def optimizers(rows: Sequence[Tuned]) -> str:
 
 
 # ---- As commands ---------------------------------------------------------------------------------------------------
-
-
-def call(module: str, function: Callable[..., object], **values: object) -> str:
-    """The Python that computes what is shown."""
-    given = ", ".join(f"{name}={value!r}" for name, value in values.items())
-    return f"from edp_lab.course import {module}\n{module}.{function.__name__}({given})"
 
 
 def account(z: float, **options: object) -> str:

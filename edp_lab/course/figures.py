@@ -106,12 +106,16 @@ def update_privacy(figure: go.Figure, result: StepResult) -> None:
         figure.layout.yaxis.title.text = f"ε (at δ = {result.guarantee.delta:.2g})"
         figure.layout.yaxis2.range = [_decades(result.clip_factors)[0], 0.15]
         figure.layout.shapes[0].update(x0=result.epoch + 1, x1=result.epoch + 1)
-        figure.layout.title.subtitle.text = f"δ = {result.guarantee.delta:.2g}, one utterance, disjoint batches"
+        account = result.guarantee.method.partition(",")[0].replace("-", " ")
+        figure.layout.title.subtitle.text = (
+            f"claimed: zCDP at face value; other: {account};<br>δ = {result.guarantee.delta:.2g}, one utterance "
+            "(zero-out), disjoint batches"
+        )
 
 
 # ---- Training, live ------------------------------------------------------------------------------------------------
 
-RUNS = {"sgd": "SGD, no privacy", "edp-sgd": "eDP-SGD"}
+RUNS = {"sgd": "no privacy (Adam)", "edp-sgd": "eDP-SGD"}
 
 
 def training_figure(epochs: int) -> go.Figure:
@@ -131,7 +135,7 @@ def training_figure(epochs: int) -> go.Figure:
                 x=[], y=[], name=label, legendgroup=method, showlegend=col == 1, mode="lines+markers", **look,
                 hovertemplate=f"epoch %{{x}}: {what} %{{y:.3f}}<extra>{label}</extra>", row=1, col=col,
             )  # fmt: skip
-    figure.update_layout(height=380, title="Training, epoch by epoch", margin_t=100, legend={"orientation": "h"})
+    figure.update_layout(height=380, title="Training, epoch by epoch", margin_t=120, legend={"orientation": "h"})
     figure.update_xaxes(title="epochs trained", range=[0.5, epochs + 0.5], tickformat="d")
     figure.update_yaxes(title="loss per utterance (nats)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title="SER on the validation set", range=[0, 1.05], row=1, col=2)

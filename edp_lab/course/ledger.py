@@ -139,7 +139,7 @@ def turn(num_devices: int, z0: float, micro_batch: int, training: int, delta: fl
         p2_noise_of_the_release(num_devices, z0, draws=DRAWS),
         p5_micro_batches(micro_batch, z=z0, delta=delta),
         p10_delta({"this corpus": training}, {"this corpus": delta}),
-        p22_free_devices((1, num_devices), z0, delta, DRAWS),
+        p22_free_devices((1, num_devices), z0, delta, DRAWS, micro_batch=micro_batch),
     )
     measured = {evidence.id: evidence.measured for evidence in found}
     return Turned(

@@ -45,7 +45,7 @@ class LedgerPanel(FigurePanel):
             "row": Control(self._list, self._list, row),
         }
         super().__init__(
-            "<h3>The ledger</h3>What am I looking at? Every claim of the two documents with its verdict; to the right, "
+            "<h3>The ledger</h3>What am I looking at? First, every claim of the two documents with its verdict; then, "
             "the selected one with the numbers that its verdict follows from.",
             controls,
             partial(ledger.view, found),

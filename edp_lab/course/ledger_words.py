@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from edp_lab.course.ledger import Turned, View
+from edp_lab.course.ledger import DRAWS, Turned, View
 from edp_lab.course.phases_words import html_table
 from edp_lab.studies.claims import Entry, Ledger
 from edp_lab.studies.evidence import Measured, Verdict
+from edp_lab.studies.paper_mechanism import DRAWS as LEDGER_DRAWS
 
 LONGEST = 60  # letters of a claim in a list
 MARKS = {Verdict.HOLDS: "✓", Verdict.CONDITIONAL: "◐", Verdict.FAILS: "✗", Verdict.UNTESTABLE: "?"}
@@ -132,18 +133,24 @@ def turned_in_words(result: Turned) -> str:
         f"One epoch: <b>ε = {result.epsilon:.4g}</b> (Gaussian DP, exact, were α public), claimed "
         f"{result.claimed:.4g} (zCDP), at δ = {result.delta:.2g}."
     )
+    fewer = (
+        f"Noise is estimated from {DRAWS:,} draws here and from {LEDGER_DRAWS:,} in the ledger, so that P2 and P22 may "
+        "differ from it in the second digit after the point."
+    )
     scope = f"<details><summary>what this ε covers</summary>{SCOPE}</details>"
-    return f"<p>{epsilon}</p>{html_table([('', 'verdict', 'what was found'), *rows])}{scope}"
+    return f"<p>{epsilon}</p>{html_table([('', 'verdict', 'what was found'), *rows])}<p>{fewer}</p>{scope}"
 
 
 def turned_command(result: Turned, **values: float) -> str:
-    """The Python call, and the call of `edp-lab account` that gives the two epsilons."""
+    """The call that prints verdicts and evidence, and that of `edp-lab account`, which gives the two epsilons."""
     given = ", ".join(f"{name}={value!r}" for name, value in values.items())
     account = (
         f"edp-lab account --as-printed --alpha-source public --gpus {values['num_devices']} --z0 {values['z0']:g} "
         f"--micro-batch-size {values['micro_batch']} --delta {values['delta']:g}"
     )
-    return f"from edp_lab.course import ledger\nledger.turn({given})\n{account}"
+    python = f"from edp_lab.course import ledger; found = ledger.turn({given}).evidence.values(); "
+    printed = "print(*(f'{one.id} {one.verdict}: {one.said}' for one in found), sep='\\n')"
+    return f'python -c "{python}{printed}"\n{account}'
 
 
 def label(entry: Entry) -> str:

@@ -13,7 +13,8 @@ import ipywidgets as widgets
 from edp_lab.attacks.guards import LEAST_MEMBERS
 from edp_lab.attacks.membership import Attacked
 from edp_lab.course import membership, membership_figures, membership_words, theme
-from edp_lab.course.figure_panel import COPY, FigurePanel, Picture, RunPanel, command_box
+from edp_lab.course.figure_panel import FigurePanel, Picture, RunPanel, command_box
+from edp_lab.course.last_command import last_command
 from edp_lab.course.membership import CanaryGrid
 from edp_lab.course.membership_measured import METHODS, REPETITIONS, Z0S, Defended, defend
 from edp_lab.course.membership_words import ATTACKS, METHOD_NAMES
@@ -111,8 +112,7 @@ class DefencePanel(RunPanel):
             [
                 side_by_side(*(theme.framed(figure, "1 1 22rem") for figure in self.figures)),
                 self.words,
-                widgets.HTML(f"{COPY} (of the last run)"),
-                self.command,
+                last_command(self.command),
             ],
         )
 

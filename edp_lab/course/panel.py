@@ -53,7 +53,22 @@ def number(label: str, value: float, stops: Sequence[float], *, unit: str = "", 
     def nearest(number: float) -> float:
         return min(stops, key=lambda stop: abs(stop - number))
 
+    suffix = f" ({unit})" if unit not in ("", "no unit") else ""
+
+    def tell(_: object = None) -> None:
+        """An executed page shows the label of the slider's stop: give it the box's number, which may lie between stops.
+
+        While the slider is dragged both agree, so nothing is sent.
+        """
+        labels = [f"{stop}{suffix}" for stop in stops]
+        if box.value != slider.value:
+            labels[slider.index] = f"{box.value}{suffix}"
+        if tuple(labels) != slider._options_labels:
+            slider.set_trait("_options_labels", tuple(labels))
+
     widgets.link((box, "value"), (slider, "value"), transform=(nearest, lambda stop: stop))
+    tell()
+    box.observe(tell, "value")
     slider.layout = {"flex": "1 1 16rem", "min_width": "0", "width": "auto"}
     box.layout.width, box.tooltip = "6rem", f"{label}, as a number"
     units = widgets.Label(unit, layout={"width": "6.5rem"}).add_class("edp-unit")

@@ -403,7 +403,8 @@ def update_learnt(figure: go.Figure, result: LabelBill) -> None:
 
 # ---- The live run --------------------------------------------------------------------------------------------------
 
-NETWORKS = ("plain model", "one instructor", "instructors", "hard vote", "soft vote", "understudy")
+NAMES = {"one instructor": "one on all images", "instructors": "each of N"}  # of parts, as a reader meets them
+NETWORKS = ("plain model", *NAMES.values(), "hard vote", "soft vote", "understudy")
 
 
 def run_figure() -> go.Figure:
@@ -426,8 +427,9 @@ def update_run(figure: go.Figure, scores: Sequence[Score], thesis: Mapping[str, 
     with figure.batch_update():
         here, there = figure.data
         here.x, here.error_x = [score.accuracy for score in scores], _bars(bars, BLUE)
-        here.y = ["instructors" if m else score.name for score, m in zip(scores, many, strict=True)]
-        there.x, there.y = list(thesis.values()), list(thesis)
+        names = ["instructors" if m else score.name for score, m in zip(scores, many, strict=True)]
+        here.y = [NAMES.get(name, name) for name in names]
+        there.x, there.y = list(thesis.values()), [NAMES.get(name, name) for name in thesis]
         figure.layout.title.subtitle.text = caption
 
 

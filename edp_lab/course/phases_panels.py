@@ -153,7 +153,10 @@ class PipelinePanel(RunPanel):
         self.figures = [theme.live(draw()) for draw in (phases_figures.run_figure, phases_figures.runs_figure)]
         super().__init__(
             "<h3>Run it</h3>What am I looking at? A real run of all three phases on digits, with networks and the "
-            "values of the panel above: how good each part is, and what each of your runs paid for it.",
+            "values of the panel above: how good each part is, and what each of your runs paid for it. The <i>plain "
+            "model</i> has learnt from all private images without noise, <i>one on all images</i> from the same after "
+            "phase I. The instructors' votes without noise: <i>hard</i>, the label that most of them say; <i>soft</i>, "
+            "the label of the largest mean probability.",
             [self.method.row, self.epochs],
             [
                 side_by_side(theme.framed(self.figures[0], "1 1 22rem"), theme.framed(self.figures[1], "1 1 22rem")),

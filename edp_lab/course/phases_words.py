@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from html import escape
 
-from edp_lab.course.phases import Ballot, LabelBill, NoisedImages, Partition
+from edp_lab.course.phases import DRAWS, Ballot, LabelBill, NoisedImages, Partition
 from edp_lab.studies.evidence import Evidence
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, CLAIMED_SIGMA
 from edp_lab.three_phase.phases import UNDERSTUDY
@@ -76,19 +76,18 @@ def votes_in_words(result: Ballot) -> str:
     """The read-out of phase II, as HTML."""
     settings, voters = result.settings, result.settings.instructors
     said = ", ".join(f"{votes} for {digit}" for digit, votes in enumerate(result.counts.tolist()) if votes)
-    best = int(result.counts.argmax())
     confident = settings.vote == Vote.CONFIDENT
     image = (
-        f"Public image {result.image}, a {result.truth}: {said}. After noise the label is {best} with probability "
-        f"<b>{result.chances[best]:.2f}</b>"
-        + (f", if it comes out at all (probability {result.answer:.2f})." if confident else ".")
+        f"Public image {result.image}, a {result.truth}: {said}. {_winner(result)}"
+        + (f", if any comes out at all (probability {result.answer:.2f})." if confident else ".")
+        + f" The most votes in this draw: {int(result.noisy.argmax())}."
     )
     agree = "Where the only one votes" if voters == 1 else f"Where all {voters} agree"
     kept = f"{agree}, their label survives with probability <b>{result.unanimous:.2f}</b>."
     everybody = (
         f"All {result.queries} public images, this draw: {result.answered} labels, {result.majority:.0%} of them the "
-        f"majority's and <b>{result.right:.0%} true</b>. Counted without noise {result.right_without_noise:.0%} are "
-        f"true; one instructor alone, of {voters}, is right on {result.alone:.0%}."
+        f"majority's and <b>{result.right:.0%} true</b> (this draw). Counted without noise "
+        f"{result.right_without_noise:.0%} are true; each of {voters} alone is right on {result.alone:.0%} (mean)."
     )
     kind, at = (
         ("Laplace noise of scale", "")
@@ -100,6 +99,15 @@ def votes_in_words(result: Ballot) -> str:
         f"{result.aggregator.noise:.3g} on each count. Votes counted without noise: <b>no guarantee</b>."
     )
     return _paragraphs(image, kept, everybody, price) + LINEAR + _scope(LABEL_SCOPE)
+
+
+def _winner(result: Ballot) -> str:
+    """The label with the most votes, or those that tie, and how likely it comes out."""
+    best = [digit for digit, votes in enumerate(result.counts) if votes == result.counts.max()]
+    if len(best) == 1:
+        return f"After noise the label is {best[0]} with probability <b>{result.chances[best[0]]:.2f}</b>"
+    tied = f"{', '.join(map(str, best[:-1]))} and {best[-1]} tie"
+    return f"{tied}; after noise each of them comes out with probability <b>{result.chances[best[0]]:.2f}</b>"
 
 
 LINEAR = (
@@ -151,8 +159,9 @@ def labels_in_words(result: LabelBill) -> str:
     )
     learnt = (
         f"The understudy is right on <b>{result.accuracy[here]:.0%}</b> (95 %: {result.low[here]:.0%} to "
-        f"{result.high[here]:.0%}, {result.tested} images), from labels of which {result.right[here]:.0%} are true. "
-        f"From the same votes without noise, and with <b>no guarantee</b>: {result.silent[here]:.0%}."
+        f"{result.high[here]:.0%}, {result.tested} images), from labels of which {result.right[here]:.0%} are true "
+        f"(both: mean of {DRAWS} draws). From the same votes without noise, and with <b>no guarantee</b>: "
+        f"{result.silent[here]:.0%}."
     )
     same = "σ does not enter this ε: the understudy's guarantee is that of its labels, whatever came before."
     return _paragraphs(cost, own, learnt, same) + LINEAR + _scope(LABEL_SCOPE)

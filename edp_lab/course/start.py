@@ -243,13 +243,17 @@ def in_words(result: StepResult) -> str:
 
 
 def table(results: Mapping[str, StepResult]) -> str:
-    """Steps side by side in plain text, one a line, under a heading; the last epsilon takes alpha to be public."""
+    """Steps of runs of one length and delta in plain text, one a line, under what their epsilons are."""
     rows: list[tuple[str, ...]] = [("", "noise per weight", "noise/signal", "ε claimed", "ε if α public")]
     for label, r in results.items():
         numbers = (r.mechanism.noise_std(r.epoch) / r.mechanism.num_devices, r.ratio, r.claimed[-1], r.true[-1])
         rows.append((label, *map(short, numbers)))
-    width = max(len(row[0]) for row in rows)
-    return "\n".join(f"{label:<{width}}" + "".join(f"{n:>18}" for n in numbers) for label, *numbers in rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) for row in rows]
+    first = next(iter(results.values()))
+    told = f"ε of all {_count(first.config.epochs, 'epoch')} at δ = {first.guarantee.delta:.2g}"
+    accountants = "claimed: zCDP at face value; α public: Gaussian DP"
+    return "\n".join([f"{told}; zero-out, disjoint batches", accountants, *lines])
 
 
 def settings(config: TrainConfig) -> str:
@@ -263,29 +267,30 @@ def caption(config: TrainConfig, epochs: Sequence[Mapping[str, Any]], delta: flo
     """Under the title of a training figure: settings, seed, and the privacy after these `epochs` (rows of a record)."""
     told = f"{settings(config)}, seed {config.seed}"
     if not epochs:
-        return told
+        return f"{told}<br>"
     holds = (
         "no guarantee"
         if epochs[-1]["epsilon"] is None
         else f"ε = {short(epochs[-1]['epsilon'])} if the seed were secret"
     )
     claimed = short(epochs[-1]["epsilon_claimed"])
-    return f"{told}; after {_count(len(epochs), 'epoch')} ε = {claimed} claimed, {holds}, δ = {delta:.2g}"
+    return f"{told};<br>after {_count(len(epochs), 'epoch')} ε = {claimed} claimed (zCDP), {holds}, δ = {delta:.2g}"
 
 
 def privacy_in_words(guarantee: Guarantee, epochs: int) -> str:
     """Claimed and true epsilon of `epochs` epochs, with all that qualifies them one click away."""
     claimed, public = short(guarantee.epsilon_claimed), short(guarantee.epsilon_if_alpha_public)
-    after = f"After {_count(epochs, 'epoch')} (δ = {guarantee.delta:.2g}) the paper's accounting says"
+    after = f"After {_count(epochs, 'epoch')} (δ = {guarantee.delta:.2g}) the paper's accounting (zCDP) says"
+    account = guarantee.method.partition(",")[0].replace("-", " ")
     if guarantee.epsilon is not None:
         text = (
-            f"{after} ε = {claimed}. With a secret seed <b>ε = {public}</b> would hold (void here: the seed of the "
-            "noise is published)."
+            f"{after} ε = {claimed}. With a secret seed <b>ε = {public}</b> ({account}) would hold (void here: the "
+            "seed of the noise is published)."
         )
     elif guarantee.epsilon_if_alpha_public is not None:
         text = (
             f"{after} <b>ε = {claimed}</b>. What holds: <b>no guarantee</b>, for α comes from private gradients; with "
-            f"a public α it would be <b>ε = {public}</b>."
+            f"a public α it would be <b>ε = {public}</b> ({account})."
         )
     else:
         text = f"<b>No guarantee</b>: {guarantee.reason}."

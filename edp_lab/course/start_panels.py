@@ -49,8 +49,8 @@ class StepPanel(Panel):
         self.command = command_box()
         pictures = theme.framed(self.layers, "3 1 28rem"), theme.framed(self.privacy, "2 1 24rem")
         super().__init__(
-            "<h3>One step of eDP-SGD</h3>What am I looking at? Left, how far one batch pulls each layer of a small "
-            "trained model (signal) and how far the noise pushes it; right, what the whole run costs in privacy.",
+            "<h3>One step of eDP-SGD</h3>What am I looking at? First, how far one batch pulls each layer of a small "
+            "trained model (signal) and how far the noise pushes it; then, what the whole run costs in privacy.",
             controls,
             partial(self._compute_step, model),
             self._draw,

@@ -135,7 +135,8 @@ def _stages_caption(result: Stages) -> str:
         f"{name}, N = {mechanism.num_devices}, C = {d(result.clip_norm)}, z = {d(mechanism.z0)}, "
         f"α = {d(result.alpha[0])} and {d(result.alpha[1])}, seed {result.seed}"
     )
-    return f"{told};<br>{_held(held, 'one epoch')}"
+    public = ", were α public" if mechanism.variant is Variant.AS_PRINTED else ""
+    return f"{told};<br>{_held(held, f'one epoch{public}')}"
 
 
 def _held(held: Guarantee, what: str) -> str:

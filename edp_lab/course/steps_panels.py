@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from edp_lab.course import start, steps, steps_figures, steps_words
-from edp_lab.course.dpsgd_words import call
+from edp_lab.course.coins_words import python
 from edp_lab.course.figure_panel import FigurePanel, Picture
 from edp_lab.course.panel import Control, choice, decades, number
 from edp_lab.course.steps import Decayed, GradientHistory, Stages
@@ -34,7 +34,7 @@ def stage_panel(clip_norm: float, z: float, num_devices: int, seed: int) -> Figu
 
     def command(result: Stages, **values: Any) -> str:
         line = f"\n{steps_words.stages_command(result)}" if result.guarantee.epsilon is not None else ""
-        return call("steps", steps.stages, **values) + line
+        return python("steps", steps.stages, **values) + line
 
     return FigurePanel(
         "<h3>Algorithm 1, line by line</h3>What am I looking at? First, the gradients of N devices (one point each) "
@@ -70,11 +70,12 @@ def decay_panel(
     }
 
     def command(result: Decayed, **_: Any) -> str:
-        return start.command(result.config)
+        told = "# trains with these values; the curves come from a run without noise"
+        return f"{told}\n{start.command(result.config)}"
 
     return FigurePanel(
-        "<h3>Noise that decays</h3>What am I looking at? Left, how long the gradient of a batch is in every epoch of a "
-        "short run, and how long the noise would be; right, what the noise costs in privacy.",
+        "<h3>Noise that decays</h3>What am I looking at? First, how long the gradient of a batch is in every epoch of "
+        "a short run, and how long the noise would be; then, what the noise costs in privacy.",
         controls,
         partial(steps.decayed, history),
         steps_words.decay_in_words,
@@ -97,8 +98,8 @@ def promise_panel(z: float, num_devices: int, epochs: int) -> FigurePanel:
         "delta": number("δ", steps.DELTA, decades(-9, -2), unit="probability"),
     }
     return FigurePanel(
-        "<h3>Sound or printed?</h3>What am I looking at? Left, what may come out of one step without a sentence and "
-        "with it, if the noise were what z says, and as it is; right, what ε that makes, for every N.",
+        "<h3>Sound or printed?</h3>What am I looking at? First, what may come out of one step without a sentence and "
+        "with it, if the noise were what z says, and as it is; then, what ε that makes, for every N.",
         controls,
         steps.promise,
         steps_words.promise_in_words,

@@ -109,8 +109,9 @@ def promise_in_words(result: Promise) -> str:
     cost = (
         f"{_count(result.epochs, 'epoch')}, δ = {d(result.delta)}: claimed ε = {_epsilon(result.epsilon[CLAIMED])} "
         f"(zCDP); as printed, were α public, <b>ε = {_epsilon(result.epsilon[PRINTED])}</b>; sound ε = "
-        f"{_epsilon(result.epsilon[SOUND])} (both Gaussian DP, exact; zero-out, disjoint batches, secret seed). With α "
-        "from private gradients, as printed: <b>no guarantee</b>."
+        f"{_epsilon(result.epsilon[SOUND])} (both Gaussian DP, exact; zero-out, disjoint batches, secret seed): less "
+        "than is claimed, at the same multiplier, only because zCDP is a looser bound than Gaussian DP. With α from "
+        "private gradients, as printed: <b>no guarantee</b>."
     )
     return _paragraphs(sensitivity, ratio, guess, cost) + _scope(result.guarantee)
 

@@ -32,6 +32,11 @@ YOURS = {"color": "white", "symbol": "star", "size": 15, "line": {"width": 2, "c
 RING = {"color": BLACK, "symbol": "circle-open", "size": 22, "line": {"width": 2.5}}
 LEGEND = {"orientation": "h", "entrywidth": 118, "entrywidthmode": "pixels"}
 SCALES = {"type": "log", "dtick": 1, "exponentformat": "power"}
+ROUND = {  # ticks in full: plotly writes a 2 for 20 and for 200
+    "type": "log",
+    "tickvals": [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)],
+    "tickformat": "~g",
+}
 
 
 # ---- The measured runs ---------------------------------------------------------------------------------------------
@@ -63,7 +68,7 @@ def time_figure(result: Explored) -> go.Figure:
     """SER on the test set against time, of the same runs."""
     figure = _explorer("Error against time")
     figure.update_layout(height=560, margin_t=236)
-    figure.update_xaxes(title="seconds of training, one thread", type="log", dtick="D2")
+    figure.update_xaxes(title="seconds of training, one thread", **ROUND)
     update_time(figure, result)
     return figure
 
@@ -238,7 +243,7 @@ def decay_figure(decays: Sequence[Decayed], grid: Grid, epochs: int, delta: floa
         height=440, title="What decay costs, and what it buys", margin_t=150, legend={"orientation": "h"}
     )
     figure.update_xaxes(title="epochs trained", row=1, col=1)
-    figure.update_yaxes(title="ε", type="log", dtick="D2", row=1, col=1)
+    figure.update_yaxes(title="ε", **ROUND, row=1, col=1)
     figure.update_xaxes(title="ε", **SCALES, row=1, col=2)
     figure.update_yaxes(title="SER on the test set", range=[0, 1.05], row=1, col=2)
     figure.layout.title.subtitle.text = (

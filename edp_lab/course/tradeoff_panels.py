@@ -10,9 +10,9 @@ from typing import Any
 import ipywidgets as widgets
 
 from edp_lab.course import tradeoff, tradeoff_figures, tradeoff_words
-from edp_lab.course.figure_panel import COPY, FigurePanel, Picture, RunPanel, command_box
-from edp_lab.course.panel import choice, decades, number
-from edp_lab.course.start import command
+from edp_lab.course.figure_panel import FigurePanel, Picture, RunPanel, command_box
+from edp_lab.course.last_command import last_command
+from edp_lab.course.panel import Control, choice, decades, number
 from edp_lab.course.tradeoff_grid import Grid, Point, configured, live_point
 from edp_lab.privacy import Adjacency, Decay
 from edp_lab.training import StepDone, TrainConfig, train
@@ -53,7 +53,7 @@ class ExplorerPanel(FigurePanel):
             controls,
             lambda **values: tradeoff.explore(grid, **values, live=self.live),
             tradeoff_words.explored_in_words,
-            lambda result, **values: tradeoff_words.command(result.point),
+            lambda result, **values: tradeoff_words.command(result.point.config),
             [
                 Picture(figures.epsilon_figure, figures.update_epsilon, "1 1 26rem"),
                 Picture(figures.time_figure, figures.update_time, "1 1 22rem"),
@@ -90,14 +90,14 @@ class LivePanel(RunPanel):
             "<h3>Train one more</h3>What am I looking at? Run trains what the sliders above say, just so, in about a "
             "second per epoch, and puts a star into both pictures above.",
             [],
-            [self.words, widgets.HTML(f"{COPY} (of the last run)"), self.command],
+            [self.words, last_command(self.command)],
         )
 
     def prepare(self) -> TrainConfig:
         return configured(self._base, **self._explorer.values)
 
     def work(self, config: TrainConfig) -> None:
-        self.words.value, self.command.value = "", command(config)
+        self.words.value, self.command.value = "", tradeoff_words.command(config)
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
             self.record = train(config, Path(folder) / "run", self._listen, self.stop_event)
         if not self.record["epochs"]:
@@ -127,7 +127,7 @@ def ladder_panel(start: TrainConfig, delta: float) -> FigurePanel:
         "batch_size": number("batch size", start.batch_size, [16, 32, 64, 128, 256, 512], unit="utterances"),
         "z": number("noise multiplier z", start.z0, decades(-3, 1), unit="noise/sensit."),
         "epochs": number("epochs", start.epochs, range(1, 41), unit="passes"),
-        "delta": number("δ", delta, decades(-9, -2), unit="probability"),
+        "delta": _delta(delta),
         "adjacency": choice(
             "neighbours", str(Adjacency.ZERO_OUT), {"zero-out": "REPLACE_SPECIAL", "replace-one": "REPLACE_ONE"}
         ),
@@ -151,7 +151,7 @@ def tuning_panel(z0: float, epochs: int, trials: int, delta: float) -> FigurePan
         "z0": number("noise multiplier z0", z0, decades(-1, 2), unit="no unit"),
         "epochs": number("epochs of a trial", epochs, range(1, 41), unit="passes"),
         "trials": number("trials", trials, stops, unit="runs"),
-        "delta": number("δ", delta, decades(-9, -2), unit="probability"),
+        "delta": _delta(delta),
     }
     return FigurePanel(
         "<h3>The price of tuning</h3>What am I looking at? One private run has an ε. Here is what it costs to try "
@@ -162,3 +162,9 @@ def tuning_panel(z0: float, epochs: int, trials: int, delta: float) -> FigurePan
         lambda result, **values: tradeoff_words.tuning_command(result),
         [Picture(tradeoff_figures.tuning_figure, tradeoff_figures.update_tuning, "1 1 30rem")],
     )
+
+
+def _delta(start: float) -> Control:
+    """In three digits, with a stop of its own: slider, box, read-out and command say the same number."""
+    rounded = float(f"{start:.3g}")
+    return number("δ", rounded, sorted({*decades(-9, -2), rounded}), unit="probability")

@@ -10,8 +10,9 @@ from edp_lab.course.coins_words import digits
 from edp_lab.course.phases_words import html_table
 from edp_lab.course.start import command as train_command
 from edp_lab.course.tradeoff import Explored, Ladder, Tuning
-from edp_lab.course.tradeoff_grid import METHODS, Grid, Point
+from edp_lab.course.tradeoff_grid import METHODS, Grid, Point, method_of
 from edp_lab.privacy import Adjacency
+from edp_lab.training import TrainConfig
 
 NEIGHBOURS = {Adjacency.ZERO_OUT: "one utterance zeroed out", Adjacency.REPLACE_ONE: "one utterance replaced"}
 
@@ -212,21 +213,26 @@ def tuning_in_words(result: Tuning) -> str:
 
 
 def tuning_command(result: Tuning) -> str:
-    """The Python, and the call of `edp-lab account` for one run."""
+    """The call that prints the price of one run, of all and of a secret number, and `edp-lab account` for one run."""
     z0, epochs, trials, delta = result.z0, result.epochs, result.trials[result.chosen], result.delta
     return (
-        f"from edp_lab.course import tradeoff\ntradeoff.tuning(z0={z0!r}, epochs={epochs}, trials={trials}, "
-        f"delta={delta!r})\nedp-lab account --z0 {z0:.6g} --gpus 1 --micro-batch-size 1 --epochs {epochs} "
-        f"--delta {delta:g}"
+        'python -c "from edp_lab.course.tradeoff import tuning; '
+        f"paid = tuning(z0={z0!r}, epochs={epochs}, trials={trials}, delta={delta!r}); "
+        'print(paid.free, paid.published[paid.chosen], paid.random[paid.chosen])"\n'
+        f"edp-lab account --z0 {z0:.6g} --gpus 1 --micro-batch-size 1 --epochs {epochs} --delta {delta:g}"
     )
 
 
 # ---- Small parts ---------------------------------------------------------------------------------------------------
 
 
-def command(point: Point) -> str:
-    """The call of `edp-lab train` that makes this very run."""
-    return train_command(point.config)
+def command(config: TrainConfig) -> str:
+    """The call of `edp-lab train` that makes this very run, into a folder that is named after the setting."""
+    kind = method_of(config)
+    parts = [kind, f"m{config.largest_micro_batch}"] if kind == "sound" else [kind]
+    parts += [] if kind == "sgd" else [f"z{config.z0:g}"]
+    parts += [] if config.decay == "none" or kind == "sgd" else [str(config.decay)]
+    return train_command(config, f"runs/{'-'.join(parts)}-{config.epochs}epochs-seed{config.seed}")
 
 
 def _count(number: int, what: str) -> str:

@@ -327,8 +327,8 @@ def p21_fewer_knobs(norms: Mapping[str, float], raw: Sequence[Outcome], normalis
             m["knobs_with_scaling"] < m["knobs_with_a_clip_norm_for_each_layer"],
         ),
         "Against a clip norm for each of {knobs_with_a_clip_norm_for_each_layer} layers, yes; against one for all, it "
-        "saves none. The constant is not given: it is no further knob, since s alpha, C, z is alpha, s C, z / s, but "
-        "it decides what a given C and z mean. Scales as they are (up to {largest_norm:.1f}) have an error of "
-        "{error_raw:.3f}, the same with a largest of 1 {error_normalised:.3f}: {change:+.0f} % (+-{half_width:.0f}; "
-        "small CLC, measured now).",
+        "saves none. The constant s is not given: it is no further knob, since (s α, C, z) does the same as "
+        "(α, s C, z / s), but it decides what a given C and z mean. Scales as they are (up to {largest_norm:.1f}) "
+        "have an error of {error_raw:.3f}, the same with a largest of 1 {error_normalised:.3f}: {change:+.0f} % "
+        "(+-{half_width:.0f}; small CLC, measured now).",
     )

@@ -74,7 +74,8 @@ def t1_pixel_noise(
             m["epsilon"] <= m["claimed_epsilon"] and m["labels_noised"], m["epsilon"] <= m["claimed_epsilon"]
         ),
         "An image has L2 sensitivity {sensitivity:.3g}, so sigma {sigma:g} gives epsilon {epsilon:.4g}; "
-        "{claimed_epsilon:g} needs a sensitivity of {sensitivity_needed:.2f}. Labels noised: {labels_noised}.",
+        "{claimed_epsilon:g} needs a sensitivity of {sensitivity_needed:.2f}. "
+        + ("The labels get noise as well." if labels_noised else "The labels get no noise."),
     )
 
 

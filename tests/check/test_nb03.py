@@ -31,6 +31,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "mends nothing": lambda z, N, alpha: z / math.sqrt(N),
         "ignores the rescaling": lambda z, N, alpha: z / (2 * math.sqrt(N)),
         "ignores that a sentence can turn the mean around": lambda z, N, alpha: z / (math.sqrt(N) * max(alpha)),
+        "takes a scale to be 1 at least": lambda z, N, alpha: z / (2 * math.sqrt(N) * max(1, max(alpha))),
         "averages alpha": lambda z, N, alpha: z / (2 * math.sqrt(N) * sum(alpha) / len(alpha)),
         "takes alpha for a number (crash)": lambda z, N, alpha: z / (2 * math.sqrt(N) * alpha),
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,24 @@ def by_place(references: Meanings, predictions: Meanings) -> float:
     return errors / items
 
 
+def at_most_one(references: Meanings, predictions: Meanings) -> float:
+    return min(1.0, counted(lambda slots, found: 1 + len(slots))(references, predictions))
+
+
+def as_bags(references: Meanings, predictions: Meanings) -> float:
+    errors = items = 0
+    for (intent, slots), (said, found) in zip(references, predictions, strict=True):
+        a, b = Counter(slots), Counter(found)
+        errors += (intent != said) + max((a - b).total(), (b - a).total())
+        items += 1 + len(slots)
+    return errors / items
+
+
+def multiplied(tokens: Tensor, lengths: Tensor) -> Tensor:
+    padded, mask = to_padded(tokens, lengths)
+    return (padded * mask[..., None]).amax(1)
+
+
 def masked(value: float) -> Callable[[Tensor, Tensor], Tensor]:
     def pool(tokens: Tensor, lengths: Tensor) -> Tensor:
         padded, mask = to_padded(tokens, lengths)
@@ -75,10 +94,14 @@ WRONG: dict[str, dict[str, Any]] = {
         "divides by the slots that were found": counted(lambda slots, found: 1 + len(found)),
         "does not count wrong intents": counted(lambda slots, found: 1 + len(slots), intents=0),
         "compares slots place by place": by_place,
+        "takes a rate to end at 1": at_most_one,
+        "ignores the order of slots": as_bags,
     },
     "pool": {
         "a small number instead of the smallest": masked(-1.0),
         "a large number": masked(10.0),
+        "multiplies by the mask": multiplied,
+        "fills the padding with what it has": masked(0.0),
         "masks the words instead of the padding": upside_down,
         "the mean instead of the maximum": mean,
         "the maximum over features (crash)": words_first,
@@ -89,6 +112,17 @@ WRONG: dict[str, dict[str, Any]] = {
 def test_a_maximum_that_still_reads_padding_is_open_and_says_so(stub: Callable[[str, str], Any]) -> None:
     verdict = judge(exercises("05")["pool"], stub("05", "pool"), 0)
     assert verdict.message == "still to do (the maximum still reads the zeros of the padding)"
+
+
+def test_a_mask_that_makes_padding_zero_is_wrong_and_told_why() -> None:
+    message = judge(exercises("05")["pool"], multiplied, 0).message
+    assert "multiplying by the mask makes padding 0" in message
+
+
+def test_limits_of_an_error_rate_are_found_whatever_the_seed() -> None:
+    for seed in range(60):
+        for wrong in (at_most_one, as_bags):
+            assert judge(exercises("05")["ser"], wrong, seed).status == "wrong", seed
 
 
 def test_a_wrong_error_rate_is_told_with_the_case() -> None:

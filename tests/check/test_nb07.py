@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,28 @@ def copies_among_members_only(scores: Any, member: Any, texts: Any) -> Any:
     return halves_only(scores[kept], member[kept], texts[kept])
 
 
+def copies_among_non_members_only(scores: Any, member: Any, texts: Any) -> Any:
+    kept = member | ~np.isin(texts, texts[member])
+    return halves_only(scores[kept], member[kept], texts[kept])
+
+
+def alone(scores: Any, member: Any, texts: Any) -> Any:
+    kept = ~np.isin(texts, np.intersect1d(texts[member], texts[~member]))
+    return scores[kept], member[kept]
+
+
+def first_and_second_half(scores: Any, member: Any, texts: Any) -> Any:
+    scores, member = alone(scores, member, texts)
+    first = np.arange(len(scores)) < len(scores) // 2
+    with np.errstate(invalid="ignore"), warnings.catch_warnings(action="ignore"):
+        return gap(scores, member, ~first, max(scores[first], key=lambda t: gap(scores, member, first, t)))
+
+
+def at_the_median(scores: Any, member: Any, texts: Any) -> Any:
+    scores, member = alone(scores, member, texts)
+    return gap(scores, member, np.ones(len(scores), bool), np.median(scores))
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "tpr": {
         "lets a quantile interpolate": by_quantile,
@@ -78,6 +101,9 @@ WRONG: dict[str, dict[str, Any]] = {
         "drops the copies, keeps the threshold": without_copies_only,
         "halves, but keeps the copies": halves_only,
         "drops the copies among members only": copies_among_members_only,
+        "drops the copies among non-members only": copies_among_non_members_only,
+        "halves that may lack one side": first_and_second_half,
+        "splits nobody, takes the median": at_the_median,
         "finds nothing, to be safe": lambda scores, member, texts: 0.0,
     },
 }
@@ -88,6 +114,21 @@ def test_a_flattering_advantage_is_told_what_it_finds_in_noise() -> None:
     assert message.startswith(
         "scores that know nothing have no advantage, but over 100 groups of 120 people yours is 0.1"
     )
+
+
+def test_halves_that_lack_one_side_are_told_so() -> None:
+    message = judge(exercises("07")["advantage"], first_and_second_half, 0).message
+    assert message.startswith("your result is not a number: one half has no non-members")
+
+
+def test_a_fair_advantage_is_solved_with_every_seed_and_with_random_halves() -> None:
+    def fair(scores: Any, member: Any, texts: Any) -> Any:
+        scores, member = alone(scores, member, texts)
+        half = rng.permutation(len(scores)) % 2 == 0
+        return gap(scores, member, ~half, max(scores[half], key=lambda t: gap(scores, member, half, t)))
+
+    rng = np.random.default_rng(0)
+    assert {judge(exercises("07")["advantage"], fair, seed).status for seed in range(10)} == {"solved"}
 
 
 def test_a_wrong_comparison_is_told_with_both_numbers() -> None:

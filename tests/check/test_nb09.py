@@ -46,6 +46,18 @@ def seeds_that_meet(key: int, step: int, rank: int, ranks: int, size: int, std: 
     return normal(key + step + rank, size, std / math.sqrt(ranks))
 
 
+def without_the_key(key: int, step: int, rank: int, ranks: int, size: int, std: float) -> Any:
+    return normal([step, rank], size, std / math.sqrt(ranks))
+
+
+def without_a_seed(key: int, step: int, rank: int, ranks: int, size: int, std: float) -> Any:
+    return normal(None, size, std / math.sqrt(ranks))
+
+
+def key_times_step(key: int, step: int, rank: int, ranks: int, size: int, std: float) -> Any:
+    return normal(key * step + rank, size, std / math.sqrt(ranks))
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "aggregate": {
         "takes the draws for one and the same": lambda stds: np.mean(stds),
@@ -66,6 +78,9 @@ WRONG: dict[str, dict[str, Any]] = {
         "own draws, divided like a mean": too_little,
         "the same numbers in every step": same_in_every_step,
         "seeds of rank and step meet": seeds_that_meet,
+        "step and rank, but no key": without_the_key,
+        "no seed at all": without_a_seed,
+        "step 0 loses the key": key_times_step,
         "gives the seed a name (crash)": lambda key, step, rank, *rest: np.random.default_rng(f"{key} {rank}"),
     },
 }
@@ -83,6 +98,9 @@ def test_noise_that_is_untouched_is_open_and_says_why(stub: Callable[[str, str],
         (same_in_every_step, "numbers of one step come again in the next"),
         (seeds_that_meet, "numbers of one step come again in the next"),
         (undivided, "the sum over ranks has deviation"),
+        (without_the_key, "in step 0 another key gives the same numbers"),
+        (without_a_seed, "give other numbers the second time"),
+        (key_times_step, "in step 0 another key gives the same numbers"),
     ],
 )
 def test_what_is_wrong_with_the_noise_is_told(answer: Any, says: str) -> None:

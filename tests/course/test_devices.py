@@ -124,6 +124,8 @@ def test_command_makes_this_very_run(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(app, shlex.split(run)[1:])
     assert isinstance(result.exception, CallError), result.output
     assert result.exception.args == (replace(panel.prepare(), corpus="little.jsonl"),)
+    other = devices_words.run_command(replace(panel.prepare(), processes=1)).splitlines()[1]
+    assert shlex.split(run)[-1] != shlex.split(other)[-1]  # another setting, another folder
 
 
 def test_panel_takes_the_sliders_values_and_refuses_more_processes_than_devices() -> None:
@@ -166,13 +168,14 @@ def test_committed_rows_say_when_and_where_and_stand_beside_the_papers() -> None
         for row in rows:
             assert re.search(r"\d cores, \w+, \d{4}-\d\d-\d\d, torch \d", row.where)
             assert row.command.startswith("edp-lab bench step")
-        text = devices_words.table2_text(rows)
+        text = devices_words.table2_table(rows)
+        lines = [re.findall("<td[^>]*>(.*?)</td>", line) for line in text.split("</tr>")]
         paper = next(row for row in TABLE_2 if (row.model.lower(), row.corpus) == (model, "ATIS"))
-        [edp] = [line for line in text.splitlines() if "8 devices: 1 real, 7 sim." in line]
-        [naive] = [line for line in text.splitlines() if "utterance by utterance" in line]
-        assert edp.endswith(f" {paper.edp_sgd_factor:g}")
-        assert naive.endswith(f" {paper.dp_sgd_factor:g}")
-        assert len([line for line in text.splitlines()[1:] if line[76:].strip()]) == 2
+        printed = {line[0]: line[-1] for line in lines if line and line[-1]}
+        assert printed == {
+            "eDP-SGD, 8 devices: 1 real, 7 sim.": f"{paper.edp_sgd_factor:g}",
+            "DP-SGD, utterance by utterance": f"{paper.dp_sgd_factor:g}",
+        }
 
 
 def test_date_of_a_row_counts_where_there_is_one() -> None:
@@ -192,8 +195,10 @@ def test_benchmark_runs_on_demand_and_stops(monkeypatch: pytest.MonkeyPatch) -> 
     panel = devices_panels.MeasurePanel("smart-home")
     monkeypatch.setattr(devices, "bench_steps", bench)
     assert panel.rows == []
+    assert panel.copy.children == ()  # no command yet
     panel.run(wait=True)
     panel.check()
+    assert panel.command in panel.copy.children
     assert [row.method for row in panel.rows] == [row["method"] for row in kept]
     assert list(panel.figure.data[0].x) == [row["ratio_to_sgd"] for row in kept[1:]]
     assert "Measured here, a moment ago, 1 process" in panel.words.value
@@ -354,7 +359,7 @@ def test_every_control_changes_words_or_figures_and_command_and_reset_undoes_it(
     assert [figure.to_json() for figure in panel.figures] == pictures
 
 
-def test_commands_say_what_is_shown() -> None:
+def test_commands_say_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     panel = make_noise()
     for variant in (AS_PRINTED, SOUND):
         panel.set(variant=variant)
@@ -365,13 +370,17 @@ def test_commands_say_what_is_shown() -> None:
         assert report["holds"]["epsilon_if_alpha_public"] == pytest.approx(result.true[result.here])
         assert report["claimed"]["epsilon"] == pytest.approx(result.claimed[result.here])
     panel = make_scaling()
-    measured, load, python = panel.command.value.splitlines()
+    measured, extrapolated = panel.command.value.splitlines()
     assert measured.startswith(
         "edp-lab bench step --corpus atis --model clc --methods sgd,edp-sgd --gpus 1 --threads 1"
     )
-    space: dict[str, Any] = {}
-    exec(f"{load}\nresult = {python}", space)
-    assert (space["result"].step == panel.result.step).all()
+    python, flag, text = shlex.split(extrapolated)
+    assert (python, flag) == ("python", "-c")
+    exec(text, {})
+    told = re.findall(r"[\d.]+", capsys.readouterr().out)
+    result = panel.result
+    shown = [1000 * result.step[result.here], result.speed_up[result.here], result.ratio[result.here]]
+    assert [float(number) for number in told] == pytest.approx(shown, rel=0.01)
 
 
 @each_panel

@@ -343,11 +343,12 @@ def test_every_control_changes_what_is_shown_and_reset_undoes_it(make: Callable[
 @each_panel
 @pytest.mark.parametrize("change", [{}, {"sampling": "shuffle"}, {"z": 5.0}])
 def test_command_computes_what_is_shown(make: Callable[[], FigurePanel], change: dict[str, Any]) -> None:
-    panel, space = make(), {}
+    panel, printed = make(), []
     panel.set(**{name: value for name, value in change.items() if name in panel.controls})
-    load, python, *rest = panel.command.value.splitlines()
-    exec(f"{load}\nresult = {python}", space)
-    assert plain(space["result"]) == plain(panel.result)
+    python, *rest = panel.command.value.splitlines()
+    assert shlex.split(python)[:2] == ["python", "-c"]
+    exec(shlex.split(python)[2], {"print": printed.append})
+    assert plain(printed[0]) == plain(panel.result)
     for line in rest:
         words = shlex.split(line)
         assert words[:2] == ["edp-lab", "account"]

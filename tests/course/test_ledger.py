@@ -206,6 +206,7 @@ def test_four_claims_hold_with_one_gpu_one_utterance_and_a_small_delta() -> None
     turned = ledger.turn(**OTHERS)
     assert {evidence.verdict for evidence in turned.evidence.values()} == {Verdict.HOLDS}
     assert turned.beyond["P22"] == 1
+    assert turned.evidence["P22"].measured["epsilon"] == pytest.approx(turned.epsilon)  # of the same micro-batches
     assert max(turned.beyond.values()) < 1.05
 
 
@@ -238,12 +239,15 @@ def test_every_slider_changes_words_figure_and_command_and_reset_undoes_it() -> 
     assert (panel.words.value, panel.command.value, panel.figures[0].to_json()) == (words, command, picture)
 
 
-def test_the_commands_compute_what_is_shown() -> None:
-    panel, space = turn_panel(), {}
+def test_the_commands_print_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    panel = turn_panel()
     panel.set(num_devices=4, z0=2.0)
-    load, python, line = panel.command.value.splitlines()
-    exec(f"{load}\nresult = {python}", space)
-    assert space["result"].beyond == panel.result.beyond
+    evidence, line = panel.command.value.splitlines()
+    python, flag, text = shlex.split(evidence)
+    assert (python, flag) == ("python", "-c")
+    exec(text, {})
+    told = [f"{one.id} {one.verdict}: {one.said}" for one in panel.result.evidence.values()]
+    assert capsys.readouterr().out.splitlines() == told
     report = json.loads(CliRunner().invoke(app, [*shlex.split(line)[1:], "--json"]).stdout)
     assert report["holds"]["epsilon"] == pytest.approx(panel.result.epsilon)
     assert f"{panel.result.claimed:.4g}" in panel.words.value

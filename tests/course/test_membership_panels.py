@@ -374,8 +374,10 @@ def test_defence_trains_attacks_and_draws_a_run(loss: Attacked) -> None:
     runs = membership.defended({"loss": loss}, measured())
     assert len(runs) == 1  # none of the measured runs is of this corpus
     panel = membership_panels.DefencePanel(target_config(CORPUS, 0, 1), runs, True, 0.05, 4, 2.0)
+    assert panel.children[-1].children == ()  # no command before the first run
     panel.run(wait=True)
     panel.check()
+    assert panel.children[-1].children[-1] is panel.command
     [mine] = panel.runs
     assert (mine.config.z0, mine.config.num_devices, mine.config.clip_norm, mine.config.as_printed) == (
         0.05,

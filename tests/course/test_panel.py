@@ -71,6 +71,20 @@ def test_slider_and_box_follow_each_other() -> None:
     assert (slider.value, panel.result) == (60, 180)
 
 
+def test_an_executed_page_says_the_number_of_the_box_and_its_unit(tmp_path: Path) -> None:
+    code = (
+        RAISING.format(folder=str(Path(__file__).parent))
+        .replace("x=13.0", "x=1.1")
+        .replace("panel.set(x=2.0)", "panel")
+    )
+    notebook = new_notebook(cells=[new_code_cell(code)])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, tmp_path / "in.ipynb")
+    page = run_notebook(tmp_path / "in.ipynb", tmp_path / "out").html.read_text()
+    assert "x <b>1.1 (metres)</b>" in page
+    assert "n <b>3 (pieces)</b>" in page
+
+
 def test_box_takes_numbers_between_and_beyond_the_stops_of_its_slider() -> None:
     panel = make()
     box = panel.controls["n"].source

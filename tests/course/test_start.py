@@ -22,7 +22,7 @@ import edp_lab.training
 from edp_lab.cli import app
 from edp_lab.course import figures, start, start_panels, theme
 from edp_lab.course.runner import check_parameters
-from edp_lab.course.start import SmallModel, StepResult, command, in_words, one_step, plain, short
+from edp_lab.course.start import SmallModel, StepResult, command, in_words, one_step, plain, short, table
 from edp_lab.course.start_panels import LivePanel, StepPanel
 from edp_lab.errors import UsageError
 from edp_lab.privacy import claimed_epsilon, true_epsilon
@@ -140,6 +140,13 @@ def test_words_without_noise_and_beyond_all_numbers(model: SmallModel) -> None:
     assert "<b>No guarantee</b>: z0 is 0" in in_words(step(model, replace(CONFIG, z0=0.0)))
     overflow = replace(OTHER, z0=1e-6, decay="exponential", tau=12.0, epochs=40)
     assert "<b>No guarantee</b>: epsilon exceeds" in in_words(step(model, overflow))
+
+
+def test_table_says_what_its_epsilons_are_and_fits_a_narrow_window(model: SmallModel) -> None:
+    lines = table({"this step": step(model, replace(CONFIG, epochs=12))}).splitlines()
+    assert lines[0] == f"ε of all 12 epochs at δ = {short(model.delta)}; zero-out, disjoint batches"
+    assert lines[1] == "claimed: zCDP at face value; α public: Gaussian DP"
+    assert max(map(len, lines)) <= 76
 
 
 def test_numbers_as_people_write_them() -> None:

@@ -338,11 +338,12 @@ def test_every_control_changes_what_is_shown_and_reset_undoes_it(make: Make, his
 
 @pytest.mark.parametrize("change", [{}, {"as_printed": False, "alpha_large": 5.0}, {"num_devices": 2, "z": 3.0}])
 def test_command_of_the_step_computes_what_is_shown(change: dict[str, Any], history: GradientHistory) -> None:
-    panel, space = make_stages(history), {}
+    panel, printed = make_stages(history), []
     panel.set(**change)
-    load, python, line = panel.command.value.splitlines()
-    exec(f"{load}\nresult = {python}", space)
-    assert plain(space["result"]) == plain(panel.result)
+    python, line = panel.command.value.splitlines()
+    assert shlex.split(python)[:2] == ["python", "-c"]
+    exec(shlex.split(python)[2], {"print": printed.append})
+    assert plain(printed[0]) == plain(panel.result)
     assert epsilon(line) == pytest.approx(panel.result.guarantee.epsilon)
     panel.set(z=0.0)
     assert "account" not in panel.command.value
@@ -376,7 +377,9 @@ def test_command_of_the_decay_panel_trains_with_its_values(
     monkeypatch.setattr(edp_lab.training, "train", train)
     panel = make_decay(history)
     panel.set(decay="linear", as_printed=False)
-    result = CliRunner().invoke(app, shlex.split(panel.command.value)[1:])
+    told, line = panel.command.value.splitlines()
+    assert told == "# trains with these values; the curves come from a run without noise"
+    result = CliRunner().invoke(app, shlex.split(line)[1:])
     assert isinstance(result.exception, CallError), result.output
     assert result.exception.args == (panel.result.config,)
 

@@ -299,12 +299,14 @@ def test_the_ladder_s_commands_give_its_epsilons() -> None:
         assert single["holds"]["epsilon"] == pytest.approx(panel.result.rungs[0].equal_epsilon, rel=1e-4)
 
 
-def test_the_tuning_panel_s_command_gives_its_numbers() -> None:
-    panel, space = make_tuning(), {}
-    load, python, line = panel.command.value.splitlines()
-    exec(f"{load}\nresult = {python}", space)
-    assert space["result"] == panel.result
-    assert account(line)["holds"]["epsilon"] == pytest.approx(panel.result.free, rel=1e-4)
+def test_the_tuning_panel_s_command_prints_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    panel = make_tuning()
+    paid, (line, account_line) = panel.result, panel.command.value.splitlines()
+    python, flag, code = shlex.split(line)
+    assert (python, flag) == ("python", "-c")
+    exec(code, {})
+    assert capsys.readouterr().out == f"{paid.free} {paid.published[paid.chosen]} {paid.random[paid.chosen]}\n"
+    assert account(account_line)["holds"]["epsilon"] == pytest.approx(panel.result.free, rel=1e-4)
 
 
 def test_the_explorer_s_command_makes_the_very_run(monkeypatch: pytest.MonkeyPatch, grid: Grid) -> None:
@@ -322,6 +324,24 @@ def test_the_explorer_s_command_makes_the_very_run(monkeypatch: pytest.MonkeyPat
             result = CliRunner().invoke(app, shlex.split(panel.command.value)[1:])
             assert isinstance(result.exception, CallError), result.output
             assert result.exception.args == (panel.result.point.config,)
+
+
+def test_every_setting_has_an_output_folder_of_its_own(grid: Grid) -> None:
+    points = [point for point in grid.points if point.method != "naive"]
+    folders = {shlex.split(tradeoff_words.command(point.config))[-1] for point in points}
+    assert len(folders) == len(points)
+    assert "runs/sound-m8-z0.03-8epochs-seed0" in folders
+
+
+def test_sliders_of_delta_stand_at_the_number_in_the_box() -> None:
+    for panel in (
+        tradeoff_panels.ladder_panel(BASE, 0.00023063885),
+        tradeoff_panels.tuning_panel(1.0, 8, 20, 0.00023063885),
+    ):
+        delta = panel.controls["delta"]
+        assert delta.slider is not None
+        assert (delta.value, delta.slider.value, panel.result.delta) == (0.000231, 0.000231, 0.000231)
+        assert "--delta 0.000231" in panel.command.value
 
 
 def test_bad_values_are_one_sentence_and_the_last_result_stays() -> None:
@@ -345,9 +365,11 @@ def live(grid: Grid, small: TrainConfig) -> LivePanel:
 
 def test_a_run_becomes_a_star_in_both_pictures(live: LivePanel) -> None:
     explorer = live._explorer
+    assert live.children[-1].children == ()  # no command before the first run
     explorer.set(micro_batch=1, z0=0.2, decay="linear")
     live.run(wait=True)
     live.check()
+    assert live.children[-1].children[-1] is live.command
     [point] = live.points
     assert explorer.result.live == (point,)
     assert (point.method, point.config.z0, point.config.decay, point.config.epochs) == ("dp", 0.2, "linear", 1)

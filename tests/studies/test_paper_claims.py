@@ -292,6 +292,7 @@ def test_one_utterance_moves_a_clipped_mean_by_2c_unless_it_is_alone(micro_batch
     evidence = mechanism.p5_micro_batches(micro_batch, 0.5)
     assert evidence.measured["sensitivity"] == pytest.approx(0.5 * moved)
     assert evidence.measured["noise_at_equal_epsilon"] == pytest.approx(ratio)
+    assert evidence.measured["z_that_holds"] == pytest.approx(1 / moved)
     assert evidence.verdict == (HOLDS if micro_batch == 1 else CONDITIONAL)
 
 
@@ -317,6 +318,8 @@ def test_noise_falls_faster_with_devices_than_the_sensitivity(found):
     assert m["exponent_of_noise"] == pytest.approx(-1.5, abs=0.01)
     assert m["epsilon_with_fewest"] == pytest.approx(10.0, abs=0.01)
     assert mechanism.p22_free_devices((4,)).verdict == HOLDS
+    alone = mechanism.p22_free_devices((1,), micro_batch=1).measured
+    assert alone["epsilon"] == pytest.approx(4.38, abs=0.005)
 
 
 # ---- What epsilons mean
