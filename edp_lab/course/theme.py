@@ -58,7 +58,7 @@ TEMPLATE = go.layout.Template(
             "subtitle": {"font": {"size": 12, "color": "#555"}},
         },
         "legend": {"x": 0, "xanchor": "left", "y": 1.01, "yanchor": "bottom"},
-        "margin": {"l": 8, "r": 16, "t": 126, "b": 8},
+        "margin": {"l": 8, "r": 16, "t": 126, "b": 20},
         "hoverlabel": {"font": {"family": "system-ui, sans-serif"}},
     }
 )
