@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edp_lab.cli.reproduce_tables import FILES, PAGE, html_table, interval, print_table, write_table
+from edp_lab.cli.reproduce_tables import FILES, PAGE, Resume, Workers, html_table, interval, print_table, write_table
 from edp_lab.cli.telling import telling
 from edp_lab.cli.train import Json
 
@@ -40,10 +40,8 @@ def pareto(
         bool, typer.Option("--quick/--full", help="A smaller SGD, one seed, few steps: minutes, not hours.")
     ] = False,
     seeds: Annotated[int | None, typer.Option(help="Runs of each point. [default: 3; 1 if --quick]")] = None,
-    workers: Annotated[int | None, typer.Option(help="Runs at a time, a thread each. [default: all cores]")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume/--fresh", help="Use what earlier calls have finished in --out, or forget it.")
-    ] = True,
+    workers: Workers = None,
+    resume: Resume = True,
     out: Annotated[Path, typer.Option(help="Folder for table and figure, runs and what is finished.")] = Path(
         "runs/pareto"
     ),

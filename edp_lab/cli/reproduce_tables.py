@@ -33,6 +33,10 @@ Corpora = Annotated[
         "smart-home-communication, smart-home-video; with commas between."
     ),
 ]
+Workers = Annotated[int | None, typer.Option(help="Runs at a time, a thread each. [default: all cores]")]
+Resume = Annotated[
+    bool, typer.Option("--resume/--fresh", help="Use what earlier calls have finished in --out, or forget it.")
+]
 PUBLIC = "atis,snips,nlu-eval"
 
 
@@ -44,10 +48,8 @@ def table1(
     ] = False,
     seeds: Annotated[int | None, typer.Option(help="Runs of each cell. [default: 3]")] = None,
     epochs: Annotated[int | None, typer.Option(help="Of each run. [default: 12; 8 if --quick]")] = None,
-    workers: Annotated[int | None, typer.Option(help="Runs at a time, a thread each. [default: all cores]")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume/--fresh", help="Use what earlier calls have finished in --out, or forget it.")
-    ] = True,
+    workers: Workers = None,
+    resume: Resume = True,
     out: Annotated[Path, typer.Option(help="Folder for the table, its runs and what is finished.")] = Path(
         "runs/table1"
     ),

@@ -210,12 +210,14 @@ def run_rank(main: Callable[[str, threading.Event], None]) -> NoReturn:
 
 def end_rank(status: int) -> NoReturn:
     """Leave the group, and end this process without Python's clean-up, in which torch's threads abort now and then."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed and distributed.is_initialized():
-        distributed.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    try:
+        distributed = sys.modules.get("torch.distributed")
+        if distributed and distributed.is_initialized():
+            distributed.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
 
 
 def obey(stop: threading.Event) -> None:
