@@ -49,15 +49,16 @@ def stages_figure(result: Stages) -> go.Figure:
     figure.update_layout(
         height=HEIGHT,
         title="Algorithm 1, line by line",
-        margin_t=104,
+        margin={"t": 104, "l": 56, "b": 48},
         legend={"x": 0.75, "y": 0.3, "yanchor": "top"},
     )
     for cell in (3, 4, 5):  # a circle that looks like one
         figure.layout[f"yaxis{cell}"].update(scaleanchor=f"x{cell}", constrain="domain")
         figure.layout[f"xaxis{cell}"].constrain = "domain"
     figure.update_annotations(font_size=13)
-    figure.update_xaxes(title_font_size=12, tickfont_size=11, nticks=5, title_standoff=4)
-    figure.update_yaxes(title_font_size=12, tickfont_size=11, nticks=5, title_standoff=2)
+    fixed = {"automargin": False, "title_font_size": 12, "tickfont_size": 11, "nticks": 5}  # ten axes to be measured
+    figure.update_xaxes(**fixed, title_standoff=4)
+    figure.update_yaxes(**fixed, title_standoff=2)
     update_stages(figure, result)
     return figure
 
@@ -340,5 +341,5 @@ def _line(name: str, color: str, dash: str, symbol: str) -> go.Scatter:
 
 def _place(shape: Any, centre: Array, half_axes: Array) -> None:
     """Make a circle the ellipse around `centre`."""
-    (x0, y0), (x1, y1) = centre - half_axes, centre + half_axes
-    shape.update(x0=x0, x1=x1, y0=y0, y1=y1)
+    shape.x0, shape.y0 = centre - half_axes
+    shape.x1, shape.y1 = centre + half_axes

@@ -35,6 +35,7 @@ _AXIS = {
     "ticks": "outside",
     "tickcolor": "#888",
     "automargin": True,
+    "ticklabeloverflow": "allow",  # else each label is measured at every move; margins leave room for all
     "title": {"standoff": 8},
 }
 
@@ -76,6 +77,7 @@ STYLE = """<style>
 .edp-panel textarea { font-family: monospace; }
 .edp-panel .edp-lab-error .widget-html-content:not(:empty) {
     border-left: 5px solid #D55E00; background: #fdf0e8; padding: 6px 10px; font-weight: 600; }
+.edp-figure { contain: strict; }
 .edp-figure > div, .edp-figure .js-plotly-plot { width: 100%; height: 100%; }
 </style>"""
 
@@ -125,14 +127,44 @@ class _Bundle(anywidget.AnyWidget):
 
 
 class LiveFigure(go.FigureWidget):
-    """plotly's, drawn by the code in the page's `_Bundle`."""
+    """plotly's, drawn by the code in the page's `_Bundle`, and quicker to follow a slider.
+
+    plotly's own tells the kernel after every update what it has drawn, which nobody here asks, which ends in an error
+    where a trace holds arrays, and which keeps the kernel from the next move; and it sends four messages for one
+    update.
+    """
 
     _esm = """
+    const untold = ["_js2py_traceDeltas", "_js2py_layoutDelta", "_js2py_widget_layoutDelta"];
+    const reticent = model => new Proxy(model, { get(target, name) {
+        if (name == "set") return (key, value) => { if (!untold.includes(key)) target.set(key, value); };
+        const found = target[name];
+        return typeof found == "function" ? found.bind(target) : found;
+    } });
     export default async () => {
         const { default: made } = await (globalThis.edpLabPlotly ??= Promise.withResolvers()).promise;
-        return typeof made == "function" ? made() : made;
+        const { initialize, render } = typeof made == "function" ? await made() : made;
+        return {
+            initialize: ({ model, ...rest }) => initialize?.({ model: reticent(model), ...rest }),
+            render: ({ model, ...rest }) => render({ model: reticent(model), ...rest }),
+        };
     }
     """
+
+    def _send_update_msg(
+        self,
+        restyle_data: dict[str, Any],
+        relayout_data: dict[str, Any],
+        trace_indexes: Any = None,
+        source_view_id: str | None = None,
+    ) -> None:
+        self._py2js_update = {
+            "style_data": restyle_data,
+            "layout_data": relayout_data,
+            "style_traces": self._normalize_trace_indexes(trace_indexes),
+            "source_view_id": source_view_id,
+        }
+        self._trait_values["_py2js_update"] = None  # arrays cannot be compared with the next ones
 
 
 @cache
