@@ -26,8 +26,8 @@ NOTE = (
     "training utterance at delta = n^-1.1, by Renyi DP with Poisson sampling (DP-SGD: one added or removed) or by "
     "Gaussian DP with disjoint batches (eDP-SGD: one zeroed out), were the seed secret. ε with trials: of all runs "
     "that were compared on the first seed's validation split, were they all published; it does not cover the "
-    "utterances of that split. Time: of training on one thread, as a multiple of SGD's. Words and their vectors come "
-    "from other text, which is taken to be public."
+    "utterances of that split. Time: of training on one thread, reading by the encoder included, as a "
+    "multiple of SGD's. Encoder and word vectors come from other text, which is taken to be public."
 )
 
 
@@ -35,6 +35,13 @@ def pareto(
     corpora: Annotated[
         str, typer.Option(help="Names from edp-lab data list, or paths, with commas between.")
     ] = "atis,snips,nlu-eval,smart-home",
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="The published BERT that reads the words, a hub name or a folder. "
+            "[default: sentence-transformers/all-MiniLM-L6-v2]"
+        ),
+    ] = None,
     epsilons: Annotated[str | None, typer.Option(help="Targets. [default: 8,3,1; 8 if --quick]")] = None,
     quick: Annotated[
         bool, typer.Option("--quick/--full", help="A smaller SGD, one seed, few steps: minutes, not hours.")
@@ -54,6 +61,7 @@ def pareto(
     with telling() as tell:
         from edp_lab.studies.pareto import FULL, QUICK
         from edp_lab.studies.pareto import pareto as points_of
+        from edp_lab.studies.table1 import ENCODER
         from edp_lab.studies.table_runs import TableRuns
 
         scale = QUICK if quick else FULL
@@ -61,7 +69,7 @@ def pareto(
         runs = TableRuns(out, workers or len(os.sched_getaffinity(0)), tell, fresh=not resume)
         made: list[list[Point]] = []
         try:
-            for points in points_of(runs, scale, corpora.split(",")):
+            for points in points_of(runs, scale, corpora.split(","), encoder or ENCODER):
                 made.append(points)
                 write_table(out, [point.as_json() for part in made for point in part], _page(made))
         except KeyboardInterrupt:

@@ -28,6 +28,14 @@ def pretrain(
         ),
     ] = None,
     utterances: Annotated[int, typer.Option(min=1, help="How many to generate without --text.")] = 20_000,
+    published: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of training: the first --layers layers of this BERT, a hub name or folder, such as "
+            "sentence-transformers/all-MiniLM-L6-v2."
+        ),
+    ] = None,
+    layers: Annotated[int, typer.Option(min=1, help="Of --published.")] = 4,
     epochs: Annotated[int, typer.Option(help="Passes over the text.")] = 10,
     size: Annotated[
         str,
@@ -38,15 +46,22 @@ def pretrain(
     """Pretrain on separate text, where published word vectors or BERT weights cannot be had.
 
     BERT learns to guess masked word pieces (Devlin et al. 2019). At the paper's size, 20,000 short utterances
-    take about a minute per epoch on two cores; word vectors take seconds. Nothing here is private.
+    take about a minute per epoch on two cores; word vectors take seconds. Nothing here is private. Where the hub can
+    be reached, --published brings a published encoder down to the paper's four layers.
     """
     from edp_lab.models.bert import BertSize
     from edp_lab.models.vectors import DIMENSIONS
     from edp_lab.training.config import SIZES
-    from edp_lab.training.pretraining import pretrain_bert, pretrain_vectors
+    from edp_lab.training.pretraining import pretrain_bert, pretrain_vectors, shorten_bert
 
     if model not in ("clc", "bert"):
         raise UsageError(f"unknown model {model!r}: choose clc or bert")
+    if published is not None:
+        if model != "bert":
+            raise UsageError("--published takes a BERT: drop --model clc (published word vectors need no change)")
+        shorten_bert(published, layers, out)
+        print(out)
+        return
     if size not in SIZES:
         raise UsageError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
     sentences = read_sentences(text, utterances)

@@ -46,6 +46,13 @@ def table1(
     quick: Annotated[
         bool, typer.Option("--quick/--full", help="Medium-sized models and a small grid: minutes, not hours.")
     ] = False,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="What BERT starts from: a hub name or the folder of one, whose first 4 layers are taken (2 if "
+            "--quick). [default: sentence-transformers/all-MiniLM-L6-v2]"
+        ),
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs of each cell. [default: 3]")] = None,
     epochs: Annotated[int | None, typer.Option(help="Of each run. [default: 12; 8 if --quick]")] = None,
     workers: Workers = None,
@@ -60,7 +67,7 @@ def table1(
     Finished runs are kept in the folder: after a kill, the same command goes on from there and gives the same table.
     """
     with telling() as tell:
-        from edp_lab.studies.table1 import FULL, QUICK
+        from edp_lab.studies.table1 import ENCODER, FULL, QUICK
         from edp_lab.studies.table1 import table1 as rows_of
         from edp_lab.studies.table_runs import TableRuns
 
@@ -69,7 +76,7 @@ def table1(
         runs = TableRuns(out, workers or len(os.sched_getaffinity(0)), tell, fresh=not resume)
         made: list[list[Cell]] = []
         try:
-            for row in rows_of(runs, scale, models.split(","), corpora.split(",")):
+            for row in rows_of(runs, scale, models.split(","), corpora.split(","), encoder or ENCODER):
                 made.append(row)
                 write_table(out, [cell.as_json() for part in made for cell in part], _page1(made))
         except KeyboardInterrupt:

@@ -96,7 +96,10 @@ def train(
     ] = "paper",
     dropout: Annotated[float, typer.Option(help="Share of each representation dropped.")] = 0.3,
     pretrained: Annotated[
-        str | None, typer.Option(help="FastText .vec/.bin, a folder of edp-lab pretrain, or a BERT hub name.")
+        str | None,
+        typer.Option(
+            help="FastText .vec/.bin, a folder of edp-lab pretrain (the CLC keeps a BERT frozen), or a BERT hub name."
+        ),
     ] = None,
     noise: Annotated[
         str,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import safetensors.torch
 import torch
@@ -24,10 +24,15 @@ from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.errors import UsageError
 from edp_lab.models.clc import CLC, CLCSize
+from edp_lab.models.context import ContextFeatures
 from edp_lab.models.files import parse_tensors, read_bytes, read_json, write_whole
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.vectors import load_vectors
 from edp_lab.privacy.noise import Purpose, key_from_seed, stream
+
+if TYPE_CHECKING:  # slow to import
+    from tokenizers import Tokenizer
+    from transformers import BertModel
 
 KINDS = ("clc", "bert")
 
@@ -53,8 +58,8 @@ def build_model(
         kind: "clc" or "bert".
         training: the utterances to be trained on; read, for their words, only if not `private` and without
             `pretrained`.
-        pretrained: for the CLC, word vectors (see `load_vectors`), which stay frozen; for BERT, a folder or
-            hub name (see `load_bert`). Assumed public, or trained on separate text.
+        pretrained: for the CLC, word vectors (see `load_vectors`) or the folder of a BERT, which stay frozen; for
+            BERT, a folder or hub name (see `load_bert`). Assumed public, or trained on separate text.
         size: fields of `CLCSize` or `BertSize` that differ from the paper's. With pretrained weights BERT's
             sizes are theirs, and only its dropout can be given.
 
@@ -148,6 +153,10 @@ def seeded(seed: int) -> Iterator[None]:
 def _build_clc(
     labels: Labels, training: Sequence[Utterance], private: bool, pretrained: str | None, size: CLCSize
 ) -> CLC:
+    if pretrained is not None and Path(pretrained, "config.json").exists():
+        from edp_lab.models.bert import load_bert
+
+        return CLC(labels, _context(*load_bert(pretrained)), size)
     if pretrained is not None:
         vectors = load_vectors(pretrained).lower_cased()
         return CLC(labels, WordFeatures(vectors.words), size, vectors.matrix)
@@ -196,17 +205,33 @@ def _sized(size: type[Size], given: Mapping[str, Any] | None) -> Size:
 
 def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlotModel:
     """The architecture that `IntentSlotModel.config` describes, with arbitrary weights."""
+    if kind == "clc" and "bert" in config:
+        return CLC(labels, _context(*_encoder(config)), CLCSize(**config["size"]))
     if kind == "clc":
         words = tuple(config["words"])
         columns = config["vector_size"]
         vectors = None if columns is None else torch.zeros(len(words), columns)
         return CLC(labels, WordFeatures(words, config["buckets"]), CLCSize(**config["size"]), vectors)
-    from edp_lab.models.bert import BertIntentSlot, new_bert
-    from edp_lab.models.pieces import PieceFeatures, parse_tokenizer
+    from edp_lab.models.bert import BertIntentSlot
+    from edp_lab.models.pieces import PieceFeatures
 
-    bert = new_bert(config["bert"])
-    features = PieceFeatures(parse_tokenizer(config["tokenizer"]), bert.config.max_position_embeddings)
+    bert, tokenizer = _encoder(config)
+    features = PieceFeatures(tokenizer, bert.config.max_position_embeddings)
     return BertIntentSlot(labels, features, bert, config["dropout"])
+
+
+def _encoder(config: Mapping[str, Any]) -> tuple[BertModel, Tokenizer]:
+    """As `edp_lab.models.bert.described` has it."""
+    from edp_lab.models.bert import new_bert
+    from edp_lab.models.pieces import parse_tokenizer
+
+    return new_bert(config["bert"]), parse_tokenizer(config["tokenizer"])
+
+
+def _context(bert: BertModel, tokenizer: Tokenizer) -> ContextFeatures:
+    from edp_lab.models.pieces import PieceFeatures
+
+    return ContextFeatures(bert, PieceFeatures(tokenizer, bert.config.max_position_embeddings))
 
 
 def _checksum(about: Mapping[str, Any], weights: bytes) -> str:

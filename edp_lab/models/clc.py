@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from edp_lab.corpora.encoding import Batch, Labels, WordFeatures
 from edp_lab.errors import UsageError
+from edp_lab.models.context import ContextFeatures
 from edp_lab.models.intent_slot import IntentSlotModel, dropout, to_padded
 from edp_lab.models.lstm import BiLSTM, Packing
 from edp_lab.models.ops import PlainOps
@@ -32,37 +33,38 @@ class CLCSize:
 
 
 class CLC(IntentSlotModel):
-    """Args: `features` numbers the words; `vectors` (V, D) are frozen word vectors for its vocabulary, else learnt."""
+    """Args: `features` number the words, `vectors` (V, D) are frozen vectors for its vocabulary, else learnt; or they
+    bring the words' vectors from a frozen encoder."""
 
-    features: WordFeatures
+    features: WordFeatures | ContextFeatures
     keeps_books = True
 
     def __init__(
         self,
         labels: Labels,
-        features: WordFeatures,
+        features: WordFeatures | ContextFeatures,
         size: CLCSize | None = None,
         vectors: Tensor | None = None,
     ) -> None:
         size = size or CLCSize()
-        if vectors is not None and len(vectors) != len(features.words):
-            raise UsageError(f"{len(vectors)} word vectors for {len(features.words)} words: give one vector per word")
         super().__init__(labels, pooled_size=2 * size.hidden, token_size=2 * size.hidden)
         self.features, self.size = features, size
-        word_size = size.word if vectors is None else vectors.shape[1]
-        if vectors is None:
-            self.words = nn.Embedding(len(features.words) + features.buckets, word_size)
-            nn.init.normal_(self.words.weight, std=0.5)
+        if isinstance(features, ContextFeatures):
+            self.encoder, word_size = features.bert, features.width
         else:
-            unknown = torch.zeros(features.buckets, word_size)
-            self.words = nn.Embedding.from_pretrained(torch.cat([vectors, unknown]), freeze=True)
+            self.words = _embedding(features, size.word, vectors)
+            word_size = self.words.embedding_dim
         self.characters = nn.Embedding(BYTES, size.character)
         self.convolution = nn.Linear(3 * size.character, size.filters)
         inputs = [word_size + size.filters, *[2 * size.hidden] * (size.layers - 1)]
         self.lstm = nn.ModuleList(BiLSTM(n, size.hidden) for n in inputs)
 
     def encode(self, batch: Batch, ops: PlainOps, dropout_key: int | None) -> tuple[Tensor, Tensor]:
-        words = ops.embedding(batch.inputs["words"], self.words.weight, batch.lengths)
+        words = batch.inputs["words"]
+        if words.is_floating_point():  # read by an encoder already
+            words = words.to(self.convolution.weight.dtype)
+        else:
+            words = ops.embedding(words, self.words.weight, batch.lengths)
         spelling = self._spelling(batch.inputs["characters"], batch.lengths, ops)
         x = torch.cat([words, spelling], dim=1)  # (R, word + filters)
         packing = Packing.of(batch.lengths)
@@ -91,9 +93,22 @@ class CLC(IntentSlotModel):
         return torch.tanh(padded.index_put(at, filtered).amax(1))
 
     def config(self) -> dict[str, object]:
+        if isinstance(self.features, ContextFeatures):
+            return {**self.features.config(), "size": vars(self.size)}
         return {
             "words": list(self.features.words),
             "buckets": self.features.buckets,
             "size": vars(self.size),
             "vector_size": None if self.words.weight.requires_grad else self.words.weight.shape[1],
         }
+
+
+def _embedding(features: WordFeatures, width: int, vectors: Tensor | None) -> nn.Embedding:
+    if vectors is None:
+        words = nn.Embedding(len(features.words) + features.buckets, width)
+        nn.init.normal_(words.weight, std=0.5)
+        return words
+    if len(vectors) != len(features.words):
+        raise UsageError(f"{len(vectors)} word vectors for {len(features.words)} words: give one vector per word")
+    unknown = torch.zeros(features.buckets, vectors.shape[1])
+    return nn.Embedding.from_pretrained(torch.cat([vectors, unknown]), freeze=True)

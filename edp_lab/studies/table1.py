@@ -14,6 +14,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from edp_lab.errors import UsageError
@@ -21,6 +22,8 @@ from edp_lab.privacy import Decay
 from edp_lab.studies.paper_tables import NUM_GPUS, TABLE_1, Table1Row
 from edp_lab.studies.table_runs import Job, TableRuns, claimed_log10
 from edp_lab.training import TrainConfig
+from edp_lab.training.pretraining import shorten_bert
+from edp_lab.training.state import digest
 
 TOLERANCE = 1.15  # of SGD's error on the validation split
 VARIANTS = ("as printed", "sound")
@@ -34,6 +37,8 @@ CORPORA = {
     "smart-home-video": "Video",
 }
 MODELS = ("clc", "bert")
+ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # 384 wide, like the paper's pretrained on Wikipedia among others
+FINE_TUNING = 2e-4  # BERT's learning rate from there
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,14 @@ class Scale:
     Attributes:
         size: of the models, see `TrainConfig`.
         seeds: how many, from 0 on.
+        layers: of the published encoder, from which BERT starts.
         z0: tried per variant, rising: at the same number the sound noise is 2 sqrt(N) times that of the print, whose
             layer scales make up for some of it.
         tau: tried per decay.
     """
 
     size: str
+    layers: int
     epochs: int
     seeds: int
     z0: Mapping[str, tuple[float, ...]]
@@ -58,6 +65,7 @@ class Scale:
 NO_TAU = (0.0,)
 QUICK = Scale(
     "medium",
+    2,
     8,
     3,
     {"as printed": (1e-3, 3e-3, 1e-2), "sound": (1e-3, 3e-3, 1e-2)},
@@ -65,6 +73,7 @@ QUICK = Scale(
 )
 FULL = Scale(
     "paper",
+    4,
     12,
     3,
     {"as printed": (3e-4, 1e-3, 3e-3, 1e-2), "sound": (1e-3, 3e-3, 1e-2, 3e-2)},
@@ -134,11 +143,16 @@ class Cell:
         return asdict(self)
 
 
-def table1(runs: TableRuns, scale: Scale, models: Sequence[str], corpora: Sequence[str]) -> Iterator[list[Cell]]:
+def table1(
+    runs: TableRuns, scale: Scale, models: Sequence[str], corpora: Sequence[str], encoder: str = ENCODER
+) -> Iterator[list[Cell]]:
     """The cells of one model on one corpus after the other: SGD, then each variant under each decay.
 
+    Args:
+        encoder: hub name or folder of the BERT whose first layers BERT starts from, as the paper's was pretrained.
+
     Raises:
-        UsageError: an unknown model or corpus; a corpus that is not at hand; as `TableRuns.results`.
+        UsageError: an unknown model or corpus; a corpus or an encoder that is not at hand; as `TableRuns.results`.
     """
     for name, known, given in (("model", MODELS, models), ("corpus", tuple(CORPORA), corpora)):
         for one in given:
@@ -146,13 +160,36 @@ def table1(runs: TableRuns, scale: Scale, models: Sequence[str], corpora: Sequen
                 raise UsageError(f"unknown {name} {one!r}: choose {', '.join(known)}")
     if scale.seeds < 1:
         raise UsageError(f"the number of seeds is {scale.seeds}: it must be at least 1")
+    start = public_encoder(encoder, scale.layers, runs.out / "public") if "bert" in models else None
     for model in models:
         for corpus in corpora:
-            yield _row(runs, scale, model, corpus)
+            yield _row(runs, scale, model, corpus, start if model == "bert" else None)
 
 
-def _row(runs: TableRuns, scale: Scale, model: str, corpus: str) -> list[Cell]:
-    base = TrainConfig(corpus, model, method="sgd", num_devices=NUM_GPUS, epochs=scale.epochs, size=scale.size)
+def public_encoder(name: str, layers: int, folder: Path) -> str:
+    """The first layers of a published encoder, in a folder named by what it was made of.
+
+    Raises:
+        UsageError: it cannot be loaded, or has fewer layers.
+    """
+    made = folder / f"encoder-{digest({}, name.encode(), str(layers).encode())[:16]}"
+    if not made.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        shorten_bert(name, layers, made)
+    return str(made)
+
+
+def _row(runs: TableRuns, scale: Scale, model: str, corpus: str, encoder: str | None) -> list[Cell]:
+    base = TrainConfig(
+        corpus,
+        model,
+        method="sgd",
+        num_devices=NUM_GPUS,
+        epochs=scale.epochs,
+        size=scale.size,
+        pretrained=encoder,
+        lr=None if encoder is None else FINE_TUNING,
+    )
     printed = next(row for row in TABLE_1 if (row.model.lower(), row.corpus) == (model, CORPORA[corpus]))
     grid = {(v, d): _trials(base, scale, v, d) for v in VARIANTS for d in Decay}
     what = f"{model.upper()} on {corpus}"

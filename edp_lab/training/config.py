@@ -56,7 +56,7 @@ class TrainConfig:
         delta: None is n^-1.1 for n training utterances.
         size: "paper" (hidden 384 / BERT 4 layers), "medium" (hidden 128) for many models, "small" for demonstrations.
         dropout: share of each representation that is dropped, the same units for all words of an utterance.
-        pretrained: word vectors for the CLC, an encoder for BERT (see `edp-lab pretrain`).
+        pretrained: frozen word vectors or a frozen encoder for the CLC, what BERT starts from (`edp-lab pretrain`).
         lr: Adam's learning rate; None is that of `LEARNING_RATES` for size and model.
         lr_schedule: "linear" lets the learning rate fall to 0 over the run, "constant" does not.
         seed: of the split and the initial weights, and of order, dropout and noise unless `private_seed`.

@@ -20,7 +20,7 @@ from transformers import BertForMaskedLM, BertTokenizer
 
 from edp_lab.corpora.coded import Ragged
 from edp_lab.errors import UsageError
-from edp_lab.models.bert import BertSize, bert_config, encode_pieces, quiet
+from edp_lab.models.bert import BertSize, bert_config, encode_pieces, load_bert, quiet
 from edp_lab.models.checkpoint import seeded
 from edp_lab.models.files import new_folder
 from edp_lab.models.pieces import SPECIAL, PieceFeatures, train_wordpieces
@@ -100,6 +100,24 @@ def pretrain_vectors(
         vectors = train_vectors(sentences, size, epochs, seed)
         vectors.save(inside)
     return vectors
+
+
+def shorten_bert(name: str, layers: int, folder: Path | str) -> None:
+    """The first `layers` layers of a published encoder, as a folder that `load_bert` reads.
+
+    How a published BERT comes down to the paper's four layers (section 4.2). A function of its arguments.
+
+    Raises:
+        UsageError: as `load_bert`; it has fewer layers; or a folder that exists and is not empty.
+    """
+    bert, tokenizer = load_bert(name)
+    if not 1 <= layers <= len(bert.encoder.layer):
+        raise UsageError(f"{name!r} has {len(bert.encoder.layer)} layers: choose between 1 and that many, not {layers}")
+    bert.encoder.layer = bert.encoder.layer[:layers]
+    bert.config.num_hidden_layers = layers
+    with new_folder(Path(folder)) as inside, quiet():
+        bert.save_pretrained(inside)
+        tokenizer.save(str(inside / "tokenizer.json"))
 
 
 def _check(sentences: Sequence[Sequence[str]], epochs: int) -> None:

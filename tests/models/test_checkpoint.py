@@ -134,11 +134,12 @@ def test_unknown_names_are_refused(bert_folder):
         build("bert", pretrained=str(bert_folder), size={"hidden": 8})
 
 
-@pytest.mark.parametrize("which", ["clc", "clc private", "clc vectors", "bert", "bert pretrained"])
+@pytest.mark.parametrize("which", ["clc", "clc private", "clc vectors", "clc encoder", "bert", "bert pretrained"])
 def test_a_saved_model_comes_back_exactly(which, tmp_path, vectors_folder, bert_folder):
     options = {
         "clc private": {"private": True},
         "clc vectors": {"pretrained": str(vectors_folder)},
+        "clc encoder": {"pretrained": str(bert_folder)},
         "bert pretrained": {"pretrained": str(bert_folder), "size": None},
     }.get(which, {})
     model = build(which.split()[0], seed=5, **options)

@@ -12,13 +12,15 @@ import pytest
 from edp_lab.cli.pareto import _figure, _lines, _page
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
+from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.privacy.accounting import true_epsilon
 from edp_lab.studies import pareto as study
 from edp_lab.studies.pareto import FULL, METHODS, Point, Scale, pareto, public_vectors
 from edp_lab.studies.table_runs import Job
+from edp_lab.training.pretraining import pretrain_bert
 
 CORPUS = "smart-home-health"
-SCALE = Scale((8.0, 1.0), (1e-2, 3e-2), 2, 30, 4, 1, "small", "small", 64)
+SCALE = Scale((8.0, 1.0), (1e-2, 3e-2), 2, 30, 4, 1, "small", "small", 64, layers=1)
 
 
 class Runs:
@@ -50,28 +52,37 @@ class Runs:
         }
 
 
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("published") / "bert"
+    size = BertSize(layers=2, heads=2, hidden=8, intermediate=12, positions=64)
+    pretrain_bert([("turn", "on", "the", "lights")] * 3, folder, epochs=1, size=size)
+    return str(folder)
+
+
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    monkeypatch.setattr(study, "pretrain_vectors", lambda text, folder: folder.mkdir())
+def runs(tmp_path: Path) -> Runs:
     return Runs(tmp_path)
 
 
 @pytest.fixture
-def points(runs: Runs) -> list[Point]:
-    [made] = pareto(runs, SCALE, [CORPUS])  # type: ignore[arg-type]
+def points(runs: Runs, encoder: str, monkeypatch: pytest.MonkeyPatch) -> list[Point]:
+    monkeypatch.setattr(study, "_seconds_of_reading", lambda *_: 1.0)
+    [made] = pareto(runs, SCALE, [CORPUS], encoder)  # type: ignore[arg-type]
     return made
 
 
 def test_each_method_meets_each_target_and_only_just(points: list[Point]) -> None:
-    assert [(p.method, p.trials) for p in points] == [("SGD", 0), *((m, 2) for m in METHODS for _ in range(2))]
-    for point, target in zip(points[1:], 3 * SCALE.epsilons, strict=True):
+    private = ((method, 2) for method in METHODS for _ in SCALE.epsilons)
+    assert [(p.method, p.trials) for p in points] == [("SGD", 0), (study.SGD_HERE, 0), *private]
+    for point, target in zip(points[2:], len(METHODS) * SCALE.epsilons, strict=True):
         assert point.epsilon is not None
         assert point.epsilon <= target
         assert point.epsilon == pytest.approx(target, rel=1e-3)
 
 
 def test_every_seed_has_a_noise_of_its_own_split(runs: Runs, points: list[Point]) -> None:
-    for point in points[1:]:
+    for point in points[2:]:
         assert len(set(point.runs)) == SCALE.seeds
     private = [job.config for job in runs.jobs if job.config.method != "sgd"]
     assert {config.seed for config in private[: 2 * len(METHODS) * 2]} == {0}  # the trials
@@ -83,21 +94,35 @@ def test_every_seed_has_a_noise_of_its_own_split(runs: Runs, points: list[Point]
 
 
 def test_settings_are_chosen_on_the_validation_split_and_scored_on_the_test_split(points: list[Point]) -> None:
-    assert {p.settings["learning_rate"] for p in points[1:]} == {3e-2}  # the test split would have chosen 1e-2
-    assert points[1].ser.mean == pytest.approx(100 * (0.2 + 3e-2 + 0.005))
-    assert {p.time_ratio for p in points[1:]} == {0.4}
+    assert {p.settings["learning_rate"] for p in points[2:]} == {3e-2}  # the test split would have chosen 1e-2
+    assert points[2].ser.mean == pytest.approx(100 * (0.2 + 3e-2 + 0.005))
+    assert {p.time_ratio for p in points[2:]} == {0.5}  # four seconds of training, one of reading
 
 
 def test_tuning_costs_more_than_the_run_and_no_more_than_the_plain_sum(points: list[Point]) -> None:
-    for point in points[1:]:
+    for point in points[2:]:
         assert point.epsilon is not None
         assert point.epsilon_of_tuning is not None
         assert point.epsilon < point.epsilon_of_tuning < 3 * point.epsilon * 1.001
 
 
-def test_private_runs_take_words_and_vectors_from_other_text(
+def test_private_runs_read_words_with_the_encoder_and_sgd_once_without(points: list[Point], runs: Runs) -> None:
+    starts = {job.config.pretrained for job in runs.jobs}
+    assert len(starts) == 2
+    [start] = starts - {None}
+    assert len(load_bert(start)[0].encoder.layer) == SCALE.layers
+    assert {job.config.method for job in runs.jobs if job.config.pretrained is None} == {"sgd"}
+
+
+def test_a_large_corpus_is_read_with_vectors_of_other_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs
 ) -> None:
+    monkeypatch.setattr(study, "pretrain_vectors", lambda text, folder: folder.mkdir())
+    monkeypatch.setattr(study, "ENCODED", 10)
+    [made] = pareto(runs, SCALE, [CORPUS], "no such encoder")  # type: ignore[arg-type]
+    [start] = {job.config.pretrained for job in runs.jobs} - {None}
+    assert Path(start).parent == tmp_path / "public"
+    assert {p.time_ratio for p in made[2:]} == {0.4}
     asked: list[str] = []
 
     def load(name: str) -> Any:
@@ -105,23 +130,26 @@ def test_private_runs_take_words_and_vectors_from_other_text(
         raise UsageError("not at hand")
 
     monkeypatch.setattr(study, "load_corpus", load)
-    first = public_vectors("snips", tmp_path)
+    public_vectors("snips", tmp_path / "public")
     assert asked == ["atis", "nlu-eval"]
-    assert public_vectors("snips", tmp_path) == first
-    assert first.is_dir()
-    for job in runs.jobs:
-        assert job.config.method == "sgd" or job.config.pretrained == str(first)
+
+
+def test_reading_is_timed_once(tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = study._seconds_of_reading(CORPUS, encoder, tmp_path)
+    assert seconds > 0
+    monkeypatch.setattr(study, "build_model", None)
+    assert study._seconds_of_reading(CORPUS, encoder, tmp_path) == seconds
 
 
 def test_table_and_page_show_every_point(points: list[Point]) -> None:
     lines = _lines(points)
     assert [line[0] for line in lines[1:]] == [p.method for p in points]
     assert lines[1][1] == "none"
-    assert lines[2][1] == "8"
+    assert lines[3][1] == "8"
     figure = _figure([points])
     assert [trace.name for trace in figure.data] == list(METHODS)
     assert list(figure.data[0].x) == ["1", "8"]
-    assert figure.data[0].text == ("x0.4", "x0.4")
+    assert figure.data[0].text == ("x0.5", "x0.5")
     page = _page([points, points])
     assert page.count("<table>") == 2
     assert "src=" not in page.split("</script>")[-1]

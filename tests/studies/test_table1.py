@@ -6,22 +6,25 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edp_lab.errors import UsageError
+from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.privacy import Decay
 from edp_lab.studies import table1 as study
 from edp_lab.studies.paper_tables import TABLE_1
 from edp_lab.studies.table1 import Cell, Estimate, Scale, table1
 from edp_lab.studies.table_runs import Job, claimed_log10
 from edp_lab.training import TrainConfig
+from edp_lab.training.pretraining import pretrain_bert
 
 CORPUS = "smart-home-health"
 Z0 = (1e-3, 1e-2, 1e-1)
 SCALE = Scale(
-    "small", 2, 3, dict.fromkeys(study.VARIANTS, Z0),
+    "small", 1, 2, 3, dict.fromkeys(study.VARIANTS, Z0),
     {Decay.NONE: (0.0,), Decay.LINEAR: (0.1, 0.5), Decay.EXPONENTIAL: (0.2,)},
 )  # fmt: skip
 
@@ -29,8 +32,8 @@ SCALE = Scale(
 class Runs:
     """Stands for `TableRuns`: error by z0, a split of each seed's own, and what was asked for."""
 
-    def __init__(self, validation: dict[float, float]) -> None:
-        self.validation, self.jobs = validation, []
+    def __init__(self, validation: dict[float, float], out: Path = Path()) -> None:
+        self.validation, self.jobs, self.out = validation, [], out
 
     def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
         self.jobs += jobs
@@ -103,6 +106,20 @@ def test_claimed_epsilon_is_the_papers_formula_at_the_papers_delta():
     rho = 30 / (2 * 1e-12)
     assert claimed_log10(config, 5e-4) == pytest.approx(math.log10(rho + 2 * math.sqrt(rho * math.log(2000))))
     assert claimed_log10(replace(config, method="sgd", as_printed=False), 5e-4) is None
+
+
+def test_bert_starts_from_the_first_layers_of_a_published_encoder(tmp_path):
+    size = BertSize(layers=2, heads=2, hidden=4, intermediate=6, positions=32)
+    pretrain_bert([("turn", "on", "the", "lights")] * 3, tmp_path / "published", epochs=1, size=size)
+    runs = Runs(dict.fromkeys(Z0, 0.1), tmp_path)
+    for _ in range(2):
+        list(table1(runs, SCALE, ["clc", "bert"], [CORPUS], str(tmp_path / "published")))  # type: ignore[arg-type]
+    starts = {job.config.model: job.config.pretrained for job in runs.jobs}
+    assert starts["clc"] is None
+    assert len(load_bert(str(starts["bert"]))[0].encoder.layer) == SCALE.layers
+    assert len(list((tmp_path / "public").iterdir())) == 1
+    for job in runs.jobs:  # whatever the method, a private one included: the words are the encoder's
+        assert job.config.pretrained == starts[job.config.model]
 
 
 @pytest.mark.parametrize(
