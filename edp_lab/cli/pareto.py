@@ -17,8 +17,6 @@ from edp_lab.cli.telling import telling
 from edp_lab.cli.train import Json
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from edp_lab.studies.pareto import Point
 
 NOTE = (
@@ -119,41 +117,11 @@ def _line(point: Point) -> list[str]:
 
 
 def _page(made: Sequence[Sequence[Point]]) -> str:
+    from edp_lab.course.pareto_figures import pareto_figure
     from edp_lab.course.theme import CONFIG
 
-    parts = [_figure(made).to_html(CONFIG, include_plotlyjs=True, full_html=False)]
+    figure = pareto_figure([point.as_json() for points in made for point in points])
+    parts = [figure.to_html(CONFIG, include_plotlyjs=True, full_html=False)]
     for points in made:
         parts.append(f"<h2>{html.escape(_title(points))}</h2>{html_table(_lines(points))}")
     return PAGE.format(title="Utility, privacy and time", parts="\n".join(parts), note=html.escape(NOTE))
-
-
-def _figure(made: Sequence[Sequence[Point]]) -> go.Figure:
-    """Error by epsilon, a line a method, what time it takes beside each mark; SGD's error is a level."""
-    from plotly.subplots import make_subplots
-
-    from edp_lab.course.theme import BLUE, ORANGE, TEMPLATE, VERMILLION
-
-    looks = ((BLUE, "solid", "circle"), (VERMILLION, "dash", "square"), (ORANGE, "dot", "diamond"))
-    names = [points[0].corpus for points in made]
-    columns = min(2, len(names))
-    rows = -(-len(names) // columns)
-    figure = make_subplots(rows, columns, subplot_titles=names, vertical_spacing=0.25 / rows)
-    for place, points in enumerate(made):
-        row, column = place // columns + 1, place % columns + 1
-        for number, method in enumerate(dict.fromkeys(point.method for point in points if point.epsilon)):
-            own = sorted((p for p in points if p.method == method), key=lambda p: p.epsilon or 0)
-            color, dash, symbol = looks[number % len(looks)]
-            half = [0 if p.ser.high is None else p.ser.high - p.ser.mean for p in own]
-            figure.add_scatter(
-                x=[f"{p.epsilon:.3g}" for p in own], y=[p.ser.mean for p in own], error_y={"array": half}, name=method,
-                text=[f"x{p.time_ratio:.2g}" for p in own], textposition="top center", mode="lines+markers+text",
-                line={"color": color, "dash": dash}, marker={"symbol": symbol, "size": 9}, legendgroup=method,
-                showlegend=not place, row=row, col=column,
-            )  # fmt: skip
-        figure.add_hline(points[0].ser.mean, line_dash="dot", annotation_text="SGD", row=row, col=column)  # type: ignore[arg-type]
-    order = sorted({f"{p.epsilon:.3g}" for points in made for p in points if p.epsilon}, key=float)
-    axis = {"type": "category", "categoryorder": "array", "categoryarray": order, "range": [-0.5, len(order) - 0.5]}
-    figure.update_xaxes(axis, title="ε that holds, of one utterance, δ = n<sup>-1.1</sup>")
-    figure.update_yaxes(title="SER on the test split (%)", rangemode="tozero")
-    legend = {"orientation": "h", "y": 1 + 0.2 / rows, "yanchor": "top"}
-    return figure.update_layout(template=TEMPLATE, height=380 * rows + 100, width=1050, legend=legend)

@@ -76,8 +76,8 @@ FULL = Scale(
     4,
     12,
     3,
-    {"as printed": (3e-4, 1e-3, 3e-3, 1e-2), "sound": (1e-3, 3e-3, 1e-2, 3e-2)},
-    {Decay.NONE: NO_TAU, Decay.LINEAR: (0.1, 0.5), Decay.EXPONENTIAL: (0.1, 0.35)},
+    {"as printed": (1e-3, 3e-3, 1e-2), "sound": (3e-3, 1e-2, 3e-2)},
+    {Decay.NONE: NO_TAU, Decay.LINEAR: (0.3,), Decay.EXPONENTIAL: (0.2,)},
 )
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from edp_lab.cli.pareto import _figure, _lines, _page
+from edp_lab.cli.pareto import _lines, _page
 from edp_lab.corpora import load_corpus, split
+from edp_lab.course.pareto_figures import pareto_figure
 from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.privacy.accounting import true_epsilon
@@ -146,7 +147,7 @@ def test_table_and_page_show_every_point(points: list[Point]) -> None:
     assert [line[0] for line in lines[1:]] == [p.method for p in points]
     assert lines[1][1] == "none"
     assert lines[3][1] == "8"
-    figure = _figure([points])
+    figure = pareto_figure([point.as_json() for point in points])
     assert [trace.name for trace in figure.data] == list(METHODS)
     assert list(figure.data[0].x) == ["1", "8"]
     assert figure.data[0].text == ("x0.5", "x0.5")

@@ -1,0 +1,86 @@
+"""Utility, privacy and time in one figure: what ``edp-lab reproduce pareto`` measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+import edp_lab
+from edp_lab.course.theme import BLUE, TEMPLATE, VERMILLION
+from edp_lab.errors import UsageError
+from edp_lab.models.files import read_json
+
+RESULTS = Path(edp_lab.__file__).parents[1] / "data" / "results" / "pareto.json"
+LOOKS = ((BLUE, "solid", "circle"), (VERMILLION, "dash", "square"))
+CAPTION = (
+    "ε of one utterance at δ = n<sup>-1.1</sup>, were the seeds secret. DP-SGD: Rényi DP, Poisson sampling, add or "
+    "remove one;<br>eDP-SGD: Gaussian DP, disjoint batches, zero-out. Bars: 95 % over seeds. At a mark: time as a "
+    "multiple of SGD's"
+)
+
+Point = Mapping[str, Any]
+
+
+def load_points(path: Path = RESULTS) -> list[dict[str, Any]]:
+    """What was measured, as `edp_lab.studies.pareto.Point.as_json` has it.
+
+    Raises:
+        UsageError: the file is missing or damaged.
+    """
+    points = read_json(path)
+    if not isinstance(points, list):
+        raise UsageError(f"{path} holds no points: run edp-lab reproduce pareto again")
+    return points
+
+
+def pareto_figure(points: Sequence[Point]) -> go.Figure:
+    """Error by epsilon, a picture a corpus, a line a method; errors without privacy are levels."""
+    corpora = list(dict.fromkeys(point["corpus"] for point in points))
+    columns = min(2, len(corpora))
+    rows = -(-len(corpora) // columns)
+    figure = make_subplots(rows, columns, subplot_titles=corpora, vertical_spacing=0.22 / rows, horizontal_spacing=0.1)
+    for place, corpus in enumerate(corpora):
+        own = [point for point in points if point["corpus"] == corpus]
+        where = {"row": place // columns + 1, "col": place % columns + 1}
+        plain = [point for point in own if point["epsilon"] is None]
+        for level, dash in zip(plain, ("dot", "dashdot"), strict=False):
+            figure.add_hline(
+                level["ser"]["mean"], line={"dash": dash, "width": 1.5}, annotation_text=level["method"], **where
+            )
+        methods = dict.fromkeys(point["method"] for point in own if point["epsilon"])
+        for number, method in enumerate(methods):
+            line = _line(sorted((p for p in own if p["method"] == method), key=lambda p: p["epsilon"] or 0), number)
+            figure.add_trace(line.update(showlegend=not place), **where)
+    order = sorted({_epsilon(point) for point in points if point["epsilon"]}, key=float)
+    axis = {"type": "category", "categoryorder": "array", "categoryarray": order, "range": [-0.5, len(order) - 0.5]}
+    figure.update_xaxes(axis, title="ε that holds (no unit)")
+    figure.update_yaxes(title="SER on the test split (%)", rangemode="tozero")
+    title = {"text": "Utility, privacy, time", "subtitle": {"text": CAPTION}}
+    legend = {"orientation": "h", "y": 1 + 0.12 / rows, "yanchor": "bottom"}
+    return figure.update_layout(template=TEMPLATE, title=title, height=330 * rows + 150, legend=legend, margin_t=150)
+
+
+def _line(points: Sequence[Point], number: int) -> go.Scatter:
+    color, dash, symbol = LOOKS[number % len(LOOKS)]
+    errors = [point["ser"] for point in points]
+    half = [0 if error["high"] is None else error["high"] - error["mean"] for error in errors]
+    return go.Scatter(
+        name=points[0]["method"],
+        legendgroup=points[0]["method"],
+        x=[_epsilon(point) for point in points],
+        y=[error["mean"] for error in errors],
+        error_y={"array": half},
+        mode="lines+markers+text",
+        text=[f"x{point['time_ratio']:.2g}" for point in points],
+        textposition="top right",
+        line={"color": color, "dash": dash},
+        marker={"symbol": symbol, "size": 9},
+    )
+
+
+def _epsilon(point: Point) -> str:
+    return f"{point['epsilon']:.3g}"
