@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 NOTE = (
     "SER, intent accuracy and slot F1 on test splits: mean over seeds ± Student's 95 % interval. Epsilon: of one "
-    "training utterance at delta = n^-1.1, by Renyi DP with Poisson sampling (DP-SGD: one added or removed) or by "
-    "Gaussian DP with disjoint batches (eDP-SGD: one zeroed out), were the seed secret. ε with trials: of all runs "
-    "that were compared on the first seed's validation split, were they all published; it does not cover the "
-    "utterances of that split. Time: of training on one thread, reading by the encoder included, as a "
-    "multiple of SGD's. Encoder and word vectors come from other text, which is taken to be public."
+    "training utterance at delta = n^-1.1, by privacy loss distributions with Poisson sampling (DP-SGD: one added or "
+    "removed) or by Gaussian DP with disjoint batches (eDP-SGD: one zeroed out), were the seed secret. ε with trials: "
+    "of all runs that were compared on the first seed's validation split, were they all published; it does not cover "
+    "the utterances of that split. Time: of training on one thread, reading by the encoder included, as a multiple of "
+    "SGD's. Encoder and word vectors come from other text, which is taken to be public."
 )
 
 

@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model
 from edp_lab.models.files import write_whole
+from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.tuning import composed
 from edp_lab.studies.table1 import ENCODER, Estimate, public_encoder
 from edp_lab.studies.table_runs import Job, TableRuns
+from edp_lab.three_phase.classifier import calibrated_noise
 from edp_lab.training import TrainConfig
 from edp_lab.training.pretraining import pretrain_vectors
 
@@ -54,8 +57,8 @@ class Scale:
     Attributes:
         epsilons: targets, at delta = n^-1.1.
         rates: learning rates that are tried for each method and target.
-        steps: of a private run, about; it has at most `most_epochs`.
-        plain_epochs: of SGD.
+        steps, plain_steps: of a private run and of SGD, about, but whole epochs and at most `most_epochs`,
+            `plain_epochs` of them.
         layers: of the encoder.
     """
 
@@ -64,6 +67,7 @@ class Scale:
     seeds: int
     steps: int
     most_epochs: int
+    plain_steps: int
     plain_epochs: int
     plain_size: str
     size: str
@@ -71,8 +75,8 @@ class Scale:
     layers: int = 6
 
 
-QUICK = Scale((8.0,), (2e-2,), 1, 60, 8, 2, "medium", "medium", 256)
-FULL = Scale((8.0, 3.0, 1.0), (1e-2, 2e-2), 3, 500, 50, 12, "paper", "medium", 512)
+QUICK = Scale((8.0,), (2e-2,), 1, 60, 8, 400, 2, "medium", "medium", 256)
+FULL = Scale((8.0, 3.0, 1.0), (1e-2, 2e-2), 3, 500, 50, 7000, 12, "paper", "medium", 512)
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,10 @@ class Point:
     """One method on one corpus at one target.
 
     Attributes:
-        epsilon: that holds at `delta` for one utterance, were the seeds secret; None without privacy.
-        epsilon_of_tuning: of all trials and the run itself, were all published; of training utterances, not of those on
-            which the trials were compared.
+        epsilon: that holds at `delta` for one utterance, were the seeds secret, by privacy loss distributions under
+            Poisson sampling, else by Gaussian DP; None without privacy.
+        epsilon_of_tuning: of all trials and the run itself, were all published, by Renyi DP or Gaussian DP; of
+            training utterances, not of those on which the trials were compared.
         ser, intent_accuracy, slot_f1: on the test splits, in percent.
         seconds, time_ratio: of training on one thread, what reading the training set with the encoder takes
             included; as a multiple of SGD's at its size.
@@ -134,9 +139,7 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
     encoded = len(load_corpus(corpus).utterances) <= ENCODED
     start = public_encoder(encoder, scale.layers, folder) if encoded else str(public_vectors(corpus, folder))
     reading = _seconds_of_reading(corpus, start, folder) if encoded else 0.0
-    plain = [
-        TrainConfig(corpus, method="sgd", epochs=scale.plain_epochs, size=scale.plain_size, seed=seed) for seed in seeds
-    ]
+    plain = [_plain(corpus, seed, scale) for seed in seeds]
     here = [replace(config, size=scale.size, pretrained=start) for config in plain]
     sgd = runs.results([Job(config) for config in (*plain, *here)], f"{corpus}: SGD")
     own = sgd[: scale.seeds]
@@ -184,11 +187,27 @@ def _seconds_of_reading(corpus: str, encoder: str, folder: Path) -> float:
     return float(json.loads(kept.read_text()))
 
 
+def _plain(corpus: str, seed: int, scale: Scale) -> TrainConfig:
+    config = TrainConfig(corpus, method="sgd", size=scale.plain_size, seed=seed)
+    epochs = _epochs(scale.plain_steps, config.batch_size, _examples(corpus, seed), scale.plain_epochs)
+    return replace(config, epochs=epochs)
+
+
+def _epochs(steps: int, batch: int, examples: int, most: int) -> int:
+    return max(1, min(most, round(steps * batch / examples)))
+
+
+@lru_cache
+def _examples(corpus: str, seed: int) -> int:
+    """Training utterances."""
+    return len(split(load_corpus(corpus), seed).train)
+
+
 def _private(corpus: str, method: str, epsilon: float, rate: float, seed: int, scale: Scale, start: str) -> TrainConfig:
     """A run of this method that meets the target: z0 is the smallest that does."""
-    examples = len(split(load_corpus(corpus), seed).train)
+    examples = _examples(corpus, seed)
     batch = min(scale.batch_size, max(DEVICES + 1, examples // 4))
-    epochs = max(1, min(scale.most_epochs, round(scale.steps * batch / examples)))
+    epochs = _epochs(scale.steps, batch, examples, scale.most_epochs)
     config = TrainConfig(
         corpus,
         num_devices=DEVICES,
@@ -202,9 +221,18 @@ def _private(corpus: str, method: str, epsilon: float, rate: float, seed: int, s
         seed=seed,
         **METHODS[method],
     )
-    mechanism = config.mechanism(examples)
+    mechanism, delta = config.mechanism(examples), examples**-1.1
     assert mechanism is not None
-    return replace(config, z0=calibrate_z0(mechanism, epochs, Budget(epsilon, examples**-1.1)))
+    if mechanism.sampling_rate is None:
+        return replace(config, z0=calibrate_z0(mechanism, epochs, Budget(epsilon, delta)))
+    return replace(config, z0=calibrated_noise(config.clip_norm, mechanism.sampling_rate, epochs, epsilon, delta))
+
+
+def _held(config: TrainConfig, examples: int) -> float:
+    """epsilon that holds at delta = n^-1.1 for n examples, were the seed secret."""
+    guarantee = judge(config.mechanism(examples), config.epochs, examples**-1.1, tight=True)
+    assert guarantee.epsilon is not None
+    return guarantee.epsilon
 
 
 def _point(
@@ -225,7 +253,7 @@ def _point(
     return Point(
         corpus=corpus,
         method=method,
-        epsilon=None if epsilon is None else max(one["epsilon"] for one in results),
+        epsilon=None if epsilon is None else max(map(_held, configs, (one["examples"] for one in results))),
         epsilon_of_tuning=tuning,
         delta=None if epsilon is None else first["delta"],
         examples=first["examples"],

@@ -21,7 +21,7 @@ from edp_lab.studies.table_runs import Job
 from edp_lab.training.pretraining import pretrain_bert
 
 CORPUS = "smart-home-health"
-SCALE = Scale((8.0, 1.0), (1e-2, 3e-2), 2, 30, 4, 1, "small", "small", 64, layers=1)
+SCALE = Scale((8.0, 1.0), (1e-2, 3e-2), 2, 30, 4, 10, 1, "small", "small", 64, layers=1)
 
 
 class Runs:
@@ -79,7 +79,7 @@ def test_each_method_meets_each_target_and_only_just(points: list[Point]) -> Non
     for point, target in zip(points[2:], len(METHODS) * SCALE.epsilons, strict=True):
         assert point.epsilon is not None
         assert point.epsilon <= target
-        assert point.epsilon == pytest.approx(target, rel=1e-3)
+        assert point.epsilon == pytest.approx(target, rel=5e-3)
 
 
 def test_every_seed_has_a_noise_of_its_own_split(runs: Runs, points: list[Point]) -> None:
@@ -89,9 +89,7 @@ def test_every_seed_has_a_noise_of_its_own_split(runs: Runs, points: list[Point]
     assert {config.seed for config in private[: 2 * len(METHODS) * 2]} == {0}  # the trials
     for config in private:
         n = len(split(load_corpus(CORPUS), config.seed).train)
-        mechanism = config.mechanism(n)
-        assert mechanism is not None
-        assert true_epsilon(mechanism, config.epochs, n**-1.1) <= max(SCALE.epsilons)
+        assert study._held(config, n) <= max(SCALE.epsilons)
 
 
 def test_settings_are_chosen_on_the_validation_split_and_scored_on_the_test_split(points: list[Point]) -> None:
