@@ -98,10 +98,11 @@ def scale_figure(result: StepAudit) -> go.Figure:
         )  # fmt: skip
     for name, (color, symbol) in POINTS.items():
         figure.add_scatter(
-            y=[name], mode="markers+text", name=name, textposition="top center", hovertemplate="%{text}<extra></extra>",
+            y=[name], mode="markers+text", name=name, hovertemplate="%{text}<extra></extra>",
+            textposition="middle right" if name == CLAIMED else "top center",  # beside the line of the claim
             marker={"symbol": symbol, "size": 14, "color": color, "line": {"width": 3, "color": color}},
         )  # fmt: skip
-    figure.add_vline(x=1, line={"color": ORANGE, "dash": "dash", "width": 1.5})
+    figure.add_vline(x=1, line={"color": ORANGE, "dash": "dash", "width": 1.5}, layer="below")
     figure.update_layout(height=HEIGHT, title="Which ε can it be?", showlegend=False, margin_t=90)
     figure.update_xaxes(type="log", exponentformat="power", dtick=1)
     figure.update_yaxes(title="epsilon", categoryorder="array", categoryarray=ROWS[::-1], range=[-0.6, 4.8])
@@ -115,7 +116,7 @@ def update_scale(figure: go.Figure, result: StepAudit) -> None:
     last = max(2.0, math.ceil(math.log10(max(*bounds, *points)) + 0.4))
     with figure.batch_update():
         for trace, bound in zip(figure.data[:2], bounds, strict=True):
-            trace.x, trace.text = [max(bound, FLOOR), 0.9 * 10**last], [f"at least {d(bound)}", ""]
+            trace.x, trace.text = [max(bound, FLOOR), 0.9 * 10**last], [f"≥ {d(bound)}", ""]
             trace.textposition = "top left" if bound > 10 ** (last - 1) else "top right"
         for trace, value in zip(figure.data[2:], points, strict=True):
             trace.x, trace.text = [max(value, FLOOR)], [d(value)]

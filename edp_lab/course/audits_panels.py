@@ -105,7 +105,7 @@ class OneRunPanel(RunPanel):
             "how many guesses about the last run were right, and what each run proves about ε.",
             inputs,
             [
-                side_by_side(*(theme.framed(figure, "1 1 22rem") for figure in self.figures)),
+                side_by_side(*(theme.framed(figure) for figure in self.figures)),
                 self.words,
                 last_command(self.command),
             ],

@@ -45,7 +45,7 @@ def bill_figure(result: RunBill) -> go.Figure:
             go.Scatter(name="target", mode="lines", line=GUESS, hoverinfo="skip"),
         ]
     )
-    figure.update_layout(height=HEIGHT, title="Privacy spent, by epoch", legend=LEGEND, margin_t=152)
+    figure.update_layout(height=HEIGHT, title="Privacy spent, by epoch", legend=LEGEND, margin_t=164)
     figure.update_xaxes(title="epochs trained")
     figure.update_yaxes(title="ε (nats)", type="log", exponentformat="power")
     figure.update_traces(hovertemplate="after %{x} epochs: ε = %{y:.3g}", selector=lambda trace: trace.name != "target")

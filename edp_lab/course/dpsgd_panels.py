@@ -43,7 +43,7 @@ def cloud_panel(clip_norm: float, z: float, examples: int, outliers: float, seed
         dpsgd_words.cloud_in_words,
         _cloud_command,
         [
-            Picture(dpsgd_figures.cloud_figure, dpsgd_figures.update_cloud, "1 1 24rem"),
+            Picture(dpsgd_figures.cloud_figure, dpsgd_figures.update_cloud),
             Picture(dpsgd_figures.error_figure, dpsgd_figures.update_error),
         ],
     )
@@ -70,7 +70,7 @@ def training_panel(clip_norm: float, z: float, batch_size: int, optimizer: str, 
         dpsgd_words.training_in_words,
         _training_command,
         [
-            Picture(dpsgd_figures.path_figure, dpsgd_figures.update_path, "1 1 24rem"),
+            Picture(dpsgd_figures.path_figure, dpsgd_figures.update_path),
             Picture(dpsgd_figures.learning_figure, dpsgd_figures.update_learning),
         ],
     )

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +26,24 @@ class Picture(NamedTuple):
 
     draw: Callable[[Any], go.Figure]
     update: Callable[[Any, Any], None]
-    flex: str = "1 1 22rem"
+    flex: str = theme.HALF
+
+
+COLUMNS = 54  # of a command box where it is narrowest
 
 
 def command_box(rows: int = 4) -> widgets.Textarea:
-    """Where a panel says by which command line, or Python call, one gets what it shows."""
-    return widgets.Textarea(rows=rows, tooltip="the command", layout={"width": "auto"})
+    """Where a panel says by which command line, or Python call, one gets what it shows.
+
+    A command that needs more rows gets them; the box never shrinks, so that figures below it stay where they are.
+    """
+    box = widgets.Textarea(rows=rows, tooltip="the command", layout={"width": "auto"})
+
+    def grow(_: object) -> None:
+        box.rows = max(box.rows, sum(len(textwrap.wrap(line, COLUMNS)) for line in box.value.splitlines()))
+
+    box.observe(grow, "value")
+    return box
 
 
 COPY = "<b>Copy as command</b>"

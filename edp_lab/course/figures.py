@@ -32,7 +32,7 @@ def layers_figure(result: StepResult) -> go.Figure:
             _marks("noise, one draw", VERMILLION, "x-thin-open", 7),
         ]
     )
-    figure.update_layout(height=580, title="Signal and noise of one step, by layer")
+    figure.update_layout(height=580, title="Signal and noise of one step, by layer", margin_t=138)
     figure.update_xaxes(type="log", title="L2 norm, in units of the gradient", dtick=1, exponentformat="power")
     order = [theme.layer_name(name) for name in theme.reading_order(result.layers)]
     figure.update_yaxes(

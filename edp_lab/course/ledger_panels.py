@@ -52,8 +52,8 @@ class LedgerPanel(FigurePanel):
             ledger_words.view_in_words,
             lambda result, **_: ledger_words.view_command(result),
             [
-                Picture(ledger_figures.counts_figure, ledger_figures.update_counts, "1 1 22rem"),
-                Picture(ledger_figures.spans_figure, ledger_figures.update_spans, "1 1 24rem"),
+                Picture(ledger_figures.counts_figure, ledger_figures.update_counts),
+                Picture(ledger_figures.spans_figure, ledger_figures.update_spans),
             ],
         )
 

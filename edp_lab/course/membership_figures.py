@@ -138,7 +138,7 @@ def exposure_figure(result: Remembered) -> go.Figure:
         y=0, line=MARK, annotation={**_note("the most we can measure", "bottom"), "x": 0, "xanchor": "left"}
     )
     figure.update_traces(hovertemplate="%{x} times: %{y:.1f} bits", selector={"mode": "lines+markers"})
-    figure.update_layout(height=HEIGHT, title="How well numbers are remembered", legend=LEGEND)
+    figure.update_layout(height=HEIGHT, title="How well it remembers", legend=LEGEND)
     figure.update_xaxes(title="times that a canary is in the training set", type="category")
     figure.update_yaxes(title="exposure (bits)", range=[-0.3, 15])
     update_exposure(figure, result)
@@ -172,7 +172,9 @@ def tokens_figure(result: Remembered) -> go.Figure:
     figure.update_xaxes(
         title="token of the canary", tickvals=list(range(len(columns))), ticktext=columns, tickangle=-40
     )
-    figure.update_yaxes(title="copies in the training set", type="category", ticks="", showgrid=False)
+    figure.update_yaxes(
+        title="copies in the training set", type="category", ticks="", ticklabelstandoff=4, showgrid=False
+    )
     update_tokens(figure, result)
     return figure
 

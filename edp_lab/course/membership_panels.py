@@ -36,7 +36,7 @@ def roc_panel(
     controls = {
         "attack": choice("attack", list(attacks)[-1], {ATTACKS[name]: name for name in attacks}),
         "called": number("call as members", 10.0, CALLED, unit="top % of all"),
-        "people": number("members", most, sizes, unit="and non-members"),
+        "people": number("members", most, sizes, unit="a side"),
         "as_printed": choice("line of", as_printed, VARIANTS),
         "z0": number("noise multiplier z0", z0, decades(-1, 2), unit="no unit"),
         "num_devices": number("GPUs N", num_devices, DEVICES, unit="devices"),
@@ -110,7 +110,7 @@ class DefencePanel(RunPanel):
             "less and more noise, against the ε that holds and against its errors. Run adds yours.",
             [self.variant.row, self.z0, self.epochs],
             [
-                side_by_side(*(theme.framed(figure, "1 1 22rem") for figure in self.figures)),
+                side_by_side(*(theme.framed(figure) for figure in self.figures)),
                 self.words,
                 last_command(self.command),
             ],

@@ -35,7 +35,7 @@ def labels_figure(result: Browsed) -> go.Figure:
     own = {"color": ORANGE, "pattern": HATCH}
     figure.add_bar(orientation="h", name="of this utterance", marker=own, hovertemplate=hover)
     figure.update_layout(height=460, barmode="overlay", bargap=0.25, margin_t=116, legend={"orientation": "h"})
-    figure.update_yaxes(autorange="reversed", ticks="", showgrid=False, tickfont_size=12)
+    figure.update_yaxes(autorange="reversed", ticks="", ticklabelstandoff=4, showgrid=False, tickfont_size=12)
     update_labels(figure, result)
     return figure
 
@@ -250,7 +250,7 @@ def leak_figure(leak: Leak, told: str) -> go.Figure:
         values, hover = leak.losses[name], "%{x} words: loss %{y:.4f}"
         figure.add_scatter(x=leak.neighbours, y=values, name=name, mode="lines+markers", hovertemplate=hover, **look)
     title = "Loss of one utterance, whose words never change"
-    figure.update_layout(height=400, title=title, margin_t=110, legend={"orientation": "h"})
+    figure.update_layout(height=400, title=title, margin_t=126, legend={"orientation": "h"})
     figure.data[0].name = "masked maximum (the library's)"
     figure.update_xaxes(title="words in the longest utterance of its batch")
     figure.update_yaxes(title="its intent loss (nats)")
@@ -278,7 +278,7 @@ def errors_figure(result: Scored) -> go.Figure:
     figure.update_layout(legend={"orientation": "h", "traceorder": "normal"})
     figure.update_layout(title="What SER divides by what")
     figure.update_xaxes(title="number")
-    figure.update_yaxes(title="", autorange="reversed", ticks="", showgrid=False)
+    figure.update_yaxes(title="", autorange="reversed", ticks="", ticklabelstandoff=4, showgrid=False)
     figure.layout.yaxis.title.text = "count of"
     update_errors(figure, result)
     return figure
@@ -302,11 +302,11 @@ def scores_figure(result: Scored) -> go.Figure:
     marker = {"color": [VERMILLION, BLUE, BLUE, BLUE], "pattern": pattern}
     hover = "%{y}: %{x:.3f}<extra></extra>"
     figure.add_bar(y=names, orientation="h", marker=marker, showlegend=False, hovertemplate=hover)
-    look = {"mode": "text", "textposition": "middle right", "texttemplate": "%{x:.2f}", "hoverinfo": "skip"}
+    look = {"mode": "text", "textposition": "middle right", "texttemplate": " %{x:.2f}", "hoverinfo": "skip"}
     figure.add_scatter(y=names, showlegend=False, **look)
     figure.update_layout(height=340, title="Four scores", margin_t=116, bargap=0.35)
     figure.update_xaxes(title="score (as a fraction)")
-    figure.update_yaxes(title="score", autorange="reversed", ticks="", showgrid=False)
+    figure.update_yaxes(title="score", autorange="reversed", ticks="", ticklabelstandoff=4, showgrid=False)
     update_scores(figure, result)
     return figure
 

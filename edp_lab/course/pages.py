@@ -40,7 +40,10 @@ TEMPLATE = """
 {%- block html_head_js_mathjax -%}{%- endblock -%}
 {%- block html_head_js_mermaidjs -%}{%- endblock -%}
 {%- block html_head_css -%}
-<style>main { max-width: 62rem; margin: auto; padding: 1rem; }</style>
+<style>
+html { overflow-y: scroll; } /* a scroll bar that came while the page loads would narrow the place of a drawn figure */
+main { max-width: 62rem; margin: auto; padding: 1rem; }
+</style>
 {%- endblock -%}
 {%- block body_header -%}{{ super() }}{{ resources.navigation }}{%- endblock -%}
 {%- block body_footer -%}{{ resources.navigation }}{{ super() }}{%- endblock -%}

@@ -107,7 +107,7 @@ def images_figure(result: NoisedImages) -> go.Figure:
     shown, side = result.shown.shape[1], result.shown.shape[2]
     places = [(side + 1) * i + (side - 1) / 2 for i in range(shown)]
     figure.update_layout(height=310, title="What noise leaves", margin_t=100)
-    bare = {"showgrid": False, "ticks": "", "showline": False, "constrain": "domain"}
+    bare = {"showgrid": False, "ticks": "", "ticklabelstandoff": 4, "showline": False, "constrain": "domain"}
     labels = [str(label) for label in result.labels]
     figure.update_xaxes(**bare, title="label, passed on without noise", tickvals=places, ticktext=labels)
     figure.update_yaxes(

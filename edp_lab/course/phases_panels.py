@@ -30,8 +30,8 @@ def pixel_panel(sketch: Sketch, start: ThreePhaseSettings) -> FigurePanel:
     """Noise on the pixels; `result` is a `NoisedImages`."""
     controls = {"sigma": _sigma(start), "delta": _delta(start)}
     pictures = (
-        Picture(phases_figures.images_figure, phases_figures.update_images, "1 1 22rem"),
-        Picture(phases_figures.epsilon_figure, phases_figures.update_epsilon, "1 1 22rem"),
+        Picture(phases_figures.images_figure, phases_figures.update_images),
+        Picture(phases_figures.epsilon_figure, phases_figures.update_epsilon),
     )
     return FigurePanel(
         "<h3>Phase I: noise on the pixels</h3>What am I looking at? First, six private images before and after noise; "
@@ -58,8 +58,8 @@ def vote_panel(sketch: Sketch, start: ThreePhaseSettings) -> FigurePanel:
         "draw": number("draw of the noise", 0, range(21), unit="number"),
     }
     pictures = (
-        Picture(phases_figures.ballot_figure, phases_figures.update_ballot, "1 1 22rem"),
-        Picture(phases_figures.survival_figure, phases_figures.update_survival, "1 1 22rem"),
+        Picture(phases_figures.ballot_figure, phases_figures.update_ballot),
+        Picture(phases_figures.survival_figure, phases_figures.update_survival),
     )
 
     def compute(image: int, draw: int, **values: Any) -> Ballot:
@@ -109,8 +109,8 @@ def label_panel(sketch: Sketch, start: ThreePhaseSettings) -> FigurePanel:
         "delta": _delta(start),
     }
     pictures = (
-        Picture(phases_figures.bill_figure, phases_figures.update_bill, "1 1 22rem"),
-        Picture(phases_figures.learnt_figure, phases_figures.update_learnt, "1 1 22rem"),
+        Picture(phases_figures.bill_figure, phases_figures.update_bill),
+        Picture(phases_figures.learnt_figure, phases_figures.update_learnt),
     )
     return FigurePanel(
         "<h3>Phase III: the understudy learns from noisy labels</h3>What am I looking at? First, what all labels cost "
@@ -159,7 +159,7 @@ class PipelinePanel(RunPanel):
             "the label of the largest mean probability.",
             [self.method.row, self.epochs],
             [
-                side_by_side(theme.framed(self.figures[0], "1 1 22rem"), theme.framed(self.figures[1], "1 1 22rem")),
+                side_by_side(theme.framed(self.figures[0]), theme.framed(self.figures[1])),
                 self.words,
                 widgets.HTML(f"{COPY} (of the last run)"),
                 self.command,

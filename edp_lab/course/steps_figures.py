@@ -49,7 +49,7 @@ def stages_figure(result: Stages) -> go.Figure:
     figure.update_layout(
         height=HEIGHT,
         title="Algorithm 1, line by line",
-        margin={"t": 104, "l": 56, "b": 48},
+        margin={"t": 116, "l": 56, "b": 48},
         legend={"x": 0.75, "y": 0.3, "yanchor": "top"},
     )
     for cell in (3, 4, 5):  # a circle that looks like one
@@ -109,7 +109,7 @@ def mean_figure(result: Stages) -> go.Figure:
     figure.add_shape(**ellipse, name="what sentence 1 can do", line_color=ORANGE, fillcolor="rgba(230,159,0,0.25)")
     dotted = {"color": VERMILLION, "dash": "dot", "width": 3}
     figure.add_shape(**ellipse, name="noise, 1 deviation", line=dotted)
-    figure.update_layout(height=HEIGHT, title="6. mean, and one sentence", legend=LEGEND, margin_t=176)
+    figure.update_layout(height=HEIGHT, title="6. mean, and one sentence", legend=LEGEND, margin_t=184)
     figure.update_xaxes(title="large layer (gradient)", constrain="domain")
     figure.update_yaxes(title="small layer (gradient)", scaleanchor="x", constrain="domain")
     figure.update_traces(hovertemplate="%{x:.3g}, %{y:.3g}")
@@ -137,7 +137,7 @@ def _stages_caption(result: Stages) -> str:
         f"α = {d(result.alpha[0])} and {d(result.alpha[1])}, seed {result.seed}"
     )
     public = ", were α public" if mechanism.variant is Variant.AS_PRINTED else ""
-    return f"{told};<br>{_held(held, f'one epoch{public}')}"
+    return f"{told};<br>{_held(held, f'one epoch{public}')}".replace(": ε", ":<br>ε")
 
 
 def _held(held: Guarantee, what: str) -> str:

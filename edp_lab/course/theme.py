@@ -69,12 +69,15 @@ STYLE = """<style>
 .edp-panel .widget-label { min-width: 9.5rem; text-align: left; }
 .edp-panel .edp-wide .widget-label, .edp-panel .edp-unit, .edp-panel .widget-toggle-button { min-width: 0; }
 .edp-panel .widget-toggle-buttons { display: flex; align-items: center; }
+.edp-panel .widget-toggle-buttons > .widget-label { margin-right: 8px; }
 .edp-panel .widget-html-content { line-height: 1.45; }
 .edp-panel .widget-html-content p { margin: 0 0 .6em; }
 .edp-panel .widget-html-content h3 { margin: 0 0 .2em; }
+.edp-panel .widget-html-content :is(td, th) { padding-right: .8em; }
 .edp-panel summary { cursor: pointer; color: #0072B2; }
 .edp-panel .edp-unit { color: #555; }
 .edp-panel textarea { font-family: monospace; }
+.edp-panel option { overflow: hidden; text-overflow: ellipsis; }
 .edp-panel .edp-lab-error .widget-html-content:not(:empty) {
     border-left: 5px solid #D55E00; background: #fdf0e8; padding: 6px 10px; font-weight: 600; }
 .edp-figure { contain: strict; }
@@ -180,7 +183,10 @@ def live(figure: go.Figure) -> go.FigureWidget:
     return widget
 
 
-def framed(figure: go.FigureWidget, flex: str) -> widgets.Box:
+HALF = "1 1 28rem"  # of one of two figures: side by side only where there is room for titles and captions
+
+
+def framed(figure: go.FigureWidget, flex: str = HALF) -> widgets.Box:
     """A place for the figure, as high as the figure asks for and as wide as `flex` (CSS) allows."""
     place = widgets.Layout(flex=flex, min_width="0", height=f"{figure.layout.height}px", overflow="hidden")
     return widgets.Box([figure], layout=place).add_class("edp-figure")

@@ -55,8 +55,8 @@ class ExplorerPanel(FigurePanel):
             tradeoff_words.explored_in_words,
             lambda result, **values: tradeoff_words.command(result.point.config),
             [
-                Picture(figures.epsilon_figure, figures.update_epsilon, "1 1 26rem"),
-                Picture(figures.time_figure, figures.update_time, "1 1 22rem"),
+                Picture(figures.epsilon_figure, figures.update_epsilon),
+                Picture(figures.time_figure, figures.update_time),
             ],
         )
 

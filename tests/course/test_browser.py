@@ -65,6 +65,24 @@ const inside = [...arguments[0].querySelectorAll('.widget-html-content *, .noUi-
 return inside.filter(e => e.getBoundingClientRect().right > edge + 1).map(e => e.outerHTML.slice(0, 120));
 """
 
+# What is written in a panel's figures and is cut by their edge or lies under their buttons, and commands too long for
+# their box.
+CUT = """
+const place = element => element.getBoundingClientRect();
+const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+const faults = [...arguments[0].querySelectorAll('textarea')].filter(e => e.scrollHeight > e.clientHeight + 2);
+for (const figure of arguments[0].querySelectorAll('.edp-figure')) {
+    const edge = place(figure), buttons = [...figure.querySelectorAll('.modebar-group')].map(place);
+    for (const text of figure.querySelectorAll('svg text')) {
+        const box = place(text), out = box.left < edge.left - 1 || box.right > edge.right + 1 ||
+            box.top < edge.top - 1 || box.bottom > edge.bottom + 1;
+        const under = text.closest('.g-gtitle') && buttons.some(button => meet(button, box));
+        if (box.width && (out || under)) faults.push(text);
+    }
+}
+return faults.map(e => e.value ?? e.textContent);
+"""
+
 
 @pytest.fixture(scope="module")
 def window_of(request: pytest.FixtureRequest, browser: Chrome, lab: str) -> Callable[[Path], str]:
@@ -182,6 +200,7 @@ def test_panels_fit_and_are_kept_as_pictures(page: tuple[Chrome, str], width: in
         driver.execute_script("arguments[0].scrollIntoView()", panel)
         until(lambda panel=panel: fits(driver, panel), SECONDS, f"panel {number}: a figure does not fill its place")
         until(lambda p=panel: not driver.execute_script(STICKING_OUT, p), SECONDS, f"panel {number} has no room")
+        until(lambda p=panel: not driver.execute_script(CUT, p), SECONDS, f"panel {number} cuts or covers words")
         browsing.resize(driver, width, max(HEIGHT, 300 + panel.size["height"]))
         panel.screenshot(str(SCREENSHOTS / f"{name}-{number}-{width}.png"))
 

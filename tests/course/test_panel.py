@@ -10,6 +10,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
+from edp_lab.course.figure_panel import command_box
 from edp_lab.course.panel import Panel, choice, decades, number
 from edp_lab.course.runner import run_notebook
 from edp_lab.errors import UsageError
@@ -101,6 +102,16 @@ def test_every_slider_has_a_whole_label_a_box_and_a_unit() -> None:
         assert slider.description
         assert isinstance(box, widgets.FloatText | widgets.IntText)
         assert unit.value
+
+
+def test_command_box_grows_until_the_whole_command_is_seen_and_never_shrinks() -> None:
+    box = command_box(2)
+    box.value = "edp-lab attack lira"
+    assert box.rows == 2
+    box.value = "edp-lab train --corpus atis\n" + "--gpus 8 " * 20  # 180 characters, up to 54 in a row
+    assert box.rows == 1 + 4
+    box.value = "edp-lab attack lira"
+    assert box.rows == 5
 
 
 def test_set_draws_once_and_reset_goes_back() -> None:
