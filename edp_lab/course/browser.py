@@ -33,7 +33,8 @@ SIZE = (1280, 1600)  # of a window, in CSS pixels
 LOCAL = {"127.0.0.1", "localhost"}
 DONE = "const done = arguments[arguments.length - 1];"
 
-# Once JupyterLab is there: opens a notebook, without the list of files beside it, and runs all its cells.
+# Once JupyterLab is there: opens a notebook, without the list of files beside it, and runs all its cells. An error that
+# Jupyter would swallow, as of a callback, is put on the console.
 START = """
 const pause = ms => new Promise(resolve => setTimeout(resolve, ms)), path = arguments[0];
 window.running = (async () => {
@@ -44,6 +45,9 @@ window.running = (async () => {
     window.notebook = await app.commands.execute("docmanager:open", {path});
     await window.notebook.revealed;
     await window.notebook.sessionContext.ready;
+    window.notebook.sessionContext.session.kernel.iopubMessage.connect((_, { header, content }) => {
+        if (header.msg_type == "error") console.error(`${content.ename}: ${content.evalue}`);
+    });
     await app.commands.execute("notebook:run-all-cells");
 })();
 """

@@ -56,7 +56,7 @@ def stages_figure(result: Stages) -> go.Figure:
         figure.layout[f"yaxis{cell}"].update(scaleanchor=f"x{cell}", constrain="domain")
         figure.layout[f"xaxis{cell}"].constrain = "domain"
     figure.update_annotations(font_size=13)
-    fixed = {"automargin": False, "title_font_size": 12, "tickfont_size": 11, "nticks": 5}  # ten axes to be measured
+    fixed = {"automargin": False, "title_font_size": 12, "tickfont_size": 11, "nticks": 4}  # ten axes to be measured
     figure.update_xaxes(**fixed, title_standoff=4)
     figure.update_yaxes(**fixed, title_standoff=2)
     update_stages(figure, result)

@@ -76,7 +76,7 @@ class Scale:
 
 
 QUICK = Scale((8.0,), (2e-2,), 1, 60, 8, 400, 2, "medium", "medium", 256)
-FULL = Scale((8.0, 3.0, 1.0), (1e-2, 2e-2), 3, 500, 50, 7000, 12, "paper", "medium", 512)
+FULL = Scale((8.0, 3.0, 1.0), (1e-2, 2e-2), 3, 500, 80, 7000, 12, "paper", "medium", 512)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import log_ndtr, logsumexp
+from scipy.special import log_ndtr
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import GaussianDP, RenyiDP, Schedule, gdp_epsilon, zcdp_epsilon
@@ -127,7 +127,7 @@ def laplace_log_q(counts: NDArray[Any], scale: float) -> float:
     Source: Papernot et al. 2017, lemma 4.
     """
     gaps = _gaps(counts) / scale
-    return _capped(logsumexp(np.log1p(gaps / 2) - math.log(2) - gaps), len(counts))
+    return _capped(np.logaddexp.reduce(np.log1p(gaps / 2) - math.log(2) - gaps), len(counts))
 
 
 def gaussian_log_q(counts: NDArray[Any], sigma: float) -> float:
@@ -135,7 +135,7 @@ def gaussian_log_q(counts: NDArray[Any], sigma: float) -> float:
 
     Source: Papernot et al. 2018, proposition 7.
     """
-    return _capped(logsumexp(log_ndtr(-_gaps(counts) / (math.sqrt(2) * sigma))), len(counts))
+    return _capped(np.logaddexp.reduce(log_ndtr(-_gaps(counts) / (math.sqrt(2) * sigma))), len(counts))
 
 
 def laplace_rdp(log_q: float, epsilon: float) -> Divergences:
