@@ -6,6 +6,7 @@ key press on a slider to the first animation frame after the last figure that it
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def _in_kernel(path: Path, moves: int) -> list[dict[str, Any]]:
     notebook.cells.append(new_code_cell(f"from edp_lab.course import live\nlive.time_all({moves})"))
     client = NotebookClient(notebook, timeout=TIMEOUT, kernel_manager_class=KernelManager)
     client.execute(cwd=str(path.parent.resolve()))
-    return json.loads(notebook.cells[-1].outputs[0].text)
+    return ast.literal_eval(notebook.cells[-1].outputs[-1].data["text/plain"])  # what is printed may come too late
 
 
 def _in_browser(

@@ -56,7 +56,8 @@ def stages_figure(result: Stages) -> go.Figure:
         figure.layout[f"yaxis{cell}"].update(scaleanchor=f"x{cell}", constrain="domain")
         figure.layout[f"xaxis{cell}"].constrain = "domain"
     figure.update_annotations(font_size=13)
-    fixed = {"automargin": False, "title_font_size": 12, "tickfont_size": 11, "nticks": 4}  # ten axes to be measured
+    # Many axes are slow: nothing to measure, nothing to drag.
+    fixed = {"automargin": False, "fixedrange": True, "title_font_size": 12, "tickfont_size": 11, "nticks": 4}
     figure.update_xaxes(**fixed, title_standoff=4)
     figure.update_yaxes(**fixed, title_standoff=2)
     update_stages(figure, result)
