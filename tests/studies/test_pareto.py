@@ -88,8 +88,9 @@ def test_every_seed_has_a_noise_of_its_own_split(runs: Runs, points: list[Point]
     private = [job.config for job in runs.jobs if job.config.method != "sgd"]
     assert {config.seed for config in private[: 2 * len(METHODS) * 2]} == {0}  # the trials
     for config in private:
-        n = len(split(load_corpus(CORPUS), config.seed).train)
-        assert study._held(config, n) <= max(SCALE.epsilons)
+        planned = runs.result(Job(config))
+        assert study._held(config, planned) <= max(SCALE.epsilons)
+        assert study._held(config, {**planned, "epsilon": 99.0}) == 99.0  # some steps were done twice
 
 
 def test_settings_are_chosen_on_the_validation_split_and_scored_on_the_test_split(points: list[Point]) -> None:
