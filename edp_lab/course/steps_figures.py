@@ -20,6 +20,8 @@ from edp_lab.course.theme import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILLION
 from edp_lab.privacy import Decay, Guarantee, Variant
 
 HEIGHT = 580
+FIXED = {"automargin": False, "fixedrange": True}  # many axes are slow: nothing to measure, nothing to drag
+UPRIGHT = 1.2  # height over width of a small picture, about
 TITLES = {
     "gradient": "gradients",
     "scale": "scale: ÷ α",
@@ -42,49 +44,46 @@ def stages_figure(result: Stages) -> go.Figure:
         place = {"row": cell // 3 + 1, "col": cell % 3 + 1, "showlegend": cell == 0}
         figure.add_scatter(**points("a device", BLUE, "circle", 7), cliponaxis=False, **place)
         figure.add_scatter(**points("device 1", VERMILLION, "diamond", 10), cliponaxis=False, **place)
-        if cell:  # what C allows: a shape, for plotly cuts lines off where an axis with a fixed ratio changes its range
+        if cell:  # what C allows
             figure.add_shape(
                 **allowed, x0=0.0, x1=1.0, y0=0.0, y1=1.0, name="what C allows", **{**place, "showlegend": cell == 1}
             )
     figure.update_layout(
         height=HEIGHT,
         title="Algorithm 1, line by line",
-        margin={"t": 116, "l": 56, "b": 48},
+        margin={"t": 116, "l": 56, "b": 48, "autoexpand": False},
         legend={"x": 0.75, "y": 0.3, "yanchor": "top"},
     )
-    for cell in (3, 4, 5):  # a circle that looks like one
-        figure.layout[f"yaxis{cell}"].update(scaleanchor=f"x{cell}", constrain="domain")
-        figure.layout[f"xaxis{cell}"].constrain = "domain"
     figure.update_annotations(font_size=13)
-    # Many axes are slow: nothing to measure, nothing to drag.
-    fixed = {"automargin": False, "fixedrange": True, "title_font_size": 12, "tickfont_size": 11, "nticks": 4}
-    figure.update_xaxes(**fixed, title_standoff=4)
-    figure.update_yaxes(**fixed, title_standoff=2)
+    small = {**FIXED, "title_font_size": 12, "tickfont_size": 11, "nticks": 4}
+    figure.update_xaxes(**small, title_standoff=4)
+    figure.update_yaxes(**small, title_standoff=2)
     update_stages(figure, result)
     return figure
 
 
 def update_stages(figure: go.Figure, result: Stages) -> None:
-    with figure.batch_update():
-        for cell, (line, held) in enumerate(result.points.items()):
-            others, first = figure.data[2 * cell : 2 * cell + 2]
-            axes = (result.clip_norm if result.scaled(line) else result.clip_norm * result.alpha) * np.ones(2)
-            spans = _spans(line, held, axes)
-            inside = np.clip(held, *np.transpose(spans))  # what lies further out stands at the edge
-            others.x, others.y = inside[1:].T
-            first.x, first.y = inside[:1].T
-            if cell:
-                _place(figure.layout.shapes[cell - 1], np.zeros(2), axes)
-            unit = "÷ α" if result.scaled(line) else "gradient"
-            for axis, layer, span in zip("xy", ("large", "small"), spans, strict=True):
-                own = figure.layout[f"{axis}axis{cell + 1 if cell else ''}"]
-                own.range, own.title.text = span, f"{layer} layer ({unit})"
-            figure.layout.annotations[cell].text = f"{cell + 1}. {TITLES[line]}"
-        figure.layout.title.subtitle.text = _stages_caption(result)
+    across: list[list[float]] = []
+    upwards: list[list[float]] = []
+    layout: dict[str, Any] = {"title.subtitle.text": _stages_caption(result)}
+    for cell, (line, held) in enumerate(result.points.items()):
+        axes = (result.clip_norm if result.scaled(line) else result.clip_norm * result.alpha) * np.ones(2)
+        spans = _spans(line, held, axes)
+        inside = np.clip(held, *np.transpose(spans))  # what lies further out stands at the edge
+        for place, points_of in ((across, inside[:, 0]), (upwards, inside[:, 1])):
+            place += [points_of[1:].tolist(), points_of[:1].tolist()]
+        if cell:
+            layout |= _ellipse(cell - 1, np.zeros(2), axes)
+        unit = "÷ α" if result.scaled(line) else "gradient"
+        for axis, layer, span in zip("xy", ("large", "small"), spans, strict=True):
+            name = f"{axis}axis{cell + 1 if cell else ''}"
+            layout |= {f"{name}.range": span, f"{name}.title.text": f"{layer} layer ({unit})"}
+        layout[f"annotations[{cell}].text"] = f"{cell + 1}. {TITLES[line]}"
+    figure.plotly_update({"x": across, "y": upwards}, layout)
 
 
 def _spans(line: str, held: Array, axes: Array) -> list[list[float]]:
-    """Ranges of both axes: of the cloud while it is a cloud, then of what C allows, at equal scale."""
+    """Ranges of both axes: of the cloud while it is a cloud, then of what C allows, at about equal scale."""
     if line in ("gradient", "scale"):
         others = np.vstack(
             [held[1:], np.zeros((1, 2)), -axes, axes] if line == "scale" else [held[1:], np.zeros((1, 2))]
@@ -95,7 +94,7 @@ def _spans(line: str, held: Array, axes: Array) -> list[list[float]]:
     half = 1.15 * float(axes.max())
     if line == "noise":
         half = max(half, 1.05 * float(np.abs(held[1:]).max(initial=0.0)))
-    return [[-half, half]] * 2
+    return [[-half, half], [-UPRIGHT * half, UPRIGHT * half]]
 
 
 def mean_figure(result: Stages) -> go.Figure:
@@ -110,24 +109,25 @@ def mean_figure(result: Stages) -> go.Figure:
     figure.add_shape(**ellipse, name="what sentence 1 can do", line_color=ORANGE, fillcolor="rgba(230,159,0,0.25)")
     dotted = {"color": VERMILLION, "dash": "dot", "width": 3}
     figure.add_shape(**ellipse, name="noise, 1 deviation", line=dotted)
-    figure.update_layout(height=HEIGHT, title="6. mean, and one sentence", legend=LEGEND, margin_t=184)
-    figure.update_xaxes(title="large layer (gradient)", constrain="domain")
-    figure.update_yaxes(title="small layer (gradient)", scaleanchor="x", constrain="domain")
+    figure.update_layout(height=HEIGHT, title="6. mean, and one sentence", legend=LEGEND)
+    figure.update_layout(margin={"t": 184, "l": 64, "b": 48, "autoexpand": False})
+    figure.update_xaxes(**FIXED, title="large layer (gradient)", constrain="domain")
+    figure.update_yaxes(**FIXED, title="small layer (gradient)", scaleanchor="x", constrain="domain")
     figure.update_traces(hovertemplate="%{x:.3g}, %{y:.3g}")
     update_mean(figure, result)
     return figure
 
 
 def update_mean(figure: go.Figure, result: Stages) -> None:
-    with figure.batch_update():
-        silent, released = figure.data
-        _place(figure.layout.shapes[0], result.reach, result.half_axes)
-        _place(figure.layout.shapes[1], result.silent, result.noise)
-        for trace, point in ((silent, result.silent), (released, result.released)):
-            trace.x, trace.y = [[value] for value in point]
-        half = 1.1 * float(max(2 * result.half_axes.max(), 2.5 * result.noise.max()))
-        figure.layout.xaxis.range, figure.layout.yaxis.range = ([c - half, c + half] for c in result.reach.tolist())
-        figure.layout.title.subtitle.text = _stages_caption(result)
+    half = 1.1 * float(max(2 * result.half_axes.max(), 2.5 * result.noise.max()))
+    spans = [[c - half, c + half] for c in result.reach.tolist()]
+    places = np.stack([result.silent, result.released], axis=1)[..., None].tolist()
+    layout = {
+        **_ellipse(0, result.reach, result.half_axes),
+        **_ellipse(1, result.silent, result.noise),
+        "title.subtitle.text": _stages_caption(result),
+    }
+    figure.plotly_update({"x": places[0], "y": places[1]}, {"xaxis.range": spans[0], "yaxis.range": spans[1], **layout})
 
 
 def _stages_caption(result: Stages) -> str:
@@ -340,7 +340,7 @@ def _line(name: str, color: str, dash: str, symbol: str) -> go.Scatter:
     return go.Scatter(name=name, mode="lines+markers", line={"color": color, "dash": dash}, marker=marker)
 
 
-def _place(shape: Any, centre: Array, half_axes: Array) -> None:
-    """Make a circle the ellipse around `centre`."""
-    shape.x0, shape.y0 = centre - half_axes
-    shape.x1, shape.y1 = centre + half_axes
+def _ellipse(shape: int, centre: Array, half_axes: Array) -> dict[str, float]:
+    """What makes that circle the ellipse around `centre`."""
+    corners = np.concatenate([centre - half_axes, centre + half_axes]).tolist()
+    return {f"shapes[{shape}].{name}": value for name, value in zip(("x0", "y0", "x1", "y1"), corners, strict=True)}
