@@ -112,7 +112,7 @@ def account(
         report["attack"] = _attack(accountant_for(mechanism, bill, neighbours, utterances_per_person, tight))
     if target_epsilon is not None:
         budget = Budget(target_epsilon, delta, neighbours, utterances_per_person)
-        report["calibration"] = _calibration(mechanism, bill, budget)
+        report["calibration"] = _calibration(mechanism, bill, budget, tight)
     if as_json:
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
@@ -177,7 +177,7 @@ def _attack(accountant: Accountant) -> dict[str, float]:
     return {"best_auc": accountant.best_auc(), "best_tpr_at_fpr_0.01": hundredth, "best_tpr_at_fpr_0.001": thousandth}
 
 
-def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget) -> dict[str, Any]:
+def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget, tight: bool) -> dict[str, Any]:
     from edp_lab.privacy import Decay, NoGuarantee
     from edp_lab.privacy.calibration import affordable_epochs, affordable_tau, calibrate_z0, most_epochs
 
@@ -186,7 +186,7 @@ def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget) -> 
         epochs = affordable_epochs(mechanism, budget)
         return {
             "epsilon": budget.epsilon,
-            "z0": calibrate_z0(mechanism, bill, budget),
+            "z0": calibrate_z0(mechanism, bill, budget, tight),
             "epochs": epochs,
             "steps": None if mechanism.sampling_rate is None else epochs * mechanism.releases_per_epoch,
             "more_epochs_not_tried": epochs == most_epochs(mechanism),

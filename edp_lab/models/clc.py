@@ -34,7 +34,8 @@ class CLCSize:
 
 class CLC(IntentSlotModel):
     """Args: `features` number the words, `vectors` (V, D) are frozen vectors for its vocabulary, else learnt; or they
-    bring the words' vectors from a frozen encoder."""
+    bring the words' vectors from a frozen encoder. What an encoder says the heads read themselves too, beside the LSTM:
+    it knows the sentence already, and under noise the short way is learnt first."""
 
     features: WordFeatures | ContextFeatures
     keeps_books = True
@@ -47,10 +48,11 @@ class CLC(IntentSlotModel):
         vectors: Tensor | None = None,
     ) -> None:
         size = size or CLCSize()
-        super().__init__(labels, pooled_size=2 * size.hidden, token_size=2 * size.hidden)
+        read = features.width if isinstance(features, ContextFeatures) else 0
+        super().__init__(labels, pooled_size=2 * size.hidden + read, token_size=2 * size.hidden + read)
         self.features, self.size = features, size
         if isinstance(features, ContextFeatures):
-            self.encoder, word_size = features.bert, features.width
+            self.encoder, word_size = features.bert, read
         else:
             self.words = _embedding(features, size.word, vectors)
             word_size = self.words.embedding_dim
@@ -60,8 +62,8 @@ class CLC(IntentSlotModel):
         self.lstm = nn.ModuleList(BiLSTM(n, size.hidden) for n in inputs)
 
     def encode(self, batch: Batch, ops: PlainOps, dropout_key: int | None) -> tuple[Tensor, Tensor]:
-        words = batch.inputs["words"]
-        if words.is_floating_point():  # read by an encoder already
+        words, encoded = batch.inputs["words"], isinstance(self.features, ContextFeatures)
+        if encoded:
             words = words.to(self.convolution.weight.dtype)
         else:
             words = ops.embedding(words, self.words.weight, batch.lengths)
@@ -75,7 +77,10 @@ class CLC(IntentSlotModel):
         tokens = dropout(x, batch, self.size.dropout, dropout_key, len(self.lstm))
         padded, mask = to_padded(tokens, batch.lengths)
         pooled = padded.masked_fill(~mask[..., None], -torch.inf).amax(1)
-        return pooled, tokens
+        if not encoded:
+            return pooled, tokens
+        mean = to_padded(words, batch.lengths)[0].sum(1) / batch.lengths[:, None]
+        return torch.cat([pooled, mean], dim=1), torch.cat([tokens, words], dim=1)
 
     def _spelling(self, characters: Tensor, lengths: Tensor, ops: PlainOps) -> Tensor:
         """Width-3 convolution over a word's bytes, then the maximum over its positions: (R, L) -> (R, filters)."""

@@ -30,11 +30,13 @@ class Prediction:
 class IntentSlotModel(nn.Module):
     """Encoder, dense intent head, dense + CRF slot head. A subclass provides `features`, `encode` and `config`.
 
-    The loss of an utterance is the cross entropy of its intent plus the CRF's negative log-likelihood (paper,
-    section 4.2); without slot annotation the intent's alone. It does not depend on what else is in the batch.
+    The loss of an utterance is the cross entropy of its intent (times `intent_weight`) plus the CRF's negative
+    log-likelihood (paper, section 4.2); without slot annotation the intent's alone. It does not depend on what else is
+    in the batch.
     """
 
     features: Features
+    intent_weight = 1.0  # in the loss; set by a training run
     keeps_books = False  # whether every trainable parameter goes through `PlainOps`
 
     def __init__(self, labels: Labels, pooled_size: int, token_size: int) -> None:
@@ -63,6 +65,7 @@ class IntentSlotModel(nn.Module):
         loss = F.cross_entropy(logits, batch.intents, reduction="none")
         if batch.tags is None:
             return loss
+        loss = self.intent_weight * loss
         emissions = ops.linear(tokens, self.slots.weight, self.slots.bias, batch.lengths)
         padded, mask = to_padded(emissions, batch.lengths)
         return loss + ops.crf(padded, to_padded(batch.tags, batch.lengths)[0], mask, self.crf).to(loss.dtype)

@@ -16,8 +16,12 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy.accountant import check_delta
 from edp_lab.privacy.accounting import accountant_for, representable
 from edp_lab.privacy.mechanism import Adjacency, Decay, Mechanism, NoGuarantee
+from edp_lab.privacy.pld import PrivacyLossDistribution
 
 PRECISION = 1e-9  # of z0 and tau, relative: where epsilon is small, it changes a hundred times as fast
+TIGHT_PRECISION = 1e-3  # of z0 where every look at it takes a second
+COARSE_GRID = 3e-4  # of epsilon: the width in which privacy losses are binned meanwhile,
+FINEST_GRID = 1e-4  # and the least, which is the judge's
 SMALLEST_Z, LARGEST_Z = 1e-9, 1e9
 MOST_EPOCHS = 10**5
 MOST_DISTINCT = 512  # epochs, where each is a sampled release of its own: a millisecond of Renyi DP for three
@@ -69,11 +73,15 @@ class Budget:
         return min(700.0, math.log(max(ratio, 1e-300)))
 
 
-def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Budget) -> float:
+def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Budget, tight: bool = False) -> float:
     """The smallest z0 with which so many epochs, or this bill, stay within the budget; all else as in `mechanism`.
 
+    Args:
+        tight: account Poisson sampling by privacy loss distributions: seconds, for 5 to 9 % less noise. (It spends all
+            but 0.1 % of what these allow.) For one utterance a person; others are accounted as without it.
+
     Raises:
-        UsageError: no z0 is large enough.
+        UsageError: no z0 is large enough; `tight`, and delta is too small for floating-point privacy losses.
         NoGuarantee: the mechanism guarantees nothing at any z0.
     """
     if not budget.covers(replace(mechanism, z0=LARGEST_Z), bill):
@@ -82,7 +90,29 @@ def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Bu
     z0 = math.exp(brentq(lambda x: budget.excess(replace(mechanism, z0=math.exp(x)), bill), *ends, xtol=PRECISION))
     while not budget.covers(replace(mechanism, z0=z0), bill):
         z0 *= 1 + PRECISION
+    if tight and mechanism.sampling_rate is not None and budget.utterances_per_person == 1:
+        return _tightened(mechanism, bill, budget, z0)
     return z0
+
+
+def _tightened(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Budget, enough: float) -> float:
+    """The smallest z0 by privacy loss distributions, on a coarse grid; `enough` is known to be so."""
+    bill = bill if isinstance(bill, Mapping) else mechanism.bill(bill)
+    interval = max(FINEST_GRID, COARSE_GRID * budget.epsilon)
+
+    def excess(z0: float) -> float:
+        schedule = replace(mechanism, z0=z0).schedule(bill, budget.adjacency)
+        return PrivacyLossDistribution(schedule, interval).epsilon(budget.delta) - budget.epsilon
+
+    high = low = enough
+    if math.isinf(excess(high)):
+        raise UsageError(f"delta is {budget.delta:g}: too small for privacy loss distributions; take 1e-14 or more")
+    while excess(low) <= 0:
+        high, low = low, 0.9 * low
+    z0 = brentq(excess, low, high, xtol=TIGHT_PRECISION * low) if low < high else high
+    while excess(z0) > 0:
+        z0 *= 1 + TIGHT_PRECISION
+    return float(z0)
 
 
 def affordable_epochs(mechanism: Mechanism, budget: Budget) -> int:

@@ -34,7 +34,6 @@ from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.tuning import composed
 from edp_lab.studies.table1 import ENCODER, Estimate, public_encoder
 from edp_lab.studies.table_runs import Job, TableRuns
-from edp_lab.three_phase.classifier import calibrated_noise
 from edp_lab.training import TrainConfig
 from edp_lab.training.pretraining import pretrain_vectors
 
@@ -223,9 +222,7 @@ def _private(corpus: str, method: str, epsilon: float, rate: float, seed: int, s
     )
     mechanism, delta = config.mechanism(examples), examples**-1.1
     assert mechanism is not None
-    if mechanism.sampling_rate is None:
-        return replace(config, z0=calibrate_z0(mechanism, epochs, Budget(epsilon, delta)))
-    return replace(config, z0=calibrated_noise(config.clip_norm, mechanism.sampling_rate, epochs, epsilon, delta))
+    return replace(config, z0=calibrate_z0(mechanism, epochs, Budget(epsilon, delta), tight=True))
 
 
 def _held(config: TrainConfig, result: Mapping[str, Any]) -> float:

@@ -55,6 +55,7 @@ class TrainConfig:
         alpha: "none", "public:CORPUS" or "private"; None is "private" as printed and "none" when sound.
         delta: None is n^-1.1 for n training utterances.
         size: "paper" (hidden 384 / BERT 4 layers), "medium" (hidden 128) for many models, "small" for demonstrations.
+        intent_weight: of an utterance's intent in its loss, where its slots count 1: a clipped gradient points there.
         dropout: share of each representation that is dropped, the same units for all words of an utterance.
         pretrained: frozen word vectors or a frozen encoder for the CLC, what BERT starts from (`edp-lab pretrain`).
         lr: Adam's learning rate; None is that of `LEARNING_RATES` for size and model.
@@ -89,6 +90,7 @@ class TrainConfig:
     private_seed: bool = False
     size: str = "paper"
     dropout: float = 0.3
+    intent_weight: float = 1.0
     pretrained: str | None = None
     noise: str = "aggregate"
     keep_duplicates_together: bool = True
@@ -105,6 +107,7 @@ class TrainConfig:
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout is {self.dropout}: it must be at least 0 and below 1")
         _positive("learning rate", self.learning_rate)
+        _positive("weight of the intent", self.intent_weight)
         for name, count in (
             ("batch size", self.batch_size),
             ("number of epochs", self.epochs),

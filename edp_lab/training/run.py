@@ -96,6 +96,7 @@ class Run:
             pretrained=config.pretrained,
             size=config.model_size(),
         ).to(self.accelerator.device, torch.float64 if config.precision == "float64" else torch.float32)
+        self.model.intent_weight = config.intent_weight
         self.delta = config.delta or max(len(data.train), 2) ** -1.1
         self.inputs = inputs_digest(self.model, self._settings(corpus))
         self.key, keys = key(self.inputs) if callable(key) else (key_from_seed(config.seed) if key is None else key, 0)

@@ -150,6 +150,13 @@ def test_what_a_target_finds_meets_it_when_fed_back(account, options):
         assert epsilon("--epochs", str(found["epochs"])) <= target < epsilon("--epochs", str(found["epochs"] + 1))
 
 
+def test_a_tight_target_allows_less_noise_and_is_met_when_fed_back(account):
+    options = ("--sampling-rate", "0.05", "--steps", "50", "--z0", "1.5")
+    usual, tight = (account(*options, "--target-epsilon", "3", *way)["calibration"]["z0"] for way in ((), ("--tight",)))
+    assert tight < 0.98 * usual
+    assert 2.98 < account(*options, "--z0", repr(tight), "--tight")["holds"]["epsilon"] <= 3.0
+
+
 def test_a_target_without_decay_or_without_a_guarantee(account):
     assert account(*ONE_STEP, "--target-epsilon", "8")["calibration"]["tau"] is None
     found = account(*ONE_STEP, "--as-printed", "--target-epsilon", "8")["calibration"]

@@ -131,7 +131,10 @@ def test_the_intent_sees_the_maximum_over_the_utterance_and_the_loss_is_the_pape
     mask = torch.ones(1, len(tokens), dtype=torch.bool)
     slots = PLAIN.crf(model.slots(tokens)[None], batch.tags[None], mask, model.crf)[0]
     torch.testing.assert_close(model.losses(batch)[0], intent + slots)
+    model.intent_weight = 0.25
+    torch.testing.assert_close(model.losses(batch)[0], 0.25 * intent + slots)
     untagged, same = build(tagged=False)
+    untagged.intent_weight = 0.25  # beside what it would count less, there is nothing
     pooled, _ = untagged.encode(same.batch([7]), PLAIN, None)
     torch.testing.assert_close(
         untagged.losses(same.batch([7]))[0],

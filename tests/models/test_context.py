@@ -16,6 +16,7 @@ from edp_lab.models import build_model, context
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.models.clc import CLC
 from edp_lab.models.context import ContextFeatures
+from edp_lab.models.ops import PLAIN
 from edp_lab.models.pieces import PieceFeatures
 from edp_lab.training.gradients import trainable
 from edp_lab.training.pretraining import pretrain_bert, shorten_bert
@@ -85,6 +86,21 @@ def test_nothing_of_the_encoder_is_trained(encoder):
     assert all(parameter.grad is not None for _, parameter in trainable(model))
     double = model.double()
     assert double.losses(data.batch([0, 3])).dtype == torch.float64
+
+
+def test_the_heads_read_the_encoder_beside_the_lstm(encoder):
+    size = {"hidden": 4, "layers": 1, "character": 2, "filters": 2}
+    model = build_model("clc", LABELS, seed=0, private=True, pretrained=str(encoder), size=size)
+    with torch.no_grad():
+        for parameter in model.lstm.parameters():
+            parameter.zero_()  # now it says nothing
+    sentences = [SENTENCES[0], SENTENCES[1]]
+    batch = model.dataset([Utterance(s, tuple("O" for _ in s), "lights") for s in sentences]).batch([0, 1])
+    pooled, tokens = model.encode(batch, PLAIN, None)
+    words = model.features.rows(sentences)["words"]
+    vectors = [torch.from_numpy(words.gather(np.array([k]))[0]) for k in (0, 1)]
+    assert torch.equal(tokens, torch.cat([torch.zeros(5, 8), torch.cat(vectors)], dim=1))
+    torch.testing.assert_close(pooled[:, 8:], torch.stack([own.mean(0) for own in vectors]))
 
 
 def test_the_first_layers_of_an_encoder_give_what_they_gave_within_it(encoder, tmp_path):

@@ -100,6 +100,14 @@ def test_same_seed_same_model_other_seed_other_model(corpus, tmp_path):
     assert losses[0] == losses[1] != losses[2]
 
 
+def test_the_intent_counts_in_the_loss_as_much_as_it_is_told_to(corpus, tmp_path):
+    light, heavy = (
+        train(config(corpus, intent_weight=weight), tmp_path / str(weight))["epochs"][0]["loss"]
+        for weight in (1e-3, 100.0)
+    )
+    assert heavy > 10 * light
+
+
 @pytest.mark.parametrize("settings", [{}, {"as_printed": True, "alpha": "none"}])
 def test_model_with_an_epsilon_does_not_depend_on_words_of_the_training_set(corpus, settings):
     """Where an epsilon is shown, the vocabulary must not come from private text: only hash buckets are left."""
