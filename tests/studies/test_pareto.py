@@ -21,7 +21,7 @@ from edp_lab.studies.table_runs import Job
 from edp_lab.training.pretraining import pretrain_bert
 
 CORPUS = "smart-home-health"
-SCALE = Scale((8.0, 1.0), (1e-2, 3e-2), 2, 30, 4, 10, 1, "small", "small", 64, layers=1)
+SCALE = Scale((8.0, 1.0), ((1e-2, 0.5), (3e-2, 1.0)), 2, 30, 4, 10, 1, "small", "small", 64, layers=1)
 
 
 class Runs:
