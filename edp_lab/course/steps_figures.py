@@ -21,7 +21,8 @@ from edp_lab.privacy import Decay, Guarantee, Variant
 
 HEIGHT = 580
 FIXED = {"automargin": False, "fixedrange": True}  # many axes are slow: nothing to measure, nothing to drag
-UPRIGHT = 1.2  # height over width of a small picture, about
+CELLS, WIDE = 4, 1.5  # small pictures, and how much wider than high, about
+NOISY = (2, 3)  # those in which noise may be added, or has been
 TITLES = {
     "gradient": "gradients",
     "scale": "scale: ÷ α",
@@ -35,24 +36,25 @@ TITLES = {
 
 
 def stages_figure(result: Stages) -> go.Figure:
-    """What every device holds after each line: a small picture for each."""
-    figure = make_subplots(
-        rows=2, cols=3, horizontal_spacing=0.12, vertical_spacing=0.24, subplot_titles=[" "] * len(TITLES)
-    )
+    """What every device holds after each line: a small picture for each, but noise beside what it is added to."""
+    figure = make_subplots(rows=2, cols=2, horizontal_spacing=0.16, vertical_spacing=0.25, subplot_titles=[" "] * CELLS)
     allowed = {"type": "circle", "line": {"color": BLACK, "dash": "dash", "width": 1.5}}
-    for cell in range(len(TITLES)):
-        place = {"row": cell // 3 + 1, "col": cell % 3 + 1, "showlegend": cell == 0}
-        figure.add_scatter(**points("a device", BLUE, "circle", 7), cliponaxis=False, **place)
-        figure.add_scatter(**points("device 1", VERMILLION, "diamond", 10), cliponaxis=False, **place)
+    for cell in range(CELLS):
+        place = {"row": cell // 2 + 1, "col": cell % 2 + 1, "cliponaxis": False}
+        figure.add_scatter(**points("a device", BLUE, "circle", 7), showlegend=cell == 0, **place)
+        figure.add_scatter(**points("device 1", VERMILLION, "diamond", 10), showlegend=cell == 0, **place)
         if cell:  # what C allows
-            figure.add_shape(
-                **allowed, x0=0.0, x1=1.0, y0=0.0, y1=1.0, name="what C allows", **{**place, "showlegend": cell == 1}
-            )
+            shape = {**allowed, "x0": 0.0, "x1": 1.0, "y0": 0.0, "y1": 1.0, "name": "what C allows"}
+            figure.add_shape(**shape, row=place["row"], col=place["col"], showlegend=cell == 1)
+    for cell in NOISY:
+        place = {"row": cell // 2 + 1, "col": cell % 2 + 1, "cliponaxis": False}
+        figure.add_scatter(**points("with noise", BLUE, "circle-open", 7), showlegend=cell == NOISY[1], **place)
+        figure.add_scatter(**points("device 1, with noise", VERMILLION, "diamond-open", 10), showlegend=False, **place)
     figure.update_layout(
         height=HEIGHT,
         title="Algorithm 1, line by line",
-        margin={"t": 116, "l": 56, "b": 48, "autoexpand": False},
-        legend={"x": 0.75, "y": 0.3, "yanchor": "top"},
+        margin={"t": 162, "l": 56, "b": 48, "autoexpand": False},
+        legend={"orientation": "h", "y": 1.12},
     )
     figure.update_annotations(font_size=13)
     small = {**FIXED, "title_font_size": 12, "tickfont_size": 11, "nticks": 4}
@@ -63,23 +65,39 @@ def stages_figure(result: Stages) -> go.Figure:
 
 
 def update_stages(figure: go.Figure, result: Stages) -> None:
-    across: list[list[float]] = []
-    upwards: list[list[float]] = []
     layout: dict[str, Any] = {"title.subtitle.text": _stages_caption(result)}
-    for cell, (line, held) in enumerate(result.points.items()):
-        axes = (result.clip_norm if result.scaled(line) else result.clip_norm * result.alpha) * np.ones(2)
-        spans = _spans(line, held, axes)
-        inside = np.clip(held, *np.transpose(spans))  # what lies further out stands at the edge
-        for place, points_of in ((across, inside[:, 0]), (upwards, inside[:, 1])):
-            place += [points_of[1:].tolist(), points_of[:1].tolist()]
+    silent: list[Array] = []
+    noised: list[Array] = []
+    numbered = dict(zip(result.points, range(1, 1 + len(result.points)), strict=True))
+    for cell, lines in enumerate(_cells(result)):
+        axes = (result.clip_norm if result.scaled(lines[0]) else result.clip_norm * result.alpha) * np.ones(2)
+        spans = _spans(lines[0], np.vstack([result.points[line] for line in lines]), axes)
+        for group, noisy in ((silent, False), (noised, True)):
+            if not noisy or cell in NOISY:
+                held = [result.points[one] for one in lines if (numbered[one] >= numbered["noise"]) == noisy]
+                # What lies further out stands at the edge.
+                inside = np.clip(held[0], *np.transpose(spans)) if held else np.empty((0, 2))
+                group += [inside[1:], inside[:1]]
         if cell:
             layout |= _ellipse(cell - 1, np.zeros(2), axes)
-        unit = "÷ α" if result.scaled(line) else "gradient"
+        unit = "÷ α" if result.scaled(lines[0]) else "gradient"
         for axis, layer, span in zip("xy", ("large", "small"), spans, strict=True):
             name = f"{axis}axis{cell + 1 if cell else ''}"
             layout |= {f"{name}.range": span, f"{name}.title.text": f"{layer} layer ({unit})"}
-        layout[f"annotations[{cell}].text"] = f"{cell + 1}. {TITLES[line]}"
-    figure.plotly_update({"x": across, "y": upwards}, layout)
+        layout[f"annotations[{cell}].text"] = ", ".join(f"{numbered[line]}. {TITLES[line]}" for line in lines)
+    places = [part.T.tolist() for part in (*silent, *noised)]
+    figure.plotly_update({"x": [x for x, _ in places], "y": [y for _, y in places]}, layout)
+
+
+def _cells(result: Stages) -> list[list[str]]:
+    """Lines by picture: noise goes where it is added."""
+    cells: list[list[str]] = []
+    for line in result.points:
+        if line == "noise":
+            cells[-1].append(line)
+        else:
+            cells.append([line])
+    return cells
 
 
 def _spans(line: str, held: Array, axes: Array) -> list[list[float]]:
@@ -91,10 +109,8 @@ def _spans(line: str, held: Array, axes: Array) -> list[list[float]]:
         low, high = others.min(0), others.max(0)
         room = 0.12 * (high - low) + 1e-12
         return np.stack([low - room, high + room], axis=1).tolist()
-    half = 1.15 * float(axes.max())
-    if line == "noise":
-        half = max(half, 1.05 * float(np.abs(held[1:]).max(initial=0.0)))
-    return [[-half, half], [-UPRIGHT * half, UPRIGHT * half]]
+    half = max(1.15 * float(axes.max()), 1.05 * float(np.abs(held).max()))
+    return [[-WIDE * half, WIDE * half], [-half, half]]
 
 
 def mean_figure(result: Stages) -> go.Figure:

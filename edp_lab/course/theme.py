@@ -133,8 +133,8 @@ class LiveFigure(go.FigureWidget):
     """plotly's, drawn by the code in the page's `_Bundle`, and quicker to follow a slider.
 
     plotly's own tells the kernel after every update what it has drawn, which nobody here asks, which ends in an error
-    where a trace holds arrays, and which keeps the kernel from the next move; and it sends four messages for one
-    update.
+    where a trace holds arrays, and which keeps the kernel from the next move; it sends four messages for one update;
+    and it looks up the path of every change in its schema, and whom it concerns, which takes longer than all else.
     """
 
     _esm = """
@@ -168,6 +168,15 @@ class LiveFigure(go.FigureWidget):
             "source_view_id": source_view_id,
         }
         self._trait_values["_py2js_update"] = None  # arrays cannot be compared with the next ones
+
+    def _perform_plotly_relayout(self, relayout_data: dict[str, Any]) -> dict[str, Any]:
+        return {path: value for path, value in relayout_data.items() if self._set_in(self._layout, _path(path), value)}
+
+    def _dispatch_layout_change_callbacks(self, relayout_data: dict[str, Any]) -> None:
+        """Nobody asked to be told."""
+
+
+_path = cache(LiveFigure._str_to_dict_path)
 
 
 @cache

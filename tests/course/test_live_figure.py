@@ -49,3 +49,20 @@ def test_what_was_sent_is_not_kept(sent):
         figure.data[0].y = np.array([5.0, 6.0])
     assert figure.get_state()["_py2js_update"] is None
     assert list(figure.data[0].y) == [5, 6]
+
+
+def test_paths_of_a_direct_update_reach_layout_and_browser(sent):
+    figure = theme.live(go.Figure(go.Scatter(x=[1, 2], y=[3, 4])).add_annotation(text="before").add_shape(x0=0))
+    sent.clear()
+    figure.plotly_update(
+        {"y": [[5.0, 6.0]]}, {"xaxis.range": [0, 9], "annotations[0].text": "after", "shapes[0].x0": 3}
+    )
+    [message] = sent
+    update = message["state"]["_py2js_update"]
+    assert update["layout_data"] == {"xaxis.range": [0, 9], "annotations[0].text": "after", "shapes[0].x0": 3}
+    assert update["style_data"] == {"y": [[5.0, 6.0]]}
+    layout = figure.layout
+    assert (layout.xaxis.range, layout.annotations[0].text, layout.shapes[0].x0) == ((0, 9), "after", 3)
+    sent.clear()
+    figure.plotly_update({}, {"xaxis.range": [0, 9]})
+    assert sent == []
