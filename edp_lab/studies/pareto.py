@@ -38,6 +38,8 @@ from edp_lab.studies.table1 import ENCODER, Estimate, public_encoder
 from edp_lab.studies.table_runs import Job, TableRuns
 from edp_lab.training import TrainConfig
 from edp_lab.training.pretraining import pretrain_vectors
+from edp_lab.training.run import Run
+from edp_lab.training.state import digest
 
 NAMES = ("atis", "snips", "nlu-eval", "smart-home")
 PUBLIC = NAMES[:3]  # each is text that is not to be protected, where another one is
@@ -48,6 +50,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "eDP-SGD, 8 utterances a clip": {"method": "edp-sgd", "micro_batch_size": 8},
 }
 SGD, SGD_HERE = "SGD", "SGD, the private model"
+TIMED = 15  # steps of each method
 ENCODED = 50_000  # utterances at most that are read by the encoder
 
 
@@ -77,7 +80,7 @@ class Scale:
 
 
 QUICK = Scale((8.0,), ((2e-2, 1.0),), 1, 60, 8, 400, 2, "medium", "medium", 256)
-FULL = Scale((8.0, 3.0, 1.0), ((1e-2, 0.5), (2e-2, 1.0)), 3, 500, 80, 7000, 12, "paper", "medium", 512)
+FULL = Scale((8.0, 3.0, 1.0), ((1e-2, 0.5), (2e-2, 1.0)), 3, 500, 50, 7000, 12, "paper", "medium", 512)
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,8 @@ class Point:
         epsilon_of_tuning: of all trials and the run itself, were all published, by Renyi DP or Gaussian DP; of
             training utterances, not of those on which the trials were compared.
         ser, intent_accuracy, slot_f1: on the test splits, in percent.
-        seconds, time_ratio: of training on one thread, what reading the training set with the encoder takes
-            included; as a multiple of SGD's at its size.
+        seconds, time_ratio: of training on one thread by its median step, what reading the training set with the
+            encoder takes included; as a multiple of SGD's at its size.
         settings: of the first seed's run.
         runs: keys of the runs behind this point, one for each seed.
     """
@@ -139,15 +142,9 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
     folder, seeds = runs.out / "public", range(scale.seeds)
     encoded = len(load_corpus(corpus).utterances) <= ENCODED
     start = public_encoder(encoder, scale.layers, folder) if encoded else str(public_vectors(corpus, folder))
-    reading = _seconds_of_reading(corpus, start, folder) if encoded else 0.0
     plain = [_plain(corpus, seed, scale) for seed in seeds]
     here = [replace(config, size=scale.size, pretrained=start) for config in plain]
     sgd = runs.results([Job(config) for config in (*plain, *here)], f"{corpus}: SGD")
-    own = sgd[: scale.seeds]
-    found = [
-        _point(corpus, SGD, None, plain, own, own, 0),
-        _point(corpus, SGD_HERE, None, here, sgd[scale.seeds :], own, 0, reading),
-    ]
     grid = {
         (method, epsilon): [_private(corpus, method, epsilon, *tried, 0, scale, start) for tried in scale.tried]
         for method in METHODS
@@ -163,9 +160,18 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
         for (method, epsilon), config in chosen.items()
     }
     done = _done(runs, [config for configs in repeated.values() for config in configs], f"{corpus}: seeds")
+    reading = _seconds_of_reading(corpus, start, folder) if encoded else 0.0
+    examples = [plain[0], here[0], *(chosen[method, scale.epsilons[0]] for method in METHODS)]
+    own, *others = _seconds_of_training(examples, folder)
+    names, seconds = (SGD, SGD_HERE, *METHODS), [own, *(one + reading for one in others)]
+    time_of = dict(zip(names, ((one, one / own) for one in seconds), strict=True))
+    found = [
+        _point(corpus, SGD, None, plain, sgd[: scale.seeds], 0, *time_of[SGD]),
+        _point(corpus, SGD_HERE, None, here, sgd[scale.seeds :], 0, *time_of[SGD_HERE]),
+    ]
     for (method, epsilon), configs in repeated.items():
         results = [done[config] for config in configs]
-        found.append(_point(corpus, method, epsilon, configs, results, own, len(scale.tried), reading))
+        found.append(_point(corpus, method, epsilon, configs, results, len(scale.tried), *time_of[method]))
     return found
 
 
@@ -187,6 +193,34 @@ def _seconds_of_reading(corpus: str, encoder: str, folder: Path) -> float:
         write_whole(kept, json.dumps(time.perf_counter() - start).encode())
         torch.set_num_threads(threads)
     return float(json.loads(kept.read_text()))
+
+
+def _seconds_of_training(configs: Sequence[TrainConfig], folder: Path) -> list[float]:
+    """What runs with these settings take on one thread, were they alone: steps times the median step.
+
+    All take their steps in turn, so that whatever else the machine does falls on all of them; measured once for a
+    folder.
+    """
+    told = json.dumps([[asdict(config), load_corpus(config.corpus).sha256] for config in configs])
+    kept = folder / f"steps-{digest({}, told.encode())[:16]}.json"
+    if not kept.is_file():
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        whole = load_corpus(configs[0].corpus)
+        runs = [Run(config, whole, split(whole, 0)) for config in configs]
+        taken = [[_seconds_of_step(run, number) for run in runs] for number in range(1 + TIMED)]
+        steps = [run.batches.steps_per_epoch * run.config.epochs for run in runs]
+        medians = map(statistics.median, zip(*taken[1:], strict=True))  # the first step allocates memory
+        write_whole(kept, json.dumps([one * count for one, count in zip(medians, steps, strict=True)]).encode())
+        torch.set_num_threads(threads)
+    return [float(seconds) for seconds in json.loads(kept.read_text())]
+
+
+def _seconds_of_step(run: Run, number: int) -> float:
+    run.progress.epoch, run.progress.step_in_epoch = divmod(number, run.batches.steps_per_epoch)
+    start = time.perf_counter()
+    run.step()
+    return time.perf_counter() - start
 
 
 def _plain(corpus: str, seed: int, scale: Scale) -> TrainConfig:
@@ -247,15 +281,14 @@ def _point(
     epsilon: float | None,
     configs: Sequence[TrainConfig],
     results: Sequence[Mapping[str, Any]],
-    plain: Sequence[Mapping[str, Any]],
     trials: int,
-    reading: float = 0.0,
+    seconds: float,
+    time_ratio: float,
 ) -> Point:
     first, config = results[0], configs[0]
     mechanism, tuning = config.mechanism(first["examples"]), None
     if mechanism is not None:
         tuning = composed(mechanism.schedule(mechanism.bill(config.epochs)), trials + 1, first["delta"])
-    seconds, of_sgd = (statistics.fmean(one["seconds"] for one in some) for some in (results, plain))
     return Point(
         corpus=corpus,
         method=method,
@@ -266,8 +299,8 @@ def _point(
         ser=_percent(results, "ser"),
         intent_accuracy=_percent(results, "intent_accuracy"),
         slot_f1=_percent(results, "slot_f1"),
-        seconds=seconds + reading,
-        time_ratio=(seconds + reading) / of_sgd,
+        seconds=seconds,
+        time_ratio=time_ratio,
         trials=trials,
         settings={
             name: getattr(config, name)

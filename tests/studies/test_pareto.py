@@ -18,6 +18,7 @@ from edp_lab.privacy.accounting import true_epsilon
 from edp_lab.studies import pareto as study
 from edp_lab.studies.pareto import FULL, METHODS, Point, Scale, pareto, public_vectors
 from edp_lab.studies.table_runs import Job
+from edp_lab.training import TrainConfig
 from edp_lab.training.pretraining import pretrain_bert
 
 CORPUS = "smart-home-health"
@@ -47,7 +48,6 @@ class Runs:
             "epsilon": None if mechanism is None else true_epsilon(mechanism, config.epochs, delta),
             "delta": delta,
             "examples": examples,
-            "seconds": 10.0 if mechanism is None else 4.0,
             "run": f"{config.method}-{config.z0:.3g}-{config.seed}",
             **dict.fromkeys(("device", "machine", "threads", "versions"), "1"),
         }
@@ -69,6 +69,7 @@ def runs(tmp_path: Path) -> Runs:
 @pytest.fixture
 def points(runs: Runs, encoder: str, monkeypatch: pytest.MonkeyPatch) -> list[Point]:
     monkeypatch.setattr(study, "_seconds_of_reading", lambda *_: 1.0)
+    monkeypatch.setattr(study, "_seconds_of_training", lambda *_: [10.0, 4.0, 4.0, 4.0])
     [made] = pareto(runs, SCALE, [CORPUS], encoder)  # type: ignore[arg-type]
     return made
 
@@ -118,6 +119,7 @@ def test_a_large_corpus_is_read_with_vectors_of_other_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs
 ) -> None:
     monkeypatch.setattr(study, "pretrain_vectors", lambda text, folder: folder.mkdir())
+    monkeypatch.setattr(study, "_seconds_of_training", lambda *_: [10.0, 4.0, 4.0, 4.0])
     monkeypatch.setattr(study, "ENCODED", 10)
     [made] = pareto(runs, SCALE, [CORPUS], "no such encoder")  # type: ignore[arg-type]
     [start] = {job.config.pretrained for job in runs.jobs} - {None}
@@ -139,6 +141,19 @@ def test_reading_is_timed_once(tmp_path: Path, encoder: str, monkeypatch: pytest
     assert seconds > 0
     monkeypatch.setattr(study, "build_model", None)
     assert study._seconds_of_reading(CORPUS, encoder, tmp_path) == seconds
+
+
+def test_training_is_timed_once_for_all_methods_and_in_proportion_to_their_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "TIMED", 5)  # with one batch an epoch, in five epochs
+    short = TrainConfig(CORPUS, method="sgd", size="small", batch_size=10**6, epochs=1)
+    private = TrainConfig(CORPUS, method="dp-sgd", size="small", batch_size=200, epochs=3, z0=1.0)
+    seconds = study._seconds_of_training([short, replace(short, epochs=100), private], tmp_path)
+    assert 50 * seconds[0] < seconds[1] < 200 * seconds[0]
+    assert seconds[2] > 0
+    monkeypatch.setattr(study, "Run", None)
+    assert study._seconds_of_training([short, replace(short, epochs=100), private], tmp_path) == seconds
 
 
 def test_table_and_page_show_every_point(points: list[Point]) -> None:
