@@ -116,7 +116,7 @@ def account(
     if as_json:
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
-        _print(report, mechanism)
+        _print(report, mechanism, tight)
 
 
 def _refuse_contradictions(given: set[str], decay: str, sampling_rate: float | None) -> None:
@@ -197,7 +197,7 @@ def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget, tig
         return {"epsilon": budget.epsilon, **unknown, "reason": str(none)}
 
 
-def _print(report: dict[str, Any], mechanism: Mechanism) -> None:
+def _print(report: dict[str, Any], mechanism: Mechanism, tight: bool) -> None:
     from edp_lab.privacy import Adjacency
 
     decays = mechanism.decay != "none"
@@ -241,7 +241,7 @@ def _print(report: dict[str, Any], mechanism: Mechanism) -> None:
         if "reason" in found:
             print(f"      no setting does: {found['reason']}")
         else:
-            print(f"      z0 {number(found['z0'])}, or")
+            print(f"      z0 {number(found['z0'])}, or" + (", by Renyi DP, which allows less," if tight else ""))
             epochs = f"{found['epochs'] or 'not even one'} epoch(s)"
             epochs += f" or {found['steps']} steps" if found["steps"] else ""
             epochs += ", perhaps more," if found["more_epochs_not_tried"] else ""

@@ -147,10 +147,22 @@ def test_where_nothing_is_tighter_tight_changes_nothing():
         assert calibrate_z0(mechanism, 4, budget, tight=True) == calibrate_z0(mechanism, 4, budget)
 
 
-def test_a_delta_below_floating_point_losses_is_refused():
-    sampled = Mechanism.sound(1.0, 1.0, 4, 4, sampling_rate=0.1)
-    with pytest.raises(UsageError, match="too small for privacy loss distributions"):
-        calibrate_z0(sampled, 4, Budget(3.0, 1e-18), tight=True)
+@pytest.mark.parametrize(
+    ("budget", "sampling_rate", "steps"),
+    [
+        (Budget(3.0, 1e-18), 0.1, 40),  # delta below what floating-point losses can tell
+        (Budget(1.0, 1e-5), 1e-6, 5),  # whom nothing is drawn of: delta covers any loss
+        (Budget(0.1, 1e-6), 5e-4, 20_000),  # a step's loss is narrower than a bin
+        (Budget(1e-5, 1e-5), 0.1, 50),
+    ],
+)
+def test_a_tight_account_that_cannot_tell_more_ends_with_the_usual_noise_at_most(budget, sampling_rate, steps):
+    mechanism = Mechanism.sound(1.0, 1.0, 1, 1, sampling_rate=sampling_rate)
+    bill = mechanism.bill(steps=steps)
+    usual, tight = (calibrate_z0(mechanism, bill, budget, tight=way) for way in (False, True))
+    assert usual / 3 <= tight <= usual
+    judged = judge(dataclasses.replace(mechanism, z0=tight), bill, budget.delta, tight=True)
+    assert judged.epsilon <= budget.epsilon
 
 
 def test_known_values():
