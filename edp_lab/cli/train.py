@@ -95,7 +95,9 @@ def train(
         str, typer.Option(help="paper (its layers and widths), medium (a third as wide) or small (a quick look).")
     ] = "paper",
     dropout: Annotated[float, typer.Option(help="Share of each representation dropped.")] = 0.3,
-    intent_weight: Annotated[float, typer.Option(help="Of the intent in the loss, where slots count 1.")] = 1.0,
+    intent_weight: Annotated[
+        float, typer.Option(help="Of the intent in the loss, where slots, if any, count 1.")
+    ] = 1.0,
     pretrained: Annotated[
         str | None,
         typer.Option(

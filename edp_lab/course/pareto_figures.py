@@ -20,7 +20,7 @@ LOOKS = ((BLUE, "solid", "circle"), (VERMILLION, "dash", "square"))
 CAPTION = (
     "ε of one utterance at δ = n<sup>-1.1</sup>, were the seeds secret. DP-SGD: privacy loss distributions, Poisson "
     "sampling,<br>add or remove one; eDP-SGD: Gaussian DP, disjoint batches, zero-out. Bars: 95 % over seeds. "
-    "At a mark: time as a multiple of SGD's"
+    "x: time as a multiple of SGD's at the paper's size"
 )
 
 Point = Mapping[str, Any]
@@ -50,7 +50,10 @@ def pareto_figure(points: Sequence[Point]) -> go.Figure:
         plain = [point for point in own if point["epsilon"] is None]
         for level, dash in zip(plain, ("dot", "dashdot"), strict=False):
             figure.add_hline(
-                level["ser"]["mean"], line={"dash": dash, "width": 1.5}, annotation_text=level["method"], **where
+                level["ser"]["mean"],
+                line={"dash": dash, "width": 1.5},
+                annotation_text=f"{level['method']}, x{level['time_ratio']:.2g}",
+                **where,
             )
         methods = dict.fromkeys(point["method"] for point in own if point["epsilon"])
         for number, method in enumerate(methods):

@@ -252,6 +252,7 @@ def _text(part: Mapping[str, Any], name: str, default: str | None = None) -> str
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """All settings, those left to a default that depends on others filled in as `TrainConfig` does."""
     method = config["method"]
+    config = {"intent_weight": 1.0, **config}  # which older records lack
     settings = {name: value for name, value in config.items() if name not in IN_OWN_COLUMN}
     settings["alpha"] = config.get("alpha") or ("private" if config.get("as_printed") else "none")
     settings["sampling"] = config.get("sampling") or ("poisson" if method in PER_EXAMPLE else "shuffle")

@@ -26,20 +26,21 @@ from typing import Any
 import torch
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.corpora.encoding import Labels
+from edp_lab.corpora.corpus import Corpus
 from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model
+from edp_lab.models.context import AT_ONCE, ContextFeatures
 from edp_lab.models.files import write_whole
 from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.tuning import composed
 from edp_lab.studies.table1 import ENCODER, Estimate, public_encoder
-from edp_lab.studies.table_runs import Job, TableRuns
+from edp_lab.studies.table_runs import TRAINING, Job, TableRuns
 from edp_lab.training import TrainConfig
 from edp_lab.training.pretraining import pretrain_vectors
+from edp_lab.training.record import versions
 from edp_lab.training.run import Run
-from edp_lab.training.state import digest
+from edp_lab.training.state import code_of, digest
 
 NAMES = ("atis", "snips", "nlu-eval", "smart-home")
 PUBLIC = NAMES[:3]  # each is text that is not to be protected, where another one is
@@ -50,7 +51,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "eDP-SGD, 8 utterances a clip": {"method": "edp-sgd", "micro_batch_size": 8},
 }
 SGD, SGD_HERE = "SGD", "SGD, the private model"
-TIMED = 15  # steps of each method
+TIMED = 10  # rounds
 ENCODED = 50_000  # utterances at most that are read by the encoder
 
 
@@ -90,7 +91,7 @@ class Point:
     Attributes:
         epsilon: that holds at `delta` for one utterance, were the seeds secret, by privacy loss distributions under
             Poisson sampling, else by Gaussian DP; None without privacy.
-        epsilon_of_tuning: of all trials and the run itself, were all published, by Renyi DP or Gaussian DP; of
+        epsilon_of_tuning: of all trials and all seeds' runs, were all published, by Renyi DP or Gaussian DP; of
             training utterances, not of those on which the trials were compared.
         ser, intent_accuracy, slot_f1: on the test splits, in percent.
         seconds, time_ratio: of training on one thread by its median step, what reading the training set with the
@@ -160,11 +161,9 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
         for (method, epsilon), config in chosen.items()
     }
     done = _done(runs, [config for configs in repeated.values() for config in configs], f"{corpus}: seeds")
-    reading = _seconds_of_reading(corpus, start, folder) if encoded else 0.0
     examples = [plain[0], here[0], *(chosen[method, scale.epsilons[0]] for method in METHODS)]
-    own, *others = _seconds_of_training(examples, folder)
-    names, seconds = (SGD, SGD_HERE, *METHODS), [own, *(one + reading for one in others)]
-    time_of = dict(zip(names, ((one, one / own) for one in seconds), strict=True))
+    seconds = dict(zip((SGD, SGD_HERE, *METHODS), _seconds(examples, folder), strict=True))
+    time_of = {name: (own, own / seconds[SGD]) for name, own in seconds.items()}
     found = [
         _point(corpus, SGD, None, plain, sgd[: scale.seeds], 0, *time_of[SGD]),
         _point(corpus, SGD_HERE, None, here, sgd[scale.seeds :], 0, *time_of[SGD_HERE]),
@@ -179,48 +178,56 @@ def _done(runs: TableRuns, configs: Sequence[TrainConfig], what: str) -> dict[Tr
     return dict(zip(configs, runs.results([Job(config) for config in configs], what), strict=True))
 
 
-def _seconds_of_reading(corpus: str, encoder: str, folder: Path) -> float:
-    """What it takes to read the training set with the encoder, on one thread; measured once for a folder."""
-    kept = folder / f"{Path(encoder).name}-{load_corpus(corpus).sha256[:16]}.json"
-    if not kept.is_file():
-        whole = load_corpus(corpus)
-        utterances = split(whole, 0).train
-        model = build_model("clc", Labels.of(whole), seed=0, private=True, pretrained=encoder)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        start = time.perf_counter()
-        model.features.rows([u.tokens for u in utterances])
-        write_whole(kept, json.dumps(time.perf_counter() - start).encode())
-        torch.set_num_threads(threads)
-    return float(json.loads(kept.read_text()))
-
-
-def _seconds_of_training(configs: Sequence[TrainConfig], folder: Path) -> list[float]:
-    """What runs with these settings take on one thread, were they alone: steps times the median step.
+def _seconds(configs: Sequence[TrainConfig], folder: Path) -> list[float]:
+    """What runs with these settings take on one thread: steps times the median step, and reading by the encoder.
 
     All take their steps in turn, so that whatever else the machine does falls on all of them; measured once for a
-    folder.
+    folder, these settings, code and versions.
     """
-    told = json.dumps([[asdict(config), load_corpus(config.corpus).sha256] for config in configs])
-    kept = folder / f"steps-{digest({}, told.encode())[:16]}.json"
+    whole = load_corpus(configs[0].corpus)
+    told = json.dumps([[asdict(config) for config in configs], whole.sha256, versions()])
+    kept = folder / f"seconds-{digest({}, told.encode(), *code_of(TRAINING))[:16]}.json"
     if not kept.is_file():
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        whole = load_corpus(configs[0].corpus)
-        runs = [Run(config, whole, split(whole, 0)) for config in configs]
-        taken = [[_seconds_of_step(run, number) for run in runs] for number in range(1 + TIMED)]
-        steps = [run.batches.steps_per_epoch * run.config.epochs for run in runs]
-        medians = map(statistics.median, zip(*taken[1:], strict=True))  # the first step allocates memory
-        write_whole(kept, json.dumps([one * count for one, count in zip(medians, steps, strict=True)]).encode())
-        torch.set_num_threads(threads)
+        try:
+            write_whole(kept, json.dumps(_timed(configs, whole)).encode())
+        finally:
+            torch.set_num_threads(threads)
     return [float(seconds) for seconds in json.loads(kept.read_text())]
 
 
+def _timed(configs: Sequence[TrainConfig], whole: Corpus) -> list[float]:
+    data = split(whole, 0)
+    runs = [Run(config, whole, data) for config in configs]
+    texts = list(dict.fromkeys(utterance.tokens for utterance in data.train))
+    rounds = []
+    for number in range(1 + TIMED):
+        steps = [_seconds_of_step(run, number) * run.batches.steps_per_epoch * run.config.epochs for run in runs]
+        reading = [_seconds_of_reading(run, texts, number) for run in runs]
+        rounds.append([sum(parts) for parts in zip(steps, reading, strict=True)])
+    return [statistics.median(own) for own in zip(*rounds[1:], strict=True)]  # the first round allocates memory
+
+
 def _seconds_of_step(run: Run, number: int) -> float:
-    run.progress.epoch, run.progress.step_in_epoch = divmod(number, run.batches.steps_per_epoch)
-    start = time.perf_counter()
-    run.step()
+    """Of the second of two: the first finds the cache as another method left it."""
+    for step in (2 * number, 2 * number + 1):
+        run.progress.epoch, run.progress.step_in_epoch = divmod(step, run.batches.steps_per_epoch)
+        start = time.perf_counter()
+        run.step()
     return time.perf_counter() - start
+
+
+def _seconds_of_reading(run: Run, texts: Sequence[tuple[str, ...]], number: int) -> float:
+    """All different texts, by what some of them take."""
+    features = run.model.features
+    if not isinstance(features, ContextFeatures):
+        return 0.0
+    first = number * AT_ONCE % max(1, len(texts) - AT_ONCE)
+    some = texts[first : first + AT_ONCE]
+    start = time.perf_counter()
+    ContextFeatures(features.bert, features.pieces).rows(some)
+    return (time.perf_counter() - start) * len(texts) / len(some)
 
 
 def _plain(corpus: str, seed: int, scale: Scale) -> TrainConfig:
@@ -288,7 +295,8 @@ def _point(
     first, config = results[0], configs[0]
     mechanism, tuning = config.mechanism(first["examples"]), None
     if mechanism is not None:
-        tuning = composed(mechanism.schedule(mechanism.bill(config.epochs)), trials + 1, first["delta"])
+        every = trials + len(results) - 1  # the first seed's run is one of the trials
+        tuning = composed(mechanism.schedule(mechanism.bill(config.epochs)), every, first["delta"])
     return Point(
         corpus=corpus,
         method=method,

@@ -56,7 +56,7 @@ class TrainConfig:
         delta: None is n^-1.1 for n training utterances.
         size: "paper" (hidden 384 / BERT 4 layers), "medium" (hidden 128) for many models, "small" for demonstrations.
         intent_weight: of an utterance's intent in its loss, where its slots count 1: a clipped gradient points there.
-        dropout: share of each representation that is dropped, the same units for all words of an utterance.
+        dropout: share of each trained representation that is dropped, the same units for all words of an utterance.
         pretrained: frozen word vectors or a frozen encoder for the CLC, what BERT starts from (`edp-lab pretrain`).
         lr: Adam's learning rate; None is that of `LEARNING_RATES` for size and model.
         lr_schedule: "linear" lets the learning rate fall to 0 over the run, "constant" does not.
