@@ -8,7 +8,8 @@ than the training (a large corpus), frozen word vectors of other text stand in i
 Learning rate and weight of the intent are chosen on the validation split of the first seed; the scores are of test
 splits. Each point also carries the epsilon of all that was looked at to choose it, as if every trial had been
 published. What that does not count: the recipe itself (network, clip norm, batch, what is tried) was found on ATIS and
-SNIPS, in some thirty runs, with the test scores of the first seed in sight.
+SNIPS, in some thirty runs with seeds below `FIRST_SEED`, whose test scores were seen. Seeds from there on, each with a
+split of its own, had not been run when it was settled; their splits are of the same utterances.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 SGD, SGD_HERE = "SGD", "SGD, the private model"
 TIMED = 10  # rounds
+FIRST_SEED = 3  # those below served to find the recipe
 ENCODED = 50_000  # utterances at most that are read by the encoder
 
 
@@ -140,14 +142,15 @@ def pareto(runs: TableRuns, scale: Scale, corpora: Sequence[str], encoder: str =
 
 
 def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Point]:
-    folder, seeds = runs.out / "public", range(scale.seeds)
+    folder, seeds = runs.out / "public", range(FIRST_SEED, FIRST_SEED + scale.seeds)
+    first = seeds[0]
     encoded = len(load_corpus(corpus).utterances) <= ENCODED
     start = public_encoder(encoder, scale.layers, folder) if encoded else str(public_vectors(corpus, folder))
     plain = [_plain(corpus, seed, scale) for seed in seeds]
     here = [replace(config, size=scale.size, pretrained=start) for config in plain]
     sgd = runs.results([Job(config) for config in (*plain, *here)], f"{corpus}: SGD")
     grid = {
-        (method, epsilon): [_private(corpus, method, epsilon, *tried, 0, scale, start) for tried in scale.tried]
+        (method, epsilon): [_private(corpus, method, epsilon, *tried, first, scale, start) for tried in scale.tried]
         for method in METHODS
         for epsilon in scale.epsilons
     }
@@ -198,7 +201,7 @@ def _seconds(configs: Sequence[TrainConfig], folder: Path) -> list[float]:
 
 
 def _timed(configs: Sequence[TrainConfig], whole: Corpus) -> list[float]:
-    data = split(whole, 0)
+    data = split(whole, FIRST_SEED)
     runs = [Run(config, whole, data) for config in configs]
     texts = list(dict.fromkeys(utterance.tokens for utterance in data.train))
     rounds = []

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from edp_lab.privacy.loops import normal_single
 from edp_lab.privacy.noise import PIECE, Purpose, SecretStream, fill_normal, key_from_seed, stream, uniform_hash
 
 
@@ -201,6 +202,21 @@ def test_the_two_numbers_of_a_pair_and_pairs_behind_one_another_are_independent(
     angle = np.arctan2(second, first).ravel() / (2 * np.pi) + 0.5
     assert stats.kstest(angle, "uniform").pvalue > 1e-3
     assert stats.kstest((first**2 + second**2).ravel() / 2, "expon").pvalue > 1e-3
+
+
+def test_a_pair_of_normals_is_what_its_bits_say_even_at_both_ends_of_a_logarithm():
+    """The first bits are the radius, the others the angle within 90 degrees and two signs."""
+    corners = np.array([0, 1, 2, 2**31 - 1, 2**31, 3037000499, 3037000500, 2**32 - 2, 2**32 - 1], dtype=np.uint32)
+    grid = np.array(list(itertools.product(corners, corners)), dtype=np.uint32)
+    bits = np.concatenate([grid, np.random.default_rng(0).integers(0, 2**32, (200_000, 2), dtype=np.uint32)])
+    radii, angles = np.ascontiguousarray(bits.T)
+    first, second = np.empty((2, len(bits)), dtype=np.float32)
+    normal_single(radii, angles, first, second)
+    radius = np.sqrt(-2 * np.log1p(-(2.0**32 - radii - 0.5) / 2**32))
+    turn = np.pi / 4 * (1 + (angles.view(np.int32) >> 2) / 2.0**29)
+    for drawn, exact, sign in ((first, np.cos(turn), angles & 1), (second, np.sin(turn), angles >> 1 & 1)):
+        np.testing.assert_allclose(drawn, radius * exact * (1 - 2.0 * sign), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(np.hypot(first, second), radius, rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 3])
