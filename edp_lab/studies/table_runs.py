@@ -3,8 +3,9 @@
     OUT/cells/<key>.json    what one run, and the attack on it, came to
     OUT/runs/<key>/         the run itself: its record, its model, and while it is going on its state
 
-The key is a digest of everything that a run is a function of: settings, corpus, versions and code. Whoever kills the
-work and starts it again repeats no finished run, and goes on within the one that was cut off.
+The key is a digest of everything that a run is a function of: settings, corpus, pretrained weights, versions and code.
+Whoever kills the work and starts it again repeats no finished run, and goes on within the one that was cut off. The
+runs behind the tables that come with a checkout, in data/results/cells, count as finished, too.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import edp_lab
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.models.files import write_whole
@@ -34,6 +37,7 @@ from edp_lab.training.state import code_of, digest
 
 TRAINING = ("corpora", "privacy", "models", "training")  # the code that a run depends on
 ATTACK = (*TRAINING, "attacks")
+KEPT = Path(edp_lab.__file__).parents[1] / "data" / "results" / "cells"
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # a worker's runs are no ranks of one another
 
 
@@ -62,6 +66,7 @@ class TableRuns:
         self, out: Path, workers: int = 1, tell: Callable[[str, bool], None] | None = None, fresh: bool = False
     ) -> None:
         self.out, self.workers, self.tell = out, workers, tell or (lambda line, kept: None)
+        self._cells = [out / "cells"] if fresh else [out / "cells", KEPT]
         try:
             for folder in ("cells", "runs", "shadows"):
                 if fresh:
@@ -72,16 +77,22 @@ class TableRuns:
         self._code = {attack: digest({}, *code_of(ATTACK if attack else TRAINING)) for attack in (False, True)}
 
     def key(self, job: Job) -> str:
-        told = [asdict(job.config), load_corpus(job.config.corpus).sha256, versions(), self._code[job.attack]]
+        config = asdict(job.config)
+        if job.config.pretrained:
+            config["pretrained"] = _content(job.config.pretrained)
+        told = [config, load_corpus(job.config.corpus).sha256, versions(), self._code[job.attack]]
         return digest({}, json.dumps(told, sort_keys=True).encode())[:24]
 
     def known(self, job: Job) -> dict[str, Any] | None:
         """What the job came to, if it has been done."""
-        try:
-            found = json.loads((self.out / "cells" / f"{self.key(job)}.json").read_text())
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
+        for folder in self._cells:
+            try:
+                found = json.loads((folder / f"{self.key(job)}.json").read_text())
+            except (OSError, ValueError):
+                continue
+            if isinstance(found, dict):
+                return found
+        return None
 
     def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
         """What each job comes to, in order; those that are missing are done now.
@@ -113,6 +124,13 @@ class TableRuns:
     def run_key(self, job: Job) -> str:
         """Of the run without its attack."""
         return self.key(Job(job.config))
+
+
+@cache
+def _content(folder: str) -> str:
+    """Of pretrained weights: the same for whoever keeps them elsewhere."""
+    files = sorted(file for file in Path(folder).rglob("*") if file.is_file())
+    return digest({}, *(part for file in files for part in (file.name.encode(), file.read_bytes())))
 
 
 def _minutes(seconds: float) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edp_lab.errors import UsageError
+from edp_lab.studies import table_runs
 from edp_lab.studies.table_runs import Job, TableRuns
 from edp_lab.training import TrainConfig
 
@@ -87,6 +88,26 @@ def test_the_key_follows_the_corpus_the_settings_and_the_attack(corpus, tmp_path
     assert len({key, runs.key(other), runs.key(Job(job.config, attack=True))}) == 3
     Path(corpus).write_text(Path(corpus).read_text().replace("song", "tune"))
     assert runs.key(job) != key
+
+
+def test_the_key_follows_what_pretrained_weights_are_not_where_they_lie(corpus, tmp_path):
+    def key(folder: str, weights: str) -> str:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "weights").write_text(weights)
+        config = TrainConfig(corpus, batch_size=16, pretrained=str(tmp_path / folder))
+        return TableRuns(tmp_path / "out").key(Job(config))
+
+    assert key("here", "1") == key("there", "1") != key("elsewhere", "2")
+
+
+def test_runs_that_come_with_a_checkout_are_not_repeated_unless_fresh(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(table_runs, "KEPT", tmp_path / "kept")
+    (tmp_path / "kept").mkdir()
+    [job, *_], runs = jobs(corpus), TableRuns(tmp_path / "out")
+    (tmp_path / "kept" / f"{runs.key(job)}.json").write_text('{"ser": 1}')
+    assert runs.results([job], "test") == [{"ser": 1}]
+    assert TableRuns(tmp_path / "out", fresh=True).known(job) is None
+    assert (tmp_path / "kept" / f"{runs.key(job)}.json").is_file()
 
 
 def test_a_damaged_cell_counts_as_missing_and_fresh_forgets_all(corpus, tmp_path):
