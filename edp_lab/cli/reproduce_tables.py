@@ -35,7 +35,8 @@ Corpora = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(help="Runs at a time, a thread each. [default: all cores]")]
 Resume = Annotated[
-    bool, typer.Option("--resume/--fresh", help="Use what is finished in --out or comes with the checkout, or do it anew.")
+    bool,
+    typer.Option("--resume/--fresh", help="Use what is finished in --out or comes with the checkout, or do it anew."),
 ]
 PUBLIC = "atis,snips,nlu-eval"
 
