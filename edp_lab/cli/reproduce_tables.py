@@ -55,7 +55,7 @@ def table1(
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs of each cell. [default: 3]")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Of each run. [default: 12; 8 if --quick]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Of each run. [default: 12, of BERT 6; 8 if --quick]")] = None,
     workers: Workers = None,
     resume: Resume = True,
     out: Annotated[Path, typer.Option(help="Folder for the table, its runs and what is finished.")] = Path(
@@ -68,12 +68,13 @@ def table1(
     Finished runs are kept in the folder: after a kill, the same command goes on from there and gives the same table.
     """
     with telling() as tell:
-        from edp_lab.studies.table1 import ENCODER, FULL, QUICK
+        from edp_lab.studies.table1 import ENCODER, FULL, MODELS, QUICK
         from edp_lab.studies.table1 import table1 as rows_of
         from edp_lab.studies.table_runs import TableRuns
 
         scale = QUICK if quick else FULL
-        scale = replace(scale, seeds=seeds or scale.seeds, epochs=epochs or scale.epochs)
+        lengths = scale.epochs if epochs is None else dict.fromkeys(MODELS, epochs)
+        scale = replace(scale, seeds=seeds or scale.seeds, epochs=lengths)
         runs = TableRuns(out, workers or len(os.sched_getaffinity(0)), tell, fresh=not resume)
         made: list[list[Cell]] = []
         try:

@@ -49,6 +49,7 @@ class Scale:
         size: of the models, see `TrainConfig`.
         seeds: how many, from 0 on.
         layers: of the published encoder, from which BERT starts.
+        epochs: per model; BERT, which starts from there, needs fewer.
         z0: tried per variant, rising: at the same number the sound noise is 2 sqrt(N) times that of the print, whose
             layer scales make up for some of it.
         tau: tried per decay.
@@ -56,7 +57,7 @@ class Scale:
 
     size: str
     layers: int
-    epochs: int
+    epochs: Mapping[str, int]
     seeds: int
     z0: Mapping[str, tuple[float, ...]]
     tau: Mapping[Decay, tuple[float, ...]]
@@ -66,7 +67,7 @@ NO_TAU = (0.0,)
 QUICK = Scale(
     "medium",
     2,
-    8,
+    {"clc": 8, "bert": 8},
     3,
     {"as printed": (1e-3, 3e-3, 1e-2), "sound": (1e-3, 3e-3, 1e-2)},
     {Decay.NONE: NO_TAU, Decay.LINEAR: (0.3,), Decay.EXPONENTIAL: (0.2,)},
@@ -74,7 +75,7 @@ QUICK = Scale(
 FULL = Scale(
     "paper",
     4,
-    12,
+    {"clc": 12, "bert": 6},
     3,
     {"as printed": (1e-3, 3e-3, 1e-2), "sound": (3e-3, 1e-2, 3e-2)},
     {Decay.NONE: NO_TAU, Decay.LINEAR: (0.3,), Decay.EXPONENTIAL: (0.2,)},
@@ -185,7 +186,7 @@ def _row(runs: TableRuns, scale: Scale, model: str, corpus: str, encoder: str | 
         model,
         method="sgd",
         num_devices=NUM_GPUS,
-        epochs=scale.epochs,
+        epochs=scale.epochs[model],
         size=scale.size,
         pretrained=encoder,
         lr=None if encoder is None else FINE_TUNING,
