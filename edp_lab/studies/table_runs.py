@@ -85,9 +85,12 @@ class TableRuns:
 
     def known(self, job: Job) -> dict[str, Any] | None:
         """What the job came to, if it has been done."""
+        return self._cell(self.key(job))
+
+    def _cell(self, key: str) -> dict[str, Any] | None:
         for folder in self._cells:
             try:
-                found = json.loads((folder / f"{self.key(job)}.json").read_text())
+                found = json.loads((folder / f"{key}.json").read_text())
             except (OSError, ValueError):
                 continue
             if isinstance(found, dict):
@@ -111,11 +114,12 @@ class TableRuns:
 
     def _do(self, jobs: Sequence[Job], what: str) -> None:
         workers, start = min(self.workers, len(jobs)), time.perf_counter()
-        share, done = self.out / "jobs.json", 0
-        write_whole(share, json.dumps([[self.key(job), self.run_key(job), asdict(job)] for job in jobs]).encode())
+        share, done, keys = self.out / "jobs.json", 0, [self.key(job) for job in jobs]
+        told = [[key, self.run_key(job), asdict(job)] for key, job in zip(keys, jobs, strict=True)]
+        write_whole(share, json.dumps(told).encode())
         with Ranks(workers, ["edp_lab.studies.table_runs", str(share)], threads=1) as ranks:
             for line in ranks.lines("the same command goes on from here"):
-                now = sum(self.known(job) is not None for job in jobs)
+                now = sum(self._cell(key) is not None for key in keys)
                 gone = time.perf_counter() - start
                 left = f", about {_minutes(gone / now * (len(jobs) - now))} left" if now else ""
                 self.tell(f"{what}: {now} of {len(jobs)} after {_minutes(gone)}{left}; {line}", now > done)
