@@ -5,7 +5,8 @@
 
 The key is a digest of everything that a run is a function of: settings, corpus, pretrained weights, versions and code.
 Whoever kills the work and starts it again repeats no finished run, and goes on within the one that was cut off. The
-runs behind the tables that come with a checkout, in data/results/cells, count as finished, too.
+runs behind the tables that come with a checkout, in data/results/cells, count as finished, too, but not in a folder
+that was begun as `fresh`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class TableRuns:
         out: see above; created.
         workers: processes that work at the same time, one thread each.
         tell: called with a line, and whether it is worth keeping.
-        fresh: forget what is finished.
+        fresh: forget what is finished, for good in this folder.
 
     Raises:
         UsageError: a folder that cannot be written.
@@ -66,14 +67,16 @@ class TableRuns:
         self, out: Path, workers: int = 1, tell: Callable[[str, bool], None] | None = None, fresh: bool = False
     ) -> None:
         self.out, self.workers, self.tell = out, workers, tell or (lambda line, kept: None)
-        self._cells = [out / "cells"] if fresh else [out / "cells", KEPT]
         try:
             for folder in ("cells", "runs", "shadows"):
                 if fresh:
                     shutil.rmtree(out / folder, ignore_errors=True)
                 (out / folder).mkdir(parents=True, exist_ok=True)
+            if fresh:
+                (out / "fresh").touch()
         except OSError as error:
             raise UsageError(f"{out} cannot be written ({error.strerror}): choose another --out") from error
+        self._cells = [out / "cells"] if (out / "fresh").exists() else [out / "cells", KEPT]
         self._code = {attack: digest({}, *code_of(ATTACK if attack else TRAINING)) for attack in (False, True)}
 
     def key(self, job: Job) -> str:
@@ -88,14 +91,7 @@ class TableRuns:
         return self._cell(self.key(job))
 
     def _cell(self, key: str) -> dict[str, Any] | None:
-        for folder in self._cells:
-            try:
-                found = json.loads((folder / f"{key}.json").read_text())
-            except (OSError, ValueError):
-                continue
-            if isinstance(found, dict):
-                return found
-        return None
+        return next((found for folder in self._cells if (found := _read(folder / f"{key}.json")) is not None), None)
 
     def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
         """What each job comes to, in order; those that are missing are done now.
@@ -104,8 +100,11 @@ class TableRuns:
             UsageError: as `train` and `attack_shadow`, or a process that was killed.
         """
         missing = [job for job in dict.fromkeys(jobs) if self.known(job) is None]
+        given = sum(_read(self.out / "cells" / f"{self.key(job)}.json") is None for job in set(jobs)) - len(missing)
+        if missing or given:
+            came = f", {given} of them came with the checkout" if given else ""
+            self.tell(f"{what}: {len(set(jobs)) - len(missing)} of {len(set(jobs))} are there already{came}", True)
         if missing:
-            self.tell(f"{what}: {len(set(jobs)) - len(missing)} of {len(set(jobs))} are there already", True)
             self._do(missing, what)
         found = [self.known(job) for job in jobs]
         if None in found:
@@ -130,11 +129,34 @@ class TableRuns:
         return self.key(Job(job.config))
 
 
+def _read(cell: Path) -> dict[str, Any] | None:
+    """None where it is missing or damaged."""
+    try:
+        found = json.loads(cell.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _content(pretrained: str) -> str:
+    """A digest of pretrained weights, the same for whoever keeps them elsewhere; of a name on a hub, the name's.
+
+    Raises:
+        UsageError: the folder holds no files.
+    """
+    path = Path(pretrained).expanduser()
+    if not path.exists():
+        return pretrained
+    files = sorted(file for file in (path, *path.rglob("*")) if file.is_file())
+    if not files:
+        raise UsageError(f"the folder of pretrained weights {path} is empty: remove it, and it is made anew")
+    told = [[str(file.relative_to(path)), _sha256(file.resolve(), file.stat().st_mtime_ns)] for file in files]
+    return digest({}, json.dumps(told).encode())
+
+
 @cache
-def _content(folder: str) -> str:
-    """Of pretrained weights: the same for whoever keeps them elsewhere."""
-    files = sorted(file for file in Path(folder).rglob("*") if file.is_file())
-    return digest({}, *(part for file in files for part in (file.name.encode(), file.read_bytes())))
+def _sha256(file: Path, changed: int) -> str:
+    return digest({}, file.read_bytes())
 
 
 def _minutes(seconds: float) -> str:
@@ -151,7 +173,7 @@ def do(out: Path, key: str, run_key: str, job: Job, say: Callable[[str], None], 
         UsageError: as `train` and `attack_shadow`.
     """
     cell, folder = out / "cells" / f"{key}.json", out / "runs" / run_key
-    if cell.is_file():
+    if _read(cell) is not None:
         return
     name = f"{job.config.corpus}, {job.config.method}, seed {job.config.seed}"
 

@@ -222,6 +222,7 @@ def _add(arrays: Sequence[_Array], own: slice, noise: np.ndarray) -> None:
             break
         start, stop = max(own.start, first), min(own.stop, last)
         own_noise, gradient = noise[start - own.start : stop - own.start], whole[start - first : stop - first]
+        assert len(gradient) == len(own_noise), "a span's columns are not as many as its numbers"
         of = gradient.dtype.type
         if scale == 0:
             np.multiply(own_noise, of(std), out=gradient)

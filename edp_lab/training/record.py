@@ -22,7 +22,9 @@ from edp_lab.models.files import write_whole
 RECORD = "record.json"
 MODEL = "model"
 SECRET = "secret.key"
-PACKAGES = ("edp-lab", "torch", "numpy", "scipy", "accelerate", "transformers", "gensim", "dp-accounting")
+PACKAGES = (
+    "edp-lab", "torch", "numpy", "numba", "llvmlite", "scipy", "accelerate", "transformers", "gensim", "dp-accounting",
+)  # fmt: skip
 
 NOT_PRIVATE = (
     "training loss",

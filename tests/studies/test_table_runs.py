@@ -98,6 +98,9 @@ def test_the_key_follows_what_pretrained_weights_are_not_where_they_lie(corpus, 
         return TableRuns(tmp_path / "out").key(Job(config))
 
     assert key("here", "1") == key("there", "1") != key("elsewhere", "2")
+    (tmp_path / "here" / "weights").write_text("2")
+    config = TrainConfig(corpus, batch_size=16, pretrained=str(tmp_path / "here"))
+    assert TableRuns(tmp_path / "out").key(Job(config)) == key("changed", "2")
 
 
 def test_runs_that_come_with_a_checkout_are_not_repeated_unless_fresh(corpus, tmp_path, monkeypatch):
@@ -106,7 +109,8 @@ def test_runs_that_come_with_a_checkout_are_not_repeated_unless_fresh(corpus, tm
     [job, *_], runs = jobs(corpus), TableRuns(tmp_path / "out")
     (tmp_path / "kept" / f"{runs.key(job)}.json").write_text('{"ser": 1}')
     assert runs.results([job], "test") == [{"ser": 1}]
-    assert TableRuns(tmp_path / "out", fresh=True).known(job) is None
+    for fresh in (True, False):  # a folder that was begun afresh stays so
+        assert TableRuns(tmp_path / "out", fresh=fresh).known(job) is None
     assert (tmp_path / "kept" / f"{runs.key(job)}.json").is_file()
 
 
