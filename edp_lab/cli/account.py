@@ -206,7 +206,8 @@ def _print(report: dict[str, Any], mechanism: Mechanism, tight: bool) -> None:
     def number(value: float | None) -> str:
         return "none" if value is None else f"{value:.6g}"
 
-    name = "Algorithm 1 as printed" if mechanism.variant == "as-printed" else "sound eDP-SGD"
+    sound = "DP-SGD" if mechanism.micro_batch_size == 1 else "sound eDP-SGD"
+    name = "Algorithm 1 as printed" if mechanism.variant == "as-printed" else sound
     length = f"{report['releases']} steps" if mechanism.sampling_rate else f"{report['epochs']} epoch(s)"
     print(f"{name}, {length}, {mechanism.num_devices} device(s), delta {holds['delta']:.3g}\n")
     if holds["delta"] >= LARGE_DELTA:

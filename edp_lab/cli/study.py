@@ -277,7 +277,8 @@ def _time_steps(task: Task, column: str, as_json: bool) -> None:
         print(json.dumps([{**row, **_surroundings()} for row in rows], indent=2))
         return
     table = Table(
-        title=f"{task.model} ({task.size}) on {task.corpus}, batches of {task.batch_size}, {rows[0]['device']}",
+        title=f"{task.model} ({task.size}) on {task.corpus}, batches of {task.batch_size}, {rows[0]['device']}, "
+        f"{rows[0]['threads']} thread(s) a process",
         caption="seconds: median; x SGD: median of the ratios within a round",
         padding=(0, 0, 0, 1),
     )

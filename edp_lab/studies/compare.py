@@ -2,8 +2,8 @@
 
     python -m edp_lab compare runs/plain runs/noised --csv runs.csv --latex runs.tex --plot runs.html
 
-`compare` reads run records and nothing else. The CSV has every column; tables for people leave out columns that are
-empty, and say once what is the same in all runs.
+`compare` reads run records, and of a run that has not ended its ledger, too. The CSV has every column; tables for
+people leave out columns that are empty, and say once what is the same in all runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Run:
 
     Attributes:
         name: its folder's name, with as much of the path as tells it from the other runs.
-        status: "finished", "interrupted", "failed" or "running".
+        status: "finished", "interrupted", "failed" or "running", which a run is called, too, that was killed.
         settings: those that differ between the runs, unless this one does without, as SGD does without noise; None as
             configured is "none".
         epochs: trained in full, of `epochs_planned`.
@@ -181,7 +181,8 @@ def _differing(runs: Sequence[Run]) -> tuple[str, ...]:
 def _read(folder: Path) -> Run:
     path = folder / RECORD
     try:
-        return _row(folder, read_record(folder))
+        record = read_record(folder)
+        return _row(folder, record, _billed(folder, record))
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): leave it out, or mend that") from error
     except UsageError:
@@ -190,10 +191,21 @@ def _read(folder: Path) -> Run:
         raise UsageError(f"{path} is damaged: train again, or restore it from a copy") from None
 
 
-def _row(folder: Path, record: Mapping[str, Any]) -> Run:
+def _billed(folder: Path, record: dict[str, Any]) -> dict[str, float | None] | None:
+    """Epsilons of what a private run has released that has not ended: more than its record knows."""
+    if record["status"] != "running" or record.get("ledger") is None:
+        return None
+    from edp_lab.training.run import bill
+    from edp_lab.training.runs import run_ledger
+
+    ledger = run_ledger(folder)
+    return bill(record, ledger.mechanism, ledger, max(1, len(record["epochs"])))
+
+
+def _row(folder: Path, record: Mapping[str, Any], billed: Mapping[str, Any] | None = None) -> Run:
     config, corpus, guarantee = record["config"], record["corpus"], record["guarantee"]
     epochs, final = record["epochs"], record.get("final") or {}
-    bill = final or (epochs[-1] if epochs else {})
+    bill = billed or final or (epochs[-1] if epochs else {})
     method, status = _text(config, "method"), _text(guarantee, "status", "none")
     epsilon, if_public = _number(bill, "epsilon"), _number(bill, "epsilon_if_alpha_public")
     seconds = [_number(row, "seconds") or 0.0 for row in epochs]
@@ -279,6 +291,9 @@ def _setting_in(settings: Mapping[str, Any], name: str) -> str | int | float:
 def _notes(runs: Sequence[Run]) -> tuple[str, ...]:
     private = [run for run in runs if run.delta is not None]
     notes = []
+    if unfinished := [str(run.folder) for run in runs if run.status == "running"]:
+        cure = "edp-lab train --resume goes on with one that was broken off"
+        notes.append(f"not ended, so its epsilon is of what its ledger holds now: {', '.join(unfinished)}; {cure}")
     if _values(runs, lambda run: run.corpus_sha256):
         names = _values(runs, lambda run: run.corpus)
         corpora = f"are {_listed(names)}" if names else f"are all named {runs[0].corpus}, but their checksums differ"

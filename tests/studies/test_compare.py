@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from edp_lab.errors import UsageError
 from edp_lab.studies.compare import _settings, as_csv, as_json, as_latex, columns, compare, explanation, fold
+from edp_lab.training import train
 from edp_lab.training.config import TrainConfig
 
 SCORES = {"ser": 0.5, "intent_accuracy": 0.25, "slot_f1": 0.125, "exact_match": 0.0625}
@@ -157,6 +158,17 @@ def test_runs_that_did_not_finish_show_it_and_what_they_have(runs):
     titles = {column.title: [column.text(run) for run in found.runs] for column in columns(found)}
     assert titles["epochs"] == ["2 of 3", "3", "0 of 3"]
     assert "status" not in fold(found)[1]
+
+
+def test_a_run_that_was_killed_is_billed_by_its_ledger_not_by_its_last_whole_epoch(tmp_path):
+    whole = train(TrainConfig("smart-home-health", size="small", epochs=2, num_devices=4), tmp_path / "killed")
+    for epochs in (1, 0):
+        cut = {**whole, "status": "running", "final": None, "epochs": whole["epochs"][:epochs]}
+        (tmp_path / "killed" / "record.json").write_text(json.dumps(cut))
+        found = compare([tmp_path / "killed"])
+        assert whole["epochs"][0]["epsilon"] < whole["final"]["epsilon"] == found.runs[0].epsilon_if_seed_secret
+        assert "what its ledger holds now" in found.notes[0]
+        assert "--resume" in found.notes[0]
 
 
 def test_names_are_as_short_as_tells_them_apart(runs):
