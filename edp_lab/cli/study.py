@@ -307,11 +307,13 @@ def _surroundings() -> dict[str, Any]:
     import platform
     from datetime import UTC, datetime
 
+    import torch
+
     from edp_lab.training.record import versions
 
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join(["edp-lab", *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
         "versions": versions(),
     }
