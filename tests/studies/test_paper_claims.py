@@ -130,7 +130,6 @@ UNRELATED_ALL_ELSE_EQUAL = {"correlation_all_else_equal": 0.1}
 CLOSELY_RELATED = {"correlation": 0.9}
 A_DEVICE_DRAWS_ITS_SHARE_ONLY = {"drawn_by_a_device": 125}
 NOISE_HELPS = {"error_with_noise": -20.0, "half_width": 2.0, "error_without_noise": -5.0}
-NOTHING_HELPS = {"error_with_noise": 5.0, "error_without_noise": 5.0}
 CLIPPING_HELPS = {"error_with_noise": 5.0, "error_without_noise": -9.0, "half_width_without_noise": 2.0}
 CONSTANT_GIVEN = {"constant_given": True}
 AS_MANY_KNOBS = {"knobs_with_scaling": 14, "knobs_with_a_clip_norm_for_each_layer": 14}
@@ -176,7 +175,7 @@ LEDGER: dict[str, tuple[Verdict, list[tuple[dict[str, Any], Verdict]]]] = {
     "P17": (CONDITIONAL, [(SLOW_HOWEVER_DONE, HOLDS), (EVEN_THE_LOOP_IS_FAST, FAILS)]),
     "P18": (CONDITIONAL, [(UNRELATED_ALL_ELSE_EQUAL, HOLDS), (CLOSELY_RELATED, FAILS)]),
     "P19": (FAILS, [(A_DEVICE_DRAWS_ITS_SHARE_ONLY, HOLDS)]),
-    "P20": (CONDITIONAL, [(NOISE_HELPS, HOLDS), (NOTHING_HELPS, FAILS)]),
+    "P20": (FAILS, [(NOISE_HELPS, HOLDS), (CLIPPING_HELPS, CONDITIONAL)]),  # six seeds see no effect: -3.6 % (+-4.0)
     "P21": (CONDITIONAL, [(CONSTANT_GIVEN, HOLDS), (AS_MANY_KNOBS, FAILS)]),
     "P22": (FAILS, [(THE_SAME_FOR_ANY_NUMBER, HOLDS)]),
     "P23": (
