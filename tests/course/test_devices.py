@@ -166,7 +166,7 @@ def test_committed_rows_say_when_and_where_and_stand_beside_the_papers() -> None
         rows = devices.table2(model)
         assert {row.method for row in rows} == set(devices_words.METHODS)
         for row in rows:
-            assert re.search(r"\d cores, \w+, \d{4}-\d\d-\d\d, torch \d", row.where)
+            assert re.search(r"\d cores, \w+, \w+, \d{4}-\d\d-\d\d, torch \d", row.where)
             assert row.command.startswith("edp-lab bench step")
         text = devices_words.table2_table(rows)
         lines = [re.findall("<td[^>]*>(.*?)</td>", line) for line in text.split("</tr>")]
