@@ -36,11 +36,31 @@ Target = Callable[[Tensor], Tensor | None]  # where the gradient of a parameter 
 class Block:
     """Micro-batches of similar row counts: their numbers (u), and their rows padded (u, T).
 
-    Padding points one beyond the last row, where `padded` puts zeros.
+    Padding points one beyond the last row, where `padding_row` puts zeros.
     """
 
     numbers: Tensor
     rows: Tensor
+
+    def gather(self, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """(R, D) -> (u, T, D)."""
+        return padding_row(x, dtype)[self.rows]
+
+    def gram(self, x: Tensor, part: int = 0) -> Tensor:
+        """Products of each micro-batch's rows with one another: x (R, D), or a part of (R, K, D) -> (u, T, T)."""
+        if x.device.type != "cpu":
+            own = self.gather(x if x.dim() == 2 else x[:, part])
+            return own @ own.mT
+        from edp_lab.models.loops import gram  # its compiler takes a third of a second to load
+
+        out = torch.zeros(*self.rows.shape, self.rows.shape[1], dtype=torch.float64)
+        whole = x.detach().contiguous().view(len(x), -1, x.shape[-1])
+        gram(whole.numpy(), part, self.rows.contiguous().numpy(), out.numpy())
+        return out
+
+    def short(self, inputs: int, outputs: int) -> bool:
+        """Whether Gram matrices are less work than gradients (outputs, inputs): float64 costs twice as much."""
+        return 2 * self.rows.shape[1] * (inputs + outputs) < inputs * outputs
 
 
 @dataclass
@@ -193,13 +213,16 @@ class LinearUse:
         if self.formed is not None:
             self.sums = cut.sums(self.rows, self.d)
             return (row_norms(self.formed).square(), row_norms(self.sums).square())[: len(self.parameters)]
-        x, d = padding_row(self.x), padding_row(self.d)
-        weight, bias = (torch.zeros(len(cut.sizes), dtype=torch.float64, device=d.device) for _ in range(2))
-        for block in cut.blocks(self.rows, d.shape[1] + x.shape[1]):
-            own = d[block.rows]
-            weight[block.numbers] = product_squares(own, x[block.rows], self.d.dtype)
-            bias[block.numbers] = own.sum(1).square().sum(1)
-        return (weight, bias)[: len(self.parameters)]
+        found = torch.zeros(2, len(cut.sizes), dtype=torch.float64, device=self.d.device)
+        inputs, outputs = self.x.shape[1], self.d.shape[1]
+        for block in cut.blocks(self.rows, inputs + outputs):
+            if block.short(inputs, outputs):
+                gram = block.gram(self.d)
+                found[:, block.numbers] = torch.stack([gram * block.gram(self.x), gram]).sum((2, 3))
+            else:
+                sums = block.gather(self.d).sum(1).square().sum(1)
+                found[:, block.numbers] = torch.stack([product_squares(block, self.d, self.x), sums])
+        return tuple(found)[: len(self.parameters)]
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
         weight, bias = target(self.weight), None if self.bias is None else target(self.bias)
@@ -236,15 +259,10 @@ class LSTMUse:
         if self.formed is not None:
             w_ih, forward, backward, bias = (row_norms(gradients).square() for gradients in self.formed)
             return w_ih, forward + backward, bias
-        x, h, d = (padding_row(factor) for factor in (self.x, self.h, self.d))
-        dtype = self.d.dtype
-        found = torch.zeros(3, len(cut.sizes), dtype=torch.float64, device=d.device)
-        for block in cut.blocks(self.rows, d[0].numel() + h[0].numel() + x.shape[1]):
-            own, before = d[block.rows], h[block.rows]
-            grams = [_gram(own[:, :, k]) for k in (0, 1)]
-            w_ih = product_squares(own.flatten(2), x[block.rows], dtype, grams[0] + grams[1])
-            w_hh = [product_squares(own[:, :, k], before[:, :, k], dtype, grams[k]) for k in (0, 1)]
-            found[:, block.numbers] = torch.stack([w_ih, w_hh[0] + w_hh[1], own.sum(1).square().sum((1, 2))])
+        found = torch.zeros(3, len(cut.sizes), dtype=torch.float64, device=self.d.device)
+        for block in cut.blocks(self.rows, self.d[0].numel() + self.h[0].numel() + self.x.shape[1]):
+            short = block.short(self.h.shape[2], self.d.shape[2])
+            found[:, block.numbers] = self._by_grams(block) if short else self._by_products(block)
         return tuple(found)
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
@@ -261,6 +279,19 @@ class LSTMUse:
             w_hh.baddbmm_(d.permute(1, 2, 0), self.h.transpose(0, 1))
         if bias is not None:
             bias += d.sum(0)
+
+    def _by_grams(self, block: Block) -> Tensor:
+        """Squared norms (3, u)."""
+        d, h = ([block.gram(factor, k) for k in (0, 1)] for factor in (self.d, self.h))
+        both = d[0] + d[1]
+        return torch.stack([both * block.gram(self.x), d[0] * h[0] + d[1] * h[1], both]).sum((2, 3))
+
+    def _by_products(self, block: Block) -> Tensor:
+        w_hh = [product_squares(block, self.d[:, k], self.h[:, k]) for k in (0, 1)]
+        d = self.d.flatten(1)
+        return torch.stack(
+            [product_squares(block, d, self.x), w_hh[0] + w_hh[1], block.gather(d).sum(1).square().sum(1)]
+        )
 
     def _formed(self, cut: MicroBatches) -> list[Tensor] | None:
         pairs = [(self.d.flatten(1), self.x), *((self.d[:, k], self.h[:, k]) for k in (0, 1))]
@@ -386,19 +417,9 @@ def padding_row(x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     return out
 
 
-def product_squares(d: Tensor, x: Tensor, dtype: torch.dtype, gram: Tensor | None = None) -> Tensor:
-    """||sum_t d_t x_t^T||^2 of each micro-batch: d (u, T, O), x (u, T, D) -> (u); all float64.
-
-    By Gram matrices (that of d may be given), or by the product itself, formed in `dtype`, where that is less work.
-    """
-    steps, inputs, outputs = x.shape[1], x.shape[2], d.shape[2]
-    if 2 * steps * (inputs + outputs) < inputs * outputs:  # float64 costs twice as much
-        return ((_gram(d) if gram is None else gram) * _gram(x)).sum((1, 2))
-    return row_norms((d.mT.to(dtype) @ x.to(dtype)).flatten(1)).square()
-
-
-def _gram(x: Tensor) -> Tensor:
-    return x @ x.mT
+def product_squares(block: Block, d: Tensor, x: Tensor) -> Tensor:
+    """||sum_t d_t x_t^T||^2 of each micro-batch, the product formed: d (R, O), x (R, D) -> (u), float64."""
+    return row_norms((block.gather(d, d.dtype).mT @ block.gather(x, x.dtype)).flatten(1)).square()
 
 
 def row_norms(x: Tensor) -> Tensor:

@@ -26,17 +26,21 @@ LN_2 = f32(math.log(2))
 EIGHTH_TURN = f32(math.pi / 4)
 
 
-def compiled(*signatures: str) -> Callable[[Any], Any]:
+def compiled(*signatures: str, reassociate: bool = False) -> Callable[[Any], Any]:
     """Machine code for these types, kept for other processes where there is a place for it.
 
-    All types are compiled at once: processes that begin together write the same files.
+    All types are compiled at once: processes that begin together write the same files. `reassociate`: sums may be
+    formed in another order, which makes them fast and their last bits the machine's.
     """
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    if reassociate:
+        options["fastmath"] = {"reassoc", "contract"}
 
     def decorate(loop: Any) -> Any:
         try:
-            return njit(list(signatures), nogil=True, cache=True, error_model="numpy")(loop)
+            return njit(list(signatures), cache=True, **options)(loop)
         except RuntimeError:  # neither this folder nor the user's cache can be written
-            return njit(list(signatures), nogil=True, error_model="numpy")(loop)
+            return njit(list(signatures), **options)(loop)
 
     return decorate
 
@@ -57,16 +61,12 @@ def normal_single(radii: np.ndarray, angles: np.ndarray, first: np.ndarray, seco
         mantissa = np.int32(pattern - i32(power << MANTISSA)).view(np.float32)
         below = (f32(i32(i32(2**31 - 1) - whole)) + (THREE_QUARTERS - part)) * UNIT  # 1 - u
         x = -below if whole > ROOT_HALF else mantissa - ONE
-        y = f32(7.0376836292e-2)
-        y = y * x - f32(1.1514610310e-1)
-        y = y * x + f32(1.1676998740e-1)
-        y = y * x - f32(1.2420140846e-1)
-        y = y * x + f32(1.4249322787e-1)
-        y = y * x - f32(1.6668057665e-1)
-        y = y * x + f32(2.0000714765e-1)
-        y = y * x - f32(2.4999993993e-1)
-        y = y * x + f32(3.3333331174e-1)
-        log = x + x * x * (y * x - HALF) + f32(power) * LN_2
+        x2 = x * x  # by pairs of powers: steps that need not wait for one another
+        y = f32(1.1676998740e-1) - f32(1.1514610310e-1) * x + f32(7.0376836292e-2) * x2
+        y = f32(1.4249322787e-1) - f32(1.2420140846e-1) * x + y * x2
+        w = f32(2.0000714765e-1) - f32(1.6668057665e-1) * x
+        y = f32(3.3333331174e-1) - f32(2.4999993993e-1) * x + w * x2 + y * (x2 * x2)
+        log = x + x2 * (y * x - HALF) + f32(power) * LN_2
         radius = f32(math.sqrt(-log))  # over the square root of 2
         turned = u32(angles[i])
         angle = f32(i32(np.uint32(turned).view(np.int32) >> i32(2))) * (f32(2.0**-29) * EIGHTH_TURN)
@@ -77,8 +77,8 @@ def normal_single(radii: np.ndarray, angles: np.ndarray, first: np.ndarray, seco
         cos = cos * z + f32(4.166664568298827e-2)
         cos = ONE - HALF * z + z * z * cos
         left, right = radius * (cos - sin), radius * (cos + sin)
-        first[i] = -left if turned & u32(1) else left
-        second[i] = -right if turned & u32(2) else right
+        first[i] = np.uint32(np.float32(left).view(np.uint32) ^ u32(turned << u32(31))).view(np.float32)
+        second[i] = np.uint32(np.float32(right).view(np.uint32) ^ u32((turned >> u32(1)) << u32(31))).view(np.float32)
 
 
 @compiled("void(uint64[::1], uint64[::1], float64[::1], float64[::1])")

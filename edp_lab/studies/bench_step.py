@@ -61,7 +61,7 @@ class Task:
     gpus: tuple[int, ...] = (1, 8)
     processes: tuple[int, ...] = (1,)
     batch_size: int = 64
-    rounds: int = 15
+    rounds: int = 30
     threads: int | None = None
     size: str = "paper"
     device: str | None = None

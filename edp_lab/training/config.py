@@ -128,8 +128,8 @@ class TrainConfig:
             )
         if self.method != "sgd" and self.processes > self.num_devices:
             raise UsageError(
-                f"{self.processes} processes for {self.num_devices} devices: some would idle; lower --processes or "
-                "raise --gpus"
+                f"{self.processes} processes for {self.num_devices} device{'s' if self.num_devices > 1 else ''}: some "
+                "would idle; lower --processes or raise --gpus"
             )
         if self.per_example and (self.as_printed or (self.micro_batch_size or 1) > 1):
             raise UsageError(

@@ -50,7 +50,9 @@ def new_run_folder(out: str | Path) -> Path:
     parent = next(p for p in (folder.absolute().parents) if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UsageError(f"output folder {folder} cannot be made in {parent}: choose another --out")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"output folder {folder} is a file: choose another --out")
+    if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"output folder {folder} is not empty: it may hold a run; choose another --out")
     return folder
 

@@ -322,7 +322,9 @@ def _locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
-        raise UsageError(f"another process is training in {folder}: wait for it, or choose another --out") from None
+        raise UsageError(
+            f"another process is training in {folder}: wait until it has ended; a new run needs another --out"
+        ) from None
     except OSError as error:
         cure = "make room there, or choose another --out"
         raise UsageError(f"{folder} cannot be written ({error.strerror}): {cure}") from error

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from edp_lab.models.bookkeeping import LARGEST, SIMILAR, LookupUse, MicroBatches, product_squares
+from edp_lab.models.bookkeeping import LARGEST, SIMILAR, LinearUse, LookupUse, MicroBatches
 
 CPU = torch.device("cpu")
 
@@ -69,26 +69,40 @@ def test_blocks_of_two_row_counts_are_not_confused():
 
 
 @settings(deadline=None)
-@given(st.data())
-def test_squared_norms_of_products_equal_the_explicit_product(data):
-    """Few steps and many numbers: by Gram matrices; many steps: by the product; padding is a row of zeros."""
-    steps = data.draw(st.integers(1, 12))
-    batch, inputs, outputs = (data.draw(st.integers(1, n)) for n in (4, 40, 40))
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
-    d, x = (torch.randn(batch, steps, n, dtype=torch.float64, generator=generator) for n in (outputs, inputs))
-    inside = torch.rand(batch, steps, 1, generator=generator) < 0.8
-    d, x = d * inside, x * inside
-    expected = torch.einsum("uto,uti->uoi", d, x).square().sum((1, 2))
-    torch.testing.assert_close(product_squares(d, x, torch.float64), expected, rtol=1e-11, atol=1e-11)
-    gram = torch.einsum("uto,uso->uts", d, d)
-    torch.testing.assert_close(product_squares(d, x, torch.float64, gram), expected, rtol=1e-11, atol=1e-11)
+@given(cuts(), st.integers(1, 40), st.integers(1, 40), st.booleans(), st.integers(0, 2**32))
+def test_squared_norms_of_products_equal_the_explicit_product(cut_and_rows, inputs, outputs, single, seed):
+    """Few rows and many numbers: by Gram matrices; many rows: by the product; bias and weight, empty micro-batches."""
+    sizes, each = cut_and_rows
+    rows, cut = None if each is None else torch.tensor(each, dtype=torch.long), MicroBatches.of(sizes, CPU)
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.float32 if single else torch.float64
+    count = sum(sizes) if each is None else sum(each)
+    d, x = (torch.randn(count, n, dtype=dtype, generator=generator) for n in (outputs, inputs))
+    weight, bias = nn.Parameter(torch.zeros(outputs, inputs)), nn.Parameter(torch.zeros(outputs))
+    found = LinearUse(weight, bias, x, d, rows).squared_norms(cut)
+    for m, own in enumerate(cut.slices(rows)):
+        own_d, own_x = d[own].double(), x[own].double()
+        tolerance = {"rtol": 1e-5 if single else 1e-11, "atol": 1e-3 if single else 1e-9}
+        torch.testing.assert_close(found[0][m], (own_d.T @ own_x).square().sum(), **tolerance)
+        torch.testing.assert_close(found[1][m], own_d.sum(0).square().sum(), **tolerance)
 
 
-@pytest.mark.parametrize(("steps", "by_gram"), [(2, True), (3, True), (7, False), (30, False)])
-def test_gram_matrices_are_used_where_they_are_less_work(steps, by_gram):
-    d = torch.randn(2, steps, 20, dtype=torch.float64)
-    wrong = torch.full((2, steps, steps), torch.nan, dtype=torch.float64)
-    assert product_squares(d, d, torch.float64, wrong).isnan().all() == by_gram
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gram_matrices_are_the_same_by_the_compiled_loop_and_by_a_product(dtype):
+    """The loop for a CPU reads rows where they lie, of one of several parts; a GPU gathers them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(13, 3, 50, dtype=dtype, generator=generator)
+    [block] = MicroBatches.of([1, 1, 1], CPU).blocks(torch.tensor([4, 4, 5]), 1)
+    for part in range(3):
+        own = block.gather(x[:, part])
+        torch.testing.assert_close(block.gram(x, part), own @ own.mT, rtol=1e-13, atol=1e-13)
+    assert block.gram(x, 1)[:2, -1].count_nonzero() == 0, "padding has products of zero"
+
+
+@pytest.mark.parametrize(("steps", "short"), [(2, True), (4, True), (5, False), (30, False)])
+def test_gram_matrices_are_used_where_they_are_less_work(steps, short):
+    [block] = MicroBatches.of([1], CPU).blocks(torch.tensor([steps]), 1)
+    assert block.short(20, 20) == short
 
 
 @settings(deadline=None)
