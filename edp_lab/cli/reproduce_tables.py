@@ -55,7 +55,9 @@ def table1(
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs of each cell. [default: 3]")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Of each run. [default: 12, of BERT 6; 8 if --quick]")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Of each run. [default: 12, of BERT 6, on larger corpora fewer; 8 if --quick]")
+    ] = None,
     workers: Workers = None,
     resume: Resume = True,
     out: Annotated[Path, typer.Option(help="Folder for the table, its runs and what is finished.")] = Path(
@@ -73,8 +75,9 @@ def table1(
         from edp_lab.studies.table_runs import TableRuns
 
         scale = QUICK if quick else FULL
-        lengths = scale.epochs if epochs is None else dict.fromkeys(MODELS, epochs)
-        scale = replace(scale, seeds=seeds or scale.seeds, epochs=lengths)
+        scale = replace(scale, seeds=seeds or scale.seeds)
+        if epochs is not None:
+            scale = replace(scale, epochs=dict.fromkeys(MODELS, epochs), steps=None)
         runs = TableRuns(out, workers or len(os.sched_getaffinity(0)), tell, fresh=not resume)
         made: list[list[Cell]] = []
         try:
@@ -187,7 +190,7 @@ NOTE = (
     "Mean over seeds ± Student's 95 % interval; changes are relative to SGD within a seed; behind the stroke: theirs. "
     "Epsilon that holds: at delta = n^-1.1, one utterance, disjoint batches, were the seed secret; with layer scales "
     "from private gradients, as printed, there is none (in brackets: were they public). z0 and tau were chosen on the "
-    "validation split of seed 0, out of so many trials, which no epsilon covers."
+    "validation split of seed 0, by so many trials, which no epsilon covers."
 )
 
 

@@ -21,7 +21,6 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from edp_lab.models.files import write_whole
 from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.tuning import composed
-from edp_lab.studies.table1 import ENCODER, Estimate, public_encoder
+from edp_lab.studies.table1 import ENCODER, Estimate, public_encoder, training_examples, whole_epochs
 from edp_lab.studies.table_runs import TRAINING, Job, TableRuns
 from edp_lab.training import TrainConfig
 from edp_lab.training.pretraining import pretrain_vectors
@@ -236,27 +235,17 @@ def _seconds_of_reading(run: Run, texts: Sequence[tuple[str, ...]], number: int)
 
 def _plain(corpus: str, seed: int, scale: Scale) -> TrainConfig:
     config = TrainConfig(corpus, method="sgd", size=scale.plain_size, seed=seed)
-    epochs = _epochs(scale.plain_steps, config.batch_size, _examples(corpus, seed), scale.plain_epochs)
+    epochs = whole_epochs(scale.plain_steps, config.batch_size, training_examples(corpus, seed), scale.plain_epochs)
     return replace(config, epochs=epochs)
-
-
-def _epochs(steps: int, batch: int, examples: int, most: int) -> int:
-    return max(1, min(most, round(steps * batch / examples)))
-
-
-@lru_cache
-def _examples(corpus: str, seed: int) -> int:
-    """Training utterances."""
-    return len(split(load_corpus(corpus), seed).train)
 
 
 def _private(
     corpus: str, method: str, epsilon: float, rate: float, weight: float, seed: int, scale: Scale, start: str
 ) -> TrainConfig:
     """A run of this method that meets the target: z0 is the smallest that does."""
-    examples = _examples(corpus, seed)
+    examples = training_examples(corpus, seed)
     batch = min(scale.batch_size, max(DEVICES + 1, examples // 4))
-    epochs = _epochs(scale.steps, batch, examples, scale.most_epochs)
+    epochs = whole_epochs(scale.steps, batch, examples, scale.most_epochs)
     config = TrainConfig(
         corpus,
         num_devices=DEVICES,

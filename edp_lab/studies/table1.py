@@ -1,8 +1,9 @@
 """Table 1 again: error, membership inference and epsilon of SGD and of eDP-SGD under three decays, ours beside theirs.
 
 Section 4.2 tunes C, z0 and tau without saying by what. Here z0 and tau are tuned on the validation split of the first
-seed: the most noise that keeps the error within `TOLERANCE` of SGD's; C is 1, as with Adam its scale does not matter
-while every gradient is clipped. The number of trials stands in each row. No epsilon covers this choice, nor theirs.
+seed: the most noise that keeps the error within `TOLERANCE` of SGD's, sought by halving as errors grow with noise; C
+is 1, as with Adam its scale does not matter while every gradient is clipped. The number of trials stands in each row.
+No epsilon covers this choice, nor theirs.
 
 Every seed has its own split, weights, order and noise. Changes are relative, formed within a seed, and averaged; their
 intervals are Student's t over the seeds, and cover the split and the training, not the choice of settings.
@@ -14,9 +15,11 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay
 from edp_lab.studies.paper_tables import NUM_GPUS, TABLE_1, Table1Row
@@ -49,7 +52,8 @@ class Scale:
         size: of the models, see `TrainConfig`.
         seeds: how many, from 0 on.
         layers: of the published encoder, from which BERT starts.
-        epochs: per model; BERT, which starts from there, needs fewer.
+        epochs: at most, per model; BERT, which starts from there, needs fewer.
+        steps: per model, about: on a larger corpus fewer epochs; None: as many epochs everywhere.
         z0: tried per variant, rising: at the same number the sound noise is 2 sqrt(N) times that of the print, whose
             layer scales make up for some of it.
         tau: tried per decay.
@@ -58,6 +62,7 @@ class Scale:
     size: str
     layers: int
     epochs: Mapping[str, int]
+    steps: Mapping[str, int] | None
     seeds: int
     z0: Mapping[str, tuple[float, ...]]
     tau: Mapping[Decay, tuple[float, ...]]
@@ -68,6 +73,7 @@ QUICK = Scale(
     "medium",
     2,
     {"clc": 8, "bert": 8},
+    None,
     3,
     {"as printed": (1e-3, 3e-3, 1e-2), "sound": (1e-3, 3e-3, 1e-2)},
     {Decay.NONE: NO_TAU, Decay.LINEAR: (0.3,), Decay.EXPONENTIAL: (0.2,)},
@@ -76,6 +82,7 @@ FULL = Scale(
     "paper",
     4,
     {"clc": 12, "bert": 6},
+    {"clc": 800, "bert": 400},
     3,
     {"as printed": (1e-3, 3e-3, 1e-2), "sound": (3e-3, 1e-2, 3e-2)},
     {Decay.NONE: NO_TAU, Decay.LINEAR: (0.3,), Decay.EXPONENTIAL: (0.2,)},
@@ -186,18 +193,26 @@ def _row(runs: TableRuns, scale: Scale, model: str, corpus: str, encoder: str | 
         model,
         method="sgd",
         num_devices=NUM_GPUS,
-        epochs=scale.epochs[model],
         size=scale.size,
         pretrained=encoder,
         lr=None if encoder is None else FINE_TUNING,
     )
+    base = replace(base, epochs=_epochs(scale, base))
     printed = next(row for row in TABLE_1 if (row.model.lower(), row.corpus) == (model, CORPORA[corpus]))
-    grid = {(v, d): _trials(base, scale, v, d) for v in VARIANTS for d in Decay}
     what = f"{model.upper()} on {corpus}"
-    every = [base, *(config for trials in grid.values() for config in trials)]
-    tried = dict(zip(every, runs.results([Job(config) for config in every], f"{what}: tuning"), strict=True))
-    chosen = {"sgd": base} | {key: _choose(trials, tried, base) for key, trials in grid.items()}
-    jobs = [Job(replace(config, seed=seed), attack=True) for config in chosen.values() for seed in range(scale.seeds)]
+    tried = _tune(runs, scale, base, f"{what}: tuning")
+    noised = [config for config in tried if config != base]
+    grid = {
+        (variant, decay): [c for c in noised if (c.as_printed, c.decay) == (variant == "as printed", decay)]
+        for variant in VARIANTS
+        for decay in Decay
+    }
+    chosen = {key: _choose(trials, tried, base) for key, trials in grid.items()}
+    jobs = [
+        Job(replace(config, seed=seed), attack=True)
+        for config in (base, *chosen.values())
+        for seed in range(scale.seeds)
+    ]
     done = dict(zip(jobs, runs.results(jobs, f"{what}: seeds and attacks"), strict=True))
     plain = [done[Job(replace(base, seed=seed), attack=True)] for seed in range(scale.seeds)]
     cells = [_cell(printed, base, plain, None, 1)]
@@ -208,21 +223,57 @@ def _row(runs: TableRuns, scale: Scale, model: str, corpus: str, encoder: str | 
     return cells
 
 
-def _trials(base: TrainConfig, scale: Scale, variant: str, decay: Decay) -> list[TrainConfig]:
-    noised = replace(base, method="edp-sgd", as_printed=variant == "as printed", decay=decay)
-    return [
-        replace(noised, z0=z0, **({} if decay is Decay.NONE else {"tau": tau}))  # type: ignore[arg-type]
-        for z0 in scale.z0[variant]
+def _epochs(scale: Scale, base: TrainConfig) -> int:
+    most = scale.epochs[base.model]
+    if scale.steps is None:
+        return most
+    return whole_epochs(scale.steps[base.model], base.batch_size, training_examples(base.corpus, base.seed), most)
+
+
+def whole_epochs(steps: int, batch: int, examples: int, most: int) -> int:
+    """About so many steps, at least one epoch, and at most `most`."""
+    return max(1, min(most, round(steps * batch / examples)))
+
+
+@lru_cache
+def training_examples(corpus: str, seed: int) -> int:
+    return len(split(load_corpus(corpus), seed).train)
+
+
+def _tune(runs: TableRuns, scale: Scale, base: TrainConfig, what: str) -> dict[TrainConfig, Mapping[str, Any]]:
+    """SGD and the noised runs that were tried: per variant, decay and tau, half of the levels of noise that are left
+    are ruled out by each."""
+    left = {
+        (variant, decay, tau): [_noised(base, variant, decay, tau, z0) for z0 in scale.z0[variant]]
+        for variant in VARIANTS
+        for decay in Decay
         for tau in scale.tau[decay]
-    ]
+    }
+    tried: dict[TrainConfig, Mapping[str, Any]] = {}
+    while any(left.values()):
+        middle = {place: trials[len(trials) // 2] for place, trials in left.items() if trials}
+        configs = [base, *middle.values()]
+        tried |= dict(zip(configs, runs.results([Job(config) for config in configs], what), strict=True))
+        for place, config in middle.items():
+            at = left[place].index(config)
+            left[place] = left[place][at + 1 :] if _usable(config, tried, base) else left[place][:at]
+    return tried
+
+
+def _noised(base: TrainConfig, variant: str, decay: Decay, tau: float, z0: float) -> TrainConfig:
+    noised = replace(base, method="edp-sgd", as_printed=variant == "as printed", decay=decay, z0=z0)
+    return noised if decay is Decay.NONE else replace(noised, tau=tau)
+
+
+def _usable(config: TrainConfig, tried: Mapping[TrainConfig, Mapping[str, Any]], base: TrainConfig) -> bool:
+    return bool(tried[config]["validation_ser"] <= TOLERANCE * tried[base]["validation_ser"])
 
 
 def _choose(
     trials: Sequence[TrainConfig], tried: Mapping[TrainConfig, Mapping[str, Any]], base: TrainConfig
 ) -> TrainConfig:
     """The smallest claimed epsilon among trials whose error is within the tolerance; if none is, the smallest error."""
-    allowed = TOLERANCE * tried[base]["validation_ser"]
-    usable = [config for config in trials if tried[config]["validation_ser"] <= allowed]
+    usable = [config for config in trials if _usable(config, tried, base)]
     if usable:
         return min(usable, key=lambda config: tried[config]["epsilon_claimed"] or math.inf)
     return min(trials, key=lambda config: tried[config]["validation_ser"])

@@ -24,7 +24,7 @@ from edp_lab.training.pretraining import pretrain_bert
 CORPUS = "smart-home-health"
 Z0 = (1e-3, 1e-2, 1e-1)
 SCALE = Scale(
-    "small", 1, dict.fromkeys(study.MODELS, 2), 3, dict.fromkeys(study.VARIANTS, Z0),
+    "small", 1, dict.fromkeys(study.MODELS, 2), None, 3, dict.fromkeys(study.VARIANTS, Z0),
     {Decay.NONE: (0.0,), Decay.LINEAR: (0.1, 0.5), Decay.EXPONENTIAL: (0.2,)},
 )  # fmt: skip
 
@@ -70,8 +70,27 @@ def test_chosen_is_the_most_noise_that_keeps_the_error_on_the_validation_split()
     row = cells(runs)
     assert [cell.z0 for cell in row] == [None] + [1e-2] * 6
     assert {cell.decay: cell.tau for cell in row[1:]} == {"none": None, "linear": 0.1, "exponential": 0.2}
-    assert {(cell.decay, cell.trials) for cell in row} == {(None, 1), ("none", 3), ("linear", 6), ("exponential", 3)}
+    assert {(cell.decay, cell.trials) for cell in row} == {(None, 1), ("none", 2), ("linear", 4), ("exponential", 2)}
     assert {job.config.seed for job in runs.jobs if not job.attack} == {0}
+
+
+@pytest.mark.parametrize("most", range(6))
+def test_halving_finds_what_trying_all_levels_would(most):
+    """Error grows with noise; of five levels the first `most` are within the tolerance, else the least is taken."""
+    levels = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    errors = {z0: 0.1 + 0.001 * k if k < most else 0.2 + 0.1 * k for k, z0 in enumerate(levels)}
+    row = cells(Runs(errors), z0=dict.fromkeys(study.VARIANTS, levels))
+    assert {cell.z0 for cell in row[1:]} == {levels[max(0, most - 1)]}
+    assert max(cell.trials for cell in row if cell.decay != "linear") <= 3
+
+
+def test_a_larger_corpus_gets_about_as_many_steps_in_fewer_epochs():
+    runs, examples = Runs(dict.fromkeys(Z0, 0.1)), study.training_examples(CORPUS, 0)
+    per_epoch = examples / TrainConfig(CORPUS).batch_size
+    cells(runs, epochs={"clc": 9}, steps={"clc": round(3 * per_epoch)})
+    assert {job.config.epochs for job in runs.jobs} == {3}
+    cells(runs := Runs(dict.fromkeys(Z0, 0.1)), epochs={"clc": 2}, steps={"clc": round(3 * per_epoch)})
+    assert {job.config.epochs for job in runs.jobs} == {2}
 
 
 def test_where_all_noise_costs_too_much_the_smallest_error_is_chosen():
