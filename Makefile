@@ -27,8 +27,8 @@ install: $(INSTALLED)  ## the environment with every package pinned; all other t
 course: $(INSTALLED)  ## execute every notebook in quick mode; pages and an index under runs/course/
 	@$(BIN)/edp-lab course run $(COURSE_ARGS)
 
-test: $(INSTALLED)  ## the whole test suite
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(INSTALLED)  ## the whole test suite, a file per core at a time
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 notebooks: $(INSTALLED)  ## student and instructor notebooks from notebooks/source
 	@$(BIN)/edp-lab course build

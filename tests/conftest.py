@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there: the other cores have tests of their own
+
 
 @pytest.fixture(scope="session", autouse=True)
 def ctrl_c_is_heard() -> None:
