@@ -47,12 +47,18 @@ class Block:
         return padding_row(x, dtype)[self.rows]
 
     def gram(self, x: Tensor, part: int = 0) -> Tensor:
-        """Products of each micro-batch's rows with one another: x (R, D), or a part of (R, K, D) -> (u, T, T)."""
+        """Products of each micro-batch's rows with one another: x (R, D), or a part of (R, K, D) -> (u, T, T).
+
+        Raises:
+            IndexError: there are fewer rows than the micro-batches hold.
+        """
         if x.device.type != "cpu":
             own = self.gather(x if x.dim() == 2 else x[:, part])
             return own @ own.mT
         from edp_lab.models.loops import gram  # its compiler takes a third of a second to load
 
+        if int(self.rows.max()) > len(x):  # the loop would read on beyond the last one
+            raise IndexError(f"the micro-batches hold more rows than the {len(x)} that are there")
         out = torch.zeros(*self.rows.shape, self.rows.shape[1], dtype=torch.float64)
         whole = x.detach().contiguous().view(len(x), -1, x.shape[-1])
         gram(whole.numpy(), part, self.rows.contiguous().numpy(), out.numpy())

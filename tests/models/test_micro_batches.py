@@ -99,6 +99,12 @@ def test_gram_matrices_are_the_same_by_the_compiled_loop_and_by_a_product(dtype)
     assert block.gram(x, 1)[:2, -1].count_nonzero() == 0, "padding has products of zero"
 
 
+def test_micro_batches_with_more_rows_than_there_are_are_refused():
+    [block] = MicroBatches.of([1, 1], CPU).blocks(torch.tensor([3, 3]), 1)
+    with pytest.raises(IndexError, match="the 4 that are there"):
+        block.gram(torch.zeros(4, 200))
+
+
 @pytest.mark.parametrize(("steps", "short"), [(2, True), (4, True), (5, False), (30, False)])
 def test_gram_matrices_are_used_where_they_are_less_work(steps, short):
     [block] = MicroBatches.of([1], CPU).blocks(torch.tensor([steps]), 1)
