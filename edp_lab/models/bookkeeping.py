@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,32 +38,60 @@ class Block:
     """Micro-batches of similar row counts: their numbers (u), and their rows padded (u, T).
 
     Padding points one beyond the last row, where `padding_row` puts zeros.
+
+    Attributes:
+        total: R, rows that all micro-batches hold, those of other blocks included.
     """
 
     numbers: Tensor
     rows: Tensor
+    total: int
 
     def gather(self, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-        """(R, D) -> (u, T, D)."""
+        """(R, D) -> (u, T, D).
+
+        Raises:
+            ValueError: x has more or fewer rows than the micro-batches hold.
+        """
+        self._check(x)
         return padding_row(x, dtype)[self.rows]
 
     def gram(self, x: Tensor, part: int = 0) -> Tensor:
-        """Products of each micro-batch's rows with one another: x (R, D), or a part of (R, K, D) -> (u, T, T).
+        """Products of each micro-batch's rows with one another: x (R, D), or a part of (R, K, D) -> (u, T, T), float64.
 
         Raises:
-            IndexError: there are fewer rows than the micro-batches hold.
+            ValueError: as `gather`.
         """
+        self._check(x)
         if x.device.type != "cpu":
             own = self.gather(x if x.dim() == 2 else x[:, part])
             return own @ own.mT
         from edp_lab.models.loops import gram  # its compiler takes a third of a second to load
 
-        if int(self.rows.max()) > len(x):  # the loop would read on beyond the last one
-            raise IndexError(f"the micro-batches hold more rows than the {len(x)} that are there")
         out = torch.zeros(*self.rows.shape, self.rows.shape[1], dtype=torch.float64)
-        whole = x.detach().contiguous().view(len(x), -1, x.shape[-1])
-        gram(whole.numpy(), part, self.rows.contiguous().numpy(), out.numpy())
+        gram(_parts(x), part, self.rows.contiguous().numpy(), out.numpy())
         return out
+
+    def squares_of_sums(self, x: Tensor) -> Tensor:
+        """||sum_t x_t||^2 of each micro-batch: (R, D) -> (u), float64.
+
+        Not from Gram matrices: where rows cancel, their sum would lose the square of what this one loses.
+
+        Raises:
+            ValueError: as `gather`.
+        """
+        self._check(x)
+        if x.device.type != "cpu":
+            return self.gather(x).sum(1).square().sum(1)
+        from edp_lab.models.loops import squares_of_sums
+
+        out = torch.zeros(len(self.rows), dtype=torch.float64)
+        squares_of_sums(_parts(x), self.rows.contiguous().numpy(), out.numpy())
+        return out
+
+    def _check(self, x: Tensor) -> None:
+        if len(x) != self.total:  # a compiled loop would read on beyond the last one
+            raise ValueError(f"the micro-batches hold {self.total} rows, but {len(x)} are given")
 
     def short(self, inputs: int, outputs: int) -> bool:
         """Whether Gram matrices are less work than gradients (outputs, inputs): float64 costs twice as much."""
@@ -148,7 +177,7 @@ class MicroBatches:
             numbers = order[start:end]
             column = torch.arange(ordered[end - 1], device=counts.device)
             place = (first[numbers, None] + column).where(column < counts[numbers, None], counts.sum())
-            blocks.append(Block(numbers, place))
+            blocks.append(Block(numbers, place, int(counts.sum())))
         return blocks
 
 
@@ -180,7 +209,13 @@ class Memory:
 
 def _narrowed(block: Block, width: int) -> list[Block]:
     most = max(1, LARGEST // (block.rows.shape[1] * width))
-    return [Block(*part) for part in zip(block.numbers.split(most), block.rows.split(most), strict=True)]
+    parts = zip(block.numbers.split(most), block.rows.split(most), strict=True)
+    return [Block(*part, block.total) for part in parts]
+
+
+def _parts(x: Tensor) -> np.ndarray:
+    """(R, D) or (R, K, D) -> (R, K, D), contiguous."""
+    return x.detach().contiguous().view(len(x), -1, x.shape[-1]).numpy()  # type: ignore[no-any-return]
 
 
 class Use(Protocol):
@@ -223,11 +258,10 @@ class LinearUse:
         inputs, outputs = self.x.shape[1], self.d.shape[1]
         for block in cut.blocks(self.rows, inputs + outputs):
             if block.short(inputs, outputs):
-                gram = block.gram(self.d)
-                found[:, block.numbers] = torch.stack([gram * block.gram(self.x), gram]).sum((2, 3))
+                weight = (block.gram(self.d) * block.gram(self.x)).sum((1, 2))
             else:
-                sums = block.gather(self.d).sum(1).square().sum(1)
-                found[:, block.numbers] = torch.stack([product_squares(block, self.d, self.x), sums])
+                weight = product_squares(block, self.d, self.x)
+            found[:, block.numbers] = torch.stack([weight, block.squares_of_sums(self.d)])
         return tuple(found)[: len(self.parameters)]
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
@@ -268,7 +302,8 @@ class LSTMUse:
         found = torch.zeros(3, len(cut.sizes), dtype=torch.float64, device=self.d.device)
         for block in cut.blocks(self.rows, self.d[0].numel() + self.h[0].numel() + self.x.shape[1]):
             short = block.short(self.h.shape[2], self.d.shape[2])
-            found[:, block.numbers] = self._by_grams(block) if short else self._by_products(block)
+            weights = self._by_grams(block) if short else self._by_products(block)
+            found[:, block.numbers] = torch.stack([*weights, block.squares_of_sums(self.d.flatten(1))])
         return tuple(found)
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
@@ -286,18 +321,14 @@ class LSTMUse:
         if bias is not None:
             bias += d.sum(0)
 
-    def _by_grams(self, block: Block) -> Tensor:
-        """Squared norms (3, u)."""
+    def _by_grams(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Squared norms (u) of w_ih and w_hh."""
         d, h = ([block.gram(factor, k) for k in (0, 1)] for factor in (self.d, self.h))
-        both = d[0] + d[1]
-        return torch.stack([both * block.gram(self.x), d[0] * h[0] + d[1] * h[1], both]).sum((2, 3))
+        return ((d[0] + d[1]) * block.gram(self.x)).sum((1, 2)), (d[0] * h[0] + d[1] * h[1]).sum((1, 2))
 
-    def _by_products(self, block: Block) -> Tensor:
+    def _by_products(self, block: Block) -> tuple[Tensor, Tensor]:
         w_hh = [product_squares(block, self.d[:, k], self.h[:, k]) for k in (0, 1)]
-        d = self.d.flatten(1)
-        return torch.stack(
-            [product_squares(block, d, self.x), w_hh[0] + w_hh[1], block.gather(d).sum(1).square().sum(1)]
-        )
+        return product_squares(block, self.d.flatten(1), self.x), w_hh[0] + w_hh[1]
 
     def _formed(self, cut: MicroBatches) -> list[Tensor] | None:
         pairs = [(self.d.flatten(1), self.x), *((self.d[:, k], self.h[:, k]) for k in (0, 1))]

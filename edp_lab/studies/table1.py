@@ -1,9 +1,9 @@
 """Table 1 again: error, membership inference and epsilon of SGD and of eDP-SGD under three decays, ours beside theirs.
 
 Section 4.2 tunes C, z0 and tau without saying by what. Here z0 and tau are tuned on the validation split of the first
-seed: the most noise that keeps the error within `TOLERANCE` of SGD's, sought by halving as errors grow with noise; C
-is 1, as with Adam its scale does not matter while every gradient is clipped. The number of trials stands in each row.
-No epsilon covers this choice, nor theirs.
+seed: the most noise that keeps the error within `TOLERANCE` of SGD's, sought by halving as if errors only grew with
+noise; C is 1, as with Adam its scale does not matter while every gradient is clipped. The number of trials stands in
+each row. No epsilon covers this choice, nor theirs.
 
 Every seed has its own split, weights, order and noise. Changes are relative, formed within a seed, and averaged; their
 intervals are Student's t over the seeds, and cover the split and the training, not the choice of settings.
@@ -120,7 +120,7 @@ class Cell:
         ser_change, auc_change: relative to SGD, in percent; negative is better. None for SGD.
         log10_claimed: of the paper's accounting at the paper's delta.
         epsilon, epsilon_if_alpha_public: that hold at `delta` were the seed secret; None where there is no guarantee.
-        z0, tau, trials: the settings chosen on the validation split, and out of how many.
+        z0, tau, trials: the settings chosen on the validation split, and by how many runs.
         paper: what the paper prints: {"ser", "auc"} of SGD or {"ser_change", "auc_change", "log10_claimed"}.
         runs: keys of the runs behind this cell, one for each seed.
         about: device, threads, versions, seconds of training in all.

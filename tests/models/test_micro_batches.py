@@ -99,10 +99,26 @@ def test_gram_matrices_are_the_same_by_the_compiled_loop_and_by_a_product(dtype)
     assert block.gram(x, 1)[:2, -1].count_nonzero() == 0, "padding has products of zero"
 
 
-def test_micro_batches_with_more_rows_than_there_are_are_refused():
-    [block] = MicroBatches.of([1, 1], CPU).blocks(torch.tensor([3, 3]), 1)
-    with pytest.raises(IndexError, match="the 4 that are there"):
-        block.gram(torch.zeros(4, 200))
+@pytest.mark.parametrize("counts", [[3, 3], [2, 1], [1, 2, 2]])
+def test_micro_batches_of_other_rows_than_there_are_are_refused(counts):
+    """A compiled loop would read whatever lies behind them."""
+    block = MicroBatches.of([1] * len(counts), CPU).blocks(torch.tensor(counts), 1)[0]
+    for use in (block.gram, block.gather, block.squares_of_sums):
+        with pytest.raises(ValueError, match=f"hold {sum(counts)} rows, but 4 are given"):
+            use(torch.zeros(4, 200))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_biass_norm_keeps_what_is_left_where_rows_cancel(dtype):
+    """The Gram matrix's terms are 2^54 times as large as their sum, which float64 would lose."""
+    big = torch.full((1, 100), 2.0**27, dtype=dtype)
+    d = torch.cat([big, -big, torch.zeros(1, 100, dtype=dtype)])
+    d[2, 0] = 8
+    weight, bias = (nn.Parameter(torch.zeros(*shape)) for shape in ((100, 100), (100,)))
+    squares = LinearUse(weight, bias, torch.ones(3, 100, dtype=dtype), d, torch.tensor([3])).squared_norms(
+        MicroBatches.of([1], CPU)
+    )
+    assert float(squares[1][0]) == 64
 
 
 @pytest.mark.parametrize(("steps", "short"), [(2, True), (4, True), (5, False), (30, False)])
