@@ -1,8 +1,8 @@
 """Table 2 again: how long a training step takes under each method, interleaved in one process, beside the paper's.
 
-Every method starts from the same weights and sees the same batches. A round gives one step to each method in turn, so
-that whatever else the machine does falls on all of them; ratios are formed within a round. Peak memory is that of a
-process of its own for each method. Several processes are ranks, as in training.
+Every method starts from the same weights and sees the same batches. A round gives one step to each method in turn, and
+just before or after it one to SGD: ratios are those of such neighbours, on whom all else that the machine does falls
+alike. Peak memory is that of a process of its own for each method. Several processes are ranks, as in training.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Task:
 
 
 def bench_steps(task: Task, progress: Callable[[str], None] = lambda name: None) -> list[dict[str, Any]]:
-    """Per contestant: seconds of a step (median), ratio to SGD in the same round (median and quartiles), peak memory.
+    """Per contestant: seconds of a step (median), ratio to SGD's step beside it (median and quartiles), peak memory.
 
     `seconds_per_epoch` is the mean step times the steps of an epoch, beside the paper's seconds and ratio.
 
@@ -125,17 +125,18 @@ def bench_steps(task: Task, progress: Callable[[str], None] = lambda name: None)
         for processes in task.processes:
             contestants = task.contestants(processes)
             told = list(_timed(task, contestants, pretrained, progress))
-            seconds = [[t["seconds"] for t in told if t["number"] == k] for k in range(len(contestants))]
             for number, contestant in enumerate(contestants):
                 [last] = list(_timed(task, [contestant], pretrained, progress, memory=True))
-                rows.append(_row(task, contestant, seconds[number], seconds[0], told[0], last["memory_mb"]))
+                own = [t for t in told if number in (0, t["number"])]
+                seconds = [t["seconds" if number else "sgd"] for t in own]
+                rows.append(_row(task, contestant, seconds, [t["sgd"] for t in own], told[0], last["memory_mb"]))
     return rows
 
 
 def _row(
     task: Task, contestant: Contestant, seconds: list[float], sgd: list[float], first: dict[str, Any], memory_mb: float
 ) -> dict[str, Any]:
-    ratios = [own / other for own, other in zip(seconds, sgd, strict=False)]
+    ratios = [own / other for own, other in zip(seconds, sgd, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     paper = [r for r in TABLE_2 if r.model.lower() == task.model and r.corpus.lower() == task.corpus.lower()]
     factors = {"sgd": 1.0, "edp-sgd": paper[0].edp_sgd_factor, "dp-sgd-naive": paper[0].dp_sgd_factor} if paper else {}
@@ -247,13 +248,21 @@ def main(job: str) -> None:
         report(number=0, memory_mb=_peak_mb(accelerator.device))
         return
     for round_number in range(task.rounds):
-        turns = random.Random(round_number).sample(range(len(runners)), len(runners))  # the same on all ranks
-        for number in turns:  # in no fixed order: whoever always followed a heavy method would find a cold cache
-            runner = runners[number]
+        draw = random.Random(round_number)  # the same on all ranks
+        # In no fixed order: whoever always followed a heavy method would find a cold cache.
+        for number in draw.sample(range(1, len(runners)), len(runners) - 1) or [0]:
             if round_number < FEW or firsts[number] < SLOW * firsts[0]:
-                seconds = runner.seconds(round_number)
-                steps, threads = runner.run.batches.steps_per_epoch, torch.get_num_threads()
-                report(number=number, round=round_number, seconds=seconds, steps=steps, threads=threads)
+                pair = draw.sample([0, number], 2) if number else [0]
+                seconds = {one: runners[one].seconds(round_number) for one in pair}
+                steps, threads = runners[0].run.batches.steps_per_epoch, torch.get_num_threads()
+                report(
+                    number=number,
+                    round=round_number,
+                    seconds=seconds[number],
+                    sgd=seconds[0],
+                    steps=steps,
+                    threads=threads,
+                )
 
 
 if __name__ == "__main__":
