@@ -124,7 +124,7 @@ def steps(
     gpus: Gpus = "1,8",
     processes: Processes = "1",
     batch_size: BatchSize = 64,
-    rounds: Rounds = 15,
+    rounds: Rounds = 30,
     threads: Threads = None,
     size: Size = "paper",
     device: Device = None,
