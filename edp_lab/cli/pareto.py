@@ -43,7 +43,7 @@ def pareto(
             "[default: sentence-transformers/all-MiniLM-L6-v2]"
         ),
     ] = None,
-    epsilons: Annotated[str | None, typer.Option(help="Targets. [default: 8,3,1; 8 if --quick]")] = None,
+    epsilons: Annotated[str | None, typer.Option(help="Targets; eDP-SGD has the largest. [default: 8,3,1; 8 if --quick]")] = None,
     quick: Annotated[
         bool, typer.Option("--quick/--full", help="A smaller SGD, one seed, few steps: minutes, not hours.")
     ] = False,
@@ -55,7 +55,7 @@ def pareto(
     ),
     as_json: Json = False,
 ) -> None:
-    """Utility, privacy and time: the error of DP-SGD and of eDP-SGD at epsilons that hold, beside SGD's.
+    """Utility, privacy and time: DP-SGD's error at epsilons that hold, eDP-SGD's at the largest, beside SGD's.
 
     Finished runs are kept in the folder: after a kill, the same command goes on from there and gives the same table.
     """

@@ -62,7 +62,7 @@ class Scale:
     """How much is trained.
 
     Attributes:
-        epsilons: targets, at delta = n^-1.1.
+        epsilons: targets of DP-SGD, at delta = n^-1.1; eDP-SGD has the largest.
         tried: learning rate and weight of the intent, for each method and target.
         steps, plain_steps: of a private run and of SGD, about, but whole epochs and at most `most_epochs`,
             `plain_epochs` of them.
@@ -123,8 +123,8 @@ class Point:
 
 
 def pareto(runs: TableRuns, scale: Scale, corpora: Sequence[str], encoder: str = ENCODER) -> Iterator[list[Point]]:
-    """The points of one corpus after the other: SGD at its size and with the private model, then each method at each
-    target.
+    """The points of one corpus after the other: SGD at its size and with the private model, then DP-SGD at each target
+    and eDP-SGD at the largest.
 
     Args:
         encoder: hub name or folder of the published BERT that reads the words.
@@ -151,8 +151,7 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
     sgd = runs.results([Job(config) for config in (*plain, *here)], f"{corpus}: SGD")
     grid = {
         (method, epsilon): [_private(corpus, method, epsilon, *tried, first, scale, start) for tried in scale.tried]
-        for method in METHODS
-        for epsilon in scale.epsilons
+        for method, epsilon in _targets(scale)
     }
     tried = _done(runs, [config for trials in grid.values() for config in trials], f"{corpus}: tuning")
     chosen = {place: min(trials, key=lambda c: tried[c]["validation_ser"]) for place, trials in grid.items()}
@@ -164,7 +163,7 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
         for (method, epsilon), config in chosen.items()
     }
     done = _done(runs, [config for configs in repeated.values() for config in configs], f"{corpus}: seeds")
-    examples = [plain[0], here[0], *(chosen[method, scale.epsilons[0]] for method in METHODS)]
+    examples = [plain[0], here[0], *(chosen[method, max(scale.epsilons)] for method in METHODS)]
     seconds = dict(zip((SGD, SGD_HERE, *METHODS), _seconds(examples, folder), strict=True))
     time_of = {name: (own, own / seconds[SGD]) for name, own in seconds.items()}
     found = [
@@ -175,6 +174,12 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
         results = [done[config] for config in configs]
         found.append(_point(corpus, method, epsilon, configs, results, len(scale.tried), *time_of[method]))
     return found
+
+
+def _targets(scale: Scale) -> list[tuple[str, float]]:
+    """eDP-SGD has its place at the largest epsilon alone: on ATIS, one seed, its SER was .31 at 8, .49 at 3, .73 at 1."""
+    method, marked = METHODS
+    return [*((method, epsilon) for epsilon in scale.epsilons), (marked, max(scale.epsilons))]
 
 
 def _done(runs: TableRuns, configs: Sequence[TrainConfig], what: str) -> dict[TrainConfig, Mapping[str, Any]]:

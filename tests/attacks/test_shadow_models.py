@@ -60,9 +60,10 @@ def found_at_once(config: TrainConfig, shadows: int, cache: Path) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that work for this one."""
+    """The processes that train shadow models for this one, whatever else it has started."""
     listed = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for file in listed for child in file.read_text().split()]
+    started = [child for file in listed for child in file.read_text().split()]
+    return [int(child) for child in started if "shadow_models" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 10) -> bool:
@@ -247,7 +248,7 @@ def test_a_worker_that_dies_is_named_in_one_sentence_and_what_is_finished_stays(
             os.kill(workers[0], signal.SIGKILL)
 
     workers: list[int] = []
-    config = replace(CONFIG, epochs=10)
+    config = replace(CONFIG, epochs=40)  # no worker is through before it is killed
     with pytest.raises(UsageError) as refusal:
         shadow_signals(config, CORPUS, POOL, 8, cache=tmp_path, progress=kill, workers=2)
     said = str(refusal.value)
