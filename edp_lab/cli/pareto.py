@@ -43,7 +43,9 @@ def pareto(
             "[default: sentence-transformers/all-MiniLM-L6-v2]"
         ),
     ] = None,
-    epsilons: Annotated[str | None, typer.Option(help="Targets; eDP-SGD has the largest. [default: 8,3,1; 8 if --quick]")] = None,
+    epsilons: Annotated[
+        str | None, typer.Option(help="Targets; eDP-SGD has the largest. [default: 8,3,1; 8 if --quick]")
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick/--full", help="A smaller SGD, one seed, few steps: minutes, not hours.")
     ] = False,

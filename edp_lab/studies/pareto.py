@@ -177,7 +177,7 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
 
 
 def _targets(scale: Scale) -> list[tuple[str, float]]:
-    """eDP-SGD has its place at the largest epsilon alone: on ATIS, one seed, its SER was .31 at 8, .49 at 3, .73 at 1."""
+    """eDP-SGD is placed at the largest epsilon alone: on ATIS, one seed, its SER was .31 at 8, .49 at 3, .73 at 1."""
     method, marked = METHODS
     return [*((method, epsilon) for epsilon in scale.epsilons), (marked, max(scale.epsilons))]
 
