@@ -47,18 +47,19 @@ def pareto_figure(points: Sequence[Point]) -> go.Figure:
     for place, corpus in enumerate(corpora):
         own = [point for point in points if point["corpus"] == corpus]
         where = {"row": place // columns + 1, "col": place % columns + 1}
-        plain = [point for point in own if point["epsilon"] is None]
-        for level, dash in zip(plain, ("dot", "dashdot"), strict=False):
-            figure.add_hline(
-                level["ser"]["mean"],
-                line={"dash": dash, "width": 1.5},
-                annotation_text=f"{level['method']}, x{level['time_ratio']:.2g}",
-                **where,
-            )
         methods = dict.fromkeys(point["method"] for point in own if point["epsilon"])
         for number, method in enumerate(methods):
             line = _line(sorted((p for p in own if p["method"] == method), key=lambda p: p["epsilon"] or 0), number)
             figure.add_trace(line.update(showlegend=not place), **where)
+        plain = [point for point in own if point["epsilon"] is None]
+        for level, (dash, side) in zip(plain, (("dot", "left"), ("dashdot", "right")), strict=False):
+            figure.add_hline(
+                level["ser"]["mean"],
+                line={"dash": dash, "width": 1.5},
+                annotation_text=f"{level['method']}, x{level['time_ratio']:.2g}",
+                annotation_position=f"top {side}",
+                **where,
+            )
     order = sorted({_epsilon(point) for point in points if point["epsilon"]}, key=float)
     axis = {"type": "category", "categoryorder": "array", "categoryarray": order, "range": [-0.5, len(order) - 0.5]}
     figure.update_xaxes(axis, title="ε that holds (no unit)")
