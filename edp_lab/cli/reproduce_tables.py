@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edp_lab.studies.table1 import Cell, Estimate
 
 FILES = ("table.json", "table.csv", "table.html")
-WIDTH = 140
+WIDTH = 150
 
 Models = Annotated[str, typer.Option(help="clc, bert, or both with a comma between.")]
 Corpora = Annotated[

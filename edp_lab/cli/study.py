@@ -227,7 +227,7 @@ def scale(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """What a corpus' size costs in time and memory, and what eight GPUs would make of it (an extrapolation)."""
+    """What a corpus' size costs in time and memory; an extrapolation to eight devices like this one."""
     from rich.console import Console
 
     from edp_lab.studies.bench_scale import bench_scale

@@ -1,7 +1,7 @@
-"""What a corpus' size costs: generating it, a training step, memory; and what eight GPUs would make of it.
+"""What a corpus' size costs: generating it, a training step, memory; and what eight devices would make of it.
 
 Each size is measured in a process of its own, whose peak memory is reported. The extrapolation is arithmetic on
-measured parts, with the bandwidth of the network as an assumption; nothing of it was run on GPUs.
+measured parts: a device is taken to be as fast as this machine, whatever it is; the bandwidths are assumptions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edp_lab.training.trainer import start_accelerator
 
 SIZES = (10_000, 100_000, 1_000_000)
 DEVICES = 8
-NETWORKS = {"8 GPUs of one machine, 100 GB/s": 100e9, "8 machines of one GPU, 10 Gbit/s": 1.25e9}
+NETWORKS = {"8 devices like this in one machine, 100 GB/s": 100e9, "8 machines like this, 10 Gbit/s": 1.25e9}
 
 
 def bench_scale(
@@ -64,7 +64,7 @@ def bench_scale(
 
 
 def extrapolated(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """An epoch on eight GPUs as fast as this machine: each does an eighth of the batch, then they sum up the gradient.
+    """An epoch on eight devices as fast as this machine: each takes an eighth of the batch, then they sum the gradient.
 
     A ring all-reduce moves 2 (N - 1) / N times the gradient through each link.
     """
