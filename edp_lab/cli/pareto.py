@@ -123,7 +123,7 @@ def _line(point: Point) -> list[str]:
 
 
 def _page(made: Sequence[Sequence[Point]]) -> str:
-    from edp_lab.course.pareto_figures import pareto_figure
+    from edp_lab.course.pareto import pareto_figure
     from edp_lab.course.theme import CONFIG
 
     figure = pareto_figure([point.as_json() for points in made for point in points])

@@ -11,7 +11,7 @@ import pytest
 
 from edp_lab.cli.pareto import _lines, _page
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.pareto_figures import pareto_figure
+from edp_lab.course.pareto import pareto_figure
 from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.privacy.accounting import true_epsilon
