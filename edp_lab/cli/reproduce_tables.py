@@ -201,8 +201,13 @@ def _show(made: Sequence[Sequence[Cell]]) -> None:
 
 
 def _page1(made: Sequence[Sequence[Cell]]) -> str:
+    from edp_lab.course.table1_anew import changes_figure
+    from edp_lab.course.theme import CONFIG
+
+    figure = changes_figure([cell.as_json() for cells in made for cell in cells])
+    drawn = figure.to_html(CONFIG, include_plotlyjs=True, full_html=False)
     parts = [_lines1(cells) for cells in made]
-    return _page("Table 1, measured anew", parts, [_title1(cells) for cells in made], NOTE)
+    return _page("Table 1, measured anew", parts, [_title1(cells) for cells in made], NOTE, drawn)
 
 
 # ---- Table 2 in text -----------------------------------------------------------------------------------------------
@@ -249,9 +254,15 @@ td:first-child, th:first-child {{ text-align: left }} p {{ color: #555 }}
 """
 
 
-def _page(title: str, parts: Sequence[Sequence[Sequence[str]]], titles: Sequence[str] = (), note: str = "") -> str:
+def _page(
+    title: str,
+    parts: Sequence[Sequence[Sequence[str]]],
+    titles: Sequence[str] = (),
+    note: str = "",
+    figure: str = "",
+) -> str:
     """A page that needs no network."""
-    drawn = []
+    drawn = [figure]
     for number, lines in enumerate(parts):
         heading = f"<h2>{html.escape(titles[number])}</h2>" if titles else ""
         drawn.append(f"{heading}{html_table(lines)}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edp_lab.cli.reproduce import reproduce_app
+from edp_lab.course.table1_anew import changes_figure
 from edp_lab.errors import UsageError
 from edp_lab.studies import bench_step, table2, table_runs
 
@@ -43,7 +44,7 @@ TABLE1 = ("table1", "--quick", "--models", "clc", "--corpora", "smart-home-healt
 def test_table1_sets_ours_beside_theirs_and_says_what_holds(cli, tmp_path):
     out, _ = cli(*TABLE1)
     lines = out.splitlines()
-    assert max(map(len, lines[:-3])) <= 140
+    assert max(map(len, lines[:-3])) <= 150
     assert "in place of the paper's internal Health" in out
     [printed] = [line for line in lines if line.startswith("as printed, exponential")]
     assert "-2.7" in printed
@@ -51,8 +52,21 @@ def test_table1_sets_ours_beside_theirs_and_says_what_holds(cli, tmp_path):
     [sound] = [line for line in lines if line.startswith("sound, linear")]
     assert "3e+04" in sound
     page = (tmp_path / "out" / "table.html").read_text()
-    assert "http" not in page
-    assert "as printed, exponential" in page
+    assert "<script src" not in page  # plotly's code is in it
+    assert "http" not in page.split("</script>")[-1]
+    assert "as printed, exponential" in page.split("</script>")[-1]
+
+
+def test_the_figure_shows_each_change_and_a_single_seed_without_a_bar(cli):
+    cells = json.loads(cli(*TABLE1, "--json")[0])
+    figure = changes_figure(cells)
+    assert [trace.name for trace in figure.data] == ["ours, as printed", "ours, sound", "theirs"] * 2
+    for trace, cell in zip(figure.data[:3], (cells[1], cells[4], None), strict=True):
+        assert trace.x[0] == (cells[1]["paper"]["ser_change"] if cell is None else cell["ser_change"]["mean"])
+    assert figure.data[0].error_x.array[0] == pytest.approx(cells[1]["ser_change"]["high"] - figure.data[0].x[0])
+    assert figure.layout.yaxis.ticktext[0] == "CLC, smart-home-health, no decay"
+    alone = json.loads(cli(*TABLE1, "--seeds", "1", "--json")[0])
+    assert set(changes_figure(alone).data[0].error_x.array) == {0}
 
 
 def test_files_and_json_say_the_same(cli, tmp_path):
