@@ -303,17 +303,14 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _surroundings() -> dict[str, Any]:
-    import os
-    import platform
     from datetime import UTC, datetime
 
-    import torch
-
+    from edp_lab.studies.surroundings import machine
     from edp_lab.training.record import versions
 
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join(["edp-lab", *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "machine": machine(),
         "versions": versions(),
     }

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import platform
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +35,7 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.models.files import read_json, write_whole
 from edp_lab.privacy import Guarantee
+from edp_lab.studies.surroundings import machine
 from edp_lab.training import TrainConfig, train
 from edp_lab.training.record import versions
 from edp_lab.training.run import Event
@@ -330,7 +329,7 @@ def _load(path: Path) -> dict[str, Any]:
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     about = {
         "command": "edp_lab.course.membership_measured.measure(path)",
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}; one thread",
+        "machine": f"{machine()}; one thread",
         "versions": versions(),
     }
     parts = []

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 import statistics
 import sys
 import threading
@@ -32,6 +30,7 @@ from edp_lab.course.start import plain
 from edp_lab.errors import UsageError
 from edp_lab.models.files import read_json, write_whole
 from edp_lab.privacy import Guarantee, judge
+from edp_lab.studies.surroundings import machine
 from edp_lab.training import TrainConfig
 from edp_lab.training.record import versions
 from edp_lab.training.run import Event, Run, evaluate_model
@@ -221,7 +220,7 @@ def measure(
 def _write(path: Path, told: Mapping[str, Any]) -> None:
     about = {
         "command": "python -m edp_lab.course.tradeoff_grid PATH",
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}; one thread",
+        "machine": f"{machine()}; one thread",
         "versions": versions(),
         "seconds_per_epoch": told["seconds_per_epoch"],
     }

@@ -35,6 +35,7 @@ from edp_lab.models.files import write_whole
 from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.tuning import composed
+from edp_lab.studies.surroundings import machine
 from edp_lab.studies.table1 import ENCODER, Estimate, public_encoder, training_examples, whole_epochs
 from edp_lab.studies.table_runs import TRAINING, Job, TableRuns
 from edp_lab.training import TrainConfig
@@ -190,10 +191,10 @@ def _seconds(configs: Sequence[TrainConfig], folder: Path) -> list[float]:
     """What runs with these settings take on one thread: steps times the median step, and reading by the encoder.
 
     All take their steps in turn, so that whatever else the machine does falls on all of them; measured once for a
-    folder, these settings, code and versions.
+    folder, machine, these settings, code and versions.
     """
     whole = load_corpus(configs[0].corpus)
-    told = json.dumps([[asdict(config) for config in configs], whole.sha256, versions()])
+    told = json.dumps([[asdict(config) for config in configs], whole.sha256, versions(), machine()])
     kept = folder / f"seconds-{digest({}, told.encode(), *code_of(TRAINING))[:16]}.json"
     if not kept.is_file():
         threads = torch.get_num_threads()
@@ -313,7 +314,10 @@ def _point(
             for name in ("size", "batch_size", "epochs", "z0", "clip_norm", "learning_rate", "intent_weight", "dropout")
         },
         runs=tuple(one["run"] for one in results),
-        about={name: first[name] for name in ("device", "machine", "threads", "versions")},
+        about={
+            **{name: first[name] for name in ("device", "machine", "threads", "versions")},
+            "timed_on": machine(),
+        },
     )
 
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.models.files import write_whole
 from edp_lab.privacy import judge
+from edp_lab.studies.surroundings import machine
 from edp_lab.training import TrainConfig, resume, train
 from edp_lab.training.launch import Ranks, run_rank
 from edp_lab.training.record import RECORD, versions
@@ -215,7 +216,8 @@ def summary(config: TrainConfig, record: dict[str, Any]) -> dict[str, Any]:
         "seconds": final["seconds"],
         "device": record["device"],
         "threads": record["threads"],
-        "machine": platform.processor() or platform.machine(),
+        "machine": machine(record["device"]),
+        "date": datetime.now(UTC).date().isoformat(),
         "versions": record["versions"],
     }
 
