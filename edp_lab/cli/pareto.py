@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,12 +63,13 @@ def pareto(
     with telling() as tell:
         from edp_lab.studies.pareto import FULL, QUICK
         from edp_lab.studies.pareto import pareto as points_of
+        from edp_lab.studies.surroundings import usable_cores
         from edp_lab.studies.table1 import ENCODER
         from edp_lab.studies.table_runs import TableRuns
 
         scale = QUICK if quick else FULL
         scale = replace(scale, seeds=seeds or scale.seeds, epsilons=_targets(epsilons) or scale.epsilons)
-        runs = TableRuns(out, workers or len(os.sched_getaffinity(0)), tell, fresh=not resume)
+        runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
         made: list[list[Point]] = []
         try:
             for points in points_of(runs, scale, corpora.split(","), encoder or ENCODER):

@@ -6,7 +6,6 @@ import csv
 import html
 import io
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +69,7 @@ def table1(
     Finished runs are kept in the folder: after a kill, the same command goes on from there and gives the same table.
     """
     with telling() as tell:
+        from edp_lab.studies.surroundings import usable_cores
         from edp_lab.studies.table1 import ENCODER, FULL, MODELS, QUICK
         from edp_lab.studies.table1 import table1 as rows_of
         from edp_lab.studies.table_runs import TableRuns
@@ -78,7 +78,7 @@ def table1(
         scale = replace(scale, seeds=seeds or scale.seeds)
         if epochs is not None:
             scale = replace(scale, epochs=dict.fromkeys(MODELS, epochs), steps=None)
-        runs = TableRuns(out, workers or len(os.sched_getaffinity(0)), tell, fresh=not resume)
+        runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
         made: list[list[Cell]] = []
         try:
             for row in rows_of(runs, scale, models.split(","), corpora.split(","), encoder or ENCODER):

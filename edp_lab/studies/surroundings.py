@@ -1,4 +1,4 @@
-"""Where something was measured, as results tell it."""
+"""The machine: how many cores are ours, and what results tell of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import os
 import platform
 
 import torch
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine(device: str = "cpu") -> str:
