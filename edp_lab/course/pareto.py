@@ -51,13 +51,13 @@ def pareto_figure(points: Sequence[Point]) -> go.Figure:
         for number, method in enumerate(methods):
             line = _line(sorted((p for p in own if p["method"] == method), key=lambda p: p["epsilon"] or 0), number)
             figure.add_trace(line.update(showlegend=not place), **where)
-        plain = [point for point in own if point["epsilon"] is None]
-        for level, (dash, side) in zip(plain, (("dot", "left"), ("dashdot", "right")), strict=False):
+        plain = sorted((p for p in own if p["epsilon"] is None), key=lambda point: point["ser"]["mean"])
+        for level, (dash, side) in zip(plain, (("dashdot", "bottom"), ("dot", "top")), strict=False):
             figure.add_hline(
                 level["ser"]["mean"],
                 line={"dash": dash, "width": 1.5},
                 annotation_text=f"{level['method']}, x{level['time_ratio']:.2g}",
-                annotation_position=f"top {side}",
+                annotation_position=f"{side} left",
                 **where,
             )
     order = sorted({_epsilon(point) for point in points if point["epsilon"]}, key=float)
