@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-import edp_lab
 from edp_lab.course.theme import BLACK, BLUE, TEMPLATE, VERMILLION
-from edp_lab.errors import UsageError
-from edp_lab.models.files import read_json
 
-RESULTS = Path(edp_lab.__file__).parents[1] / "data" / "results" / "table1.json"
 LOOKS = {"as printed": (BLUE, "circle", -0.17), "sound": (VERMILLION, "square", 0.17)}  # colour, symbol, shift
 CHANGES = {"ser_change": "SER (error)", "auc_change": "AUC of the attack"}
 CAPTION = "Left of 0 is better. Bars: Student's 95 % interval over the seeds, formed within a seed; theirs have none."
@@ -22,20 +17,11 @@ CAPTION = "Left of 0 is better. Bars: Student's 95 % interval over the seeds, fo
 Cell = Mapping[str, Any]
 
 
-def load_cells(path: Path = RESULTS) -> list[dict[str, Any]]:
-    """What was measured, as `edp_lab.studies.table1.Cell.as_json` has it.
-
-    Raises:
-        UsageError: the file is missing or damaged.
-    """
-    cells = read_json(path)
-    if not isinstance(cells, list):
-        raise UsageError(f"{path} holds no cells: run edp-lab reproduce table1 again")
-    return cells
-
-
 def changes_figure(cells: Sequence[Cell]) -> go.Figure:
-    """Changes of error and of the attack's success against SGD's: a line for each model, corpus and decay."""
+    """Changes of error and of the attack's success against SGD's: a line for each model, corpus and decay.
+
+    `cells` are those of `edp_lab.studies.table1.Cell.as_json`.
+    """
     figure = make_subplots(1, 2, shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=list(CHANGES.values()))
     lines = list(dict.fromkeys(_line(cell) for cell in cells if cell["decay"]))
     for column, name in enumerate(CHANGES, 1):
