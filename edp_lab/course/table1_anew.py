@@ -33,7 +33,7 @@ def changes_figure(cells: Sequence[Cell]) -> go.Figure:
     figure.update_xaxes(title="change against SGD (%)")
     figure.update_yaxes(tickvals=list(range(len(lines))), ticktext=lines, range=[len(lines) - 0.4, -0.6])
     title = {"text": "Table 1, theirs and ours", "subtitle": {"text": CAPTION}}
-    legend = {"orientation": "h", "y": 1 + 30 / (30 * len(lines)), "yanchor": "bottom"}
+    legend = {"orientation": "h", "y": 1 + 1 / len(lines), "yanchor": "bottom"}
     height = 30 * len(lines) + 230
     return figure.update_layout(template=TEMPLATE, title=title, height=height, margin_t=140, legend=legend)
 
