@@ -10,7 +10,6 @@ Noise, training and benchmark are those of `edp_lab.training` and `edp_lab.studi
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 import threading
@@ -26,7 +25,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import edp_lab
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.course.cost import Array, check_whole, mechanism_of, with_public_alpha
 from edp_lab.errors import UsageError
@@ -35,12 +33,12 @@ from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, claim, judge, tru
 from edp_lab.privacy.noise import key_from_seed
 from edp_lab.studies.bench_step import Task, bench_steps
 from edp_lab.studies.paper_tables import TABLE_2, Table2Row
+from edp_lab.studies.results import RESULTS, rows
 from edp_lab.training import StepDone, TrainConfig, train
 from edp_lab.training.noise import Share, standard_noise
 from edp_lab.training.record import MODEL
 from edp_lab.training.run import Event
 
-RESULTS = Path(edp_lab.__file__).parents[1] / "data" / "results"
 COUNTS = (1, 2, 4, 8, 16, 32)  # devices; a batch of 64 has no more than 63
 DRAWS = 4000  # coordinates of which noise is drawn
 FLOAT32 = 4  # bytes
@@ -249,7 +247,7 @@ def _where(row: dict[str, Any]) -> str:
 @cache
 def committed() -> tuple[Timed, ...]:
     """``data/results/bench_step.json``: steps of all methods on ATIS."""
-    return tuple(map(Timed.of, json.loads((RESULTS / "bench_step.json").read_text())))
+    return tuple(map(Timed.of, rows(RESULTS / "bench_step.json", "edp-lab bench step --json")))
 
 
 def table2(model: str, corpus: str = "atis") -> list[Timed]:
@@ -259,8 +257,8 @@ def table2(model: str, corpus: str = "atis") -> list[Timed]:
 
 def two_processes() -> dict[str, tuple[Timed, Timed]]:
     """The committed rows of the same work on one process and on two, by method."""
-    rows = {(t.method, t.processes): t for t in committed() if t.batch_size == 256}
-    return {method: (rows[method, 1], rows[method, 2]) for method in ("sgd", "edp-sgd")}
+    of = {(t.method, t.processes): t for t in committed() if t.batch_size == 256}
+    return {method: (of[method, 1], of[method, 2]) for method in ("sgd", "edp-sgd")}
 
 
 def printed(model: str, corpus: str = "atis") -> Table2Row:
@@ -311,11 +309,11 @@ def shares(model: str) -> Shares:
     Raises:
         UsageError: nothing was.
     """
-    rows = [row for row in json.loads((RESULTS / "bench_shares.json").read_text()) if row["model"] == model]
-    if not rows:
+    own = [row for row in rows(RESULTS / "bench_shares.json", "edp-lab bench step --json") if row["model"] == model]
+    if not own:
         raise UsageError(f"no steps of {model!r} were measured: choose clc or bert")
-    batches = sorted({row["batch_size"] for row in rows})
-    of = {(row["method"], row["batch_size"]): row for row in rows}
+    batches = sorted({row["batch_size"] for row in own})
+    of = {(row["method"], row["batch_size"]): row for row in own}
     sgd, edp_sgd = (tuple(of[method, batch]["seconds"] for batch in batches) for method in ("sgd", "edp-sgd"))
     last = of["edp-sgd", batches[-1]]
     return Shares(model, tuple(batches), sgd, edp_sgd, last["parameters"], _where(last), last["command"])

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import edp_lab
 from edp_lab.attacks.lira import aligned, lira_scores
 from edp_lab.attacks.membership import Attacked, attack_loss
 from edp_lab.attacks.memorisation import Memorisation, Traced, measure_memorisation
@@ -35,12 +34,13 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.models.files import read_json, write_whole
 from edp_lab.privacy import Guarantee
+from edp_lab.studies import results
 from edp_lab.studies.surroundings import machine
 from edp_lab.training import TrainConfig, train
 from edp_lab.training.record import versions
 from edp_lab.training.run import Event
 
-RESULTS = Path(edp_lab.__file__).parents[1] / "data" / "results" / "course_membership.json"
+RESULTS = results.RESULTS / "course_membership.json"
 EPOCHS = 8  # enough for a small model to learn its training set by heart
 Z0S = (0.001, 0.003, 0.01, 0.03, 0.1)
 REPETITIONS = (0, 1, 2, 4, 8, 16)

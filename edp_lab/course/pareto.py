@@ -10,12 +10,9 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-import edp_lab
 from edp_lab.course.theme import BLUE, TEMPLATE, VERMILLION
-from edp_lab.errors import UsageError
-from edp_lab.models.files import read_json
+from edp_lab.studies import results
 
-RESULTS = Path(edp_lab.__file__).parents[1] / "data" / "results" / "pareto.json"
 LOOKS = ((BLUE, "solid", "circle"), (VERMILLION, "dash", "square"))
 CAPTION = (
     "ε of one utterance at δ = n<sup>-1.1</sup>, were the seeds secret. DP-SGD: privacy loss distributions, Poisson "
@@ -26,16 +23,13 @@ CAPTION = (
 Point = Mapping[str, Any]
 
 
-def load_points(path: Path = RESULTS) -> list[dict[str, Any]]:
+def load_points(path: Path = results.RESULTS / "pareto.json") -> list[dict[str, Any]]:
     """What was measured, as `edp_lab.studies.pareto.Point.as_json` has it.
 
     Raises:
-        UsageError: the file is missing or damaged.
+        UsageError: as `results.rows`.
     """
-    points = read_json(path)
-    if not isinstance(points, list):
-        raise UsageError(f"{path} holds no points: run edp-lab reproduce pareto again")
-    return points
+    return results.rows(path, "edp-lab reproduce pareto --json")
 
 
 def pareto_figure(points: Sequence[Point]) -> go.Figure:

@@ -23,19 +23,19 @@ from typing import Any
 
 import torch
 
-import edp_lab
 from edp_lab.corpora import Corpus, Split, load_corpus, split
 from edp_lab.corpora.metrics import Scores
 from edp_lab.course.start import plain
 from edp_lab.errors import UsageError
 from edp_lab.models.files import read_json, write_whole
 from edp_lab.privacy import Guarantee, judge
+from edp_lab.studies import results
 from edp_lab.studies.surroundings import machine
 from edp_lab.training import TrainConfig
 from edp_lab.training.record import versions
 from edp_lab.training.run import Event, Run, evaluate_model
 
-RESULTS = Path(edp_lab.__file__).parents[1] / "data" / "results" / "tradeoff.json"
+RESULTS = results.RESULTS / "tradeoff.json"
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
 MARKS = (1, 2, 4, 8)  # epochs after which a measured run is scored on the test set
 

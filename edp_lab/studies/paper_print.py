@@ -5,7 +5,6 @@ Times of ours come from the committed benchmark of steps, data/results/bench_ste
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -13,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.errors import UsageError
 from edp_lab.studies.evidence import Evidence, Verdict
 from edp_lab.studies.paper_privacy import TRAINING
-from edp_lab.studies.paper_runs import RESULTS
 from edp_lab.studies.paper_tables import PUBLIC_CORPORA, TABLE_1, TABLE_2, Table1Row, Table2Row
+from edp_lab.studies.results import RESULTS, rows
 
 SUBMITTED = "2021-07"  # of the paper, arXiv 2107.14586
 EARLIER = {  # works that report training times of DP-SGD, with recurrent or attention layers among their models
@@ -34,15 +32,9 @@ def benchmark(path: Path = RESULTS / "bench_step.json") -> list[dict[str, Any]]:
     """The committed times of training steps.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: as `rows`.
     """
-    try:
-        return list(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        raise UsageError(
-            f"{path} is not there or not whole: run this in a clone of the project, or make it with "
-            "`edp-lab bench step --json`"
-        ) from None
+    return rows(path, "edp-lab bench step --json")
 
 
 def p8_factor_of_two(steps: Sequence[Mapping[str, Any]], table: Sequence[Table2Row] = TABLE_2) -> Evidence:

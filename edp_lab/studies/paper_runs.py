@@ -22,13 +22,13 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-import edp_lab
 from edp_lab.attacks.signals import signals
 from edp_lab.attacks.statistics import auc
 from edp_lab.attacks.target import equal_sides
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay
+from edp_lab.studies.results import RESULTS
 from edp_lab.studies.surroundings import usable_cores
 from edp_lab.studies.table_runs import LAUNCHER
 from edp_lab.training import TrainConfig
@@ -37,7 +37,6 @@ from edp_lab.training.launch import Ranks, run_rank
 from edp_lab.training.optimizers import BETAS, make_optimizer
 from edp_lab.training.run import Run, evaluate_model
 
-RESULTS = Path(edp_lab.__file__).parent.parent / "data" / "results"
 CORPUS, EPOCHS = "smart-home-health", 8
 SEEDS, FEW = (0, 1, 2, 3, 4, 5), (0, 1, 2)  # for what is close, and for what is not
 Z0, TAU = 0.003, 0.1

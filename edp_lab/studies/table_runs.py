@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 
-import edp_lab
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.models.files import write_whole
 from edp_lab.privacy import judge
+from edp_lab.studies.results import RESULTS
 from edp_lab.studies.surroundings import machine
 from edp_lab.training import TrainConfig, resume, train
 from edp_lab.training.launch import Ranks, run_rank
@@ -39,7 +39,7 @@ from edp_lab.training.state import code_of, digest
 
 TRAINING = ("corpora", "privacy", "models", "training")  # the code that a run depends on
 ATTACK = (*TRAINING, "attacks")
-KEPT = Path(edp_lab.__file__).parents[1] / "data" / "results" / "cells"
+KEPT = RESULTS / "cells"
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # a worker's runs are no ranks of one another
 
 
