@@ -38,10 +38,13 @@ def pareto(
     encoder: Annotated[
         str | None,
         typer.Option(
-            help="The published BERT that reads the words, a hub name or a folder. "
+            help="The published BERT that reads the words, or is trained on: a hub name or a folder. "
             "[default: sentence-transformers/all-MiniLM-L6-v2]"
         ),
     ] = None,
+    models: Annotated[
+        str, typer.Option(help="clc, which reads its words with a frozen encoder; bert, which goes on training one.")
+    ] = "clc",
     epsilons: Annotated[
         str | None, typer.Option(help="Targets; eDP-SGD has the largest. [default: 8,3,1; 8 if --quick]")
     ] = None,
@@ -67,12 +70,15 @@ def pareto(
         from edp_lab.studies.table1 import ENCODER
         from edp_lab.studies.table_runs import TableRuns
 
-        scale = QUICK if quick else FULL
-        scale = replace(scale, seeds=seeds or scale.seeds, epsilons=_targets(epsilons) or scale.epsilons)
+        targets, all_scales = _targets(epsilons), QUICK if quick else FULL
+        scales = [
+            replace(scale, seeds=seeds or scale.seeds, epsilons=targets or scale.epsilons)
+            for scale in map(all_scales.__getitem__, _models(models))
+        ]
         runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
         made: list[list[Point]] = []
         try:
-            for points in points_of(runs, scale, corpora.split(","), encoder or ENCODER):
+            for points in points_of(runs, scales, corpora.split(","), encoder or ENCODER):
                 made.append(points)
                 write_table(out, [point.as_json() for part in made for point in part], _page(made))
         except KeyboardInterrupt:
@@ -95,9 +101,20 @@ def _targets(text: str | None) -> tuple[float, ...]:
         raise UsageError(f"epsilons are {text!r}: give numbers with commas between, such as 8,3,1") from None
 
 
+def _models(text: str) -> list[str]:
+    from edp_lab.errors import UsageError
+    from edp_lab.studies.table1 import MODELS
+
+    for name in text.split(","):
+        if name not in MODELS:
+            raise UsageError(f"unknown model {name!r}: choose {', '.join(MODELS)}")
+    return text.split(",")
+
+
 def _title(points: Sequence[Point]) -> str:
     first = points[0]
-    return f"{first.corpus}: CLC, n = {first.examples:,}, {len(first.runs)} seed(s), {first.about['device']}"
+    what = f"{first.model.upper()} on {first.corpus}"
+    return f"{what}, n = {first.examples:,}, {len(first.runs)} seed(s), {first.about['device']}"
 
 
 def _lines(points: Sequence[Point]) -> list[list[str]]:

@@ -33,13 +33,13 @@ def load_points(path: Path = results.RESULTS / "pareto.json") -> list[dict[str, 
 
 
 def pareto_figure(points: Sequence[Point]) -> go.Figure:
-    """Error by epsilon, a picture a corpus, a line a method; errors without privacy are levels."""
-    corpora = list(dict.fromkeys(point["corpus"] for point in points))
-    columns = min(2, len(corpora))
-    rows = -(-len(corpora) // columns)
-    figure = make_subplots(rows, columns, subplot_titles=corpora, vertical_spacing=0.22 / rows, horizontal_spacing=0.1)
-    for place, corpus in enumerate(corpora):
-        own = [point for point in points if point["corpus"] == corpus]
+    """Error by epsilon, a picture for each model and corpus, a line a method; errors without privacy are levels."""
+    shown = list(dict.fromkeys(map(_panel, points)))
+    columns = min(2, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = make_subplots(rows, columns, subplot_titles=shown, vertical_spacing=0.22 / rows, horizontal_spacing=0.1)
+    for place, panel in enumerate(shown):
+        own = [point for point in points if _panel(point) == panel]
         where = {"row": place // columns + 1, "col": place % columns + 1}
         methods = dict.fromkeys(point["method"] for point in own if point["epsilon"])
         for number, method in enumerate(methods):
@@ -61,6 +61,10 @@ def pareto_figure(points: Sequence[Point]) -> go.Figure:
     title = {"text": "Utility, privacy, time", "subtitle": {"text": CAPTION}}
     legend = {"orientation": "h", "y": 1 + 0.12 / rows, "yanchor": "bottom"}
     return figure.update_layout(template=TEMPLATE, title=title, height=330 * rows + 150, legend=legend, margin_t=150)
+
+
+def _panel(point: Point) -> str:
+    return f"{point['model'].upper()} on {point['corpus']}"
 
 
 def _line(points: Sequence[Point], number: int) -> go.Scatter:

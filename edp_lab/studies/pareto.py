@@ -1,9 +1,10 @@
 """Privacy that holds and still works: the least error found at a target epsilon, its price in time, eDP-SGD's place.
 
-Beyond the paper. Each private method starts from what needs no privacy: words as a frozen public encoder reads them, a
-CRF that knows the grammar of BIO tags, and a one-layer LSTM (every parameter that is trained is noised), beside which
-the heads read the encoder themselves. z0 follows from epsilon before a run begins. Where the encoder would take longer
-than the training (a large corpus), frozen word vectors of other text stand in its place.
+Beyond the paper. Each private method starts from what needs no privacy: for the CLC, words as a frozen public encoder
+reads them, a CRF that knows the grammar of BIO tags, and a one-layer LSTM (every parameter that is trained is noised),
+beside which the heads read the encoder themselves. Where the encoder would take longer than the training (a large
+corpus), frozen word vectors of other text stand in its place. BERT is the first layers of that encoder, all of whose
+weights are trained. z0 follows from epsilon before a run begins.
 
 Learning rate and weight of the intent are chosen on the validation split of the first seed; the scores are of test
 splits. Each point also carries the epsilon of all that was looked at to choose it, as if every trial had been
@@ -36,7 +37,7 @@ from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.tuning import composed
 from edp_lab.studies.surroundings import machine
-from edp_lab.studies.table1 import ENCODER, Estimate, public_encoder, training_examples, whole_epochs
+from edp_lab.studies.table1 import ENCODER, FINE_TUNING, Estimate, public_encoder, training_examples, whole_epochs
 from edp_lab.studies.table_runs import TRAINING, Job, TableRuns
 from edp_lab.training import TrainConfig
 from edp_lab.training.pretraining import pretrain_vectors
@@ -68,6 +69,7 @@ class Scale:
         steps, plain_steps: of a private run and of SGD, about, but whole epochs and at most `most_epochs`,
             `plain_epochs` of them.
         layers: of the encoder.
+        model: "clc" or "bert".
     """
 
     epsilons: tuple[float, ...]
@@ -81,10 +83,17 @@ class Scale:
     size: str
     batch_size: int
     layers: int = 6
+    model: str = "clc"
 
 
-QUICK = Scale((8.0,), ((2e-2, 1.0),), 1, 60, 8, 400, 2, "medium", "medium", 256)
-FULL = Scale((8.0, 3.0, 1.0), ((1e-2, 0.5), (2e-2, 1.0)), 3, 500, 50, 7000, 12, "paper", "medium", 512)
+QUICK = {
+    "clc": Scale((8.0,), ((2e-2, 1.0),), 1, 60, 8, 400, 2, "medium", "medium", 256),
+    "bert": Scale((8.0,), ((1e-3, 1.0),), 1, 60, 4, 400, 2, "medium", "medium", 256, 2, "bert"),
+}
+FULL = {
+    "clc": Scale((8.0, 3.0, 1.0), ((1e-2, 0.5), (2e-2, 1.0)), 3, 500, 50, 7000, 12, "paper", "medium", 512),
+    "bert": Scale((8.0, 3.0, 1.0), ((5e-4, 1.0), (1e-3, 1.0)), 3, 500, 14, 7000, 12, "paper", "paper", 512, 4, "bert"),
+}
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ class Point:
         runs: keys of the runs behind this point, one for each seed.
     """
 
+    model: str
     corpus: str
     method: str
     epsilon: float | None
@@ -123,38 +133,43 @@ class Point:
         return asdict(self)
 
 
-def pareto(runs: TableRuns, scale: Scale, corpora: Sequence[str], encoder: str = ENCODER) -> Iterator[list[Point]]:
-    """The points of one corpus after the other: SGD at its size and with the private model, then DP-SGD at each target
-    and eDP-SGD at the largest.
+def pareto(
+    runs: TableRuns, scales: Sequence[Scale], corpora: Sequence[str], encoder: str = ENCODER
+) -> Iterator[list[Point]]:
+    """The points of one model on one corpus after the other: SGD at its size and with the private model, then DP-SGD at
+    each target and eDP-SGD at the largest.
 
     Args:
-        encoder: hub name or folder of the published BERT that reads the words.
+        encoder: hub name or folder of the published BERT that reads the CLC's words, and from which BERT starts.
 
     Raises:
         UsageError: a corpus or the encoder is not at hand, seeds or epsilons that are not positive; as
             `TableRuns.results`.
     """
-    if scale.seeds < 1 or not scale.epsilons or min(scale.epsilons) <= 0:
-        raise UsageError("give at least one seed and one epsilon, and epsilons greater than 0")
+    for scale in scales:
+        if scale.seeds < 1 or not scale.epsilons or min(scale.epsilons) <= 0:
+            raise UsageError("give at least one seed and one epsilon, and epsilons greater than 0")
     for corpus in corpora:
         load_corpus(corpus)  # before hours of work
-    for corpus in corpora:
-        yield _points(runs, scale, corpus, encoder)
+    for scale in scales:
+        for corpus in corpora:
+            yield _points(runs, scale, corpus, encoder)
 
 
 def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Point]:
     folder, seeds = runs.out / "public", range(FIRST_SEED, FIRST_SEED + scale.seeds)
     first = seeds[0]
-    encoded = len(load_corpus(corpus).utterances) <= ENCODED
+    encoded = scale.model == "bert" or len(load_corpus(corpus).utterances) <= ENCODED
     start = public_encoder(encoder, scale.layers, folder) if encoded else str(public_vectors(corpus, folder))
-    plain = [_plain(corpus, seed, scale) for seed in seeds]
-    here = [replace(config, size=scale.size, pretrained=start) for config in plain]
-    sgd = runs.results([Job(config) for config in (*plain, *here)], f"{corpus}: SGD")
+    what = f"{scale.model.upper()} on {corpus}"
+    plain = [_plain(corpus, seed, scale, start) for seed in seeds]
+    here = [replace(config, size=scale.size, pretrained=start) for config in plain]  # of BERT, the same
+    sgd = runs.results([Job(config) for config in (*plain, *here)], f"{what}: SGD")
     grid = {
         (method, epsilon): [_private(corpus, method, epsilon, *tried, first, scale, start) for tried in scale.tried]
         for method, epsilon in _targets(scale)
     }
-    tried = _done(runs, [config for trials in grid.values() for config in trials], f"{corpus}: tuning")
+    tried = _done(runs, [config for trials in grid.values() for config in trials], f"{what}: tuning")
     chosen = {place: min(trials, key=lambda c: tried[c]["validation_ser"]) for place, trials in grid.items()}
     repeated = {
         (method, epsilon): [
@@ -163,17 +178,16 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
         ]
         for (method, epsilon), config in chosen.items()
     }
-    done = _done(runs, [config for configs in repeated.values() for config in configs], f"{corpus}: seeds")
+    done = _done(runs, [config for configs in repeated.values() for config in configs], f"{what}: seeds")
     examples = [plain[0], here[0], *(chosen[method, max(scale.epsilons)] for method in METHODS)]
     seconds = dict(zip((SGD, SGD_HERE, *METHODS), _seconds(examples, folder), strict=True))
     time_of = {name: (own, own / seconds[SGD]) for name, own in seconds.items()}
-    found = [
-        _point(corpus, SGD, None, plain, sgd[: scale.seeds], 0, *time_of[SGD]),
-        _point(corpus, SGD_HERE, None, here, sgd[scale.seeds :], 0, *time_of[SGD_HERE]),
-    ]
+    found = [_point(SGD, None, plain, sgd[: scale.seeds], 0, *time_of[SGD])]
+    if here != plain:
+        found.append(_point(SGD_HERE, None, here, sgd[scale.seeds :], 0, *time_of[SGD_HERE]))
     for (method, epsilon), configs in repeated.items():
         results = [done[config] for config in configs]
-        found.append(_point(corpus, method, epsilon, configs, results, len(scale.tried), *time_of[method]))
+        found.append(_point(method, epsilon, configs, results, len(scale.tried), *time_of[method]))
     return found
 
 
@@ -239,8 +253,10 @@ def _seconds_of_reading(run: Run, texts: Sequence[tuple[str, ...]], number: int)
     return (time.perf_counter() - start) * len(texts) / len(some)
 
 
-def _plain(corpus: str, seed: int, scale: Scale) -> TrainConfig:
-    config = TrainConfig(corpus, method="sgd", size=scale.plain_size, seed=seed)
+def _plain(corpus: str, seed: int, scale: Scale, start: str) -> TrainConfig:
+    config = TrainConfig(corpus, scale.model, method="sgd", size=scale.plain_size, seed=seed)
+    if scale.model == "bert":
+        config = replace(config, pretrained=start, lr=FINE_TUNING)
     epochs = whole_epochs(scale.plain_steps, config.batch_size, training_examples(corpus, seed), scale.plain_epochs)
     return replace(config, epochs=epochs)
 
@@ -254,6 +270,7 @@ def _private(
     epochs = whole_epochs(scale.steps, batch, examples, scale.most_epochs)
     config = TrainConfig(
         corpus,
+        scale.model,
         num_devices=DEVICES,
         batch_size=batch,
         epochs=epochs,
@@ -282,7 +299,6 @@ def _held(config: TrainConfig, result: Mapping[str, Any]) -> float:
 
 
 def _point(
-    corpus: str,
     method: str,
     epsilon: float | None,
     configs: Sequence[TrainConfig],
@@ -297,7 +313,8 @@ def _point(
         every = trials + len(results) - 1  # the first seed's run is one of the trials
         tuning = composed(mechanism.schedule(mechanism.bill(config.epochs)), every, first["delta"])
     return Point(
-        corpus=corpus,
+        model=config.model,
+        corpus=config.corpus,
         method=method,
         epsilon=None if epsilon is None else max(map(_held, configs, results)),
         epsilon_of_tuning=tuning,

@@ -69,7 +69,7 @@ def runs(tmp_path: Path) -> Runs:
 @pytest.fixture
 def points(runs: Runs, encoder: str, monkeypatch: pytest.MonkeyPatch) -> list[Point]:
     monkeypatch.setattr(study, "_seconds", lambda *_: [10.0, 4.0, 5.0, 5.0])
-    [made] = pareto(runs, SCALE, [CORPUS], encoder)  # type: ignore[arg-type]
+    [made] = pareto(runs, [SCALE], [CORPUS], encoder)  # type: ignore[arg-type]
     return made
 
 
@@ -116,13 +116,27 @@ def test_private_runs_read_words_with_the_encoder_and_sgd_once_without(points: l
     assert {job.config.method for job in runs.jobs if job.config.pretrained is None} == {"sgd"}
 
 
+def test_bert_is_trained_on_from_the_published_one_with_and_without_privacy(
+    runs: Runs, encoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "_seconds", lambda *_: [10.0, 10.0, 12.0, 12.0])
+    scale = replace(SCALE, model="bert", epsilons=(8.0,))
+    [made] = pareto(runs, [scale], [CORPUS], encoder)  # type: ignore[arg-type]
+    assert [(point.model, point.method) for point in made] == [("bert", name) for name in ("SGD", *METHODS)]
+    assert {job.config.model for job in runs.jobs} == {"bert"}
+    [start] = {job.config.pretrained for job in runs.jobs}
+    assert start is not None
+    assert len(load_bert(start)[0].encoder.layer) == SCALE.layers
+    assert f"BERT on {CORPUS}" in _page([made])
+
+
 def test_a_large_corpus_is_read_with_vectors_of_other_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs
 ) -> None:
     monkeypatch.setattr(study, "pretrain_vectors", lambda text, folder: folder.mkdir())
     monkeypatch.setattr(study, "_seconds", lambda *_: [10.0, 4.0, 4.0, 4.0])
     monkeypatch.setattr(study, "ENCODED", 10)
-    [made] = pareto(runs, SCALE, [CORPUS], "no such encoder")  # type: ignore[arg-type]
+    [made] = pareto(runs, [SCALE], [CORPUS], "no such encoder")  # type: ignore[arg-type]
     [start] = {job.config.pretrained for job in runs.jobs} - {None}
     assert Path(start).parent == tmp_path / "public"
     assert {p.time_ratio for p in made[2:]} == {0.4}
@@ -180,4 +194,4 @@ def test_table_and_page_show_every_point(points: list[Point]) -> None:
 @pytest.mark.parametrize("changes", [{"seeds": 0}, {"epsilons": ()}, {"epsilons": (3.0, -1.0)}])
 def test_seeds_and_targets_that_make_no_sense_are_refused(runs: Runs, changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="at least one seed and one epsilon"):
-        next(pareto(runs, replace(FULL, **changes), [CORPUS]))  # type: ignore[arg-type]
+        next(pareto(runs, [replace(FULL["clc"], **changes)], [CORPUS]))  # type: ignore[arg-type]
