@@ -11,7 +11,7 @@ import pytest
 
 from edp_lab.cli.pareto import _lines, _page
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.pareto import pareto_figure
+from edp_lab.course.pareto import load_points, pareto_figure
 from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.privacy.accounting import true_epsilon
@@ -189,6 +189,11 @@ def test_table_and_page_show_every_point(points: list[Point]) -> None:
     page = _page([points, points])
     assert page.count("<table>") == 2
     assert "src=" not in page.split("</script>")[-1]
+
+
+def test_the_points_that_come_with_a_checkout_are_drawn() -> None:
+    titles = {note.text for note in pareto_figure(load_points()).layout.annotations}
+    assert {"CLC on atis", "CLC on snips"} <= titles
 
 
 @pytest.mark.parametrize("changes", [{"seeds": 0}, {"epsilons": ()}, {"epsilons": (3.0, -1.0)}])
