@@ -2,61 +2,101 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from edp_lab.course.theme import BLACK, BLUE, TEMPLATE, VERMILLION
+from edp_lab.studies import results
 
 LOOKS = {"as printed": (BLUE, "circle", -0.17), "sound": (VERMILLION, "square", 0.17)}  # colour, symbol, shift
 CHANGES = {"ser_change": "SER (error)", "auc_change": "AUC of the attack"}
-CAPTION = "Left of 0 is better. Bars: Student's 95 % interval over the seeds, formed within a seed; theirs have none."
+CAPTION = (
+    "Changes: left of 0 is better; bars: Student's 95 % interval over seeds, formed within a seed; theirs have none."
+    "<br>ε: hollow as the paper accounts, filled what holds (as printed: what would, were the layer scales public)."
+)
 
 Cell = Mapping[str, Any]
 
 
+def load_cells(path: Path = results.RESULTS / "table1.json") -> list[dict[str, Any]]:
+    """What was measured, as `edp_lab.studies.table1.Cell.as_json` has it.
+
+    Raises:
+        UsageError: as `results.rows`.
+    """
+    return results.rows(path, "edp-lab reproduce table1 --json")
+
+
 def changes_figure(cells: Sequence[Cell]) -> go.Figure:
-    """Changes of error and of the attack's success against SGD's: a line for each model, corpus and decay.
+    """Changes of error and of the attack's success against SGD's, and epsilon: a line for each model, corpus and decay.
 
     `cells` are those of `edp_lab.studies.table1.Cell.as_json`.
     """
-    figure = make_subplots(1, 2, shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=list(CHANGES.values()))
+    names = (*CHANGES.values(), "ε")
+    figure = make_subplots(1, 3, shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=names)
     lines = list(dict.fromkeys(_line(cell) for cell in cells if cell["decay"]))
+    printed = [cell for cell in cells if cell["variant"] == "as printed"]
     for column, name in enumerate(CHANGES, 1):
         for variant in LOOKS:
             own = [cell for cell in cells if cell["variant"] == variant]
-            figure.add_trace(_ours(own, name, variant, lines).update(showlegend=column == 1), 1, column)
-        figure.add_trace(_theirs(own, name, lines).update(showlegend=column == 1), 1, column)
+            changes = [cell[name]["mean"] for cell in own]
+            half = [0 if cell[name]["high"] is None else cell[name]["high"] - cell[name]["mean"] for cell in own]
+            trace = _ours(own, changes, variant, lines).update(error_x={"array": half}, showlegend=column == 1)
+            figure.add_trace(trace, 1, column)
+        theirs = _theirs(printed, [cell["paper"][name] for cell in printed], lines)
+        figure.add_trace(theirs.update(showlegend=column == 1), 1, column)
         figure.add_vline(0, line={"width": 1, "color": "#888"}, col=column, row=1)
-    figure.update_xaxes(title="change against SGD (%)")
+        figure.update_xaxes(title="change against SGD (%)", col=column, row=1)
+    for trace in _epsilons(cells, printed, lines):
+        figure.add_trace(trace.update(showlegend=False), 1, 3)
+    figure.update_xaxes(type="log", title="ε (no unit)", exponentformat="power", col=3, row=1)
     figure.update_yaxes(tickvals=list(range(len(lines))), ticktext=lines, range=[len(lines) - 0.4, -0.6])
     title = {"text": "Table 1, theirs and ours", "subtitle": {"text": CAPTION}}
     legend = {"orientation": "h", "y": 1 + 1 / len(lines), "yanchor": "bottom"}
-    height = 30 * len(lines) + 230
-    return figure.update_layout(template=TEMPLATE, title=title, height=height, margin_t=140, legend=legend)
+    height = 30 * len(lines) + 250
+    return figure.update_layout(template=TEMPLATE, title=title, height=height, margin_t=160, legend=legend)
 
 
-def _ours(cells: Sequence[Cell], name: str, variant: str, lines: Sequence[str]) -> go.Scatter:
+def _epsilons(cells: Sequence[Cell], printed: Sequence[Cell], lines: Sequence[str]) -> list[go.Scatter]:
+    traces = []
+    for variant in LOOKS:
+        own = [cell for cell in cells if cell["variant"] == variant]
+        claimed = _ours(own, [_power(cell["log10_claimed"]) for cell in own], variant, lines)
+        symbol = f"{claimed.marker.symbol}-open"
+        traces.append(claimed.update(name=f"{claimed.name}: claimed", marker_symbol=symbol))
+        hold = _ours(own, [cell["epsilon"] or cell["epsilon_if_alpha_public"] for cell in own], variant, lines)
+        traces.append(
+            hold.update(name=f"{hold.name}: holds" if variant == "sound" else f"{hold.name}: were alpha public")
+        )
+    return [*traces, _theirs(printed, [_power(cell["paper"]["log10_claimed"]) for cell in printed], lines)]
+
+
+def _power(log10: float | None) -> float | None:
+    return None if log10 is None else math.pow(10, log10)
+
+
+def _ours(cells: Sequence[Cell], x: Sequence[float | None], variant: str, lines: Sequence[str]) -> go.Scatter:
     color, symbol, shift = LOOKS[variant]
-    half = [0 if cell[name]["high"] is None else cell[name]["high"] - cell[name]["mean"] for cell in cells]
     return go.Scatter(
         name=f"ours, {variant}",
         legendgroup=variant,
-        x=[cell[name]["mean"] for cell in cells],
+        x=x,
         y=[lines.index(_line(cell)) + shift for cell in cells],
-        error_x={"array": half},
         mode="markers",
         marker={"symbol": symbol, "size": 9, "color": color},
     )
 
 
-def _theirs(cells: Sequence[Cell], name: str, lines: Sequence[str]) -> go.Scatter:
+def _theirs(cells: Sequence[Cell], x: Sequence[float | None], lines: Sequence[str]) -> go.Scatter:
     return go.Scatter(
         name="theirs",
         legendgroup="theirs",
-        x=[cell["paper"][name] for cell in cells],
+        x=x,
         y=[lines.index(_line(cell)) for cell in cells],
         mode="markers",
         marker={"symbol": "diamond-open", "size": 10, "color": BLACK},

@@ -60,11 +60,17 @@ def test_table1_sets_ours_beside_theirs_and_says_what_holds(cli, tmp_path):
 def test_the_figure_shows_each_change_and_a_single_seed_without_a_bar(cli):
     cells = json.loads(cli(*TABLE1, "--json")[0])
     figure = changes_figure(cells)
-    assert [trace.name for trace in figure.data] == ["ours, as printed", "ours, sound", "theirs"] * 2
+    assert [trace.name for trace in figure.data[:6]] == ["ours, as printed", "ours, sound", "theirs"] * 2
     for trace, cell in zip(figure.data[:3], (cells[1], cells[4], None), strict=True):
         assert trace.x[0] == (cells[1]["paper"]["ser_change"] if cell is None else cell["ser_change"]["mean"])
     assert figure.data[0].error_x.array[0] == pytest.approx(cells[1]["ser_change"]["high"] - figure.data[0].x[0])
     assert figure.layout.yaxis.ticktext[0] == "CLC, smart-home-health, no decay"
+    printed, were_alpha_public, sound_claim, sound, theirs = figure.data[6:]
+    assert printed.x[0] == pytest.approx(10 ** cells[1]["log10_claimed"])
+    assert sound_claim.marker.symbol == f"{sound.marker.symbol}-open"
+    assert were_alpha_public.x == (9e5,) * 3
+    assert sound.x == (3e4,) * 3
+    assert theirs.x[0] == pytest.approx(10 ** cells[1]["paper"]["log10_claimed"])
     alone = json.loads(cli(*TABLE1, "--seeds", "1", "--json")[0])
     assert set(changes_figure(alone).data[0].error_x.array) == {0}
 
