@@ -37,7 +37,7 @@ def pareto_figure(points: Sequence[Point]) -> go.Figure:
     shown = list(dict.fromkeys(map(_panel, points)))
     columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
-    figure = make_subplots(rows, columns, subplot_titles=shown, vertical_spacing=0.22 / rows, horizontal_spacing=0.1)
+    figure = make_subplots(rows, columns, subplot_titles=shown, vertical_spacing=0.32 / rows, horizontal_spacing=0.1)
     for place, panel in enumerate(shown):
         own = [point for point in points if _panel(point) == panel]
         where = {"row": place // columns + 1, "col": place % columns + 1}
@@ -60,7 +60,7 @@ def pareto_figure(points: Sequence[Point]) -> go.Figure:
     figure.update_yaxes(title="SER on the test split (%)", rangemode="tozero")
     title = {"text": "Utility, privacy, time", "subtitle": {"text": CAPTION}}
     legend = {"orientation": "h", "y": 1 + 0.12 / rows, "yanchor": "bottom"}
-    return figure.update_layout(template=TEMPLATE, title=title, height=330 * rows + 150, legend=legend, margin_t=150)
+    return figure.update_layout(template=TEMPLATE, title=title, height=360 * rows + 150, legend=legend, margin_t=150)
 
 
 def _panel(point: Point) -> str:
