@@ -84,7 +84,7 @@ FULL = Scale(
     {"clc": 12, "bert": 6},
     {"clc": 600, "bert": 400},
     3,
-    {"as printed": (1e-3, 3e-3, 1e-2), "sound": (3e-3, 1e-2, 3e-2)},
+    {"as printed": (1e-4, 3e-4, 1e-3, 3e-3), "sound": (3e-4, 1e-3, 3e-3, 1e-2)},
     {Decay.NONE: NO_TAU, Decay.LINEAR: (0.3,), Decay.EXPONENTIAL: (0.2,)},
 )
 
