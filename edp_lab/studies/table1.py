@@ -23,7 +23,7 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay
 from edp_lab.studies.paper_tables import NUM_GPUS, TABLE_1, Table1Row
-from edp_lab.studies.table_runs import Job, TableRuns, claimed_log10
+from edp_lab.studies.table_runs import Job, TableRuns, claimed_log10, content_of
 from edp_lab.training import TrainConfig
 from edp_lab.training.pretraining import shorten_bert
 from edp_lab.training.state import digest
@@ -52,6 +52,7 @@ class Scale:
         size: of the models, see `TrainConfig`.
         seeds: how many, from 0 on.
         layers: of the published encoder, from which BERT starts.
+        batch_size: per model; small, as epsilon of disjoint batches depends on the epochs and not on the steps.
         epochs: at most, per model; BERT, which starts from there, needs fewer.
         steps: per model, about: on a larger corpus fewer epochs; None: as many epochs everywhere.
         z0: tried per variant, rising: at the same number the sound noise is 2 sqrt(N) times that of the print, whose
@@ -61,6 +62,7 @@ class Scale:
 
     size: str
     layers: int
+    batch_size: Mapping[str, int]
     epochs: Mapping[str, int]
     steps: Mapping[str, int] | None
     seeds: int
@@ -72,6 +74,7 @@ NO_TAU = (0.0,)
 QUICK = Scale(
     "medium",
     2,
+    {"clc": 64, "bert": 64},
     {"clc": 8, "bert": 8},
     None,
     3,
@@ -81,10 +84,11 @@ QUICK = Scale(
 FULL = Scale(
     "paper",
     4,
+    {"clc": 16, "bert": 32},
     {"clc": 12, "bert": 6},
-    {"clc": 600, "bert": 400},
+    {"clc": 2800, "bert": 800},
     3,
-    {"as printed": (1e-4, 3e-4, 1e-3, 3e-3), "sound": (3e-4, 1e-3, 3e-3, 1e-2)},
+    {"as printed": (1e-5, 1e-4, 3e-4, 1e-3, 3e-3), "sound": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)},
     {Decay.NONE: NO_TAU, Decay.LINEAR: (0.3,), Decay.EXPONENTIAL: (0.2,)},
 )
 
@@ -119,8 +123,10 @@ class Cell:
         ser, auc: semantic error rate and the paper's attack's area under the curve; in percent.
         ser_change, auc_change: relative to SGD, in percent; negative is better. None for SGD.
         log10_claimed: of the paper's accounting at the paper's delta.
-        epsilon, epsilon_if_alpha_public: that hold at `delta` were the seed secret; None where there is no guarantee.
+        epsilon, epsilon_if_alpha_public: that hold at `delta` were the seed secret, of the seed with the largest; None
+            where there is no guarantee.
         z0, tau, trials: the settings chosen on the validation split, and by how many runs.
+        within_tolerance: that choice keeps the error there; else it is the trial with the smallest. None for SGD.
         paper: what the paper prints: {"ser", "auc"} of SGD or {"ser_change", "auc_change", "log10_claimed"}.
         runs: keys of the runs behind this cell, one for each seed.
         about: device, threads, versions, seconds of training in all.
@@ -143,6 +149,7 @@ class Cell:
     z0: float | None
     tau: float | None
     trials: int
+    within_tolerance: bool | None
     paper: dict[str, float | None]
     runs: tuple[str, ...]
     about: dict[str, Any]
@@ -180,7 +187,7 @@ def public_encoder(name: str, layers: int, folder: Path) -> str:
     Raises:
         UsageError: it cannot be loaded, or has fewer layers.
     """
-    made = folder / f"encoder-{digest({}, name.encode(), str(layers).encode())[:16]}"
+    made = folder / f"encoder-{digest({}, content_of(name).encode(), str(layers).encode())[:16]}"
     if not made.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         shorten_bert(name, layers, made)
@@ -194,6 +201,7 @@ def _row(runs: TableRuns, scale: Scale, model: str, corpus: str, encoder: str | 
         method="sgd",
         num_devices=NUM_GPUS,
         size=scale.size,
+        batch_size=scale.batch_size[model],
         pretrained=encoder,
         lr=None if encoder is None else FINE_TUNING,
     )
@@ -219,7 +227,8 @@ def _row(runs: TableRuns, scale: Scale, model: str, corpus: str, encoder: str | 
     for (variant, decay), trials in grid.items():
         config = chosen[variant, decay]
         own = [done[Job(replace(config, seed=seed), attack=True)] for seed in range(scale.seeds)]
-        cells.append(_cell(printed, config, own, plain, len(trials), variant, decay))
+        usable = _usable(config, tried, base)
+        cells.append(_cell(printed, config, own, plain, len(trials), variant, decay, usable))
     return cells
 
 
@@ -287,6 +296,7 @@ def _cell(
     trials: int,
     variant: str = "sgd",
     decay: Decay | None = None,
+    usable: bool | None = None,
 ) -> Cell:
     def changes(name: str) -> Estimate | None:
         if plain is None:
@@ -311,12 +321,13 @@ def _cell(
         ser_change=changes("ser"),
         auc_change=changes("auc"),
         log10_claimed=claimed_log10(config, printed.delta),
-        epsilon=first["epsilon"],
-        epsilon_if_alpha_public=first["epsilon_if_alpha_public"],
+        epsilon=_largest(own, "epsilon"),
+        epsilon_if_alpha_public=_largest(own, "epsilon_if_alpha_public"),
         delta=first["delta"],
         z0=None if decay is None else config.z0,
         tau=None if decay in (None, Decay.NONE) else config.tau,
         trials=trials,
+        within_tolerance=usable,
         paper=paper,
         runs=tuple(one["run"] for one in own),
         about={
@@ -324,7 +335,14 @@ def _cell(
                 name: first[name] for name in ("device", "machine", "threads", "versions", "examples", "shadow_corpora")
             },
             "size": config.size,
+            "batch_size": config.batch_size,
             "epochs": config.epochs,
             "seconds": sum(one["seconds"] for one in own),
         },
     )
+
+
+def _largest(own: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """None where one run has no guarantee."""
+    values = [one[name] for one in own]
+    return None if None in values else max(values)

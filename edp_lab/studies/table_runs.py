@@ -2,6 +2,7 @@
 
     OUT/cells/<key>.json    what one run, and the attack on it, came to
     OUT/runs/<key>/         the run itself: its record, its model, and while it is going on its state
+    OUT/shadows, public     shadow models of the attacks; what the networks start from, and the times of their steps
 
 The key is a digest of everything that a run is a function of: settings, corpus, pretrained weights, versions and code.
 Whoever kills the work and starts it again repeats no finished run, and goes on within the one that was cut off. The
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,7 @@ class TableRuns:
     ) -> None:
         self.out, self.workers, self.tell = out, workers, tell or (lambda line, kept: None)
         try:
-            for folder in ("cells", "runs", "shadows"):
+            for folder in ("cells", "runs", "shadows", "public"):
                 if fresh:
                     shutil.rmtree(out / folder, ignore_errors=True)
                 (out / folder).mkdir(parents=True, exist_ok=True)
@@ -83,8 +85,10 @@ class TableRuns:
     def key(self, job: Job) -> str:
         config = asdict(job.config)
         if job.config.pretrained:
-            config["pretrained"] = _content(job.config.pretrained)
+            config["pretrained"] = content_of(job.config.pretrained)
         told = [config, load_corpus(job.config.corpus).sha256, versions(), self._code[job.attack]]
+        if job.attack:
+            told.append(_shadow(job.config.corpus))
         return digest({}, json.dumps(told, sort_keys=True).encode())[:24]
 
     def known(self, job: Job) -> dict[str, Any] | None:
@@ -139,7 +143,7 @@ def _read(cell: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _content(pretrained: str) -> str:
+def content_of(pretrained: str) -> str:
     """A digest of pretrained weights, the same for whoever keeps them elsewhere; of a name on a hub, the name's.
 
     Raises:
@@ -153,6 +157,15 @@ def _content(pretrained: str) -> str:
         raise UsageError(f"the folder of pretrained weights {path} is empty: remove it, and it is made anew")
     told = [[str(file.relative_to(path)), _sha256(file.resolve(), file.stat().st_mtime_ns)] for file in files]
     return digest({}, json.dumps(told).encode())
+
+
+def _shadow(corpus: str) -> list[str]:
+    """What else an attack is a function of: the corpus of its shadow model, and the package of its classifier."""
+    from edp_lab.attacks.shadow import GENERATED, default_shadow
+
+    name = default_shadow(corpus)
+    content = "" if name == GENERATED else load_corpus(name).sha256
+    return [name, content, version("scikit-learn")]
 
 
 @cache

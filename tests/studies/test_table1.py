@@ -24,7 +24,7 @@ from edp_lab.training.pretraining import pretrain_bert
 CORPUS = "smart-home-health"
 Z0 = (1e-3, 1e-2, 1e-1)
 SCALE = Scale(
-    "small", 1, dict.fromkeys(study.MODELS, 2), None, 3, dict.fromkeys(study.VARIANTS, Z0),
+    "small", 1, dict.fromkeys(study.MODELS, 64), dict.fromkeys(study.MODELS, 2), None, 3, dict.fromkeys(study.VARIANTS, Z0),
     {Decay.NONE: (0.0,), Decay.LINEAR: (0.1, 0.5), Decay.EXPONENTIAL: (0.2,)},
 )  # fmt: skip
 
