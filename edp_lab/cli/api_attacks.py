@@ -41,7 +41,7 @@ Instructors = Annotated[int, typer.Option(help="On disjoint parts of the private
 Sigma = Annotated[float, typer.Option(help="Noise on the pixels of instructors and understudy; the thesis has 0.6.")]
 VoteEpsilon = Annotated[float, typer.Option(help="Of one label of the understudy; the thesis has 0.2.")]
 TrainEpsilon = Annotated[float, typer.Option(help="Of the network trained with DP-Adam.")]
-Epochs = Annotated[int | None, typer.Option(help="Of every victim. [default: as its examples need]")]
+Epochs = Annotated[int | None, typer.Option(help="Of every victim. (default: as its examples need)")]
 Seed = Annotated[int, typer.Option(help="Published, so that the attack can be repeated.")]
 
 

@@ -29,7 +29,7 @@ RunFolder = Annotated[Path, typer.Option("--run", help="Folder of a run: the --o
 Fpr = Annotated[str, typer.Option(help="False positive rates at which to give the true one, with commas between.")]
 Confidence = Annotated[float, typer.Option(help="Of the intervals.", min=0.5, max=0.9999)]
 Cache = Annotated[
-    Path | None, typer.Option(help="Where trained shadow models are kept. [default: the user's cache]", hidden=False)
+    Path | None, typer.Option(help="Where trained shadow models are kept. (default: the user's cache)", hidden=False)
 ]
 Seed = Annotated[int, typer.Option(help="Of the shadow models and the classifier.")]
 Against = Annotated[
@@ -60,7 +60,7 @@ def shadow(
         list[str] | None,
         typer.Option(
             help="Public corpus of a shadow model; may be repeated; 'generated' is a fresh smart-home corpus. "
-            "[default: another corpus at hand]"
+            "(default: another corpus at hand)"
         ),
     ] = None,
     classifier: Annotated[str, typer.Option(help="forest, boosting, logistic or mlp.")] = "forest",
@@ -95,8 +95,8 @@ def lira(
     offline: Annotated[
         bool, typer.Option("--offline", help="Use only the shadow models that were not trained on an utterance.")
     ] = False,
-    size: Annotated[str | None, typer.Option(help="Of the shadow models. [default: the target's]")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Of the shadow models. [default: the target's]")] = None,
+    size: Annotated[str | None, typer.Option(help="Of the shadow models. (default: the target's)")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Of the shadow models. (default: the target's)")] = None,
     fpr: Fpr = "0.01,0.001",
     confidence: Confidence = 0.95,
     seed: Seed = 0,

@@ -36,7 +36,7 @@ def list_(
 @data_app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help="A name from `edp-lab data list`.")],
-    to: Annotated[Path | None, typer.Option(help="Data folder. [default: data/ of a checkout, else the cache]")] = None,
+    to: Annotated[Path | None, typer.Option(help="Data folder. (default: data/ of a checkout, else the cache)")] = None,
 ) -> None:
     """Download a corpus, check every file's checksum, and leave nothing half-written."""
     from rich.console import Console

@@ -39,19 +39,19 @@ def pareto(
         str | None,
         typer.Option(
             help="The published BERT that reads the words, or is trained on: a hub name or a folder. "
-            "[default: sentence-transformers/all-MiniLM-L6-v2]"
+            "(default: sentence-transformers/all-MiniLM-L6-v2)"
         ),
     ] = None,
     models: Annotated[
         str, typer.Option(help="clc, which reads its words with a frozen encoder; bert, which goes on training one.")
     ] = "clc",
     epsilons: Annotated[
-        str | None, typer.Option(help="Targets; eDP-SGD has the largest. [default: 8,3,1; 8 if --quick]")
+        str | None, typer.Option(help="Targets; eDP-SGD has the largest. (default: 8,3,1; 8 if --quick)")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick/--full", help="A smaller SGD, one seed, few steps: minutes, not hours.")
     ] = False,
-    seeds: Annotated[int | None, typer.Option(help="Runs of each point. [default: 3; 1 if --quick]")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs of each point. (default: 3; 1 if --quick)")] = None,
     workers: Workers = None,
     resume: Resume = True,
     out: Annotated[Path, typer.Option(help="Folder for table and figure, runs and what is finished.")] = Path(
@@ -61,7 +61,8 @@ def pareto(
 ) -> None:
     """Utility, privacy and time: DP-SGD's error at epsilons that hold, eDP-SGD's at the largest, beside SGD's.
 
-    Finished runs are kept in the folder: after a kill, the same command goes on from there and gives the same table.
+    Finished runs are kept in the folder: after a kill, the same command (without --fresh) goes on from
+    there and gives the same table.
     """
     with telling() as tell:
         from edp_lab.studies.pareto import FULL, QUICK
@@ -72,17 +73,17 @@ def pareto(
 
         targets, all_scales = _targets(epsilons), QUICK if quick else FULL
         scales = [
-            replace(scale, seeds=seeds or scale.seeds, epsilons=targets or scale.epsilons)
+            replace(scale, seeds=scale.seeds if seeds is None else seeds, epsilons=targets or scale.epsilons)
             for scale in map(all_scales.__getitem__, _models(models))
         ]
-        runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
+        runs = TableRuns(out, usable_cores() if workers is None else workers, tell, fresh=not resume)
         made: list[list[Point]] = []
         try:
             for points in points_of(runs, scales, corpora.split(","), encoder or ENCODER):
                 made.append(points)
                 write_table(out, [point.as_json() for part in made for point in part], _page(made))
         except KeyboardInterrupt:
-            tell(f"interrupted; finished runs are kept in {out}: the same command goes on from there", True)
+            tell(f"interrupted; finished runs are kept in {out}: the same command without --fresh goes on", True)
             raise
     if as_json:
         print(json.dumps([point.as_json() for part in made for point in part], indent=1, allow_nan=False))
@@ -123,11 +124,12 @@ def _lines(points: Sequence[Point]) -> list[list[str]]:
 
 
 def _line(point: Point) -> list[str]:
+    from edp_lab.studies.results import upward
+
     told, private = point.settings, point.epsilon is not None
     return [
         point.method,
-        f"{point.epsilon:.3g}" if private else "none",
-        f"{point.epsilon_of_tuning:.3g}" if private else "none",
+        *("none" if held is None else upward(held) for held in (point.epsilon, point.epsilon_of_tuning)),
         *map(interval, (point.ser, point.intent_accuracy, point.slot_f1)),
         f"{point.time_ratio:.2f}",
         told["size"],

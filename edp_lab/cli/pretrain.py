@@ -24,7 +24,7 @@ def pretrain(
         str | None,
         typer.Option(
             help="A corpus (name or path) or a .txt file with one sentence a line; never the text that a "
-            "private run is to protect. [default: smart-home utterances generated for this purpose]"
+            "private run is to protect. (default: smart-home utterances generated for this purpose)"
         ),
     ] = None,
     utterances: Annotated[int, typer.Option(min=1, help="How many to generate without --text.")] = 20_000,

@@ -16,8 +16,8 @@ from edp_lab.studies import results
 LOOKS = ((BLUE, "solid", "circle"), (VERMILLION, "dash", "square"))
 CAPTION = (
     "ε of one utterance at δ = n<sup>-1.1</sup>, were the seeds secret. DP-SGD: privacy loss distributions, Poisson "
-    "sampling,<br>add or remove one; eDP-SGD: Gaussian DP, disjoint batches, zero-out. Bars: 95 % over seeds. "
-    "x: time as a multiple of SGD's at the paper's size"
+    "sampling,<br>add or remove one; eDP-SGD: Gaussian DP, shuffled batches, zero-out, so it lacks what sampling "
+    "hides. Bars: 95 % over seeds.<br>x: time as a multiple of SGD's at the paper's size (batches of 64)"
 )
 
 Point = Mapping[str, Any]

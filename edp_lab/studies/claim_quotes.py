@@ -62,7 +62,8 @@ QUOTES = {
     "T22": "Advanced independent Composition Theorem",
     "T23": "no matter what additional information you hold about them",
     "T24": "this phase will prevent API attacks",
-    "T25": "The SGD usually finds a minimum. However, it may take much longer than other optimizers",
+    "T25": "it converges faster than the DPSGD algorithm",
     "T26": "our proposed DPAdam algorithm is O(qε√T, δ) - DP",
     "T27": "As this CNN network has 19 latent layer",
+    "T28": "This delicate arrangement provides accuracy and privacy to our model predictions",
 }

@@ -261,7 +261,11 @@ _CELLS: dict[str, tuple[Callable[..., Evidence], ...]] = {
         thesis_composition.t26_moments,
     ),
     "11_claims#thesis-text": thesis_text.TEXT_CLAIMS,
-    "11_claims#thesis-trained": (thesis_attacks.t24_api_attacks, thesis_trained.t25_convergence),
+    "11_claims#thesis-trained": (
+        thesis_attacks.t24_api_attacks,
+        thesis_trained.t25_convergence,
+        thesis_trained.t28_understudy,
+    ),
 }
 _INPUTS: dict[str, Inputs] = {
     "P3": inputs.first_norms,
@@ -274,7 +278,7 @@ _INPUTS: dict[str, Inputs] = {
     "P16": inputs.noised,
     "P17": inputs.benchmark,
     "P18": inputs.grid_of_z0,
-    "P20": inputs.without_dropout,
+    "P20": inputs.overfitted,
     "P21": inputs.raw_scales,
     "P23": inputs.copied_texts,
     "P30": inputs.first_norms,
@@ -283,6 +287,7 @@ _INPUTS: dict[str, Inputs] = {
     "T23": inputs.chance,
     "T24": inputs.telling,
     "T25": inputs.lab,
+    "T28": inputs.lab,
 }
 _PAIRS = {
     "P1": Pair("claimed_deviation", "deviation", "noise"),
@@ -310,9 +315,10 @@ _PAIRS = {
 }
 _PAPER = "tests/studies/test_paper_claims.py::test_the_verdict_turns_with_the_evidence[{id}]"
 _TURNS = "test_the_verdict_follows_from_what_was_measured_and_turns_with_it"
+_NETWORKS = "test_the_verdict_follows_from_the_networks_and_turns_with_them"
 _TESTS = {
     "T24": f"tests/studies/test_thesis_attacks.py::{_TURNS}",
-    "T25": "tests/studies/test_thesis_trained.py::test_the_verdict_follows_from_the_networks_and_turns_with_them",
+    **dict.fromkeys(("T25", "T28"), f"tests/studies/test_thesis_trained.py::{_NETWORKS}"),
 }
 _THESIS = f"tests/studies/test_thesis_claims.py::{_TURNS}"
 

@@ -73,10 +73,11 @@ def p31_gradients_shrink(random: NDArray[np.float64]) -> Evidence:
     first, last = float(total[:tenth].mean()), float(total[-tenth:].mean())
     return Evidence(
         "P31",
-        "Gradients get smaller towards convergence, so that constant noise comes to outweigh them.",
+        "Gradients get smaller towards convergence.",
         'section 3, "Noise Decay", second sentence',
         {"steps": len(random), "first": first, "last": last, "left_percent": 100 * last / first, "small_percent": 50.0},
         lambda m: Verdict.of(m["left_percent"] <= m["small_percent"], m["left_percent"] < 100),
         "In {steps} steps the norm of the gradient falls from {first:.1f} to {last:.1f}, to {left_percent:.0f} % "
-        "(small CLC, measured now). Whether decaying noise is worth its price is another matter (P12).",
+        "(small CLC, measured now). Whether decaying the noise, too, is worth its price is "
+        "another matter (P12).",
     )

@@ -124,14 +124,12 @@ class Outcome:
         ser: semantic error rate on the test set, a fraction.
         auc: of an attack by the loss (Yeom et al. 2018).
         log10_epsilon: by the paper's own accounting; None without noise.
-        stopped_ser: `ser` after the epoch with the lowest error on the validation set; of plain training only.
         noise_share: how much of Adam's second moment is noise, in the median weight at the end; None without noise.
     """
 
     ser: float
     auc: float
     log10_epsilon: float | None
-    stopped_ser: float | None
     noise_share: float | None
 
 
@@ -193,11 +191,9 @@ def _work(path: str, stop: threading.Event) -> None:
 def small_run(config: TrainConfig) -> Outcome:
     """Train, in memory, and attack."""
     corpus, parts = data(config.seed)
-    run, best, stopped = Run(config, corpus, parts), math.inf, None
+    run = Run(config, corpus, parts)
     while run.progress.epoch < config.epochs:
         run.epoch()
-        if config.method == "sgd" and run.progress.rows[-1]["ser"] < best:
-            best, stopped = run.progress.rows[-1]["ser"], evaluate_model(run.model, parts.test).ser
     members, non_members = equal_sides(parts, config.seed)
     scores = -signals(run.model, members + non_members).loss
     claimed = run.progress.rows[-1]["epsilon_claimed"]
@@ -205,20 +201,25 @@ def small_run(config: TrainConfig) -> Outcome:
         ser=evaluate_model(run.model, parts.test).ser,
         auc=auc(scores[: len(members)], scores[len(members) :]),
         log10_epsilon=math.log10(claimed) if claimed else None,
-        stopped_ser=stopped,
         noise_share=_noise_share(run),
     )
 
 
 def _noise_share(run: Run) -> float | None:
-    """std^2 over Adam's corrected second moment, at most 1: the median over weights, after the last step."""
+    """The noise in Adam's second moment over all of it, at most 1: the median over weights, after the last step.
+
+    Its std^2 is averaged as Adam averages squared gradients: a step counts for 1 - beta2, once more beta2 as much with
+    each step that follows.
+    """
     if run.private is None:
         return None
+    steps, epochs = run.batches.steps_per_epoch, run.config.epochs
+    weights = (1 - BETAS[1]) * BETAS[1] ** np.arange(steps * epochs)[::-1].reshape(epochs, steps)
+    variances = np.square([run.private.noise_stds(epoch) for epoch in range(epochs)])  # (epochs, K)
     shares = []
-    for (_, p), std in zip(run.parameters, run.private.noise_stds(run.config.epochs - 1), strict=True):
-        state = run.optimizer.state[p]
-        second = state["exp_avg_sq"] / (1 - BETAS[1] ** float(state["step"]))
-        shares.append((std**2 / second.clamp_min(1e-30)).clamp_max(1).flatten())
+    for (_, p), noise in zip(run.parameters, weights.sum(axis=1) @ variances, strict=True):
+        second = run.optimizer.state[p]["exp_avg_sq"].clamp_min(1e-30)
+        shares.append((float(noise) / second).clamp_max(1).flatten())
     return float(torch.cat(shares).median())
 
 

@@ -51,7 +51,7 @@ TEXT_SEED, GENERATED = 14586, 20_000
 DEVICES = 8
 METHODS: dict[str, dict[str, Any]] = {
     "DP-SGD": {"method": "dp-sgd"},
-    "eDP-SGD, 8 utterances a clip": {"method": "edp-sgd", "micro_batch_size": 8},
+    "eDP-SGD, 8 utterances a clip, shuffled": {"method": "edp-sgd", "micro_batch_size": 8},
 }
 SGD, SGD_HERE = "SGD", "SGD, the private model"
 TIMED = 10  # rounds

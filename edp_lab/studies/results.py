@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +26,8 @@ def rows(path: Path, command: str) -> list[dict[str, Any]]:
     if not (isinstance(found, list) and all(isinstance(row, dict) for row in found)):
         raise UsageError(f"{path} holds no rows: {cure}")
     return found
+
+
+def upward(epsilon: float, digits: int = 3) -> str:
+    """In so many significant digits, rounded up: a bound that is shown must still be one."""
+    return f"{float(Context(digits, ROUND_CEILING).create_decimal(Decimal(epsilon))):.{digits}g}"

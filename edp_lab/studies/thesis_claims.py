@@ -1,7 +1,7 @@
 """The thesis' claims about one noise, one vote or one table, each with evidence that needs no trained network.
 
 Rows T1, T3, T4, T5, T7, T8, T13, T16, T21 and T23 of the claims ledger. What adds up over many releases is in
-`thesis_composition`, what the thesis says of itself in `thesis_text`; `without_training` gives all of them.
+`thesis_composition`, what the thesis says of itself in `thesis_text`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from edp_lab.privacy.basic import analytic_gaussian_sigma, gaussian_epsilon, gau
 from edp_lab.privacy.composition import gaussian_loss_tail
 from edp_lab.privacy.gdp import gdp_delta
 from edp_lab.studies.evidence import Evidence, Measured, Verdict
-from edp_lab.studies.thesis_composition import COMPOSITION_CLAIMS
 from edp_lab.studies.thesis_foundations import (
     QUASI_IDENTIFIERS,
     identified_with_month,
@@ -30,22 +29,9 @@ from edp_lab.studies.thesis_foundations import (
     printed_sigma,
     synthetic_voters,
 )
-from edp_lab.studies.thesis_text import TEXT_CLAIMS
 
 DELTA = 1e-5
 PIXEL_SIGMA, PIXEL_EPSILON = 0.6, 2.5  # section 3.1.1: said to belong together
-
-
-def without_training(images: ArrayLike, rng: np.random.Generator) -> tuple[Evidence, ...]:
-    """The evidence of every row of the ledger that needs no trained network, in its order.
-
-    `images`: (n, ...) with pixels in [0, 1], for T3; the thesis has MNIST.
-    """
-    own = (t1_pixel_noise, t4_local_noise, t5_outside_the_theorem, t7_inverted_clipping, t8_batch_clipping)
-    rest = (t13_noisy_votes, t16_two_circles, t21_loss_tail)
-    found = [claim() for claim in (*own, *rest, *COMPOSITION_CLAIMS, *TEXT_CLAIMS)]
-    found += [t3_correlation(images, rng), t23_anonymity(rng)]
-    return tuple(sorted(found, key=lambda evidence: int(evidence.id[1:])))
 
 
 def t1_pixel_noise(
@@ -79,8 +65,10 @@ def t1_pixel_noise(
     )
 
 
-def t3_correlation(images: ArrayLike, rng: np.random.Generator, sigma: float = PIXEL_SIGMA) -> Evidence:
-    """Mean of eq 3.4 over images (n, ...) in [0, 1], each against itself with noise.
+def t3_correlation(
+    images: ArrayLike, rng: np.random.Generator, name: str = "images", sigma: float = PIXEL_SIGMA
+) -> Evidence:
+    """Mean of eq 3.4 over images (n, ...) in [0, 1], each against itself with noise; `name` says whose they are.
 
     Raises:
         UsageError: fewer than one image, or one of a single shade, whose correlation is undefined.
@@ -98,6 +86,7 @@ def t3_correlation(images: ArrayLike, rng: np.random.Generator, sigma: float = P
 
     measured: Measured = {
         "claimed_correlation": claimed,
+        "images": name,
         "sigma": sigma,
         "correlation": _mean_correlation(clean, noised),
         "correlation_after_clipping_to_0_1": _mean_correlation(clean, noised.clip(0, 1)),
@@ -110,8 +99,8 @@ def t3_correlation(images: ArrayLike, rng: np.random.Generator, sigma: float = P
         "section 3.4.1, eq 3.4",
         measured,
         lambda m: Verdict.of(abs(m["correlation"] - m["claimed_correlation"]) <= 0.01),
-        "At sigma {sigma:g} the mean correlation is {correlation:.3f}; {claimed_correlation:.4f} belongs to sigma "
-        "{sigma_for_the_claim:.2f}. It is no measure of privacy: a photographic negative hides nothing and has "
+        "At sigma {sigma:g} the mean correlation is {correlation:.3f} ({images}); {claimed_correlation:.4f} belongs to "
+        "sigma {sigma_for_the_claim:.2f}. It is no measure of privacy: a photographic negative hides nothing and has "
         "{correlation_of_the_negative:.0f}.",
     )
 
@@ -228,8 +217,8 @@ def t13_noisy_votes(voters: int = 10, classes: int = 10, epsilon: float = 0.2) -
     one, two = (_survives(voters, classes, scale / epsilon) for scale in (1, 2))
     return Evidence(
         "T13",
-        "Where the instructors agree, noise on the votes changes nothing, so protected labels cost no accuracy.",
-        "section 3.2.1 (noisy-max); section 4.2, tables 4.6 and 4.7",
+        "Where the instructors agree, noise on the votes changes nothing.",
+        "section 3.2.1 (noisy-max)",
         {
             "voters": voters,
             "epsilon": epsilon,
@@ -239,7 +228,7 @@ def t13_noisy_votes(voters: int = 10, classes: int = 10, epsilon: float = 0.2) -
         lambda m: Verdict.of(m["right_at_scale_2_over_epsilon"] >= 0.99, m["right_at_scale_1_over_epsilon"] >= 0.99),
         "A unanimous vote of {voters} stays right with probability {right_at_scale_2_over_epsilon:.2f} under noise of "
         "scale 2 / epsilon, which an instructor that changes its vote takes, and {right_at_scale_1_over_epsilon:.2f} "
-        "under 1 / epsilon; whether an understudy can learn from such labels takes a trained network to say.",
+        "under 1 / epsilon.",
     )
 
 

@@ -89,7 +89,7 @@ def test_the_whole_ledger_is_written_with_where_it_comes_from(cli, monkeypatch, 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--only", "P99"], "there is no claim 'P99': choose P1 to P32 or T1 to T27"),
+        (["--only", "P99"], "there is no claim 'P99': choose P1 to P32 or T1 to T28"),
         (["--only", "P1,,T1"], "there is no claim ''"),
         (["--out", "claims.json"], "add --run"),
         (["--run", "--only", "P2", "--out", "claims.json"], "leave out --only"),

@@ -132,7 +132,7 @@ def test_a_missing_ledger_says_how_to_make_one(tmp_path: Path) -> None:
 def test_claims_are_found_in_the_ledgers_order() -> None:
     assert [claim.id for claim in find(["T3", "P10", "P2", "P2"])] == ["P2", "P10", "T3"]
     assert len(find()) == len(REGISTRY)
-    with pytest.raises(UsageError, match="there is no claim 'P99': choose P1 to P32 or T1 to T27"):
+    with pytest.raises(UsageError, match="there is no claim 'P99': choose P1 to P32 or T1 to T28"):
         find(["P1", "P99"])
 
 

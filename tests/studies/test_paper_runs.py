@@ -27,11 +27,13 @@ def test_a_small_run_is_trained_once_and_measured(one_epoch):
     again = runs.small_runs("SGD", told.append, seeds=(0,), method="sgd")
     assert again[0] is first[0]
     assert len(told) == 1
-    assert first[0].stopped_ser == first[0].ser
     assert first[0].noise_share is first[0].log10_epsilon is None
     [noised] = runs.small_runs("no decay", seeds=(0,), **{**runs.PRINTED, "z0": 1.0})
     assert noised.noise_share is not None
     assert noised.noise_share > 0.9
+    decay = {"z0": 1.0, "decay": "exponential", "tau": 0.5, "epochs": 2}  # the first epoch's noise is remembered
+    [decayed] = runs.small_runs("decay", seeds=(0,), **{**runs.PRINTED, **decay})
+    assert decayed.noise_share > 0.9
     assert noised.log10_epsilon is not None
 
 

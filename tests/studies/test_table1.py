@@ -24,7 +24,8 @@ from edp_lab.training.pretraining import pretrain_bert
 CORPUS = "smart-home-health"
 Z0 = (1e-3, 1e-2, 1e-1)
 SCALE = Scale(
-    "small", 1, dict.fromkeys(study.MODELS, 64), dict.fromkeys(study.MODELS, 2), None, 3, dict.fromkeys(study.VARIANTS, Z0),
+    "small", 1, dict.fromkeys(study.MODELS, 64), dict.fromkeys(study.MODELS, 2), None, 3,
+    dict.fromkeys(study.VARIANTS, Z0),
     {Decay.NONE: (0.0,), Decay.LINEAR: (0.1, 0.5), Decay.EXPONENTIAL: (0.2,)},
 )  # fmt: skip
 
@@ -93,8 +94,23 @@ def test_a_larger_corpus_gets_about_as_many_steps_in_fewer_epochs():
     assert {job.config.epochs for job in runs.jobs} == {2}
 
 
-def test_where_all_noise_costs_too_much_the_smallest_error_is_chosen():
-    assert {cell.z0 for cell in cells(Runs({1e-3: 0.5, 1e-2: 0.4, 1e-1: 0.6}))[1:]} == {1e-2}
+def test_where_all_noise_costs_too_much_the_smallest_error_is_chosen_and_the_row_says_so():
+    row = cells(Runs({1e-3: 0.5, 1e-2: 0.4, 1e-1: 0.6}))[1:]
+    assert {(cell.z0, cell.within_tolerance) for cell in row} == {(1e-2, False)}
+    plain, *others = cells(Runs(dict.fromkeys(Z0, 0.1)))
+    assert (plain.within_tolerance, {cell.within_tolerance for cell in others}) == (None, {True})
+
+
+def test_the_epsilon_of_a_row_is_the_largest_of_its_seeds():
+    """A run that went on elsewhere is billed for the steps that it did twice."""
+
+    class Billed(Runs):
+        def result(self, job: Job) -> dict[str, Any]:
+            found = super().result(job)
+            return found if found["epsilon"] is None else {**found, "epsilon": 7.0 + job.config.seed}
+
+    row = cells(Billed(dict.fromkeys(Z0, 0.1)))
+    assert {(cell.variant, cell.epsilon) for cell in row} == {("sgd", None), ("as printed", None), ("sound", 9.0)}
 
 
 def test_changes_are_formed_within_a_seed():

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edp_lab.attacks import shadow as shadow_module
 from edp_lab.errors import UsageError
 from edp_lab.studies import table_runs
 from edp_lab.studies.table_runs import Job, TableRuns
@@ -103,6 +104,17 @@ def test_the_key_follows_what_pretrained_weights_are_not_where_they_lie(corpus, 
     assert TableRuns(tmp_path / "out").key(Job(config)) == key("changed", "2")
 
 
+def test_the_key_of_an_attack_follows_the_corpus_of_its_shadow_model(corpus, tmp_path, monkeypatch):
+    runs, [job, *_] = TableRuns(tmp_path / "out"), jobs(corpus)
+    keys = {}
+    for shadow in ("generated", "smart-home-video"):
+        monkeypatch.setattr(shadow_module, "default_shadow", lambda own, shadow=shadow: shadow)
+        keys[shadow] = runs.key(Job(job.config, attack=True)), runs.key(job)
+    (first, plain), (second, same) = keys.values()
+    assert plain == same
+    assert first != second
+
+
 def test_runs_that_come_with_a_checkout_are_not_repeated_unless_fresh(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(table_runs, "KEPT", tmp_path / "kept")
     (tmp_path / "kept").mkdir()
@@ -122,7 +134,9 @@ def test_a_damaged_cell_counts_as_missing_and_fresh_forgets_all(corpus, tmp_path
     cell.write_text('{"ser": ')
     assert runs.known(job) is None
     cell.write_text('{"ser": 1}')
+    (tmp_path / "out" / "public" / "seconds.json").write_text("[1]")
     assert TableRuns(tmp_path / "out", fresh=True).known(job) is None
+    assert not list((tmp_path / "out" / "public").iterdir())
 
 
 def test_a_worker_that_fails_ends_in_one_sentence(tmp_path):
