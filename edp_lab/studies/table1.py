@@ -70,6 +70,7 @@ class Scale:
     tau: Mapping[Decay, tuple[float, ...]]
 
 
+DROPOUT = 0.1  # more, and eDP-SGD learns little in so few epochs
 NO_TAU = (0.0,)
 QUICK = Scale(
     "medium",
@@ -202,6 +203,7 @@ def _row(runs: TableRuns, scale: Scale, model: str, corpus: str, encoder: str | 
         num_devices=NUM_GPUS,
         size=scale.size,
         batch_size=scale.batch_size[model],
+        dropout=DROPOUT,
         pretrained=encoder,
         lr=None if encoder is None else FINE_TUNING,
     )
