@@ -7,7 +7,8 @@
 The key is a digest of everything that a run is a function of: settings, corpus, pretrained weights, versions and code.
 Whoever kills the work and starts it again repeats no finished run, and goes on within the one that was cut off. The
 runs behind the tables that come with a checkout, in data/results/cells, count as finished, too, but not in a folder
-that was begun as `fresh`.
+that was begun as `fresh`. Where one of these says `measured_as`, it was measured under that key, by code that has since
+changed in nothing that such a run does.
 """
 
 from __future__ import annotations
