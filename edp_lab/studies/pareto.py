@@ -57,6 +57,7 @@ SGD, SGD_HERE = "SGD", "SGD, the private model"
 TIMED = 10  # rounds
 FIRST_SEED = 3  # those below served to find the recipe
 ENCODED = 50_000  # utterances at most that are read by the encoder
+MOST_STEPS, LARGE_EPOCHS = 400, 5  # of an epoch; of a corpus that has more steps, and larger batches for it instead
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Scale:
         epsilons: targets of DP-SGD, at delta = n^-1.1; eDP-SGD has the largest.
         tried: learning rate and weight of the intent, for each method and target.
         steps, plain_steps: of a private run and of SGD, about, but whole epochs and at most `most_epochs`,
-            `plain_epochs` of them.
+            `plain_epochs` of them; a private run takes `LARGE_EPOCHS` of a corpus that fills `MOST_STEPS` batches.
         layers: of the encoder.
         model: "clc" or "bert".
     """
@@ -266,8 +267,8 @@ def _private(
 ) -> TrainConfig:
     """A run of this method that meets the target: z0 is the smallest that does."""
     examples = training_examples(corpus, seed)
-    batch = min(scale.batch_size, max(DEVICES + 1, examples // 4))
-    epochs = whole_epochs(scale.steps, batch, examples, scale.most_epochs)
+    batch = max(min(scale.batch_size, max(DEVICES + 1, examples // 4)), examples // MOST_STEPS)
+    epochs = LARGE_EPOCHS if batch > scale.batch_size else whole_epochs(scale.steps, batch, examples, scale.most_epochs)
     config = TrainConfig(
         corpus,
         scale.model,
