@@ -32,6 +32,8 @@ from edp_lab.studies.paper_runs import (
     equal_epsilon_z0,
     first_gradient_norms,
     gradient_norms,
+    runs_of,
+    small_config,
     small_runs,
     table1_anew,
 )
@@ -40,7 +42,7 @@ from edp_lab.studies.thesis_tables import QUICK
 
 Inputs = Callable[[Told], Mapping[str, Any]]
 GRID = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # of z0, for P18
-LONG, LITTLE = 24, 1e-4  # epochs, until a network overfits, and z0, for P20
+LONG, LITTLE = 16, 1e-4  # epochs, in which a network begins to overfit, and z0, for P20
 SAMPLE = 4000  # images of MNIST, for T3
 REPLACED = 3  # place of an utterance in the first batch, for P4
 
@@ -113,8 +115,8 @@ def noised(told: Told) -> Mapping[str, Any]:
 
 
 def grid_of_z0(told: Told) -> Mapping[str, Any]:
-    found = [small_runs(f"z0 {z0:g}", told, FEW[:1], **{**PRINTED, "z0": z0})[0] for z0 in GRID]
-    return {"grid": found, "anew": table1_anew()}
+    configs = [small_config(FEW[0], **{**PRINTED, "z0": z0}) for z0 in GRID]
+    return {"grid": runs_of("values of z0", told, configs), "anew": table1_anew()}
 
 
 def overfitted(told: Told) -> Mapping[str, Any]:

@@ -146,8 +146,12 @@ def small_config(seed: int, **settings: Any) -> TrainConfig:
 def small_runs(
     what: str, told: Told = lambda what: None, seeds: Sequence[int] = SEEDS, **settings: Any
 ) -> tuple[Outcome, ...]:
-    """A run with these settings for each seed, each trained once in a process. `told` hears what it is."""
-    configs = [small_config(seed, **settings) for seed in seeds]
+    """A run with these settings for each seed; see `runs_of`."""
+    return runs_of(what, told, [small_config(seed, **settings) for seed in seeds])
+
+
+def runs_of(what: str, told: Told, configs: Sequence[TrainConfig]) -> tuple[Outcome, ...]:
+    """A run for each configuration, each trained once in a process. `told` hears what it is."""
     missing = [config for config in configs if config not in _TRAINED]
     if len(missing) == 1:
         told(f"training: {what}, seed {missing[0].seed}")

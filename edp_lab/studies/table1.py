@@ -87,7 +87,7 @@ FULL = Scale(
     4,
     {"clc": 16, "bert": 32},
     {"clc": 12, "bert": 6},
-    {"clc": 2800, "bert": 800},
+    {"clc": 2000, "bert": 600},
     3,
     {"as printed": (1e-5, 1e-4, 3e-4, 1e-3, 3e-3), "sound": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)},
     {Decay.NONE: NO_TAU, Decay.LINEAR: (0.3,), Decay.EXPONENTIAL: (0.2,)},
