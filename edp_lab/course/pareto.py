@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,4 +86,4 @@ def _line(points: Sequence[Point], number: int) -> go.Scatter:
 
 def _epsilon(point: Point) -> str:
     """Rounded up: a target is met with a little to spare."""
-    return f"{math.ceil(10 * point['epsilon']) / 10:g}"
+    return results.upward(point["epsilon"], 2)
