@@ -95,9 +95,10 @@ def attack_shadow(
     confidence: float = 0.95,
     seed: int = 0,
     cache: Path | None = None,
+    plain: bool = False,
     told: Told = lambda what: None,
 ) -> Attacked:
-    """The paper's attack, see `edp_lab.attacks.shadow`.
+    """The paper's attack, see `edp_lab.attacks.shadow`; `plain`: with shadow models trained by SGD.
 
     Raises:
         UsageError: as `load_target` and `shadow_scores`.
@@ -106,8 +107,8 @@ def attack_shadow(
 
     target, guards = _prepared(run)
     names = shadows or (default_shadow(target.config.corpus),)
-    scores = shadow_scores(target, names, classifier, seed, cache, told)
-    about = {"shadow_corpora": list(names), "classifier": classifier, "seed": seed}
+    scores = shadow_scores(target, names, classifier, seed, cache, plain, told)
+    about = {"shadow_corpora": list(names), "classifier": classifier, "seed": seed, "plain_shadows": plain}
     return _judged(target, guards, "shadow", scores, fprs, confidence, about)
 
 

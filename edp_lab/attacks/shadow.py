@@ -27,6 +27,10 @@ INTENT_WIDTH, SLOT_WIDTH = 8, 16  # scores used: more are zero, or as good as ze
 CLASSIFIERS = ("forest", "boosting", "logistic", "mlp")
 GENERATED = "generated"  # a fresh corpus from the grammar: public text like the embedded one
 MOST_SHARED = 0.2  # of a shadow corpus' texts, or the target's: short commands coincide
+OF_PRIVACY = (  # settings that SGD has not
+    "clip_norm", "z0", "decay", "tau", "num_devices", "micro_batch_size", "sampling", "as_printed", "alpha", "delta",
+    "noise",
+)  # fmt: skip
 PUBLIC = ("snips", "atis", "nlu-eval")
 
 
@@ -36,6 +40,7 @@ def shadow_scores(
     classifier: str = "forest",
     seed: int = 0,
     cache: Path | None = None,
+    plain: bool = False,
     progress: Callable[[str], None] = lambda what: None,
 ) -> np.ndarray:
     """How much each utterance of the target's pool looks like a member: (n), larger is more.
@@ -44,6 +49,7 @@ def shadow_scores(
         shadows: public corpora, by name or path, or "generated"; none: the first that is at hand and another one.
         classifier: of `CLASSIFIERS`.
         cache: where trained shadow models are kept.
+        plain: train them by SGD, whatever the target's method.
 
     Raises:
         UsageError: a negative seed, an unknown classifier or corpus, or the target's own corpus as its shadow.
@@ -59,7 +65,8 @@ def shadow_scores(
     for corpus in corpora:
         data = shadow_split(corpus, own_seed, len(target.members))
         progress(f"shadow model on {corpus.name}")
-        model = train_shadow(shadow_config(target.config, corpus), corpus, data.train, own_seed, cache)
+        config = shadow_config(without_privacy(target.config) if plain else target.config, corpus)
+        model = train_shadow(config, corpus, data.train, own_seed, cache)
         members, non_members = equal_sides(data, seed)
         examples.append(sorted_scores(model, members + non_members, INTENT_WIDTH, SLOT_WIDTH))
         labels.append(np.arange(2 * len(members)) < len(members))
@@ -139,3 +146,9 @@ def shadow_config(target: TrainConfig, corpus: Corpus) -> TrainConfig:
     public = (target.alpha or "").startswith("public")
     alpha = None if public else target.alpha
     return replace(target, corpus=corpus.name, processes=1, private_seed=False, alpha=alpha)
+
+
+def without_privacy(config: TrainConfig) -> TrainConfig:
+    """The same training by SGD."""
+    usual = TrainConfig(config.corpus)
+    return replace(config, method="sgd", **{name: getattr(usual, name) for name in OF_PRIVACY})

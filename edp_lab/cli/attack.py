@@ -68,6 +68,9 @@ def shadow(
     confidence: Confidence = 0.95,
     seed: Seed = 0,
     cache: Cache = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Train shadow models by SGD, not by the target's method.")
+    ] = False,
     against: Against = None,
     out: Out = None,
     as_json: Json = False,
@@ -77,7 +80,7 @@ def shadow(
 
     _finish(
         lambda run, told: attack_shadow(
-            run, tuple(shadow or ()), classifier, _rates(fpr), confidence, seed, cache, told
+            run, tuple(shadow or ()), classifier, _rates(fpr), confidence, seed, cache, plain, told
         ),
         run,
         against,

@@ -67,8 +67,8 @@ def pareto(
     with telling() as tell:
         from edp_lab.studies.pareto import FULL, QUICK
         from edp_lab.studies.pareto import pareto as points_of
+        from edp_lab.studies.starts import ENCODER
         from edp_lab.studies.surroundings import usable_cores
-        from edp_lab.studies.table1 import ENCODER
         from edp_lab.studies.table_runs import TableRuns
 
         targets, all_scales = _targets(epsilons), QUICK if quick else FULL

@@ -17,12 +17,12 @@ million generated ones, by the validation split of one run.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +30,22 @@ import torch
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.corpus import Corpus
-from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
 from edp_lab.models.context import AT_ONCE, ContextFeatures
 from edp_lab.models.files import write_whole
 from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.tuning import composed
+from edp_lab.studies.starts import ENCODER, FINE_TUNING, PUBLIC, public_encoder, public_vectors
 from edp_lab.studies.surroundings import machine
-from edp_lab.studies.table1 import ENCODER, FINE_TUNING, Estimate, public_encoder, training_examples, whole_epochs
+from edp_lab.studies.table1 import Estimate
 from edp_lab.studies.table_runs import TRAINING, Job, TableRuns
 from edp_lab.training import TrainConfig
-from edp_lab.training.pretraining import pretrain_vectors
 from edp_lab.training.record import versions
 from edp_lab.training.run import Run
 from edp_lab.training.state import code_of, digest
 
-NAMES = ("atis", "snips", "nlu-eval", "smart-home")
-PUBLIC = NAMES[:3]  # each is text that is not to be protected, where another one is
-TEXT_SEED, GENERATED = 14586, 20_000
+NAMES = (*PUBLIC, "smart-home")
 DEVICES = 8
 METHODS: dict[str, dict[str, Any]] = {
     "DP-SGD": {"method": "dp-sgd"},
@@ -162,7 +159,7 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
     folder, seeds = runs.out / "public", range(FIRST_SEED, FIRST_SEED + scale.seeds)
     first = seeds[0]
     encoded = scale.model == "bert" or len(load_corpus(corpus).utterances) <= ENCODED
-    start = public_encoder(encoder, scale.layers, folder) if encoded else str(public_vectors(corpus, folder))
+    start = public_encoder(encoder, scale.layers, folder) if encoded else public_vectors(corpus, folder)
     what = f"{scale.model.upper()} on {corpus}"
     plain = [_plain(corpus, seed, scale, start) for seed in seeds]
     here = [replace(config, size=scale.size, pretrained=start) for config in plain]  # of BERT, the same
@@ -344,20 +341,11 @@ def _percent(results: Sequence[Mapping[str, Any]], name: str) -> Estimate:
     return Estimate.of([100 * one[name] for one in results])
 
 
-def public_vectors(corpus: str, folder: Path) -> Path:
-    """FastText vectors of text that has nothing to do with `corpus`, in a folder named by their content.
+def whole_epochs(steps: int, batch: int, examples: int, most: int) -> int:
+    """About so many steps, at least one epoch, and at most `most`."""
+    return max(1, min(most, round(steps * batch / examples)))
 
-    The text: the other corpora as far as they are at hand, and utterances generated for this purpose.
-    """
-    text = [u.tokens for u in generate(GENERATED, TEXT_SEED).utterances]
-    for name in PUBLIC:
-        if name != corpus:
-            try:
-                text += [u.tokens for u in load_corpus(name).utterances]
-            except UsageError:
-                continue  # not at hand
-    made = folder / hashlib.sha256(json.dumps(text).encode()).hexdigest()[:16]
-    if not made.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        pretrain_vectors(text, made)
-    return made
+
+@lru_cache
+def training_examples(corpus: str, seed: int) -> int:
+    return len(split(load_corpus(corpus), seed).train)

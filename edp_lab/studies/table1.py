@@ -1,12 +1,15 @@
 """Table 1 again: error, membership inference and epsilon of SGD and of eDP-SGD under three decays, ours beside theirs.
 
-Section 4.2 tunes C, z0 and tau without saying by what. Here z0 and tau are tuned on the validation split of the first
-seed: the most noise that keeps the error within `TOLERANCE` of SGD's, sought by halving as if errors only grew with
-noise; C is 1, as with Adam its scale does not matter while every gradient is clipped. The number of trials stands in
-each row. No epsilon covers this choice, nor theirs.
+Section 4.2 tunes C, z0 and tau without saying by what. Here z0 is tuned without decay, on the validation split of the
+first seed: the most noise that keeps the error within `TOLERANCE` of SGD's, sought by halving as if errors only grew
+with noise. Under a decay the noise starts as much higher as leaves epsilon the same, so that decays are compared at
+equal epsilon. C and tau are fixed. The number of trials stands in each row. No epsilon covers this choice, nor theirs.
+
+SGD for half the epochs is a control: what a method gains that learns less can be had by learning less.
 
 Every seed has its own split, weights, order and noise. Changes are relative, formed within a seed, and averaged; their
-intervals are Student's t over the seeds, and cover the split and the training, not the choice of settings.
+intervals are Student's t over the seeds, and cover the split and the training, not the choice of settings. The attack's
+shadow model is trained by SGD, whatever the target (section 4.3 has one shadow model), anew for each seed.
 """
 
 from __future__ import annotations
@@ -15,21 +18,21 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from edp_lab.corpora import load_corpus, split
+import numpy as np
+
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay
 from edp_lab.studies.paper_tables import NUM_GPUS, TABLE_1, Table1Row
-from edp_lab.studies.table_runs import Job, TableRuns, claimed_log10, content_of
+from edp_lab.studies.starts import ENCODER, FINE_TUNING, public_encoder, public_vectors, public_words
+from edp_lab.studies.table_runs import Job, TableRuns, claimed_log10
 from edp_lab.training import TrainConfig
-from edp_lab.training.pretraining import shorten_bert
-from edp_lab.training.state import digest
 
 TOLERANCE = 1.15  # of SGD's error on the validation split
-VARIANTS = ("as printed", "sound")
+SGD, HALF, PRINTED, SOUND = "sgd", "sgd, half the epochs", "as printed", "sound"
+VARIANTS = (PRINTED, SOUND)
+TAU = {Decay.LINEAR: 0.3, Decay.EXPONENTIAL: 0.2}  # from the middle of the paper's grids
 # Corpora by our names; the paper's internal ones are stood for by domains of the synthetic smart-home corpus.
 CORPORA = {
     "atis": "ATIS",
@@ -40,8 +43,6 @@ CORPORA = {
     "smart-home-video": "Video",
 }
 MODELS = ("clc", "bert")
-ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # 384 wide, like the paper's pretrained on Wikipedia among others
-FINE_TUNING = 2e-4  # BERT's learning rate from there
 
 
 @dataclass(frozen=True)
@@ -50,48 +51,26 @@ class Scale:
 
     Attributes:
         size: of the models, see `TrainConfig`.
+        published: the CLC reads the words of the published encoder, else fastText vectors that are trained on the spot.
+        layers: of that encoder, from which BERT starts.
+        batch_size: small, as epsilon of disjoint batches depends on the epochs and not on the steps.
+        epochs: per model; BERT, which starts from the encoder, needs fewer.
         seeds: how many, from 0 on.
-        layers: of the published encoder, from which BERT starts.
-        batch_size: per model; small, as epsilon of disjoint batches depends on the epochs and not on the steps.
-        epochs: at most, per model; BERT, which starts from there, needs fewer.
-        steps: per model, about: on a larger corpus fewer epochs; None: as many epochs everywhere.
         z0: tried per variant, rising: at the same number the sound noise is 2 sqrt(N) times that of the print, whose
             layer scales make up for some of it.
-        tau: tried per decay.
     """
 
     size: str
+    published: bool
     layers: int
-    batch_size: Mapping[str, int]
+    batch_size: int
     epochs: Mapping[str, int]
-    steps: Mapping[str, int] | None
     seeds: int
     z0: Mapping[str, tuple[float, ...]]
-    tau: Mapping[Decay, tuple[float, ...]]
 
 
-DROPOUT = 0.1  # more, and eDP-SGD learns little in so few epochs
-NO_TAU = (0.0,)
-QUICK = Scale(
-    "medium",
-    2,
-    {"clc": 64, "bert": 64},
-    {"clc": 8, "bert": 8},
-    None,
-    3,
-    {"as printed": (1e-3, 3e-3, 1e-2), "sound": (1e-3, 3e-3, 1e-2)},
-    {Decay.NONE: NO_TAU, Decay.LINEAR: (0.3,), Decay.EXPONENTIAL: (0.2,)},
-)
-FULL = Scale(
-    "paper",
-    4,
-    {"clc": 16, "bert": 32},
-    {"clc": 12, "bert": 6},
-    {"clc": 2000, "bert": 600},
-    3,
-    {"as printed": (1e-5, 1e-4, 3e-4, 1e-3, 3e-3), "sound": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)},
-    {Decay.NONE: NO_TAU, Decay.LINEAR: (0.3,), Decay.EXPONENTIAL: (0.2,)},
-)
+QUICK = Scale("medium", False, 2, 32, {"clc": 6, "bert": 4}, 3, dict.fromkeys(VARIANTS, (1e-3, 3e-3, 1e-2)))
+FULL = Scale("paper", True, 4, 32, {"clc": 12, "bert": 6}, 3, dict.fromkeys(VARIANTS, (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)))
 
 
 @dataclass(frozen=True)
@@ -119,15 +98,16 @@ class Cell:
 
     Attributes:
         stands_for: the paper's name of the corpus, in whose place ours stands where the paper's is internal.
-        variant: "sgd", "as printed" or "sound".
+        variant: "sgd", "sgd, half the epochs", "as printed" or "sound".
         decay: None for SGD.
-        ser, auc: semantic error rate and the paper's attack's area under the curve; in percent.
-        ser_change, auc_change: relative to SGD, in percent; negative is better. None for SGD.
+        ser, auc, loss_auc: semantic error rate, and the areas under the curve of the paper's attack and of one by the
+            loss alone, which has no shadow model that might suit one target better than another; in percent.
+        ser_change, auc_change, loss_auc_change: relative to SGD, in percent; negative is better. None for SGD.
         log10_claimed: of the paper's accounting at the paper's delta.
         epsilon, epsilon_if_alpha_public: that hold at `delta` were the seed secret, of the seed with the largest; None
             where there is no guarantee.
-        z0, tau, trials: the settings chosen on the validation split, and by how many runs.
-        within_tolerance: that choice keeps the error there; else it is the trial with the smallest. None for SGD.
+        z0, tau: the setting chosen on the validation split, by `trials` runs, or of equal epsilon; of the grid.
+        within_tolerance: the first seed keeps the error there. None for SGD.
         paper: what the paper prints: {"ser", "auc"} of SGD or {"ser_change", "auc_change", "log10_claimed"}.
         runs: keys of the runs behind this cell, one for each seed.
         about: device, threads, versions, seconds of training in all.
@@ -141,8 +121,10 @@ class Cell:
     seeds: int
     ser: Estimate
     auc: Estimate
+    loss_auc: Estimate
     ser_change: Estimate | None
     auc_change: Estimate | None
+    loss_auc_change: Estimate | None
     log10_claimed: float | None
     epsilon: float | None
     epsilon_if_alpha_public: float | None
@@ -162,10 +144,10 @@ class Cell:
 def table1(
     runs: TableRuns, scale: Scale, models: Sequence[str], corpora: Sequence[str], encoder: str = ENCODER
 ) -> Iterator[list[Cell]]:
-    """The cells of one model on one corpus after the other: SGD, then each variant under each decay.
+    """The cells of one model on one corpus after the other: SGD, its control, then each variant under each decay.
 
     Args:
-        encoder: hub name or folder of the BERT whose first layers BERT starts from, as the paper's was pretrained.
+        encoder: hub name or folder of the encoder whose words the CLC reads and whose first layers BERT starts from.
 
     Raises:
         UsageError: an unknown model or corpus; a corpus or an encoder that is not at hand; as `TableRuns.results`.
@@ -176,141 +158,115 @@ def table1(
                 raise UsageError(f"unknown {name} {one!r}: choose {', '.join(known)}")
     if scale.seeds < 1:
         raise UsageError(f"the number of seeds is {scale.seeds}: it must be at least 1")
-    start = public_encoder(encoder, scale.layers, runs.out / "public") if "bert" in models else None
-    for model in models:
-        for corpus in corpora:
-            yield _row(runs, scale, model, corpus, start if model == "bert" else None)
+    places = [(model, corpus) for model in models for corpus in corpora]
+    starts = [_start(scale, model, corpus, encoder, runs) for model, corpus in places]
+    for (model, corpus), start in zip(places, starts, strict=True):
+        yield _row(runs, scale, model, corpus, start)
 
 
-def public_encoder(name: str, layers: int, folder: Path) -> str:
-    """The first layers of a published encoder, in a folder named by what it was made of.
-
-    Raises:
-        UsageError: it cannot be loaded, or has fewer layers.
-    """
-    made = folder / f"encoder-{digest({}, content_of(name).encode(), str(layers).encode())[:16]}"
-    if not made.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        shorten_bert(name, layers, made)
-    return str(made)
+def _start(scale: Scale, model: str, corpus: str, encoder: str, runs: TableRuns) -> str:
+    folder = runs.out / "public"
+    if model == "bert":
+        return public_encoder(encoder, scale.layers, folder)
+    return public_words(encoder, folder) if scale.published else public_vectors(corpus, folder)
 
 
-def _row(runs: TableRuns, scale: Scale, model: str, corpus: str, encoder: str | None) -> list[Cell]:
-    base = TrainConfig(
+def _row(runs: TableRuns, scale: Scale, model: str, corpus: str, start: str) -> list[Cell]:
+    plain = TrainConfig(
         corpus,
         model,
         method="sgd",
         num_devices=NUM_GPUS,
         size=scale.size,
-        batch_size=scale.batch_size[model],
-        dropout=DROPOUT,
-        pretrained=encoder,
-        lr=None if encoder is None else FINE_TUNING,
+        batch_size=scale.batch_size,
+        dropout=0.0,
+        epochs=scale.epochs[model],
+        pretrained=start,
+        lr=FINE_TUNING if model == "bert" else None,
     )
-    base = replace(base, epochs=_epochs(scale, base))
-    printed = next(row for row in TABLE_1 if (row.model.lower(), row.corpus) == (model, CORPORA[corpus]))
-    what = f"{model.upper()} on {corpus}"
-    tried = _tune(runs, scale, base, f"{what}: tuning")
-    noised = [config for config in tried if config != base]
-    grid = {
-        (variant, decay): [c for c in noised if (c.as_printed, c.decay) == (variant == "as printed", decay)]
-        for variant in VARIANTS
-        for decay in Decay
-    }
-    chosen = {key: _choose(trials, tried, base) for key, trials in grid.items()}
-    jobs = [
-        Job(replace(config, seed=seed), attack=True)
-        for config in (base, *chosen.values())
-        for seed in range(scale.seeds)
+    tried = _tune(runs, scale, plain, f"{model.upper()} on {corpus}: SGD and tuning")
+    arms: dict[tuple[str, Decay | None], TrainConfig] = {(SGD, None): plain, (HALF, None): _half(plain)}
+    for variant in VARIANTS:
+        for decay in Decay:
+            arms[variant, decay] = under(decay, _choose(tried[variant], tried[SGD][plain]))
+    jobs = [_job(config, seed) for config in arms.values() for seed in range(scale.seeds)]
+    done = dict(zip(jobs, runs.results(jobs, f"{model.upper()} on {corpus}: seeds"), strict=True))
+    own = {arm: [done[_job(config, seed)] for seed in range(scale.seeds)] for arm, config in arms.items()}
+    return [
+        _cell(arm, config, own[arm], own[SGD, None], len(tried.get(arm[0], (plain,)))) for arm, config in arms.items()
     ]
-    done = dict(zip(jobs, runs.results(jobs, f"{what}: seeds and attacks"), strict=True))
-    plain = [done[Job(replace(base, seed=seed), attack=True)] for seed in range(scale.seeds)]
-    cells = [_cell(printed, base, plain, None, 1)]
-    for (variant, decay), trials in grid.items():
-        config = chosen[variant, decay]
-        own = [done[Job(replace(config, seed=seed), attack=True)] for seed in range(scale.seeds)]
-        usable = _usable(config, tried, base)
-        cells.append(_cell(printed, config, own, plain, len(trials), variant, decay, usable))
-    return cells
 
 
-def _epochs(scale: Scale, base: TrainConfig) -> int:
-    most = scale.epochs[base.model]
-    if scale.steps is None:
-        return most
-    return whole_epochs(scale.steps[base.model], base.batch_size, training_examples(base.corpus, base.seed), most)
+def _half(plain: TrainConfig) -> TrainConfig:
+    return replace(plain, epochs=max(1, plain.epochs // 2))
 
 
-def whole_epochs(steps: int, batch: int, examples: int, most: int) -> int:
-    """About so many steps, at least one epoch, and at most `most`."""
-    return max(1, min(most, round(steps * batch / examples)))
+def _job(config: TrainConfig, seed: int = 0) -> Job:
+    return Job(replace(config, seed=seed), attack=True)
 
 
-@lru_cache
-def training_examples(corpus: str, seed: int) -> int:
-    return len(split(load_corpus(corpus), seed).train)
+Tried = Mapping[TrainConfig, Mapping[str, Any]]
 
 
-def _tune(runs: TableRuns, scale: Scale, base: TrainConfig, what: str) -> dict[TrainConfig, Mapping[str, Any]]:
-    """SGD and the noised runs that were tried: per variant, decay and tau, half of the levels of noise that are left
-    are ruled out by each."""
-    left = {
-        (variant, decay, tau): [_noised(base, variant, decay, tau, z0) for z0 in scale.z0[variant]]
-        for variant in VARIANTS
-        for decay in Decay
-        for tau in scale.tau[decay]
-    }
-    tried: dict[TrainConfig, Mapping[str, Any]] = {}
+def _tune(runs: TableRuns, scale: Scale, plain: TrainConfig, what: str) -> dict[str, Tried]:
+    """What was tried, by variant: half of the levels of noise that are left are ruled out by each. All seeds of SGD and
+    of its control go first, as they are needed anyway, and keep all processes busy."""
+    left = {variant: [_noised(plain, variant, z0) for z0 in scale.z0[variant]] for variant in VARIANTS}
+    tried: dict[str, dict[TrainConfig, Mapping[str, Any]]] = {SGD: {}, **{variant: {} for variant in VARIANTS}}
+    jobs = [_job(config, seed) for config in (plain, _half(plain)) for seed in range(scale.seeds)]
     while any(left.values()):
-        middle = {place: trials[len(trials) // 2] for place, trials in left.items() if trials}
-        configs = [base, *middle.values()]
-        tried |= dict(zip(configs, runs.results([Job(config) for config in configs], what), strict=True))
-        for place, config in middle.items():
-            at = left[place].index(config)
-            left[place] = left[place][at + 1 :] if _usable(config, tried, base) else left[place][:at]
-    return tried
+        middle = {variant: trials[len(trials) // 2] for variant, trials in left.items() if trials}
+        done = runs.results([*jobs, *map(_job, middle.values())], what)
+        tried[SGD][plain] = done[0]
+        for (variant, config), result in zip(middle.items(), done[len(jobs) :], strict=True):
+            tried[variant][config] = result
+            at = left[variant].index(config)
+            left[variant] = left[variant][at + 1 :] if _usable(result, done[0]) else left[variant][:at]
+    return dict(tried)
 
 
-def _noised(base: TrainConfig, variant: str, decay: Decay, tau: float, z0: float) -> TrainConfig:
-    noised = replace(base, method="edp-sgd", as_printed=variant == "as printed", decay=decay, z0=z0)
-    return noised if decay is Decay.NONE else replace(noised, tau=tau)
+def _noised(plain: TrainConfig, variant: str, z0: float) -> TrainConfig:
+    return replace(plain, method="edp-sgd", as_printed=variant == PRINTED, clip_norm=1.0, z0=z0)
 
 
-def _usable(config: TrainConfig, tried: Mapping[TrainConfig, Mapping[str, Any]], base: TrainConfig) -> bool:
-    return bool(tried[config]["validation_ser"] <= TOLERANCE * tried[base]["validation_ser"])
+def under(decay: Decay, config: TrainConfig) -> TrainConfig:
+    """A run without decay, made one with: at the same epsilon, which depends on the sum of 1 / z_t^2 over epochs."""
+    if decay is Decay.NONE:
+        return config
+    factors = decay.factors(np.arange(config.epochs), TAU[decay])
+    louder = math.sqrt(float(np.mean(factors**-2.0)))
+    return replace(config, decay=decay, tau=TAU[decay], z0=config.z0 * louder)
 
 
-def _choose(
-    trials: Sequence[TrainConfig], tried: Mapping[TrainConfig, Mapping[str, Any]], base: TrainConfig
-) -> TrainConfig:
-    """The smallest claimed epsilon among trials whose error is within the tolerance; if none is, the smallest error."""
-    usable = [config for config in trials if _usable(config, tried, base)]
+def _usable(result: Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
+    return bool(result["validation_ser"] <= TOLERANCE * plain["validation_ser"])
+
+
+def _choose(tried: Tried, plain: Mapping[str, Any]) -> TrainConfig:
+    """The most noise among trials whose error is within the tolerance; if none is, the smallest error."""
+    usable = [config for config, result in tried.items() if _usable(result, plain)]
     if usable:
-        return min(usable, key=lambda config: tried[config]["epsilon_claimed"] or math.inf)
-    return min(trials, key=lambda config: tried[config]["validation_ser"])
+        return max(usable, key=lambda config: config.z0)
+    return min(tried, key=lambda config: tried[config]["validation_ser"])
 
 
 def _cell(
-    printed: Table1Row,
+    arm: tuple[str, Decay | None],
     config: TrainConfig,
     own: Sequence[Mapping[str, Any]],
-    plain: Sequence[Mapping[str, Any]] | None,
+    plain: Sequence[Mapping[str, Any]],
     trials: int,
-    variant: str = "sgd",
-    decay: Decay | None = None,
-    usable: bool | None = None,
 ) -> Cell:
-    def changes(name: str) -> Estimate | None:
-        if plain is None:
+    def percent(name: str) -> Estimate:
+        return Estimate.of([100 * one[name] for one in own])
+
+    def change(name: str) -> Estimate | None:
+        if variant == SGD:
             return None
         return Estimate.of([100 * (new[name] / old[name] - 1) for new, old in zip(own, plain, strict=True)])
 
-    if decay is None:
-        paper: dict[str, float | None] = {"ser": printed.sgd_ser, "auc": printed.sgd_mia_auc}
-    else:
-        change = printed.changes[decay]
-        paper = {"ser_change": change.ser, "auc_change": change.mia_auc, "log10_claimed": change.log10_epsilon}
-    first = own[0]
+    (variant, decay), first = arm, own[0]
+    printed = next(row for row in TABLE_1 if (row.model.lower(), row.corpus) == (config.model, CORPORA[config.corpus]))
     return Cell(
         model=config.model,
         corpus=config.corpus,
@@ -318,10 +274,12 @@ def _cell(
         variant=variant,
         decay=None if decay is None else str(decay),
         seeds=len(own),
-        ser=Estimate.of([100 * one["ser"] for one in own]),
-        auc=Estimate.of([100 * one["auc"] for one in own]),
-        ser_change=changes("ser"),
-        auc_change=changes("auc"),
+        ser=percent("ser"),
+        auc=percent("auc"),
+        loss_auc=percent("loss_auc"),
+        ser_change=change("ser"),
+        auc_change=change("auc"),
+        loss_auc_change=change("loss_auc"),
         log10_claimed=claimed_log10(config, printed.delta),
         epsilon=_largest(own, "epsilon"),
         epsilon_if_alpha_public=_largest(own, "epsilon_if_alpha_public"),
@@ -329,8 +287,8 @@ def _cell(
         z0=None if decay is None else config.z0,
         tau=None if decay in (None, Decay.NONE) else config.tau,
         trials=trials,
-        within_tolerance=usable,
-        paper=paper,
+        within_tolerance=None if decay is None else _usable(first, plain[0]),
+        paper=_printed(printed, variant, decay),
         runs=tuple(one["run"] for one in own),
         about={
             **{
@@ -342,6 +300,15 @@ def _cell(
             "seconds": sum(one["seconds"] for one in own),
         },
     )
+
+
+def _printed(row: Table1Row, variant: str, decay: Decay | None) -> dict[str, float | None]:
+    if variant == SGD:
+        return {"ser": row.sgd_ser, "auc": row.sgd_mia_auc}
+    if decay is None:
+        return {}
+    change = row.changes[decay]
+    return {"ser_change": change.ser, "auc_change": change.mia_auc, "log10_claimed": change.log10_epsilon}
 
 
 def _largest(own: Sequence[Mapping[str, Any]], name: str) -> float | None:

@@ -161,12 +161,12 @@ def content_of(pretrained: str) -> str:
 
 
 def _shadow(corpus: str) -> list[str]:
-    """What else an attack is a function of: the corpus of its shadow model, and the package of its classifier."""
+    """What else `attacks` is a function of: the corpus of its shadow model, the package of its classifier, its choices."""
     from edp_lab.attacks.shadow import GENERATED, default_shadow
 
     name = default_shadow(corpus)
     content = "" if name == GENERATED else load_corpus(name).sha256
-    return [name, content, version("scikit-learn")]
+    return [name, content, version("scikit-learn"), "shadow: by SGD, seed of the target; loss"]
 
 
 @cache
@@ -205,14 +205,24 @@ def do(out: Path, key: str, run_key: str, job: Job, say: Callable[[str], None], 
         raise UsageError(f"the run {folder} was stopped: the same command goes on from here")
     found = {**summary(job.config, record), "run": run_key}
     if job.attack:
-        from edp_lab.attacks.membership import attack_shadow
-
         say(f"{name}: membership inference")
-        start = time.perf_counter()
-        attacked = attack_shadow(folder, cache=out / "shadows").to_json()
-        names = ("auc", "auc_interval", "members", "shadow_corpora", "classifier")
-        found |= {name: attacked[name] for name in names} | {"attack_seconds": time.perf_counter() - start}
+        found |= attacks(folder, job.config.seed, out / "shadows")
     write_whole(cell, json.dumps(found, indent=1, allow_nan=False).encode())
+
+
+def attacks(folder: Path, seed: int, cache: Path) -> dict[str, Any]:
+    """The paper's attack, its shadow model trained by SGD with a seed of the target's, and one by the loss alone."""
+    from edp_lab.attacks.membership import attack_loss, attack_shadow
+
+    start = time.perf_counter()
+    by_shadow = attack_shadow(folder, seed=seed, cache=cache, plain=True).to_json()
+    by_loss = attack_loss(folder).to_json()
+    names = ("auc", "auc_interval", "tpr_at_fpr", "guards", "members", "shadow_corpora", "classifier")
+    return {
+        **{name: by_shadow[name] for name in names},
+        **{f"loss_{name}": by_loss[name] for name in names[:3]},
+        "attack_seconds": time.perf_counter() - start,
+    }
 
 
 def summary(config: TrainConfig, record: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,15 @@ from typer.testing import CliRunner
 from edp_lab.attacks import membership, shadow_models
 from edp_lab.attacks.guards import LEAST_MEMBERS
 from edp_lab.attacks.membership import attack_lira, attack_loss, attack_shadow
-from edp_lab.attacks.shadow import CLASSIFIERS, GENERATED, default_shadow, shadow_config, shadow_corpus, shadow_scores
+from edp_lab.attacks.shadow import (
+    CLASSIFIERS,
+    GENERATED,
+    default_shadow,
+    shadow_config,
+    shadow_corpus,
+    shadow_scores,
+    without_privacy,
+)
 from edp_lab.attacks.shadow_models import ShadowSignals
 from edp_lab.attacks.signals import Signals
 from edp_lab.attacks.statistics import auc_interval
@@ -206,6 +215,23 @@ def test_the_shadow_is_another_corpus_with_the_targets_settings(monkeypatch):
         "private",
         False,
     )
+
+
+def test_a_plain_shadow_is_the_same_for_every_method(overfitted, private, monkeypatch, tmp_path):
+    """SGD by the target's other settings: one shadow model serves all targets of a table."""
+    trained: list[TrainConfig] = []
+
+    def train_shadow(config: TrainConfig, *rest: Any) -> Any:
+        trained.append(config)
+        return load_target(overfitted).model
+
+    monkeypatch.setattr("edp_lab.attacks.shadow.train_shadow", train_shadow)
+    for run in (overfitted, private):
+        attack_shadow(run, (GENERATED,), cache=tmp_path, plain=True)
+    assert [config.method for config in trained] == ["sgd"] * 2
+    kept = {"corpus": "atis", "epochs": 9, "lr": 0.1, "pretrained": "x"}
+    noised = TrainConfig(method="dp-sgd", clip_norm=0.5, z0=0.7, decay="linear", tau=0.3, delta=1e-6, **kept)
+    assert without_privacy(noised) == TrainConfig(method="sgd", **kept)
 
 
 def test_shadow_attacks_refuse_what_makes_no_sense(overfitted, tmp_path):

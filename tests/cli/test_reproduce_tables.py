@@ -11,7 +11,7 @@ import pytest
 from edp_lab.cli.reproduce import reproduce_app
 from edp_lab.course.table1_anew import changes_figure
 from edp_lab.errors import UsageError
-from edp_lab.studies import bench_step, table2, table_runs
+from edp_lab.studies import bench_step, table1, table2, table_runs
 
 
 @pytest.fixture
@@ -25,11 +25,13 @@ def cli(capsys, monkeypatch, tmp_path):
             "run": f"run-{config.seed}",
             "epsilon_claimed": None if plain else 1 / config.z0, "delta": 1e-4, "examples": 600, "seconds": 1.0,
             "epsilon": None if plain or config.as_printed else 3e4, "epsilon_if_alpha_public": None if plain else 9e5,
-            "device": "cpu", "machine": "x", "threads": 1, "versions": {}, "auc": 0.6, "shadow_corpora": ["generated"],
+            "device": "cpu", "machine": "x", "threads": 1, "versions": {}, "auc": 0.6, "loss_auc": 0.65,
+            "shadow_corpora": ["generated"],
         }  # fmt: skip
         return found
 
     monkeypatch.setattr(table_runs.TableRuns, "results", lambda self, jobs, what: list(map(result, jobs)))
+    monkeypatch.setattr(table1, "public_vectors", lambda corpus, folder: "vectors")
 
     def run(*arguments: str) -> tuple[str, str]:
         reproduce_app([*arguments, "--out", str(tmp_path / "out")], standalone_mode=False)
@@ -60,17 +62,19 @@ def test_table1_sets_ours_beside_theirs_and_says_what_holds(cli, tmp_path):
 def test_the_figure_shows_each_change_and_a_single_seed_without_a_bar(cli):
     cells = json.loads(cli(*TABLE1, "--json")[0])
     figure = changes_figure(cells)
-    assert [trace.name for trace in figure.data[:6]] == ["ours, as printed", "ours, sound", "theirs"] * 2
-    for trace, cell in zip(figure.data[:3], (cells[1], cells[4], None), strict=True):
-        assert trace.x[0] == (cells[1]["paper"]["ser_change"] if cell is None else cell["ser_change"]["mean"])
-    assert figure.data[0].error_x.array[0] == pytest.approx(cells[1]["ser_change"]["high"] - figure.data[0].x[0])
-    assert figure.layout.yaxis.ticktext[0] == "CLC, smart-home-health, no decay"
-    printed, were_alpha_public, sound_claim, sound, theirs = figure.data[6:]
-    assert printed.x[0] == pytest.approx(10 ** cells[1]["log10_claimed"])
+    ours = ["ours, as printed", "ours, sound", "SGD, half the epochs"]
+    assert [trace.name for trace in figure.data[:11]] == [*ours, "theirs", *ours, "theirs", *ours]
+    _, half, first, _, _, sound_first, *_ = cells
+    for trace, cell in zip(figure.data[:4], (first, sound_first, half, None), strict=True):
+        assert trace.x[0] == (first["paper"]["ser_change"] if cell is None else cell["ser_change"]["mean"])
+    assert figure.data[0].error_x.array[0] == pytest.approx(first["ser_change"]["high"] - figure.data[0].x[0])
+    assert figure.layout.yaxis.ticktext[0] == "CLC, smart-home-health, half the epochs"
+    printed, were_alpha_public, sound_claim, sound, theirs = figure.data[11:]
+    assert printed.x[0] == pytest.approx(10 ** first["log10_claimed"])
     assert sound_claim.marker.symbol == f"{sound.marker.symbol}-open"
     assert were_alpha_public.x == (9e5,) * 3
     assert sound.x == (3e4,) * 3
-    assert theirs.x[0] == pytest.approx(10 ** cells[1]["paper"]["log10_claimed"])
+    assert theirs.x[0] == pytest.approx(10 ** first["paper"]["log10_claimed"])
     alone = json.loads(cli(*TABLE1, "--seeds", "1", "--json")[0])
     assert set(changes_figure(alone).data[0].error_x.array) == {0}
 
@@ -82,7 +86,7 @@ def test_files_and_json_say_the_same(cli, tmp_path):
     rows = list(csv.DictReader((tmp_path / "out" / "table.csv").open()))
     assert [(row["variant"], row["decay"]) for row in rows] == [(c["variant"], c["decay"] or "") for c in cells]
     assert float(rows[1]["ser_change.mean"]) == pytest.approx(cells[1]["ser_change"]["mean"])
-    assert len(cells) == 7
+    assert len(cells) == 8
     assert cells[0]["runs"] == ["run-0", "run-1", "run-2"]
 
 

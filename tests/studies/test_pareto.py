@@ -16,7 +16,8 @@ from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.privacy.accounting import true_epsilon
 from edp_lab.studies import pareto as study
-from edp_lab.studies.pareto import FIRST_SEED, FULL, METHODS, Point, Scale, pareto, public_vectors
+from edp_lab.studies import starts
+from edp_lab.studies.pareto import FIRST_SEED, FULL, METHODS, Point, Scale, pareto
 from edp_lab.studies.table_runs import Job
 from edp_lab.training import TrainConfig
 from edp_lab.training.pretraining import pretrain_bert
@@ -133,22 +134,13 @@ def test_bert_is_trained_on_from_the_published_one_with_and_without_privacy(
 def test_a_large_corpus_is_read_with_vectors_of_other_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs
 ) -> None:
-    monkeypatch.setattr(study, "pretrain_vectors", lambda text, folder: folder.mkdir())
+    monkeypatch.setattr(starts, "pretrain_vectors", lambda text, folder: folder.mkdir())
     monkeypatch.setattr(study, "_seconds", lambda *_: [10.0, 4.0, 4.0, 4.0])
     monkeypatch.setattr(study, "ENCODED", 10)
     [made] = pareto(runs, [SCALE], [CORPUS], "no such encoder")  # type: ignore[arg-type]
     [start] = {job.config.pretrained for job in runs.jobs} - {None}
     assert Path(start).parent == tmp_path / "public"
     assert {p.time_ratio for p in made[2:]} == {0.4}
-    asked: list[str] = []
-
-    def load(name: str) -> Any:
-        asked.append(name)
-        raise UsageError("not at hand")
-
-    monkeypatch.setattr(study, "load_corpus", load)
-    public_vectors("snips", tmp_path / "public")
-    assert asked == ["atis", "nlu-eval"]
 
 
 def test_methods_are_timed_once_in_proportion_to_their_steps_and_with_what_reading_takes(
