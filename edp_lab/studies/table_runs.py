@@ -161,7 +161,7 @@ def content_of(pretrained: str) -> str:
 
 
 def _shadow(corpus: str) -> list[str]:
-    """What else `attacks` is a function of: the corpus of its shadow model, the package of its classifier, its choices."""
+    """What else `attacks` is a function of: its shadow model's corpus, the package of its classifier, its choices."""
     from edp_lab.attacks.shadow import GENERATED, default_shadow
 
     name = default_shadow(corpus)
