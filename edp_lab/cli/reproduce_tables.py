@@ -199,7 +199,7 @@ NOTE = (
     "chosen on the validation split of seed 0, by so many trials, which no epsilon covers: the most noise with at most "
     "1.15 times SGD's error there, else the least error; so changes of SER say where that line is, not which method "
     "is better. Decays (linear 0.3, exponential 0.2) start as much higher as leaves epsilon the same. *: above that "
-    "line on seed 0. C is 1, as with 0.1 ATIS' error was the same. The paper states neither its epochs nor its batches. "
+    "line on seed 0. C is 1: with 0.1 ATIS' error was the same. The paper states neither its epochs nor its batches. "
     "All methods read the same frozen public word vectors, which are not the paper's; BERT is 384 wide, not 312, and "
     "without dropout, like the CLC."
 )

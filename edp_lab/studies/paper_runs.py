@@ -97,7 +97,7 @@ def table1_anew(path: Path = RESULTS / "table1.json") -> tuple[Anew, ...]:
 
 
 def _anew(cell: dict[str, Any]) -> Anew:
-    name = f"{cell['model'].upper()} on {cell['corpus']}, {cell['decay']} decay"
+    name = f"{cell['model'].upper()} on {cell['corpus']}, {'no' if cell['decay'] == 'none' else cell['decay']} decay"
     ser, auc = (
         Change(name, told["mean"], (told["high"] - told["low"]) / 2)
         for told in (cell["ser_change"], cell["auc_change"])

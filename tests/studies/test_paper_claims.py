@@ -438,7 +438,7 @@ def test_table_1_made_anew_takes_the_place_of_small_runs(tmp_path):
     anew = runs.table1_anew(tmp_path / "table1.json")
     assert [cell.decay for cell in anew] == list(Decay)
     assert (anew[0].ser.mean, anew[0].ser.half_width, anew[0].auc.half_width) == (-4.0, 2.0, 3.0)
-    assert str(anew[0].ser) == "CLC on atis, none decay -4.0 % (+-2.0)"
+    assert str(anew[0].ser) == "CLC on atis, no decay -4.0 % (+-2.0)"
     evidence = measured.p13_membership([cell.auc for cell in anew], measured.ANEW)
     assert evidence.verdict == FAILS
     assert "CLC on atis" in evidence.said
