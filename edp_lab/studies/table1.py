@@ -71,7 +71,7 @@ class Scale:
 
 
 QUICK = Scale("medium", False, 2, 32, {"clc": 6, "bert": 4}, 3, dict.fromkeys(VARIANTS, (1e-3, 3e-3, 1e-2)))
-FULL = Scale("paper", True, 4, 32, {"clc": 12, "bert": 6}, 3, dict.fromkeys(VARIANTS, (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)))
+FULL = Scale("paper", True, 4, 32, {"clc": 8, "bert": 4}, 3, dict.fromkeys(VARIANTS, (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)))
 
 
 @dataclass(frozen=True)
