@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edp_lab.cli.reproduce import reproduce_app
-from edp_lab.course.table1_anew import changes_figure
+from edp_lab.course.table1_anew import changes_figure, told
 from edp_lab.errors import UsageError
 from edp_lab.studies import bench_step, table1, table2, table_runs
 
@@ -77,6 +77,16 @@ def test_the_figure_shows_each_change_and_a_single_seed_without_a_bar(cli):
     assert theirs.x[0] == pytest.approx(10 ** first["paper"]["log10_claimed"])
     alone = json.loads(cli(*TABLE1, "--seeds", "1", "--json")[0])
     assert set(changes_figure(alone).data[0].error_x.array) == {0}
+
+
+def test_three_sentences_count_what_the_figure_shows(cli):
+    cells = json.loads(cli(*TABLE1, "--json")[0])
+    cells[3]["ser"]["mean"] -= 1e-9  # as printed, linear
+    cells[2]["auc_change"]["high"] = cells[1]["loss_auc_change"]["high"] = -1e-9
+    decay, attacks, epsilon = told(cells).splitlines()
+    assert "1 of 4 cells" in decay
+    assert "1 (loss alone: 0) of 6 cells of eDP-SGD, 0 (loss alone: 1) of 1 of SGD" in attacks
+    assert epsilon.endswith("3e+04 to 3e+04 by ours.")
 
 
 def test_files_and_json_say_the_same(cli, tmp_path):
