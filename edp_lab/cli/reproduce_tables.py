@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -124,8 +125,8 @@ def table2(
 # ---- Table 1 in text -----------------------------------------------------------------------------------------------
 
 HEADINGS = (
-    "method, decay", "SER %", "change %\n/ theirs", "AUC %", "change %\n/ theirs", "AUC by loss\nor change %",
-    "log10 ε\n/ theirs", "ε that\nholds", "z0", "trials",
+    "method, decay", "SER %", "change %", "theirs", "AUC %", "change %", "theirs", "AUC by loss\nor change %",
+    "log10 ε", "theirs", "log10 ε\nthat holds", "z0", "trials",
 )  # fmt: skip
 
 
@@ -134,20 +135,22 @@ def _lines1(cells: Sequence[Cell]) -> list[list[str]]:
 
 
 def _line1(cell: Cell) -> list[str]:
-    paper, measured = cell.paper, []
-    for name in ("ser", "auc"):
-        own, change = getattr(cell, name), getattr(cell, f"{name}_change")
-        measured.append(interval(own) + (f" / {_number(paper[name])}" if name in paper else ""))
-        printed = f" / {_signed(paper[f'{name}_change'])}" if cell.decay else ""
-        measured.append(f"{interval(change, signed=True)}{printed}")
+    measured = []
+    for own, change, name in (
+        (cell.ser, cell.ser_change, "ser_change"),
+        (cell.auc, cell.auc_change, "auc_change"),
+    ):
+        printed = _signed(cell.paper[name]) if cell.decay else ""
+        measured += [interval(own), interval(change, signed=True), printed]
     loss = cell.loss_auc_change
     measured.append(interval(cell.loss_auc) if loss is None else interval(loss, signed=True))
     if cell.decay is None:
-        return [cell.variant.replace("sgd", "SGD"), *measured, "", "none", "", ""]
+        return [cell.variant.replace("sgd", "SGD"), *measured, "", "", "none", "", ""]
     return [
         f"{cell.variant}, {cell.decay}",
         *measured,
-        f"{_number(cell.log10_claimed)} / {_number(paper['log10_claimed'])}",
+        _number(cell.log10_claimed),
+        _number(cell.paper["log10_claimed"]),
         _holds(cell),
         f"{cell.z0:.2g}",
         f"{cell.trials}{'' if cell.within_tolerance else '*'}",
@@ -155,11 +158,13 @@ def _line1(cell: Cell) -> list[str]:
 
 
 def _holds(cell: Cell) -> str:
-    from edp_lab.studies.results import upward
-
     if cell.epsilon is not None:
-        return upward(cell.epsilon, 2)
-    return "none" if cell.epsilon_if_alpha_public is None else f"none ({upward(cell.epsilon_if_alpha_public, 2)})"
+        return _log10_upward(cell.epsilon)
+    return "none" if cell.epsilon_if_alpha_public is None else f"none ({_log10_upward(cell.epsilon_if_alpha_public)})"
+
+
+def _log10_upward(epsilon: float) -> str:
+    return f"{math.ceil(10 * math.log10(epsilon)) / 10:.1f}"
 
 
 def interval(estimate: Estimate | None, signed: bool = False) -> str:
@@ -181,27 +186,27 @@ def _title1(cells: Sequence[Cell]) -> str:
     first = cells[0]
     own = first.stands_for.lower() == first.corpus.lower()
     corpus = first.stands_for if own else f"{first.corpus} (in place of the paper's internal {first.stands_for})"
-    about = first.about
+    about, theirs = first.about, first.paper
+    printed = "" if theirs["ser"] is None else f" (the paper's SGD: SER {theirs['ser']}, AUC {theirs['auc']})"
     return (
-        f"{first.model.upper()} on {corpus}: {about['size']} size, {about['epochs']} epochs of batches of "
+        f"{first.model.upper()} on {corpus}{printed}: {about['size']} size, {about['epochs']} epochs of batches of "
         f"{about['batch_size']}, {first.seeds} seeds, "
         f"n = {about['examples']}, {about['device']}, shadow {', '.join(about['shadow_corpora'])}"
     )
 
 
 NOTE = (
-    "Mean over seeds ± Student's 95 % interval; changes are relative to SGD within a seed; behind the stroke: theirs. "
-    "AUC: the paper's attack, its shadow model trained by SGD; by loss: an attack without a shadow model. Half the "
-    "epochs: a control, what learning less does. "
-    "log10 ε: as the paper accounts, at its delta (5e-4 for public corpora, else 5e-5). Epsilon that holds: Gaussian "
-    "DP at delta = n^-1.1, one utterance zeroed out or replaced, disjoint batches, were the seed secret; with layer "
-    "scales from private gradients, as printed, there is none (in brackets: were they public). z0 without decay was "
-    "chosen on the validation split of seed 0, by so many trials, which no epsilon covers: the most noise with at most "
-    "1.15 times SGD's error there, else the least error; so changes of SER say where that line is, not which method "
-    "is better. Decays (linear 0.3, exponential 0.2) start as much higher as leaves epsilon the same. *: above that "
-    "line on seed 0. C is 1: with 0.1 ATIS' error was the same. The paper states neither its epochs nor its batches. "
-    "All methods read the same frozen public word vectors, which are not the paper's; BERT is 384 wide, not 312, and "
-    "without dropout, like the CLC."
+    "Mean over seeds ± Student's 95 % interval; changes are relative to SGD within a seed. AUC: the paper's attack, "
+    "its shadow model trained by SGD; by loss: an attack without one. Half the epochs: a control, what learning "
+    "less does. log10 ε: as the paper accounts, at its delta (5e-4 for public corpora, else 5e-5). That holds, rounded "
+    "up: Gaussian DP at delta = n^-1.1, one utterance zeroed out or replaced, disjoint batches, were the seed secret; "
+    "with layer scales from private gradients, as printed, there is none (in brackets: were they public). z0 without "
+    "decay was chosen on the validation split of seed 0, by so many trials, which no epsilon covers: the most noise "
+    "with at most 1.15 times SGD's error there, else the least error; so changes of SER say where that line is, not "
+    "which method is better. Decays (linear 0.3, exponential 0.2) start as much higher as leaves epsilon the same. *: "
+    "above that line on seed 0. C is 1: with 0.1 ATIS' error was the same. The paper states neither its epochs nor its "
+    "batches. All methods read the same frozen public word vectors, which are not the paper's; BERT is 384 wide, not "
+    "312, and without dropout, like the CLC."
 )
 
 
@@ -259,7 +264,8 @@ PAGE = """<!DOCTYPE html>
 <style>
 body {{ font: 14px/1.5 system-ui, sans-serif; color: #222; max-width: 1200px; margin: 1.5em auto; padding: 0 1em }}
 h1 {{ font-size: 1.4em }} h2 {{ font-size: 1.05em; margin-top: 2em }}
-table {{ border-collapse: collapse }} td, th {{ padding: .1em .6em; text-align: right; border-bottom: 1px solid #ddd }}
+table {{ border-collapse: collapse }} td, th {{ padding: .1em .5em; text-align: right; white-space: nowrap;
+   border-bottom: 1px solid #ddd }}
 td:first-child, th:first-child {{ text-align: left }} p {{ color: #555 }}
 </style></head><body><h1>{title}</h1>{parts}<p>{note}</p></body></html>
 """

@@ -62,7 +62,7 @@ def changes_figure(cells: Sequence[Cell]) -> go.Figure:
         figure.update_xaxes(title="change (%)", col=column, row=1)
     for trace in _epsilons(cells, printed, lines):
         figure.add_trace(trace.update(showlegend=False), 1, 4)
-    figure.update_xaxes(type="log", title="ε (no unit)", exponentformat="power", col=4, row=1)
+    figure.update_xaxes(type="log", title="ε (no unit)", exponentformat="power", nticks=4, col=4, row=1)
     figure.update_yaxes(tickvals=list(range(len(lines))), ticktext=lines, range=[len(lines) - 0.4, -0.6])
     title = {"text": "Table 1, theirs and ours", "subtitle": {"text": CAPTION}}
     legend = {"orientation": "h", "y": 1 + 1 / len(lines), "yanchor": "bottom"}

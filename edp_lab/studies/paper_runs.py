@@ -68,7 +68,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Anew:
-    """One cell of Algorithm 1 as printed: `ser` and `auc` are changes against SGD; epsilon by the paper's account."""
+    """One cell of Algorithm 1 as printed: `ser` and `auc` are changes against SGD; epsilon as the paper accounts.
+
+    That is rounded to six places, so that what is equal but for rounding is equal.
+    """
 
     model: str
     corpus: str
@@ -102,7 +105,7 @@ def _anew(cell: dict[str, Any]) -> Anew:
         Change(name, told["mean"], (told["high"] - told["low"]) / 2)
         for told in (cell["ser_change"], cell["auc_change"])
     )
-    return Anew(cell["model"], cell["corpus"], Decay(cell["decay"]), ser, auc, float(cell["log10_claimed"]))
+    return Anew(cell["model"], cell["corpus"], Decay(cell["decay"]), ser, auc, round(float(cell["log10_claimed"]), 6))
 
 
 # ---- Small runs ------------------------------------------------------------------------------------------------------

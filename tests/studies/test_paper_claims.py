@@ -443,6 +443,11 @@ def test_table_1_made_anew_takes_the_place_of_small_runs(tmp_path):
     assert evidence.verdict == FAILS
     assert "CLC on atis" in evidence.said
     assert measured.ANEW in evidence.said
+    grid = [*outcomes(0.1, auc=0.7, log10=5), *outcomes(0.2, auc=0.5, log10=3)]
+    assert "made anew" not in measured.p18_loose_correlation(grid, anew).said  # one epsilon correlates with nothing
+    several = [replace(c, log10_epsilon=5.0 + k, auc=replace(c.auc, mean=-k)) for k, c in enumerate(anew)]
+    assert "made anew, over 3 cells" in measured.p18_loose_correlation(grid, several).said
+    assert "1 of 2 decays lower it" in measured.p12_decay(WORSE, BETTER, anew).said
     assert "3 of 3 do beyond chance" in measured.p20_regularizer(WORSE, BETTER, WORSE, anew).said
 
 
