@@ -56,7 +56,12 @@ def table1(
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs of each cell. (default: 3)")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Of each run. (default: 8, of BERT 4; 6 and 4 if --quick)")] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="At most so many of each run, an even number. (default: 8, of BERT 4; 6 and 4 if --quick)"
+        ),
+    ] = None,
     workers: Workers = None,
     resume: Resume = True,
     out: Annotated[Path, typer.Option(help="Folder for the table, its runs and what is finished.")] = Path(
@@ -79,7 +84,7 @@ def table1(
         scale = QUICK if quick else FULL
         scale = replace(scale, seeds=scale.seeds if seeds is None else seeds)
         if epochs is not None:
-            scale = replace(scale, epochs=dict.fromkeys(MODELS, epochs))
+            scale = replace(scale, most_epochs=dict.fromkeys(MODELS, epochs))
         runs = TableRuns(out, usable_cores() if workers is None else workers, tell, fresh=not resume)
         made: list[list[Cell]] = []
         try:

@@ -22,7 +22,6 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.tuning import composed
 from edp_lab.studies.starts import ENCODER, FINE_TUNING, PUBLIC, public_encoder, public_vectors
 from edp_lab.studies.surroundings import machine
-from edp_lab.studies.table1 import Estimate
+from edp_lab.studies.table1 import Estimate, training_examples, whole_epochs
 from edp_lab.studies.table_runs import TRAINING, Job, TableRuns
 from edp_lab.training import TrainConfig
 from edp_lab.training.record import versions
@@ -100,6 +99,7 @@ class Point:
     """One method on one corpus at one target.
 
     Attributes:
+        corpus: the catalogue's name, or that of the file or folder.
         epsilon: that holds at `delta` for one utterance, were the seeds secret, by privacy loss distributions under
             Poisson sampling, else by Gaussian DP; None without privacy.
         epsilon_of_tuning: of all trials and all seeds' runs, were all published, by Renyi DP or Gaussian DP; of
@@ -313,7 +313,7 @@ def _point(
         tuning = composed(mechanism.schedule(mechanism.bill(config.epochs)), every, first["delta"])
     return Point(
         model=config.model,
-        corpus=config.corpus,
+        corpus=Path(config.corpus).name,
         method=method,
         epsilon=None if epsilon is None else max(map(_held, configs, results)),
         epsilon_of_tuning=tuning,
@@ -339,13 +339,3 @@ def _point(
 
 def _percent(results: Sequence[Mapping[str, Any]], name: str) -> Estimate:
     return Estimate.of([100 * one[name] for one in results])
-
-
-def whole_epochs(steps: int, batch: int, examples: int, most: int) -> int:
-    """About so many steps, at least one epoch, and at most `most`."""
-    return max(1, min(most, round(steps * batch / examples)))
-
-
-@lru_cache
-def training_examples(corpus: str, seed: int) -> int:
-    return len(split(load_corpus(corpus), seed).train)

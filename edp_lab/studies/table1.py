@@ -19,10 +19,12 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay
 from edp_lab.studies.paper_tables import NUM_GPUS, TABLE_1, Table1Row
@@ -55,7 +57,8 @@ class Scale:
         published: the CLC reads the words of the published encoder, else fastText vectors that are trained on the spot.
         layers: of that encoder, from which BERT starts.
         batch_size: small, as epsilon of disjoint batches depends on the epochs and not on the steps.
-        epochs: per model; BERT, which starts from the encoder, needs fewer.
+        steps: of a run, about; per model, as BERT, which starts from the encoder, needs fewer.
+        most_epochs: of a small corpus, which would be read more often for as many steps.
         seeds: how many, from 0 on.
         z0: tried per variant, rising: at the same number the sound noise is 2 sqrt(N) times that of the print, whose
             layer scales make up for some of it.
@@ -65,13 +68,32 @@ class Scale:
     published: bool
     layers: int
     batch_size: int
-    epochs: Mapping[str, int]
+    steps: Mapping[str, int]
+    most_epochs: Mapping[str, int]
     seeds: int
     z0: Mapping[str, tuple[float, ...]]
 
 
-QUICK = Scale("medium", False, 2, 32, {"clc": 6, "bert": 4}, 3, dict.fromkeys(VARIANTS, (1e-3, 3e-3, 1e-2)))
-FULL = Scale("paper", True, 4, 32, {"clc": 8, "bert": 4}, 3, dict.fromkeys(VARIANTS, (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)))
+QUICK = Scale(
+    size="medium",
+    published=False,
+    layers=2,
+    batch_size=32,
+    steps={"clc": 500, "bert": 300},
+    most_epochs={"clc": 6, "bert": 4},
+    seeds=3,
+    z0=dict.fromkeys(VARIANTS, (1e-3, 3e-3, 1e-2)),
+)
+FULL = Scale(
+    size="paper",
+    published=True,
+    layers=4,
+    batch_size=32,
+    steps={"clc": 1600, "bert": 600},
+    most_epochs={"clc": 8, "bert": 4},
+    seeds=3,
+    z0=dict.fromkeys(VARIANTS, (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)),
+)
 
 
 @dataclass(frozen=True)
@@ -181,7 +203,7 @@ def _row(runs: TableRuns, scale: Scale, model: str, corpus: str, start: str) -> 
         size=scale.size,
         batch_size=scale.batch_size,
         dropout=0.0,
-        epochs=scale.epochs[model],
+        epochs=_epochs(scale, model, corpus),
         pretrained=start,
         lr=FINE_TUNING if model == "bert" else None,
     )
@@ -198,8 +220,14 @@ def _row(runs: TableRuns, scale: Scale, model: str, corpus: str, start: str) -> 
     ]
 
 
+def _epochs(scale: Scale, model: str, corpus: str) -> int:
+    """An even number, so that half of it is one."""
+    steps, most, examples = scale.steps[model], scale.most_epochs[model], training_examples(corpus, 0)
+    return 2 * whole_epochs(steps // 2, scale.batch_size, examples, most // 2)
+
+
 def _half(plain: TrainConfig) -> TrainConfig:
-    return replace(plain, epochs=max(1, plain.epochs // 2))
+    return replace(plain, epochs=plain.epochs // 2)
 
 
 def _job(config: TrainConfig, seed: int = 0) -> Job:
@@ -316,3 +344,13 @@ def _largest(own: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """None where one run has no guarantee."""
     values = [one[name] for one in own]
     return None if None in values else max(values)
+
+
+def whole_epochs(steps: int, batch: int, examples: int, most: int) -> int:
+    """About so many steps, at least one epoch, and at most `most`."""
+    return max(1, min(most, round(steps * batch / examples)))
+
+
+@lru_cache
+def training_examples(corpus: str, seed: int) -> int:
+    return len(split(load_corpus(corpus), seed).train)

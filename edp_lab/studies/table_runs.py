@@ -84,7 +84,7 @@ class TableRuns:
         self._code = {attack: digest({}, *code_of(ATTACK if attack else TRAINING)) for attack in (False, True)}
 
     def key(self, job: Job) -> str:
-        config = asdict(job.config)
+        config = {**asdict(job.config), "corpus": Path(job.config.corpus).name}
         if job.config.pretrained:
             config["pretrained"] = content_of(job.config.pretrained)
         told = [config, load_corpus(job.config.corpus).sha256, versions(), self._code[job.attack]]
@@ -229,7 +229,7 @@ def summary(config: TrainConfig, record: dict[str, Any]) -> dict[str, Any]:
     """What a table needs of a finished run's record."""
     last, final = record["epochs"][-1], record["final"]
     return {
-        "config": record["config"],
+        "config": {**record["config"], "corpus": Path(config.corpus).name},  # wherever a user keeps it
         "validation_ser": last["ser"],
         "ser": final["ser"],
         "intent_accuracy": final["intent_accuracy"],

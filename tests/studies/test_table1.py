@@ -24,7 +24,8 @@ from edp_lab.training.pretraining import pretrain_bert
 
 CORPUS = "smart-home-health"
 Z0 = (1e-3, 1e-2, 1e-1)
-SCALE = Scale("small", False, 1, 64, {"clc": 4, "bert": 2}, 3, dict.fromkeys(study.VARIANTS, Z0))
+STEPS, MOST = {"clc": 100, "bert": 100}, {"clc": 4, "bert": 2}
+SCALE = Scale("small", False, 1, 64, STEPS, MOST, 3, dict.fromkeys(study.VARIANTS, Z0))
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +116,12 @@ def test_a_control_trains_half_as_long_and_all_seeds_of_sgd_come_first():
     assert [job.config.method for job in runs.jobs[:8]] == ["sgd"] * 6 + ["edp-sgd"] * 2
     assert all(job.attack for job in runs.jobs)
     assert {job.config.dropout for job in runs.jobs} == {0.0}
+
+
+def test_a_corpus_is_read_an_even_number_of_times_about_as_often_as_the_steps_allow():
+    for steps, most, epochs in ((1, 12, 2), (40, 12, 4), (1000, 12, 12)):  # 667 examples in batches of 64
+        plain, *_ = cells(Runs({}), steps={"clc": steps}, most_epochs={"clc": most})
+        assert plain.about["epochs"] == epochs
 
 
 def test_all_methods_read_the_same_public_words(tmp_path):
