@@ -18,6 +18,7 @@ million generated ones, by the validation split of one run.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +55,7 @@ SGD, SGD_HERE = "SGD", "SGD, the private model"
 TIMED = 10  # rounds
 FIRST_SEED = 3  # those below served to find the recipe
 ENCODED = 50_000  # utterances at most that are read by the encoder
-MOST_STEPS, LARGE_EPOCHS = 400, 5  # of an epoch; of a corpus that has more steps, and larger batches for it instead
+MOST_STEPS, LARGE_EPOCHS = 150, 8  # of an epoch; of a corpus that has more steps, and larger batches for it instead
 
 
 @dataclass(frozen=True)
@@ -165,20 +166,16 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
     here = [replace(config, size=scale.size, pretrained=start) for config in plain]  # of BERT, the same
     sgd = runs.results([Job(config) for config in (*plain, *here)], f"{what}: SGD")
     grid = {
-        (method, epsilon): [_private(corpus, method, epsilon, *tried, first, scale, start) for tried in scale.tried]
-        for method, epsilon in _targets(scale)
+        place: {one: _private(corpus, *place, *one, first, scale, start) for one in scale.tried}
+        for place in _targets(scale)
     }
-    tried = _done(runs, [config for trials in grid.values() for config in trials], f"{what}: tuning")
-    chosen = {place: min(trials, key=lambda c: tried[c]["validation_ser"]) for place, trials in grid.items()}
+    tried = _done(runs, [config for trials in grid.values() for config in trials.values()], f"{what}: tuning")
+    chosen = {place: min(own, key=lambda one: tried[own[one]]["validation_ser"]) for place, own in grid.items()}
     repeated = {
-        (method, epsilon): [
-            _private(corpus, method, epsilon, config.learning_rate, config.intent_weight, seed, scale, start)
-            for seed in seeds
-        ]
-        for (method, epsilon), config in chosen.items()
+        place: [_private(corpus, *place, *one, seed, scale, start) for seed in seeds] for place, one in chosen.items()
     }
     done = _done(runs, [config for configs in repeated.values() for config in configs], f"{what}: seeds")
-    examples = [plain[0], here[0], *(chosen[method, max(scale.epsilons)] for method in METHODS)]
+    examples = [plain[0], here[0], *(repeated[method, max(scale.epsilons)][0] for method in METHODS)]
     seconds = dict(zip((SGD, SGD_HERE, *METHODS), _seconds(examples, folder), strict=True))
     time_of = {name: (own, own / seconds[SGD]) for name, own in seconds.items()}
     found = [_point(SGD, None, plain, sgd[: scale.seeds], 0, *time_of[SGD])]
@@ -266,7 +263,9 @@ def _private(
     """A run of this method that meets the target: z0 is the smallest that does."""
     examples = training_examples(corpus, seed)
     batch = max(min(scale.batch_size, max(DEVICES + 1, examples // 4)), examples // MOST_STEPS)
-    epochs = LARGE_EPOCHS if batch > scale.batch_size else whole_epochs(scale.steps, batch, examples, scale.most_epochs)
+    epochs = whole_epochs(scale.steps, batch, examples, scale.most_epochs)
+    if batch > scale.batch_size:  # less noise in all, but fewer and so longer steps
+        epochs, rate = LARGE_EPOCHS, rate * math.sqrt(batch / scale.batch_size)
     config = TrainConfig(
         corpus,
         scale.model,
