@@ -168,12 +168,15 @@ def test_methods_are_timed_once_in_proportion_to_their_steps_and_with_what_readi
     )
 
 
-@pytest.mark.parametrize(("examples", "batch", "epochs"), [(2641, 512, 50), (11_571, 512, 22), (450_000, 3000, 12)])
-def test_where_utterances_abound_batches_are_larger_and_epochs_fewer(monkeypatch, examples, batch, epochs):
+@pytest.mark.parametrize(
+    ("examples", "batch", "epochs", "trials"), [(2641, 512, 50, 2), (11_571, 512, 22, 2), (450_000, 3000, 12, 1)]
+)
+def test_where_utterances_abound_batches_are_larger_and_epochs_fewer(monkeypatch, examples, batch, epochs, trials):
     monkeypatch.setattr(study, "training_examples", lambda corpus, seed: examples)
     monkeypatch.setattr(study, "calibrate_z0", lambda *planned, tight: 1.0)
     config = study._private(CORPUS, "DP-SGD", 3.0, 1e-2, 0.5, 3, FULL["clc"], "public")
     assert (config.batch_size, config.epochs) == (batch, epochs)
+    assert len(study._tried(FULL["clc"], CORPUS)) == trials
 
 
 def test_table_and_page_show_every_point(points: list[Point]) -> None:
