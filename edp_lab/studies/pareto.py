@@ -12,8 +12,8 @@ published. What that does not count: the recipe itself (network, clip norm, batc
 SNIPS, in some thirty runs with seeds below `FIRST_SEED`, whose test scores were seen. Seeds from there on had not been
 run when it was settled; but a test split is half of the corpus, so nearly nine in ten of their test utterances had
 been in a test split of the first three seeds. What is done where utterances abound (`MOST_STEPS`) was settled on a
-million generated ones, by the validation split of the seed that is scored, in four whole runs and four short ones; after
-those, the first trial is the only one.
+million generated ones, by the validation split of the seed that is scored, in four whole runs and four short ones; no
+second setting is tried there.
 """
 
 from __future__ import annotations
