@@ -9,8 +9,9 @@ was the same, .099 and .037. The number of trials stands in each row. No epsilon
 SGD for half the epochs is a control: what a method gains that learns less can be had by learning less.
 
 Every seed has its own split, weights, order and noise. Changes are relative, formed within a seed, and averaged; their
-intervals are Student's t over the seeds, and cover the split and the training, not the choice of settings. The attack's
-shadow model is trained by SGD, whatever the target (section 4.3 has one shadow model), anew for each seed.
+intervals are Student's t over the seeds, and cover the split and the training, not the choice of settings, nor what
+another sample would change: the seeds' test splits, half of the corpus each, overlap. The attack's shadow model is
+trained by SGD, whatever the target (section 4.3 has one shadow model), anew for each seed.
 """
 
 from __future__ import annotations
