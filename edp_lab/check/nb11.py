@@ -11,7 +11,6 @@ import numpy as np
 from edp_lab.check import Exercise, predicted
 from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.studies.evidence import Verdict
-from edp_lab.studies.paper_measured import p13_membership
 from edp_lab.studies.paper_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
 from edp_lab.studies.paper_runs import Change
 
@@ -25,7 +24,7 @@ CHANGES = {  # kinds of lists of (mean, half-width): which verdict they deserve 
 
 
 def _verdict(answer: Any, cases: np.random.Generator) -> str | None:
-    """Verdicts on lists of changes, from the number of falls beyond chance that P13 counts."""
+    """Verdicts on lists of changes, by how many fall beyond chance."""
     for kind, changes in CHANGES.items():
         scale = float(cases.uniform(0.5, 2))
         scaled = [(scale * mean, scale * half) for mean, half in changes]
@@ -42,8 +41,8 @@ def _verdict(answer: Any, cases: np.random.Generator) -> str | None:
 
 
 def _library_verdict(changes: list[tuple[float, float]]) -> Verdict:
-    falls = p13_membership([Change("", *change) for change in changes]).measured["falls_beyond_chance"]
-    return Verdict.of(falls == len(changes), bool(falls))
+    falls = [Change("", *change).falls for change in changes]
+    return Verdict.of(all(falls), any(falls))
 
 
 def _noise(answer: Any, cases: np.random.Generator) -> str | None:

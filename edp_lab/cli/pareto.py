@@ -22,13 +22,14 @@ NOTE = (
     "SER, intent accuracy and slot F1 on test splits: mean over seeds ± Student's 95 % interval, narrow for any other "
     "sample, as the seeds' test splits overlap. Epsilon: of one training utterance at delta = n^-1.1, by privacy loss "
     "distributions with Poisson sampling (DP-SGD: one added or removed) or by Gaussian DP with disjoint batches "
-    "(eDP-SGD: one zeroed out), were the seed secret. ε with trials: of all runs that were compared on the first "
-    "seed's validation split and of all seeds, were they all published; it does not cover the utterances of that "
-    "split (other seeds' splits overlap with it), nor the thirty runs or so on ATIS and SNIPS, with other seeds, in "
-    "which the recipe was found with test scores in sight (a test split is half of the corpus, so most of its "
-    "utterances had been scored then). Time: of training on one thread, steps taken in turn, reading by the encoder "
-    "included, as a multiple of SGD's at the paper's size, which reads nothing. Encoder and word vectors come from "
-    "other text, which is taken to be public."
+    "(eDP-SGD: one zeroed out), were the seed secret. ε with trials: of all runs of the row, those that were compared "
+    "on the first seed's validation split and those of all seeds, were they all published and each noised by a secret "
+    "key of its own (as run, those of one seed draw the same noise); it does not cover the utterances of that split "
+    "(other seeds' splits overlap with it), nor the thirty runs or so on ATIS and SNIPS, with other seeds, in which "
+    "the recipe was found with test scores in sight (a test split is half of the corpus, so most of its utterances "
+    "had been scored then). Time: of training on one thread, steps taken in turn, reading by the encoder included, as "
+    "a multiple of SGD's at the paper's size, which reads nothing. Encoder and word vectors come from other text, "
+    "which is taken to be public."
 )
 
 

@@ -97,12 +97,21 @@ def decay_at_equal_epsilon(told: Told) -> Mapping[str, Any]:
 
 
 def attacked(told: Told) -> Mapping[str, Any]:
-    plain = [run.auc for run in _scheme("SGD", told)]
-    schemes = ("no decay", "exponential decay")
-    changes = [Change.of(scheme, plain, [run.auc for run in _scheme(scheme, told)]) for scheme in schemes]
-    anew = [cell.auc for cell in table1_anew()]
-    origin = f"{SMALL}, {len(SEEDS)} seeds; {'data/results/table1.json' if anew else 'measured now'}"
-    return {"changes": changes + anew, "origin": origin}
+    plain, anew = _scheme("SGD", told), table1_anew()
+    schemes = {name: _scheme(name, told) for name in ("no decay", "exponential decay")}
+    attacks, errors = (
+        [Change.of(name, _values(what, plain), _values(what, runs)) for name, runs in schemes.items()]
+        for what in ("auc", "ser")
+    )
+    return {
+        "attacks": [*attacks, *(cell.auc for cell in anew)],
+        "errors": [*errors, *(cell.ser for cell in anew)],
+        "origin": f"{SMALL}, {len(SEEDS)} seeds" + ("; data/results/table1.json" if anew else ""),
+    }
+
+
+def _values(what: str, runs: Sequence[Outcome]) -> list[float]:
+    return [getattr(run, what) for run in runs]
 
 
 def per_example(told: Told) -> Mapping[str, Any]:

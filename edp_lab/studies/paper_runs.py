@@ -59,6 +59,16 @@ class Change:
         reach = stdtrit(len(values) - 1, 0.975) / math.sqrt(len(values))
         return cls(name, float(np.mean(values)), float(reach * np.std(values, ddof=1)))
 
+    @property
+    def falls(self) -> bool:
+        """Beyond chance."""
+        return self.mean < -self.half_width
+
+    @property
+    def rises(self) -> bool:
+        """Beyond chance."""
+        return self.mean > self.half_width
+
     def __str__(self) -> str:
         return f"{self.name} {self.mean:+.1f} % (+-{self.half_width:.1f})"
 
@@ -84,17 +94,19 @@ class Anew:
 def table1_anew(path: Path = RESULTS / "table1.json") -> tuple[Anew, ...]:
     """The cells of ``edp-lab reproduce table1 --json`` with Algorithm 1 as printed; none where the file is missing.
 
+    Those of a single seed have no interval and are left out.
+
     Raises:
-        UsageError: the file holds something else, or a single seed, which has no intervals.
+        UsageError: the file holds something else.
     """
     if not path.exists():
         return ()
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(_anew(cell) for cell in cells if cell["variant"] == "as printed")
+        return tuple(_anew(cell) for cell in cells if cell["variant"] == "as printed" and cell["seeds"] > 1)
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{path} is not Table 1 with two seeds or more ({type(error).__name__}: {error}): restore it, or make it "
+            f"{path} is not Table 1 ({type(error).__name__}: {error}): restore it, or make it "
             "anew with `edp-lab reproduce table1`"
         ) from None
 

@@ -7,13 +7,14 @@ corpus), frozen word vectors of other text stand in its place. BERT is the first
 weights are trained. z0 follows from epsilon before a run begins.
 
 Learning rate and weight of the intent are chosen on the validation split of the first seed; the scores are of test
-splits. Each point also carries the epsilon of all that was looked at to choose it, as if every trial had been
-published. What that does not count: the recipe itself (network, clip norm, batch, what is tried) was found on ATIS and
-SNIPS, in some thirty runs with seeds below `FIRST_SEED`, whose test scores were seen. Seeds from there on had not been
-run when it was settled; but a test split is half of the corpus, so nearly nine in ten of their test utterances had
-been in a test split of the first three seeds. What is done where utterances abound (`MOST_STEPS`) was settled on a
-million generated ones, by the validation split of the seed that is scored, in four whole runs and four short ones; no
-second setting is tried there.
+splits. Each point also carries the epsilon of all that was looked at to choose it, as if every trial had been published
+and had drawn its noise by a secret key of its own; as they are run, those of one seed draw the same noise, and two of
+them would give each other away. What that does not count: other points; the recipe itself (network, clip norm, batch,
+what is tried) was found on ATIS and SNIPS, in some thirty runs with seeds below `FIRST_SEED`, whose test scores were
+seen. Seeds from there on had not been run when it was settled; but a test split is half of the corpus, so nearly nine
+in ten of their test utterances had been in a test split of the first three seeds. What is done where utterances abound
+(`MOST_STEPS`) was settled on a million generated ones, by the validation split of the seed that is scored, in four
+whole runs and four short ones; no second setting is tried there.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from edp_lab.privacy.tuning import composed
 from edp_lab.studies.starts import ENCODER, FINE_TUNING, PUBLIC, public_encoder, public_vectors
 from edp_lab.studies.surroundings import machine
 from edp_lab.studies.table1 import Estimate, training_examples, whole_epochs
-from edp_lab.studies.table_runs import TRAINING, Job, TableRuns
+from edp_lab.studies.table_runs import TRAINING, Job, TableRuns, measured_on
 from edp_lab.training import TrainConfig
 from edp_lab.training.record import versions
 from edp_lab.training.run import Run
@@ -52,6 +53,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "eDP-SGD, 8 utterances a clip, shuffled": {"method": "edp-sgd", "micro_batch_size": 8},
 }
 SGD, SGD_HERE = "SGD", "SGD, the private model"
+SETTINGS = ("size", "batch_size", "epochs", "learning_rate", "intent_weight", "dropout")
+PRIVATE_SETTINGS = ("z0", "clip_norm")
 TIMED = 10  # rounds
 FIRST_SEED = 3  # those below served to find the recipe
 ENCODED = 50_000  # utterances at most that are read by the encoder
@@ -103,8 +106,9 @@ class Point:
         corpus: the catalogue's name, or that of the file or folder.
         epsilon: that holds at `delta` for one utterance, were the seeds secret, by privacy loss distributions under
             Poisson sampling, else by Gaussian DP; None without privacy.
-        epsilon_of_tuning: of all trials and all seeds' runs, were all published, by Renyi DP or Gaussian DP; of
-            training utterances, not of those on which the trials were compared.
+        epsilon_of_tuning: of this point's trials and all its seeds' runs, were all published and each noised by a
+            secret key of its own, by Renyi DP or Gaussian DP; of training utterances, not of those on which the
+            trials were compared.
         ser, intent_accuracy, slot_f1: on the test splits, in percent.
         seconds, time_ratio: of training on one thread by its median step, what reading the training set with the
             encoder takes included; as a multiple of SGD's at its size.
@@ -332,13 +336,10 @@ def _point(
         seconds=seconds,
         time_ratio=time_ratio,
         trials=trials,
-        settings={
-            name: getattr(config, name)
-            for name in ("size", "batch_size", "epochs", "z0", "clip_norm", "learning_rate", "intent_weight", "dropout")
-        },
+        settings={name: getattr(config, name) for name in (*SETTINGS, *(PRIVATE_SETTINGS if mechanism else ()))},
         runs=tuple(one["run"] for one in results),
         about={
-            **{name: first[name] for name in ("device", "machine", "threads", "versions")},
+            **measured_on(results),
             "timed_on": machine(),
         },
     )

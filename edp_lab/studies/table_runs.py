@@ -7,8 +7,8 @@
 The key is a digest of everything that a run is a function of: settings, corpus, pretrained weights, versions and code.
 Whoever kills the work and starts it again repeats no finished run, and goes on within the one that was cut off. The
 runs behind the tables that come with a checkout, in data/results/cells, count as finished, too, but not in a folder
-that was begun as `fresh`. Where one of these says `measured_as`, it was measured under that key, by code that has since
-changed in nothing that such a run does.
+that was begun as `fresh`. Where one of these says `measured_as`, it was measured under that key, by earlier code;
+data/README.md says how far both were seen to do the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -244,6 +244,12 @@ def summary(config: TrainConfig, record: dict[str, Any]) -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "versions": record["versions"],
     }
+
+
+def measured_on(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Where these runs were made: all devices and machines, threads and versions of the first."""
+    every = {name: ", ".join(sorted({one[name] for one in results})) for name in ("device", "machine")}
+    return {**every, "threads": results[0]["threads"], "versions": results[0]["versions"]}
 
 
 def claimed_log10(config: TrainConfig, delta: float) -> float | None:

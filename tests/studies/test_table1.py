@@ -55,7 +55,9 @@ class Runs:
             "epsilon": None if plain or config.as_printed else 7.0,
             "epsilon_if_alpha_public": None if plain else 9.0,
             "run": f"{config.method}-{config.z0}-{config.seed}",
-            **dict.fromkeys(("delta", "device", "machine", "threads", "versions", "examples", "seconds"), 1),
+            **dict.fromkeys(("delta", "threads", "versions", "examples", "seconds"), 1),
+            "device": "cuda" if config.seed == 1 else "cpu",
+            "machine": "two cores",
             "shadow_corpora": ["generated"],
         }
 
@@ -148,6 +150,11 @@ def test_the_epsilon_of_a_row_is_the_largest_of_its_seeds():
 
     row = [cell for cell in cells(Billed(dict.fromkeys(Z0, 0.1))) if cell.decay]
     assert {(cell.variant, cell.epsilon) for cell in row} == {("as printed", None), ("sound", 9.0)}
+
+
+def test_a_row_names_every_device_that_its_seeds_ran_on():
+    about = cells(Runs(dict.fromkeys(Z0, 0.1)))[0].about
+    assert (about["device"], about["machine"]) == ("cpu, cuda", "two cores")
 
 
 def test_changes_are_formed_within_a_seed():
