@@ -7,7 +7,7 @@ function computes one frozen dataclass and draws nothing on a screen; randomness
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,10 +26,7 @@ from edp_lab.privacy.anonymity import (
     star,
 )
 from edp_lab.privacy.basic import (
-    Average,
-    CachedCounter,
     NoisyCounter,
-    averaging_attack,
     classic_gaussian_sigma,
     laplace_scale,
     local_count_error,
@@ -104,47 +101,9 @@ def summarise_counts(responses: ArrayLike) -> NoisyCounts:
 
 def noisy_counts(rng: np.random.Generator, queries: int = 5, epsilon: float = CREDIT_EPSILON) -> NoisyCounts:
     """Table 2.2 anew: the number of bad ratings, asked again and again of a counter without a cache."""
-    return summarise_counts(_ask_for_bad(NoisyCounter, queries, epsilon, rng))
-
-
-@dataclass(frozen=True)
-class AveragingFigure:
-    """Figure 2.4: one question asked `queries` times, each at `epsilon`; all arrays are (queries,).
-
-    Attributes:
-        asked: 1 ... queries.
-        answers: as they come without a cache.
-        average: what the attacker makes of the first answers, with 90 % intervals.
-        spent: epsilon that these answers cost together: the price that the figure does not show.
-        cached: the answers of a counter with a cache, which all are the first; it spends `epsilon` once.
-        decisive: after how many answers the interval is less than +-1/2: a count is then known.
-    """
-
-    true_count: int
-    epsilon: float
-    asked: NDArray[np.int64]
-    answers: Array
-    average: Average
-    spent: Array
-    cached: Array
-    decisive: int
-
-
-def averaging_figure(rng: np.random.Generator, queries: int = 1000, epsilon: float = CREDIT_EPSILON) -> AveragingFigure:
-    """Figure 2.4 anew ("a decent estimate after 50 queries"), beside the same attack on a counter with a cache."""
-    answers = _ask_for_bad(NoisyCounter, queries, epsilon, rng)
-    asked = np.arange(1, queries + 1)
-    decisive = math.ceil(8 * (float(ndtri(0.95)) * laplace_scale(1.0, epsilon)) ** 2)
-    return AveragingFigure(
-        CREDIT_RATINGS["bad"],
-        epsilon,
-        asked,
-        answers,
-        averaging_attack(answers, laplace_scale(1.0, epsilon)),
-        epsilon * asked.astype(np.float64),
-        _ask_for_bad(CachedCounter, queries, epsilon, rng),
-        decisive,
-    )
+    ratings = [rating for rating, count in CREDIT_RATINGS.items() for _ in range(count)]
+    counter = NoisyCounter(ratings, queries * epsilon * 2, rng)
+    return summarise_counts([counter.count(_is_bad, epsilon) for _ in range(queries)])
 
 
 @dataclass(frozen=True)
@@ -208,35 +167,6 @@ def local_and_global(people: Sequence[int], epsilons: Sequence[float]) -> LocalA
     local = np.array([[local_count_error(count, epsilon) for epsilon in epsilons] for count in people])
     central = math.sqrt(2) * np.array([laplace_scale(1.0, epsilon) for epsilon in epsilons])
     return LocalAndGlobal(np.asarray(people), np.asarray(epsilons, dtype=np.float64), local, central)
-
-
-@dataclass(frozen=True)
-class BudgetFigure:
-    """A row of questions put to a counter without and to one with a cache; all (queries,), NaN where refused."""
-
-    question: NDArray[np.int64]
-    answers: Array
-    spent: Array
-    answers_cached: Array
-    spent_cached: Array
-
-
-def budget_figure(
-    questions: Sequence[int], epsilon: float, budget: float, rng: np.random.Generator, records: int = 1000
-) -> BudgetFigure:
-    """Section 2.2.5: question j counts the records that j divides, so equal numbers are the same question.
-
-    Raises:
-        UsageError: a question below 1, epsilon or budget not positive and finite.
-    """
-    if min(questions, default=1) < 1:
-        raise UsageError(f"question {min(questions)} counts the records that it divides: it must be 1 or more")
-    asked = {j: _divided_by(j) for j in set(questions)}
-    runs = [_spend(kind(range(records), budget, rng), asked, questions, epsilon) for kind in COUNTERS]
-    return BudgetFigure(np.asarray(questions), *runs[0], *runs[1])
-
-
-COUNTERS: tuple[type[NoisyCounter], ...] = (NoisyCounter, CachedCounter)
 
 
 @dataclass(frozen=True)
@@ -330,29 +260,5 @@ def identified_with_month(roll: Voters, release: Release) -> float:
     return float((link(beside, patients, roll.description).rows_per_person == 1).mean())
 
 
-def _ask_for_bad(kind: type[NoisyCounter], queries: int, epsilon: float, rng: np.random.Generator) -> Array:
-    ratings = [rating for rating, count in CREDIT_RATINGS.items() for _ in range(count)]
-    counter = kind(ratings, queries * epsilon * 2, rng)
-    return np.array([counter.count(_is_bad, epsilon) for _ in range(queries)])
-
-
 def _is_bad(rating: str) -> bool:
     return rating == "bad"
-
-
-def _divided_by(divisor: int) -> Callable[[int], bool]:
-    return lambda record: record % divisor == 0
-
-
-def _spend(
-    counter: NoisyCounter, asked: dict[int, Callable[[int], bool]], questions: Sequence[int], epsilon: float
-) -> tuple[Array, Array]:
-    """Answers, and epsilon spent so far, question by question; a refusal is NaN and costs nothing."""
-    answers, spent = [], []
-    for question in questions:
-        try:
-            answers.append(counter.count(asked[question], epsilon))
-        except UsageError:
-            answers.append(math.nan)
-        spent.append(counter.spent)
-    return np.array(answers), np.array(spent)

@@ -13,10 +13,7 @@ from scipy import integrate, stats
 from edp_lab.errors import UsageError
 from edp_lab.privacy.basic import averaging_attack, estimate_frequencies, local_count_error, randomised_response
 from edp_lab.studies.thesis_foundations import (
-    CREDIT_EPSILON,
     TABLE_2_2,
-    averaging_figure,
-    budget_figure,
     linkage_table,
     local_and_global,
     loss_figures,
@@ -75,17 +72,6 @@ def test_the_averaging_attack_averages_and_its_intervals_cover(rng):
         averaging_attack([1.0], 1, 1)
 
 
-def test_figure_2_4_knows_the_count_after_44_answers_that_cost_31_epsilon(rng):
-    figure = averaging_figure(rng)
-    assert figure.decisive == 44  # 1.645 * 2 / sqrt(44) = 0.496
-    assert figure.average.half_width[figure.decisive - 1] < 0.5 <= figure.average.half_width[figure.decisive - 2]
-    assert figure.spent[figure.decisive - 1] == pytest.approx(44 * math.sqrt(0.5))
-    assert figure.epsilon == CREDIT_EPSILON
-    assert round(figure.average.estimate[-1]) == figure.true_count == 3
-    assert len(set(figure.answers)) == 1000
-    assert set(figure.cached) == {figure.cached[0]}  # averaging repeats of it teaches nothing
-
-
 # --- privacy loss
 
 
@@ -138,35 +124,6 @@ def test_from_three_people_on_the_local_count_is_the_worse_one(people, epsilon):
     table = local_and_global([people, 4 * people], [epsilon])
     assert table.local[1, 0] == pytest.approx(2 * table.local[0, 0])
     assert table.local[0, 0] > table.central[0]
-
-
-# --- budget
-
-
-def test_a_cache_stretches_the_budget(rng):
-    figure = budget_figure([2, 3, 2, 2, 5, 3, 7, 11], epsilon=0.25, budget=1.0, rng=rng)
-    assert figure.spent.tolist() == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
-    assert np.isnan(figure.answers).tolist() == [False] * 4 + [True] * 4
-    assert figure.spent_cached.tolist() == [0.25, 0.5, 0.5, 0.5, 0.75, 0.75, 1, 1]
-    assert np.isnan(figure.answers_cached).tolist() == [False] * 7 + [True]
-    assert len({figure.answers_cached[i] for i in (0, 2, 3)}) == 1
-    assert len(set(figure.answers[:4])) == 4
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 6), max_size=30))
-def test_with_a_cache_only_different_questions_cost(questions):
-    figure = budget_figure(questions, 0.5, 100.0, np.random.default_rng(0), records=20)
-    different = [len(set(questions[: i + 1])) for i in range(len(questions))]
-    assert figure.spent_cached.tolist() == [0.5 * count for count in different]
-    assert figure.spent.tolist() == [0.5 * (i + 1) for i in range(len(questions))]
-    for question in set(questions):
-        assert len({a for a, q in zip(figure.answers_cached, questions, strict=True) if q == question}) == 1
-
-
-def test_a_question_that_divides_nothing_is_refused(rng):
-    with pytest.raises(UsageError, match="question 0"):
-        budget_figure([3, 0], 0.1, 1.0, rng)
 
 
 # --- k-anonymity
