@@ -87,6 +87,8 @@ def test_three_sentences_count_what_the_figure_shows(cli):
     assert "1 of 4 cells" in decay
     assert "1 (loss alone: 0) of 6 cells of eDP-SGD, 0 (loss alone: 1) of 1 of SGD" in attacks
     assert epsilon.endswith("3e+04 to 3e+04 by ours.")
+    alone = json.loads(cli(*TABLE1, "--seeds", "1", "--json")[0])
+    assert "0 (loss alone: 0) of 0 cells" in told(alone)  # no interval, no chance
 
 
 def test_files_and_json_say_the_same(cli, tmp_path):
