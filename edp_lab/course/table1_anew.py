@@ -23,8 +23,8 @@ CHANGES = {"ser_change": "SER (error)", "auc_change": "AUC, shadow", "loss_auc_c
 CAPTION = (
     "Changes: left of 0 is better; bars: Student's 95 % interval over seeds, formed within a seed; theirs have none, "
     "nor has one seed.<br>ε hollow: as the paper accounts, δ = 5e-4 (public corpora). Filled: what would hold, were "
-    "the seeds secret (as printed: and the<br>layer scales public), for one utterance zeroed out, disjoint batches, Gaussian DP, δ = "
-    "n<sup>-1.1</sup>."
+    "the seeds secret (as printed: and the<br>layer scales public), for one utterance zeroed out, disjoint batches, "
+    "Gaussian DP, δ = n<sup>-1.1</sup>."
 )
 
 Cell = Mapping[str, Any]
