@@ -27,9 +27,9 @@ NOTE = (
     "key of its own (as run, those of one seed draw the same noise); it does not cover the utterances of that split "
     "(other seeds' splits overlap with it), nor the thirty runs or so on ATIS and SNIPS, with other seeds, in which "
     "the recipe was found with test scores in sight (a test split is half of the corpus, so most of its utterances "
-    "had been scored then). Time: of training on one thread, steps taken in turn, reading by the encoder included, as "
-    "a multiple of SGD's at the paper's size, which reads nothing. Encoder and word vectors come from other text, "
-    "which is taken to be public."
+    "had been scored then), nor ten on a million smart-home utterances. Time: of training on one thread, steps taken "
+    "in turn, reading by the encoder included, as a multiple of SGD's at the paper's size, which reads nothing. "
+    "Encoder and word vectors come from other text, which is taken to be public."
 )
 
 
