@@ -165,7 +165,7 @@ def test_bad_input_names_the_culprit(call, culprit):
         call()
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not gzip", gzip.compress(b'{"tokens": ["hi"]}\n')])
+@pytest.mark.parametrize("content", [None, b"", b"not gzip", gzip.compress(b'{"tokens": ["hi"]}\n', mtime=0)])
 def test_missing_or_damaged_embedded_file(tmp_path, monkeypatch, content):
     file = tmp_path / "utterances.jsonl.gz"
     if content is not None:
