@@ -25,6 +25,7 @@ from edp_lab.errors import UsageError
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # joins the lines of a paragraph
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Differentially private training of language-understanding models, as a course and a laboratory.\n\n"
     "Start with: edp-lab train --corpus smart-home --size small --method sgd --out runs/plain",

@@ -33,7 +33,9 @@ def account(
     gpus: Annotated[int, typer.Option(help="Devices N.")] = 8,
     delta: Annotated[
         float,
-        typer.Option(help="Probability that epsilon's promise fails; well below 1/n (with --run: the run's own)."),
+        typer.Option(
+            help="Delta of (epsilon, delta): a slack that should be well below 1/n (with --run: the run's own)."
+        ),
     ] = 1e-5,
     as_printed: Annotated[
         bool, typer.Option("--as-printed", help="Algorithm 1 verbatim instead of the sound mechanism.")
@@ -211,7 +213,7 @@ def _print(report: dict[str, Any], mechanism: Mechanism, tight: bool) -> None:
     length = f"{report['releases']} steps" if mechanism.sampling_rate else f"{report['epochs']} epoch(s)"
     print(f"{name}, {length}, {mechanism.num_devices} device(s), delta {holds['delta']:.3g}\n")
     if holds["delta"] >= LARGE_DELTA:
-        print(f"  delta is large: with probability {holds['delta']:.3g} epsilon promises nothing\n")
+        print(f"  delta is large: who publishes everything with probability {holds['delta']:.3g} meets it\n")
     neighbours = Adjacency(holds["adjacency"]).name.lower().replace("_", "-")
     print(f"  the paper's accounting   epsilon {number(claimed['epsilon'])}")
     print(f"      {claimed['method']}; {claimed['reason']}")

@@ -36,7 +36,9 @@ def mechanism(
         typer.Option(help="Noise multiplier. Sound: noise over sensitivity; as printed: std(y)/C of one device."),
     ] = 1.0,
     clip: Annotated[float, typer.Option(help="Clip norm C.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="Probability that epsilon's promise fails.")] = 1e-5,
+    delta: Annotated[
+        float, typer.Option(help="Delta of (epsilon, delta): a slack that should be well below 1/n.")
+    ] = 1e-5,
     micro_batch_size: Annotated[
         int, typer.Option(help="Utterances that share one clipped gradient; 1 is per-example DP-SGD.")
     ] = 8,
@@ -129,7 +131,9 @@ def one_run(
     pretrained: Annotated[
         str | None, typer.Option(help="FastText .vec/.bin, a folder of edp-lab pretrain, or a BERT hub name.")
     ] = None,
-    delta: Annotated[float, typer.Option(help="Probability that epsilon's promise fails.")] = 1e-5,
+    delta: Annotated[
+        float, typer.Option(help="Delta of (epsilon, delta): a slack that should be well below 1/n.")
+    ] = 1e-5,
     confidence: Annotated[float, typer.Option(help="With which the lower bound on epsilon holds.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Of split, weights, order, canaries and noise.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")] = False,

@@ -70,6 +70,8 @@ def _refuse_files(files: dict[str, Path], comparison: Comparison) -> None:
         usable = place.parent.is_dir() and os.access(place.parent, os.W_OK) and (place.is_file() or not place.exists())
         if not usable:
             raise UsageError(f"{given} cannot be written: give {option} a file in a folder that exists")
+        if option == "--plot" and place.suffix not in (".html", ".htm"):
+            raise UsageError(f"--plot writes a web page, {given} says otherwise: give a name that ends in .html")
         if list(places.values()).count(place) > 1:
             raise UsageError(f"{given} is given for two outputs: choose another {option}")
         for run in comparison.runs:
@@ -285,4 +287,12 @@ def _lay_out(figure: go.Figure, comparison: Comparison, points: Sequence[Run]) -
     if points:
         deltas = sorted({run.delta for run in points if run.delta is not None})
         at = " or ".join(f"{delta:.2g}" for delta in deltas)
-        figure.update_xaxes(title=f"ε (at δ = {at})", type="log", exponentformat="power", row=1, col=2)
+        figure.update_xaxes(
+            title=f"ε (at δ = {at})",
+            type="log",
+            exponentformat="power",
+            nticks=6,
+            minor={"showgrid": False},
+            row=1,
+            col=2,
+        )

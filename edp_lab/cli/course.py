@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +24,7 @@ from edp_lab.cli.course_options import (
     names_in,
 )
 from edp_lab.cli.grade import grade
+from edp_lab.cli.output import output_folder
 from edp_lab.errors import UsageError
 
 course_app = typer.Typer(help="Run the course's notebooks, list them, or open them.", no_args_is_help=True)
@@ -61,7 +61,7 @@ def run(
     with listening(len(course_notebooks(notebooks_dir, names)), quiet=as_json) as listen:
         course = run_course(
             notebooks_dir,
-            out,
+            output_folder(out),
             mode.value,
             names,
             values,
@@ -118,10 +118,12 @@ def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS)
 
     Further options go to JupyterLab, such as --no-browser, --port 8899, or --allow-root in a container.
     """
-    from edp_lab.course.serve import lab_command
+    from edp_lab.course.runner import course_notebooks
+    from edp_lab.course.serve import lab_command, serve
 
+    course_notebooks(notebooks_dir)  # else Jupyter says in its own way that there is none
     command, environment = lab_command(notebooks_dir)
-    raise typer.Exit(subprocess.run([*command, *context.args], env=environment, check=False).returncode)
+    raise typer.Exit(serve([*command, *context.args], environment))
 
 
 course_app.command("html")(publish.html)

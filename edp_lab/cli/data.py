@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from edp_lab.cli.output import output_folder
+
 data_app = typer.Typer(no_args_is_help=True, help="Corpora: list, fetch, make.")
 
 
@@ -77,6 +79,7 @@ def make(
         raise UsageError(f"cannot make {name!r}: choose smart-home or smart-home- with one of {', '.join(DOMAINS)}")
     if out.exists():
         raise UsageError(f"{out} exists: choose another --out")
+    output_folder(out.parent)
     if out.name.endswith((".jsonl", ".jsonl.gz")):
         write_jsonl(generate(utterances, seed, domain or None), out)
     else:

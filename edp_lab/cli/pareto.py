@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +93,7 @@ def pareto(
         return
     for points in made:
         print_table(_title(points), _lines(points))
-    print(f"\n{NOTE}\nwritten: {', '.join(str(out / name) for name in FILES)}")
+    print(f"\n{textwrap.fill(NOTE, 120)}\nwritten: {', '.join(str(out / name) for name in FILES)}")
 
 
 def _targets(text: str | None) -> tuple[float, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +19,7 @@ from edp_lab.cli.course_options import (
     listening,
     names_in,
 )
+from edp_lab.cli.output import output_folder
 
 if TYPE_CHECKING:
     from edp_lab.course.runner import CourseRun
@@ -42,8 +42,9 @@ def html(
     """
     from edp_lab.course.site import write_site
 
+    folder = output_folder(out)
     course = _executed(notebooks_dir, executed, mode, None, jobs)
-    print(write_site(course.runs, notebooks_dir, out.resolve()))
+    print(write_site(course.runs, notebooks_dir, folder))
 
 
 def slides(
@@ -60,15 +61,16 @@ def slides(
     """
     from edp_lab.course.slides import write_slides
 
+    folder = output_folder(out)
     course = _executed(notebooks_dir, executed, mode, only, jobs)
-    print(write_slides(course.runs, out.resolve()))
+    print(write_slides(course.runs, folder))
 
 
 def api(out: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("runs/api")) -> None:
     """Write the reference of the Python package as web pages with a search box that need no network."""
     from edp_lab.course.api_pages import write_api
 
-    print(write_api(out.resolve()))
+    print(write_api(output_folder(out)))
 
 
 def dashboard(context: typer.Context, only: Only = None, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
@@ -77,12 +79,12 @@ def dashboard(context: typer.Context, only: Only = None, notebooks_dir: Notebook
     Further options go to Voila, such as --no-browser or --port 8899.
     """
     from edp_lab.course.runner import course_notebooks
-    from edp_lab.course.serve import dashboard_command, panels_only
+    from edp_lab.course.serve import dashboard_command, panels_only, serve
 
     with panels_only(course_notebooks(notebooks_dir, names_in(only))) as folder:
         command, environment = dashboard_command(folder)
-        done = subprocess.run([*command, *context.args], env=environment, check=False)
-    raise typer.Exit(done.returncode)
+        code = serve([*command, *context.args], environment)
+    raise typer.Exit(code)
 
 
 def _executed(notebooks_dir: Path, executed: Path, mode: Mode, only: str | None, jobs: int) -> CourseRun:
@@ -91,7 +93,15 @@ def _executed(notebooks_dir: Path, executed: Path, mode: Mode, only: str | None,
 
     names = names_in(only)
     with listening(len(course_notebooks(notebooks_dir, names)), quiet=True) as listen:
-        course = run_course(notebooks_dir, executed, mode.value, names, jobs=jobs, resume=True, listen=listen)
+        course = run_course(
+            notebooks_dir,
+            output_folder(executed, "--executed"),
+            mode.value,
+            names,
+            jobs=jobs,
+            resume=True,
+            listen=listen,
+        )
     if not course.ok:
         raise typer.Exit(1)
     return course

@@ -7,6 +7,7 @@ import html
 import io
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ Corpora = Annotated[
         "smart-home-communication, smart-home-video; with commas between."
     ),
 ]
-Workers = Annotated[int | None, typer.Option(help="Runs at a time, a thread each. (default: all cores)")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Runs at a time, a thread each. (default: all cores)")]
 Resume = Annotated[
     bool,
     typer.Option("--resume/--fresh", help="Use what is finished in --out or comes with the checkout, or do it anew."),
@@ -75,12 +76,17 @@ def table1(
     there and gives the same table.
     """
     with telling() as tell:
+        from edp_lab.errors import UsageError
         from edp_lab.studies.starts import ENCODER
         from edp_lab.studies.surroundings import usable_cores
         from edp_lab.studies.table1 import FULL, MODELS, QUICK
         from edp_lab.studies.table1 import table1 as rows_of
         from edp_lab.studies.table_runs import TableRuns
 
+        if epochs is not None and epochs % 2:
+            raise UsageError(f"--epochs is {epochs}: give an even number, as a control takes half of them")
+        if encoder and quick and "bert" not in models.split(","):
+            raise UsageError("--quick has the CLC read words that are made on the spot: drop --encoder or --quick")
         scale = QUICK if quick else FULL
         scale = replace(scale, seeds=scale.seeds if seeds is None else seeds)
         if epochs is not None:
@@ -195,7 +201,7 @@ def _title1(cells: Sequence[Cell]) -> str:
     printed = "" if theirs["ser"] is None else f" (the paper's SGD: SER {theirs['ser']}, AUC {theirs['auc']})"
     return (
         f"{first.model.upper()} on {corpus}{printed}: {about['size']} size, {about['epochs']} epochs of batches of "
-        f"{about['batch_size']}, {first.seeds} seeds, "
+        f"{about['batch_size']}, {first.seeds} {'seed' if first.seeds == 1 else 'seeds'}, "
         f"n = {about['examples']}, {about['device']}, shadow {', '.join(about['shadow_corpora'])}"
     )
 
@@ -220,7 +226,7 @@ NOTE = (
 def _show(made: Sequence[Sequence[Cell]]) -> None:
     for cells in made:
         print_table(_title1(cells), _lines1(cells))
-    print(f"\n{NOTE}")
+    print(f"\n{textwrap.fill(NOTE, 120)}")
 
 
 def _page1(made: Sequence[Sequence[Cell]]) -> str:

@@ -44,7 +44,9 @@ def run(
     method: Annotated[str, typer.Option(help="Training of the instructors: adam, dp-adam, sgd ...")] = "adam",
     understudy: Annotated[str, typer.Option(help="Phase III: training of the understudy, likewise.")] = "adam",
     train_epsilon: Annotated[float, typer.Option(help="Of each network trained with a private method.")] = 7.0,
-    delta: Annotated[float, typer.Option(help="Probability that epsilon's promise fails; well below 1/n.")] = 1e-5,
+    delta: Annotated[
+        float, typer.Option(help="Delta of (epsilon, delta): a slack that should be well below 1/n.")
+    ] = 1e-5,
     epochs: Annotated[int | None, typer.Option(help="Of every network (default: as its examples need).")] = None,
     seed: Annotated[int, typer.Option(help="Published, so that the run can be repeated.")] = 0,
     private_seed: Annotated[

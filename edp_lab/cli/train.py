@@ -74,7 +74,7 @@ def train(
     delta: Annotated[
         float | None,
         typer.Option(
-            help="Probability that epsilon's promise fails; well below 1/n for n training utterances (default: n^-1.1)."
+            help="Delta of (epsilon, delta): a slack, well below 1/n for n training utterances (default: n^-1.1)."
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Utterances per step, over all devices.")] = 64,

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,6 +56,22 @@ def dashboard_command(folder: Path) -> tuple[list[str], dict[str, str]]:
         str(folder),
     ]
     return command, _with_settings("JUPYTER_PATH")
+
+
+def serve(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a server until it ends; return its exit status.
+
+    Ctrl-C is the server's to answer, as Jupyter asks back; a SIGTERM to this process ends it.
+    """
+    with subprocess.Popen(command, env=environment) as server:
+        answers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: lambda *_: server.terminate()}
+        before = {number: signal.signal(number, answer) for number, answer in answers.items()}
+        try:
+            status = server.wait()
+            return status if status >= 0 else 128 - status  # ended by a signal, as shells put it
+        finally:
+            for number, answer in before.items():
+                signal.signal(number, answer)
 
 
 @contextmanager

@@ -49,17 +49,22 @@ def changes_figure(cells: Sequence[Cell]) -> go.Figure:
     lines = list(dict.fromkeys(_line(cell) for cell in cells if cell["ser_change"]))
     printed = [cell for cell in cells if cell["variant"] == "as printed"]
     for column, name in enumerate(CHANGES, 1):
+        low, high = _range(cells, name)
         for variant in LOOKS:
             own = [cell for cell in cells if cell["variant"] == variant]
             changes = [cell[name]["mean"] for cell in own]
             half = [0 if cell[name]["high"] is None else cell[name]["high"] - cell[name]["mean"] for cell in own]
             trace = _ours(own, changes, variant, lines).update(error_x={"array": half}, showlegend=column == 1)
             figure.add_trace(trace, 1, column)
+            for cell, change in zip(own, changes, strict=True):
+                if change > high:  # it would leave no room for the others
+                    told = {"text": f"{change:+.0f} ▸", "showarrow": False, "font": {"color": LOOKS[variant][1]}}
+                    figure.add_annotation(told, x=high, xanchor="right", y=lines.index(_line(cell)), row=1, col=column)
         if name in printed[0]["paper"]:
             theirs = _theirs(printed, [cell["paper"][name] for cell in printed], lines)
             figure.add_trace(theirs.update(showlegend=column == 1), 1, column)
         figure.add_vline(0, line={"width": 1, "color": "#888"}, col=column, row=1)
-        figure.update_xaxes(title="change (%)", col=column, row=1)
+        figure.update_xaxes(title="change (%)", range=[low, high], col=column, row=1)
     for trace in _epsilons(cells, printed, lines):
         figure.add_trace(trace.update(showlegend=False), 1, 4)
     figure.update_xaxes(type="log", title="ε (no unit)", exponentformat="power", nticks=4, col=4, row=1)
@@ -99,6 +104,16 @@ def _row(cell: Cell) -> tuple[str, str, str]:
 
 def _beyond_chance(cells: Sequence[Cell], change: str) -> int:
     return sum(cell[change]["high"] is not None and cell[change]["high"] < 0 for cell in cells)
+
+
+def _range(cells: Sequence[Cell], change: str) -> tuple[float, float]:
+    """What shows eDP-SGD's changes, theirs and ours with their intervals; the control may lie beyond."""
+    private = [cell for cell in cells if cell["decay"]]
+    theirs = [cell["paper"].get(change) for cell in private]
+    ours = [end for cell in private for end in cell[change].values()]
+    ends = [0.0, *(end for end in (*ours, *theirs) if end is not None)]
+    margin = 0.06 * (max(ends) - min(ends)) + 1
+    return min(ends) - margin, max(ends) + margin
 
 
 def _epsilons(cells: Sequence[Cell], printed: Sequence[Cell], lines: Sequence[str]) -> list[go.Scatter]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from edp_lab.corpora import load_corpus
@@ -36,7 +38,8 @@ def public_encoder(name: str, layers: int, folder: Path) -> str:
     """
     made = _named(folder, "encoder", name, str(layers))
     if not made.is_dir():
-        shorten_bert(name, layers, made)
+        with _named_encoder(name):
+            shorten_bert(name, layers, made)
     return str(made)
 
 
@@ -48,7 +51,8 @@ def public_words(name: str, folder: Path) -> str:
     """
     made = _named(folder, "words", name)
     if not made.is_dir():
-        bert, tokenizer = load_bert(name)
+        with _named_encoder(name):
+            bert, tokenizer = load_bert(name)
         matrix = LOUDER * bert.embeddings.word_embeddings.weight.detach()
         pieces = sorted((number, piece) for piece, number in tokenizer.get_vocab().items())
         whole = [(n, piece) for n, piece in pieces if not piece.startswith("##") and not _special(piece)]
@@ -74,6 +78,18 @@ def public_vectors(corpus: str, folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         pretrain_vectors(text, made)
     return str(made)
+
+
+@contextmanager
+def _named_encoder(name: str) -> Iterator[None]:
+    """What goes wrong inside is an encoder's fault."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(
+            f"the public encoder {name!r} cannot be used: give --encoder a folder that holds a BERT, or a hub name and "
+            f"a network ({error})"
+        ) from error
 
 
 def _named(folder: Path, kind: str, name: str, *more: str) -> Path:

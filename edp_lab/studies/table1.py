@@ -183,6 +183,8 @@ def table1(
                 raise UsageError(f"unknown {name} {one!r}: choose {', '.join(known)}")
     if scale.seeds < 1:
         raise UsageError(f"the number of seeds is {scale.seeds}: it must be at least 1")
+    for corpus in corpora:
+        load_corpus(corpus)  # before an encoder is looked for
     places = [(model, corpus) for model in models for corpus in corpora]
     starts = [_start(scale, model, corpus, encoder, runs) for model, corpus in places]
     for (model, corpus), start in zip(places, starts, strict=True):

@@ -109,15 +109,16 @@ class TableRuns:
         given = sum(_read(self.out / "cells" / f"{self.key(job)}.json") is None for job in set(jobs)) - len(missing)
         if missing or given:
             came = f", {given} of them came with the checkout" if given else ""
-            self.tell(f"{what}: {len(set(jobs)) - len(missing)} of {len(set(jobs))} are there already{came}", True)
+            self.tell(f"{what}: {len(set(jobs)) - len(missing)} of {len(set(jobs))} runs are done{came}", True)
         if missing:
-            self._do(missing, what)
+            self._do(missing, what, len(set(jobs)))
         found = [self.known(job) for job in jobs]
         if None in found:
             raise UsageError(f"a result in {self.out} has gone while the table was made: run the same command again")
         return found  # type: ignore[return-value]
 
-    def _do(self, jobs: Sequence[Job], what: str) -> None:
+    def _do(self, jobs: Sequence[Job], what: str, of: int) -> None:
+        """Those of `of` jobs that are missing."""
         workers, start = min(self.workers, len(jobs)), time.perf_counter()
         share, done, keys = self.out / "jobs.json", 0, [self.key(job) for job in jobs]
         told = [[key, self.run_key(job), asdict(job)] for key, job in zip(keys, jobs, strict=True)]
@@ -127,8 +128,10 @@ class TableRuns:
                 now = sum(self._cell(key) is not None for key in keys)
                 gone = time.perf_counter() - start
                 left = f", about {_minutes(gone / now * (len(jobs) - now))} left" if now else ""
-                self.tell(f"{what}: {now} of {len(jobs)} after {_minutes(gone)}{left}; {line}", now > done)
+                count = f"{of - len(jobs) + now} of {of} runs"
+                self.tell(f"{what}: {count} after {_minutes(gone)}{left}; {line}", now > done)
                 done = now
+        self.tell(f"{what}: all {of} runs are done, after {_minutes(time.perf_counter() - start)}", True)
 
     def run_key(self, job: Job) -> str:
         """Of the run without its attack."""

@@ -184,6 +184,8 @@ def test_make_smart_home_and_train_on_it(cli, tmp_path):
     assert len(path.read_text().splitlines()) == 200
     assert cli("data", "make", "smart-home", "--out", str(path))[0] == 2
     assert cli("data", "make", "snips", "--out", str(tmp_path / "x.jsonl"))[0] == 2
+    status, _, told = cli("data", "make", "smart-home", "--out", str(path / "packed"))
+    assert (status, "cannot be written" in told) == (2, True)
     assert cli("train", "--corpus", str(path), "--out", str(tmp_path / "run"), *SMALL)[0] == 0
 
 

@@ -208,6 +208,7 @@ BAD = {
     "output into nowhere": (["plain", "--csv", "nowhere/table.csv"], "--csv"),
     "output onto a folder": (["plain", "--latex", "noised"], "--latex"),
     "output onto a device": (["plain", "--plot", "/dev/null"], "--plot"),
+    "a web page named as a picture": (["plain", "--plot", "page.png"], "ends in .html"),
     "output into a run": (["plain", "--csv", "plain/record.json"], "stays as it is"),
     "two outputs in one": (["plain", "--csv", "both", "--latex", "both"], "two outputs"),
 }

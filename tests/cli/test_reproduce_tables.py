@@ -75,8 +75,20 @@ def test_the_figure_shows_each_change_and_a_single_seed_without_a_bar(cli):
     assert were_alpha_public.x == (9e5,) * 3
     assert sound.x == (3e4,) * 3
     assert theirs.x[0] == pytest.approx(10 ** first["paper"]["log10_claimed"])
+    assert not [note for note in figure.layout.annotations if "▸" in note.text]
     alone = json.loads(cli(*TABLE1, "--seeds", "1", "--json")[0])
     assert set(changes_figure(alone).data[0].error_x.array) == {0}
+
+
+def test_a_control_far_off_is_named_at_the_edge_and_leaves_room_for_the_others(cli):
+    cells = json.loads(cli(*TABLE1, "--json")[0])
+    cells[1]["ser_change"] = {"mean": 900.0, "low": 800.0, "high": 1000.0}
+    figure = changes_figure(cells)
+    [note] = [note for note in figure.layout.annotations if "▸" in note.text]
+    assert "+900" in note.text
+    low, high = figure.layout.xaxis.range
+    private = [cell["ser_change"]["high"] for cell in cells[2:]]
+    assert low < 0 < max(private) < high < 100
 
 
 def test_three_sentences_count_what_the_figure_shows(cli):
@@ -100,6 +112,14 @@ def test_files_and_json_say_the_same(cli, tmp_path):
     assert float(rows[1]["ser_change.mean"]) == pytest.approx(cells[1]["ser_change"]["mean"])
     assert len(cells) == 8
     assert cells[0]["runs"] == ["run-0", "run-1", "run-2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "culprit"), [(("--epochs", "3"), "--epochs is 3"), (("--encoder", "folder"), "drop --encoder")]
+)
+def test_options_that_would_be_ignored_are_refused(cli, arguments, culprit):
+    with pytest.raises(UsageError, match=culprit):
+        cli(*TABLE1, *arguments)
 
 
 @pytest.mark.parametrize(("arguments", "culprit"), [(("--models", "gpt"), "gpt"), (("--corpora", "mars"), "mars")])

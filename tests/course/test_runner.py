@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -360,6 +362,40 @@ def test_list_names_notebooks_and_their_parameters(tmp_path: Path) -> None:
     write(tmp_path / "00_good.ipynb")
     result = CliRunner().invoke(course_app, ["list", "--notebooks", str(tmp_path)])
     assert result.stdout.splitlines() == ["00_good  A title", '  mode="quick" clip_norm=1.0']
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    write(tmp_path / "00_good.ipynb", "raise SystemExit")
+    (tmp_path / "file").touch()
+    for command in ("run", "html", "slides"):
+        out = ["--out", str(tmp_path / "file")]
+        result = CliRunner().invoke(course_app, [command, "--notebooks", str(tmp_path), *out])
+        assert isinstance(result.exception, UsageError)
+        assert re.search("file cannot be written .*choose another --out", str(result.exception))
+
+
+def test_a_server_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
+    """A process told to stop takes its server with it, and Ctrl-C leaves the server to answer."""
+    server = (
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('asked', flush=True))\n"
+        "print(os.getpid(), flush=True)\n"
+        "while True: time.sleep(.01)\n"
+    )
+    starter = (
+        "import os, sys\nfrom edp_lab.course.serve import serve\n"
+        f"sys.exit(serve([sys.executable, '-c', {server!r}], os.environ))"
+    )
+    with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        pid = int(process.stdout.readline())
+        for one in (process.pid, pid):  # as a terminal does
+            os.kill(one, signal.SIGINT)
+        assert process.stdout.readline() == "asked\n"
+        process.terminate()
+        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_jupyterlab_stays_local_and_calls_nobody(tmp_path: Path) -> None:
