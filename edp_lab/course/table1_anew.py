@@ -57,9 +57,11 @@ def changes_figure(cells: Sequence[Cell]) -> go.Figure:
             trace = _ours(own, changes, variant, lines).update(error_x={"array": half}, showlegend=column == 1)
             figure.add_trace(trace, 1, column)
             for cell, change in zip(own, changes, strict=True):
-                if change > high:  # it would leave no room for the others
-                    told = {"text": f"{change:+.0f} ▸", "showarrow": False, "font": {"color": LOOKS[variant][1]}}
-                    figure.add_annotation(told, x=high, xanchor="right", y=lines.index(_line(cell)), row=1, col=column)
+                if not low <= change <= high:  # it would leave no room for the others
+                    place = {"x": high, "xanchor": "right"} if change > high else {"x": low, "xanchor": "left"}
+                    text = f"{change:+.0f} ▸" if change > high else f"◂ {change:+.0f}"
+                    told = {"text": text, "showarrow": False, "font": {"color": LOOKS[variant][1]}}
+                    figure.add_annotation(told, **place, y=lines.index(_line(cell)), row=1, col=column)
         if name in printed[0]["paper"]:
             theirs = _theirs(printed, [cell["paper"][name] for cell in printed], lines)
             figure.add_trace(theirs.update(showlegend=column == 1), 1, column)
