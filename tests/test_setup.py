@@ -95,10 +95,11 @@ def test_make_installs_by_the_constraints_and_every_target_is_one_command() -> N
 
 
 def code_of(text: str) -> list[str]:
-    """The lines of fenced blocks and the inline code of a Markdown text."""
+    """The lines of blocks, fenced or indented, and the inline code of a Markdown text."""
     blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     rest = re.sub(r"^```[^\n]*\n.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines() + re.findall(r"`([^`]+)`", rest)
+    blocks += re.findall(r"^    (.*\n)", rest, re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines() + re.findall(r"`([^`]+)`", rest)
     return [line.split(" #")[0].strip() for line in lines]
 
 
@@ -107,7 +108,8 @@ def test_readme_mentions_only_make_targets_and_commands_that_exist() -> None:
 
     from edp_lab.cli import app
 
-    code = code_of((ROOT / "README.md").read_text(encoding="utf-8"))
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "data/results/README.md")]
+    code = [line for text in texts for line in code_of(text)]
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     made = {match[1] for line in code if (match := re.search(r"(?<!data )\bmake (?:[A-Z_]+=\S+ )*([a-z]+)", line))}
     assert {"course", "test", "lab"} <= made <= targets
@@ -121,7 +123,7 @@ def test_readme_mentions_only_make_targets_and_commands_that_exist() -> None:
 def check_command(command: Any, words: list[str]) -> None:
     """Fail where ``words`` name a sub-command or an option that ``command`` does not have."""
     trail = "edp-lab"
-    while hasattr(command, "commands") and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
+    while hasattr(command, "commands") and words and re.fullmatch(r"[a-z][a-z0-9-]*", words[0]):
         name, *words = words
         assert name in command.commands, f"README: `{trail} {name}` does not exist"
         command, trail = command.commands[name], f"{trail} {name}"
