@@ -102,7 +102,7 @@ def _targets(text: str | None) -> tuple[float, ...]:
     try:
         return tuple(sorted({float(part) for part in (text or "").split(",") if part}, reverse=True))
     except ValueError:
-        raise UsageError(f"epsilons are {text!r}: give numbers with commas between, such as 8,3,1") from None
+        raise UsageError(f"--epsilons is {text!r}: give numbers with commas between, such as 8,3,1") from None
 
 
 def _models(text: str) -> list[str]:

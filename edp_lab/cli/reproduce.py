@@ -162,7 +162,7 @@ def _table(part: Part) -> Table:
     table.add_column("thesis / ours", no_wrap=True)
     for heading in SCORES if scores else ("",):
         table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("epsilon\nclaimed", "that\nholds", "image's", "delta", "seconds"):
+    for heading in ("epsilon\nclaimed", "epsilon\nthat holds", "epsilon\nof image", "delta", "seconds"):
         table.add_column(heading, justify="right", no_wrap=True)
     rows: dict[str, list[Cell]] = {}
     for cell in part.cells:

@@ -129,7 +129,7 @@ def table2(
     if as_json:
         print(json.dumps(made, indent=1, allow_nan=False))
         return
-    print_table("Table 2: seconds of an epoch, and as a ratio to SGD", _lines2(made))
+    print_table("Table 2: seconds of an epoch (median), and the median ratio to SGD's in the same round", _lines2(made))
     print(f"written: {', '.join(str(out / name) for name in FILES)}")
 
 
