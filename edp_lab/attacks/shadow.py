@@ -57,14 +57,15 @@ def shadow_scores(
     if seed < 0:
         raise UsageError(f"seed {seed} is negative: use 0 or more")
     attacker = attack_model(classifier, seed % 2**32)
-    corpora = [shadow_corpus(name, target) for name in shadows or [default_shadow(target.config.corpus)]]
+    names = shadows or [default_shadow(target.config.corpus)]
+    corpora = [shadow_corpus(name, target) for name in names]
     own_seed = int(np.random.default_rng([seed, 2]).integers(2**40, 2**48))  # never the target's weights and noise
     if corpora[0].has_tags != target.corpus.has_tags or len({corpus.has_tags for corpus in corpora}) > 1:
         raise UsageError("target and shadow corpus must both have slot annotation, or both none: choose another shadow")
     examples, labels = [], []
-    for corpus in corpora:
+    for name, corpus in zip(names, corpora, strict=True):
         data = shadow_split(corpus, own_seed, len(target.members))
-        progress(f"shadow model on {corpus.name}")
+        progress(f"shadow model on {'a newly generated corpus' if name == GENERATED else corpus.name}")
         config = shadow_config(without_privacy(target.config) if plain else target.config, corpus)
         model = train_shadow(config, corpus, data.train, own_seed, cache)
         members, non_members = equal_sides(data, seed)

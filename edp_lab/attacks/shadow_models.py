@@ -39,7 +39,7 @@ from edp_lab.models import load_model, save_model
 from edp_lab.models.files import parse_tensors, read_bytes, write_whole
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.launch import Ranks, run_rank
+from edp_lab.training.launch import Ranks, run_rank, usable_cores
 from edp_lab.training.record import versions
 from edp_lab.training.run import Run
 from edp_lab.training.state import code_of, digest
@@ -313,7 +313,7 @@ def _relay(worker: Ranks, kept: str, said: queue.SimpleQueue[str | Exception | N
 
 
 def _default_workers() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     return min(cores, MOST_ON_GPU) if torch.cuda.is_available() else cores
 
 

@@ -71,8 +71,8 @@ def pareto(
         from edp_lab.studies.pareto import FULL, QUICK
         from edp_lab.studies.pareto import pareto as points_of
         from edp_lab.studies.starts import ENCODER
-        from edp_lab.studies.surroundings import usable_cores
         from edp_lab.studies.table_runs import TableRuns
+        from edp_lab.training.launch import usable_cores
 
         targets, all_scales = _targets(epsilons), QUICK if quick else FULL
         scales = [

@@ -78,10 +78,10 @@ def table1(
     with telling() as tell:
         from edp_lab.errors import UsageError
         from edp_lab.studies.starts import ENCODER
-        from edp_lab.studies.surroundings import usable_cores
         from edp_lab.studies.table1 import FULL, MODELS, QUICK
         from edp_lab.studies.table1 import table1 as rows_of
         from edp_lab.studies.table_runs import TableRuns
+        from edp_lab.training.launch import usable_cores
 
         if epochs is not None and epochs % 2:
             raise UsageError(f"--epochs is {epochs}: give an even number, as a control takes half of them")

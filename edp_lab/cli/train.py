@@ -269,6 +269,8 @@ def _summary(record: dict[str, Any], out: Path) -> None:
     )
     if splits["validation"] < 30:
         print("note: so few validation utterances say little about how good the model is")
+    if record["config"]["batch_size"] > splits["train"]:
+        print(f"note: a batch of {record['config']['batch_size']} takes all of them, so an epoch is a single step")
     print(f"test: SER {final['ser']:.4f}, intent accuracy {final['intent_accuracy']:.4f}, {slots}")
     for warning in record["corpus"]["warnings"]:
         print(f"note: {warning}")

@@ -68,10 +68,18 @@ def fetch(
             error.close()
             raise UsageError(f"cannot fetch {url}: the server answered {error.code} {error.reason}") from None
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
             cure = "once that is mended, the same command goes on from here"
-            raise UsageError(f"cannot fetch {source.path}: {reason}; {cure}") from None
+            raise UsageError(f"cannot fetch {source.path}: {_reason(error, url)}; {cure}") from None
     return folder
+
+
+def _reason(error: Exception, url: str) -> str:
+    if isinstance(error, urllib.error.URLError):  # before a server answered
+        cause = getattr(error.reason, "strerror", None) or error.reason
+        return f"{urlsplit(url).hostname} cannot be reached ({cause})"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _fetch_file(source: Source, url: str, target: Path, report: Callable[[int], None]) -> None:

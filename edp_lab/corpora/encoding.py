@@ -120,7 +120,7 @@ class Dataset:
 
     def __init__(self, utterances: Sequence[Utterance], labels: Labels, features: Features) -> None:
         if not len(utterances):
-            raise UsageError("the split is empty: use a larger corpus or other split ratios")
+            raise UsageError("the split is empty: use a larger corpus")
         self.utterances = utterances if isinstance(utterances, PackedUtterances) else tuple(utterances)
         found = coded(self.utterances)
         intents = _numbers(found.intent_names, labels.intents)[found.intents]

@@ -74,8 +74,8 @@ def split(
     train, validation, test = (_select(corpus.utterances, own) for own in places)
     for name, part in zip(("train", "validation", "test"), (train, validation, test), strict=True):
         if not len(part):
-            problem = f"splitting {corpus.name} ({n} utterances) {shares} leaves {name} empty"
-            raise UsageError(f"{problem}: use a larger corpus or other ratios")
+            cure = "use a larger corpus" if ratios == RATIOS else "use a larger corpus or other ratios"
+            raise UsageError(f"splitting {corpus.name} ({n} utterances) {shares} leaves {name} empty: {cure}")
     if keep_duplicates_together:
         return Split(train, validation, test)
     texts = group_ids(corpus.utterances)

@@ -29,11 +29,10 @@ from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay
 from edp_lab.studies.results import RESULTS
-from edp_lab.studies.surroundings import usable_cores
 from edp_lab.studies.table_runs import LAUNCHER
 from edp_lab.training import TrainConfig
 from edp_lab.training.gradients import plain_gradient, trainable
-from edp_lab.training.launch import Ranks, run_rank
+from edp_lab.training.launch import Ranks, run_rank, usable_cores
 from edp_lab.training.optimizers import BETAS, make_optimizer
 from edp_lab.training.run import Run, evaluate_model
 

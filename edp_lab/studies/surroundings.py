@@ -1,4 +1,4 @@
-"""The machine: how many cores are ours, and what results tell of it."""
+"""What results tell of the machine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ import os
 import platform
 
 import torch
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine(device: str = "cpu") -> str:

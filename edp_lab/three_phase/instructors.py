@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from edp_lab.three_phase.classifier import ClassifierSettings, Trained, train_classifier
-from edp_lab.training.launch import Ranks, run_rank
+from edp_lab.training.launch import Ranks, run_rank, usable_cores
 
 PARALLEL_FROM = 10_000  # training examples: below, starting processes takes longer than they save
 
@@ -58,7 +58,7 @@ class Job:
 
 def usable_workers(examples: int) -> int:
     """How many processes pay for instructors on so many examples together: 1, or one per core."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     return cores if examples >= PARALLEL_FROM else 1
 
 

@@ -60,7 +60,7 @@ class Ranks:
             raise UsageError(f"a run cannot have {processes} processes: give 1 or more")
         world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         world["WORLD_SIZE"] = world["LOCAL_WORLD_SIZE"] = str(processes)
-        world["OMP_NUM_THREADS"] = str(threads or max(1, _usable_cores() // processes))
+        world["OMP_NUM_THREADS"] = str(threads or max(1, usable_cores() // processes))
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[bytes]] = []
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -238,7 +238,8 @@ def obey(stop: threading.Event) -> None:
     threading.Thread(target=listen, daemon=True).start()
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """Those that this process may use, which in a container can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

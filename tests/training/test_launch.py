@@ -127,7 +127,7 @@ for step in range(200 * (rank == 0)):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("threads", "expected"), [(None, max(1, launch._usable_cores() // 3)), (7, 7)])
+@pytest.mark.parametrize(("threads", "expected"), [(None, max(1, launch.usable_cores() // 3)), (7, 7)])
 def test_ranks_get_what_torch_distributed_reads_and_their_share_of_the_cores(
     toy: Toy, tmp_path: Path, threads: int | None, expected: int
 ) -> None:
