@@ -10,16 +10,17 @@ from scipy.optimize import brentq
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountant import Accountant, check_delta
 from edp_lab.privacy.gdp import GaussianDP
+from edp_lab.privacy.pld import PrivacyLossDistribution
 from edp_lab.privacy.renyi import ORDERS, RenyiDP, rdp_epsilon
 from edp_lab.privacy.schedule import Schedule
 
 MOST_TRIALS = 1e6
 
 
-def composed(trial: Schedule, trials: int, delta: float) -> float:
+def composed(trial: Schedule, trials: int, delta: float, tight: bool = False) -> float:
     """epsilon of publishing everything about `trials` runs: they compose like so many runs in a row.
 
-    Exact (Gaussian DP, sqrt(trials) mu) without sampling, else Renyi DP.
+    Exact (Gaussian DP, sqrt(trials) mu) without sampling, else Renyi DP, or privacy loss distributions if `tight`.
 
     Raises:
         UsageError: trials that are no whole number from 1 to a million, delta outside (0, 1).
@@ -27,8 +28,8 @@ def composed(trial: Schedule, trials: int, delta: float) -> float:
     if not isinstance(trials, Integral) or not 1 <= trials <= MOST_TRIALS:
         raise UsageError(f"the number of trials is {trials}: it must be a whole number from 1 to {MOST_TRIALS:g}")
     schedule = Schedule(trial.noise_multipliers, trial.counts * float(trials), trial.sampling_rate)
-    accountant: type[Accountant] = GaussianDP if trial.sampling_rate == 1 else RenyiDP
-    return accountant(schedule).epsilon(delta)
+    sampled: type[Accountant] = PrivacyLossDistribution if tight else RenyiDP
+    return (GaussianDP if trial.sampling_rate == 1 else sampled)(schedule).epsilon(delta)
 
 
 def best_of_random(trial: Schedule, mean_trials: float, delta: float, eta: float = 1.0) -> float:

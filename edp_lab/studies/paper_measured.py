@@ -21,6 +21,7 @@ from edp_lab.studies.paper_tables import PUBLIC_CORPORA, TABLE_1, Table1Row
 from edp_lab.studies.paper_tables import Change as Printed
 
 SIMILAR = 10.0  # percent: two schemes are alike if the 95 % interval of their difference lies within
+COMPETITIVE = 15.0  # percent more error than SGD's: what the noise of Table 1 anew was chosen by
 LOOSE = 0.5  # of a rank correlation
 ANEW = "data/results/table1.json"
 LOSSY = ("Comm.", "Video")
@@ -44,9 +45,9 @@ def p12_decay(
     ]
     decays = [(row.none, change) for row in table for change in (row.linear, row.exponential)]
     change = Change.of("", [run.ser for run in equal], [run.ser for run in decayed])
-    still = {(cell.model, cell.corpus): cell.ser.mean for cell in anew if cell.decay is Decay.NONE}
-    falling = [cell for cell in anew if cell.decay is not Decay.NONE]
-    lower = sum(cell.ser.mean < still[cell.model, cell.corpus] for cell in falling)
+    still = {(cell.model, cell.corpus): cell for cell in anew if cell.decay is Decay.NONE}
+    falling = [(cell, still[cell.model, cell.corpus]) for cell in anew if cell.decay is not Decay.NONE]
+    dominating = sum(_dominates((d.ser.mean, d.auc.mean), (n.ser.mean, n.auc.mean)) for d, n in falling)
     return Evidence(
         "P12",
         "Where a loss of utility is expected, on the larger corpora (communication and video), linear or exponential "
@@ -64,20 +65,29 @@ def p12_decay(
             "half_width": change.half_width,
             "seeds": len(equal),
             "cells_anew": len(falling),
-            "cells_anew_with_less_error": lower,
-            "anew": _anew_said(anew, f"; {lower} of {len(falling)} decays lower it on {_corpora(anew)}"),
+            "cells_anew_that_dominate": dominating,
+            "anew": _anew_said(
+                anew,
+                f"; {dominating} of {len(falling)} decays are no worse in error and attack, on {_corpora(anew)}",
+            ),
         },
-        lambda m: Verdict.of(
-            m["rows_with_no_larger_epsilon"] == m["rows"] and m["error_at_equal_epsilon"] < -m["half_width"],
-            2 * m["rows_with_a_better_decay"] > m["rows"] or m["error_at_equal_epsilon"] < -m["half_width"],
-        ),
-        "Where privacy is an attack's failure, yes: in {rows_with_a_better_decay} of {rows} rows a decay has no larger "
-        "error and a weaker attack than none. Where it is epsilon, no: in "
-        "{rows_with_no_larger_epsilon} that is no larger, too. Decay costs epsilon: at one z0 and number of "
-        "epochs it cannot be smaller than without, as in {columns_with_a_smaller_epsilon} columns, so that columns "
-        "differ in more than decay. At one claimed epsilon exponential decay changes the error by "
+        _judge_p12,
+        "As printed, in {rows_with_a_better_decay} of {rows} rows a decay has no larger error and a weaker attack than "
+        "none, and in {rows_with_no_larger_epsilon} no larger epsilon, too. But decay costs epsilon: at one z0 and "
+        "number of epochs it cannot be smaller than without, as in {columns_with_a_smaller_epsilon} columns, so that "
+        "columns differ in more than decay. At one claimed epsilon exponential decay changes the error by "
         "{error_at_equal_epsilon:+.1f} % (+-{half_width:.1f}; small CLC and corpus, {seeds} seeds, measured now)"
         "{anew}.",
+    )
+
+
+def _judge_p12(m: Mapping[str, Any]) -> Verdict:
+    """The print alone, of corpora that nobody else has, carries the claim no further than measurements let it."""
+    better, worse = (sign * m["error_at_equal_epsilon"] < -m["half_width"] for sign in (1, -1))
+    anew = 2 * m["cells_anew_that_dominate"] > m["cells_anew"]
+    return Verdict.of(
+        better and m["rows_with_no_larger_epsilon"] == m["rows"],
+        better or anew or (not worse and 2 * m["rows_with_a_better_decay"] > m["rows"]),
     )
 
 
@@ -117,6 +127,7 @@ def p13_membership(
         for row, change in printed
         if row.sgd_mia_auc is not None
     ]
+    fallen = [(attack, error) for attack, error in zip(attacks, errors, strict=True) if attack.falls]
     return Evidence(
         "P13",
         "At a competitive error, eDP-SGD significantly reduces the success of membership inference.",
@@ -128,27 +139,27 @@ def p13_membership(
             "within_sampling_error": sum(within),
             "half_width_on_atis": auc_change_half_width(0.675, -8.26, TRAINING["ATIS"]),
             "changes": len(attacks),
-            "falls_beyond_chance": sum(attack.falls for attack in attacks),
-            "falls_at_no_more_error": sum(
-                attack.falls and not error.rises for attack, error in zip(attacks, errors, strict=True)
-            ),
-            "ours": "; ".join(
-                f"{attack} at {error.mean:+.0f} % (+-{error.half_width:.0f}) error"
-                for attack, error in zip(attacks, errors, strict=True)
+            "falls_beyond_chance": len(fallen),
+            "competitive_percent": COMPETITIVE,
+            "falls_at_competitive_error": sum(error.mean <= COMPETITIVE for _, error in fallen),
+            "falls_at_no_more_error": sum(not error.rises for _, error in fallen),
+            "fallen": "".join(
+                f"; {attack} at {error.mean:+.0f} % (+-{error.half_width:.0f}) error" for attack, error in fallen
             ),
             "origin": origin,
         },
         lambda m: Verdict.of(
             m["printed_that_rise"] == 0
             and m["within_sampling_error"] == 0
-            and 0 < m["changes"] == m["falls_at_no_more_error"],
-            m["falls_at_no_more_error"] > 0 or 2 * m["within_sampling_error"] < m["printed_with_a_size"],
+            and 0 < m["changes"] == m["falls_at_competitive_error"],
+            m["falls_at_competitive_error"] > 0,
         ),
         "Of {printed} printed changes {printed_that_rise} rise, and of {printed_with_a_size} whose corpus is public "
         "{within_sampling_error} lie within the 95 % sampling error of an AUC (+-{half_width_on_atis:.1f} % on ATIS); "
-        "there are no seeds and one average-case attack. Ours, with 95 % intervals over seeds: {ours} ({origin}); "
-        "{falls_beyond_chance} of {changes} fall beyond chance, {falls_at_no_more_error} without more error. Learning "
-        "less weakens attacks, too, and needs no noise.",
+        "there are no seeds and one average-case attack. Of ours, with 95 % intervals over seeds, "
+        "{falls_beyond_chance} of {changes} fall beyond chance, {falls_at_competitive_error} of them at no more than "
+        "{competitive_percent:.0f} % more error, {falls_at_no_more_error} without more error beyond chance{fallen} "
+        "({origin}). Learning less weakens attacks, too, and needs no noise.",
     )
 
 

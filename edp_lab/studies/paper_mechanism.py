@@ -174,8 +174,9 @@ def p4_private_scales(norms: Mapping[str, float], neighbour: Mapping[str, float]
         },
         lambda m: Verdict.of(m["scales_that_move"] == 0, m["noise_on_scales"] > 0 and m["billed"]),
         "Exchange one utterance of the first batch, and {scales_that_move} of {layers} scales change, by up to "
-        "{largest_move_percent:.2g} %. They are used without noise, so they tell the two training sets apart, and no "
-        "epsilon bounds that.",
+        "{largest_move_percent:.2g} %. They are used without noise, and nothing is billed for them: whoever sees them "
+        "tells the two training sets apart, and for whoever does not, only the clip bounds what they do to all devices "
+        "at once.",
     )
 
 

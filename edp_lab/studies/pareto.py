@@ -107,8 +107,8 @@ class Point:
         epsilon: that holds at `delta` for one utterance, were the seeds secret, by privacy loss distributions under
             Poisson sampling, else by Gaussian DP; None without privacy.
         epsilon_of_tuning: of this point's trials and all its seeds' runs, were all published and each noised by a
-            secret key of its own, by Renyi DP or Gaussian DP; of training utterances, not of those on which the
-            trials were compared.
+            secret key of its own, by the same accountants; of training utterances, not of those on which the trials
+            were compared.
         ser, intent_accuracy, slot_f1: on the test splits, in percent.
         seconds, time_ratio: of training on one thread by its median step, what reading the training set with the
             encoder takes included; as a multiple of SGD's at its size.
@@ -321,7 +321,7 @@ def _point(
     mechanism, tuning = config.mechanism(first["examples"]), None
     if mechanism is not None:
         every = trials + len(results) - 1  # the first seed's run is one of the trials
-        tuning = composed(mechanism.schedule(mechanism.bill(config.epochs)), every, first["delta"])
+        tuning = composed(mechanism.schedule(mechanism.bill(config.epochs)), every, first["delta"], tight=True)
     return Point(
         model=config.model,
         corpus=Path(config.corpus).name,

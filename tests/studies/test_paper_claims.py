@@ -26,7 +26,7 @@ from edp_lab.studies import paper_runs as runs
 from edp_lab.studies.claims import read_ledger
 from edp_lab.studies.evidence import Evidence, Verdict
 from edp_lab.studies.paper_runs import Change, Outcome
-from edp_lab.studies.paper_tables import TABLE_2
+from edp_lab.studies.paper_tables import TABLE_1, TABLE_2
 from edp_lab.training.gradients import StackedGradients
 from edp_lab.training.step import Layout, release
 
@@ -105,14 +105,15 @@ SMALL_FOR_THE_SMALLEST = {"smallest": 0.5}
 ALL_BIND = {"guarantees_that_bind": 36}
 ONE_BINDS = {"guarantees_that_bind": 1}
 LESS_ERROR_AND_NO_LARGER_EPSILON = {"error_at_equal_epsilon": -20.0, "rows_with_no_larger_epsilon": 4}
-NO_ROW_WITH_A_BETTER_DECAY = {"rows_with_a_better_decay": 0}
+DECAY_COSTS_NOTHING = {"error_at_equal_epsilon": 3.0, "half_width": 4.0}
+DECAYS_THAT_DOMINATE = {"cells_anew": 6, "cells_anew_that_dominate": 5}
 EVERY_CHANGE_BEYOND_CHANCE = {
     "printed_that_rise": 0,
     "within_sampling_error": 0,
-    "falls_at_no_more_error": 2,
+    "falls_at_competitive_error": 2,
     "changes": 2,
 }
-NO_CHANGE_BEYOND_CHANCE = {"falls_at_no_more_error": 0, "within_sampling_error": 18}
+ONLY_AT_MUCH_MORE_ERROR = {"falls_at_competitive_error": 0}
 A_FEW_PERCENT_APART = {"error": 2.0, "error_half_width": 3.0, "attack": 0.5, "attack_half_width": 1.0}
 CANNOT_TELL = {"error": 20.0, "error_half_width": 30.0, "attack": 0.5, "attack_half_width": 1.0}
 TRIALS_BILLED = {"billed": True}
@@ -162,8 +163,15 @@ LEDGER: dict[str, tuple[Verdict, list[tuple[dict[str, Any], Verdict]]]] = {
     "P9": (FAILS, [(NOBODY_BEFORE, HOLDS)]),
     "P10": (FAILS, [(DELTA_WELL_BELOW_1_OVER_N, HOLDS), (SMALL_FOR_THE_SMALLEST, CONDITIONAL)]),
     "P11": (FAILS, [(ALL_BIND, HOLDS), (ONE_BINDS, CONDITIONAL)]),
-    "P12": (CONDITIONAL, [(LESS_ERROR_AND_NO_LARGER_EPSILON, HOLDS), (NO_ROW_WITH_A_BETTER_DECAY, FAILS)]),
-    "P13": (CONDITIONAL, [(EVERY_CHANGE_BEYOND_CHANCE, HOLDS), (NO_CHANGE_BEYOND_CHANCE, FAILS)]),
+    "P12": (
+        FAILS,
+        [
+            (LESS_ERROR_AND_NO_LARGER_EPSILON, HOLDS),
+            (DECAY_COSTS_NOTHING, CONDITIONAL),
+            (DECAYS_THAT_DOMINATE, CONDITIONAL),
+        ],
+    ),
+    "P13": (CONDITIONAL, [(EVERY_CHANGE_BEYOND_CHANCE, HOLDS), (ONLY_AT_MUCH_MORE_ERROR, FAILS)]),
     "P14": (UNTESTABLE, [(A_FEW_PERCENT_APART, HOLDS), (CANNOT_TELL, CONDITIONAL)]),
     "P15": (FAILS, [(TRIALS_BILLED, HOLDS), (NEARLY_FREE_TRIALS, CONDITIONAL)]),
     "P16": (FAILS, [(GRADIENTS_OUTWEIGH_NOISE, HOLDS), (IN_ONE_SCHEME_ONLY, CONDITIONAL)]),
@@ -433,21 +441,42 @@ def test_table_1_made_anew_takes_the_place_of_small_runs(tmp_path):
     assert (anew[0].ser.mean, anew[0].ser.half_width, anew[0].auc.half_width) == (-4.0, 2.0, 3.0)
     assert str(anew[0].ser) == "CLC on atis, no decay -4.0 % (+-2.0)"
     evidence = measured.p13_membership([cell.auc for cell in anew], [cell.ser for cell in anew], measured.ANEW)
-    assert evidence.measured["falls_beyond_chance"] == 0
-    assert "CLC on atis" in evidence.said
+    assert (evidence.measured["falls_beyond_chance"], evidence.verdict) == (0, FAILS)
     assert measured.ANEW in evidence.said
     grid = [*outcomes(0.1, auc=0.7, log10=5), *outcomes(0.2, auc=0.5, log10=3)]
     assert "made anew" not in measured.p18_loose_correlation(grid, anew).said  # one epsilon correlates with nothing
     several = [replace(c, log10_epsilon=5.0 + k, auc=replace(c.auc, mean=-k)) for k, c in enumerate(anew)]
     assert "made anew, over 3 cells" in measured.p18_loose_correlation(grid, several).said
-    assert "1 of 2 decays lower it on atis" in measured.p12_decay(WORSE, BETTER, anew).said
+    by_decay = measured.p12_decay(WORSE, BETTER, anew)
+    assert "1 of 2 decays are no worse in error and attack, on atis" in by_decay.said
+    stronger = replace(anew[1], auc=replace(anew[1].auc, mean=3.0))  # at less error than without decay
+    assert "0 of 2 decays" in measured.p12_decay(WORSE, BETTER, [anew[0], stronger, anew[2]]).said
     assert "3 of 3 do beyond chance" in measured.p20_regularizer(WORSE, BETTER, WORSE, anew).said
 
 
-@pytest.mark.parametrize(("error", "falls"), [((-9.0, 2.0), 1), ((1.0, 2.0), 1), ((88.0, 20.0), 0)])
-def test_a_weaker_attack_on_a_model_that_learned_less_is_no_gain(error, falls):
-    m = measured.p13_membership([Change("", -6.0, 2.0)], [Change("", *error)]).measured
-    assert (m["falls_beyond_chance"], m["falls_at_no_more_error"]) == (1, falls)
+@pytest.mark.parametrize(
+    ("error", "competitive", "no_more", "verdict"),
+    [
+        ((-9.0, 2.0), 1, 1, CONDITIONAL),
+        ((1.0, 2.0), 1, 1, CONDITIONAL),
+        ((9.0, 2.0), 1, 0, CONDITIONAL),
+        ((88.0, 20.0), 0, 0, FAILS),
+    ],
+)
+def test_a_weaker_attack_on_a_model_that_learned_less_is_no_gain(error, competitive, no_more, verdict):
+    evidence = measured.p13_membership([Change("CLC", -6.0, 2.0)], [Change("CLC", *error)])
+    names = ("falls_beyond_chance", "falls_at_competitive_error", "falls_at_no_more_error")
+    assert [evidence.measured[name] for name in names] == [1, competitive, no_more]
+    assert evidence.verdict == verdict
+    assert f"; CLC -6.0 % (+-2.0) at {error[0]:+.0f} % (+-{error[1]:.0f}) error" in evidence.said
+
+
+def test_what_is_printed_of_decay_counts_only_where_measurements_do_not_speak_against_it():
+    assert measured.p12_decay(WORSE, BETTER).verdict == FAILS
+    assert measured.p12_decay(BETTER, BETTER).verdict == CONDITIONAL
+    no_better = [replace(row, linear=row.none, exponential=row.none) for row in TABLE_1]
+    assert measured.p12_decay(BETTER, BETTER, table=no_better).verdict == FAILS
+    assert measured.p12_decay(BETTER, WORSE, table=no_better).verdict == CONDITIONAL
 
 
 def test_a_regularizer_is_judged_only_where_it_lowers_the_error_and_can_be_seen():

@@ -80,6 +80,7 @@ LEDGER = [
     ("T17", CONDITIONAL, A_FALL_BEYOND_CHANCE, FAILS),
     ("T18", FAILS, A_REAL_GAIN, CONDITIONAL),
     ("T18", FAILS, {**A_REAL_GAIN, "dpsgd_published_at_2": 0.91}, HOLDS),
+    ("T18", FAILS, {"dpsgd_published_at_2": 0.91}, UNTESTABLE),
     ("T19", UNTESTABLE, EVERYTHING_STATED, HOLDS),
     ("T19", UNTESTABLE, {"missing": ""}, FAILS),
     ("T20", CONDITIONAL, NOTHING_IN_PATE, HOLDS),
