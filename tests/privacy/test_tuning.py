@@ -36,6 +36,17 @@ def test_under_poisson_sampling_k_trials_cost_k_times_the_steps():
     assert composed(SAMPLED, 1, DELTA) == RenyiDP(SAMPLED).epsilon(DELTA)
 
 
+def test_privacy_loss_distributions_give_a_smaller_bound_that_is_no_smaller_than_the_truth():
+    theirs = dp.pld.PLDAccountant(value_discretization_interval=1e-4)
+    for noise, count in zip(SAMPLED.noise_multipliers, SAMPLED.counts, strict=True):
+        event = dp.PoissonSampledDpEvent(SAMPLED.sampling_rate, dp.GaussianDpEvent(float(noise)))
+        theirs.compose(event, 3 * int(count))
+    found = composed(SAMPLED, 3, DELTA, tight=True)
+    assert found == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-3)
+    assert found < composed(SAMPLED, 3, DELTA)
+    assert composed(DISJOINT, 3, DELTA, tight=True) == composed(DISJOINT, 3, DELTA)
+
+
 @pytest.mark.parametrize("trials", [0, -1, 1.5, math.nan, math.inf, 10**30])
 def test_impossible_numbers_of_trials_are_refused(trials):
     with pytest.raises(UsageError, match="number of trials"):
