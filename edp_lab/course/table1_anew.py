@@ -54,6 +54,7 @@ def changes_figure(cells: Sequence[Cell]) -> go.Figure:
             own = [cell for cell in cells if cell["variant"] == variant]
             changes = [cell[name]["mean"] for cell in own]
             half = [0 if cell[name]["high"] is None else cell[name]["high"] - cell[name]["mean"] for cell in own]
+            half = [width if low <= x <= high else 0 for x, width in zip(changes, half, strict=True)]
             trace = _ours(own, changes, variant, lines).update(error_x={"array": half}, showlegend=column == 1)
             figure.add_trace(trace, 1, column)
             for cell, change in zip(own, changes, strict=True):
@@ -109,12 +110,14 @@ def _beyond_chance(cells: Sequence[Cell], change: str) -> int:
 
 
 def _range(cells: Sequence[Cell], change: str) -> tuple[float, float]:
-    """What shows eDP-SGD's changes, theirs and ours with their intervals; the control may lie beyond."""
+    """What shows eDP-SGD's changes, theirs and ours, and the control where it lies near; intervals may end beyond."""
     private = [cell for cell in cells if cell["decay"]]
     theirs = [cell["paper"].get(change) for cell in private]
-    ours = [end for cell in private for end in cell[change].values()]
-    ends = [0.0, *(end for end in (*ours, *theirs) if end is not None)]
-    margin = 0.06 * (max(ends) - min(ends)) + 1
+    ends = [0.0, *(cell[change]["mean"] for cell in private), *(one for one in theirs if one is not None)]
+    width = max(ends) - min(ends)
+    control = [cell[change]["mean"] for cell in cells if cell["variant"] == HALF]
+    ends += [one for one in control if min(ends) - width / 2 < one < max(ends) + width / 2]
+    margin = 0.12 * width + 1
     return min(ends) - margin, max(ends) + margin
 
 
