@@ -201,12 +201,16 @@ def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget, tig
 
 def _print(report: dict[str, Any], mechanism: Mechanism, tight: bool) -> None:
     from edp_lab.privacy import Adjacency
+    from edp_lab.studies.results import upward
 
     decays = mechanism.decay != "none"
     claimed, holds = report["claimed"], report["holds"]
 
     def number(value: float | None) -> str:
         return "none" if value is None else f"{value:.6g}"
+
+    def bound(epsilon: float | None) -> str:
+        return "none" if epsilon is None else upward(epsilon, 6)
 
     sound = "DP-SGD" if mechanism.micro_batch_size == 1 else "sound eDP-SGD"
     name = "Algorithm 1 as printed" if mechanism.variant == "as-printed" else sound
@@ -217,14 +221,14 @@ def _print(report: dict[str, Any], mechanism: Mechanism, tight: bool) -> None:
     neighbours = Adjacency(holds["adjacency"]).name.lower().replace("_", "-")
     print(f"  the paper's accounting   epsilon {number(claimed['epsilon'])}")
     print(f"      {claimed['method']}; {claimed['reason']}")
-    print(f"  what holds               epsilon {number(holds['epsilon'])}")
+    print(f"  what holds               epsilon {bound(holds['epsilon'])}")
     print(f"      {holds['method']}; neighbours: {neighbours}; batches: {holds['sampling']}")
     if holds["status"] != "holds":
         print(f"      {holds['reason']}")
         if holds["epsilon_if_seed_secret"] is not None:
-            print(f"      with a secret seed (edp-lab train --private-seed): {number(holds['epsilon_if_seed_secret'])}")
+            print(f"      with a secret seed (edp-lab train --private-seed): {bound(holds['epsilon_if_seed_secret'])}")
         elif holds["epsilon_if_alpha_public"] is not None:
-            print(f"      had alpha come from public text: epsilon {number(holds['epsilon_if_alpha_public'])}")
+            print(f"      had alpha come from public text: epsilon {bound(holds['epsilon_if_alpha_public'])}")
     elif claimed["epsilon"] is not None and claimed["epsilon"] > holds["epsilon"]:
         print("      the paper's number is an upper bound here: looser, not wrong")
     first, last = report["noise_multiplier"][:1], report["noise_multiplier"][-1:]

@@ -200,7 +200,7 @@ def panels(
     """Milliseconds from slider to new figure for every cheap panel of the course, 95th percentiles.
 
     In the kernel, and in JupyterLab and Chromium until the figure is painted. With --json: a list of
-    {notebook, panel, kernel_ms_p95, browser_ms_p95, moves, browser_moves}.
+    {notebook, panel, kernel_ms_p95, browser_ms_p95, moves, browser_moves, date, command, machine, versions}.
     """
     from rich.console import Console
 
@@ -218,7 +218,7 @@ def panels(
                 painted = "" if row.browser_ms_p95 is None else f"{row.browser_ms_p95:6.0f} ms"
                 print(f"{row.notebook:<26} {row.kernel_ms_p95:6.1f} ms {painted:>9}  {row.panel}", flush=True)
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps([{**row, **_surroundings()} for row in rows], indent=2))
 
 
 @bench_app.command()
