@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import time
+import weakref
 from contextlib import suppress
 from queue import Empty
+from tempfile import mkdtemp
 from typing import Any
 
 import zmq
 from jupyter_client.asynchronous import AsyncKernelClient
 from jupyter_client.channels import AsyncZMQSocketChannel
 from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.localinterfaces import localhost
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_core.utils import run_sync
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
@@ -116,6 +120,19 @@ class KernelManager(AsyncKernelManager):
     @default("kernel_spec_manager")
     def _no_installed_kernels(self) -> KernelSpecManager:
         return KernelSpecManager(kernel_dirs=[])
+
+    @default("transport")
+    def _files_instead_of_ports(self) -> str:
+        # ports are chosen before the kernel binds them: two that start in the same moment can be given the same
+        return "ipc" if os.name == "posix" else "tcp"
+
+    @default("ip")
+    def _sockets(self) -> str:
+        if self.transport == "tcp":
+            return localhost()
+        folder = mkdtemp(prefix="edp-lab-")  # readable by its owner only; a socket's path has 104 characters at most
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return os.path.join(folder, "kernel")
 
     @default("transport_encryption")
     def _encrypt_where_possible(self) -> str:

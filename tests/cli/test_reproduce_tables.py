@@ -89,7 +89,7 @@ def test_a_control_far_off_is_named_at_the_edge_and_leaves_room_for_the_others(c
     cells[1]["ser_change"]["mean"] = -90.0
     assert "◂ -90" in [note.text for note in changes_figure(cells).layout.annotations]
     low, high = figure.layout.xaxis.range
-    private = [cell["ser_change"]["high"] for cell in cells[2:]]
+    private = [cell["ser_change"]["mean"] for cell in cells[2:]]
     assert low < 0 < max(private) < high < 100
 
 
