@@ -8,7 +8,7 @@ from html import escape
 from edp_lab.attacks.mechanism_audit import Verdict
 from edp_lab.attacks.one_run import OneRunAudit
 from edp_lab.course.audits import CONFIDENCE, Guesses, StepAudit
-from edp_lab.course.coins_words import digits
+from edp_lab.course.coins_words import at_most, digits
 from edp_lab.course.membership_words import columns, paragraphs
 from edp_lab.privacy import Variant
 from edp_lab.training import TrainConfig
@@ -38,7 +38,7 @@ def step_in_words(result: StepAudit) -> str:
     return paragraphs(
         f"<b>{name}</b>, N = {mechanism.num_devices}: noise over sensitivity is "
         f"<b>{digits(mechanism.noise_multiplier(0))}</b>. Claimed: ε = <b>{digits(result.claimed)}</b> ({source}). "
-        f"True: ε = <b>{digits(result.holds)}</b> (Gaussian DP, exact{alpha}). One step, δ = {result.delta:.2g}, one "
+        f"True: ε = <b>{at_most(result.holds)}</b> (Gaussian DP, exact{alpha}). One step, δ = {result.delta:.2g}, one "
         "utterance zeroed out, disjoint batches; it would hold for secret noise, and this seed is published.",
         f"Of {result.draws:,} draws a side, the canary was {errors}, at {SURE} for both together. So <b>ε is at least "
         f"{digits(result.bounds.gaussian)}</b> if one knows that the noise is Gaussian, and at least "
@@ -77,7 +77,7 @@ def runs_in_words(audits: Mapping[int, OneRunAudit]) -> str:
     assert last.epsilon_holds is not None
     source = claim_source(last.mechanism.variant)
     holds = "as it should: a true claim is refuted in 5 % of audits at most" if not refuted else "although it is true"
-    said = holds if last.epsilon_claimed >= last.epsilon_holds else f"and what is true is {digits(last.epsilon_holds)}"
+    said = holds if last.epsilon_claimed >= last.epsilon_holds else f"and what is true is {at_most(last.epsilon_holds)}"
     audited = "1 audit refutes" if refuted == 1 else f"{refuted} audits refute"
     return paragraphs(
         f"Claimed ε = {digits(last.epsilon_claimed)} ({source}, δ = {last.delta:.2g}, zero-out, disjoint batches). Of "

@@ -20,6 +20,7 @@ from edp_lab.course.coins import (
 )
 from edp_lab.privacy.basic import classic_gaussian_sigma
 from edp_lab.studies.evidence import Evidence
+from edp_lab.studies.results import upward
 from edp_lab.studies.thesis_foundations import LinkageTable
 
 # ---- Beside the sliders --------------------------------------------------------------------------------------------
@@ -75,8 +76,8 @@ def gaussian_in_words(result: GaussianCount) -> str:
     laplace = math.sqrt(2) * result.mu
     return _paragraphs(
         f"Noise of σ = {digits(result.sigma)} on a count that one person moves by {digits(result.sensitivity)}: "
-        f"<b>ε = {digits(epsilon)} holds with δ = {digits(delta)}</b> and no smaller (Gaussian DP, exact; one release, "
-        f"add or remove one person).{classic}",
+        f"<b>ε = {digits(epsilon)} holds with δ = {at_most(delta)}</b> and no smaller (Gaussian DP, exact; one "
+        f"release, add or remove one person).{classic}",
         f"The loss exceeds ε with probability {digits(result.tail)}. That is a valid δ, "
         f"{_times(result.tail, delta)} too large: an outcome just beyond ε counts only for what exceeds it.",
         f"Laplace noise of the same standard deviation is pure: ε = {digits(laplace)} at δ = 0 for one count.",
@@ -85,7 +86,7 @@ def gaussian_in_words(result: GaussianCount) -> str:
 
 def composed_in_words(result: Composed) -> str:
     """The read-out beside the sliders, as HTML."""
-    epsilon, last = result.epsilon, {name: digits(float(total[-1])) for name, total in result.total.items()}
+    epsilon, last = result.epsilon, {name: at_most(float(total[-1])) for name, total in result.total.items()}
     first = result.advanced_pays_from
     pays = f"pays from {_count(first, 'release')} on" if first else "never pays at this ε"
     k, allowed = int(result.releases[-1]), result.allowed
@@ -143,6 +144,14 @@ def digits(value: float) -> str:
         return f"{value:,.0f}"
     mantissa, _, exponent = f"{value:.3g}".partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+
+
+def at_most(value: float) -> str:
+    """An epsilon that holds, or noise that suffices: written as `digits`, but rounded up, or it would not."""
+    if not math.isfinite(value):
+        return digits(value)
+    value *= 1 - 1e-12  # the error of the arithmetic: a thousand times 0.1 is 100
+    return f"{math.ceil(value):,}" if 1000 <= value < 1e6 else digits(float(upward(value)))
 
 
 def releases(count: int) -> str:

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from edp_lab.course.coins_words import at_most
 from edp_lab.course.coins_words import digits as d
 from edp_lab.course.cost import Account, Loss, RunBill, Sampled
 from edp_lab.course.cost_table1 import Behind
@@ -178,7 +179,7 @@ def update_tradeoff(figure: go.Figure, result: Loss) -> None:
 
 
 def _releases(result: Loss) -> str:
-    return f"{result.releases} epochs: μ = {d(result.mu)}; ε = {d(result.epsilon)} at δ = {d(result.delta)}"
+    return f"{result.releases} epochs: μ = {d(result.mu)}; ε = {at_most(result.epsilon)} at δ = {d(result.delta)}"
 
 
 # ---- Sampling ------------------------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ def update_accounts(figure: go.Figure, accounts: Sequence[Account], result: Samp
     with figure.batch_update():
         marks = figure.data[0]
         marks.x, marks.y = _positive(a.epsilon for a in accounts), [a.name.replace(", ", ",<br>") for a in accounts]
-        marks.text = [f"{d(a.epsilon)} in {d(1000 * a.seconds)} ms" for a in accounts]
+        marks.text = [f"{at_most(a.epsilon)} in {d(1000 * a.seconds)} ms" for a in accounts]
         low, high = _decades(a.epsilon for a in accounts)
         figure.layout.xaxis.range = [low - 0.2, high + 0.4]
         figure.layout.xaxis.dtick = math.ceil((high - low) / 6)

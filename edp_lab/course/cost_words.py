@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from edp_lab.course.coins_words import digits, python
+from edp_lab.course.coins_words import at_most, digits, python
 from edp_lab.course.cost import Account, Loss, RunBill, Sampled, privacy_loss
 from edp_lab.course.cost_table1 import Behind
 from edp_lab.privacy import Decay, Guarantee, Mechanism, NoGuarantee, Variant, true_epsilon
@@ -47,13 +47,13 @@ def _holds_in_words(guarantee: Guarantee, people: str, exact: float) -> str:
     """The epsilon that holds, or why there is none."""
     account = f"for {people} (Gaussian DP, exact; zero-out neighbours, disjoint batches)"
     if guarantee.epsilon is not None:
-        return f"What holds: <b>ε = {digits(guarantee.epsilon)}</b> {account}, while the noise's seed is secret."
+        return f"What holds: <b>ε = {at_most(guarantee.epsilon)}</b> {account}, while the noise's seed is secret."
     if guarantee.epsilon_if_alpha_public is not None:
         return (
             "What holds: <b>no guarantee</b>, because α is read off private gradients. With a public α it would be "
-            f"<b>ε = {digits(guarantee.epsilon_if_alpha_public)}</b> {account}."
+            f"<b>ε = {at_most(guarantee.epsilon_if_alpha_public)}</b> {account}."
         )
-    paper = "" if math.isnan(exact) else f" (On paper, with a public α: ε = {digits(exact)} {account}.)"
+    paper = "" if math.isnan(exact) else f" (On paper, with a public α: ε = {at_most(exact)} {account}.)"
     return f"What holds: <b>no guarantee</b>, because {guarantee.reason}.{paper}"
 
 
@@ -62,7 +62,7 @@ def _loose(result: RunBill) -> str:
         return ""
     more = 100 * (result.zcdp[-1] / result.exact[-1] - 1) if result.exact[-1] else math.inf
     return (
-        f"zCDP with the true noise says {digits(result.zcdp[-1])}: a bound that holds too, "
+        f"zCDP with the true noise says {at_most(result.zcdp[-1])}: a bound that holds too, "
         f"{digits(more) if math.isfinite(more) else 'endlessly many'} % above the exact one."
     )
 
@@ -84,7 +84,7 @@ def _target(result: RunBill) -> str:
         return f"No z0 up to a billion meets ε = {digits(result.target)}."
     epochs = _count(result.epochs_allowed, "epoch") if result.epochs_allowed else "not even one epoch"
     return (
-        f"<b>To meet ε = {digits(result.target)}</b>{meant}: z0 = <b>{digits(result.z0_needed)}</b> for as many "
+        f"<b>To meet ε = {digits(result.target)}</b>{meant}: z0 = <b>{at_most(result.z0_needed)}</b> for as many "
         f"epochs; at this z0, {epochs}."
     )
 
@@ -96,8 +96,8 @@ def loss_in_words(result: Loss) -> str:
         f"{_count(result.releases, 'epoch')} of μ = {digits(result.mu_each)} each are together <b>μ = "
         f"{digits(result.mu)}</b>: √{result.releases} times, not {result.releases} times as much. The privacy loss is "
         f"normal: mean ±μ²/2 = ±{digits(result.mu**2 / 2)}, standard deviation μ.",
-        f"<b>ε = {digits(result.epsilon)}</b> at δ = {digits(result.delta)} (Gaussian DP, exact; one utterance, "
-        f"zero-out, disjoint batches); zCDP says {digits(result.zcdp)}.",
+        f"<b>ε = {at_most(result.epsilon)}</b> at δ = {digits(result.delta)} (Gaussian DP, exact; one utterance, "
+        f"zero-out, disjoint batches); zCDP says {at_most(result.zcdp)}.",
         f"No attack has more than AUC {result.best_auc:.3f}, or finds more than <b>{_percent(result.best_found)}</b> "
         f"of the members with 1 % false alarms. On {result.draws:,} simulated runs with the utterance and as many "
         f"without, the best attack reached AUC {result.attack_auc:.3f} and found {_percent(result.found.value)} (95 % "
@@ -133,8 +133,8 @@ def accounts_in_words(accounts: Sequence[Account]) -> str:
     bound, tight = accounts[-2], accounts[-1]
     less = f"{_percent(1 - tight.epsilon / bound.epsilon)} less" if bound.epsilon else "the same"
     return _paragraphs(
-        f"Poisson sampling costs ε = {digits(bound.epsilon)} by Rényi DP ({_duration(bound.seconds)}) and "
-        f"<b>{digits(tight.epsilon)}</b> by privacy loss distributions ({_duration(tight.seconds)}): {less}, for the "
+        f"Poisson sampling costs ε = {at_most(bound.epsilon)} by Rényi DP ({_duration(bound.seconds)}) and "
+        f"<b>{at_most(tight.epsilon)}</b> by privacy loss distributions ({_duration(tight.seconds)}): {less}, for the "
         "same noise. Both are upper bounds (zero-out, or add or remove one utterance); quote the smaller."
     )
 
@@ -182,7 +182,7 @@ def devices_table(mechanisms: Sequence[Mechanism], epochs: int, delta: float) ->
     ]
     for mechanism in mechanisms:
         try:
-            holds = digits(true_epsilon(mechanism, epochs, delta))
+            holds = at_most(true_epsilon(mechanism, epochs, delta))
         except NoGuarantee:
             holds = "none"
         numbers = mechanism.noise_std(0), mechanism.sensitivity(), mechanism.noise_multiplier(0)
@@ -193,7 +193,7 @@ def devices_table(mechanisms: Sequence[Mechanism], epochs: int, delta: float) ->
 def accounts_table(accounts: Sequence[Account], notes: Mapping[str, str]) -> str:
     """What each account says, how long it took, and a note."""
     rows = [("account", "ε", "time", "")]
-    rows += [(a.name, digits(a.epsilon), _duration(a.seconds), notes.get(a.name, "")) for a in accounts]
+    rows += [(a.name, at_most(a.epsilon), _duration(a.seconds), notes.get(a.name, "")) for a in accounts]
     return _table(rows)
 
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from edp_lab.course.coins_words import digits
+from edp_lab.course.coins_words import at_most, digits
 from edp_lab.course.devices import (
     LITTLE,
     DeviceNoise,
@@ -69,9 +69,9 @@ def _bill(guarantee: Guarantee, claimed: float, epochs: int) -> str:
     )
     account = f"(Gaussian DP, exact; {COVERED})"
     if guarantee.epsilon is not None:
-        return f"{said}What holds, with a secret seed: <b>ε = {digits(guarantee.epsilon)}</b> {account}."
+        return f"{said}What holds, with a secret seed: <b>ε = {at_most(guarantee.epsilon)}</b> {account}."
     if guarantee.epsilon_if_alpha_public is not None:
-        public = digits(guarantee.epsilon_if_alpha_public)
+        public = at_most(guarantee.epsilon_if_alpha_public)
         return f"{said}What holds: <b>no guarantee</b>, as α is private; with a public α <b>ε = {public}</b> {account}."
     return f"What holds: <b>no guarantee</b>, because {guarantee.reason}."
 

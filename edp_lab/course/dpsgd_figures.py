@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from edp_lab.course import dpsgd_training
+from edp_lab.course.coins_words import at_most
 from edp_lab.course.coins_words import digits as d
 from edp_lab.course.dpsgd import CLIPS, DELTA, Array, Cloud, Denominators, PerExample
 from edp_lab.course.dpsgd_training import SAMPLINGS, STEPS, Training
@@ -130,7 +131,7 @@ def _cloud_caption(result: Cloud) -> str:
     elif held.epsilon is None:
         cost = "no guarantee: no noise"
     else:
-        cost = f"ε = {d(held.epsilon)} at δ = {DELTA:g} (Gaussian DP, one release)"
+        cost = f"ε = {at_most(held.epsilon)} at δ = {DELTA:g} (Gaussian DP, one release)"
     return f"{cost},<br>zero-out; C = {d(result.clip_norm)}, {result.rule}, B = {result.examples}, seed {result.seed}"
 
 
@@ -228,7 +229,7 @@ def _training_caption(result: Training) -> str:
         return f"{told};<br>no guarantee: {held.reason.partition(':')[0]}"
     sampled, neighbours = ("Poisson", "add/remove") if recipe.sampling == "poisson" else ("shuffled", "zero-out")
     accountant = held.method.replace("Renyi", "Rényi").partition(",")[0]
-    return f"{told};<br>ε = {d(held.epsilon)} at δ = {DELTA:g} ({accountant}, {sampled}, {neighbours})"
+    return f"{told};<br>ε = {at_most(held.epsilon)} at δ = {DELTA:g} ({accountant}, {sampled}, {neighbours})"
 
 
 # ---- What Adam divides by ------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from html import escape
 
 import numpy as np
 
+from edp_lab.course.coins_words import at_most
 from edp_lab.course.coins_words import digits as d
 from edp_lab.course.dpsgd import DELTA, LOOP, Cloud, Denominators, PerExample
 from edp_lab.course.dpsgd_figures import NAMES
@@ -79,9 +80,9 @@ def training_in_words(result: Training) -> str:
     beside = ""
     if other is not None and result.guarantee.epsilon is not None:
         beside = (
-            f" Shuffled batches would have ε = {d(other)}."
+            f" Shuffled batches would have ε = {at_most(other)}."
             if poisson
-            else f" Billed as if they were Poisson samples they would seem to cost ε = {d(other)}: not theirs."
+            else f" Billed as if they were Poisson samples they would seem to cost ε = {at_most(other)}: not theirs."
         )
     return _paragraphs(learnt, f"{taking}.{beside}") + f"{STEPS} steps: {_cost(result.guarantee, kind)}"
 
@@ -122,7 +123,8 @@ def _cost(held: Guarantee, kind: str) -> str:
     if held.epsilon is None:
         return f"<b>no guarantee</b>: {held.reason}."
     text = (
-        f"<b>ε = {d(held.epsilon)}</b> at δ = {DELTA:g} ({kind}) if the noise were secret; its seed is published here."
+        f"<b>ε = {at_most(held.epsilon)}</b> at δ = {DELTA:g} ({kind}) if the noise were secret; its seed is published "
+        "here."
     )
     return f"{text}<details><summary>what this ε covers</summary>{escape(held.scope)}</details>"
 

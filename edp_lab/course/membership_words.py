@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edp_lab.attacks.guards import Guards
 from edp_lab.attacks.membership import Attacked
 from edp_lab.attacks.statistics import AttackResult, Rate
-from edp_lab.course.coins_words import digits
+from edp_lab.course.coins_words import at_most, digits
 from edp_lab.course.membership import Remembered, Shown
 from edp_lab.course.membership_measured import CANARIES, Defended
 from edp_lab.course.start import command as train_command
@@ -99,7 +100,7 @@ def _promised(result: Remembered) -> str:
     excludes = "excludes nothing" if limit > 0.995 else f"lets {digits(100 * limit)} % be extracted at most"
     copies = "one copy" if row.repetitions == 1 else f"all {row.repetitions} copies together"
     return (
-        f"For {copies} <b>ε = {digits(row.epsilon)}</b> would hold (Gaussian DP, δ = {row.delta:.2g}, zero-out, "
+        f"For {copies} <b>ε = {at_most(row.epsilon)}</b> would hold (Gaussian DP, δ = {row.delta:.2g}, zero-out, "
         f"disjoint batches; void, as the seed is published). It {excludes}.{claimed}"
     )
 
@@ -119,7 +120,7 @@ def defended_in_words(run: Defended, plain: Defended | None) -> str:
         public = "; void, as α is private and the seed published" if run.config.as_printed else "; void: seed published"
         promise = (
             f"Claimed: ε = {digits(run.epsilon_claimed or float('inf'))} (zCDP). True, were α public and the seed "
-            f"secret: ε = <b>{digits(run.epsilon)}</b> (Gaussian DP, δ = {run.delta:.2g}, one utterance replaced, "
+            f"secret: ε = <b>{at_most(run.epsilon)}</b> (Gaussian DP, δ = {run.delta:.2g}, one utterance replaced, "
             f"disjoint batches{public}). Such an ε bounds no attack."
         )
     return paragraphs(
@@ -225,8 +226,8 @@ def roc_caption(result: Shown) -> str:
 def _epsilons(result: Shown) -> tuple[str, str]:
     """Claimed and true, as people write them."""
     both = (result.guarantee.epsilon_claimed, result.guarantee.epsilon)
-    claimed, true = (digits(float("inf") if epsilon is None else epsilon) for epsilon in both)
-    return claimed, true
+    claimed, true = (math.inf if epsilon is None else epsilon for epsilon in both)
+    return digits(claimed), at_most(true)
 
 
 def canary_caption(result: Remembered) -> str:
@@ -239,7 +240,7 @@ def canary_caption(result: Remembered) -> str:
         return f"{told};<br>never inserted: nothing to protect"
     if row.epsilon is None:
         return f"{told};<br>no guarantee{claimed}"
-    return f"{told};<br>all copies: ε = {digits(row.epsilon)} (Gaussian DP, δ = {row.delta:.1g}), void"
+    return f"{told};<br>all copies: ε = {at_most(row.epsilon)} (Gaussian DP, δ = {row.delta:.1g}), void"
 
 
 def paragraphs(*texts: str) -> str:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from edp_lab.corpora import load_corpus, split
+from edp_lab.course.coins_words import at_most
 from edp_lab.errors import UsageError
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant, judge
@@ -271,7 +272,7 @@ def caption(config: TrainConfig, epochs: Sequence[Mapping[str, Any]], delta: flo
     holds = (
         "no guarantee"
         if epochs[-1]["epsilon"] is None
-        else f"ε = {short(epochs[-1]['epsilon'])} if the seed were secret"
+        else f"ε = {at_most(epochs[-1]['epsilon'])} if the seed were secret"
     )
     claimed = short(epochs[-1]["epsilon_claimed"])
     return f"{told};<br>after {_count(len(epochs), 'epoch')} ε = {claimed} claimed (zCDP), {holds}, δ = {delta:.2g}"
@@ -279,7 +280,8 @@ def caption(config: TrainConfig, epochs: Sequence[Mapping[str, Any]], delta: flo
 
 def privacy_in_words(guarantee: Guarantee, epochs: int) -> str:
     """Claimed and true epsilon of `epochs` epochs, with all that qualifies them one click away."""
-    claimed, public = short(guarantee.epsilon_claimed), short(guarantee.epsilon_if_alpha_public)
+    public = "" if guarantee.epsilon_if_alpha_public is None else at_most(guarantee.epsilon_if_alpha_public)
+    claimed = short(guarantee.epsilon_claimed)
     after = f"After {_count(epochs, 'epoch')} (δ = {guarantee.delta:.2g}) the paper's accounting (zCDP) says"
     account = guarantee.method.partition(",")[0].replace("-", " ")
     if guarantee.epsilon is not None:

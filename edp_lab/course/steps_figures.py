@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from edp_lab.course import theme
+from edp_lab.course.coins_words import at_most
 from edp_lab.course.coins_words import digits as d
 from edp_lab.course.dpsgd_figures import HERE, LEGEND, LOG, decades, points, positive
 from edp_lab.course.steps import CLAIMED, MANY, PRINTED, SOUND, Array, Decayed, GradientHistory, Promise, Stages
@@ -162,7 +163,7 @@ def _held(held: Guarantee, what: str) -> str:
     if held.epsilon_if_alpha_public is None:
         return f"no guarantee: {held.reason.partition(':')[0]}"
     after = what if held.epsilon is not None else "no guarantee; were α public"
-    return f"{after}: ε = {d(held.epsilon_if_alpha_public)} at δ = {d(held.delta)} (Gaussian DP, zero-out)"
+    return f"{after}: ε = {at_most(held.epsilon_if_alpha_public)} at δ = {d(held.delta)} (Gaussian DP, zero-out)"
 
 
 def alpha_figure(history: GradientHistory) -> go.Figure:

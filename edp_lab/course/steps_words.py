@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from edp_lab.course.coins_words import at_most
 from edp_lab.course.coins_words import digits as d
 from edp_lab.course.start import privacy_in_words
 from edp_lab.course.steps import CLAIMED, DELTA, PRINTED, SENTENCES, SOUND, Decayed, Promise, Stages
@@ -60,8 +61,8 @@ def _one_epoch(held: Guarantee, printed: bool) -> str:
         f"the paper's accounting says ε = {_epsilon(held.epsilon_claimed)} (zCDP); what holds is " if printed else ""
     )
     text = (
-        f"One epoch at δ = {DELTA:g}: {claimed}<b>ε = {d(held.epsilon)}</b> (Gaussian DP, exact; zero-out, disjoint "
-        "batches), if α is public and the seed secret; here it is published."
+        f"One epoch at δ = {DELTA:g}: {claimed}<b>ε = {at_most(held.epsilon)}</b> (Gaussian DP, exact; zero-out, "
+        "disjoint batches), if α is public and the seed secret; here it is published."
     )
     return text + _scope(held)
 
@@ -144,7 +145,7 @@ def _account(z: float, devices: int, size: int, epochs: int, delta: float, optio
 
 
 def _epsilon(epsilon: float | None) -> str:
-    return "beyond 1e308" if epsilon is None else d(epsilon)
+    return at_most(math.inf if epsilon is None else epsilon)
 
 
 def _scope(held: Guarantee) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from edp_lab.course.coins_words import digits
+from edp_lab.course.coins_words import at_most, digits
 from edp_lab.course.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.tradeoff import Decayed, Explored, Ladder, Tuning
 from edp_lab.course.tradeoff_grid import Grid, Point
@@ -302,7 +302,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _short(epsilon: float | None) -> str:
-    return "none" if epsilon is None else digits(epsilon)
+    return "none" if epsilon is None else at_most(epsilon)
 
 
 def _decades(values: Iterable[float | None]) -> list[float]:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from html import escape
 
-from edp_lab.course.coins_words import digits
+from edp_lab.course.coins_words import at_most, digits
 from edp_lab.course.phases_words import html_table
 from edp_lab.course.start import command as train_command
 from edp_lab.course.tradeoff import Explored, Ladder, Tuning
@@ -39,7 +39,7 @@ def epsilon_in_words(point: Point) -> str:
     sampling = "Poisson sampling" if point.config.poisson else "disjoint batches"
     unit = "one utterance added or removed" if point.config.poisson else NEIGHBOURS[Adjacency.ZERO_OUT]
     qualified = f"{found.method}; {unit}; {sampling}; δ = {digits(found.delta)}"
-    value = f"<b>ε = {digits(point.epsilon)}</b>"
+    value = f"<b>ε = {at_most(point.epsilon)}</b>"
     if point.method == "printed":
         claim = (
             "" if found.epsilon_claimed is None else f" The paper's accounting says {digits(found.epsilon_claimed)}."
@@ -86,7 +86,7 @@ def _cheaper(result: Explored) -> str:
     if cheaper == point:
         return "No other measured run with at most this SER has a smaller ε."
     return (
-        f"Of all measured runs with at most this SER, {told(cheaper)} has the smallest ε: {digits(cheaper.epsilon)}, "
+        f"Of all measured runs with at most this SER, {told(cheaper)} has the smallest ε: {at_most(cheaper.epsilon)}, "
         f"{digits(point.epsilon / cheaper.epsilon)} times less (SER {cheaper.ser:.3f}). Finding it among "
         "many by its test score is tuning, and not free."
     )
@@ -137,7 +137,7 @@ def _work(point: Point) -> str:
 
 
 def _or_none(epsilon: float | None) -> str:
-    return "none" if epsilon is None else digits(epsilon)
+    return "none" if epsilon is None else at_most(epsilon)
 
 
 # ---- The ladder ----------------------------------------------------------------------------------------------------
@@ -201,12 +201,12 @@ def tuning_in_words(result: Tuning) -> str:
         "A single run needs no such thing."
         if random is None
         else f"If the number of trials is itself drawn at random (mean {trials}) and stays secret, and nothing but the "
-        f"winner is ever looked at: <b>ε = {digits(random)}</b> (Rényi DP, Papernot and Steinke 2022)."
+        f"winner is ever looked at: <b>ε = {at_most(random)}</b> (Rényi DP, Papernot and Steinke 2022)."
     )
     return _paragraphs(
-        f"One run of {_count(result.epochs, 'epoch')} with z0 = {result.z0:g}: ε = {digits(result.free)} (Gaussian DP; "
-        f"{about}). That is what is usually quoted for the best of {trials}.",
-        f"Whoever looks at the scores of {_count(trials, 'run')} pays for all: <b>ε = {digits(published)}</b> "
+        f"One run of {_count(result.epochs, 'epoch')} with z0 = {result.z0:g}: ε = {at_most(result.free)} (Gaussian "
+        f"DP; {about}). That is what is usually quoted for the best of {trials}.",
+        f"Whoever looks at the scores of {_count(trials, 'run')} pays for all: <b>ε = {at_most(published)}</b> "
         f"(Gaussian DP, exact: μ grows with the root of their number).",
         secret,
     )

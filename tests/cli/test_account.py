@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -322,3 +323,11 @@ def test_what_the_parser_refuses_ends_with_status_2_too(cli, option):
     assert (status, out) == (2, "")
     assert option.partition("=")[0] in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("z0", ["0.7", "1.3", "2.1", "3.3", "5.9"])
+def test_what_holds_is_printed_no_smaller_than_it_is(cli, account, z0):
+    options = ("--z0", z0, "--epochs", "7")
+    printed = float(re.search(r"what holds +epsilon (\S+)", cli(*options)[1])[1])
+    epsilon = account(*options)["holds"]["epsilon"]
+    assert epsilon <= printed <= epsilon * 1.00001

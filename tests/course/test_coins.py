@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from edp_lab.cli import app
 from edp_lab.course import coins, coins_figures, coins_panels, coins_words
 from edp_lab.course.coins import ADVANCED, GAUSSIAN, SUM, ZCDP, averaging, belief, composed, gaussian_count, poll
-from edp_lab.course.coins_words import digits
+from edp_lab.course.coins_words import at_most, digits
 from edp_lab.course.figure_panel import FigurePanel
 from edp_lab.course.live import move
 from edp_lab.course.runner import notebook_parameters
@@ -246,7 +246,7 @@ def test_words_say_what_every_epsilon_is() -> None:
     assert "50 answers cost <b>ε = 35</b> by the plain sum" in text
     assert "pays for <b>7 answers</b>" in text
     text = coins_words.gaussian_in_words(gaussian_count(LN3, math.sqrt(2), 1.0))
-    assert "<b>ε = 1.1 holds with δ = 0.0303</b> and no smaller (Gaussian DP, exact" in text
+    assert "<b>ε = 1.1 holds with δ = 0.0304</b> and no smaller (Gaussian DP, exact" in text
     assert "exceeds ε with probability 0.115" in text
     text = coins_words.composed_in_words(composed(0.1, 1000, 1e-5, 5.0))
     assert "ε = <b>100</b> by the plain sum (δ = 0)" in text
@@ -267,6 +267,14 @@ def test_words_at_the_ends_of_the_scales() -> None:
 def test_numbers_as_people_write_them() -> None:
     numbers = {0.02964: "0.0296", 16.44: "16.4", 1234.5: "1,234", 3e-8: "3e-8", 2.5e9: "2.5e9", 0.0: "0", 1.0: "1"}
     assert {value: digits(value) for value in numbers} == numbers
+
+
+@given(st.floats(1e-9, 1e12))
+def test_what_holds_is_never_written_smaller_than_it_is(epsilon: float) -> None:
+    written = at_most(epsilon)
+    assert epsilon * (1 - 1e-11) <= float(written.replace(",", "")) <= epsilon * 1.0101
+    assert at_most(math.inf) == digits(math.inf)
+    assert [at_most(1000 * 0.1), at_most(7.501), at_most(1234.1)] == ["100", "7.51", "1,235"]
 
 
 # ---- Panels --------------------------------------------------------------------------------------------------------

@@ -259,15 +259,15 @@ def test_bad_values_are_one_sentence(function: Any, good: dict[str, Any], change
 def test_words_say_what_every_epsilon_is() -> None:
     text = dpsgd_words.cloud_in_words(cloud(1.0, 2.0, 100, 0.1, "by norm", 0))
     assert "has deviation <b>0.02</b> on each coordinate" in text
-    assert "<b>ε = 1.99</b> at δ = 1e-05 (Gaussian DP, exact; zero-out: one gradient becomes 0)" in text
+    assert "<b>ε = 2</b> at δ = 1e-05 (Gaussian DP, exact; zero-out: one gradient becomes 0)" in text
     assert "its seed is published" in text
     text = dpsgd_words.training_in_words(trained())
     assert "q = B / 400 = 0.05" in text
-    assert "<b>ε = 0.706</b> at δ = 1e-05 (Rényi DP; add or remove one person)" in text
-    assert "Shuffled batches would have ε = 2.94" in text
+    assert "<b>ε = 0.707</b> at δ = 1e-05 (Rényi DP; add or remove one person)" in text
+    assert "Shuffled batches would have ε = 2.95" in text
     text = dpsgd_words.training_in_words(trained(sampling="shuffle"))
-    assert "<b>ε = 2.94</b> at δ = 1e-05 (Gaussian DP, exact; zero-out)" in text
-    assert "Billed as if they were Poisson samples they would seem to cost ε = 0.706: not theirs" in text
+    assert "<b>ε = 2.95</b> at δ = 1e-05 (Gaussian DP, exact; zero-out)" in text
+    assert "Billed as if they were Poisson samples they would seem to cost ε = 0.707: not theirs" in text
 
 
 def test_words_promise_nothing_where_nothing_holds() -> None:
