@@ -28,6 +28,6 @@ def rows(path: Path, command: str) -> list[dict[str, Any]]:
     return found
 
 
-def upward(epsilon: float, digits: int = 3) -> str:
-    """In so many significant digits, rounded up: a bound that is shown must still be one."""
-    return f"{float(Context(digits, ROUND_CEILING).create_decimal(Decimal(epsilon))):.{digits}g}"
+def upward(bound: float, digits: int = 3) -> str:
+    """In so many significant digits, rounded up: a bound that is rounded must still be one."""
+    return f"{float(Context(digits, ROUND_CEILING).create_decimal(Decimal(bound))):.{digits}g}"
