@@ -81,16 +81,25 @@ class TableRuns:
         except OSError as error:
             raise UsageError(f"{out} cannot be written ({error.strerror}): choose another --out") from error
         self._cells = [out / "cells"] if (out / "fresh").exists() else [out / "cells", KEPT]
+        self._content = cache(lambda corpus: load_corpus(corpus).sha256)
         self._code = {attack: digest({}, *code_of(ATTACK if attack else TRAINING)) for attack in (False, True)}
 
     def key(self, job: Job) -> str:
         config = {**asdict(job.config), "corpus": Path(job.config.corpus).name}
         if job.config.pretrained:
             config["pretrained"] = content_of(job.config.pretrained)
-        told = [config, load_corpus(job.config.corpus).sha256, versions(), self._code[job.attack]]
+        told = [config, self._content(job.config.corpus), versions(), self._code[job.attack]]
         if job.attack:
-            told.append(_shadow(job.config.corpus))
+            told.append(self._shadow(job.config.corpus))
         return digest({}, json.dumps(told, sort_keys=True).encode())[:24]
+
+    def _shadow(self, corpus: str) -> list[str]:
+        """What else `attacks` is a function of: its shadow's corpus, the package of its classifier, its choices."""
+        from edp_lab.attacks.shadow import GENERATED, default_shadow
+
+        name = default_shadow(corpus)
+        content = "" if name == GENERATED else self._content(name)
+        return [name, content, version("scikit-learn"), "shadow: by SGD, seed of the target; loss"]
 
     def known(self, job: Job) -> dict[str, Any] | None:
         """What the job came to, if it has been done."""
@@ -161,15 +170,6 @@ def content_of(pretrained: str) -> str:
         raise UsageError(f"the folder of pretrained weights {path} is empty: remove it, and it is made anew")
     told = [[str(file.relative_to(path)), _sha256(file.resolve(), file.stat().st_mtime_ns)] for file in files]
     return digest({}, json.dumps(told).encode())
-
-
-def _shadow(corpus: str) -> list[str]:
-    """What else `attacks` is a function of: its shadow model's corpus, the package of its classifier, its choices."""
-    from edp_lab.attacks.shadow import GENERATED, default_shadow
-
-    name = default_shadow(corpus)
-    content = "" if name == GENERATED else load_corpus(name).sha256
-    return [name, content, version("scikit-learn"), "shadow: by SGD, seed of the target; loss"]
 
 
 @cache
