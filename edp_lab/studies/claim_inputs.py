@@ -100,7 +100,7 @@ def attacked(told: Told) -> Mapping[str, Any]:
     plain, anew = _scheme("SGD", told), table1_anew()
     schemes = {name: _scheme(name, told) for name in ("no decay", "exponential decay")}
     attacks, errors = (
-        [Change.of(name, _values(what, plain), _values(what, runs)) for name, runs in schemes.items()]
+        [Change.of(f"small CLC, {name}", _values(what, plain), _values(what, runs)) for name, runs in schemes.items()]
         for what in ("auc", "ser")
     )
     return {
