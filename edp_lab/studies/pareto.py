@@ -304,12 +304,15 @@ def _private(
 
 def _held(config: TrainConfig, result: Mapping[str, Any]) -> float:
     """epsilon that holds, were the seed secret: of the plan, or of the record where its ledger bills more than that (a
-    run that went on elsewhere did some steps twice)."""
+    run that went on elsewhere did some steps twice).
+
+    One step done twice, of thousands, adds more than the millionth that is allowed here: the ninth digit of z0.
+    """
     n, mechanism = result["examples"], config.mechanism(result["examples"])
     planned, tight = (judge(mechanism, config.epochs, n**-1.1, tight=way).epsilon for way in (False, True))
     assert planned is not None
     assert tight is not None
-    return tight if result["epsilon"] <= planned * (1 + 1e-9) else float(result["epsilon"])
+    return tight if result["epsilon"] <= planned * (1 + 1e-6) else float(result["epsilon"])
 
 
 def _point(
