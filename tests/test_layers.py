@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "edp_lab"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # From top to bottom; a layer may import itself, the layers after it, and edp_lab.errors.
-LAYERS = ("cli", "check", "course", "studies", "attacks", "three_phase", "training", "models", "corpora", "privacy")
-LIMIT = 500  # lines of a Python file
+LAYERS = ("cli", "course", "reproduce", "attacks", "three_phase", "training", "models", "corpora", "privacy")
+LIMIT = 700  # lines of a Python file
 IMPORT = """
 import sys, time
 start = time.perf_counter()

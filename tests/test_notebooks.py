@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from edp_lab.course.runner import NotebookRun, notebook_parameters, run_course
+from edp_lab.course.publish.runner import NotebookRun, notebook_parameters, run_course
 
 ROOT = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(ROOT.glob("*.ipynb"))

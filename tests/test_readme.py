@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edp_lab.training.launch import Ranks
+from edp_lab.training.processes import Ranks
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
@@ -32,7 +32,7 @@ def test_short_examples_give_what_their_comments_say(block, tmp_path, monkeypatc
 
 def test_your_own_model_learns_and_two_processes_learn_the_same(tmp_path):
     program = f"{OWN_MODEL}\nprint(repr([p.tolist() for p in model.parameters()]), flush=True)\n"
-    program += "from edp_lab.training.launch import end_rank; end_rank(0)\n"
+    program += "from edp_lab.training.processes import end_rank; end_rank(0)\n"
     (tmp_path / "own_model.py").write_text(program)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     alone = subprocess.run(

@@ -37,9 +37,9 @@ from edp_lab.errors import UsageError
 from edp_lab.models import IntentSlotModel
 from edp_lab.models.crf import forward_backward, path_score
 from edp_lab.privacy import Mechanism, accountant_for, judge
-from edp_lab.privacy.noise import key_from_seed
+from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
-from edp_lab.training.run import Event, Run, evaluate_model
+from edp_lab.training.trainer import Event, Run, evaluate_model
 
 METHODS: dict[str, dict[str, Any]] = {
     "sgd": {"method": "sgd"},

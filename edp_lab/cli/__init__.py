@@ -10,14 +10,14 @@ from edp_lab import __version__
 from edp_lab.cli.account import account
 from edp_lab.cli.attack import attack_app
 from edp_lab.cli.audit import audit_app
+from edp_lab.cli.bench import bench_app, verify
 from edp_lab.cli.claims import claims
 from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
 from edp_lab.cli.data import data_app
 from edp_lab.cli.pretrain import pretrain
 from edp_lab.cli.reproduce import reproduce_app
-from edp_lab.cli.study import bench_app, verify
-from edp_lab.cli.table1 import table1_epsilon
+from edp_lab.cli.table1_epsilon import table1_epsilon
 from edp_lab.cli.three_phase import three_phase_app
 from edp_lab.cli.train import evaluate, predict, train
 from edp_lab.errors import UsageError

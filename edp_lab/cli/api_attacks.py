@@ -15,7 +15,7 @@ import typer
 from edp_lab.cli.train import Json
 
 if TYPE_CHECKING:
-    from edp_lab.attacks.api import ExtractionRow, InversionRow
+    from edp_lab.attacks.extraction import ExtractionRow, InversionRow
     from edp_lab.three_phase.record import ThreePhaseSettings
 
 WIDTH = 100
@@ -107,7 +107,7 @@ def inversion(
 
 def _attack(options: _Options) -> Any:
     """Train the victims, once all that can be wrong has been checked, and attack them."""
-    from edp_lab.attacks.api import (
+    from edp_lab.attacks.extraction import (
         check_inputs,
         check_queries,
         extract,
@@ -167,7 +167,7 @@ def _telling() -> Iterator[Callable[[str], None]]:
 
 
 def _finish(attack: str, options: _Options, rows: Any, lines: Callable[[Any], list[list[str]]], as_json: bool) -> None:
-    from edp_lab.studies.thesis_attacks import said
+    from edp_lab.reproduce.thesis.thesis_attacks import said
 
     conclusion = said(attack, rows)
     if as_json:

@@ -16,7 +16,7 @@ from edp_lab.cli.memorisation import canaries
 from edp_lab.cli.train import Json
 
 if TYPE_CHECKING:
-    from edp_lab.attacks.membership import Attacked
+    from edp_lab.attacks.membership.attacks import Attacked
 
 attack_app = typer.Typer(
     no_args_is_help=True,
@@ -48,7 +48,7 @@ def loss(
     as_json: Json = False,
 ) -> None:
     """The floor: call those members whose loss is low. No training."""
-    from edp_lab.attacks.membership import attack_loss
+    from edp_lab.attacks.membership.attacks import attack_loss
 
     _finish(lambda run, told: attack_loss(run, _rates(fpr), confidence), run, against, out, as_json)
 
@@ -76,7 +76,7 @@ def shadow(
     as_json: Json = False,
 ) -> None:
     """The paper's attack: a shadow model on a public corpus teaches a classifier what members look like."""
-    from edp_lab.attacks.membership import attack_shadow
+    from edp_lab.attacks.membership.attacks import attack_shadow
 
     _finish(
         lambda run, told: attack_shadow(
@@ -109,7 +109,7 @@ def lira(
     as_json: Json = False,
 ) -> None:
     """The strong attack (Carlini et al. 2022): how likely is this confidence with, and without, the utterance?"""
-    from edp_lab.attacks.membership import attack_lira
+    from edp_lab.attacks.membership.attacks import attack_lira
 
     _finish(
         lambda run, told: attack_lira(
@@ -141,7 +141,7 @@ def _finish(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    from edp_lab.attacks.membership import change, same_pool
+    from edp_lab.attacks.membership.attacks import change, same_pool
     from edp_lab.errors import UsageError
     from edp_lab.models.files import write_whole
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from edp_lab.attacks.mechanism_audit import ErrorRate, MechanismAudit
-    from edp_lab.attacks.one_run import OneRunAudit
+    from edp_lab.attacks.audit.one_run import OneRunAudit
+    from edp_lab.attacks.audit.step_audit import ErrorRate, MechanismAudit
 
 PATIENCE = 2.0  # seconds before a bar appears
 
@@ -63,13 +63,13 @@ def mechanism(
     """
     from dataclasses import asdict
 
-    from edp_lab.attacks.mechanism_audit import audit_mechanism
+    from edp_lab.attacks.audit.step_audit import audit_mechanism
     from edp_lab.errors import UsageError
 
     if seed < 0:
         raise UsageError(f"seed is {seed}: it must be 0 or more")
     from edp_lab.privacy import Alpha, Mechanism
-    from edp_lab.privacy.noise import key_from_seed
+    from edp_lab.privacy.csprng import key_from_seed
 
     if as_printed:
         source = Alpha.PUBLIC if alpha is None else alpha
@@ -160,7 +160,7 @@ def one_run(
         raise UsageError("a run needs --corpus (or --model linear, which has none): name one")
     if z0 is not None and target_epsilon is not None:
         raise UsageError("--target-epsilon decides z0: drop one of them")
-    from edp_lab.attacks.one_run import audit_one_run
+    from edp_lab.attacks.audit.one_run import audit_one_run
     from edp_lab.training import TrainConfig
 
     config = TrainConfig(

@@ -17,7 +17,7 @@ from edp_lab.cli.train import Json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edp_lab.studies.claims import Entry, Ledger
+    from edp_lab.reproduce.claims import Entry, Ledger
 
 WIDTH = 120
 DETAILED = 3  # so many claims or fewer are shown with all that was measured
@@ -35,7 +35,7 @@ def claims(
 
     Without --run it shows the ledger that is committed; with few claims, all that was measured.
     """
-    from edp_lab.studies.claims import find, read_ledger
+    from edp_lab.reproduce.claims import find, read_ledger
 
     ids = [one.strip() for some in only or () for one in some.split(",")]
     chosen = [claim.id for claim in find(ids)]
@@ -86,8 +86,8 @@ def _write(out: Path, text: str) -> None:
 def _computed(chosen: Sequence[str]) -> Ledger:
     import torch
 
-    from edp_lab.cli.study import _surroundings
-    from edp_lab.studies.claims import Ledger, compute, find
+    from edp_lab.cli.bench import _surroundings
+    from edp_lab.reproduce.claims import Ledger, compute, find
 
     torch.set_num_threads(1)  # networks this small gain nothing from a second one
     entries = []
@@ -151,7 +151,7 @@ def _show(ledger: Ledger, entries: Sequence[Entry], committed: bool) -> None:
 
 def _counted(entries: Sequence[Entry]) -> str:
     """``56 claims: 3 holds, ...``, in the order of the verdicts."""
-    from edp_lab.studies.evidence import Verdict
+    from edp_lab.reproduce.evidence import Verdict
 
     found = Counter(entry.verdict for entry in entries)
     each = ", ".join(f"{verdict} {found[verdict]}" for verdict in Verdict if found[verdict])

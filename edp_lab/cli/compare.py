@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from edp_lab.studies.compare import Column, Comparison, Run
+    from edp_lab.reproduce.compare import Column, Comparison, Run
 
 LONGEST = 22  # of a name in a table; longer ones go on in the next line
 MANY_EPOCHS = 40  # more markers than that hide their line
@@ -40,7 +40,7 @@ def compare(
 
     Files that exist are replaced.
     """
-    from edp_lab.studies import compare as study
+    from edp_lab.reproduce import compare as study
 
     comparison = study.compare(runs or [])
     outputs = {"--csv": csv, "--latex": latex, "--plot": plot}
@@ -96,7 +96,7 @@ def _show(comparison: Comparison) -> None:
     """One row per run if that fits into a line, else one column per run, else several tables of rows."""
     from rich.console import Console
 
-    from edp_lab.studies.compare import columns, explanation, fold
+    from edp_lab.reproduce.compare import columns, explanation, fold
 
     console = Console(highlight=False, markup=False, emoji=False)  # names are names
     kept, same = fold(comparison)
@@ -196,8 +196,8 @@ p {{ margin: .4em 0; max-width: 60em }}
 
 def page(comparison: Comparison) -> str:
     """A web page with the figure, what is the same in all runs and what does not compare; it needs no network."""
-    from edp_lab.course.theme import CONFIG
-    from edp_lab.studies.compare import fold
+    from edp_lab.course.kit.theme import CONFIG
+    from edp_lab.reproduce.compare import fold
 
     _, same = fold(comparison)
     said = [same, MARKERS if _points(comparison) else "", *(f"note: {note}" for note in comparison.notes)]
@@ -235,7 +235,7 @@ def _figure(comparison: Comparison) -> go.Figure:
 
 def _looks(count: int) -> list[dict[str, Any]]:
     """Colour, dash and marker of each run; 84 of them differ."""
-    from edp_lab.course.theme import TEMPLATE
+    from edp_lab.course.kit.theme import TEMPLATE
 
     colors = TEMPLATE.layout.colorway
     return [
@@ -275,7 +275,7 @@ def _draw_kinds(figure: go.Figure, points: Sequence[Run]) -> None:
 
 
 def _lay_out(figure: go.Figure, comparison: Comparison, points: Sequence[Run]) -> None:
-    from edp_lab.course.theme import TEMPLATE
+    from edp_lab.course.kit.theme import TEMPLATE
 
     scores = [score for run in comparison.runs for score in (*run.validation_ser, run.test_ser) if score is not None]
     epochs = max(run.epochs for run in comparison.runs)

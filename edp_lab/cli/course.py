@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edp_lab.cli import publish
+from edp_lab.cli import site as publish
 from edp_lab.cli.course_options import (
     DEFAULT_JOBS,
     DEFAULT_NOTEBOOKS,
@@ -24,7 +24,7 @@ from edp_lab.cli.course_options import (
     names_in,
 )
 from edp_lab.cli.grade import grade
-from edp_lab.cli.output import output_folder
+from edp_lab.cli.paths import output_folder
 from edp_lab.errors import UsageError
 
 course_app = typer.Typer(help="Run the course's notebooks, list them, or open them.", no_args_is_help=True)
@@ -54,7 +54,7 @@ def run(
     With --json: a list of {notebook, status ("ok" or "failed"), seconds, memory_mb, error}.
     Exit status: 0 all ran, 1 a notebook failed, 2 bad arguments.
     """
-    from edp_lab.course.runner import course_notebooks, run_course
+    from edp_lab.course.publish.runner import course_notebooks, run_course
 
     values = dict(_name_and_value(text) for text in parameter or ())
     names = [*(notebooks or ()), *names_in(only)]
@@ -79,8 +79,8 @@ def list_notebooks(notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
     """Print each notebook's name and title, and its parameters with their defaults."""
     import nbformat
 
-    from edp_lab.course.pages import title
-    from edp_lab.course.runner import course_notebooks, notebook_parameters
+    from edp_lab.course.publish.pages import title
+    from edp_lab.course.publish.runner import course_notebooks, notebook_parameters
 
     for path in course_notebooks(notebooks_dir):
         parameters = notebook_parameters(path)
@@ -99,7 +99,7 @@ def build(
     begins with "# EXERCISE name" holds the stub, a line "# SOLUTION", and the solution; a cell tagged "instructor" is
     left out for students.
     """
-    from edp_lab.course import build as builder
+    from edp_lab.course.publish import build as builder
 
     if check:
         sentences = builder.drift(notebooks_dir)
@@ -118,8 +118,8 @@ def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS)
 
     Further options go to JupyterLab, such as --no-browser, --port 8899, or --allow-root in a container.
     """
-    from edp_lab.course.runner import course_notebooks
-    from edp_lab.course.serve import lab_command, serve
+    from edp_lab.course.publish.runner import course_notebooks
+    from edp_lab.course.publish.serve import lab_command, serve
 
     course_notebooks(notebooks_dir)  # else Jupyter says in its own way that there is none
     command, environment = lab_command(notebooks_dir)

@@ -17,7 +17,7 @@ from rich.progress import Progress as Bars
 import edp_lab
 
 if TYPE_CHECKING:
-    from edp_lab.course.runner import NotebookRun, Progress
+    from edp_lab.course.publish.runner import NotebookRun, Progress
 
 DEFAULT_NOTEBOOKS = (
     Path(edp_lab.__file__).parents[1] / "notebooks"
@@ -55,7 +55,7 @@ def listening(total: int, quiet: bool = False) -> Iterator[Callable[[Progress | 
 
     `quiet`: both go to standard error, because standard output is for JSON.
     """
-    from edp_lab.course.runner import NotebookRun
+    from edp_lab.course.publish.runner import NotebookRun
 
     console, ended = Console(stderr=quiet), 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

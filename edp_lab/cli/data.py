@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from edp_lab.cli.output import output_folder
+from edp_lab.cli.paths import output_folder
 
 data_app = typer.Typer(no_args_is_help=True, help="Corpora: list, fetch, make.")
 

@@ -38,7 +38,7 @@ def grade(
     """
     from rich.console import Console
 
-    from edp_lab.check.grade import Grade, Grader, read_seeds, strays, students, total
+    from edp_lab.course.publish.grading import Grade, Grader, read_seeds, strays, students, total
 
     seeds = students(folder, read_seeds(seed_from) if seed_from else None)
     grader = Grader(notebooks_dir, timeout)

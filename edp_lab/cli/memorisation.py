@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from edp_lab.attacks.memorisation import Memorisation
     from edp_lab.training import TrainConfig
-    from edp_lab.training.run import Event
+    from edp_lab.training.trainer import Event
 
 SETTINGS = ("corpus", "model", "size", "epochs", "batch_size", "seed", "clip_norm", "z0", "num_devices")
 

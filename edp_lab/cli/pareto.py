@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edp_lab.cli.reproduce_tables import FILES, PAGE, Resume, Workers, html_table, interval, print_table, write_table
-from edp_lab.cli.telling import telling
+from edp_lab.cli.status import telling
 from edp_lab.cli.train import Json
 
 if TYPE_CHECKING:
-    from edp_lab.studies.pareto import Point
+    from edp_lab.reproduce.pareto import Point
 
 NOTE = (
     "SER, intent accuracy and slot F1 on test splits: mean over seeds ± Student's 95 % interval, narrow for any other "
@@ -68,11 +68,11 @@ def pareto(
     there and gives the same table.
     """
     with telling() as tell:
-        from edp_lab.studies.pareto import FULL, QUICK
-        from edp_lab.studies.pareto import pareto as points_of
-        from edp_lab.studies.starts import ENCODER
-        from edp_lab.studies.table_runs import TableRuns
-        from edp_lab.training.launch import usable_cores
+        from edp_lab.reproduce.pareto import FULL, QUICK
+        from edp_lab.reproduce.pareto import pareto as points_of
+        from edp_lab.reproduce.pretrained import ENCODER
+        from edp_lab.reproduce.run_cache import TableRuns
+        from edp_lab.training.processes import usable_cores
 
         targets, all_scales = _targets(epsilons), QUICK if quick else FULL
         scales = [
@@ -107,7 +107,7 @@ def _targets(text: str | None) -> tuple[float, ...]:
 
 def _models(text: str) -> list[str]:
     from edp_lab.errors import UsageError
-    from edp_lab.studies.table1 import MODELS
+    from edp_lab.reproduce.paper.table1 import MODELS
 
     for name in text.split(","):
         if name not in MODELS:
@@ -127,7 +127,7 @@ def _lines(points: Sequence[Point]) -> list[list[str]]:
 
 
 def _line(point: Point) -> list[str]:
-    from edp_lab.studies.results import upward
+    from edp_lab.reproduce.results_io import upward
 
     told, private = point.settings, point.epsilon is not None
     return [
@@ -145,8 +145,8 @@ def _line(point: Point) -> list[str]:
 
 
 def _page(made: Sequence[Sequence[Point]]) -> str:
-    from edp_lab.course.pareto import pareto_figure
-    from edp_lab.course.theme import CONFIG
+    from edp_lab.course.kit.theme import CONFIG
+    from edp_lab.course.nb06_tradeoff.pareto_figure import pareto_figure
 
     figure = pareto_figure([point.as_json() for points in made for point in points])
     parts = [figure.to_html(CONFIG, include_plotlyjs=True, full_html=False)]

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from edp_lab.training.run import Event
+    from edp_lab.training.trainer import Event
 
 
 def epoch_line(event: Event) -> str:
@@ -61,7 +61,7 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
 
     `quiet`: nothing, because another rank speaks.
     """
-    from edp_lab.training.run import StepDone
+    from edp_lab.training.trainer import StepDone
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())

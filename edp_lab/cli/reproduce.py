@@ -16,15 +16,15 @@ import typer
 
 from edp_lab.cli.pareto import pareto
 from edp_lab.cli.reproduce_tables import table1, table2
-from edp_lab.cli.telling import telling
+from edp_lab.cli.status import telling
 from edp_lab.cli.train import Json
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.table import Table
 
-    from edp_lab.studies.reproduce_thesis import Lab
-    from edp_lab.studies.thesis_tables import Cell, Part
+    from edp_lab.reproduce.thesis.lab import Lab
+    from edp_lab.reproduce.thesis.thesis_tables import Cell, Part
 
 WIDTH = 120
 FILES = ("thesis.json", "thesis.csv", "thesis.html")
@@ -66,7 +66,7 @@ def thesis(
     """
     parts = _names(table, figure)
     with telling() as tell:
-        from edp_lab.studies.reproduce_thesis import Lab, reproduce
+        from edp_lab.reproduce.thesis.lab import Lab, reproduce
 
         lab = Lab(out, _scale(quick, data, repeats, tell), seed, tell)
         made, start = [], time.perf_counter()
@@ -92,7 +92,7 @@ def _names(table: list[str] | None, figure: list[str] | None) -> list[str]:
         UsageError: an unknown one.
     """
     from edp_lab.errors import UsageError
-    from edp_lab.studies.thesis_tables import FIGURES, TABLES
+    from edp_lab.reproduce.thesis.thesis_tables import FIGURES, TABLES
 
     asked = []
     for kind, known, given in (("table", TABLES, table), ("figure", FIGURES, figure)):
@@ -111,7 +111,7 @@ def _title(name: str) -> str:
 def _scale(quick: bool, data: str | None, repeats: int | None, tell: Callable[[str, bool], None]) -> Any:
     from edp_lab.corpora.images import load_images
     from edp_lab.errors import UsageError
-    from edp_lab.studies.thesis_tables import FULL, QUICK
+    from edp_lab.reproduce.thesis.thesis_tables import FULL, QUICK
 
     scale = QUICK if quick else FULL
     if data is not None:
@@ -155,7 +155,7 @@ def _table(part: Part) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from edp_lab.studies.thesis_tables import SCORES
+    from edp_lab.reproduce.thesis.thesis_tables import SCORES
 
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     scores = {cell.column for cell in part.cells} == set(SCORES)
@@ -214,7 +214,7 @@ def _write(out: Path, lab: Lab, parts: Sequence[Part]) -> None:
 def _as_json(lab: Lab, parts: Sequence[Part]) -> str:
     from dataclasses import asdict
 
-    from edp_lab.training.record import versions
+    from edp_lab.training.run_folder import versions
 
     told = {
         "scale": asdict(lab.scale),
@@ -255,7 +255,7 @@ HEADINGS = (
 
 def _page(lab: Lab, parts: Sequence[Part]) -> str:
     """Every table and figure; it needs no network."""
-    from edp_lab.course.theme import CONFIG
+    from edp_lab.course.kit.theme import CONFIG
 
     sections, library = [], True
     for part in parts:
@@ -302,7 +302,7 @@ def _grid(names: Sequence[str], height: int, **axes: Any) -> tuple[go.Figure, li
     """An empty figure with a small one of each name, and where they are."""
     from plotly.subplots import make_subplots
 
-    from edp_lab.course.theme import TEMPLATE
+    from edp_lab.course.kit.theme import TEMPLATE
 
     rows = -(-len(names) // COLUMNS)
     columns = min(len(names), COLUMNS)
@@ -316,7 +316,7 @@ def _grid(names: Sequence[str], height: int, **axes: Any) -> tuple[go.Figure, li
 
 def _scatters(drawing: Mapping[str, Any]) -> go.Figure:
     """Points by class, or before and after noise."""
-    from edp_lab.course.theme import BLUE, VERMILLION
+    from edp_lab.course.kit.theme import BLUE, VERMILLION
 
     figure, places = _grid(list(drawing), 260)
     for k, (told, place) in enumerate(zip(drawing.values(), places, strict=True)):
@@ -352,7 +352,7 @@ def _images(drawing: Mapping[str, Any], reverse: bool = False) -> go.Figure:
 
 
 def _losses(drawing: Mapping[str, Any]) -> go.Figure:
-    from edp_lab.course.theme import BLUE, VERMILLION
+    from edp_lab.course.kit.theme import BLUE, VERMILLION
 
     figure, places = _grid(list(drawing), 220)
     looks = {"loss": ("training", BLUE, "solid"), "test_loss": ("test", VERMILLION, "dash")}

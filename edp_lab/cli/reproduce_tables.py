@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edp_lab.cli.telling import telling
+from edp_lab.cli.status import telling
 from edp_lab.cli.train import Json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edp_lab.studies.table1 import Cell, Estimate
+    from edp_lab.reproduce.paper.table1 import Cell, Estimate
 
 FILES = ("table.json", "table.csv", "table.html")
 WIDTH = 150
@@ -77,11 +77,11 @@ def table1(
     """
     with telling() as tell:
         from edp_lab.errors import UsageError
-        from edp_lab.studies.starts import ENCODER
-        from edp_lab.studies.table1 import FULL, MODELS, QUICK
-        from edp_lab.studies.table1 import table1 as rows_of
-        from edp_lab.studies.table_runs import TableRuns
-        from edp_lab.training.launch import usable_cores
+        from edp_lab.reproduce.paper.table1 import FULL, MODELS, QUICK
+        from edp_lab.reproduce.paper.table1 import table1 as rows_of
+        from edp_lab.reproduce.pretrained import ENCODER
+        from edp_lab.reproduce.run_cache import TableRuns
+        from edp_lab.training.processes import usable_cores
 
         if epochs is not None and epochs % 2:
             raise UsageError(f"--epochs is {epochs}: give an even number, as a control takes half of them")
@@ -119,7 +119,7 @@ def table2(
     What was measured on this machine before is kept in the folder. Leave the machine alone meanwhile.
     """
     with telling() as tell:
-        from edp_lab.studies.table2 import table2 as rows_of
+        from edp_lab.reproduce.paper.table2 import table2 as rows_of
 
         size, rounds = ("medium", 5) if quick else ("paper", 11)
         made: list[dict[str, Any]] = []
@@ -230,8 +230,8 @@ def _show(made: Sequence[Sequence[Cell]]) -> None:
 
 
 def _page1(made: Sequence[Sequence[Cell]]) -> str:
-    from edp_lab.course.table1_anew import changes_figure
-    from edp_lab.course.theme import CONFIG
+    from edp_lab.course.kit.theme import CONFIG
+    from edp_lab.course.nb11_claims.table1_figure import changes_figure
 
     figure = changes_figure([cell.as_json() for cells in made for cell in cells])
     drawn = figure.to_html(CONFIG, include_plotlyjs=True, full_html=False)

@@ -127,7 +127,7 @@ def train(
     from edp_lab.training import TrainConfig, read_record
     from edp_lab.training import resume as take_up
     from edp_lab.training import train as run
-    from edp_lab.training.trainer import rank
+    from edp_lab.training.run_session import rank
 
     given = [name for name in ctx.params if _given(ctx, name) and name not in ("resume", "as_json")]
     if resume is not None:
@@ -192,8 +192,8 @@ def _set_threads(size: str) -> None:
 
 def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
     """Rank 0 speaks for all."""
-    from edp_lab.training.launch import end_rank
-    from edp_lab.training.trainer import rank
+    from edp_lab.training.processes import end_rank
+    from edp_lab.training.run_session import rank
 
     if rank() == 0:
         _report(record, out, as_json)

@@ -4,7 +4,7 @@
 >>> losses = model.losses(model.dataset(utterances).batch([0, 1, 2]))  # (3)  # doctest: +SKIP
 """
 
-from edp_lab.models.checkpoint import KINDS, build_model, load_model, save_model, seeded
+from edp_lab.models.factory import KINDS, build_model, load_model, save_model, seeded
 from edp_lab.models.intent_slot import IntentSlotModel, Prediction
 from edp_lab.models.vectors import WordVectors, load_vectors, train_vectors
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from edp_lab.corpora.encoding import Batch, Labels, WordFeatures
 from edp_lab.errors import UsageError
-from edp_lab.models.context import ContextFeatures
+from edp_lab.models.frozen_encoder import ContextFeatures
+from edp_lab.models.ghost_clipping.ops import PlainOps
 from edp_lab.models.intent_slot import IntentSlotModel, dropout, to_padded
 from edp_lab.models.lstm import BiLSTM, Packing
-from edp_lab.models.ops import PlainOps
 
 BYTES = 257  # 256 byte values and padding
 

@@ -22,9 +22,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from edp_lab.errors import UsageError
-from edp_lab.models.bookkeeping import MicroBatches, Target, add_weighted, row_norms
-from edp_lab.models.checkpoint import seeded
-from edp_lab.models.ops import PLAIN, MicroBatchOps, PlainOps
+from edp_lab.models.factory import seeded
+from edp_lab.models.ghost_clipping.bookkeeping import MicroBatches, Target, add_weighted, row_norms
+from edp_lab.models.ghost_clipping.ops import PLAIN, MicroBatchOps, PlainOps
 
 KINDS = ("cnn", "alexnet", "vgg", "mlp")
 GAINS = {"relu": math.sqrt(2), "tanh": 5 / 3}

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.encoding import Batch, Dataset, Features, Labels
 from edp_lab.models.crf import CRF
-from edp_lab.models.ops import PLAIN, PlainOps
-from edp_lab.privacy.noise import uniform_hash
+from edp_lab.models.ghost_clipping.ops import PLAIN, PlainOps
+from edp_lab.privacy.csprng import uniform_hash
 
 
 @dataclass(frozen=True)

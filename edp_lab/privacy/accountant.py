@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.schedule import Schedule
+from edp_lab.privacy.noise_schedule import Schedule
 
 
 class Accountant(ABC):

@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountant import check_delta
-from edp_lab.privacy.accounting import accountant_for, representable
+from edp_lab.privacy.guarantee import accountant_for, representable
 from edp_lab.privacy.mechanism import Adjacency, Decay, Mechanism, NoGuarantee
 from edp_lab.privacy.pld import PrivacyLossDistribution
 

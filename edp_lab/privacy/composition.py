@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.basic import ROUND_UP
+from edp_lab.privacy.foundations import ROUND_UP
 
 
 class EpsilonDelta(NamedTuple):

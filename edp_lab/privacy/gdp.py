@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr, ndtri
 
 from edp_lab.privacy.accountant import Accountant, check_delta, check_everyone, check_loss, check_rates
-from edp_lab.privacy.schedule import Schedule
+from edp_lab.privacy.noise_schedule import Schedule
 
 ROUNDING = 2.0**-52  # relative spacing of floats
 

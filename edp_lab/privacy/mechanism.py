@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.schedule import Schedule, check_sampling_rate
+from edp_lab.privacy.noise_schedule import Schedule, check_sampling_rate
 
 Choice = TypeVar("Choice", bound=StrEnum)
 LARGEST = 1e12  # C, z0 and alpha

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from edp_lab.privacy.accountant import Accountant, check_delta, check_loss
+from edp_lab.privacy.noise_schedule import Schedule
 from edp_lab.privacy.renyi import RenyiDP
-from edp_lab.privacy.schedule import Schedule
 
 ROUNDING = 1e-15  # of delta, for each release: a Fourier transform to that power loses about a tenth of it
 

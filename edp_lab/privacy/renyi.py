@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from edp_lab.privacy.accountant import Accountant, check_delta, check_loss
-from edp_lab.privacy.schedule import Schedule
+from edp_lab.privacy.noise_schedule import Schedule
 
 FRACTIONS = np.arange(11, 110) / 10.0  # orders 1.1 to 10.9
 WHOLE = np.array([*range(11, 64), 128, 256, 512, 1024])

@@ -10,9 +10,9 @@ from scipy.optimize import brentq
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountant import Accountant, check_delta
 from edp_lab.privacy.gdp import GaussianDP
+from edp_lab.privacy.noise_schedule import Schedule
 from edp_lab.privacy.pld import PrivacyLossDistribution
 from edp_lab.privacy.renyi import ORDERS, RenyiDP, rdp_epsilon
-from edp_lab.privacy.schedule import Schedule
 
 MOST_TRIALS = 1e6
 

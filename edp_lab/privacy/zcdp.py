@@ -8,7 +8,7 @@ import numpy as np
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountant import Accountant, check_delta, check_everyone, check_loss
-from edp_lab.privacy.schedule import Schedule
+from edp_lab.privacy.noise_schedule import Schedule
 
 
 class ReshufflingZCDP(Accountant):

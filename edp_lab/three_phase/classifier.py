@@ -23,16 +23,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edp_lab.errors import UsageError
-from edp_lab.models.bookkeeping import Memory
+from edp_lab.models.ghost_clipping.bookkeeping import Memory
 from edp_lab.models.image import ImageClassifier, ImageData, build_classifier
 from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
-from edp_lab.privacy.noise import key_from_seed
+from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training.batches import Batches
 from edp_lab.training.gradients import KeptGradients, plain_gradient, trainable
 from edp_lab.training.optimizers import DPAdamBC, make_optimizer
 from edp_lab.training.private_step import PrivateStep
-from edp_lab.training.record import versions
+from edp_lab.training.run_folder import versions
 
 PLAIN = ("sgd", "momentum", "rmsprop", "adam")
 PRIVATE = ("dp-sgd", "dp-momentum", "dp-rmsprop", "dp-adam", "dp-adambc")

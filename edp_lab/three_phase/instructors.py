@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from edp_lab.three_phase.classifier import ClassifierSettings, Trained, train_classifier
-from edp_lab.training.launch import Ranks, run_rank, usable_cores
+from edp_lab.training.processes import Ranks, run_rank, usable_cores
 
 PARALLEL_FROM = 10_000  # training examples: below, starting processes takes longer than they save
 

@@ -22,8 +22,8 @@ from scipy.special import log_ndtr
 from edp_lab.errors import UsageError
 from edp_lab.privacy import GaussianDP, RenyiDP, Schedule, gdp_epsilon, zcdp_epsilon
 from edp_lab.privacy.accountant import check_delta
-from edp_lab.privacy.basic import ROUND_UP
 from edp_lab.privacy.composition import advanced_composition, parallel_composition
+from edp_lab.privacy.foundations import ROUND_UP
 from edp_lab.privacy.renyi import ORDERS, rdp_epsilon
 from edp_lab.three_phase.votes import L1_SENSITIVITY, PRIVATE, Aggregator, Vote
 

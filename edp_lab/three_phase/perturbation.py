@@ -17,7 +17,7 @@ from scipy.special import ndtr
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountant import check_delta
-from edp_lab.privacy.basic import analytic_gaussian_sigma, gaussian_epsilon
+from edp_lab.privacy.foundations import analytic_gaussian_sigma, gaussian_epsilon
 
 CLAIMED_EPSILON, CLAIMED_SIGMA, CLAIMED_DELTA = 2.5, 0.6, 1e-5  # section 3.5, step 1
 RESIZED = (3, 256, 256)  # what the thesis' AlexNet and VGG take
@@ -31,7 +31,7 @@ def perturb(images: Floats, sigma: float, rng: np.random.Generator) -> NDArray[n
     """The images with independent N(0, sigma^2) noise on every pixel, not clipped; any shape (n, ...).
 
     Guarantee: see `image_guarantee`, one image at a time; sigma 0 adds nothing and promises nothing. Noise and sum are
-    float64 and rounded to float32 at the end, with the caveats of `edp_lab.privacy.basic`.
+    float64 and rounded to float32 at the end, with the caveats of `edp_lab.privacy.foundations`.
 
     Raises:
         UsageError: sigma negative or not finite, or pixels outside [0, 1], where the sensitivity would be larger.

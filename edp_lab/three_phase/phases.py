@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from edp_lab.corpora.images import Images
 from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier
-from edp_lab.privacy.noise import Purpose, key_from_seed, stream
+from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.three_phase.classifier import Trained
 from edp_lab.three_phase.instructors import Job, Listener, train_all, usable_workers
 from edp_lab.three_phase.pate import VoteAccount, account_votes
@@ -39,7 +39,7 @@ from edp_lab.three_phase.record import (
     score_labels,
 )
 from edp_lab.three_phase.votes import NO_LABEL, PRIVATE, Aggregator, Vote, label_probabilities, vote_counts
-from edp_lab.training.record import versions
+from edp_lab.training.run_folder import versions
 
 PUBLIC_SHARE = 0.9  # of the test set
 PLAIN, ONE, HARD, UNDERSTUDY = "plain model", "one instructor", "hard vote", "understudy"
@@ -56,7 +56,7 @@ def run_three_phase(settings: ThreePhaseSettings, images: Images, listener: List
 
     Formal guarantee: `privacy` of the record, for the understudy and all that is computed from it and public images.
     Neighbours: one training example replaced. Which instructor gets it depends on its place alone. In real numbers,
-    and from a generator that is not cryptographic: see `edp_lab.privacy.basic`.
+    and from a generator that is not cryptographic: see `edp_lab.privacy.foundations`.
 
     Args:
         listener: told of every epoch; of those in other processes, only of the first one's.

@@ -15,7 +15,7 @@ from scipy.special import betaincinv
 from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier
 from edp_lab.privacy.accountant import check_delta
-from edp_lab.privacy.noise import key_from_seed
+from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.three_phase.classifier import ClassifierSettings
 from edp_lab.three_phase.pate import VoteAccount
 from edp_lab.three_phase.perturbation import ImageGuarantee, Perturbation, check_sigma

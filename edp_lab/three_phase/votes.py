@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.basic import analytic_gaussian_sigma, gaussian_release, laplace_scale, report_noisy_max
+from edp_lab.privacy.foundations import analytic_gaussian_sigma, gaussian_release, laplace_scale, report_noisy_max
 
 NO_LABEL = -1  # where Confident-GNMax does not answer
 L1_SENSITIVITY = 2.0

@@ -2,11 +2,11 @@
 
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.gradients import trainable
+from edp_lab.training.inference import evaluate_run, predict_texts, run_ledger
 from edp_lab.training.private_step import PrivateStep
-from edp_lab.training.record import read_record
-from edp_lab.training.run import EpochDone, StepDone
-from edp_lab.training.runs import evaluate_run, predict_texts, run_ledger
-from edp_lab.training.trainer import resume, train
+from edp_lab.training.run_folder import read_record
+from edp_lab.training.run_session import resume, train
+from edp_lab.training.trainer import EpochDone, StepDone
 
 __all__ = [
     "EpochDone",

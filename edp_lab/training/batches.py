@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from edp_lab.privacy.noise import Purpose, stream, uniform_hash
+from edp_lab.privacy.csprng import Purpose, stream, uniform_hash
 from edp_lab.training.noise import part
 
 Devices = list[list[np.ndarray]]  # of each device, its micro-batches

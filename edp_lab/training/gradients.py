@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from edp_lab.corpora.encoding import Dataset
-from edp_lab.models.bookkeeping import Memory
+from edp_lab.models.ghost_clipping.bookkeeping import Memory
+from edp_lab.models.ghost_clipping.ops import PLAIN, MicroBatchOps, PlainOps
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.models.ops import PLAIN, MicroBatchOps, PlainOps
-from edp_lab.training.step import Factors, Layout, layer_norms
+from edp_lab.training.dp_step import Factors, Layout, layer_norms
 
 MOST_EXAMPLES = 512  # in one pass: more would cost memory and save nothing
 

@@ -1,6 +1,6 @@
 """Drawing a step's noise: by one process or many, block by block, on as many threads as there are.
 
-Draws are standard normal; `edp_lab.training.step.release` says by how much to scale them. The vector of P numbers is
+Draws are standard normal; `edp_lab.training.dp_step.release` says by how much to scale them. The vector of P numbers is
 cut into blocks with a stream each, a function of (key, step, block), so that threads and ranks can share the work:
 
 * aggregate: one draw for the sum over all devices. Each rank draws its part of the blocks, and zeros elsewhere.
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.noise import Purpose, SecretStream, fill_normal
+from edp_lab.privacy.csprng import Purpose, SecretStream, fill_normal
 
 KINDS = ("aggregate", "per-device", "shared")
 BLOCK = 2**19  # to begin a stream takes time, and keeps all threads waiting
@@ -103,7 +103,7 @@ class NoiseSource:
     CPU idle, it is drawn `ahead`.
 
     Args:
-        key: 128 bits, see `edp_lab.privacy.noise`.
+        key: 128 bits, see `edp_lab.privacy.csprng`.
         size: P.
         threads: how many draw at a time.
         ahead: draw in the background from `start` on.
@@ -215,7 +215,7 @@ class _Array(NamedTuple):
 
 def _add(arrays: Sequence[_Array], own: slice, noise: np.ndarray) -> None:
     """Add the noise of the columns `own` to the gradients of all arrays that it meets."""
-    from edp_lab.privacy.loops import scale_and_add  # its compiler takes a third of a second to load
+    from edp_lab.privacy.csprng_numba import scale_and_add  # its compiler takes a third of a second to load
 
     for first, last, std, whole, scale in arrays[bisect_right(arrays, own.start, key=attrgetter("last")) :]:
         if first >= own.stop:

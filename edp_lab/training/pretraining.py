@@ -21,11 +21,11 @@ from transformers import BertForMaskedLM, BertTokenizer
 from edp_lab.corpora.coded import Ragged
 from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, bert_config, encode_pieces, load_bert, quiet
-from edp_lab.models.checkpoint import seeded
+from edp_lab.models.factory import seeded
 from edp_lab.models.files import new_folder
-from edp_lab.models.pieces import SPECIAL, PieceFeatures, train_wordpieces
 from edp_lab.models.vectors import DIMENSIONS, WordVectors, train_vectors
-from edp_lab.privacy.noise import Purpose, key_from_seed, stream
+from edp_lab.models.wordpiece import SPECIAL, PieceFeatures, train_wordpieces
+from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 
 VOCABULARY = 8000  # word pieces at most
 BATCH = 64  # sentences

@@ -10,9 +10,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from edp_lab.privacy import Alpha, Mechanism
+from edp_lab.training.dp_step import Layout, MicroGradients, Released, layer_scales, noise_stds, release, release_whole
 from edp_lab.training.gradients import LoopGradients
 from edp_lab.training.noise import NoiseSource, Share
-from edp_lab.training.step import Layout, MicroGradients, Released, layer_scales, noise_stds, release, release_whole
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class PrivateStep:
     Args:
         parameters: names and parameters to be trained, the same in every process.
         mechanism: what is released, see `edp_lab.privacy.judge` for what it guarantees.
-        key: 128 secret bits, the same in every process, see `edp_lab.privacy.noise`.
+        key: 128 secret bits, the same in every process, see `edp_lab.privacy.csprng`.
         accelerator: None for a single process.
         noise: a kind of `edp_lab.training.noise`.
         micro_batches: fixed number over which the mean is taken, in all processes together; None: one per device.

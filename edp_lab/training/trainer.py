@@ -1,363 +1,400 @@
-"""Start a training run, or take one up again: in this process or on several, with its files kept safe meanwhile.
+"""One training loop for every method: cut batches, get a gradient, let the optimizer step, write it all down.
 
-    python -m edp_lab train --corpus smart-home --out runs/first
-
-DIR/state.safetensors (where to take up again), DIR/secret.key and the lock are there only until the run has finished.
+The loop knows nothing of terminals or notebooks; it reports `StepDone` and `EpochDone` events to a callback. The same
+loop runs in one process or in several, each with its share of the devices (see `edp_lab.training.run_session`).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
-import sys
+import math
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
-from datetime import timedelta
-from functools import partial
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, gather_object
-from filelock import FileLock, Timeout
+from accelerate.utils import gather_object
+from torch import Tensor
 
-from edp_lab.corpora import load_corpus, split
-from edp_lab.corpora.metrics import Scores
+from edp_lab.corpora import Corpus, Split, Utterance, load_corpus
+from edp_lab.corpora.encoding import Labels
+from edp_lab.corpora.metrics import Scores, Tally
 from edp_lab.errors import UsageError
-from edp_lab.privacy.noise import key_from_seed
+from edp_lab.models import build_model, save_model
+from edp_lab.models.factory import model_checksum
+from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
+from edp_lab.models.ghost_clipping.ops import LookupOps
+from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.privacy import Alpha, Mechanism, judge
+from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
+from edp_lab.training.checkpoint import Progress, inputs_digest, load_state, save_state, surroundings
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.launch import TIMEOUT, Ranks, run_rank
-from edp_lab.training.ledger import LEDGER, Ledger
-from edp_lab.training.record import (
-    RECORD,
-    SECRET,
-    new_run_folder,
-    read_record,
-    read_secret,
-    write_record,
-    write_secret,
-)
-from edp_lab.training.run import EpochDone, Event, Listener, Run, StepDone, bill
-from edp_lab.training.state import STATE, digest, surroundings
+from edp_lab.training.dp_step import check_finite
+from edp_lab.training.gradients import model_gradients, plain_gradient, trainable
+from edp_lab.training.ledger import Ledger
+from edp_lab.training.noise import part
+from edp_lab.training.optimizers import DPAdamBC, make_optimizer
+from edp_lab.training.private_step import FlatGradient, PrivateStep
+from edp_lab.training.run_folder import MODEL, NOT_PRIVATE, versions, write_record
 
-LOCK = ".lock"
+MOST_SHARED = 0.1  # of "public" utterances that may also be in the training set: short commands coincide
+AT_ONCE = 10_000  # utterances that are scored together
+SAVE_EVERY = 60.0  # seconds between two states within an epoch
+LOSS, EXAMPLES, STOP = range(3)  # what ranks sum up beside the gradient
 
 
-def train(
-    config: TrainConfig,
-    out: str | Path,
-    listener: Listener = lambda event: None,
-    stop: threading.Event | None = None,
-) -> dict[str, Any]:
-    """Train one model and return its run record, which also lies in ``out/record.json``.
+@dataclass(frozen=True)
+class StepDone:
+    """After each step: `step` of `steps` in this epoch, mean loss of its batch (not private)."""
 
-    With ``config.processes`` above 1 the ranks are started as processes of their own, unless a launcher (torchrun,
-    accelerate launch) has already done so. A `stop` that is set, or a KeyboardInterrupt, ends the run early with a
-    usable model and record, status "interrupted"; `resume` goes on with it.
-
-    Raises:
-        UsageError: bad configuration or corpus, `out` already holds a run (nothing is written then), a gradient that is
-            not finite, a full disk, a process that died (what was learnt so far stays).
-    """
-    folder = new_run_folder(out) if rank() == 0 else Path(out)
-    return _start(config, folder, listener, stop or threading.Event(), resuming=False)
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
 
 
-def resume(
-    folder: str | Path, listener: Listener = lambda event: None, stop: threading.Event | None = None
-) -> dict[str, Any]:
-    """Take up a run that was killed, interrupted or failed, and return its record.
+@dataclass(frozen=True)
+class EpochDone:
+    """After each epoch: its row of the run record, and the status of the guarantee so far."""
 
-    On the same machine and number of processes the result is, bit for bit, that of a run that was never broken off.
-
-    Raises:
-        UsageError: no run there, its corpus or files have changed, another process is at it, or as `train`.
-    """
-    record, folder = read_record(folder), Path(folder)
-    if record["status"] == "finished":
-        _tidy(folder, LOCK)
-        return record
-    return _start(run_config(record), folder, listener, stop or threading.Event(), resuming=True)
+    epoch: int
+    epochs: int
+    row: dict[str, Any]
+    status: str
 
 
-def run_config(record: dict[str, Any]) -> TrainConfig:
-    """The configuration of a recorded run.
-
-    Raises:
-        UsageError: the record is of another version.
-    """
-    try:
-        return TrainConfig(**record["config"])
-    except TypeError as error:
-        raise UsageError(f"the run is of another version of edp_lab ({error}): start a new one") from None
+Event = StepDone | EpochDone
+Listener = Callable[[Event], None]
 
 
-def rank() -> int:
-    """Which rank a launcher made this process; 0 without one."""
-    return int(os.environ.get("RANK", 0))
+class Run:
+    """The state of one training run in one of its processes: model, optimizer, noise key, record."""
 
+    def __init__(
+        self,
+        config: TrainConfig,
+        corpus: Corpus,
+        data: Split,
+        accelerator: Accelerator | None = None,
+        key: int | Callable[[str], tuple[int, int]] | None = None,
+    ) -> None:
+        self.config = config
+        self.accelerator = accelerator or Accelerator(cpu=not torch.cuda.is_available())
+        self.mechanism = config.mechanism(len(data.train))
+        self.ledger: Ledger | None = None
+        self.model: IntentSlotModel = build_model(
+            config.model,
+            Labels.of(corpus),
+            seed=config.seed,
+            training=data.train,
+            private=not self._reads_words_off_training_set(),
+            pretrained=config.pretrained,
+            size=config.model_size(),
+        ).to(self.accelerator.device, torch.float64 if config.precision == "float64" else torch.float32)
+        self.model.intent_weight = config.intent_weight
+        self.delta = config.delta or max(len(data.train), 2) ** -1.1
+        self.inputs = inputs_digest(self.model, self._settings(corpus))
+        self.key, keys = key(self.inputs) if callable(key) else (key_from_seed(config.seed) if key is None else key, 0)
+        self.train_data = self.model.dataset(data.train)
+        self.validation, self.test = data.validation, data.test
+        self.parameters = trainable(self.model)
+        self.optimizer = make_optimizer(config.optimizer, [p for _, p in self.parameters], config.learning_rate)
+        self.progress, self.memory = Progress(), Memory()
+        self._make_step()
+        self.record = {**self._new_record(corpus, data), "keys": keys}
 
-def train_here(
-    config: TrainConfig, folder: Path, listener: Listener, stop: threading.Event, resuming: bool
-) -> dict[str, Any]:
-    """This process's part of a run.
+    def _make_step(self) -> None:
+        """What depends on the key: the order of the utterances and the noise."""
+        config, mechanism = self.config, self.mechanism
+        self.batches = config.batches(self.key, len(self.train_data))
+        self.private: PrivateStep | None = None
+        if mechanism is None:
+            self.flat = FlatGradient(self.parameters, self.accelerator, tail=3)
+        else:
+            self.private = PrivateStep(
+                self.parameters,
+                mechanism,
+                self.key,
+                self.accelerator,
+                config.noise,
+                config.micro_batches,
+                tail=3,
+            )
+            self.flat = self.private.flat
+        self.layout = self.flat.layout
+        if self.private is not None and self.private.mechanism.alpha is Alpha.PUBLIC:
+            self.private.alpha = self._public_alpha(self.private)
 
-    Raises:
-        UsageError: as `train`; not as many processes as `config` says.
-    """
-    accelerator = start_accelerator(config.processes)
-    with _files(folder, resuming, config.processes) if accelerator.is_main_process else _nothing():
-        corpus = load_corpus(config.corpus)
-        earlier = read_record(folder) if resuming else None
-        if earlier is not None and corpus.sha256 != earlier["corpus"]["sha256"]:
-            raise UsageError(f"corpus {config.corpus!r} is not the one of {folder}: its content has changed since")
-        data = split(corpus, config.seed, keep_duplicates_together=config.keep_duplicates_together)
-        run = Run(config, corpus, data, accelerator, partial(_key, config, folder, earlier, accelerator))
-        if resuming:
-            run.take_up(folder)
-        if config.processes > 1:
-            state = [asdict(run.progress), digest(dict(run.parameters))]
-            _agree(accelerator, state, "states: resume with one folder")
-        if run.main and run.mechanism is not None:
-            run.ledger = _ledger(folder, run, earlier)
-        if run.main:
-            run.bill()
-            write_record(folder, run.record)
-        _train(run, folder, listener, stop)
-        if run.main and run.record["status"] == "finished":
-            _tidy(folder)
-    return run.record
+    @property
+    def main(self) -> bool:
+        """Whether this process writes files and reports events."""
+        return self.accelerator.is_main_process
 
+    def take_up(self, folder: Path) -> None:
+        """Go on from the last state that was saved in `folder`, if there is one.
 
-def _ledger(folder: Path, run: Run, earlier: dict[str, Any] | None) -> Ledger:
-    """
-    Raises:
-        UsageError: an earlier one is damaged, lacks entries, or is of another mechanism.
-    """
-    if earlier is None:
-        assert run.mechanism is not None
-        return Ledger(folder / LEDGER, run.mechanism)
-    for remembered in (earlier["ledger"], run.progress.chain):
-        ledger = Ledger.open(folder / LEDGER, chain=remembered)
-    if ledger.mechanism != run.mechanism:
-        raise UsageError(f"the ledger in {folder} is of another mechanism than its record: restore both from a copy")
-    return ledger
+        Raises:
+            UsageError: it is damaged or belongs to another run.
+        """
+        earlier = load_state(folder, self.parameters, self.optimizer)
+        if earlier is not None:
+            self.progress, alpha = earlier
+            self.record["epochs"] = self.progress.rows
+            if self.private is not None and alpha is not None:
+                self.private.alpha = alpha.to(self.accelerator.device)
 
+    def train(self, folder: Path, listener: Listener, stop: threading.Event) -> str:
+        """Train to the end, or to the end of the step in which `stop` was set: "finished" or "interrupted"."""
+        while self.progress.epoch < self.config.epochs:
+            if not self.epoch(listener, stop, folder):
+                self.save_state(folder)
+                return "interrupted"
+            self.save(folder, "running")
+        return "finished"
 
-def _agree(accelerator: Accelerator, told: Any, what: str) -> None:
-    """
-    Raises:
-        UsageError: on every rank, if they do not tell the same.
-    """
-    if accelerator.num_processes > 1 and any(other != told for other in gather_object([told])):
-        raise UsageError(f"the processes have different {what}")
+    def epoch(
+        self, listener: Listener = lambda event: None, stop: threading.Event | None = None, folder: Path | None = None
+    ) -> bool:
+        """The rest of the current epoch, scored on the validation set; False if it was broken off.
 
+        With a `folder`, a state is saved there once a minute.
+        """
+        now, epochs, steps = self.progress, self.config.epochs, self.batches.steps_per_epoch
+        saved = start = time.perf_counter()
+        before = now.seconds
+        while now.step_in_epoch < steps:
+            loss, examples, stopped = self.step(stop)
+            now.loss += loss
+            now.examples += examples
+            now.step_in_epoch += 1
+            now.seconds = before + time.perf_counter() - start
+            if self.main:
+                listener(StepDone(now.epoch, epochs, now.step_in_epoch, steps, loss / max(examples, 1)))
+            if stopped and now.step_in_epoch < steps:
+                return False
+            if folder is not None and time.perf_counter() - saved > SAVE_EVERY and now.step_in_epoch < steps:
+                self.save_state(folder)
+                saved = time.perf_counter()
+        self._check_parameters()
+        scores = evaluate_model(self.model, self.validation, self.accelerator)
+        row = {"loss": now.loss / max(now.examples, 1), "seconds": now.seconds, **asdict(scores), **self.bill()}
+        done = now.epoch
+        now.rows.append(row)
+        now.epoch, now.step_in_epoch, now.loss, now.examples, now.seconds = done + 1, 0, 0.0, 0, 0.0
+        if self.main:
+            listener(EpochDone(done, epochs, row, self.record["guarantee"]["status"]))
+        return not stopped or now.epoch == epochs
 
-def _train(run: Run, folder: Path, listener: Listener, stop: threading.Event) -> None:
-    try:
-        status = run.train(folder, listener, stop)
-        run.finish()
-        run.save_model(folder, status)
-    except KeyboardInterrupt:
-        if run.accelerator.num_processes > 1:
-            raise
-        run.bill()
-        run.record["status"] = "interrupted"
-        write_record(folder, run.record)  # the last state stays, so that a resumed run goes on from a whole step
-        run.finish()
-        run.save_model(folder, "interrupted")
-    except UsageError as error:
-        if run.main:
-            _write_failed(folder, run.record, run.bill(), error)
-        raise
+    def step(self, stop: threading.Event | None = None) -> tuple[float, int, bool]:
+        """One optimizer step: summed loss, utterances, and whether any process wants to stop."""
+        now = self.progress
+        devices = self.batches.devices(now.epoch, now.step_in_epoch, now.step)
+        own = part(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
+        parts = [one for device in devices[own.start : own.stop] for one in device]
+        dropout_key = int(stream(self.key, Purpose.DROPOUT, now.step).integers(2**63))
+        naive = self.config.method == "dp-sgd-naive"
+        if self.private is None:
+            share = len(parts[0]) / max(1, sum(len(one) for device in devices for one in device))
+            loss = plain_gradient(self.model, self.train_data, parts[0], dropout_key, share)
+            if self.accelerator.num_processes > 1:
+                self.flat.collect()
+        elif self.private.whole and len(parts) == 1 and not naive:  # cheaper than by book-keeping
+            self.private.begin(now.step, self._bill_step)
+            ops = LookupOps()
+            loss = plain_gradient(self.model, self.train_data, parts[0], dropout_key, 1.0, ops)
+            self.private.finish_whole(now.epoch, ops.lookups)
+        else:
+            gradients = model_gradients(
+                self.model, self.train_data, parts, dropout_key, self.layout, naive, self.memory
+            )
+            self.private.begin(now.step, self._bill_step)
+            self.private.finish(now.epoch, gradients)
+            loss = gradients.loss
+        self.flat.tail[LOSS] = loss
+        self.flat.tail[EXAMPLES] = sum(len(one) for one in parts)
+        self.flat.tail[STOP] = float(stop is not None and stop.is_set())
+        self.flat.reduce()
+        total, examples, stops = self.flat.tail.tolist()
+        if not math.isfinite(total):
+            raise UsageError("the loss is not finite: lower --lr or check the corpus")
+        self._optimize()
+        now.step += 1
+        return total, int(examples), stops > 0
 
+    def _check_parameters(self) -> None:
+        """Steps without noise look at the loss only."""
+        check_finite(torch.stack([row_norms(p.detach().view(1, -1)) for _, p in self.parameters], dim=1), self.layout)
 
-def _write_failed(folder: Path, record: dict[str, Any], bill: dict[str, float | None], error: UsageError) -> None:
-    unknown = dict.fromkeys(("loss", "seconds", *(field.name for field in fields(Scores))))
-    with suppress(UsageError):  # on a full disk the earlier record stays, and what matters is the first error
-        write_record(folder, {**record, "final": {**unknown, **bill}, "status": "failed", "error": str(error)})
+    def _bill_step(self) -> None:
+        """Nothing is released without the first process, so it is enough that this one has written the step down."""
+        if self.ledger is not None:
+            self.ledger.write(self.progress.epoch, self.progress.step, self.key)
 
+    def _optimize(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate()
+        if isinstance(self.optimizer, DPAdamBC):
+            none = [0.0] * len(self.parameters)
+            self.optimizer.noise_std(none if self.private is None else self.private.noise_stds(self.progress.epoch))
+        self.optimizer.step()
 
-def _start(
-    config: TrainConfig, folder: Path, listener: Listener, stop: threading.Event, resuming: bool
-) -> dict[str, Any]:
-    if config.processes == 1 or "WORLD_SIZE" in os.environ:
-        return train_here(config, folder, listener, stop, resuming)
-    _patience()  # refused here rather than by every rank
-    job = json.dumps({"config": asdict(config), "folder": str(folder), "resuming": resuming})
-    cure = f"go on with edp-lab train --resume {folder}"
-    before = _last_written(folder)
-    try:
-        with Ranks(config.processes, ["edp_lab.training.trainer", job]) as ranks:
-            try:
-                _relay(ranks, cure, listener, stop)
-            except KeyboardInterrupt:
-                stop.set()
-                _relay(ranks, cure, listener, stop)
-    except UsageError as error:
-        if _last_written(folder) != before:  # else the ranks were refused before they began
-            _bill_failed(folder, error)
-        if not (folder / RECORD).exists():
-            raise UsageError(str(error).removesuffix(f": {cure}")) from None  # there is nothing to go on with
-        raise
-    return read_record(folder)
-
-
-def _relay(ranks: Ranks, cure: str, listener: Listener, stop: threading.Event) -> None:
-    for line in ranks.lines(cure, stop):
-        listener(_event(line))
-
-
-def _bill_failed(folder: Path, error: UsageError) -> None:
-    """For ranks that died and could not do so themselves; the ledger knows all that they released."""
-    with suppress(UsageError), _locked(folder):
-        record = read_record(folder)
-        if record["status"] == "running":
-            ledger = None if record["ledger"] is None else Ledger.open(folder / LEDGER, chain=record["ledger"])
-            epochs = min(len(record["epochs"]) + 1, record["config"]["epochs"])
-            mechanism = None if ledger is None else ledger.mechanism
-            _write_failed(folder, record, bill(record, mechanism, ledger, epochs), error)
-
-
-def _last_written(folder: Path) -> int | None:
-    return (folder / RECORD).stat().st_mtime_ns if (folder / RECORD).exists() else None
-
-
-def _event(line: str) -> Event:
-    told = json.loads(line)
-    kind: Callable[..., Event] = EpochDone if "row" in told else StepDone
-    return kind(**told)
-
-
-def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
-    """
-    Raises:
-        UsageError: not as many processes take part as asked for.
-    """
-    _as_many_as(processes, int(os.environ.get("WORLD_SIZE", 1)))  # before they wait for others that never come
-    patience = InitProcessGroupKwargs(timeout=_patience())
-    cpu = device == "cpu" or not torch.cuda.is_available()
-    accelerator = Accelerator(cpu=cpu, kwargs_handlers=[patience])
-    _as_many_as(processes, accelerator.num_processes)
-    return accelerator
-
-
-def _patience() -> timedelta:
-    given = os.environ.get(TIMEOUT, "600")
-    with suppress(ValueError, OverflowError):
-        if float(given) > 0:
-            return timedelta(seconds=float(given))
-    raise UsageError(f"{TIMEOUT} is {given!r}: give seconds, more than 0")
-
-
-def _as_many_as(asked: int, started: int) -> None:
-    if started != asked:
-        raise UsageError(
-            f"processes that take part: {started}, asked for: {asked}; start as many as --processes says, or let "
-            "edp-lab start them"
+    def _learning_rate(self) -> float:
+        if self.config.lr_schedule == "constant":
+            return self.config.learning_rate
+        return self.config.learning_rate * (
+            1 - self.progress.step / (self.batches.steps_per_epoch * self.config.epochs)
         )
 
+    def _settings(self, corpus: Corpus) -> dict[str, Any]:
+        """As a record has them, with the content of corpora in place of their names."""
+        config = self.config
+        alpha = load_corpus(config.alpha_corpus).sha256 if config.alpha_corpus else config.alpha
+        settled = {"corpus": corpus.sha256, "delta": self.delta, "lr": config.learning_rate, "alpha": alpha}
+        return {**asdict(config), **settled}
 
-def _key(
-    config: TrainConfig, folder: Path, earlier: dict[str, Any] | None, accelerator: Accelerator, inputs: str
-) -> tuple[int, int]:
-    """The key of order, dropout and noise, the same on all ranks, and how many keys the run has had before it.
+    def _public_alpha(self, private: PrivateStep) -> Tensor:
+        """alpha from the first utterances of a public corpus that carry labels this model knows."""
+        corpus = load_corpus(self.config.alpha_corpus)
+        usable = [u for u in corpus.utterances if self.model.labels.covers(u)][: self.config.batch_size]
+        if len(usable) < self.config.num_devices:
+            raise UsageError(
+                f"alpha corpus {self.config.alpha_corpus!r} has only {len(usable)} utterances with labels of "
+                f"{self.config.corpus!r}: give public text annotated with the same labels"
+            )
+        known = {u.tokens for u in self.train_data.utterances}
+        if sum(u.tokens in known for u in usable) > MOST_SHARED * len(usable):
+            raise UsageError(
+                f"alpha corpus {self.config.alpha_corpus!r} shares utterances with the training set, so it is not "
+                "public: give separate text"
+            )
+        parts = np.array_split(np.arange(len(usable)), self.config.num_devices)
+        own = private.share.devices
+        mine = parts[own.start : own.stop]
+        return private.scales(model_gradients(self.model, self.model.dataset(usable), mine, None, self.layout))
 
-    A run that is taken up elsewhere may redo steps with other last bits, and the same noise on two of them could be
-    subtracted. So it gets a fresh key, and the ledger bills what is redone as further releases. So does one whose key
-    is lost, and one on a GPU, where sums have no fixed order.
+    def finish(self) -> None:
+        """Score the model as it is on the test split, beside the guarantee of everything that was released."""
+        rows = self.progress.rows
+        training = {"loss": rows[-1]["loss"] if rows else None, "seconds": sum(row["seconds"] for row in rows)}
+        scores = evaluate_model(self.model, self.test, self.accelerator)
+        self.record["final"] = {**training, **asdict(scores), **self.bill()}
+
+    def save_state(self, folder: Path) -> None:
+        if self.main:
+            self.progress.chain = None if self.ledger is None else self.ledger.chain
+            alpha = None if self.private is None else self.private.alpha
+            save_state(folder, self.progress, self.parameters, self.optimizer, alpha)
+
+    def save(self, folder: Path, status: str) -> None:
+        """State, record, model, in this order, so that no model is ever left whose epochs were not billed."""
+        self.save_state(folder)
+        self.save_model(folder, status)
+
+    def save_model(self, folder: Path, status: str) -> None:
+        self.record["status"] = status
+        if self.main:
+            self.record["model_sha256"] = model_checksum(self.model)
+            write_record(folder, self.record)
+            save_model(self.model, folder / MODEL)
+
+    def bill(self) -> dict[str, float | None]:
+        """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record."""
+        begun = self.progress.epoch + (self.progress.step_in_epoch > 0)
+        return bill(self.record, self.mechanism, self.ledger, max(begun, 1))
+
+    def _reads_words_off_training_set(self) -> bool:
+        """Where there is no guarantee anyway; elsewhere words come from public text or stable hash buckets."""
+        without_guarantee = self.mechanism is None or self.mechanism.alpha is Alpha.PRIVATE
+        return self.config.pretrained is None and without_guarantee
+
+    def _new_record(self, corpus: Corpus, data: Split) -> dict[str, Any]:
+        flags = [*NOT_PRIVATE]
+        if not corpus.labels_declared:
+            flags.append("label sets (read off the corpus)")
+        if self._reads_words_off_training_set():
+            flags.append("vocabulary (read off the training set)")
+        if self.mechanism is not None and self.mechanism.alpha is Alpha.PRIVATE:
+            flags.append("layer scales alpha (from private gradients)")
+        if self.delta * len(data.train) >= 1:
+            flags.append("delta: not below 1/n, so epsilon promises nothing")
+        own = Path(self.config.corpus)
+        findable = str(own.resolve()) if own.exists() and self.config.corpus == corpus.name else self.config.corpus
+        return {
+            "status": "running",
+            "config": {**asdict(self.config), "corpus": findable, "delta": self.delta, "lr": self.config.learning_rate},
+            "versions": versions(),
+            "device": str(self.accelerator.device),
+            "threads": torch.get_num_threads(),
+            "world_size": self.accelerator.num_processes,
+            "devices": self._devices(),
+            "surroundings": surroundings(self.accelerator, self.inputs),
+            "parameters": self.layout.size,
+            "corpus": {
+                "name": corpus.name,
+                "sha256": corpus.sha256,
+                "splits": data.counts,
+                "has_tags": corpus.has_tags,
+                "warnings": list(corpus.warnings),
+            },
+            "not_private": flags,
+            "epochs": self.progress.rows,
+            "final": None,
+            "guarantee": {},
+        }
+
+    def _devices(self) -> str:
+        """``8 devices: 2 processes, 6 simulated``."""
+        world = self.accelerator.num_processes
+        processes = f"{world} process" + ("es" if world > 1 else "")
+        if self.mechanism is None:
+            return processes
+        devices = self.config.num_devices
+        return f"{devices} device{'s' if devices > 1 else ''}: {processes}, {devices - world} simulated"
+
+
+def bill(
+    record: dict[str, Any], mechanism: Mechanism | None, ledger: Ledger | None, epochs: int
+) -> dict[str, float | None]:
+    """Judge what the ledger holds, or without one `epochs` epochs, and put the verdict into the record.
+
+    Returns epsilons, and the noise of the last of `epochs` epochs.
     """
-    here = surroundings(accelerator, inputs)
-    _agree(accelerator, here, "options, files, versions or numbers of threads: start them all alike")
-    key, keys = None, 0
-    if accelerator.is_main_process:
-        keys = 0 if earlier is None else earlier.get("keys", 0)
-        same = earlier is not None and earlier.get("surroundings") == here and here["device"] == "cpu"
-        same = same and (keys == 0 or (folder / STATE).exists())  # a later key did not begin at the first step
-        if config.private_seed:
-            key = read_secret(folder) if same else None
-        elif earlier is None or same:
-            key = _published_key(config.seed, keys)
-        if key is None:
-            keys += earlier is not None
-            key = secrets.randbits(128) if config.private_seed else _published_key(config.seed, keys)
-            if config.private_seed:
-                write_secret(folder, key)  # before the record says that it is in use
-    words = [(key or 0) >> 32 * k & 0xFFFFFFFF for k in range(4)]
-    shared = torch.tensor([*words, keys], dtype=torch.int64, device=accelerator.device)
-    if accelerator.num_processes > 1:
-        torch.distributed.broadcast(shared, 0)
-    *words, keys = shared.tolist()
-    return sum(word << 32 * k for k, word in enumerate(words)), keys
+    config, releases = record["config"], epochs if ledger is None else ledger.bill()
+    verdict = asdict(judge(mechanism, releases, config["delta"], seed_published=not config["private_seed"]))
+    names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
+    epsilons = {name: verdict.pop(name) for name in names}
+    record |= {"ledger": None if ledger is None else ledger.chain, "guarantee": verdict}
+    settings: dict[str, float | None] = {"z_t": None, "noise_multiplier": None}
+    if mechanism is not None:
+        settings["z_t"] = mechanism.noise_multiplier_setting(epochs - 1)
+        settings["noise_multiplier"] = mechanism.noise_multiplier(epochs - 1)
+    return {**settings, **epsilons}
 
 
-def _published_key(seed: int, number: int) -> int:
-    return key_from_seed(seed) if number == 0 else key_from_seed(f"{seed}, key {number}")
+def evaluate_model(
+    model: IntentSlotModel, utterances: Sequence[Utterance], accelerator: Accelerator | None = None
+) -> Scores:
+    """SER, intent accuracy, slot F1 and exact match on annotated utterances; processes share the work.
+
+    `AT_ONCE` utterances at a time, so that memory does not grow with their number.
+    """
+    model.eval()
+    world, rank = (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
+    own = part(len(utterances), rank, world)
+    tally = Tally()
+    for start in range(own.start, own.stop, AT_ONCE):
+        tally += _tally(model, utterances[start : min(start + AT_ONCE, own.stop)])
+    return (sum(gather_object([tally]), Tally()) if world > 1 else tally).scores()
 
 
-@contextmanager
-def _files(folder: Path, resuming: bool, processes: int) -> Iterator[None]:
-    """A new run that fails before its first state leaves nothing in the folder, unless it was cut off from a rank."""
-    with _locked(folder):
-        if not resuming and any(path.name != LOCK for path in folder.iterdir()):
-            raise UsageError(f"another process was faster to begin a run in {folder}: choose another --out")
-        try:
-            yield
-        except BaseException as error:
-            cut_off = processes > 1 and not isinstance(error, UsageError) and (folder / RECORD).exists()
-            if not (resuming or cut_off or (folder / STATE).exists()):
-                _tidy(folder, RECORD, LEDGER)
-            raise
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Only one process may work in the folder, which is made if need be and does not stay if nothing is in it."""
-    lock = FileLock(folder / LOCK)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UsageError(
-            f"another process is training in {folder}: wait until it has ended; a new run needs another --out"
-        ) from None
-    except OSError as error:
-        cure = "make room there, or choose another --out"
-        raise UsageError(f"{folder} cannot be written ({error.strerror}): {cure}") from error
-    try:
-        yield
-    finally:
-        (folder / LOCK).unlink(missing_ok=True)
-        lock.release()
-        with suppress(OSError):
-            folder.rmdir()
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-def _tidy(folder: Path, *more: str) -> None:
-    """Remove what a finished run needs no more, and half-written files."""
-    for path in (*(folder / name for name in (SECRET, STATE, *more)), *folder.rglob("*.partial")):
-        path.unlink(missing_ok=True)
-
-
-def main(job: str, stop: threading.Event) -> None:
-    """One rank of several, started by `train`; rank 0 prints events as JSON, one a line."""
-    told = json.loads(job)
-
-    def report(event: Event) -> None:
-        sys.stdout.write(json.dumps(asdict(event)) + "\n")
-        sys.stdout.flush()
-
-    train_here(TrainConfig(**told["config"]), Path(told["folder"]), report, stop, told["resuming"])
-
-
-if __name__ == "__main__":
-    run_rank(main)
+def _tally(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Tally:
+    predictions = model.predict(model.dataset(utterances), probabilities=False)
+    pairs = list(zip(utterances, predictions, strict=True))
+    return Tally.of(
+        [(u.intent, u.tokens, u.tags) for u, _ in pairs], [(p.intent, u.tokens, p.tags or None) for u, p in pairs]
+    )

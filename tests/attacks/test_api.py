@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edp_lab.attacks import api
-from edp_lab.attacks.api import (
+from edp_lab.attacks import extraction as api
+from edp_lab.attacks.extraction import (
     SETTINGS,
     PredictionApi,
     correlations,

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edp_lab.attacks import guards as guards_module
-from edp_lab.attacks.guards import CONFIDENCE, LEAST_MEMBERS, Guards, check_split
+from edp_lab.attacks.membership import guards as guards_module
+from edp_lab.attacks.membership.guards import CONFIDENCE, LEAST_MEMBERS, Guards, check_split
 from edp_lab.corpora import Corpus, Utterance, load_corpus, split
 from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError

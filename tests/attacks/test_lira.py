@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from edp_lab.attacks.lira import aligned, lira_scores, loss_threshold
-from edp_lab.attacks.shadow_models import ShadowSignals, half_samples, train_shadow
-from edp_lab.attacks.signals import Floats, Signals, signals
+from edp_lab.attacks.membership.lira import aligned, lira_scores, loss_threshold
+from edp_lab.attacks.membership.shadow_models import ShadowSignals, half_samples, train_shadow
+from edp_lab.attacks.membership.signals import Floats, Signals, signals
 from edp_lab.attacks.statistics import auc, auc_interval, tpr_at_fpr
 from edp_lab.corpora import load_corpus
 from edp_lab.corpora.encoding import Labels

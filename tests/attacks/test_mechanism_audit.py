@@ -17,8 +17,8 @@ import torch
 from scipy import stats
 from typer.testing import CliRunner
 
-from edp_lab.attacks import mechanism_audit
-from edp_lab.attacks.mechanism_audit import (
+from edp_lab.attacks.audit import step_audit as mechanism_audit
+from edp_lab.attacks.audit.step_audit import (
     LAYOUT,
     Verdict,
     audit_mechanism,
@@ -31,9 +31,9 @@ from edp_lab.attacks.mechanism_audit import (
 from edp_lab.cli.audit import audit_app
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, gdp_epsilon
-from edp_lab.privacy.noise import key_from_seed
+from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
-from edp_lab.training.step import release
 
 ROOT = Path(__file__).parents[2]
 DELTA, KEY = 1e-5, key_from_seed(0)

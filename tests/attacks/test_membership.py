@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from edp_lab.attacks import membership, shadow_models
-from edp_lab.attacks.guards import LEAST_MEMBERS
-from edp_lab.attacks.membership import attack_lira, attack_loss, attack_shadow
-from edp_lab.attacks.shadow import (
+from edp_lab.attacks.membership import attacks as membership
+from edp_lab.attacks.membership import shadow_models
+from edp_lab.attacks.membership.attacks import attack_lira, attack_loss, attack_shadow
+from edp_lab.attacks.membership.guards import LEAST_MEMBERS
+from edp_lab.attacks.membership.shadow import (
     CLASSIFIERS,
     GENERATED,
     default_shadow,
@@ -25,17 +26,17 @@ from edp_lab.attacks.shadow import (
     shadow_scores,
     without_privacy,
 )
-from edp_lab.attacks.shadow_models import ShadowSignals
-from edp_lab.attacks.signals import Signals
+from edp_lab.attacks.membership.shadow_models import ShadowSignals
+from edp_lab.attacks.membership.signals import Signals
+from edp_lab.attacks.membership.target import equal_sides, load_target
 from edp_lab.attacks.statistics import auc_interval
-from edp_lab.attacks.target import equal_sides, load_target
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon
 from edp_lab.training import TrainConfig, train
-from edp_lab.training.runs import run_ledger
+from edp_lab.training.inference import run_ledger
 
 TINY = {"size": "small", "batch_size": 32, "dropout": 0.0, "num_devices": 4}
 
@@ -196,9 +197,9 @@ def test_every_classifier_beats_guessing(overfitted, classifier, tmp_path_factor
 
 def test_the_shadow_is_another_corpus_with_the_targets_settings(monkeypatch):
     assert default_shadow("smart-home") == default_shadow("smart-home-video") == GENERATED
-    monkeypatch.setattr("edp_lab.attacks.shadow.find", lambda name: None)
+    monkeypatch.setattr("edp_lab.attacks.membership.shadow.find", lambda name: None)
     assert default_shadow("atis") == GENERATED
-    monkeypatch.setattr("edp_lab.attacks.shadow.find", lambda name: Path())
+    monkeypatch.setattr("edp_lab.attacks.membership.shadow.find", lambda name: Path())
     assert default_shadow("atis") == "snips"
     assert default_shadow("snips") == "atis"
     assert default_shadow("snips-original") == "atis"
@@ -225,7 +226,7 @@ def test_a_plain_shadow_is_the_same_for_every_method(overfitted, private, monkey
         trained.append(config)
         return load_target(overfitted).model
 
-    monkeypatch.setattr("edp_lab.attacks.shadow.train_shadow", train_shadow)
+    monkeypatch.setattr("edp_lab.attacks.membership.shadow.train_shadow", train_shadow)
     for run in (overfitted, private):
         attack_shadow(run, (GENERATED,), cache=tmp_path, plain=True)
     assert [config.method for config in trained] == ["sgd"] * 2

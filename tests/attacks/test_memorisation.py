@@ -30,7 +30,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models import build_model
 from edp_lab.privacy import gdp_epsilon
 from edp_lab.training import TrainConfig
-from edp_lab.training.run import Run
+from edp_lab.training.trainer import Run
 
 REFERENCES = 999
 EPOCHS, Z0 = 3, 8.0

@@ -14,10 +14,9 @@ import torch
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from edp_lab.attacks import one_run_canaries
-from edp_lab.attacks.mechanism_audit import Verdict
-from edp_lab.attacks.one_run import audit_one_run
-from edp_lab.attacks.one_run_bound import (
+from edp_lab.attacks.audit import one_run_canaries
+from edp_lab.attacks.audit.one_run import audit_one_run
+from edp_lab.attacks.audit.one_run_bound import (
     SHARES,
     Tally,
     lower_bounds,
@@ -25,14 +24,15 @@ from edp_lab.attacks.one_run_bound import (
     one_run_epsilon,
     one_run_mu,
 )
-from edp_lab.attacks.one_run_canaries import Directions, Kind, OneLayer, Plan, RealModel, gradient_scores
+from edp_lab.attacks.audit.one_run_canaries import Directions, Kind, OneLayer, Plan, RealModel, gradient_scores
+from edp_lab.attacks.audit.step_audit import Verdict
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon, judge
-from edp_lab.privacy.noise import key_from_seed
+from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
-from edp_lab.training.run import Run
-from edp_lab.training.step import release
+from edp_lab.training.dp_step import release
+from edp_lab.training.trainer import Run
 
 DELTA = 1e-5
 FAST = {"num_devices": 40, "batch_size": 80}  # many canaries in a step, so few steps
@@ -395,7 +395,7 @@ def test_mislabelled_utterances_are_remembered_by_a_run_without_much_noise(corpu
         seen["scores"], seen["plan"] = real(*arguments), arguments[3]
         return seen["scores"]
 
-    monkeypatch.setattr("edp_lab.attacks.one_run.mislabelled_scores", spy)
+    monkeypatch.setattr("edp_lab.attacks.audit.one_run.mislabelled_scores", spy)
     chosen = config(corpus, z0=1e-4, batch_size=16, num_devices=4, epochs=12, lr=0.02)
     told = []
     audit = audit_one_run(chosen, 40, "mislabelled", progress=lambda done, steps: told.append((done, steps)))

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from edp_lab.attacks import shadow_models
-from edp_lab.attacks.shadow_models import default_cache, half_samples, shadow_signals, train_shadow
-from edp_lab.attacks.signals import signals
+from edp_lab.attacks.membership import shadow_models
+from edp_lab.attacks.membership.shadow_models import default_cache, half_samples, shadow_signals, train_shadow
+from edp_lab.attacks.membership.signals import signals
 from edp_lab.corpora import Corpus, Utterance, split
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError

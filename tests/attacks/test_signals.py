@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from edp_lab.attacks.signals import MOST, signals, sorted_scores
+from edp_lab.attacks.membership.signals import MOST, signals, sorted_scores
 from edp_lab.corpora import Utterance
 from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.corpora.smart_home import generate

@@ -369,7 +369,7 @@ def test_bad_input_names_the_culprit(call, culprit):
 
 
 def test_importing_statistics_and_guards_brings_neither_torch_nor_scikit_learn():
-    code = "import sys, edp_lab.attacks.guards; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
+    code = "import sys, edp_lab.attacks.membership.guards; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -19,7 +19,7 @@ QUICK = ("--epochs", "1", "--instructors", "2")
 def cli(monkeypatch, capsys):
     """Run it in this process, with attacks that hardly try: (stdout, stderr)."""
     for steps in ("STUDENT_STEPS", "WHITE_BOX_STEPS"):
-        monkeypatch.setattr(f"edp_lab.attacks.api.{steps}", 5)
+        monkeypatch.setattr(f"edp_lab.attacks.extraction.{steps}", 5)
     app = typer.Typer()
     app.command()(extraction)
     app.command()(inversion)
@@ -92,7 +92,7 @@ def test_options_reach_the_victims(cli):
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_trained(cli, arguments, message, monkeypatch):
-    for module in ("edp_lab.attacks.api", "edp_lab.three_phase.instructors"):
+    for module in ("edp_lab.attacks.extraction", "edp_lab.three_phase.instructors"):
         monkeypatch.setattr(f"{module}.train_classifier", None)
     with pytest.raises(UsageError, match=message) as error:
         cli(*arguments)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from edp_lab.cli import main
-from edp_lab.studies import claims as study
-from edp_lab.studies.claims import REGISTRY, read_ledger
-from edp_lab.studies.evidence import Verdict
+from edp_lab.reproduce import claims as study
+from edp_lab.reproduce.claims import REGISTRY, read_ledger
+from edp_lab.reproduce.evidence import Verdict
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 
 from edp_lab.cli.reproduce import reproduce_app
 from edp_lab.errors import UsageError
-from edp_lab.studies import thesis_tables
-from edp_lab.studies.thesis_tables import FIGURES, TABLES, Scale
+from edp_lab.reproduce.thesis import thesis_tables
+from edp_lab.reproduce.thesis.thesis_tables import FIGURES, TABLES, Scale
 
 TINY = Scale("digits", 1, 2, 20, (100,), 1, 1, 2, 2, instructors=2)
 KEYS = {"table", "row", "column", "thesis", "ours", "epsilon_claimed", "epsilon_holds", "note", "seed", "seconds"}
@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_is_refused(cli, tmp_path):
 
 
 def test_ctrl_c_says_what_is_kept(cli, monkeypatch, tmp_path):
-    from edp_lab.studies import reproduce_thesis
+    from edp_lab.reproduce.thesis import lab as reproduce_thesis
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

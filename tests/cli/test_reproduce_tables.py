@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from edp_lab.cli.reproduce import reproduce_app
-from edp_lab.course.table1_anew import changes_figure, told
+from edp_lab.course.nb11_claims.table1_figure import changes_figure, told
 from edp_lab.errors import UsageError
-from edp_lab.studies import bench_step, table1, table2, table_runs
+from edp_lab.reproduce import run_cache as table_runs
+from edp_lab.reproduce.bench import train_step as bench_step
+from edp_lab.reproduce.paper import table1, table2
 
 
 @pytest.fixture

@@ -13,16 +13,19 @@ import plotly.graph_objects as go
 import pytest
 from typer.testing import CliRunner
 
-from edp_lab.attacks.mechanism_audit import Verdict, audit_mechanism, draw_statistics
-from edp_lab.attacks.one_run import audit_one_run
-from edp_lab.attacks.one_run_bound import one_run_epsilon
+from edp_lab.attacks.audit.one_run import audit_one_run
+from edp_lab.attacks.audit.one_run_bound import one_run_epsilon
+from edp_lab.attacks.audit.step_audit import Verdict, audit_mechanism, draw_statistics
 from edp_lab.cli import app
-from edp_lab.course import audits, audits_figures, audits_panels, audits_words
-from edp_lab.course.audits import StepNoise, audit_step, guess
-from edp_lab.course.build import instructor, read_source
-from edp_lab.course.live import move
+from edp_lab.course.kit.panel_driver import move
+from edp_lab.course.nb08_audit import compute as audits
+from edp_lab.course.nb08_audit import figures as audits_figures
+from edp_lab.course.nb08_audit import panels as audits_panels
+from edp_lab.course.nb08_audit import words as audits_words
+from edp_lab.course.nb08_audit.compute import StepNoise, audit_step, guess
+from edp_lab.course.publish.build import instructor, read_source
 from edp_lab.errors import UsageError
-from edp_lab.privacy.noise import key_from_seed
+from edp_lab.privacy.csprng import key_from_seed
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "08_audit_it.ipynb"
 PRINTED = (True, 1.0, 1.0, 8, 1.0, 300)

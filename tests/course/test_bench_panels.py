@@ -10,20 +10,20 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from typer.testing import CliRunner
 
-from edp_lab.cli.study import bench_app
-from edp_lab.course import browser as browsing
-from edp_lab.course import live
-from edp_lab.course.figure_panel import FigurePanel, Picture
-from edp_lab.course.panel import Panel, choice, number
+from edp_lab.cli.bench import bench_app
+from edp_lab.course.kit import panel_driver as live
+from edp_lab.course.kit.panel import Panel, choice, number
+from edp_lab.course.kit.run_panel import FigurePanel, Picture
+from edp_lab.course.publish import browser as browsing
 from edp_lab.errors import UsageError
 
 PANEL = """
 import time
 import ipywidgets
 import plotly.graph_objects as go
-from edp_lab.course import theme
-from edp_lab.course.figure_panel import FigurePanel, Picture
-from edp_lab.course.panel import number
+from edp_lab.course.kit import theme
+from edp_lab.course.kit.run_panel import FigurePanel, Picture
+from edp_lab.course.kit.panel import number
 
 def compute(C):
     time.sleep(0.03)

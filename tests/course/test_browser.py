@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from edp_lab.course import browser as browsing
-from edp_lab.course.browser import until
+from edp_lab.course.publish import browser as browsing
+from edp_lab.course.publish.browser import until
 from tests.course.conftest import NOTEBOOKS, ROOT
 
 pytest.importorskip("selenium", reason="the browser test needs selenium: pip install -e '.[test]'")

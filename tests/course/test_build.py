@@ -11,8 +11,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from typer.testing import CliRunner
 
 from edp_lab.cli.course import course_app
-from edp_lab.course.build import build, drift, exercise_cells, instructor, read_source, student
-from edp_lab.course.runner import course_notebooks
+from edp_lab.course.publish.build import build, drift, exercise_cells, instructor, read_source, student
+from edp_lab.course.publish.runner import course_notebooks
 from edp_lab.errors import UsageError
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"

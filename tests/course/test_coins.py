@@ -20,19 +20,32 @@ from scipy.integrate import trapezoid
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
-from edp_lab.course import coins, coins_figures, coins_panels, coins_words
-from edp_lab.course.coins import ADVANCED, GAUSSIAN, SUM, ZCDP, averaging, belief, composed, gaussian_count, poll
-from edp_lab.course.coins_words import at_most, digits
-from edp_lab.course.figure_panel import FigurePanel
-from edp_lab.course.live import move
-from edp_lab.course.runner import notebook_parameters
+from edp_lab.course.kit.panel_driver import move
+from edp_lab.course.kit.run_panel import FigurePanel
+from edp_lab.course.nb01_coins import compute as coins
+from edp_lab.course.nb01_coins import figures as coins_figures
+from edp_lab.course.nb01_coins import panels as coins_panels
+from edp_lab.course.nb01_coins import words as coins_words
+from edp_lab.course.nb01_coins.compute import (
+    ADVANCED,
+    GAUSSIAN,
+    SUM,
+    ZCDP,
+    averaging,
+    belief,
+    composed,
+    gaussian_count,
+    poll,
+)
+from edp_lab.course.nb01_coins.words import at_most, digits
+from edp_lab.course.publish.runner import notebook_parameters
 from edp_lab.errors import UsageError
 from edp_lab.privacy import GaussianDP, Schedule
-from edp_lab.privacy.basic import NoisyCounter, estimate_frequencies, truth_probability
 from edp_lab.privacy.composition import advanced_composition, basic_composition
-from edp_lab.studies.thesis_claims import t21_loss_tail
-from edp_lab.studies.thesis_composition import t12_labels
-from edp_lab.studies.thesis_foundations import CREDIT_EPSILON, local_and_global, loss_figures
+from edp_lab.privacy.foundations import NoisyCounter, estimate_frequencies, truth_probability
+from edp_lab.reproduce.thesis.thesis_claims import t21_loss_tail
+from edp_lab.reproduce.thesis.thesis_composition import t12_labels
+from edp_lab.reproduce.thesis.thesis_foundations import CREDIT_EPSILON, local_and_global, loss_figures
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_coins_to_composition.ipynb"
 LN3 = math.log(3)

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 
-from edp_lab.course import cost, cost_table1, cost_words
-from edp_lab.course.cost import (
+from edp_lab.course.nb04_cost import compute as cost
+from edp_lab.course.nb04_cost import table1_cells as cost_table1
+from edp_lab.course.nb04_cost import words as cost_words
+from edp_lab.course.nb04_cost.compute import (
     AS_PRINTED,
     PUBLIC_ALPHA,
     SOUND,
@@ -23,10 +25,10 @@ from edp_lab.course.cost import (
     run_bill,
     sampling,
 )
-from edp_lab.course.cost_table1 import behind
+from edp_lab.course.nb04_cost.table1_cells import behind
 from edp_lab.errors import UsageError
 from edp_lab.privacy import GaussianDP, Mechanism, RenyiDP, Schedule, claimed_epsilon, gdp_epsilon, judge, true_epsilon
-from edp_lab.studies.paper_tables import TABLE_1
+from edp_lab.reproduce.paper.printed import TABLE_1
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "04_what_does_it_cost.ipynb"
 BILL: dict[str, Any] = {

@@ -17,8 +17,12 @@ import pytest
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
-from edp_lab.course import cost_figures, cost_panels, cost_words
-from edp_lab.course.cost import (
+from edp_lab.course.kit.panel_driver import move
+from edp_lab.course.kit.run_panel import FigurePanel
+from edp_lab.course.nb04_cost import figures as cost_figures
+from edp_lab.course.nb04_cost import panels as cost_panels
+from edp_lab.course.nb04_cost import words as cost_words
+from edp_lab.course.nb04_cost.compute import (
     AS_PRINTED,
     PUBLIC_ALPHA,
     SOUND,
@@ -27,10 +31,8 @@ from edp_lab.course.cost import (
     Sampled,
     run_bill,
 )
-from edp_lab.course.cost_table1 import Behind
-from edp_lab.course.figure_panel import FigurePanel
-from edp_lab.course.live import move
-from edp_lab.course.runner import notebook_parameters
+from edp_lab.course.nb04_cost.table1_cells import Behind
+from edp_lab.course.publish.runner import notebook_parameters
 from edp_lab.errors import UsageError
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "04_what_does_it_cost.ipynb"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edp_lab.course import browser as browsing
+from edp_lab.course.publish import browser as browsing
 from tests.course.conftest import NOTEBOOKS
 
 pytest.importorskip("selenium", reason="the browser test needs selenium: pip install -e '.[test]'")

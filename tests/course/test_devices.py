@@ -19,23 +19,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import edp_lab.studies.bench_step
+import edp_lab.reproduce.bench.train_step
 import edp_lab.training
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course import devices, devices_figures, devices_panels, devices_words
-from edp_lab.course.cost import AS_PRINTED, SOUND
-from edp_lab.course.devices import DeviceNoise, Timed, device_noise, ring_bytes, scaling, shares
-from edp_lab.course.figure_panel import FigurePanel
-from edp_lab.course.live import move
-from edp_lab.course.runner import notebook_parameters
+from edp_lab.course.kit.panel_driver import move
+from edp_lab.course.kit.run_panel import FigurePanel
+from edp_lab.course.nb04_cost.compute import AS_PRINTED, SOUND
+from edp_lab.course.nb09_devices import compute as devices
+from edp_lab.course.nb09_devices import figures as devices_figures
+from edp_lab.course.nb09_devices import panels as devices_panels
+from edp_lab.course.nb09_devices import words as devices_words
+from edp_lab.course.nb09_devices.compute import DeviceNoise, Timed, device_noise, ring_bytes, scaling, shares
+from edp_lab.course.publish.runner import notebook_parameters
 from edp_lab.errors import UsageError
 from edp_lab.privacy import claimed_epsilon, true_epsilon
-from edp_lab.studies.bench_scale import DEVICES, NETWORKS, extrapolated
-from edp_lab.studies.bench_step import Task
-from edp_lab.studies.paper_tables import TABLE_2
+from edp_lab.reproduce.bench.scale import DEVICES, NETWORKS, extrapolated
+from edp_lab.reproduce.bench.train_step import Task
+from edp_lab.reproduce.paper.printed import TABLE_2
 from edp_lab.training import TrainConfig
-from edp_lab.training.run import Run
+from edp_lab.training.trainer import Run
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "09_many_gpus.ipynb"
 NOISE: dict[str, Any] = {
@@ -212,7 +215,9 @@ def test_benchmark_runs_on_demand_and_stops(monkeypatch: pytest.MonkeyPatch) -> 
 def test_command_of_the_benchmark_is_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     panel, seen = devices_panels.MeasurePanel("smart-home"), []
     task = panel.prepare()
-    monkeypatch.setattr(edp_lab.studies.bench_step, "bench_steps", lambda task, progress: seen.append(task) or [])
+    monkeypatch.setattr(
+        edp_lab.reproduce.bench.train_step, "bench_steps", lambda task, progress: seen.append(task) or []
+    )
     CliRunner().invoke(app, [*shlex.split(devices_words.measure_command(task))[1:], "--json"])
     assert seen == [task]
 

@@ -22,20 +22,24 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
-from edp_lab.course import dpsgd, dpsgd_figures, dpsgd_panels, dpsgd_training, dpsgd_words
-from edp_lab.course.build import read_source
-from edp_lab.course.dpsgd import CLIPS, DELTA, cloud, denominators, per_example
-from edp_lab.course.dpsgd_training import PEOPLE, STEPS, training, tuned
-from edp_lab.course.figure_panel import FigurePanel
-from edp_lab.course.live import move
-from edp_lab.course.runner import notebook_parameters
+from edp_lab.course.kit.panel_driver import move
+from edp_lab.course.kit.run_panel import FigurePanel
+from edp_lab.course.nb02_dp_sgd import compute as dpsgd
+from edp_lab.course.nb02_dp_sgd import figures as dpsgd_figures
+from edp_lab.course.nb02_dp_sgd import panels as dpsgd_panels
+from edp_lab.course.nb02_dp_sgd import two_weights as dpsgd_training
+from edp_lab.course.nb02_dp_sgd import words as dpsgd_words
+from edp_lab.course.nb02_dp_sgd.compute import CLIPS, DELTA, cloud, denominators, per_example
+from edp_lab.course.nb02_dp_sgd.two_weights import PEOPLE, STEPS, training, tuned
+from edp_lab.course.publish.build import read_source
+from edp_lab.course.publish.runner import notebook_parameters
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, gdp_epsilon
-from edp_lab.privacy.noise import key_from_seed
+from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
+from edp_lab.training.dp_step import Layout, release
 from edp_lab.training.gradients import StackedGradients
 from edp_lab.training.noise import Share, standard_noise
-from edp_lab.training.step import Layout, release
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "02_dp_sgd.ipynb"
 relaxed = settings(deadline=None, max_examples=50)  # others share the machine

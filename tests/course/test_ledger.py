@@ -15,12 +15,15 @@ import pytest
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
-from edp_lab.course import ledger, ledger_figures, ledger_panels, ledger_words
-from edp_lab.course.runner import notebook_parameters
+from edp_lab.course.nb11_claims import compute as ledger
+from edp_lab.course.nb11_claims import figures as ledger_figures
+from edp_lab.course.nb11_claims import panels as ledger_panels
+from edp_lab.course.nb11_claims import words as ledger_words
+from edp_lab.course.publish.runner import notebook_parameters
 from edp_lab.errors import UsageError
-from edp_lab.studies import claims
-from edp_lab.studies.claims import REGISTRY, read_ledger
-from edp_lab.studies.evidence import Verdict
+from edp_lab.reproduce import claims
+from edp_lab.reproduce.claims import REGISTRY, read_ledger
+from edp_lab.reproduce.evidence import Verdict
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "11_claims.ipynb"
 PAPER = {"num_devices": 8, "z0": 1.0, "micro_batch": 8, "training": 2641, "delta": 5e-4}

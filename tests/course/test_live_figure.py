@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from edp_lab.course import theme
+from edp_lab.course.kit import theme
 
 
 @pytest.fixture

@@ -16,19 +16,23 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from edp_lab.attacks.lira import aligned, lira_scores
-from edp_lab.attacks.membership import Attacked, attack_loss
-from edp_lab.attacks.shadow_models import ShadowSignals, half_samples
-from edp_lab.attacks.signals import Signals, signals
+from edp_lab.attacks.membership.attacks import Attacked, attack_loss
+from edp_lab.attacks.membership.lira import aligned, lira_scores
+from edp_lab.attacks.membership.shadow_models import ShadowSignals, half_samples
+from edp_lab.attacks.membership.signals import Signals, signals
+from edp_lab.attacks.membership.target import equal_sides
 from edp_lab.attacks.statistics import dp_bound, gaussian_bound
-from edp_lab.attacks.target import equal_sides
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course import membership, membership_figures, membership_measured, membership_panels, membership_words
-from edp_lab.course.build import instructor, read_source
-from edp_lab.course.live import move
-from edp_lab.course.membership import Shown, show_canaries, show_roc
-from edp_lab.course.membership_measured import Moments, kept_lira, measured, target_config
+from edp_lab.course.kit.panel_driver import move
+from edp_lab.course.nb07_membership import compute as membership
+from edp_lab.course.nb07_membership import figures as membership_figures
+from edp_lab.course.nb07_membership import measured as membership_measured
+from edp_lab.course.nb07_membership import panels as membership_panels
+from edp_lab.course.nb07_membership import words as membership_words
+from edp_lab.course.nb07_membership.compute import Shown, show_canaries, show_roc
+from edp_lab.course.nb07_membership.measured import Moments, kept_lira, measured, target_config
+from edp_lab.course.publish.build import instructor, read_source
 from edp_lab.errors import UsageError
 from edp_lab.training import train
 

@@ -16,15 +16,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edp_lab.check import WrongAnswerError
 from edp_lab.corpora import Utterance, load_corpus, split
 from edp_lab.corpora.encoding import Labels
 from edp_lab.corpora.metrics import evaluate
-from edp_lab.course import models_tour, models_tour_figures, models_tour_panels, models_tour_words
-from edp_lab.course.build import instructor, read_source, student
-from edp_lab.course.figure_panel import FigurePanel
-from edp_lab.course.models_tour import NAME_ERRORS, Architecture, available, browse, look_at, score_errors
-from edp_lab.course.models_tour_crf import EMISSIONS, TAGS, TRUE_TAGS, WORDS, CrfView, crf_view, toy_crf
+from edp_lab.course.kit.exercises import WrongAnswerError
+from edp_lab.course.kit.run_panel import FigurePanel
+from edp_lab.course.nb05_models import compute as models_tour
+from edp_lab.course.nb05_models import figures as models_tour_figures
+from edp_lab.course.nb05_models import panels as models_tour_panels
+from edp_lab.course.nb05_models import words as models_tour_words
+from edp_lab.course.nb05_models.compute import NAME_ERRORS, Architecture, available, browse, look_at, score_errors
+from edp_lab.course.nb05_models.crf_tour import EMISSIONS, TAGS, TRUE_TAGS, WORDS, CrfView, crf_view, toy_crf
+from edp_lab.course.publish.build import instructor, read_source, student
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model
 

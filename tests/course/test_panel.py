@@ -10,9 +10,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from edp_lab.course.figure_panel import command_box
-from edp_lab.course.panel import Panel, choice, decades, number
-from edp_lab.course.runner import run_notebook
+from edp_lab.course.kit.panel import Panel, choice, decades, number
+from edp_lab.course.kit.run_panel import command_box
+from edp_lab.course.publish.runner import run_notebook
 from edp_lab.errors import UsageError
 
 RAISING = """

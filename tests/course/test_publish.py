@@ -13,13 +13,13 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from typer.testing import CliRunner
 
 from edp_lab.cli.course import course_app
-from edp_lab.course import api_pages, slides
-from edp_lab.course import browser as browsing
-from edp_lab.course.documents import fit_links
+from edp_lab.course.publish import api_pages, slides
+from edp_lab.course.publish import browser as browsing
+from edp_lab.course.publish.markdown_pages import fit_links
 from edp_lab.errors import UsageError
 
 FIGURE = """
-from edp_lab.course import theme
+from edp_lab.course.kit import theme
 import plotly.graph_objects as go
 theme.activate()
 go.Figure(go.Scatter(x=[1, 2, 3], y=[1, 4, 9]))
@@ -157,7 +157,7 @@ def test_reveal_js_is_the_published_version_with_its_licence() -> None:
 
 def test_reference_names_every_public_module() -> None:
     names = api_pages.module_names()
-    assert {"edp_lab", "edp_lab.privacy.mechanism", "edp_lab.course.runner"} <= set(names)
+    assert {"edp_lab", "edp_lab.privacy.mechanism", "edp_lab.course.publish.runner"} <= set(names)
     assert not [name for name in names if "._" in name]
     assert len(names) == len(set(names))
 
@@ -166,7 +166,9 @@ def test_reference_has_pages_and_a_search_that_load_nothing_from_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pdoc", reason="the reference pages need pdoc: pip install -e '.[test]'")
-    monkeypatch.setattr(api_pages, "module_names", lambda: ["edp_lab.errors", "edp_lab.privacy.basic", "edp_lab.gone"])
+    monkeypatch.setattr(
+        api_pages, "module_names", lambda: ["edp_lab.errors", "edp_lab.privacy.foundations", "edp_lab.gone"]
+    )
     index = api_pages.write_api(tmp_path)
     page = tmp_path / "edp_lab" / "privacy" / "basic.html"
     assert "response_epsilon" in page.read_text(encoding="utf-8")

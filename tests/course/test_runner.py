@@ -17,8 +17,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from typer.testing import CliRunner
 
 from edp_lab.cli.course import course_app
-from edp_lab.course import kept
-from edp_lab.course.runner import (
+from edp_lab.course.publish import finished_runs as kept
+from edp_lab.course.publish.runner import (
     NotebookRun,
     Progress,
     check_parameters,
@@ -26,7 +26,7 @@ from edp_lab.course.runner import (
     run_course,
     run_notebook,
 )
-from edp_lab.course.serve import lab_command
+from edp_lab.course.publish.serve import lab_command
 from edp_lab.errors import UsageError
 
 PARAMETERS = 'mode = "quick"\nclip_norm = 1.0  # C'
@@ -383,7 +383,7 @@ def test_a_server_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
         "while True: time.sleep(.01)\n"
     )
     starter = (
-        "import os, sys\nfrom edp_lab.course.serve import serve\n"
+        "import os, sys\nfrom edp_lab.course.publish.serve import serve\n"
         f"sys.exit(serve([sys.executable, '-c', {server!r}], os.environ))"
     )
     with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True) as process:

@@ -20,15 +20,18 @@ from typer.testing import CliRunner
 
 import edp_lab.training
 from edp_lab.cli import app
-from edp_lab.course import figures, start, start_panels, theme
-from edp_lab.course.runner import check_parameters
-from edp_lab.course.start import SmallModel, StepResult, command, in_words, one_step, plain, short, table
-from edp_lab.course.start_panels import LivePanel, StepPanel
+from edp_lab.course.kit import theme
+from edp_lab.course.nb00_start import compute as start
+from edp_lab.course.nb00_start import figures
+from edp_lab.course.nb00_start import panels as start_panels
+from edp_lab.course.nb00_start.compute import SmallModel, StepResult, command, in_words, one_step, plain, short, table
+from edp_lab.course.nb00_start.panels import LivePanel, StepPanel
+from edp_lab.course.publish.runner import check_parameters
 from edp_lab.errors import UsageError
 from edp_lab.privacy import claimed_epsilon, true_epsilon
 from edp_lab.training import TrainConfig
+from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
-from edp_lab.training.step import release
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "00_start.ipynb"
 CONFIG = TrainConfig("smart-home", as_printed=True, size="small", lr=0.02)

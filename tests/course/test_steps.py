@@ -22,17 +22,29 @@ from typer.testing import CliRunner
 
 import edp_lab.training
 from edp_lab.cli import app
-from edp_lab.course import steps, steps_figures, steps_panels, steps_words
-from edp_lab.course.build import read_source
-from edp_lab.course.figure_panel import FigurePanel
-from edp_lab.course.live import move
-from edp_lab.course.runner import notebook_parameters
-from edp_lab.course.steps import CLAIMED, DELTA, PRINTED, SOUND, GradientHistory, decayed, promise, stages
+from edp_lab.course.kit.panel_driver import move
+from edp_lab.course.kit.run_panel import FigurePanel
+from edp_lab.course.nb03_edp_sgd import compute as steps
+from edp_lab.course.nb03_edp_sgd import figures as steps_figures
+from edp_lab.course.nb03_edp_sgd import panels as steps_panels
+from edp_lab.course.nb03_edp_sgd import words as steps_words
+from edp_lab.course.nb03_edp_sgd.compute import (
+    CLAIMED,
+    DELTA,
+    PRINTED,
+    SOUND,
+    GradientHistory,
+    decayed,
+    promise,
+    stages,
+)
+from edp_lab.course.publish.build import read_source
+from edp_lab.course.publish.runner import notebook_parameters
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay, Mechanism, claimed_epsilon, gdp_epsilon, true_epsilon
 from edp_lab.training import TrainConfig
+from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
-from edp_lab.training.step import release
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "03_edp_sgd.ipynb"
 CONFIG = TrainConfig("smart-home", size="small", lr=0.02)

@@ -17,12 +17,14 @@ from typer.testing import CliRunner
 
 import edp_lab.training
 from edp_lab.cli import app
-from edp_lab.course import tradeoff_figures, tradeoff_panels, tradeoff_words
-from edp_lab.course.figure_panel import FigurePanel
-from edp_lab.course.live import move
-from edp_lab.course.tradeoff import decays, explore, ladder, tuning
-from edp_lab.course.tradeoff_grid import BASE, MARKS, Grid, Point, load_grid
-from edp_lab.course.tradeoff_panels import ExplorerPanel, LivePanel
+from edp_lab.course.kit.panel_driver import move
+from edp_lab.course.kit.run_panel import FigurePanel
+from edp_lab.course.nb06_tradeoff import figures as tradeoff_figures
+from edp_lab.course.nb06_tradeoff import panels as tradeoff_panels
+from edp_lab.course.nb06_tradeoff import words as tradeoff_words
+from edp_lab.course.nb06_tradeoff.compute import decays, explore, ladder, tuning
+from edp_lab.course.nb06_tradeoff.grid import BASE, MARKS, Grid, Point, load_grid
+from edp_lab.course.nb06_tradeoff.panels import ExplorerPanel, LivePanel
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, gdp_epsilon
 from edp_lab.privacy.tuning import best_of_random

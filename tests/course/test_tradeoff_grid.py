@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from edp_lab.course import tradeoff_grid
-from edp_lab.course.tradeoff import explore
-from edp_lab.course.tradeoff_grid import BASE, MARKS, Grid, Point, configured, load_grid, measure, plan
+from edp_lab.course.nb06_tradeoff import grid as tradeoff_grid
+from edp_lab.course.nb06_tradeoff.compute import explore
+from edp_lab.course.nb06_tradeoff.grid import BASE, MARKS, Grid, Point, configured, load_grid, measure, plan
 from edp_lab.errors import UsageError
 from edp_lab.privacy import judge
 from edp_lab.training import TrainConfig, train

@@ -11,10 +11,10 @@ from typing import Any
 import nbformat
 import pytest
 
-from edp_lab.check import WrongAnswerError
-from edp_lab.course import tradeoff_grid
-from edp_lab.course.build import instructor, read_source, student
-from edp_lab.course.tradeoff_grid import BASE, Grid, load_grid
+from edp_lab.course.kit.exercises import WrongAnswerError
+from edp_lab.course.nb06_tradeoff import grid as tradeoff_grid
+from edp_lab.course.nb06_tradeoff.grid import BASE, Grid, load_grid
+from edp_lab.course.publish.build import instructor, read_source, student
 from edp_lab.training import TrainConfig
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "06_train_and_trade_off.ipynb"

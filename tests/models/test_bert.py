@@ -26,8 +26,8 @@ from edp_lab.models.bert import (
     load_tokenizer,
     new_bert,
 )
-from edp_lab.models.ops import PLAIN, MicroBatchOps
-from edp_lab.models.pieces import (
+from edp_lab.models.ghost_clipping.ops import PLAIN, MicroBatchOps
+from edp_lab.models.wordpiece import (
     SPECIAL,
     PieceFeatures,
     parse_tokenizer,

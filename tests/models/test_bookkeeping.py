@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.encoding import Labels, WordFeatures
-from edp_lab.models import bookkeeping
 from edp_lab.models.bert import BertIntentSlot, BertSize, new_bert
-from edp_lab.models.bookkeeping import (
+from edp_lab.models.clc import CLC, CLCSize
+from edp_lab.models.ghost_clipping import bookkeeping
+from edp_lab.models.ghost_clipping.bookkeeping import (
     LinearUse,
     LSTMUse,
     Memory,
     MicroBatches,
     row_norms,
 )
-from edp_lab.models.clc import CLC, CLCSize
+from edp_lab.models.ghost_clipping.ops import PLAIN, MicroBatchOps, PlainOps, column_slices
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.lstm import Packing
-from edp_lab.models.ops import PLAIN, MicroBatchOps, PlainOps, column_slices
-from edp_lab.models.pieces import SPECIAL, PieceFeatures, wordpiece_tokenizer
+from edp_lab.models.wordpiece import SPECIAL, PieceFeatures, wordpiece_tokenizer
 
 CPU = torch.device("cpu")
 TAGS = ("O", "B-a", "I-a", "B-b", "I-b")

@@ -16,8 +16,8 @@ from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.encoding import WORD_BYTES, Labels, WordFeatures
 from edp_lab.errors import UsageError
 from edp_lab.models.clc import CLC, CLCSize
+from edp_lab.models.ghost_clipping.ops import PLAIN
 from edp_lab.models.intent_slot import dropout
-from edp_lab.models.ops import PLAIN
 
 TAGS = ("O", "B-a", "I-a", "B-b", "I-b")
 INTENTS = ("x", "y", "z")

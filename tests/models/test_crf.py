@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torchcrf import CRF as PeerCRF  # noqa: N811
 
 from edp_lab.models.crf import CRF, ILLEGAL, forward_backward
-from edp_lab.models.ops import PLAIN, MicroBatchOps, column_slices
+from edp_lab.models.ghost_clipping.ops import PLAIN, MicroBatchOps, column_slices
 
 TAGS = ("O", "B-a", "I-a", "B-b", "I-b")
 

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from edp_lab.errors import UsageError
-from edp_lab.models import bookkeeping, image
+from edp_lab.models import image
+from edp_lab.models.ghost_clipping import bookkeeping
+from edp_lab.models.ghost_clipping.ops import MicroBatchOps
 from edp_lab.models.image import ImageBatch, ImageClassifier, ImageData, build_classifier
-from edp_lab.models.ops import MicroBatchOps
 
 NETWORKS = {
     "cnn": ("cnn", (1, 28, 28)),

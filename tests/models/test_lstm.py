@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
+from edp_lab.models.ghost_clipping.ops import PLAIN
 from edp_lab.models.lstm import BiLSTM, Packing
-from edp_lab.models.ops import PLAIN
 
 LENGTHS = [[5], [1], [1, 1, 1], [3, 7, 1, 7, 2], [2, 2, 2], [1, 9], [9, 1], [4, 1, 1, 6, 3, 8, 8, 2]]
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from edp_lab.models.bookkeeping import LARGEST, SIMILAR, LinearUse, LookupUse, MicroBatches
+from edp_lab.models.ghost_clipping.bookkeeping import LARGEST, SIMILAR, LinearUse, LookupUse, MicroBatches
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,6 @@ from scipy import integrate, stats
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_delta
-from edp_lab.privacy.basic import truth_probability
 from edp_lab.privacy.composition import (
     EpsilonDelta,
     advanced_composition,
@@ -24,6 +23,7 @@ from edp_lab.privacy.composition import (
     gaussian_loss_tail,
     parallel_composition,
 )
+from edp_lab.privacy.foundations import truth_probability
 
 EPSILONS = st.floats(1e-3, 5)
 DELTAS = st.floats(0, 1e-3)

@@ -18,8 +18,8 @@ from edp_lab.corpora.images import Images, load_images
 from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageBatch, build_classifier
 from edp_lab.privacy import Mechanism, judge
-from edp_lab.privacy.noise import key_from_seed
-from edp_lab.studies.bench_image import OpacusPeer, bench_image
+from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.reproduce.bench.image_step import OpacusPeer, bench_image
 from edp_lab.three_phase.classifier import (
     DEFAULTS,
     METHODS,

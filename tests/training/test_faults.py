@@ -27,16 +27,19 @@ import torch
 
 from edp_lab.cli import main
 from edp_lab.models import load_model
-from edp_lab.training import evaluate_run, launch, noise, read_record, run, run_ledger, trainer
+from edp_lab.training import evaluate_run, noise, read_record, run_ledger
+from edp_lab.training import processes as launch
+from edp_lab.training import run_session as trainer
+from edp_lab.training import trainer as run
+from edp_lab.training.checkpoint import STATE
 from edp_lab.training.ledger import LEDGER, Ledger, fingerprint
-from edp_lab.training.record import MODEL, RECORD, SECRET
-from edp_lab.training.state import STATE
+from edp_lab.training.run_folder import MODEL, RECORD, SECRET
 
 EPOCHS, STEPS = 3, 5  # steps in an epoch
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, and limits files of other processes")
 PATIENCE = 60.0  # seconds, for a machine with much else to do
 FORKS = get_context("forkserver")
-PRELOADED = ["pytest", "edp_lab.cli.progress", "edp_lab.training.trainer", "torch._dynamo", "typer._adapters"]
+PRELOADED = ["pytest", "edp_lab.cli.progress", "edp_lab.training.run_session", "torch._dynamo", "typer._adapters"]
 RELEASE = f"write {LEDGER}"
 KILLED = -signal.SIGKILL
 FAULTS: dict[str, Any] = {

@@ -15,9 +15,9 @@ from transformers import BertForMaskedLM
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, bert_config
-from edp_lab.models.pieces import train_wordpieces
+from edp_lab.models.wordpiece import train_wordpieces
 from edp_lab.training import TrainConfig
-from edp_lab.training.run import Run
+from edp_lab.training.trainer import Run
 
 WORDS = ("play", "the", "song", "again", "please", "now")
 

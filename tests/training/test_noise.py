@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.noise import key_from_seed
+from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import noise
 from edp_lab.training.noise import BLOCK, KINDS, NoiseSource, Share, Span, part, standard_noise
 

@@ -17,7 +17,7 @@ from edp_lab.corpora import smart_home
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, load_vectors
 from edp_lab.models.bert import BertSize, load_bert
-from edp_lab.models.pieces import SPECIAL, PieceFeatures
+from edp_lab.models.wordpiece import SPECIAL, PieceFeatures
 from edp_lab.training import pretraining
 from edp_lab.training.pretraining import Progress, mask_pieces, pretrain_bert, pretrain_vectors
 

@@ -24,15 +24,15 @@ from edp_lab.training import (
     noise,
     read_record,
     resume,
-    run,
     run_ledger,
     train,
     trainable,
 )
+from edp_lab.training import trainer as run
 from edp_lab.training.ledger import LEDGER, Ledger, fingerprint
-from edp_lab.training.record import MODEL, SECRET
-from edp_lab.training.run import Run
-from edp_lab.training.trainer import train_here
+from edp_lab.training.run_folder import MODEL, SECRET
+from edp_lab.training.run_session import train_here
+from edp_lab.training.trainer import Run
 
 STEPS = 2  # per epoch
 

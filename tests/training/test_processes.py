@@ -23,10 +23,10 @@ from transformers import BertForMaskedLM
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, bert_config
-from edp_lab.models.pieces import train_wordpieces
+from edp_lab.models.wordpiece import train_wordpieces
 from edp_lab.training import TrainConfig, read_record, run_ledger, train
-from edp_lab.training.launch import Ranks, run_rank
-from edp_lab.training.run import Run
+from edp_lab.training.processes import Ranks, run_rank
+from edp_lab.training.trainer import Run
 
 HERE = Path(__file__)
 EPOCHS, STEPS = 4, 20

@@ -1,0 +1,306 @@
+"""An audit of the bare mechanism: draw the real step on two neighbouring inputs, and bound epsilon from below.
+
+One utterance, the canary, pushes device 0's clipped gradient along a direction e: to +C e where it is present, and
+where it is zeroed out to -C e (or to 0, if it was alone in its micro-batch). Whoever sees the released gradient guesses
+"present" if its projection on e lies beyond the midpoint of the two means, a threshold that no draw has influenced. If
+the guesses are right more often than the claimed epsilon allows, the claim is refuted at the stated confidence. No
+training, no attack to tune: the pair is the worst that the mechanism's sensitivity admits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from numbers import Integral
+
+import numpy as np
+import torch
+from scipy.special import betainccinv, ndtri
+from torch import Tensor
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Alpha, Mechanism, Variant, gdp_epsilon, judge
+from edp_lab.training.dp_step import Layout, release
+from edp_lab.training.gradients import StackedGradients
+from edp_lab.training.noise import Share, standard_noise
+
+LAYOUT = Layout(("large", "small"), (torch.Size([4]), torch.Size([4])), (slice(0, 4), slice(4, 8)))
+ALPHA = torch.tensor([1.0, 0.5])
+# As printed, the layer with the largest alpha has too little noise. Sound, all layers are equal, if the noise is scaled
+# back with the gradient: that shows only where alpha is not 1.
+DIRECTIONS = {
+    Variant.AS_PRINTED: torch.tensor([0.5] * 4 + [0.0] * 4),
+    Variant.SOUND: torch.tensor([0.0] * 4 + [0.5] * 4),
+}
+FAR = 10.0  # clip norms: a gradient that the clip is sure to cut
+MOST_DRAWS = 2**31  # a side: every draw is a step of its own, and a noise stream is keyed by a 32-bit step
+
+
+class Verdict(StrEnum):
+    """What the audit says of the claim; it can refute a claim, never prove one."""
+
+    REFUTED = "refuted"
+    CONSISTENT = "consistent"
+    NO_POWER = "no power"  # not even draws without a single error would refute the claim
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Neighbouring inputs of the step.
+
+    Attributes:
+        present: (N, P) mean gradients of the devices with the canary; `absent` without it.
+        alpha: (K) layer scales, or None.
+        direction: (P) the unit vector e.
+    """
+
+    present: Tensor
+    absent: Tensor
+    alpha: Tensor | None
+    direction: Tensor
+
+
+@dataclass(frozen=True)
+class ErrorRate:
+    """How many guesses were wrong, and the Clopper-Pearson upper limit of the probability of that error."""
+
+    errors: int
+    upper_limit: float
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Lower bounds on epsilon at one delta, from the same two error rates."""
+
+    gaussian: float
+    distribution_free: float
+
+
+@dataclass(frozen=True)
+class MechanismAudit:
+    """What was claimed for one step, what holds, and what the draws prove.
+
+    Attributes:
+        epsilon_claimed: the claim under test: as printed, the paper's zCDP; sound, the epsilon that holds.
+        epsilon_holds: the judge's answer; None where there is no guarantee.
+        epsilon_if_alpha_public: the same had alpha come from public text, which is what the draws are made for.
+        epsilon_lower_bound: the Gaussian bound; epsilon is at least this, at `confidence`.
+        ceiling: the lower bound that draws without a single error would give.
+        noise_multiplier: true noise over true sensitivity.
+        false_positive_rate: of guessing "present" without the canary.
+        false_negative_rate: of guessing "absent" with it.
+    """
+
+    verdict: Verdict
+    explanation: str
+    epsilon_claimed: float
+    epsilon_holds: float | None
+    epsilon_if_alpha_public: float | None
+    epsilon_lower_bound: float
+    mu_lower_bound: float
+    bounds: Bounds
+    ceiling: float
+    confidence: float
+    delta: float
+    draws: int
+    adjacency: str
+    noise_multiplier: float
+    false_positive_rate: ErrorRate
+    false_negative_rate: ErrorRate
+    mechanism: Mechanism
+
+
+def audit_mechanism(
+    mechanism: Mechanism,
+    delta: float,
+    key: int,
+    draws: int = 10_000,
+    confidence: float = 0.95,
+    progress: Callable[[int], None] | None = None,
+) -> MechanismAudit:
+    """Test the epsilon claimed for one step of the first epoch against `draws` draws of that step a side.
+
+    Args:
+        key: 128-bit noise key; draw i uses the noise that training with this key would add at step i.
+        progress: told now and then how many of the 2 `draws` draws are made.
+
+    Guarantee: if the noise is as good as random, epsilon is at least `epsilon_lower_bound` with probability
+    `confidence`, so a true claim is refuted in at most 1 - `confidence` of audits. Alpha from private gradients is
+    audited as if it were public, which is only generous to the claim. float32 noise is taken for exactly Gaussian.
+
+    Raises:
+        UsageError: no noise, Poisson sampling, no finite claim, or delta, draws or confidence out of range.
+    """
+    _check(mechanism, draws, confidence)
+    guarantee = judge(mechanism, 1, delta, seed_published=False)
+    sound = mechanism.variant is Variant.SOUND
+    claimed = guarantee.epsilon if sound else guarantee.epsilon_claimed
+    if claimed is None:
+        why = guarantee.reason if sound else "the claimed epsilon exceeds the largest float"
+        raise UsageError(f"there is no claim to audit ({why}): choose a larger z0")
+    absent, present = draw_statistics(mechanism, draws, key, progress)
+    fpr, fnr = (error_rate(wrong, confidence) for wrong in (absent > 0, present <= 0))
+    bounds = lower_bounds(fpr.upper_limit, fnr.upper_limit, delta)
+    least = upper_limit(0, draws, confidence)
+    ceiling = lower_bounds(least, least, delta).gaussian
+    verdict = _verdict(bounds.gaussian, claimed, ceiling)
+    return MechanismAudit(
+        verdict=verdict,
+        explanation=_explanation(verdict, mechanism, claimed, bounds.gaussian, ceiling, draws, confidence),
+        epsilon_claimed=claimed,
+        epsilon_holds=guarantee.epsilon,
+        epsilon_if_alpha_public=guarantee.epsilon_if_alpha_public,
+        epsilon_lower_bound=bounds.gaussian,
+        mu_lower_bound=mu_lower_bound(fpr.upper_limit, fnr.upper_limit),
+        bounds=bounds,
+        ceiling=ceiling,
+        confidence=confidence,
+        delta=delta,
+        draws=draws,
+        adjacency=guarantee.adjacency,
+        noise_multiplier=mechanism.noise_multiplier(0),
+        false_positive_rate=fpr,
+        false_negative_rate=fnr,
+        mechanism=mechanism,
+    )
+
+
+def worst_case_pair(mechanism: Mechanism) -> Pair:
+    """Neighbours under zero-out whose clipped sums are as far apart as one utterance can move them.
+
+    In a micro-batch of b utterances on device 0 all but the canary have gradient -10 C e, and the canary
+    (2 b - 1) 10 C e: the mean is 10 C e with it and -10 C e (b - 1)/b without, beyond the clip on either side. At
+    b = 1 that is 10 C e against 0. The other devices hold arbitrary gradients, the same in both.
+    """
+    others = mechanism.clip_norm * torch.linspace(-1, 1, mechanism.num_devices * LAYOUT.size)
+    present, absent = (others.view(mechanism.num_devices, LAYOUT.size).clone() for _ in range(2))
+    b, far = mechanism.micro_batch_size, FAR * mechanism.clip_norm
+    e = DIRECTIONS[mechanism.variant]
+    present[0] = far * e
+    absent[0] = -far * (b - 1) / b * e
+    return Pair(present, absent, None if mechanism.alpha is Alpha.NONE else ALPHA, e)
+
+
+def draw_statistics(
+    mechanism: Mechanism, draws: int, key: int, progress: Callable[[int], None] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The released gradient's projection on e, less the midpoint of its two means: (draws) without and with the canary.
+
+    Both are Gaussian with standard deviation `noise_std(0)` / N and means -d and +d, where 2 d = sensitivity / N (sound
+    with alpha, both times the alpha of the canary's layer).
+    """
+    run = _with_unit_alpha(mechanism)
+    pair = worst_case_pair(run)
+    silence = torch.zeros(1, LAYOUT.size)
+    midpoint = sum(_project(run, pair, side, silence)[0] for side in (pair.absent, pair.present)) / 2
+
+    def noise(steps: range) -> Iterator[Tensor]:
+        for step in steps:
+            if progress is not None and step % 100 == 0:
+                progress(step)
+            yield standard_noise(key, step, LAYOUT.size, Share())
+
+    absent = _project(run, pair, pair.absent, noise(range(draws)))
+    present = _project(run, pair, pair.present, noise(range(draws, 2 * draws)))
+    return absent - midpoint, present - midpoint
+
+
+def error_rate(wrong: np.ndarray, confidence: float) -> ErrorRate:
+    """Of the guesses that were `wrong`: (draws), bool."""
+    errors = int(wrong.sum())
+    return ErrorRate(errors, upper_limit(errors, len(wrong), confidence))
+
+
+def upper_limit(errors: int, draws: int, confidence: float) -> float:
+    """Upper limit of an error probability, wrong with probability (1 - confidence)/2 at most; rounded up.
+
+    Two such limits hold jointly at `confidence`. Source: Clopper and Pearson 1934.
+    """
+    if errors == draws:
+        return 1.0
+    return min(1.0, float(betainccinv(errors + 1, draws - errors, (1 - confidence) / 2)) * (1 + 1e-9))
+
+
+def mu_lower_bound(fpr: float, fnr: float) -> float:
+    """mu >= Phi^-1(1 - FPR) - Phi^-1(FNR), for upper limits of both rates; at least 0.
+
+    Guarantee: whatever the threshold, as long as the limits hold and both sides are Gaussian with one covariance, as
+    the step's output is: the distance of the means over the standard deviation, along any direction, is at most mu.
+    """
+    return max(0.0, float(-ndtri(fpr) - ndtri(fnr)))
+
+
+def lower_bounds(fpr: float, fnr: float, delta: float) -> Bounds:
+    """Lower bounds on epsilon from upper limits of both rates, hence as sure as these; rounded down.
+
+    `gaussian` is the epsilon of `mu_lower_bound`. `distribution_free` holds for any mechanism: (epsilon, delta)-DP
+    demands 1 - FNR <= e^epsilon FPR + delta and 1 - FPR <= e^epsilon FNR + delta (Kairouz, Oh and Viswanath 2015).
+    """
+    # gdp_epsilon rounds up by less than 1e-11 of itself and, where it is tiny, by less than 1e-11.
+    gaussian = max(0.0, gdp_epsilon(mu_lower_bound(fpr, fnr), delta) * (1 - 1e-11) - 1e-11)
+    odds = max((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
+    return Bounds(gaussian, max(0.0, math.log(odds) - 1e-12) if odds > 1 else 0.0)
+
+
+def _project(mechanism: Mechanism, pair: Pair, gradients: Tensor, noises: Iterable[Tensor]) -> np.ndarray:
+    """The real step's output on e, for each noise: (draws), float64."""
+    e = pair.direction.double().numpy()
+    stack = StackedGradients(gradients, LAYOUT)
+    with torch.inference_mode():
+        outputs = (release(mechanism, 0, stack, LAYOUT, pair.alpha, noise).gradient for noise in noises)
+        return np.fromiter((output.numpy() @ e for output in outputs), np.float64)
+
+
+def _with_unit_alpha(mechanism: Mechanism) -> Mechanism:
+    """The same release for the step, whose largest alpha is 1: step(s alpha, C, z) = step(alpha, s C, z / s)."""
+    s = mechanism.alpha_max
+    return replace(mechanism, clip_norm=s * mechanism.clip_norm, z0=mechanism.z0 / s, alpha_max=1.0)
+
+
+def _verdict(lower_bound: float, claimed: float, ceiling: float) -> Verdict:
+    if lower_bound > claimed:
+        return Verdict.REFUTED
+    return Verdict.NO_POWER if ceiling <= claimed else Verdict.CONSISTENT
+
+
+def _explanation(
+    verdict: Verdict,
+    mechanism: Mechanism,
+    claimed: float,
+    lower_bound: float,
+    ceiling: float,
+    draws: int,
+    confidence: float,
+) -> str:
+    shown = f"at {100 * confidence:.6g} % confidence epsilon is at least {lower_bound:.4g}"
+    if verdict is Verdict.REFUTED:
+        said = f"{draws:,} draws a side refute the claim: {shown}, but {claimed:.4g} is claimed"
+    elif verdict is Verdict.NO_POWER:
+        said = (
+            f"{draws:,} draws a side cannot test the claim: even without a single error they would show no more than "
+            f"epsilon {ceiling:.4g}, and {claimed:.4g} is claimed"
+        )
+    else:
+        said = (
+            f"{draws:,} draws a side do not contradict the claim, which proves nothing: {shown}, and {claimed:.4g} is "
+            "claimed"
+        )
+    if mechanism.alpha is Alpha.PRIVATE:
+        said += "; alpha was audited as if it were public, which can only help the claim"
+    return said + "."
+
+
+def _check(mechanism: Mechanism, draws: int, confidence: float) -> None:
+    if mechanism.z0 == 0:
+        raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")
+    if mechanism.sampling_rate is not None:
+        raise UsageError(
+            "this audit takes the canary to be in the batch, which Poisson sampling leaves to chance: audit the "
+            "mechanism with disjoint batches"
+        )
+    if not (isinstance(draws, Integral) and 1 <= draws <= MOST_DRAWS):
+        raise UsageError(f"the number of draws is {draws}: it must be a whole number from 1 to {MOST_DRAWS}")
+    if not 0 < confidence < 1:
+        raise UsageError(f"confidence is {confidence}: it must lie between 0 and 1, such as 0.95")

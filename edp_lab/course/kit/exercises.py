@@ -1,0 +1,217 @@
+"""Exercises that check themselves: an answer is compared with the library, and what differs is said in words.
+
+    check = Checks("02", strict=STRICT, seed=seed)
+    check("clip", clip)       # a function that the student wrote, or a prediction
+    check.score("score.json")
+
+The exercises of notebook 02 are `edp_lab.course.nb02_dp_sgd.exercises.EXERCISES`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sysconfig
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import edp_lab
+from edp_lab.errors import UsageError
+
+_COURSE = Path(edp_lab.__file__).parent / "course"
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise.
+
+    Attributes:
+        name: unique in its notebook, such as "clip".
+        title: what is to be done, in a few words.
+        judge: from an answer and a seeded generator, None where the answer is right, else one sentence that says what
+            differs. It compares with the library on cases it draws; what it raises counts as a wrong answer, only
+            NotImplementedError as one still to be given.
+        hint: one sentence, shown with a wrong answer.
+        why: one or two sentences, shown with a right one: what was to be learnt.
+    """
+
+    name: str
+    title: str
+    judge: Callable[[Any, np.random.Generator], str | None]
+    hint: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one exercise: "solved", "wrong" or "open" (still the stub), and a message for the student."""
+
+    exercise: str
+    status: str
+    message: str
+
+
+class WrongAnswerError(Exception):
+    """A wrong or missing answer where `strict` asks for right ones."""
+
+
+def exercises(notebook: str) -> dict[str, Exercise]:
+    """The exercises of a notebook ("02"), by name, in their order.
+
+    Raises:
+        UsageError: there is no such notebook.
+    """
+    rooms = [path.parent.name for path in _COURSE.glob(f"nb{notebook}_*/exercises.py")]
+    if len(rooms) != 1:
+        raise UsageError(f"notebook {notebook!r} has no exercises")
+    found = import_module(f"edp_lab.course.{rooms[0]}.exercises").EXERCISES
+    return {exercise.name: exercise for exercise in found}
+
+
+def judge(exercise: Exercise, answer: Any, seed: int) -> Verdict:
+    """The verdict on an answer, which is tried on the cases of a seed; whatever it raises is part of the verdict."""
+    if answer is None:
+        return Verdict(exercise.name, "open", _OPEN)
+    cases = np.random.default_rng([seed, *exercise.name.encode()])
+    try:
+        differs = exercise.judge(answer, cases)
+    except NotImplementedError as nothing:
+        return Verdict(exercise.name, "open", f"{_OPEN} {nothing}".strip())
+    except (Exception, SystemExit) as error:  # whatever the student's code does
+        differs = stopped(error)
+    if differs is None:
+        return Verdict(exercise.name, "solved", exercise.why)
+    return Verdict(exercise.name, "wrong", f"{differs}\n   Hint: {exercise.hint}")
+
+
+def stopped(error: BaseException) -> str:
+    """What an error says to the student: its type and text, and the last of the student's own lines on its way."""
+    what = f"{type(error).__name__}: {error}".removesuffix(": ")
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
+    if isinstance(error, SyntaxError):
+        return f"your code stops with {what}."
+    if not lines:  # raised by the check or the library, from a value that neither can read
+        return f"the check cannot use your answer ({what})."
+    last = lines[-1]
+    where = "the cell" if last.name == "<module>" else last.name
+    return f"your code stops with {what}, in line {last.lineno} of {where}: `{last.line}`."
+
+
+class Checks:
+    """The checks of one notebook.
+
+    Args:
+        notebook: its number, "02".
+        strict: raise WrongAnswerError instead of going on; for tests and grading.
+        seed: of the cases an answer is tried on; a seed per student gives each their own.
+
+    Attributes:
+        verdicts: by exercise, the last one.
+    """
+
+    def __init__(self, notebook: str, *, strict: bool = False, seed: int = 0) -> None:
+        self.notebook, self.strict, self.seed = notebook, strict, seed
+        self._exercises = exercises(notebook)
+        self.verdicts = {name: Verdict(name, "open", "not tried yet") for name in self._exercises}
+
+    def __call__(self, name: str, answer: Any) -> None:
+        """Judge an answer and print the verdict.
+
+        Raises:
+            UsageError: the notebook has no such exercise.
+            WrongAnswerError: the answer is wrong or missing, and `strict` is set.
+        """
+        if name not in self._exercises:
+            raise UsageError(f"notebook {self.notebook} has no exercise {name!r}: it has {', '.join(self._exercises)}")
+        exercise = self._exercises[name]
+        verdict = self.verdicts[name] = judge(exercise, answer, self.seed)
+        print(_LINES[verdict.status].format(title=exercise.title, message=verdict.message))
+        if self.strict and verdict.status != "solved":
+            raise WrongAnswerError(f"exercise {self.notebook}.{name}: {verdict.message}")
+
+    def score(self, path: str | Path | None = None) -> None:
+        """Print how many are solved and which are not; write it all as JSON where a path is given."""
+        verdicts = list(self.verdicts.values())
+        print(in_words(verdicts))
+        if path is not None:
+            from edp_lab.models.files import write_whole
+
+            score = {
+                "notebook": self.notebook,
+                "seed": self.seed,
+                "solved": sum(verdict.status == "solved" for verdict in verdicts),
+                "exercises": len(verdicts),
+                "verdicts": [asdict(verdict) for verdict in verdicts],
+            }
+            write_whole(Path(path), json.dumps(score, indent=1).encode())
+
+
+def in_words(verdicts: Sequence[Verdict]) -> str:
+    """How many are solved, and which are not: "1 of 3 exercises solved; wrong: clip; open: noise"."""
+    of = {status: [verdict.exercise for verdict in verdicts if verdict.status == status] for status in _LINES}
+    rest = "".join(f"; {status}: {', '.join(of[status])}" for status in ("wrong", "open") if of[status])
+    return f"{len(of['solved'])} of {len(verdicts)} exercises solved{rest}"
+
+
+_OPEN = "still to do"
+_LINES = {
+    "solved": "✓ {title}: right. {message}",
+    "wrong": "✗ {title}: not yet. {message}",
+    "open": "○ {title}: {message}",
+}
+_NOT_THEIRS = (  # code in these files is not the student's
+    str(Path(edp_lab.__file__).parent) + os.sep,
+    *{sysconfig.get_path(part) for part in ("stdlib", "platstdlib", "purelib", "platlib")},
+    "<frozen",
+)
+
+
+def close(got: Any, wanted: Any, what: str, *, rtol: float = 1e-6, atol: float = 1e-9) -> str | None:
+    """None where two arrays or numbers agree; else a sentence that says where they first differ.
+
+    Raises:
+        NotImplementedError: there is nothing to compare yet, `got` is None.
+    """
+    if got is None:
+        raise NotImplementedError("(your function returns None: is there a `return`?)")
+    mine, theirs = np.asarray(got, dtype=float), np.asarray(wanted, dtype=float)
+    if mine.shape != theirs.shape:
+        return f"{what}: yours has shape {mine.shape}, it should be {theirs.shape}."
+    wrong = ~np.isclose(mine, theirs, rtol=rtol, atol=atol)
+    if not wrong.any():
+        return None
+    first = tuple(int(i) for i in np.argwhere(wrong)[0])
+    where = f" (first at {list(first)})" if first else ""
+    return f"{what}{where}: yours is {mine[first]:.4g}, it should be {theirs[first]:.4g}."
+
+
+def predicted(prediction: Any, measured: Mapping[str, tuple[float, float]], what: str) -> str | None:
+    """None where every "rises", "falls" or "stays" is right; else one that is not, with the numbers.
+
+    Args:
+        prediction: the student's words, by question.
+        measured: by question, the value before and after the change; they stay if they agree to 1e-6 of themselves.
+        what: the name of the value, such as "δ".
+
+    Raises:
+        NotImplementedError: a question has no word yet.
+    """
+    if not isinstance(prediction, Mapping) or prediction.keys() != measured.keys():
+        return f"a prediction is a dictionary with the questions {', '.join(map(repr, measured))}."
+    if None in prediction.values():
+        raise NotImplementedError
+    for question, (before, after) in measured.items():
+        stays = np.isclose(before, after, rtol=1e-6, atol=0)
+        right = "stays" if stays else "rises" if after > before else "falls"
+        if prediction[question] not in ("rises", "falls", "stays"):
+            return f'{question}: {prediction[question]!r} is not one of "rises", "falls" and "stays".'
+        if prediction[question] != right:
+            said = f"{question}: you said {prediction[question]!r}"
+            return f"{said}, but {what} is {before:.3g} before and {after:.3g} after."
+    return None

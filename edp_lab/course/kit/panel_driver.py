@@ -1,0 +1,108 @@
+"""The panels of a running notebook, seen from within its kernel: what they show, and how fast they follow.
+
+Imported by code that is sent to a kernel, from the browser tests and from ``edp-lab bench panels``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import ipywidgets as widgets
+import numpy as np
+import plotly.graph_objects as go
+from ipywidgets.widgets.widget import _instances
+
+from edp_lab.course.kit.panel import Frame, Panel
+
+DRAWN = ("x", "y", "z")  # what a trace draws
+
+
+def panels() -> list[Panel]:
+    """The cheap panels, those that redraw while a slider moves, in the order in which they were made."""
+    return [widget for widget in list(_instances.values()) if isinstance(widget, Panel)]
+
+
+def heading(panel: Frame) -> str:
+    """The panel's heading, without the line below it."""
+    found = re.search(r"<h3>(.*?)</h3>", panel.children[1].value)
+    return re.sub(r"<[^>]+>", "", found[1]) if found else type(panel).__name__
+
+
+def shown(panel: Panel) -> dict[str, Any]:
+    """What a panel shows, for comparison with a browser.
+
+    Returns:
+        heading; sliders: how many; values: of the controls; words: each read-out, in HTML; figures: of each figure,
+        of each trace, the numbers under "x", "y" and "z", flat, None for what is missing.
+    """
+    inside = list(_within(panel))
+    figures = [widget for widget in inside if isinstance(widget, go.FigureWidget)]
+    return {
+        "heading": heading(panel),
+        "sliders": len(_sliders(panel)),
+        "values": panel.values,
+        "words": [widget.value for widget in inside if type(widget) is widgets.HTML],
+        "figures": [[_numbers(trace) for trace in figure.data] for figure in figures],
+    }
+
+
+def show_all() -> None:
+    """Print `shown` of all panels as JSON."""
+    print(json.dumps([shown(panel) for panel in panels()], default=str))
+
+
+def move(panel: Panel, moves: int) -> list[float]:
+    """Move the panel's sliders, one after the other, stop by stop, up and down; seconds of each move.
+
+    A move is what a browser's message starts: the function, the patches of the figures, the read-outs, and sending
+    them. The panel is reset afterwards.
+    """
+    sliders, seconds = list(_sliders(panel).items()), []
+    for number, (name, slider) in enumerate(sliders):
+        share = moves // len(sliders) + (number < moves % len(sliders))
+        for value in _walk(slider, share):
+            start = time.perf_counter()
+            slider.value = value
+            seconds.append(time.perf_counter() - start)
+        panel.set(**{name: panel.controls[name].default})
+    return seconds
+
+
+def time_all(moves: int) -> list[dict[str, Any]]:
+    """Heading ("panel") and milliseconds of each move ("kernel_ms") for every cheap panel with a slider."""
+    timed = [(heading(panel), move(panel, moves)) for panel in panels() if _sliders(panel)]
+    return [{"panel": name, "kernel_ms": [1000 * s for s in seconds]} for name, seconds in timed]
+
+
+def _sliders(panel: Panel) -> dict[str, widgets.Widget]:
+    return {name: control.slider for name, control in panel.controls.items() if control.slider is not None}
+
+
+def _walk(slider: widgets.Widget, steps: int) -> Iterator[Any]:
+    """The values of that many steps along a slider's stops, from where it stands, turning round at the ends."""
+    stops = list(slider.options)
+    place, way = stops.index(slider.value), 1
+    for _ in range(steps):
+        if not 0 <= place + way < len(stops):
+            way = -way
+        place += way
+        yield stops[place]
+
+
+def _within(widget: widgets.Widget) -> Iterator[widgets.Widget]:
+    yield widget
+    for child in getattr(widget, "children", ()):
+        yield from _within(child)
+
+
+def _numbers(trace: Any) -> dict[str, list[float | None]]:
+    found = {}
+    for key in (key for key in DRAWN if key in trace and trace[key] is not None):
+        values = np.asarray(trace[key])
+        if values.dtype.kind in "biuf":  # no words on an axis
+            found[key] = [float(value) if np.isfinite(value) else None for value in values.ravel()]
+    return found

@@ -1,0 +1,152 @@
+"""The exercises of notebook 02: clip every example, scale the noise, mend a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edp_lab.course.kit.exercises import Exercise, close
+from edp_lab.privacy import Mechanism
+from edp_lab.three_phase.clipping import by_norm, clipped_mean
+from edp_lab.training.dp_step import Layout, release
+from edp_lab.training.gradients import StackedGradients
+
+ROUNDING = 1e-4  # the library clips a little below C, so that float32 cannot exceed it
+
+
+def instead(got: Any, slips: Mapping[str, Any]) -> str | None:
+    """The sentence of the known slip that gives this very answer."""
+    mine = np.asarray(got, dtype=float)
+    for sentence, value in slips.items():
+        other = np.asarray(value, dtype=float)
+        if mine.shape == other.shape and np.allclose(mine, other, rtol=ROUNDING, atol=1e-12):
+            return sentence
+    return None
+
+
+# ---- Clip every example --------------------------------------------------------------------------------------------
+
+
+def _clip(answer: Callable[[Tensor, float], Tensor], rng: np.random.Generator) -> str | None:
+    for _ in range(4):
+        clip_norm, gradients = float(rng.uniform(0.5, 3)), _gradients(rng)
+        told = _clipped(answer(gradients.clone(), clip_norm), gradients, clip_norm)
+        if told is not None:
+            return told
+    return None
+
+
+def _clipped(got: Any, gradients: Tensor, clip_norm: float) -> str | None:
+    """What is wrong with gradients that should have been clipped."""
+    wanted = by_norm(gradients, clip_norm)
+    told = close(got, wanted, f"clip(gradients, C={clip_norm:.2f})", rtol=ROUNDING)
+    mine = np.asarray(got, dtype=float)
+    if told is None or mine.shape != wanted.shape:
+        return told
+    before, after = (np.linalg.norm(rows, axis=1) for rows in (gradients.numpy(), mine))
+    rows = list(enumerate(zip(before, after, strict=True)))
+    at = f"With C = {clip_norm:.2f}, row"
+    for row, (old, new) in rows:
+        if not math.isfinite(new):
+            return f"{at} {row}, of length {old:.3g}, has become {new}: do not divide by a length that may be 0."
+        if not new <= clip_norm * (1 + ROUNDING):
+            return f"{at} {row} of your result has length {new:.3g}: longer than C."
+    for row, (old, new) in rows:
+        if old <= clip_norm and abs(new - old) > ROUNDING * max(old, 1):
+            return f"{at} {row} was short enough ({old:.3g}), and has become {new:.3g} long."
+        if abs(float(mine[row] @ gradients[row].numpy()) - old * new) > ROUNDING * old * max(new, 1e-9):
+            return f"{at} {row} has turned: a clip keeps the direction of a gradient."
+    return told
+
+
+def _gradients(rng: np.random.Generator) -> Tensor:
+    """(B, P), float64: a row of zeros, short rows and long ones."""
+    examples, size = int(rng.integers(5, 10)), int(rng.integers(2, 6))
+    lengths = np.array([0.0, 0.2, 0.3, 9.0, 30.0, *rng.uniform(0.1, 20, examples - 5)])
+    rows = rng.standard_normal((examples, size))
+    return torch.from_numpy(rows / np.linalg.norm(rows, axis=1, keepdims=True) * lengths[:, None])
+
+
+# ---- Scale the noise -----------------------------------------------------------------------------------------------
+
+
+def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generator) -> str | None:
+    for _ in range(4):
+        c, z, batch = float(rng.uniform(0.1, 3)), float(rng.uniform(0.3, 4)), int(rng.integers(5, 500))
+        got = answer(c, z, batch)
+        told = close(got, Mechanism.sound(c, z, 1, 1).noise_std(0) / batch, f"noise_std({c:.3g}, {z:.3g}, {batch})")
+        if told is not None:
+            return instead(got, _noise_slips(c, z, batch)) or told
+    return None
+
+
+def _noise_slips(c: float, z: float, batch: int) -> dict[str, float]:
+    alone = "an example alone in its clip moves the sum from its share to nothing, by C at most."
+    return {
+        "That is the noise on the sum: the mean is the sum over B, noise included.": c * z,
+        "That divides by B twice: the noise is drawn once, on the sum.": c * z / batch**2,
+        "That divides by the root of B, as if every example had noise of its own.": c * z / batch**0.5,
+        "That has no C in it: the noise must grow with what one example can do.": z / batch,
+        f"That has 2 C: {alone}": 2 * c * z / batch,
+    }
+
+
+# ---- Mend a step ---------------------------------------------------------------------------------------------------
+
+
+def _bug(answer: Callable[[Tensor, float, float, Tensor], Tensor], rng: np.random.Generator) -> str | None:
+    for _ in range(4):
+        c, z, gradients = float(rng.uniform(0.5, 2)), float(rng.uniform(8, 20)), _gradients(rng)
+        batch, size = gradients.shape
+        noise = torch.from_numpy(rng.standard_normal(size))
+        layout = Layout(("all",), (torch.Size([size]),), (slice(0, size),))
+        rows = StackedGradients(gradients, layout)
+        wanted = release(Mechanism.sound(c, z, 1, 1), 0, rows, layout, None, noise, divisor=batch).gradient
+        got = answer(gradients.clone(), c, z, noise.clone())
+        told = close(got, wanted, f"the released mean (C = {c:.2f}, z = {z:.2f}, B = {batch})", rtol=ROUNDING)
+        if told is not None:
+            return instead(got, _bug_slips(gradients, c, z, noise)) or told
+    return None
+
+
+def _bug_slips(gradients: Tensor, c: float, z: float, noise: Tensor) -> dict[str, Tensor]:
+    noise_on_mean, mean = c * z / len(gradients) * noise, by_norm(gradients, c).mean(0)
+    early, whole = by_norm(gradients + noise_on_mean, c).mean(0), clipped_mean(gradients, c)
+    again = by_norm((mean + noise_on_mean)[None], c)[0]
+    return {
+        "Noise still goes in before the clip, which shrinks it with the gradients: less noise than z says.": early,
+        "That clips the mean: one example can turn all of it, and the noise is far too small.": whole + noise_on_mean,
+        "That clips once more after the noise: no harm to privacy, but it bends what was safe already.": again,
+        "The noise belongs on the sum, before the division by B.": mean + c * z * noise,
+    }
+
+
+EXERCISES = (
+    Exercise(
+        "clip",
+        "Clip every example",
+        _clip,
+        "One number for each row: 1 where it is short enough, else C over its length.",
+        "Each example now moves the sum by C at most, whatever its gradient was.",
+    ),
+    Exercise(
+        "noise",
+        "How much noise is on the mean?",
+        _noise,
+        "The sensitivity of the sum is C. What does dividing a random number by B do to its deviation?",
+        "The sum gets one draw, however many it adds up: a larger batch has less noise on its mean, at the same ε.",
+    ),
+    Exercise(
+        "bug",
+        "Mend the step",
+        _bug,
+        "First bound what each example can do, then add noise to what comes of it. In which order are they here?",
+        "Clip, add up, add noise, divide: noise that passes through a clip is no longer Gaussian, and no longer large "
+        "enough.",
+    ),
+)

@@ -1,0 +1,134 @@
+"""The exercises of notebook 03: the noise of the mean, what more devices do, an accountant with two bugs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from edp_lab.course.kit.exercises import Exercise, close
+from edp_lab.course.nb02_dp_sgd.exercises import instead
+from edp_lab.privacy import Mechanism, claimed_epsilon, true_epsilon
+
+DELTA = 1e-5
+
+# ---- The noise of the mean -----------------------------------------------------------------------------------------
+
+
+def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generator) -> str | None:
+    for _ in range(4):
+        c, z, devices = float(rng.uniform(0.1, 3)), float(rng.uniform(0.3, 4)), int(rng.integers(2, 33))
+        got = answer(c, z, devices)
+        wanted = Mechanism.as_printed(c, z, devices, 8).noise_std(0) / devices
+        told = close(got, wanted, f"noise_std({c:.3g}, {z:.3g}, {devices})")
+        if told is not None:
+            return instead(got, _noise_slips(c, z, devices)) or told
+    return None
+
+
+def _noise_slips(c: float, z: float, devices: int) -> dict[str, float]:
+    root = math.sqrt(devices)
+    return {
+        "That is what the paper's accountant assumes. It would be right if all devices added the same y: independent "
+        "ones partly cancel.": c * z / devices,
+        "That adds the devices' noises up as if they cancelled completely: their sum has root N times the deviation of "
+        "one.": c * z / devices**2,
+        "That forgets the 1/N in front of each y, or the one in front of the sum.": c * z / root,
+        "That is the noise of a single y: there are N of them, and two divisions by N.": c * z,
+        "That is the variance: its root is the standard deviation.": (c * z) ** 2 / devices**3,
+    }
+
+
+# ---- More devices --------------------------------------------------------------------------------------------------
+
+WORDS = ("rises", "falls", "stays")
+
+
+def _devices(answer: Any, rng: np.random.Generator) -> str | None:
+    if not isinstance(answer, Sequence) or isinstance(answer, str) or len(answer) != 2:
+        return 'Give two words, one for the claimed ε and one for the ε that holds, such as ("rises", "falls").'
+    words = [str(word).strip().lower() for word in answer]
+    unknown = [word for word in words if word not in WORDS]
+    if unknown:
+        return f"{unknown[0]!r} is none of the answers: choose from {', '.join(WORDS)}."
+    z = float(rng.uniform(0.3, 3))
+    claimed, true = ([_epsilon(z, devices) for devices in (8, 32)] for _epsilon in (_claimed, _true))
+    if words[0] != _moves(*claimed):
+        return (
+            f"The claimed ε does not know N: at z = {z:.2g} it is {claimed[0]:.4g} for 8 and {claimed[1]:.4g} for 32."
+        )
+    if words[1] != _moves(*true):
+        return f"The ε that holds, at z = {z:.2g} and with a public α, is {true[0]:.4g} for 8 and {true[1]:.4g} for 32."
+    return None
+
+
+def _moves(before: float, after: float) -> str:
+    return "stays" if math.isclose(before, after) else "rises" if after > before else "falls"
+
+
+def _claimed(z: float, devices: int) -> float:
+    return claimed_epsilon(_printed(z, devices, 1.0), 1, DELTA)
+
+
+def _true(z: float, devices: int) -> float:
+    return true_epsilon(_printed(z, devices, 1.0), 1, DELTA)
+
+
+def _printed(z: float, devices: int, alpha_max: float) -> Mechanism:
+    return Mechanism.as_printed(1.0, z, devices, 8, alpha="public", alpha_max=alpha_max)
+
+
+# ---- An accountant with two bugs -----------------------------------------------------------------------------------
+
+
+def _accountant(answer: Callable[[float, int, list[float]], float], rng: np.random.Generator) -> str | None:
+    for largest in (6, 0.9, 6, 0.9):  # scales may all be below 1
+        z, devices, alpha = float(rng.uniform(0.3, 4)), int(rng.integers(2, 33)), rng.uniform(0.01, largest, 5).tolist()
+        got = answer(z, devices, list(alpha))
+        shown = ", ".join(f"{scale:.2g}" for scale in alpha)
+        wanted = _printed(z, devices, max(alpha)).noise_multiplier(0)
+        told = close(got, wanted, f"multiplier({z:.3g}, {devices}, [{shown}])")
+        if told is not None:
+            return instead(got, _accountant_slips(z, devices, alpha)) or told
+    return None
+
+
+def _accountant_slips(z: float, devices: int, alpha: list[float]) -> dict[str, float]:
+    root, largest = math.sqrt(devices), max(alpha)
+    return {
+        "That is the function as it stood: one sentence can do more than that.": z / root,
+        "That takes z at face value, as the paper does: the noise is smaller, and one sentence can do more.": z,
+        "The clip comes before the scaling back: how far can a vector of length C reach once its layers are multiplied "
+        "by α?": z / (2 * root),
+        "One sentence can turn its device's mean around, from C one way to C the other: how far apart are those?": z
+        / (root * largest),
+        "On average over layers is not enough: a sentence may put all its gradient into one layer.": z
+        / (2 * root * sum(alpha) / len(alpha)),
+    }
+
+
+EXERCISES = (
+    Exercise(
+        "noise",
+        "The noise of the mean",
+        _noise,
+        "Independent variances add up: N of them, each (C z / N)^2. Then the mean divides the deviation by N.",
+        "C z / N^1.5, root N times less than the C z / N that an accountant takes z for.",
+    ),
+    Exercise(
+        "devices",
+        "From 8 GPUs to 32",
+        _devices,
+        "Does the claim contain N? And what falls faster with N: what a sentence does to the mean, or its noise?",
+        "A sentence's share falls as 1/N, the noise as 1/N^1.5: the more GPUs, the less the same claim stands for.",
+    ),
+    Exercise(
+        "accountant",
+        "Mend the accountant",
+        _accountant,
+        "How far apart can two clipped gradients be, and how much longer does the scaling back make that?",
+        "z / (2 root N max alpha): the multiplier that an accountant should have been given.",
+    ),
+)

@@ -1,0 +1,124 @@
+"""The exercises of notebook 04, what does it cost."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from edp_lab.course.kit.exercises import Exercise, close, predicted
+from edp_lab.privacy import (
+    Alpha,
+    Decay,
+    GaussianDP,
+    Mechanism,
+    RenyiDP,
+    ReshufflingZCDP,
+    Schedule,
+    claimed_epsilon,
+    true_epsilon,
+)
+from edp_lab.privacy.calibration import Budget, calibrate_z0
+
+BATCH = 64
+
+
+def _compose(answer: Any, cases: np.random.Generator) -> str | None:
+    """Against the library on runs with a noise multiplier of its own for each epoch."""
+    for epochs in (1, 2, int(cases.integers(5, 30))):
+        z = cases.uniform(0.4, 6, epochs).round(2)
+        wanted = GaussianDP(Schedule(z, np.ones(epochs))).mu
+        said = f"noise multipliers {z.tolist()}" if epochs < 3 else f"{epochs} epochs"
+        if differs := close(answer(z.copy()), wanted, f"{said}; μ of the run"):
+            return differs
+    return None
+
+
+def _decay(answer: Any, cases: np.random.Generator) -> str | None:
+    """A run without decay, and the same with it."""
+    epochs, delta = int(cases.integers(10, 31)), 1e-5
+    z0, tau = round(float(cases.uniform(0.5, 3)), 1), round(float(cases.uniform(0.05, 0.2)), 2)
+
+    def run(decay: Decay) -> Mechanism:
+        return Mechanism.as_printed(1.0, z0, 8, 8, decay, tau, Alpha.PUBLIC)
+
+    before, after = run(Decay.NONE), run(Decay.EXPONENTIAL)
+    budget = Budget(8.0, delta)
+    measured = {
+        "the noise of the first epoch": (before.noise_std(0), after.noise_std(0)),
+        "the ε that the paper claims": (claimed_epsilon(before, epochs, delta), claimed_epsilon(after, epochs, delta)),
+        "the ε that holds": (true_epsilon(before, epochs, delta), true_epsilon(after, epochs, delta)),
+        "the z0 that meets ε = 8": (calibrate_z0(before, epochs, budget), calibrate_z0(after, epochs, budget)),
+    }
+    return predicted(answer, measured, f"it (as printed, N = 8, z0 = {z0}, {epochs} epochs, τ from 0 to {tau})")
+
+
+def _bill(answer: Any, cases: np.random.Generator) -> str | None:
+    """Algorithm 1 with a public alpha on shuffled batches; any account of the right releases will do."""
+    untouched, verdicts = True, []
+    for _ in range(4):
+        z0, devices = round(float(cases.uniform(0.5, 4)), 1), int(cases.choice([2, 4, 8, 16]))
+        epochs, utterances = int(cases.integers(3, 20)), BATCH * int(cases.integers(30, 100))
+        delta = 1e-5
+        got = answer(z0, devices, epochs, BATCH, utterances, delta)
+        if got is None:
+            raise NotImplementedError("(your function returns None: is there a `return`?)")
+        untouched &= math.isclose(got, _sampled(z0, epochs, utterances, delta), rel_tol=1e-9)
+        verdicts.append(_misbilled(float(got), z0, devices, epochs, utterances, delta))
+    if untouched:
+        raise NotImplementedError("(it still bills shuffled batches as a sample, and takes z0 at face value)")
+    return next(filter(None, verdicts), None)
+
+
+def _misbilled(got: float, z0: float, devices: int, epochs: int, utterances: int, delta: float) -> str | None:
+    mechanism = Mechanism.as_printed(1.0, z0, devices, BATCH // devices, alpha=Alpha.PUBLIC)
+    schedule, exact = mechanism.schedule(mechanism.bill(epochs)), true_epsilon(mechanism, epochs, delta)
+    bounds = ReshufflingZCDP(schedule).epsilon(delta), RenyiDP(schedule).epsilon(delta)
+    if exact * (1 - 1e-6) <= got <= max(bounds) * (1 + 1e-6):
+        return None
+    where = f"z0 = {z0}, N = {devices}, {epochs} epochs: yours is ε = {got:.4g}, Gaussian DP says {exact:.4g}"
+    z = mechanism.noise_multiplier(0)
+    known = {
+        "that is the price of a secret random sample, but the batches were shuffled": _sampled(
+            z, epochs, utterances, delta
+        ),
+        "that takes z0 at face value": GaussianDP(Schedule(np.array([z0]), np.array([epochs]))).epsilon(delta),
+        "that bills every step, but an utterance is in one step of an epoch only": GaussianDP(
+            Schedule(np.array([z]), np.array([epochs * utterances // BATCH]))
+        ).epsilon(delta),
+    }
+    because = [what for what, epsilon in known.items() if math.isclose(got, epsilon, rel_tol=1e-3)]
+    return f"{where}; {because[0]}." if because else f"{where}."
+
+
+def _sampled(z: float, epochs: int, utterances: int, delta: float) -> float:
+    """What Poisson sampling would cost."""
+    return RenyiDP(Schedule(np.array([z]), np.array([epochs * utterances // BATCH]), BATCH / utterances)).epsilon(delta)
+
+
+EXERCISES = (
+    Exercise(
+        "compose",
+        "μ of a whole run",
+        _compose,
+        "one epoch has μ = 1/z; squares of μ add up, and the root comes last.",
+        "Losses of independent noises add like variances: four equal epochs cost twice the μ of one.",
+    ),
+    Exercise(
+        "decay",
+        "What decay costs",
+        _decay,
+        "decay leaves the first epoch alone and takes noise from all later ones.",
+        "At a fixed z0 decay can only raise ε. Where a decayed run is cheaper, it had another z0 or fewer epochs.",
+    ),
+    Exercise(
+        "bill",
+        "An accountant that undercharges",
+        _bill,
+        "ask how far one utterance moves the sum over devices, how much noise that sum carries, and how often an "
+        "utterance takes part in an epoch.",
+        "Two errors, one direction: both make ε too small. Shuffling is no sampling, and z0 of one device is not the "
+        "noise multiplier of the sum.",
+    ),
+)

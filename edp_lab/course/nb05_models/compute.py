@@ -1,0 +1,425 @@
+"""What ``05_data_and_models.ipynb`` computes: corpora, networks, padding that leaks, SER. No widgets.
+
+    look = look_at("smart-home", seed=0)                     # sizes, label frequencies, repeated texts, majority
+    score = score_errors("right", "missed", "right", "none", others=0)
+
+Corpora, metrics and networks are the library's; the CRF's panel is `edp_lab.course.nb05_models.crf_tour`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from edp_lab.corpora import Corpus, Split, Utterance, list_corpora, load_corpus, split
+from edp_lab.corpora.encoding import Labels, WordFeatures
+from edp_lab.corpora.metrics import Frame, Scores, Tally, evaluate, spans
+from edp_lab.errors import UsageError
+from edp_lab.models.clc import CLC
+from edp_lab.models.ghost_clipping.ops import PLAIN
+from edp_lab.models.intent_slot import IntentSlotModel, to_padded
+from edp_lab.training import TrainConfig
+from edp_lab.training.trainer import Run
+
+PAPER_DELTA = 5e-4  # table 1, public corpora
+PUBLISHED = ("atis", "snips", "nlu-eval")
+WORD_PIECES = 30_522  # vocabulary of the BERT that the paper starts from
+
+Option = TypeVar("Option")
+Counts = tuple[tuple[str, int], ...]
+
+
+# ---- Corpora -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class CorpusLook:
+    """What there is to see of a corpus; its 45:5:50 split keeps utterances of the same text together.
+
+    Attributes:
+        intents, slots: name and number of occurrences, the most frequent first.
+        lengths: (n) words in each utterance.
+        parts: utterances in "train", "validation" and "test".
+        repeated: utterances whose text occurs more than once.
+        leaked: test utterances whose text is in the training set if utterances are shuffled one by one.
+        patterns: share of the test utterances whose pattern (slot values struck out) occurs in the training set.
+        majority: on the test set, of always the training set's most frequent intent and no slots.
+    """
+
+    corpus: Corpus
+    seed: int
+    intents: Counts
+    slots: Counts
+    lengths: NDArray[np.int64]
+    parts: Mapping[str, int]
+    repeated: int
+    leaked: int
+    patterns: float
+    majority: Scores
+
+    @property
+    def train(self) -> int:
+        """n, the utterances that a guarantee is about."""
+        return self.parts["train"]
+
+    @property
+    def delta(self) -> float:
+        """What the library takes where none is given: n^-1.1."""
+        return float(self.train**-1.1)
+
+
+def available(corpus: str) -> dict[str, bool]:
+    """Corpora to look at, and whether each is there: the embedded, the published, and `corpus`, which may be a path."""
+    found = {info.name: info.where is not None for info in list_corpora()}
+    return {name: found.get(name, True) for name in ("smart-home", *PUBLISHED, corpus)}
+
+
+@lru_cache(maxsize=32)
+def look_at(name: str, seed: int) -> CorpusLook:
+    """A corpus of the catalogue, or a path to one; remembered.
+
+    Raises:
+        UsageError: as `load_corpus` and `split`.
+    """
+    corpus, intents, slots, lengths, repeated = _counted(name)
+    together, one_by_one = split(corpus, seed), split(corpus, seed, keep_duplicates_together=False)
+    seen = {pattern(u) for u in together.train}
+    return CorpusLook(
+        corpus,
+        seed,
+        intents,
+        slots,
+        lengths,
+        {part: together.counts[part] for part in ("train", "validation", "test")},
+        repeated,
+        leaked=len(one_by_one.duplicates),
+        patterns=float(np.mean([pattern(u) in seen for u in together.test])),
+        majority=majority_scores(together.train, together.test),
+    )
+
+
+@lru_cache(maxsize=8)
+def _counted(name: str) -> tuple[Corpus, Counts, Counts, NDArray[np.int64], int]:
+    """The corpus, and what does not depend on its split: intents, slots, lengths, utterances of a repeated text."""
+    corpus = load_corpus(name)
+    texts = Counter(u.tokens for u in corpus.utterances)
+    intents = Counter(u.intent for u in corpus.utterances)
+    slots = Counter(label for u in corpus.utterances for _, _, label in spans(u.tags or ()))
+    lengths = np.array([len(u.tokens) for u in corpus.utterances])
+    repeated = sum(count for count in texts.values() if count > 1)
+    return corpus, tuple(intents.most_common()), tuple(slots.most_common()), lengths, repeated
+
+
+@lru_cache(maxsize=2**17)
+def pattern(utterance: Utterance) -> tuple[str, ...]:
+    """The words, with each slot's value struck out: ("call", "<contact>", "at", "<place>")."""
+    words, done = [], 0
+    for start, end, label in spans(utterance.tags or ()):
+        words += [*utterance.tokens[done:start], f"<{label}>"]
+        done = end
+    return (*words, *utterance.tokens[done:])
+
+
+def frames(utterances: Sequence[Utterance]) -> list[Frame]:
+    """What `evaluate` compares."""
+    return [(u.intent, u.tokens, u.tags) for u in utterances]
+
+
+def majority_scores(train: Sequence[Utterance], test: Sequence[Utterance]) -> Scores:
+    """Always the training set's most frequent intent, never a slot: the least that a model must beat."""
+    intent = Counter(u.intent for u in train).most_common(1)[0][0]
+    return Tally(*map(sum, zip(*(_missed(u, intent) for u in test), strict=True))).scores()
+
+
+@lru_cache(maxsize=2**17)
+def _missed(utterance: Utterance, intent: str) -> tuple[int, ...]:
+    """The tally of this intent and no slot; remembered, for an utterance is in half of all test sets."""
+    tags = None if utterance.tags is None else ("O",) * len(utterance.tokens)
+    return astuple(Tally.of(frames([utterance]), [(intent, utterance.tokens, tags)]))
+
+
+@dataclass(frozen=True, eq=False)
+class Browsed:
+    """One utterance of a corpus, and the frequencies of its labels' kind.
+
+    Attributes:
+        number: of the utterance in the corpus.
+        counts: name and number of occurrences of all intents, or of all slots.
+        own: those of them that the utterance has.
+    """
+
+    look: CorpusLook
+    number: int
+    kind: str
+    counts: Counts
+    own: tuple[str, ...]
+
+    @property
+    def utterance(self) -> Utterance:
+        return self.look.corpus.utterances[self.number]
+
+    @property
+    def rare(self) -> int:
+        """Labels with fewer than ten occurrences in the training set, about (its share of the corpus)."""
+        share = self.look.train / len(self.look.corpus.utterances)
+        return sum(count * share < 10 for _, count in self.counts)
+
+
+def browse(corpus: str, utterance: int, labels: str, seed: int) -> Browsed:
+    """An utterance by its number, and the frequencies of "intents" or "slots".
+
+    Raises:
+        UsageError: no such corpus, utterance or kind of label.
+    """
+    look = look_at(corpus, seed)
+    if labels not in ("intents", "slots"):
+        raise UsageError(f"unknown labels {labels!r}: choose intents or slots")
+    n = len(look.corpus.utterances)
+    if not 0 <= utterance < n:
+        raise UsageError(f"utterance {utterance} is not in {corpus}: it has {n:,}, counted from 0")
+    chosen = look.corpus.utterances[utterance]
+    slots = tuple(dict.fromkeys(label for _, _, label in spans(chosen.tags or ())))
+    if labels == "slots":
+        return Browsed(look, utterance, labels, look.slots, slots)
+    return Browsed(look, utterance, labels, look.intents, (chosen.intent,))
+
+
+# ---- Networks ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A part of a network: what it is, what comes out of it, and how many numbers it learns."""
+
+    name: str
+    what: str
+    out: str
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network of the paper's size: the layers of its encoder from input to output, then its heads."""
+
+    name: str
+    encoder: tuple[Layer, ...]
+    heads: tuple[Layer, ...]
+
+    @property
+    def parameters(self) -> int:
+        return sum(layer.parameters for layer in (*self.encoder, *self.heads))
+
+
+def architecture(kind: str, corpus: Corpus) -> Architecture:
+    """The "clc" or the "bert" of the paper's size, for the labels of a corpus.
+
+    Word vectors of the CLC are those of a sound run: hash buckets instead of a vocabulary read off private text.
+
+    Raises:
+        UsageError: another kind.
+    """
+    labels = Labels.of(corpus)
+    with torch.device("meta"):  # shapes only
+        if kind == "clc":
+            model: IntentSlotModel = CLC(labels, WordFeatures())
+        elif kind == "bert":
+            model = _bert(labels)
+        else:
+            raise UsageError(f"unknown model {kind!r}: choose clc or bert")
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+
+    def layer(name: str, what: str, out: str, *prefixes: str) -> Layer:
+        return Layer(name, what, out, sum(n for key, n in sizes.items() if key.startswith(prefixes)))
+
+    heads = [layer("intent head", "one linear map, softmax", f"{len(labels.intents)} intents", "intent.")]
+    if labels.tags:
+        heads += [
+            layer("slot head", "one linear map per word", f"{len(labels.tags)} tag scores", "slots."),
+            layer("CRF", "scores of neighbouring tags", "one path of tags", "crf."),
+        ]
+    if kind == "clc":
+        return Architecture("CLC", _clc_layers(layer), tuple(heads))
+    return Architecture("BERT, 4 layers", _bert_layers(layer), tuple(heads))
+
+
+def _clc_layers(layer: Callable[..., Layer]) -> tuple[Layer, ...]:
+    return (
+        layer("word vectors", "a row for each word", "100 per word", "words."),
+        layer("character CNN", "letters, windows of 3, maximum", "50 per word", "characters.", "convolution."),
+        layer("bi-LSTM 1", "reads both ways", "2 x 384 per word", "lstm.0."),
+        layer("bi-LSTM 2", "reads what the first made", "2 x 384 per word", "lstm.1."),
+    )
+
+
+def _bert_layers(layer: Callable[..., Layer]) -> tuple[Layer, ...]:
+    embeddings, blocks = "bert.embeddings.", "bert.encoder.layer."
+    first = layer("word pieces", f"a row for each of {WORD_PIECES:,}", "312 per piece", f"{embeddings}word")
+    rest = tuple(f"{embeddings}{part}" for part in ("position", "token_type", "LayerNorm"))
+    layers = (
+        layer(f"layer {k + 1}", "attention (12 heads), then dense", "312 per piece", f"{blocks}{k}.") for k in range(4)
+    )
+    return (first, layer("positions", "where a piece stands", "312 per piece", *rest), *layers)
+
+
+def _bert(labels: Labels) -> IntentSlotModel:
+    from edp_lab.models.bert import BertIntentSlot, BertSize, new_bert  # transformers is slow to import
+    from edp_lab.models.wordpiece import SPECIAL, PieceFeatures, wordpiece_tokenizer
+
+    features = PieceFeatures(wordpiece_tokenizer(list(SPECIAL)))
+    return BertIntentSlot(labels, features, new_bert(BertSize().architecture(WORD_PIECES)))
+
+
+def train_small(config: TrainConfig, epochs: int) -> tuple[IntentSlotModel, Split]:
+    """A network after a few epochs without privacy, and the split whose training set it has seen.
+
+    Raises:
+        UsageError: as `edp_lab.training.train`.
+    """
+    corpus = load_corpus(config.corpus)
+    data = split(corpus, config.seed)
+    run = Run(config, corpus, data)
+    for _ in range(epochs):
+        run.epoch()
+    return run.model.eval(), data
+
+
+# ---- Padding that leaks --------------------------------------------------------------------------------------------
+
+
+def leaky_pool(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Wrong on purpose: the maximum over padded positions, too. (R, D), (B) -> (B, D)."""
+    padded, _ = to_padded(tokens, lengths)
+    return padded.amax(1)
+
+
+def leaky_mean(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Wrong on purpose: the mean over the padded length. (R, D), (B) -> (B, D)."""
+    padded, _ = to_padded(tokens, lengths)
+    return padded.mean(1)
+
+
+@dataclass(frozen=True)
+class Leak:
+    """The intent loss of one utterance, by the length of its longest neighbour in the batch.
+
+    Attributes:
+        losses: by way of pooling: the model's own, and two that read padding.
+    """
+
+    utterance: Utterance
+    neighbours: tuple[int, ...]
+    losses: Mapping[str, tuple[float, ...]]
+
+
+@torch.no_grad()
+def padding_leak(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Leak:
+    """Batch the shortest utterance with a longer one, of each length there is, and look at its own loss only.
+
+    Raises:
+        UsageError: all utterances are of one length.
+    """
+    by_length = {len(u.tokens): u for u in utterances}
+    shortest, *others = sorted(by_length)
+    if not others:
+        raise UsageError("all utterances are of one length, so that nothing is padded: take a larger corpus")
+    pairs = [[by_length[shortest]], *([by_length[shortest], by_length[length]] for length in others)]
+    losses: dict[str, list[float]] = {"the library's": [], "max, padding as 0": [], "mean, padding as 0": []}
+    for pair in pairs:
+        batch = model.dataset(pair).batch(range(len(pair)))
+        own, tokens = model.encode(batch, PLAIN, None)
+        pooled = (own, leaky_pool(tokens, batch.lengths), leaky_mean(tokens, batch.lengths))
+        for name, x in zip(losses, pooled, strict=True):
+            losses[name].append(float(F.cross_entropy(model.intent(x[:1]), batch.intents[:1])))
+    told = {name: tuple(values) for name, values in losses.items()}
+    return Leak(by_length[shortest], (shortest, *others), told)
+
+
+# ---- SER -----------------------------------------------------------------------------------------------------------
+
+REFERENCE = Utterance(
+    ("text", "anna", "smith", "that", "i", "am", "late", "tonight"),
+    ("O", "B-name", "I-name", "O", "B-message", "I-message", "I-message", "B-time"),
+    "send_message",
+)
+SLOTS = len(spans(REFERENCE.tags or ()))
+NAME_ERRORS: dict[str, tuple[str, str]] = {
+    "right": ("B-name", "I-name"),
+    "wrong label": ("B-place", "I-place"),
+    "cut short": ("B-name", "O"),
+    "split in two": ("B-name", "B-name"),
+    "missed": ("O", "O"),
+}
+TIME_ERRORS = {"right": "B-time", "wrong label": "B-date", "missed": "O"}
+EXTRAS = {"none": "O", "one slot invented": "B-app"}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One utterance as predicted, and the scores of it together with others that are all right.
+
+    Attributes:
+        predicted: tags; `intent_wrong` 0 or 1; `slot_errors` is the edit distance of its slots.
+        others: further utterances, copies of the reference without an error.
+        errors, items: numerator and denominator of SER.
+    """
+
+    intent: str
+    predicted: tuple[str, ...]
+    intent_wrong: int
+    slot_errors: int
+    others: int
+    scores: Scores
+
+    @property
+    def errors(self) -> int:
+        return self.intent_wrong + self.slot_errors
+
+    @property
+    def items(self) -> int:
+        return (1 + self.others) * (1 + SLOTS)
+
+
+def score_errors(intent: str, name: str, time: str, extra: str, others: int) -> Scored:
+    """What errors of one prediction do to the four scores.
+
+    Args:
+        intent: "right" or "wrong".
+        name, time, extra: keys of `NAME_ERRORS`, `TIME_ERRORS` and `EXTRAS`.
+        others: further utterances without an error, 0 to 1000.
+
+    Raises:
+        UsageError: an unknown error, or another number of others.
+    """
+    said = _choose("intent", intent, {"right": REFERENCE.intent, "wrong": "make_call"})
+    first, last = _choose("name", name, NAME_ERRORS)
+    told = _choose("time", time, TIME_ERRORS)
+    if not 0 <= others <= 1000:
+        raise UsageError(f"{others} further utterances: take 0 to 1000")
+    tags = list(REFERENCE.tags or ())
+    tags[0], tags[1], tags[2], tags[7] = _choose("extra", extra, EXTRAS), first, last, told
+    right = (REFERENCE.intent, REFERENCE.tokens, REFERENCE.tags)
+    frame: Frame = (said, REFERENCE.tokens, tags)
+    wrong = int(said != REFERENCE.intent)
+    return Scored(
+        said,
+        tuple(tags),
+        wrong,
+        round(evaluate([right], [frame]).ser * (1 + SLOTS)) - wrong,
+        others,
+        evaluate([right] * (1 + others), [frame, *[right] * others]),
+    )
+
+
+def _choose(what: str, name: str, options: Mapping[str, Option]) -> Option:
+    if name not in options:
+        raise UsageError(f"unknown {what} {name!r}: choose {', '.join(options)}")
+    return options[name]

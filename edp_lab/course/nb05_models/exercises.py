@@ -1,0 +1,138 @@
+"""The exercises of ``05_data_and_models.ipynb``: the majority baseline, a maximum that reads padding, SER."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edp_lab.corpora.metrics import Frame, evaluate
+from edp_lab.course.kit.exercises import Exercise, close
+from edp_lab.course.nb05_models.compute import leaky_pool, look_at
+from edp_lab.models.intent_slot import to_padded
+
+LABELS, VALUES = ("name", "date", "place"), ("anna", "sunday", "rome", "noon")
+MAJORITY = ("below 0.3", "0.3 to 0.7", "above 0.7")
+
+Slots = list[tuple[str, str]]
+Meaning = tuple[str, Slots]
+
+
+# What few drawn cases show: an SER above 1, and the right slots in another order.
+MUST_DIFFER: tuple[tuple[list[Meaning], list[Meaning]], ...] = (
+    ([("play", [])], [("play", [("name", "bob"), ("place", "rome")])]),
+    ([("call", [("name", "anna"), ("date", "noon")])], [("call", [("date", "noon"), ("name", "anna")])]),
+)
+
+
+# ---- The baseline --------------------------------------------------------------------------------------------------
+
+
+def _majority(answer: Any, cases: np.random.Generator) -> str | None:
+    ser = look_at("smart-home", int(cases.integers(1000))).majority.ser
+    right = MAJORITY[int(np.searchsorted((0.3, 0.7), ser))]
+    if answer not in MAJORITY:
+        return f"{answer!r} is none of {', '.join(map(repr, MAJORITY))}."
+    if answer != right:
+        return f"you said {answer}, but it is another."
+    return None
+
+
+# ---- The maximum ---------------------------------------------------------------------------------------------------
+
+
+def _pool(answer: Any, cases: np.random.Generator) -> str | None:
+    leaks, verdicts = True, []
+    for sizes in ((2, 5), (1, 4, 2), (3, 3)):
+        rows = [torch.from_numpy(cases.normal(-1.0, 1.0, (size, 4))) for size in sizes]
+        tokens, lengths = torch.cat(rows), torch.tensor(sizes)
+        got = answer(tokens, lengths)
+        leaky = leaky_pool(tokens, lengths)
+        leaks &= got is not None and got.shape == leaky.shape and bool(torch.equal(got, leaky))
+        wanted = torch.stack([row.amax(0) for row in rows])
+        verdicts.append(close(got, wanted, f"pooled utterances of {', '.join(map(str, sizes))} words"))
+    if leaks and _same_code(answer, _stub):
+        raise NotImplementedError("(the maximum still reads the zeros of the padding)")
+    if leaks:
+        return "multiplying by the mask makes padding 0, as filling it with 0 does, which still beats negatives."
+    return next(filter(None, verdicts), None)
+
+
+def _stub(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """The bug as the notebook has it: what multiplies by the mask returns the same and is yet an answer."""
+    padded, _ = to_padded(tokens, lengths)
+    return padded.amax(1)
+
+
+def _same_code(one: Any, other: Any) -> bool:
+    return getattr(getattr(one, "__code__", None), "co_code", None) == other.__code__.co_code
+
+
+# ---- SER -----------------------------------------------------------------------------------------------------------
+
+
+def _ser(answer: Any, cases: np.random.Generator) -> str | None:
+    drawn = [[_meaning(cases) for _ in range(size)] for size in (1, 1, 2, 5)]
+    spoiled = [(meanings, [_spoiled(meaning, cases) for meaning in meanings]) for meanings in drawn]
+    for references, predictions in (*spoiled, *MUST_DIFFER):
+        pairs = [_frames(*pair) for pair in zip(references, predictions, strict=True)]
+        wanted = evaluate([true for true, _ in pairs], [said for _, said in pairs]).ser
+        size = len(references)
+        what = f"SER of references {references} and predictions {predictions}" if size < 3 else f"SER of {size}"
+        if differs := close(answer(references, predictions), wanted, what):
+            return differs
+    return None
+
+
+def _meaning(cases: np.random.Generator) -> Meaning:
+    """An intent, and up to four slots (label, value)."""
+    slots = [(str(cases.choice(LABELS)), str(cases.choice(VALUES))) for _ in range(cases.integers(5))]
+    return str(cases.choice(("call", "play"))), slots
+
+
+def _spoiled(meaning: Meaning, cases: np.random.Generator) -> Meaning:
+    """With errors of every kind."""
+    intent, slots = meaning
+    if cases.random() < 0.5:
+        intent = "stop"
+    kept = [slot for slot in slots if cases.random() < 0.7]
+    changed = [(label, "wrong" if cases.random() < 0.3 else value) for label, value in kept]
+    return intent, [*changed, *[("name", "bob")] * int(cases.integers(3))]
+
+
+def _frames(reference: Meaning, prediction: Meaning) -> tuple[Frame, Frame]:
+    """The same slots as tagged words: both sides have every word, and each tags its own."""
+    (intent, slots), (said, found) = reference, prediction
+    words = ["say", *(value for _, value in (*slots, *found))]
+    true = ["O", *(f"B-{label}" for label, _ in slots), *["O"] * len(found)]
+    mine = ["O", *["O"] * len(slots), *(f"B-{label}" for label, _ in found)]
+    return (intent, words, true), (said, words, mine)
+
+
+EXERCISES = (
+    Exercise(
+        "majority",
+        "The SER of the majority baseline",
+        _majority,
+        "it gets some intents right, but how many of all the slots, which stand in numerator and denominator alike?",
+        "It misses every slot, and slots are most of what there is to get right, so that SER stays above 0.9.",
+    ),
+    Exercise(
+        "pool",
+        "A maximum that does not read padding",
+        _pool,
+        "which value could padding have, so that it never wins a maximum, however negative the words are?",
+        "Padding of minus infinity never wins, so a sentence's loss is its own, and one sentence moves one gradient.",
+    ),
+    Exercise(
+        "ser",
+        "The semantic error rate",
+        _ser,
+        "sum the errors of all utterances first, sum what there was to get right (1 + slots of the *reference*), then "
+        "divide once.",
+        "One division for the whole corpus: an utterance with many slots weighs more, and invented slots can push SER "
+        "above 1.",
+    ),
+)

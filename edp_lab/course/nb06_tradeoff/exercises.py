@@ -1,0 +1,141 @@
+"""The exercises of ``06_train_and_trade_off.ipynb``: whose epsilon is smaller, noise on the ladder, tuning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edp_lab.course.kit.exercises import Exercise, close
+from edp_lab.privacy import Mechanism, gdp_epsilon
+
+# Pairs of measured runs of eight epochs with about the same SER: (method, micro-batch size, z0, decay).
+PAIRS: dict[str, tuple[tuple[str, int, float, str], tuple[str, int, float, str]]] = {
+    "A: eDP-SGD sound, z0 = 0.03, no decay; B: as printed, z0 = 0.03, exponential decay": (
+        ("sound", 8, 0.03, "none"),
+        ("printed", 8, 0.03, "exponential"),
+    ),
+    "A: eDP-SGD sound, z0 = 0.03, no decay; B: DP-SGD, z0 = 0.3, linear decay": (
+        ("sound", 8, 0.03, "none"),
+        ("sound", 1, 0.3, "linear"),
+    ),
+    "A: DP-SGD, disjoint batches, z0 = 0.1; B: DP-SGD, Poisson sampling, z0 = 0.1": (
+        ("sound", 1, 0.1, "none"),
+        ("poisson", 1, 0.1, "none"),
+    ),
+}
+EPOCHS = 8
+
+
+# ---- Whose epsilon is smaller? -------------------------------------------------------------------------------------
+
+
+def _smaller(answer: Any, cases: np.random.Generator) -> str | None:
+    """The accountants on the measured runs."""
+    from edp_lab.course.nb06_tradeoff.compute import explore
+    from edp_lab.course.nb06_tradeoff.grid import load_grid
+
+    if not isinstance(answer, Mapping) or answer.keys() != PAIRS.keys():
+        return f"a prediction is a dictionary with the questions {', '.join(map(repr, PAIRS))}."
+    if None in answer.values():
+        raise NotImplementedError
+    grid = load_grid()
+    for question, settings in PAIRS.items():
+        runs = [explore(grid, *setting, EPOCHS).point for setting in settings]
+        epsilons = [run.epsilon or math.inf for run in runs]
+        right = "AB"[int(np.argmin(epsilons))]
+        if answer[question] not in ("A", "B"):
+            return f"{question}: {answer[question]!r} is neither 'A' nor 'B'."
+        if answer[question] != right:
+            told = "; ".join(
+                f"{name}: SER {r.ser:.2f}, ε {e:.3g}" for name, r, e in zip("AB", runs, epsilons, strict=True)
+            )
+            return f"{question}: you said {answer[question]}, but {told}."
+    return None
+
+
+# ---- The ladder's noise --------------------------------------------------------------------------------------------
+
+
+def _noise(answer: Any, cases: np.random.Generator) -> str | None:
+    for micro_batch in (8, 1, 2, 4, 16):
+        micro_batches = int(cases.integers(2, 33))
+        z, clip_norm = round(float(cases.uniform(0.05, 3)), 2), round(float(cases.uniform(0.1, 5)), 1)
+        mechanism = Mechanism.sound(clip_norm, z, 1, micro_batch)
+        batch = micro_batch * micro_batches
+        case = f"z = {z}, C = {clip_norm}, m = {micro_batch}, a batch of {batch}"
+        got = answer(z, clip_norm, micro_batch, batch)
+        if differs := close(got, mechanism.noise_std(0) / micro_batches, f"noise on the mean with {case}"):
+            return differs
+    return None
+
+
+# ---- The best of several -------------------------------------------------------------------------------------------
+
+
+def _report(answer: Any, cases: np.random.Generator) -> str | None:
+    untouched, verdicts = True, []
+    for _ in range(3):
+        trials, delta = _trials(cases), 1e-4
+        got = answer([dict(trial) for trial in trials], delta)
+        if got is None:
+            raise NotImplementedError("(your function returns None: is there a `return`?)")
+        lucky = min(trials, key=lambda trial: trial["test_ser"])
+        untouched &= bool(np.allclose(got, (lucky["test_ser"], gdp_epsilon(lucky["mu"], delta))))
+        verdicts.append(_reported(got, trials, delta))
+    if untouched:
+        raise NotImplementedError("(it still picks by the test set and pays for the winner only)")
+    return next(filter(None, verdicts), None)
+
+
+def _trials(cases: np.random.Generator) -> list[dict[str, float]]:
+    """Runs whose best on the validation set is never the best on the test set, nor has the largest mu."""
+    count = int(cases.integers(3, 6))
+    validation = np.sort(cases.uniform(0.2, 0.6, count))
+    test = validation + cases.uniform(0.0, 0.05, count)
+    test[0] = test.max() - 0.01
+    mu = np.sort(cases.uniform(0.5, 4, count))
+    rows = zip(validation.round(3), test.round(3), mu.round(2), strict=True)
+    trials = [{"validation_ser": float(v), "test_ser": float(t), "mu": float(m)} for v, t, m in rows]
+    return [trials[k] for k in cases.permutation(count)]
+
+
+def _reported(got: Any, trials: list[dict[str, float]], delta: float) -> str | None:
+    ser, epsilon = got
+    best = min(trials, key=lambda trial: trial["validation_ser"])
+    if differs := close(ser, best["test_ser"], "the SER of the run that is best on the validation set"):
+        return differs
+    together = gdp_epsilon(math.sqrt(sum(trial["mu"] ** 2 for trial in trials)), delta)
+    what = f"ε of all {len(trials)} runs (μ = {', '.join(str(trial['mu']) for trial in trials)})"
+    return close(epsilon, together, what)
+
+
+EXERCISES = (
+    Exercise(
+        "smaller",
+        "Whose ε is smaller?",
+        _smaller,
+        "ask of each run how much noise the model gets for how much one utterance can move, not which z0 it was given; "
+        "sampling hides an utterance only where the noise is large enough to hide in.",
+        "Equal errors, and epsilons that differ by factors of 180, 24 and 10: z0 alone says nothing.",
+    ),
+    Exercise(
+        "noise",
+        "Noise on the rungs of the ladder",
+        _noise,
+        "a micro-batch of one moves by C if its utterance disappears, a mean of several by up to 2C; and the mean "
+        "is taken over batch / m micro-batches.",
+        "From m = 1 to m = 2 the noise grows by a factor of 4, of which 2 is the sensitivity; from there on it grows "
+        "with m.",
+    ),
+    Exercise(
+        "report",
+        "The best of several private runs",
+        _report,
+        "two things leak for free: which run is chosen may depend on the validation scores only, and all runs were "
+        "looked at: their μ add up like the sides of a right angle.",
+        "A test set that chooses is a validation set, and every run that helped to choose was a release.",
+    ),
+)

@@ -1,0 +1,169 @@
+"""The exercises of notebook 07, membership inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edp_lab.attacks.statistics import advantage, auc, tpr_at_fpr
+from edp_lab.course.kit.exercises import Exercise, close
+from edp_lab.course.nb07_membership.compute import sharp_and_blunt
+
+NOTHING = "(your function returns None: is there a `return`?)"
+AUDIENCES = 100  # made-up groups of people on which an advantage is measured
+PEOPLE = 60  # on either side of each
+SHIFT = 1.0  # of members' scores, in standard deviations: an advantage of 0.383
+WELL_KNOWN = 2.0  # on top, of a text that the training set has several times
+QUESTIONS = ("AUC", "largest TPR - FPR", "TPR at 1 % FPR")
+
+
+def _tpr(answer: Any, cases: np.random.Generator) -> str | None:
+    """Against the library: scores with and without ties, with room for one and for many false accusations."""
+    for ties, size, crowd in ((False, 20, 3_000), (True, 120, 150), (False, 1_000, 1_200), (False, 100, 90)):
+        members, others = cases.normal(0.8, 1, crowd), cases.normal(0, 1, size)
+        if ties:
+            members, others = members.round(1), others.round(1)
+        fpr = int(cases.integers(1, 8)) / size if size < 1_000 else round(float(cases.uniform(0.0105, 0.3)), 4)
+        wanted = tpr_at_fpr(members, others, fpr)
+        assert wanted is not None  # at least one of the non-members is allowed
+        equal = ", some with equal scores" if ties else ""
+        said = f"{crowd:,} members, {size:,} non-members{equal}: TPR at FPR {fpr:g}"
+        if differs := close(answer(members.copy(), others.copy(), fpr), wanted.value, said):
+            return differs
+    return None
+
+
+def _compare(answer: Any, cases: np.random.Generator) -> str | None:
+    """Both attacks on many people, by each measure."""
+    if not isinstance(answer, Mapping) or answer.keys() != set(QUESTIONS):
+        return f"a prediction is a dictionary with the questions {', '.join(map(repr, QUESTIONS))}."
+    if None in answer.values():
+        raise NotImplementedError
+    attacks = sharp_and_blunt(20_000, int(cases.integers(2**31)))
+    measured = {
+        name: (auc(*sides), advantage(*sides).value, _at_one_percent(*sides)) for name, sides in attacks.items()
+    }
+    for k, question in enumerate(QUESTIONS):
+        values = {name: numbers[k] for name, numbers in measured.items()}
+        if answer[question] not in values:
+            return f"{question}: {answer[question]!r} is neither 'blunt' nor 'sharp'."
+        if answer[question] != max(values, key=lambda name: values[name]):
+            told = " and ".join(f"{value:.3f} for the {name} one" for name, value in values.items())
+            return f"{question}: you said {answer[question]!r}, but it is {told}."
+    return None
+
+
+def _at_one_percent(members: np.ndarray, others: np.ndarray) -> float:
+    rate = tpr_at_fpr(members, others, 0.01)
+    assert rate is not None
+    return rate.value
+
+
+# ---- An advantage that flatters ------------------------------------------------------------------------------------
+
+Audience = tuple[np.ndarray, np.ndarray, np.ndarray]  # scores, who is a member, texts
+
+
+def _advantage(answer: Any, cases: np.random.Generator) -> str | None:
+    """The mean over many groups of people of each kind."""
+    for draw, low, high, said in CROWDS:
+        found = [answer(*draw(cases)) for _ in range(AUDIENCES)]
+        if any(value is None for value in found):
+            raise NotImplementedError(NOTHING)
+        mean = float(np.mean(found))
+        if not np.isfinite(mean):
+            return (
+                "your result is not a number: one half has no non-members, or no members (the people may come sorted, "
+                "members first)."
+            )
+        if not low < mean < high:
+            return f"{said} {mean:.2f} on average."
+    return None
+
+
+def _people(cases: np.random.Generator, members: int, others: int, shift: float) -> Audience:
+    """Members first; they score higher by `shift` standard deviations."""
+    member = np.arange(members + others) < members
+    return cases.normal(shift * member, 1), member, np.array([f"text {k}" for k in range(members + others)])
+
+
+def _ignorant(cases: np.random.Generator) -> Audience:
+    """Scores that know nothing."""
+    return _people(cases, PEOPLE, PEOPLE, 0.0)
+
+
+def _with_copies(cases: np.random.Generator) -> Audience:
+    """In random order; two strangers each say what half of the members say, texts that the model knows best of all."""
+    scores, member, texts = _people(cases, PEOPLE, PEOPLE, SHIFT)
+    copied = cases.permutation(PEOPLE)[: PEOPLE // 2]
+    scores[copied] += WELL_KNOWN
+    twice = np.repeat(copied, 2)
+    order = cases.permutation(len(scores) + len(twice))
+    return (
+        np.append(scores, scores[twice])[order],
+        np.append(member, np.zeros(len(twice), bool))[order],
+        np.append(texts, texts[twice])[order],
+    )
+
+
+def _few_members(cases: np.random.Generator) -> Audience:
+    """In random order; one in four is a member, and stands out."""
+    people, order = _people(cases, PEOPLE // 2, 3 * PEOPLE // 2, 3.0), cases.permutation(2 * PEOPLE)
+    scores, member, texts = (each[order] for each in people)
+    return scores, member, texts
+
+
+CROWDS = (  # who is drawn, between which numbers the mean advantage must lie, and what is said otherwise
+    (
+        _ignorant,
+        -0.08,
+        0.08,
+        f"scores that know nothing have no advantage, but over {AUDIENCES} groups of {2 * PEOPLE} people yours is",
+    ),
+    (
+        _with_copies,
+        0.28,
+        0.46,
+        "where the model knows the copies among the non-members, because they were in the training set, the advantage "
+        "over real non-members, of members whom nobody copies, is about 0.35; yours is",
+    ),
+    (
+        _few_members,
+        0.74,
+        0.9,
+        "where a quarter of the people are members and score 3 standard deviations higher, a threshold that is chosen "
+        "by TPR - FPR has an advantage of about 0.83; yours is",
+    ),
+)
+
+
+EXERCISES = (
+    Exercise(
+        "tpr",
+        "Members found at a low FPR",
+        _tpr,
+        "with k non-members allowed, the threshold lies just above the (k + 1)-th highest non-member; the members have "
+        "no say in it.",
+        "A few strangers set the threshold: at 1 % of 2,025 it is the 21st highest of them, at 0.1 % the third.",
+    ),
+    Exercise(
+        "compare",
+        "Two attacks",
+        _compare,
+        "the sharp attack is certain of one member in twenty and guesses the others: which part of its ROC curve does "
+        "that lift?",
+        "AUC and TPR - FPR are averages over everybody. Who is certain of a few people harms these few, and shows only "
+        "at the left end of the curve.",
+    ),
+    Exercise(
+        "advantage",
+        "An advantage that flatters",
+        _advantage,
+        "drop every text that is on both sides, from both; then choose the threshold on one half of the people, and "
+        "measure on the other.",
+        "A threshold that is chosen after the fact finds an advantage in noise, and a copy of a training text is no "
+        "stranger to the model.",
+    ),
+)

@@ -1,0 +1,114 @@
+"""The exercises of notebook 08, audits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from edp_lab.attacks.audit.step_audit import error_rate, lower_bounds
+from edp_lab.course.kit.exercises import Exercise, close
+from edp_lab.course.nb08_audit.compute import CONFIDENCE, DELTA, StepAudit, StepNoise, audit_step
+from edp_lab.privacy import gdp_epsilon
+
+AUDITS = 30  # of a step whose epsilon is known
+# Variant, N, z0, draws a side; C and alpha are 1.
+QUESTIONS = {
+    "as printed, N = 8, z0 = 1, 100 draws": (True, 8, 1.0, 100),
+    "as printed, N = 1, z0 = 1, 10,000 draws": (True, 1, 1.0, 10_000),
+    "as printed, N = 8, z0 = 0.3, 10 draws": (True, 8, 0.3, 10),
+    "sound, N = 8, z0 = 1, 10,000 draws": (False, 8, 1.0, 10_000),
+}
+VERDICTS = ("refuted", "consistent", "no power")
+
+
+def _at_least(answer: Any, cases: np.random.Generator) -> str | None:
+    """Against the library: either rate the smaller one, and rates that prove nothing."""
+    for low, high in ((0.001, 0.05), (0.02, 0.4), (0.3, 0.95)):
+        small, large = sorted(cases.uniform(low, high, 2).round(4).tolist())
+        delta = 10.0 ** -int(cases.integers(2, 6))
+        for fpr, fnr in ((small, large), (large, small)):
+            wanted = lower_bounds(fpr, fnr, delta).distribution_free
+            said = f"FPR at most {fpr:g}, FNR at most {fnr:g}, δ = {delta:g}: ε"
+            if differs := close(answer(fpr, fnr, delta), wanted, said):
+                return differs
+    return None
+
+
+def _verdicts(answer: Any, cases: np.random.Generator) -> str | None:
+    """The audits themselves."""
+    if not isinstance(answer, Mapping) or answer.keys() != QUESTIONS.keys():
+        return f"a prediction is a dictionary with the questions {', '.join(map(repr, QUESTIONS))}."
+    if None in answer.values():
+        raise NotImplementedError
+    for question in QUESTIONS:
+        if answer[question] not in VERDICTS:
+            return f"{question}: {answer[question]!r} is not one of {', '.join(map(repr, VERDICTS))}."
+        audit = _audited(question)
+        if answer[question] != audit.verdict:
+            return (
+                f"{question}: you said {answer[question]!r}, but with ε = {audit.claimed:.3g} claimed, "
+                f"{audit.bounds.gaussian:.3g} proven and {audit.ceiling:.3g} provable at most, it is "
+                f"{str(audit.verdict)!r}."
+            )
+    return None
+
+
+@cache
+def _audited(question: str) -> StepAudit:
+    printed, num_devices, z0, draws = QUESTIONS[question]
+    return audit_step(_noise(), printed, 1.0, z0, num_devices, 1.0, draws)
+
+
+@cache
+def _noise() -> StepNoise:
+    return StepNoise(0)
+
+
+def _honest(answer: Any, cases: np.random.Generator) -> str | None:
+    """Against the library on Gaussian steps; a wrong one is told how often it proves more than the truth."""
+    differs = None
+    for mu, draws in ((1.0, 100), (3.0, 400), (0.4, 50), (6.0, 100)):
+        absent, present = _draws(cases, mu, draws)
+        limits = [error_rate(wrong, CONFIDENCE).upper_limit for wrong in (absent > 0, present <= 0)]
+        wanted = lower_bounds(limits[0], limits[1], DELTA).gaussian
+        said = f"{draws} draws a side of a step with true ε = {gdp_epsilon(mu, DELTA):.3g}; what they prove"
+        differs = differs or close(answer(absent.copy(), present.copy(), DELTA), wanted, said, atol=1e-6)
+    if differs is None:
+        return None
+    true = gdp_epsilon(1.0, DELTA)
+    more = sum(answer(*_draws(cases, 1.0, 100), DELTA) > true for _ in range(AUDITS))
+    return f"{differs}\n   Of {AUDITS} audits of a step whose ε is {true:.3g}, yours proves more than that in {more}."
+
+
+def _draws(cases: np.random.Generator, mu: float, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    return cases.normal(-mu / 2, 1, draws), cases.normal(mu / 2, 1, draws)
+
+
+EXERCISES = (
+    Exercise(
+        "at_least",
+        "From errors to ε",
+        _at_least,
+        "solve both inequalities for ε and take the larger; where neither asks for an ε above 0, the answer is 0.",
+        "This bound needs no knowledge of the mechanism. That is why it proves so much less than the Gaussian one.",
+    ),
+    Exercise(
+        "honest",
+        "An audit that proves too much",
+        _honest,
+        "a threshold must be fixed before the draws are seen (the midpoint, 0, is known), and a rate that was counted "
+        "must be replaced by its upper limit, `error_rate(wrong, 0.95).upper_limit`.",
+        "Whoever picks the best threshold and takes the counted rates at face value refutes claims that are true.",
+    ),
+    Exercise(
+        "verdicts",
+        "Refuted, consistent, no power",
+        _verdicts,
+        "compare three numbers: the claim, what the draws prove, and what draws without any error would prove.",
+        "Even one device is refuted, because a micro-batch turns around by 2C; ten draws cannot refute a claim of "
+        "21.6, however false it is; and a claim that survives has not been proven.",
+    ),
+)

@@ -1,0 +1,401 @@
+"""What ``09_many_gpus.ipynb`` computes: noise of N devices, runs on real processes, step times. No widgets.
+
+    noise = device_noise(AS_PRINTED, num_devices=8, clip_norm=1.0, z0=1.0, epochs=1, parameters=300_000, seed=0)
+    run = little_run(config)                              # trains; starts `config.processes` real processes
+    scaled = scaling("clc", 8, 64, 100.0, 10.0, 1.0)      # measured steps, and what they would be on 8 devices
+
+Noise, training and benchmark are those of `edp_lab.training` and `edp_lab.reproduce.bench.train_step`; bills are
+`edp_lab.course.nb04_cost.compute`'s.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edp_lab.corpora.smart_home import generate, write_jsonl
+from edp_lab.course.nb04_cost.compute import Array, check_whole, mechanism_of, with_public_alpha
+from edp_lab.errors import UsageError
+from edp_lab.models import load_model
+from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, claim, judge, true_epsilon
+from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.reproduce.bench.train_step import Task, bench_steps
+from edp_lab.reproduce.paper.printed import TABLE_2, Table2Row
+from edp_lab.reproduce.results_io import RESULTS, rows
+from edp_lab.training import StepDone, TrainConfig, train
+from edp_lab.training.noise import Share, standard_noise
+from edp_lab.training.run_folder import MODEL
+from edp_lab.training.trainer import Event
+
+COUNTS = (1, 2, 4, 8, 16, 32)  # devices; a batch of 64 has no more than 63
+DRAWS = 4000  # coordinates of which noise is drawn
+FLOAT32 = 4  # bytes
+LITTLE = 600  # utterances of the corpus for real processes: five steps an epoch
+
+
+# ---- The noise of N devices ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceNoise:
+    """One step's noise on the mean over N devices, and what the run costs.
+
+    Attributes:
+        delta: of every epsilon.
+        aggregate, per_device: (4000,), drawn once for the sum, and as the mean of N devices' own draws.
+        same: (4000,), where all devices draw the same numbers, each at the deviation that is meant for its own.
+        counts: (K,), numbers of devices.
+        on_mean, wanted: (K,), deviation of the noise on the mean: as it is, and z0 times what an utterance moves it by.
+        claimed, true: (K,), epsilon of the run; `true` takes alpha to be public. NaN where there is none.
+        guarantee: for N.
+    """
+
+    mechanism: Mechanism
+    epochs: int
+    delta: float
+    parameters: int
+    seed: int
+    aggregate: Array
+    per_device: Array
+    same: Array
+    counts: NDArray[np.int64]
+    on_mean: Array
+    wanted: Array
+    claimed: Array
+    true: Array
+    guarantee: Guarantee
+
+    @property
+    def devices(self) -> int:
+        return self.mechanism.num_devices
+
+    @property
+    def here(self) -> int:
+        """The place of N among `counts`."""
+        return int(np.flatnonzero(self.counts == self.devices)[0])
+
+
+def device_noise(
+    variant: str, num_devices: int, clip_norm: float, z0: float, epochs: int, parameters: int, delta: float, seed: int
+) -> DeviceNoise:
+    """Draw the noise of the first step, as the library's trainer would, and bill `epochs` epochs without decay.
+
+    Raises:
+        UsageError: as `cost.mechanism_of` and `judge`; no epochs, no parameters, a negative seed.
+    """
+    check_whole("number of epochs", epochs, 1, 1000)
+    check_whole("number of parameters", parameters, 1, 10**12)
+    check_whole("seed", seed, 0, 2**31)
+    mechanism = _at(variant, clip_norm, z0, num_devices)
+    counts = np.unique([*COUNTS, num_devices])
+    settings = [_at(variant, clip_norm, z0, int(count)) for count in counts]
+    on_mean, key = mechanism.noise_std(0) / num_devices, key_from_seed(seed)
+    own, once = (standard_noise(key, 0, DRAWS, Share(kind, num_devices)).numpy() for kind in ("per-device", "shared"))
+    return DeviceNoise(
+        mechanism,
+        epochs,
+        delta,
+        parameters,
+        seed,
+        aggregate=on_mean * standard_noise(key, 0, DRAWS, Share("aggregate", num_devices)).numpy(),
+        per_device=on_mean * own,
+        same=mechanism.device_noise_std(0) * once,
+        counts=counts,
+        on_mean=np.array([one.noise_std(0) / one.num_devices for one in settings]),
+        wanted=np.array([one.z0 * one.sensitivity() / one.num_devices for one in settings]),
+        claimed=_numbers(claim(one, one.bill(epochs), delta).epsilon for one in settings),
+        true=_numbers(_true(one, epochs, delta) for one in settings),
+        guarantee=judge(mechanism, epochs, delta, seed_published=False),
+    )
+
+
+def _at(variant: str, clip_norm: float, z0: float, num_devices: int) -> Mechanism:
+    return mechanism_of(variant, clip_norm, z0, "none", 0.0, num_devices)
+
+
+def _true(mechanism: Mechanism, epochs: int, delta: float) -> float | None:
+    try:
+        return true_epsilon(with_public_alpha(mechanism), epochs, delta)
+    except NoGuarantee:
+        return None
+
+
+def _numbers(values: Iterator[float | None]) -> Array:
+    return np.array([math.nan if value is None else value for value in values])
+
+
+def ring_bytes(parameters: int, devices: int) -> float:
+    """What each device sends in one ring all-reduce of a float32 gradient: 2 (N - 1) / N of it."""
+    return 2 * (devices - 1) / devices * FLOAT32 * parameters
+
+
+# ---- Runs on real processes ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class LittleRun:
+    """One training run on a little corpus.
+
+    Attributes:
+        record: its run record; `devices` says how many processes were real and how many devices simulated.
+        losses: mean over the batch, of each step (not private).
+        parameters: (P,), of the trained model.
+        seconds: with starting the processes, scoring and saving.
+    """
+
+    config: TrainConfig
+    record: dict[str, Any]
+    losses: tuple[float, ...]
+    parameters: NDArray[np.float64]
+    seconds: float
+
+
+def little_run(
+    config: TrainConfig, listener: Callable[[Event], None] = lambda event: None, stop: threading.Event | None = None
+) -> LittleRun:
+    """Train on 600 generated commands, on as many processes as `config` says; its corpus counts for nothing.
+
+    Raises:
+        UsageError: as `edp_lab.training.train`.
+    """
+    losses: list[float] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, StepDone):
+            losses.append(event.loss)
+        listener(event)
+
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="edp-lab-") as name:
+        corpus, out = Path(name) / "little.jsonl", Path(name) / "run"
+        write_jsonl(generate(LITTLE, 0), corpus)
+        record = train(replace(config, corpus=str(corpus)), out, listen, stop)
+        model = load_model(out / MODEL)
+    parameters = torch.cat([p.detach().flatten() for p in model.parameters()]).double().numpy()
+    return LittleRun(config, record, tuple(losses), parameters, time.perf_counter() - start)
+
+
+def alike(one: TrainConfig, other: TrainConfig) -> bool:
+    """Whether two runs differ in nothing but the number of processes."""
+    return replace(one, processes=1) == replace(other, processes=1)
+
+
+def difference(one: LittleRun, other: LittleRun) -> float:
+    """The largest difference of any parameter."""
+    return float(np.abs(one.parameters - other.parameters).max())
+
+
+# ---- Table 2 -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of a step, by `edp-lab bench step`.
+
+    Attributes:
+        ratio, spread: to SGD in the same round: median and quartiles.
+        where: machine, device, threads, versions and date, in words.
+    """
+
+    model: str
+    corpus: str
+    method: str
+    gpus: int
+    processes: int
+    threads: int
+    batch_size: int
+    seconds: float
+    ratio: float
+    spread: tuple[float, float]
+    steps_per_epoch: int
+    where: str
+    command: str
+
+    @classmethod
+    def of(cls, row: dict[str, Any], where: str = "") -> Timed:
+        """From a row of the benchmark; `where` for one that was measured a moment ago."""
+        names = ("model", "corpus", "method", "gpus", "processes", "threads", "batch_size", "seconds")
+        low, high = row["ratio_spread"]
+        return cls(
+            **{name: row[name] for name in names},
+            ratio=row["ratio_to_sgd"],
+            spread=(low, high),
+            steps_per_epoch=row["steps_per_epoch"],
+            where=where or _where(row),
+            command=row.get("command", ""),
+        )
+
+
+def _where(row: dict[str, Any]) -> str:
+    kind = "" if row["device"] == "cpu" else f", {row['device']}"
+    day, torch_version = row.get("date") or date.today().isoformat(), row["versions"]["torch"]
+    return f"{row['machine']}{kind}, {day}, torch {torch_version}"
+
+
+@cache
+def committed() -> tuple[Timed, ...]:
+    """``data/results/bench_step.json``: steps of all methods on ATIS."""
+    return tuple(map(Timed.of, rows(RESULTS / "bench_step.json", "edp-lab bench step --json")))
+
+
+def table2(model: str, corpus: str = "atis") -> list[Timed]:
+    """The committed rows on one process, batches of 64."""
+    return [t for t in committed() if (t.model, t.corpus, t.processes, t.batch_size) == (model, corpus, 1, 64)]
+
+
+def two_processes() -> dict[str, tuple[Timed, Timed]]:
+    """The committed rows of the same work on one process and on two, by method."""
+    of = {(t.method, t.processes): t for t in committed() if t.batch_size == 256}
+    return {method: (of[method, 1], of[method, 2]) for method in ("sgd", "edp-sgd")}
+
+
+def printed(model: str, corpus: str = "atis") -> Table2Row:
+    """The paper's row."""
+    return next(row for row in TABLE_2 if (row.model.lower(), row.corpus.lower()) == (model, corpus))
+
+
+def measure(task: Task, progress: Callable[[str], None]) -> list[Timed]:
+    """The benchmark, here and now.
+
+    Raises:
+        UsageError: as `bench_steps`.
+    """
+    return [Timed.of(row, "here, a moment ago") for row in bench_steps(task, progress)]
+
+
+# ---- What N devices would give -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Seconds of a step by batch size, one process on one core: `data/results/bench_shares.json`.
+
+    Attributes:
+        batches: rising; `sgd` and `edp_sgd` are the seconds of such a step.
+        parameters: of the private model, P.
+    """
+
+    model: str
+    batches: tuple[int, ...]
+    sgd: tuple[float, ...]
+    edp_sgd: tuple[float, ...]
+    parameters: int
+    where: str
+    command: str
+
+    def seconds(self, method: str, batch: float) -> float:
+        """Measured, or on the straight line between or beyond what was."""
+        x, y = self.batches, self.sgd if method == "sgd" else self.edp_sgd
+        k = min(max(int(np.searchsorted(x, batch)), 1), len(x) - 1)
+        return y[k - 1] + (y[k] - y[k - 1]) * (batch - x[k - 1]) / (x[k] - x[k - 1])
+
+
+@cache
+def shares(model: str) -> Shares:
+    """What was measured for a model of the paper's size.
+
+    Raises:
+        UsageError: nothing was.
+    """
+    own = [row for row in rows(RESULTS / "bench_shares.json", "edp-lab bench step --json") if row["model"] == model]
+    if not own:
+        raise UsageError(f"no steps of {model!r} were measured: choose clc or bert")
+    batches = sorted({row["batch_size"] for row in own})
+    of = {(row["method"], row["batch_size"]): row for row in own}
+    sgd, edp_sgd = (tuple(of[method, batch]["seconds"] for batch in batches) for method in ("sgd", "edp-sgd"))
+    last = of["edp-sgd", batches[-1]]
+    return Shares(model, tuple(batches), sgd, edp_sgd, last["parameters"], _where(last), last["command"])
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """Seconds of a step on N devices, a share of the batch each, then one ring all-reduce of the gradient.
+
+    Attributes:
+        shares: what was measured, on one core.
+        batch: utterances of a step, over all devices.
+        bandwidth, latency: assumed, of each link: GB/s, and microseconds for each of the ring's 2 (N - 1) messages.
+        speed: assumed: how many times as fast as that core a device is.
+        counts: (K,), numbers of devices, at least two utterances each.
+        devices: N, one of them.
+        measured: (K,), whether a step on one device with such a share was measured, and no line drawn.
+        sgd, extra, message: (K,), seconds of a step: SGD's share, what eDP-SGD adds by clipping and noise, all-reduce.
+    """
+
+    shares: Shares
+    batch: int
+    bandwidth: float
+    latency: float
+    speed: float
+    counts: NDArray[np.int64]
+    devices: int
+    measured: NDArray[np.bool_]
+    sgd: Array
+    extra: Array
+    message: Array
+
+    @property
+    def here(self) -> int:
+        return int(np.flatnonzero(self.counts == self.devices)[0])
+
+    @property
+    def step(self) -> Array:
+        """(K,), seconds of eDP-SGD."""
+        return self.sgd + self.extra + self.message
+
+    @property
+    def speed_up(self) -> Array:
+        """(K,), over eDP-SGD on one device."""
+        return self.step[0] / self.step
+
+    @property
+    def ratio(self) -> Array:
+        """(K,), eDP-SGD's step to SGD's on as many devices."""
+        return self.step / (self.sgd + self.message)
+
+
+def scaling(model: str, devices: int, batch: int, bandwidth: float, latency: float, speed: float) -> Scaling:
+    """Steps on 1, 2, 4, ... devices, from measured shares and assumed links. Nothing of it was run on GPUs.
+
+    Raises:
+        UsageError: fewer than two utterances per device, or numbers that are not positive (latency may be 0).
+    """
+    check_whole("batch", batch, 4, 4096)
+    check_whole("number of devices", devices, 1, batch // 2)
+    for name, value in (("bandwidth", bandwidth), ("speed of a device", speed)):
+        if not 0 < value < math.inf:
+            raise UsageError(f"the {name} is {value}: it must be greater than 0")
+    if not 0 <= latency < math.inf:
+        raise UsageError(f"the latency is {latency}: it must be 0 or more")
+    known, counts = shares(model), np.unique([*(n for n in (*COUNTS, 64) if 2 * n <= batch), devices])
+    sgd, edp_sgd = (np.array([known.seconds(m, batch / n) for n in counts]) / speed for m in ("sgd", "edp-sgd"))
+    return Scaling(
+        known,
+        batch,
+        bandwidth,
+        latency,
+        speed,
+        counts,
+        devices,
+        measured=np.isin(batch / counts, known.batches),
+        sgd=sgd,
+        extra=edp_sgd - sgd,
+        message=np.array([_message(known.parameters, int(n), bandwidth, latency) for n in counts]),
+    )
+
+
+def _message(parameters: int, devices: int, bandwidth: float, latency: float) -> float:
+    """Seconds of a ring all-reduce."""
+    return ring_bytes(parameters, devices) / (1e9 * bandwidth) + 2 * (devices - 1) * 1e-6 * latency

@@ -1,0 +1,136 @@
+"""The exercises of notebook 09, many GPUs."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from edp_lab.course.kit.exercises import Exercise, close, predicted
+from edp_lab.privacy import Mechanism, true_epsilon
+from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.training.noise import Share, standard_noise
+
+SIZE = 4000  # coordinates: a deviation is then known to 1 %
+STEPS = (0, 1, 2)
+BY_CHANCE = 6  # standard errors
+
+
+def _aggregate(answer: Any, cases: np.random.Generator) -> str | None:
+    """Against the library where all devices draw alike, and in closed form where they do not."""
+    for devices in (1, 2, int(cases.integers(4, 33))):
+        z0 = round(float(cases.uniform(0.1, 3)), 2)
+        mechanism = Mechanism.as_printed(1.0, z0, devices, 2)
+        stds = np.full(devices, mechanism.device_noise_std(0))
+        said = f"devices: {devices}, of deviation {stds[0]:.3g} each; the mean's deviation"
+        if differs := close(answer(stds.copy()), mechanism.noise_std(0) / devices, said):
+            return differs
+    stds = cases.uniform(0.1, 2, 5).round(2)
+    wanted = math.sqrt(float(np.sum(stds**2))) / len(stds)
+    return close(answer(stds.copy()), wanted, f"devices of deviations {stds.tolist()}; the mean's deviation")
+
+
+def _processes(answer: Any, cases: np.random.Generator) -> str | None:
+    """The library's noise for 8 devices on one process and on two, and what they cost."""
+    key, step = key_from_seed(int(cases.integers(10**6))), int(cases.integers(100))
+    mechanism = Mechanism.sound(1.0, round(float(cases.uniform(0.5, 2)), 1), 8, 8)
+    shares = {world: [Share("per-device", 8, rank, world) for rank in range(world)] for world in (1, 2)}
+    drawn = {world: sum(_noise(key, step, share) for share in shares[world]) for world in (1, 2)}
+    gradient = cases.normal(size=SIZE)
+    released = {world: float(np.linalg.norm(gradient + mechanism.noise_std(0) / 8 * drawn[world])) for world in (1, 2)}
+    numbers = {world: [SIZE * len(share.devices) for share in shares[world]] for world in (1, 2)}
+    epsilon = true_epsilon(mechanism, 10, 1e-5)
+    measured = {
+        "numbers drawn by one process": (float(numbers[1][0]), float(numbers[2][0])),
+        "numbers drawn by all together": (float(sum(numbers[1])), float(sum(numbers[2]))),
+        "the released gradient's length": (released[1], released[2]),
+        "the ε that holds": (epsilon, epsilon),  # the mechanism knows devices, and no processes
+    }
+    return predicted(answer, measured, f"it (8 devices, {SIZE:,} parameters)")
+
+
+def _noise(key: int, step: int, share: Share) -> np.ndarray:
+    import torch
+
+    return standard_noise(key, step, SIZE, share, torch.float64).numpy()
+
+
+def _ranks(answer: Any, cases: np.random.Generator) -> str | None:
+    """Deviation of the sum over ranks, and whether keys, steps and ranks draw for themselves, and again the same."""
+    untouched, verdicts = True, []
+    for ranks in (2, 8):
+        key, other = map(int, cases.choice(2**31, 2, replace=False))
+        std = round(float(cases.uniform(0.5, 3)), 2)
+        draws = [
+            [[answer(own, step, rank, ranks, SIZE, std) for rank in range(ranks)] for step in STEPS]
+            for own in (key, key, other)
+        ]
+        if any(draw is None for own in draws for step in own for draw in step):
+            raise NotImplementedError("(your function returns None: is there a `return`?)")
+        noise, again, another = np.array(draws, dtype=float)  # (steps, ranks, SIZE) each
+        if noise.shape != (len(STEPS), ranks, SIZE):
+            return f"a rank's noise should have {SIZE} numbers; yours has shape {noise.shape[2:]}."
+        untouched &= bool((noise == noise[0, 0]).all()) and math.isclose(noise[0, 0].std(), std, rel_tol=0.1)
+        keyed = _keyed(noise, again, another)
+        verdicts.append(_differs(noise, ranks, std) or (f"{ranks} ranks, deviation {std}: {keyed}" if keyed else None))
+    if untouched:
+        raise NotImplementedError("(it still draws the same numbers on every rank and in every step)")
+    return next(filter(None, verdicts), None)
+
+
+def _differs(noise: np.ndarray, ranks: int, std: float) -> str | None:
+    steps = f"{ranks} ranks, deviation {std}"
+    if _alike(noise[0, 0], noise[0, 1]):
+        return f"{steps}: ranks 0 and 1 draw the same numbers, so the difference of their messages has no noise at all."
+    if any(_alike(noise[k, i], noise[k + 1, j]) for k, i, j in product(range(len(noise) - 1), *[range(ranks)] * 2)):
+        return f"{steps}: numbers of one step come again in the next, where they can be subtracted."
+    total = noise.sum(axis=1).std()
+    if abs(total / std - 1) > BY_CHANCE / math.sqrt(2 * noise[:, 0].size):
+        return f"{steps}: the sum over ranks has deviation {total:.3g}."
+    return None
+
+
+def _keyed(noise: np.ndarray, again: np.ndarray, another: np.ndarray) -> str | None:
+    """What is wrong with noise drawn twice with one key, and once with another; (steps, ranks, SIZE) each."""
+    if not np.array_equal(noise, again):
+        return "the same key, step and rank give other numbers the second time, so that no run can be repeated."
+    for step, one, other in zip(STEPS, noise, another, strict=True):
+        if any(map(_alike, one, other)):
+            return f"in step {step} another key gives the same numbers: whoever knows no key can draw them as well."
+    return None
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> bool:
+    return abs(float(np.corrcoef(one, other)[0, 1])) > BY_CHANCE / math.sqrt(SIZE)
+
+
+EXERCISES = (
+    Exercise(
+        "aggregate",
+        "The noise of N devices, averaged",
+        _aggregate,
+        "variances of independent noises add up; a mean divides the sum by N, and its deviation as well.",
+        "Of equal deviations σ this leaves σ/√N, because independent draws partly cancel; had all devices added the "
+        "same vector, σ would have stayed.",
+    ),
+    Exercise(
+        "ranks",
+        "Noise that betrays itself",
+        _ranks,
+        "the numbers must follow from key, step and rank, all three: seed with [key, step, rank]. Adding them up would "
+        "let step 0 of rank 1 draw what step 1 of rank 0 draws; then ask what "
+        "the deviation of a sum of `ranks` independent draws is.",
+        "Noise must be fresh in every step and on every rank, and each rank adds 1 / √ranks of the deviation: its "
+        "square, the variance, is what adds up.",
+    ),
+    Exercise(
+        "processes",
+        "One process, then two",
+        _processes,
+        "each device's noise is a function of key, step and device; where the device lives does not matter.",
+        "Who draws the noise of a device changes nothing: simulation and reality release the same gradient, and "
+        "cost the same.",
+    ),
+)

@@ -1,0 +1,471 @@
+"""What ``10_three_phases.ipynb`` computes: noised pixels, noisy votes, and what labels cost. No widgets.
+
+    result = spend_labels(Sketch(seed=0), ThreePhaseSettings())     # in milliseconds, with linear models
+    print(command(result.settings))                                 # the same with networks, on the command line
+
+Noise, votes, accounts and scores are those of `edp_lab.three_phase`; added is a linear model in place of each network,
+so that the whole pipeline follows a slider.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from edp_lab.corpora.images import load_images
+from edp_lab.errors import UsageError
+from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
+from edp_lab.privacy.foundations import gaussian_release, laplace_release
+from edp_lab.reproduce.evidence import Evidence
+from edp_lab.reproduce.thesis.thesis_claims import t1_pixel_noise, t4_local_noise, t13_noisy_votes
+from edp_lab.reproduce.thesis.thesis_composition import (
+    t9_ten_instructors,
+    t11_stacked_phases,
+    t12_labels,
+    t15_private_understudy,
+)
+from edp_lab.three_phase.pate import PartitionCost, VoteAccount, account_votes, composed_epsilons, partition_cost
+from edp_lab.three_phase.perturbation import (
+    CLAIMED_EPSILON,
+    RESIZED,
+    ImageGuarantee,
+    Perturbation,
+    compare,
+    image_guarantee,
+    perturb,
+    resize_order,
+    sensitivity_for,
+)
+from edp_lab.three_phase.phases import PUBLIC_SHARE
+from edp_lab.three_phase.record import ThreePhaseSettings, score_labels
+from edp_lab.three_phase.votes import L1_SENSITIVITY, NO_LABEL, Aggregator, Vote, label_probabilities, vote_counts
+
+SHOWN = 6  # images of phase I in the figure
+RIDGE = 1.0  # keeps least squares stable where examples are fewer than pixels
+DRAWS = 5  # of the noise on the labels, over which accuracies are averaged
+MNIST_SHAPE, MNIST_TRAIN, MNIST_QUERIES = (1, 28, 28), 60_000, 9000  # what the thesis has
+SIGMAS = [float(s) for s in np.geomspace(0.01, 10, 31)]
+VOTE_EPSILONS = [float(e) for e in np.geomspace(0.01, 100, 41)]
+PANELS_OF_VOTERS = (10, 100, 250)  # PATE has 250
+LABEL_COUNTS = sorted({round(float(n)) for n in np.geomspace(1, MNIST_QUERIES, 30)})
+SAMPLES = (10, 20, 40, 80, 160, 320)  # labels that an understudy learns from, and all of them
+PARTS = (1, 2, 5, 10, 20, 50, 100, 200)
+SENTENCES = (
+    t1_pixel_noise, t4_local_noise, t9_ten_instructors, t11_stacked_phases, t12_labels, t13_noisy_votes,
+    t15_private_understudy,
+)  # fmt: skip
+
+Labels = NDArray[np.int64]
+
+
+# ---- The pipeline with linear models --------------------------------------------------------------------------------
+
+
+class Sketch:
+    """Phases I and II on digits, with linear instructors: the images, noise and parts of `run_three_phase`.
+
+    Attributes:
+        public: how many of the test images may be labelled, the first ones; the others are tested on.
+        noised: (sigma) -> noised train, noised test; (n, 1, 8, 8) both. Remembered.
+        predictions: (sigma, N) -> (N, 600), what each instructor says of each test image. Remembered.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed, self.images = seed, load_images("digits", seed)
+        self.public = int(PUBLIC_SHARE * len(self.images.test))
+        self.key = key_from_seed(f"three phases {seed}")  # that of a run with this seed
+        self.order = stream(self.key, Purpose.SHUFFLE).permutation(len(self.images.train))
+        self.noised = lru_cache(maxsize=8)(self._noised)
+        self.predictions = lru_cache(maxsize=64)(self._predictions)
+
+    def counts(self, settings: ThreePhaseSettings) -> NDArray[np.int64]:
+        """Votes for each class on each public image: (Q, K)."""
+        predictions = self.predictions(settings.sigma, settings.instructors)
+        return vote_counts(predictions[:, : self.public], self.images.classes)
+
+    def labels(self, settings: ThreePhaseSettings, draw: int = 0) -> Labels:
+        """The noisy label of each public image, -1 without an answer; draw 0 has the noise of a run."""
+        predictions = self.predictions(settings.sigma, settings.instructors)[:, : self.public]
+        rng = stream(self.key, Purpose.NOISE, 2 + draw)
+        return settings.aggregator().labels(np.eye(self.images.classes)[predictions], rng)
+
+    def _noised(self, sigma: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        parts = (self.images.train, self.images.test)
+        train, test = (perturb(x, sigma, stream(self.key, Purpose.NOISE, place)) for place, x in enumerate(parts))
+        return train, test
+
+    def _predictions(self, sigma: float, instructors: int) -> Labels:
+        fewest = int(np.bincount(self.images.train_labels).min())
+        if instructors > fewest:
+            raise UsageError(
+                f"{instructors} instructors cannot all see the rarest digit, which has {fewest} training images: "
+                f"take {fewest} at most"
+            )
+        train, test = self.noised(sigma)
+        parts = np.array_split(self.order, instructors)
+        models = [fit_linear(train[part], self.images.train_labels[part], self.images.classes) for part in parts]
+        return np.array([predict_linear(model, test) for model in models])
+
+
+def fit_linear(x: NDArray[np.floating[Any]], y: Labels, classes: int) -> NDArray[np.float64]:
+    """Least squares from pixels and a constant to 1 for the label, 0 for others: (n, ...), (n) -> (pixels + 1, K)."""
+    features = _features(x)
+    gram = features.T @ features + RIDGE * np.eye(features.shape[1])
+    return np.asarray(np.linalg.solve(gram, features.T @ np.eye(classes)[y]), dtype=np.float64)
+
+
+def predict_linear(weights: NDArray[np.float64], x: NDArray[np.floating[Any]]) -> Labels:
+    """(n, ...) -> (n), the class of the largest output."""
+    return (_features(x) @ weights).argmax(axis=1)
+
+
+def _features(x: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    flat = x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float64)  # also of no images
+    return np.concatenate([flat, np.ones((len(x), 1))], axis=1)
+
+
+# ---- Phase I -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class NoisedImages:
+    """Phase I on digits.
+
+    Attributes:
+        shown: (3, SHOWN, 8, 8) images as they are, noised, and resized, noised and averaged back; `labels` (SHOWN).
+        copies: of each pixel after the resize.
+        pixels: the thesis' statistics of the training set.
+        guarantee: what holds; mnist: for images of 28 x 28; resized: if the noise came after the resize.
+        sensitivity_needed: with which this noise would have the claimed epsilon; 0 without noise.
+        curves: epsilon over `SIGMAS` by name of a line.
+    """
+
+    settings: ThreePhaseSettings
+    labels: Labels
+    shown: NDArray[np.float64]
+    copies: int
+    pixels: Perturbation
+    guarantee: ImageGuarantee
+    mnist: ImageGuarantee
+    resized: ImageGuarantee
+    sensitivity_needed: float
+    curves: dict[str, list[float]]
+
+
+def noise_images(sketch: Sketch, settings: ThreePhaseSettings) -> NoisedImages:
+    """Phase I: Gaussian noise on every pixel, what it does to the images and what it promises.
+
+    Averaging the copies that a resize makes of a pixel leaves noise of deviation sigma / sqrt(copies); that is drawn.
+    """
+    sigma, delta, clean = settings.sigma, settings.delta, sketch.images.train
+    train, _ = sketch.noised(sigma)
+    shape = clean.shape[1:]
+    copies = math.prod(RESIZED) // math.prod(shape)
+    averaged = clean[:SHOWN] + (train[:SHOWN] - clean[:SHOWN]) / math.sqrt(copies)
+    order = resize_order(shape, sigma, delta)
+    return NoisedImages(
+        settings,
+        sketch.images.train_labels[:SHOWN],
+        np.stack([clean[:SHOWN, 0], train[:SHOWN, 0], averaged[:, 0]]).astype(np.float64),
+        copies,
+        compare(clean, train),
+        order.noise_first,
+        image_guarantee(MNIST_SHAPE, sigma, delta),
+        order.resize_first,
+        sensitivity_for(CLAIMED_EPSILON, sigma, delta).exact if sigma else 0.0,
+        epsilon_curves(tuple(shape), delta),
+    )
+
+
+@lru_cache(maxsize=16)
+def epsilon_curves(shape: tuple[int, ...], delta: float) -> dict[str, list[float]]:
+    """Epsilon of one image over `SIGMAS`: for three sizes, and by the thesis' eq 3.1 with a sensitivity of 1."""
+    sizes = {
+        "3 x 256 x 256, resized first": RESIZED,
+        "28 x 28 pixels, MNIST": MNIST_SHAPE,
+        "8 x 8 pixels, these digits": shape,
+    }
+    curves = {name: [image_guarantee(size, s, delta).epsilon for s in SIGMAS] for name, size in sizes.items()}
+    return curves | {"eq 3.1": [image_guarantee(shape, s, delta).printed_epsilon for s in SIGMAS]}
+
+
+# ---- Phase II ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Ballot:
+    """Phase II: a vote on one public image, and what noise does to all of them.
+
+    Attributes:
+        image, draw: numbers of the image and of the noise; truth: the image's digit.
+        picture: (8, 8), as the instructors see it.
+        counts, noisy: (K) votes, and with one draw of noise; chances: (K) of each label to come out, if any does.
+        answer: chance that any does: below 1 for a confident vote only.
+        winners: (N + 1) of the public images, how many have a winner with so many votes.
+        unanimous: chance that a label on which all N agree comes out, if any does.
+        curves: the same over `VOTE_EPSILONS`, by number of instructors.
+        query_epsilon: of one label; for Laplace noise at delta 0.
+        answered: labels that came out in this draw; majority, right: shares of these that the most instructors said,
+            and that are true.
+        right_without_noise, alone: shares true by counting the votes, and by one instructor on average.
+    """
+
+    settings: ThreePhaseSettings
+    aggregator: Aggregator
+    image: int
+    draw: int
+    truth: int
+    picture: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    noisy: NDArray[np.float64]
+    chances: NDArray[np.float64]
+    answer: float
+    winners: NDArray[np.int64]
+    unanimous: float
+    curves: dict[int, NDArray[np.float64]]
+    query_epsilon: float
+    answered: int
+    majority: float
+    right: float
+    right_without_noise: float
+    alone: float
+
+    @property
+    def queries(self) -> int:
+        return int(self.winners.sum())
+
+
+def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw: int = 0) -> Ballot:
+    """Put the public images to the vote of linear instructors, and look at one of them.
+
+    Raises:
+        UsageError: an image or draw that is not there, more instructors than the rarest digit has images, or a vote
+            without noise.
+    """
+    if not 0 <= image < sketch.public:
+        raise UsageError(f"there is no public image {image}: choose 0 to {sketch.public - 1}")
+    if draw < 0:
+        raise UsageError(f"the number of the draw is {draw}: it must be 0 or more")
+    aggregator, counts = settings.aggregator(), sketch.counts(settings)
+    voters, classes = settings.instructors, sketch.images.classes
+    predictions = sketch.predictions(settings.sigma, voters)[:, : sketch.public]
+    truth, labels = sketch.images.test_labels[: sketch.public], sketch.labels(settings, draw)
+    came = labels != NO_LABEL
+    answered = int(came.sum())
+    winners = counts.argmax(axis=1)
+    agreed = np.array([voters] + [0] * (classes - 1))
+    chances = label_probabilities(counts[image], aggregator)  # refuses a vote without noise
+    return Ballot(
+        settings,
+        aggregator,
+        image,
+        draw,
+        int(truth[image]),
+        sketch.noised(settings.sigma)[1][image, 0].astype(np.float64),
+        counts[image],
+        _noisy_counts(aggregator, counts[image], stream(sketch.key, Purpose.NOISE, 3 + image, draw)),
+        chances,
+        _answers(aggregator, int(counts[image].max())),
+        np.bincount(counts.max(axis=1), minlength=voters + 1),
+        float(label_probabilities(agreed, aggregator)[0]),
+        {n: _survival(settings.vote, n, settings.delta) for n in sorted({*PANELS_OF_VOTERS, voters})},
+        account_votes(aggregator, counts[:0], settings.delta).query_epsilon,
+        answered,
+        float((labels == winners)[came].sum() / max(answered, 1)),
+        float((labels == truth)[came].sum() / max(answered, 1)),
+        float((winners == truth).mean()),
+        float((predictions == truth).mean()),
+    )
+
+
+def _noisy_counts(aggregator: Aggregator, counts: Labels, rng: np.random.Generator) -> NDArray[np.float64]:
+    if aggregator.vote is Vote.LAPLACE:
+        return laplace_release(counts, L1_SENSITIVITY, L1_SENSITIVITY / aggregator.noise, rng)
+    return gaussian_release(counts, aggregator.noise, rng)
+
+
+def _answers(aggregator: Aggregator, strongest: int) -> float:
+    """The chance that a vote is answered whose strongest class has so many votes."""
+    if aggregator.vote is not Vote.CONFIDENT:
+        return 1.0
+    return float(ndtr((strongest - aggregator.threshold) / aggregator.threshold_noise))
+
+
+@lru_cache(maxsize=64)
+def _survival(vote: str, instructors: int, delta: float) -> NDArray[np.float64]:
+    """The chance that a unanimous label comes out, if any does, over `VOTE_EPSILONS`."""
+    noise = [Aggregator.for_epsilon(vote, e, delta, instructors).noise for e in VOTE_EPSILONS]
+    leads, chances = _survival_by_lead(Vote.LAPLACE if vote == Vote.LAPLACE else Vote.GAUSSIAN)
+    return np.interp(np.log(instructors / np.array(noise)), leads, chances)
+
+
+@lru_cache(maxsize=2)
+def _survival_by_lead(vote: Vote) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Only lead over noise matters: the logarithms of that, and the chances."""
+    leads = np.geomspace(0.01, 50, 60)
+    unit = Aggregator(vote, 1.0)
+    return np.log(leads), np.array([label_probabilities([lead] + [0.0] * 9, unit)[0] for lead in leads])
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What N instructors, each trained with DP-Adam on its own part of MNIST, do to epsilon; costs by number."""
+
+    instructors: int
+    batch_size: int
+    epochs: int
+    noise_multiplier: float
+    delta: float
+    cost: PartitionCost
+    costs: dict[int, PartitionCost]
+
+    def rate(self, parts: int) -> float:
+        """q: the chance of an example to be in a batch."""
+        return self.batch_size / (MNIST_TRAIN // parts)
+
+
+def split_training(instructors: int, batch_size: int, epochs: int, noise_multiplier: float, delta: float) -> Partition:
+    """The same training, batch size and noise, on all of MNIST and on parts of it.
+
+    Raises:
+        UsageError: parts smaller than a batch, no noise, no epochs, delta outside (0, 1).
+    """
+    cost = _partition_cost(instructors, batch_size, epochs, noise_multiplier, delta)
+    fitting = [n for n in PARTS if batch_size <= MNIST_TRAIN // n]
+    costs = {n: _partition_cost(n, batch_size, epochs, noise_multiplier, delta) for n in fitting}
+    costs = dict(sorted({**costs, instructors: cost}.items()))
+    return Partition(instructors, batch_size, epochs, noise_multiplier, delta, cost, costs)
+
+
+@lru_cache(maxsize=512)
+def _partition_cost(parts: int, batch_size: int, epochs: int, noise_multiplier: float, delta: float) -> PartitionCost:
+    return partition_cost(MNIST_TRAIN, parts, batch_size, epochs, noise_multiplier, delta)
+
+
+# ---- Phase III -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class LabelBill:
+    """Phase III: what labels cost, and what an understudy learns from them.
+
+    Attributes:
+        spent: labels put to the vote.
+        account: of these; composed: epsilon over `LABEL_COUNTS`, whatever the votes are, by accountant.
+        sizes: labels from which an understudy learns; accuracy, low, high: of that understudy on the images that
+            nobody labels, with its 95 % interval, as means over draws of the noise.
+        silent: accuracy with the votes counted without noise.
+        right: share of the labels that are true, over the same sizes.
+        tested: images that nobody labels.
+    """
+
+    settings: ThreePhaseSettings
+    spent: int
+    account: VoteAccount
+    composed: dict[str, list[float]]
+    sizes: tuple[int, ...]
+    accuracy: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    silent: tuple[float, ...]
+    right: tuple[float, ...]
+    tested: int
+
+    @property
+    def here(self) -> int:
+        """Where among `sizes` the labels spent are."""
+        return self.sizes.index(self.spent)
+
+    @property
+    def accountant(self) -> str:
+        """The way of adding up that gives the least epsilon."""
+        return min(self.account.composed, key=lambda way: self.account.composed[way])
+
+
+def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
+    """Account for the labels that linear instructors give, and train a linear understudy on them.
+
+    Raises:
+        UsageError: more labels than public images, more instructors than the rarest digit has images, or a vote
+            without noise.
+    """
+    spent = settings.labels or sketch.public
+    if spent > sketch.public:
+        raise UsageError(f"{spent} labels, but there are {sketch.public} public images: ask for no more than that")
+    aggregator, counts = settings.aggregator(), sketch.counts(settings)
+    bills = [composed_epsilons(aggregator, n, settings.delta) for n in LABEL_COUNTS]
+    sizes = tuple(sorted({*SAMPLES, spent, sketch.public}))
+    noisy = [sketch.labels(settings, draw) for draw in range(DRAWS)]
+    scores = np.array([[_understudy(sketch, settings.sigma, labels[:n]) for n in sizes] for labels in noisy])
+    accuracy, low, high, right = (tuple(values) for values in scores.mean(axis=0).T.tolist())
+    silent = [_understudy(sketch, settings.sigma, counts.argmax(axis=1)[:n])[0] for n in sizes]
+    return LabelBill(
+        settings,
+        spent,
+        account_votes(aggregator, counts[:spent], settings.delta),
+        {way: [bill[way] for bill in bills] for way in bills[0]},
+        sizes,
+        accuracy,
+        low,
+        high,
+        tuple(silent),
+        right,
+        len(sketch.images.test) - sketch.public,
+    )
+
+
+def _understudy(sketch: Sketch, sigma: float, labels: Labels) -> tuple[float, float, float, float]:
+    """Accuracy with its interval, and share of the labels that are true; without any label it always says 0."""
+    test, truth = sketch.noised(sigma)[1], sketch.images.test_labels
+    came = np.flatnonzero(labels != NO_LABEL)
+    model = fit_linear(test[came], labels[came], sketch.images.classes)
+    scores = score_labels(truth[sketch.public :], predict_linear(model, test[sketch.public :]), sketch.images.classes)
+    return scores.accuracy, *scores.interval, float((labels == truth[: len(labels)])[came].sum() / max(len(came), 1))
+
+
+# ---- A real run ----------------------------------------------------------------------------------------------------
+
+
+class Score(NamedTuple):
+    """Accuracy of one part of a run, with its 95 % interval once the run has ended."""
+
+    name: str
+    accuracy: float
+    low: float
+    high: float
+
+
+class RunPoint(NamedTuple):
+    """What a run bought for the epsilon of its labels: the understudy's accuracy; `told`: its settings."""
+
+    epsilon: float
+    score: Score
+    told: str
+
+
+# ---- In words ------------------------------------------------------------------------------------------------------
+
+
+def side_by_side(sketch: Sketch, settings: Mapping[str, ThreePhaseSettings]) -> list[tuple[str, ...]]:
+    """Headings, and for each of the settings what the vote keeps, what the labels teach, and what they cost."""
+    rows: list[tuple[str, ...]] = [
+        ("", "all agree: survives", "labels true", "understudy right", "ε of one label", "ε of all labels")
+    ]
+    for name, chosen in settings.items():
+        ballot, bill = take_vote(sketch, chosen), spend_labels(sketch, chosen)
+        shares = (ballot.unanimous, bill.right[bill.here], bill.accuracy[bill.here])
+        epsilons = (ballot.query_epsilon, bill.account.epsilon)
+        rows.append((name, *(f"{share:.0%}" for share in shares), *(f"{epsilon:.3g}" for epsilon in epsilons)))
+    return rows
+
+
+def thesis_sentences() -> tuple[Evidence, ...]:
+    """What the thesis says of the three phases, and what holds."""
+    return tuple(claim() for claim in SENTENCES)

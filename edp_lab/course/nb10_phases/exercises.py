@@ -1,0 +1,104 @@
+"""The exercises of notebook 10, the three-phase architecture."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from edp_lab.course.kit.exercises import Exercise, predicted
+from edp_lab.three_phase.pate import composed_epsilons, partition_cost
+from edp_lab.three_phase.votes import Aggregator, Vote, label_probabilities
+
+DRAWS = 3_000  # of one vote: shares of wins are then known to 0.01
+BY_CHANCE = 5  # standard deviations: one right answer in a hundred thousand would be beyond
+MNIST = 60_000
+
+
+def _gnmax(answer: Any, cases: np.random.Generator) -> str | None:
+    """How often each label wins, against the exact chances."""
+    for labels in (3, 10):
+        counts, sigma = cases.integers(0, 12, labels), round(float(cases.uniform(2.5, 6)), 1)
+        won = [answer(counts.copy(), sigma, cases) for _ in range(DRAWS)]
+        if None in won:
+            raise NotImplementedError("(your function returns None: is there a `return`?)")
+        winners = np.asarray(won, dtype=float)
+        if not np.isin(winners, np.arange(labels)).all():
+            return f"votes {counts.tolist()}: a label from 0 to {labels - 1} should come out, yours gives {won[0]!r}."
+        chances = label_probabilities(counts, Aggregator(Vote.GAUSSIAN, sigma))
+        shares = np.bincount(winners.astype(int), minlength=labels) / DRAWS
+        beyond = np.abs(shares - chances) - BY_CHANCE * np.sqrt(chances * (1 - chances) / DRAWS) - 1 / DRAWS
+        if beyond.max() > 0:
+            label = int(beyond.argmax())
+            return (
+                f"votes {counts.tolist()}, σ = {sigma}: label {label} should win in {chances[label]:.0%} of all draws, "
+                f"yours lets it win in {shares[label]:.0%}."
+            )
+    return None
+
+
+def _parts(answer: Any, cases: np.random.Generator) -> str | None:
+    """The library's account of instructors that train on parts of MNIST."""
+    batch, epochs = 10 * int(cases.integers(10, 41)), int(cases.integers(3, 12))
+    noise, delta = round(float(cases.uniform(0.9, 1.6)), 2), 1e-5
+    alike = partition_cost(MNIST, 10, batch, epochs, noise, delta)
+    smaller = partition_cost(MNIST // 10, 1, batch // 10, epochs, noise, delta)
+    measured = {
+        "a tenth of the images, batches as before": (alike.one, alike.each),
+        "a tenth of the images, batches of a tenth": (alike.one, smaller.one),
+        "ten instructors instead of one of them": (alike.each, alike.together),
+    }
+    return predicted(answer, measured, f"ε (batches of {batch} before, {epochs} epochs, noise {noise})")
+
+
+def _budget(answer: Any, cases: np.random.Generator) -> str | None:
+    """The plain sum of labels with the noise that the answer asks for."""
+    untouched, verdicts = True, []
+    for _ in range(3):
+        total, labels = round(float(cases.uniform(0.2, 20)), 1), int(cases.integers(10, 10_000))
+        scale = answer(total, labels)
+        if scale is None:
+            raise NotImplementedError("(your function returns None: is there a `return`?)")
+        untouched &= math.isclose(scale, 1 / total)
+        verdicts.append(_overspent(float(scale), total, labels))
+    if untouched:
+        raise NotImplementedError("(the noise is still the same for one label and for a thousand)")
+    return next(filter(None, verdicts), None)
+
+
+def _overspent(scale: float, total: float, labels: int) -> str | None:
+    if not 0 < scale < math.inf:
+        return f"a scale is a finite number greater than 0; yours is {scale:g} for {labels} labels at ε = {total}."
+    spent = composed_epsilons(Aggregator(Vote.LAPLACE, scale), labels, 1e-5)["plain sum"]
+    if math.isclose(spent, total, rel_tol=1e-6):
+        return None
+    return f"with noise of scale {scale:.4g} on each count, {labels} labels cost ε = {spent:.4g}, and not {total}."
+
+
+EXERCISES = (
+    Exercise(
+        "gnmax",
+        "A vote under Gaussian noise",
+        _gnmax,
+        "draw one noise for each count, N(0, σ²) by `rng.normal(0, sigma, ...)`, add it, and return the place of the "
+        "largest sum, not the sum.",
+        "Only the name of the winner leaves the house; the noisy counts stay, although even they would be covered.",
+    ),
+    Exercise(
+        "parts",
+        "Ten instructors",
+        _parts,
+        "ask how large a share of the images is in one batch, and how many instructors one image reaches.",
+        "What counts is how often one image is drawn. Parts make that more often unless the batches shrink with them, "
+        "and ten instructors cost what one of them costs.",
+    ),
+    Exercise(
+        "budget",
+        "A vote that overspends",
+        _budget,
+        "each label costs its own ε, and they add up; one person moves a vote from one count to another, which changes "
+        "two counts by one.",
+        "This is how the thesis' 0.2 for one label becomes 1,800 for its 9,000 labels by the plain sum.",
+    ),
+)

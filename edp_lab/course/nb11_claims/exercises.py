@@ -1,0 +1,110 @@
+"""The exercises of notebook 11, the claims ledger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edp_lab.course.kit.exercises import Exercise, predicted
+from edp_lab.privacy import Alpha, Mechanism
+from edp_lab.reproduce.evidence import Verdict
+from edp_lab.reproduce.paper.algorithm_1 import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
+from edp_lab.reproduce.paper.runs import Change
+
+CHANGES = {  # kinds of lists of (mean, half-width): which verdict they deserve is the library's to say
+    "all fall beyond chance": [(-6.0, 2.0), (-3.0, 1.0)],
+    "one falls beyond chance, one might be nothing": [(-6.0, 2.0), (-1.0, 3.0)],
+    "all might be nothing": [(-2.0, 4.0), (-1.0, 3.0)],
+    "one falls, one rises, both beyond chance": [(-6.0, 2.0), (6.0, 2.0)],
+    "all rise beyond chance": [(5.0, 1.0), (4.0, 2.0)],
+}
+
+
+def _verdict(answer: Any, cases: np.random.Generator) -> str | None:
+    """Verdicts on lists of changes, by how many fall beyond chance."""
+    for kind, changes in CHANGES.items():
+        scale = float(cases.uniform(0.5, 2))
+        scaled = [(scale * mean, scale * half) for mean, half in changes]
+        cases.shuffle(scaled)
+        got, wanted = answer(list(scaled)), _library_verdict(scaled)
+        if got is None:
+            raise NotImplementedError("(your function returns None: is there a `return`?)")
+        if str(got) not in tuple(Verdict):
+            return f"a verdict is one of {', '.join(map(repr, map(str, Verdict)))}; yours is {got!r}."
+        if str(got) != wanted:
+            told = ", ".join(f"{mean:+.1f} (±{half:.1f})" for mean, half in scaled)
+            return f"{kind}: for {told} yours is {str(got)!r}, it should be {str(wanted)!r}."
+    return None
+
+
+def _library_verdict(changes: list[tuple[float, float]]) -> Verdict:
+    falls = [Change("", *change).falls for change in changes]
+    return Verdict.of(all(falls), any(falls))
+
+
+def _noise(answer: Any, cases: np.random.Generator) -> str | None:
+    """The deviation of what Algorithm 1 returns, against the library; the bug left in place is still open."""
+    untouched, wrong = True, None
+    for devices in (1, *map(int, cases.integers(2, 33, 3))):
+        clip_norm, z0 = (round(float(cases.uniform(0.1, 5)), 2) for _ in range(2))
+        got = answer(devices, clip_norm, z0)
+        if got is None:
+            raise NotImplementedError("(your function returns None: is there a `return`?)")
+        right = Mechanism.as_printed(clip_norm, z0, devices, 2, alpha=Alpha.PUBLIC).noise_std(0) / devices
+        untouched &= math.isclose(float(got), clip_norm * z0 / devices)
+        if wrong is None and not math.isclose(float(got), right, rel_tol=1e-6):
+            wrong = (
+                f"with N = {devices}, C = {clip_norm}, z0 = {z0} yours is {float(got):.4g}; it should be {right:.4g}."
+            )
+    if untouched:
+        raise NotImplementedError("(the bug is still in: this is what the paper counts on, not what it draws)")
+    return wrong
+
+
+def _predict(answer: Any, cases: np.random.Generator) -> str | None:
+    few, z0 = int(cases.integers(2, 5)), round(float(cases.uniform(0.5, 2)), 1)
+    many = 4 * few
+    noise = [_number(p2_noise_of_the_release(n, z0).measured, "times_too_small") for n in (few, many)]
+    claim = [_number(p22_free_devices((1, n), z0).measured, "claimed_epsilon") for n in (few, many)]
+    shared = [_number(p5_micro_batches(b, z=z0).measured, "epsilon") for b in (1, few, many)]
+    measured = {
+        "P2: noise claimed over noise found, with four times as many GPUs": (noise[0], noise[1]),
+        "P22: claimed ε, with four times as many GPUs": (claim[0], claim[1]),
+        "P5: true ε, two utterances in a micro-batch instead of one": (shared[0], shared[1]),
+        "P5: true ε, four times as many utterances in a micro-batch": (shared[1], shared[2]),
+    }
+    return predicted(answer, measured, f"the number (z0 {z0}, {few} and {many} GPUs or utterances)")
+
+
+def _number(measured: Mapping[str, float | str | bool], name: str) -> float:
+    return float(measured[name])
+
+
+EXERCISES = (
+    Exercise(
+        "verdict",
+        "A verdict is a function",
+        _verdict,
+        "a fall is beyond chance where mean + half-width is still below 0; then count such falls: all, some, or none.",
+        "The rule was fixed before the numbers were known, and looks at nothing else. That is what makes it a verdict.",
+    ),
+    Exercise(
+        "noise",
+        "A bug in the evidence",
+        _noise,
+        "variances of independent draws add up, standard deviations do not.",
+        "This bug is the paper's own slip (P1): whoever makes it measures no contradiction in P2.",
+    ),
+    Exercise(
+        "predict",
+        "Where does the evidence go?",
+        _predict,
+        "ask which of the two enters, N or the micro-batch size: the claim sees neither, and for the truth a "
+        "micro-batch has two sizes, one and more than one.",
+        "The claims do not see N or the micro-batch size at all; the truth sees N everywhere, and the micro-batch size "
+        "only where it passes from one to two.",
+    ),
+)

@@ -1,0 +1,347 @@
+"""Run the course: each notebook through papermill, kept as an executed copy and as a web page, with an index.
+
+Launch: ``edp-lab course run`` (what ``make course`` calls). A run fails on any error, also on one
+raised in a slider's callback (see ``kernel.py``); a parameter that no notebook has is refused before
+anything runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import platform
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+from nbclient.exceptions import DeadKernelError
+from nbformat import NotebookNode
+from papermill.exceptions import PapermillExecutionError
+
+import edp_lab
+from edp_lab.course.publish import pages
+from edp_lab.course.publish.finished_runs import Kept, digest
+from edp_lab.course.publish.kernel import ENGINE
+from edp_lab.course.publish.memory import Watch
+from edp_lab.errors import UsageError
+from edp_lab.models.files import write_whole
+
+TIMEOUT = 600.0  # seconds that one cell may take
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class NotebookRun:
+    """One executed notebook.
+
+    Attributes:
+        path: the notebook that was run.
+        title: its first heading.
+        seconds: wall-clock time, kernel start included.
+        memory_mb: the most that kernel and child processes held together (see `Watch`).
+        executed: the executed copy, with outputs, without widget state.
+        html: the same as a web page.
+        error: one sentence (notebook, cell, error), or None where every cell ran.
+        reused: nothing ran: the results of an earlier run are those that this one would have.
+    """
+
+    path: Path
+    title: str
+    seconds: float
+    memory_mb: float
+    executed: Path
+    html: Path
+    error: str | None
+    reused: bool = False
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What ``edp-lab course run --json`` prints of it."""
+        status = "failed" if self.error else "ok"
+        seconds, memory = round(self.seconds, 2), round(self.memory_mb)
+        return {
+            "notebook": self.path.stem,
+            "status": status,
+            "seconds": seconds,
+            "memory_mb": memory,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A notebook is at a cell that has `done` of the notebook's `of` cells before it."""
+
+    path: Path
+    done: int
+    of: int
+
+
+@dataclass(frozen=True)
+class CourseRun:
+    """All notebooks of one ``run_course``, in course order, and the page that lists them."""
+
+    runs: tuple[NotebookRun, ...]
+    index: Path
+
+    @property
+    def ok(self) -> bool:
+        return all(run.error is None for run in self.runs)
+
+
+def course_notebooks(notebooks_dir: Path, only: Sequence[str] = ()) -> list[Path]:
+    """The notebooks of a folder in course order, or those named in ``only``: "03_step", "03_step.ipynb" or "03".
+
+    Raises:
+        UsageError: the folder has no notebooks, or none of that name.
+    """
+    found = sorted(notebooks_dir.glob("*.ipynb"))
+    if not found:
+        raise UsageError(f"no notebooks in {notebooks_dir}: run this in a clone of the project, or give --notebooks")
+    chosen = set()
+    for name in only:
+        stem = Path(name).name.removesuffix(".ipynb")
+        named = [path for path in found if stem in (path.stem, path.stem.partition("_")[0])]
+        if not named:
+            names = ", ".join(path.stem for path in found)
+            raise UsageError(f"there is no notebook {stem!r} in {notebooks_dir}: choose from {names}")
+        chosen.update(named)
+    return [path for path in found if path in chosen or not only]
+
+
+def notebook_parameters(path: Path) -> dict[str, str]:
+    """The names in a notebook's ``parameters`` cell and their defaults, as source text.
+
+    Raises:
+        UsageError: the file is missing, is no notebook, or is saved for a kernel other than ``python3``.
+    """
+    try:
+        kernel = nbformat.read(path, as_version=4).metadata.get("kernelspec", {}).get("name")
+    except FileNotFoundError:
+        raise UsageError(f"there is no notebook {path}") from None
+    except Exception:  # nbformat lets through whatever its walk over unexpected content meets
+        raise UsageError(f"{path} is not a notebook: restore it, for instance with `git checkout`") from None
+    if kernel != "python3":
+        raise UsageError(f"{path} is saved for the kernel {kernel!r}: set metadata.kernelspec.name to 'python3'")
+    return {name: found["default"] for name, found in papermill.inspect_notebook(path).items()}
+
+
+def check_parameters(path: Path, parameters: Mapping[str, Any]) -> None:
+    """Refuse what papermill lets pass: a name the notebook does not have, text for a number or the reverse.
+
+    Raises:
+        UsageError: naming the parameter.
+    """
+    known = notebook_parameters(path)
+    for name, value in parameters.items():
+        if name not in known:
+            have = ", ".join(known) or "none (no cell is tagged 'parameters')"
+            raise UsageError(f"{path.name} has no parameter {name!r}; it has: {have}")
+        try:
+            default = ast.literal_eval(known[name])
+        except (ValueError, SyntaxError):
+            continue
+        if default is not None and isinstance(default, str) != isinstance(value, str):
+            kind = "text" if isinstance(default, str) else "a number"
+            raise UsageError(f"parameter {name!r} of {path.name} takes {kind} such as {known[name]}, not {value!r}")
+
+
+def share_out(notebooks: Iterable[Path], parameters: Mapping[str, Any]) -> dict[Path, dict[str, Any]]:
+    """For each notebook those of the parameters that it has, each checked.
+
+    Raises:
+        UsageError: a parameter that none of them has, or see `check_parameters`.
+    """
+    known = {path: notebook_parameters(path) for path in notebooks}
+    for name in parameters:
+        if not any(name in names for names in known.values()):
+            have = ", ".join(dict.fromkeys(have for names in known.values() for have in names)) or "none"
+            raise UsageError(f"the chosen notebooks have no parameter {name!r}; they have: {have}")
+    shared = {path: {name: parameters[name] for name in parameters if name in known[path]} for path in known}
+    for path, given in shared.items():
+        check_parameters(path, given)
+    return shared
+
+
+def run_notebook(
+    path: Path,
+    out_dir: Path,
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    timeout: float = TIMEOUT,
+    environment: Mapping[str, str] | None = None,
+    watch: Watch | None = None,
+) -> NotebookRun:
+    """Execute one notebook in its own folder and write the executed copy and its page into ``out_dir``.
+
+    Args:
+        path: the notebook; it is not changed.
+        out_dir: created where missing; earlier results of the same name are replaced, never half-written.
+        parameters: values for names in the notebook's ``parameters`` cell.
+        timeout: seconds that one cell may take.
+        environment: variables that the kernel gets on top of this process'.
+        watch: is told of each cell, and can end the run.
+
+    Returns:
+        The run; an error inside the notebook is in its ``error``, it is not raised.
+
+    Raises:
+        UsageError: see ``notebook_parameters`` and ``check_parameters``; nothing has run then.
+        KeyboardInterrupt: the watch was told to kill; earlier results stay.
+    """
+    path, out_dir, watch = path.resolve(), out_dir.resolve(), watch or Watch()
+    check_parameters(path, parameters or {})
+    out_dir.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    notebook, error = _execute(path, dict(parameters or {}), timeout, dict(environment or {}), watch)
+    seconds = time.perf_counter() - started
+    if watch.killed:
+        raise KeyboardInterrupt
+    pages.freeze_widgets(notebook)
+    notebook.metadata.papermill.update(input_path=path.name, output_path=path.name)  # no path of this machine
+    title = pages.title(notebook, path.stem)
+    run = NotebookRun(path, title, seconds, watch.memory_mb, *_results(path, out_dir), error)
+    write_whole(run.executed, nbformat.writes(notebook).encode())
+    pages.write_page(notebook, run.html, run.title)
+    return run
+
+
+def run_course(
+    notebooks_dir: Path,
+    out_dir: Path,
+    mode: str = "quick",
+    only: Sequence[str] = (),
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    jobs: int = 1,
+    timeout: float = TIMEOUT,
+    resume: bool = False,
+    listen: Callable[[Progress | NotebookRun], None] = lambda event: None,
+) -> CourseRun:
+    """Run the course's notebooks; one that fails does not stop the others.
+
+    Args:
+        notebooks_dir, only: see ``course_notebooks``.
+        out_dir: gets an executed copy and a page per notebook, ``index.html``, and what ``resume`` needs.
+        mode: the value of every notebook's ``mode`` parameter, "quick" or "full".
+        parameters: further parameters, each for the notebooks that have it.
+        jobs: how many notebooks run at once; with more than one, each has one thread (``OMP_NUM_THREADS``).
+        timeout: seconds that one cell may take.
+        resume: do not run a notebook again that went well, with the same source, parameters and package, before.
+        listen: gets the progress of each notebook, from its own thread, and each finished run, from this one.
+
+    Raises:
+        UsageError: see ``course_notebooks`` and ``share_out``; nothing has run then.
+    """
+    if jobs < 1:
+        raise UsageError(f"the number of jobs is {jobs}: it must be at least 1")
+    if not timeout > 0:
+        raise UsageError(f"--timeout is {timeout:g}: give the seconds that one cell may take")
+    values = {"mode": mode, **(parameters or {})}
+    todo = share_out(course_notebooks(notebooks_dir.resolve(), only), values)
+    out_dir = out_dir.resolve()
+    out_dir.mkdir(parents=True, exist_ok=True)
+    kept, runs = Kept(out_dir), {}
+    digests = {path: digest(path, given) for path, given in todo.items()}
+    if resume:
+        runs = {path: run for path in todo if (run := _earlier(path, out_dir, kept.find(path.stem, digests[path])))}
+    for run in runs.values():
+        listen(run)
+    left = {path: given for path, given in todo.items() if path not in runs}
+    for run in _run_all(left, out_dir, jobs, timeout, listen):
+        runs[run.path] = run
+        kept.add(run.path.stem, {**run.row, "title": run.title, "digest": digests[run.path]})
+        listen(run)
+    settings = ", ".join(f"{name}={value}" for name, value in values.items())
+    about = f"edp_lab {edp_lab.__version__} on Python {platform.python_version()}; {settings}."
+    in_order = tuple(runs[path] for path in todo)
+    pages.write_index(in_order, out_dir / "index.html", about)
+    return CourseRun(in_order, out_dir / "index.html")
+
+
+def _run_all(
+    todo: Mapping[Path, Mapping[str, Any]],
+    out_dir: Path,
+    jobs: int,
+    timeout: float,
+    listen: Callable[[Progress], None],
+) -> Iterator[NotebookRun]:
+    """The runs as they end, `jobs` at a time, each in a thread of its own; kernels end with this one's interrupt."""
+    alone = {} if jobs == 1 or "OMP_NUM_THREADS" in os.environ else ONE_THREAD
+    watches = {path: Watch(_telling(listen, path)) for path in todo}
+    with _interruptible(ThreadPoolExecutor(jobs), watches.values()) as pool:
+        run = partial(run_notebook, timeout=timeout, environment=alone)
+        waiting = [pool.submit(run, path, out_dir, given, watch=watches[path]) for path, given in todo.items()]
+        for future in as_completed(waiting):
+            yield future.result()
+
+
+def _telling(listen: Callable[[Progress], None], path: Path) -> Callable[[int, int], None]:
+    return lambda done, of: listen(Progress(path, done, of))
+
+
+@contextmanager
+def _interruptible(pool: ThreadPoolExecutor, watches: Iterable[Watch]) -> Iterator[ThreadPoolExecutor]:
+    """The pool, which ends at once where the block is left early: what waits is dropped, what runs is killed."""
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for watch in watches:
+            watch.kill()
+        raise
+    finally:
+        pool.shutdown()
+
+
+def _results(path: Path, out_dir: Path) -> tuple[Path, Path]:
+    """Where a notebook's executed copy and page are."""
+    return out_dir / path.name, out_dir / f"{path.stem}.html"
+
+
+def _earlier(path: Path, out_dir: Path, row: Mapping[str, Any] | None) -> NotebookRun | None:
+    """The run that a row of `Kept` tells of, if its results are still there."""
+    executed, html = _results(path, out_dir)
+    if row is None or not (executed.exists() and html.exists()):
+        return None
+    return NotebookRun(path, row["title"], row["seconds"], row["memory_mb"], executed, html, None, reused=True)
+
+
+def _execute(
+    path: Path, parameters: dict[str, Any], timeout: float, environment: dict[str, str], watch: Watch
+) -> tuple[NotebookNode, str | None]:
+    """The executed notebook and its error, if any; papermill writes to a folder of its own meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        options = {"engine_name": ENGINE, "kernel_name": "python3", "progress_bar": False}
+        ours = {"execution_timeout": timeout, "folder": path.parent, "environment": environment, "watch": watch}
+        fallback = None
+        try:
+            papermill.execute_notebook(path, copy, parameters, **options, **ours)
+        except (PapermillExecutionError, DeadKernelError) as exception:
+            fallback = f"{path.name}: {exception}"
+        notebook = nbformat.read(copy, as_version=4)
+    return notebook, _first_error(notebook, path.name) or fallback
+
+
+def _first_error(notebook: NotebookNode, name: str) -> str | None:
+    """The first error as a sentence; the cell is counted as in the source notebook, from 1, all cells."""
+    added = {"injected-parameters", "papermill-error-cell-tag"}
+    number = 0
+    for cell in notebook.cells:
+        number += not added & set(cell.metadata.get("tags", ()))
+        for output in cell.get("outputs", ()):
+            if output.output_type == "error":
+                code = cell.source.strip().splitlines()[0]
+                value = " ".join(re.sub(r"\x1b\[[0-9;]*m|<[^>]+>", "", output.evalue).split())
+                return f"{name}, cell {number} ({code!r}): {output.ename}: {value}"
+    return None

@@ -1,0 +1,248 @@
+"""How a model comes to be: built anew from a seed, or read back from a folder.
+
+A saved model is a folder of two files, ``model.json`` (kind, labels, configuration) and
+``weights-<checksum>.safetensors``. The first names the second, and one checksum covers both. A save writes
+the weights under their own name, then replaces ``model.json``: a reader finds the old pair or the new one,
+however the writer ends. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from edp_lab.corpora.corpus import Utterance
+from edp_lab.corpora.encoding import Labels, WordFeatures
+from edp_lab.errors import UsageError
+from edp_lab.models.clc import CLC, CLCSize
+from edp_lab.models.files import parse_tensors, read_bytes, read_json, write_whole
+from edp_lab.models.frozen_encoder import ContextFeatures
+from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.models.vectors import load_vectors
+from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
+
+if TYPE_CHECKING:  # slow to import
+    from tokenizers import Tokenizer
+    from transformers import BertModel
+
+KINDS = ("clc", "bert")
+
+Size = TypeVar("Size")
+
+
+def build_model(
+    kind: str,
+    labels: Labels,
+    *,
+    seed: int,
+    training: Sequence[Utterance] = (),
+    private: bool,
+    pretrained: str | None = None,
+    size: Mapping[str, Any] | None = None,
+) -> IntentSlotModel:
+    """A new model. Its weights are a function of the seed, the shapes and `pretrained`, not of any other
+    random state.
+
+    Where its words come from decides whether a guarantee can hold: with `private`, never from `training`.
+
+    Args:
+        kind: "clc" or "bert".
+        training: the utterances to be trained on; read, for their words, only if not `private` and without
+            `pretrained`.
+        pretrained: for the CLC, word vectors (see `load_vectors`) or the folder of a BERT, which stay frozen; for
+            BERT, a folder or hub name (see `load_bert`). Assumed public, or trained on separate text.
+        size: fields of `CLCSize` or `BertSize` that differ from the paper's. With pretrained weights BERT's
+            sizes are theirs, and only its dropout can be given.
+
+    Raises:
+        UsageError: unknown kind or size, pretrained weights that cannot be loaded, or a private BERT without
+            any (its word pieces would be read off the private text).
+    """
+    with seeded(seed):
+        if kind == "clc":
+            return _build_clc(labels, training, private, pretrained, _sized(CLCSize, size))
+        if kind == "bert":
+            return _build_bert(labels, training, private, pretrained, size)
+    raise UsageError(f"unknown model {kind!r}: choose one of {', '.join(KINDS)}")
+
+
+def save_model(model: IntentSlotModel, folder: Path | str) -> None:
+    """Write a model to a folder, which is made if need be; an older model in it is replaced.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    folder = Path(folder)
+    about, weights = _content(model)
+    checksum = _checksum(about, weights)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(_weights_file(folder, checksum), weights)
+        write_whole(folder / "model.json", json.dumps({**about, "sha256": checksum}).encode())
+        for old in set(folder.glob("weights-*")) - {_weights_file(folder, checksum)}:
+            old.unlink()
+    except OSError as error:
+        raise UsageError(f"the model cannot be saved to {folder} ({error.strerror}): choose another folder") from error
+
+
+def model_checksum(model: IntentSlotModel) -> str:
+    """What ``model.json`` says as "sha256" once this very model is saved."""
+    return _checksum(*_content(model))
+
+
+def _content(model: IntentSlotModel) -> tuple[dict[str, Any], bytes]:
+    about: dict[str, Any] = {
+        "kind": "clc" if isinstance(model, CLC) else "bert",
+        "labels": {"intents": model.labels.intents, "tags": model.labels.tags},
+        "config": model.config(),
+    }
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    return about, safetensors.torch.save(state)
+
+
+def load_model(folder: Path | str) -> IntentSlotModel:
+    """The model that `save_model` wrote, on the CPU; the random state is left as it was.
+
+    Raises:
+        UsageError: the folder holds no model, or a damaged one.
+    """
+    folder = Path(folder)
+    if not (folder / "model.json").exists():
+        raise UsageError(f"{folder} holds no saved model (no model.json): give the folder of a finished run")
+    about = read_json(folder / "model.json")
+    checksum = about.pop("sha256", None) if isinstance(about, dict) else None
+    if not isinstance(checksum, str):
+        raise UsageError(f"{folder / 'model.json'} does not describe a model: restore the folder or train again")
+    file = _weights_file(folder, checksum)
+    weights = read_bytes(file)
+    if _checksum(about, weights) != checksum:
+        raise UsageError(f"the model in {folder} is damaged (its checksum differs): restore the folder or train again")
+    state = parse_tensors(weights, file)
+    try:
+        labels = Labels(tuple(about["labels"]["intents"]), tuple(about["labels"]["tags"]))
+        with seeded(0):
+            model = _rebuild(about["kind"], labels, about["config"])
+        model.to(next(iter(state.values())).dtype)
+        if _shapes(model.state_dict()) != _shapes(state):
+            raise ValueError("other tensors than this version's")
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"the model in {folder} is of another version of edp_lab: train it again") from error
+    model.load_state_dict(state)
+    return model
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within the block, torch's CPU generator starts from `seed`; afterwards it goes on as if nothing had
+    happened."""
+    with torch.random.fork_rng(devices=[]):
+        start = stream(key_from_seed(seed), Purpose.INITIAL_WEIGHTS).integers(2**63)
+        torch.default_generator.manual_seed(int(start))
+        yield
+
+
+def _build_clc(
+    labels: Labels, training: Sequence[Utterance], private: bool, pretrained: str | None, size: CLCSize
+) -> CLC:
+    if pretrained is not None and Path(pretrained, "config.json").exists():
+        from edp_lab.models.bert import load_bert
+
+        return CLC(labels, _context(*load_bert(pretrained)), size)
+    if pretrained is not None:
+        vectors = load_vectors(pretrained).lower_cased()
+        return CLC(labels, WordFeatures(vectors.words), size, vectors.matrix)
+    return CLC(labels, WordFeatures() if private else WordFeatures.from_training_words(training), size)
+
+
+def _build_bert(
+    labels: Labels,
+    training: Sequence[Utterance],
+    private: bool,
+    pretrained: str | None,
+    size: Mapping[str, Any] | None,
+) -> IntentSlotModel:
+    from edp_lab.models.bert import (
+        BertIntentSlot,
+        BertSize,
+        load_bert,
+        new_bert,
+    )  # transformers is slow to import
+    from edp_lab.models.wordpiece import PieceFeatures, train_wordpieces
+
+    chosen = _sized(BertSize, size)
+    if pretrained is not None:
+        if fixed := set(size or ()) - {"dropout"}:
+            raise UsageError(f"BERT's {min(fixed)} is that of its pretrained weights: leave it out, or leave those out")
+        bert, tokenizer = load_bert(pretrained)
+    elif private:
+        raise UsageError(
+            "a private BERT needs pretrained weights, or its word pieces would be read off the private text: "
+            "give --pretrained, a hub name or a folder that `edp-lab pretrain --model bert` made"
+        )
+    else:
+        tokenizer = train_wordpieces([u.tokens for u in training])
+        bert = new_bert(chosen.architecture(tokenizer.get_vocab_size()))
+    features = PieceFeatures(tokenizer, bert.config.max_position_embeddings)
+    return BertIntentSlot(labels, features, bert, chosen.dropout)
+
+
+def _sized(size: type[Size], given: Mapping[str, Any] | None) -> Size:
+    known = [field.name for field in fields(size)]  # type: ignore[arg-type]
+    for name in given or ():
+        if name not in known:
+            raise UsageError(f"unknown size {name!r}: choose from {', '.join(known)}")
+    return size(**given or {})
+
+
+def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlotModel:
+    """The architecture that `IntentSlotModel.config` describes, with arbitrary weights."""
+    if kind == "clc" and "bert" in config:
+        return CLC(labels, _context(*_encoder(config)), CLCSize(**config["size"]))
+    if kind == "clc":
+        words = tuple(config["words"])
+        columns = config["vector_size"]
+        vectors = None if columns is None else torch.zeros(len(words), columns)
+        return CLC(labels, WordFeatures(words, config["buckets"]), CLCSize(**config["size"]), vectors)
+    from edp_lab.models.bert import BertIntentSlot
+    from edp_lab.models.wordpiece import PieceFeatures
+
+    bert, tokenizer = _encoder(config)
+    features = PieceFeatures(tokenizer, bert.config.max_position_embeddings)
+    return BertIntentSlot(labels, features, bert, config["dropout"])
+
+
+def _encoder(config: Mapping[str, Any]) -> tuple[BertModel, Tokenizer]:
+    """As `edp_lab.models.bert.described` has it."""
+    from edp_lab.models.bert import new_bert
+    from edp_lab.models.wordpiece import parse_tokenizer
+
+    return new_bert(config["bert"]), parse_tokenizer(config["tokenizer"])
+
+
+def _context(bert: BertModel, tokenizer: Tokenizer) -> ContextFeatures:
+    from edp_lab.models.wordpiece import PieceFeatures
+
+    return ContextFeatures(bert, PieceFeatures(tokenizer, bert.config.max_position_embeddings))
+
+
+def _checksum(about: Mapping[str, Any], weights: bytes) -> str:
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    digest.update(weights)
+    return digest.hexdigest()
+
+
+def _weights_file(folder: Path, checksum: str) -> Path:
+    return folder / f"weights-{checksum[:16]}.safetensors"
+
+
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}

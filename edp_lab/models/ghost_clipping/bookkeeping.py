@@ -1,0 +1,469 @@
+"""Gradients of many micro-batches from one backward pass, without storing one gradient for each of many.
+
+The gradient of a weight is a sum over rows (tokens, bytes, utterances) of products of two factors: what came in, x, and
+the gradient of what went out, d. Whoever keeps the factors can form
+
+    the norm of a micro-batch's gradient   ||sum_t d_t x_t^T||^2 = sum_t,s (d_t . d_s)(x_t . x_s)
+    any weighted sum over micro-batches     sum_t (c_t d_t) x_t^T
+
+with c_t the clip factor of the row's micro-batch (Goodfellow 2015, arXiv 1510.01799; Bu et al. 2023, arXiv 2210.00038).
+A micro-batch may be one utterance (per-example DP-SGD), a device's share (eDP-SGD), or the whole batch (plain SGD).
+The gradients of a few long micro-batches are formed all the same: their norms take no more work then, nor does the sum.
+
+The terms of the first sum cancel, and a norm that comes out too small clips too loosely, so Gram matrices are float64.
+Where the sum itself is formed, it is rounded as the released one is: by 1e-7 of the terms that cancel within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SIMILAR = 1.25  # micro-batches whose row counts differ by more are not padded together
+LARGEST = 2**22  # numbers in a padded block
+LONG = 32  # rows of a micro-batch, on average, that are worth forming its gradient
+ROOM = 2**26  # numbers in the gradients that are formed
+BLOCK = 1024  # numbers summed in float32: over millions of them the sum can be off by a percent, and the clip with it
+Target = Callable[[Tensor], Tensor | None]  # where the gradient of a parameter goes; None where it is frozen
+
+
+@dataclass(frozen=True)
+class Block:
+    """Micro-batches of similar row counts: their numbers (u), and their rows padded (u, T).
+
+    Padding points one beyond the last row, where `padding_row` puts zeros.
+
+    Attributes:
+        total: R, rows that all micro-batches hold, those of other blocks included.
+    """
+
+    numbers: Tensor
+    rows: Tensor
+    total: int
+
+    def gather(self, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """(R, D) -> (u, T, D).
+
+        Raises:
+            ValueError: x has more or fewer rows than the micro-batches hold.
+        """
+        self._check(x)
+        return padding_row(x, dtype)[self.rows]
+
+    def gram(self, x: Tensor, part: int = 0) -> Tensor:
+        """Products of each micro-batch's rows with one another: x (R, D), or a part of (R, K, D) -> (u, T, T), float64.
+
+        Raises:
+            ValueError: as `gather`.
+        """
+        self._check(x)
+        if x.device.type != "cpu":
+            own = self.gather(x if x.dim() == 2 else x[:, part])
+            return own @ own.mT
+        from edp_lab.models.ghost_clipping.gram_numba import gram  # its compiler takes a third of a second to load
+
+        out = torch.zeros(*self.rows.shape, self.rows.shape[1], dtype=torch.float64)
+        gram(_parts(x), part, self.rows.contiguous().numpy(), out.numpy())
+        return out
+
+    def squares_of_sums(self, x: Tensor) -> Tensor:
+        """||sum_t x_t||^2 of each micro-batch: (R, D) -> (u), float64.
+
+        Not from Gram matrices: where rows cancel, their sum would lose the square of what this one loses.
+
+        Raises:
+            ValueError: as `gather`.
+        """
+        self._check(x)
+        if x.device.type != "cpu":
+            return self.gather(x).sum(1).square().sum(1)
+        from edp_lab.models.ghost_clipping.gram_numba import squares_of_sums
+
+        out = torch.zeros(len(self.rows), dtype=torch.float64)
+        squares_of_sums(_parts(x), self.rows.contiguous().numpy(), out.numpy())
+        return out
+
+    def _check(self, x: Tensor) -> None:
+        if len(x) != self.total:  # a compiled loop would read on beyond the last one
+            raise ValueError(f"the micro-batches hold {self.total} rows, but {len(x)} are given")
+
+    def short(self, inputs: int, outputs: int) -> bool:
+        """Whether Gram matrices are less work than gradients (outputs, inputs): float64 costs twice as much."""
+        return 2 * self.rows.shape[1] * (inputs + outputs) < inputs * outputs
+
+
+@dataclass
+class MicroBatches:
+    """A batch cut into M micro-batches of consecutive examples, some of which may be empty.
+
+    A gradient's rows are flat, example after example; ``rows`` (B) says how many each example has, None one each.
+    """
+
+    sizes: Tensor  # (M)
+    memory: Memory
+    _blocks: dict[int, tuple[Tensor | None, list[Block]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], device: torch.device, memory: Memory | None = None) -> MicroBatches:
+        return cls(torch.tensor(sizes, dtype=torch.long, device=device), memory or Memory())
+
+    def row_counts(self, rows: Tensor | None) -> Tensor:
+        """Rows of each micro-batch: (M).
+
+        Raises:
+            ValueError: the batch has more or fewer examples than the micro-batches.
+        """
+        if rows is None:
+            return self.sizes
+        ends = torch.cat([rows.new_zeros(1), rows.cumsum(0)])
+        bounds = torch.cat([rows.new_zeros(1), self.sizes.cumsum(0)])
+        if int(bounds[-1]) != len(rows):
+            raise ValueError(f"the micro-batches hold {int(bounds[-1])} examples, the batch has {len(rows)}")
+        return ends[bounds].diff()
+
+    def formed(self, rows: Tensor | None, d: Tensor, x: Tensor) -> Tensor | None:
+        """Gradients sum_t d_t x_t^T of d (R, O) and x (R, D) for each micro-batch, (M, O * D).
+
+        None if there is no room for them, or if the micro-batches are so short that other ways are faster.
+        """
+        out = None if len(x) < LONG * len(self.sizes) else self.memory.take(d, len(self.sizes), d.shape[1] * x.shape[1])
+        if out is not None:
+            for gradient, own in zip(out, self.slices(rows), strict=True):
+                torch.mm(d[own].T, x[own], out=gradient.view(d.shape[1], x.shape[1]))
+        return out
+
+    def sums(self, rows: Tensor | None, d: Tensor) -> Tensor:
+        """Sum of the rows of each micro-batch: (R, ...) -> (M, ...)."""
+        if len(d) < LONG * len(self.sizes):
+            return d.new_zeros(len(self.sizes), *d.shape[1:]).index_add_(0, self.numbers(rows), d)
+        return torch.stack([d[own].sum(0) for own in self.slices(rows)])
+
+    def slices(self, rows: Tensor | None) -> list[slice]:
+        """The rows of each micro-batch."""
+        ends = [0, *self.row_counts(rows).cumsum(0).tolist()]
+        return [slice(start, end) for start, end in pairwise(ends)]
+
+    def spread(self, values: Tensor, rows: Tensor | None) -> Tensor:
+        """One value per micro-batch -> one per row: (M) -> (R)."""
+        return values.repeat_interleave(self.row_counts(rows))
+
+    def numbers(self, rows: Tensor | None) -> Tensor:
+        """The micro-batch of each row: (R)."""
+        return self.spread(torch.arange(len(self.sizes), device=self.sizes.device), rows)
+
+    def blocks(self, rows: Tensor | None, width: int) -> list[Block]:
+        """All micro-batches that are not empty, in blocks for rows of `width` numbers."""
+        known = self._blocks.get(id(rows))
+        if known is None:
+            known = self._blocks[id(rows)] = rows, self._cut(self.row_counts(rows))
+        return [part for block in known[1] for part in _narrowed(block, width)]
+
+    def _cut(self, counts: Tensor) -> list[Block]:
+        first = counts.cumsum(0) - counts
+        order = counts.argsort(stable=True)
+        ordered = counts[order].tolist()
+        starts = [k for k, n in enumerate(ordered) if n and (k == 0 or ordered[k - 1] == 0)]
+        for k, n in enumerate(ordered):
+            if starts and n > SIMILAR * ordered[starts[-1]] + 1:
+                starts.append(k)
+        blocks = []
+        for start, end in pairwise([*starts, len(ordered)]):
+            numbers = order[start:end]
+            column = torch.arange(ordered[end - 1], device=counts.device)
+            place = (first[numbers, None] + column).where(column < counts[numbers, None], counts.sum())
+            blocks.append(Block(numbers, place, int(counts.sum())))
+        return blocks
+
+
+class Memory:
+    """Room for gradients that is used again in the next pass: fresh pages would cost more time than the numbers."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Tensor] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """All of it is free again."""
+        self._next, self._left = 0, ROOM
+
+    def take(self, like: Tensor, rows: int, columns: int) -> Tensor | None:
+        """(rows, columns) of any content; None if there is no room left."""
+        size = rows * columns
+        if size > self._left:
+            return None
+        if self._next == len(self._pieces):
+            self._pieces.append(like.new_empty(0))
+        piece = self._pieces[self._next]
+        if len(piece) < size or (piece.dtype, piece.device) != (like.dtype, like.device):
+            piece = self._pieces[self._next] = like.new_empty(size)
+        self._next += 1
+        self._left -= size
+        return piece[:size].view(rows, columns)
+
+
+def _narrowed(block: Block, width: int) -> list[Block]:
+    most = max(1, LARGEST // (block.rows.shape[1] * width))
+    parts = zip(block.numbers.split(most), block.rows.split(most), strict=True)
+    return [Block(*part, block.total) for part in parts]
+
+
+def _parts(x: Tensor) -> np.ndarray:
+    """(R, D) or (R, K, D) -> (R, K, D), contiguous."""
+    return x.detach().contiguous().view(len(x), -1, x.shape[-1]).numpy()  # type: ignore[no-any-return]
+
+
+class Use(Protocol):
+    """One use of one or more parameters in the forward pass, complete once the backward pass has been there."""
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]: ...
+
+    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        """Of each parameter, the squared gradient norm of each micro-batch: (M), float64."""
+        ...
+
+    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        """Add sum_m factors_m gradient_m of each parameter to its target; factors (M) None: all 1."""
+        ...
+
+
+@dataclass
+class LinearUse:
+    """y = x W^T + b: x (R, D), d (R, O)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    x: Tensor
+    d: Tensor
+    rows: Tensor | None
+    formed: Tensor | None = None  # the weight's gradients, if they were formed for their norms, and the bias's
+    sums: Tensor | None = None
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        self.formed = cut.formed(self.rows, self.d, self.x)
+        if self.formed is not None:
+            self.sums = cut.sums(self.rows, self.d)
+            return (row_norms(self.formed).square(), row_norms(self.sums).square())[: len(self.parameters)]
+        found = torch.zeros(2, len(cut.sizes), dtype=torch.float64, device=self.d.device)
+        inputs, outputs = self.x.shape[1], self.d.shape[1]
+        for block in cut.blocks(self.rows, inputs + outputs):
+            if block.short(inputs, outputs):
+                weight = (block.gram(self.d) * block.gram(self.x)).sum((1, 2))
+            else:
+                weight = product_squares(block, self.d, self.x)
+            found[:, block.numbers] = torch.stack([weight, block.squares_of_sums(self.d)])
+        return tuple(found)[: len(self.parameters)]
+
+    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        weight, bias = target(self.weight), None if self.bias is None else target(self.bias)
+        if factors is not None and self.formed is not None:
+            add_weighted(weight, self.formed, factors)
+            add_weighted(bias, self.sums, factors)
+            return
+        d = self.d if factors is None else self.d * cut.spread(factors, self.rows)[:, None].to(self.d.dtype)
+        if weight is not None:
+            weight.addmm_(d.T, self.x)
+        if bias is not None:
+            bias += d.sum(0)
+
+
+@dataclass
+class LSTMUse:
+    """Both directions of a layer: x (R, D), h (R, 2, H) the state before each token, d (R, 2, 4H) of the gates."""
+
+    w_ih: Tensor
+    w_hh: Tensor
+    bias: Tensor
+    x: Tensor
+    h: Tensor
+    d: Tensor
+    rows: Tensor
+    formed: list[Tensor] | None = None  # of w_ih, of w_hh in both directions and of the bias, if formed for their norms
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return self.w_ih, self.w_hh, self.bias
+
+    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        self.formed = self._formed(cut)
+        if self.formed is not None:
+            w_ih, forward, backward, bias = (row_norms(gradients).square() for gradients in self.formed)
+            return w_ih, forward + backward, bias
+        found = torch.zeros(3, len(cut.sizes), dtype=torch.float64, device=self.d.device)
+        for block in cut.blocks(self.rows, self.d[0].numel() + self.h[0].numel() + self.x.shape[1]):
+            short = block.short(self.h.shape[2], self.d.shape[2])
+            weights = self._by_grams(block) if short else self._by_products(block)
+            found[:, block.numbers] = torch.stack([*weights, block.squares_of_sums(self.d.flatten(1))])
+        return tuple(found)
+
+    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        w_ih, w_hh, bias = (target(parameter) for parameter in self.parameters)
+        if factors is not None and self.formed is not None:
+            outs = (w_ih, *((None, None) if w_hh is None else w_hh), bias)
+            for out, gradients in zip(outs, self.formed, strict=True):
+                add_weighted(out, gradients, factors)
+            return
+        d = self.d if factors is None else self.d * cut.spread(factors, self.rows)[:, None, None].to(self.d.dtype)
+        if w_ih is not None:
+            w_ih.flatten(0, 1).addmm_(d.flatten(1).T, self.x)
+        if w_hh is not None:
+            w_hh.baddbmm_(d.permute(1, 2, 0), self.h.transpose(0, 1))
+        if bias is not None:
+            bias += d.sum(0)
+
+    def _by_grams(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Squared norms (u) of w_ih and w_hh."""
+        d, h = ([block.gram(factor, k) for k in (0, 1)] for factor in (self.d, self.h))
+        return ((d[0] + d[1]) * block.gram(self.x)).sum((1, 2)), (d[0] * h[0] + d[1] * h[1]).sum((1, 2))
+
+    def _by_products(self, block: Block) -> tuple[Tensor, Tensor]:
+        w_hh = [product_squares(block, self.d[:, k], self.h[:, k]) for k in (0, 1)]
+        return product_squares(block, self.d.flatten(1), self.x), w_hh[0] + w_hh[1]
+
+    def _formed(self, cut: MicroBatches) -> list[Tensor] | None:
+        pairs = [(self.d.flatten(1), self.x), *((self.d[:, k], self.h[:, k]) for k in (0, 1))]
+        found = [cut.formed(self.rows, d, x) for d, x in pairs]
+        weights = [gradients for gradients in found if gradients is not None]
+        return [*weights, cut.sums(self.rows, self.d.flatten(1))] if len(weights) == len(found) else None
+
+
+@dataclass
+class LookupUse:
+    """y = table[ids]: ids (R, ...), d (R, ..., D). Rows of the table that were not read have no gradient."""
+
+    table: Tensor
+    ids: Tensor
+    d: Tensor
+    rows: Tensor | None
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.table,)
+
+    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        each = self.ids[0].numel() if self.ids.dim() > 1 else 1
+        number = cut.numbers(self.rows).repeat_interleave(each)
+        read, summed = summed_by(number * len(self.table) + self.ids.flatten(), self.d.flatten(0, -2).double())
+        found = torch.zeros(len(cut.sizes), dtype=torch.float64, device=self.d.device)
+        return (found.index_add_(0, read // len(self.table), summed.square().sum(1)),)
+
+    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        table = target(self.table)
+        assert table is not None
+        d = self.d
+        if factors is not None:
+            weight = cut.spread(factors, self.rows).to(d.dtype)
+            d = d * weight.view(-1, *[1] * (d.dim() - 1))
+        table.index_add_(0, *summed_by(self.ids.flatten(), d.flatten(0, -2)))
+
+
+def summed_by(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct ids (n), and the sum of the rows of each: ids (R), rows (R, D) -> (n, D)."""
+    distinct, place = torch.unique(ids, return_inverse=True)
+    # Of the ways to add rows up, this one is by far the fastest on a CPU.
+    return distinct, torch.ops.aten.embedding_dense_backward(rows, place, len(distinct), -1, False)
+
+
+@dataclass
+class SumUse:
+    """A parameter whose gradient is a sum of rows: d (R, *shape); of LayerNorm's scale and shift, of CRF scores."""
+
+    parameter: Tensor
+    d: Tensor
+    rows: Tensor | None
+    sums: Tensor | None = None  # by micro-batch, once their norms are known
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.parameter,)
+
+    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        self.sums = cut.sums(self.rows, self.d.flatten(1))
+        return (row_norms(self.sums).square(),)
+
+    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        out = target(self.parameter)
+        if factors is not None and self.sums is not None:
+            add_weighted(out, self.sums, factors)
+        elif out is not None:
+            d = self.d.flatten(1)
+            out += (d.sum(0) if factors is None else cut.spread(factors, self.rows).to(d.dtype) @ d).view_as(out)
+
+
+@dataclass
+class TransitionUse:
+    """CRF transitions: exp(transitions - highest) * (A^T Q) - counts, rows of A and Q weighted by the loss's gradient.
+
+    Attributes:
+        before, after: (R, K) A and Q, one row per step from a token to the next.
+        path: (R) number 'from * K + to' of the gold transition.
+        weight: (R) gradient of the loss of the row's example.
+        weights: (K, K) exp(transitions - highest).
+    """
+
+    transitions: Tensor
+    before: Tensor
+    after: Tensor
+    path: Tensor
+    weight: Tensor
+    weights: Tensor
+    rows: Tensor
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.transitions,)
+
+    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+        found = torch.zeros(len(cut.sizes), dtype=torch.float64, device=self.before.device)
+        before, after = padding_row(self.before), padding_row(self.after * self.weight[:, None])
+        path, weight = padding_row(self.path[:, None], torch.long)[:, 0], padding_row(self.weight[:, None])[:, 0]
+        for block in cut.blocks(self.rows, self.weights.numel()):
+            gradient = (before[block.rows].mT @ after[block.rows]).mul_(self.weights).flatten(1)
+            gradient.scatter_add_(1, path[block.rows], -weight[block.rows])
+            found[block.numbers] = gradient.square_().sum(1)
+        return (found,)
+
+    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+        if (out := target(self.transitions)) is not None:
+            weight = self.weight if factors is None else self.weight * cut.spread(factors, self.rows)
+            gradient = (self.before.T @ (self.after * weight[:, None])).mul_(self.weights)
+            gradient.view(-1).index_add_(0, self.path, -weight)
+            out += gradient.to(out.dtype)
+
+
+def add_weighted(out: Tensor | None, gradients: Tensor | None, factors: Tensor) -> None:
+    """out += sum_m factors_m gradient_m: any shape of n numbers, (M, n), (M)."""
+    if out is not None and gradients is not None:
+        out.view(-1).addmv_(gradients.T, factors.to(gradients.dtype))
+
+
+def padding_row(x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """x with a row of zeros after the last: (R, ...) -> (R + 1, ...)."""
+    out = x.new_zeros(len(x) + 1, *x.shape[1:], dtype=dtype)
+    out[:-1] = x
+    return out
+
+
+def product_squares(block: Block, d: Tensor, x: Tensor) -> Tensor:
+    """||sum_t d_t x_t^T||^2 of each micro-batch, the product formed: d (R, O), x (R, D) -> (u), float64."""
+    return row_norms((block.gather(d, d.dtype).mT @ block.gather(x, x.dtype)).flatten(1)).square()
+
+
+def row_norms(x: Tensor) -> Tensor:
+    """L2 norm of each row: (N, n) -> (N), float64; squares are summed in float32 within a block, in float64 beyond."""
+    blocks = x.shape[1] // BLOCK
+    if blocks == 0:
+        return torch.linalg.vector_norm(x, dim=1).double()
+    whole = torch.linalg.vector_norm(x[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)), dim=2).double()
+    rest = torch.linalg.vector_norm(x[:, blocks * BLOCK :], dim=1).double()
+    return torch.hypot(torch.linalg.vector_norm(whole, dim=1), rest)

@@ -1,0 +1,296 @@
+"""The five ways in which our models use a parameter: by plain autograd, or with the gradient's factors kept.
+
+With `MicroBatchOps` the backward pass computes only what flows back to the activations. What a parameter's gradient is
+made of is kept (`edp_lab.models.ghost_clipping.bookkeeping`), and summed up once the clip factors are known.
+
+Rows: activations are flat, one row per example or per token, examples in order, so the rows of a micro-batch are one
+slice. ``rows`` (B) says how many rows each example has; None: one each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from edp_lab.models import lstm
+from edp_lab.models.crf import CRF, forward_backward, path_score
+from edp_lab.models.ghost_clipping.bookkeeping import (
+    LinearUse,
+    LookupUse,
+    LSTMUse,
+    Memory,
+    MicroBatches,
+    SumUse,
+    TransitionUse,
+    Use,
+    summed_by,
+)
+
+
+class PlainOps:
+    """Ordinary autograd: every parameter receives its gradient in ``.grad``."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None) -> Tensor:
+        """x (R, D), weight (O, D), bias (O) -> (R, O)."""
+        return F.linear(x, weight, bias)
+
+    def embedding(self, ids: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor:
+        """ids (R, ...), table (V, D) -> (R, ..., D)."""
+        return F.embedding(ids, table)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
+        """x (R, D), weight (D), bias (D) -> (R, D)."""
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+    def lstm(self, x: Tensor, packing: lstm.Packing, w_ih: Tensor, w_hh: Tensor, bias: Tensor) -> Tensor:
+        """One bidirectional LSTM layer over flat tokens: (R, D) -> (R, 2H). Shapes of the weights: `lstm.BiLSTM`."""
+        return _LSTM.apply(x, packing, w_ih, w_hh, bias, None)  # type: ignore[no-any-return]
+
+    def crf(self, emissions: Tensor, tags: Tensor, mask: Tensor, crf: CRF) -> Tensor:
+        """-log p(tags | emissions) of each example: (B, T, K), (B, T), (B, T) -> (B), float64.
+
+        The mask is true for the first tokens of each example, one at least. What stands outside counts for nothing.
+        """
+        return _CRF.apply(emissions, tags, mask, crf.start, crf.transitions, crf.end, None)  # type: ignore[no-any-return]
+
+
+PLAIN = PlainOps()
+
+
+class LookupOps(PlainOps):
+    """Plain autograd, but of the gradients of embedding tables only the rows that were read are kept, not in ``.grad``.
+
+    Attributes:
+        lookups: by ``id`` of a table, the rows that were read, each once (n), and their gradient (n, D).
+    """
+
+    def __init__(self) -> None:
+        self.lookups: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def embedding(self, ids: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor:
+        """
+        Raises:
+            ValueError: in the backward pass, if a table is used a second time.
+        """
+        if not table.requires_grad:
+            return F.embedding(ids, table)
+
+        def keep(d: Tensor) -> None:
+            if id(table) in self.lookups:
+                raise ValueError("a table is used twice in one pass: use plain autograd")
+            self.lookups[id(table)] = summed_by(ids.flatten(), d.flatten(0, -2))
+
+        return _Embedding.apply(ids, table, keep)  # type: ignore[no-any-return]
+
+
+class MicroBatchOps(PlainOps):
+    """Keeps what the gradients of M micro-batches are made of; after the backward pass, gives norms and any sum.
+
+    Args:
+        parameters: the trainable parameters. Others are used as they are.
+        sizes: examples of each micro-batch; micro-batch i owns the next ``sizes[i]`` examples of the batch. May
+            contain zeros.
+        memory: what earlier passes used, which are over.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], sizes: Sequence[int], memory: Memory | None = None) -> None:
+        self.parameters = list(parameters)
+        self.cut = MicroBatches.of(sizes, self.parameters[0].device, memory)
+        self._uses: list[Use] = []
+        self._place = {id(p): k for k, p in enumerate(parameters)}
+        self._columns = column_slices(parameters)
+
+    def keep(self, use: Use) -> None:
+        """For the backward pass of an operation.
+
+        Raises:
+            ValueError: a parameter is used a second time; squared norms of two uses do not add up.
+        """
+        taken = {id(p) for known in self._uses for p in known.parameters}
+        if any(id(p) in taken for p in use.parameters if id(p) in self._place):
+            raise ValueError("a parameter is used twice in one pass, for which no norm is kept: use micro-batch loops")
+        self._uses.append(use)
+
+    def norms(self) -> Tensor:
+        """L2 norm of every micro-batch's gradient in every parameter: (M, K), float64."""
+        self.cut.memory.restart()
+        found = torch.zeros(
+            len(self.parameters), len(self.cut.sizes), dtype=torch.float64, device=self.cut.sizes.device
+        )
+        for use in self._uses:
+            if any(id(p) in self._place for p in use.parameters):
+                for parameter, squares in zip(use.parameters, use.squared_norms(self.cut), strict=True):
+                    if (place := self._place.get(id(parameter))) is not None:
+                        found[place] = squares.clamp_min(0)
+        return found.sqrt_().T
+
+    def add_weighted_sum(self, out: Tensor, factors: Tensor | None = None) -> None:
+        """out (P) += sum_m factors_m gradient_m, parameters end to end; factors (M), None: all 1."""
+
+        def target(parameter: Tensor) -> Tensor | None:
+            place = self._place.get(id(parameter))
+            return None if place is None else out[self._columns[place]].view_as(parameter)
+
+        for use in self._uses:
+            use.add_sum(target, self.cut, factors)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None) -> Tensor:
+        make = lambda d: LinearUse(weight, bias, x.detach(), d, rows)  # noqa: E731
+        return _Linear.apply(x, weight, bias, self._when_trained(make, weight, bias))  # type: ignore[no-any-return]
+
+    def embedding(self, ids: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor:
+        if id(table) not in self._place:
+            return F.embedding(ids, table)
+        return _Embedding.apply(ids, table, lambda d: self.keep(LookupUse(table, ids, d, rows)))  # type: ignore[no-any-return]
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
+        def keep(d: Tensor, normal: Tensor) -> None:
+            self.keep(SumUse(weight, d * normal, rows))
+            self.keep(SumUse(bias, d, rows))
+
+        return _LayerNorm.apply(x, weight, bias, eps, keep)  # type: ignore[no-any-return]
+
+    def lstm(self, x: Tensor, packing: lstm.Packing, w_ih: Tensor, w_hh: Tensor, bias: Tensor) -> Tensor:
+        def keep(h: Tensor, d: Tensor) -> None:
+            self.keep(LSTMUse(w_ih, w_hh, bias, x.detach(), h, d, packing.lengths))
+
+        return _LSTM.apply(x, packing, w_ih, w_hh, bias, keep)  # type: ignore[no-any-return]
+
+    def crf(self, emissions: Tensor, tags: Tensor, mask: Tensor, crf: CRF) -> Tensor:
+        def keep(d: tuple[Tensor, Tensor], transitions: TransitionUse) -> None:
+            self.keep(SumUse(crf.start, d[0], None))
+            self.keep(SumUse(crf.end, d[1], None))
+            self.keep(transitions)
+
+        return _CRF.apply(emissions, tags, mask, crf.start, crf.transitions, crf.end, keep)  # type: ignore[no-any-return]
+
+    def _when_trained(self, make: Callable[[Tensor], Use], *parameters: Tensor | None) -> Callable[[Tensor], None]:
+        trained = any(id(p) in self._place for p in parameters)
+        return lambda d: self.keep(make(d)) if trained else None
+
+
+def column_slices(parameters: Sequence[Tensor]) -> list[slice]:
+    """Where each parameter lies in a flat vector of all of them."""
+    ends = torch.tensor([0, *(p.numel() for p in parameters)]).cumsum(0).tolist()
+    return [slice(a, b) for a, b in pairwise(ends)]
+
+
+# mypy cannot type the untyped interface of torch.autograd.Function.
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, keep: Any) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.keep = keep
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> Any:
+        ctx.keep(d)
+        return d @ ctx.saved_tensors[0] if ctx.needs_input_grad[0] else None, None, None, None
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor, keep: Any) -> Tensor:
+        ctx.keep = keep
+        return F.embedding(ids, table)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> Any:
+        ctx.keep(d)
+        return None, None, None
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, keep: Any) -> Tensor:
+        y, mean, inverse = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+        ctx.save_for_backward(x, mean, inverse, weight, bias)
+        ctx.keep = keep
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> Any:
+        x, mean, inverse, weight, bias = ctx.saved_tensors
+        ctx.keep(d, (x - mean) * inverse)
+        masks = [ctx.needs_input_grad[0], False, False]
+        dx = torch.ops.aten.native_layer_norm_backward(d, x, weight.shape, mean, inverse, weight, bias, masks)[0]
+        return dx, None, None, None, None
+
+
+class _LSTM(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packing: Any, w_ih: Tensor, w_hh: Tensor, bias: Tensor, keep: Any) -> Tensor:
+        out, ctx.trace = lstm.forward(x, packing, w_ih, w_hh, bias)
+        ctx.packing, ctx.keep = packing, keep
+        ctx.save_for_backward(x, w_ih, w_hh)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> Any:
+        x, w_ih, w_hh = ctx.saved_tensors
+        d, h = lstm.backward(dout, ctx.packing, ctx.trace, w_hh)
+        dx = d.flatten(1) @ w_ih.flatten(0, 1) if ctx.needs_input_grad[0] else None
+        if ctx.keep is not None:
+            ctx.keep(h, d)
+            return dx, None, None, None, None, None
+        d_w_ih = (d.flatten(1).T @ x).view_as(w_ih)
+        d_w_hh = torch.stack([d[:, k].T @ h[:, k] for k in (0, 1)])
+        return dx, None, d_w_ih, d_w_hh, d.sum(0), None
+
+
+class _CRF(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        emissions: Tensor,
+        tags: Tensor,
+        mask: Tensor,
+        start: Tensor,
+        transitions: Tensor,
+        end: Tensor,
+        keep: Any,
+    ) -> Tensor:
+        tags = tags.masked_fill(~mask, 0)
+        ctx.found = found = forward_backward(emissions, mask, start, transitions, end)
+        ctx.save_for_backward(tags, mask, transitions)
+        ctx.keep, ctx.parameters, ctx.dtype = keep, (start, transitions, end), emissions.dtype
+        return found.log_partition - path_score(emissions, tags, mask, start, transitions, end)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, weight: Tensor) -> Any:
+        tags, mask, transitions = ctx.saved_tensors
+        found, dtype = ctx.found, ctx.dtype
+        gold = torch.zeros_like(found.marginals).scatter_(2, tags[..., None], mask[..., None].double())
+        d = (found.marginals - gold) * weight.double()[:, None, None]
+        last = (mask.sum(1) - 1).clamp_min(0)
+        d_start, d_end = d[:, 0].to(dtype), d[torch.arange(len(d), device=d.device), last].to(dtype)
+        moved = mask[:, 1:]
+        use = TransitionUse(
+            ctx.parameters[1],
+            found.before[moved],
+            found.after[moved],
+            (tags[:, :-1] * len(transitions) + tags[:, 1:])[moved],
+            weight.double()[:, None].expand(moved.shape)[moved],
+            (transitions.double() - found.highest).exp(),
+            moved.sum(1),
+        )
+        if ctx.keep is not None:
+            ctx.keep((d_start, d_end), use)
+            return d.to(dtype), None, None, None, None, None, None
+        d_transitions = torch.zeros_like(transitions)
+        use.add_sum(lambda parameter: d_transitions, MicroBatches.of([len(d)], d.device), None)
+        return d.to(dtype), None, None, d_start.sum(0), d_transitions, d_end.sum(0), None

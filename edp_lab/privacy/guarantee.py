@@ -1,0 +1,245 @@
+"""The judge: what a run's mechanism guarantees, beside what the paper's accounting claims for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from numbers import Integral
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy.accountant import Accountant, check_delta
+from edp_lab.privacy.gdp import GaussianDP
+from edp_lab.privacy.mechanism import Adjacency, Alpha, Mechanism, NoGuarantee, bill_arrays
+from edp_lab.privacy.noise_schedule import Schedule
+from edp_lab.privacy.pld import PrivacyLossDistribution
+from edp_lab.privacy.renyi import GroupRenyiDP, RenyiDP
+from edp_lab.privacy.zcdp import ReshufflingZCDP, SamplingZCDP
+
+SMALLEST_NOISE = 2.0**-20  # of the clip norm: below, adding the noise to a float32 gradient may change nothing
+SMALLEST_STD = 1e-30  # below, float32 noise underflows
+SMALLEST_CLIP = 1e-6  # below, with small layer scales, float32 squares may underflow and a gradient go unclipped
+
+NEIGHBOURS: dict[str, str] = {
+    Adjacency.ZERO_OUT: "zero-out (the utterance's slot stays, its gradient is 0)",
+    Adjacency.REPLACE_ONE: "replace-one",
+    Adjacency.ADD_OR_REMOVE_ONE: "add or remove one utterance",
+}
+SCOPE = (
+    "accountant: {method}; unit: {unit}; neighbours: {neighbours}; batches: {sampling}; the adversary sees every "
+    "aggregate and model but not the devices' messages; public by assumption: the number of utterances, the split, the "
+    "label sets, the vocabulary, pretrained weights and vectors, the text behind a public alpha, the hyper-parameters; "
+    "not covered: losses, gradient norms, validation scores, checksums and any choice made by looking at them; noise: "
+    "float32 or float64, from AES-128 in counter mode; order and sampling: from a generator that is not cryptographic"
+)
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What a run guarantees, and where that ends.
+
+    Attributes:
+        status: "holds", "none", or "void: seed published".
+        scope: accountant, unit, neighbours, sampling, adversary and what is not covered.
+        reason: why the status is what it is.
+        method: the accountant behind `epsilon`.
+        adjacency: the neighbours, by dp_accounting's names.
+        sampling: "disjoint, ..." or "Poisson, ...".
+        epochs: how many were billed, a broken one as a whole.
+        mu: Gaussian-DP parameter where the account is exact, else None.
+        epsilon: the true epsilon at `delta`; None where there is no guarantee.
+        epsilon_claimed: what the paper's accounting says for the same z_t; None where it says nothing.
+        epsilon_if_alpha_public: the epsilon the run would have if alpha had come from public text.
+    """
+
+    status: str
+    scope: str
+    reason: str
+    delta: float
+    method: str
+    adjacency: str
+    sampling: str
+    epochs: int
+    mu: float | None
+    epsilon: float | None
+    epsilon_claimed: float | None
+    epsilon_if_alpha_public: float | None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper's accounting says: z_t taken at face value; None where it says nothing, and why."""
+
+    epsilon: float | None
+    rho: float | None
+    method: str
+    reason: str
+
+
+def judge(
+    mechanism: Mechanism | None,
+    bill: int | Mapping[int, int],
+    delta: float,
+    seed_published: bool = True,
+    adjacency: Adjacency | str | None = None,
+    utterances_per_person: int = 1,
+    tight: bool = False,
+) -> Guarantee:
+    """Judge what a run released. `mechanism` None is training without noise.
+
+    Args:
+        bill: whole epochs, or how often an utterance may have taken part by epoch (`Mechanism.bill`, `Ledger.bill`).
+        utterances_per_person: the unit of the guarantee: anyone with up to so many utterances.
+        tight: account Poisson sampling by privacy loss distributions, which may take seconds, instead of Renyi DP.
+
+    Raises:
+        UsageError: delta outside (0, 1), an unknown adjacency, or counts that are no whole numbers.
+    """
+    check_delta(delta)
+    _check_people(utterances_per_person)
+    if mechanism is None:
+        epochs = len(bill) if isinstance(bill, Mapping) else bill
+        return _nothing("trained without clipping and noise", delta, "none", "", "", int(epochs), 1)
+    bill = mechanism.bill(bill) if not isinstance(bill, Mapping) else bill
+    neighbours = mechanism.neighbours(adjacency)
+    method = _kind(mechanism, utterances_per_person, tight).method
+    blank = _nothing("", delta, method, neighbours, _sampling(mechanism), len(bill), utterances_per_person)
+    if mechanism.z0 == 0:
+        return replace(blank, reason=mechanism.no_guarantee())
+    blank = replace(blank, epsilon_claimed=claim(mechanism, bill, delta).epsilon)
+    try:
+        if_public = replace(mechanism, alpha=Alpha.PUBLIC) if mechanism.alpha is Alpha.PRIVATE else mechanism
+        accountant = accountant_for(if_public, bill, neighbours, utterances_per_person, tight)
+        epsilon = representable(accountant.epsilon(delta), mechanism, bill)
+    except NoGuarantee as none:
+        return replace(blank, reason=mechanism.no_guarantee() or str(none))
+    blank = replace(blank, epsilon_if_alpha_public=epsilon)
+    if mechanism.no_guarantee():
+        return replace(blank, reason=mechanism.no_guarantee())
+    mu = accountant.mu if isinstance(accountant, GaussianDP) else None
+    held = replace(blank, mu=mu, epsilon=epsilon)
+    if seed_published:
+        reason = "epsilon assumes secret randomness, and this run's noise can be redrawn from its published seed"
+        return replace(held, status="void: seed published", reason=reason)
+    return replace(held, status="holds", reason="secret randomness, and noise as described")
+
+
+def accountant_for(
+    mechanism: Mechanism,
+    bill: Mapping[int, int],
+    adjacency: Adjacency | str | None = None,
+    utterances_per_person: int = 1,
+    tight: bool = False,
+) -> Accountant:
+    """The accountant to trust for this mechanism: the closed form, or under Poisson sampling Renyi DP (PLD if `tight`).
+
+    Someone with several sampled utterances is always accounted by Renyi DP and group privacy.
+
+    Raises:
+        NoGuarantee: as `Mechanism.schedule`.
+    """
+    _check_people(utterances_per_person)
+    schedule = mechanism.schedule(bill, adjacency)
+    if mechanism.sampling_rate is None:
+        exact = GaussianDP(schedule)
+        return exact if utterances_per_person == 1 else exact.group(utterances_per_person)
+    if utterances_per_person > 1:
+        return GroupRenyiDP(schedule, utterances_per_person)
+    return _kind(mechanism, 1, tight)(schedule)
+
+
+def _kind(mechanism: Mechanism, utterances_per_person: int, tight: bool) -> type[Accountant]:
+    if mechanism.sampling_rate is None:
+        return GaussianDP
+    if utterances_per_person > 1:
+        return GroupRenyiDP
+    return PrivacyLossDistribution if tight else RenyiDP
+
+
+def claimed_accountant(mechanism: Mechanism, bill: Mapping[int, int]) -> ReshufflingZCDP | SamplingZCDP:
+    """The paper's own accounting, z_t taken at face value; reshuffling for disjoint batches, else random sampling.
+
+    Raises:
+        UsageError: random sampling outside the range of Yu's bound, or no noise.
+    """
+    epochs, counts = bill_arrays(bill)
+    z = mechanism.z0 * mechanism.decay.factors(epochs, mechanism.tau)
+    if mechanism.sampling_rate is None:
+        return ReshufflingZCDP(Schedule(z, counts))
+    return SamplingZCDP(Schedule(z, counts, mechanism.sampling_rate))
+
+
+def claim(mechanism: Mechanism, bill: Mapping[int, int], delta: float) -> Claim:
+    """The claim of `claimed_accountant`, or why there is none.
+
+    Raises:
+        UsageError: delta outside (0, 1).
+    """
+    method = (ReshufflingZCDP if mechanism.sampling_rate is None else SamplingZCDP).method
+    check_delta(delta)
+    try:
+        accountant = claimed_accountant(mechanism, bill)
+    except UsageError as refused:
+        return Claim(None, None, method, str(refused))
+    epsilon = accountant.epsilon(delta)
+    if not math.isfinite(epsilon):
+        return Claim(None, None, method, "epsilon exceeds the largest float")
+    return Claim(epsilon, accountant.rho, method, "z_t taken at face value")
+
+
+def true_epsilon(mechanism: Mechanism, epochs: int, delta: float, adjacency: Adjacency | str | None = None) -> float:
+    """The epsilon that holds at `delta` after `epochs` epochs, rounded up; exact with disjoint batches.
+
+    Raises:
+        NoGuarantee: as `Mechanism.schedule`.
+        UsageError: as `judge`.
+    """
+    return accountant_for(mechanism, mechanism.bill(epochs), adjacency).epsilon(delta)
+
+
+def claimed_epsilon(mechanism: Mechanism, epochs: int, delta: float) -> float:
+    """What the paper's accounting states for as many epochs.
+
+    Raises:
+        UsageError: as `judge` and `claimed_accountant`.
+    """
+    return claimed_accountant(mechanism, mechanism.bill(epochs)).epsilon(delta)
+
+
+def _nothing(
+    reason: str, delta: float, method: str, adjacency: str, sampling: str, epochs: int, people: int
+) -> Guarantee:
+    """The verdict "none", to be filled in."""
+    many = f"anyone with up to {people} utterances"
+    one = "one utterance (someone with several loses more: see utterances per person)"
+    scope = SCOPE.format(
+        method=method,
+        unit=one if people == 1 else many,
+        neighbours=NEIGHBOURS.get(adjacency, adjacency),
+        sampling=sampling,
+    )
+    return Guarantee("none", scope, reason, delta, method, str(adjacency), sampling, epochs, None, None, None, None)
+
+
+def _sampling(mechanism: Mechanism) -> str:
+    if mechanism.sampling_rate is None:
+        return "disjoint, one shuffled pass per epoch"
+    return f"Poisson, each utterance in each step with chance {mechanism.sampling_rate:.4g}"
+
+
+def representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int]) -> float:
+    """The epsilon, unless numbers on a real machine cannot carry it."""
+    last = max(bill, default=0)
+    if mechanism.clip_norm < SMALLEST_CLIP:
+        raise NoGuarantee("float32 arithmetic may not notice that a gradient exceeds a clip norm this small")
+    if not math.isfinite(epsilon):
+        exact = mechanism.sampling_rate is None
+        raise NoGuarantee("epsilon exceeds the largest float" if exact else "no epsilon can be given at this delta")
+    if mechanism.noise_multiplier(last) < SMALLEST_NOISE or mechanism.noise_std(last) < SMALLEST_STD:
+        raise NoGuarantee("float32 arithmetic swallows noise this small")
+    return epsilon
+
+
+def _check_people(utterances: int) -> None:
+    if not isinstance(utterances, Integral) or utterances < 1:
+        raise UsageError(f"utterances per person is {utterances}: it must be a whole number, at least 1")

@@ -1,0 +1,269 @@
+"""Table 2 again: how long a training step takes under each method, interleaved in one process, beside the paper's.
+
+Every method starts from the same weights and sees the same batches. A round gives one step to each method in turn, and
+just before or after it one to SGD: ratios are those of such neighbours, on whom all else that the machine does falls
+alike. Peak memory is that of a process of its own for each method. Several processes are ranks, as in training.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edp_lab.corpora import load_corpus, split
+from edp_lab.errors import UsageError
+from edp_lab.reproduce.paper.printed import TABLE_2
+from edp_lab.training import TrainConfig
+from edp_lab.training.processes import Ranks, run_rank
+from edp_lab.training.run_session import start_accelerator
+from edp_lab.training.trainer import Run
+
+METHODS = ("sgd", "edp-sgd", "dp-sgd-naive", "dp-sgd", "opacus")
+SLOW, FEW = 10.0, 3  # a method whose steps take so many times as long as SGD's gets only a few rounds
+# Else glibc gives large tensors back to the system in each step: no cost to our methods, half of the time to Opacus.
+KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+VOCABULARY = 30_522  # pieces of the BERT that the paper fine-tunes: 14.25 million parameters
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method on so many devices, simulated by so many processes."""
+
+    method: str
+    gpus: int
+    processes: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is timed.
+
+    Attributes:
+        rounds: steps of each method; a slow one gets only three.
+        threads: of each process; None: its share of the cores.
+        device: "cpu" or "cuda"; None: cuda where there is one.
+    """
+
+    corpus: str
+    model: str = "clc"
+    methods: tuple[str, ...] = METHODS
+    gpus: tuple[int, ...] = (1, 8)
+    processes: tuple[int, ...] = (1,)
+    batch_size: int = 64
+    rounds: int = 30
+    threads: int | None = None
+    size: str = "paper"
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        for method in self.methods:
+            if method not in METHODS:
+                raise UsageError(f"unknown method {method!r}: choose from {', '.join(METHODS)}")
+        if self.device not in (None, "cpu", "cuda"):
+            raise UsageError(f"unknown device {self.device!r}: choose cpu or cuda")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UsageError("no CUDA device is usable here: drop --device, or choose cpu")
+        if "sgd" not in self.methods:
+            raise UsageError("ratios are to SGD: add sgd to --methods")
+        counts = {"--gpus": self.gpus, "--processes": self.processes, "--rounds": (self.rounds,)}
+        for name, numbers in counts.items():
+            if not numbers or min(numbers) < 1:
+                raise UsageError(f"{name} must be whole numbers, at least 1")
+        for processes in self.processes:
+            for contestant in self.contestants(processes):
+                self.config(contestant)
+
+    def contestants(self, processes: int) -> list[Contestant]:
+        """SGD first. Per-example methods do not know of devices; the slow ones run on one process only."""
+        found = []
+        for method in sorted(self.methods, key=METHODS.index):
+            if method == "edp-sgd":
+                found += [Contestant(method, gpus, processes) for gpus in self.gpus if gpus >= processes]
+            elif processes == 1 or method in ("sgd", "dp-sgd"):
+                found.append(Contestant(method, processes, processes))
+        return found
+
+    def config(self, contestant: Contestant, pretrained: str | None = None) -> TrainConfig:
+        per_example = contestant.method in ("dp-sgd", "dp-sgd-naive", "opacus")
+        return TrainConfig(
+            corpus=self.corpus,
+            model=self.model,
+            method="dp-sgd" if contestant.method == "opacus" else contestant.method,
+            num_devices=contestant.gpus,
+            processes=contestant.processes,
+            batch_size=self.batch_size,
+            sampling="shuffle" if per_example else None,  # the same batches for all
+            z0=1.0,
+            epochs=1000,
+            size=self.size,
+            pretrained=pretrained,
+        )
+
+
+def bench_steps(task: Task, progress: Callable[[str], None] = lambda name: None) -> list[dict[str, Any]]:
+    """Per contestant: seconds of a step (median), ratio to SGD's step beside it (median and quartiles), peak memory.
+
+    `seconds_per_epoch` is the mean step times the steps of an epoch, beside the paper's seconds and ratio.
+
+    Raises:
+        UsageError: as `Task`; an unknown corpus; Opacus is asked for but not installed.
+    """
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        pretrained = _encoder(task, Path(folder)) if task.model == "bert" else None
+        for processes in task.processes:
+            contestants = task.contestants(processes)
+            told = list(_timed(task, contestants, pretrained, progress))
+            for number, contestant in enumerate(contestants):
+                [last] = list(_timed(task, [contestant], pretrained, progress, memory=True))
+                own = [t for t in told if number in (0, t["number"])]
+                seconds = [t["seconds" if number else "sgd"] for t in own]
+                rows.append(_row(task, contestant, seconds, [t["sgd"] for t in own], told[0], last["memory_mb"]))
+    return rows
+
+
+def _row(
+    task: Task, contestant: Contestant, seconds: list[float], sgd: list[float], first: dict[str, Any], memory_mb: float
+) -> dict[str, Any]:
+    ratios = [own / other for own, other in zip(seconds, sgd, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    paper = [r for r in TABLE_2 if r.model.lower() == task.model and r.corpus.lower() == task.corpus.lower()]
+    factors = {"sgd": 1.0, "edp-sgd": paper[0].edp_sgd_factor, "dp-sgd-naive": paper[0].dp_sgd_factor} if paper else {}
+    return {
+        "model": task.model,
+        "corpus": task.corpus,
+        **asdict(contestant),
+        "seconds": statistics.median(seconds),
+        "ratio_to_sgd": statistics.median(ratios),
+        "ratio_spread": [low, high],
+        "peak_memory_mb": memory_mb,
+        "paper_ratio": factors.get(contestant.method),
+        "device": task.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        "threads": first["threads"],
+        "batch_size": task.batch_size,
+        "rounds": len(seconds),
+        "steps_per_epoch": first["steps"],
+        "seconds_per_epoch": statistics.mean(seconds) * first["steps"],
+    }
+
+
+def _timed(
+    task: Task,
+    contestants: list[Contestant],
+    pretrained: str | None,
+    progress: Callable[[str], None],
+    memory: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """What the first of the processes reports; `memory`: only its peak after two steps."""
+    job = {"task": asdict(task), "contestants": [asdict(c) for c in contestants], "pretrained": pretrained}
+    arguments = ["edp_lab.reproduce.bench.train_step", json.dumps({**job, "memory": memory})]
+    with Ranks(contestants[0].processes, arguments, task.threads, None if memory else KEEP_PAGES) as ranks:
+        for line in ranks.lines():
+            told = json.loads(line)
+            progress(contestants[told["number"]].method + ("" if memory else f", round {told['round'] + 1}"))
+            yield told
+
+
+def _encoder(task: Task, folder: Path) -> str:
+    """A BERT with random weights, of the paper's shape, whose pieces come from the corpus: for timing alone."""
+    from edp_lab.models.bert import BertSize, new_bert, quiet
+    from edp_lab.models.factory import seeded
+    from edp_lab.models.wordpiece import train_wordpieces
+    from edp_lab.training.config import SIZES
+
+    tokenizer = train_wordpieces([u.tokens for u in load_corpus(task.corpus).utterances])
+    with seeded(0), quiet():
+        bert = new_bert(BertSize(**SIZES[task.size]["bert"]).architecture(VOCABULARY))
+        bert.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+class _Runner:
+    """Takes steps of one contestant."""
+
+    def __init__(self, run: Run, contestant: Contestant) -> None:
+        self.run, self.peer = run, None
+        if contestant.method == "opacus":
+            from edp_lab.reproduce.bench.opacus_peer import OpacusPeer
+
+            self.peer = OpacusPeer(run)
+
+    def seconds(self, number: int) -> float:
+        """Of the step on that batch of the epoch."""
+        run, steps = self.run, self.run.batches.steps_per_epoch
+        run.progress.step_in_epoch = number % max(1, steps - 1)  # the last batch is shorter
+        self._wait()
+        start = time.perf_counter()
+        if self.peer is None:
+            run.step()
+        else:
+            devices = run.batches.devices(0, run.progress.step_in_epoch, 0)
+            self.peer.step(torch.cat([torch.from_numpy(part) for own in devices for part in own]).numpy())
+        self._wait()
+        return time.perf_counter() - start
+
+    def _wait(self) -> None:
+        if self.run.accelerator.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def _peak_mb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def main(job: str) -> None:
+    """One rank of the benchmark: rank 0 prints a line of JSON for each step."""
+    told = json.loads(job)
+    lists: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in told["task"].items()}
+    task = Task(**lists)
+    contestants = [Contestant(**c) for c in told["contestants"]]
+    accelerator = start_accelerator(contestants[0].processes, task.device)
+    corpus = load_corpus(task.corpus)
+    data = split(corpus, 0)
+    configs = [task.config(contestant, told["pretrained"]) for contestant in contestants]
+    runners = [_Runner(Run(c, corpus, data, accelerator), one) for c, one in zip(configs, contestants, strict=True)]
+    firsts = [runner.seconds(0) for runner in runners]  # allocates memory; not counted
+
+    def report(**row: Any) -> None:
+        if accelerator.is_main_process:
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+
+    if told["memory"]:
+        runners[0].seconds(1)
+        report(number=0, memory_mb=_peak_mb(accelerator.device))
+        return
+    for round_number in range(task.rounds):
+        draw = random.Random(round_number)  # the same on all ranks
+        # In no fixed order: whoever always followed a heavy method would find a cold cache.
+        for number in draw.sample(range(1, len(runners)), len(runners) - 1) or [0]:
+            if round_number < FEW or firsts[number] < SLOW * firsts[0]:
+                pair = draw.sample([0, number], 2) if number else [0]
+                seconds = {one: runners[one].seconds(round_number) for one in pair}
+                steps, threads = runners[0].run.batches.steps_per_epoch, torch.get_num_threads()
+                report(
+                    number=number,
+                    round=round_number,
+                    seconds=seconds[number],
+                    sgd=seconds[0],
+                    steps=steps,
+                    threads=threads,
+                )
+
+
+if __name__ == "__main__":
+    run_rank(lambda job, _: main(job))

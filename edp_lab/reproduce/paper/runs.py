@@ -1,0 +1,298 @@
+"""The runs behind the paper's measured claims: Table 1 made anew, if it has been committed, and small ones.
+
+Small ones are labelled as such wherever they are shown: a CLC with 64 hidden units on the health part of the embedded
+corpus (667 training utterances), Algorithm 1 as printed with eight devices, three or six seeds. They take seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from edp_lab.attacks.membership.signals import signals
+from edp_lab.attacks.membership.target import equal_sides
+from edp_lab.attacks.statistics import auc
+from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Decay
+from edp_lab.reproduce.results_io import RESULTS
+from edp_lab.reproduce.run_cache import LAUNCHER
+from edp_lab.training import TrainConfig
+from edp_lab.training.gradients import plain_gradient, trainable
+from edp_lab.training.optimizers import BETAS, make_optimizer
+from edp_lab.training.processes import Ranks, run_rank, usable_cores
+from edp_lab.training.trainer import Run, evaluate_model
+
+CORPUS, EPOCHS = "smart-home-health", 8
+SEEDS, FEW = (0, 1, 2, 3, 4, 5), (0, 1, 2)  # for what is close, and for what is not
+Z0, TAU = 0.003, 0.1
+SMALL = f"small CLC, {CORPUS}, {EPOCHS} epochs, z0 {Z0:g}, loss attack, measured now"
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Mean of a relative change over seeds, in percent, with the half-width of its 95 % interval (Student's t)."""
+
+    name: str
+    mean: float
+    half_width: float
+
+    @classmethod
+    def of(cls, name: str, before: Sequence[float], after: Sequence[float]) -> Change:
+        """From two or more values on either side, paired by seed."""
+        values = [100 * (new / old - 1) for old, new in zip(before, after, strict=True)]
+        reach = stdtrit(len(values) - 1, 0.975) / math.sqrt(len(values))
+        return cls(name, float(np.mean(values)), float(reach * np.std(values, ddof=1)))
+
+    @property
+    def falls(self) -> bool:
+        """Beyond chance."""
+        return self.mean < -self.half_width
+
+    @property
+    def rises(self) -> bool:
+        """Beyond chance."""
+        return self.mean > self.half_width
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.mean:+.1f} % (+-{self.half_width:.1f})"
+
+
+# ---- Table 1, made anew ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Anew:
+    """One cell of Algorithm 1 as printed: `ser` and `auc` are changes against SGD; epsilon as the paper accounts.
+
+    That is rounded to six places, so that what is equal but for rounding is equal.
+    """
+
+    model: str
+    corpus: str
+    decay: Decay
+    ser: Change
+    auc: Change
+    log10_epsilon: float
+
+
+def table1_anew(path: Path = RESULTS / "table1.json") -> tuple[Anew, ...]:
+    """The cells of ``edp-lab reproduce table1 --json`` with Algorithm 1 as printed; none where the file is missing.
+
+    Those of a single seed have no interval and are left out.
+
+    Raises:
+        UsageError: the file holds something else.
+    """
+    if not path.exists():
+        return ()
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(_anew(cell) for cell in cells if cell["variant"] == "as printed" and cell["seeds"] > 1)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} is not Table 1 ({type(error).__name__}: {error}): restore it, or make it "
+            "anew with `edp-lab reproduce table1`"
+        ) from None
+
+
+def _anew(cell: dict[str, Any]) -> Anew:
+    name = f"{cell['model'].upper()} on {cell['corpus']}, {'no' if cell['decay'] == 'none' else cell['decay']} decay"
+    ser, auc = (
+        Change(name, told["mean"], (told["high"] - told["low"]) / 2)
+        for told in (cell["ser_change"], cell["auc_change"])
+    )
+    return Anew(cell["model"], cell["corpus"], Decay(cell["decay"]), ser, auc, round(float(cell["log10_claimed"]), 6))
+
+
+# ---- Small runs ------------------------------------------------------------------------------------------------------
+
+PRINTED: dict[str, Any] = {"method": "edp-sgd", "as_printed": True, "z0": Z0, "tau": TAU}
+SCHEMES: dict[str, dict[str, Any]] = {
+    "SGD": {"method": "sgd"},
+    "no decay": PRINTED,
+    "exponential decay": {**PRINTED, "decay": "exponential"},
+    "DP-SGD": {"method": "dp-sgd", "sampling": "shuffle", "z0": Z0},
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run came to.
+
+    Attributes:
+        ser: semantic error rate on the test set, a fraction.
+        auc: of an attack by the loss (Yeom et al. 2018).
+        log10_epsilon: by the paper's own accounting; None without noise.
+        noise_share: how much of Adam's second moment is noise, in the median weight at the end; None without noise.
+    """
+
+    ser: float
+    auc: float
+    log10_epsilon: float | None
+    noise_share: float | None
+
+
+@cache
+def data(seed: int) -> tuple[Corpus, Split]:
+    corpus = load_corpus(CORPUS)
+    return corpus, split(corpus, seed)
+
+
+def small_config(seed: int, **settings: Any) -> TrainConfig:
+    return TrainConfig(**{"corpus": CORPUS, "size": "small", "epochs": EPOCHS, "seed": seed, **settings})
+
+
+def small_runs(
+    what: str, told: Told = lambda what: None, seeds: Sequence[int] = SEEDS, **settings: Any
+) -> tuple[Outcome, ...]:
+    """A run with these settings for each seed; see `runs_of`."""
+    return runs_of(what, told, [small_config(seed, **settings) for seed in seeds])
+
+
+def runs_of(what: str, told: Told, configs: Sequence[TrainConfig]) -> tuple[Outcome, ...]:
+    """A run for each configuration, each trained once in a process. `told` hears what it is."""
+    missing = [config for config in configs if config not in _TRAINED]
+    if len(missing) == 1:
+        told(f"training: {what}, seed {missing[0].seed}")
+        _TRAINED[missing[0]] = small_run(missing[0])
+    elif missing:
+        found = _side_by_side(missing, lambda seed: told(f"training: {what}, {seed}"))
+        _TRAINED.update(zip(missing, found, strict=True))
+    return tuple(_TRAINED[config] for config in configs)
+
+
+_TRAINED: dict[TrainConfig, Outcome] = {}
+
+
+def _side_by_side(configs: Sequence[TrainConfig], told: Told) -> list[Outcome]:
+    """One process for each core, each with a thread: networks this small gain nothing from a second one."""
+    with TemporaryDirectory() as folder:
+        share = Path(folder) / "configs.json"
+        share.write_text(json.dumps([asdict(config) for config in configs]))
+        with Ranks(min(usable_cores(), len(configs)), ["edp_lab.reproduce.paper.runs", str(share)], threads=1) as ranks:
+            for seed in ranks.lines():
+                told(seed)
+        return [Outcome(**json.loads(_result(share, number).read_text())) for number in range(len(configs))]
+
+
+def _result(share: Path, number: int) -> Path:
+    return share.with_name(f"{number}.json")
+
+
+def _work(path: str, stop: threading.Event) -> None:
+    """A process's share of `_side_by_side`."""
+    share, rank, workers = Path(path), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for name in LAUNCHER:
+        del os.environ[name]
+    torch.set_num_threads(1)
+    configs = [TrainConfig(**told) for told in json.loads(share.read_text())]
+    for number in range(rank, len(configs), workers):
+        print(f"seed {configs[number].seed}", flush=True)
+        _result(share, number).write_text(json.dumps(asdict(small_run(configs[number]))))
+
+
+def small_run(config: TrainConfig) -> Outcome:
+    """Train, in memory, and attack."""
+    corpus, parts = data(config.seed)
+    run = Run(config, corpus, parts)
+    while run.progress.epoch < config.epochs:
+        run.epoch()
+    members, non_members = equal_sides(parts, config.seed)
+    scores = -signals(run.model, members + non_members).loss
+    claimed = run.progress.rows[-1]["epsilon_claimed"]
+    return Outcome(
+        ser=evaluate_model(run.model, parts.test).ser,
+        auc=auc(scores[: len(members)], scores[len(members) :]),
+        log10_epsilon=math.log10(claimed) if claimed else None,
+        noise_share=_noise_share(run),
+    )
+
+
+def _noise_share(run: Run) -> float | None:
+    """The noise in Adam's second moment over all of it, at most 1: the median over weights, after the last step.
+
+    Its std^2 is averaged as Adam averages squared gradients: a step counts for 1 - beta2, once more beta2 as much with
+    each step that follows.
+    """
+    if run.private is None:
+        return None
+    steps, epochs = run.batches.steps_per_epoch, run.config.epochs
+    weights = (1 - BETAS[1]) * BETAS[1] ** np.arange(steps * epochs)[::-1].reshape(epochs, steps)
+    variances = np.square([run.private.noise_stds(epoch) for epoch in range(epochs)])  # (epochs, K)
+    shares = []
+    for (_, p), noise in zip(run.parameters, weights.sum(axis=1) @ variances, strict=True):
+        second = run.optimizer.state[p]["exp_avg_sq"].clamp_min(1e-30)
+        shares.append((float(noise) / second).clamp_max(1).flatten())
+    return float(torch.cat(shares).median())
+
+
+def equal_epsilon_z0() -> float:
+    """z0 without decay whose claimed epsilon, after `EPOCHS`, is that of exponential decay from `Z0`."""
+    factors = Decay.EXPONENTIAL.factors(np.arange(EPOCHS), TAU)
+    return Z0 / math.sqrt(float(np.mean(factors**-2.0)))
+
+
+# ---- Gradients -------------------------------------------------------------------------------------------------------
+
+
+def first_gradient_norms(replaced: int | None = None) -> dict[str, float]:
+    """Norm of each parameter's gradient on the first batch of a small CLC, by name; neither clipped nor noised.
+
+    These are the layer scales of the paper, but for a constant of proportionality that it does not give.
+
+    Args:
+        replaced: place in the batch whose utterance is exchanged for one that is not in it; None: as it is.
+    """
+    corpus, parts = data(0)
+    run = Run(small_config(0, method="sgd"), corpus, parts)
+    [[batch]] = run.batches.devices(0, 0, 0)
+    if replaced is not None:
+        batch = batch.copy()
+        batch[replaced] = next(k for k in range(len(parts.train)) if k not in batch)
+    plain_gradient(run.model, run.train_data, batch, None, 1.0)
+    return {name: float(torch.linalg.vector_norm(p.grad)) for name, p in trainable(run.model) if p.grad is not None}
+
+
+def gradient_norms(epochs: int = 6) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Norms of the batch's mean gradient by step and parameter tensor: (S, K) twice.
+
+    First of a plain training from random weights on one half of the training set, then of the one that goes on from
+    there, as fine-tuning does, on the other half.
+    """
+    corpus, parts = data(0)
+    config = small_config(0, method="sgd", epochs=epochs, lr_schedule="constant")
+    run, half = Run(config, corpus, parts), len(parts.train) // 2
+    return _norms_by_step(run, parts.train[:half]), _norms_by_step(run, parts.train[half:])
+
+
+def _norms_by_step(run: Run, utterances: Sequence[Utterance]) -> NDArray[np.float64]:
+    config, parameters = run.config, [p for _, p in run.parameters]
+    run.train_data = run.model.dataset(utterances)
+    run.batches = config.batches(run.key, len(utterances))
+    run.optimizer = make_optimizer(config.optimizer, parameters, config.learning_rate)
+    rows = []
+    for epoch in range(config.epochs):
+        for step in range(run.batches.steps_per_epoch):
+            run.progress.epoch, run.progress.step_in_epoch = epoch, step
+            run.step()
+            rows.append([0.0 if p.grad is None else float(torch.linalg.vector_norm(p.grad)) for p in parameters])
+    return np.array(rows)
+
+
+if __name__ == "__main__":
+    run_rank(_work)

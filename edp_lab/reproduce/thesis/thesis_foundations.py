@@ -1,0 +1,264 @@
+"""The foundations of the thesis (chapter 2) as data for a figure or a table: ours beside what it prints.
+
+Source: Barzegar 2021, A Differential Private Approach for Preserving the Privacy in Deep Learning Algorithms. Each
+function computes one frozen dataclass and draws nothing on a screen; randomness comes from the generator passed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri, stdtrit
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy.anonymity import (
+    Hierarchy,
+    Release,
+    Text,
+    anonymise,
+    generalise_code,
+    generalise_number,
+    link,
+    star,
+)
+from edp_lab.privacy.composition import gaussian_loss_tail
+from edp_lab.privacy.foundations import (
+    NoisyCounter,
+    classic_gaussian_sigma,
+    laplace_scale,
+    local_count_error,
+)
+from edp_lab.privacy.gdp import gdp_delta
+
+Array = NDArray[np.float64]
+
+CREDIT_RATINGS = {"bad": 3, "normal": 1510, "good": 200}  # table 2.1
+CREDIT_EPSILON = math.sqrt(2) / 2  # section 2.2.4: Laplace noise of standard deviation 2, so of scale sqrt 2
+QUASI_IDENTIFIERS = (
+    Hierarchy("postal code", generalise_code(5)),
+    Hierarchy("age", generalise_number(5, 10, 20)),
+    Hierarchy("sex", (str, star)),
+)
+DESCRIPTIONS = ("asthma", "diabetes", "fracture", "migraine")
+
+
+def printed_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+    """Eqs 2.12, 3.1 and 3.3 as the thesis uses them: at any epsilon, where the theorem ends below 1.
+
+    No guarantee from epsilon 1 on: see `edp_lab.privacy.foundations.classic_gaussian_sigma`.
+    """
+    return classic_gaussian_sigma(sensitivity, 0.5, delta) * 0.5 / epsilon
+
+
+@dataclass(frozen=True)
+class NoisyCounts:
+    """Answers to one question, their average and its 90 % interval.
+
+    Attributes:
+        interval: average +- t s / sqrt n, with Student's t of n - 1 degrees of freedom and s^2 divided by n - 1.
+        interval_dividing_by_n: the same with s^2 divided by n, which makes it too narrow: the thesis' own.
+    """
+
+    responses: Array
+    average: float
+    interval: tuple[float, float]
+    interval_dividing_by_n: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class PrintedCounts:
+    """Table 2.2 as the thesis prints it; the true count is that of table 2.1."""
+
+    source: str
+    responses: tuple[float, ...]
+    average: float
+    interval: tuple[float, float]
+    true_count: int
+
+
+TABLE_2_2 = PrintedCounts(
+    "table 2.2, section 2.2.4", (2.91, 1.88, 1.29, 4.02, 5.34), 3.09, (1.69, 4.48), CREDIT_RATINGS["bad"]
+)
+
+
+def summarise_counts(responses: ArrayLike) -> NoisyCounts:
+    """Average and 90 % intervals of at least two answers, as in table 2.2.
+
+    Raises:
+        UsageError: fewer than two answers, which have no spread.
+    """
+    answers = np.asarray(responses, dtype=np.float64)
+    if answers.size < 2:
+        raise UsageError(f"the number of answers is {answers.size}: an interval needs at least 2")
+    mean, quantile = float(answers.mean()), float(stdtrit(answers.size - 1, 0.95))
+    half, narrow = (quantile * float(answers.std(ddof=d)) / math.sqrt(answers.size) for d in (1, 0))
+    return NoisyCounts(answers, mean, (mean - half, mean + half), (mean - narrow, mean + narrow))
+
+
+def noisy_counts(rng: np.random.Generator, queries: int = 5, epsilon: float = CREDIT_EPSILON) -> NoisyCounts:
+    """Table 2.2 anew: the number of bad ratings, asked again and again of a counter without a cache."""
+    ratings = [rating for rating, count in CREDIT_RATINGS.items() for _ in range(count)]
+    counter = NoisyCounter(ratings, queries * epsilon * 2, rng)
+    return summarise_counts([counter.count(_is_bad, epsilon) for _ in range(queries)])
+
+
+@dataclass(frozen=True)
+class LossFigures:
+    """Figures 2.1 to 2.3: a count of 1000 or 1001 under Gaussian noise.
+
+    Attributes:
+        output: (points,), the noisy count.
+        density, density_neighbour: (points,), its density where the truth is 1000, and 1001.
+        probability: (points,), the share of outcomes at 1000 that are smaller: the axis of figures 2.2 and 2.3.
+        loss_ratio: (points,), e^loss of the outcome at that share: how much likelier 1000 makes it than 1001.
+        tail: P[loss > epsilon], the width that figure 2.3 measures; the thesis prints `printed_delta`.
+        delta: the smallest delta for which the mechanism is (epsilon, delta)-DP.
+    """
+
+    output: Array
+    density: Array
+    density_neighbour: Array
+    probability: Array
+    loss_ratio: Array
+    epsilon: float
+    tail: float
+    delta: float
+    printed_delta: float = 0.054  # section 2.2.2, below figure 2.3
+
+
+def loss_figures(variance: float = 2.0, epsilon: float = math.log(3), points: int = 501) -> LossFigures:
+    """Figures 2.1 to 2.3 anew; variance of the noise, sensitivity 1.
+
+    Raises:
+        UsageError: variance not positive and finite, epsilon negative.
+    """
+    if not 0 < variance < math.inf:
+        raise UsageError(f"the variance is {variance}: it must be a finite number greater than 0")
+    sigma = math.sqrt(variance)
+    output = np.linspace(1000 - 4 * sigma, 1001 + 4 * sigma, points)
+    here, there = ((output - truth) / sigma for truth in (1000, 1001))
+    peak = 1 / (sigma * math.sqrt(2 * math.pi))
+    probability = (np.arange(points) + 0.5) / points
+    loss_ratio = np.exp((0.5 - sigma * ndtri(probability)) / variance)
+    tail, delta = float(gaussian_loss_tail(epsilon, 1 / sigma)), gdp_delta(1 / sigma, epsilon)
+    densities = peak * np.exp(-(here**2) / 2), peak * np.exp(-(there**2) / 2)
+    return LossFigures(output, *densities, probability, loss_ratio, epsilon, tail, delta)
+
+
+@dataclass(frozen=True)
+class LocalAndGlobal:
+    """Standard error of a count of `people` (P,) at `epsilon` (E,): local DP (P, E), global DP (E,) for any P."""
+
+    people: NDArray[np.int64]
+    epsilon: Array
+    local: Array
+    central: Array
+
+
+def local_and_global(people: Sequence[int], epsilons: Sequence[float]) -> LocalAndGlobal:
+    """Section 2.3.3: everyone's answer randomised by its owner, against Laplace noise on the sum by a trusted curator.
+
+    Both protect against one answer replaced by another, at the same epsilon.
+    """
+    local = np.array([[local_count_error(count, epsilon) for epsilon in epsilons] for count in people])
+    central = math.sqrt(2) * np.array([laplace_scale(1.0, epsilon) for epsilon in epsilons])
+    return LocalAndGlobal(np.asarray(people), np.asarray(epsilons, dtype=np.float64), local, central)
+
+
+@dataclass(frozen=True)
+class Voters:
+    """A synthetic electoral roll; `patients` are the positions of those who occur in the released table.
+
+    Attributes:
+        rows: (voters, 3), postal code, age, sex.
+        description: (patients,), the secret.
+        month: (patients,), month of the visit: published too, and not thought to identify anyone.
+    """
+
+    rows: Text
+    patients: NDArray[np.int64]
+    description: Text
+    month: Text
+
+
+def synthetic_voters(rng: np.random.Generator, voters: int = 3000, patients: int = 600) -> Voters:
+    """Voters of 20 postal codes, aged 18 to 90, drawn evenly; nobody real."""
+    columns = rng.integers(42000, 42020, voters), rng.integers(18, 91, voters), rng.choice(["f", "m"], voters)
+    return Voters(
+        np.column_stack([column.astype(np.str_) for column in columns]),
+        rng.choice(voters, patients, replace=False),
+        rng.choice(DESCRIPTIONS, patients),
+        rng.integers(1, 13, patients).astype(np.str_),
+    )
+
+
+@dataclass(frozen=True)
+class LinkageRow:
+    """One release and what links it to the roll.
+
+    Attributes:
+        k: asked for; 1 is the table as it is.
+        levels: by column, how far it is generalised.
+        shares of the released records: `suppressed`; `identified` by the roll; `identified_with_month`, by who
+            knows the month of the visit too; `disclosed`, whose description the roll gives away.
+    """
+
+    k: int
+    levels: tuple[int, ...]
+    suppressed: float
+    identified: float
+    identified_with_month: float
+    disclosed: float
+
+
+@dataclass(frozen=True)
+class LinkageTable:
+    """Sections 2.3.1 and 2.3.2: the releases, and the first rows of the table before and after (`shown`, `shown_k`)."""
+
+    rows: tuple[LinkageRow, ...]
+    shown: Text
+    shown_k: Text
+
+
+def linkage_table(roll: Voters, ks: Sequence[int] = (1, 2, 5, 10), most_suppressed: float = 0.05) -> LinkageTable:
+    """k-anonymise the patients' table for each k and link it to the roll."""
+    patients = roll.rows[roll.patients]
+    releases = [anonymise(patients, QUASI_IDENTIFIERS, k, most_suppressed) for k in ks]
+    rows = tuple(_linkage_row(roll, release, k) for release, k in zip(releases, ks, strict=True))
+    return LinkageTable(rows, patients[:10], releases[-1].rows[:10])
+
+
+def _linkage_row(roll: Voters, release: Release, k: int) -> LinkageRow:
+    linkage = link(release, roll.rows, roll.description)
+    return LinkageRow(
+        k,
+        release.levels,
+        float(release.suppressed.mean()),
+        float(linkage.identified.mean()),
+        identified_with_month(roll, release),
+        float(linkage.disclosed[roll.patients].mean()),
+    )
+
+
+def identified_with_month(roll: Voters, release: Release) -> float:
+    """The share of patients whose row is singled out by who knows their quasi-identifiers and the month of the visit.
+
+    One thing more than the quasi-identifiers, known of one patient: k-anonymity says nothing about it.
+    """
+    month = Hierarchy("month", (str, star))
+    beside = replace(
+        release,
+        rows=np.column_stack([release.rows, roll.month]),
+        levels=(*release.levels, 0),
+        hierarchies=(*release.hierarchies, month),
+    )
+    patients = np.column_stack([roll.rows[roll.patients], roll.month])
+    return float((link(beside, patients, roll.description).rows_per_person == 1).mean())
+
+
+def _is_bad(rating: str) -> bool:
+    return rating == "bad"

@@ -1,0 +1,465 @@
+"""What the thesis prints in tables 2.2, 4.1 to 4.8, 6.1 and 6.2, and the captions of five figures, with their places;
+and the shape of a table made anew, with ours beside it.
+
+Source: Barzegar 2021. Accuracies are in percent, as printed; claimed epsilon and delta are the thesis' own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edp_lab.corpora.images import Images
+from edp_lab.errors import UsageError
+from edp_lab.models.files import read_bytes, write_whole
+from edp_lab.reproduce.thesis.thesis_foundations import TABLE_2_2
+from edp_lab.three_phase.record import Scores, score_labels
+from edp_lab.three_phase.votes import vote_counts
+from edp_lab.training.checkpoint import digest
+
+SIGMA, DELTA = 0.6, 1e-5  # of phase I; of all tables but 4.8
+PHASE_ONE = (2.5, 1e-5)  # sections 3.1.1 and 3.5, for sigma 0.6
+DP_ADAM = (7.0, 1e-5)  # captions of figure 4.6; chapter 6
+LABELS = (0.2, 0.0)  # section 4.2, of the labels; nothing is said of how many
+MODELS = {"Simple CNN": "cnn", "Alex-Net": "alexnet", "VGG-Net": "vgg"}
+TRAIN_SIZES = (100, 1000, 5000, 10_000, 100_000)
+SCORES = ("accuracy", "F-score", "recall", "precision")
+TEST_ACCURACY = "test accuracy"
+
+
+class Privacy(NamedTuple):
+    epsilon: float
+    delta: float
+
+
+class Printed(NamedTuple):
+    """One value; None where none is printed."""
+
+    row: str
+    column: str
+    value: float | None
+    claimed: Privacy | None
+
+
+@dataclass(frozen=True)
+class PrintedTable:
+    """A table of the thesis.
+
+    Attributes:
+        id: its number; "times" for two numbers in the running text.
+        place: the section.
+        unit: of its values.
+        rows: name -> a value for each of `columns`.
+        claimed: the (epsilon, delta) that the thesis states, by the row or column that it is about; "" for all.
+        remark: what is wrong with the print, if anything.
+    """
+
+    id: str
+    title: str
+    place: str
+    unit: str
+    columns: tuple[str, ...]
+    rows: Mapping[str, tuple[float | None, ...]]
+    claimed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    remark: str = ""
+
+    def cells(self) -> Iterator[Printed]:
+        for row, values in self.rows.items():
+            for column, value in zip(self.columns, values, strict=True):
+                yield Printed(row, column, value, self.privacy(row, column))
+
+    def privacy(self, row: str, column: str) -> Privacy | None:
+        stated = next((self.claimed[name] for name in (row, column, "") if name in self.claimed), None)
+        return None if stated is None else Privacy(*stated)
+
+
+class PrintedFigure(NamedTuple):
+    """A figure of the thesis, of which no numbers are printed but those in `values`."""
+
+    id: str
+    title: str
+    place: str
+    values: tuple[float, ...]
+
+
+def _by_size(number: str, what: str, epsilon: float | None, *accuracies: float) -> PrintedTable:
+    rows = {f"{size}": (value,) for size, value in zip(TRAIN_SIZES, accuracies, strict=True)}
+    claimed = {} if epsilon is None else {"": (epsilon, 1e-5)}  # delta: that of section 3.1.1, the table has none
+    title = f"accuracy of the perceptron on two circles, {what}, by train size"
+    return PrintedTable(number, title, "section 4.1", "%", (TEST_ACCURACY,), rows, claimed)
+
+
+def _by_network(
+    number: str, title: str, rows: Mapping[str, tuple[float | None, ...]], claimed: Mapping[str, tuple[float, float]]
+) -> PrintedTable:
+    return PrintedTable(number, title, "section 4.2", "%", SCORES, rows, claimed)
+
+
+TABLES = {
+    table.id: table
+    for table in (
+        PrintedTable(
+            "2.2",
+            "answers to a noisy count of bad credit ratings",
+            "section 2.2.4",
+            "ratings",
+            ("response",),
+            {
+                **{str(k): (value,) for k, value in enumerate(TABLE_2_2.responses, 1)},
+                "average": (TABLE_2_2.average,),
+                "90 % interval, from": (TABLE_2_2.interval[0],),
+                "90 % interval, to": (TABLE_2_2.interval[1],),
+            },
+            remark="the printed interval divides by n where n - 1 belongs: it is too narrow",
+        ),
+        _by_size("4.1", "no privacy", None, 93.89, 94.71, 94.87, 99.99, 99.99),
+        _by_size("4.2", "epsilon 0.2", 0.2, 74.033, 83.668, 84.113, 83.953, 84.953),
+        _by_size("4.3", "epsilon 0.4", 0.4, 84.900, 84.800, 86.990, 86.209, 87.426),
+        _by_network(
+            "4.4",
+            "MNIST without privacy",
+            {"Simple CNN": (98, 97, 98, 97), "Alex-Net": (99, 98, 98, 98), "VGG-Net": (99, 99, 99, 99)},
+            {},
+        ),
+        _by_network(
+            "4.5",
+            "MNIST after phase I, noise on the images",
+            {"Simple CNN": (97, 96, 97, 96), "Alex-Net": (98, 98, 96, 98), "VGG-Net": (98, 98, 98, 98)},
+            {"": PHASE_ONE},
+        ),
+        _by_network(
+            "4.6",
+            "MNIST after phases I and II, ten instructors by DPAdam",
+            {"DP-Simple CNN": (95, 95, 94, 95), "DP-Alex-Net": (96, 96, 97, 96), "DP-VGG-Net": (97, 97, 97, 97)},
+            {"": DP_ADAM},
+        ),
+        PrintedTable(
+            "4.7",
+            "MNIST after phases I, II and III, the understudy",
+            "section 4.2",
+            "%",
+            SCORES,
+            {"DP-Simple CNN": (95, 96, 95, 96), "DP-Alex-Net": (96, 96, 96, None), "DP-VGG-Net": (97, 97, 96, 97)},
+            {"": LABELS},
+            "of DP-Alex-Net the text has three values for four columns: the last is left out here",
+        ),
+        _by_network(
+            "4.8",
+            "VGG by DPAdam, at delta 1e-6",
+            {
+                "epsilon 1": (90, 91, 90, 90),
+                "epsilon 2": (93, 92, 93, 92),
+                "epsilon 5": (95, 94, 94, 95),
+                "epsilon 10": (98, 98, 98, 98),
+            },
+            {f"epsilon {epsilon}": (epsilon, 1e-6) for epsilon in (1, 2, 5, 10)},
+        ),
+        PrintedTable(
+            "6.1",
+            "MNIST beside other work",
+            "chapter 6",
+            "%",
+            ("accuracy",),
+            {
+                "no privacy, Adam": (99,),
+                "no privacy, SGD": (98,),
+                "Shokri et al.": (80,),
+                "DPSGD": (97,),
+                "DPAdam": (97.3,),
+            },
+            {"DPSGD": (10, 1e-5), "DPAdam": (10, 1e-5)},
+        ),
+        PrintedTable(
+            "6.2",
+            "MNIST, CNN, DPAdam beside Abadi et al., at delta 1e-5",
+            "chapter 6",
+            "%",
+            ("epsilon 7", "epsilon 5", "epsilon 2"),
+            {"DPSGD": (97, 94, 91), "DPAdam": (97.3, 95, 91.7)},
+            {f"epsilon {epsilon}": (epsilon, 1e-5) for epsilon in (7, 5, 2)},
+        ),
+        PrintedTable(
+            "times",
+            "time to train one instructor on everything, and ten on a tenth each",
+            "section 4.2, after table 4.8",
+            "s",
+            ("seconds",),
+            {"1 instructor": (181_234.21,), "10 instructors": (222_918.07,), "ratio": (1.2,)},
+            remark="the network is not named",
+        ),
+    )
+}
+FIGURES = {
+    figure.id: figure
+    for figure in (
+        PrintedFigure("3.2", "two circles under noise N(0, 0.2), N(0, 0.4) and N(0, 0.6)", "section 3.1.1",
+                      (0, 0.2, 0.4, 0.6)),
+        PrintedFigure("3.3", "noise on 50, 100, 500 and 1000 entries", "section 3.1.1", (50, 100, 500, 1000)),
+        PrintedFigure("3.5", "a digit under more and more noise, from epsilon infinite to 0", "section 3.5.1", ()),
+        PrintedFigure("4.1", "accuracy on two circles by train size, sigma 0.1", "section 4.1", (0.1,)),
+        PrintedFigure("4.2", "its distribution over repeats, as boxes", "section 4.1", (0.1,)),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is trained.
+
+    Attributes:
+        data: "digits" or "mnist".
+        repeats, circle_repeats: of what is trained on images, and on circles, each with other seeds.
+        circle_steps: of training on circles, at least; `sizes`: of the training sets there.
+        epochs, private_epochs: of networks on all training images without privacy, and with; part_epochs,
+            private_part_epochs: on an instructor's part. None: as the classifier's defaults have it.
+    """
+
+    data: str
+    repeats: int
+    circle_repeats: int
+    circle_steps: int
+    sizes: tuple[int, ...] = TRAIN_SIZES
+    epochs: int | None = None
+    part_epochs: int | None = None
+    private_epochs: int | None = None
+    private_part_epochs: int | None = None
+    instructors: int = 10
+
+
+QUICK = Scale("digits", 1, 3, 300, TRAIN_SIZES, 17, 30, 20, 12)
+FULL = Scale("mnist", 3, 10, 2000, private_part_epochs=30)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of the thesis, and ours.
+
+    Attributes:
+        table: "4.1", "figure 4.1" or "times".
+        thesis, ours: None where there is none. Accuracies in percent.
+        low, high: 95 % interval of our accuracy by Clopper and Pearson, over the test images of all repeats; on
+            circles, from the lowest to the highest of the repeats.
+        epsilon_claimed: by the thesis.
+        epsilon_holds: of one example with its label, under secret randomness; None where nothing is guaranteed.
+        epsilon_image: of the image or point alone, likewise.
+        delta: of these epsilons; None where there is none.
+        note: the settings that the thesis leaves open (T19, T27), and what else a reader should know.
+        seed: of the first repeat.
+        seconds: of training, of all networks behind this value together.
+    """
+
+    table: str
+    row: str
+    column: str
+    thesis: float | None
+    ours: float | None
+    low: float | None = None
+    high: float | None = None
+    epsilon_claimed: float | None = None
+    epsilon_holds: float | None = None
+    epsilon_image: float | None = None
+    delta: float | None = None
+    note: str = ""
+    seed: int = 0
+    seconds: float = 0.0
+
+    @property
+    def guarantee(self) -> str:
+        """Whoever knows the seed can redraw the noise: none of these epsilons protects the run that is shown."""
+        return "no guarantee" if self.epsilon_holds is None else "void: seed published"
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "guarantee": self.guarantee}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table or a figure, made anew.
+
+    Attributes:
+        id: "4.1", "figure 4.1" or "times".
+        drawing: what its figures show, as plain numbers by name.
+    """
+
+    id: str
+    title: str
+    place: str
+    unit: str
+    cells: tuple[Cell, ...]
+    remark: str = ""
+    drawing: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, cells: Sequence[Cell], drawing: Mapping[str, Any] | None = None) -> Part:
+        """Under the title that the thesis gives it."""
+        if name in TABLES:
+            table = TABLES[name]
+            return cls(name, table.title, table.place, table.unit, tuple(cells), table.remark, drawing or {})
+        figure = FIGURES[name.removeprefix("figure ")]
+        return cls(name, figure.title, figure.place, "%", tuple(cells), "", drawing or {})
+
+
+@dataclass(frozen=True)
+class Network:
+    """A trained network, without its weights.
+
+    Attributes:
+        predicted: (n) labels of its test examples.
+        rows, epsilon, record: see `edp_lab.three_phase.classifier.Trained`; epsilon is that of `guarantee`.
+    """
+
+    predicted: NDArray[np.int64]
+    rows: list[dict[str, Any]]
+    epsilon: float | None
+    record: dict[str, Any]
+
+    @property
+    def seconds(self) -> float:
+        return sum(row["seconds"] for row in self.rows)
+
+    @property
+    def chosen(self) -> str:
+        """The settings that the thesis leaves open."""
+        r = self.record
+        text = f"{r['method']}, {r['activation']}, lr {r['lr']:g}, batch {r['batch_size']}, {r['epochs']} epochs"
+        text += f", weight decay {r['weight_decay']:g}" if r["weight_decay"] else ""
+        if r["mechanism"] is None:
+            return text
+        return f"{text}, C {r['clip_norm']:g}, noise multiplier {r['mechanism']['z0']:.3g}"
+
+    def write(self, entry: Path) -> None:
+        """Atomically, also where two processes write the same entry.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        told = {**vars(self), "predicted": self.predicted.tolist()}
+        told["sha256"] = digest({}, entry.name.encode(), json.dumps(told).encode())
+        own = entry.with_name(f"{entry.name}.{os.getpid()}")
+        try:
+            write_whole(own, json.dumps(told).encode())
+            os.replace(own, entry)
+        except OSError as error:
+            raise UsageError(f"{entry} cannot be written ({error.strerror}): make room there") from error
+
+    @classmethod
+    def read(cls, entry: Path, examples: int) -> Network | None:
+        """What `write` left there; None if nothing did, it is damaged, or of another number of examples."""
+        try:
+            told = json.loads(read_bytes(entry))
+            whole = told.pop("sha256") == digest({}, entry.name.encode(), json.dumps(told).encode())
+            found = cls(**{**told, "predicted": np.array(told["predicted"], dtype=np.int64)})
+        except (UsageError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return found if whole and found.predicted.shape == (examples,) else None
+
+
+@dataclass(frozen=True)
+class Understudy:
+    """What learnt from the labels of a vote.
+
+    Attributes:
+        right: share of these labels that are true.
+        label_epsilon: of one training example replaced, by the noise on all labels together; inf without.
+    """
+
+    network: Network
+    right: float
+    label_epsilon: float
+
+
+@dataclass(frozen=True)
+class Perceptrons:
+    """One for each repeat, with its accuracy in percent."""
+
+    networks: list[Network]
+    accuracies: list[float]
+
+
+class Rows:
+    """A table that grows by the scores of networks.
+
+    Args:
+        columns: of accuracy, F-score, recall and precision, as many as the table has.
+        seed: of the first repeat.
+    """
+
+    def __init__(self, name: str, seed: int, columns: Sequence[str] = SCORES) -> None:
+        self.name, self.seed, self.columns = name, seed, columns
+        self.cells: list[Cell] = []
+        self.drawing: dict[str, dict[str, Any]] = {"confusion": {}, "loss": {}}
+
+    def add(
+        self,
+        row: str,
+        scores: Scores,
+        networks: Sequence[Network],
+        note: str,
+        holds: float | None = None,
+        image: float | None = None,
+        column: str = "",
+        delta: float = DELTA,
+    ) -> None:
+        """A row of scores; or, in a table whose columns are epsilons, one accuracy.
+
+        Args:
+            networks: all that were trained for these scores.
+            holds, image, delta: epsilon of an example, and of its image alone, at delta.
+        """
+        printed = {(p.row, p.column): p for p in TABLES[self.name].cells()} if self.name in TABLES else {}
+        values = (scores.accuracy, scores.f_score, scores.recall, scores.precision)
+        shared = Cell(
+            self.name,
+            row,
+            "",
+            thesis=None,
+            ours=None,
+            epsilon_holds=holds,
+            epsilon_image=image,
+            delta=None if holds is None and image is None else delta,
+            note=f"{note}; {networks[0].chosen}" if note else networks[0].chosen,
+            seed=self.seed,
+            seconds=sum(network.seconds for network in networks),
+        )
+        for place, (name, value) in enumerate(zip([column] if column else self.columns, values, strict=False)):
+            _, _, thesis, claimed = printed.get((row, name), Printed(row, name, None, None))
+            low, high = (100 * end for end in scores.interval) if not place else (None, None)
+            cell = replace(shared, column=name, thesis=thesis, ours=100 * value, low=low, high=high)
+            self.cells.append(cell if claimed is None else replace(cell, epsilon_claimed=claimed.epsilon))
+        key = f"{row}, {column}" if column else row
+        self.drawing["confusion"][key] = scores.confusion
+        self.drawing["loss"][key] = {part: _by_epoch(networks, part) for part in ("loss", "test_loss")}
+
+    def part(self) -> Part:
+        return Part.of(self.name, self.cells, self.drawing)
+
+
+def _by_epoch(networks: Sequence[Network], part: str) -> list[float]:
+    """The mean over networks, which were trained for as many epochs."""
+    return np.mean([[row[part] for row in network.rows] for network in networks], axis=0).tolist()  # type: ignore[no-any-return]
+
+
+def scores_of(images: Sequence[Images], networks: Sequence[Network], start: int = 0) -> Scores:
+    """Over all repeats' test images from `start` on."""
+    truth = np.concatenate([one.test_labels[start:] for one in images])
+    return score_labels(truth, np.concatenate([one.predicted for one in networks]), images[0].classes)
+
+
+def vote_scores(images: Sequence[Images], ensembles: Sequence[Sequence[Network]]) -> Scores:
+    """Of a vote without noise among each repeat's networks."""
+    classes = images[0].classes
+    votes = [vote_counts([one.predicted for one in ensemble], classes).argmax(axis=1) for ensemble in ensembles]
+    return score_labels(np.concatenate([one.test_labels for one in images]), np.concatenate(votes), classes)
+
+
+def largest(networks: Sequence[Network]) -> float:
+    """Epsilon of networks on disjoint parts, or of each of several: the largest; inf where one has none."""
+    return max(math.inf if one.epsilon is None else one.epsilon for one in networks)

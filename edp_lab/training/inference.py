@@ -1,0 +1,82 @@
+"""Going back to a run: load its model, score it again, ask it about a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edp_lab.corpora import Utterance, load_corpus, split
+from edp_lab.corpora.metrics import spans
+from edp_lab.errors import UsageError
+from edp_lab.models import load_model
+from edp_lab.training.ledger import LEDGER, Ledger
+from edp_lab.training.run_folder import MODEL, read_record
+from edp_lab.training.trainer import evaluate_model
+
+
+def evaluate_run(run: str | Path) -> dict[str, float | None]:
+    """SER, intent accuracy, slot F1 and exact match on the run's own test split.
+
+    Raises:
+        UsageError: no run there, a damaged model, or a corpus whose content has changed since.
+    """
+    record = read_record(run)
+    config = record["config"]
+    corpus = load_corpus(config["corpus"])
+    if corpus.sha256 != record["corpus"]["sha256"]:
+        raise UsageError(f"corpus {config['corpus']!r} is not the one of {run}: its content has changed since")
+    model = load_model(Path(run) / MODEL)
+    parts = split(corpus, config["seed"], keep_duplicates_together=config["keep_duplicates_together"])
+    return asdict(evaluate_model(model, parts.test))
+
+
+def run_ledger(run: str | Path) -> Ledger:
+    """The ledger of a run, checked against its record.
+
+    Raises:
+        UsageError: no run there, no private one, or a ledger that is damaged, edited or cut off.
+    """
+    record = read_record(run)
+    if record.get("ledger") is None:
+        raise UsageError(f"{run} has no ledger: it was trained without noise, or before there were ledgers")
+    return Ledger.open(Path(run) / LEDGER, chain=str(record["ledger"]))
+
+
+def predict_texts(run: str | Path, texts: Sequence[str]) -> list[dict[str, Any]]:
+    """For each sentence: intent, its probability, and slots with their values and probabilities.
+
+    Raises:
+        UsageError: no run there, a damaged model, or a sentence without words.
+    """
+    read_record(run)
+    model = load_model(Path(run) / MODEL)
+    sentences = [text.split() for text in texts]
+    if not all(sentences):
+        raise UsageError("an empty sentence: give at least one word")
+    placeholder = model.labels.intents[0]
+    data = model.dataset([Utterance(tuple(s), ("O",) * len(s), placeholder) for s in sentences])
+    answers = []
+    for sentence, found in zip(sentences, model.predict(data), strict=True):
+        slots = [
+            {
+                "slot": label,
+                "value": " ".join(sentence[start:end]),
+                "start": start,
+                "end": end,
+                "probability": min(found.tag_probabilities[start:end]),
+            }
+            for start, end, label in spans(found.tags)
+        ]
+        answers.append(
+            {
+                "text": " ".join(sentence),
+                "intent": found.intent,
+                "intent_probability": found.intent_probability,
+                "tokens": sentence,
+                "tags": list(found.tags),
+                "slots": slots,
+            }
+        )
+    return answers

@@ -1,0 +1,363 @@
+"""Start a training run, or take one up again: in this process or on several, with its files kept safe meanwhile.
+
+    python -m edp_lab train --corpus smart-home --out runs/first
+
+DIR/state.safetensors (where to take up again), DIR/secret.key and the lock are there only until the run has finished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, gather_object
+from filelock import FileLock, Timeout
+
+from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.metrics import Scores
+from edp_lab.errors import UsageError
+from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.training.checkpoint import STATE, digest, surroundings
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.ledger import LEDGER, Ledger
+from edp_lab.training.processes import TIMEOUT, Ranks, run_rank
+from edp_lab.training.run_folder import (
+    RECORD,
+    SECRET,
+    new_run_folder,
+    read_record,
+    read_secret,
+    write_record,
+    write_secret,
+)
+from edp_lab.training.trainer import EpochDone, Event, Listener, Run, StepDone, bill
+
+LOCK = ".lock"
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path,
+    listener: Listener = lambda event: None,
+    stop: threading.Event | None = None,
+) -> dict[str, Any]:
+    """Train one model and return its run record, which also lies in ``out/record.json``.
+
+    With ``config.processes`` above 1 the ranks are started as processes of their own, unless a launcher (torchrun,
+    accelerate launch) has already done so. A `stop` that is set, or a KeyboardInterrupt, ends the run early with a
+    usable model and record, status "interrupted"; `resume` goes on with it.
+
+    Raises:
+        UsageError: bad configuration or corpus, `out` already holds a run (nothing is written then), a gradient that is
+            not finite, a full disk, a process that died (what was learnt so far stays).
+    """
+    folder = new_run_folder(out) if rank() == 0 else Path(out)
+    return _start(config, folder, listener, stop or threading.Event(), resuming=False)
+
+
+def resume(
+    folder: str | Path, listener: Listener = lambda event: None, stop: threading.Event | None = None
+) -> dict[str, Any]:
+    """Take up a run that was killed, interrupted or failed, and return its record.
+
+    On the same machine and number of processes the result is, bit for bit, that of a run that was never broken off.
+
+    Raises:
+        UsageError: no run there, its corpus or files have changed, another process is at it, or as `train`.
+    """
+    record, folder = read_record(folder), Path(folder)
+    if record["status"] == "finished":
+        _tidy(folder, LOCK)
+        return record
+    return _start(run_config(record), folder, listener, stop or threading.Event(), resuming=True)
+
+
+def run_config(record: dict[str, Any]) -> TrainConfig:
+    """The configuration of a recorded run.
+
+    Raises:
+        UsageError: the record is of another version.
+    """
+    try:
+        return TrainConfig(**record["config"])
+    except TypeError as error:
+        raise UsageError(f"the run is of another version of edp_lab ({error}): start a new one") from None
+
+
+def rank() -> int:
+    """Which rank a launcher made this process; 0 without one."""
+    return int(os.environ.get("RANK", 0))
+
+
+def train_here(
+    config: TrainConfig, folder: Path, listener: Listener, stop: threading.Event, resuming: bool
+) -> dict[str, Any]:
+    """This process's part of a run.
+
+    Raises:
+        UsageError: as `train`; not as many processes as `config` says.
+    """
+    accelerator = start_accelerator(config.processes)
+    with _files(folder, resuming, config.processes) if accelerator.is_main_process else _nothing():
+        corpus = load_corpus(config.corpus)
+        earlier = read_record(folder) if resuming else None
+        if earlier is not None and corpus.sha256 != earlier["corpus"]["sha256"]:
+            raise UsageError(f"corpus {config.corpus!r} is not the one of {folder}: its content has changed since")
+        data = split(corpus, config.seed, keep_duplicates_together=config.keep_duplicates_together)
+        run = Run(config, corpus, data, accelerator, partial(_key, config, folder, earlier, accelerator))
+        if resuming:
+            run.take_up(folder)
+        if config.processes > 1:
+            state = [asdict(run.progress), digest(dict(run.parameters))]
+            _agree(accelerator, state, "states: resume with one folder")
+        if run.main and run.mechanism is not None:
+            run.ledger = _ledger(folder, run, earlier)
+        if run.main:
+            run.bill()
+            write_record(folder, run.record)
+        _train(run, folder, listener, stop)
+        if run.main and run.record["status"] == "finished":
+            _tidy(folder)
+    return run.record
+
+
+def _ledger(folder: Path, run: Run, earlier: dict[str, Any] | None) -> Ledger:
+    """
+    Raises:
+        UsageError: an earlier one is damaged, lacks entries, or is of another mechanism.
+    """
+    if earlier is None:
+        assert run.mechanism is not None
+        return Ledger(folder / LEDGER, run.mechanism)
+    for remembered in (earlier["ledger"], run.progress.chain):
+        ledger = Ledger.open(folder / LEDGER, chain=remembered)
+    if ledger.mechanism != run.mechanism:
+        raise UsageError(f"the ledger in {folder} is of another mechanism than its record: restore both from a copy")
+    return ledger
+
+
+def _agree(accelerator: Accelerator, told: Any, what: str) -> None:
+    """
+    Raises:
+        UsageError: on every rank, if they do not tell the same.
+    """
+    if accelerator.num_processes > 1 and any(other != told for other in gather_object([told])):
+        raise UsageError(f"the processes have different {what}")
+
+
+def _train(run: Run, folder: Path, listener: Listener, stop: threading.Event) -> None:
+    try:
+        status = run.train(folder, listener, stop)
+        run.finish()
+        run.save_model(folder, status)
+    except KeyboardInterrupt:
+        if run.accelerator.num_processes > 1:
+            raise
+        run.bill()
+        run.record["status"] = "interrupted"
+        write_record(folder, run.record)  # the last state stays, so that a resumed run goes on from a whole step
+        run.finish()
+        run.save_model(folder, "interrupted")
+    except UsageError as error:
+        if run.main:
+            _write_failed(folder, run.record, run.bill(), error)
+        raise
+
+
+def _write_failed(folder: Path, record: dict[str, Any], bill: dict[str, float | None], error: UsageError) -> None:
+    unknown = dict.fromkeys(("loss", "seconds", *(field.name for field in fields(Scores))))
+    with suppress(UsageError):  # on a full disk the earlier record stays, and what matters is the first error
+        write_record(folder, {**record, "final": {**unknown, **bill}, "status": "failed", "error": str(error)})
+
+
+def _start(
+    config: TrainConfig, folder: Path, listener: Listener, stop: threading.Event, resuming: bool
+) -> dict[str, Any]:
+    if config.processes == 1 or "WORLD_SIZE" in os.environ:
+        return train_here(config, folder, listener, stop, resuming)
+    _patience()  # refused here rather than by every rank
+    job = json.dumps({"config": asdict(config), "folder": str(folder), "resuming": resuming})
+    cure = f"go on with edp-lab train --resume {folder}"
+    before = _last_written(folder)
+    try:
+        with Ranks(config.processes, ["edp_lab.training.run_session", job]) as ranks:
+            try:
+                _relay(ranks, cure, listener, stop)
+            except KeyboardInterrupt:
+                stop.set()
+                _relay(ranks, cure, listener, stop)
+    except UsageError as error:
+        if _last_written(folder) != before:  # else the ranks were refused before they began
+            _bill_failed(folder, error)
+        if not (folder / RECORD).exists():
+            raise UsageError(str(error).removesuffix(f": {cure}")) from None  # there is nothing to go on with
+        raise
+    return read_record(folder)
+
+
+def _relay(ranks: Ranks, cure: str, listener: Listener, stop: threading.Event) -> None:
+    for line in ranks.lines(cure, stop):
+        listener(_event(line))
+
+
+def _bill_failed(folder: Path, error: UsageError) -> None:
+    """For ranks that died and could not do so themselves; the ledger knows all that they released."""
+    with suppress(UsageError), _locked(folder):
+        record = read_record(folder)
+        if record["status"] == "running":
+            ledger = None if record["ledger"] is None else Ledger.open(folder / LEDGER, chain=record["ledger"])
+            epochs = min(len(record["epochs"]) + 1, record["config"]["epochs"])
+            mechanism = None if ledger is None else ledger.mechanism
+            _write_failed(folder, record, bill(record, mechanism, ledger, epochs), error)
+
+
+def _last_written(folder: Path) -> int | None:
+    return (folder / RECORD).stat().st_mtime_ns if (folder / RECORD).exists() else None
+
+
+def _event(line: str) -> Event:
+    told = json.loads(line)
+    kind: Callable[..., Event] = EpochDone if "row" in told else StepDone
+    return kind(**told)
+
+
+def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
+    """
+    Raises:
+        UsageError: not as many processes take part as asked for.
+    """
+    _as_many_as(processes, int(os.environ.get("WORLD_SIZE", 1)))  # before they wait for others that never come
+    patience = InitProcessGroupKwargs(timeout=_patience())
+    cpu = device == "cpu" or not torch.cuda.is_available()
+    accelerator = Accelerator(cpu=cpu, kwargs_handlers=[patience])
+    _as_many_as(processes, accelerator.num_processes)
+    return accelerator
+
+
+def _patience() -> timedelta:
+    given = os.environ.get(TIMEOUT, "600")
+    with suppress(ValueError, OverflowError):
+        if float(given) > 0:
+            return timedelta(seconds=float(given))
+    raise UsageError(f"{TIMEOUT} is {given!r}: give seconds, more than 0")
+
+
+def _as_many_as(asked: int, started: int) -> None:
+    if started != asked:
+        raise UsageError(
+            f"processes that take part: {started}, asked for: {asked}; start as many as --processes says, or let "
+            "edp-lab start them"
+        )
+
+
+def _key(
+    config: TrainConfig, folder: Path, earlier: dict[str, Any] | None, accelerator: Accelerator, inputs: str
+) -> tuple[int, int]:
+    """The key of order, dropout and noise, the same on all ranks, and how many keys the run has had before it.
+
+    A run that is taken up elsewhere may redo steps with other last bits, and the same noise on two of them could be
+    subtracted. So it gets a fresh key, and the ledger bills what is redone as further releases. So does one whose key
+    is lost, and one on a GPU, where sums have no fixed order.
+    """
+    here = surroundings(accelerator, inputs)
+    _agree(accelerator, here, "options, files, versions or numbers of threads: start them all alike")
+    key, keys = None, 0
+    if accelerator.is_main_process:
+        keys = 0 if earlier is None else earlier.get("keys", 0)
+        same = earlier is not None and earlier.get("surroundings") == here and here["device"] == "cpu"
+        same = same and (keys == 0 or (folder / STATE).exists())  # a later key did not begin at the first step
+        if config.private_seed:
+            key = read_secret(folder) if same else None
+        elif earlier is None or same:
+            key = _published_key(config.seed, keys)
+        if key is None:
+            keys += earlier is not None
+            key = secrets.randbits(128) if config.private_seed else _published_key(config.seed, keys)
+            if config.private_seed:
+                write_secret(folder, key)  # before the record says that it is in use
+    words = [(key or 0) >> 32 * k & 0xFFFFFFFF for k in range(4)]
+    shared = torch.tensor([*words, keys], dtype=torch.int64, device=accelerator.device)
+    if accelerator.num_processes > 1:
+        torch.distributed.broadcast(shared, 0)
+    *words, keys = shared.tolist()
+    return sum(word << 32 * k for k, word in enumerate(words)), keys
+
+
+def _published_key(seed: int, number: int) -> int:
+    return key_from_seed(seed) if number == 0 else key_from_seed(f"{seed}, key {number}")
+
+
+@contextmanager
+def _files(folder: Path, resuming: bool, processes: int) -> Iterator[None]:
+    """A new run that fails before its first state leaves nothing in the folder, unless it was cut off from a rank."""
+    with _locked(folder):
+        if not resuming and any(path.name != LOCK for path in folder.iterdir()):
+            raise UsageError(f"another process was faster to begin a run in {folder}: choose another --out")
+        try:
+            yield
+        except BaseException as error:
+            cut_off = processes > 1 and not isinstance(error, UsageError) and (folder / RECORD).exists()
+            if not (resuming or cut_off or (folder / STATE).exists()):
+                _tidy(folder, RECORD, LEDGER)
+            raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Only one process may work in the folder, which is made if need be and does not stay if nothing is in it."""
+    lock = FileLock(folder / LOCK)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(
+            f"another process is training in {folder}: wait until it has ended; a new run needs another --out"
+        ) from None
+    except OSError as error:
+        cure = "make room there, or choose another --out"
+        raise UsageError(f"{folder} cannot be written ({error.strerror}): {cure}") from error
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+        with suppress(OSError):
+            folder.rmdir()
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def _tidy(folder: Path, *more: str) -> None:
+    """Remove what a finished run needs no more, and half-written files."""
+    for path in (*(folder / name for name in (SECRET, STATE, *more)), *folder.rglob("*.partial")):
+        path.unlink(missing_ok=True)
+
+
+def main(job: str, stop: threading.Event) -> None:
+    """One rank of several, started by `train`; rank 0 prints events as JSON, one a line."""
+    told = json.loads(job)
+
+    def report(event: Event) -> None:
+        sys.stdout.write(json.dumps(asdict(event)) + "\n")
+        sys.stdout.flush()
+
+    train_here(TrainConfig(**told["config"]), Path(told["folder"]), report, stop, told["resuming"])
+
+
+if __name__ == "__main__":
+    run_rank(main)

@@ -1,0 +1,191 @@
+"""Checks: right, wrong and open answers, and what a student reads about each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edp_lab.course.kit.exercises as check_module
+from edp_lab.course.kit.exercises import (
+    Checks,
+    Exercise,
+    Verdict,
+    WrongAnswerError,
+    close,
+    exercises,
+    in_words,
+    judge,
+    predicted,
+)
+from edp_lab.errors import UsageError
+
+JUDGE = """
+def twice(answer, cases):
+    x = float(cases.uniform(1, 2))
+    return close(answer(x), 2 * x, f"twice {x:.3f}")
+"""
+space: dict[str, Any] = {"close": close}
+exec(
+    compile(JUDGE, str(Path(check_module.__file__).with_name("nb99.py")), "exec"), space
+)  # a judge lives in the package
+
+DOUBLE = Exercise("double", "Double it", space["twice"], "add it to itself.", "Twice is x + x.")
+SIGN = Exercise(
+    "sign", "The sign", lambda answer, cases: None if answer == "+" else "it is not that.", "look.", "Plus."
+)
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Checks:
+    """The checks of a notebook 99 with two exercises."""
+    found = {exercise.name: exercise for exercise in (DOUBLE, SIGN)}
+    monkeypatch.setattr(check_module, "exercises", lambda notebook: found)
+    return Checks("99", seed=3)
+
+
+def test_each_verdict_is_printed_with_what_the_student_needs(check: Checks, capsys: pytest.CaptureFixture[str]) -> None:
+    check("double", lambda x: 2 * x)
+    check("sign", "-")
+    check("sign", None)
+    assert capsys.readouterr().out.splitlines() == [
+        "✓ Double it: right. Twice is x + x.",
+        "✗ The sign: not yet. it is not that.",
+        "   Hint: look.",
+        "○ The sign: still to do",
+    ]
+
+
+def test_the_score_says_what_is_left_and_is_written_as_json(
+    check: Checks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check("sign", "-")
+    check.score(tmp_path / "score.json")
+    assert capsys.readouterr().out.endswith("0 of 2 exercises solved; wrong: sign; open: double\n")
+    score = json.loads((tmp_path / "score.json").read_text())
+    assert (score["notebook"], score["seed"], score["solved"], score["exercises"]) == ("99", 3, 0, 2)
+    assert [verdict["status"] for verdict in score["verdicts"]] == ["open", "wrong"]
+    check("sign", "+")
+    assert in_words(list(check.verdicts.values())) == "1 of 2 exercises solved; open: double"
+
+
+def test_strict_raises_for_wrong_and_for_missing_answers_only(check: Checks) -> None:
+    strict = Checks("99", strict=True)
+    strict("sign", "+")
+    with pytest.raises(WrongAnswerError, match=r"exercise 99\.sign: it is not that"):
+        strict("sign", "-")
+    with pytest.raises(WrongAnswerError, match="still to do"):
+        strict("double", None)
+
+
+def test_cases_depend_on_the_seed_and_on_the_exercise_and_repeat() -> None:
+    wrong = [judge(DOUBLE, lambda x: x, seed).message for seed in (0, 0, 1)]
+    assert wrong[0] == wrong[1] != wrong[2]
+
+
+def test_unknown_notebooks_and_exercises_are_refused_and_a_broken_one_is_not_called_unknown(
+    check: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="notebook '98' has no exercises"):
+        Checks("98")
+    with pytest.raises(UsageError, match="no exercise 'triple': it has double, sign"):
+        check("triple", 3)
+
+    def broken(name: str) -> ModuleType:
+        raise ModuleNotFoundError("No module named 'scipyy'", name="scipyy")
+
+    monkeypatch.setattr("edp_lab.course.kit.exercises.import_module", broken)
+    with pytest.raises(ModuleNotFoundError, match="scipyy"):
+        exercises("99")
+
+
+# ---- Errors in the student's code ----------------------------------------------------------------------------------
+
+
+def test_an_error_is_told_with_the_students_own_line() -> None:
+    def double(x: float) -> float:
+        share = x / 0
+        return share
+
+    verdict = judge(DOUBLE, double, 0)
+    assert verdict.status == "wrong"
+    assert verdict.message.startswith("your code stops with ZeroDivisionError: float division by zero, in line ")
+    assert " of double: `share = x / 0`." in verdict.message
+
+
+def test_an_error_deep_in_a_library_is_told_with_the_line_that_called_it() -> None:
+    def double(x: float) -> Any:
+        return np.concatenate([np.ones((2, 2)), np.ones(3)])
+
+    assert "of double: `return np.concatenate([np.ones((2, 2)), np.ones(3)])`." in judge(DOUBLE, double, 0).message
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda x, y: x, "missing 1 required positional argument: 'y'"),
+        (lambda x: "two", "could not convert string to float"),
+        (3, "'int' object is not callable"),
+    ],
+)
+def test_an_answer_that_the_check_cannot_use_is_not_called_an_error_of_a_line(answer: Any, says: str) -> None:
+    message = judge(DOUBLE, answer, 0).message
+    assert message.startswith("the check cannot use your answer (")
+    assert says in message
+
+
+def test_neither_exit_nor_a_missing_return_stops_the_notebook() -> None:
+    assert judge(DOUBLE, lambda x: sys.exit(2), 0).message.startswith("your code stops with SystemExit: 2")
+    silent = judge(DOUBLE, lambda x: None, 0)
+    assert silent == Verdict("double", "open", "still to do (your function returns None: is there a `return`?)")
+
+
+def test_a_student_can_still_interrupt_an_endless_loop() -> None:
+    def interrupted(x: float) -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        judge(DOUBLE, interrupted, 0)
+
+
+# ---- Comparing -----------------------------------------------------------------------------------------------------
+
+
+def test_close_says_where_and_by_how_much() -> None:
+    assert close([1.0, 2.0], np.array([1.0, 2.0 + 1e-9]), "x") is None
+    assert close(np.inf, np.inf, "x") is None
+    assert close([[1, 2], [3, 5]], [[1, 2], [3, 4]], "x") == "x (first at [1, 1]): yours is 5, it should be 4."
+    assert close(2, 3, "x") == "x: yours is 2, it should be 3."
+    assert close(np.nan, 3, "x") == "x: yours is nan, it should be 3."
+    assert close([1, 2], 3, "x") == "x: yours has shape (2,), it should be ()."
+
+
+MEASURED = {"more noise": (2.0, 1.0), "more people": (2.0, 2.0)}
+
+
+@pytest.mark.parametrize(
+    ("prediction", "says"),
+    [
+        ({"more noise": "falls", "more people": "stays"}, None),
+        (
+            {"more noise": "rises", "more people": "stays"},
+            "more noise: you said 'rises', but ε is 2 before and 1 after.",
+        ),
+        ({"more noise": "falls", "more people": "drops"}, "more people: 'drops' is not one of"),
+        ({"more noise": "falls"}, "a prediction is a dictionary with the questions 'more noise', 'more people'"),
+        ("falls", "a prediction is a dictionary"),
+    ],
+)
+def test_a_prediction_is_answered_with_the_numbers(prediction: Any, says: str | None) -> None:
+    found = predicted(prediction, MEASURED, "ε")
+    assert found is None if says is None else says in (found or "")
+
+
+def test_a_prediction_with_a_gap_is_still_open() -> None:
+    with pytest.raises(NotImplementedError):
+        predicted({"more noise": "rises", "more people": None}, MEASURED, "ε")

@@ -1,0 +1,64 @@
+"""Every exercise of the course: its solution is right, its stub is open, and what students get wrong is found wrong.
+
+The wrong answers of notebook 02 are `WRONG` in `test_exercises_nb02.py`: by exercise, then by what is wrong with
+them. One that is meant to stop with an error has "(crash)" in its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edp_lab.course.kit.exercises import exercises, judge
+from edp_lab.course.publish.build import exercise_cells, read_source
+
+SOURCES = sorted((Path(__file__).parents[2] / "notebooks" / "source").glob("*.ipynb"))
+EXERCISES = [(path.name[:2], name) for path in SOURCES for name in exercise_cells(read_source(path))]
+SEEDS = range(5)
+Answer = Callable[[str, str], Any]
+each_exercise = pytest.mark.parametrize(("number", "name"), EXERCISES, ids=lambda part: part)
+
+
+def wrong_answers(number: str) -> dict[str, dict[str, Any]]:
+    path = Path(__file__).with_name(f"test_exercises_nb{number}.py")
+    spec = spec_from_file_location(path.stem, path)
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.WRONG
+
+
+@pytest.mark.parametrize("path", SOURCES[1:], ids=lambda path: path.stem)
+def test_every_notebook_but_the_first_has_two_or_three_exercises_and_checks_for_all(path: Path) -> None:
+    cells = exercise_cells(read_source(path))
+    assert list(exercises(path.name[:2])) == list(cells)
+    assert len(cells) in (2, 3)
+
+
+@each_exercise
+def test_the_solution_is_right_whatever_the_seed(number: str, name: str, solution: Answer) -> None:
+    right, exercise = solution(number, name), exercises(number)[name]
+    verdicts = [judge(exercise, right, seed) for seed in SEEDS]
+    assert [verdict for verdict in verdicts if verdict.status != "solved"] == []
+
+
+@each_exercise
+def test_the_stub_is_open(number: str, name: str, stub: Answer) -> None:
+    assert judge(exercises(number)[name], stub(number, name), 0).status == "open"
+
+
+@each_exercise
+def test_three_named_wrong_answers_are_wrong_in_words_whatever_the_seed(number: str, name: str) -> None:
+    wrong = wrong_answers(number)[name]
+    assert len(wrong) >= 3
+    for what, answer in wrong.items():
+        for seed in SEEDS:
+            verdict = judge(exercises(number)[name], answer, seed)
+            assert verdict.status == "wrong", what
+            stops = verdict.message.startswith(("your code stops", "the check cannot use"))
+            assert stops == ("(crash)" in what), verdict.message

@@ -1,0 +1,497 @@
+"""The textbook mechanisms: each guarantee as a likelihood ratio, each sampler against its distribution."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy import gdp_delta
+from edp_lab.privacy.foundations import (
+    CachedCounter,
+    Noise,
+    NoisyCounter,
+    analytic_gaussian_sigma,
+    averaging_attack,
+    classic_gaussian_sigma,
+    estimate_frequencies,
+    exponential_choice,
+    exponential_probabilities,
+    gaussian_epsilon,
+    gaussian_release,
+    laplace_release,
+    laplace_scale,
+    local_count_error,
+    randomised_response,
+    report_noisy_max,
+    response_epsilon,
+    truth_probability,
+)
+
+DELTA = 1e-5
+DRAWS = 200_000
+DISTRIBUTION = {Noise.LAPLACE: stats.laplace, Noise.EXPONENTIAL: stats.expon, Noise.GUMBEL: stats.gumbel_r}
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20260707)
+
+
+def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(math.log(low), math.log(high)).map(math.exp)
+
+
+# --- randomised response
+
+
+@settings(deadline=None)
+@given(logarithmic(1e-3, 20), st.integers(2, 1000))
+def test_the_likelihood_ratio_of_randomised_response_is_e_to_the_epsilon(epsilon, categories):
+    truth = truth_probability(epsilon, categories)
+    lie = (1 - truth) / (categories - 1)
+    assert math.log(truth / lie) == pytest.approx(epsilon, rel=1e-6)
+    assert response_epsilon(truth, categories) == pytest.approx(epsilon, rel=1e-6)
+
+
+def test_the_two_coins_of_the_textbook_have_epsilon_ln_3():
+    assert truth_probability(math.log(3)) == pytest.approx(3 / 4, rel=1e-15)
+    assert response_epsilon(3 / 4) == pytest.approx(math.log(3), rel=1e-15)
+    assert response_epsilon(1 / 4) == pytest.approx(math.log(3), rel=1e-15)  # who always doubts learns as much
+    assert response_epsilon(1 / 2) == 0
+    assert response_epsilon(1 / 3, 3) == pytest.approx(0, abs=1e-15)
+    assert response_epsilon(1) == response_epsilon(0) == math.inf
+
+
+@pytest.mark.parametrize("categories", [2, 3, 10])
+def test_randomised_response_agrees_with_another_library(categories):
+    truth = truth_probability(1.7, categories)
+    replaced = (1 - truth) * categories / (categories - 1)  # its parameter: an answer drawn from all categories
+    peer = pld.from_randomized_response(replaced, categories)
+    assert peer.get_epsilon_for_delta(0) == pytest.approx(1.7, abs=2e-4)
+
+
+@pytest.mark.parametrize("categories", [2, 4])
+@pytest.mark.parametrize("answer", [0, 1])
+def test_responses_have_the_stated_probabilities(categories, answer, rng):
+    responses = randomised_response(np.full((2, DRAWS // 2), answer), 1.0, rng, categories)
+    truth = truth_probability(1.0, categories)
+    expected = np.full(categories, (1 - truth) / (categories - 1))
+    expected[answer] = truth
+    assert responses.shape == (2, DRAWS // 2)
+    assert stats.chisquare(np.bincount(responses.ravel(), minlength=categories), expected * DRAWS).pvalue > 1e-3
+
+
+def test_responses_accept_small_types_and_answers_one_by_one(rng):
+    bits = randomised_response(np.array([True, False] * 50), 0.5, rng)
+    assert set(bits) == {0, 1}
+    bytes_ = randomised_response(np.full(1000, 199, np.uint8), 0.5, rng, 200)
+    assert bytes_.min() >= 0 and bytes_.max() < 200 and len(set(bytes_)) > 100  # noqa: PT018
+    assert int(randomised_response(1, 0.5, rng)) in (0, 1)
+
+
+def test_the_largest_epsilon_still_lies_now_and_then():
+    class Smallest:
+        def random(self, shape):
+            return np.zeros(shape)
+
+        def integers(self, low, high, shape):
+            return np.full(shape, low)
+
+    assert randomised_response([0, 1], 1e5, Smallest()).tolist() == [1, 0]
+
+
+def test_the_estimate_undoes_the_expected_responses():
+    # 40 % yes under the two coins: 0.25 * 0.6 + 0.75 * 0.4 = 45 % of the responses
+    estimate, error = estimate_frequencies([1] * 450 + [0] * 550, math.log(3))
+    assert estimate == pytest.approx([0.6, 0.4])
+    assert error == pytest.approx([2 * math.sqrt(0.45 * 0.55 / 1000)] * 2)
+    outside = estimate_frequencies([0, 0, 1], 0.1).estimate  # unbiased, so it may leave [0, 1]
+    assert outside.max() > 1
+    assert outside.sum() == pytest.approx(1)
+
+
+def test_the_estimate_is_unbiased_and_its_standard_error_is_honest(rng):
+    share, surveys, people = np.array([0.6, 0.3, 0.1]), 2000, 400
+    answers = rng.choice(3, (surveys, people), p=share)
+    results = [estimate_frequencies(row, 1.0, 3) for row in randomised_response(answers, 1.0, rng, 3)]
+    estimates, errors = np.array([r.estimate for r in results]), np.array([r.standard_error for r in results])
+    spread = estimates.std(axis=0)
+    assert np.all(abs(estimates.mean(axis=0) - share) < 4 * spread / math.sqrt(surveys))
+    assert errors.mean(axis=0) == pytest.approx(spread, rel=0.08)
+    covered = (abs(estimates - share) < 1.96 * errors).mean(axis=0)
+    assert np.all((covered > 0.93) & (covered < 0.97))
+
+
+# --- Laplace and Gaussian noise
+
+
+@settings(deadline=None)
+@given(logarithmic(1e-3, 1e3), logarithmic(1e-3, 100))
+def test_the_log_density_ratio_of_laplace_noise_is_epsilon(sensitivity, epsilon):
+    noise = stats.laplace(scale=laplace_scale(sensitivity, epsilon))
+    x = np.linspace(-3 * sensitivity, 3 * sensitivity, 61)
+    assert abs(noise.logpdf(x) - noise.logpdf(x - sensitivity)).max() == pytest.approx(epsilon, rel=1e-6)
+
+
+def test_laplace_agrees_with_another_library():
+    assert pld.from_laplace_mechanism(laplace_scale(3, 0.7) / 3).get_epsilon_for_delta(0) == pytest.approx(
+        0.7, abs=1e-3
+    )
+
+
+def test_releases_add_noise_of_the_stated_distribution_to_every_value(rng):
+    values = np.arange(DRAWS, dtype=float).reshape(2, -1)
+    laplace = laplace_release(values, 2.0, 0.5, rng) - values
+    assert laplace.shape == values.shape
+    assert stats.kstest(laplace.ravel(), stats.laplace(scale=4).cdf).pvalue > 1e-3
+    gaussian = gaussian_release(values, 3.0, rng) - values
+    assert stats.kstest(gaussian.ravel(), stats.norm(scale=3).cdf).pvalue > 1e-3
+    for noise in (laplace, gaussian):
+        assert abs(np.corrcoef(noise)[0, 1]) < 5 / math.sqrt(DRAWS / 2)
+        assert len(np.unique(noise.round(9))) > 0.99 * DRAWS
+
+
+@settings(deadline=None)
+@given(logarithmic(1e-4, 1e6), logarithmic(1e-12, 0.99), logarithmic(1e-3, 1e3))
+def test_the_analytic_sigma_keeps_delta_and_is_the_smallest(epsilon, delta, sensitivity):
+    sigma = analytic_gaussian_sigma(sensitivity, epsilon, delta)
+    assert gdp_delta(sensitivity / sigma, epsilon) <= delta
+    assert gdp_delta(sensitivity / (sigma * (1 - 2e-9)), epsilon) > delta
+    assert gaussian_epsilon(sensitivity, sigma, delta) <= epsilon * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 2.5, 7.0, 50.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 0.1])
+def test_the_gaussian_mechanism_agrees_with_another_library(epsilon, delta):
+    sigma = dp_accounting.get_sigma_gaussian(epsilon, delta)
+    assert analytic_gaussian_sigma(2.0, epsilon, delta) == pytest.approx(2 * sigma, rel=1e-5)
+    assert gaussian_epsilon(2.0, 2 * sigma, delta) == pytest.approx(epsilon, rel=1e-4)
+
+
+@settings(deadline=None)
+@given(logarithmic(1e-3, 0.9999), logarithmic(1e-12, 0.99))
+def test_the_classic_sigma_is_sound_below_one_and_never_better(epsilon, delta):
+    sigma = classic_gaussian_sigma(1.0, epsilon, delta)
+    assert sigma == pytest.approx(math.sqrt(2 * math.log(1.25 / delta)) / epsilon)
+    assert sigma > analytic_gaussian_sigma(1.0, epsilon, delta)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 2.5, 7.0])
+def test_the_classic_sigma_refuses_the_epsilons_of_the_thesis(epsilon):
+    with pytest.raises(UsageError, match=rf"epsilon is {epsilon}.*below 1.*analytic_gaussian_sigma"):
+        classic_gaussian_sigma(1.0, epsilon, DELTA)
+
+
+def test_the_classic_formula_is_wrong_for_large_epsilon():
+    def mu(epsilon: float) -> float:
+        return epsilon / math.sqrt(2 * math.log(1.25 / DELTA))
+
+    assert gdp_delta(mu(7.0), 7.0) < gdp_delta(mu(8.4), 8.4) < DELTA < gdp_delta(mu(8.45), 8.45)
+
+
+def test_pixel_noise_of_the_thesis():
+    """Sigma 0.6 on an image in [0, 1]^784, said to be (2.5, 1e-5)-DP."""
+    assert gaussian_epsilon(28, 0.6, DELTA) == pytest.approx(1287, abs=0.5)
+    assert gaussian_epsilon(1, 0.6, DELTA) == pytest.approx(8.0, abs=0.05)
+    needed = 0.6 / (math.sqrt(2 * math.log(1.25 / DELTA)) / 2.5)
+    assert needed == pytest.approx(0.31, abs=0.005)
+    assert 0.6 / analytic_gaussian_sigma(1, 2.5, DELTA) == pytest.approx(0.37, abs=0.005)
+
+
+# --- choosing
+
+
+@st.composite
+def neighbours(draw, monotone):
+    """Two score vectors of which no score differs by more than 1, and the worst case is likely."""
+    candidates = draw(st.integers(2, 6))
+    before = np.array(draw(st.lists(st.integers(-20, 20), min_size=candidates, max_size=candidates)), float)
+    step = st.sampled_from([0.0, 1.0] if monotone else [-1.0, 0.0, 1.0])
+    return before, before + np.array(draw(st.lists(step, min_size=candidates, max_size=candidates)))
+
+
+@settings(deadline=None)
+@given(neighbours(monotone=False), logarithmic(1e-3, 10))
+def test_the_exponential_mechanism_keeps_epsilon(pair, epsilon):
+    p, q = (exponential_probabilities(7 * scores, 7.0, epsilon) for scores in pair)
+    assert np.all(np.abs(np.log(p) - np.log(q)) <= epsilon * (1 + 1e-9) + 1e-12)
+
+
+@settings(deadline=None)
+@given(neighbours(monotone=True), logarithmic(1e-3, 10))
+def test_the_exponential_mechanism_keeps_epsilon_at_half_the_noise_for_monotone_scores(pair, epsilon):
+    p, q = (exponential_probabilities(scores, 1.0, epsilon, monotone=True) for scores in pair)
+    assert np.all(np.abs(np.log(p) - np.log(q)) <= epsilon * (1 + 1e-9) + 1e-12)
+
+
+def test_the_epsilon_of_the_exponential_mechanism_is_tight_and_monotone_is_a_real_condition():
+    up, down = np.array([0.0, 30.0]), np.array([1.0, 29.0])
+    for monotone, loss in ((False, 1.0), (True, 2.0)):
+        p, q = (exponential_probabilities(scores, 1.0, 1.0, monotone) for scores in (up, down))
+        assert math.log(q[0] / p[0]) == pytest.approx(loss, rel=1e-6)
+
+
+def test_exponential_probabilities_of_extreme_scores():
+    assert exponential_probabilities([5.0], 1.0, 1.0) == [1.0]
+    assert exponential_probabilities([1e300, -1e300, 1e300], 1e-3, 1.0).tolist() == [0.5, 0, 0.5]
+    assert exponential_probabilities([[0, 2], [2, 0]], 1.0, 1.0)[0] == pytest.approx(
+        [1 / (1 + math.e), 1 - 1 / (1 + math.e)]
+    )
+
+
+def winning_probabilities(scores: np.ndarray, noise: Noise, scale: float) -> np.ndarray:
+    """P[i wins] = integral of f(x - score_i) prod_{j != i} F(x - score_j), numerically."""
+    law = DISTRIBUTION[noise]
+    x = np.concatenate([np.linspace(scores.min() - 40 * scale, scores.max() + 40 * scale, 50_001), scores])
+    x.sort()
+    density = law.pdf(x[:, None], loc=scores, scale=scale)
+    below = law.cdf(x[:, None], loc=scores, scale=scale)
+    others = np.stack([np.delete(below, i, axis=1).prod(axis=1) for i in range(len(scores))], axis=1)
+    # Left limits: the density of exponential noise jumps at the score itself.
+    return integrate.trapezoid(density * others, x, axis=0)
+
+
+@pytest.mark.parametrize("noise", list(Noise))
+@pytest.mark.parametrize("monotone", [False, True])
+def test_noisy_max_chooses_with_the_probabilities_of_its_noise(noise, monotone, rng):
+    scores, sensitivity, epsilon = np.array([3.0, 2.0, 0.0, 2.5]), 0.5, 0.6
+    scale = (1 if monotone else 2) * sensitivity / epsilon
+    expected = winning_probabilities(scores, noise, scale)
+    assert expected.sum() == pytest.approx(1, abs=1e-3)
+    chosen = report_noisy_max(np.broadcast_to(scores, (DRAWS, 4)), sensitivity, epsilon, rng, noise, monotone)
+    assert stats.chisquare(np.bincount(chosen), expected / expected.sum() * DRAWS).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("noise", list(Noise))
+@pytest.mark.parametrize(
+    ("before", "after", "scale", "epsilon"),
+    [
+        ((4, 4, 3), (5, 4, 3), 1.0, 1.0),  # one vote added: monotone, noise 1 / epsilon
+        ((6, 0, 0), (6, 1, 1), 1.0, 1.0),
+        ((4, 4, 3), (5, 3, 3), 2.0, 1.0),  # one vote moved: not monotone, noise 2 / epsilon
+        ((6, 0, 0), (5, 1, 1), 2.0, 1.0),
+    ],
+)
+def test_noisy_max_keeps_epsilon_for_counts(noise, before, after, scale, epsilon):
+    p, q = (winning_probabilities(np.array(scores, float), noise, scale) for scores in (before, after))
+    assert np.abs(np.log(p / q)).max() <= epsilon + 2e-3
+
+
+@pytest.mark.parametrize("noise", list(Noise))
+def test_noisy_max_with_half_the_noise_fails_where_votes_move(noise):
+    p, q = (winning_probabilities(np.array(scores, float), noise, 1.0) for scores in ((8, 0), (7, 1)))
+    assert np.abs(np.log(p / q)).max() > 1.7
+
+
+@pytest.mark.parametrize("monotone", [False, True])
+def test_the_exponential_mechanism_draws_from_its_probabilities(monotone, rng):
+    scores = np.array([0.0, 1.0, 4.0, 2.0])
+    chosen = exponential_choice(np.broadcast_to(scores, (DRAWS, 4)), 1.0, 0.8, rng, monotone)
+    expected = exponential_probabilities(scores, 1.0, 0.8, monotone)
+    assert stats.chisquare(np.bincount(chosen), expected * DRAWS).pvalue > 1e-3
+
+
+def test_the_exponential_mechanism_survives_extreme_scores(rng):
+    assert int(exponential_choice([-1e6, 0.0, -1e6], 1.0, 1.0, rng)) == 1
+    assert exponential_choice([1e15, 1e15 + 4], 1.0, 50.0, rng) == 1
+
+
+def test_a_single_candidate_is_chosen(rng):
+    assert report_noisy_max([3.0], 1.0, 1.0, rng, "exponential") == 0
+
+
+# --- noisy counting
+
+
+def test_counts_carry_laplace_noise_of_their_epsilon(rng):
+    counter = NoisyCounter([25, 47, 11, 30, 62], 2500.0, rng)
+    noisy = [counter.count(lambda age: age < 31, 0.5) for _ in range(5000)]
+    assert stats.kstest(noisy, stats.laplace(loc=3, scale=2).cdf).pvalue > 1e-3
+    assert (counter.spent, counter.remaining) == (2500, 0)
+
+
+def test_a_predicate_counts_a_record_once_whatever_it_returns(rng):
+    counter = NoisyCounter(["a", "", "b"], 1e6, rng)
+    assert counter.count(lambda name: 1000 * name, 1e5) == pytest.approx(2, abs=0.01)
+
+
+def test_a_query_beyond_the_budget_is_refused_and_costs_nothing(rng):
+    seen = []
+    counter = NoisyCounter([1, 2, 3], 1.0, rng)
+    counter.count(lambda record: True, 0.75)
+    state = rng.bit_generator.state
+    with pytest.raises(UsageError, match=r"epsilon is 0\.5, but 0\.25 of the budget of 1 is left"):
+        counter.count(seen.append, 0.5)
+    assert (counter.spent, counter.remaining) == (0.75, 0.25)
+    assert rng.bit_generator.state == state
+    assert seen == []
+    counter.count(lambda record: True, counter.remaining)  # a smaller question is still answered
+    assert counter.remaining == 0
+    with pytest.raises(UsageError, match="0 of the budget"):
+        counter.count(lambda record: True, 1e-12)
+
+
+@pytest.mark.parametrize("bad", [0.0, -0.1, math.nan, math.inf])
+def test_a_bad_epsilon_earns_no_budget(bad, rng):
+    counter = NoisyCounter([1], 1.0, rng)
+    with pytest.raises(UsageError, match="epsilon is"):
+        counter.count(lambda record: True, bad)
+    assert counter.spent == 0
+    with pytest.raises(UsageError, match="budget is"):
+        NoisyCounter([1], bad, rng)
+
+
+def test_a_failing_predicate_is_billed(rng):
+    counter = NoisyCounter([0], 1.0, rng)
+    with pytest.raises(ZeroDivisionError):
+        counter.count(lambda record: 1 / record, 0.5)
+    assert counter.spent == 0.5
+
+
+def test_the_records_are_those_of_the_start(rng):
+    records = [1, 1]
+    counter = NoisyCounter(records, 1e6, rng)
+    records.append(1)
+    assert counter.count(bool, 1e5) == pytest.approx(2, abs=0.01)
+
+
+@settings(deadline=None)
+@given(st.decimals("0.001", "100", places=3), st.integers(1, 100))
+def test_equal_shares_fit_the_budget_and_no_more(budget, queries):
+    """Ten queries of 0.1 fit a budget of 1.0, whose sum in floats or exact fractions would miss it."""
+    share = float(budget) / queries
+    counter = NoisyCounter([], float(budget), np.random.default_rng(0))
+    for _ in range(queries):
+        counter.count(bool, share)
+    assert counter.spent <= float(budget) * (1 + 2.0**-50)
+    with pytest.raises(UsageError):
+        counter.count(bool, share)
+
+
+@settings(deadline=None)
+@given(st.lists(st.decimals("0.01", "1", places=2), min_size=1, max_size=30))
+@example([Decimal("0.281")] * 29)  # its float lies above, that of the budget 8.149 below
+def test_decimal_shares_fit_the_decimal_budget(shares):
+    counter = NoisyCounter([], float(sum(shares)), np.random.default_rng(0))
+    for share in shares:
+        counter.count(bool, float(share))
+    with pytest.raises(UsageError):
+        counter.count(bool, 1e-12)
+
+
+def test_the_tolerance_does_not_grow_with_the_number_of_queries(rng):
+    counter = NoisyCounter([], 1.0, rng)
+    counter.count(bool, 1.0)
+    for _ in range(100):
+        with pytest.raises(UsageError):
+            counter.count(bool, 1e-15)
+    assert counter.spent == 1.0
+
+
+def test_a_cached_counter_repeats_its_answer_for_nothing_and_bills_a_larger_epsilon_in_full(rng):
+    counter = CachedCounter([1, 0, 2], 1.0, rng)
+    first = counter.count(bool, 0.375)
+    assert counter.count(bool, 0.375) == counter.count(bool, 0.125) == first
+    assert counter.spent == 0.375
+    assert counter.count(bool, 0.5) != first
+    assert counter.spent == 0.875
+    with pytest.raises(UsageError, match=r"0\.125 of the budget"):
+        counter.count(lambda record: bool(record), 0.5)  # another question, though it asks the same
+
+
+def test_the_same_seed_gives_the_same_answers():
+    def run(seed: int) -> list[float]:
+        rng = np.random.default_rng(seed)
+        counter = NoisyCounter(range(9), 1.0, rng)
+        return [
+            counter.count(bool, 0.5),
+            *laplace_release([1, 2], 1, 1, rng),
+            *gaussian_release([1, 2], 1, rng),
+            *randomised_response([0, 1], 1, rng),
+            *report_noisy_max([[1, 2]], 1, 1, rng),
+        ]
+
+    assert run(3) == run(3)
+    assert run(3) != run(4)
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("epsilon", lambda x, rng: truth_probability(x)),
+        ("epsilon", lambda x, rng: randomised_response([0], x, rng)),
+        ("epsilon", lambda x, rng: estimate_frequencies([0], x)),
+        ("epsilon", lambda x, rng: laplace_scale(1, x)),
+        ("sensitivity", lambda x, rng: laplace_release([0], x, 1, rng)),
+        ("epsilon", lambda x, rng: classic_gaussian_sigma(1, x, DELTA)),
+        ("sensitivity", lambda x, rng: classic_gaussian_sigma(x, 0.5, DELTA)),
+        ("epsilon", lambda x, rng: analytic_gaussian_sigma(1, x, DELTA)),
+        ("sensitivity", lambda x, rng: analytic_gaussian_sigma(x, 1, DELTA)),
+        ("sensitivity", lambda x, rng: gaussian_epsilon(x, 1, DELTA)),
+        ("sigma", lambda x, rng: gaussian_epsilon(1, x, DELTA)),
+        ("sigma", lambda x, rng: gaussian_release([0], x, rng)),
+        ("epsilon", lambda x, rng: exponential_probabilities([0], 1, x)),
+        ("sensitivity", lambda x, rng: exponential_choice([0], x, 1, rng)),
+        ("epsilon", lambda x, rng: report_noisy_max([0], 1, x, rng)),
+        ("scale", lambda x, rng: averaging_attack([0], x)),
+        ("people", lambda x, rng: local_count_error(x, 1)),
+    ],
+)
+def test_numbers_that_must_be_positive(name, call, bad, rng):
+    with pytest.raises(UsageError, match=rf"^{name} is {bad}: it must be a finite number greater than 0$"):
+        call(bad, rng)
+
+
+@pytest.mark.parametrize("bad", [0.0, 1.0, -0.1, math.nan])
+@pytest.mark.parametrize("call", [classic_gaussian_sigma, analytic_gaussian_sigma, gaussian_epsilon])
+def test_delta_lies_between_0_and_1(call, bad):
+    with pytest.raises(UsageError, match=rf"delta is {bad}: it must lie between 0 and 1"):
+        call(1.0, 0.5, bad)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "call"),
+    [
+        ("number of categories is 1:", lambda rng: truth_probability(1.0, 1)),
+        ("number of categories is 2.5:", lambda rng: response_epsilon(0.5, 2.5)),
+        ("probability of truth is 1.1:", lambda rng: response_epsilon(1.1)),
+        ("probability of truth is nan:", lambda rng: response_epsilon(math.nan)),
+        ("answers must be whole numbers from 0 to 1", lambda rng: randomised_response([0, 2], 1.0, rng)),
+        ("answers must be whole numbers", lambda rng: randomised_response([-1], 1.0, rng)),
+        ("answers must be whole numbers", lambda rng: randomised_response([0.0], 1.0, rng)),
+        ("answers must be whole numbers", lambda rng: estimate_frequencies([0, 3], 1.0, 3)),
+        ("no responses", lambda rng: estimate_frequencies([], 1.0)),
+        ("values contain NaN", lambda rng: laplace_release([1.0, math.nan], 1, 1, rng)),
+        ("values contain NaN", lambda rng: gaussian_release(math.inf, 1, rng)),
+        ("scores contain NaN", lambda rng: exponential_probabilities([math.nan], 1, 1)),
+        ("no scores", lambda rng: report_noisy_max([], 1, 1, rng)),
+        ("no scores", lambda rng: exponential_choice(3.0, 1, 1, rng)),
+        ("unknown noise 'gaussian': choose one of laplace", lambda rng: report_noisy_max([1], 1, 1, rng, "gaussian")),
+        ("noise scale, sensitivity / epsilon, is 0.0", lambda rng: laplace_release([1], 1e-300, 1e300, rng)),
+        ("noise scale, sensitivity / epsilon, is inf", lambda rng: exponential_choice([1], 1e300, 1e-300, rng)),
+        ("standard deviation .* is inf", lambda rng: analytic_gaussian_sigma(1e300, 1e-300, 1e-300)),
+        ("standard deviation .* is inf", lambda rng: analytic_gaussian_sigma(1.0, 5e-324, 1e-300)),
+    ],
+)
+def test_other_bad_input_is_named_before_anything_is_drawn(sentence, call, rng):
+    state = rng.bit_generator.state
+    with pytest.raises(UsageError, match=sentence):
+        call(rng)
+    assert rng.bit_generator.state == state
+
+
+def test_nothing_asked_is_nothing_answered(rng):
+    assert randomised_response([], 1.0, rng).size == laplace_release([], 1.0, 1.0, rng).size == 0

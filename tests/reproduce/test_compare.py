@@ -1,0 +1,327 @@
+"""Runs side by side: what differs, what each number means, what does not compare, and no table from a bad record."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edp_lab.errors import UsageError
+from edp_lab.reproduce.compare import _settings, as_csv, as_json, as_latex, columns, compare, explanation, fold
+from edp_lab.training import train
+from edp_lab.training.config import TrainConfig
+
+SCORES = {"ser": 0.5, "intent_accuracy": 0.25, "slot_f1": 0.125, "exact_match": 0.0625}
+VOID = "void: seed published"
+
+
+def record(method: str = "edp-sgd", seconds: float = 2.0, epochs: int = 3, **config: Any) -> dict[str, Any]:
+    """What a run leaves: noised with a published seed, or plain."""
+    told = asdict(TrainConfig(corpus="smart-home", method=method, epochs=epochs, delta=1e-5, **config))
+    plain = method == "sgd"
+    epsilon = None if plain else 8.0
+    bill = {"epsilon_claimed": None if plain else 9.0, "epsilon": epsilon, "epsilon_if_alpha_public": epsilon}
+    return {
+        "status": "finished",
+        "config": told,
+        "device": "cpu",
+        "threads": 1,
+        "parameters": 1000,
+        "corpus": {"name": "smart-home", "sha256": "ab" * 32},
+        "epochs": [{"seconds": seconds, **SCORES, "ser": 1 / (k + 1), **bill} for k in range(epochs)],
+        "final": {"seconds": seconds * epochs, **SCORES, **bill},
+        "guarantee": {
+            "status": "none" if plain else VOID,
+            "delta": 1e-5,
+            "adjacency": "" if plain else "REPLACE_SPECIAL",
+            "sampling": "" if plain else "disjoint",
+        },
+    }
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Write records as runs: their folders."""
+
+    def write(**records: dict[str, Any]) -> list[Path]:
+        for name, one in records.items():
+            (tmp_path / name).mkdir(exist_ok=True, parents=True)
+            (tmp_path / name / "record.json").write_text(json.dumps(one))
+        return [tmp_path / name for name in records]
+
+    return write
+
+
+# ---- Settings ------------------------------------------------------------------------------------------------------
+
+
+def test_settings_that_differ_are_named_and_no_others(runs):
+    found = compare(runs(a=record(z0=0.1), b=record(z0=0.2, lr=0.01), c=record(z0=0.1)))
+    assert found.settings == ("z0", "lr")
+    assert [run.settings for run in found.runs] == [
+        {"z0": 0.1, "lr": "none"},
+        {"z0": 0.2, "lr": 0.01},
+        {"z0": 0.1, "lr": "none"},
+    ]
+
+
+def test_a_setting_that_does_not_count_does_not_differ(runs):
+    """The noise of a plain run, the tau of a run without decay."""
+    assert compare(runs(a=record("sgd", z0=0.5), b=record("sgd", clip_norm=2.0))).settings == ()
+    found = compare(runs(plain=record("sgd"), noised=record(z0=0.5, tau=0.2)))
+    assert [run.settings for run in found.runs] == [{}, {"z0": 0.5}]
+    found = compare(runs(a=record(tau=0.2), b=record(tau=0.3)))
+    assert found.settings == ()
+    found = compare(runs(a=record(tau=0.2), b=record(tau=0.3, decay="linear")))
+    assert [run.settings for run in found.runs] == [
+        {"decay": "none", "tau": "none"},
+        {"decay": "linear", "tau": 0.3},
+    ]
+
+
+def test_a_field_that_an_older_record_lacks_does_not_differ(runs):
+    old = record()
+    for name in ("processes", "micro_batch_size", "sampling", "optimizer", "precision"):
+        del old["config"][name]
+    del old["threads"]
+    assert compare(runs(old=old, new=record(optimizer="dp-adam"))).settings == ()
+
+
+def test_a_setting_left_to_its_default_equals_the_same_setting_given(runs):
+    assert compare(runs(a=record(), b=record(alpha="none", sampling="shuffle", micro_batch_size=8))).settings == ()
+    printed = compare(runs(a=record(), b=record(as_printed=True)))
+    assert printed.runs[1].settings == {"as_printed": True, "alpha": "private"}
+
+
+def test_defaults_are_filled_in_as_by_the_configuration_itself():
+    for method, sampling, size in itertools.product(("edp-sgd", "dp-sgd"), (None, "shuffle", "poisson"), (None, 1, 4)):
+        if method == "dp-sgd" and size == 4:
+            continue
+        config = TrainConfig("x", method=method, sampling=sampling, micro_batch_size=size, batch_size=60)
+        shown = _settings(asdict(config))
+        assert (shown["sampling"] == "poisson") == config.poisson
+        assert shown["micro_batch_size"] == config.largest_micro_batch
+        assert shown["alpha"] == config.alpha_source
+
+
+# ---- Numbers -------------------------------------------------------------------------------------------------------
+
+
+def epsilons(run):
+    return run.epsilon_claimed, run.epsilon_that_holds, run.epsilon_if_seed_secret, run.epsilon_if_alpha_public
+
+
+def test_an_epsilon_stands_only_where_what_it_assumes_is_said(runs):
+    holds, printed = record(private_seed=True), record(as_printed=True)
+    holds["guarantee"]["status"] = "holds"
+    printed["guarantee"]["status"] = "none"
+    printed["final"]["epsilon"] = None
+    found = compare(runs(holds=holds, void=record(), printed=printed, plain=record("sgd")))
+    assert [epsilons(run) for run in found.runs] == [
+        (9.0, 8.0, None, None),
+        (9.0, None, 8.0, None),
+        (9.0, None, None, 8.0),
+        (None, None, None, None),
+    ]
+    assert [run.guarantee for run in found.runs] == ["holds", VOID, "none", "none"]
+    assert [run.delta for run in found.runs] == [1e-5, 1e-5, 1e-5, None]
+
+
+def test_time_is_counted_per_epoch_and_from_the_fastest_plain_run(runs):
+    found = compare(runs(fast=record(seconds=1), slow=record("sgd", 4, epochs=9), plain=record("sgd", 2, epochs=5)))
+    assert found.reference.name == "plain"
+    assert [run.times_reference for run in found.runs] == [0.5, 2.0, 1.0]
+    assert [run.seconds for run in found.runs] == [3, 36, 10]
+    assert compare(runs(a=record(seconds=3), b=record(seconds=2))).reference.name == "b"
+
+
+def test_runs_that_did_not_finish_show_it_and_what_they_have(runs):
+    running, failed, started = record(), record(), record()
+    running |= {"status": "running", "final": None, "epochs": running["epochs"][:2]}
+    failed |= {"status": "failed", "final": {**failed["final"], **dict.fromkeys(SCORES), "seconds": None}}
+    started |= {"status": "interrupted", "epochs": []}
+    found = compare(runs(running=running, failed=failed, started=started))
+    assert [run.status for run in found.runs] == ["running", "failed", "interrupted"]
+    assert [run.epochs for run in found.runs] == [2, 3, 0]
+    assert [run.test_ser for run in found.runs] == [None, None, 0.5]
+    assert [run.seconds for run in found.runs] == [4, 6, None]
+    assert [run.epsilon_if_seed_secret for run in found.runs] == [8, 8, 8]
+    titles = {column.title: [column.text(run) for run in found.runs] for column in columns(found)}
+    assert titles["epochs"] == ["2 of 3", "3", "0 of 3"]
+    assert "status" not in fold(found)[1]
+
+
+def test_a_run_that_was_killed_is_billed_by_its_ledger_not_by_its_last_whole_epoch(tmp_path):
+    whole = train(TrainConfig("smart-home-health", size="small", epochs=2, num_devices=4), tmp_path / "killed")
+    for epochs in (1, 0):
+        cut = {**whole, "status": "running", "final": None, "epochs": whole["epochs"][:epochs]}
+        (tmp_path / "killed" / "record.json").write_text(json.dumps(cut))
+        found = compare([tmp_path / "killed"])
+        assert whole["epochs"][0]["epsilon"] < whole["final"]["epsilon"] == found.runs[0].epsilon_if_seed_secret
+        assert "what its ledger holds now" in found.notes[0]
+        assert "--resume" in found.notes[0]
+
+
+def test_names_are_as_short_as_tells_them_apart(runs):
+    found = compare(runs(**{"x/same": record(), "y/same": record(), "y/other": record()}))
+    assert [run.name for run in found.runs] == ["x/same", "y/same", "other"]
+
+
+# ---- What does not compare -----------------------------------------------------------------------------------------
+
+
+def changed(path: str, value: Any, **told: Any) -> dict[str, Any]:
+    one = record(**told)
+    *parents, last = path.split(".")
+    part = one
+    for name in parents:
+        part = part[name]
+    part[last] = value
+    return one
+
+
+@pytest.mark.parametrize(
+    ("other", "saying"),
+    [
+        (changed("corpus.sha256", "cd" * 32), "checksums differ"),
+        (changed("corpus", {"name": "atis", "sha256": "cd" * 32}), "smart-home and atis"),
+        (record(seed=1), "seeds 0 and 1"),
+        (record(keep_duplicates_together=False), "duplicates"),
+        (changed("guarantee.delta", 1e-4), "1e-05 and 0.0001"),
+        (changed("guarantee.adjacency", "ADD_OR_REMOVE_ONE"), "zero-out and add-or-remove-one"),
+        (record(as_printed=True), "z0"),
+        (changed("device", "cuda:0"), "cpu with 1 thread and cuda with 1 thread"),
+    ],
+)
+def test_each_reason_not_to_compare_is_said_once(runs, other, saying):
+    notes = compare(runs(a=record(), b=other, c=record())).notes
+    assert len(notes) == 1
+    assert saying in notes[0]
+
+
+def test_runs_that_compare_have_no_notes(runs):
+    plain = record("sgd")
+    plain["guarantee"]["delta"] = 1e-3  # a plain run has no use for it
+    assert compare(runs(a=record(), b=record(z0=1.0), plain=plain)).notes == ()
+
+
+# ---- Bad input -----------------------------------------------------------------------------------------------------
+
+BAD = {
+    "no status": lambda r: r.pop("status"),
+    "no method": lambda r: r["config"].pop("method"),
+    "epochs that are a word": lambda r: r.update(epochs="three"),
+    "an epoch that is a number": lambda r: r.update(epochs=[1]),
+    "a score that is a word": lambda r: r["final"].update(ser="low"),
+    "a score that is true": lambda r: r["final"].update(ser=True),
+    "an epsilon that is not a number": lambda r: r["final"].update(epsilon=float("nan")),
+    "seconds without end": lambda r: r["epochs"][0].update(seconds=float("inf")),
+    "no devices": lambda r: r["config"].update(num_devices=0),
+    "a name that moves the cursor": lambda r: r["corpus"].update(name="\x1b[2J"),
+    "a setting that moves the cursor": lambda r: r["config"].update(pretrained="\x1b[2J"),
+    "a setting that is not finite": lambda r: r["config"].update(z0=float("inf")),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_damaged_record_is_one_sentence(runs, case):
+    damaged = record()
+    BAD[case](damaged)
+    with pytest.raises(UsageError, match=r"^[^\n]*bad/record\.json is damaged: [^\n]*$"):
+        compare(runs(good=record(), bad=damaged))
+
+
+def test_no_run_and_a_run_given_twice_are_refused(runs, tmp_path):
+    (a,) = runs(a=record())
+    (tmp_path / "link").symlink_to(a)
+    with pytest.raises(UsageError, match="no run was given"):
+        compare([])
+    for again in (a, f"{a}/", tmp_path / "link"):
+        with pytest.raises(UsageError, match="twice"):
+            compare([a, again])
+
+
+def places(part: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inside = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
+    return [path, *(found for key, value in inside for found in places(value, (*path, key)))][not path :]
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.lists(st.text(max_size=2))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_whatever_stands_in_a_record_it_is_compared_or_refused(runs, data):
+    edited = record(as_printed=True)
+    *parents, last = data.draw(st.sampled_from(places(edited)))
+    part = edited
+    for key in parents:
+        part = part[key]
+    part[last] = data.draw(VALUES | st.just({}))
+    folders = runs(a=record("sgd"), b=edited)
+    try:
+        found = compare(folders)
+    except UsageError:
+        return
+    json.dumps(as_json(found), allow_nan=False)
+    assert len(list(csv.DictReader(io.StringIO(as_csv(found), newline="")))) == 2
+    assert as_latex(found).count(r"\\" + "\n") == 3
+    assert explanation(found)
+
+
+# ---- Files ---------------------------------------------------------------------------------------------------------
+
+
+def test_csv_gives_every_number_back_in_full(runs):
+    noised = record(z0=1 / 3, pretrained="a, b")
+    noised["final"]["ser"] = 0.1 + 0.2
+    found = compare(runs(plain=record("sgd"), noised=noised))
+    plain, row = csv.DictReader(io.StringIO(as_csv(found)))
+    assert list(row)[:7] == ["name", "folder", "status", "corpus", "corpus_sha256", "model", "method"]
+    assert float(row["test_ser"]) == 0.1 + 0.2
+    assert float(row["epsilon_if_seed_secret"]) == 8.0
+    assert (row["pretrained"], row["epsilon_that_holds"], row["guarantee"]) == ("a, b", "", VOID)
+    assert (plain["pretrained"], plain["z0"], plain["delta"], plain["epochs"]) == ("none", "", "", "3")
+    assert float(row["z0"]) == 1 / 3
+    assert "clip_norm" not in row
+
+
+def test_latex_is_escaped_and_rectangular(runs):
+    noised = record()
+    noised["final"]["epsilon"] = 1.25e7
+    name = r"50%_of a&b{c}~^\d$#"
+    text = as_latex(compare(runs(**{name: noised, "plain": record("sgd")})))
+    body = text[text.index(r"\begin") :]
+    assert r"50\%\_of a\&b\{c\}\textasciitilde{}\textasciicircum{}\textbackslash{}d\$\#" in body
+    assert r"$1.25\times10^{7}$" in body
+    assert r"$\varepsilon$ that holds" in body
+    rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+    (places_of,) = re.findall(r"\\begin\{tabular\}\{([lr]+)\}", body)
+    assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {len(places_of)}
+    assert [line for line in body.splitlines() if line.startswith("\\") and "{" not in line] == [
+        r"\toprule",
+        r"\midrule",
+        r"\bottomrule",
+    ]
+    assert all(line.startswith("% ") for line in text[: text.index(r"\begin")].splitlines())
+
+
+def test_what_is_the_same_in_all_runs_is_said_once_and_what_nobody_has_not_at_all(runs):
+    plain, faster = record("sgd"), record("sgd", lr=0.1)
+    plain["final"]["slot_f1"] = faster["final"]["slot_f1"] = None
+    kept, same = fold(compare(runs(a=plain, b=faster)))
+    everywhere = "status finished, corpus smart-home, model clc, method sgd, epochs 3, guarantee none"
+    assert same == f"the same in all runs: {everywhere}"
+    titles = [column.title.replace("\n", " ") for column in kept]
+    scores = ["test SER", "intent accuracy", "exact match"]
+    assert titles == ["run", "lr", *scores, "training seconds", "time (SGD = 1)", "epsilon that holds"]
+    assert fold(compare(runs(a=plain, b=record())))[1].endswith("delta 1e-05")  # the plain run has none

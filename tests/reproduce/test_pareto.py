@@ -1,0 +1,205 @@
+"""Utility, privacy and time: every private run meets its target, settings are chosen on the validation split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edp_lab.cli.pareto import _lines, _page
+from edp_lab.corpora import load_corpus, split
+from edp_lab.course.nb06_tradeoff.pareto_figure import load_points, pareto_figure
+from edp_lab.errors import UsageError
+from edp_lab.models.bert import BertSize, load_bert
+from edp_lab.privacy.guarantee import true_epsilon
+from edp_lab.reproduce import pareto as study
+from edp_lab.reproduce import pretrained as starts
+from edp_lab.reproduce.pareto import FIRST_SEED, FULL, METHODS, Point, Scale, pareto
+from edp_lab.reproduce.run_cache import Job
+from edp_lab.training import TrainConfig
+from edp_lab.training.pretraining import pretrain_bert
+
+CORPUS = "smart-home-health"
+SCALE = Scale((8.0, 1.0), ((1e-2, 0.5), (3e-2, 1.0)), 2, 30, 4, 10, 1, "small", "small", 64, layers=1)
+
+
+class Runs:
+    """Stands for `TableRuns`: the larger learning rate does better on the validation split, and worse on the test."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.jobs = out, []
+
+    def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
+        self.jobs += jobs
+        return [self.result(job) for job in jobs]
+
+    def result(self, job: Job) -> dict[str, Any]:
+        config = job.config
+        examples = len(split(load_corpus(config.corpus), config.seed).train)
+        mechanism = config.mechanism(examples)
+        delta = examples**-1.1
+        return {
+            "validation_ser": 0.5 - config.learning_rate,
+            "ser": 0.2 + config.learning_rate + 0.01 * config.seed,
+            "intent_accuracy": 0.9,
+            "slot_f1": 0.8,
+            "epsilon": None if mechanism is None else true_epsilon(mechanism, config.epochs, delta),
+            "delta": delta,
+            "examples": examples,
+            "run": f"{config.method}-{config.z0:.3g}-{config.seed}",
+            **dict.fromkeys(("device", "machine", "threads", "versions"), "1"),
+        }
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("published") / "bert"
+    size = BertSize(layers=2, heads=2, hidden=8, intermediate=12, positions=64)
+    pretrain_bert([("turn", "on", "the", "lights")] * 3, folder, epochs=1, size=size)
+    return str(folder)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+@pytest.fixture
+def points(runs: Runs, encoder: str, monkeypatch: pytest.MonkeyPatch) -> list[Point]:
+    monkeypatch.setattr(study, "_seconds", lambda *_: [10.0, 4.0, 5.0, 5.0])
+    [made] = pareto(runs, [SCALE], [CORPUS], encoder)  # type: ignore[arg-type]
+    return made
+
+
+def test_each_method_meets_each_target_and_only_just(points: list[Point]) -> None:
+    ours, marked = METHODS
+    targets = [*((ours, epsilon) for epsilon in SCALE.epsilons), (marked, max(SCALE.epsilons))]
+    private = ((method, 2) for method, _ in targets)
+    assert [(p.method, p.trials) for p in points] == [("SGD", 0), (study.SGD_HERE, 0), *private]
+    for point, (_, target) in zip(points[2:], targets, strict=True):
+        assert point.epsilon is not None
+        assert point.epsilon <= target
+        assert point.epsilon == pytest.approx(target, rel=5e-3)
+
+
+def test_every_seed_has_a_noise_of_its_own_split(runs: Runs, points: list[Point]) -> None:
+    for point in points[2:]:
+        assert len(set(point.runs)) == SCALE.seeds
+    private = [job.config for job in runs.jobs if job.config.method != "sgd"]
+    assert {config.seed for config in private[: 2 * len(points[2:])]} == {FIRST_SEED}  # the trials
+    for config in private:
+        planned = runs.result(Job(config))
+        assert study._held(config, planned) <= max(SCALE.epsilons)
+        assert study._held(config, {**planned, "epsilon": 99.0}) == 99.0  # some steps were done twice
+
+
+def test_settings_are_chosen_on_the_validation_split_and_scored_on_the_test_split(points: list[Point]) -> None:
+    assert {p.settings["learning_rate"] for p in points[2:]} == {3e-2}  # the test split would have chosen 1e-2
+    assert points[2].ser.mean == pytest.approx(100 * (0.2 + 3e-2 + 0.01 * (FIRST_SEED + 0.5)))
+    assert {p.time_ratio for p in points[2:]} == {0.5}
+
+
+def test_tuning_costs_more_than_the_run_and_no_more_than_the_plain_sum(points: list[Point]) -> None:
+    for point in points[2:]:
+        assert point.epsilon is not None
+        assert point.epsilon_of_tuning is not None
+        assert point.epsilon < point.epsilon_of_tuning < 4 * point.epsilon
+
+
+def test_private_runs_read_words_with_the_encoder_and_sgd_once_without(points: list[Point], runs: Runs) -> None:
+    starts = {job.config.pretrained for job in runs.jobs}
+    assert len(starts) == 2
+    [start] = starts - {None}
+    assert len(load_bert(start)[0].encoder.layer) == SCALE.layers
+    assert {job.config.method for job in runs.jobs if job.config.pretrained is None} == {"sgd"}
+
+
+def test_bert_is_trained_on_from_the_published_one_with_and_without_privacy(
+    runs: Runs, encoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "_seconds", lambda *_: [10.0, 10.0, 12.0, 12.0])
+    scale = replace(SCALE, model="bert", epsilons=(8.0,))
+    [made] = pareto(runs, [scale], [CORPUS], encoder)  # type: ignore[arg-type]
+    assert [(point.model, point.method) for point in made] == [("bert", name) for name in ("SGD", *METHODS)]
+    assert {job.config.model for job in runs.jobs} == {"bert"}
+    [start] = {job.config.pretrained for job in runs.jobs}
+    assert start is not None
+    assert len(load_bert(start)[0].encoder.layer) == SCALE.layers
+    assert f"BERT on {CORPUS}" in _page([made])
+
+
+def test_a_large_corpus_is_read_with_vectors_of_other_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs
+) -> None:
+    monkeypatch.setattr(starts, "pretrain_vectors", lambda text, folder: folder.mkdir())
+    monkeypatch.setattr(study, "_seconds", lambda *_: [10.0, 4.0, 4.0, 4.0])
+    monkeypatch.setattr(study, "ENCODED", 10)
+    [made] = pareto(runs, [SCALE], [CORPUS], "no such encoder")  # type: ignore[arg-type]
+    [start] = {job.config.pretrained for job in runs.jobs} - {None}
+    assert Path(start).parent == tmp_path / "public"
+    assert {p.time_ratio for p in made[2:]} == {0.4}
+
+
+def test_methods_are_timed_once_in_proportion_to_their_steps_and_with_what_reading_takes(
+    tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "TIMED", 3)
+    short = TrainConfig(CORPUS, method="sgd", size="small", batch_size=10**6, epochs=1)
+    private = TrainConfig(CORPUS, method="dp-sgd", size="small", batch_size=200, epochs=3, z0=1.0)
+    configs = [short, replace(short, epochs=100), private, replace(private, pretrained=encoder)]
+    seconds = study._seconds(configs, tmp_path)
+    assert 40 * seconds[0] < seconds[1] < 250 * seconds[0]
+    assert seconds[2] > 0
+    monkeypatch.setattr(study, "Run", None)
+    assert study._seconds(configs, tmp_path) == seconds
+    monkeypatch.undo()
+    read = study.Run(configs[3], load_corpus(CORPUS), split(load_corpus(CORPUS), 0))
+    texts = [("turn", "on", "the", "lights", str(k)) for k in range(10 * study.AT_ONCE)]
+
+    def quickest(among: list[tuple[str, ...]]) -> float:
+        return min(study._seconds_of_reading(read, among, number) for number in range(7))
+
+    assert 4 < quickest(texts) / quickest(texts[: study.AT_ONCE]) < 25
+    assert (
+        study._seconds_of_reading(study.Run(short, load_corpus(CORPUS), split(load_corpus(CORPUS), 0)), texts, 0) == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch", "epochs", "trials"), [(2641, 512, 50, 2), (11_571, 512, 22, 2), (450_000, 3000, 12, 1)]
+)
+def test_where_utterances_abound_batches_are_larger_and_epochs_fewer(monkeypatch, examples, batch, epochs, trials):
+    monkeypatch.setattr(study, "training_examples", lambda corpus, seed: examples)
+    monkeypatch.setattr(study, "calibrate_z0", lambda *planned, tight: 1.0)
+    config = study._private(CORPUS, "DP-SGD", 3.0, 1e-2, 0.5, 3, FULL["clc"], "public")
+    assert (config.batch_size, config.epochs) == (batch, epochs)
+    assert len(study._tried(FULL["clc"], CORPUS)) == trials
+
+
+def test_table_and_page_show_every_point(points: list[Point]) -> None:
+    lines = _lines(points)
+    assert [line[0] for line in lines[1:]] == [p.method for p in points]
+    assert lines[1][1] == "none"
+    assert lines[3][1] == "8"
+    figure = pareto_figure([point.as_json() for point in points])
+    assert [trace.name for trace in figure.data] == list(METHODS)
+    assert list(figure.data[0].x) == ["1", "8"]
+    assert figure.data[0].text == ("x0.5", "x0.5")
+    assert {level.y0 for level in figure.layout.shapes} == {point.ser.mean for point in points[:2]}
+    page = _page([points, points])
+    assert page.count("<table>") == 2
+    assert "src=" not in page.split("</script>")[-1]
+
+
+def test_the_points_that_come_with_a_checkout_are_drawn() -> None:
+    titles = {note.text for note in pareto_figure(load_points()).layout.annotations}
+    assert {"CLC on atis", "CLC on snips"} <= titles
+
+
+@pytest.mark.parametrize("changes", [{"seeds": 0}, {"epsilons": ()}, {"epsilons": (3.0, -1.0)}])
+def test_seeds_and_targets_that_make_no_sense_are_refused(runs: Runs, changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="at least one seed and one epsilon"):
+        next(pareto(runs, [replace(FULL["clc"], **changes)], [CORPUS]))  # type: ignore[arg-type]

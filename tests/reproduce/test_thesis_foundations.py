@@ -1,0 +1,148 @@
+"""Chapter 2 of the thesis as data: the printed values give themselves back, ours have the stated distribution."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy.foundations import averaging_attack, estimate_frequencies, local_count_error, randomised_response
+from edp_lab.reproduce.thesis.thesis_foundations import (
+    TABLE_2_2,
+    linkage_table,
+    local_and_global,
+    loss_figures,
+    noisy_counts,
+    printed_sigma,
+    summarise_counts,
+    synthetic_voters,
+)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20210501)
+
+
+def test_the_printed_sigma_is_the_theorems_below_1_and_goes_on_above():
+    assert printed_sigma(0.5, 1e-5, 3) == pytest.approx(3 * math.sqrt(2 * math.log(125000)) / 0.5)
+    assert printed_sigma(7, 1e-5) == pytest.approx(0.6921, abs=1e-4)
+
+
+# --- noisy counting
+
+
+def test_table_2_2_divides_its_variance_by_n():
+    ours = summarise_counts(TABLE_2_2.responses)
+    assert round(ours.average, 2) == TABLE_2_2.average
+    assert ours.interval_dividing_by_n == pytest.approx(TABLE_2_2.interval, abs=0.006)
+    # s = sqrt(10.66408 / 4), Student's t(4) at 95 % = 2.1318: 3.088 +- 1.5567
+    assert ours.interval == pytest.approx((1.5313, 4.6447), abs=1e-3)
+    with pytest.raises(UsageError, match="number of answers is 1"):
+        summarise_counts([3.0])
+
+
+def test_responses_have_standard_deviation_2_around_the_true_count(rng):
+    ours = noisy_counts(rng, 2000)
+    assert stats.kstest(ours.responses, stats.laplace(loc=3, scale=math.sqrt(2)).cdf).pvalue > 1e-3
+
+
+def test_intervals_for_a_mean_cover_it_as_often_as_they_say(rng):
+    counts = [noisy_counts(rng) for _ in range(500)]
+    right = np.mean([c.interval[0] < 3 < c.interval[1] for c in counts])
+    narrow = np.mean([c.interval_dividing_by_n[0] < 3 < c.interval_dividing_by_n[1] for c in counts])
+    assert right > 0.86
+    assert narrow < right - 0.02
+
+
+def test_the_averaging_attack_averages_and_its_intervals_cover(rng):
+    attack = averaging_attack([4, 2, 9], scale=2, confidence=0.95)
+    assert attack.estimate.tolist() == [4, 3, 5]
+    assert attack.half_width == pytest.approx(1.959964 * math.sqrt(8) / np.sqrt([1, 2, 3]))
+    answers = 7 + rng.laplace(0, 2, (2000, 20))
+    runs = [averaging_attack(row, 2) for row in answers]
+    covered = np.mean([abs(run.estimate - 7) < run.half_width for run in runs], axis=0)
+    assert covered == pytest.approx(0.9, abs=0.03)
+    with pytest.raises(UsageError, match="confidence is 1"):
+        averaging_attack([1.0], 1, 1)
+
+
+# --- privacy loss
+
+
+def test_the_loss_figures_are_the_two_densities_and_their_ratio():
+    figures = loss_figures(points=20_001)
+    assert figures.density == pytest.approx(stats.norm(1000, math.sqrt(2)).pdf(figures.output))
+    assert figures.density_neighbour == pytest.approx(stats.norm(1001, math.sqrt(2)).pdf(figures.output))
+    outcome = stats.norm(1000, math.sqrt(2)).ppf(figures.probability)
+    ratio = stats.norm(1000, math.sqrt(2)).pdf(outcome) / stats.norm(1001, math.sqrt(2)).pdf(outcome)
+    assert figures.loss_ratio == pytest.approx(ratio)
+    assert (np.diff(figures.loss_ratio) < 0).all()  # the line that reaches infinity is the left one
+
+
+def test_the_bad_events_are_as_wide_as_the_tail_and_the_tight_delta_is_their_excess():
+    figures = loss_figures(points=20_001)
+    bad = figures.loss_ratio > 3
+    assert bad.mean() == pytest.approx(figures.tail, abs=1e-4)
+    assert figures.tail == pytest.approx(0.1150, abs=1e-4)
+    excess = np.where(bad, 1 - 3 / figures.loss_ratio, 0)
+    assert excess.mean() == pytest.approx(figures.delta, abs=1e-4)
+    gap = np.maximum(figures.density - 3 * figures.density_neighbour, 0)
+    assert integrate.trapezoid(gap, figures.output) == pytest.approx(figures.delta, abs=1e-3)
+    with pytest.raises(UsageError, match="variance is 0"):
+        loss_figures(0)
+
+
+# --- local and global
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_the_error_of_a_local_count_is_that_of_its_estimates(share, rng):
+    people, epsilon = 400, 1.2
+    answers = (np.arange(people) < share * people).astype(int)
+    responses = randomised_response(np.broadcast_to(answers, (4000, people)), epsilon, rng)
+    counts = [people * estimate_frequencies(row, epsilon).estimate[1] for row in responses]
+    assert np.mean(counts) == pytest.approx(share * people, abs=4 * np.std(counts) / math.sqrt(4000))
+    assert np.std(counts) == pytest.approx(local_count_error(people, epsilon), rel=0.05)
+
+
+def test_global_noise_does_not_grow_with_the_number_of_people():
+    table = local_and_global([100, 10_000], [0.2, 1.0])
+    assert table.local[1] == pytest.approx(10 * table.local[0])
+    assert table.central == pytest.approx([math.sqrt(2) / 0.2, math.sqrt(2)])
+    assert table.local[0, 1] == pytest.approx(10 * math.exp(0.5) / (math.e - 1))
+
+
+@settings(deadline=None)
+@given(st.integers(3, 10**6), st.floats(1e-3, 1))
+def test_from_three_people_on_the_local_count_is_the_worse_one(people, epsilon):
+    table = local_and_global([people, 4 * people], [epsilon])
+    assert table.local[1, 0] == pytest.approx(2 * table.local[0, 0])
+    assert table.local[0, 0] > table.central[0]
+
+
+# --- k-anonymity
+
+
+def test_the_roll_identifies_no_one_in_k_anonymous_releases_but_one_thing_more_does(rng):
+    table = linkage_table(synthetic_voters(rng), (1, 2, 5), 0.05)
+    plain, *anonymous = table.rows
+    assert plain.levels == (0, 0, 0)
+    assert 0.25 < plain.identified < 0.45  # 1500 of 3000 equals in 2920 cells: e^(-3000 / 2920) = 0.36
+    for row in anonymous:
+        assert row.identified == 0
+        assert row.suppressed <= 0.05
+        assert row.identified_with_month > 0.02
+    assert table.shown.shape == table.shown_k.shape == (10, 3)
+    assert (table.shown != table.shown_k).any()
+
+
+def test_the_same_seed_gives_the_same_roll():
+    one, two = (synthetic_voters(np.random.default_rng(5)) for _ in range(2))
+    assert (one.rows == two.rows).all()
+    assert (one.patients == two.patients).all()

@@ -1,0 +1,64 @@
+"""The long checks in short: that they look at what they say, and that they would notice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from edp_lab.cli import app
+from edp_lab.reproduce.bench.accounting import bench_accounting
+from edp_lab.reproduce.verify import Verdict, _first_draws, check, random_setting
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_an_epsilon_that_is_too_small_is_noticed(sampled):
+    setting = next(s for s in (random_setting(0, n, sampled) for n in range(50)) if s.epsilon > 2)
+    assert not check(setting, peer=True)["too_small"]
+    assert check(dataclasses.replace(setting, epsilon=setting.epsilon * 0.5), peer=False)["too_small"]
+
+
+def test_the_peers_agree():
+    assert check(random_setting(0, 3, False), peer=False)["closed_form_error"] < 1e-3
+    assert check(random_setting(0, 3, True), peer=True)["renyi_error"] < 1e-4
+
+
+def test_settings_repeat_and_differ():
+    one, again, other = random_setting(0, 1, True), random_setting(0, 1, True), random_setting(0, 2, True)
+    assert np.array_equal(one.schedule.noise_multipliers, again.schedule.noise_multipliers)
+    assert one.epsilon == again.epsilon != other.epsilon
+
+
+def test_60_000_keys_steps_and_devices_give_distinct_first_draws():
+    """Three million are `edp-lab verify --long`; a generator of 32 seed bits would repeat a thousand of those."""
+    firsts = np.concatenate([_first_draws(first, 60_000) for first in range(0, 60_000, 30_000)])
+    assert len(np.unique(firsts)) == 60_000
+
+
+def test_an_audit_that_refutes_the_truth_too_often_is_noticed():
+    verdict = Verdict(10, 0, 0, 0.0, 0.0, 0, 0.0, 10, 0, audits=2000, refuted=100, seconds=0.0, processes=1)
+    assert verdict.passed
+    assert not dataclasses.replace(verdict, refuted=140).passed
+
+
+def test_verify_command(tmp_path):
+    out = tmp_path / "verified.json"
+    answer = CliRunner().invoke(app, ["verify", "--settings", "10", "--json", "--out", str(out)])
+    assert answer.exit_code == 0
+    verdict = json.loads(answer.stdout)
+    assert verdict == json.loads(out.read_text())
+    assert (verdict["settings"], verdict["too_small"], verdict["repeated_first_draws"]) == (10, 0, 0)
+    assert "torch" in verdict["versions"]
+
+
+def test_bench_names_every_contestant_and_the_epsilons_agree():
+    """Ratios are for `edp-lab bench`; here only that the contest is about the same thing."""
+    result = bench_accounting(repeats=1, epochs=10, distinct=4)
+    for task in ("closed_form", "sampled"):
+        assert result[task]["edp_lab"]["times_ours"] == 1
+        epsilons = [row["epsilon"] for row in result[task].values() if row["epsilon"] is not None]
+        assert max(epsilons) < 3 * min(epsilons)  # RDP is loose where so little is released
+    assert result["renyi_distance"] < 1e-4

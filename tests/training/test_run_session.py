@@ -1,0 +1,290 @@
+"""Training end to end on a small corpus of the user's own: what is learnt, what is recorded, what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from edp_lab.corpora import load_corpus, split
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Mechanism, true_epsilon
+from edp_lab.training import (
+    EpochDone,
+    StepDone,
+    TrainConfig,
+    evaluate_run,
+    predict_texts,
+    private_step,
+    read_record,
+    train,
+)
+from edp_lab.training import trainer as run
+from edp_lab.training.trainer import Run
+
+NAMES = ("anna", "bob", "carla", "dev", "eve", "fred")
+
+
+def write_corpus(path: Path, utterances: int = 120, tags: bool = True, first: int = 0) -> Path:
+    rng = np.random.default_rng(0)
+    with path.open("w") as file:
+        for k in range(first, first + utterances):
+            if rng.random() < 0.5:
+                tokens, labels, intent = ["call", str(rng.choice(NAMES)), str(k)], ["O", "B-name", "B-number"], "call"
+            else:
+                tokens, labels, intent = ["play", "song", str(k)], ["O", "O", "B-title"], "play"
+            row = {"tokens": tokens, "tags": labels, "intent": intent}
+            if not tags:
+                del row["tags"]
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    return str(write_corpus(tmp_path / "own.jsonl"))
+
+
+def config(corpus: str, **changes: object) -> TrainConfig:
+    settings = {"size": "small", "epochs": 2, "batch_size": 16, "num_devices": 4, "lr": 1e-2, **changes}
+    return TrainConfig(corpus=corpus, **settings)  # type: ignore[arg-type]
+
+
+def test_sgd_learns_and_the_run_can_be_used_again(corpus, tmp_path):
+    record = train(config(corpus, method="sgd", epochs=8), tmp_path / "run")
+    assert record["final"]["ser"] < 0.2
+    assert record["guarantee"]["status"] == "none"
+    assert record["final"]["epsilon"] is None
+    scores = evaluate_run(tmp_path / "run")
+    assert scores["ser"] == record["final"]["ser"]
+    answer = predict_texts(tmp_path / "run", ["call anna 17"])[0]
+    assert answer["intent"] == "call"
+    assert {"slot": "name", "value": "anna"}.items() <= answer["slots"][0].items()
+
+
+def test_record_has_every_field_and_a_guarantee_from_the_mechanism(corpus, tmp_path):
+    settings = config(corpus, z0=0.7, decay="linear", tau=0.5, delta=1e-3)
+    record = train(settings, tmp_path / "run")
+    assert record == read_record(tmp_path / "run")
+    names = ("config", "versions", "device", "world_size", "corpus", "epochs", "final", "guarantee")
+    assert set(names) <= set(record)
+    assert record["corpus"]["sha256"] == load_corpus(corpus).sha256
+    keys = {"loss", "seconds", "ser", "intent_accuracy", "slot_f1", "z_t"}
+    keys |= {"epsilon_claimed", "epsilon", "epsilon_if_alpha_public"}
+    assert len(record["epochs"]) == 2
+    for row in (*record["epochs"], record["final"]):
+        assert keys <= set(row)
+    assert [row["z_t"] for row in record["epochs"]] == pytest.approx([0.7, 0.7 / 1.5])
+    mechanism = Mechanism.sound(1.0, 0.7, 4, 4, "linear", 0.5)
+    assert record["final"]["epsilon"] == pytest.approx(true_epsilon(mechanism, 2, 1e-3))
+    assert record["guarantee"]["status"] == "void: seed published"
+    assert "zero-out" in record["guarantee"]["scope"]
+
+
+def test_as_printed_with_private_alpha_has_no_epsilon(corpus, tmp_path):
+    record = train(config(corpus, as_printed=True), tmp_path / "run")
+    assert record["final"]["epsilon"] is None
+    assert record["final"]["epsilon_if_alpha_public"] > 2 * record["final"]["epsilon_claimed"]
+    assert "alpha" in record["guarantee"]["reason"]
+    assert any("alpha" in flag for flag in record["not_private"])
+
+
+def test_same_seed_same_model_other_seed_other_model(corpus, tmp_path):
+    losses = [
+        train(config(corpus, seed=seed), tmp_path / str(k))["epochs"][-1]["loss"] for k, seed in enumerate((3, 3, 4))
+    ]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_the_intent_counts_in_the_loss_as_much_as_it_is_told_to(corpus, tmp_path):
+    light, heavy = (
+        train(config(corpus, intent_weight=weight), tmp_path / str(weight))["epochs"][0]["loss"]
+        for weight in (1e-3, 100.0)
+    )
+    assert heavy > 10 * light
+
+
+@pytest.mark.parametrize("settings", [{}, {"as_printed": True, "alpha": "none"}])
+def test_model_with_an_epsilon_does_not_depend_on_words_of_the_training_set(corpus, settings):
+    """Where an epsilon is shown, the vocabulary must not come from private text: only hash buckets are left."""
+    loaded = load_corpus(corpus)
+    here = Run(config(corpus, **settings), loaded, split(loaded, 0))
+    assert here.model.features.words == ()
+
+
+def test_public_alpha_from_the_private_corpus_is_refused(corpus, tmp_path):
+    with pytest.raises(UsageError, match="not public"):
+        train(config(corpus, alpha=f"public:{corpus}"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_model_is_left_whose_epochs_were_not_billed(corpus, tmp_path, monkeypatch):
+    """Broken off between its two writes, a save has written the bill, not the model."""
+    original, saved = run.save_model, []
+
+    def once(model, folder):
+        if saved:
+            raise OSError("the power went")
+        saved.append(original(model, folder))
+
+    monkeypatch.setattr(run, "save_model", once)
+    with pytest.raises(OSError, match="power"):
+        train(config(corpus, epochs=3), tmp_path / "run")
+    record = read_record(tmp_path / "run")
+    assert len(record["epochs"]) == record["guarantee"]["epochs"] == 2
+
+
+def test_interrupt_while_the_test_split_is_scored_leaves_a_usable_run(corpus, tmp_path, monkeypatch):
+    original, calls = run.evaluate_model, []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(run, "evaluate_model", interrupted)
+    record = train(config(corpus), tmp_path / "run")
+    assert (record["status"], len(record["epochs"])) == ("interrupted", 2)
+    assert record["final"]["ser"] == evaluate_run(tmp_path / "run")["ser"]
+
+
+def test_delta_that_promises_nothing_is_flagged(corpus, tmp_path):
+    record = train(config(corpus, delta=0.5, epochs=1), tmp_path / "run")
+    assert any("delta" in flag for flag in record["not_private"])
+
+
+def test_a_run_adds_the_noise_it_is_billed_for(corpus, monkeypatch):
+    """Fresh at every step, of the deviation that the mechanism describes for that epoch."""
+    loaded, noises, original = load_corpus(corpus), [], private_step.release
+    settings = config(corpus, epochs=3, z0=0.5, decay="exponential", tau=0.4)
+
+    def spy(mechanism, epoch, gradients, layout, alpha, noise, divisor, out):
+        without = original(mechanism, epoch, gradients, layout, alpha, torch.zeros_like(out), divisor)
+        released = original(mechanism, epoch, gradients, layout, alpha, noise, divisor, out)
+        noises.append((released.gradient - without.gradient).double())
+        return released
+
+    monkeypatch.setattr(private_step, "release", spy)
+    here = Run(settings, loaded, split(loaded, 0))
+    for epoch in range(3):
+        begun = len(noises)
+        here.epoch()
+        for noise in noises[begun:]:
+            assert float(noise.std()) == pytest.approx(2 * 0.5 * math.exp(-0.4 * epoch) / 4, rel=0.01)
+    correlation = np.corrcoef(torch.stack(noises).numpy()) - np.eye(len(noises))
+    assert np.abs(correlation).max() < 5.5 / math.sqrt(here.layout.size)
+
+
+@pytest.mark.parametrize("as_printed", [False, True])
+def test_public_alpha_is_a_function_of_public_text_alone(tmp_path, as_printed):
+    own = load_corpus(str(write_corpus(tmp_path / "own.jsonl")))
+    other = load_corpus(str(write_corpus(tmp_path / "other.jsonl", utterances=300)))
+    public = f"public:{write_corpus(tmp_path / 'public.jsonl', utterances=50, first=900)}"
+    private = config(own.name, alpha=public, as_printed=as_printed, pretrained=None)
+    runs = [Run(private, c, split(c, 0)) for c in (own, other)]
+    alphas = [one.private.alpha for one in runs]
+    assert torch.equal(*alphas)
+    assert float(alphas[0].max()) == 1.0
+
+
+def test_corpus_without_tags_trains_the_intent_head_alone_and_says_so(tmp_path):
+    path = write_corpus(tmp_path / "own.jsonl", tags=False)
+    record = train(config(str(path), method="sgd", epochs=4), tmp_path / "run")
+    assert record["final"]["slot_f1"] is None
+    assert record["final"]["intent_accuracy"] > 0.9
+    assert any("no tags" in warning for warning in record["corpus"]["warnings"])
+    assert predict_texts(tmp_path / "run", ["call anna"])[0]["slots"] == []
+
+
+def test_events_arrive_in_order(corpus, tmp_path):
+    events = []
+    train(config(corpus, method="sgd"), tmp_path / "run", events.append)
+    steps = [e for e in events if isinstance(e, StepDone)]
+    assert [(e.epoch, e.step) for e in steps] == [(e, s + 1) for e in (0, 1) for s in range(steps[0].steps)]
+    assert [e.epoch for e in events if isinstance(e, EpochDone)] == [0, 1]
+
+
+def test_interrupt_leaves_a_usable_run_that_bills_the_epoch_it_broke_off(corpus, tmp_path):
+    def stop(event):
+        if isinstance(event, StepDone) and (event.epoch, event.step) == (1, 2):
+            raise KeyboardInterrupt
+
+    record = train(config(corpus, epochs=5), tmp_path / "run", stop)
+    assert record["status"] == "interrupted"
+    assert record == read_record(tmp_path / "run")
+    assert len(record["epochs"]) == 1
+    two_epochs = true_epsilon(Mechanism.sound(1.0, 0.03, 4, 4), 2, record["guarantee"]["delta"])
+    assert record["final"]["epsilon"] == pytest.approx(two_epochs)
+    assert evaluate_run(tmp_path / "run")["ser"] == record["final"]["ser"]
+
+
+def test_gradient_that_is_not_finite_stops_the_run_and_keeps_the_last_epoch(corpus, tmp_path, monkeypatch):
+    original = Run.step
+
+    def poisoned(self, *arguments):
+        if self.progress.epoch == 1:
+            self.model.intent.weight.data[0, 0] = float("nan")
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Run, "step", poisoned)
+    with pytest.raises(UsageError, match=r"gradient of layer '\w"):
+        train(config(corpus), tmp_path / "run")
+    record = read_record(tmp_path / "run")
+    assert (record["status"], len(record["epochs"]), record["guarantee"]["epochs"]) == ("failed", 1, 2)
+    assert "not finite" in record["error"]
+    assert evaluate_run(tmp_path / "run")["ser"] >= 0
+
+
+def test_folder_that_holds_something_is_left_alone(corpus, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious").write_text("x")
+    with pytest.raises(UsageError, match="not empty"):
+        train(config(corpus), tmp_path / "run")
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["precious"]
+
+
+def test_bert_trains_with_one_gradient_per_device(corpus, tmp_path):
+    settings = config(corpus, model="bert", as_printed=True, z0=1e-6, lr=2e-3, epochs=6, clip_norm=5.0)
+    record = train(settings, tmp_path / "run")
+    assert record["final"]["intent_accuracy"] > 0.8
+    assert evaluate_run(tmp_path / "run")["ser"] == record["final"]["ser"]
+
+
+def test_learns_real_atis(real_data, tmp_path):
+    """Three epochs of the small model on real ATIS already beat the majority intent (73 %) and tag most slots."""
+    record = train(
+        TrainConfig(corpus="atis", method="sgd", size="small", epochs=3, batch_size=16, lr=1e-2), tmp_path / "run"
+    )
+    assert record["final"]["intent_accuracy"] > 0.8
+    assert record["final"]["ser"] < 0.35
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"as_printed": True},
+        {"alpha": "none", "clip_norm": 1e-3},
+        {"clip_norm": 1e9},
+        {"model": "bert", "as_printed": True},
+    ],
+)
+def test_one_device_steps_in_place_as_by_book_keeping(corpus, settings, monkeypatch):
+    """The same clip, the same noise, the same parameters after steps; with layer scales from private gradients, too."""
+    loaded, ended = load_corpus(corpus), []
+    one = config(corpus, num_devices=1, z0=0.3, precision="float64", **settings)
+    for in_place in (True, False):
+        if not in_place:
+            monkeypatch.setattr(private_step.PrivateStep, "whole", property(lambda self: False))
+        here = Run(one, loaded, split(loaded, 0))
+        for _ in range(3):
+            here.step()
+        ended.append(torch.cat([p.detach().flatten() for _, p in here.parameters]))
+    start = torch.cat([p.detach().flatten() for _, p in Run(one, loaded, split(loaded, 0)).parameters])
+    assert float((ended[0] - start).abs().max()) > 1e-3
+    torch.testing.assert_close(ended[0], ended[1], rtol=1e-7, atol=1e-8)
