@@ -39,7 +39,7 @@ from edp_lab.models.crf import forward_backward, path_score
 from edp_lab.privacy import Mechanism, accountant_for, judge
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
-from edp_lab.training.trainer import Event, Run, evaluate_model
+from edp_lab.training.trainer import Event, Trainer, evaluate_model
 
 METHODS: dict[str, dict[str, Any]] = {
     "sgd": {"method": "sgd"},
@@ -149,7 +149,7 @@ def measure_memorisation(
     data = replace(data, train=(*data.train, *drawn.inserted))
     rows = []
     for method, own in configs.items():
-        run = Run(own, corpus, data)
+        run = Trainer(own, corpus, data)
         while run.progress.epoch < own.epochs:
             run.epoch(lambda event, method=method: progress(method, event))  # type: ignore[misc]
         rows += _rows(method, run, drawn)
@@ -276,7 +276,7 @@ def mean_interval(values: np.ndarray, low: float, high: float) -> tuple[float, f
     return max(low, mean - half), min(high, mean + half)
 
 
-def _rows(method: str, run: Run, drawn: Canaries) -> list[Memorisation]:
+def _rows(method: str, run: Trainer, drawn: Canaries) -> list[Memorisation]:
     ser = evaluate_model(run.model, run.test).ser
     groups = drawn.utterances
     rank = canary_ranks(run.model, [u for group in groups.values() for u in group], drawn.references)

@@ -88,7 +88,8 @@ def judge(
     """Judge what a run released. `mechanism` None is training without noise.
 
     Args:
-        bill: whole epochs, or how often an utterance may have taken part by epoch (`Mechanism.bill`, `Ledger.bill`).
+        bill: whole epochs, or how often an utterance may have taken part by epoch (`Mechanism.bill`,
+            `PrivacyLedger.bill`).
         utterances_per_person: the unit of the guarantee: anyone with up to so many utterances.
         tight: account Poisson sampling by privacy loss distributions, which may take seconds, instead of Renyi DP.
 

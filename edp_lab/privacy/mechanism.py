@@ -290,7 +290,7 @@ class Mechanism:
         return {**dict.fromkeys(range(full), self.releases_per_epoch), **({full: rest} if rest else {})}
 
     def schedule(self, bill: Mapping[int, int], adjacency: Adjacency | str | None = None) -> Schedule:
-        """What an accountant composes for `bill` (see `Mechanism.bill`, `Ledger.bill`).
+        """What an accountant composes for `bill` (see `Mechanism.bill`, `PrivacyLedger.bill`).
 
         Raises:
             NoGuarantee: as `sensitivity`; alpha from private gradients; no noise, or so little that z is no float.

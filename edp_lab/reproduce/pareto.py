@@ -43,9 +43,8 @@ from edp_lab.reproduce.pretrained import ENCODER, FINE_TUNING, PUBLIC, public_en
 from edp_lab.reproduce.results_io import upward
 from edp_lab.reproduce.run_cache import TRAINING, Job, TableRuns, measured_on
 from edp_lab.training import TrainConfig
-from edp_lab.training.checkpoint import code_of, digest
-from edp_lab.training.run_folder import versions
-from edp_lab.training.trainer import Run
+from edp_lab.training.run_folder import code_of, digest, versions
+from edp_lab.training.trainer import Trainer
 
 NAMES = (*PUBLIC, "smart-home")
 DEVICES = 8
@@ -231,7 +230,7 @@ def _seconds(configs: Sequence[TrainConfig], folder: Path) -> list[float]:
 
 def _timed(configs: Sequence[TrainConfig], whole: Corpus) -> list[float]:
     data = split(whole, FIRST_SEED)
-    runs = [Run(config, whole, data) for config in configs]
+    runs = [Trainer(config, whole, data) for config in configs]
     texts = list(dict.fromkeys(utterance.tokens for utterance in data.train))
     rounds = []
     for number in range(1 + TIMED):
@@ -241,7 +240,7 @@ def _timed(configs: Sequence[TrainConfig], whole: Corpus) -> list[float]:
     return [statistics.median(own) for own in zip(*rounds[1:], strict=True)]  # the first round allocates memory
 
 
-def _seconds_of_step(run: Run, number: int) -> float:
+def _seconds_of_step(run: Trainer, number: int) -> float:
     """Of the second of two: the first finds the cache as another method left it."""
     for step in (2 * number, 2 * number + 1):
         run.progress.epoch, run.progress.step_in_epoch = divmod(step, run.batches.steps_per_epoch)
@@ -250,7 +249,7 @@ def _seconds_of_step(run: Run, number: int) -> float:
     return time.perf_counter() - start
 
 
-def _seconds_of_reading(run: Run, texts: Sequence[tuple[str, ...]], number: int) -> float:
+def _seconds_of_reading(run: Trainer, texts: Sequence[tuple[str, ...]], number: int) -> float:
     """All different texts, by what some of them take."""
     features = run.model.features
     if not isinstance(features, ContextFeatures):

@@ -20,8 +20,8 @@ from edp_lab.models.bert import load_bert
 from edp_lab.models.files import new_folder
 from edp_lab.models.vectors import WordVectors
 from edp_lab.reproduce.run_cache import content_of
-from edp_lab.training.checkpoint import digest
 from edp_lab.training.pretraining import pretrain_vectors, shorten_bert
+from edp_lab.training.run_folder import digest
 
 ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # 384 wide; pretrained on Wikipedia, among others
 FINE_TUNING = 2e-4  # BERT's learning rate from there

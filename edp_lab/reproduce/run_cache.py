@@ -36,9 +36,8 @@ from edp_lab.privacy import judge
 from edp_lab.reproduce.machine import machine
 from edp_lab.reproduce.results_io import RESULTS
 from edp_lab.training import TrainConfig, resume, train
-from edp_lab.training.checkpoint import code_of, digest
 from edp_lab.training.processes import Ranks, run_rank
-from edp_lab.training.run_folder import RECORD, versions
+from edp_lab.training.run_folder import RECORD, code_of, digest, versions
 
 TRAINING = ("corpora", "privacy", "models", "training")  # the code that a run depends on
 ATTACK = (*TRAINING, "attacks")

@@ -5,18 +5,55 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from edp_lab.corpora.encoding import Dataset
-from edp_lab.models.ghost_clipping.bookkeeping import Memory
-from edp_lab.models.ghost_clipping.ops import PLAIN, MicroBatchOps, PlainOps
+from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
+from edp_lab.models.ghost_clipping.ops import PLAIN, MicroBatchOps, PlainOps, column_slices
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.training.dp_step import Factors, Layout, layer_norms
 
 MOST_EXAMPLES = 512  # in one pass: more would cost memory and save nothing
+Factors = Callable[[Tensor], Tensor]  # norms (M, K) -> factors (M)
+
+
+class MicroGradients(Protocol):
+    """The gradients of M micro-batches, in whatever form."""
+
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
+        """out (P) times a scale = sum_m f_m g_m, f = factors_of(norms); gives norms (M, K), float64, f (M), the scale.
+
+        Whoever adds the noise multiplies by the scale in the same pass through memory.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and columns of the trainable parameters in a flat gradient of P numbers."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    columns: tuple[slice, ...]
+
+    @classmethod
+    def of(cls, parameters: Sequence[tuple[str, nn.Parameter]]) -> Layout:
+        tensors = [p for _, p in parameters]
+        return cls(
+            tuple(name for name, _ in parameters), tuple(p.shape for p in tensors), tuple(column_slices(tensors))
+        )
+
+    @property
+    def size(self) -> int:
+        return self.columns[-1].stop
+
+
+def layer_norms(gradients: Tensor, layout: Layout) -> Tensor:
+    """L2 norm of every gradient in every layer: (M, P) -> (M, K), float64."""
+    return torch.stack([row_norms(gradients[:, columns]) for columns in layout.columns], dim=1)
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

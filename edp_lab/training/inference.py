@@ -11,7 +11,7 @@ from edp_lab.corpora import Utterance, load_corpus, split
 from edp_lab.corpora.metrics import spans
 from edp_lab.errors import UsageError
 from edp_lab.models import load_model
-from edp_lab.training.ledger import LEDGER, Ledger
+from edp_lab.training.ledger import LEDGER, PrivacyLedger
 from edp_lab.training.run_folder import MODEL, read_record
 from edp_lab.training.trainer import evaluate_model
 
@@ -32,7 +32,7 @@ def evaluate_run(run: str | Path) -> dict[str, float | None]:
     return asdict(evaluate_model(model, parts.test))
 
 
-def run_ledger(run: str | Path) -> Ledger:
+def run_ledger(run: str | Path) -> PrivacyLedger:
     """The ledger of a run, checked against its record.
 
     Raises:
@@ -41,7 +41,7 @@ def run_ledger(run: str | Path) -> Ledger:
     record = read_record(run)
     if record.get("ledger") is None:
         raise UsageError(f"{run} has no ledger: it was trained without noise, or before there were ledgers")
-    return Ledger.open(Path(run) / LEDGER, chain=str(record["ledger"]))
+    return PrivacyLedger.open(Path(run) / LEDGER, chain=str(record["ledger"]))
 
 
 def predict_texts(run: str | Path, texts: Sequence[str]) -> list[dict[str, Any]]:

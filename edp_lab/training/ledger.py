@@ -21,7 +21,7 @@ from edp_lab.privacy import Mechanism
 LEDGER = "ledger.jsonl"
 
 
-class Ledger:
+class PrivacyLedger:
     """Append-only. `write` returns once the entry is on the disk; only then may the step draw its noise.
 
     The file is opened anew for every entry, so a ledger that was removed or continued elsewhere is noticed.
@@ -53,7 +53,7 @@ class Ledger:
             raise
 
     @classmethod
-    def open(cls, path: Path, chain: str | None = None) -> Ledger:
+    def open(cls, path: Path, chain: str | None = None) -> PrivacyLedger:
         """Read an existing ledger, to judge it or to go on with it. `chain`: a value that the run record remembers.
 
         A last line that was not written out (its step drew no noise) does not count; the next `write` takes it off.

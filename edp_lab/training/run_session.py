@@ -29,20 +29,22 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.metrics import Scores
 from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.training.checkpoint import STATE, digest, surroundings
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.ledger import LEDGER, Ledger
+from edp_lab.training.ledger import LEDGER, PrivacyLedger
 from edp_lab.training.processes import TIMEOUT, Ranks, run_rank
 from edp_lab.training.run_folder import (
     RECORD,
     SECRET,
+    STATE,
+    digest,
     new_run_folder,
     read_record,
     read_secret,
+    surroundings,
     write_record,
     write_secret,
 )
-from edp_lab.training.trainer import EpochDone, Event, Listener, Run, StepDone, bill
+from edp_lab.training.trainer import EpochDone, Event, Listener, StepDone, Trainer, bill
 
 LOCK = ".lock"
 
@@ -116,7 +118,7 @@ def train_here(
         if earlier is not None and corpus.sha256 != earlier["corpus"]["sha256"]:
             raise UsageError(f"corpus {config.corpus!r} is not the one of {folder}: its content has changed since")
         data = split(corpus, config.seed, keep_duplicates_together=config.keep_duplicates_together)
-        run = Run(config, corpus, data, accelerator, partial(_key, config, folder, earlier, accelerator))
+        run = Trainer(config, corpus, data, accelerator, partial(_key, config, folder, earlier, accelerator))
         if resuming:
             run.take_up(folder)
         if config.processes > 1:
@@ -133,16 +135,16 @@ def train_here(
     return run.record
 
 
-def _ledger(folder: Path, run: Run, earlier: dict[str, Any] | None) -> Ledger:
+def _ledger(folder: Path, run: Trainer, earlier: dict[str, Any] | None) -> PrivacyLedger:
     """
     Raises:
         UsageError: an earlier one is damaged, lacks entries, or is of another mechanism.
     """
     if earlier is None:
         assert run.mechanism is not None
-        return Ledger(folder / LEDGER, run.mechanism)
+        return PrivacyLedger(folder / LEDGER, run.mechanism)
     for remembered in (earlier["ledger"], run.progress.chain):
-        ledger = Ledger.open(folder / LEDGER, chain=remembered)
+        ledger = PrivacyLedger.open(folder / LEDGER, chain=remembered)
     if ledger.mechanism != run.mechanism:
         raise UsageError(f"the ledger in {folder} is of another mechanism than its record: restore both from a copy")
     return ledger
@@ -157,7 +159,7 @@ def _agree(accelerator: Accelerator, told: Any, what: str) -> None:
         raise UsageError(f"the processes have different {what}")
 
 
-def _train(run: Run, folder: Path, listener: Listener, stop: threading.Event) -> None:
+def _train(run: Trainer, folder: Path, listener: Listener, stop: threading.Event) -> None:
     try:
         status = run.train(folder, listener, stop)
         run.finish()
@@ -217,7 +219,7 @@ def _bill_failed(folder: Path, error: UsageError) -> None:
     with suppress(UsageError), _locked(folder):
         record = read_record(folder)
         if record["status"] == "running":
-            ledger = None if record["ledger"] is None else Ledger.open(folder / LEDGER, chain=record["ledger"])
+            ledger = None if record["ledger"] is None else PrivacyLedger.open(folder / LEDGER, chain=record["ledger"])
             epochs = min(len(record["epochs"]) + 1, record["config"]["epochs"])
             mechanism = None if ledger is None else ledger.mechanism
             _write_failed(folder, record, bill(record, mechanism, ledger, epochs), error)

@@ -31,15 +31,23 @@ from edp_lab.models.ghost_clipping.ops import LookupOps
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
-from edp_lab.training.checkpoint import Progress, inputs_digest, load_state, save_state, surroundings
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.dp_step import check_finite
+from edp_lab.training.dp_step import FlatGradient, PrivateStep, check_finite
 from edp_lab.training.gradients import model_gradients, plain_gradient, trainable
-from edp_lab.training.ledger import Ledger
+from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.noise import part
 from edp_lab.training.optimizers import DPAdamBC, make_optimizer
-from edp_lab.training.private_step import FlatGradient, PrivateStep
-from edp_lab.training.run_folder import MODEL, NOT_PRIVATE, versions, write_record
+from edp_lab.training.run_folder import (
+    MODEL,
+    NOT_PRIVATE,
+    Progress,
+    inputs_digest,
+    load_state,
+    save_state,
+    surroundings,
+    versions,
+    write_record,
+)
 
 MOST_SHARED = 0.1  # of "public" utterances that may also be in the training set: short commands coincide
 AT_ONCE = 10_000  # utterances that are scored together
@@ -72,7 +80,7 @@ Event = StepDone | EpochDone
 Listener = Callable[[Event], None]
 
 
-class Run:
+class Trainer:
     """The state of one training run in one of its processes: model, optimizer, noise key, record."""
 
     def __init__(
@@ -86,7 +94,7 @@ class Run:
         self.config = config
         self.accelerator = accelerator or Accelerator(cpu=not torch.cuda.is_available())
         self.mechanism = config.mechanism(len(data.train))
-        self.ledger: Ledger | None = None
+        self.ledger: PrivacyLedger | None = None
         self.model: IntentSlotModel = build_model(
             config.model,
             Labels.of(corpus),
@@ -358,7 +366,7 @@ class Run:
 
 
 def bill(
-    record: dict[str, Any], mechanism: Mechanism | None, ledger: Ledger | None, epochs: int
+    record: dict[str, Any], mechanism: Mechanism | None, ledger: PrivacyLedger | None, epochs: int
 ) -> dict[str, float | None]:
     """Judge what the ledger holds, or without one `epochs` epochs, and put the verdict into the record.
 

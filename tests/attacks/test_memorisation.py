@@ -30,7 +30,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models import build_model
 from edp_lab.privacy import gdp_epsilon
 from edp_lab.training import TrainConfig
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 REFERENCES = 999
 EPOCHS, Z0 = 3, 8.0
@@ -61,7 +61,7 @@ def trained(config):
     corpus = load_corpus(config.corpus)
     data = split(corpus, 0)
     drawn = draw_canaries(corpus, data.train, (16,), 6, REFERENCES, seed=0)
-    run = Run(replace(config, method="sgd"), corpus, replace(data, train=(*data.train, *drawn.inserted)))
+    run = Trainer(replace(config, method="sgd"), corpus, replace(data, train=(*data.train, *drawn.inserted)))
     while run.progress.epoch < EPOCHS:
         run.epoch()
     return run.model, drawn

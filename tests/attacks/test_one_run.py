@@ -32,7 +32,7 @@ from edp_lab.privacy import gdp_epsilon, judge
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import release
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 DELTA = 1e-5
 FAST = {"num_devices": 40, "batch_size": 80}  # many canaries in a step, so few steps
@@ -418,7 +418,7 @@ def test_canaries_that_are_out_leave_no_trace_but_their_slot(corpus, monkeypatch
     """Whatever they say, the model is the same; and a canary that is in makes a difference."""
     runs = []
 
-    class Watched(Run):
+    class Watched(Trainer):
         def __init__(self, *arguments, **settings):
             super().__init__(*arguments, **settings)
             runs.append(self)

@@ -21,7 +21,7 @@ from edp_lab.corpora.packed import PackedUtterances, group_ids, load_packed, wri
 from edp_lab.corpora.smart_home import generate, pack
 from edp_lab.errors import UsageError
 from edp_lab.training import TrainConfig
-from edp_lab.training.trainer import Run, evaluate_model
+from edp_lab.training.trainer import Trainer, evaluate_model
 
 N = 600
 
@@ -87,7 +87,7 @@ def test_batches_and_vocabulary_are_those_of_the_same_corpus_in_memory(both, mon
 def test_training_and_scores_are_those_of_the_same_corpus_in_memory(both, monkeypatch) -> None:
     found = []
     for corpus in both:
-        run = Run(TrainConfig(corpus.name, z0=0.01, size="small", num_devices=4), corpus, split(corpus, 0))
+        run = Trainer(TrainConfig(corpus.name, z0=0.01, size="small", num_devices=4), corpus, split(corpus, 0))
         for _ in range(2):
             run.step()
         found.append(

@@ -38,7 +38,7 @@ from edp_lab.reproduce.bench.scale import DEVICES, NETWORKS, extrapolated
 from edp_lab.reproduce.bench.train_step import Task
 from edp_lab.reproduce.paper.printed import TABLE_2
 from edp_lab.training import TrainConfig
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "09_many_gpus.ipynb"
 NOISE: dict[str, Any] = {
@@ -100,7 +100,7 @@ def test_ring_sends_less_than_twice_the_gradient(parameters: int, count: int) ->
 
 def test_small_model_has_the_parameters_that_are_said() -> None:
     corpus = load_corpus("smart-home")
-    run = Run(TrainConfig("smart-home", size="small"), corpus, split(corpus, 0))
+    run = Trainer(TrainConfig("smart-home", size="small"), corpus, split(corpus, 0))
     assert run.layout.size == devices_panels.SMALL
 
 
@@ -277,7 +277,7 @@ def test_measured_pair_of_processes_is_that_of_the_file() -> None:
 
 def test_shares_have_the_parameters_of_the_papers_models(real_data: Path) -> None:
     corpus = load_corpus("atis")
-    run = Run(TrainConfig("atis", num_devices=1), corpus, split(corpus, 0))
+    run = Trainer(TrainConfig("atis", num_devices=1), corpus, split(corpus, 0))
     assert run.layout.size == shares("clc").parameters
 
 

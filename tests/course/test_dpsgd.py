@@ -37,8 +37,8 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, gdp_epsilon
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
-from edp_lab.training.dp_step import Layout, release
-from edp_lab.training.gradients import StackedGradients
+from edp_lab.training.dp_step import release
+from edp_lab.training.gradients import Layout, StackedGradients
 from edp_lab.training.noise import Share, standard_noise
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "02_dp_sgd.ipynb"

@@ -22,7 +22,7 @@ from edp_lab.models.wordpiece import train_wordpieces
 from edp_lab.reproduce.bench.opacus_peer import OpacusPeer, reordered
 from edp_lab.training import TrainConfig
 from edp_lab.training.gradients import model_gradients
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 LONGEST = 11
 MODES = pytest.mark.parametrize("ghost", [True, False], ids=["ghost", "hooks"])
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_of(folder: Path, model: str, corpus: str = "slots", **changes: object) -> Run:
+def run_of(folder: Path, model: str, corpus: str = "slots", **changes: object) -> Trainer:
     """A run whose only batch is the whole training set, so of all lengths; half of its gradients are clipped.
 
     That batch is smaller than the batch size, by which both divide.
@@ -68,14 +68,14 @@ def run_of(folder: Path, model: str, corpus: str = "slots", **changes: object) -
         pretrained=pretrained,
         **{**settings, **changes},  # type: ignore[arg-type]
     )
-    run = Run(config, loaded, data)
+    run = Trainer(config, loaded, data)
     norms = gradient_norms(run)
     assert {len(u.tokens) for u in data.train} == set(range(1, LONGEST + 1))
     assert norms.min() < 0.9 * norms.median() < 0.8 * norms.max()
-    return Run(replace(config, clip_norm=float(norms.median())), loaded, data)
+    return Trainer(replace(config, clip_norm=float(norms.median())), loaded, data)
 
 
-def gradient_norms(run: Run) -> Tensor:
+def gradient_norms(run: Trainer) -> Tensor:
     parts = [np.array([k]) for k in range(len(run.train_data))]
     gradients = model_gradients(run.model, run.train_data, parts, None, run.layout)
     out = next(run.model.parameters()).new_zeros(run.layout.size)

@@ -24,8 +24,8 @@ from edp_lab.reproduce.paper import gradients, measured, privacy, runs
 from edp_lab.reproduce.paper import in_print as printed
 from edp_lab.reproduce.paper.printed import TABLE_1, TABLE_2
 from edp_lab.reproduce.paper.runs import Change, Outcome
-from edp_lab.training.dp_step import Layout, release
-from edp_lab.training.gradients import StackedGradients
+from edp_lab.training.dp_step import release
+from edp_lab.training.gradients import Layout, StackedGradients
 
 HOLDS, CONDITIONAL, FAILS, UNTESTABLE = Verdict
 

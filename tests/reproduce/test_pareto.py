@@ -156,7 +156,7 @@ def test_methods_are_timed_once_in_proportion_to_their_steps_and_with_what_readi
     monkeypatch.setattr(study, "Run", None)
     assert study._seconds(configs, tmp_path) == seconds
     monkeypatch.undo()
-    read = study.Run(configs[3], load_corpus(CORPUS), split(load_corpus(CORPUS), 0))
+    read = study.Trainer(configs[3], load_corpus(CORPUS), split(load_corpus(CORPUS), 0))
     texts = [("turn", "on", "the", "lights", str(k)) for k in range(10 * study.AT_ONCE)]
 
     def quickest(among: list[tuple[str, ...]]) -> float:
@@ -164,7 +164,8 @@ def test_methods_are_timed_once_in_proportion_to_their_steps_and_with_what_readi
 
     assert 4 < quickest(texts) / quickest(texts[: study.AT_ONCE]) < 25
     assert (
-        study._seconds_of_reading(study.Run(short, load_corpus(CORPUS), split(load_corpus(CORPUS), 0)), texts, 0) == 0
+        study._seconds_of_reading(study.Trainer(short, load_corpus(CORPUS), split(load_corpus(CORPUS), 0)), texts, 0)
+        == 0
     )
 
 

@@ -16,8 +16,15 @@ from edp_lab.corpora.encoding import Labels
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model
 from edp_lab.privacy import Alpha, Mechanism
-from edp_lab.training.dp_step import Layout, layer_norms, layer_scales, release
-from edp_lab.training.gradients import StackedGradients, model_gradients, stacked_gradients, trainable
+from edp_lab.training.dp_step import layer_scales, release
+from edp_lab.training.gradients import (
+    Layout,
+    StackedGradients,
+    layer_norms,
+    model_gradients,
+    stacked_gradients,
+    trainable,
+)
 from edp_lab.training.noise import KINDS, Share, standard_noise
 
 WORDS = ["set", "an", "alarm", "for", "noon", "please", "call", "my", "doctor", "now"]

@@ -31,9 +31,8 @@ from edp_lab.training import evaluate_run, noise, read_record, run_ledger
 from edp_lab.training import processes as launch
 from edp_lab.training import run_session as trainer
 from edp_lab.training import trainer as run
-from edp_lab.training.checkpoint import STATE
-from edp_lab.training.ledger import LEDGER, Ledger, fingerprint
-from edp_lab.training.run_folder import MODEL, RECORD, SECRET
+from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
+from edp_lab.training.run_folder import MODEL, RECORD, SECRET, STATE
 
 EPOCHS, STEPS = 3, 5  # steps in an epoch
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, and limits files of other processes")
@@ -60,7 +59,7 @@ def be(arguments: list[str], home: Path, faults: dict[str, Any]) -> None:
     os.dup2(os.dup2(os.open(home / "log", os.O_WRONLY | os.O_CREAT), 1), 2)
     for name in ("fsync", "replace", "unlink"):
         before(os, name, lambda *paths, name=name: die(name, *paths))
-    before(Ledger, "write", hold)
+    before(PrivacyLedger, "write", hold)
     before(noise, "_fill", note)
     before(launch, "obey", lambda stop: threading.Thread(target=tell, args=[stop], daemon=True).start())
     patch = pytest.MonkeyPatch()
@@ -84,7 +83,7 @@ def die(name: str, *paths: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def hold(ledger: Ledger, *entry: int) -> None:
+def hold(ledger: PrivacyLedger, *entry: int) -> None:
     die("write", LEDGER)
     if len(ledger.releases) == FAULTS["hold_at"]:
         (FAULTS["home"] / "held").touch()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, judge
-from edp_lab.training.ledger import Ledger, _sealed, fingerprint
+from edp_lab.training.ledger import PrivacyLedger, _sealed, fingerprint
 
 DISJOINT = Mechanism.sound(1.0, 0.7, 4, 4, "linear", 0.5)
 POISSON = Mechanism.sound(1.0, 1.5, 4, 4, "exponential", 0.1, sampling_rate=0.25)
@@ -44,21 +44,21 @@ def quick():
         yield Path(folder, "ledger.jsonl")
 
 
-def written(path: Path, releases, mechanism: Mechanism = DISJOINT) -> Ledger:
-    ledger = Ledger(path, mechanism)
+def written(path: Path, releases, mechanism: Mechanism = DISJOINT) -> PrivacyLedger:
+    ledger = PrivacyLedger(path, mechanism)
     for release in releases:
         ledger.write(*release)
     return ledger
 
 
-def three(path: Path) -> tuple[Ledger, bytes]:
+def three(path: Path) -> tuple[PrivacyLedger, bytes]:
     ledger = written(path, [(0, 0, KEY), (0, 1, KEY), (1, 2, KEY)])
     return ledger, path.read_bytes()
 
 
 def refused(path: Path, saying: str = "^ledger", chain: str | None = None) -> None:
     with pytest.raises(UsageError, match=saying) as caught:
-        Ledger.open(path, chain)
+        PrivacyLedger.open(path, chain)
     assert str(path) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -74,7 +74,7 @@ def test_an_entry_is_synced_to_the_disk_before_write_returns(path, monkeypatch):
         synced.append(json.loads(path.read_bytes().splitlines()[-1]))
 
     monkeypatch.setattr(os, "fsync", sync)
-    ledger = Ledger(path, DISJOINT)
+    ledger = PrivacyLedger(path, DISJOINT)
     assert set(synced[0]["mechanism"]) == set(vars(DISJOINT))
     ledger.write(2, 7, KEY)
     assert (synced[-1]["epoch"], synced[-1]["step"], synced[-1]["key"]) == (2, 7, fingerprint(KEY))
@@ -92,7 +92,7 @@ def test_one_object_per_line_and_no_key(path):
 def test_an_existing_ledger_is_not_begun_again(path):
     _, before = three(path)
     with pytest.raises(UsageError, match="--out"):
-        Ledger(path, DISJOINT)
+        PrivacyLedger(path, DISJOINT)
     assert path.read_bytes() == before
 
 
@@ -142,7 +142,7 @@ def test_a_step_is_billed_once_per_key(path, mechanism, bill):
 
 
 def test_nothing_taken_costs_nothing(path):
-    assert Ledger(path, DISJOINT).bill() == {}
+    assert PrivacyLedger(path, DISJOINT).bill() == {}
     assert judge(DISJOINT, {}, 1e-5, False).epsilon == 0
 
 
@@ -154,13 +154,13 @@ def test_nothing_taken_costs_nothing(path):
 def test_reopening_forgets_nothing_and_goes_on(mechanism, before, after):
     with quick() as path, quick() as at_once:
         chain = written(path, before, mechanism).chain
-        again = Ledger.open(path, chain)
+        again = PrivacyLedger.open(path, chain)
         assert (again.mechanism, again.chain) == (mechanism, chain)
         for release in after:
             again.write(*release)
         whole = written(at_once, before + after, mechanism)
         assert path.read_bytes() == at_once.read_bytes()
-        assert Ledger.open(path, chain).bill() == whole.bill()
+        assert PrivacyLedger.open(path, chain).bill() == whole.bill()
 
 
 def test_a_last_line_torn_at_any_byte_is_replaced_and_writing_goes_on(path, monkeypatch):
@@ -170,14 +170,14 @@ def test_a_last_line_torn_at_any_byte_is_replaced_and_writing_goes_on(path, monk
     for kept in range(len(last)):
         torn = raw[: len(raw) - len(last) + kept]
         path.write_bytes(torn)
-        ledger = Ledger.open(path)
+        ledger = PrivacyLedger.open(path)
         assert path.read_bytes() == torn  # judging a run that is going on must not touch it
         whole = kept == len(last) - 1  # nothing but the line break is missing
         assert len(ledger.releases) == (3 if whole else 2)
         ledger.write(1, 2, KEY)
         ledger.write(1, 3, OTHER_KEY)
         assert path.read_bytes().startswith(raw)
-        assert Ledger.open(path, ledger.chain).releases == ledger.releases
+        assert PrivacyLedger.open(path, ledger.chain).releases == ledger.releases
         assert len(ledger.releases) == 4
 
 
@@ -186,19 +186,19 @@ def test_a_torn_line_longer_than_the_next_entry_leaves_no_rest(path, torn):
     """Some file systems leave zeros where a write was lost."""
     ledger, raw = three(path)
     path.write_bytes(raw + torn)
-    again = Ledger.open(path, ledger.chain)
+    again = PrivacyLedger.open(path, ledger.chain)
     again.write(1, 3, KEY)
     assert path.read_bytes().startswith(raw)
     assert path.read_bytes().endswith(b"}\n")
-    assert Ledger.open(path, again.chain).releases == again.releases
+    assert PrivacyLedger.open(path, again.chain).releases == again.releases
 
 
 def test_a_ledger_that_is_gone_or_continued_elsewhere_takes_no_entry(path):
     ledger, _ = three(path)
-    Ledger.open(path).write(1, 3, OTHER_KEY)
+    PrivacyLedger.open(path).write(1, 3, OTHER_KEY)
     with pytest.raises(UsageError, match="another process"):
         ledger.write(1, 4, KEY)
-    assert len(Ledger.open(path).releases) == 4
+    assert len(PrivacyLedger.open(path).releases) == 4
     path.unlink()
     with pytest.raises(UsageError, match="cannot be written"):
         ledger.write(1, 4, KEY)
@@ -236,12 +236,12 @@ def test_lines_cut_off_that_the_record_remembers_are_missed(path):
     middle = json.loads(raw.splitlines()[2])["chain"]
     lines = raw.splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:3]))
-    Ledger.open(path, middle)
+    PrivacyLedger.open(path, middle)
     refused(path, "lacks entries", chain=ledger.chain)
     path.write_bytes(raw[:-2])
     refused(path, "lacks entries", chain=ledger.chain)
     path.write_bytes(raw)
-    Ledger.open(path, middle)  # a record may be older than its ledger
+    PrivacyLedger.open(path, middle)  # a record may be older than its ledger
 
 
 def test_an_unreadable_ledger_is_one_sentence(path, tmp_path):
@@ -288,7 +288,7 @@ def test_a_spliced_ledger_is_refused_or_has_lost_its_last_lines_only(data):
         piece = data.draw(st.binary(max_size=40) | st.just(raw[:end]) | st.just(raw[start:]))
         path.write_bytes(raw[:start] + piece + raw[end:])
         try:
-            found = Ledger.open(path)
+            found = PrivacyLedger.open(path)
         except UsageError:
             return
         assert found.releases.items() <= ledger.releases.items()
@@ -317,9 +317,9 @@ def test_a_disk_that_fills_up_half_way_through_a_line(path, room):
             with pytest.raises(UsageError, match=r"cannot be written .*: mend the disk"):
                 ledger.write(1, 3, KEY)
     assert len(path.read_bytes()) == len(raw) + room
-    assert len(ledger.releases) == len(Ledger.open(path).releases) == 3
+    assert len(ledger.releases) == len(PrivacyLedger.open(path).releases) == 3
     ledger.write(1, 3, KEY)
-    assert Ledger.open(path, ledger.chain).releases == ledger.releases
+    assert PrivacyLedger.open(path, ledger.chain).releases == ledger.releases
 
 
 def test_a_sync_that_fails_is_no_entry(path, monkeypatch):
@@ -333,12 +333,12 @@ def test_a_sync_that_fails_is_no_entry(path, monkeypatch):
         with pytest.raises(UsageError, match="No space left"):
             ledger.write(1, 3, KEY)
     assert (3, fingerprint(KEY)) not in ledger.releases
-    assert len(Ledger.open(path).releases) >= 3
+    assert len(PrivacyLedger.open(path).releases) >= 3
 
 
 def test_a_new_ledger_without_room_leaves_no_file(path):
     with room_for(10), pytest.raises(UsageError, match="mend the disk"):
-        Ledger(path, DISJOINT)
+        PrivacyLedger(path, DISJOINT)
     assert not path.exists()
 
 
@@ -346,8 +346,8 @@ WRITER = """
 import runpy, sys
 from pathlib import Path
 from edp_lab.privacy import Mechanism
-Ledger = runpy.run_path(sys.argv[2])["Ledger"]  # by its path: importing the package would wait for torch
-ledger = Ledger(Path(sys.argv[1]), Mechanism.sound(1.0, 0.7, 4, 4))
+PrivacyLedger = runpy.run_path(sys.argv[2])["PrivacyLedger"]  # by its path: importing the package would wait for torch
+ledger = PrivacyLedger(Path(sys.argv[1]), Mechanism.sound(1.0, 0.7, 4, 4))
 for step in range(10**6):
     ledger.write(step // 10, step, 1)
     print(step, flush=True)
@@ -356,7 +356,7 @@ for step in range(10**6):
 
 def test_noise_that_would_be_used_twice_is_refused(path):
     """The same stream in two epochs could be subtracted away: billed as two releases, it would protect neither."""
-    ledger = Ledger(path, Mechanism.sound(1.0, 0.7, 4, 4))
+    ledger = PrivacyLedger(path, Mechanism.sound(1.0, 0.7, 4, 4))
     ledger.write(0, 5, KEY)
     for epoch, step in ((1, 5), (-1, 6), (0, -1)):
         with pytest.raises(UsageError, match="number the steps"):
@@ -366,7 +366,7 @@ def test_noise_that_would_be_used_twice_is_refused(path):
 
 
 def test_a_killed_process_has_written_all_that_it_reported(path):
-    command = [sys.executable, "-c", WRITER, str(path), str(sys.modules[Ledger.__module__].__file__)]
+    command = [sys.executable, "-c", WRITER, str(path), str(sys.modules[PrivacyLedger.__module__].__file__)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None
@@ -376,9 +376,9 @@ def test_a_killed_process_has_written_all_that_it_reported(path):
     finally:
         child.kill()
         child.wait()
-    ledger = Ledger.open(path)
+    ledger = PrivacyLedger.open(path)
     found = {step for step, _ in ledger.releases}
     assert set(reported) <= found
     assert len(found) <= len(reported) + 1
     ledger.write(10**5, 10**6, 1)
-    assert Ledger.open(path, ledger.chain).releases == ledger.releases
+    assert PrivacyLedger.open(path, ledger.chain).releases == ledger.releases

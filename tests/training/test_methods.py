@@ -17,7 +17,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, bert_config
 from edp_lab.models.wordpiece import train_wordpieces
 from edp_lab.training import TrainConfig
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 WORDS = ("play", "the", "song", "again", "please", "now")
 
@@ -54,7 +54,7 @@ def config(corpus: str, **changes: object) -> TrainConfig:
 def after(corpus: str, steps: int, **changes: object) -> torch.Tensor:
     """All parameters after some steps, (P)."""
     loaded, chosen = load_corpus(corpus), config(corpus, **changes)
-    run = Run(chosen, loaded, split(loaded, 0))
+    run = Trainer(chosen, loaded, split(loaded, 0))
     for _ in range(steps):
         run.step()
     return torch.cat([p.detach().flatten() for _, p in run.parameters])
@@ -122,7 +122,7 @@ def test_noise_grows_down_the_ladder_only_through_the_divisor(corpus):
     stds = []
     for size in (None, 4, 2):
         loaded = load_corpus(corpus)
-        run = Run(config(corpus, micro_batch_size=size, num_devices=2), loaded, split(loaded, 0))
+        run = Trainer(config(corpus, micro_batch_size=size, num_devices=2), loaded, split(loaded, 0))
         stds.append(run.private.noise_stds(0)[0])
     assert [larger / smaller for larger, smaller in pairwise(stds)] == pytest.approx([2, 2])
 

@@ -29,10 +29,10 @@ from edp_lab.training import (
     trainable,
 )
 from edp_lab.training import trainer as run
-from edp_lab.training.ledger import LEDGER, Ledger, fingerprint
+from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
 from edp_lab.training.run_folder import MODEL, SECRET
 from edp_lab.training.run_session import train_here
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 STEPS = 2  # per epoch
 
@@ -67,14 +67,14 @@ def nan_in_epoch(monkeypatch):
     """Make the weights of a later run not a number when it comes to this epoch."""
 
     def poison(epoch: int) -> None:
-        original = Run.step
+        original = Trainer.step
 
         def step(self, *arguments):
             if self.progress.epoch == epoch:
                 self.model.intent.weight.data[0, 0] = float("nan")
             return original(self, *arguments)
 
-        monkeypatch.setattr(Run, "step", step)
+        monkeypatch.setattr(Trainer, "step", step)
 
     return poison
 
@@ -194,7 +194,7 @@ def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(corpus, tmp_path, mo
 def test_two_runs_into_one_folder_do_not_touch_each_other(corpus, tmp_path):
     """Both found the folder empty, but the first was faster."""
     folder = tmp_path / "run"
-    first = Ledger(folder / LEDGER, config(corpus).mechanism())
+    first = PrivacyLedger(folder / LEDGER, config(corpus).mechanism())
     (folder / SECRET).write_text("of the first")
     with pytest.raises(UsageError, match="--out"):
         train_here(config(corpus), folder, lambda event: None, threading.Event(), resuming=False)
@@ -252,7 +252,7 @@ def test_a_private_seed_is_drawn_anew_for_every_run(corpus, tmp_path):
     assert models[0] != models[1]
     assert not {line["key"] for line in lines(tmp_path / "a")} & {line["key"] for line in lines(tmp_path / "b")}
     loaded, settings = load_corpus(corpus), config(corpus, private_seed=True)
-    runs = [Run(settings, loaded, split(loaded, settings.seed), key=key) for key in (1, 2)]
+    runs = [Trainer(settings, loaded, split(loaded, settings.seed), key=key) for key in (1, 2)]
     weights = [np.concatenate([p.detach().numpy().ravel() for p in one.model.parameters()]) for one in runs]
     assert np.array_equal(*weights)
 

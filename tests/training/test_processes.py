@@ -26,7 +26,7 @@ from edp_lab.models.bert import BertSize, bert_config
 from edp_lab.models.wordpiece import train_wordpieces
 from edp_lab.training import TrainConfig, read_record, run_ledger, train
 from edp_lab.training.processes import Ranks, run_rank
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 HERE = Path(__file__)
 EPOCHS, STEPS = 4, 20
@@ -69,11 +69,11 @@ def config(folder: Path, processes: int, **changes: Any) -> TrainConfig:
     return TrainConfig(corpus=str(folder / CORPUS), **settings)
 
 
-def trained(folder: Path, case: str, accelerator: Accelerator | None = None) -> tuple[Tensor, Run]:
+def trained(folder: Path, case: str, accelerator: Accelerator | None = None) -> tuple[Tensor, Trainer]:
     """All parameters after 20 steps."""
     corpus = load_corpus(folder / CORPUS)
     settings = config(folder, 1 if accelerator is None else accelerator.num_processes, **CASES[case])
-    run = Run(settings, corpus, split(corpus, 0), accelerator, KEY)
+    run = Trainer(settings, corpus, split(corpus, 0), accelerator, KEY)
     while run.progress.epoch < EPOCHS:
         assert run.epoch()
     assert run.progress.step == STEPS

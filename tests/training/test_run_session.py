@@ -17,14 +17,14 @@ from edp_lab.training import (
     EpochDone,
     StepDone,
     TrainConfig,
+    dp_step,
     evaluate_run,
     predict_texts,
-    private_step,
     read_record,
     train,
 )
 from edp_lab.training import trainer as run
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 NAMES = ("anna", "bob", "carla", "dev", "eve", "fred")
 
@@ -112,7 +112,7 @@ def test_the_intent_counts_in_the_loss_as_much_as_it_is_told_to(corpus, tmp_path
 def test_model_with_an_epsilon_does_not_depend_on_words_of_the_training_set(corpus, settings):
     """Where an epsilon is shown, the vocabulary must not come from private text: only hash buckets are left."""
     loaded = load_corpus(corpus)
-    here = Run(config(corpus, **settings), loaded, split(loaded, 0))
+    here = Trainer(config(corpus, **settings), loaded, split(loaded, 0))
     assert here.model.features.words == ()
 
 
@@ -160,7 +160,7 @@ def test_delta_that_promises_nothing_is_flagged(corpus, tmp_path):
 
 def test_a_run_adds_the_noise_it_is_billed_for(corpus, monkeypatch):
     """Fresh at every step, of the deviation that the mechanism describes for that epoch."""
-    loaded, noises, original = load_corpus(corpus), [], private_step.release
+    loaded, noises, original = load_corpus(corpus), [], dp_step.release
     settings = config(corpus, epochs=3, z0=0.5, decay="exponential", tau=0.4)
 
     def spy(mechanism, epoch, gradients, layout, alpha, noise, divisor, out):
@@ -169,8 +169,8 @@ def test_a_run_adds_the_noise_it_is_billed_for(corpus, monkeypatch):
         noises.append((released.gradient - without.gradient).double())
         return released
 
-    monkeypatch.setattr(private_step, "release", spy)
-    here = Run(settings, loaded, split(loaded, 0))
+    monkeypatch.setattr(dp_step, "release", spy)
+    here = Trainer(settings, loaded, split(loaded, 0))
     for epoch in range(3):
         begun = len(noises)
         here.epoch()
@@ -186,7 +186,7 @@ def test_public_alpha_is_a_function_of_public_text_alone(tmp_path, as_printed):
     other = load_corpus(str(write_corpus(tmp_path / "other.jsonl", utterances=300)))
     public = f"public:{write_corpus(tmp_path / 'public.jsonl', utterances=50, first=900)}"
     private = config(own.name, alpha=public, as_printed=as_printed, pretrained=None)
-    runs = [Run(private, c, split(c, 0)) for c in (own, other)]
+    runs = [Trainer(private, c, split(c, 0)) for c in (own, other)]
     alphas = [one.private.alpha for one in runs]
     assert torch.equal(*alphas)
     assert float(alphas[0].max()) == 1.0
@@ -224,14 +224,14 @@ def test_interrupt_leaves_a_usable_run_that_bills_the_epoch_it_broke_off(corpus,
 
 
 def test_gradient_that_is_not_finite_stops_the_run_and_keeps_the_last_epoch(corpus, tmp_path, monkeypatch):
-    original = Run.step
+    original = Trainer.step
 
     def poisoned(self, *arguments):
         if self.progress.epoch == 1:
             self.model.intent.weight.data[0, 0] = float("nan")
         return original(self, *arguments)
 
-    monkeypatch.setattr(Run, "step", poisoned)
+    monkeypatch.setattr(Trainer, "step", poisoned)
     with pytest.raises(UsageError, match=r"gradient of layer '\w"):
         train(config(corpus), tmp_path / "run")
     record = read_record(tmp_path / "run")
@@ -280,11 +280,11 @@ def test_one_device_steps_in_place_as_by_book_keeping(corpus, settings, monkeypa
     one = config(corpus, num_devices=1, z0=0.3, precision="float64", **settings)
     for in_place in (True, False):
         if not in_place:
-            monkeypatch.setattr(private_step.PrivateStep, "whole", property(lambda self: False))
-        here = Run(one, loaded, split(loaded, 0))
+            monkeypatch.setattr(dp_step.PrivateStep, "whole", property(lambda self: False))
+        here = Trainer(one, loaded, split(loaded, 0))
         for _ in range(3):
             here.step()
         ended.append(torch.cat([p.detach().flatten() for _, p in here.parameters]))
-    start = torch.cat([p.detach().flatten() for _, p in Run(one, loaded, split(loaded, 0)).parameters])
+    start = torch.cat([p.detach().flatten() for _, p in Trainer(one, loaded, split(loaded, 0)).parameters])
     assert float((ended[0] - start).abs().max()) > 1e-3
     torch.testing.assert_close(ended[0], ended[1], rtol=1e-7, atol=1e-8)

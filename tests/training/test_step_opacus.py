@@ -12,10 +12,9 @@ from opacus.optimizers import DPOptimizer
 from scipy import stats
 
 from edp_lab.privacy import Mechanism
-from edp_lab.training.dp_step import Layout, release
-from edp_lab.training.gradients import LoopGradients, StackedGradients, trainable
+from edp_lab.training.dp_step import PrivateStep, release
+from edp_lab.training.gradients import Layout, LoopGradients, StackedGradients, trainable
 from edp_lab.training.noise import KINDS, Share, standard_noise
-from edp_lab.training.private_step import PrivateStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")  # of Opacus, on a first layer
 

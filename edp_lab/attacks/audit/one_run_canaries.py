@@ -23,10 +23,17 @@ from edp_lab.privacy import Mechanism
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.training import StepDone, TrainConfig
 from edp_lab.training.batches import Batches, Devices
-from edp_lab.training.dp_step import Factors, Layout, MicroGradients, release
-from edp_lab.training.gradients import StackedGradients, model_gradients, stacked_gradients
+from edp_lab.training.dp_step import release
+from edp_lab.training.gradients import (
+    Factors,
+    Layout,
+    MicroGradients,
+    StackedGradients,
+    model_gradients,
+    stacked_gradients,
+)
 from edp_lab.training.noise import Share, part, standard_noise
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 Progress = Callable[[int, int], None]  # steps done, of so many
 
@@ -239,7 +246,7 @@ class RealModel:
 
     def __init__(self, config: TrainConfig, corpus: Corpus, data: Split, canaries: int) -> None:
         slots = (data.train[0],) * canaries  # hold the canaries' numbers; their words are never read
-        self.run = Run(config, corpus, replace(data, train=(*data.train, *slots)))
+        self.run = Trainer(config, corpus, replace(data, train=(*data.train, *slots)))
         self.layout = self.run.layout
 
     def gradients(self, parts: Sequence[np.ndarray]) -> MicroGradients:
@@ -297,7 +304,7 @@ def mislabelled_scores(config: TrainConfig, corpus: Corpus, data: Split, plan: P
     What it was before would only add its own spread: an untrained model says little, and mostly of their lengths.
     """
     canaries = mislabelled(corpus, data.test, len(plan.included), plan.key)
-    run = Run(config, corpus, replace(data, train=(*data.train, *canaries)))
+    run = Trainer(config, corpus, replace(data, train=(*data.train, *canaries)))
     if plan.disjoint:
         run.batches = plan.batches  # type: ignore[assignment]
     _zero_out(run, plan)
@@ -324,7 +331,7 @@ def mislabelled(corpus: Corpus, utterances: Sequence[Utterance], count: int, key
     )
 
 
-def _zero_out(run: Run, plan: Plan) -> None:
+def _zero_out(run: Trainer, plan: Plan) -> None:
     """Let the canaries that are out contribute no gradient, while their slots stay."""
     weights = torch.ones(len(run.train_data))
     weights[plan.utterances :][~torch.from_numpy(plan.included)] = 0
@@ -338,7 +345,7 @@ def _zero_out(run: Run, plan: Plan) -> None:
 
 
 @torch.no_grad()
-def _losses(run: Run, plan: Plan) -> np.ndarray:
+def _losses(run: Trainer, plan: Plan) -> np.ndarray:
     """Loss of every canary under the model as it is, without dropout: (m)."""
     numbers = plan.utterances + np.arange(len(plan.included))
     device = next(run.model.parameters()).device

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, Variant, gdp_epsilon, judge
-from edp_lab.training.dp_step import Layout, release
-from edp_lab.training.gradients import StackedGradients
+from edp_lab.training.dp_step import release
+from edp_lab.training.gradients import Layout, StackedGradients
 from edp_lab.training.noise import Share, standard_noise
 
 LAYOUT = Layout(("large", "small"), (torch.Size([4]), torch.Size([4])), (slice(0, 4), slice(4, 8)))

@@ -38,11 +38,10 @@ from edp_lab.errors import UsageError
 from edp_lab.models import load_model, save_model
 from edp_lab.models.files import parse_tensors, read_bytes, write_whole
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.training.checkpoint import code_of, digest
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.processes import Ranks, run_rank, usable_cores
-from edp_lab.training.run_folder import versions
-from edp_lab.training.trainer import Run
+from edp_lab.training.run_folder import code_of, digest, versions
+from edp_lab.training.trainer import Trainer
 
 CODE = ("corpora", "privacy", "models", "training", "attacks/signals.py", "attacks/shadow_models.py")
 MOST_ON_GPU = 4  # workers that share a GPU: each brings its own half gigabyte of CUDA
@@ -170,7 +169,7 @@ def _settled(config: TrainConfig, seed: int) -> TrainConfig:
 def _train(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]) -> IntentSlotModel:
     if not train:
         raise UsageError("a shadow model has no training set: give it utterances")
-    run = Run(config, corpus, Split(tuple(train), validation=tuple(train[:1]), test=()))
+    run = Trainer(config, corpus, Split(tuple(train), validation=tuple(train[:1]), test=()))
     for _ in range(config.epochs):
         run.epoch()
     return run.model.cpu().eval()

@@ -29,10 +29,10 @@ from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant, judge
 from edp_lab.privacy.csprng import Purpose, stream
 from edp_lab.training import TrainConfig
-from edp_lab.training.dp_step import Layout, layer_scales, release
-from edp_lab.training.gradients import StackedGradients, stacked_gradients
+from edp_lab.training.dp_step import layer_scales, release
+from edp_lab.training.gradients import Layout, StackedGradients, stacked_gradients
 from edp_lab.training.noise import Share, standard_noise
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 # ---- Compute -------------------------------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class SmallModel:
     def __init__(self, config: TrainConfig, epochs: int) -> None:
         self.config = plain(config, epochs)
         corpus = load_corpus(config.corpus)
-        self._run = Run(self.config, corpus, split(corpus, config.seed))
+        self._run = Trainer(self.config, corpus, split(corpus, config.seed))
         self.layout, self.delta = self._run.layout, self._run.delta
         self._untrained = deepcopy(self._run.model)
         for _ in range(epochs):

@@ -30,7 +30,7 @@ from edp_lab.training import TrainConfig
 from edp_lab.training.gradients import model_gradients, plain_gradient
 from edp_lab.training.noise import Share, standard_noise
 from edp_lab.training.optimizers import BETAS, DPAdamBC, make_optimizer
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 Array = NDArray[np.float64]
 
@@ -68,7 +68,7 @@ def per_example(config: TrainConfig, epochs: int, sizes: Sequence[int] = (1, 4, 
         UsageError: as `edp_lab.training.train`.
     """
     corpus = load_corpus(config.corpus)
-    run = Run(config, corpus, split(corpus, config.seed))
+    run = Trainer(config, corpus, split(corpus, config.seed))
     for _ in range(epochs):
         run.epoch()
     [[batch]] = run.batches.devices(run.progress.epoch, 0, run.progress.step)

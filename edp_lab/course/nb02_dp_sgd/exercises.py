@@ -13,8 +13,8 @@ from torch import Tensor
 from edp_lab.course.kit.exercises import Exercise, close
 from edp_lab.privacy import Mechanism
 from edp_lab.three_phase.clipping import by_norm, clipped_mean
-from edp_lab.training.dp_step import Layout, release
-from edp_lab.training.gradients import StackedGradients
+from edp_lab.training.dp_step import release
+from edp_lab.training.gradients import Layout, StackedGradients
 
 ROUNDING = 1e-4  # the library clips a little below C, so that float32 cannot exceed it
 

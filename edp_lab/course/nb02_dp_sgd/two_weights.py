@@ -24,8 +24,8 @@ from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, RenyiDP, accounta
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.privacy.renyi import rdp_epsilon
 from edp_lab.training.batches import Batches
-from edp_lab.training.dp_step import Layout, noise_stds, release
-from edp_lab.training.gradients import StackedGradients
+from edp_lab.training.dp_step import noise_stds, release
+from edp_lab.training.gradients import Layout, StackedGradients
 from edp_lab.training.noise import Share, standard_noise
 from edp_lab.training.optimizers import DPAdamBC, make_optimizer
 

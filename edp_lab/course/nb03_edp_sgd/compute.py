@@ -26,10 +26,10 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Schedule, Variant, judge
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.training import TrainConfig
-from edp_lab.training.dp_step import Layout, clip_factors, layer_norms, layer_scales, noise_stds, release
-from edp_lab.training.gradients import StackedGradients, stacked_gradients
+from edp_lab.training.dp_step import clip_factors, layer_scales, noise_stds, release
+from edp_lab.training.gradients import Layout, StackedGradients, layer_norms, stacked_gradients
 from edp_lab.training.noise import Share, standard_noise
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 Array = NDArray[np.float64]
 
@@ -201,7 +201,7 @@ class GradientHistory:
     def __init__(self, config: TrainConfig, epochs: int) -> None:
         self.config = replace(plain(config, epochs), batch_size=SENTENCES)
         corpus = load_corpus(self.config.corpus)
-        run = Run(self.config, corpus, split(corpus, self.config.seed))
+        run = Trainer(self.config, corpus, split(corpus, self.config.seed))
         self.layout, self.delta = run.layout, run.delta
         self.first = _batch_gradients(run)
         grams = [_gram(self.first, self.layout)]
@@ -251,7 +251,7 @@ def library_step(history: GradientHistory, clip_norm: float, z: float, num_devic
     return release(mechanism, 0, rows, history.layout, history.alpha, noise).gradient
 
 
-def _batch_gradients(run: Run) -> Tensor:
+def _batch_gradients(run: Trainer) -> Tensor:
     """(FINEST, P) gradients of the batch that the run meets next, with its own dropout."""
     now = run.progress
     [[batch]] = run.batches.devices(now.epoch, 0, now.step)

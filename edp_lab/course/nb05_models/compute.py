@@ -28,7 +28,7 @@ from edp_lab.models.clc import CLC
 from edp_lab.models.ghost_clipping.ops import PLAIN
 from edp_lab.models.intent_slot import IntentSlotModel, to_padded
 from edp_lab.training import TrainConfig
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 PAPER_DELTA = 5e-4  # table 1, public corpora
 PUBLISHED = ("atis", "snips", "nlu-eval")
@@ -286,7 +286,7 @@ def train_small(config: TrainConfig, epochs: int) -> tuple[IntentSlotModel, Spli
     """
     corpus = load_corpus(config.corpus)
     data = split(corpus, config.seed)
-    run = Run(config, corpus, data)
+    run = Trainer(config, corpus, data)
     for _ in range(epochs):
         run.epoch()
     return run.model.eval(), data

@@ -33,7 +33,7 @@ from edp_lab.reproduce import results_io as results
 from edp_lab.reproduce.machine import machine
 from edp_lab.training import TrainConfig
 from edp_lab.training.run_folder import versions
-from edp_lab.training.trainer import Event, Run, evaluate_model
+from edp_lab.training.trainer import Event, Trainer, evaluate_model
 
 RESULTS = results.RESULTS / "tradeoff.json"
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
@@ -237,7 +237,9 @@ def _work(config: TrainConfig) -> str:
 
 def _paces(runs: Sequence[TrainConfig], rounds: int = 3) -> dict[str, float]:
     """CPU seconds of an epoch, by `_work`: in turn, so that whatever else the machine does falls on all; the median."""
-    turns = {_work(config): Run(replace(config, epochs=rounds), *_split(config.corpus, config.seed)) for config in runs}
+    turns = {
+        _work(config): Trainer(replace(config, epochs=rounds), *_split(config.corpus, config.seed)) for config in runs
+    }
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds):
         for name, run in turns.items():
@@ -258,7 +260,7 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
 def _train(config: TrainConfig, stop: threading.Event) -> dict[str, Any] | None:
     """One run with its scores after each of `MARKS`; None if it was stopped."""
     corpus, data = _split(config.corpus, config.seed)
-    run, scores = Run(config, corpus, data), []
+    run, scores = Trainer(config, corpus, data), []
     for epoch in range(1, config.epochs + 1):
         if stop.is_set() or not run.epoch(stop=stop):
             return None

@@ -27,7 +27,7 @@ from edp_lab.models.intent_slot import IntentSlotModel, to_padded
 from edp_lab.models.lstm import BiLSTM
 from edp_lab.training.gradients import trainable
 from edp_lab.training.optimizers import make_optimizer
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 try:
     from opacus.grad_sample.utils import wrap_model
@@ -48,7 +48,7 @@ class OpacusPeer:
             for the CLC, but there by a tenth only, as DPLSTM forms its gradients anyway, and that is most of the step.
     """
 
-    def __init__(self, run: Run, ghost: bool | None = None) -> None:
+    def __init__(self, run: Trainer, ghost: bool | None = None) -> None:
         config, mechanism = run.config, run.mechanism
         assert mechanism is not None
         self.data, self.device = run.train_data, run.accelerator.device

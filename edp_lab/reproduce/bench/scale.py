@@ -23,7 +23,7 @@ from edp_lab.reproduce.bench.train_step import KEEP_PAGES
 from edp_lab.training import TrainConfig
 from edp_lab.training.processes import Ranks, run_rank
 from edp_lab.training.run_session import start_accelerator
-from edp_lab.training.trainer import AT_ONCE, Run, evaluate_model
+from edp_lab.training.trainer import AT_ONCE, Trainer, evaluate_model
 
 SIZES = (10_000, 100_000, 1_000_000)
 DEVICES = 8
@@ -88,10 +88,12 @@ def main(job: str) -> None:
     corpus = load_corpus(told["corpus"])
     data = split(corpus, 0)
     config = TrainConfig(told["corpus"], z0=1.0, num_devices=DEVICES, size=told["size"])
-    run = Run(config, corpus, data, start_accelerator(1))
+    run = Trainer(config, corpus, data, start_accelerator(1))
     prepared = time.perf_counter() - start
     seconds = _steps(run, told["steps"])
-    share = Run(replace(config, batch_size=config.batch_size // DEVICES, num_devices=1), corpus, data, run.accelerator)
+    share = Trainer(
+        replace(config, batch_size=config.batch_size // DEVICES, num_devices=1), corpus, data, run.accelerator
+    )
     share_seconds = _steps(share, told["steps"])
     start = time.perf_counter()
     scored = data.test[:AT_ONCE]
@@ -111,7 +113,7 @@ def main(job: str) -> None:
     print(json.dumps(row), flush=True)
 
 
-def _steps(run: Run, steps: int) -> float:
+def _steps(run: Trainer, steps: int) -> float:
     """Median seconds of a step; the first is not counted."""
     run.step()
     seconds = []

@@ -27,7 +27,7 @@ from edp_lab.reproduce.paper.printed import TABLE_2
 from edp_lab.training import TrainConfig
 from edp_lab.training.processes import Ranks, run_rank
 from edp_lab.training.run_session import start_accelerator
-from edp_lab.training.trainer import Run
+from edp_lab.training.trainer import Trainer
 
 METHODS = ("sgd", "edp-sgd", "dp-sgd-naive", "dp-sgd", "opacus")
 SLOW, FEW = 10.0, 3  # a method whose steps take so many times as long as SGD's gets only a few rounds
@@ -193,7 +193,7 @@ def _encoder(task: Task, folder: Path) -> str:
 class _Runner:
     """Takes steps of one contestant."""
 
-    def __init__(self, run: Run, contestant: Contestant) -> None:
+    def __init__(self, run: Trainer, contestant: Contestant) -> None:
         self.run, self.peer = run, None
         if contestant.method == "opacus":
             from edp_lab.reproduce.bench.opacus_peer import OpacusPeer
@@ -235,7 +235,7 @@ def main(job: str) -> None:
     corpus = load_corpus(task.corpus)
     data = split(corpus, 0)
     configs = [task.config(contestant, told["pretrained"]) for contestant in contestants]
-    runners = [_Runner(Run(c, corpus, data, accelerator), one) for c, one in zip(configs, contestants, strict=True)]
+    runners = [_Runner(Trainer(c, corpus, data, accelerator), one) for c, one in zip(configs, contestants, strict=True)]
     firsts = [runner.seconds(0) for runner in runners]  # allocates memory; not counted
 
     def report(**row: Any) -> None:

@@ -34,7 +34,7 @@ from edp_lab.training import TrainConfig
 from edp_lab.training.gradients import plain_gradient, trainable
 from edp_lab.training.optimizers import BETAS, make_optimizer
 from edp_lab.training.processes import Ranks, run_rank, usable_cores
-from edp_lab.training.trainer import Run, evaluate_model
+from edp_lab.training.trainer import Trainer, evaluate_model
 
 CORPUS, EPOCHS = "smart-home-health", 8
 SEEDS, FEW = (0, 1, 2, 3, 4, 5), (0, 1, 2)  # for what is close, and for what is not
@@ -209,7 +209,7 @@ def _work(path: str, stop: threading.Event) -> None:
 def small_run(config: TrainConfig) -> Outcome:
     """Train, in memory, and attack."""
     corpus, parts = data(config.seed)
-    run = Run(config, corpus, parts)
+    run = Trainer(config, corpus, parts)
     while run.progress.epoch < config.epochs:
         run.epoch()
     members, non_members = equal_sides(parts, config.seed)
@@ -223,7 +223,7 @@ def small_run(config: TrainConfig) -> Outcome:
     )
 
 
-def _noise_share(run: Run) -> float | None:
+def _noise_share(run: Trainer) -> float | None:
     """The noise in Adam's second moment over all of it, at most 1: the median over weights, after the last step.
 
     Its std^2 is averaged as Adam averages squared gradients: a step counts for 1 - beta2, once more beta2 as much with
@@ -259,7 +259,7 @@ def first_gradient_norms(replaced: int | None = None) -> dict[str, float]:
         replaced: place in the batch whose utterance is exchanged for one that is not in it; None: as it is.
     """
     corpus, parts = data(0)
-    run = Run(small_config(0, method="sgd"), corpus, parts)
+    run = Trainer(small_config(0, method="sgd"), corpus, parts)
     [[batch]] = run.batches.devices(0, 0, 0)
     if replaced is not None:
         batch = batch.copy()
@@ -276,11 +276,11 @@ def gradient_norms(epochs: int = 6) -> tuple[NDArray[np.float64], NDArray[np.flo
     """
     corpus, parts = data(0)
     config = small_config(0, method="sgd", epochs=epochs, lr_schedule="constant")
-    run, half = Run(config, corpus, parts), len(parts.train) // 2
+    run, half = Trainer(config, corpus, parts), len(parts.train) // 2
     return _norms_by_step(run, parts.train[:half]), _norms_by_step(run, parts.train[half:])
 
 
-def _norms_by_step(run: Run, utterances: Sequence[Utterance]) -> NDArray[np.float64]:
+def _norms_by_step(run: Trainer, utterances: Sequence[Utterance]) -> NDArray[np.float64]:
     config, parameters = run.config, [p for _, p in run.parameters]
     run.train_data = run.model.dataset(utterances)
     run.batches = config.batches(run.key, len(utterances))

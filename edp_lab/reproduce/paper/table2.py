@@ -18,8 +18,7 @@ from edp_lab.reproduce.bench.train_step import Task, bench_steps
 from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_2
 from edp_lab.reproduce.paper.table1 import CORPORA, MODELS
 from edp_lab.reproduce.run_cache import TRAINING
-from edp_lab.training.checkpoint import code_of, digest
-from edp_lab.training.run_folder import versions
+from edp_lab.training.run_folder import code_of, digest, versions
 
 METHODS = ("sgd", "edp-sgd", "dp-sgd-naive", "dp-sgd")
 CODE = (*TRAINING, "reproduce/bench/train_step.py")

@@ -55,8 +55,7 @@ from edp_lab.three_phase.pate import account_votes
 from edp_lab.three_phase.perturbation import compare, image_guarantee, perturb
 from edp_lab.three_phase.phases import PUBLIC_SHARE
 from edp_lab.three_phase.votes import Aggregator, vote_counts
-from edp_lab.training.checkpoint import code_of, digest
-from edp_lab.training.run_folder import versions
+from edp_lab.training.run_folder import code_of, digest, versions
 
 CODE = ("privacy", "models", "training", "three_phase/classifier.py")  # that a network depends on
 CIRCLES_TEST = 10_000
