@@ -94,7 +94,7 @@ class TableRuns:
 
     def _shadow(self, corpus: str) -> list[str]:
         """What else `attacks` is a function of: its shadow's corpus, the package of its classifier, its choices."""
-        from edp_lab.attacks.membership.shadow import GENERATED, default_shadow
+        from edp_lab.attacks.membership.attacks import GENERATED, default_shadow
 
         name = default_shadow(corpus)
         content = "" if name == GENERATED else self._content(name)

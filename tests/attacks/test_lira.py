@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from edp_lab.attacks.membership.lira import aligned, lira_scores, loss_threshold
+from edp_lab.attacks.membership.attacks import aligned, lira_scores
 from edp_lab.attacks.membership.shadow_models import ShadowSignals, half_samples, train_shadow
 from edp_lab.attacks.membership.signals import Floats, Signals, signals
 from edp_lab.attacks.statistics import auc, auc_interval, tpr_at_fpr
@@ -79,7 +79,7 @@ def test_difficulty_of_utterances_cancels_where_it_defeats_the_loss() -> None:
     target, shadows = synthetic(models=16, utterances=4000)
     areas = {}
     for name, found in (
-        ("loss", loss_threshold(target)),
+        ("loss", -target.loss),
         ("online", lira_scores(target, shadows)),
         ("offline", lira_scores(target, shadows, online=False)),
     ):
@@ -176,7 +176,7 @@ def test_an_untrained_model_gives_nobody_away(tiny: TrainConfig, tmp_path: Path)
         target = signals(untrained, pool)
         members = np.random.default_rng(seed).permutation(len(pool)) < len(pool) // 2
         found = {
-            "loss": loss_threshold(target),
+            "loss": -target.loss,
             "online": lira_scores(target, shadows),
             "offline": lira_scores(target, shadows, online=False),
         }
@@ -199,6 +199,6 @@ def test_lira_beats_the_loss_threshold_at_low_fpr_on_an_overfitted_model(tiny: T
         assert at is not None
         return at.value
 
-    online, floor = lira_scores(target, shadows), loss_threshold(target)
+    online, floor = lira_scores(target, shadows), -target.loss
     assert rate(online) > rate(floor) + 0.15
     assert auc(online[members], online[~members]) > auc(floor[members], floor[~members])

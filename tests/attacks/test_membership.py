@@ -14,21 +14,22 @@ import pytest
 from typer.testing import CliRunner
 
 from edp_lab.attacks.membership import attacks as membership
-from edp_lab.attacks.membership import shadow_models
-from edp_lab.attacks.membership.attacks import attack_lira, attack_loss, attack_shadow
-from edp_lab.attacks.membership.guards import LEAST_MEMBERS
-from edp_lab.attacks.membership.shadow import (
+from edp_lab.attacks.membership.attacks import (
     CLASSIFIERS,
     GENERATED,
+    attack_lira,
+    attack_loss,
+    attack_shadow,
     default_shadow,
+    equal_sides,
+    load_target,
     shadow_config,
     shadow_corpus,
     shadow_scores,
-    without_privacy,
 )
+from edp_lab.attacks.membership.guards import LEAST_MEMBERS
 from edp_lab.attacks.membership.shadow_models import ShadowSignals
 from edp_lab.attacks.membership.signals import Signals
-from edp_lab.attacks.membership.target import equal_sides, load_target
 from edp_lab.attacks.statistics import auc_interval
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
@@ -197,9 +198,9 @@ def test_every_classifier_beats_guessing(overfitted, classifier, tmp_path_factor
 
 def test_the_shadow_is_another_corpus_with_the_targets_settings(monkeypatch):
     assert default_shadow("smart-home") == default_shadow("smart-home-video") == GENERATED
-    monkeypatch.setattr("edp_lab.attacks.membership.shadow.find", lambda name: None)
+    monkeypatch.setattr("edp_lab.attacks.membership.attacks.find", lambda name: None)
     assert default_shadow("atis") == GENERATED
-    monkeypatch.setattr("edp_lab.attacks.membership.shadow.find", lambda name: Path())
+    monkeypatch.setattr("edp_lab.attacks.membership.attacks.find", lambda name: Path())
     assert default_shadow("atis") == "snips"
     assert default_shadow("snips") == "atis"
     assert default_shadow("snips-original") == "atis"
@@ -226,13 +227,13 @@ def test_a_plain_shadow_is_the_same_for_every_method(overfitted, private, monkey
         trained.append(config)
         return load_target(overfitted).model
 
-    monkeypatch.setattr("edp_lab.attacks.membership.shadow.train_shadow", train_shadow)
+    monkeypatch.setattr("edp_lab.attacks.membership.attacks.train_shadow", train_shadow)
     for run in (overfitted, private):
         attack_shadow(run, (GENERATED,), cache=tmp_path, plain=True)
     assert [config.method for config in trained] == ["sgd"] * 2
-    kept = {"corpus": "atis", "epochs": 9, "lr": 0.1, "pretrained": "x"}
+    kept = {"corpus": load_target(overfitted).corpus.name, "epochs": 9, "lr": 0.1, "pretrained": "x"}
     noised = TrainConfig(method="dp-sgd", clip_norm=0.5, z0=0.7, decay="linear", tau=0.3, delta=1e-6, **kept)
-    assert without_privacy(noised) == TrainConfig(method="sgd", **kept)
+    assert shadow_config(noised, load_target(overfitted).corpus, plain=True) == TrainConfig(method="sgd", **kept)
 
 
 def test_shadow_attacks_refuse_what_makes_no_sense(overfitted, tmp_path):
@@ -333,7 +334,7 @@ def test_lira_aligns_the_target_with_shadows_that_keep_its_learning_rate_if_they
 
     target = replace(load_target(overfitted), config=replace(load_target(overfitted).config, lr=0.011))
     monkeypatch.setattr(membership, "load_target", lambda run: target)
-    monkeypatch.setattr(shadow_models, "shadow_signals", shadow_signals)
+    monkeypatch.setattr(membership, "shadow_signals", shadow_signals)
     found = attack_lira(overfitted, 8, size=size, cache=tmp_path)
     assert asked[0].lr == rate
     assert np.abs(found.scores).max() < 300  # unaligned, every logit lies hundreds of deviations below the shadows'

@@ -16,11 +16,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from edp_lab.attacks.membership.attacks import Attacked, attack_loss
-from edp_lab.attacks.membership.lira import aligned, lira_scores
+from edp_lab.attacks.membership.attacks import Attacked, aligned, attack_loss, equal_sides, lira_scores
 from edp_lab.attacks.membership.shadow_models import ShadowSignals, half_samples
 from edp_lab.attacks.membership.signals import Signals, signals
-from edp_lab.attacks.membership.target import equal_sides
 from edp_lab.attacks.statistics import dp_bound, gaussian_bound
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split

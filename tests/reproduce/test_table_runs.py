@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edp_lab.attacks.membership import shadow as shadow_module
+from edp_lab.attacks.membership import attacks
 from edp_lab.errors import UsageError
 from edp_lab.reproduce import run_cache as table_runs
 from edp_lab.reproduce.run_cache import Job, TableRuns
@@ -108,7 +108,7 @@ def test_the_key_of_an_attack_follows_the_corpus_of_its_shadow_model(corpus, tmp
     runs, [job, *_] = TableRuns(tmp_path / "out"), jobs(corpus)
     keys = {}
     for shadow in ("generated", "smart-home-video"):
-        monkeypatch.setattr(shadow_module, "default_shadow", lambda own, shadow=shadow: shadow)
+        monkeypatch.setattr(attacks, "default_shadow", lambda own, shadow=shadow: shadow)
         keys[shadow] = runs.key(Job(job.config, attack=True)), runs.key(job)
     (first, plain), (second, same) = keys.values()
     assert plain == same

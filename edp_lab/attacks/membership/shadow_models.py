@@ -43,7 +43,7 @@ from edp_lab.training.processes import Ranks, run_rank, usable_cores
 from edp_lab.training.run_folder import code_of, digest, versions
 from edp_lab.training.trainer import Trainer
 
-CODE = ("corpora", "privacy", "models", "training", "attacks/signals.py", "attacks/shadow_models.py")
+CODE = ("corpora", "privacy", "models", "training", "attacks/membership")
 MOST_ON_GPU = 4  # workers that share a GPU: each brings its own half gigabyte of CUDA
 
 

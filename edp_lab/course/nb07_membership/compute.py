@@ -17,9 +17,8 @@ from numbers import Integral
 import numpy as np
 from numpy.typing import NDArray
 
-from edp_lab.attacks.membership.attacks import Attacked
+from edp_lab.attacks.membership.attacks import Attacked, Target
 from edp_lab.attacks.membership.guards import LEAST_MEMBERS, Guards, check_split
-from edp_lab.attacks.membership.target import Target
 from edp_lab.attacks.memorisation import Memorisation
 from edp_lab.attacks.statistics import (
     AttackResult,

@@ -23,11 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edp_lab.attacks.membership.attacks import Attacked, attack_loss
-from edp_lab.attacks.membership.lira import aligned, lira_scores
+from edp_lab.attacks.membership.attacks import Attacked, Target, aligned, attack_loss, equal_sides, lira_scores
 from edp_lab.attacks.membership.shadow_models import ShadowSignals, shadow_signals
 from edp_lab.attacks.membership.signals import Signals, signals
-from edp_lab.attacks.membership.target import Target, equal_sides
 from edp_lab.attacks.memorisation import Memorisation, Traced, measure_memorisation
 from edp_lab.attacks.statistics import summarise
 from edp_lab.corpora import load_corpus, split

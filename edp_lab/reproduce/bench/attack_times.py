@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edp_lab.attacks.membership.attacks import Attacked, attack_lira, attack_loss, attack_shadow
-from edp_lab.attacks.membership.target import load_target
+from edp_lab.attacks.membership.attacks import Attacked, attack_lira, attack_loss, attack_shadow, load_target
 from edp_lab.errors import UsageError
 from edp_lab.training.inference import run_ledger
 
