@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from edp_lab.attacks.membership.signals import signals
 from edp_lab.attacks.membership.attacks import equal_sides
+from edp_lab.attacks.membership.signals import signals
 from edp_lab.attacks.statistics import auc
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.errors import UsageError
