@@ -167,7 +167,7 @@ def _telling() -> Iterator[Callable[[str], None]]:
 
 
 def _finish(attack: str, options: _Options, rows: Any, lines: Callable[[Any], list[list[str]]], as_json: bool) -> None:
-    from edp_lab.reproduce.thesis.thesis_attacks import said
+    from edp_lab.reproduce.thesis.claims_networks import said
 
     conclusion = said(attack, rows)
     if as_json:

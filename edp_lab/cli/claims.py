@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +16,7 @@ from edp_lab.cli.train import Json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edp_lab.reproduce.claims import Entry, Ledger
+    from edp_lab.reproduce.claims import ClaimsTable, Entry
 
 WIDTH = 120
 DETAILED = 3  # so many claims or fewer are shown with all that was measured
@@ -35,22 +34,19 @@ def claims(
 
     Without --run it shows the ledger that is committed; with few claims, all that was measured.
     """
-    from edp_lab.reproduce.claims import find, read_ledger
+    from edp_lab.reproduce.claims import find, read_table
 
     ids = [one.strip() for some in only or () for one in some.split(",")]
     chosen = [claim.id for claim in find(ids)]
     _refuse(out, run, ids)
-    if run:
-        ledger = _computed(chosen)
-        if out is not None:
-            _write(out, ledger.as_json())
-    else:
-        ledger = read_ledger()
-    entries = [entry for entry in ledger.entries if entry.id in chosen]
+    table = _computed(chosen) if run else read_table()
+    if out is not None:
+        _write(out, table.as_json())
+    entries = [entry for entry in table.entries if entry.id in chosen]
     if as_json:
         print(json.dumps([entry.as_json() for entry in entries], indent=1, allow_nan=False, ensure_ascii=False))
     else:
-        _show(ledger, entries, committed=not run)
+        _show(table, entries, committed=not run)
 
 
 def _refuse(out: Path | None, run: bool, ids: Sequence[str]) -> None:
@@ -83,57 +79,36 @@ def _write(out: Path, text: str) -> None:
 # ---- Computing -------------------------------------------------------------------------------------------------------
 
 
-def _computed(chosen: Sequence[str]) -> Ledger:
+def _computed(chosen: Sequence[str]) -> ClaimsTable:
+    """Progress is on standard error: a bar on a terminal, everywhere a line for each claim."""
     import torch
-
-    from edp_lab.cli.bench import _surroundings
-    from edp_lab.reproduce.claims import Ledger, compute, find
-
-    torch.set_num_threads(1)  # networks this small gain nothing from a second one
-    entries = []
-    with _progress(len(chosen)) as progress:
-        for claim in find(chosen):
-            entries.append(compute(claim, lambda what, now=claim.id: progress.at(f"{now} {what}")))  # type: ignore[misc]
-            progress.done(entries[-1])
-    return Ledger(tuple(entries), **_surroundings())
-
-
-class _Progress(Protocol):
-    def at(self, what: str) -> None: ...
-
-    def done(self, entry: Entry) -> None: ...
-
-
-@contextmanager
-def _progress(claims: int) -> Iterator[_Progress]:
-    """On standard error: a bar on a terminal, everywhere a line for each claim."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True, highlight=False, markup=False)
+    from edp_lab.cli.bench import _surroundings
+    from edp_lab.reproduce.claims import ClaimsTable, compute, find
+
+    torch.set_num_threads(1)  # networks this small gain nothing from a second one
+    console, entries = Console(stderr=True, highlight=False, markup=False), []
     columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=claims)
-
-        class Shown:
-            def at(self, what: str) -> None:
-                bar.update(task, description=what)
-
-            def done(self, entry: Entry) -> None:
-                bar.update(task, advance=1, description="")
-                line = f"{entry.id:<4} {entry.verdict:<22} {entry.seconds:6.1f} s"
-                if console.is_terminal:
-                    console.print(line)
-                else:
-                    print(line, file=sys.stderr, flush=True)
-
-        yield Shown()
+        task = bar.add_task("", total=len(chosen))
+        for claim in find(chosen):
+            entry = compute(claim, lambda what, now=claim.id: bar.update(task, description=f"{now} {what}"))  # type: ignore[misc]
+            entries.append(entry)
+            bar.update(task, advance=1, description="")
+            line = f"{entry.id:<4} {entry.verdict:<22} {entry.seconds:6.1f} s"
+            if console.is_terminal:
+                console.print(line)
+            else:
+                print(line, file=sys.stderr, flush=True)
+    return ClaimsTable(tuple(entries), **_surroundings())
 
 
 # ---- On a terminal ---------------------------------------------------------------------------------------------------
 
 
-def _show(ledger: Ledger, entries: Sequence[Entry], committed: bool) -> None:
+def _show(table: ClaimsTable, entries: Sequence[Entry], committed: bool) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
@@ -144,7 +119,7 @@ def _show(ledger: Ledger, entries: Sequence[Entry], committed: bool) -> None:
     else:
         _table(console, entries)
         console.print("edp-lab claims --only P2 shows all of one: quote, numbers, notebook cell, test.", style="dim")
-    when = f"{ledger.date}, {ledger.machine}, edp-lab {ledger.versions['edp-lab']}"
+    when = f"{table.date}, {table.machine}, edp-lab {table.versions['edp-lab']}"
     told = f"as committed ({when}); --run computes again" if committed else f"computed now ({when})"
     console.print(f"{_counted(entries)}; {told}")
 

@@ -1,13 +1,38 @@
-"""What a claim of a source document is judged by: values that were measured, and a rule that looks at nothing else."""
+"""A claim of a source document in one place: what it says, what is measured about it, and the rule that judges it.
+
+    @Claim(
+        "P99",
+        "Noise costs nothing.",
+        source="section 3",
+        quote="at no cost",
+        cell="11_claims#paper-mechanism",
+        rule=lambda m: Verdict.of(m.price == 0),
+        said="It costs {price:g}.",
+        counter={"it is given away": (HOLDS, {"price": 0.0})},
+    )
+    def p99_price_of_noise() -> Measured:
+        return {"price": 2.0}
+
+    p99_price_of_noise().verdict  # "does not hold"; beside it .said and .measured
+
+Nothing else has to be written: `edp_lab.reproduce.claims` has the claim in its table, the notebook cell shows it, and a
+test feeds the rule what was measured and the counter-evidence.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any, NamedTuple, ParamSpec
 
 Measured = Mapping[str, float | str | bool]
+Told = Callable[[str], None]
+Given = ParamSpec("Given")
+DOCUMENTS = {"P": "paper", "T": "thesis"}
+TEST = "tests/reproduce/test_claims.py::test_the_verdict_turns_with_the_evidence"
 
 
 class Verdict(StrEnum):
@@ -22,41 +47,88 @@ class Verdict(StrEnum):
         return cls.HOLDS if holds else cls.CONDITIONAL if partly else cls.FAILS
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """One claim and what was measured about it.
+HOLDS, CONDITIONAL, FAILS, UNTESTABLE = Verdict
+
+
+class Pair(NamedTuple):
+    """Names of two measured values: what is claimed (or allowed), and what was found; and what they are."""
+
+    claimed: str
+    found: str
+    what: str
+
+
+@dataclass(eq=False)
+class Claim:
+    """What a document says and what it is judged by; as a decorator it registers the function that measures it.
 
     Attributes:
-        id: row of the claims ledger, such as "T1".
-        claim: what the document says, in our words.
-        source: where it says so.
-        measured: by name; whatever the verdict rests on is here.
-        judge: the rule, a pure function of `measured`.
-        sentence: what was found, with `{names}` of measured values.
+        id: "P1", ... of the paper, "T1", ... of the thesis.
+        says: what the document says, in our words.
+        source, quote: where it says so, and a few words as they stand there.
+        cell: the notebook cell that shows it.
+        rule: from the measured values, by name, to the verdict; it sees nothing else.
+        said: what was found, with `{names}` of measured values.
+        counter: by name, another verdict and what would have to be measured for it.
+        inputs: what the function is given, by name; may train for seconds or minutes, and tells what it does.
+        trains: whether it takes networks, and so more than a moment.
+        pair: for a picture of what is claimed and what was found.
+        evidence: the decorated function, which returns `Evidence`.
     """
 
     id: str
-    claim: str
+    says: str
     source: str
+    quote: str
+    cell: str
+    rule: Callable[[Any], Verdict]
+    said: str
+    counter: Mapping[str, tuple[Verdict, Measured]]
+    inputs: Callable[[Told], Mapping[str, Any]] = lambda told: {}
+    trains: bool = False
+    pair: Pair | None = None
+    evidence: Callable[..., Evidence] = field(init=False)
+
+    def __call__(self, measure: Callable[Given, Measured]) -> Callable[Given, Evidence]:
+        @wraps(measure)
+        def evidence(*args: Given.args, **kwargs: Given.kwargs) -> Evidence:
+            return Evidence(self, measure(*args, **kwargs))
+
+        REGISTERED[self.id], self.evidence = self, evidence
+        return evidence
+
+    @property
+    def document(self) -> str:
+        return DOCUMENTS[self.id[0]]
+
+    @property
+    def function(self) -> str:
+        return f"{self.evidence.__module__}.{self.evidence.__name__}"
+
+    @property
+    def test(self) -> str:
+        """In which the verdict turns with the counter-evidence."""
+        return f"{TEST}[{self.id}]"
+
+
+REGISTERED: dict[str, Claim] = {}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured about a claim, by name; whatever the verdict rests on is there."""
+
+    about: Claim
     measured: Measured
-    judge: Callable[[Mapping[str, Any]], Verdict] = field(repr=False)
-    sentence: str = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        return self.about.id
 
     @property
     def verdict(self) -> Verdict:
-        return self.judge(self.measured)
+        return self.about.rule(SimpleNamespace(**self.measured))
 
     @property
     def said(self) -> str:
-        return self.sentence.format_map(self.measured)
-
-    def record(self) -> dict[str, Any]:
-        """All of it as JSON can hold it."""
-        return {
-            "id": self.id,
-            "claim": self.claim,
-            "source": self.source,
-            "measured": dict(self.measured),
-            "verdict": str(self.verdict),
-            "said": self.said,
-        }
+        return self.about.said.format_map(self.measured)

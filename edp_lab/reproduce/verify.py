@@ -47,7 +47,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Sweep:
     """What a sweep found.
 
     Attributes:
@@ -89,7 +89,7 @@ class Verdict:
 
 def verify(
     settings: int, keys: int, audits: int, seed: int = 0, progress: Callable[[int], None] = lambda done: None
-) -> Verdict:
+) -> Sweep:
     """Check so many random settings and keys, and make so many audits, on all cores; the same ones for the same seed.
 
     `progress` is told how many settings are done.
@@ -105,7 +105,7 @@ def verify(
         firsts = np.concatenate(list(pool.map(_first_draws, range(0, keys, KEYS), [keys] * math.ceil(keys / KEYS))))
     sampled = [row for row in rows if row["sampled"]]
     compared = [row["renyi_error"] for row in sampled if row["renyi_error"] is not None]
-    return Verdict(
+    return Sweep(
         settings=len(rows),
         seed=seed,
         too_small=sum(row["too_small"] for row in rows),

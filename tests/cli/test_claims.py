@@ -11,7 +11,7 @@ import pytest
 
 from edp_lab.cli import main
 from edp_lab.reproduce import claims as study
-from edp_lab.reproduce.claims import REGISTRY, read_ledger
+from edp_lab.reproduce.claims import REGISTRY, read_table
 from edp_lab.reproduce.evidence import Verdict
 
 
@@ -39,7 +39,7 @@ def test_json_is_the_committed_ledger_and_nothing_else(cli):
     assert [row["id"] for row in rows] == list(REGISTRY)
     assert all(list(row) == ["id", "claim", "source", "verdict", "evidence", "cell", "test"] for row in rows)
     assert {row["verdict"] for row in rows} <= set(map(str, Verdict))
-    assert rows == [entry.as_json() for entry in read_ledger().entries]
+    assert rows == [entry.as_json() for entry in read_table().entries]
 
 
 def test_all_claims_stand_in_a_table_that_fits_and_are_counted(cli):
@@ -50,7 +50,7 @@ def test_all_claims_stand_in_a_table_that_fits_and_are_counted(cli):
         REGISTRY
     )
     assert f"{len(REGISTRY)} claims: " in out
-    assert f"as committed ({read_ledger().date}" in out
+    assert f"as committed ({read_table().date}" in out
 
 
 @pytest.mark.parametrize("arguments", [["--only", "P2,T1"], ["--only", "T1", "--only", "P2"]])
@@ -79,7 +79,7 @@ def test_the_whole_ledger_is_written_with_where_it_comes_from(cli, monkeypatch, 
     monkeypatch.setattr(study, "REGISTRY", {name: REGISTRY[name] for name in ("P2", "P10")})
     status, _, _ = cli("--run", "--out", str(tmp_path / "claims.json"))
     assert status == 0
-    ledger = read_ledger(tmp_path / "claims.json")
+    ledger = read_table(tmp_path / "claims.json")
     assert [entry.id for entry in ledger.entries] == ["P2", "P10"]
     assert ledger.command == f"edp-lab claims --run --out {tmp_path / 'claims.json'}"
     assert ledger.versions["torch"]

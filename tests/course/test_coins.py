@@ -43,8 +43,8 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import GaussianDP, Schedule
 from edp_lab.privacy.composition import advanced_composition, basic_composition
 from edp_lab.privacy.foundations import NoisyCounter, estimate_frequencies, truth_probability
-from edp_lab.reproduce.thesis.thesis_claims import t21_loss_tail
-from edp_lab.reproduce.thesis.thesis_composition import t12_labels
+from edp_lab.reproduce.thesis.claims_composition import t12_labels
+from edp_lab.reproduce.thesis.claims_noise import t21_loss_tail
 from edp_lab.reproduce.thesis.thesis_foundations import CREDIT_EPSILON, local_and_global, loss_figures
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_coins_to_composition.ipynb"

@@ -22,13 +22,13 @@ from edp_lab.course.nb11_claims import words as ledger_words
 from edp_lab.course.publish.runner import notebook_parameters
 from edp_lab.errors import UsageError
 from edp_lab.reproduce import claims
-from edp_lab.reproduce.claims import REGISTRY, read_ledger
+from edp_lab.reproduce.claims import REGISTRY, read_table
 from edp_lab.reproduce.evidence import Verdict
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "11_claims.ipynb"
 PAPER = {"num_devices": 8, "z0": 1.0, "micro_batch": 8, "training": 2641, "delta": 5e-4}
 OTHERS = {"num_devices": 1, "z0": 0.5, "micro_batch": 1, "training": 100_000, "delta": 1e-7}
-FOUND = read_ledger()
+FOUND = read_table()
 
 
 # ---- Rows ------------------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def test_a_filter_lets_pass_what_it_says() -> None:
     assert {entry.verdict for entry in failed} == {Verdict.FAILS}
     found = [entry.id for entry in ledger.view(FOUND, text="Gpus FREE").entries]
     assert found == ["P22"]
-    assert [entry.id for entry in ledger.view(FOUND, text="thesis_attacks").entries] == ["T24"]
+    assert [entry.id for entry in ledger.view(FOUND, text="api_attacks").entries] == ["T24"]
 
 
 def test_a_row_that_does_not_pass_gives_way_to_the_first_that_does() -> None:

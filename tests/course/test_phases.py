@@ -25,8 +25,8 @@ from edp_lab.course.nb10_phases import words as phases_words
 from edp_lab.course.nb10_phases.compute import Sketch, noise_images, spend_labels, split_training, take_vote
 from edp_lab.errors import UsageError
 from edp_lab.privacy.composition import basic_composition
-from edp_lab.reproduce.thesis.thesis_claims import t1_pixel_noise, t13_noisy_votes
-from edp_lab.reproduce.thesis.thesis_composition import t9_ten_instructors
+from edp_lab.reproduce.thesis.claims_composition import t9_ten_instructors
+from edp_lab.reproduce.thesis.claims_noise import t1_pixel_noise, t13_noisy_votes
 from edp_lab.three_phase import phases as pipeline
 from edp_lab.three_phase.perturbation import image_guarantee
 from edp_lab.three_phase.phases import run_three_phase

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from edp_lab.reproduce.evidence import Verdict
-from edp_lab.reproduce.paper import algorithm_1 as mechanism
-from edp_lab.reproduce.paper import gradients, runs
+from edp_lab.reproduce.paper import claims_measured as gradients
+from edp_lab.reproduce.paper import claims_mechanism as mechanism
+from edp_lab.reproduce.paper import runs
 from edp_lab.training.processes import Ranks
 
 

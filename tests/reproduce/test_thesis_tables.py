@@ -21,7 +21,6 @@ from edp_lab.reproduce.thesis.thesis_tables import (
     largest,
     vote_scores,
 )
-from edp_lab.reproduce.thesis.thesis_text import DPADAM, DPSGD
 from edp_lab.three_phase.phases import ONE, PLAIN, THESIS_ACCURACY, UNDERSTUDY
 from edp_lab.three_phase.record import score_labels
 
@@ -41,23 +40,6 @@ def cell(part: Part | Rows, row: str, column: str) -> Cell:
 
 
 # The print
-
-
-def test_accuracies_are_those_that_the_claims_are_judged_by():
-    def printed(table: str, row: str, column: str = "accuracy") -> float:
-        return dict(zip(TABLES[table].columns, TABLES[table].rows[row], strict=True))[column]
-
-    rows = {
-        "table 4.8, VGG": lambda e: ("4.8", f"epsilon {e:g}"),
-        "table 6.1": lambda e: ("6.1", "DPAdam"),
-        "table 6.2, CNN": lambda e: ("6.2", "DPAdam", f"epsilon {e:g}"),
-    }
-    for one in DPADAM:
-        place = rows[one.place](one.epsilon)
-        assert printed(*place) == pytest.approx(100 * one.accuracy)
-        assert TABLES[place[0]].privacy(place[1], place[-1]) == (one.epsilon, one.delta)
-    for epsilon, accuracy in DPSGD.items():
-        assert printed("6.2", "DPSGD", f"epsilon {epsilon}") == 100 * accuracy
 
 
 def test_accuracies_are_those_that_a_run_of_the_three_phases_shows():

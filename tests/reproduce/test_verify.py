@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from edp_lab.cli import app
 from edp_lab.reproduce.bench.accounting import bench_accounting
-from edp_lab.reproduce.verify import Verdict, _first_draws, check, random_setting
+from edp_lab.reproduce.verify import Sweep, _first_draws, check, random_setting
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -39,9 +39,9 @@ def test_60_000_keys_steps_and_devices_give_distinct_first_draws():
 
 
 def test_an_audit_that_refutes_the_truth_too_often_is_noticed():
-    verdict = Verdict(10, 0, 0, 0.0, 0.0, 0, 0.0, 10, 0, audits=2000, refuted=100, seconds=0.0, processes=1)
-    assert verdict.passed
-    assert not dataclasses.replace(verdict, refuted=140).passed
+    sweep = Sweep(10, 0, 0, 0.0, 0.0, 0, 0.0, 10, 0, audits=2000, refuted=100, seconds=0.0, processes=1)
+    assert sweep.passed
+    assert not dataclasses.replace(sweep, refuted=140).passed
 
 
 def test_verify_command(tmp_path):

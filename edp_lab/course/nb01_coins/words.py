@@ -115,7 +115,7 @@ def side_by_side(table: LinkageTable, rows: int = 5) -> str:
 
 def verdicts(evidence: Iterable[Evidence]) -> str:
     """Claims and what became of them, as a table in Markdown."""
-    rows = [f"| {e.id} | {e.claim} ({e.source}) | **{e.verdict}** | {e.said} |" for e in evidence]
+    rows = [f"| {e.id} | {e.about.says} ({e.about.source}) | **{e.verdict}** | {e.said} |" for e in evidence]
     return "\n".join(["| | The thesis says | Verdict | Measured |", "|---|---|---|---|", *rows])
 
 

@@ -24,13 +24,13 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import gaussian_release, laplace_release
 from edp_lab.reproduce.evidence import Evidence
-from edp_lab.reproduce.thesis.thesis_claims import t1_pixel_noise, t4_local_noise, t13_noisy_votes
-from edp_lab.reproduce.thesis.thesis_composition import (
+from edp_lab.reproduce.thesis.claims_composition import (
     t9_ten_instructors,
     t11_stacked_phases,
     t12_labels,
     t15_private_understudy,
 )
+from edp_lab.reproduce.thesis.claims_noise import t1_pixel_noise, t4_local_noise, t13_noisy_votes
 from edp_lab.three_phase.pate import PartitionCost, VoteAccount, account_votes, composed_epsilons, partition_cost
 from edp_lab.three_phase.perturbation import (
     CLAIMED_EPSILON,

@@ -199,7 +199,10 @@ def ledger(rows: Sequence[Evidence]) -> str:
     """Claims beside what holds, as an HTML table."""
     heads = ("", "the thesis", "verdict", "what holds")
     return html_table(
-        [heads, *((row.id, f"{row.claim} ({row.source})", f"<b>{row.verdict}</b>", row.said) for row in rows)]
+        [
+            heads,
+            *((row.id, f"{row.about.says} ({row.about.source})", f"<b>{row.verdict}</b>", row.said) for row in rows),
+        ]
     )
 
 

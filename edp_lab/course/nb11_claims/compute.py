@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, claimed_epsilon, true_epsilon
-from edp_lab.reproduce.claims import DOCUMENTS, REGISTRY, Entry, Ledger
-from edp_lab.reproduce.evidence import Evidence, Verdict
-from edp_lab.reproduce.paper.algorithm_1 import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
-from edp_lab.reproduce.paper.privacy import p10_delta
+from edp_lab.reproduce.claims import REGISTRY, ClaimsTable, Entry
+from edp_lab.reproduce.evidence import DOCUMENTS, Evidence, Verdict
+from edp_lab.reproduce.paper.claims_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
+from edp_lab.reproduce.paper.claims_printed import p10_delta
 
 EVERY = "all"
 DRAWS = 2_000  # of noise, behind a slider
@@ -49,10 +49,12 @@ class View:
     selected: Entry | None
     counts: Mapping[str, Mapping[Verdict, int]]
     spans: tuple[Span, ...]
-    ledger: Ledger
+    ledger: ClaimsTable
 
 
-def view(ledger: Ledger, document: str = EVERY, verdict: str = EVERY, text: str = "", row: str | None = None) -> View:
+def view(
+    ledger: ClaimsTable, document: str = EVERY, verdict: str = EVERY, text: str = "", row: str | None = None
+) -> View:
     """Rows of a document ("paper", "thesis") with a verdict that contain all words of a text, whatever the case.
 
     `row` is selected if it passes, else the first that does.
@@ -88,7 +90,7 @@ def span(entry: Entry) -> Span | None:
     return Span(entry, float(entry.measured[pair.claimed]), float(entry.measured[pair.found]), pair.what)
 
 
-def rows_of(ledger: Ledger, cell: str) -> list[Entry]:
+def rows_of(ledger: ClaimsTable, cell: str) -> list[Entry]:
     """The rows that a notebook cell shows: "11_claims#paper-print" or, of notebook 11, "paper-print".
 
     Raises:
@@ -101,10 +103,10 @@ def rows_of(ledger: Ledger, cell: str) -> list[Entry]:
     return found
 
 
-def replaced(ledger: Ledger, entry: Entry) -> Ledger:
+def replaced(ledger: ClaimsTable, entry: Entry) -> ClaimsTable:
     """The ledger with this entry in the place of the one with its id."""
     entries = tuple(entry if one.id == entry.id else one for one in ledger.entries)
-    return Ledger(entries, ledger.command, ledger.date, ledger.machine, ledger.versions)
+    return ClaimsTable(entries, ledger.command, ledger.date, ledger.machine, ledger.versions)
 
 
 # ---- Change the evidence ---------------------------------------------------------------------------------------------

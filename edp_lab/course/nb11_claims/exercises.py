@@ -11,7 +11,7 @@ import numpy as np
 from edp_lab.course.kit.exercises import Exercise, predicted
 from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.reproduce.evidence import Verdict
-from edp_lab.reproduce.paper.algorithm_1 import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
+from edp_lab.reproduce.paper.claims_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
 from edp_lab.reproduce.paper.runs import Change
 
 CHANGES = {  # kinds of lists of (mean, half-width): which verdict they deserve is the library's to say

@@ -14,7 +14,7 @@ from edp_lab.course.nb11_claims import figures as ledger_figures
 from edp_lab.course.nb11_claims import words as ledger_words
 from edp_lab.course.nb11_claims.compute import EVERY, View
 from edp_lab.errors import UsageError
-from edp_lab.reproduce.claims import REGISTRY, Entry, Ledger, compute
+from edp_lab.reproduce.claims import REGISTRY, ClaimsTable, Entry, compute
 from edp_lab.reproduce.evidence import Verdict
 
 SIZES = [100, 300, 1000, 2641, 6517, 11571, 30_000, 100_000, 450_000, 1_000_000]
@@ -29,7 +29,7 @@ class LedgerPanel(FigurePanel):
     Its list holds the rows that pass the filter; a row that no longer passes gives way to the first that does.
     """
 
-    def __init__(self, found: Ledger, row: str = "P2") -> None:
+    def __init__(self, found: ClaimsTable, row: str = "P2") -> None:
         rows = {ledger_words.label(entry): entry.id for entry in found.entries}
         self._list = widgets.Select(
             options=list(rows.items()), value=row, rows=12, description="claim", style=WHOLE_LABEL,

@@ -7,9 +7,9 @@ from html import escape
 
 from edp_lab.course.nb10_phases.words import html_table
 from edp_lab.course.nb11_claims.compute import DRAWS, Turned, View
-from edp_lab.reproduce.claims import Entry, Ledger
+from edp_lab.reproduce.claims import ClaimsTable, Entry
 from edp_lab.reproduce.evidence import Measured, Verdict
-from edp_lab.reproduce.paper.algorithm_1 import DRAWS as LEDGER_DRAWS
+from edp_lab.reproduce.paper.claims_mechanism import DRAWS as LEDGER_DRAWS
 
 LONGEST = 60  # letters of a claim in a list
 MARKS = {Verdict.HOLDS: "✓", Verdict.CONDITIONAL: "◐", Verdict.FAILS: "✗", Verdict.UNTESTABLE: "?"}
@@ -35,7 +35,7 @@ def table(entries: Sequence[Entry]) -> str:
     return html_table([heads, *rows])
 
 
-def provenance(ledger: Ledger) -> str:
+def provenance(ledger: ClaimsTable) -> str:
     """Where the committed numbers come from, in one line."""
     versions = ", ".join(f"{name} {ledger.versions[name]}" for name in ("edp-lab", "torch", "numpy"))
     return (
@@ -148,7 +148,7 @@ def turned_command(result: Turned, **values: float) -> str:
         f"edp-lab account --as-printed --alpha-source public --gpus {values['num_devices']} --z0 {values['z0']:g} "
         f"--micro-batch-size {values['micro_batch']} --delta {values['delta']:g}"
     )
-    python = f"from edp_lab.course import ledger; found = ledger.turn({given}).evidence.values(); "
+    python = f"from edp_lab.course.nb11_claims.compute import turn; found = turn({given}).evidence.values(); "
     printed = "print(*(f'{one.id} {one.verdict}: {one.said}' for one in found), sep='\\n')"
     return f'python -c "{python}{printed}"\n{account}'
 

@@ -1,0 +1,307 @@
+"""The thesis' claims about many releases: T6, T9 to T12, T15, T19, T22 and T26.
+
+Amplification by sampling, composition, stacked phases; none needs a trained network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+
+from edp_lab.privacy.composition import (
+    advanced_composition,
+    amplify_by_subsampling,
+    basic_composition,
+    best_composition,
+    parallel_composition,
+)
+from edp_lab.privacy.foundations import response_epsilon
+from edp_lab.privacy.noise_schedule import Schedule
+from edp_lab.privacy.pld import PrivacyLossDistribution
+from edp_lab.privacy.renyi import RenyiDP
+from edp_lab.privacy.zcdp import zcdp_epsilon
+from edp_lab.reproduce.evidence import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Pair, Verdict
+from edp_lab.reproduce.thesis.thesis_foundations import printed_sigma
+
+DELTA = 1e-5
+PHASES = ((2.5, DELTA), (7.0, DELTA), (0.2, 0.0))  # pixels, training, labels: as the thesis states them
+MNIST = 60000
+QUERIES = 9000  # 9/10 of the MNIST test images get a noisy label (figure 3.1)
+NEEDED = ("epsilon", "delta", "sigma", "clip norm", "batch size", "epochs")
+
+
+@Claim(
+    "T6",
+    "A step that is (eps, delta)-DP for its random batch is (q eps, q delta)-DP for the whole data set.",
+    source="section 3.2.2, below eq 3.3",
+    quote="each step is (qε, qδ)-DP concerning the whole database",
+    cell="11_claims#thesis-mechanism",
+    rule=lambda m: Verdict.of(
+        m.bound_for_any_mechanism <= m.claimed_epsilon * (1 + 1e-9),
+        m.epsilon_of_this_mechanism <= m.claimed_epsilon,
+    ),
+    said="At q {rate:g} and epsilon {epsilon:g} the theorem gives ln(1 + q (e^eps - 1)) = "
+    "{bound_for_any_mechanism:.3g} and the noise of eq 3.3 itself {epsilon_of_this_mechanism:.3g}, where "
+    "{claimed_epsilon:.3g} is claimed; both need Poisson or fixed-size random batches.",
+    counter={
+        "whole data set as batch": (HOLDS, {"bound_for_any_mechanism": 0.07}),
+        "a mechanism that amplifies better than the theorem": (CONDITIONAL, {"epsilon_of_this_mechanism": 0.07}),
+    },
+    pair=Pair("claimed_epsilon", "bound_for_any_mechanism", "ε"),
+)
+def t6_sampled_step(epsilon: float = 7.0, rate: float = 0.01, delta: float = DELTA) -> Measured:
+    """One step of eq 3.3's noise on a Poisson sample: the general bound, and this mechanism's own account."""
+    bound = amplify_by_subsampling(epsilon, delta, rate)
+    own = PrivacyLossDistribution(Schedule(np.array([printed_sigma(epsilon, delta)]), np.array([1]), rate))
+    return {
+        "epsilon": epsilon,
+        "rate": rate,
+        "claimed_epsilon": rate * epsilon,
+        "bound_for_any_mechanism": bound.epsilon,
+        "epsilon_of_this_mechanism": own.epsilon(bound.delta),
+    }
+
+
+@Claim(
+    "T9",
+    "Ten instructors on disjoint parts are ten times as private as one.",
+    source="sections 3.4.2 and 4.2",
+    quote="we will increase the privacy ten times more than the system with one ensemble",
+    cell="10_three_phases#ledger",
+    rule=lambda m: Verdict.of(m.epsilon_with_many <= m.epsilon_claimed, m.epsilon_with_many < m.epsilon_with_one),
+    said="Disjoint parts cost the largest of their epsilons, not a tenth; and with batches of the same size from a "
+    "tenth of the images it rises from {epsilon_with_one:.2f} to {epsilon_with_many:.2f}.",
+    counter={
+        "a tenth": (HOLDS, {"epsilon_with_many": 0.1}),
+        "less than one instructor": (CONDITIONAL, {"epsilon_with_many": 1.0}),
+    },
+    pair=Pair("epsilon_claimed", "epsilon_with_many", "ε"),
+)
+def t9_ten_instructors(instructors: int = 10, batch: int = 250, epochs: int = 10, z: float = 1.1) -> Measured:
+    """The same training, Poisson batches and noise, on all images and on a tenth of them each."""
+    sizes = MNIST, MNIST // instructors
+    one, many = (_spent(z, round(epochs * images / batch), batch / images) for images in sizes)
+    together = parallel_composition([(many, DELTA)] * instructors).epsilon
+    return {
+        "instructors": instructors,
+        "epsilon_with_one": one,
+        "epsilon_with_many": together,
+        "epsilon_claimed": one / instructors,
+    }
+
+
+def _spent(z: float, steps: int, rate: float) -> float:
+    """Epsilon at `DELTA` of so many steps on Poisson samples."""
+    return RenyiDP(Schedule(np.array([z]), np.array([steps]), rate)).epsilon(DELTA)
+
+
+@Claim(
+    "T10",
+    "By composition, several private layers increase the privacy of the information.",
+    source="chapter 1 (the paragraph on the three phases)",
+    quote="because of using the composition feature of DP [12] we will increase the privacy of information",
+    cell="11_claims#thesis-mechanism",
+    rule=lambda m: Verdict.of(m.epsilon_together < m.smallest_part, m.epsilon_together < m.largest_part),
+    said="Composition adds losses: releases of up to epsilon {largest_part:g} cost {epsilon_together:g} together.",
+    counter={"less together": (HOLDS, {"epsilon_together": 0.1})},
+    pair=Pair("smallest_part", "epsilon_together", "ε"),
+)
+def t10_composition() -> Measured:
+    """The sum of the phases' stated epsilons: what releasing all their results costs."""
+    total = basic_composition(PHASES)
+    return {
+        "largest_part": max(epsilon for epsilon, _ in PHASES),
+        "smallest_part": min(epsilon for epsilon, _ in PHASES),
+        "epsilon_together": total.epsilon,
+        "delta_together": total.delta,
+    }
+
+
+def in_series(epsilons: Sequence[float]) -> float:
+    """The epsilon of pure-DP phases of which each sees a record through the one before, and only the last is released.
+
+    (1 + e^(a + b)) / (e^a + e^b) for two: the worst case is randomised response after randomised response, where
+    tanh(epsilon / 2) multiplies. Never more than the smallest.
+    """
+    total = math.inf
+    for epsilon in epsilons:
+        both = np.logaddexp(0.0, total + epsilon) - np.logaddexp(total, epsilon) if math.isfinite(total) else epsilon
+        total = min(max(float(both), 0.0), total, epsilon)
+    return total
+
+
+@Claim(
+    "T11",
+    "Each of the three phases adds its protection to that of the others.",
+    source="chapter 1; section 3, figure 3.1",
+    quote="In each layer, we preserve the privacy of data, and finally, the whole system would be protected",
+    cell="10_three_phases#ledger",
+    rule=lambda m: Verdict.of(m.in_series <= m.smallest / 2, m.in_series <= 0.99 * m.smallest),
+    said="Three phases in a row promise hardly more than the best of them does alone: epsilon {in_series:.4g} for all "
+    "and {smallest:g} for the best, taking the true epsilons of pixels and labels and the stated one of training. "
+    "Even the stated ones, which do not hold, would give {in_series_stated:.2f} for all and {smallest_stated:g} "
+    "for the best.",
+    counter={
+        "halved by stacking": (HOLDS, {"in_series": 3.0}),
+        "a little less by stacking": (CONDITIONAL, {"in_series": 6.0}),
+    },
+)
+def t11_stacked_phases() -> Measured:
+    """What three phases in a row guarantee if each protects the same record and only the last result is released."""
+    true, stated = (1287.0, 7.0, 271.0), [epsilon for epsilon, _ in PHASES]  # pixels (T1), training, labels (T12): pure
+    return {
+        "smallest": min(true),
+        "in_series": in_series(true),
+        "smallest_stated": min(stated),
+        "in_series_stated": in_series(stated),
+        "two_coins_twice": in_series([response_epsilon(0.75)] * 2),
+    }
+
+
+@Claim(
+    "T12",
+    "The output labels are 0.2-DP.",
+    source="section 4.2, table 4.7, figures 4.4 to 4.10",
+    quote="preserved the API part's privacy with (0.2)-DP by using the Laplacian mechanism",
+    cell="10_three_phases#ledger",
+    rule=lambda m: Verdict.of(min(m.basic, m.advanced, m.zcdp) <= m.epsilon_per_query),
+    said="{epsilon_per_query:g} is the price of one label; {queries} of them cost {basic:.0f} by the sum, "
+    "{advanced:.0f} by advanced composition and {zcdp:.0f} by zCDP (at delta 1e-5), whatever the votes.",
+    counter={"labels together at a fifth": (HOLDS, {"zcdp": 0.2})},
+    pair=Pair("epsilon_per_query", "zcdp", "ε"),
+)
+def t12_labels(queries: int = QUERIES, epsilon: float = 0.2, delta: float = DELTA) -> Measured:
+    """All noisy labels together: the plain sum, advanced composition, and zCDP with rho = eps^2 / 2 each."""
+    return {
+        "queries": queries,
+        "epsilon_per_query": epsilon,
+        "basic": basic_composition([(epsilon, 0.0)] * queries).epsilon,
+        "advanced": best_composition(epsilon, 0.0, queries, delta).epsilon,
+        "zcdp": zcdp_epsilon(queries * epsilon**2 / 2, delta),
+    }
+
+
+@Claim(
+    "T15",
+    "Training the understudy with DP-Adam as well protects the private images further.",
+    source="sections 3.3 and 4.2",
+    quote="We also used the DPAdam training algorithm for understudy training",
+    cell="10_three_phases#ledger",
+    rule=lambda m: Verdict.of(m.epsilon_of_all_labels_by_training < m.epsilon_of_the_labels),
+    said="The understudy sees public images and labels that cost {epsilon_of_the_labels:.0f}; DP-Adam at epsilon "
+    "{epsilon_of_one_label_by_training:g} per label is {epsilon_of_all_labels_by_training:.0f} for an image that "
+    "may have changed them all: noise without gain.",
+    counter={"few labels changed": (HOLDS, {"epsilon_of_all_labels_by_training": 7.0})},
+)
+def t15_private_understudy() -> Measured:
+    """What DP-Adam on the understudy can add for an instructor's image, which may have changed every label."""
+    _, (training, _), (label, _) = PHASES
+    return {
+        "epsilon_of_the_labels": zcdp_epsilon(QUERIES * label**2 / 2, DELTA),
+        "epsilon_of_one_label_by_training": training,
+        "epsilon_of_all_labels_by_training": QUERIES * training,
+    }
+
+
+@Claim(
+    "T19",
+    "DPAdam trains with (7, 1e-5)-DP.",
+    source="section 4.2, tables 4.6 and 4.7",
+    quote="we achieve an accuracy of 97% for training with (7, 10^-5)-differential privacy",
+    cell="11_claims#thesis-text",
+    rule=lambda m: UNTESTABLE if m.missing else Verdict.of(m.highest_epsilon <= m.claimed_epsilon),
+    said="Not stated: {missing}. With eq 3.3's sigma for epsilon 7, an instructor's training costs between "
+    "{lowest_epsilon:.1f} and {highest_epsilon:.1f}, by batch size and epochs.",
+    counter={
+        "everything stated, and little spent": (HOLDS, {"missing": "", "highest_epsilon": 6.9}),
+        "everything stated, and too much spent": (FAILS, {"missing": ""}),
+    },
+)
+def t19_unstated(stated: Sequence[str] = ("epsilon", "delta")) -> Measured:
+    """What (7, 1e-5) leaves open: the epsilon of eq 3.3's noise for batches of 64 to 512 and 5 to 60 epochs."""
+    z, images = printed_sigma(7.0, DELTA), 6000  # of each instructor
+    found = [_spent(z, epochs * images // batch, batch / images) for batch, epochs in product((64, 512), (5, 60))]
+    return {
+        "claimed_epsilon": 7.0,
+        "missing": ", ".join(name for name in NEEDED if name not in stated),
+        "lowest_epsilon": min(found),
+        "highest_epsilon": max(found),
+    }
+
+
+@Claim(
+    "T22",
+    "Advanced composition: eps' = k eps (e^eps - 1) + sqrt(2 k ln(1/delta') eps).",
+    source="section 2.2.6, eq 2.17 (as the text extraction shows it)",
+    quote="Advanced independent Composition Theorem",
+    cell="01_coins_to_composition#verdicts",
+    rule=lambda m: Verdict.of(m.largest_distance_from_theorem <= 1e-6, m.smallest_ratio_to_a_true_bound >= 1 - 1e-9),
+    said="Epsilon belongs outside the root. What is printed never promises too much (at least "
+    "{smallest_ratio_to_a_true_bound:.3g} times a true bound), but it contradicts eq 2.18, whose epsilon reaches "
+    "{eq_2_18_in_the_theorem:.2f} by the theorem and {eq_2_18_in_eq_2_17:.2f} by eq 2.17, for a target of "
+    "{target_of_eq_2_18:g}.",
+    counter={
+        "as in the theorem": (HOLDS, {"largest_distance_from_theorem": 0.0}),
+        "below a true bound": (FAILS, {"smallest_ratio_to_a_true_bound": 0.9}),
+    },
+)
+def t22_printed_theorem() -> Measured:
+    """Eq 2.17 with epsilon inside the root, over a grid, against the theorem and the smallest bound that is true."""
+    slack = DELTA
+    grid = [(float(e), int(k)) for e in np.geomspace(1e-3, 5, 25) for k in np.geomspace(1, 10000, 9)]
+    printed = np.array([_eq_2_17(e, k, slack) for e, k in grid])
+    theorem = np.array([advanced_composition(e, 0.0, k, slack).epsilon for e, k in grid])
+    best = np.array([best_composition(e, 0.0, k, slack).epsilon for e, k in grid])
+    target, k = 0.5, 100
+    each = target / (2 * math.sqrt(2 * k * math.log(1 / slack)))  # eq 2.18
+    return {
+        "largest_distance_from_theorem": float(np.abs(printed / theorem - 1).max()),
+        "smallest_ratio_to_a_true_bound": float((printed / best).min()),
+        "target_of_eq_2_18": target,
+        "eq_2_18_in_the_theorem": advanced_composition(each, 0.0, k, slack).epsilon,
+        "eq_2_18_in_eq_2_17": _eq_2_17(each, k, slack),
+    }
+
+
+def _eq_2_17(epsilon: float, releases: int, slack: float) -> float:
+    return releases * epsilon * math.expm1(epsilon) + math.sqrt(2 * releases * math.log(1 / slack) * epsilon)
+
+
+@Claim(
+    "T26",
+    "DPAdam is (O(q eps sqrt T), delta)-DP by the moments accountant.",
+    source="section 3.2.2, after Abadi et al. 2016, theorem 1",
+    quote="our proposed DPAdam algorithm is O(qε√T, δ) - DP",
+    cell="11_claims#thesis-mechanism",
+    rule=lambda m: Verdict.of(
+        m.largest_ratio_inside <= 1 and m.largest_ratio_outside <= 1, m.largest_ratio_inside <= 1
+    ),
+    said="With sigma {sigma_inside:.1f} the loss stays below {largest_ratio_inside:.2f} q eps sqrt T; with the sigma "
+    "{sigma_outside:.2f} that eq 3.3 gives for epsilon 7, outside the theorem's conditions, it reaches "
+    "{largest_ratio_outside:.1f} times that.",
+    counter={
+        "bounded everywhere": (HOLDS, {"largest_ratio_outside": 0.9}),
+        "bounded nowhere": (FAILS, {"largest_ratio_inside": 1.2}),
+    },
+)
+def t26_moments() -> Measured:
+    """epsilon / (q eps sqrt T) for 100 to 10^5 steps of eq 3.3's noise: O(...) says that it stays bounded.
+
+    Abadi et al. 2016 ask for sigma >= 1 and q < 1 / (16 sigma) (lemma 3), and for enough steps (theorem 1).
+    """
+    inside, outside, rate = 0.5, 7.0, 0.005
+    return {
+        "rate": rate,
+        "sigma_inside": printed_sigma(inside, DELTA),
+        "sigma_outside": printed_sigma(outside, DELTA),
+        "largest_ratio_inside": _moments_ratio(inside, rate),
+        "largest_ratio_outside": _moments_ratio(outside, rate),
+    }
+
+
+def _moments_ratio(epsilon: float, rate: float) -> float:
+    spent = {steps: _spent(printed_sigma(epsilon, DELTA), steps, rate) for steps in (100, 1000, 10_000, 100_000)}
+    return max(total / (rate * epsilon * math.sqrt(steps)) for steps, total in spent.items())
