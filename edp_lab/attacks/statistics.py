@@ -155,7 +155,7 @@ def auc_interval(
         UsageError: as `roc`, or confidence outside (0, 1).
     """
     inside, outside = _checked(members, non_members)
-    _check_confidence(confidence)
+    check_confidence(confidence)
     of_members, of_non_members = _placements(inside, outside)
     area = float(of_members.mean())
     pairs = min(len(inside), len(outside))
@@ -180,7 +180,7 @@ def auc_change(
     Raises:
         UsageError: as `roc`, not as many scores in both, or an AUC of 0 before.
     """
-    _check_confidence(confidence)
+    check_confidence(confidence)
     one, other = _checked(*before), _checked(*after)
     if [len(side) for side in one] != [len(side) for side in other]:
         raise UsageError("the two attacks scored other numbers of utterances: compare them on the same ones")
@@ -208,7 +208,7 @@ def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidenc
         UsageError: as `roc`, or fpr or confidence outside (0, 1).
     """
     inside, outside = _checked(members, non_members)
-    _check_confidence(confidence)
+    check_confidence(confidence)
     if not 0 < fpr < 1:
         raise UsageError(f"the false-positive rate is {fpr}: it must lie between 0 and 1, such as 0.01")
     allowed = _allowed(len(outside), fpr)
@@ -409,6 +409,6 @@ def _check_scores(side: str, scores: ArrayLike) -> Scores:
     return array
 
 
-def _check_confidence(confidence: float) -> None:
+def check_confidence(confidence: float) -> None:
     if not 0 < confidence < 1:
         raise UsageError(f"confidence is {confidence}: it must lie between 0 and 1, such as 0.95")

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 
-from edp_lab.attacks.audit import step_audit as mechanism_audit
-from edp_lab.attacks.audit.step_audit import audit_mechanism
+from edp_lab.attacks.audit.step_audit import Finding, audit_mechanism
 from edp_lab.privacy import GaussianDP, Mechanism, RenyiDP, Schedule
 from edp_lab.privacy.csprng import Purpose, SecretStream, key_from_seed
 from edp_lab.privacy.renyi import ORDERS
@@ -181,7 +180,7 @@ def _refutations(first: int, audits: int) -> int:
     true = Mechanism.sound(clip_norm=1.0, z0=1.0, num_devices=8, micro_batch_size=8)
     keys = (key_from_seed(number) for number in range(first, min(first + AUDITS, audits)))
     verdicts = [audit_mechanism(true, 1e-5, key, DRAWS, CONFIDENCE).verdict for key in keys]
-    return verdicts.count(mechanism_audit.Verdict.REFUTED)
+    return verdicts.count(Finding.REFUTED)
 
 
 def _distribution(setting: Setting, pessimistic: bool, interval: float) -> Any:

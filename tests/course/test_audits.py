@@ -13,9 +13,8 @@ import plotly.graph_objects as go
 import pytest
 from typer.testing import CliRunner
 
-from edp_lab.attacks.audit.one_run import audit_one_run
-from edp_lab.attacks.audit.one_run_bound import one_run_epsilon
-from edp_lab.attacks.audit.step_audit import Verdict, audit_mechanism, draw_statistics
+from edp_lab.attacks.audit.one_run import audit_one_run, one_run_epsilon
+from edp_lab.attacks.audit.step_audit import Finding, audit_mechanism, draw_statistics
 from edp_lab.cli import app
 from edp_lab.course.kit.panel_driver import move
 from edp_lab.course.nb08_audit import compute as audits
@@ -71,8 +70,8 @@ def test_histograms_hold_every_draw_and_c_only_stretches_them(noise: StepNoise) 
 def test_claims_that_hold_are_refuted_in_few_audits_and_the_printed_one_in_all() -> None:
     seeds = [StepNoise(seed) for seed in range(3)]
     runs = [(noise_, draws) for noise_ in seeds for draws in (50, 500, 5000)]
-    assert [audit_step(n, False, 1.0, 1.0, 8, 1.0, k).verdict for n, k in runs].count(Verdict.REFUTED) <= 1
-    assert {audit_step(n, True, 1.0, 1.0, 8, 1.0, k).verdict for n, k in runs} == {Verdict.REFUTED}
+    assert [audit_step(n, False, 1.0, 1.0, 8, 1.0, k).verdict for n, k in runs].count(Finding.REFUTED) <= 1
+    assert {audit_step(n, True, 1.0, 1.0, 8, 1.0, k).verdict for n, k in runs} == {Finding.REFUTED}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def test_bad_guesses_are_one_sentence(change: dict[str, Any], says: str) -> None
 
 def test_needed_guesses_are_the_fewest_that_refute() -> None:
     audit = audit_one_run(audits.one_run_config(True, 4.0, 8, 1, 1e-5, 0), 200, linear=True)
-    assert audit.verdict is Verdict.REFUTED
+    assert audit.verdict is Finding.REFUTED
     for tally in audit.tallies:
         least = audits.needed(audit, tally.guesses)
         if tally.guesses == audit.guesses:
@@ -354,7 +353,7 @@ def test_numbers_that_the_notebook_states_are_computed() -> None:
     noise = StepNoise(0)
     text = "\n".join(cell.source for cell in cells("markdown"))
     hundred = audit_step(noise, True, 1.0, 1.0, 8, 1.0, 100)
-    assert hundred.verdict is Verdict.REFUTED
+    assert hundred.verdict is Finding.REFUTED
     assert "ε = 21 with Gaussian noise, 3.3 without" in text
     assert (hundred.ceiling, hundred.bounds.distribution_free) == pytest.approx((21.1, 3.28), abs=0.05)
     assert "Ten draws cannot prove more than ε = 4.4" in text

@@ -13,37 +13,524 @@ micro-batch size 1 the very same is add/remove. Canaries of one step lie in diff
 * mislabelled (black box): utterances from outside the training set with a wrong intent are put into it. The score is
   minus their loss under the trained model. This proves less than the guarantee may give away, and never more.
 
+What right guesses prove, lower bounds on epsilon, needs neither model nor training: m canaries, r guesses ("in" or
+"out"; the auditor abstains on the others), v of them right.
+
 alpha is 1 on every layer: what leaks through private layer scales comes on top. Order and places of the canaries are
 public, as they may be where no sampling amplifies privacy.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from numbers import Integral
+from typing import Any
 
 import numpy as np
+import torch
+from scipy.special import betainc, betaincinv, gammaln, logit, ndtr, ndtri
+from torch import Tensor
 
-from edp_lab.attacks.audit.one_run_bound import OneRunBounds, Tally, lower_bounds, make_guesses
-from edp_lab.attacks.audit.one_run_canaries import (
-    Kind,
-    OneLayer,
-    Plan,
-    Progress,
-    RealModel,
-    gradient_scores,
-    mislabelled_scores,
-)
-from edp_lab.attacks.audit.step_audit import Verdict
-from edp_lab.corpora import Corpus, Split, load_corpus, split
+from edp_lab.attacks.audit.step_audit import FAR, Finding, claim_under_test, conclude, epsilon_at_least
+from edp_lab.attacks.statistics import check_confidence
+from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Alpha, Guarantee, Mechanism, Variant, judge
+from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
-from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.training import TrainConfig
+from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
+from edp_lab.training import StepDone, TrainConfig
+from edp_lab.training.batches import Batches, Devices
+from edp_lab.training.dp_step import release
+from edp_lab.training.gradients import (
+    Factors,
+    Layout,
+    MicroGradients,
+    StackedGradients,
+    model_gradients,
+    stacked_gradients,
+)
+from edp_lab.training.noise import Share, part, standard_noise
+from edp_lab.training.trainer import Trainer
 
 MOST_CANARIES = 10**6
 DELTA = 1e-5
+SHARES = (0.1, 0.3, 1.0)  # of the canaries, on which guesses are made: extreme scores are surer, many guesses say more
+SLACK = 1e-6  # relative, far above what rounding adds to a probability here
+LARGEST_MU = 64.0
+GRID = 32  # intervals into which the search for mu cuts what is left; five times
+
+
+OnStep = Callable[[int, int], None]  # told the steps done, of so many
+
+
+class Kind(StrEnum):
+    """What a canary is."""
+
+    GRADIENT = "gradient"
+    MISLABELLED = "mislabelled"
+
+
+# ---- What guesses prove ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many guesses were made, and how many of them were right."""
+
+    guesses: int
+    correct: int
+
+
+@dataclass(frozen=True)
+class OneRunBounds:
+    """Lower bounds on epsilon at one delta, each at the whole confidence, from the same guesses.
+
+    Attributes:
+        distribution_free: of Steinke, Nasr and Jagielski, for any mechanism.
+        mu, gaussian: of `one_run_mu` and the epsilon it means; None for a mechanism that is not Gaussian.
+        tally: behind `gaussian`, or where it is None behind `distribution_free`.
+    """
+
+    distribution_free: float
+    mu: float | None
+    gaussian: float | None
+    tally: Tally
+
+    @property
+    def best(self) -> float:
+        """The one to go by, which the mechanism decides and not the guesses."""
+        return self.distribution_free if self.gaussian is None else self.gaussian
+
+
+def make_guesses(scores: np.ndarray, included: np.ndarray) -> tuple[Tally, ...]:
+    """Guess "in" for the highest and "out" for the lowest scores, on each of `SHARES` of the canaries.
+
+    Args:
+        scores: (m) higher for canaries that look as if they were in.
+        included: (m) bool, the truth. How many guesses are made does not depend on it, nor on the scores.
+    """
+    order = np.argsort(scores, kind="stable")
+    truth, m = included[order], len(scores)
+    numbers = sorted({max(1, round(share * m)) for share in SHARES})
+    tallies = []
+    for r in numbers:
+        lowest, highest = truth[: r // 2], truth[m - (r - r // 2) :]
+        tallies.append(Tally(r, int((~lowest).sum() + highest.sum())))
+    return tuple(tallies)
+
+
+def lower_bounds(m: int, tallies: Sequence[Tally], delta: float, confidence: float, gaussian: bool) -> OneRunBounds:
+    """The best bounds that several tallies give. Looking at several is paid for: each gets its share of the error.
+
+    Guarantee: if flipping any one canary is a neighbour of the mechanism, its epsilon at `delta` lies below
+    `distribution_free` with probability 1 - `confidence` at most; so with `gaussian`, if it is mu-GDP for some mu and
+    epsilon is that of mu (as with Gaussian noise and disjoint batches).
+    """
+    beta = (1 - confidence) / len(tallies)
+    epsilons = [one_run_epsilon(m, t.guesses, t.correct, delta, beta) for t in tallies]
+    free = max(epsilons)
+    if not gaussian:
+        return OneRunBounds(free, None, None, tallies[epsilons.index(free)])
+    mus = [one_run_mu(m, t.guesses, t.correct, beta) for t in tallies]
+    mu = max(mus)
+    return OneRunBounds(free, mu, epsilon_at_least(mu, delta), tallies[mus.index(mu)])
+
+
+def one_run_epsilon(m: int, r: int, v: int, delta: float, beta: float) -> float:
+    """The largest epsilon that v right out of r guesses on m canaries refute at significance beta; 0 for none.
+
+    With q = e^eps / (1 + e^eps) and X ~ Bin(r, q), an (eps, delta)-DP mechanism has v or more right with probability
+
+        p = P[X >= v] + 2 m delta max_{1 <= i <= v} P[v > X >= v - i] / i        at most
+
+    (Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", theorem 5.2), and refuted is every
+    epsilon up to the first with p >= beta; rounded down. References at beta 0.05: (1000, 100, 75, 1e-4) -> 0.673,
+    (100000, 1510, 1439, 1e-5) -> 2.676.
+
+    Guarantee: however the guesses and their places depend on what the mechanism released, r fixed beforehand.
+
+    Raises:
+        UsageError: not 0 <= v <= r <= m, or delta or beta out of range.
+    """
+    _check_counts(m, r, v, beta)
+    if not 0 <= delta < 1:
+        raise UsageError(f"delta is {delta}: it must be at least 0 and below 1")
+    if v == 0:
+        return 0.0
+    below = np.arange(v - 1, -1, -1)
+    log_choose = gammaln(r + 1) - gammaln(below + 1) - gammaln(r - below + 1)
+    weights = 2 * m * delta / np.arange(1, v + 1)
+
+    def refuted(epsilon: float) -> bool:
+        log_wrong = -float(np.logaddexp(0, epsilon))  # ln(1 - q)
+        at_least = float(betainc(v, r - v + 1, 1 / (1 + math.exp(-epsilon))))
+        just_below = np.cumsum(np.exp(log_choose + below * epsilon + r * log_wrong))
+        # A weight above 1 is put on P[X >= v] too: a little more than the theorem asks, and p rises with epsilon.
+        p = np.maximum(1, weights) * at_least + weights * just_below
+        return float(p.max()) * (1 + SLACK) < beta
+
+    low, high = 0.0, min(float(logit(betaincinv(v, r - v + 1, beta))), 700.0)  # at high, P[X >= v] alone is beta
+    if high <= 0 or not refuted(low):
+        return 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
+    """The largest mu for which v right out of r guesses on m canaries refute mu-GDP at significance beta; 0 for none.
+
+    Let W guesses be right, p_i = P[W = i]. For any j, that guess k is right and W >= j means: it points to the truth,
+    and at least j - 1 of the others are right. Were canary k flipped, the same guesses would have k wrong and W >= j-1.
+    mu-GDP bounds the one probability by F(x) = Phi(Phi^-1(x) + mu) of the other. F is concave, so averaged over the m
+    canaries and all the rest (an abstention is neither right nor wrong)
+
+        a_j <= F(b_{j-1}),     a_j = sum_{i >= j} p_i i / m,     b_j = sum_{i >= j} p_i (r - i) / m
+
+    which is the argument of Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-Differential Privacy in One Run".
+    Suppose P[W >= v] = beta. The least total probability that goes with it has all of beta at v and, from there
+    downwards, just as much at each j - 1 as the inequality demands (moved further down, a surplus helps every
+    inequality that is left). Where that total exceeds 1, P[W >= v] is below beta, and v right guesses refute mu.
+
+    Guarantee: a mu-GDP mechanism, guesses and their places as in `one_run_epsilon`. Rounded down.
+
+    Raises:
+        UsageError: not 0 <= v <= r <= m, or beta out of range.
+    """
+    _check_counts(m, r, v, beta)
+    low, high = 0.0, LARGEST_MU
+    for _ in range(5):
+        grid = np.linspace(low, high, GRID + 1)
+        refuted = _least_total(m, r, v, beta, grid) > 1 + SLACK
+        first_kept = len(grid) if refuted.all() else int(np.argmin(refuted))
+        if first_kept == 0:
+            return 0.0
+        low, high = float(grid[first_kept - 1]), float(grid[min(first_kept, GRID)])
+    return low
+
+
+def _least_total(m: int, r: int, v: int, beta: float, mu: np.ndarray) -> np.ndarray:
+    """The least total probability that P[W >= v] = beta asks for; where it exceeds 1, some number above 1: (K)."""
+    right, wrong = np.full(mu.shape, v * beta / m), np.full(mu.shape, (r - v) * beta / m)  # a_j, b_j
+    for j in range(v, 0, -1):
+        demanded = ndtr(ndtri(np.minimum(right, 1)) - mu)
+        added = np.maximum(demanded - wrong, 0) / (r - j + 1)  # p_{j-1} / m
+        right, wrong = right + added * (j - 1), wrong + added * (r - j + 1)
+        if not ((added > 0) & ((right + wrong) * m <= 2 * r)).any():  # what demands nothing now never will
+            break
+    return (right + wrong) * m / r if r else np.zeros(mu.shape)
+
+
+def _check_counts(m: int, r: int, v: int, beta: float) -> None:
+    if not 0 <= v <= r <= m:
+        raise UsageError(f"{v} right of {r} guesses on {m} canaries: neither may exceed what comes after it")
+    if not 0 < beta < 1:
+        raise UsageError(f"significance beta is {beta}: it must lie between 0 and 1, such as 0.05")
+
+
+# ---- Who is in, and where --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Disjoint batches, with at most one canary in a micro-batch; numbers from n on are canaries. As `Batches`.
+
+    Attributes:
+        utterances: n.
+        canaries: m.
+        micro_batches: M in a step.
+        size: b, the most utterances in a micro-batch.
+        reserved: slots of a micro-batch that a canary takes up, its companion's among them.
+    """
+
+    key: int
+    utterances: int
+    canaries: int
+    num_devices: int
+    micro_batches: int
+    size: int
+    reserved: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        slots = self.utterances + self.reserved * self.canaries
+        return max(math.ceil(slots / (self.micro_batches * self.size)), math.ceil(self.canaries / self.micro_batches))
+
+    def devices(self, epoch: int, step_in_epoch: int, step: int) -> Devices:
+        """The micro-batches of every device in one step."""
+        shuffle = stream(self.key, Purpose.SHUFFLE, epoch)
+        places = self.steps_per_epoch * self.micro_batches
+        holds = shuffle.permutation(places)[: self.canaries]  # canary i lies in micro-batch holds[i]
+        free = np.full(places, self.size)
+        free[holds] -= self.reserved
+        slots = shuffle.permutation(np.repeat(np.arange(places), free))[: self.utterances]
+        first = step_in_epoch * self.micro_batches
+        parts = []
+        for place in range(first, first + self.micro_batches):
+            own = np.flatnonzero(slots == place), self.utterances + np.flatnonzero(holds == place)
+            parts.append(np.concatenate(own))
+        own_parts = (part(self.micro_batches, device, self.num_devices) for device in range(self.num_devices))
+        return [parts[numbers.start : numbers.stop] for numbers in own_parts]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is drawn before the run: who is in, and in which step each may take part.
+
+    Attributes:
+        key: of the canaries; that of the noise is another.
+        included: (m), bool.
+        utterances: n; example n + i is canary i.
+        batches: who takes part in which step.
+        companions: whether an utterance that is always there pushes against each canary.
+    """
+
+    key: int
+    included: np.ndarray
+    utterances: int
+    batches: Batches | Placement
+    companions: bool
+
+    @classmethod
+    def draw(cls, config: TrainConfig, canaries: int, utterances: int, kind: Kind) -> Plan:
+        key = key_from_seed(f"{config.seed}, canaries")
+        included = stream(key, Purpose.SAMPLE, 0).random(canaries) < 0.5
+        size = config.largest_micro_batch
+        companions = kind is Kind.GRADIENT and size > 1
+        if config.poisson:
+            batches = config.batches(key_from_seed(config.seed), utterances + canaries)
+            return cls(key, included, utterances, batches, companions)
+        devices, reserved = config.num_devices, 1 + companions
+        placement = Placement(key, utterances, canaries, devices, config.micro_batches, size, reserved)
+        return cls(key, included, utterances, placement, companions)
+
+    @property
+    def disjoint(self) -> bool:
+        return isinstance(self.batches, Placement)
+
+    def step(self, epoch: int, step_in_epoch: int) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
+        """Micro-batches without canary; those with one, less the canary; and the canaries' numbers."""
+        step = epoch * self.batches.steps_per_epoch + step_in_epoch
+        parts = [own for device in self.batches.devices(epoch, step_in_epoch, step) for own in device]
+        highest = [own.max(initial=-1) for own in parts]
+        others = [own for own, last in zip(parts, highest, strict=True) if last < self.utterances]
+        with_canary = [own for own, last in zip(parts, highest, strict=True) if last >= self.utterances]
+        numbers = np.array([own.max() for own in with_canary], dtype=np.int64) - self.utterances
+        return others, [own[own < self.utterances] for own in with_canary], numbers
+
+
+# ---- Gradient canaries -----------------------------------------------------------------------------------------------
+
+
+class Directions:
+    """m orthogonal unit vectors in P dimensions: random signs, each on P // m coordinates of its own.
+
+    Raises:
+        UsageError: fewer coordinates than canaries.
+    """
+
+    def __init__(self, key: int, canaries: int, size: int) -> None:
+        share = size // canaries
+        if not share:
+            raise UsageError(
+                f"{canaries:,} canaries for a model of {size:,} weights: each needs a weight of its own; lower "
+                "--canaries or take a larger model"
+            )
+        random = stream(key, Purpose.SAMPLE, 1)
+        columns = random.permutation(size)[: canaries * share].reshape(canaries, share)
+        signs = random.integers(0, 2, (canaries, share)) * 2 - 1
+        self._columns = torch.from_numpy(columns)
+        self._values = torch.from_numpy((signs / math.sqrt(share)).astype(np.float32))
+
+    def project(self, gradient: Tensor, canaries: np.ndarray) -> np.ndarray:
+        """Inner products with the directions of these canaries: (P), (k) -> (k)."""
+        columns, values = self._columns[canaries].to(gradient.device), self._values[canaries].to(gradient)
+        return (gradient[columns] * values).double().sum(1).cpu().numpy()
+
+    def push(self, rows: Tensor, canaries: np.ndarray, by: Tensor) -> None:
+        """Add to each row its canary's direction times a number: (k, P), (k), (k)."""
+        columns, values = self._columns[canaries].to(rows.device), self._values[canaries].to(rows)
+        rows.scatter_add_(1, columns, values * by[:, None].to(rows))
+
+
+@dataclass
+class Together:
+    """The micro-batches of two kinds of gradients in one step."""
+
+    gradients: Sequence[MicroGradients]
+
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
+        own, total = torch.empty_like(out), torch.zeros_like(out)
+        norms, factors = [], []
+        for gradients in self.gradients:
+            *found, scale = gradients.clipped_sum(own, factors_of)
+            total.add_(own, alpha=scale)
+            norms.append(found[0])
+            factors.append(found[1])
+        out.copy_(total)
+        return torch.cat(norms), torch.cat(factors), 1.0
+
+
+def push_rows(rows: Tensor, sizes: np.ndarray, numbers: np.ndarray, plan: Plan, to: Directions, clip: float) -> None:
+    """Put canary and companion into micro-batches: their mean gradients without both become those with, in place.
+
+    The canary's push is ten times as large as all that the clip must cut and as the others' share, which the adversary
+    knows. With a companion the mean gets -B e from it, and 2 B e more if the canary is in; alone, B e or nothing.
+
+    Args:
+        rows: (k, P) mean gradient of the other utterances of each micro-batch.
+        sizes: (k) how many they are.
+        numbers: (k) the canaries.
+    """
+    rows *= torch.from_numpy(sizes / (sizes + 1 + plan.companions)).to(rows)[:, None]
+    largest = FAR * torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).clamp_min(clip)
+    included = torch.from_numpy(plan.included[numbers]).to(rows.device)
+    away = -1.0 if plan.companions else 0.0
+    to.push(rows, numbers, torch.where(included, largest, away * largest))
+
+
+class OneLayer:
+    """The audit model: one layer of weights w with loss <w, x> on example x, whose gradient is x, and no corpus."""
+
+    def __init__(self, mechanism: Mechanism, key: int, size: int, divisor: int) -> None:
+        self.mechanism, self.key, self.divisor = mechanism, key, divisor
+        self.layout = Layout(("weights",), (torch.Size([size]),), (slice(0, size),))
+
+    def gradients(self, parts: Sequence[np.ndarray]) -> MicroGradients:
+        """Of micro-batches of real utterances."""
+        return StackedGradients(torch.zeros(0, self.layout.size), self.layout)  # zeros need not be added up
+
+    def rows(self, parts: Sequence[np.ndarray]) -> Tensor:
+        """The mean gradient of each of these micro-batches, 0 for an empty one: (k, P)."""
+        return torch.zeros(len(parts), self.layout.size)
+
+    def step(self, epoch: int, step: int, gradients: MicroGradients) -> Tensor:
+        """Release the gradients (P), and learn from them."""
+        noise = standard_noise(self.key, step, self.layout.size, Share())
+        return release(self.mechanism, epoch, gradients, self.layout, None, noise, self.divisor).gradient
+
+
+class RealModel:
+    """The same of the CLC or BERT on a corpus, set up as in training."""
+
+    def __init__(self, config: TrainConfig, corpus: Corpus, data: Split, canaries: int) -> None:
+        slots = (data.train[0],) * canaries  # hold the canaries' numbers; their words are never read
+        self.run = Trainer(config, corpus, replace(data, train=(*data.train, *slots)))
+        self.layout = self.run.layout
+
+    def gradients(self, parts: Sequence[np.ndarray]) -> MicroGradients:
+        return model_gradients(self.run.model, self.run.train_data, parts, None, self.layout, memory=self.run.memory)
+
+    def rows(self, parts: Sequence[np.ndarray]) -> Tensor:
+        return stacked_gradients(self.run.model, self.run.train_data, parts, None, self.layout).gradients
+
+    def step(self, epoch: int, step: int, gradients: MicroGradients) -> Tensor:
+        assert self.run.private is not None
+        self.run.private.begin(step)
+        released = self.run.private.finish(epoch, gradients).gradient
+        self.run.optimizer.step()
+        return released
+
+
+def gradient_scores(
+    trainee: OneLayer | RealModel,
+    mechanism: Mechanism,
+    config: TrainConfig,
+    plan: Plan,
+    progress: OnStep,
+) -> np.ndarray:
+    """Train with gradient canaries, and score them by what is released: (m)."""
+    m, per_epoch = len(plan.included), plan.batches.steps_per_epoch
+    directions = Directions(plan.key, m, trainee.layout.size)
+    scores, everyone = np.zeros(m), np.arange(m)
+    for step in range(config.epochs * per_epoch):
+        epoch, step_in_epoch = divmod(step, per_epoch)
+        others, rows_of, numbers = plan.step(epoch, step_in_epoch)
+        rows = trainee.rows(rows_of)
+        sizes = np.array([len(own) for own in rows_of], dtype=np.float64)
+        push_rows(rows, sizes, numbers, plan, directions, mechanism.clip_norm)
+        together = Together([trainee.gradients(others), StackedGradients(rows, trainee.layout)])
+        released = trainee.step(epoch, step, together)
+        seen = numbers if plan.disjoint else everyone  # whom Poisson sampling drew is secret
+        scores[seen] += evidence(mechanism, epoch, config.micro_batches * directions.project(released, seen))
+        progress(step + 1, config.epochs * per_epoch)
+    return scores
+
+
+def evidence(mechanism: Mechanism, epoch: int, projections: np.ndarray) -> np.ndarray:
+    """How much more likely one step makes it that a canary is in, from projections of the released sum: (k) -> (k).
+
+    ln p(x | in) - ln p(x | out), where noise is added to C or 0, and to C only if a Poisson sample drew the canary.
+    With disjoint batches (also between C and -C) this ranks canaries as the inner product itself does.
+    """
+    c, q = mechanism.clip_norm, mechanism.sampling_rate
+    drawn = (projections - c / 2) * c / mechanism.noise_std(epoch) ** 2
+    return drawn if q is None or q == 1 else np.logaddexp(math.log1p(-q), math.log(q) + drawn)
+
+
+# ---- Mislabelled utterances ------------------------------------------------------------------------------------------
+
+
+def mislabelled_scores(config: TrainConfig, corpus: Corpus, data: Split, plan: Plan, progress: OnStep) -> np.ndarray:
+    """Minus the loss of mislabelled utterances after the project's own training: (m).
+
+    What it was before would only add its own spread: an untrained model says little, and mostly of their lengths.
+    """
+    canaries = mislabelled(corpus, data.test, len(plan.included), plan.key)
+    run = Trainer(config, corpus, replace(data, train=(*data.train, *canaries)))
+    if plan.disjoint:
+        run.batches = plan.batches  # type: ignore[assignment]
+    _zero_out(run, plan)
+    steps = run.batches.steps_per_epoch
+
+    def listen(event: object) -> None:
+        if isinstance(event, StepDone):
+            progress(event.epoch * steps + event.step, config.epochs * steps)
+
+    for _ in range(config.epochs):
+        run.epoch(listen)
+    del run.model.losses  # the class's own again
+    return -_losses(run, plan)
+
+
+def mislabelled(corpus: Corpus, utterances: Sequence[Utterance], count: int, key: int) -> tuple[Utterance, ...]:
+    """So many of the utterances, each with an intent that is not its own."""
+    random = stream(key, Purpose.SAMPLE, 2)
+    chosen = [utterances[k] for k in random.permutation(len(utterances))[:count]]
+    numbers = {name: k for k, name in enumerate(corpus.intents)}
+    wrong = [numbers[u.intent] + 1 + int(random.integers(len(numbers) - 1)) for u in chosen]
+    return tuple(
+        replace(u, intent=corpus.intents[number % len(numbers)]) for u, number in zip(chosen, wrong, strict=True)
+    )
+
+
+def _zero_out(run: Trainer, plan: Plan) -> None:
+    """Let the canaries that are out contribute no gradient, while their slots stay."""
+    weights = torch.ones(len(run.train_data))
+    weights[plan.utterances :][~torch.from_numpy(plan.included)] = 0
+    losses = run.model.losses
+
+    def weighted(batch: Any, *arguments: Any, **settings: Any) -> Tensor:
+        own = losses(batch, *arguments, **settings)
+        return own * weights[batch.examples].to(own)
+
+    run.model.losses = weighted  # type: ignore[method-assign]
+
+
+@torch.no_grad()
+def _losses(run: Trainer, plan: Plan) -> np.ndarray:
+    """Loss of every canary under the model as it is, without dropout: (m)."""
+    numbers = plan.utterances + np.arange(len(plan.included))
+    device = next(run.model.parameters()).device
+    cut = [numbers[start : start + 128] for start in range(0, len(numbers), 128)]
+    return torch.cat([run.model.losses(run.train_data.batch(own).to(device)) for own in cut]).double().cpu().numpy()
+
+
+# ---- The audit -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -64,7 +551,7 @@ class OneRunAudit:
         noise_multiplier: true noise over true sensitivity.
     """
 
-    verdict: Verdict
+    verdict: Finding
     explanation: str
     kind: Kind
     model: str
@@ -94,7 +581,7 @@ def audit_one_run(
     linear: bool = False,
     confidence: float = 0.95,
     target_epsilon: float | None = None,
-    progress: Progress | None = None,
+    progress: OnStep = lambda done, steps: None,
 ) -> OneRunAudit:
     """Train once with canaries, as `config` says, and bound epsilon from below by what the run gives away.
 
@@ -103,10 +590,10 @@ def audit_one_run(
             canaries share a micro-batch, which may take more steps than plain training.
         linear: not the model and corpus of `config` but one layer of as many weights as canaries, with no other data.
         target_epsilon: choose z0 so that this epsilon holds for the run.
+        progress: told how many steps are done, of how many.
 
     Guarantee: if the noise is as good as random, epsilon is at least `epsilon_lower_bound` with probability
-    `confidence`, so a true claim is refuted in at most 1 - `confidence` of audits: see
-    `edp_lab.attacks.audit.one_run_bound`.
+    `confidence`, so a true claim is refuted in at most 1 - `confidence` of audits: see `lower_bounds`.
 
     Raises:
         UsageError: no noise, no finite claim, a corpus that does not load, more canaries than the model or the corpus
@@ -118,18 +605,33 @@ def audit_one_run(
     utterances = 0 if data is None else len(data.train)
     config, mechanism = _settle(config, utterances + canaries, target_epsilon)
     guarantee = judge(mechanism, config.epochs, config.delta or DELTA, seed_published=False)
-    claimed = _claimed(guarantee, mechanism)
+    claimed = claim_under_test(guarantee, mechanism)
     plan = Plan.draw(config, canaries, utterances, kind)
-    scores = _scores(config, mechanism, corpus, data, plan, kind, progress or (lambda done, steps: None))
+    if corpus is None or data is None:
+        one_layer = OneLayer(mechanism, key_from_seed(config.seed), canaries, config.micro_batches)
+        scores = gradient_scores(one_layer, mechanism, config, plan, progress)
+    elif kind is Kind.GRADIENT:
+        scores = gradient_scores(RealModel(config, corpus, data, canaries), mechanism, config, plan, progress)
+    else:
+        scores = mislabelled_scores(config, corpus, data, plan, progress)
     tallies = make_guesses(scores, plan.included)
     perfect = [Tally(tally.guesses, tally.guesses) for tally in tallies]
     bounds, most = (
         lower_bounds(canaries, own, guarantee.delta, confidence, gaussian=plan.disjoint) for own in (tallies, perfect)
     )
-    verdict = _verdict(bounds.best, claimed, most.best)
+    tally = bounds.tally
+    verdict, explanation = conclude(
+        f"{canaries:,} canaries in one run",
+        bounds.best,
+        claimed,
+        most.best,
+        confidence,
+        f"{tally.correct:,} of {tally.guesses:,} guesses are right, so ",
+        "a wrong guess",
+    )
     return OneRunAudit(
         verdict=verdict,
-        explanation=_explanation(verdict, canaries, bounds, claimed, most.best, confidence),
+        explanation=f"{explanation}.",
         kind=kind,
         model="linear" if linear else config.model,
         epsilon_claimed=claimed,
@@ -141,8 +643,8 @@ def audit_one_run(
         delta=guarantee.delta,
         canaries=canaries,
         included=int(plan.included.sum()),
-        guesses=bounds.tally.guesses,
-        correct=bounds.tally.correct,
+        guesses=tally.guesses,
+        correct=tally.correct,
         tallies=tallies,
         epochs=config.epochs,
         steps=config.epochs * plan.batches.steps_per_epoch,
@@ -150,57 +652,6 @@ def audit_one_run(
         noise_multiplier=mechanism.noise_multiplier(0),
         mechanism=mechanism,
     )
-
-
-def _scores(
-    config: TrainConfig,
-    mechanism: Mechanism,
-    corpus: Corpus | None,
-    data: Split | None,
-    plan: Plan,
-    kind: Kind,
-    progress: Progress,
-) -> np.ndarray:
-    m = len(plan.included)
-    if corpus is None or data is None:
-        one_layer = OneLayer(mechanism, key_from_seed(config.seed), m, config.micro_batches)
-        return gradient_scores(one_layer, mechanism, config, plan, progress)
-    if kind is Kind.GRADIENT:
-        return gradient_scores(RealModel(config, corpus, data, m), mechanism, config, plan, progress)
-    return mislabelled_scores(config, corpus, data, plan, progress)
-
-
-# ---- Verdict -------------------------------------------------------------------------------------------------------
-
-
-def _verdict(lower_bound: float, claimed: float, ceiling: float) -> Verdict:
-    if lower_bound > claimed:
-        return Verdict.REFUTED
-    return Verdict.NO_POWER if ceiling <= claimed else Verdict.CONSISTENT
-
-
-def _explanation(
-    verdict: Verdict, m: int, bounds: OneRunBounds, claimed: float, ceiling: float, confidence: float
-) -> str:
-    tally = bounds.tally
-    shown = (
-        f"{tally.correct:,} of {tally.guesses:,} guesses are right, so at {100 * confidence:.6g} % confidence epsilon "
-        f"is at least {bounds.best:.4g}"
-    )
-    if verdict is Verdict.REFUTED:
-        return f"{m:,} canaries in one run refute the claim: {shown}, but {claimed:.4g} is claimed."
-    if verdict is Verdict.NO_POWER:
-        return (
-            f"{m:,} canaries in one run cannot test the claim: even without a wrong guess they would show no more than "
-            f"epsilon {ceiling:.4g}, and {claimed:.4g} is claimed."
-        )
-    return (
-        f"{m:,} canaries in one run do not contradict the claim, which proves nothing: {shown}, and {claimed:.4g} is "
-        "claimed."
-    )
-
-
-# ---- What is asked for ---------------------------------------------------------------------------------------------
 
 
 def _load(config: TrainConfig, canaries: int, kind: Kind) -> tuple[Corpus, Split]:
@@ -229,15 +680,6 @@ def _settle(config: TrainConfig, examples: int, target_epsilon: float | None) ->
     return replace(config, z0=z0), replace(mechanism, z0=z0)
 
 
-def _claimed(guarantee: Guarantee, mechanism: Mechanism) -> float:
-    sound = mechanism.variant is Variant.SOUND
-    claimed = guarantee.epsilon if sound else guarantee.epsilon_claimed
-    if claimed is None:
-        why = guarantee.reason if sound or mechanism.z0 == 0 else "the claimed epsilon exceeds the largest float"
-        raise UsageError(f"there is no claim to audit ({why}): choose a larger z0")
-    return claimed
-
-
 def _kind(name: str) -> Kind:
     try:
         return Kind(name)
@@ -259,5 +701,4 @@ def _check(config: TrainConfig, canaries: int, kind: Kind, linear: bool, confide
         raise UsageError("the linear model reads no utterances: use --kind gradient, or another --model")
     if not (isinstance(canaries, Integral) and 1 <= canaries <= MOST_CANARIES):
         raise UsageError(f"the number of canaries is {canaries}: it must be a whole number from 1 to {MOST_CANARIES:,}")
-    if not 0 < confidence < 1:
-        raise UsageError(f"confidence is {confidence}: it must lie between 0 and 1, such as 0.95")
+    check_confidence(confidence)

@@ -20,8 +20,9 @@ import torch
 from scipy.special import betainccinv, ndtri
 from torch import Tensor
 
+from edp_lab.attacks.statistics import check_confidence
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Alpha, Mechanism, Variant, gdp_epsilon, judge
+from edp_lab.privacy import Alpha, Guarantee, Mechanism, Variant, gdp_epsilon, judge
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients
 from edp_lab.training.noise import Share, standard_noise
@@ -38,7 +39,7 @@ FAR = 10.0  # clip norms: a gradient that the clip is sure to cut
 MOST_DRAWS = 2**31  # a side: every draw is a step of its own, and a noise stream is keyed by a 32-bit step
 
 
-class Verdict(StrEnum):
+class Finding(StrEnum):
     """What the audit says of the claim; it can refute a claim, never prove one."""
 
     REFUTED = "refuted"
@@ -93,7 +94,7 @@ class MechanismAudit:
         false_negative_rate: of guessing "absent" with it.
     """
 
-    verdict: Verdict
+    verdict: Finding
     explanation: str
     epsilon_claimed: float
     epsilon_holds: float | None
@@ -135,20 +136,18 @@ def audit_mechanism(
     """
     _check(mechanism, draws, confidence)
     guarantee = judge(mechanism, 1, delta, seed_published=False)
-    sound = mechanism.variant is Variant.SOUND
-    claimed = guarantee.epsilon if sound else guarantee.epsilon_claimed
-    if claimed is None:
-        why = guarantee.reason if sound else "the claimed epsilon exceeds the largest float"
-        raise UsageError(f"there is no claim to audit ({why}): choose a larger z0")
+    claimed = claim_under_test(guarantee, mechanism)
     absent, present = draw_statistics(mechanism, draws, key, progress)
     fpr, fnr = (error_rate(wrong, confidence) for wrong in (absent > 0, present <= 0))
     bounds = lower_bounds(fpr.upper_limit, fnr.upper_limit, delta)
     least = upper_limit(0, draws, confidence)
     ceiling = lower_bounds(least, least, delta).gaussian
-    verdict = _verdict(bounds.gaussian, claimed, ceiling)
+    verdict, explanation = conclude(f"{draws:,} draws a side", bounds.gaussian, claimed, ceiling, confidence)
+    if mechanism.alpha is Alpha.PRIVATE:
+        explanation += "; alpha was audited as if it were public, which can only help the claim"
     return MechanismAudit(
         verdict=verdict,
-        explanation=_explanation(verdict, mechanism, claimed, bounds.gaussian, ceiling, draws, confidence),
+        explanation=f"{explanation}.",
         epsilon_claimed=claimed,
         epsilon_holds=guarantee.epsilon,
         epsilon_if_alpha_public=guarantee.epsilon_if_alpha_public,
@@ -238,10 +237,59 @@ def lower_bounds(fpr: float, fnr: float, delta: float) -> Bounds:
     `gaussian` is the epsilon of `mu_lower_bound`. `distribution_free` holds for any mechanism: (epsilon, delta)-DP
     demands 1 - FNR <= e^epsilon FPR + delta and 1 - FPR <= e^epsilon FNR + delta (Kairouz, Oh and Viswanath 2015).
     """
-    # gdp_epsilon rounds up by less than 1e-11 of itself and, where it is tiny, by less than 1e-11.
-    gaussian = max(0.0, gdp_epsilon(mu_lower_bound(fpr, fnr), delta) * (1 - 1e-11) - 1e-11)
+    gaussian = epsilon_at_least(mu_lower_bound(fpr, fnr), delta)
     odds = max((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
     return Bounds(gaussian, max(0.0, math.log(odds) - 1e-12) if odds > 1 else 0.0)
+
+
+def epsilon_at_least(mu: float, delta: float) -> float:
+    """Of a Gaussian mechanism with at least that mu, rounded down."""
+    # gdp_epsilon rounds up by less than 1e-11 of itself and, where it is tiny, by less than 1e-11.
+    return max(0.0, gdp_epsilon(mu, delta) * (1 - 1e-11) - 1e-11)
+
+
+# ---- What any audit says of the claim --------------------------------------------------------------------------------
+
+
+def claim_under_test(guarantee: Guarantee, mechanism: Mechanism) -> float:
+    """As printed, the paper's zCDP epsilon; sound, the epsilon that holds.
+
+    Raises:
+        UsageError: there is none, or it is not finite.
+    """
+    sound = mechanism.variant is Variant.SOUND
+    claimed = guarantee.epsilon if sound else guarantee.epsilon_claimed
+    if claimed is None:
+        why = guarantee.reason if sound or mechanism.z0 == 0 else "the claimed epsilon exceeds the largest float"
+        raise UsageError(f"there is no claim to audit ({why}): choose a larger z0")
+    return claimed
+
+
+def conclude(
+    evidence: str,
+    lower_bound: float,
+    claimed: float,
+    ceiling: float,
+    confidence: float,
+    found: str = "",
+    flawless: str = "a single error",
+) -> tuple[Finding, str]:
+    """The verdict, and why, without a full stop.
+
+    Args:
+        evidence: such as "100 draws a side"; `found`: what it showed, `flawless`: what its ceiling does without.
+    """
+    shown = f"{found}at {100 * confidence:.6g} % confidence epsilon is at least {lower_bound:.4g}"
+    if lower_bound > claimed:
+        return Finding.REFUTED, f"{evidence} refute the claim: {shown}, but {claimed:.4g} is claimed"
+    if ceiling <= claimed:
+        return Finding.NO_POWER, (
+            f"{evidence} cannot test the claim: even without {flawless} they would show no more than epsilon "
+            f"{ceiling:.4g}, and {claimed:.4g} is claimed"
+        )
+    return Finding.CONSISTENT, (
+        f"{evidence} do not contradict the claim, which proves nothing: {shown}, and {claimed:.4g} is claimed"
+    )
 
 
 def _project(mechanism: Mechanism, pair: Pair, gradients: Tensor, noises: Iterable[Tensor]) -> np.ndarray:
@@ -259,39 +307,6 @@ def _with_unit_alpha(mechanism: Mechanism) -> Mechanism:
     return replace(mechanism, clip_norm=s * mechanism.clip_norm, z0=mechanism.z0 / s, alpha_max=1.0)
 
 
-def _verdict(lower_bound: float, claimed: float, ceiling: float) -> Verdict:
-    if lower_bound > claimed:
-        return Verdict.REFUTED
-    return Verdict.NO_POWER if ceiling <= claimed else Verdict.CONSISTENT
-
-
-def _explanation(
-    verdict: Verdict,
-    mechanism: Mechanism,
-    claimed: float,
-    lower_bound: float,
-    ceiling: float,
-    draws: int,
-    confidence: float,
-) -> str:
-    shown = f"at {100 * confidence:.6g} % confidence epsilon is at least {lower_bound:.4g}"
-    if verdict is Verdict.REFUTED:
-        said = f"{draws:,} draws a side refute the claim: {shown}, but {claimed:.4g} is claimed"
-    elif verdict is Verdict.NO_POWER:
-        said = (
-            f"{draws:,} draws a side cannot test the claim: even without a single error they would show no more than "
-            f"epsilon {ceiling:.4g}, and {claimed:.4g} is claimed"
-        )
-    else:
-        said = (
-            f"{draws:,} draws a side do not contradict the claim, which proves nothing: {shown}, and {claimed:.4g} is "
-            "claimed"
-        )
-    if mechanism.alpha is Alpha.PRIVATE:
-        said += "; alpha was audited as if it were public, which can only help the claim"
-    return said + "."
-
-
 def _check(mechanism: Mechanism, draws: int, confidence: float) -> None:
     if mechanism.z0 == 0:
         raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")
@@ -302,5 +317,4 @@ def _check(mechanism: Mechanism, draws: int, confidence: float) -> None:
         )
     if not (isinstance(draws, Integral) and 1 <= draws <= MOST_DRAWS):
         raise UsageError(f"the number of draws is {draws}: it must be a whole number from 1 to {MOST_DRAWS}")
-    if not 0 < confidence < 1:
-        raise UsageError(f"confidence is {confidence}: it must lie between 0 and 1, such as 0.95")
+    check_confidence(confidence)

@@ -20,15 +20,14 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from scipy.stats import binom
 
-from edp_lab.attacks.audit.one_run import OneRunAudit
-from edp_lab.attacks.audit.one_run_bound import OneRunBounds, Tally, one_run_epsilon
-from edp_lab.attacks.audit.one_run_bound import lower_bounds as one_run_bounds
+from edp_lab.attacks.audit.one_run import OneRunAudit, OneRunBounds, Tally, one_run_epsilon
+from edp_lab.attacks.audit.one_run import lower_bounds as one_run_bounds
 from edp_lab.attacks.audit.step_audit import (
     DIRECTIONS,
     LAYOUT,
     Bounds,
     ErrorRate,
-    Verdict,
+    Finding,
     error_rate,
     lower_bounds,
     upper_limit,
@@ -112,7 +111,7 @@ class StepAudit:
         return self.guarantee.epsilon
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Finding:
         return verdict(self.bounds.gaussian, self.claimed, self.ceiling)
 
 
@@ -177,11 +176,11 @@ def step_mechanism(
     return Mechanism.sound(clip_norm, z0, num_devices, MICRO_BATCH)
 
 
-def verdict(lower_bound: float, claimed: float, ceiling: float) -> Verdict:
+def verdict(lower_bound: float, claimed: float, ceiling: float) -> Finding:
     """What an audit says of a claim: the rule of `edp_lab.attacks`, on numbers."""
     if lower_bound > claimed:
-        return Verdict.REFUTED
-    return Verdict.NO_POWER if ceiling <= claimed else Verdict.CONSISTENT
+        return Finding.REFUTED
+    return Finding.NO_POWER if ceiling <= claimed else Finding.CONSISTENT
 
 
 def _shares(values: Array, edges: Array) -> Array:
@@ -234,7 +233,7 @@ def guess(canaries: int, made: float, right: float, tested: float = 1.0, delta: 
         made: guesses, in percent of the canaries.
         right: of these, in percent.
 
-    Source: `edp_lab.attacks.audit.one_run_bound`.
+    Source: `edp_lab.attacks.audit.one_run`.
 
     Raises:
         UsageError: canaries no whole number from 10 to 10,000, a percentage outside [0, 100], epsilon negative or
@@ -274,7 +273,7 @@ def guess(canaries: int, made: float, right: float, tested: float = 1.0, delta: 
 
 @cache
 def proven(canaries: int, guesses: int, right: int, delta: float) -> OneRunBounds:
-    """The bounds of `edp_lab.attacks.audit.one_run_bound` at `CONFIDENCE` from one number of guesses."""
+    """The bounds of `edp_lab.attacks.audit.one_run` at `CONFIDENCE` from one number of guesses."""
     return one_run_bounds(canaries, [Tally(guesses, right)], delta, CONFIDENCE, gaussian=True)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from edp_lab.attacks.audit.one_run import OneRunAudit
-from edp_lab.attacks.audit.step_audit import Verdict
+from edp_lab.attacks.audit.step_audit import Finding
 from edp_lab.course.nb01_coins.words import at_most, digits
 from edp_lab.course.nb07_membership.words import columns, paragraphs
 from edp_lab.course.nb08_audit.compute import CONFIDENCE, Guesses, StepAudit
@@ -15,9 +15,9 @@ from edp_lab.training import TrainConfig
 
 SURE = f"{100 * CONFIDENCE:g} %"
 MEANINGS = {
-    Verdict.REFUTED: "the proven bound lies above the claim",
-    Verdict.CONSISTENT: "the proven bound lies below the claim, which proves nothing: another attack might do better",
-    Verdict.NO_POWER: "even draws without a single error could not have refuted this claim: draw more",
+    Finding.REFUTED: "the proven bound lies above the claim",
+    Finding.CONSISTENT: "the proven bound lies below the claim, which proves nothing: another attack might do better",
+    Finding.NO_POWER: "even draws without a single error could not have refuted this claim: draw more",
 }
 
 
@@ -73,7 +73,7 @@ def guesses_in_words(result: Guesses) -> str:
 def runs_in_words(audits: Mapping[int, OneRunAudit]) -> str:
     """What a series of audits, one a seed, has found, as HTML."""
     rows = list(audits.values())
-    last, refuted = rows[-1], sum(audit.verdict is Verdict.REFUTED for audit in rows)
+    last, refuted = rows[-1], sum(audit.verdict is Finding.REFUTED for audit in rows)
     assert last.epsilon_holds is not None
     source = claim_source(last.mechanism.variant)
     holds = "as it should: a true claim is refuted in 5 % of audits at most" if not refuted else "although it is true"
@@ -119,7 +119,7 @@ def step_command(result: StepAudit) -> str:
 def guesses_command(result: Guesses) -> str:
     """The call that prints the same bounds."""
     return (
-        'python -c "from edp_lab.attacks.audit.one_run_bound import Tally, lower_bounds; '
+        'python -c "from edp_lab.attacks.audit.one_run import Tally, lower_bounds; '
         f"print(lower_bounds({result.canaries}, [Tally({result.made}, {result.right})], delta={result.delta!r}, "
         f'confidence={CONFIDENCE!r}, gaussian=True))"'
     )
