@@ -14,18 +14,23 @@ import torch
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from edp_lab.attacks.audit import one_run_canaries
-from edp_lab.attacks.audit.one_run import audit_one_run
-from edp_lab.attacks.audit.one_run_bound import (
+from edp_lab.attacks.audit import one_run
+from edp_lab.attacks.audit.one_run import (
     SHARES,
+    Directions,
+    Kind,
+    OneLayer,
+    Plan,
+    RealModel,
     Tally,
+    audit_one_run,
+    gradient_scores,
     lower_bounds,
     make_guesses,
     one_run_epsilon,
     one_run_mu,
 )
-from edp_lab.attacks.audit.one_run_canaries import Directions, Kind, OneLayer, Plan, RealModel, gradient_scores
-from edp_lab.attacks.audit.step_audit import Verdict
+from edp_lab.attacks.audit.step_audit import Finding
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon, judge
@@ -226,13 +231,13 @@ def test_true_epsilon_of_4_is_bounded_from_below_and_not_exceeded():
     for bounds in ([a.epsilon_lower_bound for a in audits], [a.bounds.distribution_free for a in audits]):
         assert np.mean(bounds) >= 1.3
         assert sum(bound > 4 for bound in bounds) <= 5
-    assert {audit.verdict for audit in audits} == {Verdict.CONSISTENT}
+    assert {audit.verdict for audit in audits} == {Finding.CONSISTENT}
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_algorithm_1_as_printed_is_refuted(seed):
     audit = audit_one_run(replace(PRINTED, seed=seed), linear=True)
-    assert audit.verdict is Verdict.REFUTED
+    assert audit.verdict is Finding.REFUTED
     assert audit.epsilon_claimed == pytest.approx(1.23, abs=0.01)
     assert audit.epsilon_claimed < audit.bounds.distribution_free < audit.epsilon_lower_bound < audit.epsilon_holds
     assert audit.epsilon_holds == judge(audit.mechanism, 1, DELTA, seed_published=False).epsilon
@@ -246,7 +251,7 @@ def test_algorithm_1_as_printed_is_refuted(seed):
 )
 def test_every_sound_method_is_left_standing(changes):
     audit = audit_one_run(config(**changes), linear=True, target_epsilon=4.0)
-    assert audit.verdict is Verdict.CONSISTENT
+    assert audit.verdict is Finding.CONSISTENT
     assert 1 < audit.bounds.distribution_free < audit.epsilon_lower_bound < 4
     assert audit.adjacency == "REPLACE_SPECIAL"
 
@@ -256,7 +261,7 @@ def test_poisson_sampling_is_audited_under_add_or_remove_and_without_the_gaussia
     assert audit.adjacency == "ADD_OR_REMOVE_ONE"
     assert audit.mechanism.sampling_rate == 64 / 1000
     assert audit.bounds.gaussian is None
-    assert audit.verdict is Verdict.CONSISTENT
+    assert audit.verdict is Finding.CONSISTENT
     assert 0.3 < audit.epsilon_lower_bound == audit.bounds.distribution_free < 4
 
 
@@ -267,13 +272,13 @@ def test_a_faulty_step_is_caught(monkeypatch, fault):
             return release(mechanism, epoch, gradients, layout, alpha, noise / math.sqrt(8), divisor)
         return release(replace(mechanism, clip_norm=100.0), epoch, gradients, layout, alpha, noise / 100, divisor)
 
-    monkeypatch.setattr(one_run_canaries, "release", faulty)
-    assert audit_one_run(config(), linear=True, target_epsilon=2.0).verdict is Verdict.REFUTED
+    monkeypatch.setattr(one_run, "release", faulty)
+    assert audit_one_run(config(), linear=True, target_epsilon=2.0).verdict is Finding.REFUTED
 
 
 def test_few_canaries_have_no_power():
     audit = audit_one_run(config(z0=0.5), canaries=5, linear=True)
-    assert audit.verdict is Verdict.NO_POWER
+    assert audit.verdict is Finding.NO_POWER
     assert audit.epsilon_lower_bound <= audit.ceiling < audit.epsilon_claimed
     assert "cannot test" in audit.explanation
 
@@ -290,7 +295,7 @@ def test_seed_decides_everything():
 @pytest.mark.parametrize(("size", "reserved"), [(1, 1), (2, 2), (8, 2), (8, 1)])
 @pytest.mark.parametrize("utterances", [0, 37, 300])
 def test_every_epoch_holds_all_once_and_no_micro_batch_two_canaries(size, reserved, utterances):
-    placement = one_run_canaries.Placement(7, utterances, 41, 3, 6, size, reserved)
+    placement = one_run.Placement(7, utterances, 41, 3, 6, size, reserved)
     orders = []
     for epoch in (0, 1):
         steps = [placement.devices(epoch, k, 0) for k in range(placement.steps_per_epoch)]
@@ -361,20 +366,20 @@ def test_scores_are_the_log_likelihood_ratios_of_what_is_released():
     sums = np.linspace(-3, 3, 7)
     present, absent = (stats.norm.pdf(sums, mean, 2.0 * 0.7) for mean in (0.7, 0.0))
     q = sampled.sampling_rate
-    assert np.allclose(one_run_canaries.evidence(sampled, 0, sums), np.log((q * present + (1 - q) * absent) / absent))
-    assert np.allclose(one_run_canaries.evidence(disjoint, 0, sums), np.log(present / absent))
+    assert np.allclose(one_run.evidence(sampled, 0, sums), np.log((q * present + (1 - q) * absent) / absent))
+    assert np.allclose(one_run.evidence(disjoint, 0, sums), np.log(present / absent))
 
     plan = Plan.draw(replace(chosen, sampling="shuffle"), 20, 0, Kind.GRADIENT)
     silent = Silent(OneLayer(disjoint, 1, 20, 64), disjoint, divisor=64)
     scores = gradient_scores(silent, disjoint, chosen, plan, lambda done, steps: None)
-    assert np.allclose(scores, one_run_canaries.evidence(disjoint, 0, 0.7 * plan.included), atol=1e-4)
+    assert np.allclose(scores, one_run.evidence(disjoint, 0, 0.7 * plan.included), atol=1e-4)
 
 
 def test_gradient_canaries_of_a_real_run_are_told_apart_once_the_noise_is_gone(corpus):
     audit = audit_one_run(config(corpus, z0=0.001, batch_size=16, num_devices=4), 60)
     too_many = abs(audit.included - 30)  # of one kind, as half of the guesses are "in"
     assert audit.tallies == (Tally(6, 6), Tally(18, 18), Tally(60, 60 - too_many))
-    assert audit.verdict is Verdict.NO_POWER
+    assert audit.verdict is Finding.NO_POWER
 
 
 @pytest.mark.parametrize("changes", [{"method": "dp-sgd"}, {"as_printed": True}], ids=["Poisson", "printed"])
@@ -389,7 +394,7 @@ def test_real_runs_of_every_method_are_audited(corpus, changes):
 
 def test_mislabelled_utterances_are_remembered_by_a_run_without_much_noise(corpus, monkeypatch):
     seen = {}
-    real = one_run_canaries.mislabelled_scores
+    real = one_run.mislabelled_scores
 
     def spy(*arguments):
         seen["scores"], seen["plan"] = real(*arguments), arguments[3]
@@ -405,7 +410,7 @@ def test_mislabelled_utterances_are_remembered_by_a_run_without_much_noise(corpu
 
 def test_a_mislabelled_utterance_keeps_its_words_and_loses_its_intent(corpus):
     loaded = load_corpus(corpus)
-    canaries = one_run_canaries.mislabelled(loaded, loaded.utterances, 50, 3)
+    canaries = one_run.mislabelled(loaded, loaded.utterances, 50, 3)
     known = {u.tokens: u for u in loaded.utterances}
     assert len({u.tokens for u in canaries}) == 50
     for canary in canaries:
@@ -423,13 +428,13 @@ def test_canaries_that_are_out_leave_no_trace_but_their_slot(corpus, monkeypatch
             super().__init__(*arguments, **settings)
             runs.append(self)
 
-    monkeypatch.setattr(one_run_canaries, "Run", Watched)
+    monkeypatch.setattr(one_run, "Trainer", Watched)
     chosen = config(corpus, method="dp-sgd", sampling=sampling, precision="float64", batch_size=16, num_devices=4)
     loaded, data = load_corpus(corpus), split(load_corpus(corpus), 0)
     plan = Plan.draw(chosen, 30, len(data.train), Kind.MISLABELLED)
     for key, included in ((1, False), (2, False), (1, True)):
         own = replace(plan, key=key, included=np.full(30, included))
-        one_run_canaries.mislabelled_scores(chosen, loaded, data, own, lambda done, steps: None)
+        one_run.mislabelled_scores(chosen, loaded, data, own, lambda done, steps: None)
     first, second, other = (torch.cat([p.detach().flatten() for _, p in run.parameters]) for run in runs)
     assert torch.allclose(first, second, atol=1e-9)  # up to the order of sums
     assert not torch.allclose(first, other, atol=1e-3)

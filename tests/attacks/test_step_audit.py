@@ -17,10 +17,10 @@ import torch
 from scipy import stats
 from typer.testing import CliRunner
 
-from edp_lab.attacks.audit import step_audit as mechanism_audit
+from edp_lab.attacks.audit import step_audit
 from edp_lab.attacks.audit.step_audit import (
     LAYOUT,
-    Verdict,
+    Finding,
     audit_mechanism,
     draw_statistics,
     lower_bounds,
@@ -73,7 +73,7 @@ def counts(repeats: int, draws: int, mu: float) -> np.ndarray:
 
 def test_a_hundred_draws_refute_the_print():
     audit = audit_mechanism(PRINTED, DELTA, KEY, draws=100)
-    assert audit.verdict is Verdict.REFUTED
+    assert audit.verdict is Finding.REFUTED
     assert audit.epsilon_claimed == pytest.approx(5.2985, abs=1e-4)
     assert audit.epsilon_holds == pytest.approx(39.38, abs=0.01)
     assert audit.epsilon_claimed < audit.epsilon_lower_bound < audit.epsilon_holds
@@ -84,14 +84,14 @@ def test_a_hundred_draws_refute_the_print():
 @pytest.mark.parametrize("mechanism", [SOUND, Mechanism.sound(1.0, 0.5, 8, 1, alpha="public")], ids=["8", "1"])
 def test_the_sound_mechanism_is_not_refuted(mechanism):
     audit = audit_mechanism(mechanism, DELTA, KEY, draws=300)
-    assert audit.verdict is Verdict.CONSISTENT
+    assert audit.verdict is Finding.CONSISTENT
     assert 0 < audit.epsilon_lower_bound <= audit.epsilon_claimed == audit.epsilon_holds <= audit.ceiling
     assert audit.mu_lower_bound <= 1 / mechanism.z0
 
 
 def test_the_print_is_sound_for_one_utterance_on_one_device():
     audit = audit_mechanism(Mechanism.as_printed(1.0, 1.0, 1, 1, alpha="public"), DELTA, KEY, draws=200)
-    assert audit.verdict is Verdict.CONSISTENT
+    assert audit.verdict is Finding.CONSISTENT
     assert audit.epsilon_holds < audit.epsilon_claimed
 
 
@@ -108,7 +108,7 @@ def test_without_power_the_audit_says_so():
     audit = audit_mechanism(Mechanism.as_printed(1.0, 0.01, 8, 8, alpha="public"), DELTA, KEY, draws=50)
     assert audit.false_positive_rate.errors == audit.false_negative_rate.errors == 0
     assert audit.epsilon_lower_bound == audit.ceiling < audit.epsilon_claimed
-    assert audit.verdict is Verdict.NO_POWER
+    assert audit.verdict is Finding.NO_POWER
 
 
 def test_ceiling_is_the_closed_form_without_errors():
@@ -127,9 +127,9 @@ def test_a_faulty_step_is_caught(monkeypatch, fault):
             return release(replace(mechanism, clip_norm=100.0), epoch, gradients, layout, alpha, noise)
         return release(mechanism, epoch, gradients, layout, alpha, noise * alpha.repeat_interleave(4))
 
-    monkeypatch.setattr(mechanism_audit, "release", faulty)
+    monkeypatch.setattr(step_audit, "release", faulty)
     mechanism = Mechanism.sound(1.0, 1.0, 8, 8, alpha="public")
-    assert audit_mechanism(mechanism, DELTA, KEY, draws=200).verdict is Verdict.REFUTED
+    assert audit_mechanism(mechanism, DELTA, KEY, draws=200).verdict is Finding.REFUTED
 
 
 # What is drawn
@@ -232,7 +232,7 @@ def test_power_against_the_print(draws, refuted):
 def test_distribution_free_bound_takes_the_better_direction():
     assert lower_bounds(0.01, 0.2, DELTA).distribution_free == pytest.approx(math.log((0.8 - DELTA) / 0.01))
     assert lower_bounds(0.2, 0.01, DELTA).distribution_free == pytest.approx(math.log((0.8 - DELTA) / 0.01))
-    assert lower_bounds(1.0, 1.0, DELTA) == mechanism_audit.Bounds(0.0, 0.0)
+    assert lower_bounds(1.0, 1.0, DELTA) == step_audit.Bounds(0.0, 0.0)
     assert lower_bounds(1.0, 0.1, DELTA).gaussian == 0
 
 
