@@ -16,7 +16,7 @@ from edp_lab.cli.train import Json
 
 if TYPE_CHECKING:
     from edp_lab.attacks.extraction import ExtractionRow, InversionRow
-    from edp_lab.three_phase.record import ThreePhaseSettings
+    from edp_lab.three_phase.phases import ThreePhaseSettings
 
 WIDTH = 100
 
@@ -131,7 +131,7 @@ def _attack(options: _Options) -> Any:
 
 
 def _settings(options: _Options) -> ThreePhaseSettings:
-    from edp_lab.three_phase.record import ThreePhaseSettings
+    from edp_lab.three_phase.phases import ThreePhaseSettings
 
     return ThreePhaseSettings(
         phases=(1, 2, 3) if options.sigma else (2, 3),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from edp_lab.three_phase.instructors import Event
-    from edp_lab.three_phase.record import Part, ThreePhaseRecord
+    from edp_lab.three_phase.phases import Part, ThreePhaseRecord
 
 WIDTH = 120
 MEANS = ("precision", "recall", "f_score")
@@ -59,8 +59,7 @@ def run(
 ) -> None:
     """Run the three phases: accuracy and epsilon of every part, and what the thesis says beside what holds."""
     from edp_lab.corpora.images import load_images
-    from edp_lab.three_phase.phases import run_three_phase
-    from edp_lab.three_phase.record import ThreePhaseSettings
+    from edp_lab.three_phase.phases import ThreePhaseSettings, run_three_phase
 
     settings = ThreePhaseSettings(
         model=model,

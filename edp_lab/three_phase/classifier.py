@@ -195,7 +195,7 @@ def train_classifier(
     check_examples("training", x, y, settings.classes)
     if test_x is not None or test_y is not None:
         check_examples("test", test_x, test_y, settings.classes, tuple(x.shape[1:]))
-    run = Run(settings.resolved(len(x)), x, y)
+    run = ClassifierTraining(settings.resolved(len(x)), x, y)
     rows = []
     for epoch in range(run.epochs):
         start = time.perf_counter()
@@ -268,7 +268,7 @@ def _judged(mechanism: Mechanism | None, epochs: int, delta: float, seed_publish
     return judge(mechanism, epochs, delta, seed_published, tight=True)
 
 
-class Run:
+class ClassifierTraining:
     """The state of one training run, whose `settings` are resolved."""
 
     def __init__(self, settings: ClassifierSettings, x: NDArray[np.float32], y: NDArray[np.int64]) -> None:

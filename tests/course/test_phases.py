@@ -28,10 +28,9 @@ from edp_lab.privacy.composition import basic_composition
 from edp_lab.reproduce.thesis.claims_composition import t9_ten_instructors
 from edp_lab.reproduce.thesis.claims_noise import t1_pixel_noise, t13_noisy_votes
 from edp_lab.three_phase import phases as pipeline
+from edp_lab.three_phase.pate import Aggregator, label_probabilities
 from edp_lab.three_phase.perturbation import image_guarantee
-from edp_lab.three_phase.phases import run_three_phase
-from edp_lab.three_phase.record import ThreePhaseSettings
-from edp_lab.three_phase.votes import Aggregator, label_probabilities
+from edp_lab.three_phase.phases import ThreePhaseSettings, run_three_phase
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "10_three_phases.ipynb"
 THESIS = ThreePhaseSettings(epochs=1)

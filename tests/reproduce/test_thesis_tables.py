@@ -21,8 +21,7 @@ from edp_lab.reproduce.thesis.thesis_tables import (
     largest,
     vote_scores,
 )
-from edp_lab.three_phase.phases import ONE, PLAIN, THESIS_ACCURACY, UNDERSTUDY
-from edp_lab.three_phase.record import score_labels
+from edp_lab.three_phase.phases import ONE, PLAIN, THESIS_ACCURACY, UNDERSTUDY, score_labels
 
 RECORD = {
     "method": "adam", "activation": "relu", "lr": 0.1, "batch_size": 4, "epochs": 2, "clip_norm": None,

@@ -25,7 +25,7 @@ from edp_lab.three_phase.classifier import (
     METHODS,
     PRIVATE,
     ClassifierSettings,
-    Run,
+    ClassifierTraining,
     Trained,
     calibrated_noise,
     eq33_sigma,
@@ -124,7 +124,7 @@ def test_steps_that_draw_nobody_or_one_add_noise_all_the_same():
 def test_without_noise_a_step_equals_opacus(model: str):
     data = digits()
     settings = ClassifierSettings(model=model, method="dp-adam", noise_multiplier=0.0, clip_norm=0.5, batch_size=32)
-    run = Run(settings.resolved(64), data.train[:64], data.train_labels[:64])
+    run = ClassifierTraining(settings.resolved(64), data.train[:64], data.train_labels[:64])
     numbers = np.arange(32)
     for ghost in (False, True):
         peer = OpacusPeer(run, ghost)

@@ -15,8 +15,16 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon
 from edp_lab.three_phase import phases
 from edp_lab.three_phase.instructors import Event, Job, train_all
-from edp_lab.three_phase.phases import HARD, ONE, PLAIN, UNDERSTUDY, run_three_phase
-from edp_lab.three_phase.record import ThreePhaseRecord, ThreePhaseSettings, score_labels
+from edp_lab.three_phase.phases import (
+    HARD,
+    ONE,
+    PLAIN,
+    UNDERSTUDY,
+    ThreePhaseRecord,
+    ThreePhaseSettings,
+    run_three_phase,
+    score_labels,
+)
 
 DIGITS = load_images("digits")
 FEW = Images("digits", DIGITS.train[:300], DIGITS.train_labels[:300], DIGITS.test[:100], DIGITS.test_labels[:100], 10)

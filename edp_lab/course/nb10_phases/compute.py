@@ -31,7 +31,19 @@ from edp_lab.reproduce.thesis.claims_composition import (
     t15_private_understudy,
 )
 from edp_lab.reproduce.thesis.claims_noise import t1_pixel_noise, t4_local_noise, t13_noisy_votes
-from edp_lab.three_phase.pate import PartitionCost, VoteAccount, account_votes, composed_epsilons, partition_cost
+from edp_lab.three_phase.pate import (
+    L1_SENSITIVITY,
+    NO_LABEL,
+    Aggregator,
+    PartitionCost,
+    Vote,
+    VoteAccount,
+    account_votes,
+    composed_epsilons,
+    label_probabilities,
+    partition_cost,
+    vote_counts,
+)
 from edp_lab.three_phase.perturbation import (
     CLAIMED_EPSILON,
     RESIZED,
@@ -43,9 +55,7 @@ from edp_lab.three_phase.perturbation import (
     resize_order,
     sensitivity_for,
 )
-from edp_lab.three_phase.phases import PUBLIC_SHARE
-from edp_lab.three_phase.record import ThreePhaseSettings, score_labels
-from edp_lab.three_phase.votes import L1_SENSITIVITY, NO_LABEL, Aggregator, Vote, label_probabilities, vote_counts
+from edp_lab.three_phase.phases import PUBLIC_SHARE, ThreePhaseSettings, score_labels
 
 SHOWN = 6  # images of phase I in the figure
 RIDGE = 1.0  # keeps least squares stable where examples are fewer than pixels

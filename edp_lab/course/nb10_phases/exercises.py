@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from edp_lab.course.kit.exercises import Exercise, predicted
-from edp_lab.three_phase.pate import composed_epsilons, partition_cost
-from edp_lab.three_phase.votes import Aggregator, Vote, label_probabilities
+from edp_lab.three_phase.pate import Aggregator, Vote, composed_epsilons, label_probabilities, partition_cost
 
 DRAWS = 3_000  # of one vote: shares of wins are then known to 0.01
 BY_CHANCE = 5  # standard deviations: one right answer in a hundred thousand would be beyond

@@ -30,9 +30,9 @@ from edp_lab.course.nb10_phases.compute import (
     Score,
 )
 from edp_lab.course.nb10_phases.words import spelt
+from edp_lab.three_phase.pate import Vote
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, CLAIMED_SIGMA
-from edp_lab.three_phase.record import ThreePhaseSettings
-from edp_lab.three_phase.votes import Vote
+from edp_lab.three_phase.phases import ThreePhaseSettings
 
 CLAIMED = {"line": {"color": ORANGE, "dash": "dash"}}
 HERE = {"color": "#666", "dash": "dot", "width": 1}  # where the sliders stand

@@ -17,9 +17,14 @@ from edp_lab.course.nb10_phases import words as phases_words
 from edp_lab.course.nb10_phases.compute import Ballot, RunPoint, Score, Sketch
 from edp_lab.errors import UsageError
 from edp_lab.three_phase.instructors import Event
-from edp_lab.three_phase.phases import THESIS_ACCURACY, UNDERSTUDY, run_three_phase
-from edp_lab.three_phase.record import ThreePhaseRecord, ThreePhaseSettings
-from edp_lab.three_phase.votes import PRIVATE
+from edp_lab.three_phase.pate import PRIVATE
+from edp_lab.three_phase.phases import (
+    THESIS_ACCURACY,
+    UNDERSTUDY,
+    ThreePhaseRecord,
+    ThreePhaseSettings,
+    run_three_phase,
+)
 
 SIGMAS = [k / 20 for k in range(41)]
 INSTRUCTORS = [1, 2, 3, 5, 10, 15, 20, 30, 50, 100]

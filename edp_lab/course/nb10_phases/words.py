@@ -12,10 +12,9 @@ from html import escape
 
 from edp_lab.course.nb10_phases.compute import DRAWS, Ballot, LabelBill, NoisedImages, Partition
 from edp_lab.reproduce.evidence import Evidence
+from edp_lab.three_phase.pate import Vote
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, CLAIMED_SIGMA
-from edp_lab.three_phase.phases import UNDERSTUDY
-from edp_lab.three_phase.record import NOT_PRIVATE, ThreePhaseRecord, ThreePhaseSettings
-from edp_lab.three_phase.votes import Vote
+from edp_lab.three_phase.phases import NOT_PRIVATE, UNDERSTUDY, ThreePhaseRecord, ThreePhaseSettings
 
 CELL = 'style="text-align:left; vertical-align:top; white-space:normal"'
 

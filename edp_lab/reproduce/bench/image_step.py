@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier
 from edp_lab.reproduce.bench.train_step import KEEP_PAGES
-from edp_lab.three_phase.classifier import ClassifierSettings, Run
+from edp_lab.three_phase.classifier import ClassifierSettings, ClassifierTraining
 from edp_lab.training.processes import Ranks, run_rank
 
 METHODS = ("adam", "dp-adam", "opacus", "opacus-ghost")
@@ -94,7 +94,7 @@ class OpacusPeer:
         ghost: whether to keep the norms of the examples' gradients alone and go backward twice.
     """
 
-    def __init__(self, run: Run, ghost: bool) -> None:
+    def __init__(self, run: ClassifierTraining, ghost: bool) -> None:
         try:
             from opacus.grad_sample.utils import wrap_model
             from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
@@ -156,7 +156,7 @@ def contestant(method: str, model: str, batch_size: int, examples: int) -> Calla
     y = rng.integers(CLASSES, size=examples)
     settings = ClassifierSettings(model=model, batch_size=batch_size, epochs=1000)
     if method == "adam":
-        plain = Run(settings.resolved(examples), x, y)
+        plain = ClassifierTraining(settings.resolved(examples), x, y)
         return lambda numbers: plain.take(0, [numbers])
     private = ClassifierSettings(
         model=model,
@@ -166,7 +166,7 @@ def contestant(method: str, model: str, batch_size: int, examples: int) -> Calla
         clip_norm=CLIP_NORM,
         noise_multiplier=NOISE_MULTIPLIER,
     )
-    run = Run(private.resolved(examples), x, y)
+    run = ClassifierTraining(private.resolved(examples), x, y)
     if method == "dp-adam":
         return lambda numbers: run.take(0, list(numbers[:, None]))
     return OpacusPeer(run, ghost=method == "opacus-ghost").take

@@ -22,7 +22,7 @@ from edp_lab.corpora.images import Images, load_images
 from edp_lab.reproduce.evidence import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Told, Verdict
 from edp_lab.reproduce.thesis.lab import Lab
 from edp_lab.reproduce.thesis.thesis_tables import DELTA, QUICK, TABLES, Network, Understudy, scores_of
-from edp_lab.three_phase.votes import Aggregator, Vote
+from edp_lab.three_phase.pate import Aggregator, Vote
 
 # ---- What the tables say ---------------------------------------------------------------------------------------------
 

@@ -51,10 +51,9 @@ from edp_lab.reproduce.thesis.thesis_tables import (
 )
 from edp_lab.three_phase.classifier import PRIVATE, ClassifierSettings
 from edp_lab.three_phase.instructors import Event, Job, train_all, usable_workers
-from edp_lab.three_phase.pate import account_votes
+from edp_lab.three_phase.pate import Aggregator, account_votes, vote_counts
 from edp_lab.three_phase.perturbation import compare, image_guarantee, perturb
 from edp_lab.three_phase.phases import PUBLIC_SHARE
-from edp_lab.three_phase.votes import Aggregator, vote_counts
 from edp_lab.training.run_folder import code_of, digest, versions
 
 CODE = ("privacy", "models", "training", "three_phase/classifier.py")  # that a network depends on

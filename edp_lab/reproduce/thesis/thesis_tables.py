@@ -21,8 +21,8 @@ from edp_lab.corpora.images import Images
 from edp_lab.errors import UsageError
 from edp_lab.models.files import read_bytes, write_whole
 from edp_lab.reproduce.thesis.thesis_foundations import TABLE_2_2
-from edp_lab.three_phase.record import Scores, score_labels
-from edp_lab.three_phase.votes import vote_counts
+from edp_lab.three_phase.pate import vote_counts
+from edp_lab.three_phase.phases import Scores, score_labels
 from edp_lab.training.run_folder import digest
 
 SIGMA, DELTA = 0.6, 1e-5  # of phase I; of all tables but 4.8
