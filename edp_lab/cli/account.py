@@ -201,7 +201,7 @@ def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget, tig
 
 def _print(report: dict[str, Any], mechanism: Mechanism, tight: bool) -> None:
     from edp_lab.privacy import Adjacency
-    from edp_lab.reproduce.results_io import upward
+    from edp_lab.privacy.guarantee import upward
 
     decays = mechanism.decay != "none"
     claimed, holds = report["claimed"], report["holds"]

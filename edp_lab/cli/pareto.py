@@ -127,7 +127,7 @@ def _lines(points: Sequence[Point]) -> list[list[str]]:
 
 
 def _line(point: Point) -> list[str]:
-    from edp_lab.reproduce.results_io import upward
+    from edp_lab.privacy.guarantee import upward
 
     told, private = point.settings, point.epsilon is not None
     return [

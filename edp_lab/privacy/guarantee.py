@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context, Decimal
 from numbers import Integral
 
 from edp_lab.errors import UsageError
@@ -244,3 +245,8 @@ def representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int])
 def _check_people(utterances: int) -> None:
     if not isinstance(utterances, Integral) or utterances < 1:
         raise UsageError(f"utterances per person is {utterances}: it must be a whole number, at least 1")
+
+
+def upward(bound: float, digits: int = 3) -> str:
+    """In so many significant digits, rounded up: a bound that is rounded must still be one."""
+    return f"{float(Context(digits, ROUND_CEILING).create_decimal(Decimal(bound))):.{digits}g}"

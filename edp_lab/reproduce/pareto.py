@@ -36,11 +36,11 @@ from edp_lab.models.files import write_whole
 from edp_lab.models.frozen_encoder import AT_ONCE, ContextFeatures
 from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
+from edp_lab.privacy.guarantee import upward
 from edp_lab.privacy.tuning import composed
 from edp_lab.reproduce.machine import machine
 from edp_lab.reproduce.paper.table1 import Estimate, training_examples, whole_epochs
 from edp_lab.reproduce.pretrained import ENCODER, FINE_TUNING, PUBLIC, public_encoder, public_vectors
-from edp_lab.reproduce.results_io import upward
 from edp_lab.reproduce.run_cache import TRAINING, Job, TableRuns, measured_on
 from edp_lab.training import TrainConfig
 from edp_lab.training.run_folder import code_of, digest, versions

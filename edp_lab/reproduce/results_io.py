@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,3 @@ def rows(path: Path, command: str) -> list[dict[str, Any]]:
     if not (isinstance(found, list) and all(isinstance(row, dict) for row in found)):
         raise UsageError(f"{path} holds no rows: {cure}")
     return found
-
-
-def upward(bound: float, digits: int = 3) -> str:
-    """In so many significant digits, rounded up: a bound that is rounded must still be one."""
-    return f"{float(Context(digits, ROUND_CEILING).create_decimal(Decimal(bound))):.{digits}g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -9,10 +10,14 @@ from typing import Any
 
 import pytest
 from nbformat import NotebookNode
+from typer.testing import CliRunner
 
+from edp_lab.cli import app
+from edp_lab.course.kit.panel import Panel
 from edp_lab.course.publish import browser as browsing
 from edp_lab.course.publish.build import exercise_cells, read_source
 from edp_lab.course.publish.exercise_cells import answer
+from edp_lab.training import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
@@ -53,3 +58,49 @@ def solution() -> Callable[[str, str], Any]:
 def stub() -> Callable[[str, str], Any]:
     """From a notebook's number and an exercise's name, what a student has not touched yet."""
     return lambda number, name: answer(source(number), name, exercise_cells(source(number))[name].stub)
+
+
+@pytest.fixture
+def run_notebook() -> Callable[..., dict[str, Any]]:
+    """From a notebook's number and parameters: what its code cells leave behind, run here and in strict mode.
+
+    All its parameters but ``mode`` are to be given, so that a new one is not forgotten. The cells are run until one
+    fails; at last a fault is put into the first panel, which must make the last cell with ``.check()`` fail.
+    """
+
+    def run(number: str, **values: Any) -> dict[str, Any]:
+        cells = [cell for cell in source(number).cells if cell.cell_type == "code"]
+        space: dict[str, Any] = {}
+        for cell in cells:
+            exec(cell.source, space)
+            if "parameters" in cell.metadata.get("tags", ()):
+                assert {name for name in space if name in cell.source} - {"mode", "STRICT"} == set(values)
+                space.update(values, STRICT=True)
+        panel = next(value for value in space.values() if isinstance(value, Panel))
+        panel.draws[0] = lambda result: 1 / 0  # a fault that only a moved slider meets
+        panel.reset()
+        [last] = [cell for cell in cells if ".check()" in cell.source]
+        with pytest.raises(ZeroDivisionError):
+            exec(last.source, space)
+        return space
+
+    return run
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """From a call of `edp-lab train`, the configuration that it would train; nothing is trained."""
+
+    class CallError(Exception):
+        pass
+
+    def train(config: TrainConfig, out: Path, *_: Any) -> None:
+        raise CallError(config)
+
+    def call(line: str) -> Any:
+        monkeypatch.setattr("edp_lab.training.train", train)
+        result = CliRunner().invoke(app, shlex.split(line)[1:])
+        assert isinstance(result.exception, CallError), result.output
+        return result.exception.args[0]
+
+    return call

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from edp_lab.cli.bench import bench_app
 from edp_lab.course.kit import panel_driver as live
-from edp_lab.course.kit.panel import Panel, choice, number
-from edp_lab.course.kit.run_panel import FigurePanel, Picture
+from edp_lab.course.kit.controls import choice, number
+from edp_lab.course.kit.old_panel import FigurePanel, Picture
+from edp_lab.course.kit.panel import Panel
 from edp_lab.course.publish import browser as browsing
 from edp_lab.errors import UsageError
 
@@ -22,8 +23,8 @@ import time
 import ipywidgets
 import plotly.graph_objects as go
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.run_panel import FigurePanel, Picture
-from edp_lab.course.kit.panel import number
+from edp_lab.course.kit.old_panel import FigurePanel, Picture
+from edp_lab.course.kit.controls import number
 
 def compute(C):
     time.sleep(0.03)

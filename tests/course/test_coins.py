@@ -20,8 +20,8 @@ from scipy.integrate import trapezoid
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
+from edp_lab.course.kit.old_panel import FigurePanel
 from edp_lab.course.kit.panel_driver import move
-from edp_lab.course.kit.run_panel import FigurePanel
 from edp_lab.course.nb01_coins import compute as coins
 from edp_lab.course.nb01_coins import figures as coins_figures
 from edp_lab.course.nb01_coins import panels as coins_panels

@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
+from edp_lab.course.kit.old_panel import FigurePanel
 from edp_lab.course.kit.panel_driver import move
-from edp_lab.course.kit.run_panel import FigurePanel
 from edp_lab.course.nb04_cost import figures as cost_figures
 from edp_lab.course.nb04_cost import panels as cost_panels
 from edp_lab.course.nb04_cost import words as cost_words

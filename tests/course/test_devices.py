@@ -23,8 +23,8 @@ import edp_lab.reproduce.bench.train_step
 import edp_lab.training
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
+from edp_lab.course.kit.old_panel import FigurePanel
 from edp_lab.course.kit.panel_driver import move
-from edp_lab.course.kit.run_panel import FigurePanel
 from edp_lab.course.nb04_cost.compute import AS_PRINTED, SOUND
 from edp_lab.course.nb09_devices import compute as devices
 from edp_lab.course.nb09_devices import figures as devices_figures

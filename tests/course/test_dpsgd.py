@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
+from edp_lab.course.kit.old_panel import FigurePanel
 from edp_lab.course.kit.panel_driver import move
-from edp_lab.course.kit.run_panel import FigurePanel
 from edp_lab.course.nb02_dp_sgd import compute as dpsgd
 from edp_lab.course.nb02_dp_sgd import figures as dpsgd_figures
 from edp_lab.course.nb02_dp_sgd import panels as dpsgd_panels

@@ -1,6 +1,6 @@
 """Every exercise of the course: its solution is right, its stub is open, and what students get wrong is found wrong.
 
-The wrong answers of notebook 02 are `WRONG` in `test_exercises_nb02.py`: by exercise, then by what is wrong with
+The wrong answers of notebook 02 are `WRONG` in `test_nb02.py`: by exercise, then by what is wrong with
 them. One that is meant to stop with an error has "(crash)" in its name.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edp_lab.course.kit.exercises import exercises, judge
+from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.publish.build import exercise_cells, read_source
 
 SOURCES = sorted((Path(__file__).parents[2] / "notebooks" / "source").glob("*.ipynb"))
@@ -24,7 +24,8 @@ each_exercise = pytest.mark.parametrize(("number", "name"), EXERCISES, ids=lambd
 
 
 def wrong_answers(number: str) -> dict[str, dict[str, Any]]:
-    path = Path(__file__).with_name(f"test_exercises_nb{number}.py")
+    path = Path(__file__).with_name(f"test_nb{number}.py")
+    path = path if path.exists() else path.with_name(f"test_exercises_nb{number}.py")
     spec = spec_from_file_location(path.stem, path)
     assert spec
     assert spec.loader
@@ -43,13 +44,13 @@ def test_every_notebook_but_the_first_has_two_or_three_exercises_and_checks_for_
 @each_exercise
 def test_the_solution_is_right_whatever_the_seed(number: str, name: str, solution: Answer) -> None:
     right, exercise = solution(number, name), exercises(number)[name]
-    verdicts = [judge(exercise, right, seed) for seed in SEEDS]
+    verdicts = [mark(exercise, right, seed) for seed in SEEDS]
     assert [verdict for verdict in verdicts if verdict.status != "solved"] == []
 
 
 @each_exercise
 def test_the_stub_is_open(number: str, name: str, stub: Answer) -> None:
-    assert judge(exercises(number)[name], stub(number, name), 0).status == "open"
+    assert mark(exercises(number)[name], stub(number, name), 0).status == "open"
 
 
 @each_exercise
@@ -58,7 +59,7 @@ def test_three_named_wrong_answers_are_wrong_in_words_whatever_the_seed(number: 
     assert len(wrong) >= 3
     for what, answer in wrong.items():
         for seed in SEEDS:
-            verdict = judge(exercises(number)[name], answer, seed)
+            verdict = mark(exercises(number)[name], answer, seed)
             assert verdict.status == "wrong", what
             stops = verdict.message.startswith(("your code stops", "the check cannot use"))
             assert stops == ("(crash)" in what), verdict.message

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edp_lab.course.kit.exercises import exercises, judge
+from edp_lab.course.kit.exercises import exercises, mark
 
 
 def share_of_yes(responses: Any, epsilon: float) -> Any:
@@ -70,7 +70,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 def test_an_accountant_that_still_averages_is_open_and_says_why(stub: Callable[[str, str], Any]) -> None:
-    verdict = judge(exercises("01")["total"], stub("01", "total"), 0)
+    verdict = mark(exercises("01")["total"], stub("01", "total"), 0)
     assert verdict.message == "still to do (it still says that many releases cost as much as one)"
 
 
@@ -82,9 +82,9 @@ def test_an_accountant_that_still_averages_is_open_and_says_why(stub: Callable[[
     ],
 )
 def test_a_wrong_estimate_is_told_with_the_case(what: str, says: str) -> None:
-    assert says in judge(exercises("01")["estimate"], WRONG["estimate"][what], 0).message
+    assert says in mark(exercises("01")["estimate"], WRONG["estimate"][what], 0).message
 
 
 def test_a_wrong_prediction_is_told_with_the_numbers_before_and_after() -> None:
-    message = judge(exercises("01")["delta"], WRONG["delta"]["a crowd hides more"], 0).message
+    message = mark(exercises("01")["delta"], WRONG["delta"]["a crowd hides more"], 0).message
     assert message.startswith("twice as many people: you said 'falls', but δ is 0.")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edp_lab.course.kit.exercises import exercises, judge
+from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.three_phase.clipping import as_printed, by_norm, by_value, clipped_mean, normalising
 
 
@@ -81,7 +81,7 @@ WRONG: dict[str, dict[str, Any]] = {
 )
 def test_a_slip_is_told_in_words(name: str, what: str, says: str) -> None:
     for seed in range(5):
-        message = judge(exercises("02")[name], WRONG[name][what], seed).message
+        message = mark(exercises("02")[name], WRONG[name][what], seed).message
         assert re.search(says, message), message
 
 
@@ -91,7 +91,7 @@ def test_a_clip_in_numpy_is_as_good_as_one_in_torch() -> None:
         lengths = (rows**2).sum(1, keepdims=True) ** 0.5
         return rows / (lengths / C).clip(1)
 
-    assert judge(exercises("02")["clip"], clip, 0).status == "solved"
+    assert mark(exercises("02")["clip"], clip, 0).status == "solved"
 
 
 def test_a_clip_that_changes_its_argument_is_judged_by_what_it_returns() -> None:
@@ -99,4 +99,4 @@ def test_a_clip_that_changes_its_argument_is_judged_by_what_it_returns() -> None
         gradients *= (C / gradients.norm(dim=1, keepdim=True)).clamp(max=1)
         return torch.nan_to_num(gradients)
 
-    assert judge(exercises("02")["clip"], clip, 0).status == "solved"
+    assert mark(exercises("02")["clip"], clip, 0).status == "solved"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edp_lab.course.kit.exercises import exercises, judge
+from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.privacy import GaussianDP, RenyiDP, ReshufflingZCDP, Schedule
 
 
@@ -69,13 +69,13 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 def test_an_accountant_that_is_untouched_is_open_and_says_why(stub: Callable[[str, str], Any]) -> None:
-    verdict = judge(exercises("04")["bill"], stub("04", "bill"), 0)
+    verdict = mark(exercises("04")["bill"], stub("04", "bill"), 0)
     assert verdict.message.startswith("still to do (it still bills shuffled batches as a sample")
 
 
 @pytest.mark.parametrize("account", [the_bound])
 def test_a_bound_that_holds_is_a_right_bill_too(account: Any) -> None:
-    assert [judge(exercises("04")["bill"], account, seed).status for seed in range(5)] == ["solved"] * 5
+    assert [mark(exercises("04")["bill"], account, seed).status for seed in range(5)] == ["solved"] * 5
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_a_bound_that_holds_is_a_right_bill_too(account: Any) -> None:
     ],
 )
 def test_a_false_bill_is_told_by_its_error(answer: Any, says: str) -> None:
-    assert says in judge(exercises("04")["bill"], answer, 0).message
+    assert says in mark(exercises("04")["bill"], answer, 0).message

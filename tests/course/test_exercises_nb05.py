@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edp_lab.corpora.metrics import edit_distance
-from edp_lab.course.kit.exercises import exercises, judge
+from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.models.intent_slot import to_padded
 
 Meanings = Sequence[tuple[str, list[tuple[str, str]]]]
@@ -110,22 +110,22 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 def test_a_maximum_that_still_reads_padding_is_open_and_says_so(stub: Callable[[str, str], Any]) -> None:
-    verdict = judge(exercises("05")["pool"], stub("05", "pool"), 0)
+    verdict = mark(exercises("05")["pool"], stub("05", "pool"), 0)
     assert verdict.message == "still to do (the maximum still reads the zeros of the padding)"
 
 
 def test_a_mask_that_makes_padding_zero_is_wrong_and_told_why() -> None:
-    message = judge(exercises("05")["pool"], multiplied, 0).message
+    message = mark(exercises("05")["pool"], multiplied, 0).message
     assert "multiplying by the mask makes padding 0" in message
 
 
 def test_limits_of_an_error_rate_are_found_whatever_the_seed() -> None:
     for seed in range(60):
         for wrong in (at_most_one, as_bags):
-            assert judge(exercises("05")["ser"], wrong, seed).status == "wrong", seed
+            assert mark(exercises("05")["ser"], wrong, seed).status == "wrong", seed
 
 
 def test_a_wrong_error_rate_is_told_with_the_case() -> None:
-    message = judge(exercises("05")["ser"], average, 1).message
+    message = mark(exercises("05")["ser"], average, 1).message
     assert "SER of" in message
     assert "it should be" in message

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edp_lab.course.kit.exercises import exercises, judge
+from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.nb06_tradeoff.compute import explore
 from edp_lab.course.nb06_tradeoff.exercises import EPOCHS, PAIRS
 from edp_lab.course.nb06_tradeoff.grid import load_grid
@@ -85,10 +85,10 @@ def test_the_runs_of_a_pair_were_measured_and_err_alike(question: str) -> None:
 
 
 def test_a_wrong_prediction_is_told_with_both_runs() -> None:
-    message = judge(exercises("06")["smaller"], chosen("BBA"), 0).message
+    message = mark(exercises("06")["smaller"], chosen("BBA"), 0).message
     assert "you said B, but A: SER 0.60, ε 4.77e+03; B: SER 0.60" in message
 
 
 def test_a_report_that_is_untouched_is_open_and_says_so(stub: Callable[[str, str], Any]) -> None:
-    verdict = judge(exercises("06")["report"], stub("06", "report"), 0)
+    verdict = mark(exercises("06")["report"], stub("06", "report"), 0)
     assert verdict.message == "still to do (it still picks by the test set and pays for the winner only)"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import exercises, judge
+from edp_lab.course.kit.exercises import exercises, mark
 
 
 def by_quantile(members: Any, non_members: Any, fpr: float) -> Any:
@@ -110,14 +110,14 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 def test_a_flattering_advantage_is_told_what_it_finds_in_noise() -> None:
-    message = judge(exercises("07")["advantage"], flattering, 0).message
+    message = mark(exercises("07")["advantage"], flattering, 0).message
     assert message.startswith(
         "scores that know nothing have no advantage, but over 100 groups of 120 people yours is 0.1"
     )
 
 
 def test_halves_that_lack_one_side_are_told_so() -> None:
-    message = judge(exercises("07")["advantage"], first_and_second_half, 0).message
+    message = mark(exercises("07")["advantage"], first_and_second_half, 0).message
     assert message.startswith("your result is not a number: one half has no non-members")
 
 
@@ -128,10 +128,10 @@ def test_a_fair_advantage_is_solved_with_every_seed_and_with_random_halves() -> 
         return gap(scores, member, ~half, max(scores[half], key=lambda t: gap(scores, member, half, t)))
 
     rng = np.random.default_rng(0)
-    assert {judge(exercises("07")["advantage"], fair, seed).status for seed in range(10)} == {"solved"}
+    assert {mark(exercises("07")["advantage"], fair, seed).status for seed in range(10)} == {"solved"}
 
 
 def test_a_wrong_comparison_is_told_with_both_numbers() -> None:
-    message = judge(exercises("07")["compare"], guess("blunt", "blunt", "blunt"), 0).message
+    message = mark(exercises("07")["compare"], guess("blunt", "blunt", "blunt"), 0).message
     assert message.startswith("TPR at 1 % FPR: you said 'blunt', but it is 0.02")
     assert "for the sharp one" in message

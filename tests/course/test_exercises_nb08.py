@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edp_lab.attacks.audit.step_audit import error_rate, lower_bounds
-from edp_lab.course.kit.exercises import exercises, judge
+from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.nb08_audit.exercises import QUESTIONS
 
 
@@ -65,12 +65,12 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 def test_an_audit_that_flatters_is_told_how_often_it_proves_more_than_the_truth() -> None:
-    message = judge(exercises("08")["honest"], best_counted, 0).message
+    message = mark(exercises("08")["honest"], best_counted, 0).message
     told = int(message.split("proves more than that in ")[1].split(".")[0])
     assert told >= 27
     assert "Of 30 audits of a step whose ε is 4.38" in message
 
 
 def test_a_wrong_verdict_is_told_with_the_numbers_behind_the_right_one() -> None:
-    message = judge(exercises("08")["verdicts"], guess("refuted", "refuted", "refuted", "consistent"), 0).message
+    message = mark(exercises("08")["verdicts"], guess("refuted", "refuted", "refuted", "consistent"), 0).message
     assert "but with ε = 21.6 claimed, 4.38 proven and 4.38 provable at most, it is 'no power'" in message

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edp_lab.course.kit.exercises import exercises, judge
+from edp_lab.course.kit.exercises import exercises, mark
 
 
 def guess(one: str, together: str, length: str, epsilon: str) -> dict[str, str]:
@@ -87,7 +87,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 def test_noise_that_is_untouched_is_open_and_says_why(stub: Callable[[str, str], Any]) -> None:
-    verdict = judge(exercises("09")["ranks"], stub("09", "ranks"), 0)
+    verdict = mark(exercises("09")["ranks"], stub("09", "ranks"), 0)
     assert verdict.message == "still to do (it still draws the same numbers on every rank and in every step)"
 
 
@@ -104,4 +104,4 @@ def test_noise_that_is_untouched_is_open_and_says_why(stub: Callable[[str, str],
     ],
 )
 def test_what_is_wrong_with_the_noise_is_told(answer: Any, says: str) -> None:
-    assert says in judge(exercises("09")["ranks"], answer, 0).message
+    assert says in mark(exercises("09")["ranks"], answer, 0).message

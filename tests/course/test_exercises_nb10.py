@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import exercises, judge
+from edp_lab.course.kit.exercises import exercises, mark
 
 
 def guess(batches_as_before: str, smaller_batches: str, all_ten: str) -> dict[str, str]:
@@ -60,12 +60,12 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 def test_a_budget_that_is_untouched_is_open_and_says_why(stub: Callable[[str, str], Any]) -> None:
-    verdict = judge(exercises("10")["budget"], stub("10", "budget"), 0)
+    verdict = mark(exercises("10")["budget"], stub("10", "budget"), 0)
     assert verdict.message == "still to do (the noise is still the same for one label and for a thousand)"
 
 
 def test_an_overspent_budget_is_told_in_epsilon() -> None:
-    message = judge(exercises("10")["budget"], lambda total, labels: labels / total, 0).message
+    message = mark(exercises("10")["budget"], lambda total, labels: labels / total, 0).message
     spent, budget = (
         float(part.split()[0].rstrip(".,")) for part in (message.split("cost ε = ")[1], message.split("not ")[1])
     )
@@ -73,5 +73,5 @@ def test_an_overspent_budget_is_told_in_epsilon() -> None:
 
 
 def test_a_vote_that_ignores_the_noise_is_told_by_how_often_a_label_wins() -> None:
-    message = judge(exercises("10")["gnmax"], noise_for_all, 0).message
+    message = mark(exercises("10")["gnmax"], noise_for_all, 0).message
     assert "of all draws, yours lets it win in" in message

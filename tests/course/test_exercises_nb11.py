@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edp_lab.course.kit.exercises import exercises, judge
+from edp_lab.course.kit.exercises import exercises, mark
 
 QUESTIONS = (
     "P2: noise claimed over noise found, with four times as many GPUs",
@@ -67,21 +67,21 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 def test_a_bug_that_is_still_in_is_open_and_so_is_a_question_without_a_word() -> None:
-    untouched = judge(exercises("11")["noise"], lambda n, c, z: c * z / n, 0)
+    untouched = mark(exercises("11")["noise"], lambda n, c, z: c * z / n, 0)
     assert untouched.status == "open"
     assert "the bug is still in" in untouched.message
-    assert judge(exercises("11")["predict"], dict.fromkeys(QUESTIONS), 0).status == "open"
+    assert mark(exercises("11")["predict"], dict.fromkeys(QUESTIONS), 0).status == "open"
 
 
 @pytest.mark.parametrize("name", ["verdict", "noise"])
 def test_a_function_that_returns_nothing_is_open(name: str) -> None:
     answer = (lambda changes: None) if name == "verdict" else lambda n, c, z: None
-    assert judge(exercises("11")[name], answer, 0).status == "open"
+    assert mark(exercises("11")[name], answer, 0).status == "open"
 
 
 def test_what_differs_is_said_with_the_case() -> None:
-    wrong = judge(exercises("11")["verdict"], the_lower_end, 3)
+    wrong = mark(exercises("11")["verdict"], the_lower_end, 3)
     assert "yours is 'holds', it should be 'holds under conditions'" in wrong.message
     assert "±" in wrong.message
-    noise = judge(exercises("11")["noise"], lambda n, c, z: c * z / math.sqrt(n), 0)
+    noise = mark(exercises("11")["noise"], lambda n, c, z: c * z / math.sqrt(n), 0)
     assert "with N = " in noise.message

@@ -20,7 +20,7 @@ from edp_lab.corpora import Utterance, load_corpus, split
 from edp_lab.corpora.encoding import Labels
 from edp_lab.corpora.metrics import evaluate
 from edp_lab.course.kit.exercises import WrongAnswerError
-from edp_lab.course.kit.run_panel import FigurePanel
+from edp_lab.course.kit.old_panel import FigurePanel
 from edp_lab.course.nb05_models import compute as models_tour
 from edp_lab.course.nb05_models import figures as models_tour_figures
 from edp_lab.course.nb05_models import panels as models_tour_panels

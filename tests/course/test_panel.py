@@ -10,8 +10,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from edp_lab.course.kit.panel import Panel, choice, decades, number
-from edp_lab.course.kit.run_panel import command_box
+from edp_lab.course.kit.controls import choice, decades, number
+from edp_lab.course.kit.figure import figure, points
+from edp_lab.course.kit.panel import Panel, command_box
 from edp_lab.course.publish.runner import run_notebook
 from edp_lab.errors import UsageError
 
@@ -33,6 +34,11 @@ def compute(x: float, n: int, kind: str) -> float:
     return -x * n if kind == "minus" else x * n
 
 
+def draw(result: float) -> dict[str, Any]:
+    draw.calls = getattr(draw, "calls", 0) + 1
+    return figure([points("it", "red", "x", 5, x=[0], y=[result])], str(result))
+
+
 def make(**start: Any) -> Panel:
     values = {"x": 1.0, "n": 3, "kind": "plus", **start}
     controls = {
@@ -40,22 +46,21 @@ def make(**start: Any) -> Panel:
         "n": number("n", values["n"], [1, 2, 4, 8], unit="pieces"),
         "kind": choice("kind", values["kind"], {"plus": "plus", "minus": "minus"}),
     }
-    shown = widgets.Label()
+    idle = {"idle": lambda result: ("n",) if result == 0 else ()}
+    return Panel("a test", "A number.", controls, compute, [draw], lambda result: f"<p>{result}</p>", command, **idle)
 
-    def show(result: float) -> None:
-        shown.value = str(result)
-        shown.draws = getattr(shown, "draws", 0) + 1
 
-    panel = Panel("<b>a test</b>", controls, compute, show, [shown], [])
-    panel.shown = shown
-    return panel
+def command(result: float, **values: Any) -> str:
+    return f"# {result} of {values}"
 
 
 def test_starts_with_the_values_given() -> None:
     panel = make(x=2.5, kind="minus")
     assert panel.values == {"x": 2.5, "n": 3, "kind": "minus"}
     assert panel.result == -7.5
-    assert panel.shown.value == "-7.5"
+    assert panel.words.value == "<p>-7.5</p>"
+    assert panel.command.value == "# -7.5 of {'x': 2.5, 'n': 3, 'kind': 'minus'}"
+    assert panel.figures[0].layout.title.text == "-7.5"
 
 
 def test_start_values_that_make_no_sense_raise() -> None:
@@ -116,8 +121,9 @@ def test_command_box_grows_until_the_whole_command_is_seen_and_never_shrinks() -
 
 def test_set_draws_once_and_reset_goes_back() -> None:
     panel = make()
+    before = draw.calls
     panel.set(x=2.0, n=4, kind="minus")
-    assert (panel.result, panel.shown.draws) == (-8, 2)
+    assert (panel.result, draw.calls - before) == (-8, 1)
     panel.reset()
     assert panel.values == {"x": 1.0, "n": 3, "kind": "plus"}
     assert panel.result == 3
@@ -160,3 +166,11 @@ def test_logarithmic_stops_are_round_increasing_and_hold_the_papers_grid() -> No
     assert stops == sorted(set(stops))
     assert (stops[0], stops[-1], len(stops)) == (1e-6, 10, 71)
     assert {0.1, 0.25, 0.5, 1, 2, 5, 0.03} <= set(stops)
+
+
+def test_a_control_that_changes_nothing_at_present_is_greyed() -> None:
+    panel = make()
+    panel.set(x=0.0)
+    assert [control.source.disabled for control in panel.controls.values()] == [False, True, False]
+    panel.reset()
+    assert not panel.controls["n"].slider.disabled

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import edp_lab.training
 from edp_lab.cli import app
+from edp_lab.course.kit.old_panel import FigurePanel
 from edp_lab.course.kit.panel_driver import move
-from edp_lab.course.kit.run_panel import FigurePanel
 from edp_lab.course.nb06_tradeoff import figures as tradeoff_figures
 from edp_lab.course.nb06_tradeoff import panels as tradeoff_panels
 from edp_lab.course.nb06_tradeoff import words as tradeoff_words

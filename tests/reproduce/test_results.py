@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edp_lab.reproduce.results_io import upward
+from edp_lab.privacy.guarantee import upward
 
 
 def test_bounds_are_rounded_up():

@@ -34,7 +34,7 @@ class Exercise:
     Attributes:
         name: unique in its notebook, such as "clip".
         title: what is to be done, in a few words.
-        judge: from an answer and a seeded generator, None where the answer is right, else one sentence that says what
+        check: from an answer and a seeded generator, None where the answer is right, else one sentence that says what
             differs. It compares with the library on cases it draws; what it raises counts as a wrong answer, only
             NotImplementedError as one still to be given.
         hint: one sentence, shown with a wrong answer.
@@ -43,13 +43,13 @@ class Exercise:
 
     name: str
     title: str
-    judge: Callable[[Any, np.random.Generator], str | None]
+    check: Callable[[Any, np.random.Generator], str | None]
     hint: str
     why: str
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Mark:
     """What became of one exercise: "solved", "wrong" or "open" (still the stub), and a message for the student."""
 
     exercise: str
@@ -74,20 +74,20 @@ def exercises(notebook: str) -> dict[str, Exercise]:
     return {exercise.name: exercise for exercise in found}
 
 
-def judge(exercise: Exercise, answer: Any, seed: int) -> Verdict:
+def mark(exercise: Exercise, answer: Any, seed: int) -> Mark:
     """The verdict on an answer, which is tried on the cases of a seed; whatever it raises is part of the verdict."""
     if answer is None:
-        return Verdict(exercise.name, "open", _OPEN)
+        return Mark(exercise.name, "open", _OPEN)
     cases = np.random.default_rng([seed, *exercise.name.encode()])
     try:
-        differs = exercise.judge(answer, cases)
+        differs = exercise.check(answer, cases)
     except NotImplementedError as nothing:
-        return Verdict(exercise.name, "open", f"{_OPEN} {nothing}".strip())
+        return Mark(exercise.name, "open", f"{_OPEN} {nothing}".strip())
     except (Exception, SystemExit) as error:  # whatever the student's code does
         differs = stopped(error)
     if differs is None:
-        return Verdict(exercise.name, "solved", exercise.why)
-    return Verdict(exercise.name, "wrong", f"{differs}\n   Hint: {exercise.hint}")
+        return Mark(exercise.name, "solved", exercise.why)
+    return Mark(exercise.name, "wrong", f"{differs}\n   Hint: {exercise.hint}")
 
 
 def stopped(error: BaseException) -> str:
@@ -118,7 +118,7 @@ class Checks:
     def __init__(self, notebook: str, *, strict: bool = False, seed: int = 0) -> None:
         self.notebook, self.strict, self.seed = notebook, strict, seed
         self._exercises = exercises(notebook)
-        self.verdicts = {name: Verdict(name, "open", "not tried yet") for name in self._exercises}
+        self.verdicts = {name: Mark(name, "open", "not tried yet") for name in self._exercises}
 
     def __call__(self, name: str, answer: Any) -> None:
         """Judge an answer and print the verdict.
@@ -130,7 +130,7 @@ class Checks:
         if name not in self._exercises:
             raise UsageError(f"notebook {self.notebook} has no exercise {name!r}: it has {', '.join(self._exercises)}")
         exercise = self._exercises[name]
-        verdict = self.verdicts[name] = judge(exercise, answer, self.seed)
+        verdict = self.verdicts[name] = mark(exercise, answer, self.seed)
         print(_LINES[verdict.status].format(title=exercise.title, message=verdict.message))
         if self.strict and verdict.status != "solved":
             raise WrongAnswerError(f"exercise {self.notebook}.{name}: {verdict.message}")
@@ -152,7 +152,7 @@ class Checks:
             write_whole(Path(path), json.dumps(score, indent=1).encode())
 
 
-def in_words(verdicts: Sequence[Verdict]) -> str:
+def in_words(verdicts: Sequence[Mark]) -> str:
     """How many are solved, and which are not: "1 of 3 exercises solved; wrong: clip; open: noise"."""
     of = {status: [verdict.exercise for verdict in verdicts if verdict.status == status] for status in _LINES}
     rest = "".join(f"; {status}: {', '.join(of[status])}" for status in ("wrong", "open") if of[status])
@@ -214,4 +214,14 @@ def predicted(prediction: Any, measured: Mapping[str, tuple[float, float]], what
         if prediction[question] != right:
             said = f"{question}: you said {prediction[question]!r}"
             return f"{said}, but {what} is {before:.3g} before and {after:.3g} after."
+    return None
+
+
+def instead(got: Any, slips: Mapping[str, Any]) -> str | None:
+    """The sentence of the known slip that gives this very answer."""
+    mine = np.asarray(got, dtype=float)
+    for sentence, value in slips.items():
+        other = np.asarray(value, dtype=float)
+        if mine.shape == other.shape and np.allclose(mine, other, rtol=1e-4, atol=1e-12):
+            return sentence
     return None

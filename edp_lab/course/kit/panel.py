@@ -1,98 +1,40 @@
-"""Sliders wired to a pure function and to whatever shows its result; nothing here knows privacy or plotly.
+"""Sliders wired to a pure function and to what shows its result. A panel is one declaration:
 
-A panel can be driven without a browser: ``panel.set(z0=0.1)``, then read ``panel.result``. Jupyter swallows an error
-that a callback raises; here each one is shown in a box, kept in ``panel.errors``, and raised by ``panel.check()``.
+    @panel("03")
+    def stages(clip_norm: float, z: float) -> Panel:
+        controls = {"clip_norm": number("clip norm C", clip_norm, decades(-2, 1)), "z": number("z", z, decades(-2, 1))}
+        return Panel(
+            "Algorithm 1, line by line",
+            "The gradients of N devices after each line.",
+            controls,
+            compute,                        # (clip_norm, z) -> result: pure
+            [draw],                         # result -> figure, a dict: see `edp_lab.course.kit.figure`
+            words,                          # result -> HTML
+            command,                        # (result, **values) -> what to type to get the same
+        )
+
+It can be driven without a browser: ``panel.set(z=0.1)``, then read ``panel.result``. Jupyter swallows an error that a
+callback raises; here each one is shown in a box, kept in ``panel.errors``, and raised by ``panel.check()``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from html import escape
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
 
 import ipywidgets as widgets
 
+from edp_lab.course.kit.controls import Control
+from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
 from edp_lab.course.kit.theme import STYLE, Fit
 from edp_lab.errors import UsageError
 
-WHOLE_LABEL = {"description_width": "initial"}
-
-
-@dataclass(frozen=True)
-class Control:
-    """One input: `source` holds the value, `row` is what people see, `slider` (if any) follows the source.
-
-    The source is never clamped: a number beyond the slider's range reaches the library, which says what is wrong.
-    """
-
-    source: widgets.Widget
-    row: widgets.Widget
-    default: Any
-    slider: widgets.Widget | None = None
-
-    @property
-    def value(self) -> Any:
-        return self.source.value
-
-    def disable(self, disabled: bool) -> None:
-        for widget in (self.source, self.slider):
-            if widget is not None:
-                widget.disabled = disabled
-
-
-def number(label: str, value: float, stops: Sequence[float], *, unit: str = "", tooltip: str = "") -> Control:
-    """A slider that stops at the increasing `stops`, and a box for any number; whole numbers if the stops are."""
-    slider = widgets.SelectionSlider(
-        options=stops, description=label, style=WHOLE_LABEL, readout=False, tooltip=tooltip or label
-    )
-    whole = all(isinstance(stop, int) for stop in stops)
-    box = (widgets.IntText if whole else widgets.FloatText)(value)
-
-    def nearest(number: float) -> float:
-        return min(stops, key=lambda stop: abs(stop - number))
-
-    suffix = f" ({unit})" if unit not in ("", "no unit") else ""
-
-    def tell(_: object = None) -> None:
-        """An executed page shows the label of the slider's stop: give it the box's number, which may lie between stops.
-
-        While the slider is dragged both agree, so nothing is sent.
-        """
-        labels = [f"{stop}{suffix}" for stop in stops]
-        if box.value != slider.value:
-            labels[slider.index] = f"{box.value}{suffix}"
-        if tuple(labels) != slider._options_labels:
-            slider.set_trait("_options_labels", tuple(labels))
-
-    widgets.link((box, "value"), (slider, "value"), transform=(nearest, lambda stop: stop))
-    tell()
-    box.observe(tell, "value")
-    slider.layout = {"flex": "1 1 16rem", "min_width": "0", "width": "auto"}
-    box.layout.width, box.tooltip = "6rem", f"{label}, as a number"
-    units = widgets.Label(unit, layout={"width": "6.5rem"}).add_class("edp-unit")
-    row = widgets.HBox([slider, box, units], layout={"align_items": "center"})
-    return Control(box, row, box.value, slider)
-
-
-def decades(low: int, high: int) -> list[float]:
-    """Round numbers, ten to each power of ten, from 10^low to 10^high: stops of a logarithmic slider."""
-    steps = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
-    return [float(f"{step}e{power}") for power in range(low, high) for step in steps] + [float(f"1e{high}")]
-
-
-def choice(label: str, value: Any, options: Mapping[str, Any], *, tooltips: Sequence[str] = ()) -> Control:
-    """Buttons of which one is pressed; `options` maps what they say to what they mean."""
-    buttons = widgets.ToggleButtons(
-        options=list(options.items()),
-        value=value,
-        description=label,
-        tooltips=list(tooltips),
-        style={**WHOLE_LABEL, "button_width": "auto"},
-        layout={"width": "auto"},
-    )
-    return Control(buttons, buttons, value)
+Draw = Callable[[Any], Figure]
 
 
 class ErrorBox(widgets.HTML):
@@ -136,44 +78,80 @@ class Frame(widgets.VBox):
                 raise error
 
 
+COLUMNS = 54  # of a command box where it is narrowest
+
+
+def command_box(rows: int = 4) -> widgets.Textarea:
+    """Where a panel says by which command line, or Python call, one gets what it shows.
+
+    A command that needs more rows gets them; the box never shrinks, so that figures below it stay where they are.
+    """
+    box = widgets.Textarea(rows=rows, tooltip="the command", layout={"width": "auto"})
+
+    def grow(_: object) -> None:
+        box.rows = max(box.rows, sum(len(textwrap.wrap(line, COLUMNS)) for line in box.value.splitlines()))
+
+    box.observe(grow, "value")
+    return box
+
+
+COPY = "<b>Copy as command</b>"
+
+
 class Panel(Frame):
-    """Controls, a function of their values, and what shows its result.
+    """Sliders over a pure function: figures that follow, a read-out in words, and the command that says the same.
 
     Args:
-        heading: HTML.
+        title: what the panel is about, in a few words: HTML.
+        looking_at: the answer to "What am I looking at?", one or two sentences: HTML.
         controls: by name; `compute` gets their values as keyword arguments.
-        compute: pure, fast enough for a slider. Its UsageError becomes one sentence in the error box.
-        show: draws a result.
-        beside, below: widgets that `show` fills, to the right of the controls and under them.
+        compute: pure, and fast enough for a slider. Its UsageError becomes one sentence in the error box.
+        figures: for each figure what draws a result as a dict, see `edp_lab.course.kit.figure`, alone or with the width
+            of its place (CSS). Side by side where the window is wide enough.
+        words: a result as HTML.
+        command: from a result and, as keywords, the controls' values.
+        idle: from a result, the names of controls that change nothing at present.
 
     Attributes:
         result: of the last values that `compute` accepted.
+        figures: the live figures, in order.
+        words, command: the read-outs (`.value`).
 
     Raises:
-        Exception: whatever `compute` or `show` raises for the values the panel starts with.
+        Exception: whatever `compute` or a drawing raises for the values the panel starts with.
     """
 
     def __init__(
         self,
-        heading: str,
+        title: str,
+        looking_at: str,
         controls: Mapping[str, Control],
         compute: Callable[..., Any],
-        show: Callable[[Any], None],
-        beside: Sequence[widgets.Widget],
-        below: Sequence[widgets.Widget],
+        figures: Sequence[Draw | tuple[Draw, str]],
+        words: Callable[[Any], str],
+        command: Callable[..., str],
+        idle: Callable[[Any], Collection[str]] = lambda result: (),
     ) -> None:
-        self.controls, self._compute, self._show, self._held = dict(controls), compute, show, False
+        self.controls, self._compute, self._held = dict(controls), compute, False
+        self._words, self._command, self._idle = words, command, idle
+        places = [one if isinstance(one, tuple) else (one, HALF) for one in figures]
+        self.draws = [draw for draw, _ in places]
         self.result = compute(**self.values)
-        show(self.result)
+        self.figures = [LiveFigure(draw(self.result)) for draw in self.draws]
+        self.words, self.command = widgets.HTML(), command_box()
+        self._tell()
         for control in self.controls.values():
             control.source.observe(self._changed, "value")
+            control.row.layout.flex_flow = "row wrap"  # in a narrow window the number goes below its slider
         reset = widgets.Button(description="Reset", tooltip="back to the values this panel started with")
         reset.on_click(lambda _: self.reset())
         left = widgets.VBox([*(control.row for control in self.controls.values()), reset])
-        right = widgets.VBox(beside)
+        right = widgets.VBox([self.words, widgets.HTML(COPY), self.command])
         for column, flex in ((left, "1 1 30rem"), (right, "1 1 24rem")):
             column.layout.flex, column.layout.min_width = flex, "0"
-        super().__init__(heading, [side_by_side(left, right)], below)
+        frames = [framed(live, flex) for live, (_, flex) in zip(self.figures, places, strict=True)]
+        heading = f"<h3>{title}</h3>What am I looking at? {looking_at}"
+        super().__init__(heading, [side_by_side(left, right)], [side_by_side(*frames)])
 
     @property
     def values(self) -> dict[str, Any]:
@@ -204,7 +182,39 @@ class Panel(Frame):
         if not self._held:
             with self.error_box.guard():
                 self.result = self._compute(**self.values)
-                self._show(self.result)
+                for live, draw in zip(self.figures, self.draws, strict=True):
+                    live.show(draw(self.result))
+                self._tell()
+
+    def _tell(self) -> None:
+        self.words.value = self._words(self.result)
+        self.command.value = self._command(self.result, **self.values)
+        idle = self._idle(self.result)
+        for name, control in self.controls.items():
+            control.disable(name in idle)
+
+
+# ---- The registry ---------------------------------------------------------------------------------------------------
+
+PANELS: dict[str, Callable[..., Frame]] = {}  # "03 stages": what makes that panel; see `all_panels`
+Make = TypeVar("Make", bound=Callable[..., Frame])
+
+
+def panel(notebook: str) -> Callable[[Make], Make]:
+    """Enter a function or class that makes a panel of a notebook ("03") into the registry, under its own name."""
+
+    def enter(make: Make) -> Make:
+        PANELS[f"{notebook} {make.__name__}"] = make
+        return make
+
+    return enter
+
+
+def all_panels() -> dict[str, Callable[..., Frame]]:
+    """Every panel of the course, by notebook and name."""
+    for room in sorted(Path(__file__).parents[1].glob("nb*/panels.py")):
+        import_module(f"edp_lab.course.{room.parent.name}.panels")
+    return PANELS
 
 
 def side_by_side(*children: widgets.Widget) -> widgets.Box:

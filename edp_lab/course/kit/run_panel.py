@@ -1,92 +1,16 @@
-"""The two kinds of panel that a notebook is made of: figures that follow sliders, and work that Run starts.
-
-    panel = FigurePanel(heading, controls, compute, in_words, command, [Picture(draw, update)])
-
-`compute` is pure and fast, `draw(result)` makes a figure once, `update(figure, result)` patches it in place.
-"""
+"""Work that takes a while: only Run starts it."""
 
 from __future__ import annotations
 
-import textwrap
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import ipywidgets as widgets
-import plotly.graph_objects as go
 
-from edp_lab.course.kit import theme
-from edp_lab.course.kit.panel import Control, Frame, Panel, side_by_side
+from edp_lab.course.kit.panel import COPY, Frame
 from edp_lab.errors import UsageError
-
-
-class Picture(NamedTuple):
-    """How a figure is drawn from a result and follows the next one, and how wide it is (CSS)."""
-
-    draw: Callable[[Any], go.Figure]
-    update: Callable[[Any, Any], None]
-    flex: str = theme.HALF
-
-
-COLUMNS = 54  # of a command box where it is narrowest
-
-
-def command_box(rows: int = 4) -> widgets.Textarea:
-    """Where a panel says by which command line, or Python call, one gets what it shows.
-
-    A command that needs more rows gets them; the box never shrinks, so that figures below it stay where they are.
-    """
-    box = widgets.Textarea(rows=rows, tooltip="the command", layout={"width": "auto"})
-
-    def grow(_: object) -> None:
-        box.rows = max(box.rows, sum(len(textwrap.wrap(line, COLUMNS)) for line in box.value.splitlines()))
-
-    box.observe(grow, "value")
-    return box
-
-
-COPY = "<b>Copy as command</b>"
-
-
-class FigurePanel(Panel):
-    """A pure function under sliders: figures, a read-out in words, and the command that says the same.
-
-    Args:
-        heading, controls, compute: see `Panel`.
-        in_words: HTML of a result.
-        command: from a result and, as keywords, the controls' values.
-        pictures: the figures, side by side where the window is wide enough.
-
-    Attributes:
-        figures: live, one for each of `pictures`.
-        words, command: the read-outs (`.value`).
-    """
-
-    def __init__(
-        self,
-        heading: str,
-        controls: Mapping[str, Control],
-        compute: Callable[..., Any],
-        in_words: Callable[[Any], str],
-        command: Callable[..., str],
-        pictures: Sequence[Picture],
-    ) -> None:
-        self._in_words, self._say, self._updates = in_words, command, [picture.update for picture in pictures]
-        first = compute(**{name: control.value for name, control in controls.items()})
-        self.figures = [theme.live(picture.draw(first)) for picture in pictures]
-        self.words, self.command = widgets.HTML(), command_box()
-        for control in controls.values():  # in a narrow window the number goes below its slider
-            control.row.layout.flex_flow = "row wrap"
-        frames = [theme.framed(f, picture.flex) for f, picture in zip(self.figures, pictures, strict=True)]
-        beside = [self.words, widgets.HTML(COPY), self.command]
-        super().__init__(heading, controls, compute, self._draw, beside, [side_by_side(*frames)])
-
-    def _draw(self, result: Any) -> None:
-        for figure, update in zip(self.figures, self._updates, strict=True):
-            update(figure, result)
-        self.words.value = self._in_words(result)
-        self.command.value = self._say(result, **self.values)
 
 
 class RunPanel(Frame):
@@ -172,3 +96,16 @@ class RunPanel(Frame):
         finally:
             self.state.value = "stopped" if self.stopping else "done"
             self.run_button.disabled, self.stop_button.disabled = False, True
+
+
+def last_command(command: widgets.Textarea) -> widgets.VBox:
+    """A heading and the box under it, both absent while the box is empty: nothing has been run yet."""
+    place = widgets.VBox()
+    shown = (widgets.HTML(f"{COPY} (of the last run)"), command)
+
+    def follow(change: object) -> None:
+        place.children = shown if command.value else ()
+
+    command.observe(follow, "value")
+    follow(None)
+    return place

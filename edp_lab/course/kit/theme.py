@@ -113,7 +113,7 @@ def activate() -> None:
     pio.renderers["notebook"] = _Notebook()
     pio.renderers["plotly_mimetype"].config = CONFIG
     pio.renderers.default = "plotly_mimetype+notebook"
-    _bundle()
+    bundle()
 
 
 class _Bundle(anywidget.AnyWidget):
@@ -129,76 +129,10 @@ class _Bundle(anywidget.AnyWidget):
     code = traitlets.Unicode().tag(sync=True)
 
 
-class LiveFigure(go.FigureWidget):
-    """plotly's, drawn by the code in the page's `_Bundle`, and quicker to follow a slider.
-
-    plotly's own tells the kernel after every update what it has drawn, which nobody here asks, which ends in an error
-    where a trace holds arrays, and which keeps the kernel from the next move; it sends four messages for one update;
-    and it looks up the path of every change in its schema, and whom it concerns, which takes longer than all else.
-    """
-
-    _esm = """
-    const untold = ["_js2py_traceDeltas", "_js2py_layoutDelta", "_js2py_widget_layoutDelta"];
-    const reticent = model => new Proxy(model, { get(target, name) {
-        if (name == "set") return (key, value) => { if (!untold.includes(key)) target.set(key, value); };
-        const found = target[name];
-        return typeof found == "function" ? found.bind(target) : found;
-    } });
-    export default async () => {
-        const { default: made } = await (globalThis.edpLabPlotly ??= Promise.withResolvers()).promise;
-        const { initialize, render } = typeof made == "function" ? await made() : made;
-        return {
-            initialize: ({ model, ...rest }) => initialize?.({ model: reticent(model), ...rest }),
-            render: ({ model, ...rest }) => render({ model: reticent(model), ...rest }),
-        };
-    }
-    """
-
-    def _send_update_msg(
-        self,
-        restyle_data: dict[str, Any],
-        relayout_data: dict[str, Any],
-        trace_indexes: Any = None,
-        source_view_id: str | None = None,
-    ) -> None:
-        self._py2js_update = {
-            "style_data": restyle_data,
-            "layout_data": relayout_data,
-            "style_traces": self._normalize_trace_indexes(trace_indexes),
-            "source_view_id": source_view_id,
-        }
-        self._trait_values["_py2js_update"] = None  # arrays cannot be compared with the next ones
-
-    def _perform_plotly_relayout(self, relayout_data: dict[str, Any]) -> dict[str, Any]:
-        return {path: value for path, value in relayout_data.items() if self._set_in(self._layout, _path(path), value)}
-
-    def _dispatch_layout_change_callbacks(self, relayout_data: dict[str, Any]) -> None:
-        """Nobody asked to be told."""
-
-
-_path = cache(LiveFigure._str_to_dict_path)
-
-
 @cache
-def _bundle() -> _Bundle:
+def bundle() -> anywidget.AnyWidget:
+    """What all live figures of a page are drawn by; sent when it is first asked for."""
     return _Bundle(code=str(go.FigureWidget._esm))
-
-
-def live(figure: go.Figure) -> go.FigureWidget:
-    """The figure as a widget that can be patched in place."""
-    _bundle()
-    widget = LiveFigure(figure)
-    widget._config = {**widget._config, **CONFIG}
-    return widget
-
-
-HALF = "1 1 28rem"  # of one of two figures: side by side only where there is room for titles and captions
-
-
-def framed(figure: go.FigureWidget, flex: str = HALF) -> widgets.Box:
-    """A place for the figure, as high as the figure asks for and as wide as `flex` (CSS) allows."""
-    place = widgets.Layout(flex=flex, min_width="0", height=f"{figure.layout.height}px", overflow="hidden")
-    return widgets.Box([figure], layout=place).add_class("edp-figure")
 
 
 # From the input of a network to its outputs: the order in which people read a figure.
@@ -238,3 +172,20 @@ def reading_order(parameters: Sequence[str]) -> list[str]:
         return known.index(first) if first in known else known.index("intent")
 
     return sorted(parameters, key=place)
+
+
+def live(figure: go.Figure) -> go.FigureWidget:  # until every room draws dicts
+    from edp_lab.course.kit.old_panel import live
+
+    return live(figure)
+
+
+def framed(
+    figure: go.FigureWidget, flex: str = "1 1 28rem"
+) -> widgets.Box:  # until every room imports it from `figure`
+    from edp_lab.course.kit.figure import framed
+
+    return framed(figure, flex)
+
+
+HALF = "1 1 28rem"

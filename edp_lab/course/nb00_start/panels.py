@@ -11,8 +11,10 @@ from typing import Any
 import ipywidgets as widgets
 
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.panel import WHOLE_LABEL, Panel, choice, decades, number, side_by_side
-from edp_lab.course.kit.run_panel import COPY, RunPanel, command_box
+from edp_lab.course.kit.controls import WHOLE_LABEL, choice, decades, number
+from edp_lab.course.kit.old_panel import OldPanel as Panel
+from edp_lab.course.kit.panel import COPY, command_box, side_by_side
+from edp_lab.course.kit.run_panel import RunPanel
 from edp_lab.course.nb00_start import figures
 from edp_lab.course.nb00_start.compute import (
     SmallModel,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from edp_lab.course.kit.panel import Control, decades, number
-from edp_lab.course.kit.run_panel import FigurePanel, Picture
+from edp_lab.course.kit.controls import Control, decades, number
+from edp_lab.course.kit.old_panel import FigurePanel, Picture
 from edp_lab.course.nb01_coins import compute as coins
 from edp_lab.course.nb01_coins import figures as coins_figures
 from edp_lab.course.nb01_coins import words as coins_words

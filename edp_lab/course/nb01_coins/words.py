@@ -19,8 +19,8 @@ from edp_lab.course.nb01_coins.compute import (
     belief,
 )
 from edp_lab.privacy.foundations import classic_gaussian_sigma
+from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce.evidence import Evidence
-from edp_lab.reproduce.results_io import upward
 from edp_lab.reproduce.thesis.thesis_foundations import LinkageTable
 
 # ---- Beside the sliders --------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edp_lab.course.kit.panel import choice, decades, number
-from edp_lab.course.kit.run_panel import FigurePanel, Picture
+from edp_lab.course.kit.controls import choice, decades, number
+from edp_lab.course.kit.old_panel import FigurePanel, Picture
 from edp_lab.course.nb01_coins.words import python
 from edp_lab.course.nb02_dp_sgd import compute as dpsgd
 from edp_lab.course.nb02_dp_sgd import figures as dpsgd_figures

@@ -21,7 +21,7 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.nb00_start.compute import plain
+from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Schedule, Variant, judge
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream

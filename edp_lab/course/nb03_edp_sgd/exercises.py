@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, close
-from edp_lab.course.nb02_dp_sgd.exercises import instead
+from edp_lab.course.kit.exercises import Exercise, close, instead
 from edp_lab.privacy import Mechanism, claimed_epsilon, true_epsilon
 
 DELTA = 1e-5

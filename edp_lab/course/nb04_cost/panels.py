@@ -7,8 +7,10 @@ from typing import Any
 import ipywidgets as widgets
 
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.panel import Control, choice, decades, number
-from edp_lab.course.kit.run_panel import COPY, FigurePanel, Picture, RunPanel, command_box
+from edp_lab.course.kit.controls import Control, choice, decades, number
+from edp_lab.course.kit.old_panel import FigurePanel, Picture
+from edp_lab.course.kit.panel import COPY, command_box
+from edp_lab.course.kit.run_panel import RunPanel
 from edp_lab.course.nb04_cost import compute as cost
 from edp_lab.course.nb04_cost import figures as cost_figures
 from edp_lab.course.nb04_cost import table1_cells as cost_table1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from edp_lab.course.kit.panel import choice, number
-from edp_lab.course.kit.run_panel import FigurePanel, Picture
+from edp_lab.course.kit.controls import choice, number
+from edp_lab.course.kit.old_panel import FigurePanel, Picture
 from edp_lab.course.nb05_models import compute as models_tour
 from edp_lab.course.nb05_models import crf_tour as models_tour_crf
 from edp_lab.course.nb05_models import figures as models_tour_figures

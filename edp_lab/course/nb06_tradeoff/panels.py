@@ -9,9 +9,10 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from edp_lab.course.kit.last_command import last_command
-from edp_lab.course.kit.panel import Control, choice, decades, number
-from edp_lab.course.kit.run_panel import FigurePanel, Picture, RunPanel, command_box
+from edp_lab.course.kit.controls import Control, choice, decades, number
+from edp_lab.course.kit.old_panel import FigurePanel, Picture
+from edp_lab.course.kit.panel import command_box
+from edp_lab.course.kit.run_panel import RunPanel, last_command
 from edp_lab.course.nb06_tradeoff import compute as tradeoff
 from edp_lab.course.nb06_tradeoff import figures as tradeoff_figures
 from edp_lab.course.nb06_tradeoff import words as tradeoff_words

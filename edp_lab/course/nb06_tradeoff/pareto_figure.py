@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from edp_lab.course.kit.theme import BLUE, TEMPLATE, VERMILLION
+from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce import results_io as results
 
 LOOKS = ((BLUE, "solid", "circle"), (VERMILLION, "dash", "square"))
@@ -86,4 +87,4 @@ def _line(points: Sequence[Point], number: int) -> go.Scatter:
 
 def _epsilon(point: Point) -> str:
     """Rounded up: a target is met with a little to spare."""
-    return results.upward(point["epsilon"], 2)
+    return upward(point["epsilon"], 2)

@@ -13,9 +13,10 @@ import ipywidgets as widgets
 from edp_lab.attacks.membership.attacks import Attacked
 from edp_lab.attacks.membership.guards import LEAST_MEMBERS
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.last_command import last_command
-from edp_lab.course.kit.panel import WHOLE_LABEL, choice, decades, number, side_by_side
-from edp_lab.course.kit.run_panel import FigurePanel, Picture, RunPanel, command_box
+from edp_lab.course.kit.controls import WHOLE_LABEL, choice, decades, number
+from edp_lab.course.kit.old_panel import FigurePanel, Picture
+from edp_lab.course.kit.panel import command_box, side_by_side
+from edp_lab.course.kit.run_panel import RunPanel, last_command
 from edp_lab.course.nb07_membership import compute as membership
 from edp_lab.course.nb07_membership import figures as membership_figures
 from edp_lab.course.nb07_membership import words as membership_words

@@ -8,9 +8,10 @@ import ipywidgets as widgets
 
 from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.last_command import last_command
-from edp_lab.course.kit.panel import WHOLE_LABEL, choice, decades, number, side_by_side
-from edp_lab.course.kit.run_panel import FigurePanel, Picture, RunPanel, command_box
+from edp_lab.course.kit.controls import WHOLE_LABEL, choice, decades, number
+from edp_lab.course.kit.old_panel import FigurePanel, Picture
+from edp_lab.course.kit.panel import command_box, side_by_side
+from edp_lab.course.kit.run_panel import RunPanel, last_command
 from edp_lab.course.nb08_audit import compute as audits
 from edp_lab.course.nb08_audit import figures as audits_figures
 from edp_lab.course.nb08_audit import words as audits_words

@@ -9,8 +9,10 @@ from typing import Any
 import ipywidgets as widgets
 
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.panel import WHOLE_LABEL, Control, choice, decades, number, side_by_side
-from edp_lab.course.kit.run_panel import COPY, FigurePanel, Picture, RunPanel, command_box
+from edp_lab.course.kit.controls import WHOLE_LABEL, Control, choice, decades, number
+from edp_lab.course.kit.old_panel import FigurePanel, Picture
+from edp_lab.course.kit.panel import COPY, command_box, side_by_side
+from edp_lab.course.kit.run_panel import RunPanel
 from edp_lab.course.nb10_phases import compute as phases
 from edp_lab.course.nb10_phases import figures as phases_figures
 from edp_lab.course.nb10_phases import words as phases_words

@@ -7,8 +7,10 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from edp_lab.course.kit.panel import WHOLE_LABEL, Control, choice, decades, number
-from edp_lab.course.kit.run_panel import COPY, FigurePanel, Picture, RunPanel, command_box
+from edp_lab.course.kit.controls import WHOLE_LABEL, Control, choice, decades, number
+from edp_lab.course.kit.old_panel import FigurePanel, Picture
+from edp_lab.course.kit.panel import COPY, command_box
+from edp_lab.course.kit.run_panel import RunPanel
 from edp_lab.course.nb11_claims import compute as ledger
 from edp_lab.course.nb11_claims import figures as ledger_figures
 from edp_lab.course.nb11_claims import words as ledger_words

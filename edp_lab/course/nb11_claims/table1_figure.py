@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, TEMPLATE, VERMILLION
+from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce import results_io as results
 
 HALF = "sgd, half the epochs"
@@ -97,7 +98,7 @@ def told(cells: Sequence[Cell]) -> str:
         f"Attacks beyond chance weaker than on SGD: {private_fall} cells of eDP-SGD, {control_fall} of SGD for half "
         f"the epochs, where several seeds tell.\n"
         f"ε of the sound variant: 10^{min(claimed):.1f} to 10^{max(claimed):.1f} by the paper's account, "
-        f"{results.upward(min(held), 2)} to {results.upward(max(held), 2)} by ours."
+        f"{upward(min(held), 2)} to {upward(max(held), 2)} by ours."
     )
 
 

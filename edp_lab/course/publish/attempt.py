@@ -18,11 +18,11 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from edp_lab.course.kit.exercises import Exercise, Verdict, exercises, judge, stopped
+from edp_lab.course.kit.exercises import Exercise, Mark, exercises, mark, stopped
 from edp_lab.course.publish.exercise_cells import answer, context
 
 
-def attempt(notebook: NotebookNode, exercise: Exercise, text: str, space: dict[str, Any], seed: int) -> Verdict:
+def attempt(notebook: NotebookNode, exercise: Exercise, text: str, space: dict[str, Any], seed: int) -> Mark:
     """The verdict on the text of an exercise cell.
 
     Args:
@@ -39,11 +39,11 @@ def attempt(notebook: NotebookNode, exercise: Exercise, text: str, space: dict[s
     try:
         answered = answer(notebook, exercise.name, text, space)
     except NotImplementedError:
-        return Verdict(exercise.name, "open", "still to do")
+        return Mark(exercise.name, "open", "still to do")
     except (Exception, SystemExit) as error:  # whatever the student's code does
         alone = " (of a submission, only the cells of exercises are run)" if isinstance(error, NameError) else ""
-        return Verdict(exercise.name, "wrong", stopped(error) + alone)
-    return judge(exercise, answered, seed)
+        return Mark(exercise.name, "wrong", stopped(error) + alone)
+    return mark(exercise, answered, seed)
 
 
 def _work(folder: Path) -> None:

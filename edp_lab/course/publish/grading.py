@@ -29,7 +29,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from edp_lab.course.kit.exercises import Verdict
+from edp_lab.course.kit.exercises import Mark
 from edp_lab.course.publish.build import exercise_cells, exercise_name, read_source, student
 from edp_lab.errors import UsageError
 
@@ -184,7 +184,7 @@ def _submitted(notebook: NotebookNode, places: Mapping[str, str]) -> dict[str, s
     return {name: text for name, text in found.items() if text is not None}
 
 
-def _run(job: Mapping[str, Any], timeout: float) -> tuple[list[Verdict], tuple[str, str]]:
+def _run(job: Mapping[str, Any], timeout: float) -> tuple[list[Mark], tuple[str, str]]:
     """The verdicts that a new process came to, and what is to be said of the answer after these, if there is one."""
     with tempfile.TemporaryDirectory(prefix="edp_lab-", ignore_cleanup_errors=True) as folder:
         lines = Path(folder, "verdicts")
@@ -216,12 +216,12 @@ def _wait(process: subprocess.Popen[bytes], begun: Path, timeout: float) -> int:
     return process.wait(timeout)
 
 
-def _read_verdicts(lines: Path) -> list[Verdict]:
+def _read_verdicts(lines: Path) -> list[Mark]:
     """The verdicts in a file that the submission could have written to: what is none is left out."""
     found = []
     for line in lines.read_bytes().splitlines() if lines.exists() else ():
         with suppress(ValueError, TypeError):
-            verdict = Verdict(**json.loads(line))
+            verdict = Mark(**json.loads(line))
             if verdict.status in STATUSES:
                 found.append(verdict)
     return found

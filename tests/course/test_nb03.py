@@ -1,4 +1,5 @@
-"""Notebook 03: each line of Algorithm 1 as it is drawn is the library's step, and what is said of it is the judge's."""
+"""Notebook 03: each line of Algorithm 1 as it is drawn is the library's step, what is said of it is the guarantee's,
+and what students get wrong is found. What holds for all panels is in `test_contract`."""
 
 from __future__ import annotations
 
@@ -6,28 +7,18 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import edp_lab.training
 from edp_lab.cli import app
-from edp_lab.course.kit.panel_driver import move
-from edp_lab.course.kit.run_panel import FigurePanel
-from edp_lab.course.nb03_edp_sgd import compute as steps
-from edp_lab.course.nb03_edp_sgd import figures as steps_figures
-from edp_lab.course.nb03_edp_sgd import panels as steps_panels
-from edp_lab.course.nb03_edp_sgd import words as steps_words
+from edp_lab.course.kit.exercises import exercises, mark
+from edp_lab.course.nb03_edp_sgd import compute, panels
 from edp_lab.course.nb03_edp_sgd.compute import (
     CLAIMED,
     DELTA,
@@ -38,16 +29,13 @@ from edp_lab.course.nb03_edp_sgd.compute import (
     promise,
     stages,
 )
-from edp_lab.course.publish.build import read_source
-from edp_lab.course.publish.runner import notebook_parameters
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay, Mechanism, claimed_epsilon, gdp_epsilon, true_epsilon
 from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
+from tests.course.examples import gradient_history
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "03_edp_sgd.ipynb"
-CONFIG = TrainConfig("smart-home", size="small", lr=0.02)
 STEP: dict[str, Any] = {
     "as_printed": True, "alpha_large": 1.0, "alpha_small": 0.2, "clip_norm": 1.0, "z": 1.0, "num_devices": 8
 }  # fmt: skip
@@ -61,10 +49,9 @@ relaxed = settings(deadline=None, max_examples=50)  # others share the machine
 alphas, both = st.floats(0.05, 10), st.booleans()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def history() -> GradientHistory:
-    torch.set_num_threads(1)
-    return GradientHistory(CONFIG, epochs=2)
+    return gradient_history()
 
 
 # ---- Algorithm 1, line by line -------------------------------------------------------------------------------------
@@ -190,12 +177,12 @@ def test_decay_only_costs_and_the_same_cost_lies_between_first_and_last_noise(hi
 
 def test_library_step_is_algorithm_1_written_down(history: GradientHistory) -> None:
     y = torch.randn(8, history.layout.size, generator=torch.Generator().manual_seed(0))
-    alpha = steps.spread(history.alpha, history.layout)
+    alpha = compute.spread(history.alpha, history.layout)
     scaled = history.per_device(8) / alpha
     clipped = scaled * (0.5 / scaled.norm(dim=1, keepdim=True)).clamp(max=1)
     by_hand = (alpha * clipped + 0.5 * 2.0 * y / 8).mean(0)
     torch.testing.assert_close(
-        steps.library_step(history, 0.5, 2.0, 8, y).double(), by_hand.double(), rtol=1e-4, atol=1e-5
+        compute.library_step(history, 0.5, 2.0, 8, y).double(), by_hand.double(), rtol=1e-4, atol=1e-5
     )
 
 
@@ -227,143 +214,43 @@ def test_reference_values_of_one_step() -> None:
     assert len(set(result.curves[CLAIMED])) == len(set(result.curves[SOUND])) == 1
 
 
-# ---- Bad input -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("function", "good", "change", "says"),
     [
         (stages, STEP, {"alpha_small": 0.0}, r"alpha of the small layer is 0\.0: it must be a finite number"),
-        (stages, STEP, {"clip_norm": -1.0}, "clip norm C is -1.0"),
         (stages, STEP, {"z": math.nan}, "noise multiplier z0 is nan"),
-        (stages, STEP, {"num_devices": 0}, "number of devices N is 0"),
         (stages, STEP, {"num_devices": 65}, "65 devices for a batch of 64: some would have no sentence"),
         (stages, STEP, {"pull": -1.0}, r"the pull of the first sentence is -1\.0"),
-        (stages, STEP, {"seed": -1}, "seed is -1"),
         (promise, PROMISE, {"delta": 1.0}, "delta is 1.0"),
         (promise, PROMISE, {"alpha_max": 0.0}, "largest layer scale alpha is 0.0"),
+        (decayed, {"history": None, **DECAY}, {"num_devices": 5}, "batch was cut for 1, 2, 4, 8, 16, 32 devices, not"),
     ],
 )
-def test_bad_values_are_one_sentence(function: Any, good: dict[str, Any], change: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says) as error:
-        function(**{**good, **change})
-    assert "\n" not in str(error.value)
+def test_bad_values_are_one_sentence(
+    function: Any, good: dict[str, Any], change: dict[str, Any], says: str, history: GradientHistory
+) -> None:
+    given = {**good, **change}
+    if "history" in given:
+        given["history"] = history
+    with pytest.raises(UsageError, match=says):
+        function(**given)
 
 
-def test_batch_is_cut_for_some_numbers_of_devices_only(history: GradientHistory) -> None:
-    with pytest.raises(UsageError, match="this batch was cut for 1, 2, 4, 8, 16, 32 devices, not for 5"):
-        decayed(history, **{**DECAY, "num_devices": 5})
-
-
-# ---- In words ------------------------------------------------------------------------------------------------------
-
-
-def test_words_of_the_step_give_the_formulas_and_both_epsilons() -> None:
-    text = steps_words.stages_in_words(stages(**STEP, pull=100.0))
-    assert "8 devices: 1 process, 7 simulated" in text
-    assert "sentence 1 pulls 100 times backwards" in text
-    assert "C z / N<sup>1.5</sup> = <b>0.0442</b>" in text
-    assert "<b>0.177</b>, which is z / (2 √N max α)" in text
-    assert "the paper's accounting says ε = 5.3 (zCDP); what holds is <b>ε = 39.4</b> (Gaussian DP, exact" in text
-    assert "here it is published" in text
-    text = steps_words.stages_in_words(stages(**{**STEP, "as_printed": False}))
-    assert "= <b>0.25</b> on the large layer, 0.05 on the small one" in text
-    assert "<b>1</b>, which is z" in text
-    assert "the paper's accounting" not in text
-
-
-def test_words_of_promises_and_decay(history: GradientHistory) -> None:
-    text = steps_words.promise_in_words(promise(**PROMISE))
-    assert "as printed <b>0.177</b>, that is 5.66 times less; sound 1." in text
-    assert "claimed ε = 5.3 (zCDP); as printed, were α public, <b>ε = 39.4</b>; sound ε = 4.38" in text
-    assert "<b>no guarantee</b>" in text
-    assert "moves the sum over devices by C max α" in steps_words.promise_in_words(
-        promise(**{**PROMISE, "micro_batch_size": 1})
-    )
-    text = steps_words.decay_in_words(decayed(history, **DECAY))
-    assert "What holds: <b>no guarantee</b>, for α comes from private gradients" in text
-    assert "in every epoch would cost the same ε" in text
-    flat = steps_words.decay_in_words(decayed(history, **{**DECAY, "decay": "none"}))
-    assert "at the same z0 it can only rise" in flat
-
-
-def test_words_without_noise_promise_nothing(history: GradientHistory) -> None:
-    assert "<b>No guarantee</b>: z0 is 0" in steps_words.stages_in_words(stages(**{**STEP, "z": 0.0}))
-    assert "<b>No guarantee</b>: z0 is 0" in steps_words.decay_in_words(decayed(history, **{**DECAY, "z0": 0.0}))
-
-
-# ---- Panels --------------------------------------------------------------------------------------------------------
-
-
-def make_stages(history: GradientHistory) -> FigurePanel:
-    return steps_panels.stage_panel(1.0, 1.0, 8, 0)
-
-
-def make_decay(history: GradientHistory) -> FigurePanel:
-    return steps_panels.decay_panel(history, **DECAY)
-
-
-def make_promise(history: GradientHistory) -> FigurePanel:
-    return steps_panels.promise_panel(1.0, 8, 1)
-
-
-FIGURES = {
-    make_stages: ("stages", "mean"),
-    make_decay: ("decay", "spent"),
-    make_promise: ("bells", "devices"),
-}
-each_panel = pytest.mark.parametrize("make", list(FIGURES))
-Make = Callable[[GradientHistory], FigurePanel]
-
-
-def plain(value: Any) -> Any:
-    """A result as nested lists and numbers, to be compared."""
-    if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {str(name): plain(one) for name, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
-
-
-def stops(control: Any) -> list[Any]:
-    return list(control.slider.options) if control.slider else [value for _, value in control.source.options]
-
-
-@each_panel
-def test_every_control_changes_what_is_shown_and_reset_undoes_it(make: Make, history: GradientHistory) -> None:
-    panel = make(history)
-    first, words, command = plain(panel.result), panel.words.value, panel.command.value
-    pictures = [figure.to_json() for figure in panel.figures]
-    for name, control in panel.controls.items():
-        values = stops(control)
-        control.source.value = next(v for v in values[len(values) // 2 :] if v != control.value)
-        assert panel.errors == [], name
-        assert [figure.to_json() for figure in panel.figures] != pictures, name
-        assert (panel.words.value, panel.command.value) != (words, command), name
-        panel.reset()
-    assert (panel.words.value, panel.command.value) == (words, command)
-    assert [figure.to_json() for figure in panel.figures] == pictures
-    assert plain(panel.result) == first
+# ---- Panels and notebook -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("change", [{}, {"as_printed": False, "alpha_large": 5.0}, {"num_devices": 2, "z": 3.0}])
-def test_command_of_the_step_computes_what_is_shown(change: dict[str, Any], history: GradientHistory) -> None:
-    panel, printed = make_stages(history), []
+def test_command_of_the_step_gives_the_epsilon_that_is_shown(change: dict[str, Any]) -> None:
+    panel = panels.stages(1.0, 1.0, 8, 0)
     panel.set(**change)
-    python, line = panel.command.value.splitlines()
-    assert shlex.split(python)[:2] == ["python", "-c"]
-    exec(shlex.split(python)[2], {"print": printed.append})
-    assert plain(printed[0]) == plain(panel.result)
-    assert epsilon(line) == pytest.approx(panel.result.guarantee.epsilon)
+    assert epsilon(panel.command.value.splitlines()[1]) == pytest.approx(panel.result.guarantee.epsilon)
     panel.set(z=0.0)
     assert "account" not in panel.command.value
 
 
 @pytest.mark.parametrize("change", [{}, {"micro_batch_size": 1, "epochs": 5}, {"alpha_max": 3.0, "delta": 1e-7}])
-def test_commands_of_a_promise_give_its_epsilons(change: dict[str, Any], history: GradientHistory) -> None:
-    panel = make_promise(history)
+def test_commands_of_a_promise_give_its_epsilons(change: dict[str, Any]) -> None:
+    panel = panels.promise(1.0, 8, 1)
     panel.set(**change)
     printed, sound = panel.command.value.splitlines()
     assert epsilon(printed) == pytest.approx(panel.result.epsilon[PRINTED])
@@ -377,104 +264,79 @@ def epsilon(line: str, what: str = "holds") -> float:
     return float(json.loads(CliRunner().invoke(app, [*words[1:], "--json"]).stdout)[what]["epsilon"])
 
 
-def test_command_of_the_decay_panel_trains_with_its_values(
-    history: GradientHistory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class CallError(Exception):
-        pass
-
-    def train(config: TrainConfig, out: Path, *_: Any) -> None:
-        raise CallError(config)
-
-    monkeypatch.setattr(edp_lab.training, "train", train)
-    panel = make_decay(history)
+def test_command_of_the_decay_panel_trains_with_its_values(history: GradientHistory, trained: Any) -> None:
+    panel = panels.decay(history, **DECAY)
     panel.set(decay="linear", as_printed=False)
-    told, line = panel.command.value.splitlines()
-    assert told == "# trains with these values; the curves come from a run without noise"
-    result = CliRunner().invoke(app, shlex.split(line)[1:])
-    assert isinstance(result.exception, CallError), result.output
-    assert result.exception.args == (panel.result.config,)
-
-
-@each_panel
-def test_bad_value_is_one_sentence_and_the_last_result_stays(make: Make, history: GradientHistory) -> None:
-    panel = make(history)
-    before = panel.result
-    panel.set(num_devices=0)
-    assert "is 0: it must be a whole number" in panel.error_box.value
-    assert isinstance(panel.errors[-1], UsageError)
-    assert panel.result is before
-    panel.reset()
-    assert panel.error_box.value == ""
-    panel.check()
-
-
-@each_panel
-def test_every_slider_moves_without_a_fault(make: Make, history: GradientHistory) -> None:
-    panel = make(history)
-    assert len(move(panel, 100)) == 100
-    panel.check()
-
-
-@each_panel
-@pytest.mark.parametrize("place", [3, 5])
-def test_updated_figure_is_the_one_drawn_anew(make: Make, place: int, history: GradientHistory) -> None:
-    panel = make(history)
-    panel.set(**{name: stops(c)[len(stops(c)) * place // 6] for name, c in panel.controls.items()})
-    for name, figure in zip(FIGURES[make], panel.figures, strict=True):
-        drawn = getattr(steps_figures, f"{name}_figure")(panel.result)
-        assert json.loads(figure.to_json())["layout"] == json.loads(drawn.to_json())["layout"]
-        for ours, anew in zip(figure.data, drawn.data, strict=True):
-            ours, anew = (json.loads(go.Figure(trace).to_json())["data"][0] for trace in (ours, anew))
-            assert {**ours, "uid": None} == {**anew, "uid": None}
-
-
-def test_every_figure_names_its_axes_and_its_epsilon_and_needs_no_colour(history: GradientHistory) -> None:
-    alpha = steps_figures.alpha_figure(history)
-    for figure in [alpha, *(figure for make in FIGURES for figure in make(history).figures)]:
-        used = {(t.xaxis or "x").replace("x", "xaxis") for t in figure.data}
-        assert all(figure.layout[axis].title.text for axis in used)
-        assert all(figure.layout[axis.replace("x", "y", 1)].title.text for axis in used)
-        caption = figure.layout.title.subtitle.text
-        assert re.search(r"no guarantee|Gaussian DP, zero-out", caption)
-        assert all(len(line) <= 90 for line in caption.split("<br>"))
-        shown = [t for t in figure.data if t.showlegend is not False]
-        looks = [(t.line.dash, t.line.width, t.marker.symbol, t.mode) for t in shown]
-        assert len(set(looks)) == len(looks), caption
-
-
-# ---- The notebook --------------------------------------------------------------------------------------------------
-
-
-def cells(kind: str) -> list[nbformat.NotebookNode]:
-    return [cell for cell in read_source(NOTEBOOK).cells if cell.cell_type == kind]
+    assert trained(panel.command.value.splitlines()[1]) == panel.result.config
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
-    history: GradientHistory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    history: GradientHistory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run_notebook: Any
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(steps, "GradientHistory", lambda config, epochs: asked.append((config, epochs)) or history)
-    values = {
-        "corpus": "smart-home", "C": 0.5, "z0": 2.0, "tau": 0.1, "decay": "linear", "num_devices": 4, "seed": 3
-    }  # fmt: skip
-    assert set(notebook_parameters(NOTEBOOK)) == {"mode", "STRICT", *values}
-    space: dict[str, Any] = {}
-    for cell in cells("code"):
-        exec(cell.source, space)
-        if "parameters" in cell.metadata.get("tags", ()):
-            space.update(values, STRICT=True)
+    monkeypatch.setattr(compute, "GradientHistory", lambda config, epochs: asked.append((config, epochs)) or history)
+    space = run_notebook("03", corpus="smart-home", C=0.5, z0=2.0, tau=0.1, decay="linear", num_devices=4, seed=3)
     assert asked == [(TrainConfig("smart-home", size="small", lr=0.02, seed=3), 6)]
-    step = {"as_printed": True, "alpha_large": 1.0, "alpha_small": 0.2, "clip_norm": 0.5, "z": 2.0, "num_devices": 4}
-    assert plain(space["stage_panel"].result) == plain(stages(**step, seed=3))
+    assert space["stage_panel"].values | {"as_printed": True, "pull": 0.0} == {
+        **STEP, "clip_norm": 0.5, "z": 2.0, "num_devices": 4, "pull": 0.0, "seed": 3
+    }  # fmt: skip
     decay = {"as_printed": True, "clip_norm": 0.5, "z0": 2.0, "decay": "linear", "tau": 0.1, "num_devices": 4}
-    assert plain(space["decay_panel"].result) == plain(decayed(history, **decay))
+    assert space["decay_panel"].values == decay
     assert (space["promise_panel"].values["z"], space["promise_panel"].result.num_devices) == (2.0, 4)
     out = capsys.readouterr().out
     assert "3 of 3 exercises solved" in out
     assert re.search(r"largest difference [0-9]e-0[6-9]", out)
 
-    space["promise_panel"]._show = lambda result: 1 / 0  # a fault that only a moved slider meets
-    space["promise_panel"].controls["z"].slider.value = 5.0
-    with pytest.raises(ZeroDivisionError):
-        exec(cells("code")[-1].source, space)
+
+# ---- Exercises -----------------------------------------------------------------------------------------------------
+
+WRONG: dict[str, dict[str, Any]] = {
+    "noise": {
+        "believes the accountant": lambda C, z, N: C * z / N,
+        "adds variances as if they were deviations": lambda C, z, N: C * z / N**2,
+        "forgets one division by N": lambda C, z, N: C * z / math.sqrt(N),
+        "one device's noise": lambda C, z, N: C * z,
+        "takes the variance": lambda C, z, N: (C * z) ** 2 / N**3,
+    },
+    "devices": {
+        "believes the paper": ("stays", "stays"),
+        "more noise sources hide more": ("falls", "falls"),
+        "the share of a sentence falls": ("stays", "falls"),
+        "claim and truth move together": ("rises", "rises"),
+        "one word for both": "stays",
+        "in words of one's own": ("stays", "grows"),
+    },
+    "accountant": {
+        "takes z at face value": lambda z, N, alpha: z,
+        "mends nothing": lambda z, N, alpha: z / math.sqrt(N),
+        "ignores the rescaling": lambda z, N, alpha: z / (2 * math.sqrt(N)),
+        "ignores that a sentence can turn the mean around": lambda z, N, alpha: z / (math.sqrt(N) * max(alpha)),
+        "takes a scale to be 1 at least": lambda z, N, alpha: z / (2 * math.sqrt(N) * max(1, max(alpha))),
+        "averages alpha": lambda z, N, alpha: z / (2 * math.sqrt(N) * sum(alpha) / len(alpha)),
+        "takes alpha for a number (crash)": lambda z, N, alpha: z / (2 * math.sqrt(N) * alpha),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "says"),
+    [
+        ("noise", "believes the accountant", "all devices added the same y"),
+        ("noise", "takes the variance", "That is the variance"),
+        ("devices", "more noise sources hide more", "The claimed ε does not know N: at z = "),
+        ("devices", "believes the paper", "The ε that holds, at z = .* is .* for 8 and .* for 32"),
+        ("devices", "in words of one's own", "'grows' is none of the answers: choose from rises, falls, stays"),
+        ("devices", "one word for both", "Give two words"),
+        ("accountant", "ignores the rescaling", "The clip comes before the scaling back"),
+        ("accountant", "ignores that a sentence can turn the mean around", "from C one way to C the other"),
+        ("accountant", "averages alpha", "all its gradient into one layer"),
+    ],
+)
+def test_a_slip_is_told_in_words(name: str, what: str, says: str) -> None:
+    for seed in range(5):
+        message = mark(exercises("03")[name], WRONG[name][what], seed).message
+        assert re.search(says, message), message
+
+
+def test_words_of_a_prediction_may_be_written_in_any_case() -> None:
+    assert mark(exercises("03")["devices"], ["Stays", "RISES "], 0).status == "solved"

@@ -1,0 +1,202 @@
+"""How the course says numbers, sentences and commands: what read-outs, captions and tables of all notebooks share."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from edp_lab.privacy import Decay, Guarantee
+from edp_lab.privacy.guarantee import upward
+
+if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
+    from edp_lab.training import TrainConfig
+
+# ---- Read-outs -----------------------------------------------------------------------------------------------------
+
+
+class Words:
+    """The sentences of a room: each macro of the ``words.html.j2`` beside a file is a method that renders it.
+
+        words = Words(__file__)
+        words.stages(result)    # HTML in one line
+
+    Templates have the functions of this file as filters (``d`` for `digits`, `at_most`, `short`, `percent`) and as
+    functions (`count`, `scope`, ``privacy`` for `privacy_in_words`). What is filled in is escaped. A name that does not
+    exist is an error.
+    """
+
+    def __init__(self, beside: str) -> None:
+        here = Environment(loader=FileSystemLoader(Path(beside).parent), undefined=StrictUndefined, autoescape=True)
+        here.filters |= {"d": digits, "at_most": at_most, "short": short, "percent": percent}
+        here.globals |= {"count": count, "privacy": _markup(privacy_in_words), "scope": _markup(scope)}
+        here.globals |= {"details": _markup(details), "table": _markup(html_table)}
+        self._macros = here.get_template("words.html.j2").module
+
+    def __getattr__(self, name: str) -> Callable[..., str]:
+        macro = getattr(self._macros, name)
+        return lambda *results, **more: " ".join(str(macro(*results, **more)).split())
+
+
+def _markup(function: Callable[..., str]) -> Callable[..., Markup]:
+    return lambda *values: Markup(function(*values))
+
+
+# ---- Numbers -------------------------------------------------------------------------------------------------------
+
+
+def digits(value: float) -> str:
+    """Three digits, as people write them: 0.0296, 16.4, 1,234, 3e-8; inf in words."""
+    if math.isinf(value):
+        return "beyond 1e308"
+    if 1000 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return _plain(f"{value:.3g}")
+
+
+def at_most(value: float | None) -> str:
+    """An epsilon that holds, or noise that suffices: written as `digits`, but rounded up, or it would not hold.
+
+    None stands for a number that is too large for a float.
+    """
+    if value is None or not math.isfinite(value):
+        return digits(math.inf if value is None else value)
+    value *= 1 - 1e-12  # the error of the arithmetic: a thousand times 0.1 is 100
+    return f"{math.ceil(value):,}" if 1000 <= value < 1e6 else digits(float(upward(value)))
+
+
+def short(value: float | None) -> str:
+    """Two digits, as people write them: 0.0013, 32, 1.8e4; None is too large for a float."""
+    return "beyond 1e308" if value is None else _plain(f"{value:.2g}")
+
+
+def percent(share: float, decimals: int | None = None) -> str:
+    """A share of 1, in percent: "12.5 %" with three digits, or "12.50%" with so many decimals."""
+    return f"{digits(100 * share)} %" if decimals is None else f"{share:.{decimals}%}"
+
+
+def count(number: int, what: str, many: str | None = None) -> str:
+    """So many of something: "1 device", "1,000 devices"."""
+    return f"{number:,} {what if number == 1 else many or what + 's'}"
+
+
+def _plain(number: str) -> str:
+    """An exponent without its plus and leading zero."""
+    mantissa, _, exponent = number.partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+
+
+# ---- Paragraphs and tables -----------------------------------------------------------------------------------------
+
+
+def paragraphs(*texts: str) -> str:
+    """HTML paragraphs."""
+    return "".join(f"<p>{text}</p>" for text in texts)
+
+
+def details(text: str, summary: str = "what this ε covers") -> str:
+    """Text that is one click away: HTML, of plain text."""
+    return f"<details><summary>{summary}</summary>{escape(text)}</details>"
+
+
+def scope(held: Guarantee) -> str:
+    """What a guarantee covers and why it has its status, one click away: HTML."""
+    return details(f"{held.scope}; {held.reason}")
+
+
+def html_table(rows: Sequence[Sequence[str]]) -> str:
+    """Headings and rows of cells, which are HTML."""
+    look = 'style="text-align:left; vertical-align:top; white-space:normal"'
+    tags = ["th", *["td"] * (len(rows) - 1)]
+    cells = ["".join(f"<{tag} {look}>{cell}</{tag}>" for cell in row) for row, tag in zip(rows, tags, strict=True)]
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells in plain text, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+    lines = ("".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+# ---- Privacy -------------------------------------------------------------------------------------------------------
+
+
+def privacy_in_words(guarantee: Guarantee, epochs: int) -> str:
+    """Claimed and true epsilon of `epochs` epochs as HTML, with all that qualifies them one click away."""
+    public = "" if guarantee.epsilon_if_alpha_public is None else at_most(guarantee.epsilon_if_alpha_public)
+    claimed = short(guarantee.epsilon_claimed)
+    after = f"After {count(epochs, 'epoch')} (δ = {guarantee.delta:.2g}) the paper's accounting (zCDP) says"
+    account = guarantee.method.partition(",")[0].replace("-", " ")
+    if guarantee.epsilon is not None:
+        text = (
+            f"{after} ε = {claimed}. With a secret seed <b>ε = {public}</b> ({account}) would hold (void here: the "
+            "seed of the noise is published)."
+        )
+    elif guarantee.epsilon_if_alpha_public is not None:
+        text = (
+            f"{after} <b>ε = {claimed}</b>. What holds: <b>no guarantee</b>, for α comes from private gradients; with "
+            f"a public α it would be <b>ε = {public}</b> ({account})."
+        )
+    else:
+        text = f"<b>No guarantee</b>: {guarantee.reason}."
+    scope = (
+        f"{count(epochs, 'epoch')}, δ = {guarantee.delta:.2g}; "
+        f"{guarantee.scope}; status: {guarantee.status}, because {guarantee.reason}"
+    )
+    return text + details(scope)
+
+
+# ---- Settings and commands -----------------------------------------------------------------------------------------
+
+# Options of `edp-lab train` that are not named like their field, and those that a reader wants to see in any case.
+FLAGS = {"clip_norm": "clip", "num_devices": "gpus"}
+ALWAYS = ("corpus", "method", "clip_norm", "z0", "decay", "tau", "num_devices", "epochs", "seed")
+MECHANISM = ("clip_norm", "z0", "decay", "tau", "num_devices", "as_printed", "alpha", "noise")
+
+
+def plain(config: TrainConfig, epochs: int) -> TrainConfig:
+    """The run without privacy with which an eDP-SGD run is compared: the same for every setting of the mechanism."""
+    defaults = type(config)(config.corpus)
+    return replace(config, method="sgd", epochs=epochs, **{name: getattr(defaults, name) for name in MECHANISM})
+
+
+def settings(config: TrainConfig) -> str:
+    """What a figure's caption says of the mechanism."""
+    decay = "no decay" if config.decay == Decay.NONE else f"{config.decay} decay τ = {config.tau:g}"
+    variant = "as printed" if config.as_printed else "sound"
+    return f"{variant}, N = {config.num_devices}, C = {config.clip_norm:g}, z0 = {config.z0:g}, {decay}"
+
+
+def train_command(config: TrainConfig, out: str = "runs/mine") -> str:
+    """The call of `edp-lab train` that makes this very run."""
+    words, defaults = ["edp-lab", "train"], asdict(type(config)(config.corpus))
+    for name, value in asdict(config).items():
+        if name in ALWAYS or value != defaults[name]:
+            flag = FLAGS.get(name, name).replace("_", "-")
+            words += [f"--no-{flag}"] if value is False else [f"--{flag}"]
+            words += [] if isinstance(value, bool) else [str(value)]
+    return shlex.join([*words, "--out", out])
+
+
+def account_command(options: Mapping[str, Any], *flags: str) -> str:
+    """A call of `edp-lab account`: numbers of `options` with six digits, then `flags` as they are; None is left out."""
+    words = ["edp-lab", "account", *flags]
+    for name, value in options.items():
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, (int, float)) else str(value)]
+    return shlex.join(words)
+
+
+def python(function: Callable[..., object], *arguments: object, **values: object) -> str:
+    """A command line for a function of the course: it prints what the function returns."""
+    given = ", ".join([*map(repr, arguments), *(f"{name}={value!r}" for name, value in values.items())])
+    name = function.__name__
+    return f'python -c "from {function.__module__} import {name}; print({name}({given}))"'

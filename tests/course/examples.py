@@ -1,0 +1,29 @@
+"""What the contract of all panels is tried on: arguments for each that does not do with its defaults.
+
+A panel whose arguments all have defaults needs no entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from edp_lab.training import TrainConfig
+
+
+@cache
+def gradient_history() -> Any:
+    from edp_lab.course.nb03_edp_sgd.compute import GradientHistory
+
+    torch.set_num_threads(1)
+    return GradientHistory(TrainConfig("smart-home", size="small", lr=0.02), epochs=2)
+
+
+ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "03 stages": lambda: (1.0, 1.0, 8, 0),
+    "03 decay": lambda: (gradient_history(), True, 1.0, 0.03, "exponential", 0.3, 8),
+    "03 promise": lambda: (1.0, 8, 1),
+}

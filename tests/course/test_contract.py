@@ -1,0 +1,199 @@
+"""The contract of every panel in the course's registry, those of a reader's own included: see CONTRIBUTING.md.
+
+A panel is drawn anew as it is patched, says a bad value in one sentence and keeps its last result, goes back to its
+start, gives a command that runs, and has figures with axis titles that can be read without colour.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import ipywidgets as widgets
+import plotly.graph_objects as go
+import pytest
+import typer
+
+from edp_lab.cli import app
+from edp_lab.course.kit.figure import LiveFigure
+from edp_lab.course.kit.panel import Frame, Panel, all_panels
+from edp_lab.course.kit.run_panel import RunPanel
+from edp_lab.errors import UsageError
+from tests.course.examples import ARGUMENTS
+
+SNAPSHOTS = Path(__file__).with_name("snapshots")
+MOST_MOVES = 24  # of a control: all stops of most
+PANELS = all_panels()
+WITH_SLIDERS = [
+    name for name, make in PANELS.items() if inspect.signature(make, eval_str=True).return_annotation is Panel
+]
+
+
+@cache
+def panel_of(name: str) -> Any:
+    return PANELS[name](*ARGUMENTS.get(name, tuple)())
+
+
+@pytest.fixture
+def panel(request: pytest.FixtureRequest) -> Any:
+    """As it is at its start, whatever the test before has done to it."""
+    found = panel_of(request.param)
+    if isinstance(found, Panel):
+        found.reset()
+        found.errors.clear()
+    return found
+
+
+every_panel = pytest.mark.parametrize("panel", list(PANELS), indirect=True)
+with_sliders = pytest.mark.parametrize("panel", WITH_SLIDERS, indirect=True)
+
+
+def ends(control: Any) -> list[Any]:
+    """Both ends of a slider and its middle, or all options of buttons."""
+    if control.slider is None:
+        return [value for _, value in control.source.options]
+    stops = list(control.slider.options)
+    return [stops[0], stops[len(stops) // 2], stops[-1]]
+
+
+def shown(panel: Panel) -> Any:
+    return panel.words.value, panel.command.value, [_plain(live) for live in panel.figures]
+
+
+def _plain(figure: go.Figure) -> Any:
+    """As plotly.js gets it, without the marks by which the widget tells its traces apart."""
+    plain = go.Figure(figure).to_plotly_json()
+    return {"data": [{**trace, "uid": None} for trace in plain["data"]], "layout": plain["layout"]}
+
+
+def assert_drawn_anew(panel: Panel) -> None:
+    for live, draw in zip(panel.figures, panel.draws, strict=True):
+        patched, anew = _plain(live), _plain(LiveFigure(draw(panel.result)))
+        assert str(patched["layout"]) == str(anew["layout"]) or patched["layout"] == anew["layout"]
+        for ours, theirs in zip(patched["data"], anew["data"], strict=True):
+            assert ours.keys() == theirs.keys()
+            assert all(str(ours[key]) == str(theirs[key]) for key in ours)
+
+
+@with_sliders
+def test_each_control_moves_to_its_ends_and_patched_is_drawn_anew(panel: Panel) -> None:
+    first, changed = shown(panel), set()
+    for name, control in panel.controls.items():
+        for value in ends(control):
+            control.source.value = value
+            assert [error for error in panel.errors if not isinstance(error, UsageError)] == [], (name, value)
+            if not panel.error_box.value:
+                assert_drawn_anew(panel)
+                assert not re.search(r"\bnan\b|\bNone\b|\{\{", panel.words.value), (name, value)
+                if str(shown(panel)) != str(first):
+                    changed.add(name)
+        panel.reset()
+        assert str(shown(panel)) == str(first), f"reset does not undo {name}"
+    assert changed == set(panel.controls), "some controls change nothing"
+
+
+@with_sliders
+def test_a_bad_value_is_one_sentence_and_the_last_result_stays(panel: Panel) -> None:
+    refused = []
+    for name, control in panel.controls.items():
+        if isinstance(control.source, widgets.FloatText | widgets.IntText):
+            before = panel.result
+            control.source.value = -1
+            assert all(isinstance(error, UsageError) for error in panel.errors), (name, panel.errors)
+            if panel.error_box.value:
+                refused.append(name)
+                assert panel.result is before
+                assert "\n" not in str(panel.errors[-1])
+            else:
+                assert panel.result is not before
+            panel.reset()
+            assert panel.error_box.value == ""
+    assert refused or all(control.slider is None for control in panel.controls.values()), "-1 is taken everywhere"
+
+
+@every_panel
+def test_figures_say_what_their_axes_are_and_need_no_colour(panel: Frame) -> None:
+    for figure in getattr(panel, "figures", ()):
+        used = {(trace.xaxis or "x", trace.yaxis or "y") for trace in figure.data if hasattr(trace, "xaxis")}
+        for axes in used:
+            for axis in axes:
+                assert figure.layout[axis[0] + "axis" + axis[1:]].title.text, f"axis {axis} has no title"
+        assert figure.layout.title.text
+        caption = figure.layout.title.subtitle.text or ""
+        assert all(len(line) <= 100 for line in caption.split("<br>")), caption
+        lines = [trace for trace in figure.data if trace.type == "scatter" and trace.showlegend is not False]
+        looks = [(trace.line.dash, trace.line.width, trace.marker.symbol, trace.mode, trace.fill) for trace in lines]
+        assert len(set(looks)) == len(looks), "two lines of one legend differ by colour alone"
+
+
+@every_panel
+def test_heading_says_what_one_is_looking_at_and_sliders_have_labels_and_units(panel: Frame) -> None:
+    heading = panel.children[1].value
+    assert re.search(r"<h3>.+</h3>What am I looking at\? ", heading)
+    for control in getattr(panel, "controls", {}).values():
+        if control.slider is not None:
+            slider, box, unit = control.row.children
+            assert slider.description
+            assert box.tooltip
+            assert isinstance(unit, widgets.Label)
+
+
+@with_sliders
+def test_the_command_says_what_is_shown(panel: Panel, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python is run and gives the panel's result; a command line is parsed with all its options."""
+    for values in ({}, {name: ends(control)[1] for name, control in panel.controls.items()}):
+        panel.set(**values)
+        for line in panel.command.value.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:2] == ["python", "-c"]:
+                given: list[Any] = []
+                exec(words[2], {"print": lambda *told, given=given: given.extend(told)})
+                assert given, "the command prints nothing"
+                if type(given[0]) is type(panel.result):
+                    assert repr(given[0]) == repr(panel.result)
+            elif words:
+                assert words[0] == "edp-lab"
+                parse(words[1:])
+    capsys.readouterr()
+
+
+def parse(words: list[str]) -> None:
+    """As the command line does, without doing what it says."""
+    command, context = typer.main.get_command(app), None
+    while isinstance(command, click.Group):
+        context = click.Context(command, parent=context, info_name="edp-lab")
+        name, *words = words
+        found = command.get_command(context, name)
+        assert found is not None, f"no command {name}"
+        command = found
+    command.make_context(command.name, words, parent=context)
+
+
+@with_sliders
+def test_wording_is_the_one_that_was_read_and_approved(panel: Panel, request: pytest.FixtureRequest) -> None:
+    """Numbers are left out. After a change on purpose: EDP_LAB_SNAPSHOTS=write pytest, and read the difference."""
+    found = []
+    for values in ({}, {name: ends(control)[-1] for name, control in panel.controls.items() if control.slider is None}):
+        panel.set(**values)
+        captions = [live.layout.title.subtitle.text or "" for live in panel.figures]
+        told = [panel.words.value.replace("</p>", "</p>\n"), panel.command.value, *captions]
+        found.append("\n".join(re.sub(r"\d[\d.,]*(e-?\d+)?", "#", text).strip() for text in told))
+    text = f"{panel.children[1].value.partition('</style>')[2]}\n\n" + "\n\n".join(found) + "\n"
+    path = SNAPSHOTS / f"{request.node.callspec.params['panel']}.txt"
+    if os.environ.get("EDP_LAB_SNAPSHOTS") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@every_panel
+def test_a_panel_that_runs_has_a_button_a_bar_and_a_place_for_errors(panel: Frame) -> None:
+    if isinstance(panel, RunPanel):
+        assert (panel.run_button.disabled, panel.stop_button.disabled) == (False, True)
+        assert panel.error_box.value == ""

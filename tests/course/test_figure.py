@@ -1,0 +1,106 @@
+"""A figure that follows a slider: one message an update with what differs, and nothing that the browser sends back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edp_lab.course.kit.figure import LiveFigure, differences, figure, line, merged, plots, points, vline
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    monkeypatch.setattr(LiveFigure, "_send", lambda self, message, buffers=None: messages.append(message))
+    return messages
+
+
+def draw(move: int, shapes: int = 1) -> dict[str, Any]:
+    curves = [line("a", "red", x=np.arange(3.0), y=np.arange(3.0) + move), points("b", "blue", "x", 5, x=[1], y=[2])]
+    axes = {"xaxis": {"title": "steps", "range": [0, move]}, "shapes": [vline(move + n) for n in range(shapes)]}
+    return figure(curves, f"move {move}", "and a caption", **axes)
+
+
+def test_a_move_is_one_message_with_what_differs(sent):
+    live = LiveFigure(draw(0))
+    for move in (1, 2):
+        sent.clear()
+        live.show(draw(move))
+        [message] = sent
+        [(name, update)] = message["state"].items()
+        assert name == "_py2js_update"
+        assert update["style_traces"] == [0]
+        assert list(update["style_data"]) == ["y"]
+        layout = update["layout_data"]
+        changed = {"title.text": f"move {move}", "xaxis.range": [0, move], "shapes[0].x0": move, "shapes[0].x1": move}
+        assert layout == changed
+
+
+def test_a_move_that_changes_nothing_is_no_message(sent):
+    live = LiveFigure(draw(1))
+    sent.clear()
+    live.show(draw(1))
+    assert sent == []
+
+
+def test_what_was_sent_is_not_kept_and_a_page_that_is_loaded_again_has_the_last_figure(sent):
+    live = LiveFigure(draw(0))
+    live.show(draw(5))
+    assert live.get_state()["_py2js_update"] is None
+    assert list(live.data[0].y) == [5, 6, 7]
+    assert (live.layout.title.text, live.layout.xaxis.range, live.layout.shapes[0].x0) == ("move 5", (0, 5), 5)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=5))
+def test_patched_is_drawn_anew_whatever_the_way(moves):
+    live = LiveFigure(draw(0))
+    for move, shapes in moves:
+        live.show(draw(move, shapes))
+        patched, anew = (go.Figure(one).to_plotly_json() for one in (live, LiveFigure(draw(move, shapes))))
+        assert str(patched["layout"]) == str(anew["layout"])
+        assert [{**trace, "uid": None} for trace in patched["data"]].__str__() == str(
+            [{**trace, "uid": None} for trace in anew["data"]]
+        )
+
+
+def test_another_number_of_traces_is_refused():
+    live, less = LiveFigure(draw(0)), draw(1)
+    less["data"].pop()
+    with pytest.raises(ValueError, match="zip"):
+        live.show(less)
+
+
+def test_a_patch_leaves_what_drawings_share_alone():
+    shared = {"orientation": "h"}
+    live = LiveFigure({"data": [], "layout": {}})
+    live.show({"data": [], "layout": {"legend": shared}})
+    live.show({"data": [], "layout": {"legend": {"orientation": "h", "y": 2}}})
+    assert shared == {"orientation": "h"}
+
+
+def test_differences_are_paths_and_none_where_something_has_gone():
+    old = {"a": {"b": 1, "c": [1, 2]}, "rows": [{"x": 0}, {"x": 1}], "same": np.array([1.0, np.nan]), "gone": 1}
+    new = {"a": {"b": 2, "c": [1, 2]}, "rows": [{"x": 0}, {"x": 5}], "same": np.array([1.0, 2.0]), "new": {"d": 1}}
+    found = differences(old, new)
+    assert list(found.pop(("same",))) == [1, 2]
+    assert found == {("a", "b"): 2, ("rows", 1, "x"): 5, ("gone",): None, ("new", "d"): 1}
+    assert differences(old, old) == {}
+    assert differences({"rows": [{"x": 0}]}, {"rows": []}) == {("rows",): []}
+
+
+def test_drawing_helpers_give_what_plotly_takes():
+    layout = merged(plots(2, 1, ["above", "below"], vertical_spacing=0.3), {"xaxis2": {"title": "x"}})
+    assert go.Figure(figure([], "two plots", **layout)).layout.annotations[1].text == "below"
+    assert plots(2, 1, vertical_spacing=0.3)["yaxis"]["domain"][0] == pytest.approx(0.65)
+    drawn = line("l", "red", symbol="circle", size=9, x=[1], y=[1], line={"width": 4})
+    assert (drawn["mode"], drawn["line"], drawn["marker"]["size"]) == (
+        "lines+markers",
+        {"color": "red", "dash": "solid", "width": 4},
+        9,
+    )
