@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.nb01_coins.words import at_most
+from edp_lab.course.kit.text import at_most
 from edp_lab.errors import UsageError
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant, judge

@@ -13,9 +13,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from edp_lab.course.kit.text import at_most
+from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILLION
-from edp_lab.course.nb01_coins.words import at_most
-from edp_lab.course.nb01_coins.words import digits as d
 from edp_lab.course.nb02_dp_sgd import two_weights as dpsgd_training
 from edp_lab.course.nb02_dp_sgd.compute import CLIPS, DELTA, Array, Cloud, Denominators, PerExample
 from edp_lab.course.nb02_dp_sgd.two_weights import SAMPLINGS, STEPS, Training

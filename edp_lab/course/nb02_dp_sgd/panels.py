@@ -6,7 +6,7 @@ from typing import Any
 
 from edp_lab.course.kit.controls import choice, decades, number
 from edp_lab.course.kit.old_panel import FigurePanel, Picture
-from edp_lab.course.nb01_coins.words import python
+from edp_lab.course.kit.text import python
 from edp_lab.course.nb02_dp_sgd import compute as dpsgd
 from edp_lab.course.nb02_dp_sgd import figures as dpsgd_figures
 from edp_lab.course.nb02_dp_sgd import two_weights as dpsgd_training
@@ -93,7 +93,7 @@ def denominators_panel(noise_std: float, steps: int, gamma: float, seed: int) ->
         controls,
         dpsgd.denominators,
         dpsgd_words.denominators_in_words,
-        lambda result, **values: python("dpsgd", dpsgd.denominators, **values),
+        lambda result, **values: python(dpsgd.denominators, **values),
         [Picture(dpsgd_figures.denominators_figure, dpsgd_figures.update_denominators, "1 1 30rem")],
     )
 
@@ -101,7 +101,7 @@ def denominators_panel(noise_std: float, steps: int, gamma: float, seed: int) ->
 def _cloud_command(result: Cloud, **values: Any) -> str:
     """The Python call; and, where there is an epsilon, the command line that says the same."""
     line = f"\n{dpsgd_words.account(result.z, epochs=1)}" if result.guarantee and result.guarantee.epsilon else ""
-    return python("dpsgd", dpsgd.cloud, **values) + line
+    return python(dpsgd.cloud, **values) + line
 
 
 def _training_command(result: Training, **values: Any) -> str:
@@ -112,4 +112,4 @@ def _training_command(result: Training, **values: Any) -> str:
             {"epochs": result.recipe.epochs} if rate is None else {"sampling_rate": rate, "steps": STEPS}
         )
         line = f"\n{dpsgd_words.account(result.mechanism.z0, **bill)}"
-    return python("dpsgd_training", dpsgd_training.training, **values) + line
+    return python(dpsgd_training.training, **values) + line

@@ -9,8 +9,8 @@ from html import escape
 
 import numpy as np
 
-from edp_lab.course.nb01_coins.words import at_most
-from edp_lab.course.nb01_coins.words import digits as d
+from edp_lab.course.kit.text import at_most
+from edp_lab.course.kit.text import digits as d
 from edp_lab.course.nb02_dp_sgd.compute import DELTA, LOOP, Cloud, Denominators, PerExample
 from edp_lab.course.nb02_dp_sgd.figures import NAMES
 from edp_lab.course.nb02_dp_sgd.two_weights import PEOPLE, STEPS, Training, Tuned

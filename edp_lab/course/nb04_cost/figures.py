@@ -14,9 +14,9 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from edp_lab.course.kit.text import at_most
+from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
-from edp_lab.course.nb01_coins.words import at_most
-from edp_lab.course.nb01_coins.words import digits as d
 from edp_lab.course.nb04_cost.compute import Account, Loss, RunBill, Sampled
 from edp_lab.course.nb04_cost.table1_cells import Behind
 from edp_lab.course.nb04_cost.words import DECAYS, settings

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from edp_lab.course.nb01_coins.words import at_most, digits, python
+from edp_lab.course.kit.text import at_most, digits, python
 from edp_lab.course.nb04_cost.compute import Account, Loss, RunBill, Sampled, privacy_loss
 from edp_lab.course.nb04_cost.table1_cells import Behind
 from edp_lab.privacy import Decay, Guarantee, Mechanism, NoGuarantee, Variant, true_epsilon
@@ -228,7 +228,7 @@ def loss_command(result: Loss) -> str:
     """The call of `edp-lab account` that says the same, and the Python that attacks."""
     bill = _account({"z0": 1 / result.mu_each, "epochs": result.releases, "delta": result.delta})
     attack = result.mu_each, result.releases, result.delta, result.draws, result.seed
-    return f"{bill}\n{python('cost', privacy_loss, *attack)}"
+    return f"{bill}\n{python(privacy_loss, *attack)}"
 
 
 def sampled_command(result: Sampled, tight: bool = False) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 from edp_lab.corpora import Utterance
 from edp_lab.corpora.metrics import Scores, spans
+from edp_lab.course.kit.text import digits
 from edp_lab.course.kit.theme import BLUE, VERMILLION
-from edp_lab.course.nb01_coins.words import digits
 from edp_lab.course.nb05_models import compute as models_tour
 from edp_lab.course.nb05_models import crf_tour as models_tour_crf
 from edp_lab.course.nb05_models.compute import PAPER_DELTA, REFERENCE, SLOTS, Browsed, CorpusLook, Scored

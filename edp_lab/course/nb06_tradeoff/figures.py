@@ -12,8 +12,8 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from edp_lab.course.kit.text import at_most, digits
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
-from edp_lab.course.nb01_coins.words import at_most, digits
 from edp_lab.course.nb06_tradeoff.compute import Decayed, Explored, Ladder, Tuning
 from edp_lab.course.nb06_tradeoff.grid import Grid, Point
 from edp_lab.course.nb06_tradeoff.words import NEIGHBOURS, told

@@ -25,7 +25,7 @@ import torch
 
 from edp_lab.corpora import Corpus, Split, load_corpus, split
 from edp_lab.corpora.metrics import Scores
-from edp_lab.course.nb00_start.compute import plain
+from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
 from edp_lab.models.files import read_json, write_whole
 from edp_lab.privacy import Guarantee, judge

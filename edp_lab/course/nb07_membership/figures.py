@@ -14,8 +14,8 @@ import plotly.graph_objects as go
 
 from edp_lab.attacks.memorisation import AROUND, DIGITS, Memorisation, Traced
 from edp_lab.attacks.statistics import roc
+from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
-from edp_lab.course.nb01_coins.words import digits as d
 from edp_lab.course.nb07_membership.compute import Array, Remembered, Shown
 from edp_lab.course.nb07_membership.measured import Defended, Found
 from edp_lab.course.nb07_membership.words import ATTACKS, METHOD_NAMES, bound_names, canary_caption, roc_caption

@@ -9,8 +9,7 @@ from typing import Any
 from edp_lab.attacks.membership.attacks import Attacked
 from edp_lab.attacks.membership.guards import Guards
 from edp_lab.attacks.statistics import AttackResult, Rate
-from edp_lab.course.nb00_start.compute import command as train_command
-from edp_lab.course.nb01_coins.words import at_most, digits
+from edp_lab.course.kit.text import at_most, digits, train_command
 from edp_lab.course.nb07_membership.compute import Remembered, Shown
 from edp_lab.course.nb07_membership.measured import CANARIES, Defended
 from edp_lab.privacy import Variant

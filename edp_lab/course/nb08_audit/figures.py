@@ -14,8 +14,8 @@ import plotly.graph_objects as go
 from scipy.stats import norm
 
 from edp_lab.attacks.audit.one_run import OneRunAudit
+from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
-from edp_lab.course.nb01_coins.words import digits as d
 from edp_lab.course.nb08_audit.compute import Guesses, StepAudit, needed
 from edp_lab.course.nb08_audit.words import SURE, claim_source, one_run_settings, step_settings
 

@@ -7,7 +7,7 @@ from html import escape
 
 from edp_lab.attacks.audit.one_run import OneRunAudit
 from edp_lab.attacks.audit.step_audit import Finding
-from edp_lab.course.nb01_coins.words import at_most, digits
+from edp_lab.course.kit.text import at_most, digits
 from edp_lab.course.nb07_membership.words import columns, paragraphs
 from edp_lab.course.nb08_audit.compute import CONFIDENCE, Guesses, StepAudit
 from edp_lab.privacy import Variant

@@ -13,8 +13,8 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, VERMILLION
-from edp_lab.course.nb01_coins.words import digits as d
 from edp_lab.course.nb09_devices.compute import DeviceNoise, Scaling, Timed, printed, two_processes
 from edp_lab.course.nb09_devices.words import settings, told
 from edp_lab.training import TrainConfig

@@ -7,9 +7,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from edp_lab.course.nb00_start.compute import privacy_in_words
-from edp_lab.course.nb00_start.compute import short as two_digits
-from edp_lab.course.nb01_coins.words import at_most, digits
+from edp_lab.course.kit.text import at_most, digits, privacy_in_words, train_command
+from edp_lab.course.kit.text import short as two_digits
 from edp_lab.course.nb09_devices.compute import (
     LITTLE,
     DeviceNoise,
@@ -179,8 +178,6 @@ def noise_command(result: DeviceNoise) -> str:
 
 def run_command(config: TrainConfig) -> str:
     """Make the little corpus, then the run, into a folder that is named after its settings."""
-    from edp_lab.course.nb00_start.compute import command
-
     variant = "as-printed" if config.as_printed else "sound"
     out = (
         f"runs/{variant}-{config.noise}-n{config.num_devices}-p{config.processes}-c{config.clip_norm:g}"
@@ -188,7 +185,7 @@ def run_command(config: TrainConfig) -> str:
     )
     return (
         f"edp-lab data make smart-home --utterances {LITTLE} --out little.jsonl\n"
-        f"{command(TrainConfig(**{**asdict(config), 'corpus': 'little.jsonl'}), out)}"
+        f"{train_command(TrainConfig(**{**asdict(config), 'corpus': 'little.jsonl'}), out)}"
     )
 
 
