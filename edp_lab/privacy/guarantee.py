@@ -11,7 +11,7 @@ from numbers import Integral
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountant import Accountant, check_delta
 from edp_lab.privacy.gdp import GaussianDP
-from edp_lab.privacy.mechanism import Adjacency, Alpha, Mechanism, NoGuarantee, bill_arrays
+from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee, bill_arrays
 from edp_lab.privacy.noise_schedule import Schedule
 from edp_lab.privacy.pld import PrivacyLossDistribution
 from edp_lab.privacy.renyi import GroupRenyiDP, RenyiDP
@@ -110,8 +110,7 @@ def judge(
         return replace(blank, reason=mechanism.no_guarantee())
     blank = replace(blank, epsilon_claimed=claim(mechanism, bill, delta).epsilon)
     try:
-        if_public = replace(mechanism, alpha=Alpha.PUBLIC) if mechanism.alpha is Alpha.PRIVATE else mechanism
-        accountant = accountant_for(if_public, bill, neighbours, utterances_per_person, tight)
+        accountant = accountant_for(mechanism.with_public_alpha(), bill, neighbours, utterances_per_person, tight)
         epsilon = representable(accountant.epsilon(delta), mechanism, bill)
     except NoGuarantee as none:
         return replace(blank, reason=mechanism.no_guarantee() or str(none))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from numbers import Integral
 from typing import Any, TypeVar
@@ -312,6 +312,10 @@ class Mechanism:
         if self.alpha is Alpha.PRIVATE:
             return "alpha comes from private gradients and is released without account: no useful guarantee"
         return ""
+
+    def with_public_alpha(self) -> Mechanism:
+        """The same, had its layer scales come from public text; without private ones it stays as it is."""
+        return replace(self, alpha=Alpha.PUBLIC) if self.alpha is Alpha.PRIVATE else self
 
     def events(self, epochs: int, adjacency: Adjacency | str | None = None) -> Any:
         """The releases of `epochs` epochs as a dp_accounting event, sensitivity divided out (see `Schedule.events`).

@@ -71,6 +71,13 @@ def points(name: str, color: str, symbol: str, size: int, **more: Any) -> Trace:
     return merged({"type": "scatter", "name": name, "mode": "markers", "marker": marker}, more)
 
 
+def area(name: str, color: str, opacity: float, **more: Any) -> Trace:
+    """The inside of an outline ``x``, ``y``; `color` as ``#rrggbb``."""
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    look = {"fill": "toself", "fillcolor": f"rgba({red},{green},{blue},{opacity})", "line": {"width": 0}}
+    return merged({"type": "scatter", "name": name, "mode": "lines", **look}, more)
+
+
 def vline(x: Any, axis: str = "x", **look: Any) -> dict[str, Any]:
     """A shape: a line from top to bottom of the plot of that x axis, dashed and dotted like `HERE`."""
     of = f"{axis.replace('x', 'y', 1)} domain"
@@ -118,6 +125,20 @@ def _plots(rows: int, cols: int, titles: tuple[str, ...], options: tuple[tuple[s
 def at(plot: int) -> dict[str, str]:
     """Where a trace of that plot of `plots` goes, the first being 1: its axes."""
     return {"xaxis": "x", "yaxis": "y"} if plot == 1 else {"xaxis": f"x{plot}", "yaxis": f"y{plot}"}
+
+
+ABOVE, BELOW = at(1), {**at(2), "legend": "legend2"}  # where the traces of `two_rows` go
+
+
+def two_rows(legend_at: float, **options: Any) -> dict[str, Any]:
+    """The layout of two plots, one over the other, each with a legend of its own, see `ABOVE` and `BELOW`.
+
+    Args:
+        legend_at: where the lower plot's legend stands, in shares of the height.
+        options: as of `plots`.
+    """
+    legend = {**LEGEND, "x": 0, "xanchor": "left", "y": legend_at, "yanchor": "bottom"}
+    return {**plots(2, 1, **options), "legend2": legend}
 
 
 def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:

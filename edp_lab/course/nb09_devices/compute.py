@@ -5,7 +5,7 @@
     scaled = scaling("clc", 8, 64, 100.0, 10.0, 1.0)      # measured steps, and what they would be on 8 devices
 
 Noise, training and benchmark are those of `edp_lab.training` and `edp_lab.reproduce.bench.train_step`; bills are
-`edp_lab.course.nb04_cost.compute`'s.
+`edp_lab.privacy`'s.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from edp_lab.corpora.smart_home import generate, write_jsonl
-from edp_lab.course.nb04_cost.compute import Array, check_whole, mechanism_of, with_public_alpha
+from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of
 from edp_lab.errors import UsageError
 from edp_lab.models import load_model
 from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, claim, judge, true_epsilon
@@ -93,7 +93,7 @@ def device_noise(
     """Draw the noise of the first step, as the library's trainer would, and bill `epochs` epochs without decay.
 
     Raises:
-        UsageError: as `cost.mechanism_of` and `judge`; no epochs, no parameters, a negative seed.
+        UsageError: as `mechanism_of` and `judge`; no epochs, no parameters, a negative seed.
     """
     check_whole("number of epochs", epochs, 1, 1000)
     check_whole("number of parameters", parameters, 1, 10**12)
@@ -127,7 +127,7 @@ def _at(variant: str, clip_norm: float, z0: float, num_devices: int) -> Mechanis
 
 def _true(mechanism: Mechanism, epochs: int, delta: float) -> float | None:
     try:
-        return true_epsilon(with_public_alpha(mechanism), epochs, delta)
+        return true_epsilon(mechanism.with_public_alpha(), epochs, delta)
     except NoGuarantee:
         return None
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import ipywidgets as widgets
 
+from edp_lab.course.kit import inputs as cost
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import WHOLE_LABEL, choice, decades, number
 from edp_lab.course.kit.old_panel import FigurePanel, Picture
 from edp_lab.course.kit.panel import command_box
 from edp_lab.course.kit.run_panel import RunPanel, last_command
-from edp_lab.course.nb04_cost import compute as cost
 from edp_lab.course.nb09_devices import compute as devices
 from edp_lab.course.nb09_devices import figures as devices_figures
 from edp_lab.course.nb09_devices import words as devices_words
