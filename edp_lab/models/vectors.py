@@ -7,6 +7,8 @@ train them on a *separate* set of utterances, as the paper did for its internal 
 from __future__ import annotations
 
 import json
+import mmap
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +19,17 @@ import torch
 from torch import Tensor
 
 from edp_lab.errors import UsageError
-from edp_lab.models.fasttext_bin import read_fasttext_bin
 from edp_lab.models.files import parse_tensors, read_bytes, read_json, write_whole
 
 DIMENSIONS = 100  # of vectors trained here
 SUBWORD_BUCKETS = 50_000  # rows for hashed character n-grams; gensim's default of 2 million is for web-sized text
 PICKLES = (".model", ".kv", ".pkl", ".pickle", ".npy", ".pt", ".pth")
+# fastText's .bin
+MAGIC = 793712314
+HEADER = struct.Struct("<14id")  # magic, version, dim, ws, epoch, min_count, neg, word_ngrams, loss, model, bucket, ...
+COUNTS = struct.Struct("<3iqq")  # entries, words, labels, tokens, pruned n-grams (-1: none)
+ENTRY = struct.Struct("<qb")  # after each word: its count, and whether it is a word or a label
+MATRIX = struct.Struct("<?qq")  # quantised, rows, columns
 
 
 @dataclass(frozen=True)
@@ -159,3 +166,63 @@ def _first_of_each(words: Sequence[str], rows: np.ndarray) -> WordVectors:
     for k, word in enumerate(words):
         first.setdefault(word, k)
     return WordVectors(tuple(first), torch.from_numpy(rows[list(first.values())]))
+
+
+# ---- fastText's .bin -------------------------------------------------------------------------------------------------
+
+
+def read_fasttext_bin(path: Path, most: int) -> tuple[list[str], np.ndarray]:
+    """The `most` first words, which are the most frequent ones, and their vectors (V, D), float32.
+
+    The format is a dump of C++ structs (fastText's ``Dictionary::save`` and ``DenseMatrix::save``): numbers and
+    zero-terminated words, no pickle. A word's vector is the mean of its own row and those of its character n-grams.
+    gensim's reader agrees (a test says so), but loads the whole file, several gigabytes for the published models, and
+    never returns where the file ends inside the vocabulary; this one maps the file and touches only the rows it needs.
+
+    Raises:
+        UsageError: not a fastText file, a supervised or quantised model, or a file that ends too early.
+    """
+    try:
+        with open(path, "rb") as file:  # the map closes with its last view, also where an error holds one
+            return _read_mapped(path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), most)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror})") from error
+    except (struct.error, ValueError, OverflowError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{path} is no whole fastText .bin file: download it again") from error
+
+
+def _read_mapped(path: Path, data: mmap.mmap, most: int) -> tuple[list[str], np.ndarray]:
+    from gensim.models.fasttext import ft_ngram_hashes  # slow to import
+
+    header = HEADER.unpack_from(data)
+    magic, columns, buckets, shortest, longest = (header[k] for k in (0, 2, 10, 11, 12))
+    if magic != MAGIC:
+        raise UsageError(f"{path} is not a fastText .bin file: give one, or a .vec text file")
+    entries, words_stored, labels, _, pruned = COUNTS.unpack_from(data, HEADER.size)
+    words, at = _first_words(data, HEADER.size + COUNTS.size, entries, most)
+    quantised, rows, matrix_columns = MATRIX.unpack_from(data, at)
+    if labels or quantised or pruned > 0:
+        raise UsageError(f"{path} is a supervised or quantised fastText model: give one of unsupervised word vectors")
+    if (rows, matrix_columns) != (words_stored + buckets, columns):
+        raise ValueError("the matrix does not fit the vocabulary")
+    table = np.frombuffer(data, "<f4", rows * columns, at + MATRIX.size).reshape(rows, columns)
+    vectors = np.empty((len(words), columns), dtype=np.float32)
+    for k, word in enumerate(words):
+        hashes = ft_ngram_hashes(word, shortest, longest, buckets) if buckets else []
+        vectors[k] = table[[k, *(words_stored + h for h in hashes)]].mean(0)
+    return words, vectors
+
+
+def _first_words(data: mmap.mmap, at: int, entries: int, most: int) -> tuple[list[str], int]:
+    """The first words, and where the vocabulary ends."""
+    words = []
+    for k in range(entries):
+        end = data.find(b"\0", at)
+        if end < 0:
+            raise ValueError("the file ends inside the vocabulary")
+        if k < most:
+            words.append(data[at:end].decode(errors="replace"))
+        at = end + 1 + ENTRY.size
+    return words, at

@@ -1,4 +1,4 @@
-"""The five ways in which our models use a parameter: by plain autograd, or with the gradient's factors kept.
+"""The ways in which our models use a parameter: by plain autograd, or with the gradient's factors kept.
 
 With `MicroBatchOps` the backward pass computes only what flows back to the activations. What a parameter's gradient is
 made of is kept (`edp_lab.models.ghost_clipping.bookkeeping`), and summed up once the clip factors are known.
@@ -18,12 +18,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from edp_lab.models import lstm
 from edp_lab.models.crf import CRF, forward_backward, path_score
 from edp_lab.models.ghost_clipping.bookkeeping import (
     LinearUse,
     LookupUse,
-    LSTMUse,
     Memory,
     MicroBatches,
     SumUse,
@@ -47,10 +45,6 @@ class PlainOps:
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
         """x (R, D), weight (D), bias (D) -> (R, D)."""
         return F.layer_norm(x, weight.shape, weight, bias, eps)
-
-    def lstm(self, x: Tensor, packing: lstm.Packing, w_ih: Tensor, w_hh: Tensor, bias: Tensor) -> Tensor:
-        """One bidirectional LSTM layer over flat tokens: (R, D) -> (R, 2H). Shapes of the weights: `lstm.BiLSTM`."""
-        return _LSTM.apply(x, packing, w_ih, w_hh, bias, None)  # type: ignore[no-any-return]
 
     def crf(self, emissions: Tensor, tags: Tensor, mask: Tensor, crf: CRF) -> Tensor:
         """-log p(tags | emissions) of each example: (B, T, K), (B, T), (B, T) -> (B), float64.
@@ -156,12 +150,6 @@ class MicroBatchOps(PlainOps):
 
         return _LayerNorm.apply(x, weight, bias, eps, keep)  # type: ignore[no-any-return]
 
-    def lstm(self, x: Tensor, packing: lstm.Packing, w_ih: Tensor, w_hh: Tensor, bias: Tensor) -> Tensor:
-        def keep(h: Tensor, d: Tensor) -> None:
-            self.keep(LSTMUse(w_ih, w_hh, bias, x.detach(), h, d, packing.lengths))
-
-        return _LSTM.apply(x, packing, w_ih, w_hh, bias, keep)  # type: ignore[no-any-return]
-
     def crf(self, emissions: Tensor, tags: Tensor, mask: Tensor, crf: CRF) -> Tensor:
         def keep(d: tuple[Tensor, Tensor], transitions: TransitionUse) -> None:
             self.keep(SumUse(crf.start, d[0], None))
@@ -227,28 +215,6 @@ class _LayerNorm(torch.autograd.Function):
         masks = [ctx.needs_input_grad[0], False, False]
         dx = torch.ops.aten.native_layer_norm_backward(d, x, weight.shape, mean, inverse, weight, bias, masks)[0]
         return dx, None, None, None, None
-
-
-class _LSTM(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, packing: Any, w_ih: Tensor, w_hh: Tensor, bias: Tensor, keep: Any) -> Tensor:
-        out, ctx.trace = lstm.forward(x, packing, w_ih, w_hh, bias)
-        ctx.packing, ctx.keep = packing, keep
-        ctx.save_for_backward(x, w_ih, w_hh)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> Any:
-        x, w_ih, w_hh = ctx.saved_tensors
-        d, h = lstm.backward(dout, ctx.packing, ctx.trace, w_hh)
-        dx = d.flatten(1) @ w_ih.flatten(0, 1) if ctx.needs_input_grad[0] else None
-        if ctx.keep is not None:
-            ctx.keep(h, d)
-            return dx, None, None, None, None, None
-        d_w_ih = (d.flatten(1).T @ x).view_as(w_ih)
-        d_w_hh = torch.stack([d[:, k].T @ h[:, k] for k in (0, 1)])
-        return dx, None, d_w_ih, d_w_hh, d.sum(0), None
 
 
 class _CRF(torch.autograd.Function):

@@ -21,10 +21,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from edp_lab.corpora.encoding import Batch
 from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertIntentSlot
-from edp_lab.models.clc import CLC
+from edp_lab.models.clc import CLC, BiLSTM
 from edp_lab.models.crf import CRF, forward_backward, path_score
 from edp_lab.models.intent_slot import IntentSlotModel, to_padded
-from edp_lab.models.lstm import BiLSTM
 from edp_lab.training.gradients import trainable
 from edp_lab.training.optimizers import make_optimizer
 from edp_lab.training.trainer import Trainer
