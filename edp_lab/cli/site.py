@@ -59,7 +59,7 @@ def slides(
 
     Exit status: 1 a notebook failed.
     """
-    from edp_lab.course.publish.slides import write_slides
+    from edp_lab.course.publish.site import write_slides
 
     folder = output_folder(out)
     course = _executed(notebooks_dir, executed, mode, only, jobs)
@@ -68,7 +68,7 @@ def slides(
 
 def api(out: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("runs/api")) -> None:
     """Write the reference of the Python package as web pages with a search box that need no network."""
-    from edp_lab.course.publish.api_pages import write_api
+    from edp_lab.course.publish.site import write_api
 
     print(write_api(output_folder(out)))
 

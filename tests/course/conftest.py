@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from edp_lab.cli import app
 from edp_lab.course.kit.panel import Panel
 from edp_lab.course.publish import browser as browsing
-from edp_lab.course.publish.build import exercise_cells, read_source
-from edp_lab.course.publish.exercise_cells import answer
+from edp_lab.course.publish.build import answer, exercise_cells, read_source
 from edp_lab.training import TrainConfig
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from typer.testing import CliRunner
 
 from edp_lab.cli.course import course_app
-from edp_lab.course.publish import api_pages, slides
 from edp_lab.course.publish import browser as browsing
-from edp_lab.course.publish.markdown_pages import fit_links
+from edp_lab.course.publish import site
+from edp_lab.course.publish.site import fit_links
 from edp_lab.errors import UsageError
 
 FIGURE = """
@@ -38,7 +38,7 @@ def write(path: Path, title: str, *cells: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A course of two notebooks and a glossary, its site and its slides."""
+    """A course of two notebooks and a glossary, its site and its site."""
     folder = tmp_path_factory.mktemp("course")
     write(folder / "00_first.ipynb", "00 First", FIGURE, "1 + 1")
     write(folder / "01_next.ipynb", "01 Next", FIGURE)
@@ -112,8 +112,8 @@ def test_links_to_files_without_a_page_become_text() -> None:
 
 def test_text_is_cut_at_headings_but_not_within_code_or_formulas() -> None:
     text = "before\n# One\n```\n# a comment\n```\n### Two\n$$\n# x\n$$\nend"
-    assert slides.cut_at_headings(text) == ["before", "# One\n```\n# a comment\n```", "### Two\n$$\n# x\n$$\nend"]
-    assert slides.cut_at_headings("#hash\n# A") == ["#hash", "# A"]
+    assert site.cut_at_headings(text) == ["before", "# One\n```\n# a comment\n```", "### Two\n$$\n# x\n$$\nend"]
+    assert site.cut_at_headings("#hash\n# A") == ["#hash", "# A"]
 
 
 def test_slides_begin_at_headings_and_at_figures(folder: Path) -> None:
@@ -148,15 +148,15 @@ def test_site_and_slides_work_in_a_browser_without_a_network(folder: Path, brows
 
 
 def test_reveal_js_is_the_published_version_with_its_licence() -> None:
-    script = (slides.REVEAL / "dist" / "reveal.js").read_text(encoding="utf-8")
+    script = (site.REVEAL / "dist" / "reveal.js").read_text(encoding="utf-8")
     assert "MIT licensed" in script[:200]
-    assert "Permission is hereby granted" in (slides.REVEAL / "LICENSE").read_text(encoding="utf-8")
-    files = "".join(path.read_text(encoding="utf-8") for path in slides.REVEAL.rglob("*.*"))
+    assert "Permission is hereby granted" in (site.REVEAL / "LICENSE").read_text(encoding="utf-8")
+    files = "".join(path.read_text(encoding="utf-8") for path in site.REVEAL.rglob("*.*"))
     assert not re.search(r"@import|url\(\s*[\"']?https?:|cdn\.|unpkg", files)
 
 
 def test_reference_names_every_public_module() -> None:
-    names = api_pages.module_names()
+    names = site.module_names()
     assert {"edp_lab", "edp_lab.privacy.mechanism", "edp_lab.course.publish.runner"} <= set(names)
     assert not [name for name in names if "._" in name]
     assert len(names) == len(set(names))
@@ -166,11 +166,9 @@ def test_reference_has_pages_and_a_search_that_load_nothing_from_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pdoc", reason="the reference pages need pdoc: pip install -e '.[test]'")
-    monkeypatch.setattr(
-        api_pages, "module_names", lambda: ["edp_lab.errors", "edp_lab.privacy.foundations", "edp_lab.gone"]
-    )
-    index = api_pages.write_api(tmp_path)
-    page = tmp_path / "edp_lab" / "privacy" / "basic.html"
+    monkeypatch.setattr(site, "module_names", lambda: ["edp_lab.errors", "edp_lab.privacy.foundations", "edp_lab.gone"])
+    index = site.write_api(tmp_path)
+    page = tmp_path / "edp_lab" / "privacy" / "foundations.html"
     assert "response_epsilon" in page.read_text(encoding="utf-8")
     assert "response_epsilon" in (tmp_path / "search.js").read_text(encoding="utf-8")
     assert not list(tmp_path.rglob("gone*"))
@@ -183,4 +181,4 @@ def test_reference_has_pages_and_a_search_that_load_nothing_from_elsewhere(
 def test_reference_without_pdoc_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pdoc", None)
     with pytest.raises(UsageError, match=r"pip install -c constraints\.txt pdoc"):
-        api_pages.write_api(tmp_path)
+        site.write_api(tmp_path)

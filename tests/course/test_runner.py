@@ -17,7 +17,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from typer.testing import CliRunner
 
 from edp_lab.cli.course import course_app
-from edp_lab.course.publish import finished_runs as kept
+from edp_lab.course.publish import runner as kept
 from edp_lab.course.publish.runner import (
     NotebookRun,
     Progress,

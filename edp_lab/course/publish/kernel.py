@@ -11,13 +11,16 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty
 from tempfile import mkdtemp
 from typing import Any
 
+import psutil
 import zmq
 from jupyter_client.asynchronous import AsyncKernelClient
 from jupyter_client.channels import AsyncZMQSocketChannel
@@ -31,8 +34,6 @@ from nbformat.v4 import new_code_cell, new_output, output_from_msg
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from traitlets import Type, default
-
-from edp_lab.course.publish.memory import Watch
 
 ENGINE = "edp-lab"
 ERROR_CLASS = "edp-lab-error"  # the CSS class of a widget whose non-empty ``value`` is an error message
@@ -52,6 +53,60 @@ if "plotly" in sys.modules and "ipywidgets" in sys.modules:
                 if hasattr(widget, "to_plotly_json")}}
     display({{"{FIGURES}": figures}}, raw=True)
 """
+
+
+class Watch:
+    """Follows one kernel with all its child processes, and can end it.
+
+    Args:
+        on_cell: is told, before each cell, how many cells are behind it and how many there are.
+
+    Attributes:
+        memory_mb: the most resident memory that the kernel and its children held together, in 10^6 bytes, looked at
+            five times a second. Pages that processes share count once for each of them.
+        killed: `kill` was called.
+    """
+
+    def __init__(self, on_cell: Callable[[int, int], None] = lambda done, of: None) -> None:
+        self.on_cell, self.memory_mb, self.killed = on_cell, 0.0, False
+        self._kernel: psutil.Process | None = None
+        self._end = threading.Event()
+
+    def follow(self, pid: int) -> None:
+        """Look at the memory of this kernel until it ends, or until `stop`."""
+        self._kernel = psutil.Process(pid)
+        threading.Thread(target=self._sample, daemon=True).start()
+        if self.killed:  # while the kernel was starting
+            self.kill()
+
+    def stop(self) -> None:
+        """Stop looking; the kernel goes on."""
+        self._end.set()
+
+    def kill(self) -> None:
+        """End the kernel and its children at once; a kernel that is still to come ends as soon as it is followed."""
+        self.killed = True
+        for process in self._processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def _processes(self) -> list[psutil.Process]:
+        """The children, and last the kernel itself."""
+        if self._kernel is None:
+            return []
+        with suppress(psutil.NoSuchProcess):
+            return [*self._kernel.children(recursive=True), self._kernel]
+        return []
+
+    def _sample(self) -> None:
+        while processes := self._processes():
+            held = 0
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):  # ended since we asked
+                    held += process.memory_info().rss
+            self.memory_mb = max(self.memory_mb, held / 1e6)
+            if self._end.wait(LOOK_AGAIN):
+                return
 
 
 class _Shell(AsyncZMQSocketChannel):

@@ -15,7 +15,6 @@ from typing import Any
 
 import jinja2
 import plotly
-from jinja2 import DictLoader
 from latex2mathml import converter
 from nbconvert.exporters import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
@@ -30,58 +29,19 @@ STATE = "application/vnd.jupyter.widget-state+json"
 PLOTLY = "application/vnd.plotly.v1+json"
 PLOTLY_JS = "plotly.min.js"
 _ADDING = threading.Lock()
-
-TEMPLATE = """
-{%- extends 'index.html.j2' -%}
-{%- block html_head_js -%}
-{% if resources.plotly %}<script src="plotly.min.js"></script>{% endif %}
-{%- endblock -%}
-{%- block jupyter_widgets -%}{%- endblock -%}
-{%- block html_head_js_mathjax -%}{%- endblock -%}
-{%- block html_head_js_mermaidjs -%}{%- endblock -%}
-{%- block html_head_css -%}
-<style>
-html { overflow-y: scroll; } /* a scroll bar that came while the page loads would narrow the place of a drawn figure */
-main { max-width: 62rem; margin: auto; padding: 1rem; }
-</style>
-{%- endblock -%}
-{%- block body_header -%}{{ super() }}{{ resources.navigation }}{%- endblock -%}
-{%- block body_footer -%}{{ resources.navigation }}{{ super() }}{%- endblock -%}
-"""
-
-INDEX = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>edp_lab: the executed course</title>
-<style>
-:root { color-scheme: light dark; }
-body { font: 1rem/1.5 system-ui, sans-serif; max-width: 52rem; margin: 3rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .5rem .75rem; border-bottom: 1px solid #8886; vertical-align: top; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.failed { font-weight: 600; color: #d55e00; }
-small { opacity: .75; }
-</style></head><body>
-<h1>edp_lab: the executed course</h1>
-<p>{{ about }}</p>
-<table><tr><th>Notebook</th><th>Result</th><th>Time</th><th>Memory</th></tr>
-{% for row in rows -%}
-<tr><td><a href="{{ row.html.name | urlencode }}">{{ row.title }}</a><br>
-<small><a href="{{ row.executed.name | urlencode }}">{{ row.executed.name }}</a></small></td>
-<td>{% if row.error %}<span class="failed">failed</span><br><small>{{ row.error }}</small>
-{%- else %}ok{% endif %}</td>
-<td class="number">{{ "%.1f" | format(row.seconds) }} s</td>
-<td class="number">{{ "%.0f" | format(row.memory_mb) }} MB</td></tr>
-{% endfor -%}
-</table></body></html>
-"""
+TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+_templates = jinja2.Environment(loader=TEMPLATES, autoescape=True)
 
 
 def title(notebook: NotebookNode, default: str) -> str:
     """The notebook's first heading, or ``default``."""
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    heading = re.search(r"^#+ +(.+?)\s*$", text, re.MULTILINE)
-    return heading[1].replace("`", "") if heading else default
+    return heading("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown"), default)
+
+
+def heading(text: str, default: str) -> str:
+    """The first heading of a Markdown text, or `default`."""
+    found = re.search(r"^#+ +(.+?)\s*$", text, re.MULTILINE)
+    return found[1].replace("`", "") if found else default
 
 
 def freeze_widgets(notebook: NotebookNode) -> None:
@@ -103,7 +63,7 @@ def page_html(notebook: NotebookNode, name: str, navigation: str = "") -> str:
     """A page of ``notebook`` (its widgets frozen), with ``navigation`` (HTML) above and below."""
     note = new_markdown_cell("*An executed copy: sliders stand where they ended. `make lab` opens the live notebook.*")
     page = NotebookNode(notebook, cells=[note, *notebook.cells])
-    exporter = MathExporter(extra_loaders=[DictLoader({"course.html.j2": TEMPLATE})], template_file="course.html.j2")
+    exporter = MathExporter(extra_loaders=[TEMPLATES], template_file="course.html.j2")
     return exported(exporter, page, {"metadata": {"name": name}, "navigation": navigation})
 
 
@@ -129,10 +89,14 @@ def markdown_to_html(text: str, attachments: dict[str, dict[str, str]] | None = 
     return MarkdownWithMath(renderer=_MathML(escape=False, attachments=dict(attachments or {}))).render(text)
 
 
+def filled(template: str, **values: Any) -> str:
+    """A template of this folder with these values, which are escaped."""
+    return _templates.get_template(template).render(values)
+
+
 def write_index(rows: Sequence[Any], path: Path, about: str) -> None:
     """Write the page that lists ``rows`` (anything with title, html, executed, error, seconds and memory_mb)."""
-    template = jinja2.Environment(autoescape=True).from_string(INDEX)
-    write_whole(path, template.render(rows=rows, about=about).encode())
+    write_whole(path, filled("runs.html.j2", rows=rows, about=about).encode())
 
 
 class _MathML(IPythonRenderer):
@@ -215,12 +179,7 @@ def _with_plotly_html(cell: NotebookNode) -> NotebookNode:
     for output in cell.outputs:
         if figure := output.get("data", {}).get(PLOTLY):
             parts = {key: figure[key] for key in ("data", "layout") if key in figure}
-            options = {
-                "include_plotlyjs": False,
-                "full_html": False,
-                "validate": False,
-                "default_height": 450,
-            }
+            options = {"include_plotlyjs": False, "full_html": False, "validate": False, "default_height": 450}
             code = plotly.io.to_html(parts, config=CONFIG, **options)
             output = NotebookNode(output, data=NotebookNode({**output.data, "text/html": code}))
         outputs.append(output)

@@ -8,16 +8,19 @@ anything runs.
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
 import os
 import platform
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +32,9 @@ from papermill.exceptions import PapermillExecutionError
 
 import edp_lab
 from edp_lab.course.publish import pages
-from edp_lab.course.publish.finished_runs import Kept, digest
-from edp_lab.course.publish.kernel import ENGINE
-from edp_lab.course.publish.memory import Watch
+from edp_lab.course.publish.kernel import ENGINE, Watch
 from edp_lab.errors import UsageError
-from edp_lab.models.files import write_whole
+from edp_lab.models.files import read_json, write_whole
 
 TIMEOUT = 600.0  # seconds that one cell may take
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -68,13 +69,8 @@ class NotebookRun:
         """What ``edp-lab course run --json`` prints of it."""
         status = "failed" if self.error else "ok"
         seconds, memory = round(self.seconds, 2), round(self.memory_mb)
-        return {
-            "notebook": self.path.stem,
-            "status": status,
-            "seconds": seconds,
-            "memory_mb": memory,
-            "error": self.error,
-        }
+        told = {"notebook": self.path.stem, "status": status, "seconds": seconds, "memory_mb": memory}
+        return {**told, "error": self.error}
 
 
 @dataclass(frozen=True)
@@ -345,3 +341,45 @@ def _first_error(notebook: NotebookNode, name: str) -> str | None:
                 value = " ".join(re.sub(r"\x1b\[[0-9;]*m|<[^>]+>", "", output.evalue).split())
                 return f"{name}, cell {number} ({code!r}): {output.ename}: {value}"
     return None
+
+
+# ---- What earlier runs left, for ``--resume`` -----------------------------------------------------------------------
+
+
+@cache
+def code_digest() -> str:
+    """Of every file of the package and of the Python that runs it."""
+    root = Path(edp_lab.__file__).parent
+    total = hashlib.sha256(sys.version.encode())
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            total.update(f"{path.relative_to(root)} {content}\n".encode())
+    return total.hexdigest()
+
+
+def digest(notebook: Path, parameters: Mapping[str, Any]) -> str:
+    """Of all that decides how a run goes: the notebook, the values of its parameters, and `code_digest`."""
+    told = [code_digest(), hashlib.sha256(notebook.read_bytes()).hexdigest(), sorted(parameters.items())]
+    return hashlib.sha256(repr(told).encode()).hexdigest()
+
+
+class Kept:
+    """The rows of ``runs.json``, by notebook; a damaged file counts as none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "runs.json"
+        self._rows: dict[str, dict[str, Any]] = {}
+        with suppress(UsageError):
+            rows = read_json(self._path)
+            self._rows = rows if isinstance(rows, dict) else {}
+
+    def find(self, notebook: str, digest: str) -> Mapping[str, Any] | None:
+        """The row of a run that went well with this digest, if there is one."""
+        row = self._rows.get(notebook, {})
+        return row if (row.get("status"), row.get("digest")) == ("ok", digest) else None
+
+    def add(self, notebook: str, row: Mapping[str, Any]) -> None:
+        """Keep the row, in place of an earlier one."""
+        self._rows = dict(sorted({**self._rows, notebook: dict(row)}.items()))
+        write_whole(self._path, (json.dumps(self._rows, indent=2) + "\n").encode())
