@@ -16,9 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.corpora.coded import Coded, Ragged, Words
-from edp_lab.corpora.corpus import Corpus, Utterance
-from edp_lab.corpora.packed import PackedUtterances
+from edp_lab.corpora.corpus import Corpus, PackedUtterances, Ragged, Utterance, Words, coded
 from edp_lab.errors import UsageError
 
 WORD_BYTES = 16  # bytes of a word that the character CNN sees
@@ -154,11 +152,6 @@ class Dataset:
         tags = None if self._tags is None else self._tags.take(numbers)[0]
         index = torch.from_numpy(numbers)
         return Batch(index, inputs["words_rows"], inputs, self._intents[index], tags)
-
-
-def coded(utterances: Sequence[Utterance]) -> Coded:
-    """Utterances as numbers; packed ones are so already."""
-    return utterances.coded if isinstance(utterances, PackedUtterances) else Coded.of(utterances)
 
 
 def _numbers(names: Sequence[str], known: Sequence[str]) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.corpora.coded import Ragged, Words
+from edp_lab.corpora.corpus import Ragged, Words
 from edp_lab.corpora.encoding import WordFeatures
 
 if TYPE_CHECKING:  # slow to import

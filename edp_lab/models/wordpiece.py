@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from edp_lab.corpora.coded import Ragged, Words
+from edp_lab.corpora.corpus import Ragged, Words
 from edp_lab.errors import UsageError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

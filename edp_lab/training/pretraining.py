@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import BertForMaskedLM, BertTokenizer
 
-from edp_lab.corpora.coded import Ragged
+from edp_lab.corpora.corpus import Ragged
 from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, bert_config, encode_pieces, load_bert, quiet
 from edp_lab.models.factory import seeded

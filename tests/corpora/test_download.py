@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from edp_lab.corpora import Progress, catalog, data_folders, download, fetch, load_corpus
+from edp_lab.corpora import Progress, catalog, data_folders, fetch, load_corpus
 from edp_lab.corpora.catalog import Source
 from edp_lab.errors import UsageError
 
@@ -194,7 +194,7 @@ def test_refusals_are_one_clear_sentence(site, tmp_path, monkeypatch):
 
 
 def test_silent_server_is_given_up(tmp_path, site, monkeypatch):
-    monkeypatch.setattr(download, "TIMEOUT", 0.2)
+    monkeypatch.setattr(catalog, "TIMEOUT", 0.2)
     never = threading.Event()
     monkeypatch.setattr(Handler, "do_GET", lambda self: never.wait(2))
     with pytest.raises(UsageError, match="timed out"):
@@ -215,7 +215,7 @@ def test_default_target_is_the_first_writable_data_folder(site, tmp_path, monkey
     monkeypatch.setenv("EDP_LAB_DATA", str(tmp_path / "given"))
     assert fetch("c", base_url=site.url) == tmp_path / "given" == data_folders()[0]
     monkeypatch.setattr(os, "access", lambda path, mode: "given" not in str(path))
-    assert download._writable_folder() == data_folders()[1]
+    assert catalog._writable_folder() == data_folders()[1]
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(UsageError, match="can be written"):
         fetch("c", base_url=site.url)

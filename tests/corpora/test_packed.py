@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from edp_lab.cli import app
 from edp_lab.corpora import Corpus, Utterance, load_corpus, split
-from edp_lab.corpora import packed as module
+from edp_lab.corpora.corpus import META, PackedUtterances, load_packed, write_packed
 from edp_lab.corpora.encoding import Dataset, Labels, WordFeatures
-from edp_lab.corpora.packed import PackedUtterances, group_ids, load_packed, write_packed
 from edp_lab.corpora.smart_home import generate, pack
+from edp_lab.corpora.splits import group_ids
 from edp_lab.errors import UsageError
 from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Trainer, evaluate_model
@@ -72,7 +72,7 @@ def test_utterances_are_told_apart_by_their_words_and_the_order_of_these(tmp_pat
 
 
 def test_batches_and_vocabulary_are_those_of_the_same_corpus_in_memory(both, monkeypatch) -> None:
-    monkeypatch.setattr("edp_lab.corpora.coded.CHUNK", 100)
+    monkeypatch.setattr("edp_lab.corpora.corpus.CHUNK", 100)
     parts = [split(corpus, 0).train for corpus in both]
     features = [WordFeatures.from_training_words(part) for part in parts]
     assert features[0] == features[1]
@@ -138,4 +138,4 @@ def test_command_line_makes_one_and_uses_it(tmp_path) -> None:
     made = CliRunner().invoke(app, ["data", "make", "smart-home", "--utterances", "50", "--out", str(out)])
     assert (made.exit_code, made.stdout.strip()) == (0, str(out))
     assert isinstance(load_corpus(str(out)).utterances, PackedUtterances)
-    assert json.loads((out / module.META).read_text())["utterances"] == 50
+    assert json.loads((out / META).read_text())["utterances"] == 50

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from edp_lab.corpora import smart_home
 from edp_lab.corpora.corpus import Utterance
-from edp_lab.corpora.smart_home import DOMAINS, best_ser, generate, load, write_jsonl
-from edp_lab.corpora.smart_home_grammar import GRAMMAR_VERSION, INTENTS
+from edp_lab.corpora.smart_home import DOMAINS, GRAMMAR_VERSION, INTENTS, best_ser, generate, load, write_jsonl
 from edp_lab.errors import UsageError
 
 domains = st.sampled_from([None, *DOMAINS])
