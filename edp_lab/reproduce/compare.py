@@ -13,15 +13,23 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import count
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency
 from edp_lab.training.run_folder import RECORD, read_record
 
+SCORES = {
+    "test\nSER": "test_ser",
+    "intent\naccuracy": "intent_accuracy",
+    "slot\nF1": "slot_f1",
+    "exact\nmatch": "exact_match",
+}
 NOTHING = "-"
 IN_OWN_COLUMN = ("corpus", "model", "method", "epochs", "delta")
 PER_EXAMPLE = ("dp-sgd", "dp-sgd-naive")
@@ -119,43 +127,28 @@ def compare(folders: Sequence[str | Path]) -> Comparison:
     for place, path in enumerate(paths):
         if path in paths[:place]:
             raise UsageError(f"run {folders[place]} is given twice: name each run once")
-    reference = _reference(runs)
-    differing = _differing(runs)
-    rows = tuple(
-        replace(
-            run,
-            name=name,
-            settings={key: value for key, value in _counting(run).items() if key in differing},
-            times_reference=_ratio(run, reference),
-        )
-        for run, name in zip(runs, _names(paths), strict=True)
-    )
-    return Comparison(rows, differing, None if reference is None else rows[runs.index(reference)], _notes(runs))
+    reference, differing = _reference(runs), _differing(runs)
+    rows = []
+    for run, name in zip(runs, _names(paths), strict=True):
+        settings = {key: value for key, value in _counting(run).items() if key in differing}
+        row = replace(run, name=name, settings=settings)
+        if reference is not None and run.seconds is not None:
+            row = replace(row, times_reference=run.seconds_per_epoch / reference.seconds_per_epoch)
+        rows.append(row)
+    return Comparison(tuple(rows), differing, reference and rows[runs.index(reference)], _notes(runs))
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
-    def tail(path: Path, parts: int) -> str:
-        return "/".join(path.parts[-parts:])
-
-    names = []
+def _names(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
-        parts = 1
-        while sum(tail(other, parts) == tail(path, parts) for other in paths) > 1:
-            parts += 1
-        names.append("".join(char if char.isprintable() else "?" for char in tail(path, parts)))
-    return names
+        tails = (["/".join(other.parts[-parts:]) for other in [path, *paths]] for parts in count(1))
+        name = next(own for own, *every in tails if every.count(own) == 1)
+        yield "".join(char if char.isprintable() else "?" for char in name)
 
 
 def _reference(runs: Sequence[Run]) -> Run | None:
     timed = [run for run in runs if run.seconds]
     plain = [run for run in timed if run.method == "sgd"]
     return min(plain or timed, key=lambda run: run.seconds_per_epoch, default=None)
-
-
-def _ratio(run: Run, reference: Run | None) -> float | None:
-    if reference is None or run.seconds is None:
-        return None
-    return run.seconds_per_epoch / reference.seconds_per_epoch
 
 
 def _counting(run: Run) -> dict[str, Any]:
@@ -165,14 +158,13 @@ def _counting(run: Run) -> dict[str, Any]:
 
 def _differing(runs: Sequence[Run]) -> tuple[str, ...]:
     """Names of settings with two values or more, unless they count in no run; a record that lacks one has no say."""
-    counting = [_counting(run) for run in runs]
-    found = []
-    for name in dict.fromkeys(name for run in runs for name in run.settings):
-        values = [run.settings[name] for run in runs if name in run.settings]
-        shown = [one.get(name) for one in counting]
-        if any(value != values[0] for value in values) and any(value != shown[0] for value in shown):
-            found.append(name)
-    return tuple(found)
+
+    def differs(name: str) -> bool:
+        given = [run.settings[name] for run in runs if name in run.settings]
+        counting = [_counting(run).get(name) for run in runs]
+        return all(any(value != values[0] for value in values) for values in (given, counting))
+
+    return tuple(filter(differs, dict.fromkeys(name for run in runs for name in run.settings)))
 
 
 # ---- Reading a record ----------------------------------------------------------------------------------------------
@@ -276,13 +268,13 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _setting_in(settings, name) for name in settings}
 
 
-def _setting_in(settings: Mapping[str, Any], name: str) -> str | int | float:
+def _setting_in(settings: Mapping[str, Any], name: str) -> str | int | float | None:
     value = settings[name]
     if isinstance(value, bool | int):
         return value
     if isinstance(value, list | dict):
         return json.dumps(value)
-    return _number(settings, name) if isinstance(value, float) else _text(settings, name)  # type: ignore[return-value]
+    return _number(settings, name) if isinstance(value, float) else _text(settings, name)
 
 
 # ---- What does not compare -----------------------------------------------------------------------------------------
@@ -327,8 +319,7 @@ def _listed(values: Iterable[Any]) -> str:
 # ---- Tables --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """One property of the runs for people: heading (a new line where it may break), and its value as text.
 
     Attributes:
@@ -376,16 +367,10 @@ def columns(comparison: Comparison) -> list[Column]:
     is_sgd = comparison.reference is not None and comparison.reference.method == "sgd"
     every = [
         Column("run", "name", lambda run: run.name, number=False),
-        Column("status", "run", lambda run: run.status, folds=True, number=False),
-        Column("corpus", "run", lambda run: run.corpus, folds=True, number=False),
-        Column("model", "run", lambda run: run.model, folds=True, number=False),
-        Column("method", "run", lambda run: run.method, folds=True, number=False),
+        *(Column(name, "run", attrgetter(name), True, False) for name in ("status", "corpus", "model", "method")),
         *(_setting(name, name not in words) for name in comparison.settings),
         Column("epochs", "run", _epochs, folds=True),
-        Column("test\nSER", "scores", _value("test_ser", ".4f")),
-        Column("intent\naccuracy", "scores", _value("intent_accuracy", ".4f")),
-        Column("slot\nF1", "scores", _value("slot_f1", ".4f")),
-        Column("exact\nmatch", "scores", _value("exact_match", ".4f")),
+        *(Column(title, "scores", _value(name, ".4f")) for title, name in SCORES.items()),
         Column("training\nseconds", "time", _value("seconds", ".1f")),
         Column("time\n(SGD = 1)" if is_sgd else "time\n(fastest = 1)", "time", _value("times_reference", ".2f")),
         Column("epsilon\nclaimed", "privacy", _value("epsilon_claimed", ".4g")),
@@ -448,24 +433,13 @@ def as_latex(comparison: Comparison) -> str:
     """A tabular for the package booktabs; what is the same in all runs, and what does not compare, is in comments."""
     kept, same = fold(comparison)
     comments = ["\\usepackage{booktabs}", same, explanation(comparison), *map("note: {}".format, comparison.notes)]
-    head = [_escaped(column.title.replace("\n", " ")) for column in kept]
-    head = [title.replace("epsilon", r"$\varepsilon$").replace("delta", r"$\delta$") for title in head]
+    titles = [_escaped(column.title.replace("\n", " ")) for column in kept]
+    titles = [title.replace("epsilon", r"$\varepsilon$").replace("delta", r"$\delta$") for title in titles]
     rows = [[_escaped(column.text(run)) for column in kept] for run in comparison.runs]
-    lines = [" & ".join(row) + r" \\" for row in (head, *rows)]
+    head, *lines = (" & ".join(row) + r" \\" for row in (titles, *rows))
     places = "".join("r" if column.number else "l" for column in kept)
-    return "\n".join(
-        [
-            *(f"% {comment}" for comment in comments if comment),
-            rf"\begin{{tabular}}{{{places}}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+    said = "".join(f"% {comment}\n" for comment in comments if comment)
+    return said + TABULAR % (places, head, "\n".join(lines))
 
 
 LATEX = {
@@ -473,6 +447,14 @@ LATEX = {
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}"},
 }
+TABULAR = r"""\begin{tabular}{%s}
+\toprule
+%s
+\midrule
+%s
+\bottomrule
+\end{tabular}
+"""
 
 
 def _escaped(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -77,6 +78,35 @@ def test_evidence_reads_as_sentences(claim: Claim) -> None:
         assert sentence[-1] in ".)"
         assert "{" not in sentence
         assert "nan" not in sentence.split()
+
+
+BY_HAND = {  # values, and how far from them what is measured may lie
+    "P5": {"claimed_epsilon": (5.30, 0.005), "epsilon": (10.00, 0.005)},
+    "P10": {"smallest": (1.32, 0.01), "largest": (22.5, 0.01)},
+    "P11": {"smallest_epsilon": (50.1, 0.05)},
+    "P15": {"trials": (14, 0), "all_trials": (96, 0)},
+    "P22": {"exponent_of_noise": (-1.5, 0.01), "epsilon_with_fewest": (10.0, 0.01)},
+    "T1": {
+        "sensitivity": (28, 0), "epsilon": (1287, 0.5), "epsilon_at_sensitivity_1": (8.0, 0.01),
+        "sensitivity_needed": (0.37, 0.005), "sensitivity_needed_by_eq_3_1": (0.31, 0.005),
+    },
+    "T5": {"true_up_to_epsilon": (8.42, 0.01)},
+    "T6": {
+        "bound_for_any_mechanism": (math.log(1 + 0.01 * (math.exp(7) - 1)), 1e-9),
+        "epsilon_of_this_mechanism": (2.248, 0.002),
+    },
+    "T12": {"basic": (1800, 1e-6), "zcdp": (180 + 2 * math.sqrt(180 * math.log(1e5)), 1e-6)},
+    "T16": {"sigma": (7.5, 1e-9), "best_accuracy": (0.5005, 0.0005), "sigma_for_the_claim": (0.096, 0.001)},
+    "T17": {"falls": (2, 0)},
+    "T18": {"half_width_of_97_percent": (0.0106, 5e-5), "largest_gain": (0.01, 1e-9)},
+    "T21": {"tail": (0.115, 5e-4), "tight_delta": (0.030, 5e-4)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_what_is_measured_is_the_value_by_hand(name: str) -> None:
+    for key, (value, within) in BY_HAND[name].items():
+        assert entry_of(name).measured[key] == pytest.approx(value, abs=within, rel=0), key
 
 
 @each_claim
