@@ -108,10 +108,7 @@ def p7_first_norm(random: NDArray[np.float64], tuned: NDArray[np.float64]) -> Me
     rule=lambda m: Verdict.of(m.times >= m.different, m.times > m.hardly_different),
     said="On the first batch the norms of {layers} layers lie between {smallest:.2g} and {largest:.2g}, a factor of "
     "{times:.0f} (small CLC, measured now). What follows from it is another matter (P3, P21).",
-    counter={
-        "layers alike": (FAILS, {"times": 1.1}),
-        "layers a little apart": (CONDITIONAL, {"times": 2.0}),
-    },
+    counter={"layers alike": (FAILS, {"times": 1.1}), "layers a little apart": (CONDITIONAL, {"times": 2.0})},
 )
 def p30_layers_differ(norms: Mapping[str, float]) -> Measured:
     """The first gradient's norms by layer."""

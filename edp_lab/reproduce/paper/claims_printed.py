@@ -121,10 +121,7 @@ def p11_vacuous() -> Measured:
     "{claimed_epsilon:.0f} is stated for one (exactly, as Gaussian DP: {epsilon_exact:,.0f} instead of "
     "{epsilon_exact_of_one:.0f}; at delta {delta:g}, if each is released); all {all_trials} combinations cost "
     "{epsilon_of_all:,.0f}. The paper does not mention the trials.",
-    counter={
-        "trials billed": (HOLDS, {"billed": True}),
-        "nearly free trials": (CONDITIONAL, {"epsilon": 60.0}),
-    },
+    counter={"trials billed": (HOLDS, {"billed": True}), "nearly free trials": (CONDITIONAL, {"epsilon": 60.0})},
     pair=Pair("claimed_epsilon", "epsilon", "ε"),
 )
 def p15_price_of_tuning(delta: float = 5e-4, epochs: int = 30) -> Measured:
@@ -209,10 +206,7 @@ def p23_members_among_non_members(shares: Mapping[str, float], most: float = 1.0
     said="{explained} of {values} values follow from its formula for random reshuffling with some z0 and tau of the "
     "grids; all with one number of epochs only if that is {common_epochs}, which is not printed. This is "
     "consistency, not proof.",
-    counter={
-        "epochs printed": (HOLDS, {"epochs_printed": True}),
-        "a value out of reach": (FAILS, {"explained": 35}),
-    },
+    counter={"epochs printed": (HOLDS, {"epochs_printed": True}), "a value out of reach": (FAILS, {"explained": 35})},
 )
 def p26_accounting() -> Measured:
     """Which numbers of epochs explain the printed epsilons, within the grids of z0 and tau."""
@@ -235,10 +229,7 @@ def p26_accounting() -> Measured:
     said="In {runs_without} of {runs} runs (log10 epsilon {log10_epsilons}; {with_exponential_decay} with exponential "
     "decay) whatever noise of the grid explains the printed epsilon is, by the last epoch, below what float32 can "
     "add to a gradient: in that format they would end with clipping only.",
-    counter={
-        "noise to the end": (HOLDS, {"runs_without": 0}),
-        "no noise in most": (FAILS, {"runs_without": 30}),
-    },
+    counter={"noise to the end": (HOLDS, {"runs_without": 0}), "no noise in most": (FAILS, {"runs_without": 30})},
 )
 def p29_noise_that_vanishes() -> Measured:
     """Values of Table 1 all of whose settings have noise that float32 cannot add to a gradient in the last epoch."""
@@ -274,10 +265,7 @@ def benchmark(path: Path = results_io.RESULTS / "bench_step.json") -> list[dict[
     rule=lambda m: Verdict.of(m.factor <= m.claimed_factor, round(m.factor) <= m.claimed_factor),
     said="Table 2 has {factor:.2f} ({row}), and {rows_above} of {rows} rows above 2: true to one digit. Here, on one "
     "processor, the largest of {ours} ratios is {largest_of_ours:.2f} (bench_step.json).",
-    counter={
-        "at most twice": (HOLDS, {"factor": 1.9}),
-        "three times": (FAILS, {"factor": 3.0}),
-    },
+    counter={"at most twice": (HOLDS, {"factor": 1.9}), "three times": (FAILS, {"factor": 3.0})},
     pair=Pair("claimed_factor", "factor", "× SGD"),
 )
 def p8_factor_of_two(steps: Sequence[Mapping[str, Any]]) -> Measured:
@@ -324,10 +312,7 @@ def p9_first_to_report_time(submitted: str = SUBMITTED) -> Measured:
     "(bench_step.json, CLC and BERT on ATIS, one processor). The same gradients by book-keeping take "
     "{fast:.2f} times as long at most, eDP-SGD {edp:.2f} times: what was prohibitive is the implementation. On "
     "eight GPUs it was not measured here.",
-    counter={
-        "slow however done": (HOLDS, {"fast": 3.0}),
-        "even the loop is fast": (FAILS, {"smallest_loop": 1.5}),
-    },
+    counter={"slow however done": (HOLDS, {"fast": 3.0}), "even the loop is fast": (FAILS, {"smallest_loop": 1.5})},
     pair=Pair("claimed_most", "fast", "× SGD"),
 )
 def p17_slow_dp_sgd(steps: Sequence[Mapping[str, Any]]) -> Measured:
@@ -356,10 +341,7 @@ def p17_slow_dp_sgd(steps: Sequence[Mapping[str, Any]]) -> Measured:
     said="{rows_within} of {rows} rows stay within {small_overhead:g} times SGD's time, "
     "{rows_from_half_as_long_again} take at least 1.5 times as long, one {factor:.2f} times; section 1 says "
     '"slower by a factor of 2".',
-    counter={
-        "all rows at once": (HOLDS, {"rows_within": 12}),
-        "no row": (FAILS, {"rows_within": 0}),
-    },
+    counter={"all rows at once": (HOLDS, {"rows_within": 12}), "no row": (FAILS, {"rows_within": 0})},
     pair=Pair("claimed_factor", "factor", "× SGD"),
 )
 def p24_no_slowdown() -> Measured:

@@ -277,7 +277,8 @@ def _eq_2_17(epsilon: float, releases: int, slack: float) -> float:
     quote="our proposed DPAdam algorithm is O(qε√T, δ) - DP",
     cell="11_claims#thesis-mechanism",
     rule=lambda m: Verdict.of(
-        m.largest_ratio_inside <= 1 and m.largest_ratio_outside <= 1, m.largest_ratio_inside <= 1
+        m.largest_ratio_inside <= 1 and m.largest_ratio_outside <= 1,
+        m.largest_ratio_inside <= 1,
     ),
     said="With sigma {sigma_inside:.1f} the loss stays below {largest_ratio_inside:.2f} q eps sqrt T; with the sigma "
     "{sigma_outside:.2f} that eq 3.3 gives for epsilon 7, outside the theorem's conditions, it reaches "

@@ -59,10 +59,7 @@ PUBLISHED_AT_2 = 0.95  # Abadi et al. 2016, section 5.2: (2, 1e-5), the work tha
     rule=lambda m: Verdict.of(m.falls == 0, m.falls_beyond_sampling_error == 0),
     said="{falls} of {comparable_pairs} comparable pairs have the lower accuracy at the weaker guarantee ({examples}), "
     "{falls_beyond_sampling_error} of them beyond the sampling error of 1000 images; the networks differ.",
-    counter={
-        "no falls": (HOLDS, {"falls": 0}),
-        "a fall beyond chance": (FAILS, {"falls_beyond_sampling_error": 1}),
-    },
+    counter={"no falls": (HOLDS, {"falls": 0}), "a fall beyond chance": (FAILS, {"falls_beyond_sampling_error": 1})},
 )
 def t17_accuracies(printed: Sequence[PrintedAccuracy] = DPADAM) -> Measured:
     """Pairs where the weaker guarantee has the lower accuracy, and those beyond the sampling error of 1000 images."""
@@ -150,10 +147,7 @@ LAYERS: dict[str, dict[str, int]] = {
     rule=lambda m: Verdict.of(m.parts_in_pate == 0, m.parts_in_pate < m.parts),
     said="{parts_in_pate} of {parts} parts, phases II and III but for private training, are PATE (Papernot et al. "
     "2017), which is not cited; beside it stand: {new}.",
-    counter={
-        "nothing in PATE": (HOLDS, {"parts_in_pate": 0}),
-        "everything in PATE": (FAILS, {"parts_in_pate": 6}),
-    },
+    counter={"nothing in PATE": (HOLDS, {"parts_in_pate": 0}), "everything in PATE": (FAILS, {"parts_in_pate": 6})},
 )
 def t20_architecture() -> Measured:
     """Which parts of the three phases PATE has."""
@@ -411,10 +405,7 @@ def _epochs_to(first: Sequence[float], second: Sequence[float]) -> tuple[int, in
     rule=lambda m: Verdict.of(m.lost <= POINT, m.lost <= m.half_width),
     said="Of {labels} labels ({data}) {right:.0%} are right, {right_noised:.0%} after noise of epsilon 0.2 each; the "
     "understudy falls from {accuracy:.1f} % by {lost:.1f} points (+-{half_width:.1f}).",
-    counter={
-        "nothing lost": (HOLDS, {"lost": 0.5}),
-        "within chance": (CONDITIONAL, {"lost": 5.0, "half_width": 6.0}),
-    },
+    counter={"nothing lost": (HOLDS, {"lost": 0.5}), "within chance": (CONDITIONAL, {"lost": 5.0, "half_width": 6.0})},
 )
 def t28_understudy(lab: Lab) -> Measured:
     """Two understudies of the same instructors, on labels as they vote and on noised ones."""

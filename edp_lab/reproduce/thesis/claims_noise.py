@@ -382,10 +382,7 @@ def _best_accuracy(sigma: float, factor: float) -> float:
     ),
     said="The width of the bad events is {tail:.3f} and the smallest delta {tight_delta:.3f}: {printed_delta} is true "
     "as a guarantee, but it is neither; as a width it fits a variance of {variance_with_that_tail:.2f}.",
-    counter={
-        "variance 3": (HOLDS, {"tail": 0.054}),
-        "a smaller delta printed": (FAILS, {"printed_delta": 0.02}),
-    },
+    counter={"variance 3": (HOLDS, {"tail": 0.054}), "a smaller delta printed": (FAILS, {"printed_delta": 0.02})},
     pair=Pair("printed_delta", "tail", "δ"),
 )
 def t21_loss_tail(variance: float = 2.0, epsilon: float = math.log(3)) -> Measured:
