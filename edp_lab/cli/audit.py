@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from edp_lab.attacks.audit.bounds import ErrorRate
     from edp_lab.attacks.audit.one_run import OneRunAudit
-    from edp_lab.attacks.audit.step_audit import ErrorRate, MechanismAudit
+    from edp_lab.attacks.audit.step_audit import MechanismAudit
 
 PATIENCE = 2.0  # seconds before a bar appears
 

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 
-from edp_lab.attacks.audit.step_audit import Finding, audit_mechanism
+from edp_lab.attacks.audit.bounds import Finding
+from edp_lab.attacks.audit.step_audit import audit_mechanism
 from edp_lab.privacy import GaussianDP, Mechanism, RenyiDP, Schedule
 from edp_lab.privacy.csprng import Purpose, SecretStream, key_from_seed
 from edp_lab.privacy.renyi import ORDERS

@@ -15,22 +15,24 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from edp_lab.attacks.audit import one_run
-from edp_lab.attacks.audit.one_run import (
+from edp_lab.attacks.audit.bounds import (
     SHARES,
+    Finding,
+    Tally,
+    make_guesses,
+    one_run_bounds,
+    one_run_epsilon,
+    one_run_mu,
+)
+from edp_lab.attacks.audit.one_run import (
     Directions,
     Kind,
     OneLayer,
     Plan,
     RealModel,
-    Tally,
     audit_one_run,
     gradient_scores,
-    lower_bounds,
-    make_guesses,
-    one_run_epsilon,
-    one_run_mu,
 )
-from edp_lab.attacks.audit.step_audit import Finding
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon, judge
@@ -182,10 +184,10 @@ def test_a_gaussian_mechanism_is_refuted_no_more_often_than_allowed(mu, share):
 
 
 def test_gaussian_bound_needs_less_than_the_distribution_free_one():
-    bounds = lower_bounds(1000, [Tally(100, 83)], DELTA, 0.95, gaussian=True)
+    bounds = one_run_bounds(1000, [Tally(100, 83)], DELTA, 0.95, gaussian=True)
     assert bounds.best == bounds.gaussian > bounds.distribution_free > 1
     assert bounds.gaussian <= gdp_epsilon(bounds.mu, DELTA)
-    free = lower_bounds(1000, [Tally(100, 83)], DELTA, 0.95, gaussian=False)
+    free = one_run_bounds(1000, [Tally(100, 83)], DELTA, 0.95, gaussian=False)
     assert (free.best, free.mu, free.gaussian) == (bounds.distribution_free, None, None)
 
 
@@ -201,10 +203,10 @@ def test_guesses_are_made_on_the_extreme_scores_of_both_ends():
 
 
 def test_looking_at_several_tallies_is_paid_for():
-    one, three = (lower_bounds(1000, [Tally(100, 80)] * count, DELTA, 0.95, gaussian=True) for count in (1, 3))
+    one, three = (one_run_bounds(1000, [Tally(100, 80)] * count, DELTA, 0.95, gaussian=True) for count in (1, 3))
     assert three.distribution_free == one_run_epsilon(1000, 100, 80, DELTA, 0.05 / 3) < one.distribution_free
     assert three.mu == one_run_mu(1000, 100, 80, 0.05 / 3) < one.mu
-    mixed = lower_bounds(1000, [Tally(100, 80), Tally(1000, 600)], DELTA, 0.95, gaussian=True)
+    mixed = one_run_bounds(1000, [Tally(100, 80), Tally(1000, 600)], DELTA, 0.95, gaussian=True)
     assert mixed.tally == Tally(100, 80)
 
 

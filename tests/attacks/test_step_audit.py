@@ -18,16 +18,8 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from edp_lab.attacks.audit import step_audit
-from edp_lab.attacks.audit.step_audit import (
-    LAYOUT,
-    Finding,
-    audit_mechanism,
-    draw_statistics,
-    lower_bounds,
-    mu_lower_bound,
-    upper_limit,
-    worst_case_pair,
-)
+from edp_lab.attacks.audit.bounds import Bounds, Finding, lower_bounds, mu_lower_bound, upper_limit
+from edp_lab.attacks.audit.step_audit import LAYOUT, audit_mechanism, draw_statistics, worst_case_pair
 from edp_lab.cli.audit import audit_app
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, gdp_epsilon
@@ -232,7 +224,7 @@ def test_power_against_the_print(draws, refuted):
 def test_distribution_free_bound_takes_the_better_direction():
     assert lower_bounds(0.01, 0.2, DELTA).distribution_free == pytest.approx(math.log((0.8 - DELTA) / 0.01))
     assert lower_bounds(0.2, 0.01, DELTA).distribution_free == pytest.approx(math.log((0.8 - DELTA) / 0.01))
-    assert lower_bounds(1.0, 1.0, DELTA) == step_audit.Bounds(0.0, 0.0)
+    assert lower_bounds(1.0, 1.0, DELTA) == Bounds(0.0, 0.0)
     assert lower_bounds(1.0, 0.1, DELTA).gaussian == 0
 
 

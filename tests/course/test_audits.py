@@ -13,8 +13,9 @@ import plotly.graph_objects as go
 import pytest
 from typer.testing import CliRunner
 
-from edp_lab.attacks.audit.one_run import audit_one_run, one_run_epsilon
-from edp_lab.attacks.audit.step_audit import Finding, audit_mechanism, draw_statistics
+from edp_lab.attacks.audit.bounds import Finding, one_run_epsilon
+from edp_lab.attacks.audit.one_run import audit_one_run
+from edp_lab.attacks.audit.step_audit import audit_mechanism, draw_statistics
 from edp_lab.cli import app
 from edp_lab.course.kit.panel_driver import move
 from edp_lab.course.nb08_audit import compute as audits

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.attacks.audit.step_audit import error_rate, lower_bounds
+from edp_lab.attacks.audit.bounds import error_rate, lower_bounds
 from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.nb08_audit.exercises import QUESTIONS
 

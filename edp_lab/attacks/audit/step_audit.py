@@ -9,20 +9,28 @@ training, no attack to tune: the pair is the worst that the mechanism's sensitiv
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from numbers import Integral
 
 import numpy as np
 import torch
-from scipy.special import betainccinv, ndtri
 from torch import Tensor
 
+from edp_lab.attacks.audit.bounds import (
+    Bounds,
+    ErrorRate,
+    Finding,
+    claim_under_test,
+    conclude,
+    error_rate,
+    lower_bounds,
+    mu_lower_bound,
+    upper_limit,
+)
 from edp_lab.attacks.statistics import check_confidence
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Alpha, Guarantee, Mechanism, Variant, gdp_epsilon, judge
+from edp_lab.privacy import Alpha, Mechanism, Variant, judge
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients
 from edp_lab.training.noise import Share, standard_noise
@@ -39,14 +47,6 @@ FAR = 10.0  # clip norms: a gradient that the clip is sure to cut
 MOST_DRAWS = 2**31  # a side: every draw is a step of its own, and a noise stream is keyed by a 32-bit step
 
 
-class Finding(StrEnum):
-    """What the audit says of the claim; it can refute a claim, never prove one."""
-
-    REFUTED = "refuted"
-    CONSISTENT = "consistent"
-    NO_POWER = "no power"  # not even draws without a single error would refute the claim
-
-
 @dataclass(frozen=True)
 class Pair:
     """Neighbouring inputs of the step.
@@ -61,22 +61,6 @@ class Pair:
     absent: Tensor
     alpha: Tensor | None
     direction: Tensor
-
-
-@dataclass(frozen=True)
-class ErrorRate:
-    """How many guesses were wrong, and the Clopper-Pearson upper limit of the probability of that error."""
-
-    errors: int
-    upper_limit: float
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Lower bounds on epsilon at one delta, from the same two error rates."""
-
-    gaussian: float
-    distribution_free: float
 
 
 @dataclass(frozen=True)
@@ -204,92 +188,6 @@ def draw_statistics(
     absent = _project(run, pair, pair.absent, noise(range(draws)))
     present = _project(run, pair, pair.present, noise(range(draws, 2 * draws)))
     return absent - midpoint, present - midpoint
-
-
-def error_rate(wrong: np.ndarray, confidence: float) -> ErrorRate:
-    """Of the guesses that were `wrong`: (draws), bool."""
-    errors = int(wrong.sum())
-    return ErrorRate(errors, upper_limit(errors, len(wrong), confidence))
-
-
-def upper_limit(errors: int, draws: int, confidence: float) -> float:
-    """Upper limit of an error probability, wrong with probability (1 - confidence)/2 at most; rounded up.
-
-    Two such limits hold jointly at `confidence`. Source: Clopper and Pearson 1934.
-    """
-    if errors == draws:
-        return 1.0
-    return min(1.0, float(betainccinv(errors + 1, draws - errors, (1 - confidence) / 2)) * (1 + 1e-9))
-
-
-def mu_lower_bound(fpr: float, fnr: float) -> float:
-    """mu >= Phi^-1(1 - FPR) - Phi^-1(FNR), for upper limits of both rates; at least 0.
-
-    Guarantee: whatever the threshold, as long as the limits hold and both sides are Gaussian with one covariance, as
-    the step's output is: the distance of the means over the standard deviation, along any direction, is at most mu.
-    """
-    return max(0.0, float(-ndtri(fpr) - ndtri(fnr)))
-
-
-def lower_bounds(fpr: float, fnr: float, delta: float) -> Bounds:
-    """Lower bounds on epsilon from upper limits of both rates, hence as sure as these; rounded down.
-
-    `gaussian` is the epsilon of `mu_lower_bound`. `distribution_free` holds for any mechanism: (epsilon, delta)-DP
-    demands 1 - FNR <= e^epsilon FPR + delta and 1 - FPR <= e^epsilon FNR + delta (Kairouz, Oh and Viswanath 2015).
-    """
-    gaussian = epsilon_at_least(mu_lower_bound(fpr, fnr), delta)
-    odds = max((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
-    return Bounds(gaussian, max(0.0, math.log(odds) - 1e-12) if odds > 1 else 0.0)
-
-
-def epsilon_at_least(mu: float, delta: float) -> float:
-    """Of a Gaussian mechanism with at least that mu, rounded down."""
-    # gdp_epsilon rounds up by less than 1e-11 of itself and, where it is tiny, by less than 1e-11.
-    return max(0.0, gdp_epsilon(mu, delta) * (1 - 1e-11) - 1e-11)
-
-
-# ---- What any audit says of the claim --------------------------------------------------------------------------------
-
-
-def claim_under_test(guarantee: Guarantee, mechanism: Mechanism) -> float:
-    """As printed, the paper's zCDP epsilon; sound, the epsilon that holds.
-
-    Raises:
-        UsageError: there is none, or it is not finite.
-    """
-    sound = mechanism.variant is Variant.SOUND
-    claimed = guarantee.epsilon if sound else guarantee.epsilon_claimed
-    if claimed is None:
-        why = guarantee.reason if sound or mechanism.z0 == 0 else "the claimed epsilon exceeds the largest float"
-        raise UsageError(f"there is no claim to audit ({why}): choose a larger z0")
-    return claimed
-
-
-def conclude(
-    evidence: str,
-    lower_bound: float,
-    claimed: float,
-    ceiling: float,
-    confidence: float,
-    found: str = "",
-    flawless: str = "a single error",
-) -> tuple[Finding, str]:
-    """The verdict, and why, without a full stop.
-
-    Args:
-        evidence: such as "100 draws a side"; `found`: what it showed, `flawless`: what its ceiling does without.
-    """
-    shown = f"{found}at {100 * confidence:.6g} % confidence epsilon is at least {lower_bound:.4g}"
-    if lower_bound > claimed:
-        return Finding.REFUTED, f"{evidence} refute the claim: {shown}, but {claimed:.4g} is claimed"
-    if ceiling <= claimed:
-        return Finding.NO_POWER, (
-            f"{evidence} cannot test the claim: even without {flawless} they would show no more than epsilon "
-            f"{ceiling:.4g}, and {claimed:.4g} is claimed"
-        )
-    return Finding.CONSISTENT, (
-        f"{evidence} do not contradict the claim, which proves nothing: {shown}, and {claimed:.4g} is claimed"
-    )
 
 
 def _project(mechanism: Mechanism, pair: Pair, gradients: Tensor, noises: Iterable[Tensor]) -> np.ndarray:

@@ -20,18 +20,20 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from scipy.stats import binom
 
-from edp_lab.attacks.audit.one_run import OneRunAudit, OneRunBounds, Tally, one_run_epsilon
-from edp_lab.attacks.audit.one_run import lower_bounds as one_run_bounds
-from edp_lab.attacks.audit.step_audit import (
-    DIRECTIONS,
-    LAYOUT,
+from edp_lab.attacks.audit.bounds import (
     Bounds,
     ErrorRate,
     Finding,
+    OneRunBounds,
+    Tally,
     error_rate,
     lower_bounds,
+    one_run_bounds,
+    one_run_epsilon,
     upper_limit,
 )
+from edp_lab.attacks.audit.one_run import OneRunAudit
+from edp_lab.attacks.audit.step_audit import DIRECTIONS, LAYOUT
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Guarantee, Mechanism, judge
 from edp_lab.privacy.accountant import check_delta
@@ -233,7 +235,7 @@ def guess(canaries: int, made: float, right: float, tested: float = 1.0, delta: 
         made: guesses, in percent of the canaries.
         right: of these, in percent.
 
-    Source: `edp_lab.attacks.audit.one_run`.
+    Source: `edp_lab.attacks.audit.bounds`.
 
     Raises:
         UsageError: canaries no whole number from 10 to 10,000, a percentage outside [0, 100], epsilon negative or
@@ -273,7 +275,7 @@ def guess(canaries: int, made: float, right: float, tested: float = 1.0, delta: 
 
 @cache
 def proven(canaries: int, guesses: int, right: int, delta: float) -> OneRunBounds:
-    """The bounds of `edp_lab.attacks.audit.one_run` at `CONFIDENCE` from one number of guesses."""
+    """The bounds of `edp_lab.attacks.audit.bounds` at `CONFIDENCE` from one number of guesses."""
     return one_run_bounds(canaries, [Tally(guesses, right)], delta, CONFIDENCE, gaussian=True)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.attacks.audit.step_audit import error_rate, lower_bounds
+from edp_lab.attacks.audit.bounds import error_rate, lower_bounds
 from edp_lab.course.kit.exercises import Exercise, close
 from edp_lab.course.nb08_audit.compute import CONFIDENCE, DELTA, StepAudit, StepNoise, audit_step
 from edp_lab.privacy import gdp_epsilon

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from edp_lab.attacks.audit.bounds import Finding
 from edp_lab.attacks.audit.one_run import OneRunAudit
-from edp_lab.attacks.audit.step_audit import Finding
 from edp_lab.course.kit.text import at_most, digits
 from edp_lab.course.nb07_membership.words import columns, paragraphs
 from edp_lab.course.nb08_audit.compute import CONFIDENCE, Guesses, StepAudit
@@ -119,8 +119,8 @@ def step_command(result: StepAudit) -> str:
 def guesses_command(result: Guesses) -> str:
     """The call that prints the same bounds."""
     return (
-        'python -c "from edp_lab.attacks.audit.one_run import Tally, lower_bounds; '
-        f"print(lower_bounds({result.canaries}, [Tally({result.made}, {result.right})], delta={result.delta!r}, "
+        'python -c "from edp_lab.attacks.audit.bounds import Tally, one_run_bounds; '
+        f"print(one_run_bounds({result.canaries}, [Tally({result.made}, {result.right})], delta={result.delta!r}, "
         f'confidence={CONFIDENCE!r}, gaussian=True))"'
     )
 
