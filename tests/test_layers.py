@@ -59,7 +59,7 @@ def imports_of(path: Path, *, lazily: bool = True) -> set[str]:
 
 
 def layer(name: str) -> str:
-    return (name.split(".") + [""])[1]
+    return [*name.split("."), ""][1]
 
 
 def room(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shlex
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -73,7 +74,8 @@ def run_notebook() -> Callable[..., dict[str, Any]]:
         for cell in cells:
             exec(cell.source, space)
             if "parameters" in cell.metadata.get("tags", ()):
-                assert {name for name in space if name in cell.source} - {"mode", "STRICT"} == set(values)
+                assigned = {node.id for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)}
+                assert assigned - {"mode", "STRICT"} == set(values)
                 space.update(values, STRICT=True)
         panel = next(value for value in space.values() if isinstance(value, Panel))
         panel.draws[0] = lambda result: 1 / 0  # a fault that only a moved slider meets

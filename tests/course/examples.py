@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from edp_lab.course.kit.panel import PANELS
 from edp_lab.training import TrainConfig
 
 
@@ -22,8 +23,18 @@ def gradient_history() -> Any:
     return GradientHistory(TrainConfig("smart-home", size="small", lr=0.02), epochs=2)
 
 
+@cache
+def claims_table() -> Any:
+    from edp_lab.reproduce.claims import read_table
+
+    return read_table()
+
+
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "03 stages": lambda: (1.0, 1.0, 8, 0),
     "03 decay": lambda: (gradient_history(), True, 1.0, 0.03, "exponential", 0.3, 8),
     "03 promise": lambda: (1.0, 8, 1),
+    "11 Ledger": lambda: (claims_table(),),
+    "11 Again": lambda: (PANELS["11 Ledger"](claims_table()),),
+    "11 turn": lambda: (8, 1.0, 8, 2641, 5e-4),
 }

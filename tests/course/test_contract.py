@@ -27,12 +27,15 @@ from edp_lab.course.kit.run_panel import RunPanel
 from edp_lab.errors import UsageError
 from tests.course.examples import ARGUMENTS
 
+
+def made_by(make: Any) -> type:
+    """The class of what a function or class of the registry makes."""
+    return make if isinstance(make, type) else inspect.signature(make, eval_str=True).return_annotation
+
+
 SNAPSHOTS = Path(__file__).with_name("snapshots")
-MOST_MOVES = 24  # of a control: all stops of most
 PANELS = all_panels()
-WITH_SLIDERS = [
-    name for name, make in PANELS.items() if inspect.signature(make, eval_str=True).return_annotation is Panel
-]
+WITH_SLIDERS = [name for name, make in PANELS.items() if issubclass(made_by(make), Panel)]
 
 
 @cache
@@ -55,11 +58,18 @@ with_sliders = pytest.mark.parametrize("panel", WITH_SLIDERS, indirect=True)
 
 
 def ends(control: Any) -> list[Any]:
-    """Both ends of a slider and its middle, or all options of buttons."""
+    """Both ends of a slider and its middle; of buttons or a list up to a dozen options; of a text a word."""
     if control.slider is None:
-        return [value for _, value in control.source.options]
+        options = [value for _, value in getattr(control.source, "options", [("", "noise")])]
+        return options[:: 1 + len(options) // 12]
     stops = list(control.slider.options)
     return [stops[0], stops[len(stops) // 2], stops[-1]]
+
+
+def elsewhere(panel: Panel, sliders: bool = True) -> dict[str, Any]:
+    """Another setting: sliders in the middle, or left alone, and the last of all buttons."""
+    buttons = {name: ends(c)[-1] for name, c in panel.controls.items() if isinstance(c.source, widgets.ToggleButtons)}
+    return buttons | {name: ends(c)[1] for name, c in panel.controls.items() if sliders and c.slider is not None}
 
 
 def shown(panel: Panel) -> Any:
@@ -147,13 +157,13 @@ def test_heading_says_what_one_is_looking_at_and_sliders_have_labels_and_units(p
 @with_sliders
 def test_the_command_says_what_is_shown(panel: Panel, capsys: pytest.CaptureFixture[str]) -> None:
     """Python is run and gives the panel's result; a command line is parsed with all its options."""
-    for values in ({}, {name: ends(control)[1] for name, control in panel.controls.items()}):
+    for values in ({}, elsewhere(panel)):
         panel.set(**values)
         for line in panel.command.value.splitlines():
             words = shlex.split(line, comments=True)
             if words[:2] == ["python", "-c"]:
                 given: list[Any] = []
-                exec(words[2], {"print": lambda *told, given=given: given.extend(told)})
+                exec(words[2], {"print": lambda *told, given=given, **_: given.extend(told)})
                 assert given, "the command prints nothing"
                 if type(given[0]) is type(panel.result):
                     assert repr(given[0]) == repr(panel.result)
@@ -179,7 +189,7 @@ def parse(words: list[str]) -> None:
 def test_wording_is_the_one_that_was_read_and_approved(panel: Panel, request: pytest.FixtureRequest) -> None:
     """Numbers are left out. After a change on purpose: EDP_LAB_SNAPSHOTS=write pytest, and read the difference."""
     found = []
-    for values in ({}, {name: ends(control)[-1] for name, control in panel.controls.items() if control.slider is None}):
+    for values in ({}, elsewhere(panel, sliders=False)):
         panel.set(**values)
         captions = [live.layout.title.subtitle.text or "" for live in panel.figures]
         told = [panel.words.value.replace("</p>", "</p>\n"), panel.command.value, *captions]

@@ -100,10 +100,14 @@ def positive(values: Iterable[float | None]) -> list[float | None]:
     return [float(v) if v is not None and v > 0 and math.isfinite(v) else None for v in values]
 
 
-def log_range(values: Iterable[float | None]) -> list[float]:
-    """Exponents of the powers of ten around the values: an axis that stands still while a slider moves a little."""
+def log_range(values: Iterable[float | None], margin: float = 0.0) -> list[float]:
+    """Exponents of the powers of ten around the values: an axis that stands still while a slider moves a little.
+
+    With a `margin`, values so close to a power of ten count as beyond it; without one the range is a bit wider.
+    """
     logs = [math.log10(v) for v in positive(values) if v is not None] or [0.0]
-    return [math.floor(min(logs)) - 0.05, math.ceil(max(logs)) + 0.05]
+    beyond = 0 if margin else 0.05
+    return [math.floor(min(logs) - margin) - beyond, math.ceil(max(logs) + margin) + beyond]
 
 
 def plots(rows: int, cols: int, titles: Sequence[str] = (), **options: Any) -> dict[str, Any]:

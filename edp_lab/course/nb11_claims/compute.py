@@ -1,4 +1,4 @@
-"""The claims ledger as a notebook shows it: filtered, one row in full, and verdicts that follow the evidence.
+"""The claims table as a notebook shows it: filtered, one row in full, and verdicts that follow the evidence.
 
 All claims, functions and verdicts are those of `edp_lab.reproduce.claims`; nothing is judged here.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, claimed_epsilon, true_epsilon
 from edp_lab.reproduce.claims import REGISTRY, ClaimsTable, Entry
 from edp_lab.reproduce.evidence import DOCUMENTS, Evidence, Verdict
+from edp_lab.reproduce.paper.claims_mechanism import DRAWS as TABLE_DRAWS
 from edp_lab.reproduce.paper.claims_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
 from edp_lab.reproduce.paper.claims_printed import p10_delta
 
@@ -20,11 +22,10 @@ EVERY = "all"
 DRAWS = 2_000  # of noise, behind a slider
 
 
-# ---- Rows of the ledger ----------------------------------------------------------------------------------------------
+# ---- Rows of the table -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """What a claim says and what was found, both positive, in the claim's own unit."""
 
     entry: Entry
@@ -33,27 +34,26 @@ class Span:
     what: str
 
 
-@dataclass(frozen=True)
-class View:
-    """The ledger through a filter.
+class View(NamedTuple):
+    """The table through a filter.
 
     Attributes:
-        entries: that pass it, in the ledger's order.
+        entries: that pass it, in the table's order.
         selected: the row that is shown in full; None where none passes.
         counts: rows by document and verdict.
-        spans: of the rows that have one, in the ledger's order.
-        ledger: all of it, and where it comes from.
+        spans: of the rows that have one, in the table's order.
+        table: all of it, and where it comes from.
     """
 
     entries: tuple[Entry, ...]
     selected: Entry | None
     counts: Mapping[str, Mapping[Verdict, int]]
     spans: tuple[Span, ...]
-    ledger: ClaimsTable
+    table: ClaimsTable
 
 
 def view(
-    ledger: ClaimsTable, document: str = EVERY, verdict: str = EVERY, text: str = "", row: str | None = None
+    table: ClaimsTable, document: str = EVERY, verdict: str = EVERY, text: str = "", row: str | None = None
 ) -> View:
     """Rows of a document ("paper", "thesis") with a verdict that contain all words of a text, whatever the case.
 
@@ -68,14 +68,14 @@ def view(
     words = text.lower().split()
     entries = tuple(
         entry
-        for entry in ledger.entries
+        for entry in table.entries
         if document in (EVERY, entry.document)
         and verdict in (EVERY, str(entry.verdict))
         and all(word in _searched(entry) for word in words)
     )
     counts = {name: Counter(one.verdict for one in entries if one.document == name) for name in DOCUMENTS.values()}
     chosen = next((entry for entry in entries if entry.id == row), next(iter(entries), None))
-    return View(entries, chosen, counts, tuple(filter(None, map(span, entries))), ledger)
+    return View(entries, chosen, counts, tuple(filter(None, map(span, entries))), table)
 
 
 def _searched(entry: Entry) -> str:
@@ -90,14 +90,14 @@ def span(entry: Entry) -> Span | None:
     return Span(entry, float(entry.measured[pair.claimed]), float(entry.measured[pair.found]), pair.what)
 
 
-def rows_of(ledger: ClaimsTable, cell: str) -> list[Entry]:
+def rows_of(table: ClaimsTable, cell: str) -> list[Entry]:
     """The rows that a notebook cell shows: "11_claims#paper-print" or, of notebook 11, "paper-print".
 
     Raises:
         UsageError: the cell shows none.
     """
     name = cell if "#" in cell else f"11_claims#{cell}"
-    found = [entry for entry in ledger.entries if entry.cell == name]
+    found = [entry for entry in table.entries if entry.cell == name]
     if not found:
         raise UsageError(f"no claim is shown by the cell {name!r}")
     return found
@@ -121,6 +121,7 @@ class Turned:
         beyond: how many times as much as is claimed or allowed was found, in the direction that hurts; 1 is as claimed.
         claimed, epsilon: of one epoch at delta, by the paper's zCDP, and exactly (Gaussian DP, zero-out) if alpha were
             public with largest value 1.
+        draws, table_draws: of the noise, here and in the table.
     """
 
     evidence: Mapping[str, Evidence]
@@ -128,10 +129,12 @@ class Turned:
     claimed: float
     epsilon: float
     delta: float
+    draws: int = DRAWS
+    table_draws: int = TABLE_DRAWS
 
 
 def turn(num_devices: int, z0: float, micro_batch: int, training: int, delta: float) -> Turned:
-    """The same evidence functions as the ledger's, with N devices, z0, utterances that share a clip, n and delta.
+    """The same evidence functions as the table's, with N devices, z0, utterances that share a clip, n and delta.
 
     Raises:
         UsageError: a number of devices, utterances or noise that makes no sense, delta outside (0, 1).
