@@ -7,7 +7,7 @@ import sys
 import typer
 
 from edp_lab import __version__
-from edp_lab.cli.account import account
+from edp_lab.cli.account import account, table1_epsilon
 from edp_lab.cli.attack import attack_app
 from edp_lab.cli.audit import audit_app
 from edp_lab.cli.bench import bench_app, verify
@@ -15,14 +15,13 @@ from edp_lab.cli.claims import claims
 from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
 from edp_lab.cli.data import data_app
-from edp_lab.cli.pretrain import pretrain
+from edp_lab.cli.options import App
 from edp_lab.cli.reproduce import reproduce_app
-from edp_lab.cli.table1_epsilon import table1_epsilon
 from edp_lab.cli.three_phase import three_phase_app
-from edp_lab.cli.train import evaluate, predict, train
+from edp_lab.cli.train import evaluate, predict, pretrain, train
 from edp_lab.errors import UsageError
 
-app = typer.Typer(
+app = App(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # joins the lines of a paragraph

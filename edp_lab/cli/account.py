@@ -1,8 +1,8 @@
-"""``edp-lab account``: what a mechanism claims and what it guarantees, without training anything."""
+"""``edp-lab account``: what a mechanism claims and what it guarantees; ``table1-epsilon``: the same of the paper's."""
 
 from __future__ import annotations
 
-import json
+import math
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
@@ -10,70 +10,57 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-ALL_BUT_CERTAIN = 0.9999  # an AUC that limits nobody
-LARGE_DELTA = 0.01  # a corpus of a hundred utterances would have it for 1/n
+from edp_lab.cli.options import AlphaMax, AsPrinted, Clip, Gpus, Json, MicroBatchSize, given
+from edp_lab.cli.output import number, print_json, screen
+from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
     from edp_lab.privacy import Accountant, Guarantee, Mechanism
     from edp_lab.privacy.calibration import Budget
+    from edp_lab.reproduce.paper.table1_epsilon import ExplainedEpsilon, Table1Epsilon
+
+ALL_BUT_CERTAIN = 0.9999  # an AUC that limits nobody
+LARGE_DELTA = 0.01  # a corpus of a hundred utterances would have it for 1/n
+OF_A_RUN = {"run", "delta", "adjacency", "utterances_per_person", "target_epsilon", "as_json", "tight"}
 
 
 def account(
     ctx: typer.Context,
-    clip: Annotated[float, typer.Option(help="Clip norm C.")] = 1.0,
+    clip: Clip = 1.0,
     z0: Annotated[
-        float,
-        typer.Option(
-            help="Noise multiplier of the first epoch (t = 0). Sound: noise over sensitivity; as printed: std(y)/C."
-        ),
+        float, "Noise multiplier of the first epoch (t = 0). Sound: noise over sensitivity; as printed: std(y)/C."
     ] = 1.0,
-    decay: Annotated[str, typer.Option(help="Of the noise by epoch: none, linear or exponential.")] = "none",
-    tau: Annotated[float, typer.Option(help="Decay rate: linear 1/(1 + tau t), exponential e^(-tau t).")] = 0.1,
-    epochs: Annotated[int, typer.Option(help="Passes over the corpus.")] = 1,
-    gpus: Annotated[int, typer.Option(help="Devices N.")] = 8,
+    decay: Annotated[str, "Of the noise by epoch: none, linear or exponential."] = "none",
+    tau: Annotated[float, "Decay rate: linear 1/(1 + tau t), exponential e^(-tau t)."] = 0.1,
+    epochs: Annotated[int, "Passes over the corpus."] = 1,
+    gpus: Gpus = 8,
     delta: Annotated[
-        float,
-        typer.Option(
-            help="Delta of (epsilon, delta): a slack that should be well below 1/n (with --run: the run's own)."
-        ),
+        float, "Delta of (epsilon, delta): a slack that should be well below 1/n (with --run: the run's own)."
     ] = 1e-5,
-    as_printed: Annotated[
-        bool, typer.Option("--as-printed", help="Algorithm 1 verbatim instead of the sound mechanism.")
-    ] = False,
-    alpha_max: Annotated[float, typer.Option(help="Largest layer scale alpha, as printed.")] = 1.0,
+    as_printed: AsPrinted = False,
+    alpha_max: AlphaMax = 1.0,
     alpha_source: Annotated[
-        str | None,
-        typer.Option(help="Layer scales from: none, public or private (default: none; private if --as-printed)."),
+        str | None, "Layer scales from: none, public or private (default: none; private if --as-printed)."
     ] = None,
-    micro_batch_size: Annotated[
-        int, typer.Option(help="Utterances that share one clipped gradient; 1 is per-example DP-SGD.")
-    ] = 8,
+    micro_batch_size: MicroBatchSize = 8,
     sampling_rate: Annotated[
         float | None,
-        typer.Option(help="Poisson sampling at this rate q instead of disjoint batches; an epoch is ceil(1/q) steps."),
+        "Poisson sampling at this rate q instead of disjoint batches; an epoch is ceil(1/q) steps.",
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Poisson steps, instead of --epochs.")] = None,
+    steps: Annotated[int | None, "Poisson steps, instead of --epochs."] = None,
     adjacency: Annotated[
         str | None,
-        typer.Option(
-            help="zero_out, replace_one or add_or_remove_one (default: zero_out; add_or_remove_one if sampling)."
-        ),
+        "zero_out, replace_one or add_or_remove_one (default: zero_out; add_or_remove_one if sampling).",
     ] = None,
-    utterances_per_person: Annotated[int, typer.Option(help="Protect anyone with up to so many utterances.")] = 1,
-    target_epsilon: Annotated[
-        float | None, typer.Option(help="Also find the z0, the epochs and the tau that meet this epsilon.")
-    ] = None,
-    tight: Annotated[
-        bool, typer.Option("--tight", help="Poisson sampling by privacy loss distributions: seconds, less epsilon.")
-    ] = False,
+    utterances_per_person: Annotated[int, "Protect anyone with up to so many utterances."] = 1,
+    target_epsilon: Annotated[float | None, "Also find the z0, the epochs and the tau that meet this epsilon."] = None,
+    tight: Annotated[bool, "Poisson sampling by privacy loss distributions: seconds, less epsilon."] = False,
     run: Annotated[
-        Path | None,
-        typer.Option(help="Judge a run's ledger instead of settings given here; see also --delta, --adjacency."),
+        Path | None, "Judge a run's ledger instead of settings given here; see also --delta, --adjacency."
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Epsilon that the paper's accounting claims, and epsilon that holds."""
-    from edp_lab.errors import UsageError
     from edp_lab.privacy import Adjacency, Alpha, Mechanism, accountant_for, judge
     from edp_lab.privacy.calibration import Budget
 
@@ -83,16 +70,14 @@ def account(
         if adjacency.lower() not in known:
             raise UsageError(f"unknown adjacency {adjacency!r}: choose {', '.join(known)}")
         neighbours = known[adjacency.lower()]
-    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    _refuse_contradictions(given, decay, sampling_rate)
+    _refuse_contradictions(given(ctx), decay, sampling_rate)
     if run is not None:
         from edp_lab.training import read_record, run_ledger
 
         ledger, record = run_ledger(run), read_record(run)
         mechanism, bill = ledger.mechanism, ledger.bill()
         published = not record["config"].get("private_seed", False)
-        delta = delta if "delta" in given else record["guarantee"]["delta"]
+        delta = delta if "delta" in given(ctx) else record["guarantee"]["delta"]
     else:
         if alpha_source is None:
             alpha_source = Alpha.PRIVATE if as_printed else Alpha.NONE
@@ -116,28 +101,25 @@ def account(
         budget = Budget(target_epsilon, delta, neighbours, utterances_per_person)
         report["calibration"] = _calibration(mechanism, bill, budget, tight)
     if as_json:
-        print(json.dumps(report, indent=2, allow_nan=False))
+        print_json(report, allow_nan=False)
     else:
         _print(report, mechanism, tight)
 
 
-def _refuse_contradictions(given: set[str], decay: str, sampling_rate: float | None) -> None:
+def _refuse_contradictions(named: set[str], decay: str, sampling_rate: float | None) -> None:
     """Options that would silently count for nothing."""
-    from edp_lab.errors import UsageError
-
-    idle = sorted(given - {"run", "delta", "adjacency", "utterances_per_person", "target_epsilon", "as_json", "tight"})
-    if "run" in given and idle:
+    idle = sorted(named - OF_A_RUN)
+    if "run" in named and idle:
         raise UsageError(f"--{idle[0].replace('_', '-')} is read from the run's ledger: drop it, or drop --run")
-    if {"steps", "epochs"} <= given:
+    if {"steps", "epochs"} <= named:
         raise UsageError("--steps and --epochs say the same in two ways: give one of them")
-    if "tau" in given and decay == "none":
+    if "tau" in named and decay == "none":
         raise UsageError("--tau counts only with a decay: add --decay linear or --decay exponential")
-    if "tight" in given and sampling_rate is None:
+    if "tight" in named and sampling_rate is None:
         raise UsageError("--tight counts only with --sampling-rate, as disjoint batches are accounted exactly: drop it")
 
 
 def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) -> dict[str, Any]:
-    from edp_lab.errors import UsageError
     from edp_lab.privacy import NoGuarantee, claim
 
     try:
@@ -206,9 +188,6 @@ def _print(report: dict[str, Any], mechanism: Mechanism, tight: bool) -> None:
     decays = mechanism.decay != "none"
     claimed, holds = report["claimed"], report["holds"]
 
-    def number(value: float | None) -> str:
-        return "none" if value is None else f"{value:.6g}"
-
     def bound(epsilon: float | None) -> str:
         return "none" if epsilon is None else upward(epsilon, 6)
 
@@ -258,3 +237,59 @@ def _print(report: dict[str, Any], mechanism: Mechanism, tight: bool) -> None:
     print()
     for clause in holds["scope"].split("; "):
         print(textwrap.fill(clause, 100, initial_indent="  ", subsequent_indent="      "))
+
+
+# ---- The epsilons of Table 1 ----------------------------------------------------------------------------------------
+
+
+def table1_epsilon(as_json: Json = False) -> None:
+    """Every epsilon of the paper's Table 1: a setting that explains it, and the true epsilon of that setting."""
+    from edp_lab.reproduce.paper.table1_epsilon import explain_table1
+
+    result = explain_table1()
+    if as_json:
+        print_json(asdict(result))
+    else:
+        _show_table1(result)
+
+
+def _show_table1(result: Table1Epsilon) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from edp_lab.privacy import Decay
+
+    console = screen(markup=True)
+    console.print(
+        f"log10 epsilon in Table 1: as printed -> true (rounded up) if alpha were public, N = {result.num_gpus} GPUs,\n"
+        "and a setting that explains the printed value: z0, tau, number of epochs T."
+    )
+    table = Table("model", "corpus", *(f"{decay} decay".replace("none", "no") for decay in Decay), box=SIMPLE_HEAD)
+    for start in range(0, len(result.rows), len(Decay)):
+        cells = result.rows[start : start + len(Decay)]
+        table.add_row(cells[0].model, cells[0].corpus, *map(_cell, cells))
+    console.print(table)
+    console.print(_epochs(result))
+    console.print(result.note)
+    console.print("With alpha from private gradients, as in the paper, no epsilon holds at all.")
+    console.print("* On paper only: float32 arithmetic swallows the noise of this setting before the last epoch.")
+
+
+def _cell(row: ExplainedEpsilon) -> str:
+    setting = row.closest
+    tau = "" if setting.tau is None else f" tau {setting.tau:g}"
+    true = math.ceil(row.true_log10_epsilon * 10) / 10
+    mark = "" if row.survives_float32 else " *"
+    return f"{row.log10_epsilon} -> {true}{mark}\n[dim]z0 {setting.z0:.3g}{tau} T {setting.epochs}[/dim]"
+
+
+def _epochs(result: Table1Epsilon) -> str:
+    ranges = [(row, *row.epochs_range) for row in result.rows if row.epochs_range]
+    high, least, _ = max(ranges, key=lambda item: item[1])
+    low, _, most = min(ranges, key=lambda item: item[2])
+    common = " or ".join(map(str, result.common_epochs))
+    return (
+        f"{len(ranges)} of the {len(result.rows)} values can be explained, each with a T of its own; all of them with "
+        f"one T only if T = {common}:\n{high.log10_epsilon} ({high.model}, {high.corpus}, {high.decay}) needs "
+        f"T >= {least}, {low.log10_epsilon} ({low.model}, {low.corpus}, {low.decay}) needs T <= {most}."
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edp_lab.cli.train import Json
+from edp_lab.cli.options import Json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,7 +85,7 @@ def _computed(chosen: Sequence[str]) -> ClaimsTable:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from edp_lab.cli.bench import _surroundings
+    from edp_lab.cli.bench import surroundings
     from edp_lab.reproduce.claims import ClaimsTable, compute, find
 
     torch.set_num_threads(1)  # networks this small gain nothing from a second one
@@ -102,7 +102,7 @@ def _computed(chosen: Sequence[str]) -> ClaimsTable:
                 console.print(line)
             else:
                 print(line, file=sys.stderr, flush=True)
-    return ClaimsTable(tuple(entries), **_surroundings())
+    return ClaimsTable(tuple(entries), **surroundings())
 
 
 # ---- On a terminal ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edp_lab.cli.train import Json
+from edp_lab.cli.options import Json
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -1,34 +1,119 @@
-"""``edp-lab course``: run the course's notebooks, list them, or open them in JupyterLab."""
+"""``edp-lab course``: run the course's notebooks, list, build and open them, grade answers, make them a web site."""
 
 from __future__ import annotations
 
 import ast
-import json
+import csv
+import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, fields
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 
-from edp_lab.cli import site as publish
-from edp_lab.cli.course_options import (
-    DEFAULT_JOBS,
-    DEFAULT_NOTEBOOKS,
-    DEFAULT_OUT,
-    Jobs,
-    Mode,
-    ModeOption,
-    NotebooksDir,
-    Only,
-    listening,
-    names_in,
-)
-from edp_lab.cli.grade import grade
-from edp_lab.cli.paths import output_folder
+import edp_lab
+from edp_lab.cli.options import App, output_folder
+from edp_lab.cli.output import print_json
 from edp_lab.errors import UsageError
 
-course_app = typer.Typer(help="Run the course's notebooks, list them, or open them.", no_args_is_help=True)
-course_app.command("grade")(grade)
+if TYPE_CHECKING:
+    from edp_lab.course.publish.grading import Grade
+    from edp_lab.course.publish.runner import CourseRun, NotebookRun, Progress
+
+DEFAULT_NOTEBOOKS = Path(edp_lab.__file__).parents[1] / "notebooks"  # beside the package in a clone of the project
+DEFAULT_JOBS = min(2, os.cpu_count() or 1)
+DEFAULT_OUT = Path("runs/course")
+
+
+class Mode(StrEnum):
+    """How long a notebook may take: quick is for a class and for CI, full for real results."""
+
+    quick = "quick"
+    full = "full"
+
+
+NotebooksDir = Annotated[
+    Path,
+    typer.Option("--notebooks", help="Folder of the notebooks.", show_default="the project's notebooks/"),
+]
+ModeOption = Annotated[Mode, typer.Option("--mode", help="quick: seconds per notebook; full: real training.")]
+Only = Annotated[str | None, "Numbers or names of notebooks, with commas between, such as 03,04; else all."]
+Jobs = Annotated[int, "Notebooks at once; with two or more, each has one thread."]
+
+
+def names_in(only: str | None) -> list[str]:
+    """What `--only` names."""
+    return [name.strip() for name in (only or "").split(",") if name.strip()]
+
+
+OPTIONS_OF_OTHERS = {"allow_extra_args": True, "ignore_unknown_options": True}  # Jupyter's or Voila's
+
+course_app = App(help="Run the course's notebooks, list them, or open them.", no_args_is_help=True)
+
+
+# ---- Grading ---------------------------------------------------------------------------------------------------------
+
+
+@course_app.command()
+def grade(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="One folder per student: DIR/ada/01_coins.ipynb.")],
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a row per exercise as CSV on stdout.")] = False,
+    seed_from: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV with the columns student and seed; else seeds come from the names."),
+    ] = None,
+    timeout: Annotated[float, "Seconds for the answers of one notebook, after its imports."] = 60,
+    notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
+) -> None:
+    """Judge the exercises in submitted notebooks. SUBMITTED CODE IS EXECUTED on this machine, with your rights.
+
+    Run it in a container or in an account that has nothing to lose: each notebook has a process of its own with a time
+    limit, which stops endless loops and crashes, but not malice.
+
+    DIR has one folder per student, named after the student. In it (or deeper), every notebook whose name begins with a
+    number of the course, such as 01, is graded. Only cells that begin with "# EXERCISE name" are run, after the imports
+    and parameters of the course's own notebook; what an answer needs must be in its cell.
+
+    CSV columns: student, notebook, exercise, status (solved, wrong, open, missing, timeout, crashed or unreadable),
+    message, seed. A line per student in words goes to the terminal. Exit status: 0 graded, whatever the answers are;
+    2 bad arguments.
+    """
+    from edp_lab.course.publish.grading import Grade, Grader, read_seeds, strays, students, total
+
+    seeds = students(folder, read_seeds(seed_from) if seed_from else None)
+    grader = Grader(notebooks_dir, timeout)
+    console = Console(stderr=as_csv, highlight=False, markup=False, emoji=False, soft_wrap=True)  # names are names
+    table = csv.writer(sys.stdout, lineterminator="\n")
+
+    def tell(name: str, grades: list[Grade]) -> None:
+        console.print(f"{name}: {total(grades)}")
+        if as_csv:
+            table.writerows(map(_cell, astuple(row)) for row in grades)
+
+    if as_csv:
+        table.writerow(field.name for field in fields(Grade))
+    for place, seed in seeds.items():
+        with console.status(place.name):
+            grades = grader.grade(place, seed)
+        tell(place.name, grades)
+    for row in strays(folder):
+        tell("in no student's folder", [row])
+
+
+def _cell(value: str | int) -> str:
+    """On one line, and nothing that a spreadsheet takes for a formula."""
+    text = " ".join(str(value).split())
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+# ---- Notebooks -------------------------------------------------------------------------------------------------------
 
 
 @course_app.command("run")
@@ -41,11 +126,9 @@ def run(
         typer.Option(metavar="NAME=VALUE", help="A parameter, for the notebooks that have it; repeatable."),
     ] = None,
     jobs: Jobs = DEFAULT_JOBS,
-    timeout: Annotated[float, typer.Option(help="Seconds that one cell may take.")] = 600,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Skip what went well in --out before and has not changed since.")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the executed copies and pages.")] = DEFAULT_OUT,
+    timeout: Annotated[float, "Seconds that one cell may take."] = 600,
+    resume: Annotated[bool, "Skip what went well in --out before and has not changed since."] = False,
+    out: Annotated[Path, "Folder for the executed copies and pages."] = DEFAULT_OUT,
     notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
@@ -54,23 +137,14 @@ def run(
     With --json: a list of {notebook, status ("ok" or "failed"), seconds, memory_mb, error}.
     Exit status: 0 all ran, 1 a notebook failed, 2 bad arguments.
     """
-    from edp_lab.course.publish.runner import course_notebooks, run_course
-
     values = dict(_name_and_value(text) for text in parameter or ())
     names = [*(notebooks or ()), *names_in(only)]
-    with listening(len(course_notebooks(notebooks_dir, names)), quiet=as_json) as listen:
-        course = run_course(
-            notebooks_dir,
-            output_folder(out),
-            mode.value,
-            names,
-            values,
-            jobs=jobs,
-            timeout=timeout,
-            resume=resume,
-            listen=listen,
-        )
-    print(json.dumps([run.row for run in course.runs], indent=2) if as_json else course.index)
+    how = {"parameters": values, "jobs": jobs, "timeout": timeout, "resume": resume}
+    course = _run_course(notebooks_dir, out, "--out", mode, names, quiet=as_json, **how)
+    if as_json:
+        print_json([run.row for run in course.runs])
+    else:
+        print(course.index)
     raise typer.Exit(0 if course.ok else 1)
 
 
@@ -112,7 +186,7 @@ def build(
         print(path)
 
 
-@course_app.command("lab", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@course_app.command("lab", context_settings=OPTIONS_OF_OTHERS)
 def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
     """Open JupyterLab on the first notebook, on this machine only; it asks for no news and no updates.
 
@@ -126,14 +200,6 @@ def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS)
     raise typer.Exit(serve([*command, *context.args], environment))
 
 
-course_app.command("html")(publish.html)
-course_app.command("slides")(publish.slides)
-course_app.command("api")(publish.api)
-course_app.command("dashboard", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    publish.dashboard
-)
-
-
 def _name_and_value(text: str) -> tuple[str, Any]:
     """``NAME=VALUE`` with a Python literal, or plain text, as the value."""
     name, equals, value = text.partition("=")
@@ -143,3 +209,125 @@ def _name_and_value(text: str) -> tuple[str, Any]:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
+
+
+# ---- Pages -----------------------------------------------------------------------------------------------------------
+
+Executed = Annotated[Path, "Where `edp-lab course run` has put its results; what is missing or old there is run."]
+
+
+@course_app.command()
+def html(
+    out: Annotated[Path, "Folder of the site."] = Path("runs/site"),
+    mode: ModeOption = Mode.quick,
+    executed: Executed = DEFAULT_OUT,
+    jobs: Jobs = DEFAULT_JOBS,
+    notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
+) -> None:
+    """Write the executed course as a web site that needs no network; print its index's path.
+
+    All notebooks, and the Markdown files beside them (glossary, teacher's guide). Exit status: 1 a notebook failed.
+    """
+    from edp_lab.course.publish.site import write_site
+
+    folder = output_folder(out)
+    print(write_site(_executed(notebooks_dir, executed, mode, None, jobs).runs, notebooks_dir, folder))
+
+
+@course_app.command()
+def slides(
+    only: Only = None,
+    out: Annotated[Path, "Folder of the slides."] = Path("runs/slides"),
+    mode: ModeOption = Mode.quick,
+    executed: Executed = DEFAULT_OUT,
+    jobs: Jobs = DEFAULT_JOBS,
+    notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
+) -> None:
+    """Write the executed notebooks as reveal.js slides that need no network; print their index's path.
+
+    Exit status: 1 a notebook failed.
+    """
+    from edp_lab.course.publish.site import write_slides
+
+    folder = output_folder(out)
+    print(write_slides(_executed(notebooks_dir, executed, mode, only, jobs).runs, folder))
+
+
+@course_app.command()
+def api(out: Annotated[Path, "Folder of the pages."] = Path("runs/api")) -> None:
+    """Write the reference of the Python package as web pages with a search box that need no network."""
+    from edp_lab.course.publish.site import write_api
+
+    print(write_api(output_folder(out)))
+
+
+@course_app.command(context_settings=OPTIONS_OF_OTHERS)
+def dashboard(context: typer.Context, only: Only = None, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
+    """Serve the panels without code or text, by Voila, on this machine only, to those who have the printed token.
+
+    Further options go to Voila, such as --no-browser or --port 8899.
+    """
+    from edp_lab.course.publish.runner import course_notebooks
+    from edp_lab.course.publish.serve import dashboard_command, panels_only, serve
+
+    with panels_only(course_notebooks(notebooks_dir, names_in(only))) as folder:
+        command, environment = dashboard_command(folder)
+        code = serve([*command, *context.args], environment)
+    raise typer.Exit(code)
+
+
+def _executed(notebooks_dir: Path, executed: Path, mode: Mode, only: str | None, jobs: int) -> CourseRun:
+    """The executed notebooks; those that are unchanged since an earlier run are taken from there."""
+    course = _run_course(
+        notebooks_dir, executed, "--executed", mode, names_in(only), quiet=True, jobs=jobs, resume=True
+    )
+    if not course.ok:
+        raise typer.Exit(1)
+    return course
+
+
+def _run_course(
+    notebooks_dir: Path, out: Path, option: str, mode: Mode, names: list[str], quiet: bool, **how: Any
+) -> CourseRun:
+    from edp_lab.course.publish.runner import course_notebooks, run_course
+
+    with listening(len(course_notebooks(notebooks_dir, names)), quiet) as listen:
+        return run_course(notebooks_dir, output_folder(out, option), mode.value, names, listen=listen, **how)
+
+
+# ---- Progress --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def listening(total: int, quiet: bool = False) -> Iterator[Callable[[Progress | NotebookRun], None]]:
+    """A listener for `run_course`: a bar per running notebook on a terminal, a line per finished one everywhere.
+
+    `quiet`: both go to standard error, because standard output is for JSON.
+    """
+    from edp_lab.course.publish.runner import NotebookRun
+
+    console, ended = Console(stderr=quiet), 0
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        running: dict[Path, TaskID] = {}
+
+        def listen(event: Progress | NotebookRun) -> None:
+            nonlocal ended
+            if isinstance(event, NotebookRun):
+                ended += 1
+                if event.path in running:
+                    bars.remove_task(running.pop(event.path))
+                console.print(_line(event, ended, total), markup=False, highlight=False, soft_wrap=True)
+            else:
+                if event.path not in running:
+                    running[event.path] = bars.add_task(f"{event.path.stem}, cell")
+                bars.update(running[event.path], completed=event.done + 1, total=event.of)
+
+        yield listen
+
+
+def _line(run: NotebookRun, number: int, total: int) -> str:
+    """``[3/12] 02_dp_sgd  ok  12.3 s  640 MB``; below it the error of a run that failed."""
+    verdict = "failed" if run.error else "ok, as before" if run.reused else "ok"
+    line = f"[{number}/{total}] {run.path.stem:<26} {verdict:<13} {run.seconds:6.1f} s {run.memory_mb:6.0f} MB"
+    return f"{line}\n      {run.error}" if run.error else line

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edp_lab.cli.options import Json
+from edp_lab.cli.output import telling
 from edp_lab.cli.reproduce_tables import FILES, PAGE, Resume, Workers, html_table, interval, print_table, write_table
-from edp_lab.cli.status import telling
-from edp_lab.cli.train import Json
 
 if TYPE_CHECKING:
     from edp_lab.reproduce.pareto import Point

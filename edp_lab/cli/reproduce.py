@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edp_lab.cli.options import App, Json
+from edp_lab.cli.output import telling
 from edp_lab.cli.pareto import pareto
 from edp_lab.cli.reproduce_tables import table1, table2
-from edp_lab.cli.status import telling
-from edp_lab.cli.train import Json
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 WIDTH = 120
 FILES = ("thesis.json", "thesis.csv", "thesis.html")
 
-reproduce_app = typer.Typer(no_args_is_help=True, help="Tables and figures of the sources, ours beside theirs.")
+reproduce_app = App(no_args_is_help=True, help="Tables and figures of the sources, ours beside theirs.")
 
 
 for command in (table1, table2, pareto):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edp_lab.cli.status import telling
-from edp_lab.cli.train import Json
+from edp_lab.cli.options import Json
+from edp_lab.cli.output import telling
 
 if TYPE_CHECKING:
     from rich.table import Table

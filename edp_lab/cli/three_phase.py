@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
-from edp_lab.cli.train import Json
+from edp_lab.cli.options import App, Delta, Json, chosen
+from edp_lab.cli.output import bar, print_json, screen, table
+from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from edp_lab.three_phase.instructors import Event
     from edp_lab.three_phase.phases import Part, ThreePhaseRecord
 
-WIDTH = 120
 MEANS = ("precision", "recall", "f_score")
 EPSILONS = ("epsilon", "of image")  # of one training example, and of its image alone
 
-three_phase_app = typer.Typer(no_args_is_help=True, help="The thesis' input noise, instructors and understudy.")
+three_phase_app = App(no_args_is_help=True, help="The thesis' input noise, instructors and understudy.")
 
 
 @three_phase_app.callback()
@@ -33,27 +30,24 @@ def _three_phases() -> None:
 
 @three_phase_app.command()
 def run(
-    data: Annotated[str, typer.Option(help="digits (embedded) or mnist (edp-lab data fetch mnist).")] = "digits",
-    model: Annotated[str, typer.Option(help="cnn (two convolutions), alexnet, vgg or mlp.")] = "cnn",
-    phases: Annotated[str, typer.Option(help="Which phases take part, such as 1,2,3 or 2,3.")] = "1,2,3",
-    sigma: Annotated[float, typer.Option(help="Phase I: standard deviation of the noise on a pixel in [0, 1].")] = 0.6,
-    instructors: Annotated[int, typer.Option(help="Phase II: networks on disjoint parts of the training set.")] = 10,
-    vote: Annotated[str, typer.Option(help="hard, soft, laplace, gaussian or confident.")] = "laplace",
-    vote_epsilon: Annotated[float, typer.Option(help="Of one noised label; all of them together cost more.")] = 0.2,
-    labels: Annotated[int | None, typer.Option(help="Public images put to the vote (default: all).")] = None,
-    method: Annotated[str, typer.Option(help="Training of the instructors: adam, dp-adam, sgd ...")] = "adam",
-    understudy: Annotated[str, typer.Option(help="Phase III: training of the understudy, likewise.")] = "adam",
-    train_epsilon: Annotated[float, typer.Option(help="Of each network trained with a private method.")] = 7.0,
-    delta: Annotated[
-        float, typer.Option(help="Delta of (epsilon, delta): a slack that should be well below 1/n.")
-    ] = 1e-5,
-    epochs: Annotated[int | None, typer.Option(help="Of every network (default: as its examples need).")] = None,
-    seed: Annotated[int, typer.Option(help="Published, so that the run can be repeated.")] = 0,
-    private_seed: Annotated[
-        bool, typer.Option("--private-seed", help="Draw all noise from a secret key, so that epsilon holds.")
-    ] = False,
+    ctx: typer.Context,
+    data: Annotated[str, "digits (embedded) or mnist (edp-lab data fetch mnist)."] = "digits",
+    model: Annotated[str, "cnn (two convolutions), alexnet, vgg or mlp."] = "cnn",
+    phases: Annotated[str, "Which phases take part, such as 1,2,3 or 2,3."] = "1,2,3",
+    sigma: Annotated[float, "Phase I: standard deviation of the noise on a pixel in [0, 1]."] = 0.6,
+    instructors: Annotated[int, "Phase II: networks on disjoint parts of the training set."] = 10,
+    vote: Annotated[str, "hard, soft, laplace, gaussian or confident."] = "laplace",
+    vote_epsilon: Annotated[float, "Of one noised label; all of them together cost more."] = 0.2,
+    labels: Annotated[int | None, "Public images put to the vote (default: all)."] = None,
+    method: Annotated[str, "Training of the instructors: adam, dp-adam, sgd ..."] = "adam",
+    understudy: Annotated[str, "Phase III: training of the understudy, likewise."] = "adam",
+    train_epsilon: Annotated[float, "Of each network trained with a private method."] = 7.0,
+    delta: Delta = 1e-5,
+    epochs: Annotated[int | None, "Of every network (default: as its examples need)."] = None,
+    seed: Annotated[int, "Published, so that the run can be repeated."] = 0,
+    private_seed: Annotated[bool, "Draw all noise from a secret key, so that epsilon holds."] = False,
     workers: Annotated[
-        int | None, typer.Option(help="Processes that train instructors (default: one, or one per core for mnist).")
+        int | None, "Processes that train instructors (default: one, or one per core for mnist)."
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -61,71 +55,32 @@ def run(
     from edp_lab.corpora.images import load_images
     from edp_lab.three_phase.phases import ThreePhaseSettings, run_three_phase
 
-    settings = ThreePhaseSettings(
-        model=model,
-        phases=_phases(phases),
-        instructors=instructors,
-        sigma=sigma,
-        vote=vote,
-        vote_epsilon=vote_epsilon,
-        labels=labels,
-        method=method,
-        understudy_method=understudy,
-        train_epsilon=train_epsilon,
-        delta=delta,
-        epochs=epochs,
-        seed=seed,
-        private_seed=private_seed,
-        workers=workers,
-    )
+    settings = chosen(ctx, ThreePhaseSettings, phases=_phases(phases))
     images = load_images(data, seed)
-    with _progress() as listener:
-        record = run_three_phase(settings, images, listener)
+    with bar("training") as (update, say):
+
+        def listen(event: Event) -> None:
+            update(event.epoch, event.epochs, description=event.part)
+            if event.epoch == event.epochs:
+                accuracy = "" if event.accuracy is None else f"  accuracy {event.accuracy:.3f}"
+                say(f"{event.part:<16} {event.epochs:>4} epochs  loss {event.loss:.3f}{accuracy}")
+
+        record = run_three_phase(settings, images, listen)
     if as_json:
-        print(json.dumps(record.as_json(), indent=2, allow_nan=False))
+        print_json(record.as_json(), allow_nan=False)
     else:
         _print(record)
 
 
 def _phases(text: str) -> tuple[int, ...]:
-    from edp_lab.errors import UsageError
-
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"phases are {text!r}: give some of 1, 2 and 3, such as 1,2,3") from None
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[Event], None]]:
-    """A bar on a terminal, and a line for each network that is done; all on standard error."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("training", total=None)
-
-        def listen(event: Event) -> None:
-            bar.update(task, description=event.part, completed=event.epoch, total=event.epochs)
-            if event.epoch < event.epochs:
-                return
-            accuracy = "" if event.accuracy is None else f"  accuracy {event.accuracy:.3f}"
-            line = f"{event.part:<16} {event.epochs:>4} epochs  loss {event.loss:.3f}{accuracy}"
-            if console.is_terminal:
-                console.print(line, highlight=False)
-            else:
-                sys.stderr.write(line + "\n")
-                sys.stderr.flush()
-
-        yield listen
-
-
 def _print(record: ThreePhaseRecord) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    console = screen()
     settings, data = record.settings, record.data
     seed = "secret" if settings.private_seed else settings.seed
     console.print(
@@ -139,19 +94,17 @@ def _print(record: ThreePhaseRecord) -> None:
     if any(part.image_epsilon is not None for part in record.parts) and not settings.private_seed:
         console.print(f"seed {seed} is published: who knows it redraws the noise; --private-seed makes epsilons hold")
     console.print("\n" + _cost(record))
-    console.print(_beside(record))
+    beside = Table("", "the thesis says", "here", box=SIMPLE_HEAD)
+    for row in record.comparisons:
+        beside.add_row(row.row, row.thesis, row.here)
+    console.print(beside)
 
 
 def _parts(record: ThreePhaseRecord) -> Table:
     """Instructors share a row: the mean of their scores, and from which accuracy to which."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from edp_lab.three_phase.phases import THESIS_ACCURACY
 
-    table = Table(box=SIMPLE_HEAD)
-    for heading in ("", "examples", "accuracy %", "thesis", "precision", "recall", "F-score", "seconds", *EPSILONS):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    lines = [["", "examples", "accuracy %", "thesis", "precision", "recall", "F-score", "seconds", *EPSILONS]]
     thesis = THESIS_ACCURACY.get(record.settings.model, {})
     for name in dict.fromkeys(_name(part, record) for part in record.parts):
         parts = [part for part in record.parts if _name(part, record) == name]
@@ -159,8 +112,8 @@ def _parts(record: ThreePhaseRecord) -> Table:
         means = [f"{100 * statistics.fmean(getattr(part.scores, mean) for part in parts):.1f}" for mean in MEANS]
         seconds = f"{sum(part.seconds for part in parts):.1f}" if parts[0].rows else ""
         epsilons = [_worst([getattr(part, kind) for part in parts]) for kind in ("epsilon", "image_epsilon")]
-        table.add_row(name, f"{parts[0].examples:,}", _accuracy(parts), printed, *means, seconds, *epsilons)
-    return table
+        lines.append([name, f"{parts[0].examples:,}", _accuracy(parts), printed, *means, seconds, *epsilons])
+    return table(lines, show_edge=True, pad_edge=True)
 
 
 def _name(part: Part, record: ThreePhaseRecord) -> str:
@@ -173,7 +126,7 @@ def _accuracy(parts: list[Part]) -> str:
     """With its 95 % interval, or of several networks the mean, and the range from worst to best."""
     found = [100 * part.scores.accuracy for part in parts]
     if len(parts) > 1:
-        return f"{statistics.fmean(found):.1f} [{min(found):.0f} to {max(found):.0f}]".replace("[", r"\[")
+        return f"{statistics.fmean(found):.1f} [{min(found):.0f} to {max(found):.0f}]"
     low, high = (100 * end for end in parts[0].scores.interval)
     return f"{found[0]:.1f} ({low:.0f} to {high:.0f})"
 
@@ -202,13 +155,3 @@ def _cost(record: ThreePhaseRecord) -> str:
         f"{account.delta:g}{status}, by way of adding up: {ways}.\n"
         f"For these very votes {account.data_dependent_epsilon:.4g}: {account.data_dependent_note}."
     )
-
-
-def _beside(record: ThreePhaseRecord) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table("", "the thesis says", "here", box=SIMPLE_HEAD)
-    for row in record.comparisons:
-        table.add_row(row.row, row.thesis, row.here)
-    return table

@@ -1,13 +1,26 @@
-"""One training loop, the eDP-SGD step, and the run record."""
+"""One training loop, the eDP-SGD step, and the run record. Torch is imported with the first name that needs it."""
 
-from edp_lab.training.config import TrainConfig
-from edp_lab.training.dp_step import PrivateStep
-from edp_lab.training.gradients import trainable
-from edp_lab.training.inference import evaluate_run, predict_texts, run_ledger
-from edp_lab.training.run_folder import read_record
-from edp_lab.training.run_session import resume, train
-from edp_lab.training.trainer import EpochDone, StepDone
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from edp_lab.training.config import TrainConfig
+    from edp_lab.training.dp_step import PrivateStep
+    from edp_lab.training.gradients import trainable
+    from edp_lab.training.inference import evaluate_run, predict_texts, run_ledger
+    from edp_lab.training.run_folder import read_record
+    from edp_lab.training.run_session import resume, train
+    from edp_lab.training.trainer import EpochDone, StepDone
+
+_WHERE = {
+    "config": ("TrainConfig",),
+    "dp_step": ("PrivateStep",),
+    "gradients": ("trainable",),
+    "inference": ("evaluate_run", "predict_texts", "run_ledger"),
+    "run_folder": ("read_record",),
+    "run_session": ("resume", "train"),
+    "trainer": ("EpochDone", "StepDone"),
+}
 __all__ = [
     "EpochDone",
     "PrivateStep",
@@ -21,3 +34,10 @@ __all__ = [
     "train",
     "trainable",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _WHERE.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,16 +1,20 @@
-"""Everything a training run is told, checked before anything is written."""
+"""Everything a training run is told, checked before anything is written.
+
+Importing this brings neither torch nor scipy: ``edp-lab --help`` reads the fields of `TrainConfig`.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 from numbers import Integral
+from typing import TYPE_CHECKING, Annotated
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Alpha, Mechanism
-from edp_lab.training.batches import Batches
-from edp_lab.training.noise import KINDS
-from edp_lab.training.optimizers import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from edp_lab.privacy import Alpha, Mechanism
+    from edp_lab.training.batches import Batches
 
 METHODS = ("sgd", "edp-sgd", "dp-sgd", "dp-sgd-naive")
 SAMPLINGS = ("shuffle", "poisson")
@@ -38,64 +42,96 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
 class TrainConfig:
     """One training run; the command line, a notebook panel and a test all build this same object.
 
+    Beside each field stands what it is, which is also the help of ``edp-lab train``. More of some:
+
     Attributes:
-        corpus: a name of the catalogue or the path of a user's own corpus.
-        model: "clc" or "bert".
-        method: "sgd" (no privacy), "edp-sgd", or "dp-sgd", whose every utterance is clipped alone ("dp-sgd-naive": the
-            same numbers from one backward pass per utterance, as the paper timed it).
+        method: "dp-sgd-naive" gives the numbers of "dp-sgd" from one backward pass per utterance.
         clip_norm, z0, decay, tau: the paper's C, z0, d and tau; see `edp_lab.privacy.Mechanism` for what z0 means.
-        num_devices: N; those beyond `processes` are simulated.
-        processes: on how many real processes the devices live.
-        micro_batch_size: utterances that share a clip; None is ceil(batch / N) for eDP-SGD, as in the paper, and 1 for
-            DP-SGD. In between lies the ladder: a device holds several micro-batches.
-        sampling: "shuffle" or "poisson", see `edp_lab.training.batches`; None is "poisson" for DP-SGD, else "shuffle".
-        optimizer: "adam" (as the paper), "dp-adam" or "dp-adambc", see `edp_lab.training.optimizers`.
-        precision: of parameters and gradients, "float32" or "float64".
-        as_printed: Algorithm 1 verbatim instead of the sound mechanism.
-        alpha: "none", "public:CORPUS" or "private"; None is "private" as printed and "none" when sound.
-        delta: None is n^-1.1 for n training utterances.
-        size: "paper" (hidden 384 / BERT 4 layers), "medium" (hidden 128) for many models, "small" for demonstrations.
-        intent_weight: of an utterance's intent in its loss, where its slots count 1: a clipped gradient points there.
-        dropout: share of each trained representation that is dropped, the same units for all words of an utterance.
+        micro_batch_size: between ceil(batch / N), as in the paper, and 1 lies the ladder: a device holds several
+            micro-batches.
+        sampling: see `edp_lab.training.batches`.
+        optimizer: see `edp_lab.training.optimizers`.
+        size: "paper" is hidden 384 / BERT 4 layers, "medium" hidden 128; see `SIZES`, and `LEARNING_RATES` for `lr`.
+        intent_weight: a clipped gradient points where the larger part of the loss is.
+        dropout: the same units for all words of an utterance.
         pretrained: frozen word vectors or a frozen encoder for the CLC, what BERT starts from (`edp-lab pretrain`).
-        lr: Adam's learning rate; None is that of `LEARNING_RATES` for size and model.
-        lr_schedule: "linear" lets the learning rate fall to 0 over the run, "constant" does not.
-        seed: of the split and the initial weights, and of order, dropout and noise unless `private_seed`.
-        private_seed: draw the key of order, dropout and noise from the operating system, and never publish it.
-        noise: "aggregate" draws the devices' noise as one Gaussian of the right variance; "per-device" draws N;
-            "shared" lets all devices add one common draw, which on one process is the aggregate.
+        seed: of order, dropout and noise unless `private_seed`, whose key is drawn from the operating system and never
+            published.
+        noise: "aggregate" has the right variance; "shared" is on one process the aggregate.
     """
 
     corpus: str
-    model: str = "clc"
-    method: str = "edp-sgd"
-    clip_norm: float = 1.0
-    z0: float = 0.03
-    decay: str = "none"
-    tau: float = 0.1
-    num_devices: int = 8
-    processes: int = 1
-    micro_batch_size: int | None = None
-    sampling: str | None = None
-    optimizer: str = "adam"
-    precision: str = "float32"
-    as_printed: bool = False
-    alpha: str | None = None
-    delta: float | None = None
-    batch_size: int = 64
-    lr: float | None = None
-    lr_schedule: str = "linear"
-    epochs: int = 12
-    seed: int = 0
-    private_seed: bool = False
-    size: str = "paper"
-    dropout: float = 0.3
-    intent_weight: float = 1.0
-    pretrained: str | None = None
-    noise: str = "aggregate"
-    keep_duplicates_together: bool = True
+    model: Annotated[str, "clc (character CNN, bi-LSTM, CRF) or bert."] = "clc"
+    method: Annotated[
+        str,
+        "sgd (no privacy), edp-sgd, dp-sgd (every utterance clipped alone) or dp-sgd-naive (the same in a loop, as "
+        "slow as the paper timed it).",
+    ] = "edp-sgd"
+    clip_norm: Annotated[float, "Clip norm C of a device's gradient."] = 1.0
+    z0: Annotated[
+        float,
+        "Noise multiplier of the first epoch (t = 0). Sound: noise over sensitivity; as printed: std(y)/C of one "
+        "device, 2 sqrt(N) times less noise at the same number.",
+    ] = 0.03
+    decay: Annotated[str, "Of the noise by epoch: none, linear or exponential."] = "none"
+    tau: Annotated[float, "Decay rate: linear 1/(1 + tau t), exponential e^(-tau t)."] = 0.1
+    num_devices: Annotated[
+        int, "Devices N, fewer than --batch-size; those that are not there are simulated exactly."
+    ] = 8
+    processes: Annotated[int, "Real processes that share the devices; more than one are started by Accelerate."] = 1
+    micro_batch_size: Annotated[
+        int | None, "Utterances that share a clip (default: batch size over devices; 1 for dp-sgd)."
+    ] = None
+    sampling: Annotated[
+        str | None,
+        "shuffle (disjoint batches) or poisson (default: shuffle; poisson for dp-sgd).",
+    ] = None
+    optimizer: Annotated[
+        str,
+        "adam, dp-adam or dp-adambc (which takes the noise out of Adam's second moment).",
+    ] = "adam"
+    precision: Annotated[str, "float32 or float64."] = "float32"
+    as_printed: Annotated[
+        bool, "The step of Algorithm 1 verbatim, not the sound one; schedule and dropout stay ours."
+    ] = False
+    alpha: Annotated[
+        str | None, "Layer scales: none, public:CORPUS or private (default: none; private if --as-printed)."
+    ] = None
+    delta: Annotated[
+        float | None,
+        "Delta of (epsilon, delta): a slack, well below 1/n for n training utterances (default: n^-1.1).",
+    ] = None
+    batch_size: Annotated[int, "Utterances per step, over all devices."] = 64
+    lr: Annotated[
+        float | None,
+        "Adam's learning rate (default: 0.002 for clc, 0.0005 for bert, larger if small).",
+    ] = None
+    lr_schedule: Annotated[str, "linear (falls to 0 over the run) or constant."] = "linear"
+    epochs: Annotated[int, "Passes over the training set."] = 12
+    seed: Annotated[int, "Split, initial weights, order, noise."] = 0
+    private_seed: Annotated[
+        bool,
+        "Draw order, dropout and noise from a secret key, so that epsilon really holds.",
+    ] = False
+    size: Annotated[str, "paper (its layers and widths), medium (a third as wide) or small (a quick look)."] = "paper"
+    dropout: Annotated[float, "Share of each representation dropped."] = 0.3
+    intent_weight: Annotated[float, "Of the intent in the loss, where slots, if any, count 1."] = 1.0
+    pretrained: Annotated[
+        str | None,
+        "FastText .vec/.bin, a folder of edp-lab pretrain (the CLC keeps a BERT frozen), or a BERT hub name.",
+    ] = None
+    noise: Annotated[
+        str,
+        "aggregate: one draw for all devices; per-device: N draws, as real ranks do; shared: one secret draw that "
+        "every device adds.",
+    ] = "aggregate"
+    keep_duplicates_together: Annotated[bool, "Keep verbatim duplicates on one side of the split."] = True
 
     def __post_init__(self) -> None:
+        from edp_lab.privacy import Alpha
+        from edp_lab.training.noise import KINDS
+        from edp_lab.training.optimizers import OPTIMIZERS
+
         _choice("model", self.model, ("clc", "bert"))
         _choice("method", self.method, METHODS)
         _choice("size", self.size, tuple(SIZES))
@@ -172,6 +208,8 @@ class TrainConfig:
 
     @property
     def alpha_source(self) -> Alpha:
+        from edp_lab.privacy import Alpha
+
         if self.alpha is None:
             return Alpha.PRIVATE if self.as_printed else Alpha.NONE
         name = self.alpha.partition(":")[0]
@@ -200,6 +238,8 @@ class TrainConfig:
 
     def batches(self, key: int, examples: int) -> Batches:
         """Who takes part in which step; plain training just spreads each batch over its processes."""
+        from edp_lab.training.batches import Batches
+
         plain = self.method == "sgd"
         alone = not plain and self.largest_micro_batch == 1
         devices = self.processes if plain else self.num_devices
@@ -208,6 +248,8 @@ class TrainConfig:
         return Batches(key, examples, self.batch_size, devices, micro_batches, sampling, alone)
 
     def _mechanism(self, sampling_rate: float | None) -> Mechanism:
+        from edp_lab.privacy import Mechanism
+
         build = Mechanism.as_printed if self.as_printed else Mechanism.sound
         size = min(self.largest_micro_batch, self.batch_size)
         mechanism = build(self.clip_norm, self.z0, self.num_devices, size, self.decay, self.tau, self.alpha_source)

@@ -9,7 +9,7 @@ import sys
 import pytest
 import typer
 
-from edp_lab.cli.api_attacks import extraction, inversion
+from edp_lab.cli.attack import extraction, inversion
 from edp_lab.errors import UsageError
 
 QUICK = ("--epochs", "1", "--instructors", "2")
@@ -100,6 +100,6 @@ def test_bad_input_is_one_sentence_before_anything_is_trained(cli, arguments, me
 
 
 def test_the_commands_load_nothing_heavy_before_they_run():
-    code = "import sys, edp_lab.cli.api_attacks; print('torch' in sys.modules, 'scipy' in sys.modules)"
+    code = "import sys, edp_lab.cli.attack; print('torch' in sys.modules, 'scipy' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert answer == "False False\n"

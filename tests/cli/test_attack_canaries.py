@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from edp_lab.cli.memorisation import canaries
+from edp_lab.cli.attack import canaries
 from edp_lab.corpora import smart_home
 from edp_lab.errors import UsageError
 
@@ -96,6 +96,6 @@ def test_bad_input_is_refused_before_anything_is_trained(cli, capsys, arguments,
 
 
 def test_importing_the_command_brings_no_torch():
-    program = "import sys, edp_lab.cli.memorisation; print('torch' in sys.modules)"
+    program = "import sys, edp_lab.cli.attack; print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edp_lab.cli.table1_epsilon import table1_epsilon
+from edp_lab.cli.account import table1_epsilon
 from edp_lab.privacy import Mechanism, claimed_epsilon, gdp_epsilon, judge, true_epsilon, zcdp_epsilon
 from edp_lab.reproduce.paper.printed import TABLE_1, TAUS, Change
 from edp_lab.reproduce.paper.table1_epsilon import explain_table1
@@ -205,7 +205,7 @@ def test_true_values_are_rounded_up_in_the_table(capsys):
 
 def test_command_brings_no_torch():
     code = (
-        "import sys; from edp_lab.cli.table1_epsilon import table1_epsilon as t; t(True); print('torch' in sys.modules)"
+        "import sys; from edp_lab.cli.account import table1_epsilon as t; t(True); print('torch' in sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.splitlines()[-1] == "False"

@@ -38,7 +38,7 @@ EPOCHS, STEPS = 3, 5  # steps in an epoch
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, and limits files of other processes")
 PATIENCE = 60.0  # seconds, for a machine with much else to do
 FORKS = get_context("forkserver")
-PRELOADED = ["pytest", "edp_lab.cli.progress", "edp_lab.training.run_session", "torch._dynamo", "typer._adapters"]
+PRELOADED = ["pytest", "edp_lab.cli.train", "edp_lab.training.run_session", "torch._dynamo", "typer._adapters"]
 RELEASE = f"write {LEDGER}"
 KILLED = -signal.SIGKILL
 FAULTS: dict[str, Any] = {

@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from typer import Typer
 from typer.testing import CliRunner
 
-from edp_lab.cli.pretrain import pretrain, read_sentences
+from edp_lab.cli.train import pretrain, read_sentences
 from edp_lab.corpora import smart_home
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, load_vectors

@@ -1,0 +1,115 @@
+"""What commands print: JSON, tables, and on standard error how far the work has come."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn
+from rich.table import Table
+
+WIDTH = 120  # of what is printed to a file
+PATIENCE = 2.0  # seconds before a bar for what is mostly done sooner
+
+
+def print_json(value: Any, indent: int = 2, **how: Any) -> None:
+    print(json.dumps(value, indent=indent, **how))
+
+
+def number(value: float | None, digits: int = 6, absent: str = "none") -> str:
+    return absent if value is None else f"{value:.{digits}g}"
+
+
+def screen(width: int = WIDTH, markup: bool = False) -> Console:
+    """Standard output, at most so wide, and just so wide where it is no terminal."""
+    console = Console(highlight=False, markup=markup, emoji=False)
+    console.width = min(console.width, width) if console.is_terminal else width
+    return console
+
+
+def table(lines: Sequence[Sequence[str]], groups: int = 0, wrap: bool = False, **look: Any) -> Table:
+    """The first line holds the headings. The first column stands to the left, the others to the right.
+
+    Args:
+        groups: rows with the same first cell have a line around them, and their first cells so often only once.
+        wrap: whether all columns but the first may go on in a next line.
+        look: of the table, for rich.
+    """
+    made = Table(**{"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, **look})
+    heading, *rows = lines
+    for place, name in enumerate(heading):
+        made.add_column(name, justify="right" if place else "left", no_wrap=not (wrap and place))
+    before = None
+    for row in rows:
+        again = groups and row[0] == before
+        if groups and before is not None and not again:
+            made.add_section()
+        made.add_row(*([""] * groups if again else row[:groups]), *row[groups:])
+        before = row[0]
+    return made
+
+
+# ---- How far the work has come ---------------------------------------------------------------------------------------
+
+
+class Tell(Protocol):
+    def __call__(self, line: str, kept: bool | None = None) -> None: ...
+
+
+@contextmanager
+def telling(first: str = "loading") -> Iterator[Tell]:
+    """Says on standard error what is being done: on a terminal in one changing line, else a line each.
+
+    A line that is told to be kept stays on a terminal too; one that is told not to be is not written elsewhere.
+    """
+    console = Console(stderr=True, highlight=False, markup=False)
+    if not console.is_terminal:
+        yield lambda line, kept=None: None if kept is False else print(line, file=sys.stderr, flush=True)
+        return
+    with console.status(first) as status:
+
+        def tell(line: str, kept: bool | None = None) -> None:
+            status.update(line)
+            if kept:
+                console.print(line)
+
+        yield tell
+
+
+@contextmanager
+def bar(
+    what: str,
+    *columns: ProgressColumn,
+    total: float | None = None,
+    quiet: bool = False,
+    patience: float = 0.0,
+    **more: Any,
+) -> Iterator[tuple[Callable[..., None], Callable[[str], None]]]:
+    """On standard error: a bar on a terminal, moved by the first function; and lines everywhere, by the second.
+
+    Args:
+        columns: of the bar, for rich; none: its own.
+        quiet: nothing at all, because another process speaks.
+        patience: seconds before the bar appears.
+        more: values of the task that columns show.
+    """
+    console = Console(stderr=True, highlight=False, markup=False)
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as shown:
+        task = shown.add_task(what, total=total, visible=not patience, **more)
+
+        def update(completed: float | None = None, total: float | None = None, **change: Any) -> None:
+            patient = (shown.tasks[0].elapsed or 0) < patience
+            shown.update(task, completed=completed, total=total, visible=not patient, **change)
+
+        def say(line: str) -> None:
+            if console.is_terminal and not quiet:
+                console.print(line)
+            elif not quiet:
+                print(line, file=sys.stderr, flush=True)
+
+        yield update, say
