@@ -204,8 +204,6 @@ def test_true_values_are_rounded_up_in_the_table(capsys):
 
 
 def test_command_brings_no_torch():
-    code = (
-        "import sys; from edp_lab.cli.account import table1_epsilon as t; t(True); print('torch' in sys.modules)"
-    )
+    code = "import sys; from edp_lab.cli.account import table1_epsilon as t; t(True); print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.splitlines()[-1] == "False"
