@@ -31,6 +31,10 @@ def claims_table() -> Any:
 
 
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "01 coin": lambda: (1.1, 300, 0.3, 0),
+    "01 averaging": lambda: (0.7, 1, 50, 5.0, 0),
+    "01 delta": lambda: (1.1, 1.41, 1.0),
+    "01 composition": lambda: (0.1, 1000, 1e-5, 5.0),
     "03 stages": lambda: (1.0, 1.0, 8, 0),
     "03 decay": lambda: (gradient_history(), True, 1.0, 0.03, "exponential", 0.3, 8),
     "03 promise": lambda: (1.0, 8, 1),

@@ -130,16 +130,22 @@ def test_a_bad_value_is_one_sentence_and_the_last_result_stays(panel: Panel) -> 
 @every_panel
 def test_figures_say_what_their_axes_are_and_need_no_colour(panel: Frame) -> None:
     for figure in getattr(panel, "figures", ()):
-        used = {(trace.xaxis or "x", trace.yaxis or "y") for trace in figure.data if hasattr(trace, "xaxis")}
-        for axes in used:
-            for axis in axes:
-                assert figure.layout[axis[0] + "axis" + axis[1:]].title.text, f"axis {axis} has no title"
-        assert figure.layout.title.text
-        caption = figure.layout.title.subtitle.text or ""
-        assert all(len(line) <= 100 for line in caption.split("<br>")), caption
-        lines = [trace for trace in figure.data if trace.type == "scatter" and trace.showlegend is not False]
-        looks = [(trace.line.dash, trace.line.width, trace.marker.symbol, trace.mode, trace.fill) for trace in lines]
-        assert len(set(looks)) == len(looks), "two lines of one legend differ by colour alone"
+        assert_readable(figure)
+
+
+def assert_readable(figure: go.Figure) -> None:
+    """Every axis has a title, the caption's lines are short, and no two lines of a legend differ by colour alone."""
+    used = {(trace.xaxis or "x", trace.yaxis or "y") for trace in figure.data if hasattr(trace, "xaxis")}
+    for axes in used:
+        for axis in axes:
+            assert figure.layout[axis[0] + "axis" + axis[1:]].title.text, f"axis {axis} has no title"
+    assert figure.layout.title.text
+    caption = figure.layout.title.subtitle.text or ""
+    assert all(len(line) <= 100 for line in caption.split("<br>")), caption
+    lines = [trace for trace in figure.data if trace.type == "scatter" and trace.showlegend is not False]
+    looks = [(trace.legend, trace.line.dash, trace.line.width, trace.marker.symbol, trace.mode) for trace in lines]
+    fills = [trace.fill if trace.line.width else trace.fillcolor for trace in lines]  # areas have nothing but a colour
+    assert len({*zip(looks, fills, strict=True)}) == len(looks), "two lines of one legend differ by colour alone"
 
 
 @every_panel

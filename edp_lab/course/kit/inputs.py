@@ -24,6 +24,19 @@ def check_whole(name: str, value: int, least: int, most: int) -> None:
         raise UsageError(f"the {name} is {value}: it must be a whole number from {least} to {most:,}")
 
 
+def check_positive(name: str, value: float) -> float:
+    """The value; UsageError unless it is a finite number above 0."""
+    if not 0 < value < math.inf:
+        raise UsageError(f"the {name} is {value}: it must be a finite number greater than 0")
+    return value
+
+
+def check_seed(seed: int) -> None:
+    """UsageError where a seed is negative."""
+    if seed < 0:
+        raise UsageError(f"seed is {seed}: it must be 0 or more")
+
+
 def mechanism_of(variant: str, clip_norm: float, z0: float, decay: str, tau: float, num_devices: int) -> Mechanism:
     """One of `VARIANTS` on batches of 64, one micro-batch per device.
 

@@ -29,15 +29,15 @@ class Words:
         words.stages(result)    # HTML in one line
 
     Templates have the functions of this file as filters (``d`` for `digits`, `at_most`, `short`, `percent`) and as
-    functions (`count`, `scope`, ``privacy`` for `privacy_in_words`). What is filled in is escaped. A name that does not
-    exist is an error.
+    functions (`count`, `scope`, ``privacy`` for `privacy_in_words`), and what a room gives by name. What is filled in
+    is escaped. A name that does not exist is an error.
     """
 
-    def __init__(self, beside: str) -> None:
+    def __init__(self, beside: str, **names: Any) -> None:
         here = Environment(loader=FileSystemLoader(Path(beside).parent), undefined=StrictUndefined, autoescape=True)
         here.filters |= {"d": digits, "at_most": at_most, "short": short, "percent": percent}
         here.globals |= {"count": count, "privacy": _markup(privacy_in_words), "scope": _markup(scope)}
-        here.globals |= {"details": _markup(details), "table": _markup(html_table)}
+        here.globals |= {"details": _markup(details), "table": _markup(html_table), **names}
         self._macros = here.get_template("words.html.j2").module
 
     def __getattr__(self, name: str) -> Callable[..., str]:
@@ -187,11 +187,11 @@ def train_command(config: TrainConfig, out: str = "runs/mine") -> str:
 
 
 def account_command(options: Mapping[str, Any], *flags: str) -> str:
-    """A call of `edp-lab account`: numbers of `options` with six digits, then `flags` as they are; None is left out."""
+    """A call of `edp-lab account`: `options` with six digits, whole ones with all, and `flags`; None is left out."""
     words = ["edp-lab", "account", *flags]
     for name, value in options.items():
         if value is not None:
-            words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, (int, float)) else str(value)]
+            words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
     return shlex.join(words)
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from numbers import Integral
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit, ndtri
 
+from edp_lab.course.kit.inputs import Array, check_positive, check_seed, check_whole
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountant import check_delta
 from edp_lab.privacy.composition import advanced_composition, gaussian_loss_density, gaussian_loss_tail
@@ -26,6 +26,7 @@ from edp_lab.privacy.foundations import (
     CachedCounter,
     NoisyCounter,
     averaging_attack,
+    classic_gaussian_sigma,
     estimate_frequencies,
     exponential_probabilities,
     laplace_release,
@@ -43,8 +44,6 @@ from edp_lab.reproduce.thesis.thesis_foundations import (
     summarise_counts,
 )
 
-Array = NDArray[np.float64]
-
 LIMIT = 100_000  # people, answers: beyond it a slider would stall
 COUNTABLE = 10**9  # releases: only counted
 POINTS = 60  # of a curve
@@ -54,8 +53,7 @@ HALF = float(ndtri(0.95))  # half of a 90 % interval, in standard errors
 # ---- A coin for everyone -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Poll:
+class Poll(NamedTuple):
     """Randomised response to a yes-or-no question, and what the collector makes of it; 1 is yes.
 
     Attributes:
@@ -65,7 +63,6 @@ class Poll:
         asked: (points,), how many were asked so far.
         yes: (points,), the share of yes among these responses, as it stands.
         estimate, standard_error: (points,), of `share`, from these responses.
-        before, after_yes, after_no: (101,), what someone believes of one person before and after the response.
     """
 
     epsilon: float
@@ -77,9 +74,6 @@ class Poll:
     yes: Array
     estimate: Array
     standard_error: Array
-    before: Array
-    after_yes: Array
-    after_no: Array
 
     @property
     def truth_probability(self) -> float:
@@ -98,14 +92,13 @@ def poll(epsilon: float, people: int, share: float, seed: int) -> Poll:
         UsageError: epsilon not positive and finite, people no whole number from 2 to 100,000, share outside
             [0, 1], seed negative.
     """
-    _check_whole("number of people", people, 2, LIMIT)
+    check_whole("number of people", people, 2, LIMIT)
     if not 0 <= share <= 1:
         raise UsageError(f"the share of yes is {share}: it must lie between 0 and 1")
     truth = (_rng(seed, 1).random(people) < share).astype(np.int64)
     responses = randomised_response(truth, epsilon, _rng(seed, 2))
     asked = _spread(max(2, min(10, people // 5)), people)
     estimates = [estimate_frequencies(responses[:n], epsilon) for n in asked]
-    before = np.linspace(0, 1, 101)
     return Poll(
         epsilon,
         share,
@@ -116,9 +109,6 @@ def poll(epsilon: float, people: int, share: float, seed: int) -> Poll:
         yes=np.cumsum(responses)[asked - 1] / asked,
         estimate=np.array([frequencies.estimate[1] for frequencies in estimates]),
         standard_error=np.array([frequencies.standard_error[1] for frequencies in estimates]),
-        before=before,
-        after_yes=belief(before, epsilon),
-        after_no=belief(before, -epsilon),
     )
 
 
@@ -129,42 +119,48 @@ def belief(before: Array | float, loss: float) -> Array:
 
 # ---- One question, asked again and again ---------------------------------------------------------------------------
 
+TRUE_COUNT = CREDIT_RATINGS["bad"]  # table 2.1 of the thesis: 3
 
-@dataclass(frozen=True, eq=False)
-class Averaging:
+
+class Averaging(NamedTuple):
     """A count under Laplace noise, asked `queries` times: without a limit, with a budget, and with a cache.
 
     Attributes:
         epsilon: of one answer, pure; one person with all of their records added or removed.
         sensitivity: records that one person may have, so how far one person moves the count.
         budget: of epsilon, for one person.
-        scale: of the noise; its standard deviation is sqrt(2) times that.
         answers: (queries,), without a limit.
         average: of the first answers, with 90 % intervals.
         allowed: how many of the answers the budget pays for.
         cached: (queries,), the answers of a counter with that budget and a cache; empty if it refuses.
-        decisive: after how many answers the interval is narrower than +-1/2, so that a count is known.
     """
 
     epsilon: float
     sensitivity: int
     budget: float
     seed: int
-    true_count: int
-    scale: float
     answers: Array
     average: Average
     allowed: int
     cached: Array
-    decisive: int
+
+    @property
+    def scale(self) -> float:
+        """Of the noise; its standard deviation is sqrt(2) times that."""
+        return laplace_scale(self.sensitivity, self.epsilon)
+
+    @property
+    def decisive(self) -> int:
+        """After how many answers the interval is narrower than +-1/2, so that a count is known."""
+        return math.floor((2 * float(self.average.half_width[0])) ** 2) + 1  # half-widths fall as 1 / sqrt(n)
 
     def density(self, output: Array, more: int) -> Array:
         """Of one answer, per person, where the true count is `more` larger; any shape."""
-        return np.exp(-np.abs(output - self.true_count - more) / self.scale) / (2 * self.scale)
+        return np.exp(-np.abs(output - TRUE_COUNT - more) / self.scale) / (2 * self.scale)
 
 
 def averaging(epsilon: float, sensitivity: int, queries: int, budget: float, seed: int) -> Averaging:
-    """Ask for the number of bad ratings (table 2.1 of the thesis: 3) again and again, and average.
+    """Ask for the number of bad ratings, `TRUE_COUNT`, again and again, and average.
 
     A counter bills one record; who has `sensitivity` records pays that many times as much.
 
@@ -172,28 +168,17 @@ def averaging(epsilon: float, sensitivity: int, queries: int, budget: float, see
         UsageError: epsilon or budget not positive and finite, sensitivity no whole number from 1 on, queries none
             from 1 to 100,000, seed negative.
     """
-    _check_whole("sensitivity", sensitivity, 1, LIMIT)
-    _check_whole("number of queries", queries, 1, LIMIT)
-    truth, scale = CREDIT_RATINGS["bad"], laplace_scale(sensitivity, epsilon)
-    answers = laplace_release(np.full(queries, truth), sensitivity, epsilon, _rng(seed))
-    average = averaging_attack(answers, scale)
+    check_whole("sensitivity", sensitivity, 1, LIMIT)
+    check_whole("number of queries", queries, 1, LIMIT)
+    answers = laplace_release(np.full(queries, TRUE_COUNT), sensitivity, epsilon, _rng(seed))
+    average = averaging_attack(answers, laplace_scale(sensitivity, epsilon))
 
     def ask(kind: type[NoisyCounter]) -> Array:
-        counter = kind([True] * truth, budget / sensitivity, _rng(seed))
+        counter = kind([True] * TRUE_COUNT, budget / sensitivity, _rng(seed))
         return _until_refused(counter, epsilon / sensitivity, queries)
 
     return Averaging(
-        epsilon,
-        sensitivity,
-        budget,
-        seed,
-        truth,
-        scale,
-        answers,
-        average,
-        allowed=ask(NoisyCounter).size,
-        cached=ask(CachedCounter),
-        decisive=math.floor((2 * float(average.half_width[0])) ** 2) + 1,  # half-widths fall as 1 / sqrt(n)
+        epsilon, sensitivity, budget, seed, answers, average, ask(NoisyCounter).size, cached=ask(CachedCounter)
     )
 
 
@@ -212,28 +197,24 @@ def interval_coverage(tables: int, seed: int, answers: int = 5) -> tuple[float, 
 
     The first divides the squares by n - 1, the second by n; Laplace noise of standard deviation 2, as in the thesis.
     """
-    rng, truth = _rng(seed), CREDIT_RATINGS["bad"]
-    fresh = laplace_release(np.full((tables, answers), truth), 1.0, CREDIT_EPSILON, rng)
+    fresh = laplace_release(np.full((tables, answers), TRUE_COUNT), 1.0, CREDIT_EPSILON, _rng(seed))
     both = [(table.interval, table.interval_dividing_by_n) for table in map(summarise_counts, fresh)]
-    right, printed = np.mean([[low < truth < high for low, high in pair] for pair in both], axis=0)
+    right, printed = np.mean([[low < TRUE_COUNT < high for low, high in pair] for pair in both], axis=0)
     return float(right), float(printed)
 
 
 # ---- Delta as an area ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class GaussianCount:
+class GaussianCount(NamedTuple):
     """A count of 1000, or `sensitivity` more with one more person, under Gaussian noise: figures 2.1 to 2.3.
 
     Attributes:
         epsilon, delta: `delta` is the smallest that goes with `epsilon` (Gaussian DP, exact).
         tail: P[loss > epsilon], what figure 2.3 of the thesis measures.
-        output: (points,), the noisy count.
-        density, density_neighbour: (points,), its density without and with the person.
-        raised: (points,), e^epsilon times the second; `delta` is the area of the first above it.
-        loss, loss_density, loss_excess: (points,); the last is (1 - e^(epsilon - loss)) of the density beyond
-            epsilon: its area is `delta`, that of all the density beyond epsilon is `tail`.
+        output: (301,), the noisy count.
+        density, density_neighbour: (301,), its density without and with the person.
+        loss, loss_density: (301,).
         epsilons, deltas, tails: (points,), both curves.
     """
 
@@ -245,10 +226,8 @@ class GaussianCount:
     output: Array
     density: Array
     density_neighbour: Array
-    raised: Array
     loss: Array
     loss_density: Array
-    loss_excess: Array
     epsilons: Array
     deltas: Array
     tails: Array
@@ -257,6 +236,26 @@ class GaussianCount:
     def mu(self) -> float:
         return self.sensitivity / self.sigma
 
+    @property
+    def classic_sigma(self) -> float | None:
+        """What the classic theorem (2.12) asks for; it says nothing of epsilon from 1 on, nor of pure epsilon."""
+        if not (0 < self.epsilon < 1 and 0 < self.delta < 1):
+            return None
+        return classic_gaussian_sigma(self.sensitivity, self.epsilon, self.delta)
+
+    @property
+    def raised(self) -> Array:
+        """e^epsilon times the density with the person; `delta` is the area of the one without above it."""
+        return self.density_neighbour * _exp(self.epsilon)
+
+    @property
+    def loss_excess(self) -> Array:
+        """(1 - e^(epsilon - loss)) of the loss' density beyond epsilon.
+
+        Its area is `delta`; that of all the density beyond epsilon is `tail`.
+        """
+        return self.loss_density * np.maximum(-np.expm1(np.minimum(self.epsilon - self.loss, 0)), 0)
+
 
 def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> GaussianCount:
     """One Gaussian release of a count, at any epsilon.
@@ -264,11 +263,10 @@ def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> Gaussian
     Raises:
         UsageError: epsilon negative, sigma or sensitivity not positive and finite.
     """
-    mu = _check_positive("sensitivity", sensitivity) / _check_positive("standard deviation sigma", sigma)
+    mu = check_positive("sensitivity", sensitivity) / check_positive("standard deviation sigma", sigma)
     with np.errstate(over="ignore"):  # e^loss, which is not used here
         figures = loss_figures(mu**-2, epsilon, points=301)
     loss = mu * (np.linspace(-4, 4, 301) + mu / 2)
-    loss_density = gaussian_loss_density(loss, mu)
     epsilons = np.linspace(0, max(1.25 * epsilon, 4 * mu + mu * mu / 2), POINTS)
     return GaussianCount(
         epsilon,
@@ -279,11 +277,9 @@ def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> Gaussian
         1000 + sensitivity * (figures.output - 1000),
         figures.density / sensitivity,
         figures.density_neighbour / sensitivity,
-        raised=figures.density_neighbour / sensitivity * _exp(epsilon),
-        loss=loss,
-        loss_density=loss_density,
-        loss_excess=loss_density * np.maximum(-np.expm1(np.minimum(epsilon - loss, 0)), 0),
-        epsilons=epsilons,
+        loss,
+        gaussian_loss_density(loss, mu),
+        epsilons,
         deltas=np.array([gdp_delta(mu, e) for e in epsilons]),
         tails=gaussian_loss_tail(epsilons, mu),
     )
@@ -294,8 +290,7 @@ def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> Gaussian
 SUM, ADVANCED, ZCDP, GAUSSIAN = "plain sum", "advanced", "zCDP", "Gaussian"
 
 
-@dataclass(frozen=True, eq=False)
-class Composed:
+class Composed(NamedTuple):
     """What many releases cost together, by four accounts.
 
     Attributes:
@@ -314,6 +309,11 @@ class Composed:
     total: Mapping[str, Array]
     allowed: Mapping[str, int]
     advanced_pays_from: int | None
+
+    @property
+    def last(self) -> dict[str, float]:
+        """By account, the total of all releases."""
+        return {name: float(total[-1]) for name, total in self.total.items()}
 
 
 def accounts(epsilon: float, delta: float) -> dict[str, Callable[[int], float]]:
@@ -337,9 +337,9 @@ def composed(epsilon: float, releases: int, delta: float, budget: float) -> Comp
         UsageError: epsilon or budget not positive and finite, releases no whole number from 1 to 10^9, delta
             outside (0, 1).
     """
-    _check_positive("epsilon of one release", epsilon)
-    _check_positive("budget", budget)
-    _check_whole("number of releases", releases, 1, COUNTABLE)
+    check_positive("epsilon of one release", epsilon)
+    check_positive("budget", budget)
+    check_whole("number of releases", releases, 1, COUNTABLE)
     check_delta(delta)
     numbers, countable = _spread(1, releases), range(1, COUNTABLE + 1)
     of = accounts(epsilon, delta)
@@ -358,8 +358,7 @@ def composed(epsilon: float, releases: int, delta: float, budget: float) -> Comp
 # ---- A choice, a table of people -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Choices:
+class Choices(NamedTuple):
     """Which label wins a vote: chances by the exponential mechanism, shares of `draws` by noisy max (Laplace).
 
     Attributes:
@@ -398,17 +397,5 @@ def _spread(first: int, last: int) -> NDArray[np.int64]:
 
 
 def _rng(seed: int, purpose: int = 0) -> np.random.Generator:
-    if seed < 0:
-        raise UsageError(f"seed is {seed}: it must be 0 or more")
+    check_seed(seed)
     return np.random.default_rng([seed, purpose])
-
-
-def _check_positive(name: str, value: float) -> float:
-    if not 0 < value < math.inf:
-        raise UsageError(f"the {name} is {value}: it must be a finite number greater than 0")
-    return value
-
-
-def _check_whole(name: str, value: int, least: int, most: int) -> None:
-    if not isinstance(value, Integral) or not least <= value <= most:
-        raise UsageError(f"the {name} is {value}: it must be a whole number from {least} to {most:,}")

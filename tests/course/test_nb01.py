@@ -1,0 +1,407 @@
+"""Notebook 01: what its panels draw and say is what mechanisms and accountants give, whatever the sliders say, and what
+students get wrong is found. What holds for all panels is in `test_contract`."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.integrate import trapezoid
+from typer.testing import CliRunner
+
+from edp_lab.cli import app
+from edp_lab.course.kit.exercises import exercises, mark
+from edp_lab.course.nb01_coins import compute, panels
+from edp_lab.course.nb01_coins.compute import (
+    ADVANCED,
+    GAUSSIAN,
+    SUM,
+    TRUE_COUNT,
+    ZCDP,
+    averaging,
+    belief,
+    composed,
+    gaussian_count,
+    poll,
+)
+from edp_lab.errors import UsageError
+from edp_lab.privacy import GaussianDP, Schedule
+from edp_lab.privacy.composition import advanced_composition, basic_composition
+from edp_lab.privacy.foundations import NoisyCounter, estimate_frequencies, truth_probability
+from edp_lab.reproduce.thesis.claims_composition import t12_labels
+from edp_lab.reproduce.thesis.claims_noise import t21_loss_tail
+from edp_lab.reproduce.thesis.thesis_foundations import CREDIT_EPSILON, local_and_global, loss_figures
+from tests.course.examples import ARGUMENTS
+from tests.course.test_contract import assert_readable
+
+LN3 = math.log(3)
+epsilons = st.floats(1e-3, 20)
+
+
+# ---- The coin ------------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(0.001, 0.999), epsilons)
+def test_belief_is_bayes_rule_for_the_coins_own_probabilities(before: float, epsilon: float) -> None:
+    truth = truth_probability(epsilon)
+    yes = before * truth / (before * truth + (1 - before) * (1 - truth))
+    no = before * (1 - truth) / (before * (1 - truth) + (1 - before) * truth)
+    assert belief(before, epsilon) == pytest.approx(yes)
+    assert belief(before, -epsilon) == pytest.approx(no)
+    assert poll(epsilon, 2, 0.5, seed=0).odds == pytest.approx(truth / (1 - truth))
+
+
+def test_estimates_are_those_of_the_first_responses_and_end_with_all() -> None:
+    result = poll(1.1, 1000, 0.3, seed=3)
+    assert (result.asked[0], result.asked[-1]) == (10, 1000)
+    for place in (0, 20, -1):
+        first = estimate_frequencies(result.responses[: result.asked[place]], 1.1)
+        assert result.estimate[place] == first.estimate[1]
+        assert result.standard_error[place] == first.standard_error[1]
+        assert result.yes[place] == result.responses[: result.asked[place]].mean()
+
+
+def test_the_interval_covers_the_population_nine_times_in_ten() -> None:
+    results = [poll(1.0, 500, 0.3, seed) for seed in range(400)]
+    covered = [abs(r.estimate[-1] - 0.3) < compute.HALF * r.standard_error[-1] for r in results]
+    assert np.mean(covered) == pytest.approx(0.9, abs=0.05)
+
+
+def test_people_keep_their_coins_while_epsilon_and_the_crowd_change() -> None:
+    much, little = poll(0.1, 500, 0.3, seed=1), poll(3.0, 500, 0.3, seed=1)
+    assert (much.truth == little.truth).all()
+    lies, fewer = much.truth != much.responses, little.truth != little.responses
+    assert 0 < fewer.sum() < lies.sum()
+    assert not (fewer & ~lies).any()
+    assert (poll(0.1, 100, 0.3, seed=1).responses == much.responses[:100]).all()
+    assert (poll(0.1, 500, 0.3, seed=2).responses != much.responses).any()
+
+
+# ---- One question, again and again ---------------------------------------------------------------------------------
+
+
+def test_the_thesis_figure_2_4_is_one_setting_of_the_panel() -> None:
+    ours = averaging(CREDIT_EPSILON, 1, 50, 5.0, 0)
+    half = ours.average.half_width
+    assert (TRUE_COUNT, ours.decisive) == (3, 44)  # 1.645 * 2 / sqrt(44) = 0.496
+    assert half[43] < 0.5 <= half[42]
+
+
+def test_budget_stops_the_very_answers_that_are_drawn() -> None:
+    result = averaging(0.7, 4, 50, 5.0, seed=2)
+    assert result.allowed == 7
+    counter = NoisyCounter([True] * 3, 5.0 / 4, np.random.default_rng([2, 0]))
+    assert result.answers[:7] == pytest.approx([counter.count(bool, 0.7 / 4) for _ in range(7)])
+    with pytest.raises(UsageError, match=r"of the budget of 1\.25 is left"):
+        counter.count(bool, 0.7 / 4)
+
+
+def test_cache_answers_once_and_a_budget_that_is_too_small_never() -> None:
+    cached = averaging(0.7, 1, 50, 5.0, seed=0).cached
+    assert cached.shape == (50,)
+    assert len(set(cached)) == 1
+    refused = averaging(0.7, 1, 50, 0.5, seed=0)
+    assert (refused.allowed, refused.cached.size, refused.answers.size) == (0, 0, 50)
+    assert averaging(0.1, 1, 50, 1.0, seed=0).allowed == 10  # though ten times 0.1, as floats, exceeds 1
+
+
+@given(epsilons, st.integers(1, 20))
+def test_densities_with_and_without_a_person_are_within_epsilon(epsilon: float, sensitivity: int) -> None:
+    result = averaging(epsilon, sensitivity, 1, 1.0, seed=0)
+    output = np.linspace(-2, 30, 400)  # no density underflows
+    loss = np.abs(np.log(result.density(output, 0)) - np.log(result.density(output, sensitivity)))
+    assert loss.max() == pytest.approx(epsilon, rel=1e-6)
+
+
+def test_noise_follows_the_sensitivity_and_its_density() -> None:
+    one, ten = averaging(0.5, 1, 2000, 5.0, seed=0), averaging(0.5, 10, 2000, 5.0, seed=0)
+    assert (ten.answers - 3) == pytest.approx(10 * (one.answers - 3))
+    near = np.abs(one.answers - 3) < 2
+    inside = np.linspace(1, 5, 4001)
+    assert near.mean() == pytest.approx(trapezoid(one.density(inside, 0), inside), abs=0.03)
+
+
+def test_the_thesis_interval_is_a_little_too_narrow_and_ours_a_little_too_wide() -> None:
+    ours, printed = compute.interval_coverage(4000, seed=0)
+    assert ours == pytest.approx(0.918, abs=0.015)
+    assert printed == pytest.approx(0.886, abs=0.015)
+
+
+# ---- Delta as an area ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("epsilon", "sigma", "sensitivity"), [(LN3, math.sqrt(2), 1.0), (0.0, 1.0, 1.0), (2, 5, 8)])
+def test_every_area_that_is_drawn_is_the_number_that_is_said(epsilon: float, sigma: float, sensitivity: float) -> None:
+    result = gaussian_count(epsilon, sigma, sensitivity)
+    assert trapezoid(result.density, result.output) == pytest.approx(1, abs=1e-3)
+    above = np.maximum(result.density - result.raised, 0)
+    assert trapezoid(above, result.output) == pytest.approx(result.delta, abs=2e-3)
+    assert trapezoid(result.loss_excess, result.loss) == pytest.approx(result.delta, abs=2e-3)
+    beyond = np.where(result.loss > epsilon, result.loss_density, 0)
+    assert trapezoid(beyond, result.loss) == pytest.approx(result.tail, abs=0.01)
+    assert np.interp(epsilon, result.epsilons, result.deltas) == pytest.approx(result.delta, rel=0.02)
+
+
+def test_the_thesis_example_is_one_setting_and_only_the_ratio_counts() -> None:
+    thesis, evidence = loss_figures(), t21_loss_tail()
+    ours, doubled = gaussian_count(LN3, math.sqrt(2), 1.0), gaussian_count(LN3, math.sqrt(8), 2.0)
+    assert (ours.delta, ours.tail) == pytest.approx((thesis.delta, thesis.tail))
+    assert ours.tail == pytest.approx(evidence.measured["tail"])
+    assert (doubled.delta, doubled.tail) == pytest.approx((ours.delta, ours.tail))
+    assert doubled.output[-1] - 1000 == pytest.approx(2 * (ours.output[-1] - 1000))
+
+
+# ---- Composition ---------------------------------------------------------------------------------------------------
+
+
+def test_totals_are_the_accountants() -> None:
+    result = composed(0.2, 9000, 1e-5, 5.0)
+    assert (result.releases[0], result.releases[-1]) == (1, 9000)
+    last, evidence = {name: total[-1] for name, total in result.total.items()}, t12_labels(9000, 0.2).measured
+    assert last[SUM] == pytest.approx(evidence["basic"]) == basic_composition([(0.2, 0.0)] * 9000).epsilon
+    assert last[ZCDP] == evidence["zcdp"]
+    assert last[ADVANCED] == advanced_composition(0.2, 0.0, 9000, 1e-5).epsilon
+    noise = Schedule(np.array([math.sqrt(2) / 0.2]), np.array([9000]))
+    assert last[GAUSSIAN] == pytest.approx(GaussianDP(noise).epsilon(1e-5))
+
+
+@given(st.floats(1e-3, 5), st.floats(0.05, 100))
+def test_allowed_is_the_largest_number_within_the_total(epsilon: float, budget: float) -> None:
+    result = composed(epsilon, 10, 1e-6, budget)
+    for name, total in compute.accounts(epsilon, 1e-6).items():
+        allowed = result.allowed[name]
+        assert allowed == 0 or total(allowed) <= budget
+        assert allowed == compute.COUNTABLE or total(allowed + 1) > budget
+
+
+def test_advanced_composition_pays_for_many_small_releases_only() -> None:
+    first = composed(0.1, 100, 1e-5, 5.0).advanced_pays_from
+    assert first is not None
+    costs = [advanced_composition(0.1, 0.0, k, 1e-5).epsilon for k in (first - 1, first)]
+    assert costs[0] >= 0.1 * (first - 1)
+    assert costs[1] < 0.1 * first
+    assert composed(1.0, 100, 1e-5, 5.0).advanced_pays_from is None
+
+
+def test_choices_of_both_mechanisms_favour_the_votes_the_more_the_larger_epsilon() -> None:
+    result = compute.choices({"a": 5, "b": 3, "c": 0}, [0.2, 5.0], 4000, seed=0)
+    assert result.exponential.sum(axis=1) == pytest.approx([1, 1])
+    for chances in (result.exponential, result.noisy_max):
+        assert 0.3 < chances[0, 0] < 0.5
+        assert chances[1, 0] > 0.95
+        assert (np.diff(chances) < 0).all()
+    # Scale 2 / epsilon, for a vote that moves from one label to another
+    assert result.exponential[0, 0] / result.exponential[0, 1] == pytest.approx(math.exp(0.2 * (5 - 3) / 2))
+
+
+# ---- Bad input -----------------------------------------------------------------------------------------------------
+
+POLL: dict[str, Any] = {"epsilon": 1.0, "people": 10, "share": 0.5, "seed": 0}
+ASKED: dict[str, Any] = {"epsilon": 1.0, "sensitivity": 1, "queries": 5, "budget": 5.0, "seed": 0}
+COUNT: dict[str, Any] = {"epsilon": 1.0, "sigma": 1.0, "sensitivity": 1.0}
+MANY: dict[str, Any] = {"epsilon": 0.1, "releases": 5, "delta": 1e-5, "budget": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("function", "good", "change", "says"),
+    [
+        (poll, POLL, {"epsilon": 0.0}, "epsilon is 0.0: it must be a finite number greater than 0"),
+        (poll, POLL, {"people": 1}, "the number of people is 1: it must be a whole number from 2 to 100,000"),
+        (poll, POLL, {"people": 10**9}, "the number of people is 1000000000"),
+        (poll, POLL, {"share": 1.2}, r"the share of yes is 1\.2: it must lie between 0 and 1"),
+        (poll, POLL, {"seed": -1}, "seed is -1: it must be 0 or more"),
+        (averaging, ASKED, {"epsilon": math.nan}, "epsilon is nan"),
+        (averaging, ASKED, {"sensitivity": 0}, "the sensitivity is 0: it must be a whole number from 1"),
+        (averaging, ASKED, {"queries": 2.5}, r"the number of queries is 2\.5"),
+        (averaging, ASKED, {"budget": 0.0}, "budget is 0.0: it must be a finite number greater than 0"),
+        (gaussian_count, COUNT, {"epsilon": -0.1}, r"epsilon is -0\.1"),
+        (gaussian_count, COUNT, {"sigma": 0.0}, "the standard deviation sigma is 0.0"),
+        (gaussian_count, COUNT, {"sensitivity": math.inf}, "the sensitivity is inf"),
+        (composed, MANY, {"epsilon": -1.0}, "the epsilon of one release is -1.0"),
+        (composed, MANY, {"releases": 0}, "the number of releases is 0"),
+        (composed, MANY, {"delta": 0.0}, "delta"),
+        (composed, MANY, {"budget": -5.0}, "the budget is -5.0"),
+    ],
+)
+def test_bad_values_are_one_sentence(function: Any, good: dict[str, Any], change: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says) as error:
+        function(**{**good, **change})
+    assert "\n" not in str(error.value)
+
+
+# ---- Panels and notebook -------------------------------------------------------------------------------------------
+
+
+def panel_of(name: str, **values: Any) -> Any:
+    panel = getattr(panels, name)(*ARGUMENTS[f"01 {name}"]())
+    panel.set(**values)
+    assert panel.errors == []
+    return panel
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("coin", {"epsilon": LN3}, "truth with probability 75 %. A yes is e<sup>ε</sup> = <b>3 times</b>"),
+        ("coin", {"epsilon": LN3}, "believes <b>56.2 %</b> after a yes and 12.5 % after a no"),
+        ("coin", {"epsilon": 800.0, "people": 10}, "beyond 1e308 times"),
+        ("averaging", {}, "costs a person <b>ε = 0.7</b> (pure DP, add or remove that person)"),
+        ("averaging", {}, "50 answers cost <b>ε = 35</b> by the plain sum"),
+        ("averaging", {}, "pays for <b>7 answers</b>"),
+        ("averaging", {"budget": 0.5}, "does not pay for a single answer"),
+        ("averaging", {"sensitivity": 10, "queries": 1}, "1 answer cost <b>ε = 0.7</b>"),
+        ("averaging", {"sensitivity": 10}, "a person with up to 10 records"),
+        (
+            "delta",
+            {"epsilon": LN3, "sigma": 2**0.5},
+            "<b>ε = 1.1 holds with δ = 0.0304</b> and no smaller (Gauss",
+        ),
+        ("delta", {"epsilon": LN3, "sigma": 2**0.5}, "exceeds ε with probability 0.115"),
+        ("delta", {"epsilon": 100.0, "sigma": 1.0}, "endlessly too large"),
+        ("delta", {"epsilon": 0.5, "sigma": 1.0}, "theorem (2.12) would ask for σ"),
+        ("composition", {}, "ε = <b>100</b> by the plain sum (δ = 0)"),
+        ("composition", {}, "25.7 by advanced composition and <b>20.2</b> by zCDP"),
+        ("composition", {}, "ε = 11.5 (Gaussian DP, exact)"),
+        ("composition", {"epsilon": 1.0}, "never pays at this ε"),
+        ("composition", {"epsilon": 1e-6, "budget": 1e3}, "a billion or more"),
+    ],
+)
+def test_words_say_the_numbers_of_the_result(name: str, values: dict[str, Any], says: str) -> None:
+    assert says in panel_of(name, **values).words.value
+
+
+@pytest.mark.parametrize("name", ["delta", "composition"])
+@pytest.mark.parametrize("change", [{}, {"epsilon": 0.5}])
+def test_command_line_gives_the_epsilon_that_is_shown(name: str, change: dict[str, Any]) -> None:
+    panel = panel_of(name, **change)
+    words = shlex.split(panel.command.value.splitlines()[1])
+    report = json.loads(CliRunner().invoke(app, [*words[1:], "--json"]).stdout)
+    shown = panel.result.epsilon if name == "delta" else panel.result.total[GAUSSIAN][-1]
+    assert report["holds"]["epsilon"] == pytest.approx(shown, rel=1e-4)
+
+
+def test_a_command_names_a_million_releases_with_all_digits() -> None:
+    assert "--epochs 1000000 " in panel_of("composition", releases=1_000_000).command.value
+
+
+def test_figures_drawn_once_can_be_read_and_say_what_their_epsilon_is() -> None:
+    votes = compute.choices({"a": 5, "b": 3}, [0.2, 1.0], 100, seed=0)
+    local = local_and_global([10, 100], [0.2, 1.1])
+    for figure in (panels.choices_figure(votes), panels.local_figure(local)):
+        assert_readable(figure)
+        assert "pure" in figure.layout.title.subtitle.text
+
+
+def test_room_needs_no_torch() -> None:
+    rooms = "edp_lab.course.kit.exercises, edp_lab.course.nb01_coins.panels, edp_lab.course.nb01_coins.exercises"
+    code = f"import {rooms}, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
+    capsys: pytest.CaptureFixture[str], run_notebook: Any
+) -> None:
+    values = {
+        "epsilon": 0.5, "epsilon_count": 0.2, "sensitivity": 3, "queries": 20, "budget": 2.0,
+        "sigma": 3.0, "epsilon_each": 0.05, "releases": 400, "delta": 1e-6, "seed": 4,
+    }  # fmt: skip
+    space = run_notebook("01", **values)
+    assert space["coin_panel"].values == {"epsilon": 0.5, "people": 1000, "share": 0.3, "seed": 4}
+    asked = {"epsilon": 0.2, "sensitivity": 3, "queries": 20, "budget": 2.0, "seed": 4}
+    assert space["averaging_panel"].values == asked
+    assert repr(space["averaging_panel"].result) == repr(averaging(**asked))
+    assert space["delta_panel"].values == {"epsilon": 0.5, "sigma": 3.0, "sensitivity": 3.0}
+    assert space["composition_panel"].values == {"epsilon": 0.05, "releases": 400, "delta": 1e-6, "budget": 2.0}
+    out = capsys.readouterr().out
+    assert "44 answers, ε = 31" in out
+    assert "3 of 3 exercises solved" in out
+
+
+# ---- Exercises -----------------------------------------------------------------------------------------------------
+
+
+def share_of_yes(responses: Any, epsilon: float) -> Any:
+    return np.mean(responses)
+
+
+def half_corrected(responses: Any, epsilon: float) -> Any:
+    return np.mean(responses) - 1 / (math.exp(epsilon) + 1)
+
+
+def fair_coins(responses: Any, epsilon: float) -> Any:
+    return (np.mean(responses) - 1 / 4) / (1 / 2)
+
+
+def within_bounds(responses: Any, epsilon: float) -> Any:
+    truth = math.exp(epsilon) / (math.exp(epsilon) + 1)
+    return np.clip((np.mean(responses) - (1 - truth)) / (2 * truth - 1), 0, 1)
+
+
+def advanced(epsilon: float, releases: int, delta: float) -> float:
+    return epsilon * math.sqrt(2 * releases * math.log(1 / delta)) + releases * epsilon * (math.exp(epsilon) - 1)
+
+
+def guess(sigma: str, both: str, people: str, epsilon: str) -> dict[str, str]:
+    questions = ("σ doubles", "Δ and σ both double", "twice as many people", "ε is halved")
+    return dict(zip(questions, (sigma, both, people, epsilon), strict=True))
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "estimate": {
+        "takes responses for truth": share_of_yes,
+        "takes the lies off, but does not rescale": half_corrected,
+        "has two fair coins, whatever epsilon": fair_coins,
+        "mends a negative estimate, which biases it": within_bounds,
+        "confuses its arguments (crash)": lambda epsilon, responses: np.sum(responses) / len(responses),
+    },
+    "delta": {
+        "a crowd hides more": guess("falls", "stays", "falls", "rises"),
+        "sensitivity weighs more than noise": guess("falls", "rises", "stays", "rises"),
+        "a smaller epsilon is all gain": guess("falls", "stays", "stays", "falls"),
+        "in words of one's own": guess("shrinks", "stays", "stays", "rises"),
+        "one word for four questions": "stays",
+    },
+    "total": {
+        "the plain sum only": lambda epsilon, releases, delta: epsilon * releases,
+        "advanced composition always": advanced,
+        "the largest instead of the least": lambda epsilon, releases, delta: max(
+            epsilon * releases, advanced(epsilon, releases, delta)
+        ),
+        "leaves out the last release": lambda epsilon, releases, delta: min(
+            epsilon * (releases - 1), advanced(epsilon, releases, delta)
+        ),
+        "forgets the drift": lambda epsilon, releases, delta: min(
+            epsilon * releases, epsilon * math.sqrt(2 * releases * math.log(1 / delta))
+        ),
+    },
+}
+
+
+def test_an_accountant_that_still_averages_is_open_and_says_why(stub: Callable[[str, str], Any]) -> None:
+    verdict = mark(exercises("01")["total"], stub("01", "total"), 0)
+    assert verdict.message == "still to do (it still says that many releases cost as much as one)"
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("takes responses for truth", "said yes at ε = "),
+        ("mends a negative estimate, which biases it", "it should be -"),
+    ],
+)
+def test_a_wrong_estimate_is_told_with_the_case(what: str, says: str) -> None:
+    assert says in mark(exercises("01")["estimate"], WRONG["estimate"][what], 0).message
+
+
+def test_a_wrong_prediction_is_told_with_the_numbers_before_and_after() -> None:
+    message = mark(exercises("01")["delta"], WRONG["delta"]["a crowd hides more"], 0).message
+    assert message.startswith("twice as many people: you said 'falls', but δ is 0.")

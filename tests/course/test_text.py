@@ -1,0 +1,25 @@
+"""Numbers as people write them: what read-outs, captions and tables of all notebooks share."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edp_lab.course.kit.text import at_most, digits, short
+
+
+def test_numbers_as_people_write_them() -> None:
+    three = {0.02964: "0.0296", 16.44: "16.4", 1234.5: "1,234", 3e-8: "3e-8", 2.5e9: "2.5e9", 0.0: "0", 1.0: "1"}
+    assert {value: digits(value) for value in three} == three
+    two = {0.0013258: "0.0013", 17.6: "18", 590_000: "5.9e5", 1e-6: "1e-6", 0.0: "0", 2.0: "2", None: "beyond 1e308"}
+    assert {value: short(value) for value in two} == two
+
+
+@given(st.floats(1e-9, 1e12))
+def test_what_holds_is_never_written_smaller_than_it_is(epsilon: float) -> None:
+    written = at_most(epsilon)
+    assert epsilon * (1 - 1e-11) <= float(written.replace(",", "")) <= epsilon * 1.0101
+    assert at_most(math.inf) == at_most(None) == digits(math.inf)
+    assert [at_most(1000 * 0.1), at_most(7.501), at_most(1234.1)] == ["100", "7.51", "1,235"]
