@@ -325,8 +325,7 @@ class ClassifierTraining:
             return plain_gradient(self.model, self.data, parts[0], None, 1.0)  # type: ignore[arg-type]
         layout = self.private.layout
         gradients = KeptGradients(self.model, self.data, parts, None, layout, self.memory)  # type: ignore[arg-type]
-        self.private.begin(self.step)
-        self.private.finish(epoch, gradients)
+        self.private.clip_and_noise(epoch, self.step, gradients)
         return gradients.loss
 
     def _optimize(self, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""The eDP-SGD step: micro-batch gradients in, one released gradient out.
+"""The eDP-SGD step: micro-batch gradients in, one released gradient out. `clip`, then `add_noise`.
 
     scale     g_i,k / alpha_k                 over layers k
     clip      min(1, C / ||.||_2)             over the whole scaled gradient
@@ -11,7 +11,8 @@ Scaling and scaling back cancel but for the clip factor, so a micro-batch contri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,10 +21,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from edp_lab.errors import UsageError
-from edp_lab.models.ghost_clipping.bookkeeping import row_norms
-from edp_lab.privacy import Alpha, Mechanism, Variant
-from edp_lab.training.gradients import Layout, LoopGradients, MicroGradients, layer_norms
-from edp_lab.training.noise import NoiseSource, Share, Span, add_scaled
+from edp_lab.privacy import Adjacency, Alpha, Mechanism, Variant
+from edp_lab.training.gradients import ClippedSum, Layout, LoopGradients, MicroGradients, PlainGradient, layer_norms
+from edp_lab.training.noise import DrawnNoise, Noise, NoiseSource, Share, Span
 
 # The sound clip stays below C by more than float32 can round within one block of a norm, and in one product.
 CLIP_MARGIN = 1 - 2.0**-16
@@ -58,18 +58,107 @@ def layer_scales(gradient: Tensor, layout: Layout) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Clipped:
+    """The mean of a step's clipped gradients, made by `clip`: the only thing that noise can be added to.
+
+    Guarantee: one utterance moves it by at most `sensitivity()` (L2), if it is in at most one micro-batch; up to
+    float32 rounding of the sum. Sound, that is measured where the noise is added: in each layer divided by alpha_k.
+
+    Attributes:
+        divisor: the fixed number of micro-batches over which the mean is taken.
+        total: where the mean lies; on one of several ranks, its share of it.
+    """
+
+    mechanism: Mechanism
+    layout: Layout
+    alpha: Tensor | None
+    divisor: int
+    total: ClippedSum
+
+    def sensitivity(self, adjacency: Adjacency | str | None = None) -> float:
+        """
+        Raises:
+            NoGuarantee: as `Mechanism.sensitivity`.
+        """
+        return self.mechanism.sensitivity(adjacency) / self.divisor
+
+    def layers(self) -> list[Span]:
+        """The mean's K layers, each by itself."""
+        if len(self.total.spans) == len(self.layout.columns):
+            return list(self.total.spans)
+        [(_, numbers, scale)] = self.total.spans
+        return [Span(columns, numbers[columns], scale) for columns in self.layout.columns]
+
+
+@dataclass(frozen=True)
 class Released:
     """One step's output and what the panels show of it.
 
     Attributes:
-        gradient: (P) the released mean gradient; on one of several ranks, its share of it.
+        parts: the released mean gradient, in one or several flat pieces; on one of several ranks, its share of it.
         clip_factors: (M) in (0, 1], what each micro-batch's gradient was multiplied by. Not private.
         norms: (M, K) unclipped, unscaled gradient norms. Not private.
     """
 
-    gradient: Tensor
+    parts: Sequence[Tensor]
     clip_factors: Tensor
     norms: Tensor
+
+    @property
+    def gradient(self) -> Tensor:
+        """All parts end to end: (P)."""
+        return self.parts[0] if len(self.parts) == 1 else torch.cat(list(self.parts))
+
+
+def clip(
+    mechanism: Mechanism,
+    gradients: MicroGradients,
+    layout: Layout,
+    alpha: Tensor | None,
+    divisor: int | None,
+    out: Tensor,
+) -> Clipped:
+    """Scale, clip, rescale and average: the step up to its noise.
+
+    Args:
+        gradients: mean gradient of each micro-batch.
+        alpha: (K) layer scales with maximum 1, or None for all 1.
+        divisor: the fixed number of micro-batches in a step over which the mean is taken; None: one per device.
+        out: (P) memory for the result.
+
+    Guarantee: that of `Clipped`, whatever the gradients: none at all gives 0, and a norm of 0 is not scaled.
+
+    Raises:
+        UsageError: a gradient is not finite, or a layer scale is too small for float32 or larger than judged.
+    """
+    divisor = divisor or mechanism.num_devices
+    total = gradients.clipped_sum(out, lambda norms: clip_factors(mechanism, norms, layout, alpha) / divisor)
+    return Clipped(mechanism, layout, alpha, divisor, total)
+
+
+def add_noise(clipped: Clipped, epoch: int, noise: Noise) -> Released:
+    """The Gaussian mechanism: what was clipped, in place, plus the noise that its mechanism prescribes for this epoch.
+
+    Guarantee: as judged by `edp_lab.privacy.judge` for this mechanism, if the noise is fresh, independent of the data
+    and secret. Up to float32 rounding of clip and noise. On one of several ranks, `clipped` and `noise` are its share,
+    and the guarantee is that of the sum over ranks.
+
+    Raises:
+        TypeError: something that was not clipped.
+        Exception: as `Noise.add_to`.
+    """
+    if not isinstance(clipped, Clipped):
+        raise TypeError(f"noise hides only what was clipped, not a {type(clipped).__name__}: call clip(...) first")
+    total, layers = clipped.total, len(clipped.layout.names)
+    stds = noise_stds(clipped.mechanism, epoch, clipped.alpha, clipped.divisor, layers)
+    if len(set(stds)) == 1:
+        noise.add_to(total.spans, stds[:1] * len(total.spans))
+    else:
+        noise.add_to(clipped.layers(), stds)
+    for table, numbers, rows, scale in total.rows:
+        table.index_add_(0, numbers, rows, alpha=scale)
+    factors = (total.factors * clipped.divisor).clamp_max(1)
+    return Released([span.numbers for span in total.spans], factors, total.norms)
 
 
 def release(
@@ -78,71 +167,15 @@ def release(
     gradients: MicroGradients,
     layout: Layout,
     alpha: Tensor | None,
-    noise: Tensor | Callable[[Sequence[Span]], None],
+    noise: Tensor,
     divisor: int | None = None,
-    out: Tensor | None = None,
 ) -> Released:
-    """One eDP-SGD step.
+    """One eDP-SGD step as a function of given standard normal draws (P): `clip`, then `add_noise`.
 
-    Args:
-        gradients: mean gradient of each micro-batch.
-        alpha: (K) layer scales with maximum 1, or None for all 1.
-        noise: (P) standard normal draws for the sum over all micro-batches, from `edp_lab.training.noise`; or what
-            scales the gradient and adds them, once it is there.
-        divisor: the fixed number of micro-batches in a step over which the mean is taken; None: one per device.
-        out: (P) where the result goes; None: new memory like the noise's.
-
-    Guarantee: as judged by `edp_lab.privacy.judge` for this mechanism, if `noise` is fresh, independent of the data
-    and secret, and every utterance is in at most one micro-batch. Up to float32 rounding of clip and noise. On one of
-    several ranks, `gradients` and `noise` are its share, and the guarantee is that of the sum over ranks.
-
-    Raises:
-        UsageError: a gradient is not finite, or a layer scale is too small for float32 or larger than judged.
+    Arguments, guarantee and errors: as there.
     """
-    result = torch.empty_like(noise) if out is None and isinstance(noise, Tensor) else out
-    assert result is not None
-    divisor = divisor or mechanism.num_devices
-    norms, factors, scale = gradients.clipped_sum(
-        result, lambda norms: clip_factors(mechanism, norms, layout, alpha) / divisor
-    )
-    stds = noise_stds(mechanism, epoch, alpha, divisor, len(layout.names))
-    if len(set(stds)) == 1:
-        spans = [Span(slice(0, layout.size), stds[0], result, scale)]
-    else:
-        spans = [Span(columns, std, result[columns], scale) for columns, std in zip(layout.columns, stds, strict=True)]
-    if isinstance(noise, Tensor):
-        add_scaled(noise, spans)
-    else:
-        noise(spans)
-    return Released(result, (factors * divisor).clamp_max(1), norms)
-
-
-def release_whole(
-    mechanism: Mechanism,
-    epoch: int,
-    gradients: Sequence[Tensor],
-    lookups: Mapping[int, tuple[Tensor, Tensor]],
-    layout: Layout,
-    alpha: Tensor | None,
-    noise: Callable[[Sequence[Span]], None],
-) -> None:
-    """The step of a single device that is a single process: its gradients (K, of any shape) are released in place.
-
-    What `release` does, without a flat copy. Guarantee and errors: as there.
-
-    Args:
-        lookups: of those of the K that are tables, numbers of the rows that were read, each once (n), and their
-            gradient (n, D). What stands in ``gradients`` for them is overwritten.
-    """
-    flat = [gradient.view(-1) for gradient in gradients]
-    measured = [lookups[k][1].flatten() if k in lookups else gradient for k, gradient in enumerate(flat)]
-    norms = torch.stack([row_norms(gradient[None]) for gradient in measured], dim=1)
-    factor = float(clip_factors(mechanism, norms, layout, alpha)[0])
-    stds = noise_stds(mechanism, epoch, alpha, 1, len(flat))
-    scales = [0.0 if k in lookups else factor for k in range(len(flat))]
-    noise([Span(*one) for one in zip(layout.columns, stds, flat, scales, strict=True)])
-    for k, (read, rows) in lookups.items():
-        gradients[k].index_add_(0, read, rows, alpha=factor)
+    clipped = clip(mechanism, gradients, layout, alpha, divisor, torch.empty_like(noise))
+    return add_noise(clipped, epoch, DrawnNoise(noise))
 
 
 def noise_stds(mechanism: Mechanism, epoch: int, alpha: Tensor | None, divisor: int, layers: int) -> list[float]:
@@ -172,59 +205,65 @@ def clip_factors(mechanism: Mechanism, norms: Tensor, layout: Layout, alpha: Ten
 
 
 class FlatGradient:
-    """One flat gradient; every parameter's ``.grad`` is a view of it, and ranks sum it up in one message.
+    """One flat gradient (P) behind every parameter's ``.grad``, which ranks sum up in one message.
 
-    Attributes:
-        gradient: (P).
-        tail: further numbers that ranks sum up in the same message.
+    Args:
+        parameters: names and parameters to be trained, the same in every process.
+        accelerator: None for a single process.
+        tail: how many further numbers ranks sum up in the same message.
     """
 
     def __init__(
         self, parameters: Sequence[tuple[str, nn.Parameter]], accelerator: Accelerator | None = None, tail: int = 0
     ) -> None:
-        self.layout = Layout.of(parameters)
+        self.layout, self.parameters = Layout.of(parameters), [p for _, p in parameters]
         self.world = 1 if accelerator is None else accelerator.num_processes
-        self._buffer = parameters[0][1].new_zeros(self.layout.size + tail, requires_grad=False)
-        self.gradient, self.tail = self._buffer[: self.layout.size], self._buffer[self.layout.size :]
-        self._views = [
-            (p, self.gradient[columns].view_as(p))
-            for (_, p), columns in zip(parameters, self.layout.columns, strict=True)
-        ]
+        self._message = self.parameters[0].new_zeros(self.layout.size + tail, requires_grad=False)
+        self.gradient, self._tail = self._message[: self.layout.size], self._message[self.layout.size :]
 
-    def collect(self) -> None:
-        """Take over what autograd left in ``.grad``; zeros where it left nothing."""
-        for p, view in self._views:
-            view.zero_() if p.grad is None else view.copy_(p.grad)
-        self.attach()
-
-    def attach(self) -> None:
-        """Make every ``.grad`` the view, also where ``optimizer.zero_grad()`` has set it to None."""
-        for p, view in self._views:
-            p.grad = view
-
-    def fill(self, lookups: Container[int]) -> None:
-        """Where autograd left no ``.grad``, make it the view: of zeros, or for `lookups` of whatever is there."""
-        for p, view in self._views:
-            if p.grad is None:
-                p.grad = view if id(p) in lookups else view.zero_()
-
-    def reduce(self) -> None:
-        """Sum over ranks."""
+    def reduce(self, *numbers: Tensor | float) -> list[float]:
+        """Sum the gradient over ranks; gives the sums of these numbers."""
+        for k, number in enumerate(numbers):
+            self._tail[k] = number
         if self.world > 1:
-            torch.distributed.all_reduce(self._buffer)
+            torch.distributed.all_reduce(self._message)
+        return self._tail.tolist()  # type: ignore[no-any-return]
+
+    def _attach(self, layers: Sequence[Tensor]) -> None:
+        """Make every ``.grad`` its layer, also where ``optimizer.zero_grad()`` has set it to None."""
+        for p, layer in zip(self.parameters, layers, strict=True):
+            p.grad = layer.view_as(p)
 
 
-class PrivateStep:
-    """eDP-SGD's step under Accelerate: clip, add noise, average, and leave the result in ``.grad``.
+class PlainStep(FlatGradient):
+    """Plain training, which protects nobody: nothing is clipped, and no noise is added."""
+
+    def clip_and_noise(
+        self, epoch: int, step: int, gradients: PlainGradient, entry: Future[None] | None = None
+    ) -> None:
+        """Neither: leave this process's share of the mean gradient in every ``.grad``."""
+        gradients.leave()
+        if self.world > 1:
+            layers = [self.gradient[columns] for columns in self.layout.columns]
+            for p, layer in zip(self.parameters, layers, strict=True):
+                layer.zero_() if p.grad is None else layer.view_as(p).copy_(p.grad)
+            self._attach(layers)
+
+    def noise_stds(self, epoch: int) -> list[float]:
+        return [0.0] * len(self.parameters)
+
+
+class PrivateStep(FlatGradient):
+    """eDP-SGD's step under Accelerate: clip, average, add noise, and leave the result in every ``.grad``.
 
     Args:
-        parameters: names and parameters to be trained, the same in every process.
         mechanism: what is released, see `edp_lab.privacy.judge` for what it guarantees.
         key: 128 secret bits, the same in every process, see `edp_lab.privacy.csprng`.
-        accelerator: None for a single process.
         noise: a kind of `edp_lab.training.noise`.
         micro_batches: fixed number over which the mean is taken, in all processes together; None: one per device.
         alpha: (K) layer scales from public data; with `Alpha.PRIVATE` they come from the first gradient.
+
+    Others: as `FlatGradient`.
 
     Guarantee: that of the mechanism, for what all processes together release, if each utterance is in one micro-batch
     of one process, `step` numbers never repeat under one key, and epochs are what the mechanism was billed for.
@@ -241,75 +280,32 @@ class PrivateStep:
         alpha: Tensor | None = None,
         tail: int = 0,
     ) -> None:
-        self.flat, self.parameters = FlatGradient(parameters, accelerator, tail), [p for _, p in parameters]
-        self.layout, self.mechanism, self.alpha = self.flat.layout, mechanism, alpha
+        super().__init__(parameters, accelerator, tail)
+        self.mechanism, self.alpha = mechanism, alpha
         self.divisor = micro_batches or mechanism.num_devices
         rank = 0 if accelerator is None else accelerator.process_index
-        self.share = Share(noise, mechanism.num_devices, rank, self.flat.world)
-        threads, on_gpu = min(4, torch.get_num_threads()), self.flat.gradient.device.type != "cpu"
-        self._source = NoiseSource(key, self.layout.size, self.share, self.flat.gradient.dtype, threads, on_gpu)
+        self.share = Share(noise, mechanism.num_devices, rank, self.world)
+        threads, on_gpu = min(4, torch.get_num_threads()), self.gradient.device.type != "cpu"
+        self._noise = NoiseSource(key, self.layout.size, self.share, self.gradient.dtype, threads, on_gpu)
 
-    def begin(self, step: int, first: Callable[[], None] = lambda: None) -> None:
-        """Begin with `step` in the background: no noise is drawn before `first` (the entry into a ledger) is done."""
-        self._source.start(step, first)
-
-    def finish(self, epoch: int, gradients: MicroGradients) -> Released:
-        """Release the gradients of the step that was begun.
-
-        Raises:
-            UsageError: as `release`; or what `first` raised.
-        """
-        if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
-            self.alpha = self.scales(gradients)
-        released = release(
-            self.mechanism,
-            epoch,
-            gradients,
-            self.layout,
-            self.alpha,
-            self._source.add_to,
-            self.divisor,
-            self.flat.gradient,
-        )
-        self.flat.attach()
-        return released
-
-    @property
-    def whole(self) -> bool:
-        """Whether a step releases the gradient of one micro-batch of one process, layer scales known."""
-        known = self.mechanism.alpha is not Alpha.PRIVATE or self.alpha is not None
-        return known and self.divisor == 1 and self.flat.world == 1
-
-    def finish_whole(self, epoch: int, lookups: Mapping[int, tuple[Tensor, Tensor]]) -> None:
-        """Where `whole`: release what plain autograd has left in every ``.grad``, in place.
+    def clip_and_noise(
+        self, epoch: int, step: int, gradients: MicroGradients, entry: Future[None] | None = None
+    ) -> Released:
+        """This process's share of the step: clip its gradients, and add its noise.
 
         Args:
-            lookups: by ``id`` of a parameter, the rows of its gradient that are not zero, see `release_whole`.
+            entry: the step's entry into a ledger; no noise is drawn before it is done.
 
         Raises:
-            UsageError: as `release`; or what `first` raised.
+            UsageError: as `clip`; a step that was taken before; or what `entry` raised.
         """
-        assert self.whole
-        assert all(p.grad is None for p in self.parameters if id(p) in lookups), "a table was used past the lookups"
-        self.flat.fill(lookups)
-        gradients = [p.grad for p in self.parameters]
-        rows = {k: lookups[id(p)] for k, p in enumerate(self.parameters) if id(p) in lookups}
-        release_whole(self.mechanism, epoch, gradients, rows, self.layout, self.alpha, self._source.add_to)  # type: ignore[arg-type]
-
-    def noise_stds(self, epoch: int) -> list[float]:
-        """Standard deviation of the noise on the released gradient, for each parameter."""
-        return noise_stds(self.mechanism, epoch, self.alpha, self.divisor, len(self.layout.names))
-
-    def scales(self, gradients: MicroGradients) -> Tensor:
-        """alpha (K) from the mean of these gradients, without clipping or noise."""
-        gradients.clipped_sum(self.flat.gradient, lambda norms: torch.ones_like(norms[:, 0]))
-        self.flat.reduce()
-        return layer_scales(self.flat.gradient.div_(self.divisor), self.layout)
-
-    def own(self, micro_batches: Sequence[T]) -> Sequence[T]:
-        """Of one micro-batch per device, those of this process."""
-        devices = self.share.devices
-        return micro_batches[devices.start : devices.stop]
+        noise = self._noise.of(step, entry)  # for a GPU it is drawn from now on
+        if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
+            self.alpha = self.scales(gradients)
+        clipped = clip(self.mechanism, gradients, self.layout, self.alpha, self.divisor, self.gradient)
+        released = add_noise(clipped, epoch, noise)
+        self._attach([layer.numbers for layer in clipped.layers()])
+        return released
 
     def __call__(self, epoch: int, step: int, losses: Sequence[Callable[[], Tensor]]) -> Released:
         """One whole step of any module, in a loop over this process's micro-batches; then the optimizer may step.
@@ -317,7 +313,27 @@ class PrivateStep:
         Args:
             losses: for each micro-batch, what computes the losses of its examples.
         """
-        self.begin(step)
-        released = self.finish(epoch, LoopGradients(self.parameters, losses, self.layout))
-        self.flat.reduce()
+        released = self.clip_and_noise(epoch, step, LoopGradients(self.parameters, losses, self.layout))
+        self.reduce()
         return released
+
+    @property
+    def alone(self) -> bool:
+        """Whether a step is one micro-batch of one process, layer scales known: its gradient needs no copy."""
+        known = self.mechanism.alpha is not Alpha.PRIVATE or self.alpha is not None
+        return known and self.divisor == 1 and self.world == 1
+
+    def noise_stds(self, epoch: int) -> list[float]:
+        """Standard deviation of the noise on the released gradient, for each parameter."""
+        return noise_stds(self.mechanism, epoch, self.alpha, self.divisor, len(self.parameters))
+
+    def scales(self, gradients: MicroGradients) -> Tensor:
+        """alpha (K) from the mean of these gradients, without clipping or noise."""
+        gradients.clipped_sum(self.gradient, lambda norms: torch.ones_like(norms[:, 0]))
+        self.reduce()
+        return layer_scales(self.gradient.div_(self.divisor), self.layout)
+
+    def own(self, micro_batches: Sequence[T]) -> Sequence[T]:
+        """Of one micro-batch per device, those of this process."""
+        devices = self.share.devices
+        return micro_batches[devices.start : devices.stop]

@@ -1,11 +1,20 @@
-"""The gradients of a step's micro-batches: by book-keeping, in a loop, or given as a stack."""
+"""The gradients of a step's micro-batches, by whichever way is fastest, and the sum of what clipping leaves of them.
+
+    KeptGradients      of our models: one pass for all micro-batches, by book-keeping (ghost clipping)
+    LoopGradients      of any module: one pass for each micro-batch, as the paper timed DP-SGD
+    BatchGradient      of a step that is a single micro-batch: where autograd leaves it, without a copy
+    StackedGradients   given as rows: for panels and audits
+    PlainGradient      of plain training, which clips nothing
+
+Gradients are computed when their clipped sum is asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,21 +22,50 @@ from torch import Tensor, nn
 
 from edp_lab.corpora.encoding import Dataset
 from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
-from edp_lab.models.ghost_clipping.ops import PLAIN, MicroBatchOps, PlainOps, column_slices
+from edp_lab.models.ghost_clipping.ops import PLAIN, LookupOps, MicroBatchOps, PlainOps, column_slices
 from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.training.noise import Span
 
 MOST_EXAMPLES = 512  # in one pass: more would cost memory and save nothing
 Factors = Callable[[Tensor], Tensor]  # norms (M, K) -> factors (M)
 
 
+class Rows(NamedTuple):
+    """Rows of a table (V, D) to which `scale` times others (n, D) are to be added, each row once: their numbers (n)."""
+
+    table: Tensor
+    numbers: Tensor
+    rows: Tensor
+    scale: float
+
+
+class ClippedSum(NamedTuple):
+    """sum_m f_m g_m over M micro-batches, as it lies in memory.
+
+    Whoever adds noise scales in the same pass through memory, and adds the few rows of large tables afterwards.
+
+    Attributes:
+        norms: (M, K), float64, of the gradients as they were.
+        factors: (M) f, float64.
+        spans: what they mean, end to end, is the sum (P), but for the rows.
+    """
+
+    norms: Tensor
+    factors: Tensor
+    spans: Sequence[Span]
+    rows: Sequence[Rows] = ()
+
+    @classmethod
+    def flat(cls, norms: Tensor, factors: Tensor, numbers: Tensor, scale: float = 1.0) -> ClippedSum:
+        """`scale` times numbers (P)."""
+        return cls(norms, factors, [Span(slice(0, len(numbers)), numbers, scale)])
+
+
 class MicroGradients(Protocol):
     """The gradients of M micro-batches, in whatever form."""
 
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
-        """out (P) times a scale = sum_m f_m g_m, f = factors_of(norms); gives norms (M, K), float64, f (M), the scale.
-
-        Whoever adds the noise multiplies by the scale in the same pass through memory.
-        """
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
+        """The sum over micro-batches of f_m g_m, f = factors_of(norms); it may lie in out (P)."""
         ...
 
 
@@ -80,7 +118,7 @@ class KeptGradients:
     memory: Memory | None = None
     loss: Tensor = field(init=False)
 
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
         if len(self.parts) == 1:
             return self._whole(out, factors_of)
         self.loss = out.zero_().new_zeros(())
@@ -91,16 +129,16 @@ class KeptGradients:
             norms[own] = ops.norms()
             factors[own] = factors_of(norms[own])
             ops.add_weighted_sum(out, factors[own])
-        return norms, factors, 1.0
+        return ClippedSum.flat(norms, factors, out)
 
-    def _whole(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
+    def _whole(self, out: Tensor, factors_of: Factors) -> ClippedSum:
         """A single micro-batch is cheaper to sum up than to measure by its factors."""
         self.loss = out.zero_().new_zeros(())
         if len(self.parts[0]):
             self._pass(self.parts).add_weighted_sum(out)
         norms = layer_norms(out[None], self.layout)
         factors = factors_of(norms)
-        return norms, factors, float(factors[0])
+        return ClippedSum.flat(norms, factors, out, float(factors[0]))
 
     def _passes(self) -> list[list[int]]:
         """Numbers of micro-batches that go through together: as many as memory allows, the empty ones left out."""
@@ -143,7 +181,7 @@ class LoopGradients:
     layout: Layout
     loss: Tensor = field(init=False)
 
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
         self.loss = out.zero_().new_zeros(())
         norms = out.new_zeros(len(self.losses), len(self.layout.names), dtype=torch.float64)
         factors = factors_of(norms)
@@ -156,7 +194,67 @@ class LoopGradients:
             factors[m] = factors_of(norms[m : m + 1])[0]
             out.add_(row, alpha=float(factors[m]))
             self.loss += losses.detach().sum()
-        return norms, factors, 1.0
+        return ClippedSum.flat(norms, factors, out)
+
+
+@dataclass
+class BatchGradient:
+    """Of a step that is one micro-batch, on one process: plain autograd leaves it in ``.grad``, where it stays.
+
+    Of an embedding table only the rows that were read are kept; the rest of its gradient is zero.
+
+    Attributes:
+        loss: summed over the utterances, once the gradient is.
+    """
+
+    model: IntentSlotModel
+    data: Dataset
+    part: np.ndarray
+    dropout_key: int | None
+    layout: Layout
+    loss: Tensor = field(init=False)
+
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
+        ops = LookupOps()
+        self.loss = plain_gradient(self.model, self.data, self.part, self.dropout_key, 1.0, ops)
+        gradients, read = [], []
+        for (_, p), columns in zip(trainable(self.model), self.layout.columns, strict=True):
+            rows = ops.lookups.get(id(p))
+            assert rows is None or p.grad is None, "a table was used past the lookups"
+            if p.grad is None:  # it is such a table, or was not used
+                p.grad = out[columns].view_as(p)
+                if rows is None:
+                    p.grad.zero_()
+            gradients.append(p.grad)
+            read.append(rows)
+        pairs = list(zip(gradients, read, strict=True))
+        norms = torch.stack([row_norms((g if own is None else own[1]).reshape(1, -1)) for g, own in pairs], dim=1)
+        factors = factors_of(norms)
+        f = float(factors[0])
+        scales = [f if own is None else 0.0 for own in read]
+        spans = [Span(*one) for one in zip(self.layout.columns, (g.view(-1) for g in gradients), scales, strict=True)]
+        return ClippedSum(norms, factors, spans, [Rows(g, *own, f) for g, own in pairs if own is not None])
+
+
+@dataclass
+class PlainGradient:
+    """The mean gradient of plain training, by plain autograd. It is not clipped, so no noise can be added to it.
+
+    Attributes:
+        weight: of this process's share in the batch.
+        loss: summed over the utterances, once the gradient is.
+    """
+
+    model: IntentSlotModel
+    data: Dataset
+    part: np.ndarray
+    dropout_key: int | None
+    weight: float
+    loss: Tensor = field(init=False)
+
+    def leave(self) -> None:
+        """In every ``.grad``."""
+        self.loss = plain_gradient(self.model, self.data, self.part, self.dropout_key, self.weight)
 
 
 @dataclass
@@ -166,11 +264,11 @@ class StackedGradients:
     gradients: Tensor
     layout: Layout
 
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
         norms = layer_norms(self.gradients, self.layout)
         factors = factors_of(norms)
         out.copy_(factors.to(out.dtype) @ self.gradients)
-        return norms, factors, 1.0
+        return ClippedSum.flat(norms, factors, out)
 
 
 def model_gradients(
@@ -181,9 +279,18 @@ def model_gradients(
     layout: Layout,
     naive: bool = False,
     memory: Memory | None = None,
-) -> KeptGradients | LoopGradients:
-    """The gradients of one of our models on these micro-batches; `naive`: in a loop, whatever it costs."""
+    alone: bool = False,
+) -> KeptGradients | LoopGradients | BatchGradient:
+    """The gradients of one of our models on these micro-batches.
+
+    Args:
+        naive: in a loop, whatever it costs.
+        alone: whether these are all micro-batches of the step, for all processes; then a single one is cheapest where
+            autograd leaves it.
+    """
     if not naive:
+        if alone and len(parts) == 1:
+            return BatchGradient(model, data, parts[0], dropout_key, layout)
         return KeptGradients(model, data, parts, dropout_key, layout, memory)
     device = next(model.parameters()).device
 

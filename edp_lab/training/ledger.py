@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ LEDGER = "ledger.jsonl"
 
 
 class PrivacyLedger:
-    """Append-only. `write` returns once the entry is on the disk; only then may the step draw its noise.
+    """Append-only. An entry is on the disk once `write` returns; only then may the step draw its noise.
 
     The file is opened anew for every entry, so a ledger that was removed or continued elsewhere is noticed.
 
@@ -38,9 +39,8 @@ class PrivacyLedger:
         Raises:
             UsageError: the file exists or cannot be written.
         """
-        self.path, self.mechanism = path, mechanism
-        self.releases: dict[tuple[int, str], int] = {}  # (step, key): epoch
-        self.chain, self.size = "", 0
+        self._start(path)
+        self.mechanism, self.size = mechanism, 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open("xb").close()
@@ -51,6 +51,12 @@ class PrivacyLedger:
         except UsageError:
             path.unlink(missing_ok=True)
             raise
+
+    def _start(self, path: Path) -> None:
+        self.path, self.chain, self.size = path, "", -1
+        self.releases: dict[tuple[int, str], int] = {}  # (step, key): epoch
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._begun: Future[None] | None = None
 
     @classmethod
     def open(cls, path: Path, chain: str | None = None) -> PrivacyLedger:
@@ -68,7 +74,7 @@ class PrivacyLedger:
         except OSError as error:
             raise UsageError(f"ledger {path} cannot be read ({error.strerror}): {cure}") from None
         ledger = cls.__new__(cls)
-        ledger.path, ledger.releases, ledger.chain, ledger.size = path, {}, "", -1
+        ledger._start(path)
         seen = set()
         for number, line in enumerate(lines, 1):
             if number == len(lines) and b"}" not in line:
@@ -106,12 +112,21 @@ class PrivacyLedger:
         if place not in self.releases:
             self._append({"epoch": epoch, "step": step, "key": place[1]})
 
+    def begin(self, epoch: int, step: int, key: int) -> Future[None]:
+        """`write` in the background, while the step's gradients are computed; its result is the entry on the disk.
+
+        One at a time. `bill` counts what was begun.
+        """
+        self._begun = self._writer.submit(self.write, epoch, step, key)
+        return self._begun
+
     def bill(self) -> dict[int, int]:
         """How often one utterance may have taken part, by epoch: what `edp_lab.privacy.judge` wants.
 
         With disjoint batches once per epoch and key: each pass under one key holds every utterance at most once, and a
         pass that was begun is billed as a whole. Under Poisson sampling once per step and key.
         """
+        wait([self._begun] if self._begun else [])
         epochs = list(self.releases.values())
         if self.mechanism.sampling_rate is None:
             epochs = [epoch for epoch, _ in {(epoch, key) for (_, key), epoch in self.releases.items()}]

@@ -1,7 +1,7 @@
-"""Drawing a step's noise: by one process or many, block by block, on as many threads as there are.
+"""A step's noise, and how it is drawn: by one process or many, block by block, on as many threads as there are.
 
-Draws are standard normal; `edp_lab.training.dp_step.release` says by how much to scale them. The vector of P numbers is
-cut into blocks with a stream each, a function of (key, step, block), so that threads and ranks can share the work:
+Draws are standard normal; `edp_lab.training.dp_step.add_noise` says by how much to scale them. The vector of P numbers
+is cut into blocks with a stream each, a function of (key, step, block), so that threads and ranks can share the work:
 
 * aggregate: one draw for the sum over all devices. Each rank draws its part of the blocks, and zeros elsewhere.
 * per-device: every device draws all P numbers from streams of its own; their sum over sqrt(N) is distributed alike.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -36,19 +36,38 @@ BLOCK = 2**19  # to begin a stream takes time, and keeps all threads waiting
 
 
 class Span(NamedTuple):
-    """Some columns of the flat gradient, (n) numbers that lie together in memory, and what becomes of them.
+    """Some columns of a sum of P numbers, as they lie in memory.
 
     Attributes:
         columns: which of the P.
-        std: standard deviation of the noise.
-        gradient: (n), which becomes `scale` times itself plus noise.
-        scale: with 0, what stood there does not matter.
+        numbers: (n) that lie together; the sum is `scale` times them. With 0, what stands there does not matter.
     """
 
     columns: slice
-    std: float
-    gradient: Tensor
+    numbers: Tensor
     scale: float = 1.0
+
+
+class Noise(Protocol):
+    """The standard normal noise (P) of one step, drawn or yet to be drawn."""
+
+    def add_to(self, spans: Sequence[Span], stds: Sequence[float]) -> None:
+        """Make the numbers of each span what it means plus its std times the noise of its columns.
+
+        Spans come in the order of their columns. Scaling and adding take one pass through memory.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class DrawnNoise:
+    """Noise that has been drawn: numbers (P), on the device of what they are added to."""
+
+    numbers: Tensor
+
+    def add_to(self, spans: Sequence[Span], stds: Sequence[float]) -> None:
+        for (columns, numbers, scale), std in zip(spans, stds, strict=True):
+            scaled_(numbers, scale).add_(self.numbers[columns], alpha=std)
 
 
 @dataclass(frozen=True)
@@ -84,12 +103,6 @@ def standard_noise(key: int, step: int, size: int, share: Share, dtype: torch.dt
     return noise
 
 
-def add_scaled(noise: Tensor, spans: Sequence[Span]) -> None:
-    """What `Span` says, with standard normal noise (P)."""
-    for columns, std, gradient, scale in spans:
-        scaled_(gradient, scale).add_(noise[columns], alpha=std)
-
-
 def scaled_(x: Tensor, scale: float) -> Tensor:
     """x times `scale`, in place; zeros for 0, even where x is not finite."""
     return x.zero_() if scale == 0 else x if scale == 1 else x.mul_(scale)
@@ -106,7 +119,7 @@ class NoiseSource:
         key: 128 bits, see `edp_lab.privacy.csprng`.
         size: P.
         threads: how many draw at a time.
-        ahead: draw in the background from `start` on.
+        ahead: draw in the background as soon as a step's noise is asked for.
     """
 
     def __init__(
@@ -119,47 +132,34 @@ class NoiseSource:
         ahead: bool = False,
     ) -> None:
         self.key, self.share, self.size, self.threads = key, share, size, threads
-        self._drawn = torch.zeros(size, dtype=dtype) if ahead else None
+        self._ahead = torch.zeros(size, dtype=dtype) if ahead else None
         self._dtype = np.dtype(str(dtype).removeprefix("torch."))
         self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="noise")
         self._own = threading.local()  # memory of each thread: fresh pages every step would cost time
-        self._begun: Future[None] | None = None
-        self._step = -1
+        self._last = -1
 
-    def start(self, step: int, first: Callable[[], None]) -> None:
-        """Begin with the noise of `step`: in the background, `first` (the entry into the ledger).
+    def of(self, step: int, entry: Future[None] | None = None) -> Noise:
+        """This rank's share of the noise of `step`, which can be added once.
+
+        Guarantee: nothing of it is drawn before `entry`, the step's entry into the ledger, is done. If that fails,
+        so does adding the noise, by the same exception.
 
         Raises:
             UsageError: `step` is not beyond the last one; the same noise on two gradients could be subtracted.
         """
-        if step <= self._step:
+        if step <= self._last:
             raise UsageError(f"the noise of step {step} may have been used already: number all steps upwards")
-        self._begun = self._pool.submit(self._begin, step, first)
-        self._step = step
+        self._last = step
+        drawn = None if self._ahead is None else self._pool.submit(self._draw_ahead, step, entry, self._ahead)
+        return _StepNoise(self, step, entry, drawn)
 
-    def add_to(self, spans: Sequence[Span]) -> None:
-        """Add this rank's share of the noise that was begun, to spans in the order of their columns.
+    def _draw_ahead(self, step: int, entry: Future[None] | None, out: Tensor) -> Tensor:
+        if entry is not None:
+            entry.result()
+        self.draw(step, out.numpy().__setitem__)
+        return out
 
-        Raises:
-            Exception: what `first` raised.
-        """
-        assert self._begun is not None, "no step was begun, or its noise has been used"
-        begun, self._begun = self._begun, None
-        begun.result()
-        if self._drawn is not None:
-            add_scaled(self._drawn.to(spans[0].gradient.device), spans)
-            return
-        if self.share.world > 1:  # some blocks are other ranks' to draw
-            spans = [span._replace(gradient=scaled_(span.gradient, span.scale), scale=1.0) for span in spans]
-        arrays = [_Array(s.columns.start, s.columns.stop, s.std, s.gradient.numpy(), s.scale) for s in spans]
-        self._draw(self._step, partial(_add, arrays))
-
-    def _begin(self, step: int, first: Callable[[], None]) -> None:
-        first()
-        if self._drawn is not None:
-            self._draw(step, self._drawn.numpy().__setitem__)
-
-    def _draw(self, step: int, use: Callable[[slice, np.ndarray], None]) -> None:
+    def draw(self, step: int, use: Callable[[slice, np.ndarray], None]) -> None:
         """Call `use` with every block of this rank: its columns, and numbers that are valid until it returns."""
         left = iter(self.share.blocks(self.size))
 
@@ -172,12 +172,39 @@ class NoiseSource:
                 _fill(noise, self.key, step, block, self.share)
                 use(columns, noise)
 
-        if self.threads > 1 and self._drawn is None:
+        if self.threads > 1 and self._ahead is None:
             release_cores()
         helpers = [self._pool.submit(help_out) for _ in range(self.threads - 1)]
         help_out()
         for helper in helpers:
             helper.result()
+
+
+@dataclass
+class _StepNoise:
+    """What `NoiseSource.of` gives."""
+
+    source: NoiseSource
+    step: int
+    entry: Future[None] | None
+    drawn: Future[Tensor] | None
+    used: bool = False
+
+    def add_to(self, spans: Sequence[Span], stds: Sequence[float]) -> None:
+        assert not self.used, f"the noise of step {self.step} has been used"
+        self.used = True
+        if self.drawn is not None:
+            DrawnNoise(self.drawn.result().to(spans[0].numbers.device)).add_to(spans, stds)
+            return
+        if self.entry is not None:
+            self.entry.result()
+        if self.source.share.world > 1:  # some blocks are other ranks' to draw
+            spans = [span._replace(numbers=scaled_(span.numbers, span.scale), scale=1.0) for span in spans]
+        arrays = [
+            _Array(columns.start, columns.stop, numbers.numpy(), scale, std)
+            for (columns, numbers, scale), std in zip(spans, stds, strict=True)
+        ]
+        self.source.draw(self.step, partial(_add, arrays))
 
 
 @cache
@@ -204,30 +231,30 @@ def _columns(block: int, size: int) -> slice:
 
 
 class _Array(NamedTuple):
-    """A `Span` as an array."""
+    """A `Span` and its deviation, as an array."""
 
     first: int
     last: int
-    std: float
-    gradient: np.ndarray
+    numbers: np.ndarray
     scale: float
+    std: float
 
 
 def _add(arrays: Sequence[_Array], own: slice, noise: np.ndarray) -> None:
-    """Add the noise of the columns `own` to the gradients of all arrays that it meets."""
+    """Add the noise of the columns `own` to the numbers of all arrays that it meets."""
     from edp_lab.privacy.csprng_numba import scale_and_add  # its compiler takes a third of a second to load
 
-    for first, last, std, whole, scale in arrays[bisect_right(arrays, own.start, key=attrgetter("last")) :]:
+    for first, last, whole, scale, std in arrays[bisect_right(arrays, own.start, key=attrgetter("last")) :]:
         if first >= own.stop:
             break
         start, stop = max(own.start, first), min(own.stop, last)
-        own_noise, gradient = noise[start - own.start : stop - own.start], whole[start - first : stop - first]
-        assert len(gradient) == len(own_noise), "a span's columns are not as many as its numbers"
-        of = gradient.dtype.type
+        own_noise, numbers = noise[start - own.start : stop - own.start], whole[start - first : stop - first]
+        assert len(numbers) == len(own_noise), "a span's columns are not as many as its numbers"
+        of = numbers.dtype.type
         if scale == 0:
-            np.multiply(own_noise, of(std), out=gradient)
+            np.multiply(own_noise, of(std), out=numbers)
         else:
-            scale_and_add(gradient, of(scale), own_noise, of(std))
+            scale_and_add(numbers, of(scale), own_noise, of(std))
 
 
 def _fill(out: np.ndarray, key: int, step: int, block: int, share: Share) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,17 @@ from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
 from edp_lab.models.factory import model_checksum
 from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
-from edp_lab.models.ghost_clipping.ops import LookupOps
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
+from edp_lab.training.batches import Devices
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.dp_step import FlatGradient, PrivateStep, check_finite
-from edp_lab.training.gradients import model_gradients, plain_gradient, trainable
+from edp_lab.training.dp_step import PlainStep, PrivateStep, check_finite
+from edp_lab.training.gradients import (
+    PlainGradient,
+    model_gradients,
+    trainable,
+)
 from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.noise import part
 from edp_lab.training.optimizers import DPAdamBC, make_optimizer
@@ -52,7 +56,7 @@ from edp_lab.training.run_folder import (
 MOST_SHARED = 0.1  # of "public" utterances that may also be in the training set: short commands coincide
 AT_ONCE = 10_000  # utterances that are scored together
 SAVE_EVERY = 60.0  # seconds between two states within an epoch
-LOSS, EXAMPLES, STOP = range(3)  # what ranks sum up beside the gradient
+TAIL = 3  # numbers that ranks sum up beside the gradient
 
 
 @dataclass(frozen=True)
@@ -118,23 +122,15 @@ class Trainer:
 
     def _make_step(self) -> None:
         """What depends on the key: the order of the utterances and the noise."""
-        config, mechanism = self.config, self.mechanism
+        config, accelerator = self.config, self.accelerator
         self.batches = config.batches(self.key, len(self.train_data))
         self.private: PrivateStep | None = None
-        if mechanism is None:
-            self.flat = FlatGradient(self.parameters, self.accelerator, tail=3)
-        else:
+        if self.mechanism is not None:
             self.private = PrivateStep(
-                self.parameters,
-                mechanism,
-                self.key,
-                self.accelerator,
-                config.noise,
-                config.micro_batches,
-                tail=3,
+                self.parameters, self.mechanism, self.key, accelerator, config.noise, config.micro_batches, tail=TAIL
             )
-            self.flat = self.private.flat
-        self.layout = self.flat.layout
+        self.rule = self.private or PlainStep(self.parameters, accelerator, tail=TAIL)
+        self.layout = self.rule.layout
         if self.private is not None and self.private.mechanism.alpha is Alpha.PUBLIC:
             self.private.alpha = self._public_alpha(self.private)
 
@@ -199,57 +195,54 @@ class Trainer:
         return not stopped or now.epoch == epochs
 
     def step(self, stop: threading.Event | None = None) -> tuple[float, int, bool]:
-        """One optimizer step: summed loss, utterances, and whether any process wants to stop."""
+        """One step of any method: summed loss, utterances, and whether any process wants to stop.
+
+        Guarantee: a private step stands in the ledger before its noise is drawn. Nothing is released without the first
+        process, so it is enough that this one has written it down.
+
+        Raises:
+            UsageError: a gradient or the loss is not finite, or the ledger cannot be written.
+        """
         now = self.progress
         devices = self.batches.devices(now.epoch, now.step_in_epoch, now.step)
-        own = part(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
-        parts = [one for device in devices[own.start : own.stop] for one in device]
-        dropout_key = int(stream(self.key, Purpose.DROPOUT, now.step).integers(2**63))
-        naive = self.config.method == "dp-sgd-naive"
-        if self.private is None:
-            share = len(parts[0]) / max(1, sum(len(one) for device in devices for one in device))
-            loss = plain_gradient(self.model, self.train_data, parts[0], dropout_key, share)
-            if self.accelerator.num_processes > 1:
-                self.flat.collect()
-        elif self.private.whole and len(parts) == 1 and not naive:  # cheaper than by book-keeping
-            self.private.begin(now.step, self._bill_step)
-            ops = LookupOps()
-            loss = plain_gradient(self.model, self.train_data, parts[0], dropout_key, 1.0, ops)
-            self.private.finish_whole(now.epoch, ops.lookups)
-        else:
-            gradients = model_gradients(
-                self.model, self.train_data, parts, dropout_key, self.layout, naive, self.memory
-            )
-            self.private.begin(now.step, self._bill_step)
-            self.private.finish(now.epoch, gradients)
-            loss = gradients.loss
-        self.flat.tail[LOSS] = loss
-        self.flat.tail[EXAMPLES] = sum(len(one) for one in parts)
-        self.flat.tail[STOP] = float(stop is not None and stop.is_set())
-        self.flat.reduce()
-        total, examples, stops = self.flat.tail.tolist()
-        if not math.isfinite(total):
+        parts = self._own(devices)
+        gradients = self._gradients(parts, _count(one for device in devices for one in device))
+        entry = None if self.ledger is None else self.ledger.begin(now.epoch, now.step, self.key)
+        self.rule.clip_and_noise(now.epoch, now.step, gradients, entry)
+        loss, examples, stops = self.rule.reduce(gradients.loss, _count(parts), stop is not None and stop.is_set())
+        if not math.isfinite(loss):
             raise UsageError("the loss is not finite: lower --lr or check the corpus")
-        self._optimize()
+        self._prepare_optimizer()
+        self.optimizer.step()
         now.step += 1
-        return total, int(examples), stops > 0
+        return loss, int(examples), stops > 0
+
+    def _own(self, devices: Devices) -> list[np.ndarray]:
+        """The micro-batches that this process holds; in plain training one."""
+        own = part(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
+        return [one for device in devices[own.start : own.stop] for one in device]
+
+    def _gradients(self, parts: Sequence[np.ndarray], everyone: int) -> Any:
+        """Of these micro-batches, in a step of so many utterances in all: `PlainGradient` or `MicroGradients`.
+
+        Nothing is computed before they are clipped.
+        """
+        model, data = self.model, self.train_data
+        dropout_key = int(stream(self.key, Purpose.DROPOUT, self.progress.step).integers(2**63))
+        if self.private is None:
+            return PlainGradient(model, data, parts[0], dropout_key, weight=len(parts[0]) / max(1, everyone))
+        naive = self.config.method == "dp-sgd-naive"
+        return model_gradients(model, data, parts, dropout_key, self.layout, naive, self.memory, self.private.alone)
 
     def _check_parameters(self) -> None:
         """Steps without noise look at the loss only."""
         check_finite(torch.stack([row_norms(p.detach().view(1, -1)) for _, p in self.parameters], dim=1), self.layout)
 
-    def _bill_step(self) -> None:
-        """Nothing is released without the first process, so it is enough that this one has written the step down."""
-        if self.ledger is not None:
-            self.ledger.write(self.progress.epoch, self.progress.step, self.key)
-
-    def _optimize(self) -> None:
+    def _prepare_optimizer(self) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate()
         if isinstance(self.optimizer, DPAdamBC):
-            none = [0.0] * len(self.parameters)
-            self.optimizer.noise_std(none if self.private is None else self.private.noise_stds(self.progress.epoch))
-        self.optimizer.step()
+            self.optimizer.noise_std(self.rule.noise_stds(self.progress.epoch))
 
     def _learning_rate(self) -> float:
         if self.config.lr_schedule == "constant":
@@ -280,9 +273,7 @@ class Trainer:
                 f"alpha corpus {self.config.alpha_corpus!r} shares utterances with the training set, so it is not "
                 "public: give separate text"
             )
-        parts = np.array_split(np.arange(len(usable)), self.config.num_devices)
-        own = private.share.devices
-        mine = parts[own.start : own.stop]
+        mine = private.own(np.array_split(np.arange(len(usable)), self.config.num_devices))
         return private.scales(model_gradients(self.model, self.model.dataset(usable), mine, None, self.layout))
 
     def finish(self) -> None:
@@ -382,6 +373,10 @@ def bill(
         settings["z_t"] = mechanism.noise_multiplier_setting(epochs - 1)
         settings["noise_multiplier"] = mechanism.noise_multiplier(epochs - 1)
     return {**settings, **epsilons}
+
+
+def _count(parts: Iterable[np.ndarray]) -> int:
+    return sum(len(one) for one in parts)
 
 
 def evaluate_model(

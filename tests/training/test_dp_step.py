@@ -16,7 +16,7 @@ from edp_lab.corpora.encoding import Labels
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model
 from edp_lab.privacy import Alpha, Mechanism
-from edp_lab.training.dp_step import layer_scales, release
+from edp_lab.training.dp_step import add_noise, clip, layer_scales, release
 from edp_lab.training.gradients import (
     Layout,
     StackedGradients,
@@ -25,7 +25,7 @@ from edp_lab.training.gradients import (
     stacked_gradients,
     trainable,
 )
-from edp_lab.training.noise import KINDS, Share, standard_noise
+from edp_lab.training.noise import KINDS, DrawnNoise, Share, standard_noise
 
 WORDS = ["set", "an", "alarm", "for", "noon", "please", "call", "my", "doctor", "now"]
 LABELS = Labels(("alarm", "call"), ("O", "B-time", "I-time"))
@@ -123,30 +123,37 @@ def test_scales_beyond_those_that_are_judged_are_refused():
 
 @given(
     size=st.floats(1e-30, 1e15),
-    clip=st.floats(1e-3, 10),
+    bound=st.floats(1e-3, 10),
     seed=st.integers(0, 1000),
     scaled=st.booleans(),
     divisor=st.none() | st.integers(1, 64),
 )
 @settings(max_examples=100, deadline=None)
-def test_sound_clip_never_exceeds_its_sensitivity(size, clip, seed, scaled, divisor):
-    """Swapping one micro-batch's gradient moves the noiseless sum, in the scaled space, by at most 2C."""
+def test_sound_clip_never_exceeds_its_sensitivity(size, bound, seed, scaled, divisor):
+    """Swapping one micro-batch's gradient moves what is noised, in the scaled space, by at most what it says."""
     layout, generator = fake_layout(), torch.Generator().manual_seed(seed)
     gradients = torch.randn(4, layout.size, generator=generator)
     other = gradients.clone()
     other[2] = -size * gradients[2]
     alpha = 0.99 * torch.rand(3, generator=generator, dtype=torch.float64) + 0.01 if scaled else None
-    mechanism = Mechanism.sound(clip, 0.0, 4, 8, alpha=Alpha.PUBLIC if scaled else Alpha.NONE)
-    zero = torch.zeros(layout.size)
-    means = [
-        release(mechanism, 0, StackedGradients(g, layout), layout, alpha, zero, divisor).gradient.double()
-        for g in (gradients, other)
-    ]
-    difference = (divisor or 4) * (means[0] - means[1])
+    mechanism = Mechanism.sound(bound, 0.0, 4, 8, alpha=Alpha.PUBLIC if scaled else Alpha.NONE)
+    stacks = [StackedGradients(g, layout) for g in (gradients, other)]
+    ends = [clip(mechanism, stack, layout, alpha, divisor, torch.zeros(layout.size)) for stack in stacks]
+    difference = ends[0].total.spans[0].numbers.double() - ends[1].total.spans[0].numbers
     if alpha is not None:
         for columns, a in zip(layout.columns, alpha.tolist(), strict=True):
             difference[columns] /= a
-    assert float(difference.norm()) <= mechanism.sensitivity()
+    assert float(difference.norm()) <= ends[0].sensitivity() == mechanism.sensitivity() / (divisor or 4)
+
+
+def test_noise_hides_only_what_was_clipped():
+    layout = fake_layout()
+    silence, stack = DrawnNoise(torch.zeros(layout.size)), StackedGradients(torch.ones(4, layout.size), layout)
+    for unclipped in (torch.ones(layout.size), stack, stack.clipped_sum(torch.zeros(layout.size), lambda n: n[:, 0])):
+        with pytest.raises(TypeError, match=r"noise hides only what was clipped, not a \w+: call clip"):
+            add_noise(unclipped, 0, silence)
+    clipped = clip(Mechanism.sound(1, 1, 4, 8), stack, layout, None, None, torch.zeros(layout.size))
+    assert float(add_noise(clipped, 0, silence).gradient.norm()) == pytest.approx(1, rel=1e-4)
 
 
 def test_norms_of_millions_of_numbers_are_exact_enough_for_the_clip():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import noise
-from edp_lab.training.noise import BLOCK, KINDS, NoiseSource, Share, Span, part, standard_noise
+from edp_lab.training.noise import BLOCK, KINDS, DrawnNoise, NoiseSource, Share, Span, part, standard_noise
 
 KEY, STEP, DEVICES = key_from_seed(0), 7, 8
 WORLDS = (1, 2, 3, 5)
@@ -123,6 +124,12 @@ def test_parts_are_even_and_leave_nothing_out(count, world):
 AHEAD = pytest.mark.parametrize("ahead", [False, True])
 
 
+def done() -> Future[None]:
+    entry: Future[None] = Future()
+    entry.set_result(None)
+    return entry
+
+
 @AHEAD
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,12 +141,13 @@ def test_what_is_added_is_the_steps_noise_whoever_draws_it(kind, threads, ahead,
     for step, spans in enumerate(
         [[(slice(0, size), 0.5)], [(slice(0, 5), 1.0), (slice(5, 200), 2.0), (slice(200, size), 0.0)]]
     ):
-        source.start(step, lambda: None)
-        out = torch.arange(size, dtype=torch.float64)
-        source.add_to([Span(columns, std, out[columns], 0.75) for columns, std in spans])
-        noise = standard_noise(KEY, step, size, share, torch.float64)
+        out, drawn = (torch.arange(size, dtype=torch.float64) for _ in range(2))
+        stds, noise = [std for _, std in spans], standard_noise(KEY, step, size, share, torch.float64)
+        source.of(step, done()).add_to([Span(columns, out[columns], 0.75) for columns, _ in spans], stds)
+        DrawnNoise(noise).add_to([Span(columns, drawn[columns], 0.75) for columns, _ in spans], stds)
         std = torch.cat([torch.full((c.stop - c.start,), s, dtype=torch.float64) for c, s in spans])
-        torch.testing.assert_close(out, 0.75 * torch.arange(size) + std * noise, rtol=1e-13, atol=1e-13)
+        for added in (out, drawn):
+            torch.testing.assert_close(added, 0.75 * torch.arange(size) + std * noise, rtol=1e-13, atol=1e-13)
 
 
 @AHEAD
@@ -147,53 +155,50 @@ def test_what_is_added_is_the_steps_noise_whoever_draws_it(kind, threads, ahead,
 def test_what_is_scaled_by_nothing_is_overwritten(ahead, world, small_blocks):
     """Memory that nobody has cleared may hold anything."""
     share, size = Share("aggregate", DEVICES, 0, world), 3 * small_blocks + 3
-    source = NoiseSource(KEY, size, share, torch.float64, 2, ahead)
-    source.start(0, lambda: None)
     out = torch.full((size,), torch.nan, dtype=torch.float64)
-    source.add_to([Span(slice(0, size), 0.5, out, 0.0)])
+    NoiseSource(KEY, size, share, torch.float64, 2, ahead).of(0).add_to([Span(slice(0, size), out, 0.0)], [0.5])
     noise = standard_noise(KEY, 0, size, share, torch.float64)
     torch.testing.assert_close(out, 0.5 * noise, rtol=1e-13, atol=1e-13)
 
 
 @AHEAD
 def test_nothing_is_drawn_before_the_ledger_has_its_entry(monkeypatch, ahead):
-    written, drawn, original = threading.Event(), [], noise._fill
+    entry, drawn, original = Future(), [], noise._fill
 
     def fill(*arguments: object) -> None:
-        drawn.append(written.is_set())
+        drawn.append(entry.done())
         original(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(noise, "_fill", fill)
-    source = NoiseSource(KEY, BLOCK + 1, Share(), threads=3, ahead=ahead)
-    source.start(0, lambda: threading.Event().wait(0.05) or written.set())
-    source.add_to([Span(slice(0, BLOCK + 1), 1.0, torch.zeros(BLOCK + 1))])
+    own = NoiseSource(KEY, BLOCK + 1, Share(), threads=3, ahead=ahead).of(0, entry)
+    threading.Timer(0.05, entry.set_result, [None]).start()
+    own.add_to([Span(slice(0, BLOCK + 1), torch.zeros(BLOCK + 1))], [1.0])
     assert drawn == [True, True]
 
 
 @AHEAD
 def test_a_step_that_was_not_written_down_has_no_noise(monkeypatch, ahead):
-    def refuse() -> None:
-        raise UsageError("the disk is full")
-
-    drawn: list[object] = []
+    refused, drawn = Future(), []
+    refused.set_exception(UsageError("the disk is full"))
     monkeypatch.setattr(noise, "_fill", lambda *arguments: drawn.append(arguments))
-    source, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), [Span(slice(0, 10), 1.0, torch.zeros(10))]
-    source.start(0, refuse)
+    source, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), [Span(slice(0, 10), torch.zeros(10))]
     with pytest.raises(UsageError, match="disk is full"):
-        source.add_to(spans)
+        source.of(0, refused).add_to(spans, [1.0])
     assert drawn == []
-    source.start(1, lambda: None)
-    source.add_to(spans)
+    source.of(1, done()).add_to(spans, [1.0])
     assert len(drawn) == 1
 
 
 @AHEAD
-def test_noise_is_used_once(ahead):
-    source, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), [Span(slice(0, 10), 1.0, torch.zeros(10))]
-    source.start(0, lambda: None)
-    source.add_to(spans)
+def test_noise_is_used_once_and_drawn_once(ahead):
+    source, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), [Span(slice(0, 10), torch.zeros(10))]
+    own = source.of(3)
+    own.add_to(spans, [1.0])
     with pytest.raises(AssertionError, match="used"):
-        source.add_to(spans)
+        own.add_to(spans, [1.0])
+    for step in (2, 3):
+        with pytest.raises(UsageError, match="number all steps upwards"):
+            source.of(step)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only torch for Linux brings GNU OpenMP")

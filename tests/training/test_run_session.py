@@ -160,16 +160,16 @@ def test_delta_that_promises_nothing_is_flagged(corpus, tmp_path):
 
 def test_a_run_adds_the_noise_it_is_billed_for(corpus, monkeypatch):
     """Fresh at every step, of the deviation that the mechanism describes for that epoch."""
-    loaded, noises, original = load_corpus(corpus), [], dp_step.release
+    loaded, noises, original = load_corpus(corpus), [], dp_step.add_noise
     settings = config(corpus, epochs=3, z0=0.5, decay="exponential", tau=0.4)
 
-    def spy(mechanism, epoch, gradients, layout, alpha, noise, divisor, out):
-        without = original(mechanism, epoch, gradients, layout, alpha, torch.zeros_like(out), divisor)
-        released = original(mechanism, epoch, gradients, layout, alpha, noise, divisor, out)
-        noises.append((released.gradient - without.gradient).double())
+    def spy(clipped, epoch, noise):
+        without = torch.cat([span.scale * span.numbers for span in clipped.total.spans])
+        released = original(clipped, epoch, noise)
+        noises.append((released.gradient - without).double())
         return released
 
-    monkeypatch.setattr(dp_step, "release", spy)
+    monkeypatch.setattr(dp_step, "add_noise", spy)
     here = Trainer(settings, loaded, split(loaded, 0))
     for epoch in range(3):
         begun = len(noises)
@@ -280,7 +280,7 @@ def test_one_device_steps_in_place_as_by_book_keeping(corpus, settings, monkeypa
     one = config(corpus, num_devices=1, z0=0.3, precision="float64", **settings)
     for in_place in (True, False):
         if not in_place:
-            monkeypatch.setattr(dp_step.PrivateStep, "whole", property(lambda self: False))
+            monkeypatch.setattr(dp_step.PrivateStep, "alone", property(lambda self: False))
         here = Trainer(one, loaded, split(loaded, 0))
         for _ in range(3):
             here.step()

@@ -50,6 +50,7 @@ from edp_lab.training import StepDone, TrainConfig
 from edp_lab.training.batches import Batches, Devices
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import (
+    ClippedSum,
     Factors,
     Layout,
     MicroGradients,
@@ -204,16 +205,16 @@ class Together:
 
     gradients: Sequence[MicroGradients]
 
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> tuple[Tensor, Tensor, float]:
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
         own, total = torch.empty_like(out), torch.zeros_like(out)
         norms, factors = [], []
         for gradients in self.gradients:
-            *found, scale = gradients.clipped_sum(own, factors_of)
-            total.add_(own, alpha=scale)
-            norms.append(found[0])
-            factors.append(found[1])
+            found = gradients.clipped_sum(own, factors_of)
+            total.add_(own, alpha=found.spans[0].scale)
+            norms.append(found.norms)
+            factors.append(found.factors)
         out.copy_(total)
-        return torch.cat(norms), torch.cat(factors), 1.0
+        return ClippedSum.flat(torch.cat(norms), torch.cat(factors), out)
 
 
 def push_rows(rows: Tensor, sizes: np.ndarray, numbers: np.ndarray, plan: Plan, to: Directions, clip: float) -> None:
@@ -271,8 +272,7 @@ class RealModel:
 
     def step(self, epoch: int, step: int, gradients: MicroGradients) -> Tensor:
         assert self.run.private is not None
-        self.run.private.begin(step)
-        released = self.run.private.finish(epoch, gradients).gradient
+        released = self.run.private.clip_and_noise(epoch, step, gradients).gradient
         self.run.optimizer.step()
         return released
 

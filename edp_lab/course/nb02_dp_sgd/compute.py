@@ -77,8 +77,8 @@ def per_example(config: TrainConfig, epochs: int, sizes: Sequence[int] = (1, 4, 
     def clipped(size: int, naive: bool) -> Array:
         parts = np.array_split(batch, max(1, len(batch) // size))
         gradients = model_gradients(run.model, run.train_data, parts, None, run.layout, naive, memory)
-        norms, _, _ = gradients.clipped_sum(out, lambda norms: (1 / norms.norm(dim=1)).clamp(max=1.0))
-        return norms.norm(dim=1).numpy()
+        found = gradients.clipped_sum(out, lambda norms: (1 / norms.norm(dim=1)).clamp(max=1.0))
+        return found.norms.norm(dim=1).numpy()
 
     norms = {size: clipped(size, naive=False) for size in sizes}  # also warms up
     loop, in_loop = _timed(lambda: clipped(1, naive=True))
