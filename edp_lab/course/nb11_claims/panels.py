@@ -139,8 +139,8 @@ def draw_spans(result: View) -> Figure:
     names = [f"{span.entry.id}  {span.what}" for span in result.spans]
     claimed, found = ([getattr(span, side) for span in result.spans] for side in ("claimed", "found"))
     chosen = [k for k, span in enumerate(result.spans) if result.selected and span.entry.id == result.selected.id]
-    silent = {"hoverinfo": "skip", "showlegend": False}
-    told = {"y": names, "hovertemplate": "%{y}: %{x:.3g}"}
+    silent: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
+    told: dict[str, Any] = {"y": names, "hovertemplate": "%{y}: %{x:.3g}"}
     ends = [x for one, other in zip(claimed, found, strict=True) for x in (one, other, None)]
     rows = [y for name in names for y in (name, name, None)]
     marks = [
@@ -310,7 +310,7 @@ def draw_beyond(result: Turned) -> Figure:
     marks = [line("", "#bbb", line={"width": 3}, x=ends, y=rows, hoverinfo="skip", showlegend=False)]
     for verdict, symbol in SYMBOLS.items():
         own = [name for name, one in result.evidence.items() if one.verdict == verdict]
-        places = {"x": [result.beyond[name] for name in own], "y": [NAMES[name] for name in own]}
+        places: dict[str, Any] = {"x": [result.beyond[name] for name in own], "y": [NAMES[name] for name in own]}
         hover = "%{y}: %{x:.3g} times<extra></extra>"
         marks.append(_marks(str(verdict), COLORS[verdict], symbol, 14, 2, **places, hovertemplate=hover))
     return figure(
