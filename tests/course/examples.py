@@ -30,6 +30,13 @@ def claims_table() -> Any:
     return read_table()
 
 
+@cache
+def step_noise() -> Any:
+    from edp_lab.course.nb08_audit.compute import StepNoise
+
+    return StepNoise(3)
+
+
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "01 coin": lambda: (1.1, 300, 0.3, 0),
     "01 averaging": lambda: (0.7, 1, 50, 5.0, 0),
@@ -38,6 +45,8 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "03 stages": lambda: (1.0, 1.0, 8, 0),
     "03 decay": lambda: (gradient_history(), True, 1.0, 0.03, "exponential", 0.3, 8),
     "03 promise": lambda: (1.0, 8, 1),
+    "08 step": lambda: (step_noise(), True, 1.0, 1.0, 8, 1000),
+    "08 OneRun": lambda: (True, 4.0, 8, 50, 2, 0),
     "11 Ledger": lambda: (claims_table(),),
     "11 Again": lambda: (PANELS["11 Ledger"](claims_table()),),
     "11 turn": lambda: (8, 1.0, 8, 2641, 5e-4),

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import json
-import re
+import math
 import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 from typer.testing import CliRunner
 
-from edp_lab.attacks.audit.bounds import Finding, one_run_epsilon
+from edp_lab.attacks.audit.bounds import Finding, error_rate, lower_bounds, one_run_epsilon
 from edp_lab.attacks.audit.one_run import audit_one_run
 from edp_lab.attacks.audit.step_audit import audit_mechanism, draw_statistics
 from edp_lab.cli import app
-from edp_lab.course.kit.panel_driver import move
-from edp_lab.course.nb08_audit import compute as audits
-from edp_lab.course.nb08_audit import figures as audits_figures
-from edp_lab.course.nb08_audit import panels as audits_panels
-from edp_lab.course.nb08_audit import words as audits_words
+from edp_lab.course.kit.exercises import exercises, mark
+from edp_lab.course.nb08_audit import compute, panels
 from edp_lab.course.nb08_audit.compute import StepNoise, audit_step, guess
+from edp_lab.course.nb08_audit.exercises import QUESTIONS
 from edp_lab.course.publish.build import instructor, read_source
 from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import key_from_seed
+from tests.course.examples import step_noise
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "08_audit_it.ipynb"
 PRINTED = (True, 1.0, 1.0, 8, 1.0, 300)
@@ -34,7 +32,7 @@ SOUND = (False, 2.0, 0.7, 4, 1.0, 300)
 
 @pytest.fixture(scope="module")
 def noise() -> StepNoise:
-    return StepNoise(3)
+    return step_noise()
 
 
 # ---- One step ------------------------------------------------------------------------------------------------------
@@ -125,8 +123,8 @@ def test_an_epsilon_is_refuted_where_the_tail_is_below_five_percent_and_delta_do
     )
     refuted = guess(1000, 10, 90, tested=0.9 * result.bounds.distribution_free)
     kept = guess(1000, 10, 90, tested=1.1 * (result.bounds.gaussian or 0))
-    assert "refuted for any mechanism" in audits_words.guesses_in_words(refuted)
-    assert "This ε is <b>not refuted</b>" in audits_words.guesses_in_words(kept)
+    assert "refuted for any mechanism" in panels.words.guesses(refuted, "95 %")
+    assert "This ε is <b>not refuted</b>" in panels.words.guesses(kept, "95 %")
 
 
 @pytest.mark.parametrize(
@@ -145,74 +143,22 @@ def test_bad_guesses_are_one_sentence(change: dict[str, Any], says: str) -> None
 
 
 def test_needed_guesses_are_the_fewest_that_refute() -> None:
-    audit = audit_one_run(audits.one_run_config(True, 4.0, 8, 1, 1e-5, 0), 200, linear=True)
+    audit = audit_one_run(compute.one_run_config(True, 4.0, 8, 1, 1e-5, 0), 200, linear=True)
     assert audit.verdict is Finding.REFUTED
     for tally in audit.tallies:
-        least = audits.needed(audit, tally.guesses)
+        least = compute.needed(audit, tally.guesses)
         if tally.guesses == audit.guesses:
             assert least is not None
             assert least <= audit.correct
-    false_at_one = audit_one_run(audits.one_run_config(False, 0.3, 8, 1, 1e-5, 0), 50, linear=True)
-    assert audits.needed(false_at_one, 5) is None
+    false_at_one = audit_one_run(compute.one_run_config(False, 0.3, 8, 1, 1e-5, 0), 50, linear=True)
+    assert compute.needed(false_at_one, 5) is None
 
 
 # ---- Panels --------------------------------------------------------------------------------------------------------
 
 
-def make_step(noise: StepNoise) -> audits_panels.StepPanel:
-    return audits_panels.StepPanel(noise, True, 1.0, 1.0, 8, 1000)
-
-
-def make_guess(_: StepNoise) -> Any:
-    return audits_panels.guess_panel(1000, 10.0, 97.0, 1.2)
-
-
-each_panel = pytest.mark.parametrize("make", [make_step, make_guess])
-FIGURES = {make_step: ("draws", "scale"), make_guess: ("luck", "ceiling")}
-
-
-@each_panel
-def test_every_slider_changes_words_figures_and_command_and_reset_undoes_it(noise: StepNoise, make: Any) -> None:
-    panel = make(noise)
-    words, command = panel.words.value, panel.command.value
-    pictures = [figure.to_json() for figure in panel.figures]
-    for name, control in panel.controls.items():
-        options = control.slider.options if control.slider else [True, False]
-        other = next(stop for stop in options[len(options) // 3 :] if stop != control.value)
-        control.source.value = other
-        assert panel.errors == [], name
-        assert [figure.to_json() for figure in panel.figures] != pictures, name
-        assert panel.command.value != command or name in ("tested",), name
-        assert panel.words.value != words or name in ("clip_norm",), name
-        panel.reset()
-    assert (panel.words.value, panel.command.value) == (words, command)
-    assert [figure.to_json() for figure in panel.figures] == pictures
-
-
-@each_panel
-def test_updated_figure_is_the_one_drawn_anew(noise: StepNoise, make: Any) -> None:
-    panel = make(noise)
-    for name, control in panel.controls.items():
-        if control.slider:
-            options = control.slider.options
-            panel.set(**{name: options[len(options) // 3]})
-    for name, figure in zip(FIGURES[make], panel.figures, strict=True):
-        drawn = getattr(audits_figures, f"{name}_figure")(panel.result)
-        assert json.loads(figure.to_json())["layout"] == json.loads(drawn.to_json())["layout"]
-        for ours, anew in zip(figure.data, drawn.data, strict=True):
-            ours, anew = (json.loads(go.Figure(trace).to_json())["data"][0] for trace in (ours, anew))
-            assert {**ours, "uid": None} == {**anew, "uid": None}
-
-
-@each_panel
-def test_every_slider_moves_without_a_fault(noise: StepNoise, make: Any) -> None:
-    panel = make(noise)
-    assert len(move(panel, 100)) == 100
-    panel.check()
-
-
 def test_step_command_makes_the_same_audit(noise: StepNoise) -> None:
-    panel = make_step(noise)
+    panel = panels.step(noise, True, 1.0, 1.0, 8, 1000)
     panel.set(draws=200, z0=2.5, clip_norm=0.3, num_devices=16, alpha_max=1.5)
     assert _audited(panel.command.value)["bounds"]["gaussian"] == panel.result.bounds.gaussian
     panel.set(as_printed=False)
@@ -226,44 +172,19 @@ def _audited(command: str) -> dict[str, Any]:
     return json.loads(result.stdout)
 
 
-def test_guess_command_prints_what_is_shown(noise: StepNoise, capsys: pytest.CaptureFixture[str]) -> None:
-    panel = make_guess(noise)
+def test_guess_command_prints_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    panel = panels.guesses()
     python, flag, code = shlex.split(panel.command.value)
     assert (python, flag) == ("python", "-c")
     exec(code, {})
     assert capsys.readouterr().out == f"{panel.result.bounds}\n"
 
 
-def test_alpha_is_only_to_be_moved_as_printed(noise: StepNoise) -> None:
-    panel = make_step(noise)
-    assert not panel.controls["alpha_max"].source.disabled
-    panel.set(as_printed=False)
-    assert panel.controls["alpha_max"].source.disabled
-
-
-def test_words_name_accountant_neighbours_and_verdict(noise: StepNoise) -> None:
-    refuted = audits_words.step_in_words(audit_step(noise, *PRINTED))
-    for told in (
-        "ε = <b>5.3</b>",
-        "39.4",
-        "zCDP",
-        "Gaussian DP",
-        "zeroed out",
-        "disjoint",
-        "this seed is published",
-        "refuted",
-    ):
-        assert told in refuted
-    powerless = audits_words.step_in_words(audit_step(noise, True, 1.0, 0.2, 8, 1.0, 10))
-    assert "no power" in powerless
-    assert "could not have refuted" in powerless
-
-
 # ---- Runs ----------------------------------------------------------------------------------------------------------
 
 
 def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
-    panel = audits_panels.OneRunPanel(True, 4.0, 8, 200, 3, seed=5)
+    panel = panels.OneRun(True, 4.0, 8, 200, 3, seed=5)
     assert panel.children[-1].children == ()  # no command before the first run
     panel.run(wait=True)
     panel.check()
@@ -279,7 +200,7 @@ def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
 
 
 def test_stopped_panel_keeps_the_runs_that_were_done() -> None:
-    panel = audits_panels.OneRunPanel(False, 1.0, 8, 100, 50, seed=0)
+    panel = panels.OneRun(False, 1.0, 8, 100, 50, seed=0)
     real = panel._one
 
     def one_then_stop(*told: Any) -> None:
@@ -293,7 +214,7 @@ def test_stopped_panel_keeps_the_runs_that_were_done() -> None:
 
 
 def test_bad_run_is_one_sentence() -> None:
-    panel = audits_panels.OneRunPanel(True, 4.0, 8, 100, 1, seed=0)
+    panel = panels.OneRun(True, 4.0, 8, 100, 1, seed=0)
     panel.runs.value = 0
     panel.run(wait=True)
     assert "the number of runs is 0" in panel.error_box.value
@@ -306,44 +227,17 @@ def test_bad_run_is_one_sentence() -> None:
 # ---- Figures and notebook ------------------------------------------------------------------------------------------
 
 
-def test_every_figure_names_its_axes_and_its_epsilon_and_needs_no_colour(noise: StepNoise) -> None:
-    panel = audits_panels.OneRunPanel(True, 4.0, 8, 50, 2, seed=0)
-    panel.run(wait=True)
-    figures = [*make_step(noise).figures, *make_guess(noise).figures, *panel.figures]
-    for figure in figures:
-        assert all(axis.title.text for axis in [*figure.select_xaxes(), *figure.select_yaxes()])
-        caption = figure.layout.title.subtitle.text
-        assert re.search("seed|ε = |δ = ", caption)
-        assert max(len(line) for line in caption.split("<br>")) <= 70
-        shown = [trace for trace in figure.data if trace.showlegend is not False and trace.type == "scatter"]
-        looks = [(t.line.dash, str(t.marker.symbol), t.mode) for t in shown]
-        assert len(set(looks)) == len(looks), caption
-
-
 def cells(kind: str) -> list[Any]:
     return [cell for cell in instructor(read_source(NOTEBOOK)).cells if cell.cell_type == kind]
 
 
-def test_notebook_follows_its_parameters_and_solves_its_exercises(capsys: pytest.CaptureFixture[str]) -> None:
-    values = {
-        "C": 0.5,
-        "z0": 2.0,
-        "z0_run": 3.0,
-        "num_devices": 4,
-        "draws": 50,
-        "canaries": 100,
-        "seed": 2,
-        "STRICT": True,
-    }
-    space: dict[str, Any] = {}
-    for cell in cells("code"):
-        exec(cell.source, space)
-        if "parameters" in cell.metadata.get("tags", ()):
-            assert set(values) < set(space)
-            space.update(values)
+def test_notebook_follows_its_parameters_and_solves_its_exercises(
+    capsys: pytest.CaptureFixture[str], run_notebook: Any
+) -> None:
+    own = {"C": 0.5, "z0": 2.0, "z0_run": 3.0, "num_devices": 4, "draws": 50, "canaries": 100, "seed": 2}
+    space = run_notebook("08", **own)
     step = {"as_printed": True, "clip_norm": 0.5, "z0": 2.0, "num_devices": 4, "alpha_max": 1.0, "draws": 50}
     assert space["step"].values == step
-    assert space["step"].result.bounds == audit_step(space["noise"], **step).bounds
     assert space["guesses"].values["canaries"] == 100
     assert list(space["one_run"].audits) == [2, 3, 4, 5, 6]
     assert space["one_run"].audits[2].mechanism.z0 == 3.0
@@ -363,3 +257,70 @@ def test_numbers_that_the_notebook_states_are_computed() -> None:
     assert one_run_epsilon(5000, 500, 500, 1e-3, 0.05) == pytest.approx(0.6, abs=0.05)
     assert "Six (5.8)" in text
     assert one_run_epsilon(1000, 1000, 1000, 1e-5, 0.05) == pytest.approx(5.8, abs=0.05)
+
+
+# ---- Exercises -----------------------------------------------------------------------------------------------------
+
+
+def odds(fpr: float, fnr: float, delta: float) -> float:
+    return max((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
+
+
+def limited(absent: Any, present: Any, delta: float, t: float = 0.0, confidence: float = 0.95) -> float:
+    limits = [error_rate(wrong, confidence).upper_limit for wrong in (absent > t, present <= t)]
+    return lower_bounds(limits[0], limits[1], delta).gaussian
+
+
+def counted(absent: Any, present: Any, delta: float, t: float = 0.0) -> float:
+    fpr, fnr = float(np.mean(absent > t)), float(np.mean(present <= t))
+    return lower_bounds(max(fpr, 1e-9), max(fnr, 1e-9), delta).gaussian
+
+
+def best_counted(absent: Any, present: Any, delta: float) -> float:
+    return max(counted(absent, present, delta, t) for t in np.concatenate([absent, present]))
+
+
+def best_limited(absent: Any, present: Any, delta: float) -> float:
+    return max(limited(absent, present, delta, t) for t in np.concatenate([absent, present]))
+
+
+def predict(hundred: str, alone: str, ten: str, sound: str) -> dict[str, str]:
+    return dict(zip(QUESTIONS, (hundred, alone, ten, sound), strict=True))
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "at_least": {
+        "forgets delta": lambda fpr, fnr, delta: max(0.0, math.log(odds(fpr, fnr, 0.0))),
+        "asks one inequality only": lambda fpr, fnr, delta: math.log(max(1.0, (1 - fnr - delta) / fpr)),
+        "takes the smaller one": lambda fpr, fnr, delta: math.log(
+            max(1.0, min((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr))
+        ),
+        "goes below 0": lambda fpr, fnr, delta: math.log(max(1e-9, odds(fpr, fnr, delta))),
+        "another logarithm": lambda fpr, fnr, delta: math.log10(max(1.0, odds(fpr, fnr, delta))),
+    },
+    "verdicts": {
+        "one device keeps the promise": predict("refuted", "consistent", "no power", "consistent"),
+        "false claims are always refuted": predict("refuted", "refuted", "refuted", "consistent"),
+        "few draws say nothing": predict("no power", "refuted", "no power", "consistent"),
+        "what is not refuted holds": predict("refuted", "refuted", "holds", "holds"),
+    },
+    "honest": {
+        "as it was": best_counted,
+        "counted rates, threshold fixed": counted,
+        "limits, but the best threshold": best_limited,
+        "half the confidence": lambda absent, present, delta: limited(absent, present, delta, confidence=0.5),
+        "proves nothing, to be safe": lambda absent, present, delta: 0.0,
+    },
+}
+
+
+def test_an_audit_that_flatters_is_told_how_often_it_proves_more_than_the_truth() -> None:
+    message = mark(exercises("08")["honest"], best_counted, 0).message
+    told = int(message.split("proves more than that in ")[1].split(".")[0])
+    assert told >= 27
+    assert "Of 30 audits of a step whose ε is 4.38" in message
+
+
+def test_a_wrong_verdict_is_told_with_the_numbers_behind_the_right_one() -> None:
+    message = mark(exercises("08")["verdicts"], predict("refuted", "refuted", "refuted", "consistent"), 0).message
+    assert "but with ε = 21.6 claimed, 4.38 proven and 4.38 provable at most, it is 'no power'" in message
