@@ -170,17 +170,11 @@ def test_real_step_errs_as_often_as_the_closed_form(sound_draws):
 
 
 def test_upper_limit_is_clopper_pearson():
+    """Of each side with half of what may go wrong, so that both hold jointly."""
     for draws in (1, 7, 100, 10_000):
         for errors in {0, 1, draws // 3, draws - 1, draws}:
             peer = stats.binomtest(errors, draws).proportion_ci(0.95, "exact").high
             assert peer <= limit(errors, draws) <= peer * (1 + 1e-8)
-
-
-def test_real_sound_step_is_refuted_no_more_often_than_allowed(sound_draws):
-    absent, present = (side.reshape(-1, 50) for side in sound_draws)  # 30 audits of 50 draws a side
-    wrong = zip((absent > 0).sum(1).tolist(), (present <= 0).sum(1).tolist(), strict=True)
-    refuted = sum(lower_bounds(limit(a, 50), limit(b, 50), DELTA).gaussian > gdp_epsilon(1, DELTA) for a, b in wrong)
-    assert stats.binomtest(refuted, 30, 0.05, alternative="greater").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("draws", [50, 10_000])
@@ -203,14 +197,6 @@ def test_lower_bound_on_mu_holds_exactly_as_often_as_promised_or_more(mu, shift)
     fpr, fnr = (stats.binom.pmf(number, draws, stats.norm.sf(mu / 2 + move)) for move in (shift, -shift))
     above = np.array([[mu_lower_bound(a, b) > mu for b in limits] for a in limits])
     assert float(fpr @ above @ fnr) <= 0.05
-
-
-def test_both_limits_hold_jointly():
-    draws, rates = 60, (0.1, 0.35)
-    number = np.arange(draws + 1)
-    limits = np.array([limit(int(k), draws) for k in number])
-    fail = [stats.binom.pmf(number, draws, rate)[limits < rate].sum() for rate in rates]
-    assert max(fail) <= 0.025
 
 
 @pytest.mark.parametrize(("draws", "refuted"), [(100, 0.0), (1000, 0.19), (3000, 0.84), (10_000, 1.0)])

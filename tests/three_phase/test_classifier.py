@@ -53,10 +53,12 @@ def flat(trained: Trained) -> torch.Tensor:
 # What is released
 
 
+DP_SGD = ClassifierSettings(method="dp-sgd", lr=1.0, epochs=1)
+
+
 def one_step(**changes: float) -> Trained:
     """One step on all examples, whose change of the weights is the released gradient."""
-    settings = ClassifierSettings(method="dp-sgd", lr=1.0, epochs=1, batch_size=200)
-    return train(replace(settings, **changes), examples=200, scored=False)
+    return train(replace(DP_SGD, batch_size=200, **changes), examples=200, scored=False)
 
 
 @pytest.mark.parametrize("changes", [{"clip_norm": 0.3, "noise_multiplier": 2.0}, {"epsilon": 5.0}, {"eq33": True}])
@@ -73,16 +75,7 @@ def test_the_noise_that_is_added_has_the_standard_deviation_that_is_judged(chang
 
 def test_a_step_is_the_sum_of_clipped_gradients_over_the_expected_batch():
     """Of those whom the key draws, one by one, by plain autograd; the others' labels play no part."""
-    settings = ClassifierSettings(
-        method="dp-sgd",
-        lr=1.0,
-        epochs=1,
-        batch_size=100,
-        clip_norm=0.7,
-        noise_multiplier=0.0,
-        weight_decay=0.2,
-        seed=5,
-    )
+    settings = replace(DP_SGD, batch_size=100, clip_norm=0.7, noise_multiplier=0.0, weight_decay=0.2, seed=5)
     data = digits()
     x, y = data.train[:150], data.train_labels[:150]
     after = train_classifier(settings, x, y).model
@@ -107,9 +100,10 @@ def test_a_step_is_the_sum_of_clipped_gradients_over_the_expected_batch():
 
 
 def test_steps_that_draw_nobody_or_one_add_noise_all_the_same():
-    settings = ClassifierSettings(method="dp-sgd", lr=1.0, epochs=10, batch_size=1, noise_multiplier=1.0)
     data = digits()
-    trained = train_classifier(settings, data.train[:4], data.train_labels[:4])
+    trained = train_classifier(
+        replace(DP_SGD, epochs=10, batch_size=1, noise_multiplier=1.0), data.train[:4], data.train_labels[:4]
+    )
     batches = Batches(key_from_seed(0), 4, 1, 1, 1, "poisson", alone=True)
     assert {0, 1} < {len(batches.devices(0, 0, step)[0]) for step in range(40)}
     assert trained.record["steps"] == 40
@@ -305,20 +299,12 @@ def test_impossible_settings_are_refused(changes, problem: str):
         (lambda x, y: (x, y - 20), "training set holds a label outside 0..9"),
         (lambda x, y: (x, y / 2), "training set holds a label outside 0..9"),
         (lambda x, y: (np.where(x > 0.5, np.nan, x), y), "training set holds a value that is not finite"),
+        (lambda x, y: (x, y, x[:5]), "test set has 5 and no"),
+        (lambda x, y: (x, y, x[:5, :, 1:], y[:5]), "resize them"),
+        (lambda x, y: (x, y, x[:5], y[:5] + 10), "test set holds a label"),
     ],
 )
 def test_examples_that_do_not_fit_are_refused(spoil, problem: str):
     data = digits()
     with pytest.raises(UsageError, match=problem):
         train_classifier(ClassifierSettings(), *spoil(data.train[:20], data.train_labels[:20]))
-
-
-def test_test_examples_that_do_not_fit_are_refused():
-    data = digits()
-    training = data.train[:20], data.train_labels[:20]
-    with pytest.raises(UsageError, match="test set has 5 and no"):
-        train_classifier(ClassifierSettings(), *training, data.test[:5])
-    with pytest.raises(UsageError, match="resize them"):
-        train_classifier(ClassifierSettings(), *training, data.test[:5, :, 1:], data.test_labels[:5])
-    with pytest.raises(UsageError, match="test set holds a label"):
-        train_classifier(ClassifierSettings(), *training, data.test[:5], data.test_labels[:5] + 10)

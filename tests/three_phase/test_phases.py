@@ -31,7 +31,8 @@ FEW = Images("digits", DIGITS.train[:300], DIGITS.train_labels[:300], DIGITS.tes
 QUICK = ThreePhaseSettings(instructors=3, epochs=2)
 
 
-def trained_on(monkeypatch) -> dict[str, Job]:
+@pytest.fixture
+def jobs(monkeypatch) -> dict[str, Job]:
     """Every job of the runs that follow, by name."""
     seen: dict[str, Job] = {}
     train = Job.train
@@ -46,6 +47,7 @@ def trained_on(monkeypatch) -> dict[str, Job]:
 
 @pytest.fixture(scope="module")
 def record() -> ThreePhaseRecord:
+    """As every test wants it that does not say otherwise."""
     return run_three_phase(QUICK, FEW)
 
 
@@ -58,9 +60,9 @@ def test_all_parts_are_trained_and_scored_on_the_last_tenth(record):
     assert set(record.models) == {PLAIN, ONE, *instructors, UNDERSTUDY}
 
 
-def test_each_network_learns_from_what_the_phases_say(monkeypatch):
-    jobs = trained_on(monkeypatch)
+def test_each_network_learns_from_what_the_phases_say_with_weights_and_order_of_its_own(jobs):
     found = run_three_phase(QUICK, FEW)
+    assert len({job.settings.seed for job in jobs.values()}) == len(jobs)
     assert np.array_equal(jobs[PLAIN].x, FEW.train)
     noise = jobs[ONE].x - FEW.train
     assert noise.std() == pytest.approx(0.6, rel=0.05)
@@ -75,17 +77,15 @@ def test_each_network_learns_from_what_the_phases_say(monkeypatch):
     assert np.array_equal(understudy.test_y, FEW.test_labels[90:])
 
 
-def test_noise_on_the_test_set_is_not_that_on_the_training_set(monkeypatch):
-    jobs = trained_on(monkeypatch)
+def test_noise_on_the_test_set_is_not_that_on_the_training_set(jobs):
     twins = replace(FEW, test=FEW.train[:100], test_labels=FEW.train_labels[:100])
     run_three_phase(QUICK, twins)
     noises = [(x - FEW.train[:90]).ravel() for x in (jobs[UNDERSTUDY].x, jobs[ONE].x[:90])]
     assert abs(np.corrcoef(*noises)[0, 1]) < 0.06
 
 
-def test_which_instructor_gets_an_example_does_not_depend_on_the_data(monkeypatch):
+def test_which_instructor_gets_an_example_does_not_depend_on_the_data(jobs):
     """Else a replaced example would move others, and more than one vote could change."""
-    jobs = trained_on(monkeypatch)
     settings = replace(QUICK, phases=(2,))
     run_three_phase(settings, FEW)
     before = {name: job.x for name, job in jobs.items()}
@@ -110,8 +110,7 @@ def test_privacy_is_that_of_the_labels_by_hand(record):
     assert record.status == "void: seed published"
 
 
-def test_fewer_labels_cost_less(monkeypatch):
-    jobs = trained_on(monkeypatch)
+def test_fewer_labels_cost_less(jobs):
     found = run_three_phase(replace(QUICK, labels=20, vote="gaussian", vote_epsilon=1.0), FEW)
     assert len(jobs[UNDERSTUDY].x) == found.labels.queries == 20
     sigma = found.settings.aggregator().noise
@@ -125,8 +124,7 @@ def test_a_vote_without_noise_leaves_the_understudy_without_guarantee():
     assert found.status == "none"
 
 
-def test_an_unanswered_query_teaches_nothing(monkeypatch):
-    jobs = trained_on(monkeypatch)
+def test_an_unanswered_query_teaches_nothing(jobs):
     found = run_three_phase(replace(QUICK, vote="confident", vote_epsilon=20.0), FEW)
     assert 0 < found.labels.answered == len(jobs[UNDERSTUDY].x) < found.labels.queries == 90
     assert found.privacy.queries == 90
@@ -190,13 +188,7 @@ def test_seeds_decide_and_secret_ones_do_not_repeat(record):
     assert secret[0].status == "holds"
 
 
-def test_two_networks_never_share_weights_and_order(monkeypatch):
-    jobs = trained_on(monkeypatch)
-    run_three_phase(QUICK, FEW)
-    assert len({job.settings.seed for job in jobs.values()}) == len(jobs)
-
-
-def test_private_instructors_are_as_private_as_the_worst(monkeypatch):
+def test_private_instructors_are_as_private_as_the_worst():
     """T9: parallel composition is the maximum, not a tenth."""
     settings = ThreePhaseSettings(instructors=2, phases=(1, 2), method="dp-adam", epochs=1, train_epsilon=5.0)
     found = run_three_phase(settings, FEW)
@@ -204,7 +196,7 @@ def test_private_instructors_are_as_private_as_the_worst(monkeypatch):
     assert found.part(HARD).epsilon == max(each) == pytest.approx(5, rel=0.02)
 
 
-def test_a_private_understudy_gains_nothing(monkeypatch):
+def test_a_private_understudy_gains_nothing():
     """T15: its epsilon is that of its labels, with or without."""
     found = run_three_phase(replace(QUICK, understudy_method="dp-adam", epochs=1), FEW)
     assert found.part(UNDERSTUDY).epsilon == found.privacy.epsilon
