@@ -137,8 +137,9 @@ def assert_readable(figure: go.Figure) -> None:
     """Every axis has a title, the caption's lines are short, and no two lines of a legend differ by colour alone."""
     used = {(trace.xaxis or "x", trace.yaxis or "y") for trace in figure.data if hasattr(trace, "xaxis")}
     for axes in used:
-        for axis in axes:
-            assert figure.layout[axis[0] + "axis" + axis[1:]].title.text, f"axis {axis} has no title"
+        for axis in (figure.layout[axis[0] + "axis" + axis[1:]] for axis in axes):
+            shared = axis.matches and axis.showticklabels is False
+            assert axis.title.text or shared, f"{axis} has no title"
     assert figure.layout.title.text
     caption = figure.layout.title.subtitle.text or ""
     assert all(len(line) <= 100 for line in caption.split("<br>")), caption

@@ -110,6 +110,18 @@ def log_range(values: Iterable[float | None], margin: float = 0.0) -> list[float
     return [math.floor(min(logs) - margin) - beyond, math.ceil(max(logs) + margin) + beyond]
 
 
+def whole_decades(values: Iterable[float | None], room: float = 0.05) -> list[int]:
+    """Exponents of the powers of ten around the values, with some room: as `log_range`, from label to label."""
+    logs = [math.log10(v) for v in positive(values) if v is not None] or [0.0]
+    return [math.floor(min(logs) - room), math.ceil(max(logs) + room)]
+
+
+def decade_axis(title: str, values: Iterable[float | None], labels: int, **more: Any) -> dict[str, Any]:
+    """A logarithmic axis over `whole_decades`, with about so many labels at most."""
+    low, high = whole_decades(values)
+    return {"title": title, **LOG, "range": [low, high], "dtick": math.ceil((high - low) / labels), **more}
+
+
 def plots(rows: int, cols: int, titles: Sequence[str] = (), **options: Any) -> dict[str, Any]:
     """The layout of several plots in one figure: domains of ``xaxis``, ``yaxis``, ``xaxis2``, ... row by row.
 

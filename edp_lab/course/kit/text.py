@@ -28,14 +28,14 @@ class Words:
         words = Words(__file__)
         words.stages(result)    # HTML in one line
 
-    Templates have the functions of this file as filters (``d`` for `digits`, `at_most`, `short`, `percent`) and as
-    functions (`count`, `scope`, ``privacy`` for `privacy_in_words`), and what a room gives by name. What is filled in
-    is escaped. A name that does not exist is an error.
+    Templates have the functions of this file as filters (``d`` for `digits`, `at_most`, `short`, `percent`, `duration`)
+    and as functions (`count`, `scope`, ``privacy`` for `privacy_in_words`), and what a room gives by name. What is
+    filled in is escaped. A name that does not exist is an error.
     """
 
     def __init__(self, beside: str, **names: Any) -> None:
         here = Environment(loader=FileSystemLoader(Path(beside).parent), undefined=StrictUndefined, autoescape=True)
-        here.filters |= {"d": digits, "at_most": at_most, "short": short, "percent": percent}
+        here.filters |= {"d": digits, "at_most": at_most, "short": short, "percent": percent, "duration": duration}
         here.globals |= {"count": count, "privacy": _markup(privacy_in_words), "scope": _markup(scope)}
         here.globals |= {"details": _markup(details), "table": _markup(html_table), **names}
         self._macros = here.get_template("words.html.j2").module
@@ -80,6 +80,11 @@ def short(value: float | None) -> str:
 def percent(share: float, decimals: int | None = None) -> str:
     """A share of 1, in percent: "12.5 %" with three digits, or "12.50%" with so many decimals."""
     return f"{digits(100 * share)} %" if decimals is None else f"{share:.{decimals}%}"
+
+
+def duration(seconds: float) -> str:
+    """So much time, with three digits: "12.3 ms", "4 s"."""
+    return f"{digits(1000 * seconds)} ms" if seconds < 1 else f"{digits(seconds)} s"
 
 
 def count(number: int, what: str, many: str | None = None) -> str:
@@ -186,12 +191,13 @@ def train_command(config: TrainConfig, out: str = "runs/mine") -> str:
     return shlex.join([*words, "--out", out])
 
 
-def account_command(options: Mapping[str, Any], *flags: str) -> str:
-    """A call of `edp-lab account`: `options` with six digits, whole ones with all, and `flags`; None is left out."""
+def account_command(options: Mapping[str, Any], *flags: str, precision: int = 6) -> str:
+    """A call of `edp-lab account`: `flags`, then `options`, whole ones with all digits; None is left out."""
     words = ["edp-lab", "account", *flags]
     for name, value in options.items():
         if value is not None:
-            words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
+            told = f"{value:.{precision}g}" if isinstance(value, float) else str(value)
+            words += [f"--{name.replace('_', '-')}", told]
     return shlex.join(words)
 
 

@@ -1,54 +1,44 @@
-"""What ``04_what_does_it_cost.ipynb`` computes: bills of runs, privacy losses, sampling. No widgets, no torch.
+"""What ``04_what_does_it_cost.ipynb`` computes: bills of runs, privacy losses, sampling, Table 1. No widgets, no torch.
 
     result = run_bill(SOUND, C, z0, decay, tau, num_devices, epochs, delta, utterances=1, target=8.0)    # pure
     print(result.claimed[-1], result.exact[-1], result.z0_needed)
+    behind("CLC", "ATIS", "exponential", epochs=30).setting    # what may lie behind one printed epsilon
 
-The mechanism and its accountants are those of `edp_lab.privacy`. Table 1 is in `table1_cells`.
+The mechanism and its accountants are those of `edp_lab.privacy`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from numbers import Integral
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
 from edp_lab.attacks.statistics import Rate, Roc, auc, clopper_pearson, roc
+from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of
 from edp_lab.errors import UsageError
-from edp_lab.privacy import (
-    Accountant,
-    Alpha,
-    GaussianDP,
-    Guarantee,
-    Mechanism,
-    NoGuarantee,
-    PrivacyLossDistribution,
-    RenyiDP,
-    ReshufflingZCDP,
-    Schedule,
-    accountant_for,
-    claim,
-    gdp_delta,
-    judge,
-    zcdp_delta,
-)
-from edp_lab.privacy.accountant import check_delta
+from edp_lab.privacy.accountant import Accountant, check_delta
 from edp_lab.privacy.calibration import Budget, affordable_epochs, calibrate_z0
 from edp_lab.privacy.composition import gaussian_loss_density
-from edp_lab.privacy.renyi import rdp_epsilon
+from edp_lab.privacy.gdp import GaussianDP, gdp_delta
+from edp_lab.privacy.guarantee import Guarantee, accountant_for, claim, claimed_accountant, judge
+from edp_lab.privacy.mechanism import Decay, Mechanism, NoGuarantee
+from edp_lab.privacy.noise_schedule import Schedule
+from edp_lab.privacy.pld import PrivacyLossDistribution
+from edp_lab.privacy.renyi import RenyiDP, rdp_epsilon
+from edp_lab.privacy.zcdp import ReshufflingZCDP, zcdp_delta, zcdp_epsilon
+from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_1, TAUS, Z0_RANGE, Table1Row
+from edp_lab.reproduce.paper.table1_epsilon import HALF_DIGIT, MAX_EPOCHS, ExplainedEpsilon, Setting, explain_table1
 
-Array = NDArray[np.float64]
-
-BATCH = 64  # utterances in a step, cut into one micro-batch per device
 POINTS = 40  # of a curve
 LIMIT = 100_000  # draws: beyond it a slider would stall
-AS_PRINTED, PUBLIC_ALPHA, SOUND = "as printed", "as printed, α public", "sound"
-VARIANTS = (AS_PRINTED, PUBLIC_ALPHA, SOUND)
 
 
 # ---- The bill of a run ---------------------------------------------------------------------------------------------
@@ -59,31 +49,26 @@ class RunBill:
     """What a run of T epochs costs by three accounts, after some of its epochs. Disjoint batches, secret randomness.
 
     Attributes:
-        utterances: that one person may have: `zcdp`, `exact` and the last two numbers are for all of them together.
-            The paper's claim knows one.
+        budget: a target epsilon, delta, and the utterances that one person may have: `zcdp`, `exact` and the last two
+            numbers are for all of them together. The paper's claim knows one.
         after: (P), numbers of epochs; the last is T.
         claimed: (P), the paper's accounting, z taken at face value.
         zcdp, exact: (P), zCDP and Gaussian DP of noise over true sensitivity, with a public alpha.
-        z_set, z_true: (T), noise multipliers by epoch: as set, and over true sensitivity.
-        share: (T), of the sum of 1/z^2, what each epoch spends.
+        factors: (T), the noise of each epoch, over that of the first.
         guarantee: of the whole run.
-        target: an epsilon; `z0_needed` and `epochs_allowed` (both with a public alpha) would meet it. None: no z0 does.
+        z0_needed, epochs_allowed: either would meet the target, with a public alpha. None: no z0 does.
 
     Where no number exists there is NaN.
     """
 
     mechanism: Mechanism
-    utterances: int
-    delta: float
+    budget: Budget
     after: NDArray[np.int64]
     claimed: Array
     zcdp: Array
     exact: Array
-    z_set: Array
-    z_true: Array
-    share: Array
+    factors: Array
     guarantee: Guarantee
-    target: float
     z0_needed: float | None
     epochs_allowed: int
 
@@ -91,28 +76,33 @@ class RunBill:
     def epochs(self) -> int:
         return int(self.after[-1])
 
+    @property
+    def z_set(self) -> Array:
+        """(T), noise multipliers by epoch, as set."""
+        return self.mechanism.z0 * self.factors
 
-def mechanism_of(variant: str, clip_norm: float, z0: float, decay: str, tau: float, num_devices: int) -> Mechanism:
-    """One of `VARIANTS` on batches of 64, one micro-batch per device.
+    @property
+    def z_true(self) -> Array:
+        """(T), noise over true sensitivity by epoch."""
+        return self.mechanism.noise_multiplier(0) * self.factors
 
-    Raises:
-        UsageError: as `Mechanism`; 64 devices or more.
-    """
-    if num_devices >= BATCH:
-        raise UsageError(
-            f"{num_devices} devices for a batch of {BATCH}: Algorithm 1 asks for fewer devices than utterances in a "
-            "batch; lower N"
-        )
-    size = math.ceil(BATCH / max(1, num_devices))
-    if variant == SOUND:
-        return Mechanism.sound(clip_norm, z0, num_devices, size, decay, tau)
-    alpha = Alpha.PRIVATE if variant == AS_PRINTED else Alpha.PUBLIC
-    return Mechanism.as_printed(clip_norm, z0, num_devices, size, decay, tau, alpha)
+    @property
+    def share(self) -> Array:
+        """(T), of the sum of 1/z^2, what each epoch spends."""
+        least = self.factors.min()
+        weights = np.divide(least, self.factors, out=np.ones_like(self.factors), where=self.factors > least) ** 2
+        return weights / weights.sum()
 
+    @property
+    def last_half(self) -> int:
+        """How many of the last epochs spend half of what all spend."""
+        return int(np.searchsorted(np.cumsum(self.share[::-1]), 0.5 - 1e-9)) + 1
 
-def with_public_alpha(mechanism: Mechanism) -> Mechanism:
-    """The same, were its layer scales read off public text."""
-    return replace(mechanism, alpha=Alpha.PUBLIC) if mechanism.alpha is Alpha.PRIVATE else mechanism
+    @property
+    def looseness(self) -> float | None:
+        """By what share zCDP's epsilon exceeds the exact one; None where that is endless."""
+        over = self.zcdp[-1] / self.exact[-1] - 1 if self.exact[-1] else math.inf
+        return float(over) if math.isfinite(over) else None
 
 
 def run_bill(
@@ -134,39 +124,31 @@ def run_bill(
     """
     check_whole("number of epochs", epochs, 1, 1000)
     mechanism = mechanism_of(variant, clip_norm, z0, decay, tau, num_devices)
-    guarantee, public = judge(mechanism, epochs, delta, False, None, utterances), with_public_alpha(mechanism)
+    guarantee, public = judge(mechanism, epochs, delta, False, None, utterances), mechanism.with_public_alpha()
     after = np.unique(np.linspace(1, epochs, POINTS).round().astype(np.int64))
-    claimed = [claim(mechanism, mechanism.bill(int(t)), delta).epsilon for t in after]
-    factors = mechanism.decay.factors(np.arange(epochs), mechanism.tau)
-    least = factors.min()
-    weights = np.array([1.0 if factor == least else (least / factor) ** 2 for factor in factors])
-    zcdp, exact = np.array([_true_epsilons(public, int(t), delta, utterances) for t in after]).T
     budget = Budget(target, delta, utterances_per_person=utterances)
+    zcdp, exact = np.array([_true_epsilons(public, int(t), budget) for t in after]).T
     return RunBill(
         mechanism,
-        utterances,
-        delta,
+        budget,
         after,
-        np.array([math.nan if epsilon is None else epsilon for epsilon in claimed]),
-        zcdp,
-        exact,
-        z_set=mechanism.z0 * factors,
-        z_true=mechanism.noise_multiplier(0) * factors,
-        share=weights / weights.sum(),
+        claimed=np.array([claim(mechanism, mechanism.bill(int(t)), delta).epsilon for t in after], float),
+        zcdp=zcdp,
+        exact=exact,
+        factors=mechanism.decay.factors(np.arange(epochs), mechanism.tau),
         guarantee=guarantee,
-        target=target,
         z0_needed=_z0_needed(public, epochs, budget),
         epochs_allowed=affordable_epochs(public, budget) if z0 else 0,
     )
 
 
-def _true_epsilons(public: Mechanism, epochs: int, delta: float, utterances: int) -> tuple[float, float]:
+def _true_epsilons(public: Mechanism, epochs: int, budget: Budget) -> tuple[float, float]:
     """By zCDP and by Gaussian DP; in exact arithmetic, where `judge` would also ask whether floats can carry it."""
     try:
-        exact = accountant_for(public, public.bill(epochs), None, utterances)
+        exact = accountant_for(public, public.bill(epochs), None, budget.utterances_per_person)
     except NoGuarantee:
         return math.nan, math.nan
-    return ReshufflingZCDP(exact.schedule).epsilon(delta), exact.epsilon(delta)
+    return ReshufflingZCDP(exact.schedule).epsilon(budget.delta), exact.epsilon(budget.delta)
 
 
 def _z0_needed(public: Mechanism, epochs: int, budget: Budget) -> float | None:
@@ -176,8 +158,7 @@ def _z0_needed(public: Mechanism, epochs: int, budget: Budget) -> float | None:
         return None
 
 
-@dataclass(frozen=True)
-class Account:
+class Account(NamedTuple):
     """What one account says, and how long it took."""
 
     name: str
@@ -193,13 +174,18 @@ def accounts(schedule: Schedule, delta: float) -> list[Account]:
         "privacy loss distribution": PrivacyLossDistribution,
         "Gaussian DP": GaussianDP,
     }
-    return [_timed(name, lambda kind=kind: kind(schedule).epsilon(delta)) for name, kind in kinds.items()]  # type: ignore[misc]
+    return [_timed(name, kind, schedule, delta) for name, kind in kinds.items()]
 
 
-def _timed(name: str, account: Callable[[], float]) -> Account:
+def _timed(name: str, kind: type[Accountant], schedule: Schedule, delta: float) -> Account:
     start = time.perf_counter()
-    epsilon = account()
+    epsilon = kind(schedule).epsilon(delta)
     return Account(name, epsilon, time.perf_counter() - start)
+
+
+def _releases(noise_multiplier: float, count: int, rate: float = 1.0) -> Schedule:
+    """So many with the same noise over sensitivity."""
+    return Schedule(np.array([noise_multiplier]), np.array([count]), rate)
 
 
 # ---- Privacy losses and what an attacker makes of them -------------------------------------------------------------
@@ -212,8 +198,8 @@ class Loss:
     Attributes:
         mu_each, mu: of one release, and of all together.
         epsilon, zcdp: at `delta`: exact, and by zCDP.
-        loss: (P), in nats.
-        with_it, without: (P), density of the loss where the utterance took part, and where it did not.
+        loss: (P), in nats, as far below 0 as above.
+        with_it: (P), density of the loss where the utterance took part.
         excess: (P), (1 - e^(epsilon - loss)) of the first beyond epsilon: its area is delta.
         epsilons, deltas, zcdp_deltas: (P), delta for each epsilon: exact, and by zCDP.
         fpr, fnr, fnr_each: (P), the trade-off curve of all releases, and that of one.
@@ -233,7 +219,6 @@ class Loss:
     seed: int
     loss: Array
     with_it: Array
-    without: Array
     excess: Array
     epsilons: Array
     deltas: Array
@@ -248,6 +233,11 @@ class Loss:
     best_auc: float
     best_found: float
 
+    @property
+    def without(self) -> Array:
+        """(P), density of the loss where the utterance did not take part."""
+        return self.with_it[::-1]
+
 
 def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) -> Loss:
     """`releases` of mu each, everyone in each of them.
@@ -261,7 +251,7 @@ def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) 
     check_whole("number of epochs", releases, 1, 1000)
     check_whole("number of draws", draws, 20, min(LIMIT, 10**6 // releases))
     check_whole("seed", seed, 0, 2**31)
-    one, every = (GaussianDP(Schedule(np.array([1 / mu]), np.array([count]))) for count in (1, releases))
+    one, every = (GaussianDP(_releases(1 / mu, count)) for count in (1, releases))
     epsilon, zcdp = every.epsilon(delta), ReshufflingZCDP(every.schedule)
     loss = np.linspace(-(every.mu**2) / 2 - 4.5 * every.mu, every.mu**2 / 2 + 4.5 * every.mu, 301)
     density = gaussian_loss_density(loss, every.mu)
@@ -280,7 +270,6 @@ def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) 
         seed,
         loss,
         with_it=density,
-        without=density[::-1],
         excess=density * -np.expm1(np.minimum(epsilon - loss, 0)),
         epsilons=epsilons,
         deltas=np.array([gdp_delta(every.mu, e) for e in epsilons]),
@@ -321,6 +310,8 @@ def simulated_attack(mu: float, releases: int, draws: int, seed: int) -> tuple[A
 class Sampled:
     """Per-example DP-SGD (each utterance clipped alone) with one noise multiplier, under three ways to make batches.
 
+    Clipped alone, an utterance moves the sum by C, so that the noise over that is z itself.
+
     Attributes:
         rate: q, the share of the corpus that a step sees.
         after: (P), numbers of steps; the last is that of the run.
@@ -329,13 +320,12 @@ class Sampled:
             batches known to the attacker improves (Gaussian DP; exact for such an attacker).
         sampled: (P), under Poisson sampling at rate q, by Renyi DP.
         at_least: no epsilon below that holds for a shuffled pass, see `shuffled_at_least`; 0 before a pass is whole.
-        output, without, with_it, sampled_with: (P'), density of one step's noisy sum along the utterance's gradient
-            (in units of C): where it is absent, where it takes part, and where it is in the batch with chance q.
+        output: (P'), values of one step's noisy sum along the utterance's gradient, in units of C.
+        without, with_it: (P'), its density where the utterance is absent, and where it takes part.
     """
 
     rate: float
     noise_multiplier: float
-    steps: int
     delta: float
     after: NDArray[np.int64]
     everyone: Array
@@ -345,11 +335,19 @@ class Sampled:
     output: Array
     without: Array
     with_it: Array
-    sampled_with: Array
+
+    @property
+    def steps(self) -> int:
+        return int(self.after[-1])
 
     @property
     def passes(self) -> int:
         return whole_passes(self.steps, self.rate)
+
+    @property
+    def sampled_with(self) -> Array:
+        """(P'), density where the utterance is in the batch with chance q."""
+        return (1 - self.rate) * self.without + self.rate * self.with_it
 
 
 def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> Sampled:
@@ -360,45 +358,36 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
     """
     check_whole("number of steps", steps, 1, 10**6)
     check_delta(delta)
-    one = RenyiDP(_sampled(rate, noise_multiplier, 1))
+    one = RenyiDP(_releases(noise_multiplier, 1, rate))
     after = np.unique(np.geomspace(1, steps, POINTS).round().astype(np.int64))
-    passes = np.array([whole_passes(int(k), rate) for k in after])
+    passes, whole = [whole_passes(int(k), rate) for k in after], round(1 / rate)
     output = np.linspace(-4 * noise_multiplier, 1 + 4 * noise_multiplier, 201)
-    without, with_it = (_normal(output, at, noise_multiplier) for at in (0.0, 1.0))
+    everyone, shuffled = (
+        np.array([GaussianDP(_releases(noise_multiplier, count)).epsilon(delta) for count in counts])
+        for counts in (after, passes)
+    )
+    without, with_it = (
+        np.exp(-(((output - mean) / noise_multiplier) ** 2) / 2) / (noise_multiplier * math.sqrt(2 * math.pi))
+        for mean in (0.0, 1.0)
+    )
     return Sampled(
         rate,
         noise_multiplier,
-        steps,
         delta,
         after,
-        everyone=_disjoint(noise_multiplier, after, delta),
-        shuffled=_disjoint(noise_multiplier, passes, delta),
+        everyone,
+        shuffled,
         sampled=np.array([rdp_epsilon(one.rdp * float(k), delta) for k in after]),
-        at_least=shuffled_at_least(noise_multiplier, round(1 / rate), delta) if steps >= round(1 / rate) else 0.0,
+        at_least=shuffled_at_least(noise_multiplier, whole, delta) if steps >= whole else 0.0,
         output=output,
         without=without,
         with_it=with_it,
-        sampled_with=(1 - rate) * without + rate * with_it,
     )
-
-
-def _sampled(rate: float, noise_multiplier: float, steps: int) -> Schedule:
-    """Clipped alone, an utterance moves the sum by C, so that the noise over that is z itself."""
-    return Schedule(np.array([noise_multiplier]), np.array([steps]), rate)
 
 
 def whole_passes(steps: int, rate: float) -> int:
     """How often the corpus has been begun after so many steps of disjoint batches."""
     return math.ceil(steps * rate * (1 - 1e-12))
-
-
-def _disjoint(noise_multiplier: float, counts: NDArray[np.int64], delta: float) -> Array:
-    every = (GaussianDP(Schedule(np.array([noise_multiplier]), np.array([count]))) for count in counts)
-    return np.array([account.epsilon(delta) for account in every])
-
-
-def _normal(x: Array, mean: float, std: float) -> Array:
-    return np.exp(-(((x - mean) / std) ** 2) / 2) / (std * math.sqrt(2 * math.pi))
 
 
 def shuffled_at_least(noise_multiplier: float, batches: int, delta: float) -> float:
@@ -419,17 +408,109 @@ def shuffled_at_least(noise_multiplier: float, batches: int, delta: float) -> fl
 
 def tight_accounts(result: Sampled) -> Iterator[Account]:
     """Epsilon of the whole run, one account after the other; the last, privacy loss distributions, takes seconds."""
-    z, delta = result.noise_multiplier, result.delta
-    yield _timed("every utterance in every step", lambda: float(_disjoint(z, np.array([result.steps]), delta)[0]))
-    yield _timed("shuffled, exact", lambda: float(_disjoint(z, np.array([result.passes]), delta)[0]))
-    schedule = _sampled(result.rate, z, result.steps)
-    yield _timed("Poisson, Rényi DP", lambda: RenyiDP(schedule).epsilon(delta))
-    yield _timed("Poisson, loss distribution", lambda: PrivacyLossDistribution(schedule).epsilon(delta))
+    z, sampled = result.noise_multiplier, _releases(result.noise_multiplier, result.steps, result.rate)
+    yield _timed("every utterance in every step", GaussianDP, _releases(z, result.steps), result.delta)
+    yield _timed("shuffled, exact", GaussianDP, _releases(z, result.passes), result.delta)
+    yield _timed("Poisson, Rényi DP", RenyiDP, sampled, result.delta)
+    yield _timed("Poisson, loss distribution", PrivacyLossDistribution, sampled, result.delta)
 
 
-# ---- Small parts ---------------------------------------------------------------------------------------------------
+# ---- Table 1 -------------------------------------------------------------------------------------------------------
 
 
-def check_whole(name: str, value: int, least: int, most: int) -> None:
-    if not isinstance(value, Integral) or not least <= value <= most:
-        raise UsageError(f"the {name} is {value}: it must be a whole number from {least} to {most:,}")
+@dataclass(frozen=True, eq=False)
+class Behind:
+    """What may lie behind one printed epsilon of Table 1.
+
+    Attributes:
+        cell: the printed value, and what holds.
+        epochs: T.
+        z0: (taus, 120), the z0 that gives the printed value exactly, for T = 1 ... 120.
+        low, high: (taus), the z0 that give it within rounding at T, cut to the paper's [1e-6, 1]; NaN where none do.
+    """
+
+    cell: ExplainedEpsilon
+    epochs: int
+    z0: Array
+    low: Array
+    high: Array
+
+    @property
+    def taus(self) -> tuple[float, ...]:
+        """Of the paper's grid; (0,) without decay."""
+        return _taus(self.cell.decay)
+
+    @property
+    def fits(self) -> list[tuple[float, float, float]]:
+        """Every tau that gives the printed value with T epochs, and its least and largest z0."""
+        found = zip(self.taus, self.low.tolist(), self.high.tolist(), strict=True)
+        return [fit for fit in found if not math.isnan(fit[1])]
+
+    @property
+    def setting(self) -> Setting:
+        """The first that gives the printed value with T epochs; with another T where none does."""
+        if not self.fits:
+            return self.cell.closest
+        tau, low, high = self.fits[0]
+        z0 = float(np.clip(self.z0[self.taus.index(tau), self.epochs - 1], low, high))
+        decays = self.cell.decay is not Decay.NONE
+        return Setting(tau if decays else None, self.epochs, z0, (low, high), self.cell.log10_epsilon)
+
+    @property
+    def reachable(self) -> int:
+        """How many of the 36 printed values T explains."""
+        return table1().epochs[self.epochs - 1].reachable
+
+
+table1 = cache(explain_table1)  # the search behind Table 1, made once
+
+
+def behind(model: str, corpus: str, decay: str, epochs: int) -> Behind:
+    """The settings that a cell of Table 1 may stand for with T = `epochs`.
+
+    Raises:
+        UsageError: no such cell, epochs no whole number from 1 to 120.
+    """
+    check_whole("number of epochs T", epochs, 1, MAX_EPOCHS)
+    cells = [c for c in table1().rows if (c.model, c.corpus, c.decay) == (model, corpus, decay)]
+    if not cells:
+        raise UsageError(f"Table 1 has no cell for {model}, {corpus} and {decay} decay")
+    [cell] = cells
+    rho = _rho_by_epochs(cell.decay)
+    most, exact, least = (
+        np.sqrt(rho / _rho_of(10 ** (cell.log10_epsilon + shift), cell.delta)) for shift in (-HALF_DIGIT, 0, HALF_DIGIT)
+    )
+    low, high = np.maximum(least[:, epochs - 1], Z0_RANGE[0]), np.minimum(most[:, epochs - 1], Z0_RANGE[1])
+    fits = low <= high
+    low, high = np.where(fits, low, np.nan), np.where(fits, high, np.nan)
+    return Behind(cell, epochs, exact, low, high)
+
+
+def _taus(decay: Decay) -> tuple[float, ...]:
+    return TAUS.get(decay, (0.0,))
+
+
+@cache
+def _rho_by_epochs(decay: Decay) -> Array:
+    """(taus, 120), the paper's rho of 1 ... 120 epochs at z0 = 1; it falls as 1 / z0^2."""
+
+    def rho(tau: float, epochs: int) -> float:
+        mechanism = Mechanism.as_printed(1.0, 1.0, NUM_GPUS, 2, decay, tau)
+        return claimed_accountant(mechanism, mechanism.bill(epochs)).rho
+
+    return np.array([[rho(tau, t) for t in range(1, MAX_EPOCHS + 1)] for tau in _taus(decay)])
+
+
+def _rho_of(epsilon: float, delta: float) -> float:
+    """The rho that the paper's conversion turns into epsilon."""
+
+    def excess(log_rho: float) -> float:
+        return math.log(zcdp_epsilon(math.exp(log_rho), delta) / epsilon)
+
+    return math.exp(brentq(excess, -50.0, math.log(epsilon), xtol=1e-14))
+
+
+def fallen_by_decay() -> list[tuple[Table1Row, Decay]]:
+    """The cells whose printed epsilon is below that of the same row without decay."""
+    decays = (Decay.LINEAR, Decay.EXPONENTIAL)
+    return [(r, d) for r in TABLE_1 for d in decays if r.changes[d].log10_epsilon < r.none.log10_epsilon]
