@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import html
+import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -52,6 +55,24 @@ def table(lines: Sequence[Sequence[str]], groups: int = 0, wrap: bool = False, *
         made.add_row(*([""] * groups if again else row[:groups]), *row[groups:])
         before = row[0]
     return made
+
+
+def html_table(lines: Sequence[Sequence[str]], between: str = "") -> str:
+    """The first line holds the headings; `between` stands between the rows."""
+    rows = []
+    for place, line in enumerate(lines):
+        tag = "td" if place else "th"
+        rows.append("<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in line) + "</tr>")
+    return between.join(["<table>", *rows, "</table>"])
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A column for each name that any row has, in the order of their appearance."""
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return lines.getvalue()
 
 
 # ---- How far the work has come ---------------------------------------------------------------------------------------

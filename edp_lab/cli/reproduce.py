@@ -1,384 +1,415 @@
-"""``edp-lab reproduce``: the tables and figures of the sources, ours beside theirs."""
+"""``edp-lab reproduce``: the paper's tables measured anew, ours beside theirs, and what there is beyond them."""
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import json
-import time
-from collections.abc import Callable, Mapping, Sequence
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edp_lab.cli.options import App, Json
-from edp_lab.cli.output import telling
-from edp_lab.cli.pareto import pareto
-from edp_lab.cli.reproduce_tables import table1, table2
+from edp_lab.cli.options import App, Json, write_text
+from edp_lab.cli.output import Tell, as_csv, html_table, print_json, screen, table, telling
+from edp_lab.cli.thesis import thesis
+from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-    from rich.table import Table
 
-    from edp_lab.reproduce.thesis.lab import Lab
-    from edp_lab.reproduce.thesis.thesis_tables import Cell, Part
+    from edp_lab.reproduce.paper.table1 import Cell, Estimate
+    from edp_lab.reproduce.pareto import Point
 
-WIDTH = 120
-FILES = ("thesis.json", "thesis.csv", "thesis.html")
+FILES = ("table.json", "table.csv", "table.html")
+WIDTH = 150
+PUBLIC = "atis,snips,nlu-eval"
+
+Models = Annotated[str, "clc, bert, or both with a comma between."]
+Corpora = Annotated[
+    str,
+    "Of atis, snips, nlu-eval, and for the paper's internal corpora smart-home-health, "
+    "smart-home-communication, smart-home-video; with commas between.",
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Runs at a time, a thread each. (default: all cores)")]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume/--fresh", help="Use what is finished in --out or comes with the checkout, or do it anew."),
+]
 
 reproduce_app = App(no_args_is_help=True, help="Tables and figures of the sources, ours beside theirs.")
 
 
-for command in (table1, table2, pareto):
-    reproduce_app.command()(command)
+@reproduce_app.command()
+def table1(
+    models: Models = "clc,bert",
+    corpora: Corpora = PUBLIC,
+    quick: Annotated[
+        bool, typer.Option("--quick/--full", help="Medium-sized models, fewer epochs and levels: minutes, not hours.")
+    ] = False,
+    encoder: Annotated[
+        str | None,
+        "Public encoder, a hub name or a folder: BERT starts from its first 4 layers (2 if --quick), the CLC "
+        "reads its words' vectors (fastText made on the spot if --quick). (default: "
+        "sentence-transformers/all-MiniLM-L6-v2)",
+    ] = None,
+    seeds: Annotated[int | None, "Runs of each cell. (default: 3)"] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="At most so many of each run, an even number. (default: 8, of BERT 4; 6 and 4 if --quick)"
+        ),
+    ] = None,
+    workers: Workers = None,
+    resume: Resume = True,
+    out: Annotated[Path, "Folder for the table, its runs and what is finished."] = Path("runs/table1"),
+    as_json: Json = False,
+) -> None:
+    """Table 1: error, membership inference and epsilon of SGD and of eDP-SGD, as printed and sound.
+
+    Finished runs are kept in the folder: after a kill, the same command (without --fresh) goes on from
+    there and gives the same table.
+    """
+    with telling() as tell:
+        from edp_lab.reproduce.paper.table1 import FULL, MODELS, QUICK
+        from edp_lab.reproduce.paper.table1 import table1 as rows_of
+        from edp_lab.reproduce.pretrained import ENCODER
+        from edp_lab.reproduce.run_cache import TableRuns
+        from edp_lab.training.processes import usable_cores
+
+        if epochs is not None and epochs % 2:
+            raise UsageError(f"--epochs is {epochs}: give an even number, as a control takes half of them")
+        if encoder and quick and "bert" not in models.split(","):
+            raise UsageError("--quick has the CLC read words that are made on the spot: drop --encoder or --quick")
+        scale = QUICK if quick else FULL
+        scale = replace(scale, seeds=scale.seeds if seeds is None else seeds)
+        if epochs is not None:
+            scale = replace(scale, most_epochs=dict.fromkeys(MODELS, epochs))
+        runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
+        rows = rows_of(runs, scale, models.split(","), corpora.split(","), encoder or ENCODER)
+        made = _written(rows, out, tell, _page1)
+    _finish([cell.as_json() for row in made for cell in row], _parts1(made), NOTE1, out, as_json)
 
 
 @reproduce_app.command()
-def thesis(
-    table: Annotated[
-        list[str] | None,
-        typer.Option(help="2.2, 4.1 to 4.8, 6.1, 6.2 or times; several with commas, or repeated. (default: all)"),
-    ] = None,
-    figure: Annotated[
-        list[str] | None, typer.Option(help="3.2, 3.3, 3.5, 4.1 or 4.2, likewise. (default: all, if no --table)")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Digits and short training: minutes on one core.")] = False,
-    data: Annotated[
-        str | None, typer.Option(help="digits or mnist. (default: mnist if at hand; digits if --quick)")
-    ] = None,
-    repeats: Annotated[
-        int | None, typer.Option(help="Of all that is trained on images (default: 3; 1 if --quick).")
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for thesis.json, .csv and .html, and for finished networks.")
-    ] = Path("runs/reproduce-thesis"),
-    seed: Annotated[int, typer.Option(help="Of the first repeat; published, so that a table can be repeated.")] = 0,
+def table2(
+    models: Models = "clc,bert",
+    corpora: Corpora = PUBLIC,
+    quick: Annotated[bool, typer.Option("--quick/--full", help="Medium-sized models, few rounds.")] = False,
+    out: Annotated[Path, "Folder for the table and what was measured."] = Path("runs/table2"),
     as_json: Json = False,
 ) -> None:
-    """Make the thesis' tables and figures anew: ours, theirs, and the epsilon that holds.
+    """Table 2: seconds of an epoch under each method, as a ratio to SGD.
 
-    In full, on MNIST, it takes about ten hours on two cores, a third of that with --repeats 1. Finished networks are
-    kept in the folder: after a kill, the same command goes on from there. The files hold what this call was asked for,
-    and replace those of the last one.
+    What was measured on this machine before is kept in the folder. Leave the machine alone meanwhile.
     """
-    parts = _names(table, figure)
     with telling() as tell:
-        from edp_lab.reproduce.thesis.lab import Lab, reproduce
+        from edp_lab.reproduce.paper.table2 import table2 as rows_of
 
-        lab = Lab(out, _scale(quick, data, repeats, tell), seed, tell)
-        made, start = [], time.perf_counter()
-        try:
-            for name, part in zip(parts, reproduce(lab, parts), strict=True):
-                tell(f"{_title(name)} done after {time.perf_counter() - start:.0f} s", True)
-                made.append(part)
-        except KeyboardInterrupt:
-            tell(f"interrupted; finished networks are kept in {out}: the same command goes on from there", True)
-            raise
-    _write(out, lab, made)
-    if as_json:
-        print(json.dumps([cell.as_json() for part in made for cell in part.cells], indent=2, allow_nan=False))
-    else:
-        _show(lab, made)
-        print(f"written: {', '.join(str(out / name) for name in FILES)}")
+        size, rounds = ("medium", 5) if quick else ("paper", 11)
+        made: list[dict[str, Any]] = []
+        for rows in rows_of(out, models.split(","), corpora.split(","), size, rounds, tell):
+            made += rows
+            write_table(out, made, page("Table 2, measured anew", [("", _lines2(made))]))
+    title = "Table 2: seconds of an epoch (median), and the median ratio to SGD's in the same round"
+    _finish(made, [(title, _lines2(made))], "", out, as_json)
 
 
-def _names(table: list[str] | None, figure: list[str] | None) -> list[str]:
-    """As `reproduce_thesis.PARTS` has them.
+@reproduce_app.command()
+def pareto(
+    corpora: Annotated[
+        str, "Names from edp-lab data list, or paths, with commas between."
+    ] = "atis,snips,nlu-eval,smart-home",
+    encoder: Annotated[
+        str | None,
+        "The published BERT that reads the words, or is trained on: a hub name or a folder. "
+        "(default: sentence-transformers/all-MiniLM-L6-v2)",
+    ] = None,
+    models: Annotated[
+        str, "clc, which reads its words with a frozen encoder; bert, which goes on training one."
+    ] = "clc",
+    epsilons: Annotated[str | None, "Targets; eDP-SGD has the largest. (default: 8,3,1; 8 if --quick)"] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick/--full", help="A smaller SGD, one seed, few steps: minutes, not hours.")
+    ] = False,
+    seeds: Annotated[int | None, "Runs of each point. (default: 3; 1 if --quick)"] = None,
+    workers: Workers = None,
+    resume: Resume = True,
+    out: Annotated[Path, "Folder for table and figure, runs and what is finished."] = Path("runs/pareto"),
+    as_json: Json = False,
+) -> None:
+    """Utility, privacy and time: DP-SGD's error at epsilons that hold, eDP-SGD's at the largest, beside SGD's.
 
-    Raises:
-        UsageError: an unknown one.
+    Finished runs are kept in the folder: after a kill, the same command (without --fresh) goes on from
+    there and gives the same table.
     """
-    from edp_lab.errors import UsageError
-    from edp_lab.reproduce.thesis.thesis_tables import FIGURES, TABLES
+    with telling() as tell:
+        from edp_lab.reproduce.pareto import FULL, QUICK
+        from edp_lab.reproduce.pareto import pareto as points_of
+        from edp_lab.reproduce.pretrained import ENCODER
+        from edp_lab.reproduce.run_cache import TableRuns
+        from edp_lab.training.processes import usable_cores
 
-    asked = []
-    for kind, known, given in (("table", TABLES, table), ("figure", FIGURES, figure)):
-        for name in [one.strip() for some in given or () for one in some.split(",")]:
-            if name not in known:
-                raise UsageError(f"unknown {kind} {name!r}: choose {', '.join(known)}")
-            asked.append(name if kind == "table" else f"figure {name}")
-    every = [*TABLES, *(f"figure {name}" for name in FIGURES)]
-    return list(dict.fromkeys(asked)) or every
-
-
-def _title(name: str) -> str:
-    return name if name == "times" or name.startswith("figure") else f"table {name}"
-
-
-def _scale(quick: bool, data: str | None, repeats: int | None, tell: Callable[[str, bool], None]) -> Any:
-    from edp_lab.corpora.images import load_images
-    from edp_lab.errors import UsageError
-    from edp_lab.reproduce.thesis.thesis_tables import FULL, QUICK
-
-    scale = QUICK if quick else FULL
-    if data is not None:
-        scale = replace(scale, data=data)
-    elif not quick:
-        try:
-            load_images(scale.data)
-        except UsageError as error:
-            tell(f"digits instead of MNIST: {error}", True)
-            scale = replace(scale, data="digits")
-    return scale if repeats is None else replace(scale, repeats=repeats)
+        targets, known = _targets(epsilons), QUICK if quick else FULL
+        scales = [
+            replace(scale, seeds=scale.seeds if seeds is None else seeds, epsilons=targets or scale.epsilons)
+            for scale in map(known.__getitem__, _known_models(models))
+        ]
+        runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
+        points = points_of(runs, scales, corpora.split(","), encoder or ENCODER)
+        made = _written(points, out, tell, _pareto_page)
+    _finish([point.as_json() for row in made for point in row], _pareto_parts(made), NOTE_PARETO, out, as_json)
 
 
-# ---- On a terminal -------------------------------------------------------------------------------------------------
+reproduce_app.command()(thesis)
 
 
-def _show(lab: Lab, parts: Sequence[Part]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
-    for part in parts:
-        console.print(f"\n{_title(part.id)}, {part.place}: {part.title}" + (f" ({part.unit})" if part.unit else ""))
-        console.print(_table(part))
-        for note in _notes(part):
-            console.print(note, style="dim")
-    console.print(f"\n{_explained(lab)}")
+Lines = Sequence[Sequence[str]]
+Parts = Sequence[tuple[str, Lines]]  # tables, the first line of each its headings, under their titles
 
 
-def _explained(lab: Lab) -> str:
+def _written(rows: Iterable[list[Any]], out: Path, tell: Tell, page_of: Callable[[Any], str]) -> list[list[Any]]:
+    """All rows; the files are written anew as soon as one is there."""
+    made: list[list[Any]] = []
+    try:
+        for row in rows:
+            made.append(row)
+            write_table(out, [cell.as_json() for part in made for cell in part], page_of(made))
+    except KeyboardInterrupt:
+        tell(f"interrupted; finished runs are kept in {out}: the same command without --fresh goes on", True)
+        raise
+    return made
+
+
+def _finish(rows: Sequence[dict[str, Any]], parts: Parts, note: str, out: Path, as_json: bool) -> None:
+    if as_json:
+        print_json(rows, indent=1, allow_nan=False)
+        return
+    console = screen(WIDTH)
+    for title, lines in parts:
+        console.print(f"\n{title}")
+        console.print(table(lines, wrap=True, padding=(0, 1, 0, 0)))
+    if note:
+        print(f"\n{textwrap.fill(note, 120)}")
+    print(f"written: {', '.join(str(out / name) for name in FILES)}")
+
+
+# ---- Table 1 in text -------------------------------------------------------------------------------------------------
+
+HEADINGS1 = (
+    "method, decay", "SER %", "change %", "theirs", "AUC %", "change %", "theirs", "AUC by loss\nor change %",
+    "log10 ε", "theirs", "log10 ε\nthat holds", "z0", "trials",
+)  # fmt: skip
+
+
+def _parts1(made: Sequence[Sequence[Cell]]) -> Parts:
+    return [(_title1(cells), [HEADINGS1, *map(_line1, cells)]) for cells in made]
+
+
+def _line1(cell: Cell) -> list[str]:
+    measured = []
+    for own, change, name in (
+        (cell.ser, cell.ser_change, "ser_change"),
+        (cell.auc, cell.auc_change, "auc_change"),
+    ):
+        printed = _tenths(cell.paper[name], "+") if cell.decay else ""
+        measured += [interval(own), interval(change, signed=True), printed]
+    loss = cell.loss_auc_change
+    measured.append(interval(cell.loss_auc) if loss is None else interval(loss, signed=True))
+    if cell.decay is None:
+        return [cell.variant.replace("sgd", "SGD"), *measured, "", "", "none", "", ""]
+    return [
+        f"{cell.variant}, {cell.decay}",
+        *measured,
+        _tenths(cell.log10_claimed),
+        _tenths(cell.paper["log10_claimed"]),
+        _holds(cell),
+        f"{cell.z0:.2g}",
+        f"{cell.trials}{'' if cell.within_tolerance else '*'}",
+    ]
+
+
+def _holds(cell: Cell) -> str:
+    if cell.epsilon is not None:
+        return _log10_upward(cell.epsilon)
+    return "none" if cell.epsilon_if_alpha_public is None else f"none ({_log10_upward(cell.epsilon_if_alpha_public)})"
+
+
+def _log10_upward(epsilon: float) -> str:
+    return f"{math.ceil(10 * math.log10(epsilon)) / 10:.1f}"
+
+
+def interval(estimate: Estimate | None, signed: bool = False) -> str:
+    if estimate is None:
+        return ""
+    mean = _tenths(estimate.mean, "+" if signed else "")
+    return mean if estimate.high is None else f"{mean} ± {estimate.high - estimate.mean:.1f}"
+
+
+def _tenths(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.1f}"
+
+
+def _title1(cells: Sequence[Cell]) -> str:
+    first = cells[0]
+    own = first.stands_for.lower() == first.corpus.lower()
+    corpus = first.stands_for if own else f"{first.corpus} (in place of the paper's internal {first.stands_for})"
+    about, theirs = first.about, first.paper
+    printed = "" if theirs["ser"] is None else f" (the paper's SGD: SER {theirs['ser']}, AUC {theirs['auc']})"
     return (
-        f"On {lab.scale.data}, seed {lab.seed}. In brackets: 95 % interval over the test images, or from lowest to "
-        "highest of the repeats on circles. Epsilon that holds: of one example with its label, and of its image alone, "
-        "at delta, if the seeds were secret; they are published here, so that a table can be repeated. The thesis has "
-        "60,000 training images of 28 x 28 pixels; digits are 1,197 of 8 x 8, an instructor's part of them is 119."
+        f"{first.model.upper()} on {corpus}{printed}: {about['size']} size, {about['epochs']} epochs of batches of "
+        f"{about['batch_size']}, {first.seeds} {'seed' if first.seeds == 1 else 'seeds'}, "
+        f"n = {about['examples']}, {about['device']}, shadow {', '.join(about['shadow_corpora'])}"
     )
 
 
-def _table(part: Part) -> Table:
-    """The scores of a network side by side; of everything else a value a line."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from edp_lab.reproduce.thesis.thesis_tables import SCORES
-
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    scores = {cell.column for cell in part.cells} == set(SCORES)
-    table.add_column("thesis / ours", no_wrap=True)
-    for heading in SCORES if scores else ("",):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("epsilon\nclaimed", "epsilon\nthat holds", "epsilon\nof image", "delta", "seconds"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    rows: dict[str, list[Cell]] = {}
-    for cell in part.cells:
-        rows.setdefault(cell.row if scores else f"{cell.row}, {cell.column}", []).append(cell)
-    for name, cells in rows.items():
-        seconds = f"{cells[0].seconds:.1f}" if cells[0].seconds else ""
-        table.add_row(name, *map(_values, cells), *_epsilons(cells[0]), seconds)
-    return table
+NOTE1 = (
+    "Mean over seeds ± Student's 95 % interval, narrow for any other sample, as the seeds' test splits overlap; "
+    "changes are relative to SGD within a seed. AUC: the paper's attack, its shadow model trained by SGD for as many "
+    "epochs; by loss: an attack without one. Half the epochs: a control, what learning less does. log10 ε: as the "
+    "paper accounts, at its delta (5e-4 for public corpora, else 5e-5). That holds, rounded up: Gaussian DP at delta "
+    "= n^-1.1, one utterance zeroed out or replaced, disjoint batches, were the seed secret; with layer scales from "
+    "private gradients, as printed, there is none (in brackets: were they public). z0 without decay was chosen on the "
+    "validation split of seed 0, by so many trials, which no epsilon covers: the most noise with at most 1.15 times "
+    "SGD's error there, else the least error; so changes of SER say where that line is, not which method is better. "
+    "Decays (linear 0.3, exponential 0.2) start as much higher as leaves epsilon the same. *: above that line on seed "
+    "0. C (1), batches, epochs and levels of z0 come from some thirty earlier runs of the CLC on ATIS, with these "
+    "seeds and test scores in sight. The paper states neither its epochs nor its batches. All methods read the same "
+    "frozen public word vectors, which are not the paper's; BERT is 384 wide, not 312, and without dropout, like the "
+    "CLC."
+)
 
 
-def _values(cell: Cell) -> str:
-    interval = "" if cell.low is None or cell.high is None else f" ({cell.low:.0f} to {cell.high:.0f})"
-    ours = "-" if cell.ours is None else f"{cell.ours:.3g}" if abs(cell.ours) < 1000 else f"{cell.ours:.0f}"
-    return f"{'-' if cell.thesis is None else f'{cell.thesis:.9g}'} / {ours}{interval}"
+def _page1(made: Sequence[Sequence[Cell]]) -> str:
+    from edp_lab.course.nb11_claims.table1_figure import changes_figure
+
+    figure = changes_figure([cell.as_json() for cells in made for cell in cells])
+    return page("Table 1, measured anew", _parts1(made), NOTE1, figure)
 
 
-def _epsilons(cell: Cell) -> tuple[str, str, str, str]:
-    """Claimed, that holds, of the image alone, and delta."""
-    holds = "none" if cell.epsilon_holds is None else f"{cell.epsilon_holds:.4g}"
-    claimed, image = ("" if e is None else f"{e:.4g}" for e in (cell.epsilon_claimed, cell.epsilon_image))
-    return claimed, holds, image, "" if cell.delta is None else f"{cell.delta:g}"
+# ---- Table 2 in text -------------------------------------------------------------------------------------------------
 
 
-def _notes(part: Part) -> list[str]:
-    """Each once, with the rows that it is about if there are others."""
-    rows: dict[str, list[str]] = {}
-    for cell in part.cells:
-        rows.setdefault(cell.note, []).append(cell.row)
-    named = {note: ", ".join(dict.fromkeys(names)) for note, names in rows.items()}
-    notes = [note if len(named) == 1 else f"{names}: {note}" for note, names in named.items()]
-    return [*notes, *([f"the print: {part.remark}"] if part.remark else [])]
+def _lines2(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    lines = [["model", "corpus", "method", "devices", "s / epoch", "x SGD", "quartiles", "paper x", "paper s, SGD"]]
+    for row in rows:
+        low, high = row["ratio_spread"]
+        paper = "" if row["paper_ratio"] is None else f"{row['paper_ratio']:.2f}"
+        seconds = f"{row['paper_sgd_seconds']:.1f}" if row["method"] == "sgd" else ""
+        numbers = [f"{row['seconds_per_epoch']:.3g}", f"{row['ratio_to_sgd']:.2f}", f"{low:.2f} to {high:.2f}"]
+        lines.append([row["model"].upper(), row["corpus"], row["method"], str(row["gpus"]), *numbers, paper, seconds])
+    return lines
+
+
+# ---- The Pareto front in text ----------------------------------------------------------------------------------------
+
+NOTE_PARETO = (
+    "SER, intent accuracy and slot F1 on test splits: mean over seeds ± Student's 95 % interval, narrow for any other "
+    "sample, as the seeds' test splits overlap. Epsilon: of one training utterance at delta = n^-1.1, by privacy loss "
+    "distributions with Poisson sampling (DP-SGD: one added or removed) or by Gaussian DP with disjoint batches "
+    "(eDP-SGD: one zeroed out), were the seed secret. ε with trials: of all runs of the row, those that were compared "
+    "on the first seed's validation split and those of all seeds, were they all published and each noised by a secret "
+    "key of its own (as run, those of one seed draw the same noise); it does not cover the utterances of that split "
+    "(other seeds' splits overlap with it), nor the thirty runs or so on ATIS and SNIPS, with other seeds, in which "
+    "the recipe was found with test scores in sight (a test split is half of the corpus, so most of its utterances "
+    "had been scored then), nor ten on a million smart-home utterances. Time: of training on one thread, steps taken "
+    "in turn, reading by the encoder included, as a multiple of SGD's at the paper's size, which reads nothing. "
+    "Encoder and word vectors come from other text, which is taken to be public."
+)
+
+
+def _targets(text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(sorted({float(part) for part in (text or "").split(",") if part}, reverse=True))
+    except ValueError:
+        raise UsageError(f"--epsilons is {text!r}: give numbers with commas between, such as 8,3,1") from None
+
+
+def _known_models(text: str) -> list[str]:
+    from edp_lab.reproduce.paper.table1 import MODELS
+
+    for name in text.split(","):
+        if name not in MODELS:
+            raise UsageError(f"unknown model {name!r}: choose {', '.join(MODELS)}")
+    return text.split(",")
+
+
+def _pareto_parts(made: Sequence[Sequence[Point]]) -> Parts:
+    headings = ["method", "ε that\nholds", "ε with\ntrials", "SER %", "intent %", "slot F1 %", "x SGD's\ntime"]
+    headings += ["size", "epochs x\nbatch", "z0", "lr", "intent\nweight", "trials"]
+    parts = []
+    for points in made:
+        first = points[0]
+        what = f"{first.model.upper()} on {first.corpus}, n = {first.examples:,}"
+        title = f"{what}, {len(first.runs)} seed(s), {first.about['device']}"
+        parts.append((title, [headings, *map(_pareto_line, points)]))
+    return parts
+
+
+def _pareto_line(point: Point) -> list[str]:
+    from edp_lab.privacy.guarantee import upward
+
+    told, private = point.settings, point.epsilon is not None
+    return [
+        point.method,
+        *("none" if held is None else upward(held) for held in (point.epsilon, point.epsilon_of_tuning)),
+        *map(interval, (point.ser, point.intent_accuracy, point.slot_f1)),
+        f"{point.time_ratio:.2f}",
+        told["size"],
+        f"{told['epochs']} x {told['batch_size']}",
+        f"{told['z0']:.3g}" if private else "",
+        f"{told['learning_rate']:g}",
+        f"{told['intent_weight']:g}",
+        str(point.trials or ""),
+    ]
+
+
+def _pareto_page(made: Sequence[Sequence[Point]]) -> str:
+    from edp_lab.course.nb06_tradeoff.pareto_figure import pareto_figure
+
+    figure = pareto_figure([point.as_json() for points in made for point in points])
+    return page("Utility, privacy and time", _pareto_parts(made), NOTE_PARETO, figure)
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
-
-def _write(out: Path, lab: Lab, parts: Sequence[Part]) -> None:
-    from edp_lab.errors import UsageError
-    from edp_lab.models.files import write_whole
-
-    contents = (_as_json(lab, parts), _as_csv(parts), _page(lab, parts))
-    for name, content in zip(FILES, contents, strict=True):
-        try:
-            write_whole(out / name, content.encode())
-        except OSError as error:
-            raise UsageError(f"{out / name} cannot be written ({error.strerror}): choose another --out") from error
-
-
-def _as_json(lab: Lab, parts: Sequence[Part]) -> str:
-    from dataclasses import asdict
-
-    from edp_lab.training.run_folder import versions
-
-    told = {
-        "scale": asdict(lab.scale),
-        "seed": lab.seed,
-        "versions": versions(),
-        "parts": [{**asdict(part), "cells": [cell.as_json() for cell in part.cells]} for part in parts],
-    }
-    return json.dumps(told, indent=1, allow_nan=False)
-
-
-def _as_csv(parts: Sequence[Part]) -> str:
-    rows = [cell.as_json() for part in parts for cell in part.cells]
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return lines.getvalue()
-
-
 PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>The thesis, made anew</title>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>
-body {{ font: 14px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 1.5em auto; padding: 0 1em }}
-h1 {{ font-size: 1.4em }} h2 {{ font-size: 1.1em; margin-top: 2em }}
-table {{ border-collapse: collapse }} td, th {{ padding: .1em .7em; text-align: right; border-bottom: 1px solid #ddd }}
-td:first-child, th:first-child, td:nth-child(2), th:nth-child(2) {{ text-align: left }}
-p {{ margin: .3em 0; color: #555 }}
-</style></head>
-<body><h1>The thesis, made anew</h1>
-<p>{explained}</p>
-{parts}
-</body></html>
+body {{ font: 14px/1.5 system-ui, sans-serif; color: #222; max-width: 1200px; margin: 1.5em auto; padding: 0 1em }}
+h1 {{ font-size: 1.4em }} h2 {{ font-size: 1.05em; margin-top: 2em }}
+table {{ border-collapse: collapse }} td, th {{ padding: .1em .5em; text-align: right; white-space: nowrap;
+   border-bottom: 1px solid #ddd }}
+td:first-child, th:first-child {{ text-align: left }} p {{ color: #555 }}
+</style></head><body><h1>{title}</h1>{parts}<p>{note}</p></body></html>
 """
-HEADINGS = (
-    "", "", "thesis", "ours", "from", "to", "ε claimed", "ε that holds", "ε of the image", "δ", "guarantee", "seconds",
-)  # fmt: skip
 
 
-def _page(lab: Lab, parts: Sequence[Part]) -> str:
-    """Every table and figure; it needs no network."""
+def page(title: str, parts: Parts, note: str = "", figure: go.Figure | None = None) -> str:
+    """A page that needs no network."""
     from edp_lab.course.kit.theme import CONFIG
 
-    sections, library = [], True
-    for part in parts:
-        drawn = []
-        for figure in _figures(part):
-            drawn.append(figure.to_html(CONFIG, include_plotlyjs=library, full_html=False))
-            library = False
-        notes = "\n".join(f"<p>{html.escape(note)}</p>" for note in _notes(part))
-        title = html.escape(f"{_title(part.id)}, {part.place}: {part.title}")
-        sections.append("\n".join([f"<h2>{title[0].upper()}{title[1:]}</h2>", _html_table(part), notes, *drawn]))
-    return PAGE.format(explained=html.escape(_explained(lab)), parts="\n".join(sections))
+    drawn = ["" if figure is None else figure.to_html(CONFIG, include_plotlyjs=True, full_html=False)]
+    for heading, lines in parts:
+        drawn.append((f"<h2>{html.escape(heading)}</h2>" if heading else "") + html_table(lines))
+    return PAGE.format(title=html.escape(title), parts="\n".join(drawn), note=html.escape(note))
 
 
-def _html_table(part: Part) -> str:
-    lines = ["<tr>" + "".join(f"<th>{heading}</th>" for heading in HEADINGS) + "</tr>"]
-    for cell in part.cells:
-        numbers = ["" if n is None else f"{n:.4g}" for n in (cell.thesis, cell.ours, cell.low, cell.high)]
-        texts = [cell.row, cell.column, *numbers, *_epsilons(cell), cell.guarantee, f"{cell.seconds:.1f}"]
-        lines.append("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in texts) + "</tr>")
-    return "<table>\n" + "\n".join(lines) + "\n</table>"
+def write_table(out: Path, rows: Sequence[dict[str, Any]], page: str) -> None:
+    contents = (json.dumps(rows, indent=1, allow_nan=False), as_csv([*map(_flat, rows)]), page)
+    for name, content in zip(FILES, contents, strict=True):
+        write_text(out / name, content)
 
 
-# ---- Figures ---------------------------------------------------------------------------------------------------------
-
-COLUMNS = 4  # of small figures beside each other
-
-
-def _figures(part: Part) -> list[go.Figure]:
-    drawing = part.drawing
-    if part.id == "figure 4.1":
-        return [_accuracy_by_size(part)]
-    if part.id == "figure 4.2":
-        return [_boxes(drawing["accuracies"])]
-    if part.id in ("figure 3.2", "figure 3.3"):
-        return [_scatters(drawing)]
-    if part.id == "figure 3.5":
-        return [_images(drawing["image"], reverse=True)]
-    if "confusion" in drawing:
-        return [_images(drawing["confusion"]), _losses(drawing["loss"])]
-    return []
-
-
-def _grid(names: Sequence[str], height: int, **axes: Any) -> tuple[go.Figure, list[dict[str, int]]]:
-    """An empty figure with a small one of each name, and where they are."""
-    from plotly.subplots import make_subplots
-
-    from edp_lab.course.kit.theme import TEMPLATE
-
-    rows = -(-len(names) // COLUMNS)
-    columns = min(len(names), COLUMNS)
-    titles = [html.escape(name) for name in names]
-    figure = make_subplots(rows, columns, subplot_titles=titles, vertical_spacing=0.3 / rows, **axes)
-    figure.update_layout(template=TEMPLATE, height=height * rows + 60, width=1050, margin={"t": 40, "b": 50})
-    figure.update_annotations(font_size=11)
-    places = [{"row": k // COLUMNS + 1, "col": k % COLUMNS + 1} for k in range(len(names))]
-    return figure, places
-
-
-def _scatters(drawing: Mapping[str, Any]) -> go.Figure:
-    """Points by class, or before and after noise."""
-    from edp_lab.course.kit.theme import BLUE, VERMILLION
-
-    figure, places = _grid(list(drawing), 260)
-    for k, (told, place) in enumerate(zip(drawing.values(), places, strict=True)):
-        if "labels" in told:
-            both = {
-                f"class {c}": [p for p, y in zip(told["points"], told["labels"], strict=True) if y == c] for c in (0, 1)
-            }
+def _flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested entries as columns: {"ser": {"mean": 1}} -> {"ser.mean": 1}."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{before}{name}.")
         else:
-            both = {"with noise": told["noised"], "without": told["clean"]}
-        for (name, points), color in zip(both.items(), (BLUE, VERMILLION), strict=True):
-            marker = {"color": color, "size": 3}
-            figure.add_scatter(
-                x=[p[0] for p in points], y=[p[1] for p in points], mode="markers", marker=marker, name=name,
-                showlegend=k == 0, **place,
-            )  # fmt: skip
-    figure.update_xaxes(range=[-2.5, 2.5])
-    figure.update_yaxes(range=[-2.5, 2.5])
-    return figure
-
-
-def _images(drawing: Mapping[str, Any], reverse: bool = False) -> go.Figure:
-    """Matrices: an image, or how often each class (down) was taken for each (across)."""
-    figure, places = _grid(list(drawing), 230)
-    for matrix, place in zip(drawing.values(), places, strict=True):
-        scale = "Greys_r" if reverse else "Blues"
-        figure.add_heatmap(
-            z=matrix, showscale=False, colorscale=scale, hovertemplate="%{y}, %{x}: %{z}<extra></extra>", **place
-        )
-    figure.update_yaxes(autorange="reversed")
-    if not reverse:
-        figure.update_layout(title={"text": "Confusion: true class (down), predicted (across)", "y": 1})
-    return figure
-
-
-def _losses(drawing: Mapping[str, Any]) -> go.Figure:
-    from edp_lab.course.kit.theme import BLUE, VERMILLION
-
-    figure, places = _grid(list(drawing), 220)
-    looks = {"loss": ("training", BLUE, "solid"), "test_loss": ("test", VERMILLION, "dash")}
-    for k, (told, place) in enumerate(zip(drawing.values(), places, strict=True)):
-        for part, (name, color, dash) in looks.items():
-            line, epochs = {"color": color, "dash": dash}, list(range(1, len(told[part]) + 1))
-            figure.add_scatter(x=epochs, y=told[part], name=name, line=line, mode="lines", showlegend=k == 0, **place)
-    figure.update_xaxes(title={"text": "epoch", "font": {"size": 10}})
-    figure.update_yaxes(rangemode="tozero")
-    return figure
-
-
-def _accuracy_by_size(part: Part) -> go.Figure:
-    figure, [place] = _grid([part.title], 360)
-    sizes = [int(cell.row) for cell in part.cells]
-    ours = [cell.ours for cell in part.cells]
-    figure.add_scatter(x=sizes, y=ours, mode="lines+markers", **place)
-    figure.update_xaxes(type="log", title="training points")
-    figure.update_yaxes(title="test accuracy (%)")
-    return figure
-
-
-def _boxes(accuracies: Mapping[str, Sequence[float]]) -> go.Figure:
-    figure, [place] = _grid(["test accuracy by size of the training set, over repeats"], 360)
-    for size, values in accuracies.items():
-        figure.add_box(y=values, name=size, boxpoints="all", showlegend=False, **place)
-    figure.update_xaxes(type="category", title="training points")
-    figure.update_yaxes(title="test accuracy (%)")
-    return figure
+            found[before + name] = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+    return found

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from edp_lab.cli.pareto import _lines, _page
+from edp_lab.cli.reproduce import _pareto_page as _page
+from edp_lab.cli.reproduce import _pareto_parts as _parts
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.nb06_tradeoff.pareto_figure import load_points, pareto_figure
 from edp_lab.errors import UsageError
@@ -181,7 +182,7 @@ def test_where_utterances_abound_batches_are_larger_and_epochs_fewer(monkeypatch
 
 
 def test_table_and_page_show_every_point(points: list[Point]) -> None:
-    lines = _lines(points)
+    [(_, lines)] = _parts([points])
     assert [line[0] for line in lines[1:]] == [p.method for p in points]
     assert lines[1][1] == "none"
     assert lines[3][1] == "8"
