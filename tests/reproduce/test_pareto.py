@@ -154,7 +154,7 @@ def test_methods_are_timed_once_in_proportion_to_their_steps_and_with_what_readi
     seconds = study._seconds(configs, tmp_path)
     assert 40 * seconds[0] < seconds[1] < 250 * seconds[0]
     assert seconds[2] > 0
-    monkeypatch.setattr(study, "Run", None)
+    monkeypatch.setattr(study, "Trainer", None)
     assert study._seconds(configs, tmp_path) == seconds
     monkeypatch.undo()
     read = study.Trainer(configs[3], load_corpus(CORPUS), split(load_corpus(CORPUS), 0))
