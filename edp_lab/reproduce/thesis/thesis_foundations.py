@@ -1,14 +1,15 @@
 """The foundations of the thesis (chapter 2) as data for a figure or a table: ours beside what it prints.
 
 Source: Barzegar 2021, A Differential Private Approach for Preserving the Privacy in Deep Learning Algorithms. Each
-function computes one frozen dataclass and draws nothing on a screen; randomness comes from the generator passed.
+function computes one named tuple and draws nothing on a screen; randomness comes from the generator passed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -54,8 +55,7 @@ def printed_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> flo
     return classic_gaussian_sigma(sensitivity, 0.5, delta) * 0.5 / epsilon
 
 
-@dataclass(frozen=True)
-class NoisyCounts:
+class NoisyCounts(NamedTuple):
     """Answers to one question, their average and its 90 % interval.
 
     Attributes:
@@ -69,8 +69,7 @@ class NoisyCounts:
     interval_dividing_by_n: tuple[float, float]
 
 
-@dataclass(frozen=True)
-class PrintedCounts:
+class PrintedCounts(NamedTuple):
     """Table 2.2 as the thesis prints it; the true count is that of table 2.1."""
 
     source: str
@@ -103,11 +102,10 @@ def noisy_counts(rng: np.random.Generator, queries: int = 5, epsilon: float = CR
     """Table 2.2 anew: the number of bad ratings, asked again and again of a counter without a cache."""
     ratings = [rating for rating, count in CREDIT_RATINGS.items() for _ in range(count)]
     counter = NoisyCounter(ratings, queries * epsilon * 2, rng)
-    return summarise_counts([counter.count(_is_bad, epsilon) for _ in range(queries)])
+    return summarise_counts([counter.count(lambda rating: rating == "bad", epsilon) for _ in range(queries)])
 
 
-@dataclass(frozen=True)
-class LossFigures:
+class LossFigures(NamedTuple):
     """Figures 2.1 to 2.3: a count of 1000 or 1001 under Gaussian noise.
 
     Attributes:
@@ -149,8 +147,7 @@ def loss_figures(variance: float = 2.0, epsilon: float = math.log(3), points: in
     return LossFigures(output, *densities, probability, loss_ratio, epsilon, tail, delta)
 
 
-@dataclass(frozen=True)
-class LocalAndGlobal:
+class LocalAndGlobal(NamedTuple):
     """Standard error of a count of `people` (P,) at `epsilon` (E,): local DP (P, E), global DP (E,) for any P."""
 
     people: NDArray[np.int64]
@@ -169,8 +166,7 @@ def local_and_global(people: Sequence[int], epsilons: Sequence[float]) -> LocalA
     return LocalAndGlobal(np.asarray(people), np.asarray(epsilons, dtype=np.float64), local, central)
 
 
-@dataclass(frozen=True)
-class Voters:
+class Voters(NamedTuple):
     """A synthetic electoral roll; `patients` are the positions of those who occur in the released table.
 
     Attributes:
@@ -196,8 +192,7 @@ def synthetic_voters(rng: np.random.Generator, voters: int = 3000, patients: int
     )
 
 
-@dataclass(frozen=True)
-class LinkageRow:
+class LinkageRow(NamedTuple):
     """One release and what links it to the roll.
 
     Attributes:
@@ -215,8 +210,7 @@ class LinkageRow:
     disclosed: float
 
 
-@dataclass(frozen=True)
-class LinkageTable:
+class LinkageTable(NamedTuple):
     """Sections 2.3.1 and 2.3.2: the releases, and the first rows of the table before and after (`shown`, `shown_k`)."""
 
     rows: tuple[LinkageRow, ...]
@@ -258,7 +252,3 @@ def identified_with_month(roll: Voters, release: Release) -> float:
     )
     patients = np.column_stack([roll.rows[roll.patients], roll.month])
     return float((link(beside, patients, roll.description).rows_per_person == 1).mean())
-
-
-def _is_bad(rating: str) -> bool:
-    return rating == "bad"
