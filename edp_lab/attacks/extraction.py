@@ -253,7 +253,10 @@ def extract(
         for victim in victims:
             told(f"{count} queries: {victim.name}")
             copy = learn(PredictionApi(victim.model, labels_only).query(images))
-            rows.append(_extraction_row(victim, count, shares.test, copy, guessing, own))
+            says, copied, guessed = (m.predict(shares.test.images) for m in (victim.model, copy, guessing))
+            of_own = None if own is None else float((own.predict(shares.test.images) == says).mean())
+            shown = (*_share(copied == says), *_share(copied == shares.test.labels), *_share(guessed == says), of_own)
+            rows.append(ExtractionRow(victim.name, victim.epsilon, victim.accuracy, count, *shown))
     return sorted(rows, key=lambda row: [victim.name for victim in victims].index(row.victim))
 
 
@@ -287,7 +290,10 @@ def check_queries(queries: Sequence[int], least: int) -> list[int]:
 
 
 def check_inputs(inputs: str, queries: Sequence[int], shares: Shares) -> None:
-    """Raises UsageError where `extract` has no such inputs, or not as many."""
+    """
+    Raises:
+        UsageError: `extract` has no such inputs, or not as many.
+    """
     if inputs not in INPUTS:
         raise UsageError(f"unknown inputs {inputs!r}: choose {' or '.join(INPUTS)}")
     if inputs == "public" and max(queries) > len(shares.pool.labels):
@@ -309,27 +315,6 @@ def _smooth_noise(shape: tuple[int, ...], rng: np.random.Generator) -> Pixels:
     noise = _blurred(rng.standard_normal(shape, dtype=np.float32))
     low, high = (end(noise, axis=(1, 2, 3), keepdims=True) for end in (np.min, np.max))
     return (noise - low) / (high - low)  # type: ignore[no-any-return]
-
-
-def _extraction_row(
-    victim: Victim,
-    queries: int,
-    test: Part,
-    copy: ImageClassifier,
-    guessing: ImageClassifier,
-    own: ImageClassifier | None,
-) -> ExtractionRow:
-    says, copied = victim.model.predict(test.images), copy.predict(test.images)
-    return ExtractionRow(
-        victim.name,
-        victim.epsilon,
-        victim.accuracy,
-        queries,
-        *_share(copied == says),
-        *_share(copied == test.labels),
-        *_share(guessing.predict(test.images) == says),
-        None if own is None else float((own.predict(test.images) == says).mean()),
-    )
 
 
 # ---- Inversion ---------------------------------------------------------------------------------------------
@@ -370,7 +355,10 @@ def invert(
         for count in counts:
             told(f"{victim.name}: {'white box' if count is None else f'{count} queries'}")
             found, guess = _found(draw(victim.model, count), wanted, averages, judge), guesses[count]
-            rows.append(_inversion_row(victim, count, found, guess))
+            alike = float(found.own.mean()), float(found.others.mean())
+            by_guessing = float(guess.matched.mean()), *_share(guess.judged)
+            shown = (*alike, *_share(found.matched), *_share(found.judged), *by_guessing)
+            rows.append(InversionRow(victim.name, victim.epsilon, victim.accuracy, count, len(wanted), *shown))
     return rows
 
 
@@ -433,22 +421,6 @@ def _found(images: Pixels, wanted: Labels, averages: NDArray[np.float64], judge:
     others = (found.sum(axis=1) - own) / (len(averages) - 1)
     closest = correlations(images, averages - averages.mean(axis=0)).argmax(axis=1)
     return _Found(own, others, closest == wanted, judge.predict(images) == wanted)
-
-
-def _inversion_row(victim: Victim, queries: int | None, found: _Found, guess: _Found) -> InversionRow:
-    return InversionRow(
-        victim.name,
-        victim.epsilon,
-        victim.accuracy,
-        queries,
-        len(found.own),
-        float(found.own.mean()),
-        float(found.others.mean()),
-        *_share(found.matched),
-        *_share(found.judged),
-        float(guess.matched.mean()),
-        *_share(guess.judged),
-    )
 
 
 def _start(wanted: Labels, shape: Sequence[int], rng: np.random.Generator) -> Pixels:

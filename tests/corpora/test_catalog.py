@@ -1,16 +1,25 @@
-"""The catalogue: where corpora are found, a user's own corpora, declared labels, errors with their cure."""
+"""The catalogue: where corpora are found, a user's own corpora, declared labels, errors with their cure. Fetching,
+against a local server: resumption, restart, wrong content, refusals; a file is whole or absent."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import os
+import random
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from edp_lab.corpora import catalog, data_folders, list_corpora, load_corpus, smart_home
+from edp_lab.corpora import Progress, catalog, data_folders, fetch, list_corpora, load_corpus, smart_home
 from edp_lab.corpora.catalog import Source, sources
 from edp_lab.errors import UsageError
 
@@ -195,6 +204,212 @@ def test_importing_corpora_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+# --- fetching ---
+
+
+CONTENT = {"c/big": random.Random(0).randbytes(300_000), "c/sub/small": b"hello\n", "c/empty": b""}
+
+
+class Site:
+    """What the local server serves and how it misbehaves; `requests` lists (path, Range header)."""
+
+    def __init__(self) -> None:
+        self.content = dict(CONTENT)
+        self.ranges = True
+        self.break_after: int | None = None  # bytes of a body, then the connection is closed
+        self.redirect: str | None = None
+        self.requests: list[tuple[str, str | None]] = []
+        self.url = ""
+
+
+class Handler(BaseHTTPRequestHandler):
+    def __init__(self, site: Site, *args: object) -> None:
+        self.site = site
+        super().__init__(*args)  # type: ignore[arg-type]
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        site, path, asked = self.site, self.path.lstrip("/"), self.headers["Range"]
+        site.requests.append((path, asked))
+        if site.redirect:
+            self.send_response(302)
+            self.send_header("Location", site.redirect)
+            return self.end_headers()
+        if path not in site.content:
+            return self.send_error(404)
+        body, start = site.content[path], 0
+        if asked and site.ranges:
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(body):
+                return self.send_error(416)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        end = len(body) if site.break_after is None else start + site.break_after
+        with contextlib.suppress(ConnectionError):  # the client may have heard enough
+            self.wfile.write(body[start:end])
+
+
+def serve(handler: object) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)  # type: ignore[arg-type]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def site(monkeypatch) -> Iterator[Site]:
+    """A server of the corpus "c", which the catalogue knows by its right content."""
+    site = Site()
+    files = tuple(Source(path, len(body), hashlib.sha256(body).hexdigest(), "") for path, body in CONTENT.items())
+    monkeypatch.setattr(catalog, "_sources", lambda: {"c": files})
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for url in serve(partial(Handler, site)):
+        site.url = url
+        yield site
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def test_fetch_brings_every_file_and_reports_progress(site, tmp_path):
+    seen: list[Progress] = []
+    assert fetch("c", tmp_path, site.url, seen.append) == tmp_path
+    assert files_below(tmp_path) == CONTENT
+    big = [p for p in seen if p.path == "c/big"]
+    assert [p.done for p in big] == sorted({p.done for p in big})
+    assert (big[-1].done, big[-1].size, big[-1].number, big[-1].of) == (300_000, 300_000, 1, 3)
+
+
+def test_files_that_are_there_and_right_are_not_fetched_again(site, tmp_path):
+    fetch("c", tmp_path, site.url)
+    (tmp_path / "c/sub/small").write_bytes(b"spoilt")
+    site.requests.clear()
+    fetch("c", tmp_path, site.url)
+    assert files_below(tmp_path) == CONTENT
+    assert [path for path, _ in site.requests] == ["c/sub/small"]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_broken_connection_is_resumed_or_restarted(site, tmp_path, ranges):
+    site.break_after, site.ranges = 100_000, ranges
+    with pytest.raises(UsageError, match="broke off after 100000 of 300000 bytes"):
+        fetch("c", tmp_path, site.url)
+    assert files_below(tmp_path) == {"c/big.part": CONTENT["c/big"][:100_000]}
+    site.break_after = None
+    fetch("c", tmp_path, site.url)
+    assert files_below(tmp_path) == CONTENT
+    assert site.requests[1] == ("c/big", "bytes=100000-")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        CONTENT["c/big"],  # complete, only the last rename was missed
+        CONTENT["c/big"] + b"more",  # too long: the server answers 416
+        b"x" * 300_000,  # as long, but wrong
+        b"x" * 1_000,  # resumed, found wrong, restarted
+        b"",
+    ],
+    ids=["complete", "too long", "wrong", "wrong start", "empty"],
+)
+def test_whatever_part_was_left_the_file_comes_out_right(site, tmp_path, part):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/big.part").write_bytes(part)
+    fetch("c", tmp_path, site.url)
+    assert files_below(tmp_path) == CONTENT
+
+
+@pytest.mark.parametrize("body", [b"other", b"x" * 300_000, b"x" * 10_000_000, CONTENT["c/big"][:-1]])
+def test_wrong_content_is_refused_and_nothing_is_left(site, tmp_path, body):
+    site.content["c/big"] = body
+    with pytest.raises(UsageError, match="does not have the pinned checksum of c/big: nothing of it was kept"):
+        fetch("c", tmp_path, site.url)
+    assert files_below(tmp_path) == {}
+
+
+def test_wrong_file_stays_until_the_right_one_is_complete(site, tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/big").write_bytes(b"old")
+    site.break_after = 1_000
+    with pytest.raises(UsageError):
+        fetch("c", tmp_path, site.url)
+    assert (tmp_path / "c/big").read_bytes() == b"old"
+
+
+def test_interrupted_fetch_leaves_only_a_part(site, tmp_path):
+    def interrupt(progress: Progress) -> None:
+        if progress.done > 100_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch("c", tmp_path, site.url, interrupt)
+    assert list(files_below(tmp_path)) == ["c/big.part"]
+    fetch("c", tmp_path, site.url)
+    assert files_below(tmp_path) == CONTENT
+
+
+def test_git_blob_digest_is_checked_where_only_that_is_known(site, tmp_path, monkeypatch):
+    # $ printf 'hello\n' | git hash-object --stdin
+    blob = "ce013625030ba8dba906f756967f9e9ca394464a"
+    monkeypatch.setattr(catalog, "_sources", lambda: {"c": (Source("c/sub/small", None, blob, ""),)})
+    fetch("c", tmp_path, site.url)
+    assert files_below(tmp_path) == {"c/sub/small": b"hello\n"}
+    site.content["c/sub/small"] = b"hullo\n"
+    with pytest.raises(UsageError, match="pinned checksum"):
+        fetch("c", tmp_path / "other", site.url)
+
+
+def test_refusals_are_one_clear_sentence(site, tmp_path, monkeypatch):
+    del site.content["c/big"]
+    with pytest.raises(UsageError, match=r"cannot fetch http.*/c/big: the server answered 404 Not Found"):
+        fetch("c", tmp_path, site.url)
+    with pytest.raises(UsageError, match=r"c/big: 127.0.0.1 cannot be reached .*refused.; once that is mended, the"):
+        fetch("c", tmp_path, "http://127.0.0.1:1")
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot fetch c/big: .*Not a directory"):
+        fetch("c", tmp_path / "file", site.url)
+    with pytest.raises(UsageError, match="unknown corpus 'd'"):
+        fetch("d", tmp_path, site.url)
+
+
+def test_silent_server_is_given_up(tmp_path, site, monkeypatch):
+    monkeypatch.setattr(catalog, "TIMEOUT", 0.2)
+    never = threading.Event()
+    monkeypatch.setattr(Handler, "do_GET", lambda self: never.wait(2))
+    with pytest.raises(UsageError, match="timed out"):
+        fetch("c", tmp_path, site.url)
+
+
+@pytest.mark.parametrize("url", ["http://example.org", "ftp://127.0.0.1", "file:///etc"])
+def test_only_https_is_used(site, tmp_path, url):
+    with pytest.raises(UsageError, match="over https only"):
+        fetch("c", tmp_path, url)
+    site.redirect = f"{url}/c/big"
+    with pytest.raises(UsageError, match=r"over https only|cannot fetch"):
+        fetch("c", tmp_path, site.url)
+    assert files_below(tmp_path) == {}
+
+
+def test_default_target_is_the_first_writable_data_folder(site, tmp_path, monkeypatch):
+    monkeypatch.setenv("EDP_LAB_DATA", str(tmp_path / "given"))
+    assert fetch("c", base_url=site.url) == tmp_path / "given" == data_folders()[0]
+    monkeypatch.setattr(os, "access", lambda path, mode: "given" not in str(path))
+    assert catalog._writable_folder() == data_folders()[1]
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UsageError, match="can be written"):
+        fetch("c", base_url=site.url)
+
+
 # --- the real corpora ---
 
 
@@ -220,3 +435,22 @@ def test_real_corpus_read_as_a_users_own_is_the_same(real_data, tmp_path, monkey
     monkeypatch.setenv("EDP_LAB_DATA", str(real_data))
     shutil.copytree(real_data / "atis", tmp_path / "atis")
     assert load_corpus(tmp_path / "atis").sha256 == load_corpus("atis").sha256
+
+
+@pytest.mark.parametrize("name", ["atis", "snips", "snips-original", "nlu-eval", "nlu-eval-folds", "mnist"])
+def test_real_corpora_can_be_fetched_from_a_mirror(real_data, tmp_path, monkeypatch, name):
+    """Every pinned size and checksum is that of the real file, and what was fetched loads."""
+
+    class Mirror(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for url in serve(partial(Mirror, directory=str(real_data))):
+        fetch(name, tmp_path, url)
+    assert {p for p in files_below(tmp_path)} == {source.path for source in catalog.sources(name)}
+    assert all((tmp_path / s.path).stat().st_size == s.size for s in catalog.sources(name))
+    if name != "mnist":
+        monkeypatch.setenv("EDP_LAB_DATA", str(tmp_path))
+        assert catalog.find(name) is not None
+        assert load_corpus(name).utterances
