@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import log_ndtr
-from scipy.stats import laplace, norm
+from scipy.special import log_ndtr, ndtr
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import GaussianDP, RenyiDP, Schedule, gdp_epsilon, zcdp_epsilon
@@ -172,14 +171,31 @@ def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np
     if aggregator.vote not in PRIVATE:
         raise UsageError(f"a {aggregator.vote} vote has no noise: its label is certain")
     votes = np.asarray(counts, dtype=np.float64) / aggregator.noise
-    noise, reach = (laplace, 40.0) if aggregator.vote is Vote.LAPLACE else (norm, 9.0)
+    laplace = aggregator.vote is Vote.LAPLACE
+    density, distribution, reach = (_laplace, _laplace_below, 40.0) if laplace else (_normal, ndtr, 9.0)
     # Pieces of 1 around every count, where Laplace densities have their kinks: the integrand is smooth within each.
     ends = np.unique(votes[:, None] + np.arange(-reach, reach + 1))
     half = np.diff(ends)[:, None] / 2
     x = ((ends[:-1, None] + half) + half * NODES).ravel() - votes[:, None]  # (K, X)
-    below = noise.cdf(x)
+    below = distribution(x)
     others = np.array([np.delete(below, j, axis=0).prod(axis=0) for j in range(len(votes))])
-    return (noise.pdf(x) * others) @ (half * WEIGHTS).ravel()
+    return (density(x) * others) @ (half * WEIGHTS).ravel()
+
+
+# As scipy.stats has them, in a third of the time.
+
+
+def _laplace(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.exp(-np.abs(x)) / 2
+
+
+def _laplace_below(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    tail = _laplace(x)
+    return np.where(x < 0, tail, 1 - tail)
+
+
+def _normal(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
 # ---- What they cost --------------------------------------------------------------------------------------------------
