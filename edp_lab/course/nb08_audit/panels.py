@@ -130,7 +130,7 @@ def draw_scale(result: StepAudit) -> Figure:
         (most, BLACK, "line-ns-open", result.ceiling),
     )
     last = max(2.0, math.ceil(math.log10(max(value for *_, value in (*ranges, *points))) + 0.4))
-    told = {"type": "scatter", "hovertemplate": "%{text}<extra></extra>"}
+    told: fig.Trace = {"type": "scatter", "hovertemplate": "%{text}<extra></extra>"}
     traces = []
     for name, color, dash, bound in ranges:
         ends = {"symbol": ["line-ns-open", "triangle-right"], "size": 15, "line": {"width": 3, "color": color}}
@@ -172,7 +172,7 @@ def draw_scale(result: StepAudit) -> Figure:
 
 def table(results: Mapping[str, StepAudit]) -> str:
     """Audits of steps side by side in plain text, one a line, under a heading."""
-    rows = [("", "claimed", "true", "proven", "any mechanism", "verdict")]
+    rows: list[tuple[str, ...]] = [("", "claimed", "true", "proven", "any mechanism", "verdict")]
     for label, r in results.items():
         numbers = map(d, (r.claimed, r.holds, r.bounds.gaussian, r.bounds.distribution_free))
         rows.append((label, *numbers, str(r.verdict)))
@@ -373,8 +373,8 @@ def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
     tallies: Sequence[Any] = audit.tallies if audit else ()
     names = [f"{tally.guesses:,} of {audit.canaries:,}" for tally in tallies] if audit else []
     asked = [needed(audit, tally.guesses) for tally in tallies] if audit else []
-    inside = {"textposition": "inside", "insidetextanchor": "start", "textfont": {"color": BLACK}}
-    right = {
+    inside: dict[str, Any] = {"textposition": "inside", "insidetextanchor": "start", "textfont": {"color": BLACK}}
+    right: fig.Trace = {
         "type": "bar",
         "name": "right",
         "marker": {"color": SKY},
