@@ -249,7 +249,7 @@ def draw_ceiling(result: Guesses) -> Figure:
     sizes, best = list(result.ceiling), list(result.ceiling.values())
     share = list(zip(*result.same_share, strict=True))
     hover = {"hovertemplate": "%{x:,} guesses: ε at least %{y:.3g}"}
-    traces = []
+    traces: list[fig.Trace] = []
     for name, color, dash, symbol, x, y in (
         ("best, Gaussian", BLUE, "solid", "diamond", sizes, [bounds.gaussian for bounds in best]),
         ("best, any", PURPLE, "dash", "square", sizes, [bounds.distribution_free for bounds in best]),

@@ -4,35 +4,44 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from edp_lab.corpora import Utterance, load_corpus, split
 from edp_lab.corpora.encoding import Labels
-from edp_lab.corpora.metrics import evaluate
-from edp_lab.course.kit.exercises import WrongAnswerError
-from edp_lab.course.kit.old_panel import FigurePanel
-from edp_lab.course.nb05_models import compute as models_tour
-from edp_lab.course.nb05_models import figures as models_tour_figures
-from edp_lab.course.nb05_models import panels as models_tour_panels
-from edp_lab.course.nb05_models import words as models_tour_words
-from edp_lab.course.nb05_models.compute import NAME_ERRORS, Architecture, available, browse, look_at, score_errors
-from edp_lab.course.nb05_models.crf_tour import EMISSIONS, TAGS, TRUE_TAGS, WORDS, CrfView, crf_view, toy_crf
-from edp_lab.course.publish.build import instructor, read_source, student
+from edp_lab.corpora.metrics import edit_distance, evaluate
+from edp_lab.course.kit.exercises import WrongAnswerError, exercises, mark
+from edp_lab.course.nb05_models import compute, panels
+from edp_lab.course.nb05_models.compute import (
+    EMISSIONS,
+    TAGS,
+    TRUE_TAGS,
+    WORDS,
+    Architecture,
+    CrfView,
+    available,
+    browse,
+    crf_view,
+    look_at,
+    score_errors,
+    toy_crf,
+)
+from edp_lab.course.publish.build import student
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model
+from edp_lab.models import Prediction, build_model
+from edp_lab.models.intent_slot import to_padded
+from tests.course.conftest import source
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "05_data_and_models.ipynb"
-PARAMETERS = {"mode", "corpus", "seed", "STRICT"}
 BEFORE, AFTER = "B-date", "I-name"
 
 
@@ -67,15 +76,15 @@ def test_a_look_counts_what_is_there(home: str) -> None:
 
 def test_patterns_strike_out_slots_and_find_the_same_sentence_with_another_value(home: str) -> None:
     anna = Utterance(("call", "anna", "smith", "at", "home"), ("O", "B-name", "I-name", "O", "B-place"), "call")
-    assert models_tour.pattern(anna) == ("call", "<name>", "at", "<place>")
-    assert models_tour.pattern(Utterance(("hello",), None, "greet")) == ("hello",)
+    assert compute.pattern(anna) == ("call", "<name>", "at", "<place>")
+    assert compute.pattern(Utterance(("hello",), None, "greet")) == ("hello",)
     assert look_at(home, 3).patterns == 1.0  # every song is new, "play <song> now" is not
 
 
 def test_majority_is_the_training_sets_and_misses_every_slot() -> None:
     train = [Utterance(("a",), ("B-x",), "often")] * 3 + [Utterance(("b",), ("O",), "rare")]
     test = [Utterance(("c", "d"), ("B-x", "B-x"), "rare"), Utterance(("e",), ("O",), "often")]
-    scores = models_tour.majority_scores(train, test)
+    scores = compute.majority_scores(train, test)
     assert scores.ser == pytest.approx((1 + 2) / (2 + 2))
     assert (scores.intent_accuracy, scores.slot_f1) == (0.5, 0.0)
 
@@ -86,22 +95,20 @@ def test_a_corpus_without_tags_can_be_looked_at(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, rows)))
     result = browse(str(path), 1, "slots", 0)
     assert (result.counts, result.own, result.look.majority.slot_f1) == ((), (), None)
-    figure = models_tour_figures.labels_figure(result)
-    models_tour_figures.update_ranks(models_tour_figures.ranks_figure(result), result)
-    assert figure.data[0].x == ()
-    assert "no tags" in models_tour_words.browsed_in_words(result)
+    assert panels.draw_labels(result)["data"][0]["x"] == panels.draw_ranks(result)["data"][0]["x"] == []
+    assert "no tags" in panels.words.browse(result)
 
 
 def test_missing_corpora_come_with_the_command_that_fetches_them(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
     monkeypatch.setattr("edp_lab.corpora.catalog.data_folders", list)
     there = available(home)
     assert there == {"smart-home": True, "atis": False, "snips": False, "nlu-eval": False, home: True}
-    assert "edp-lab data fetch atis" in models_tour_words.missing_corpora(there)
+    assert "edp-lab data fetch atis" in panels.missing_corpora(there)
 
 
 def test_published_corpora_are_in_the_table_where_they_are_there(real_data: Path) -> None:
     there = [name for name, found in available("smart-home").items() if found]
-    table = models_tour_words.corpora_table([look_at(name, 0) for name in there])
+    table = panels.corpora_table([look_at(name, 0) for name in there])
     assert "atis" in there
     assert look_at("atis", 0).leaked == 182
     assert re.search(r"5,871.*5,?0?|atis_flight, 73%", table)
@@ -131,7 +138,7 @@ def count(network: Architecture, *names: str) -> int:
 def test_every_parameter_of_the_clc_is_in_one_layer_of_its_picture() -> None:
     corpus = load_corpus("smart-home")
     model = build_model("clc", Labels.of(corpus), seed=0, private=True)
-    drawn = models_tour.architecture("clc", corpus)
+    drawn = compute.architecture("clc", corpus)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     assert drawn.parameters == sum(sizes.values())
     assert count(drawn, "CRF") == 55 * 55 + 2 * 55
@@ -139,17 +146,17 @@ def test_every_parameter_of_the_clc_is_in_one_layer_of_its_picture() -> None:
 
 
 def test_bert_has_the_paper_s_size_and_most_of_it_is_word_pieces() -> None:
-    drawn = models_tour.architecture("bert", load_corpus("smart-home"))
+    drawn = compute.architecture("bert", load_corpus("smart-home"))
     assert drawn.parameters == pytest.approx(14.28e6, rel=1e-3)
     assert count(drawn, "word pieces") == 30_522 * 312
     assert [layer.name for layer in drawn.encoder][-4:] == [f"layer {k}" for k in range(1, 5)]
     with pytest.raises(UsageError, match="unknown model 'gpt': choose clc or bert"):
-        models_tour.architecture("gpt", load_corpus("smart-home"))
+        compute.architecture("gpt", load_corpus("smart-home"))
 
 
 def test_a_drawing_names_every_layer_and_loads_nothing_from_elsewhere() -> None:
-    network = models_tour.architecture("clc", load_corpus("smart-home"))
-    drawing = models_tour_figures.network_drawing(network)
+    network = compute.architecture("clc", load_corpus("smart-home"))
+    drawing = panels.network_drawing(network)
     for layer in (*network.encoder, *network.heads):
         assert layer.name in drawing
         assert f"{layer.parameters:,}" in drawing
@@ -192,11 +199,11 @@ def test_neighbours_make_april_a_name_until_the_forbidden_transition_pays() -> N
     view = start_view()
     assert view.path == TRUE_TAGS
     assert view.alone == ("O", "B-date", "I-name", "O", "B-date")
-    assert "Neighbours change april." in models_tour_words.crf_in_words(view)
-    assert "forbids" not in models_tour_words.crf_in_words(view)
+    assert "Neighbours change april." in panels.crf_in_words(view)
+    assert "forbids" not in panels.crf_in_words(view)
     bent = crf_view(BEFORE, AFTER, 0.4, "april", "B-date", 0.0)
     assert bent.path == bent.alone
-    assert "BIO forbids B-date I-name." in models_tour_words.crf_in_words(bent)
+    assert "BIO forbids B-date I-name." in panels.crf_in_words(bent)
     pushed = crf_view(BEFORE, AFTER, -4.0, "april", "B-date", 2.0)
     assert pushed.path == ("O", "B-date", "B-name", "O", "B-date")
 
@@ -234,7 +241,7 @@ def test_only_careless_pooling_lets_a_neighbour_change_a_loss() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 2  # an untrained network hardly tells words apart
-    leak = models_tour.padding_leak(model, corpus.utterances[:200])
+    leak = compute.padding_leak(model, corpus.utterances[:200])
     assert leak.neighbours[0] == len(leak.utterance.tokens) == min(leak.neighbours)
     spread = {name: max(losses) - min(losses) for name, losses in leak.losses.items()}
     assert spread.pop("the library's") < 1e-5
@@ -242,7 +249,7 @@ def test_only_careless_pooling_lets_a_neighbour_change_a_loss() -> None:
     alone = {round(losses[0], 5) for name, losses in leak.losses.items() if "mean" not in name}
     assert len(alone) == 1  # without a neighbour there is no padding to read
     with pytest.raises(UsageError, match="all utterances are of one length"):
-        models_tour.padding_leak(model, corpus.utterances[:1])
+        compute.padding_leak(model, corpus.utterances[:1])
 
 
 # ---- SER -----------------------------------------------------------------------------------------------------------
@@ -271,7 +278,7 @@ def test_errors_are_counted_as_by_hand(errors: tuple[str, str, str, str], wrong:
 
 def test_scores_beside_ser_are_the_library_s() -> None:
     result = score_errors("right", "split in two", "right", "none", others=1)
-    truth = models_tour.REFERENCE
+    truth = compute.REFERENCE
     right = (truth.intent, truth.tokens, truth.tags)
     assert result.scores == evaluate([right, right], [(result.intent, truth.tokens, result.predicted), right])
     assert result.scores.slot_f1 == pytest.approx(2 * 5 / (6 + 7))
@@ -291,108 +298,10 @@ def test_scoring_refuses_in_one_sentence(change: dict[str, Any], says: str) -> N
 # ---- Panels --------------------------------------------------------------------------------------------------------
 
 
-def make_corpus() -> FigurePanel:
-    return models_tour_panels.corpus_panel("smart-home", 0)
-
-
-def make_crf() -> FigurePanel:
-    return models_tour_panels.crf_panel()
-
-
-def make_ser() -> FigurePanel:
-    return models_tour_panels.ser_panel()
-
-
-FIGURES = {
-    make_corpus: ("labels", "ranks"),
-    make_crf: ("emissions", "marginals", "transitions"),
-    make_ser: ("errors", "scores"),
-}
-each_panel = pytest.mark.parametrize("make", FIGURES, ids=lambda make: make.__name__.removeprefix("make_"))
-
-
-def other_values(panel: FigurePanel) -> dict[str, Any]:
-    """For each control a value that it does not have."""
-    found = {}
-    for name, control in panel.controls.items():
-        options = control.slider.options if control.slider else [value for _, value in control.source.options]
-        stops = [stop for stop in options if stop != control.value] or [control.value]
-        found[name] = stops[len(stops) // 3]
-    return found
-
-
-@each_panel
-def test_every_control_changes_what_is_shown_and_reset_undoes_it(make: Any) -> None:
-    panel = make()
-    words, command = panel.words.value, panel.command.value
-    for name, value in other_values(panel).items():
-        panel.set(**{name: value})
-        assert panel.errors == [], name
-        assert f"{name}={value!r}" in panel.command.value
-        moves = panel.controls[name].slider is not None or make is make_ser
-        assert panel.words.value != words or not moves, name
-        panel.reset()
-    assert (panel.words.value, panel.command.value) == (words, command)
-
-
-@each_panel
-def test_command_computes_what_is_shown(make: Any) -> None:
-    panel, space = make(), {}
-    panel.set(**other_values(panel))
-    load, python = panel.command.value.splitlines()
-    exec(f"{load}\nresult = {python}", space)
-    again = type(panel)._draw  # the same read-out for the same result
-    words = panel.words.value
-    again(panel, space["result"])
-    assert panel.words.value == words
-
-
-@each_panel
-def test_updated_figure_is_the_one_drawn_anew(make: Any) -> None:
-    panel = make()
-    panel.set(**other_values(panel))
-    for name, figure in zip(FIGURES[make], panel.figures, strict=True):
-        drawn = getattr(models_tour_figures, f"{name}_figure")(panel.result)
-        assert json.loads(figure.to_json())["layout"] == json.loads(drawn.to_json())["layout"]
-        for ours, anew in zip(figure.data, drawn.data, strict=True):
-            ours, anew = (json.loads(go.Figure(trace).to_json())["data"][0] for trace in (ours, anew))
-            assert {**ours, "uid": None} == {**anew, "uid": None}
-
-
-@each_panel
-def test_every_figure_has_titles_and_a_caption(make: Any) -> None:
-    for figure in make().figures:
-        assert all(axis.title.text for axis in [*figure.select_xaxes(), *figure.select_yaxes()])
-        caption = figure.layout.title.subtitle.text
-        assert caption
-        assert max(map(len, caption.split("<br>"))) <= 62
-
-
-@each_panel
-def test_any_choice_is_redrawn_without_a_fault(make: Any) -> None:
-    panel, rng = make(), np.random.default_rng(0)
-    sources = [control.slider or control.source for control in panel.controls.values()]
-    for source in rng.choice(np.array(sources, dtype=object), 60):
-        options = [option[1] if isinstance(option, tuple) else option for option in source.options]
-        source.value = options[rng.integers(len(options))]
-    assert panel.errors == []
-
-
-def test_bad_value_is_one_sentence_and_the_last_result_stays() -> None:
-    panel = make_corpus()
-    before = panel.result
-    panel.set(utterance=10**6)
-    assert "utterance 1000000 is not in smart-home" in panel.error_box.value
-    assert panel.result is before
-    panel.reset()
-    assert panel.error_box.value == ""
-    panel.check()
-
-
 def test_predictions_show_what_is_wrong_and_escape_what_was_said() -> None:
     truth = Utterance(("play", "<b>"), ("O", "B-song"), "play")
-    said = models_tour_words.Prediction("stop", 0.5, ("O", "O"), ())
-    text = models_tour_words.predicted([truth], [said])
+    said = Prediction("stop", 0.5, ("O", "O"), ())
+    text = panels.predicted([truth], [said])
     assert "O (B-song)" in text
     assert "(in truth play)" in text
     assert "&lt;b&gt;" in text
@@ -401,38 +310,17 @@ def test_predictions_show_what_is_wrong_and_escape_what_was_said() -> None:
 # ---- The notebook --------------------------------------------------------------------------------------------------
 
 
-def cells(kind: str, notebook: nbformat.NotebookNode | None = None) -> list[nbformat.NotebookNode]:
-    found = notebook or instructor(read_source(NOTEBOOK))
-    return [cell for cell in found.cells if cell.cell_type == kind]
-
-
-def run(values: dict[str, Any], last: int | None = None) -> dict[str, Any]:
-    space: dict[str, Any] = {}
-    for cell in cells("code")[:last]:
-        exec(cell.source, space)
-        if "parameters" in cell.metadata.get("tags", ()):
-            assert set(space) >= PARAMETERS
-            space.update(values)
-    return space
-
-
-def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(home: str) -> None:
-    space = run({"corpus": home, "seed": 2, "STRICT": True})
+def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(home: str, run_notebook: Any) -> None:
+    space = run_notebook("05", corpus=home, seed=2)
     panel = space["corpus_panel"]
     assert panel.values == {"corpus": home, "utterance": 0, "labels": "intents", "seed": 2}
     assert panel.result.look is look_at(home, 2)
     assert space["config"].corpus == home
-    assert set(NAME_ERRORS) >= {space["ser_panel"].values["name"]}
-    assert [verdict.status for verdict in space["check"].verdicts.values()] == ["solved"] * 3
-
-    space["crf_panel"]._show = lambda result: 1 / 0  # a fault that only a moved slider meets
-    space["crf_panel"].controls["transition"].slider.value = 1.0
-    with pytest.raises(ZeroDivisionError):
-        exec(cells("code")[-1].source, space)
+    assert [given.status for given in space["check"].verdicts.values()] == ["solved"] * 3
 
 
 def test_an_untouched_exercise_stops_a_strict_notebook_only() -> None:
-    untouched = cells("code", student(read_source(NOTEBOOK)))
+    untouched = [cell for cell in student(source("05")).cells if cell.cell_type == "code"]
     place = next(k for k, cell in enumerate(untouched) if 'check("majority"' in cell.source)
     for strict in (False, True):
         space: dict[str, Any] = {}
@@ -443,3 +331,124 @@ def test_an_untouched_exercise_stops_a_strict_notebook_only() -> None:
                 exec(untouched[place].source, space)
         else:
             exec(untouched[place].source, space)
+
+
+# ---- Exercises -----------------------------------------------------------------------------------------------------
+
+
+Meanings = Sequence[tuple[str, list[tuple[str, str]]]]
+
+
+def average(references: Meanings, predictions: Meanings) -> float:
+    rates = [
+        ((intent != said) + edit_distance(slots, found)) / (1 + len(slots))
+        for (intent, slots), (said, found) in zip(references, predictions, strict=True)
+    ]
+    return sum(rates) / len(rates)
+
+
+def counted(items: Callable[[Any, Any], int], intents: int = 1) -> Callable[[Meanings, Meanings], float]:
+    """SER with another denominator, or without the intents in the numerator."""
+
+    def ser(references: Meanings, predictions: Meanings) -> float:
+        pairs = list(zip(references, predictions, strict=True))
+        errors = sum(intents * (a != b) + edit_distance(slots, found) for (a, slots), (b, found) in pairs)
+        return errors / max(1, sum(items(slots, found) for (_, slots), (_, found) in pairs))
+
+    return ser
+
+
+def by_place(references: Meanings, predictions: Meanings) -> float:
+    errors = items = 0
+    for (intent, slots), (said, found) in zip(references, predictions, strict=True):
+        errors += (intent != said) + sum(a != b for a, b in zip(slots, found, strict=False))
+        items += 1 + len(slots)
+    return errors / items
+
+
+def at_most_one(references: Meanings, predictions: Meanings) -> float:
+    return min(1.0, counted(lambda slots, found: 1 + len(slots))(references, predictions))
+
+
+def as_bags(references: Meanings, predictions: Meanings) -> float:
+    errors = items = 0
+    for (intent, slots), (said, found) in zip(references, predictions, strict=True):
+        a, b = Counter(slots), Counter(found)
+        errors += (intent != said) + max((a - b).total(), (b - a).total())
+        items += 1 + len(slots)
+    return errors / items
+
+
+def multiplied(tokens: Tensor, lengths: Tensor) -> Tensor:
+    padded, mask = to_padded(tokens, lengths)
+    return (padded * mask[..., None]).amax(1)
+
+
+def masked(value: float) -> Callable[[Tensor, Tensor], Tensor]:
+    def pool(tokens: Tensor, lengths: Tensor) -> Tensor:
+        padded, mask = to_padded(tokens, lengths)
+        return padded.masked_fill(~mask[..., None], value).amax(1)
+
+    return pool
+
+
+def upside_down(tokens: Tensor, lengths: Tensor) -> Tensor:
+    padded, mask = to_padded(tokens, lengths)
+    return padded.masked_fill(mask[..., None], -torch.inf).amax(1)
+
+
+def mean(tokens: Tensor, lengths: Tensor) -> Tensor:
+    return to_padded(tokens, lengths)[0].sum(1) / lengths[:, None]
+
+
+def words_first(tokens: Tensor, lengths: Tensor) -> Tensor:
+    return torch.stack([part.amax(1) for part in tokens.split(lengths.tolist())])
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "majority": {
+        "one in ten intents right, one in ten wrong": "below 0.3",
+        "half of what there is are intents": "0.3 to 0.7",
+        "a number instead of a range": 0.93,
+    },
+    "ser": {
+        "averages the rates of utterances": average,
+        "forgets the intents in the denominator": counted(lambda slots, found: len(slots)),
+        "divides by the slots that were found": counted(lambda slots, found: 1 + len(found)),
+        "does not count wrong intents": counted(lambda slots, found: 1 + len(slots), intents=0),
+        "compares slots place by place": by_place,
+        "takes a rate to end at 1": at_most_one,
+        "ignores the order of slots": as_bags,
+    },
+    "pool": {
+        "a small number instead of the smallest": masked(-1.0),
+        "a large number": masked(10.0),
+        "multiplies by the mask": multiplied,
+        "fills the padding with what it has": masked(0.0),
+        "masks the words instead of the padding": upside_down,
+        "the mean instead of the maximum": mean,
+        "the maximum over features (crash)": words_first,
+    },
+}
+
+
+def test_a_maximum_that_still_reads_padding_is_open_and_says_so(stub: Callable[[str, str], Any]) -> None:
+    verdict = mark(exercises("05")["pool"], stub("05", "pool"), 0)
+    assert verdict.message == "still to do (the maximum still reads the zeros of the padding)"
+
+
+def test_a_mask_that_makes_padding_zero_is_wrong_and_told_why() -> None:
+    message = mark(exercises("05")["pool"], multiplied, 0).message
+    assert "multiplying by the mask makes padding 0" in message
+
+
+def test_limits_of_an_error_rate_are_found_whatever_the_seed() -> None:
+    for seed in range(60):
+        for wrong in (at_most_one, as_bags):
+            assert mark(exercises("05")["ser"], wrong, seed).status == "wrong", seed
+
+
+def test_a_wrong_error_rate_is_told_with_the_case() -> None:
+    message = mark(exercises("05")["ser"], average, 1).message
+    assert "SER of" in message
+    assert "it should be" in message
