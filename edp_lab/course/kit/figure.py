@@ -157,6 +157,11 @@ def two_rows(legend_at: float, **options: Any) -> dict[str, Any]:
     return {**plots(2, 1, **options), "legend2": legend}
 
 
+def two_plots(data: Sequence[Trace], title: str, caption: str, height: int = 560, **layout: Any) -> Figure:
+    """A `figure` of `two_rows`, with the usual room between them."""
+    return figure(data, title, caption, height, **merged(two_rows(0.38, vertical_spacing=0.3), layout))
+
+
 def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
     """A new dict with the values of all; where two are dicts under one name, they are merged.
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import decades, number, seed_of
-from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, area, figure, line, points, positive
+from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, area, figure, line, points, positive, two_plots
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import Words, account_command, python
@@ -110,10 +110,11 @@ def draw_poll(result: compute.Poll) -> Figure:
         line("", BLACK, "dot", line=TRUTH, **same, **below),
         {**RING, **here, **below},
     ]
-    return _two_plots(
+    return two_plots(
         lines,
         "All of them, and one",
         f"{_poll_caption(result)}<br>band: 90 % interval of the estimate",
+        HEIGHT,
         xaxis={"title": "people asked so far", "type": "log", "dtick": 1, "range": np.log10(asked[[0, -1]])},
         yaxis={"title": "share of yes (%)", "range": [-20, 120]},
         xaxis2={"title": "belief before the response (%)", "range": [0, 100]},
@@ -192,10 +193,11 @@ def draw_price(result: compute.Averaging) -> Figure:
         line("without the person", BLUE, x=output, y=result.density(output, 0), **below),
         line("with the person", ORANGE, "dash", x=output, y=result.density(output, result.sensitivity), **below),
     ]
-    return _two_plots(
+    return two_plots(
         lines,
         "The price, and one answer",
         _averaging_caption(result),
+        HEIGHT,
         xaxis={"title": "answers so far", "range": [0, queries + 1]},
         yaxis={"title": "total ε (pure)", "rangemode": "tozero"},
         xaxis2={"title": "noisy count (people)"},
@@ -278,10 +280,11 @@ def draw_loss(result: compute.GaussianCount) -> Figure:
     ]
     low, high = float(result.loss[0]), float(result.loss[-1])
     powers = [min(-2, max(-12, _decade(result.deltas.min()))), 0.1]
-    return _two_plots(
+    return two_plots(
         lines,
         "The privacy loss",
         _gaussian_caption(result),
+        HEIGHT,
         xaxis={"title": "privacy loss of an outcome (nats)", "range": [low, max(high, 1.1 * result.epsilon)]},
         yaxis={"title": "density (per nat)", "rangemode": "tozero"},
         xaxis2={"title": "ε (nats)"},
@@ -479,11 +482,6 @@ def verdicts(evidence: Iterable[Evidence]) -> str:
 
 
 # ---- Small parts ---------------------------------------------------------------------------------------------------
-
-
-def _two_plots(lines: list[fig.Trace], title: str, caption: str, **layout: Any) -> Figure:
-    """One over the other."""
-    return figure(lines, title, caption, HEIGHT, **fig.merged(fig.two_rows(0.38, vertical_spacing=0.3), layout))
 
 
 def _bar(name: str, color: str, shape: str, x: list[str], y: Any, **more: Any) -> fig.Trace:

@@ -1,0 +1,420 @@
+"""Notebook 02: what its panels draw and say is what clip, noise, optimizers and accountants give, and what students get
+wrong is found. What holds for all panels is in `test_contract`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+from typer.testing import CliRunner
+
+from edp_lab.cli import app
+from edp_lab.course.kit.exercises import exercises, mark
+from edp_lab.course.nb02_dp_sgd import compute, panels
+from edp_lab.course.nb02_dp_sgd.compute import (
+    CLIPS,
+    DELTA,
+    PEOPLE,
+    STEPS,
+    cloud,
+    denominators,
+    per_example,
+    training,
+    tuned,
+)
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Mechanism, gdp_epsilon
+from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.three_phase.clipping import as_printed, by_norm, by_value, clipped_mean, normalising
+from edp_lab.training import TrainConfig
+from edp_lab.training.dp_step import release
+from edp_lab.training.gradients import Layout, StackedGradients
+from edp_lab.training.noise import Share, standard_noise
+from tests.course.examples import ARGUMENTS
+
+relaxed = settings(deadline=None, max_examples=50)  # others share the machine
+PLAIN = TrainConfig("smart-home", method="sgd", size="small", lr=0.02)
+BASE: dict[str, Any] = {
+    "clip_norm": 1.0, "z": 2.0, "batch_size": 20, "optimizer": "sgd", "lr": 1.0, "sampling": "poisson", "seed": 0
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def trained(**change: Any) -> compute.Training:
+    return training(**{**BASE, **change})
+
+
+# ---- The gradients of a batch --------------------------------------------------------------------------------------
+
+
+def test_book_keeping_gives_the_norms_of_a_loop_and_of_every_cut_of_the_batch() -> None:
+    found = per_example(PLAIN, epochs=0)
+    assert found.disagreement < 1e-5
+    assert {size: len(norms) for size, norms in found.norms.items()} == {1: 64, 4: 16, 16: 4, 64: 1}
+    longest = [norms.max() for norms in found.norms.values()]
+    assert longest == sorted(longest, reverse=True)  # a mean is no longer than the longest of its parts
+    assert found.seconds[compute.LOOP] > found.seconds[compute.BOOKS]
+    text = panels.ways(found)
+    assert "one pass per example" in text
+    assert "1.0 times as fast" in text
+    figure = panels.norms_figure(found, 1.0)
+    assert [len(trace.x) for trace in figure.data] == [64, 16, 4, 1]
+    assert "no guarantee" in figure.layout.title.subtitle.text
+
+
+# ---- Clipping as geometry ------------------------------------------------------------------------------------------
+
+
+def test_a_cloud_clipped_by_norm_is_what_the_private_step_releases() -> None:
+    result = cloud(0.7, 1.3, 40, 0.2, "by norm", seed=3)
+    layout = Layout(("w",), (torch.Size([2]),), (slice(0, 2),))
+    noise = standard_noise(key_from_seed(3), 0, 2, Share(), torch.float64)
+    rows, mechanism = StackedGradients(torch.from_numpy(result.gradients), layout), Mechanism.sound(0.7, 1.3, 1, 1)
+    released = release(mechanism, 0, rows, layout, None, noise, divisor=40)
+    assert result.released == pytest.approx(released.gradient.numpy(), rel=1e-4)
+    assert result.noise_std == pytest.approx(mechanism.noise_std(0) / 40)
+    assert result.shortened == int((released.clip_factors < 1 - 1e-4).sum())
+
+
+@relaxed
+@given(st.sampled_from(["by norm", "by value", "normalising"]), st.floats(0.05, 20), st.integers(0, 39))
+def test_one_example_moves_the_sum_by_no_more_than_the_sensitivity(rule: str, clip_norm: float, out: int) -> None:
+    result = cloud(clip_norm, 1.0, 40, 0.3, rule, seed=1)
+    assert np.linalg.norm(result.clipped[out]) <= result.sensitivity * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("rule", ["by norm", "by value", "normalising"])
+def test_curves_are_the_clouds_of_other_thresholds(rule: str) -> None:
+    result = cloud(1.0, 2.0, 60, 0.1, rule, seed=0)
+    for place in (0, 20, 39):
+        other = cloud(float(CLIPS[place]), 2.0, 60, 0.1, rule, seed=0)
+        assert result.biases[place] == pytest.approx(other.bias)
+        assert result.noises[place] == pytest.approx(math.sqrt(2) * other.noise_std)
+    assert result.best_clip in CLIPS
+
+
+def test_noise_on_the_mean_is_as_long_as_the_curve_says() -> None:
+    results = [cloud(1.0, 3.0, 10, 0.0, "by norm", seed) for seed in range(600)]
+    lengths = [np.sum((result.released - result.clipped_mean) ** 2) for result in results]
+    place = int(np.argmin(abs(CLIPS - 1)))
+    assert math.sqrt(np.mean(lengths)) == pytest.approx(results[0].noises[place] / CLIPS[place], rel=0.1)
+
+
+def test_epsilon_of_a_release_depends_on_z_alone() -> None:
+    for rule in ("by norm", "by value", "normalising"):
+        for clip_norm, examples in ((1.0, 100), (5.0, 10)):
+            held = cloud(clip_norm, 2.0, examples, 0.1, rule, 0).guarantee
+            assert held is not None
+            assert held.epsilon == pytest.approx(gdp_epsilon(1 / 2.0, DELTA))
+    assert cloud(1.0, 2.0, 100, 0.1, "as printed", 0).guarantee is None
+    assert math.isinf(cloud(1.0, 2.0, 100, 0.1, "as printed", 0).sensitivity)
+
+
+def test_more_examples_keep_the_first_ones_and_outliers_come_one_by_one() -> None:
+    few, many = (cloud(1.0, 1.0, size, 0.1, "by norm", 2).gradients for size in (20, 200))
+    assert (many[:20] == few).all()
+    more = cloud(1.0, 1.0, 200, 0.4, "by norm", 2).gradients
+    changed = (more != many).any(1)
+    assert 0.2 < changed.mean() < 0.4
+
+
+# ---- A whole training ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", compute.OPTIMIZERS)
+def test_without_noise_and_with_a_loose_clip_all_walkers_go_the_same_way(optimizer: str) -> None:
+    silent = trained(optimizer=optimizer, z=0.0)
+    assert (silent.paths["private"] == silent.paths["clipped"]).all()
+    assert (silent.guarantee.epsilon, set(silent.spent["poisson"])) == (None, {None})
+    loose = trained(optimizer=optimizer, clip_norm=1000.0)
+    assert loose.paths["clipped"] == pytest.approx(loose.paths["plain"], abs=1e-3)
+
+
+def test_first_step_of_sgd_is_the_learning_rate_times_what_is_released() -> None:
+    result = trained(lr=0.5, seed=4)
+    draw = standard_noise(key_from_seed(4), 0, 2, Share(), torch.float64).numpy()
+    assert result.noise_std == pytest.approx(2.0 * 1.0 / 20)
+    assert result.paths["private"][1] - result.paths["clipped"][1] == pytest.approx(-0.5 * result.noise_std * draw)
+    assert (result.paths["private"][0] == compute.START).all()
+
+
+def test_dp_adambc_is_told_the_noise_that_was_added() -> None:
+    adam, corrected = (trained(optimizer=name, z=4.0, lr=0.05) for name in ("adam", "dp-adambc"))
+    long = [np.abs(np.diff(run.paths["private"], axis=0)).mean() for run in (adam, corrected)]
+    assert long[1] > 1.2 * long[0]  # divided by less than Adam divides by
+    same = [trained(optimizer=name, z=0.0, lr=0.05, gamma=1e-12).paths["private"] for name in ("adam", "dp-adambc")]
+    assert same[0] == pytest.approx(same[1], abs=1e-6)
+
+
+def test_loss_is_the_cross_entropy_of_all_people() -> None:
+    weights = np.array([[0.3, -1.0], [1.0, 2.0]])
+    people, labels = compute._people()
+    for row, loss in zip(weights, compute.loss(weights), strict=True):
+        assert loss == pytest.approx(F.binary_cross_entropy_with_logits(people @ torch.from_numpy(row), labels).item())
+    assert compute.loss(compute.TRUTH) < 0.5 < compute.loss(compute.START)
+
+
+@pytest.mark.parametrize(("z", "batch_size"), [(2.0, 20), (1.0, 80)])
+def test_poisson_epsilon_is_the_peers_for_as_many_steps(z: float, batch_size: int) -> None:
+    import dp_accounting as dp
+    from dp_accounting.rdp import RdpAccountant
+
+    result = trained(z=z, batch_size=batch_size)
+    assert result.guarantee.epsilon == pytest.approx(result.spent["poisson"][-1], rel=1e-9)
+    event = dp.PoissonSampledDpEvent(batch_size / PEOPLE, dp.GaussianDpEvent(z))
+    for steps in (1, STEPS):
+        peer = RdpAccountant().compose(event, steps).get_epsilon(DELTA)
+        assert result.spent["poisson"][steps - 1] == pytest.approx(peer, rel=0.02)
+
+
+def test_shuffled_batches_cost_one_release_for_each_pass() -> None:
+    result = trained(sampling="shuffle", batch_size=40, z=2.0)
+    assert result.recipe.steps_per_epoch == 10
+    assert result.recipe.epochs == 3
+    for step, passes in ((1, 1), (10, 1), (11, 2), (STEPS, 3)):
+        assert result.spent["shuffle"][step - 1] == pytest.approx(gdp_epsilon(math.sqrt(passes) / 2.0, DELTA))
+    assert result.guarantee.epsilon == result.spent["shuffle"][-1]
+    assert result.spent["poisson"][-1] < result.spent["shuffle"][-1]
+    assert trained(sampling="poisson", batch_size=40, z=2.0).spent["shuffle"] == result.spent["shuffle"]
+
+
+def test_tuned_finds_the_best_of_the_rates_for_each_optimizer() -> None:
+    rows = tuned(1.0, 2.0, 20, rates=(1e-3, 1.0), seeds=range(2))
+    assert [row.optimizer for row in rows] == list(compute.OPTIMIZERS)
+    by_hand = {
+        lr: np.mean([trained(lr=lr, seed=seed).losses["private"][-1] for seed in range(2)]) for lr in (1e-3, 1.0)
+    }
+    assert (rows[0].lr, rows[0].private) == (1.0, pytest.approx(by_hand[1.0]))
+    assert by_hand[1.0] < by_hand[1e-3]
+    assert "DP-AdamBC" in panels.optimizers(rows)
+
+
+# ---- What Adam divides by ------------------------------------------------------------------------------------------
+
+
+def test_after_one_step_adam_divides_by_gradient_and_noise_together() -> None:
+    silent, noisy = denominators(0.0, 1, 1e-8, 0), denominators(0.2, 1, 1e-8, 0)
+    draw = torch.from_numpy(np.random.default_rng([0, 2]).standard_normal((1, compute.COORDINATES)))[0].numpy()
+    assert silent.adam == pytest.approx(silent.gradient)
+    assert noisy.adam == pytest.approx(np.abs(noisy.gradient + 0.2 * draw))
+    left = (noisy.gradient + 0.2 * draw) ** 2 - 0.2**2
+    assert noisy.corrected == pytest.approx(np.sqrt(np.maximum(left, 1e-8)))
+
+
+@relaxed
+@given(st.floats(0.03, 1), st.integers(20, 60))
+def test_noise_slows_adam_down_where_gradients_are_smaller_than_it(noise_std: float, steps: int) -> None:
+    result = denominators(noise_std, steps, 1e-6, seed=1)
+    small = result.gradient < 0.1 * noise_std
+    assert np.median(result.adam[small]) == pytest.approx(noise_std, rel=0.2)
+    assert (result.adam_move[small] < 0.2).mean() > 0.95
+    assert np.median(result.corrected_move[small]) > np.median(result.adam_move[small])
+
+
+# ---- Bad input -----------------------------------------------------------------------------------------------------
+
+CLOUD = {"clip_norm": 1.0, "z": 1.0, "examples": 10, "outliers": 0.1, "rule": "by norm", "seed": 0}
+ADAM = {"noise_std": 0.1, "steps": 5, "gamma": 1e-4, "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("function", "good", "change", "says"),
+    [
+        (cloud, CLOUD, {"clip_norm": 0.0}, r"clip norm C is 0\.0"),
+        (cloud, CLOUD, {"z": -1.0}, r"noise multiplier z0 is -1\.0: it must be 0 or more"),
+        (cloud, CLOUD, {"examples": 0}, "the number of examples is 0: it must be a whole number from 1 to 2,000"),
+        (cloud, CLOUD, {"outliers": 1.5}, r"the share of outliers is 1\.5: it must lie between 0 and 1"),
+        (cloud, CLOUD, {"rule": "by hand"}, "unknown rule 'by hand': choose by norm, by value"),
+        (cloud, CLOUD, {"seed": -1}, "seed is -1: it must be 0 or more"),
+        (training, BASE, {"batch_size": 401}, "the batch size is 401: it must be a whole number from 1 to 400"),
+        (training, BASE, {"optimizer": "lion"}, "unknown optimizer 'lion': choose sgd, momentum, adam, dp-adambc"),
+        (training, BASE, {"sampling": "dealt"}, "unknown sampling 'dealt': choose poisson or shuffle"),
+        (training, BASE, {"lr": 0.0}, r"the learning rate is 0\.0: it must be a finite number greater than 0"),
+        (training, BASE, {"gamma": math.nan}, "the floor gamma' is nan"),
+        (training, BASE, {"seed": -3}, "seed is -3"),
+        (denominators, ADAM, {"steps": 0}, "the number of steps is 0"),
+        (denominators, ADAM, {"gamma": 0.0}, r"the floor gamma' is 0\.0"),
+        (denominators, ADAM, {"noise_std": -0.1}, r"-0\.1: give a finite number from 0 up"),
+    ],
+)
+def test_bad_values_are_one_sentence(function: Any, good: dict[str, Any], change: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says) as error:
+        function(**{**good, **change})
+    assert "\n" not in str(error.value)
+
+
+# ---- Panels and notebook -------------------------------------------------------------------------------------------
+
+
+def panel_of(name: str, **values: Any) -> Any:
+    panel = getattr(panels, name)(*ARGUMENTS[f"02 {name}"]())
+    panel.set(**values)
+    assert panel.errors == []
+    return panel
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("cloud", {}, "has deviation <b>0.02</b> on each coordinate"),
+        ("cloud", {}, "<b>ε = 2</b> at δ = 1e-05 (Gaussian DP, exact; zero-out: one gradient becomes 0)"),
+        ("training", {}, "q = B / 400 = 0.05"),
+        ("training", {}, "<b>ε = 0.707</b> at δ = 1e-05 (Rényi DP; add or remove one person)"),
+        ("training", {}, "Shuffled batches would have ε = 2.95"),
+        ("training", {"sampling": "shuffle"}, "<b>ε = 2.95</b> at δ = 1e-05 (Gaussian DP, exact; zero-out)"),
+        ("training", {"sampling": "shuffle"}, "as if they were Poisson samples they would seem to cost ε = 0.707: not"),
+    ],
+)
+def test_words_say_what_every_epsilon_is(name: str, values: dict[str, Any], says: str) -> None:
+    panel = panel_of(name, **values)
+    assert says in panel.words.value
+    assert "its seed is published" in panel.words.value
+    for live in panel.figures:
+        assert re.search(r"ε = .* at δ = 1e-05 \((Gaussian|Rényi)[ -]DP", live.layout.title.subtitle.text)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("cloud", {"z": 0.0}), ("cloud", {"rule": "as printed"}), ("training", {"z": 0.0}), ("denominators", {})],
+)
+def test_nothing_is_promised_where_nothing_holds(name: str, values: dict[str, Any]) -> None:
+    panel = panel_of(name, **values)
+    assert "no guarantee" in panel.words.value
+    assert "ε = " not in panel.words.value
+    assert "account" not in panel.command.value
+
+
+@pytest.mark.parametrize("name", ["cloud", "training"])
+@pytest.mark.parametrize("change", [{}, {"sampling": "shuffle"}, {"z": 5.0}])
+def test_command_line_gives_the_epsilon_that_is_shown(name: str, change: dict[str, Any]) -> None:
+    if name == "cloud" and "sampling" in change:
+        change = {"rule": "by value"}
+    panel = panel_of(name, **change)
+    words = shlex.split(panel.command.value.splitlines()[1])
+    report = json.loads(CliRunner().invoke(app, [*words[1:], "--json"]).stdout)
+    assert report["holds"]["epsilon"] == pytest.approx(panel.result.guarantee.epsilon, rel=1e-6)
+    assert report["holds"]["adjacency"] == panel.result.guarantee.adjacency
+
+
+def test_floor_matters_to_dp_adambc_alone() -> None:
+    for optimizer, moves in (("sgd", False), ("dp-adambc", True)):
+        some, other = (panel_of("training", optimizer=optimizer, lr=0.2, gamma=gamma).result for gamma in (1e-3, 0.1))
+        assert (some.paths["private"] != other.paths["private"]).any() == moves
+
+
+def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
+    capsys: pytest.CaptureFixture[str], run_notebook: Any
+) -> None:
+    space = run_notebook("02", corpus="smart-home", C=0.5, z0=3.0, batch_size=40, optimizer="adam", seed=2)
+    assert space["cloud_panel"].values["clip_norm"] == 0.5
+    given = {"clip_norm": 0.5, "z": 3.0, "batch_size": 40, "optimizer": "adam", "lr": 0.2, "seed": 2}
+    assert space["training_panel"].values.items() >= given.items()
+    assert repr(space["training_panel"].result) == repr(trained(**given))
+    assert space["batch"].config.seed == 2
+    assert "3 of 3 exercises solved" in capsys.readouterr().out
+
+
+# ---- Exercises -----------------------------------------------------------------------------------------------------
+
+
+def one_factor_for_all(gradients: Tensor, C: float) -> Tensor:
+    return gradients * min(1.0, C / gradients.norm().item())
+
+
+def noise_first(gradients: Tensor, C: float, z: float, noise: Tensor) -> Tensor:
+    return by_norm(gradients + C * z / len(gradients) * noise, C).mean(0)
+
+
+def clips_the_mean(gradients: Tensor, C: float, z: float, noise: Tensor) -> Tensor:
+    return clipped_mean(gradients, C) + C * z / len(gradients) * noise
+
+
+def clips_again(gradients: Tensor, C: float, z: float, noise: Tensor) -> Tensor:
+    released = by_norm(gradients, C).mean(0) + C * z / len(gradients) * noise
+    return by_norm(released[None], C)[0]
+
+
+def noise_not_divided(gradients: Tensor, C: float, z: float, noise: Tensor) -> Tensor:
+    return by_norm(gradients, C).mean(0) + C * z * noise
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "clip": {
+        "clips every coordinate": by_value,
+        "clips the mean": clipped_mean,
+        "lengthens short gradients, as Algorithm 8 of the thesis": as_printed,
+        "makes all gradients equally long": normalising,
+        "one factor for the whole batch": one_factor_for_all,
+        "divides a row of zeros by its length": lambda gradients, C: (
+            C * gradients / gradients.norm(dim=1, keepdim=True)
+        ),
+        "takes numpy for torch (crash)": lambda gradients, C: gradients * (C / gradients.length()),
+    },
+    "noise": {
+        "forgets the division": lambda C, z, batch_size: C * z,
+        "divides twice": lambda C, z, batch_size: C * z / batch_size**2,
+        "noise for every example": lambda C, z, batch_size: C * z / batch_size**0.5,
+        "forgets C": lambda C, z, batch_size: z / batch_size,
+        "doubles the sensitivity": lambda C, z, batch_size: 2 * C * z / batch_size,
+        "takes the variance": lambda C, z, batch_size: (C * z / batch_size) ** 2,
+    },
+    "bug": {
+        "leaves the noise before the clip": noise_first,
+        "clips the mean": clips_the_mean,
+        "clips once more": clips_again,
+        "forgets to divide the noise": noise_not_divided,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "says"),
+    [
+        ("clip", "clips every coordinate", "has turned|longer than C"),
+        ("clip", "clips the mean", r"yours has shape \(\d+,\)"),
+        ("clip", "lengthens short gradients, as Algorithm 8 of the thesis", "longer than C"),
+        ("clip", "makes all gradients equally long", "was short enough"),
+        ("clip", "one factor for the whole batch", "was short enough"),
+        ("clip", "divides a row of zeros by its length", "length 0, has become nan"),
+        ("noise", "divides twice", "divides by B twice"),
+        ("noise", "noise for every example", "as if every example had noise of its own"),
+        ("bug", "leaves the noise before the clip", "Noise still goes in before the clip"),
+        ("bug", "clips the mean", "clips the mean"),
+        ("bug", "clips once more", "clips once more"),
+    ],
+)
+def test_a_slip_is_told_in_words(name: str, what: str, says: str) -> None:
+    for seed in range(5):
+        message = mark(exercises("02")[name], WRONG[name][what], seed).message
+        assert re.search(says, message), message
+
+
+def test_a_clip_in_numpy_is_as_good_as_one_in_torch() -> None:
+    def clip(gradients: Tensor, C: float) -> Any:
+        rows = gradients.numpy()
+        lengths = (rows**2).sum(1, keepdims=True) ** 0.5
+        return rows / (lengths / C).clip(1)
+
+    assert mark(exercises("02")["clip"], clip, 0).status == "solved"
+
+
+def test_a_clip_that_changes_its_argument_is_judged_by_what_it_returns() -> None:
+    def clip(gradients: Tensor, C: float) -> Tensor:
+        gradients *= (C / gradients.norm(dim=1, keepdim=True)).clamp(max=1)
+        return torch.nan_to_num(gradients)
+
+    assert mark(exercises("02")["clip"], clip, 0).status == "solved"
