@@ -39,7 +39,8 @@ from edp_lab.models.crf import forward_backward, path_score
 from edp_lab.privacy import Mechanism, accountant_for, judge
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
-from edp_lab.training.trainer import Event, Trainer, evaluate_model
+from edp_lab.training.inference import evaluate_model
+from edp_lab.training.trainer import Event, Trainer
 
 METHODS: dict[str, dict[str, Any]] = {
     "sgd": {"method": "sgd"},

@@ -188,7 +188,7 @@ def _billed(folder: Path, record: dict[str, Any]) -> dict[str, float | None] | N
     if record["status"] != "running" or record.get("ledger") is None:
         return None
     from edp_lab.training.inference import run_ledger
-    from edp_lab.training.trainer import bill
+    from edp_lab.training.run_folder import bill
 
     ledger = run_ledger(folder)
     return bill(record, ledger.mechanism, ledger, max(1, len(record["epochs"])))

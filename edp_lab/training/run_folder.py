@@ -31,6 +31,8 @@ from edp_lab.errors import UsageError
 from edp_lab.models.files import parse_tensors, read_bytes, write_whole
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.wordpiece import PieceFeatures
+from edp_lab.privacy import Mechanism, judge
+from edp_lab.training.ledger import PrivacyLedger
 
 RECORD = "record.json"
 MODEL = "model"
@@ -84,6 +86,25 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
         raise UsageError(
             f"{folder / RECORD} cannot be written ({error.strerror}): make room there, or choose another --out"
         ) from error
+
+
+def bill(
+    record: dict[str, Any], mechanism: Mechanism | None, ledger: PrivacyLedger | None, epochs: int
+) -> dict[str, float | None]:
+    """Judge what the ledger holds, or without one `epochs` epochs, and put the verdict into the record.
+
+    Returns epsilons, and the noise of the last of `epochs` epochs.
+    """
+    config, releases = record["config"], epochs if ledger is None else ledger.bill()
+    verdict = asdict(judge(mechanism, releases, config["delta"], seed_published=not config["private_seed"]))
+    names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
+    epsilons = {name: verdict.pop(name) for name in names}
+    record |= {"ledger": None if ledger is None else ledger.chain, "guarantee": verdict}
+    settings: dict[str, float | None] = {"z_t": None, "noise_multiplier": None}
+    if mechanism is not None:
+        settings["z_t"] = mechanism.noise_multiplier_setting(epochs - 1)
+        settings["noise_multiplier"] = mechanism.noise_multiplier(epochs - 1)
+    return {**settings, **epsilons}
 
 
 def write_secret(folder: Path, key: int) -> None:

@@ -13,7 +13,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, fields
 from datetime import timedelta
 from functools import partial
@@ -36,6 +36,7 @@ from edp_lab.training.run_folder import (
     RECORD,
     SECRET,
     STATE,
+    bill,
     digest,
     new_run_folder,
     read_record,
@@ -44,7 +45,7 @@ from edp_lab.training.run_folder import (
     write_record,
     write_secret,
 )
-from edp_lab.training.trainer import EpochDone, Event, Listener, StepDone, Trainer, bill
+from edp_lab.training.trainer import EpochDone, Event, Listener, StepDone, Trainer
 
 LOCK = ".lock"
 
@@ -112,7 +113,7 @@ def train_here(
         UsageError: as `train`; not as many processes as `config` says.
     """
     accelerator = start_accelerator(config.processes)
-    with _files(folder, resuming, config.processes) if accelerator.is_main_process else _nothing():
+    with _files(folder, resuming, config.processes) if accelerator.is_main_process else nullcontext():
         corpus = load_corpus(config.corpus)
         earlier = read_record(folder) if resuming else None
         if earlier is not None and corpus.sha256 != earlier["corpus"]["sha256"]:
@@ -337,11 +338,6 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.release()
         with suppress(OSError):
             folder.rmdir()
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def _tidy(folder: Path, *more: str) -> None:

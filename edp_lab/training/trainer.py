@@ -17,18 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from torch import Tensor
 
-from edp_lab.corpora import Corpus, Split, Utterance, load_corpus
+from edp_lab.corpora import Corpus, Split, load_corpus
 from edp_lab.corpora.encoding import Labels
-from edp_lab.corpora.metrics import Scores, Tally
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
 from edp_lab.models.factory import model_checksum
 from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.privacy import Alpha, Mechanism, judge
+from edp_lab.privacy import Alpha
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.training.batches import Devices
 from edp_lab.training.config import TrainConfig
@@ -38,6 +36,7 @@ from edp_lab.training.gradients import (
     model_gradients,
     trainable,
 )
+from edp_lab.training.inference import evaluate_model
 from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.noise import part
 from edp_lab.training.optimizers import DPAdamBC, make_optimizer
@@ -45,6 +44,7 @@ from edp_lab.training.run_folder import (
     MODEL,
     NOT_PRIVATE,
     Progress,
+    bill,
     inputs_digest,
     load_state,
     save_state,
@@ -54,7 +54,6 @@ from edp_lab.training.run_folder import (
 )
 
 MOST_SHARED = 0.1  # of "public" utterances that may also be in the training set: short commands coincide
-AT_ONCE = 10_000  # utterances that are scored together
 SAVE_EVERY = 60.0  # seconds between two states within an epoch
 TAIL = 3  # numbers that ranks sum up beside the gradient
 
@@ -356,48 +355,5 @@ class Trainer:
         return f"{devices} device{'s' if devices > 1 else ''}: {processes}, {devices - world} simulated"
 
 
-def bill(
-    record: dict[str, Any], mechanism: Mechanism | None, ledger: PrivacyLedger | None, epochs: int
-) -> dict[str, float | None]:
-    """Judge what the ledger holds, or without one `epochs` epochs, and put the verdict into the record.
-
-    Returns epsilons, and the noise of the last of `epochs` epochs.
-    """
-    config, releases = record["config"], epochs if ledger is None else ledger.bill()
-    verdict = asdict(judge(mechanism, releases, config["delta"], seed_published=not config["private_seed"]))
-    names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
-    epsilons = {name: verdict.pop(name) for name in names}
-    record |= {"ledger": None if ledger is None else ledger.chain, "guarantee": verdict}
-    settings: dict[str, float | None] = {"z_t": None, "noise_multiplier": None}
-    if mechanism is not None:
-        settings["z_t"] = mechanism.noise_multiplier_setting(epochs - 1)
-        settings["noise_multiplier"] = mechanism.noise_multiplier(epochs - 1)
-    return {**settings, **epsilons}
-
-
 def _count(parts: Iterable[np.ndarray]) -> int:
     return sum(len(one) for one in parts)
-
-
-def evaluate_model(
-    model: IntentSlotModel, utterances: Sequence[Utterance], accelerator: Accelerator | None = None
-) -> Scores:
-    """SER, intent accuracy, slot F1 and exact match on annotated utterances; processes share the work.
-
-    `AT_ONCE` utterances at a time, so that memory does not grow with their number.
-    """
-    model.eval()
-    world, rank = (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
-    own = part(len(utterances), rank, world)
-    tally = Tally()
-    for start in range(own.start, own.stop, AT_ONCE):
-        tally += _tally(model, utterances[start : min(start + AT_ONCE, own.stop)])
-    return (sum(gather_object([tally]), Tally()) if world > 1 else tally).scores()
-
-
-def _tally(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Tally:
-    predictions = model.predict(model.dataset(utterances), probabilities=False)
-    pairs = list(zip(utterances, predictions, strict=True))
-    return Tally.of(
-        [(u.intent, u.tokens, u.tags) for u, _ in pairs], [(p.intent, u.tokens, p.tags or None) for u, p in pairs]
-    )

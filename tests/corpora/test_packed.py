@@ -21,7 +21,8 @@ from edp_lab.corpora.smart_home import generate, pack
 from edp_lab.corpora.splits import group_ids
 from edp_lab.errors import UsageError
 from edp_lab.training import TrainConfig
-from edp_lab.training.trainer import Trainer, evaluate_model
+from edp_lab.training.inference import evaluate_model
+from edp_lab.training.trainer import Trainer
 
 N = 600
 
@@ -93,7 +94,7 @@ def test_training_and_scores_are_those_of_the_same_corpus_in_memory(both, monkey
         found.append(
             (torch.cat([p.detach().flatten() for _, p in run.parameters]), evaluate_model(run.model, run.test))
         )
-        monkeypatch.setattr("edp_lab.training.trainer.AT_ONCE", 70)
+        monkeypatch.setattr("edp_lab.training.inference.AT_ONCE", 70)
         assert evaluate_model(run.model, run.test) == found[-1][1]
         monkeypatch.undo()
     assert torch.equal(found[0][0], found[1][0])

@@ -32,8 +32,9 @@ from edp_lab.privacy import Guarantee, judge
 from edp_lab.reproduce import results_io as results
 from edp_lab.reproduce.machine import machine
 from edp_lab.training import TrainConfig
+from edp_lab.training.inference import evaluate_model
 from edp_lab.training.run_folder import versions
-from edp_lab.training.trainer import Event, Trainer, evaluate_model
+from edp_lab.training.trainer import Event, Trainer
 
 RESULTS = results.RESULTS / "tradeoff.json"
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)

@@ -21,9 +21,10 @@ from edp_lab.corpora.smart_home import pack
 from edp_lab.errors import UsageError
 from edp_lab.reproduce.bench.train_step import KEEP_PAGES
 from edp_lab.training import TrainConfig
+from edp_lab.training.inference import AT_ONCE, evaluate_model
 from edp_lab.training.processes import Ranks, run_rank
 from edp_lab.training.run_session import start_accelerator
-from edp_lab.training.trainer import AT_ONCE, Trainer, evaluate_model
+from edp_lab.training.trainer import Trainer
 
 SIZES = (10_000, 100_000, 1_000_000)
 DEVICES = 8

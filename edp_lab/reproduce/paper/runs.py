@@ -32,9 +32,10 @@ from edp_lab.reproduce.results_io import RESULTS
 from edp_lab.reproduce.run_cache import LAUNCHER
 from edp_lab.training import TrainConfig
 from edp_lab.training.gradients import plain_gradient, trainable
+from edp_lab.training.inference import evaluate_model
 from edp_lab.training.optimizers import BETAS, make_optimizer
 from edp_lab.training.processes import Ranks, run_rank, usable_cores
-from edp_lab.training.trainer import Trainer, evaluate_model
+from edp_lab.training.trainer import Trainer
 
 CORPUS, EPOCHS = "smart-home-health", 8
 SEEDS, FEW = (0, 1, 2, 3, 4, 5), (0, 1, 2)  # for what is close, and for what is not
