@@ -266,7 +266,7 @@ def surroundings() -> dict[str, Any]:
     """What a measured result must tell of its making."""
     from datetime import UTC, datetime
 
-    from edp_lab.reproduce.machine import machine
+    from edp_lab.reproduce.results_io import machine
     from edp_lab.training.run_folder import versions
 
     return {

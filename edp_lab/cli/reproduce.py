@@ -107,7 +107,7 @@ def table2(
     What was measured on this machine before is kept in the folder. Leave the machine alone meanwhile.
     """
     with telling() as tell:
-        from edp_lab.reproduce.paper.table2 import table2 as rows_of
+        from edp_lab.reproduce.bench.train_step import table2 as rows_of
 
         size, rounds = ("medium", 5) if quick else ("paper", 11)
         made: list[dict[str, Any]] = []

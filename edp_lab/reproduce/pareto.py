@@ -19,7 +19,6 @@ whole runs and six short ones; no second setting is tried there.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,21 +31,20 @@ import torch
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.corpus import Corpus
 from edp_lab.errors import UsageError
-from edp_lab.models.files import write_whole
 from edp_lab.models.frozen_encoder import AT_ONCE, ContextFeatures
 from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.guarantee import upward
 from edp_lab.privacy.tuning import composed
-from edp_lab.reproduce.machine import machine
-from edp_lab.reproduce.paper.table1 import Estimate, training_examples, whole_epochs
-from edp_lab.reproduce.pretrained import ENCODER, FINE_TUNING, PUBLIC, public_encoder, public_vectors
-from edp_lab.reproduce.run_cache import TRAINING, Job, TableRuns, measured_on
+from edp_lab.reproduce.paper.table1 import Estimate, whole_epochs
+from edp_lab.reproduce.pretrained import ENCODER, FINE_TUNING, VECTORS, layers_of
+from edp_lab.reproduce.results_io import machine
+from edp_lab.reproduce.run_cache import Inputs, Job, TableRuns, measured_on
 from edp_lab.training import TrainConfig
-from edp_lab.training.run_folder import code_of, digest, versions
+from edp_lab.training.result_cache import content_key
+from edp_lab.training.run_folder import versions
 from edp_lab.training.trainer import Trainer
 
-NAMES = (*PUBLIC, "smart-home")
 DEVICES = 8
 METHODS: dict[str, dict[str, Any]] = {
     "DP-SGD": {"method": "dp-sgd"},
@@ -154,40 +152,38 @@ def pareto(
         if scale.seeds < 1 or not scale.epsilons or min(scale.epsilons) <= 0:
             raise UsageError("give at least one seed and one epsilon, and epsilons greater than 0")
     for corpus in corpora:
-        load_corpus(corpus)  # before hours of work
+        runs.inputs.corpus(corpus)  # before hours of work
     for scale in scales:
         for corpus in corpora:
             yield _points(runs, scale, corpus, encoder)
 
 
 def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Point]:
-    folder, seeds = runs.out / "public", range(FIRST_SEED, FIRST_SEED + scale.seeds)
-    first = seeds[0]
-    encoded = scale.model == "bert" or len(load_corpus(corpus).utterances) <= ENCODED
-    start = public_encoder(encoder, scale.layers, folder) if encoded else public_vectors(corpus, folder)
+    seeds = range(FIRST_SEED, FIRST_SEED + scale.seeds)
+    examples = {seed: runs.inputs.examples(corpus, seed) for seed in seeds}
+    encoded = scale.model == "bert" or runs.inputs.utterances(corpus) <= ENCODED
+    start = layers_of(encoder, scale.layers) if encoded else VECTORS
+
+    def private(place: tuple[str, float], one: tuple[float, float], seed: int) -> TrainConfig:
+        return _private(corpus, *place, *one, seed, examples[seed], scale, start)
+
     what = f"{scale.model.upper()} on {corpus}"
-    plain = [_plain(corpus, seed, scale, start) for seed in seeds]
+    plain = [_plain(corpus, seed, n, scale, start) for seed, n in examples.items()]
     here = [replace(config, size=scale.size, pretrained=start) for config in plain]  # of BERT, the same
     sgd = runs.results([Job(config) for config in (*plain, *here)], f"{what}: SGD")
-    grid = {
-        place: {one: _private(corpus, *place, *one, first, scale, start) for one in _tried(scale, corpus)}
-        for place in _targets(scale)
-    }
-    tried = _done(runs, [config for trials in grid.values() for config in trials.values()], f"{what}: tuning")
-    chosen = {place: min(own, key=lambda one: tried[own[one]]["validation_ser"]) for place, own in grid.items()}
-    repeated = {
-        place: [_private(corpus, *place, *one, seed, scale, start) for seed in seeds] for place, one in chosen.items()
-    }
+    tried = {one: _tried(scale, examples[FIRST_SEED]) for one in _targets(scale)}
+    grid = {place: {one: private(place, one, FIRST_SEED) for one in own} for place, own in tried.items()}
+    scored = _done(runs, [config for trials in grid.values() for config in trials.values()], f"{what}: tuning")
+    chosen = {place: min(own, key=lambda one: scored[own[one]]["validation_ser"]) for place, own in grid.items()}
+    repeated = {place: [private(place, one, seed) for seed in seeds] for place, one in chosen.items()}
     done = _done(runs, [config for configs in repeated.values() for config in configs], f"{what}: seeds")
-    examples = [plain[0], here[0], *(repeated[method, max(scale.epsilons)][0] for method in METHODS)]
-    seconds = dict(zip((SGD, SGD_HERE, *METHODS), _seconds(examples, folder), strict=True))
-    time_of = {name: (own, own / seconds[SGD]) for name, own in seconds.items()}
-    found = [_point(SGD, None, plain, sgd[: scale.seeds], 0, *time_of[SGD])]
+    timing = _timing(runs, [plain[0], here[0], *(repeated[method, max(scale.epsilons)][0] for method in METHODS)])
+    found = [_point(SGD, None, plain, sgd[: scale.seeds], 0, timing)]
     if here != plain:
-        found.append(_point(SGD_HERE, None, here, sgd[scale.seeds :], 0, *time_of[SGD_HERE]))
+        found.append(_point(SGD_HERE, None, here, sgd[scale.seeds :], 0, timing))
     for (method, epsilon), configs in repeated.items():
         results = [done[config] for config in configs]
-        found.append(_point(method, epsilon, configs, results, len(grid[method, epsilon]), *time_of[method]))
+        found.append(_point(method, epsilon, configs, results, len(grid[method, epsilon]), timing))
     return found
 
 
@@ -197,8 +193,8 @@ def _targets(scale: Scale) -> list[tuple[str, float]]:
     return [*((method, epsilon) for epsilon in scale.epsilons), (marked, max(scale.epsilons))]
 
 
-def _tried(scale: Scale, corpus: str) -> Sequence[tuple[float, float]]:
-    return scale.tried[:1] if _is_large(scale, training_examples(corpus, FIRST_SEED)) else scale.tried
+def _tried(scale: Scale, examples: int) -> Sequence[tuple[float, float]]:
+    return scale.tried[:1] if _is_large(scale, examples) else scale.tried
 
 
 def _is_large(scale: Scale, examples: int) -> bool:
@@ -209,23 +205,28 @@ def _done(runs: TableRuns, configs: Sequence[TrainConfig], what: str) -> dict[Tr
     return dict(zip(configs, runs.results([Job(config) for config in configs], what), strict=True))
 
 
-def _seconds(configs: Sequence[TrainConfig], folder: Path) -> list[float]:
-    """What runs with these settings take on one thread: steps times the median step, and reading by the encoder.
+def _timing(runs: TableRuns, configs: Sequence[TrainConfig]) -> dict[str, Any]:
+    """What runs of SGD, of SGD here and of `METHODS` take on one thread: {"seconds": [...], "machine": ...}.
 
-    All take their steps in turn, so that whatever else the machine does falls on all of them; measured once for a
-    folder, machine, these settings, code and versions.
+    That is steps times the median step, and reading by the encoder. All take their steps in turn, so that whatever else
+    the machine does falls on all of them; measured once for a folder, these settings and data.
     """
-    whole = load_corpus(configs[0].corpus)
-    told = json.dumps([[asdict(config) for config in configs], whole.sha256, versions(), machine()])
-    kept = folder / f"seconds-{digest({}, told.encode(), *code_of(TRAINING))[:16]}.json"
-    if not kept.is_file():
+
+    def key(inputs: Inputs) -> str:
+        return content_key(["timing"], *(runs.key(Job(config), inputs) for config in configs))[:24]
+
+    found = runs.committed(key(runs.inputs)) or runs.cells.read(key(runs.at_hand))
+    if found is None:
+        made = [replace(config, pretrained=runs.start_of(config)) for config in configs]
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            write_whole(kept, json.dumps(_timed(configs, whole)).encode())
+            seconds = _timed(made, load_corpus(configs[0].corpus))
         finally:
             torch.set_num_threads(threads)
-    return [float(seconds) for seconds in json.loads(kept.read_text())]
+        told = {"seconds": seconds, "machine": machine(), "versions": versions()}
+        found = runs.cells.write(key(runs.at_hand), told)
+    return found
 
 
 def _timed(configs: Sequence[TrainConfig], whole: Corpus) -> list[float]:
@@ -261,22 +262,28 @@ def _seconds_of_reading(run: Trainer, texts: Sequence[tuple[str, ...]], number: 
     return (time.perf_counter() - start) * len(texts) / len(some)
 
 
-def _plain(corpus: str, seed: int, scale: Scale, start: str) -> TrainConfig:
+def _plain(corpus: str, seed: int, examples: int, scale: Scale, start: str) -> TrainConfig:
     config = TrainConfig(corpus, scale.model, method="sgd", size=scale.plain_size, seed=seed)
     if scale.model == "bert":
         config = replace(config, pretrained=start, lr=FINE_TUNING)
-    epochs = whole_epochs(scale.plain_steps, config.batch_size, training_examples(corpus, seed), scale.plain_epochs)
-    return replace(config, epochs=epochs)
+    return replace(config, epochs=whole_epochs(scale.plain_steps, config.batch_size, examples, scale.plain_epochs))
 
 
 def _private(
-    corpus: str, method: str, epsilon: float, rate: float, weight: float, seed: int, scale: Scale, start: str
+    corpus: str,
+    method: str,
+    epsilon: float,
+    rate: float,
+    weight: float,
+    seed: int,
+    examples: int,
+    scale: Scale,
+    start: str,
 ) -> TrainConfig:
     """A run of this method that meets the target: z0 is the smallest that does, in nine digits.
 
     The digits beyond differ between processors (Fourier transforms), and a run is known by its settings.
     """
-    examples = training_examples(corpus, seed)
     batch = min(scale.batch_size, max(DEVICES + 1, examples // 4))
     epochs = whole_epochs(scale.steps, batch, examples, scale.most_epochs)
     if _is_large(scale, examples):
@@ -320,14 +327,14 @@ def _point(
     configs: Sequence[TrainConfig],
     results: Sequence[Mapping[str, Any]],
     trials: int,
-    seconds: float,
-    time_ratio: float,
+    timing: Mapping[str, Any],
 ) -> Point:
     first, config = results[0], configs[0]
     mechanism, tuning = config.mechanism(first["examples"]), None
     if mechanism is not None:
         every = trials + len(results) - 1  # the first seed's run is one of the trials
         tuning = composed(mechanism.schedule(mechanism.bill(config.epochs)), every, first["delta"], tight=True)
+    seconds = dict(zip((SGD, SGD_HERE, *METHODS), timing["seconds"], strict=True))
     return Point(
         model=config.model,
         corpus=Path(config.corpus).name,
@@ -339,15 +346,12 @@ def _point(
         ser=_percent(results, "ser"),
         intent_accuracy=_percent(results, "intent_accuracy"),
         slot_f1=_percent(results, "slot_f1"),
-        seconds=seconds,
-        time_ratio=time_ratio,
+        seconds=seconds[method],
+        time_ratio=seconds[method] / seconds[SGD],
         trials=trials,
         settings={name: getattr(config, name) for name in (*SETTINGS, *(PRIVATE_SETTINGS if mechanism else ()))},
         runs=tuple(one["run"] for one in results),
-        about={
-            **measured_on(results),
-            "timed_on": machine(),
-        },
+        about={**measured_on(results), "timed_on": timing["machine"]},
     )
 
 

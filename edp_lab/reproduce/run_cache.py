@@ -1,48 +1,43 @@
 """Training runs and attacks behind a table: each done once, kept by content, shared out over processes.
 
-    OUT/cells/<key>.json    what one run, and the attack on it, came to
+    OUT/cells/<key>.json    what one run, and the attack on it, came to (see `edp_lab.training.result_cache`)
     OUT/runs/<key>/         the run itself: its record, its model, and while it is going on its state
-    OUT/shadows, public     shadow models of the attacks; what the networks start from, and the times of their steps
+    OUT/shadows, public     shadow models of the attacks; what the networks start from
 
-The key is a digest of everything that a run is a function of: settings, corpus, pretrained weights, versions and code.
 Whoever kills the work and starts it again repeats no finished run, and goes on within the one that was cut off. The
 runs behind the tables that come with a checkout, in data/results/cells, count as finished, too, but not in a folder
-that was begun as `fresh`. Where one of these says `measured_as`, it was measured under that key, by earlier code;
-data/README.md says how far both were seen to do the same.
+that was begun as `fresh`. Their index says from which corpora and encoders they were made, so that they are found
+where these are not at hand; where another corpus bears the name, they are not.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-
-from edp_lab.corpora import load_corpus, split
+from edp_lab.attacks.membership.attacks import GENERATED, attack_loss, attack_shadow, default_shadow
+from edp_lab.corpora import Corpus, load_corpus, split
+from edp_lab.corpora.catalog import list_corpora
 from edp_lab.errors import UsageError
-from edp_lab.models.files import write_whole
+from edp_lab.models.files import read_json
 from edp_lab.privacy import judge
-from edp_lab.reproduce.machine import machine
-from edp_lab.reproduce.results_io import RESULTS
+from edp_lab.reproduce.pretrained import content, encoder_at_hand, encoder_content, made
+from edp_lab.reproduce.results_io import RESULTS, machine
 from edp_lab.training import TrainConfig, resume, train
-from edp_lab.training.processes import Ranks, run_rank
-from edp_lab.training.run_folder import RECORD, code_of, digest, versions
+from edp_lab.training.pool import Say
+from edp_lab.training.result_cache import ResultCache, content_key, read_result
+from edp_lab.training.run_folder import RECORD
 
-TRAINING = ("corpora", "privacy", "models", "training")  # the code that a run depends on
-ATTACK = (*TRAINING, "attacks")
-KEPT = RESULTS / "cells"
-LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # a worker's runs are no ranks of one another
+COMMITTED = RESULTS / "cells"
+INDEX = "index.json"  # there: {"corpora": {name: {"sha256", "utterances", "train": {seed: count}}}, "encoders": {...}}
+CURE = "the same command goes on from here"
 
 
 @dataclass(frozen=True)
@@ -51,6 +46,57 @@ class Job:
 
     config: TrainConfig
     attack: bool = False
+
+
+class Inputs:
+    """Corpora and encoders by their content: as they are at hand, else as an index has them.
+
+    Args:
+        index: of finished runs; without it, of what is at hand only.
+
+    Raises:
+        UsageError: from every method, for what is neither.
+    """
+
+    def __init__(self, index: Mapping[str, Any] | None = None) -> None:
+        self.encoders: Mapping[str, str] = (index or {}).get("encoders", {})
+        self.corpora: Mapping[str, Any] = (index or {}).get("corpora", {})
+        self._loaded: Callable[[str], Corpus] = cache(load_corpus)
+        self._at_hand: Callable[[str], bool] = cache(corpus_at_hand)
+
+    def has(self, corpus: str) -> bool:
+        return self._at_hand(corpus) or Path(corpus).name in self.corpora
+
+    def corpus(self, name: str) -> str:
+        """Its checksum."""
+        indexed = self._indexed(name)
+        return str(indexed["sha256"]) if indexed else self._loaded(name).sha256
+
+    def utterances(self, corpus: str) -> int:
+        indexed = self._indexed(corpus)
+        return int(indexed["utterances"]) if indexed else len(self._loaded(corpus).utterances)
+
+    def examples(self, corpus: str, seed: int) -> int:
+        """Of the training set."""
+        indexed = (self._indexed(corpus) or {"train": {}})["train"].get(str(seed))
+        return int(indexed) if indexed else len(split(self._loaded(corpus), seed).train)
+
+    def encoder(self, name: str) -> str:
+        indexed = None if encoder_at_hand(name) else self.encoders.get(name)
+        return indexed or encoder_content(name)
+
+    def shadow(self, corpus: str) -> list[str]:
+        """Of the paper's attack: the corpus of its shadow model, and the content of that."""
+        name = default_shadow(corpus, self.has)
+        return [name, "" if name == GENERATED else self.corpus(name)]
+
+    def _indexed(self, corpus: str) -> Mapping[str, Any] | None:
+        return None if self._at_hand(corpus) else self.corpora.get(Path(corpus).name)
+
+
+def corpus_at_hand(name: str) -> bool:
+    known = {info.name: info.where is not None for info in list_corpora()}
+    return known[name] if name in known else Path(name).expanduser().exists()
 
 
 class TableRuns:
@@ -70,110 +116,101 @@ class TableRuns:
         self, out: Path, workers: int = 1, tell: Callable[[str, bool], None] | None = None, fresh: bool = False
     ) -> None:
         self.out, self.workers, self.tell = out, workers, tell or (lambda line, kept: None)
-        try:
+        if fresh:
             for folder in ("cells", "runs", "shadows", "public"):
-                if fresh:
-                    shutil.rmtree(out / folder, ignore_errors=True)
-                (out / folder).mkdir(parents=True, exist_ok=True)
-            if fresh:
-                (out / "fresh").touch()
-        except OSError as error:
-            raise UsageError(f"{out} cannot be written ({error.strerror}): choose another --out") from error
-        self._cells = [out / "cells"] if (out / "fresh").exists() else [out / "cells", KEPT]
-        self._content = cache(lambda corpus: load_corpus(corpus).sha256)
-        self._code = {attack: digest({}, *code_of(ATTACK if attack else TRAINING)) for attack in (False, True)}
+                shutil.rmtree(out / folder, ignore_errors=True)
+        self.cells = ResultCache(out / "cells")
+        if fresh:
+            (out / "fresh").touch()
+        index = COMMITTED / INDEX
+        self._committed = index.is_file() and not (out / "fresh").exists()
+        self.at_hand, self.inputs = Inputs(), Inputs(read_json(index) if self._committed else None)
+        self._joined: set[str] = set()
 
-    def key(self, job: Job) -> str:
-        config = {**asdict(job.config), "corpus": Path(job.config.corpus).name}
-        if job.config.pretrained:
-            config["pretrained"] = content_of(job.config.pretrained)
-        told = [config, self._content(job.config.corpus), versions(), self._code[job.attack]]
-        if job.attack:
-            told.append(self._shadow(job.config.corpus))
-        return digest({}, json.dumps(told, sort_keys=True).encode())[:24]
+    def key(self, job: Job, inputs: Inputs) -> str:
+        """Of what the job comes to, if it is made from these."""
+        config, areas = job.config, ["training", *(["membership"] if job.attack else [])]
+        told: list[Any] = [
+            replace(config, corpus=Path(config.corpus).name, pretrained=None),
+            inputs.corpus(config.corpus),
+            inputs.corpus(config.alpha_corpus) if config.alpha_corpus else None,
+            content(config.pretrained, config.corpus, inputs),
+            inputs.shadow(config.corpus) if job.attack else None,
+        ]
+        return content_key(areas, *told)[:24]
 
-    def _shadow(self, corpus: str) -> list[str]:
-        """What else `attacks` is a function of: its shadow's corpus, the package of its classifier, its choices."""
-        from edp_lab.attacks.membership.attacks import GENERATED, default_shadow
-
-        name = default_shadow(corpus)
-        content = "" if name == GENERATED else self._content(name)
-        return [name, content, version("scikit-learn"), "shadow: by SGD, seed of the target; loss"]
+    def committed(self, key: str) -> dict[str, Any] | None:
+        """What came with the checkout under that key, of `inputs`."""
+        return read_result(COMMITTED, key) if self._committed else None
 
     def known(self, job: Job) -> dict[str, Any] | None:
         """What the job came to, if it has been done."""
-        return self._cell(self.key(job))
-
-    def _cell(self, key: str) -> dict[str, Any] | None:
-        return next((found for folder in self._cells if (found := _read(folder / f"{key}.json")) is not None), None)
+        return self.committed(self.key(job, self.inputs)) or self.cells.read(self.key(job, self.at_hand))
 
     def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
         """What each job comes to, in order; those that are missing are done now.
 
         Raises:
-            UsageError: as `train` and `attack_shadow`, or a process that was killed.
+            UsageError: as `train` and `attack_shadow`, a process that was killed, or a corpus or an encoder that is not
+                at hand, while some job must be done.
         """
-        missing = [job for job in dict.fromkeys(jobs) if self.known(job) is None]
-        given = sum(_read(self.out / "cells" / f"{self.key(job)}.json") is None for job in set(jobs)) - len(missing)
-        if missing or given:
-            came = f", {given} of them came with the checkout" if given else ""
-            self.tell(f"{what}: {len(set(jobs)) - len(missing)} of {len(set(jobs))} runs are done{came}", True)
-        if missing:
-            self._do(missing, what, len(set(jobs)))
-        found = [self.known(job) for job in jobs]
-        if None in found:
-            raise UsageError(f"a result in {self.out} has gone while the table was made: run the same command again")
-        return found  # type: ignore[return-value]
+        unique = list(dict.fromkeys(jobs))
+        found = {job: one for job in unique if (one := self.committed(self.key(job, self.inputs))) is not None}
+        self._joined |= {job.config.corpus for job in found}
+        came = f", {len(found)} of them came with the checkout" if found else ""
+        keys = {job: self.key(job, self.at_hand) for job in unique if job not in found}
+        found |= {job: one for job, key in keys.items() if (one := self.cells.read(key)) is not None}
+        todo = {job: self._work(job) for job in unique if job not in found}
+        if todo or came:
+            self.tell(f"{what}: {len(found)} of {len(unique)} runs are done{came}", True)
+        start, already, before = time.perf_counter(), len(found), 0
 
-    def _do(self, jobs: Sequence[Job], what: str, of: int) -> None:
-        """Those of `of` jobs that are missing."""
-        workers, start = min(self.workers, len(jobs)), time.perf_counter()
-        share, done, keys = self.out / "jobs.json", 0, [self.key(job) for job in jobs]
-        told = [[key, self.run_key(job), asdict(job)] for key, job in zip(keys, jobs, strict=True)]
-        write_whole(share, json.dumps(told).encode())
-        with Ranks(workers, ["edp_lab.reproduce.run_cache", str(share)], threads=1) as ranks:
-            for line in ranks.lines("the same command goes on from here"):
-                now = sum(self._cell(key) is not None for key in keys)
+        def said(done: int, line: str | None) -> None:
+            nonlocal before
+            if line is not None:
                 gone = time.perf_counter() - start
-                left = f", about {_minutes(gone / now * (len(jobs) - now))} left" if now else ""
-                count = f"{of - len(jobs) + now} of {of} runs"
-                self.tell(f"{what}: {count} after {_minutes(gone)}{left}; {line}", now > done)
-                done = now
-        self.tell(f"{what}: all {of} runs are done, after {_minutes(time.perf_counter() - start)}", True)
+                left = f", about {_minutes(gone / done * (len(todo) - done))} left" if done else ""
+                count = f"{already + done} of {len(unique)} runs"
+                self.tell(f"{what}: {count} after {_minutes(gone)}{left}; {line}", done > before)
+                before = done
 
-    def run_key(self, job: Job) -> str:
-        """Of the run without its attack."""
-        return self.key(Job(job.config))
+        made_of = [keys[job] for job in todo], list(todo.values())
+        done = self.cells.results(*made_of, do, self.workers, said, CURE, "a process that does runs")
+        if todo:
+            self.tell(f"{what}: all {len(unique)} runs are done, after {_minutes(time.perf_counter() - start)}", True)
+        found |= dict(zip(todo, done, strict=True))
+        return [found[job] for job in jobs]
 
+    def prepare(self, jobs: Sequence[Job]) -> None:
+        """What those of these jobs start from that must be done: a corpus or an encoder that is not at hand should show
+        before hours of work on others.
 
-def _read(cell: Path) -> dict[str, Any] | None:
-    """None where it is missing or damaged."""
-    try:
-        found = json.loads(cell.read_text())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
+        Raises:
+            UsageError: as `results`.
+        """
+        for job in jobs:
+            if self.known(job) is None:
+                self.start_of(job.config)
 
+    def start_of(self, config: TrainConfig) -> str | None:
+        """What the run starts from, as `TrainConfig.pretrained` has it: made now, if it must be."""
+        return made(config.pretrained, config.corpus, self.out / "public", self.at_hand)
 
-def content_of(pretrained: str) -> str:
-    """A digest of pretrained weights, the same for whoever keeps them elsewhere; of a name on a hub, the name's.
-
-    Raises:
-        UsageError: the folder holds no files.
-    """
-    path = Path(pretrained).expanduser()
-    if not path.exists():
-        return pretrained
-    files = sorted(file for file in (path, *path.rglob("*")) if file.is_file())
-    if not files:
-        raise UsageError(f"the folder of pretrained weights {path} is empty: remove it, and it is made anew")
-    told = [[str(file.relative_to(path)), _sha256(file.resolve(), file.stat().st_mtime_ns)] for file in files]
-    return digest({}, json.dumps(told).encode())
-
-
-@cache
-def _sha256(file: Path, changed: int) -> str:
-    return digest({}, file.read_bytes())
+    def _work(self, job: Job) -> Work:
+        """
+        Raises:
+            UsageError: see `results`; or what is at hand is not what joined runs on the same corpus were made from.
+        """
+        config = job.config
+        load_corpus(config.corpus)
+        if config.corpus in self._joined and self.key(job, self.at_hand) != self.key(job, self.inputs):
+            raise UsageError(
+                f"the finished runs on {config.corpus} that came with the checkout were made from corpora or an "
+                "encoder that are not at hand here, and others must be run beside them: bring those, or give --fresh"
+            )
+        config = replace(config, pretrained=self.start_of(config))
+        key = self.key(Job(job.config), self.at_hand)
+        return Work(config, job.attack, key, self.out / "runs" / key, self.out / "shadows")
 
 
 def _minutes(seconds: float) -> str:
@@ -183,39 +220,45 @@ def _minutes(seconds: float) -> str:
 # ---- In a process that does a share of the jobs --------------------------------------------------------------------
 
 
-def do(out: Path, key: str, run_key: str, job: Job, say: Callable[[str], None], stop: threading.Event) -> None:
-    """Do one job and keep what it came to; another process may have done it meanwhile.
+class Work(NamedTuple):
+    """A job, the key of its run without the attack, and where that and the shadow models go."""
+
+    config: TrainConfig
+    attack: bool
+    run: str
+    folder: Path
+    shadows: Path
+
+
+def do(work: Work, say: Say) -> dict[str, Any]:
+    """What a job comes to; a run that was cut off goes on.
 
     Raises:
         UsageError: as `train` and `attack_shadow`.
     """
-    cell, folder = out / "cells" / f"{key}.json", out / "runs" / run_key
-    if _read(cell) is not None:
-        return
-    name = f"{job.config.corpus}, {job.config.method}, seed {job.config.seed}"
+    config, folder = work.config, work.folder
+    name = f"{config.corpus}, {config.method}, seed {config.seed}"
 
     def listen(event: Any) -> None:
         if hasattr(event, "row"):
             say(f"{name}: epoch {event.epoch + 1} of {event.epochs}")
 
     if (folder / RECORD).is_file():
-        record = resume(folder, listen, stop)
+        record = resume(folder, listen)
     else:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before it began
-        record = train(job.config, folder, listen, stop)
-    if record["status"] != "finished":
-        raise UsageError(f"the run {folder} was stopped: the same command goes on from here")
-    found = {**summary(job.config, record), "run": run_key}
-    if job.attack:
+        record = train(config, folder, listen)
+    if record["status"] != "finished":  # Ctrl-C, where the run is this process's
+        raise KeyboardInterrupt
+    found = {**summary(config, record), "run": work.run}
+    if work.attack:
         say(f"{name}: membership inference")
-        found |= attacks(folder, job.config.seed, out / "shadows")
-    write_whole(cell, json.dumps(found, indent=1, allow_nan=False).encode())
+        found |= attacks(folder, config.seed, work.shadows)
+    return found
 
 
 def attacks(folder: Path, seed: int, cache: Path) -> dict[str, Any]:
     """The paper's attack, its shadow model trained by SGD with a seed of the target's, and one by the loss alone."""
-    from edp_lab.attacks.membership.attacks import attack_loss, attack_shadow
-
     start = time.perf_counter()
     by_shadow = attack_shadow(folder, seed=seed, cache=cache, plain=True).to_json()
     by_loss = attack_loss(folder).to_json()
@@ -254,30 +297,10 @@ def measured_on(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**every, "threads": results[0]["threads"], "versions": results[0]["versions"]}
 
 
-def claimed_log10(config: TrainConfig, delta: float) -> float | None:
+def claimed_log10(config: TrainConfig, examples: int, delta: float) -> float | None:
     """log10 of the epsilon that the paper's accounting gives this run at that delta; None without noise."""
-    mechanism = config.mechanism(len(split(load_corpus(config.corpus), config.seed).train))
+    mechanism = config.mechanism(examples)
     if mechanism is None:
         return None
     claimed = judge(mechanism, config.epochs, delta).epsilon_claimed
     return None if claimed is None or claimed <= 0 else math.log10(claimed)
-
-
-def _work(path: str, stop: threading.Event) -> None:
-    share, rank = Path(path), int(os.environ["RANK"])
-    workers = int(os.environ["WORLD_SIZE"])
-    for name in LAUNCHER:
-        del os.environ[name]
-    torch.set_num_threads(1)
-
-    def say(line: str) -> None:
-        print(line, flush=True)
-
-    for number, (key, run_key, told) in enumerate(json.loads(share.read_text())):
-        if number % workers == rank:
-            job = Job(TrainConfig(**told["config"]), told["attack"])
-            do(share.parent, key, run_key, job, say, stop)
-
-
-if __name__ == "__main__":
-    run_rank(_work)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from edp_lab.three_phase.classifier import ClassifierSettings, Trained, train_classifier
-from edp_lab.training.processes import Ranks, run_rank, usable_cores
+from edp_lab.training.pool import Say, run_jobs
+from edp_lab.training.processes import usable_cores
 
 PARALLEL_FROM = 10_000  # training examples: below, starting processes takes longer than they save
 
@@ -63,40 +58,14 @@ def usable_workers(examples: int) -> int:
 
 
 def train_all(jobs: Sequence[Job], workers: int, listener: Listener | None) -> list[Trained]:
-    """Do every job on one thread, so that any number of workers gives the same networks.
-
-    Processes are new Pythons, not forks, and their files lie in a folder that only this user can read.
-
-    Args:
-        listener: told of every epoch, of those in other processes only of the first one's.
+    """Do every job on one thread, so that any number of workers gives the same networks; `listener` hears every epoch.
 
     Raises:
         UsageError: as `train_classifier`, or a process that was killed.
     """
-    if workers == 1:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return [job.train(listener) for job in jobs]
-        finally:
-            torch.set_num_threads(threads)
-    with tempfile.TemporaryDirectory(prefix="edp_lab-") as folder:
-        for rank in range(workers):
-            share = [(i, *vars(job).values()) for i, job in enumerate(jobs) if i % workers == rank]
-            Path(folder, f"jobs-{rank}").write_bytes(pickle.dumps(share))
-        with Ranks(workers, ["edp_lab.three_phase.instructors", folder], threads=1) as ranks:
-            for line in ranks.lines("train the instructors with fewer workers"):
-                if listener is not None:
-                    listener(Event(**json.loads(line)))
-        return [pickle.loads(Path(folder, f"trained-{i}").read_bytes()) for i in range(len(jobs))]
+    cure, name = "train the instructors with fewer workers", "a process that trains instructors"
+    return run_jobs(_train, jobs, workers, listener or (lambda event: None), cure=cure, name=name)
 
 
-def _work(folder: Path) -> None:
-    """In a process that `train_all` started: its share."""
-    for i, *job in pickle.loads(Path(folder, f"jobs-{os.environ['RANK']}").read_bytes()):
-        trained = Job(*job).train(lambda event: print(json.dumps(asdict(event)), flush=True))
-        Path(folder, f"trained-{i}").write_bytes(pickle.dumps(trained))
-
-
-if __name__ == "__main__":
-    run_rank(lambda folder, _: _work(Path(folder)))
+def _train(job: Job, say: Say) -> Trained:
+    return job.train(say)

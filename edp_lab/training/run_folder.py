@@ -260,13 +260,6 @@ def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any]) -> str:
     return digest(model.state_dict(), json.dumps(settings, sort_keys=True).encode(), words.encode(), *code)
 
 
-def code_of(parts: Sequence[str]) -> list[bytes]:
-    """The sources of the package's folders and files of these names: results that are kept depend on them."""
-    root = Path(edp_lab.__file__).parent
-    files = [file for part in parts for file in ((root / part).rglob("*.py") if "." not in part else [root / part])]
-    return [file.read_bytes() for file in sorted(files)]
-
-
 def digest(tensors: Mapping[str, Tensor], *more: bytes) -> str:
     """SHA-256 of named tensors and whatever else."""
     found = hashlib.sha256()

@@ -145,12 +145,12 @@ def test_a_folder_that_cannot_be_is_refused(cli, tmp_path):
 
 
 def test_ctrl_c_says_what_is_kept(cli, monkeypatch, tmp_path):
-    from edp_lab.reproduce.thesis import lab as reproduce_thesis
+    from edp_lab.three_phase.instructors import Job
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reproduce_thesis, "train_all", interrupted)
+    monkeypatch.setattr(Job, "train", interrupted)
     out, err = cli("--quick", "--table", "4.1")
     assert out == ""
     assert "finished networks are kept" in err

@@ -13,7 +13,6 @@ from edp_lab.course.nb11_claims.table1_figure import changes_figure, told
 from edp_lab.errors import UsageError
 from edp_lab.reproduce import run_cache as table_runs
 from edp_lab.reproduce.bench import train_step as bench_step
-from edp_lab.reproduce.paper import table1, table2
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def cli(capsys, monkeypatch, tmp_path):
         return found
 
     monkeypatch.setattr(table_runs.TableRuns, "results", lambda self, jobs, what: list(map(result, jobs)))
-    monkeypatch.setattr(table1, "public_vectors", lambda corpus, folder: "vectors")
+    monkeypatch.setattr(table_runs.TableRuns, "prepare", lambda self, jobs: None)
 
     def run(*arguments: str) -> tuple[str, str]:
         reproduce_app([*arguments, "--out", str(tmp_path / "out")], standalone_mode=False)
@@ -144,7 +143,7 @@ def test_table2_measures_once_and_stands_beside_the_paper(cli, tmp_path, monkeyp
             for method, gpus in (("sgd", 1), ("edp-sgd", 1), ("edp-sgd", 8), ("dp-sgd-naive", 1), ("dp-sgd", 1))
         ]  # fmt: skip
 
-    monkeypatch.setattr(table2, "bench_steps", bench_steps)
+    monkeypatch.setattr(bench_step, "bench_steps", bench_steps)
     arguments = ("table2", "--quick", "--models", "clc", "--corpora", "smart-home-health")
     first, _ = cli(*arguments, "--json")
     again, said = cli(*arguments, "--json")

@@ -14,12 +14,12 @@ from edp_lab.cli.reproduce import _pareto_parts as _parts
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.nb06_tradeoff.pareto_figure import load_points, pareto_figure
 from edp_lab.errors import UsageError
-from edp_lab.models.bert import BertSize, load_bert
+from edp_lab.models.bert import BertSize
 from edp_lab.privacy.guarantee import true_epsilon
 from edp_lab.reproduce import pareto as study
-from edp_lab.reproduce import pretrained as starts
 from edp_lab.reproduce.pareto import FIRST_SEED, FULL, METHODS, Point, Scale, pareto
-from edp_lab.reproduce.run_cache import Job
+from edp_lab.reproduce.pretrained import VECTORS, layers_of
+from edp_lab.reproduce.run_cache import Inputs, Job, TableRuns
 from edp_lab.training import TrainConfig
 from edp_lab.training.pretraining import pretrain_bert
 
@@ -30,8 +30,8 @@ SCALE = Scale((8.0, 1.0), ((1e-2, 0.5), (3e-2, 1.0)), 2, 30, 4, 10, 1, "small", 
 class Runs:
     """Stands for `TableRuns`: the larger learning rate does better on the validation split, and worse on the test."""
 
-    def __init__(self, out: Path) -> None:
-        self.out, self.jobs = out, []
+    def __init__(self) -> None:
+        self.jobs, self.inputs = [], Inputs()
 
     def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
         self.jobs += jobs
@@ -39,7 +39,7 @@ class Runs:
 
     def result(self, job: Job) -> dict[str, Any]:
         config = job.config
-        examples = len(split(load_corpus(config.corpus), config.seed).train)
+        examples = self.inputs.examples(config.corpus, config.seed)
         mechanism = config.mechanism(examples)
         delta = examples**-1.1
         return {
@@ -55,23 +55,19 @@ class Runs:
         }
 
 
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("published") / "bert"
-    size = BertSize(layers=2, heads=2, hidden=8, intermediate=12, positions=64)
-    pretrain_bert([("turn", "on", "the", "lights")] * 3, folder, epochs=1, size=size)
-    return str(folder)
+def of_times(*seconds: float) -> dict[str, Any]:
+    return {"seconds": list(seconds), "machine": "another"}
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Runs:
-    return Runs(tmp_path)
+def runs() -> Runs:
+    return Runs()
 
 
 @pytest.fixture
-def points(runs: Runs, encoder: str, monkeypatch: pytest.MonkeyPatch) -> list[Point]:
-    monkeypatch.setattr(study, "_seconds", lambda *_: [10.0, 4.0, 5.0, 5.0])
-    [made] = pareto(runs, [SCALE], [CORPUS], encoder)  # type: ignore[arg-type]
+def points(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> list[Point]:
+    monkeypatch.setattr(study, "_timing", lambda *_: of_times(10.0, 4.0, 5.0, 5.0))
+    [made] = pareto(runs, [SCALE], [CORPUS], "it")  # type: ignore[arg-type]
     return made
 
 
@@ -100,7 +96,7 @@ def test_every_seed_has_a_noise_of_its_own_split(runs: Runs, points: list[Point]
 def test_settings_are_chosen_on_the_validation_split_and_scored_on_the_test_split(points: list[Point]) -> None:
     assert {p.settings["learning_rate"] for p in points[2:]} == {3e-2}  # the test split would have chosen 1e-2
     assert points[2].ser.mean == pytest.approx(100 * (0.2 + 3e-2 + 0.01 * (FIRST_SEED + 0.5)))
-    assert {p.time_ratio for p in points[2:]} == {0.5}
+    assert {(p.seconds, p.time_ratio, p.about["timed_on"]) for p in points[2:]} == {(5.0, 0.5, "another")}
 
 
 def test_tuning_costs_more_than_the_run_and_no_more_than_the_plain_sum(points: list[Point]) -> None:
@@ -111,74 +107,66 @@ def test_tuning_costs_more_than_the_run_and_no_more_than_the_plain_sum(points: l
 
 
 def test_private_runs_read_words_with_the_encoder_and_sgd_once_without(points: list[Point], runs: Runs) -> None:
-    starts = {job.config.pretrained for job in runs.jobs}
-    assert len(starts) == 2
-    [start] = starts - {None}
-    assert len(load_bert(start)[0].encoder.layer) == SCALE.layers
+    assert {job.config.pretrained for job in runs.jobs} == {None, layers_of("it", SCALE.layers)}
     assert {job.config.method for job in runs.jobs if job.config.pretrained is None} == {"sgd"}
 
 
 def test_bert_is_trained_on_from_the_published_one_with_and_without_privacy(
-    runs: Runs, encoder: str, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study, "_seconds", lambda *_: [10.0, 10.0, 12.0, 12.0])
+    monkeypatch.setattr(study, "_timing", lambda *_: of_times(10.0, 10.0, 12.0, 12.0))
     scale = replace(SCALE, model="bert", epsilons=(8.0,))
-    [made] = pareto(runs, [scale], [CORPUS], encoder)  # type: ignore[arg-type]
+    [made] = pareto(runs, [scale], [CORPUS], "it")  # type: ignore[arg-type]
     assert [(point.model, point.method) for point in made] == [("bert", name) for name in ("SGD", *METHODS)]
-    assert {job.config.model for job in runs.jobs} == {"bert"}
-    [start] = {job.config.pretrained for job in runs.jobs}
-    assert start is not None
-    assert len(load_bert(start)[0].encoder.layer) == SCALE.layers
+    assert {(job.config.model, job.config.pretrained) for job in runs.jobs} == {("bert", layers_of("it", SCALE.layers))}
     assert f"BERT on {CORPUS}" in _page([made])
 
 
-def test_a_large_corpus_is_read_with_vectors_of_other_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs
-) -> None:
-    monkeypatch.setattr(starts, "pretrain_vectors", lambda text, folder: folder.mkdir())
-    monkeypatch.setattr(study, "_seconds", lambda *_: [10.0, 4.0, 4.0, 4.0])
+def test_a_large_corpus_is_read_with_vectors_of_other_text(monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
+    monkeypatch.setattr(study, "_timing", lambda *_: of_times(10.0, 4.0, 4.0, 4.0))
     monkeypatch.setattr(study, "ENCODED", 10)
     [made] = pareto(runs, [SCALE], [CORPUS], "no such encoder")  # type: ignore[arg-type]
-    [start] = {job.config.pretrained for job in runs.jobs} - {None}
-    assert Path(start).parent == tmp_path / "public"
+    assert {job.config.pretrained for job in runs.jobs} == {None, VECTORS}
     assert {p.time_ratio for p in made[2:]} == {0.4}
 
 
 def test_methods_are_timed_once_in_proportion_to_their_steps_and_with_what_reading_takes(
-    tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(study, "TIMED", 3)
+    encoder, size = str(tmp_path / "bert"), BertSize(layers=2, heads=2, hidden=8, intermediate=12, positions=64)
+    pretrain_bert([("turn", "on", "the", "lights")] * 3, encoder, epochs=1, size=size)
     short = TrainConfig(CORPUS, method="sgd", size="small", batch_size=10**6, epochs=1)
     private = TrainConfig(CORPUS, method="dp-sgd", size="small", batch_size=200, epochs=3, z0=1.0)
     configs = [short, replace(short, epochs=100), private, replace(private, pretrained=encoder)]
-    seconds = study._seconds(configs, tmp_path)
+    timed = study._timing(TableRuns(tmp_path), configs)
+    seconds = timed["seconds"]
     assert 40 * seconds[0] < seconds[1] < 250 * seconds[0]
     assert seconds[2] > 0
-    monkeypatch.setattr(study, "Trainer", None)
-    assert study._seconds(configs, tmp_path) == seconds
-    monkeypatch.undo()
-    read = study.Trainer(configs[3], load_corpus(CORPUS), split(load_corpus(CORPUS), 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "Trainer", None)
+        assert study._timing(TableRuns(tmp_path), configs) == timed
+        with pytest.raises(TypeError):
+            study._timing(TableRuns(tmp_path), configs[:2])
+    corpus = load_corpus(CORPUS)
+    read = study.Trainer(configs[3], corpus, split(corpus, 0))
     texts = [("turn", "on", "the", "lights", str(k)) for k in range(10 * study.AT_ONCE)]
 
     def quickest(among: list[tuple[str, ...]]) -> float:
         return min(study._seconds_of_reading(read, among, number) for number in range(7))
 
     assert 4 < quickest(texts) / quickest(texts[: study.AT_ONCE]) < 25
-    assert (
-        study._seconds_of_reading(study.Trainer(short, load_corpus(CORPUS), split(load_corpus(CORPUS), 0)), texts, 0)
-        == 0
-    )
+    assert study._seconds_of_reading(study.Trainer(short, corpus, split(corpus, 0)), texts, 0) == 0
 
 
 @pytest.mark.parametrize(
     ("examples", "batch", "epochs", "trials"), [(2641, 512, 50, 2), (11_571, 512, 22, 2), (450_000, 3000, 12, 1)]
 )
 def test_where_utterances_abound_batches_are_larger_and_epochs_fewer(monkeypatch, examples, batch, epochs, trials):
-    monkeypatch.setattr(study, "training_examples", lambda corpus, seed: examples)
     monkeypatch.setattr(study, "calibrate_z0", lambda *planned, tight: 1.0)
-    config = study._private(CORPUS, "DP-SGD", 3.0, 1e-2, 0.5, 3, FULL["clc"], "public")
+    config = study._private(CORPUS, "DP-SGD", 3.0, 1e-2, 0.5, 3, examples, FULL["clc"], "public")
     assert (config.batch_size, config.epochs) == (batch, epochs)
-    assert len(study._tried(FULL["clc"], CORPUS)) == trials
+    assert len(study._tried(FULL["clc"], examples)) == trials
 
 
 def test_table_and_page_show_every_point(points: list[Point]) -> None:

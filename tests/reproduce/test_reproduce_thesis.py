@@ -11,7 +11,6 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,18 +18,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edp_lab.reproduce.thesis.thesis_claims import _best_accuracy
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, judge
 from edp_lab.privacy.composition import best_composition
 from edp_lab.privacy.gdp import gdp_delta
-from edp_lab.reproduce.thesis import lab as study
-from edp_lab.reproduce.thesis.claims_noise import _best_accuracy
 from edp_lab.reproduce.thesis.lab import PARTS, Lab, circle_sigma, point_epsilon, reproduce
 from edp_lab.reproduce.thesis.thesis_tables import FIGURES, SCORES, TABLES, Cell, Network, Part, Scale
 from edp_lab.three_phase.classifier import eq33_sigma
 from edp_lab.three_phase.instructors import Job
 from edp_lab.three_phase.pate import Aggregator, Vote
+from edp_lab.training.result_cache import NUMERICS
 
 TINY = Scale("digits", 1, 2, 20, (100, 1000), 1, 1, 8, 8, instructors=2)
 INTERRUPTED = """
@@ -43,12 +42,8 @@ list(reproduce(Lab(Path(sys.argv[1]), Scale(*eval(sys.argv[2])), 0, tell), ["4.5
 """
 
 
-def guessing(jobs: Sequence[Job], *_: object) -> list[Any]:
-    """In place of `train_all`: networks that guess, of which nobody can tell the labels in the training set."""
-    return [_guess(job) for job in jobs]
-
-
-def _guess(job: Job) -> Any:
+def guess(job: Job, *_: object) -> Any:
+    """In place of `Job.train`: a network that guesses, of which nobody can tell the labels in the training set."""
     settings = job.settings.resolved(len(job.x))
     private = settings.private
     rng = np.random.default_rng(settings.seed)
@@ -68,7 +63,7 @@ def folder(tmp_path_factory) -> Path:
 def made(folder) -> dict[str, Part]:
     """Of networks that guess."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study, "train_all", guessing)
+        patch.setattr(Job, "train", guess)
         return {part.id: part for part in reproduce(Lab(folder, TINY))}
 
 
@@ -242,14 +237,16 @@ def test_repeats_have_seeds_and_test_images_of_their_own(tmp_path, monkeypatch):
 
 
 def test_what_is_finished_is_not_trained_again(made, folder, monkeypatch):
-    monkeypatch.setattr(study, "train_all", no_training)
+    monkeypatch.setattr(Job, "train", no_training)
     for part in reproduce(Lab(folder, TINY)):
         assert part == made[part.id]
     with pytest.raises(AssertionError, match="is trained"):
         list(reproduce(Lab(folder, TINY, seed=1), ["4.4"]))
 
 
-def test_whatever_a_network_depends_on_is_in_its_key(tmp_path):
+def test_whatever_a_network_depends_on_is_in_its_key(tmp_path, monkeypatch):
+    trained: list[Job] = []
+    monkeypatch.setattr(Job, "train", lambda job, say: trained.append(job) or guess(job))
     lab = Lab(tmp_path, TINY)
     data = lab.images(0)
     job = lab.job("a", 0, data, model="cnn")
@@ -258,12 +255,14 @@ def test_whatever_a_network_depends_on_is_in_its_key(tmp_path):
     y[3] = (y[3] + 1) % 10
     settings = replace(job.settings, lr=0.5)
     others = [replace(job, x=x), replace(job, y=y), replace(job, settings=settings), replace(job, test_x=x[:600])]
-    entries = {lab._entry(one) for one in [job, *others, lab.job("b", 0, data, model="cnn")]}
-    assert len(entries) == 6
-    changed = Lab(tmp_path, TINY)
-    changed._code = [b"other code"]
-    assert changed._entry(job) not in entries
-    assert Lab(tmp_path, replace(TINY, sizes=(1,)))._entry(replace(job, name="another name")) == lab._entry(job)
+    for count, one in enumerate([job, *others, lab.job("b", 0, data, model="cnn")], 1):
+        lab.train([one])
+        assert len(trained) == count
+    Lab(tmp_path, replace(TINY, sizes=(1,))).train([replace(job, name="another name")])
+    assert len(trained) == 6
+    monkeypatch.setitem(NUMERICS, "classifier", 99)
+    lab.train([job])
+    assert len(trained) == 7
 
 
 def test_a_run_that_was_killed_goes_on_where_it_stopped_and_makes_the_same_table(tmp_path, monkeypatch):
@@ -275,8 +274,8 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped_and_makes_the_same_table
         process.send_signal(signal.SIGKILL)
     kept = {entry.name: entry.stat().st_mtime_ns for entry in (tmp_path / "killed" / "cells").glob("*.json")}
     assert 2 <= len(kept) < 9
-    trained, train_all = [], study.train_all
-    monkeypatch.setattr(study, "train_all", lambda jobs, *rest: trained.extend(jobs) or train_all(jobs, *rest))
+    trained, train = [], Job.train
+    monkeypatch.setattr(Job, "train", lambda job, say: trained.append(job) or train(job, say))
     [resumed] = reproduce(Lab(tmp_path / "killed", TINY), ["4.5"])
     assert len(trained) == 9 - len(kept)
     assert all((tmp_path / "killed" / "cells" / name).stat().st_mtime_ns == time for name, time in kept.items())
@@ -291,7 +290,7 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped_and_makes_the_same_table
 
 
 def test_unknown_names_are_refused_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "train_all", no_training)
+    monkeypatch.setattr(Job, "train", no_training)
     with pytest.raises(UsageError, match=r"unknown table or figure '9\.9': choose 2\.2, .*figure 4\.2"):
         reproduce(Lab(tmp_path, TINY), ["4.4", "9.9"])
 

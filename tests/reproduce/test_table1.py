@@ -6,21 +6,19 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edp_lab.errors import UsageError
-from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.privacy import Decay, judge
 from edp_lab.reproduce.paper import table1 as study
 from edp_lab.reproduce.paper.printed import TABLE_1
 from edp_lab.reproduce.paper.table1 import Cell, Estimate, Scale, table1, under
-from edp_lab.reproduce.run_cache import Job, claimed_log10
+from edp_lab.reproduce.pretrained import VECTORS, layers_of, words_of
+from edp_lab.reproduce.run_cache import Inputs, Job, claimed_log10
 from edp_lab.training import TrainConfig
-from edp_lab.training.pretraining import pretrain_bert
 
 CORPUS = "smart-home-health"
 Z0 = (1e-3, 1e-2, 1e-1)
@@ -28,16 +26,15 @@ STEPS, MOST = {"clc": 100, "bert": 100}, {"clc": 4, "bert": 2}
 SCALE = Scale("small", False, 1, 64, STEPS, MOST, 3, dict.fromkeys(study.VARIANTS, Z0))
 
 
-@pytest.fixture(autouse=True)
-def no_vectors(monkeypatch):
-    monkeypatch.setattr(study, "public_vectors", lambda corpus, folder: "vectors")
-
-
 class Runs:
     """Stands for `TableRuns`: error by z0, a split of each seed's own, and what was asked for."""
 
-    def __init__(self, validation: dict[float, float], out: Path = Path()) -> None:
-        self.validation, self.jobs, self.out = validation, [], out
+    def __init__(self, validation: dict[float, float]) -> None:
+        self.validation, self.jobs, self.prepared, self.inputs = validation, [], [], Inputs()
+
+    def prepare(self, jobs: Sequence[Job]) -> None:
+        assert not self.jobs
+        self.prepared += jobs
 
     def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
         self.jobs += jobs
@@ -126,13 +123,6 @@ def test_a_corpus_is_read_an_even_number_of_times_about_as_often_as_the_steps_al
         assert plain.about["epochs"] == epochs
 
 
-def test_all_methods_read_the_same_public_words(tmp_path):
-    """Else a sound run, which may not read words off its training set, would differ from SGD in more than noise."""
-    runs = Runs(dict.fromkeys(Z0, 0.1))
-    cells(runs)
-    assert {job.config.pretrained for job in runs.jobs} == {"vectors"}
-
-
 def test_where_all_noise_costs_too_much_the_smallest_error_is_chosen_and_the_row_says_so():
     row = cells(Runs({1e-3: 0.5, 1e-2: 0.4, 1e-1: 0.6}))
     assert {(cell.z0, cell.within_tolerance) for cell in row if cell.decay == "none"} == {(1e-2, False)}
@@ -184,22 +174,18 @@ def test_claimed_epsilon_is_the_papers_formula_at_the_papers_delta():
     """rho = T / (2 z0^2); epsilon = rho + 2 sqrt(rho ln(1/delta)); in logarithms."""
     config = TrainConfig(CORPUS, z0=1e-6, as_printed=True, epochs=30, size="small")
     rho = 30 / (2 * 1e-12)
-    assert claimed_log10(config, 5e-4) == pytest.approx(math.log10(rho + 2 * math.sqrt(rho * math.log(2000))))
-    assert claimed_log10(replace(config, method="sgd", as_printed=False), 5e-4) is None
+    assert claimed_log10(config, 667, 5e-4) == pytest.approx(math.log10(rho + 2 * math.sqrt(rho * math.log(2000))))
+    assert claimed_log10(replace(config, method="sgd", as_printed=False), 667, 5e-4) is None
 
 
-def test_bert_starts_from_the_first_layers_of_a_published_encoder(tmp_path):
-    size = BertSize(layers=2, heads=2, hidden=4, intermediate=6, positions=32)
-    pretrain_bert([("turn", "on", "the", "lights")] * 3, tmp_path / "published", epochs=1, size=size)
-    runs = Runs(dict.fromkeys(Z0, 0.1), tmp_path)
-    for _ in range(2):
-        list(table1(runs, SCALE, ["clc", "bert"], [CORPUS], str(tmp_path / "published")))  # type: ignore[arg-type]
-    starts = {job.config.model: job.config.pretrained for job in runs.jobs}
-    assert starts["clc"] == "vectors"
-    assert len(load_bert(str(starts["bert"]))[0].encoder.layer) == SCALE.layers
-    assert len(list((tmp_path / "public").iterdir())) == 1
-    for job in runs.jobs:  # whatever the method, a private one included: the words are the encoder's
-        assert job.config.pretrained == starts[job.config.model]
+@pytest.mark.parametrize(("published", "start"), [(False, VECTORS), (True, words_of("it"))])
+def test_all_methods_start_alike_from_public_words_and_bert_from_a_published_encoder(published, start):
+    """Else a sound run, which may not read words off its training set, would differ from SGD in more than noise."""
+    runs = Runs(dict.fromkeys(Z0, 0.1))
+    list(table1(runs, replace(SCALE, published=published), ["clc", "bert"], [CORPUS], "it"))  # type: ignore[arg-type]
+    found = {(job.config.model, job.config.pretrained) for job in runs.jobs}
+    assert found == {("clc", start), ("bert", layers_of("it", SCALE.layers))}
+    assert [job.config.method for job in runs.prepared] == ["sgd"] * 2  # what cannot be had shows before hours of work
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -114,29 +111,3 @@ def test_a_vote_is_that_of_the_majority():
     right, wrong = data.test_labels, 1 - data.test_labels
     assert vote_scores([data], [[network(*right), network(*right), network(*wrong)]]).accuracy == 1
     assert vote_scores([data, data], [[network(*right)], [network(*wrong)]]).accuracy == 0.5
-
-
-# What is kept
-
-
-def test_a_network_is_read_as_it_was_written(tmp_path: Path):
-    kept = network(1, 0, 2, epsilon=0.1 + 0.2)
-    kept.write(tmp_path / "a.json")
-    read = Network.read(tmp_path / "a.json", 3)
-    assert (read.predicted == kept.predicted).all()
-    assert (read.rows, read.epsilon, read.record) == (kept.rows, kept.epsilon, kept.record)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_what_is_damaged_or_of_another_network_is_not_read(tmp_path: Path):
-    entry = tmp_path / "a.json"
-    network(1, 0).write(entry)
-    whole = entry.read_text()
-    assert Network.read(tmp_path / "none.json", 2) is None
-    assert Network.read(entry, 3) is None
-    entry.rename(tmp_path / "b.json")
-    assert Network.read(tmp_path / "b.json", 2) is None
-    other = json.dumps({**json.loads(whole), "predicted": [0, 0]})
-    for damaged in (whole[:-9], whole.replace("1.5", "2.5"), other, "[]", "{}"):
-        entry.write_text(damaged)
-        assert Network.read(entry, 2) is None

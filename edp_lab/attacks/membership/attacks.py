@@ -400,12 +400,12 @@ def attack_model(name: str, seed: int) -> Any:
     raise UsageError(f"unknown attack model {name!r}: choose one of {', '.join(CLASSIFIERS)}")
 
 
-def default_shadow(own: str) -> str:
+def default_shadow(own: str, at_hand: Callable[[str], bool] = lambda name: find(name) is not None) -> str:
     """The first public corpus at hand that is not the target's; without any, or for smart-home, a generated one."""
     if own.startswith("smart-home"):
         return GENERATED
     others = (name for name in PUBLIC if not own.startswith(name))  # snips-original holds what snips does
-    return next((name for name in others if find(name) is not None), GENERATED)
+    return next(filter(at_hand, others), GENERATED)
 
 
 def shadow_corpus(name: str, target: Target) -> Corpus:

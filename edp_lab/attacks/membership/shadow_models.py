@@ -1,49 +1,38 @@
 """Shadow models: trained as the target was, on training sets that the attacker knows; each is kept once it is trained.
 
-    CACHE/<key>/                 a shadow model (`train_shadow`)
-    CACHE/<key>.safetensors      the signals of one (`shadow_signals`), about 25 bytes an utterance
+    CACHE/<key>/         a shadow model (`train_shadow`)
+    CACHE/<key>.json     the signals of one (`shadow_signals`), about 60 bytes an utterance
 
-The key is a digest of everything that the entry is a function of: settings, labels, training set, seed, pretrained
-weights, package versions and the code of the layers below. Entries may be deleted at any time.
-
-Shadow models are small, and a step of theirs is mostly overhead: on two cores two processes of one thread train about
-twice as fast as one process. They are new Pythons, never forks, and
-end with their parent, however it dies (see `edp_lab.training.processes`).
+The key is a digest of everything that the entry is a function of: settings, labels, training set, seed and pretrained
+weights (see `edp_lab.training.result_cache`). Entries may be deleted at any time.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import queue
 import shutil
-import sys
 import tempfile
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
-from safetensors.torch import save
 
 from edp_lab.attacks.membership.signals import Floats, Signals, signals
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus
 from edp_lab.errors import UsageError
 from edp_lab.models import load_model, save_model
-from edp_lab.models.files import parse_tensors, read_bytes, write_whole
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.processes import Ranks, run_rank, usable_cores
-from edp_lab.training.run_folder import code_of, digest, versions
+from edp_lab.training.pool import Say
+from edp_lab.training.processes import usable_cores
+from edp_lab.training.result_cache import ResultCache, content_key, content_of
 from edp_lab.training.trainer import Trainer
 
-CODE = ("corpora", "privacy", "models", "training", "attacks/membership")
 MOST_ON_GPU = 4  # workers that share a GPU: each brings its own half gigabyte of CUDA
 
 
@@ -75,7 +64,7 @@ def train_shadow(
         UsageError: an empty training set, one that `config` cannot train on, or a cache that cannot be written.
     """
     own = _settled(config, seed)
-    entry = _made(cache) / _key(own, corpus, train)
+    entry = _cache(cache).folder / _key(own, corpus, train)
     with suppress(UsageError):  # not there, or damaged
         return load_model(entry).eval()
     model = _train(own, corpus, train)
@@ -114,21 +103,27 @@ def shadow_signals(
         KeyboardInterrupt: with a sentence on what is kept. As after any error, no worker is left.
     """
     inside = half_samples(pool, shadows, seed)
-    folder = _made(cache)
-    drawn = np.random.default_rng([seed, 1]).integers(2**40, 2**48, shadows)
-    work = _Work(_settled(config, 0), replace(corpus, utterances=tuple(pool)), folder)
-    todo = [_Shadow(int(own), np.flatnonzero(row).tolist()) for own, row in zip(drawn, inside, strict=True)]
-    entries = [work.entry(shadow) for shadow in todo]
-    found = [_read(entry, len(pool), corpus.has_tags) for entry in entries]
-    missing = [shadow for shadow, has in zip(todo, found, strict=True) if has is None]
-    progress(shadows - len(missing), shadows)
-    if missing:
-        _train_side_by_side(work, missing, workers, lambda done: progress(shadows - len(missing) + done, shadows))
-        found = [_read(entry, len(pool), corpus.has_tags) for entry in entries]
-    complete = [one for one in found if one is not None]
-    if len(complete) < shadows:
-        raise UsageError(f"shadow models have vanished from {folder}, or were damaged there: run the attack again")
-    return ShadowSignals(_stacked(complete), inside)
+    kept = _cache(cache)
+    drawn = np.random.default_rng([seed, 1]).integers(2**40, 2**48, shadows).tolist()
+    settled, own = _settled(config, 0), replace(corpus, utterances=tuple(pool))
+    shared = _key(settled, own, pool)
+    jobs = [
+        _Shadow(replace(settled, seed=draw), own, np.flatnonzero(row).tolist())
+        for draw, row in zip(drawn, inside, strict=True)
+    ]
+    keys = [content_key(["membership"], shared, job.config.seed, job.train) for job in jobs]
+    cure = f"finished shadow models are kept in {kept.folder}, so that the same attack goes on from there"
+
+    def said(done: int, what: Any) -> None:
+        progress(done, shadows)
+
+    try:
+        found = kept.results(
+            keys, jobs, _signals, workers or _default_workers(), said, cure, "a process that trains shadow models"
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; {cure}") from None
+    return ShadowSignals(_stacked(found), inside)
 
 
 def half_samples(pool: Sequence[Utterance], shadows: int, seed: int) -> NDArray[np.bool_]:
@@ -178,168 +173,42 @@ def _train(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]) -> I
 # ---- The cache -------------------------------------------------------------------------------------------------------
 
 
-def _made(cache: Path | None) -> Path:
-    """The cache's folder.
-
-    Raises:
-        UsageError: it cannot be written, which should show before hours of training.
-    """
-    folder = default_cache() if cache is None else cache
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise UsageError(f"the cache {folder} cannot be written ({error.strerror}): choose another --cache") from error
-    return folder
+def _cache(folder: Path | None) -> ResultCache:
+    return ResultCache(default_cache() if folder is None else folder, "choose another --cache")
 
 
 def _key(config: TrainConfig, corpus: Corpus, utterances: Sequence[Utterance]) -> str:
     """Digest of all that shadow models trained on some of these utterances have in common, and of their order."""
     alpha = load_corpus(config.alpha_corpus).sha256 if config.alpha_corpus else config.alpha
-    settings = {**asdict(config), "corpus": None, "alpha": alpha}
+    settings = replace(config, corpus="", alpha=None, pretrained=None)
+    weights = None if config.pretrained is None else content_of(config.pretrained)
     content = [[u.tokens, u.tags, u.intent] for u in utterances]
-    told = [settings, corpus.intents, corpus.tags, content, versions()]
-    return digest({}, json.dumps(told, sort_keys=True).encode(), *code_of(CODE), *_files(config.pretrained))
+    return content_key(["training", "membership"], settings, alpha, weights, corpus.intents, corpus.tags, content)
 
 
-def _files(pretrained: str | None) -> list[bytes]:
-    """Checksums of pretrained weights; a name on a hub stands for itself, in the settings."""
-    path = Path(pretrained or "").expanduser()
-    files = [] if pretrained is None else sorted(f for f in (path, *path.rglob("*")) if f.is_file())
-    return [digest({}, file.read_bytes()).encode() for file in files]
+class _Shadow(NamedTuple):
+    """A shadow model to be: its settings and seed, the pool as a corpus, and its training set as places there."""
 
-
-def _read(entry: Path, pool: int, tagged: bool) -> Signals | None:
-    """Signals on a pool of this size, or None if they are not there, damaged or others."""
-    try:
-        tensors = parse_tensors(read_bytes(entry), entry)
-        with safe_open(entry, framework="pt") as file:
-            told = file.metadata() or {}
-    except UsageError:
-        return None
-    names = {"loss", "intent_logit", *(["tags_logit"] if tagged else [])}
-    if told.get("sha256") != digest(tensors, entry.name.encode()) or set(tensors) != names:
-        return None
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    if any(array.shape != (pool,) for array in arrays.values()):
-        return None
-    return Signals(arrays["loss"], arrays["intent_logit"], arrays.get("tags_logit"))
-
-
-def _write(entry: Path, found: Signals) -> None:
-    """Atomically, also where two processes write the same entry."""
-    tensors = {name: torch.from_numpy(array) for name, array in vars(found).items() if array is not None}
-    own = entry.with_name(f"{entry.name}.{os.getpid()}")
-    try:
-        write_whole(own, save(tensors, {"sha256": digest(tensors, entry.name.encode())}))
-        os.replace(own, entry)
-    except OSError as error:
-        raise UsageError(f"{entry} cannot be written ({error.strerror}): make room there") from error
-
-
-def _stacked(found: Sequence[Signals]) -> Signals:
-    def stack(name: str) -> Floats:
-        return np.stack([getattr(one, name) for one in found])
-
-    return Signals(stack("loss"), stack("intent_logit"), None if found[0].tags_logit is None else stack("tags_logit"))
-
-
-# ---- Workers ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Shadow:
-    """A shadow model's seed, and its training set as places in the pool."""
-
-    seed: int
+    config: TrainConfig
+    corpus: Corpus
     train: list[int]
 
 
-class _Work:
-    """What all shadow models of an attack share; the corpus holds the pool, and nothing else."""
-
-    def __init__(self, config: TrainConfig, corpus: Corpus, folder: Path) -> None:
-        self.config, self.corpus, self.folder = config, corpus, folder
-        self.key = _key(config, corpus, corpus.utterances)
-
-    def entry(self, shadow: _Shadow) -> Path:
-        return self.folder / f"{digest({}, self.key.encode(), json.dumps(asdict(shadow)).encode())}.safetensors"
-
-    def job(self, shadows: Sequence[_Shadow]) -> str:
-        """For one worker, as JSON."""
-        todo = [{**asdict(shadow), "entry": str(self.entry(shadow).absolute())} for shadow in shadows]
-        return json.dumps({"config": asdict(self.config), "corpus": asdict(self.corpus), "shadows": todo})
+def _signals(shadow: _Shadow, say: Say) -> dict[str, Any]:
+    """In a worker: as lists, by name."""
+    pool = shadow.corpus.utterances
+    model = _train(shadow.config, shadow.corpus, [pool[k] for k in shadow.train])
+    return {name: None if array is None else array.tolist() for name, array in vars(signals(model, pool)).items()}
 
 
-def _train_side_by_side(
-    work: _Work, shadows: Sequence[_Shadow], workers: int | None, told: Callable[[int], None]
-) -> None:
-    """Train shadow models in processes of their own; `told`, here, how many are done."""
-    count = min(workers or _default_workers(), len(shadows))
-    kept = f"finished shadow models are kept in {work.folder}, so that the same attack goes on from there"
-    said: queue.SimpleQueue[str | Exception | None] = queue.SimpleQueue()
-    with ExitStack() as stack:
-        jobs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        for k in range(count):
-            job = jobs / f"{k}.json"
-            job.write_text(work.job(shadows[k::count]))
-            worker = stack.enter_context(Ranks(1, ["edp_lab.attacks.membership.shadow_models", str(job)], threads=1))
-            threading.Thread(target=_relay, args=(worker, kept, said), daemon=True).start()
-        done = 0
-        try:
-            while count:
-                match said.get():
-                    case None:
-                        count -= 1
-                    case str():
-                        done += 1
-                        told(done)
-                    case Exception() as error:
-                        raise error
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"interrupted; {kept}") from None
+def _stacked(found: Sequence[dict[str, Any]]) -> Signals:
+    def stack(name: str) -> Floats:
+        return np.array([one[name] for one in found])
 
-
-def _relay(worker: Ranks, kept: str, said: queue.SimpleQueue[str | Exception | None]) -> None:
-    try:
-        for line in worker.lines(kept):
-            said.put(line)
-        said.put(None)
-    except UsageError as error:
-        said.put(UsageError(str(error).replace("rank 0 of 1", "a process that trains shadow models")))
-    except Exception as error:  # also when everything was closed, and nobody listens
-        said.put(error)
+    tags = None if found[0]["tags_logit"] is None else stack("tags_logit")
+    return Signals(stack("loss"), stack("intent_logit"), tags)
 
 
 def _default_workers() -> int:
     cores = usable_cores()
     return min(cores, MOST_ON_GPU) if torch.cuda.is_available() else cores
-
-
-def main(job: str) -> None:
-    """One worker: train what the file `job` lists, and print a line for each shadow model that is finished."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        os.environ.pop(name, None)  # a shadow model is trained by one process alone, not by one of many
-    told = json.loads(read_bytes(Path(job)))
-    Path(job).unlink()  # it holds the corpus, which must not stay where the parent was killed
-    corpus = _corpus(told["corpus"])
-    config = TrainConfig(**told["config"])
-    for shadow in told["shadows"]:
-        train = [corpus.utterances[k] for k in shadow["train"]]
-        model = _train(replace(config, seed=shadow["seed"]), corpus, train)
-        _write(Path(shadow["entry"]), signals(model, corpus.utterances))
-        sys.stdout.write("done\n")
-        sys.stdout.flush()
-
-
-def _corpus(told: Mapping[str, Any]) -> Corpus:
-    """As `asdict` told it, with JSON's lists for tuples."""
-    rows = [
-        (tuple(u["tokens"]), None if u["tags"] is None else tuple(u["tags"]), u["intent"]) for u in told["utterances"]
-    ]
-    names = {name: tuple(told[name]) for name in ("intents", "slots", "warnings")}
-    return Corpus(**{**told, **names, "utterances": tuple(Utterance(*row) for row in rows)})
-
-
-if __name__ == "__main__":
-    run_rank(lambda job, _: main(job))

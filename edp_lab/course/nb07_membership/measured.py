@@ -33,7 +33,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models.files import read_json, write_whole
 from edp_lab.privacy import Guarantee
 from edp_lab.reproduce import results_io as results
-from edp_lab.reproduce.machine import machine
+from edp_lab.reproduce.results_io import machine
 from edp_lab.training import TrainConfig, train
 from edp_lab.training.run_folder import versions
 from edp_lab.training.trainer import Event

@@ -8,14 +8,16 @@ alike. Peak memory is that of a process of its own for each method. Several proc
 from __future__ import annotations
 
 import json
+import platform
 import random
 import resource
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,17 @@ import torch
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
-from edp_lab.reproduce.paper.printed import TABLE_2
+from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_2
+from edp_lab.reproduce.paper.table1 import CORPORA, check_names
 from edp_lab.training import TrainConfig
 from edp_lab.training.processes import Ranks, run_rank
+from edp_lab.training.result_cache import ResultCache, content_key
+from edp_lab.training.run_folder import versions
 from edp_lab.training.run_session import start_accelerator
 from edp_lab.training.trainer import Trainer
 
 METHODS = ("sgd", "edp-sgd", "dp-sgd-naive", "dp-sgd", "opacus")
+TABLE_METHODS = METHODS[:-1]
 SLOW, FEW = 10.0, 3  # a method whose steps take so many times as long as SGD's gets only a few rounds
 # Else glibc gives large tensors back to the system in each step: no cost to our methods, half of the time to Opacus.
 KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
@@ -131,6 +137,48 @@ def bench_steps(task: Task, progress: Callable[[str], None] = lambda name: None)
                 seconds = [t["seconds" if number else "sgd"] for t in own]
                 rows.append(_row(task, contestant, seconds, [t["sgd"] for t in own], told[0], last["memory_mb"]))
     return rows
+
+
+def table2(
+    out: Path,
+    models: Sequence[str],
+    corpora: Sequence[str],
+    size: str = "paper",
+    rounds: int = 11,
+    tell: Callable[[str, bool], None] = lambda line, kept: None,
+) -> Iterator[list[dict[str, Any]]]:
+    """The rows of one model on one corpus after the other; what was measured on this machine before is kept.
+
+    Raises:
+        UsageError: an unknown model or corpus, one that is not at hand, or a folder that cannot be written.
+    """
+    check_names(models, corpora)
+    cache = ResultCache(out / "cells")
+    machine = [platform.node(), platform.machine(), torch.get_num_threads(), torch.cuda.is_available()]
+    for task in (Task(c, m, TABLE_METHODS, (1, NUM_GPUS), rounds=rounds, size=size) for m in models for c in corpora):
+        told = partial(_told, tell, f"{task.model.upper()} on {task.corpus}")
+        key = content_key(["timing"], task, load_corpus(task.corpus).sha256, machine)
+        found = cache.read(key)
+        if found is not None:
+            told("was measured before", True)
+        else:
+            found = cache.write(key, {"rows": [_beside_paper(row) for row in bench_steps(task, told)]})
+            told("measured", True)
+        yield found["rows"]
+
+
+def _told(tell: Callable[[str, bool], None], task: str, what: str, kept: bool = False) -> None:
+    tell(f"{task}: {what}", kept)
+
+
+def _beside_paper(row: dict[str, Any]) -> dict[str, Any]:
+    """With the paper's seconds of an SGD epoch and its factor; ours stand on simulated devices, theirs on 8 GPUs."""
+    names = row["model"].upper(), CORPORA[row["corpus"]]
+    printed = next(one for one in TABLE_2 if (one.model, one.corpus) == names)
+    factors = {"sgd": 1.0, "dp-sgd-naive": printed.dp_sgd_factor}
+    factor = printed.edp_sgd_factor if (row["method"], row["gpus"]) == ("edp-sgd", NUM_GPUS) else None
+    told = {"stands_for": printed.corpus, "paper_sgd_seconds": printed.sgd_seconds, "versions": versions()}
+    return {**row, **told, "paper_ratio": factors.get(row["method"], factor)}
 
 
 def _row(

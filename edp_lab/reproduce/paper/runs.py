@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -29,12 +26,12 @@ from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay
 from edp_lab.reproduce.results_io import RESULTS
-from edp_lab.reproduce.run_cache import LAUNCHER
 from edp_lab.training import TrainConfig
 from edp_lab.training.gradients import plain_gradient, trainable
 from edp_lab.training.inference import evaluate_model
 from edp_lab.training.optimizers import BETAS, make_optimizer
-from edp_lab.training.processes import Ranks, run_rank, usable_cores
+from edp_lab.training.pool import Say, run_jobs
+from edp_lab.training.processes import usable_cores
 from edp_lab.training.trainer import Trainer
 
 CORPUS, EPOCHS = "smart-home-health", 8
@@ -168,43 +165,20 @@ def small_runs(
 def runs_of(what: str, told: Told, configs: Sequence[TrainConfig]) -> tuple[Outcome, ...]:
     """A run for each configuration, each trained once in a process. `told` hears what it is."""
     missing = [config for config in configs if config not in _TRAINED]
-    if len(missing) == 1:
-        told(f"training: {what}, seed {missing[0].seed}")
-        _TRAINED[missing[0]] = small_run(missing[0])
-    elif missing:
-        found = _side_by_side(missing, lambda seed: told(f"training: {what}, {seed}"))
-        _TRAINED.update(zip(missing, found, strict=True))
+
+    def keep(place: int, outcome: Outcome) -> None:
+        _TRAINED[missing[place]] = outcome
+
+    run_jobs(_told_run, missing, usable_cores(), lambda seed: told(f"training: {what}, {seed}"), keep)
     return tuple(_TRAINED[config] for config in configs)
 
 
 _TRAINED: dict[TrainConfig, Outcome] = {}
 
 
-def _side_by_side(configs: Sequence[TrainConfig], told: Told) -> list[Outcome]:
-    """One process for each core, each with a thread: networks this small gain nothing from a second one."""
-    with TemporaryDirectory() as folder:
-        share = Path(folder) / "configs.json"
-        share.write_text(json.dumps([asdict(config) for config in configs]))
-        with Ranks(min(usable_cores(), len(configs)), ["edp_lab.reproduce.paper.runs", str(share)], threads=1) as ranks:
-            for seed in ranks.lines():
-                told(seed)
-        return [Outcome(**json.loads(_result(share, number).read_text())) for number in range(len(configs))]
-
-
-def _result(share: Path, number: int) -> Path:
-    return share.with_name(f"{number}.json")
-
-
-def _work(path: str, stop: threading.Event) -> None:
-    """A process's share of `_side_by_side`."""
-    share, rank, workers = Path(path), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    for name in LAUNCHER:
-        del os.environ[name]
-    torch.set_num_threads(1)
-    configs = [TrainConfig(**told) for told in json.loads(share.read_text())]
-    for number in range(rank, len(configs), workers):
-        print(f"seed {configs[number].seed}", flush=True)
-        _result(share, number).write_text(json.dumps(asdict(small_run(configs[number]))))
+def _told_run(config: TrainConfig, say: Say) -> Outcome:
+    say(f"seed {config.seed}")
+    return small_run(config)
 
 
 def small_run(config: TrainConfig) -> Outcome:
@@ -293,7 +267,3 @@ def _norms_by_step(run: Trainer, utterances: Sequence[Utterance]) -> NDArray[np.
             run.step()
             rows.append([0.0 if p.grad is None else float(torch.linalg.vector_norm(p.grad)) for p in parameters])
     return np.array(rows)
-
-
-if __name__ == "__main__":
-    run_rank(_work)

@@ -21,16 +21,14 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay
 from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_1, Table1Row
-from edp_lab.reproduce.pretrained import ENCODER, FINE_TUNING, public_encoder, public_vectors, public_words
+from edp_lab.reproduce.pretrained import ENCODER, FINE_TUNING, VECTORS, layers_of, words_of
 from edp_lab.reproduce.run_cache import Job, TableRuns, claimed_log10, measured_on
 from edp_lab.training import TrainConfig
 
@@ -177,29 +175,28 @@ def table1(
     Raises:
         UsageError: an unknown model or corpus; a corpus or an encoder that is not at hand; as `TableRuns.results`.
     """
+    check_names(models, corpora)
+    if scale.seeds < 1:
+        raise UsageError(f"the number of seeds is {scale.seeds}: it must be at least 1")
+    plains = [_plain(runs, scale, model, corpus, encoder) for model in models for corpus in corpora]
+    runs.prepare([_job(plain) for plain in plains])
+    return (_row(runs, scale, plain) for plain in plains)
+
+
+def check_names(models: Sequence[str], corpora: Sequence[str]) -> None:
+    """
+    Raises:
+        UsageError: a model or corpus that is not in the paper's tables.
+    """
     for name, known, given in (("model", MODELS, models), ("corpus", tuple(CORPORA), corpora)):
         for one in given:
             if one not in known:
                 raise UsageError(f"unknown {name} {one!r}: choose {', '.join(known)}")
-    if scale.seeds < 1:
-        raise UsageError(f"the number of seeds is {scale.seeds}: it must be at least 1")
-    for corpus in corpora:
-        load_corpus(corpus)  # before an encoder is looked for
-    places = [(model, corpus) for model in models for corpus in corpora]
-    starts = [_start(scale, model, corpus, encoder, runs) for model, corpus in places]
-    for (model, corpus), start in zip(places, starts, strict=True):
-        yield _row(runs, scale, model, corpus, start)
 
 
-def _start(scale: Scale, model: str, corpus: str, encoder: str, runs: TableRuns) -> str:
-    folder = runs.out / "public"
-    if model == "bert":
-        return public_encoder(encoder, scale.layers, folder)
-    return public_words(encoder, folder) if scale.published else public_vectors(corpus, folder)
-
-
-def _row(runs: TableRuns, scale: Scale, model: str, corpus: str, start: str) -> list[Cell]:
-    plain = TrainConfig(
+def _plain(runs: TableRuns, scale: Scale, model: str, corpus: str, encoder: str) -> TrainConfig:
+    words = words_of(encoder) if scale.published else VECTORS
+    return TrainConfig(
         corpus,
         model,
         method="sgd",
@@ -207,26 +204,30 @@ def _row(runs: TableRuns, scale: Scale, model: str, corpus: str, start: str) -> 
         size=scale.size,
         batch_size=scale.batch_size,
         dropout=0.0,
-        epochs=_epochs(scale, model, corpus),
-        pretrained=start,
+        epochs=_epochs(scale, model, runs.inputs.examples(corpus, 0)),
+        pretrained=layers_of(encoder, scale.layers) if model == "bert" else words,
         lr=FINE_TUNING if model == "bert" else None,
     )
-    tried = _tune(runs, scale, plain, f"{model.upper()} on {corpus}: SGD and tuning")
+
+
+def _row(runs: TableRuns, scale: Scale, plain: TrainConfig) -> list[Cell]:
+    what = f"{plain.model.upper()} on {plain.corpus}"
+    tried = _tune(runs, scale, plain, f"{what}: SGD and tuning")
     arms: dict[tuple[str, Decay | None], TrainConfig] = {(SGD, None): plain, (HALF, None): _half(plain)}
     for variant in VARIANTS:
         for decay in Decay:
             arms[variant, decay] = under(decay, _choose(tried[variant], tried[SGD][plain]))
     jobs = [_job(config, seed) for config in arms.values() for seed in range(scale.seeds)]
-    done = dict(zip(jobs, runs.results(jobs, f"{model.upper()} on {corpus}: seeds"), strict=True))
+    done = dict(zip(jobs, runs.results(jobs, f"{what}: seeds"), strict=True))
     own = {arm: [done[_job(config, seed)] for seed in range(scale.seeds)] for arm, config in arms.items()}
     return [
         _cell(arm, config, own[arm], own[SGD, None], len(tried.get(arm[0], (plain,)))) for arm, config in arms.items()
     ]
 
 
-def _epochs(scale: Scale, model: str, corpus: str) -> int:
+def _epochs(scale: Scale, model: str, examples: int) -> int:
     """An even number, so that half of it is one."""
-    steps, most, examples = scale.steps[model], scale.most_epochs[model], training_examples(corpus, 0)
+    steps, most = scale.steps[model], scale.most_epochs[model]
     return 2 * whole_epochs(steps // 2, scale.batch_size, examples, most // 2)
 
 
@@ -313,7 +314,7 @@ def _cell(
         ser_change=change("ser"),
         auc_change=change("auc"),
         loss_auc_change=change("loss_auc"),
-        log10_claimed=claimed_log10(config, printed.delta),
+        log10_claimed=claimed_log10(config, first["examples"], printed.delta),
         epsilon=_largest(own, "epsilon"),
         epsilon_if_alpha_public=_largest(own, "epsilon_if_alpha_public"),
         delta=first["delta"],
@@ -353,8 +354,3 @@ def _largest(own: Sequence[Mapping[str, Any]], name: str) -> float | None:
 def whole_epochs(steps: int, batch: int, examples: int, most: int) -> int:
     """About so many steps, at least one epoch, and at most `most`."""
     return max(1, min(most, round(steps * batch / examples)))
-
-
-@lru_cache
-def training_examples(corpus: str, seed: int) -> int:
-    return len(split(load_corpus(corpus), seed).train)

@@ -2,19 +2,17 @@
 
     OUT/cells/<key>.json    one trained network: what it predicts, its losses, its guarantee
 
-The key is a digest of everything that the network is a function of: settings, examples, package versions and code. So a
-run that was killed goes on where it stopped, tables share networks, and entries may be deleted at any time.
+The key is a digest of settings and examples (see `edp_lab.training.result_cache`). So a run that was killed goes on
+where it stopped, tables share networks, and entries may be deleted at any time.
 
 Seeds are published, so that a table can be repeated; its epsilons are those that such noise has under secret seeds.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -50,13 +48,13 @@ from edp_lab.reproduce.thesis.thesis_tables import (
     vote_scores,
 )
 from edp_lab.three_phase.classifier import PRIVATE, ClassifierSettings
-from edp_lab.three_phase.instructors import Event, Job, train_all, usable_workers
+from edp_lab.three_phase.instructors import Event, Job, usable_workers
 from edp_lab.three_phase.pate import Aggregator, account_votes, vote_counts
 from edp_lab.three_phase.perturbation import compare, image_guarantee, perturb
 from edp_lab.three_phase.phases import PUBLIC_SHARE
-from edp_lab.training.run_folder import code_of, digest, versions
+from edp_lab.training.pool import Say
+from edp_lab.training.result_cache import ResultCache, content_key
 
-CODE = ("privacy", "models", "training", "three_phase/classifier.py")  # that a network depends on
 CIRCLES_TEST = 10_000
 POINT_SENSITIVITY = 2.0  # two points of the unit disc are at most that far apart
 BOX_SIGMA = 0.1  # section 4.1, of figures 4.1 and 4.2
@@ -84,14 +82,10 @@ class Lab:
             raise UsageError(f"unknown image data {scale.data!r}: choose digits or mnist")
         if scale.repeats < 1:
             raise UsageError(f"the number of repeats is {scale.repeats}: it must be at least 1")
-        self.cells, self.scale, self.seed, self.repeats = out / "cells", scale, seed, range(scale.repeats)
+        self.scale, self.seed, self.repeats = scale, seed, range(scale.repeats)
         self.tell = tell or (lambda line, kept: None)
         self.known: dict[tuple[int, float], Images] = {}
-        try:
-            self.cells.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=self.cells).close()
-        except OSError as error:
-            raise UsageError(f"{out} cannot be written ({error.strerror}): choose another --out") from error
+        self.cells = ResultCache(out / "cells")
 
     # ---- Data and settings
 
@@ -189,36 +183,25 @@ class Lab:
 
     def train(self, jobs: Sequence[Job]) -> list[Network]:
         """Each job's network: as kept, or trained and kept, as many at a time as pay."""
-        entries = [self._entry(job) for job in jobs]
-        found = {
-            k: Network.read(entry, len(job.test_x)) for k, (entry, job) in enumerate(zip(entries, jobs, strict=True))
-        }
-        missing = [k for k, network in found.items() if network is None]
-        workers = usable_workers(sum(len(jobs[k].x) for k in missing))
-        for start in range(0, len(missing), workers):
-            places = missing[start : start + workers]
-            trained = train_all([jobs[k] for k in places], min(workers, len(places)), self._listen)
-            for k, one in zip(places, trained, strict=True):
-                record = {name: value for name, value in one.record.items() if name != "rows"}
-                network = Network(one.model.predict(jobs[k].test_x), one.rows, one.guarantee.epsilon, record)
-                network.write(entries[k])
-                found[k] = network
-        return [network for network in found.values() if network is not None]
+        keys = [content_key(["classifier"], *list(vars(job).values())[1:]) for job in jobs]  # whatever its name
+        missing = sum(len(job.x) for job, key in zip(jobs, keys, strict=True) if self.cells.read(key) is None)
+        cure, name = "the same command goes on from here", "a process that trains networks"
+        found = self.cells.results(keys, jobs, _trained, usable_workers(missing), self._listen, cure, name)
+        return [Network(**{**one, "predicted": np.array(one["predicted"])}) for one in found]
 
-    def _listen(self, event: Event) -> None:
-        accuracy = "" if event.accuracy is None else f"  accuracy {event.accuracy:.3f}"
-        line = f"{event.part}: epoch {event.epoch} of {event.epochs}  loss {event.loss:.3f}{accuracy}"
-        self.tell(line, event.epoch == event.epochs)
+    def _listen(self, done: int, event: Event | None) -> None:
+        if event is not None:
+            accuracy = "" if event.accuracy is None else f"  accuracy {event.accuracy:.3f}"
+            line = f"{event.part}: epoch {event.epoch} of {event.epochs}  loss {event.loss:.3f}{accuracy}"
+            self.tell(line, event.epoch == event.epochs)
 
-    @cached_property
-    def _code(self) -> list[bytes]:
-        return code_of(CODE)
 
-    def _entry(self, job: Job) -> Path:
-        arrays = [np.ascontiguousarray(array) for array in (job.x, job.y, job.test_x, job.test_y)]
-        told = [asdict(job.settings), [[a.dtype.str, a.shape] for a in arrays], versions()]
-        found = digest({}, json.dumps(told, sort_keys=True).encode(), *(a.tobytes() for a in arrays), *self._code)
-        return self.cells / f"{found}.json"
+def _trained(job: Job, say: Say) -> dict[str, Any]:
+    """Of a network what `Network` has."""
+    one = job.train(say)
+    record = {name: value for name, value in one.record.items() if name != "rows"}
+    predicted = one.model.predict(job.test_x).tolist()
+    return {"predicted": predicted, "rows": one.rows, "epsilon": one.guarantee.epsilon, "record": record}
 
 
 def circle_sigma(epsilon: float | None) -> float:

@@ -6,24 +6,18 @@ Source: Barzegar 2021. Accuracies are in percent, as printed; claimed epsilon an
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edp_lab.corpora.images import Images
-from edp_lab.errors import UsageError
-from edp_lab.models.files import read_bytes, write_whole
 from edp_lab.reproduce.thesis.thesis_foundations import TABLE_2_2
 from edp_lab.three_phase.pate import vote_counts
 from edp_lab.three_phase.phases import Scores, score_labels
-from edp_lab.training.run_folder import digest
 
 SIGMA, DELTA = 0.6, 1e-5  # of phase I; of all tables but 4.8
 PHASE_ONE = (2.5, 1e-5)  # sections 3.1.1 and 3.5, for sigma 0.6
@@ -334,32 +328,6 @@ class Network:
         if r["mechanism"] is None:
             return text
         return f"{text}, C {r['clip_norm']:g}, noise multiplier {r['mechanism']['z0']:.3g}"
-
-    def write(self, entry: Path) -> None:
-        """Atomically, also where two processes write the same entry.
-
-        Raises:
-            UsageError: it cannot be written.
-        """
-        told = {**vars(self), "predicted": self.predicted.tolist()}
-        told["sha256"] = digest({}, entry.name.encode(), json.dumps(told).encode())
-        own = entry.with_name(f"{entry.name}.{os.getpid()}")
-        try:
-            write_whole(own, json.dumps(told).encode())
-            os.replace(own, entry)
-        except OSError as error:
-            raise UsageError(f"{entry} cannot be written ({error.strerror}): make room there") from error
-
-    @classmethod
-    def read(cls, entry: Path, examples: int) -> Network | None:
-        """What `write` left there; None if nothing did, it is damaged, or of another number of examples."""
-        try:
-            told = json.loads(read_bytes(entry))
-            whole = told.pop("sha256") == digest({}, entry.name.encode(), json.dumps(told).encode())
-            found = cls(**{**told, "predicted": np.array(told["predicted"], dtype=np.int64)})
-        except (UsageError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-        return found if whole and found.predicted.shape == (examples,) else None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,269 @@
+"""Runs behind a table: a kill at any point loses no finished run, and what comes out is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edp_lab
+from edp_lab.errors import UsageError
+from edp_lab.reproduce import pareto, run_cache
+from edp_lab.reproduce.paper import table1
+from edp_lab.reproduce.results_io import RESULTS
+from edp_lab.reproduce.run_cache import Inputs, Job, TableRuns
+from edp_lab.training import TrainConfig
+from edp_lab.training.result_cache import NUMERICS, ResultCache
+
+WORK = """
+import sys
+from pathlib import Path
+from edp_lab.reproduce.run_cache import Job, TableRuns
+from edp_lab.training import TrainConfig
+base = dict(size="small", epochs=3, batch_size=16, num_devices=4)
+jobs = [Job(TrainConfig(sys.argv[1], seed=seed, **base)) for seed in range(4)]
+TableRuns(Path(sys.argv[2]), 2).results(jobs, "test")
+"""
+KEY = """
+import sys
+from pathlib import Path
+import edp_lab
+from edp_lab.reproduce.run_cache import Inputs, Job, TableRuns
+from edp_lab.training import TrainConfig
+job = Job(TrainConfig(sys.argv[1], seed=0, size="small", epochs=3, batch_size=16, num_devices=4))
+print(Path(edp_lab.__file__).parent, TableRuns(Path(sys.argv[2])).key(job, Inputs()))
+"""
+
+
+def write_corpus(path: Path) -> str:
+    draw = np.random.default_rng(0)
+    rows = [
+        {"tokens": ["call", str(draw.integers(9)), str(k)], "tags": ["O", "B-name", "B-number"], "intent": "call"}
+        if draw.random() < 0.5
+        else {"tokens": ["play", "song", str(k)], "tags": ["O", "O", "B-title"], "intent": "play"}
+        for k in range(160)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def jobs(corpus: str) -> list[Job]:
+    return [
+        Job(TrainConfig(corpus, seed=seed, size="small", epochs=3, batch_size=16, num_devices=4)) for seed in range(4)
+    ]
+
+
+def cells(out: Path) -> dict[str, tuple[int, bytes]]:
+    return {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in (out / "cells").glob("*.json")}
+
+
+def without_times(found: list[dict]) -> list[dict]:
+    return [{name: value for name, value in one.items() if name != "seconds"} for one in found]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    return write_corpus(tmp_path / "own.jsonl")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills by signals")
+def test_after_a_kill_no_finished_run_is_repeated_and_the_results_are_the_same(corpus, tmp_path):
+    out = tmp_path / "killed"
+    working = subprocess.Popen([sys.executable, "-c", WORK, corpus, str(out)], start_new_session=True)
+    until = time.monotonic() + 120
+    while len(cells(out)) < 2:
+        assert time.monotonic() < until
+        assert working.poll() is None
+        time.sleep(0.05)
+    os.kill(working.pid, signal.SIGKILL)
+    working.wait()
+    time.sleep(1)  # its workers notice that it is gone
+    before = cells(out)
+    found = TableRuns(out, 1).results(jobs(corpus), "test")
+    after = cells(out)
+    assert before.items() <= after.items()
+    assert len(after) == 4
+    whole = TableRuns(tmp_path / "whole", 2).results(jobs(corpus), "test")
+    assert without_times(found) == without_times(whole)
+    assert TableRuns(out, 1).results(jobs(corpus), "test") == found
+
+
+# ---- Keys ------------------------------------------------------------------------------------------------------------
+
+
+def key_of(job: Job, out: Path) -> str:
+    return TableRuns(out).key(job, Inputs())
+
+
+def test_the_key_follows_settings_corpus_attack_and_the_declared_numerics(corpus, tmp_path, monkeypatch):
+    [job, other, *_] = jobs(corpus)
+    attacked = Job(job.config, attack=True)
+    louder = Job(replace(job.config, z0=job.config.z0 * (1 + 1e-15)))
+    keys = {key_of(one, tmp_path) for one in (job, other, attacked, louder)}
+    assert len(keys) == 4
+    with monkeypatch.context() as patch:
+        patch.setitem(NUMERICS, "membership", 99)
+        assert key_of(job, tmp_path) in keys
+        assert key_of(attacked, tmp_path) not in keys
+        patch.setitem(NUMERICS, "training", 99)
+        assert key_of(job, tmp_path) not in keys
+    Path(corpus).write_text(Path(corpus).read_text().replace("song", "tune"))
+    assert key_of(job, tmp_path) not in keys
+
+
+def test_neither_a_renamed_or_edited_source_file_nor_a_new_option_that_is_off_changes_a_key(corpus, tmp_path):
+    shutil.copytree(Path(edp_lab.__file__).parent, tmp_path / "edp_lab", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "edp_lab" / "cli" / "site.py").rename(tmp_path / "edp_lab" / "cli" / "elsewhere.py")
+    config = tmp_path / "edp_lab" / "training" / "config.py"
+    text = config.read_text()
+    new = text.replace(
+        "    epochs: int = 12\n", "    epochs: int = 12\n    new: bool = False\n    other: str | None = None\n"
+    )
+    assert new != text
+    config.write_text(f"# An edit.\n{new}")
+    answer = subprocess.run(
+        [sys.executable, "-c", KEY, corpus, str(tmp_path / "out")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.split() == [str(config.parent.parent), key_of(jobs(corpus)[0], tmp_path / "out")]
+
+
+def test_the_key_follows_what_pretrained_weights_are_not_where_they_lie(corpus, tmp_path):
+    def key(folder: str, weights: str) -> str:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "weights").write_text(weights)
+        config = TrainConfig(corpus, batch_size=16, pretrained=str(tmp_path / folder))
+        return key_of(Job(config), tmp_path / "out")
+
+    assert key("here", "1") == key("there", "1") != key("elsewhere", "2") == key("here", "2")
+
+
+def test_the_key_of_an_attack_follows_the_corpus_of_its_shadow_model(corpus, tmp_path, monkeypatch):
+    [job, *_], keys = jobs(corpus), {}
+    for shadow in ("generated", "smart-home-video"):
+        monkeypatch.setattr(run_cache, "default_shadow", lambda own, has, shadow=shadow: shadow)
+        keys[shadow] = key_of(Job(job.config, attack=True), tmp_path), key_of(job, tmp_path)
+    (first, plain), (second, same) = keys.values()
+    assert plain == same
+    assert first != second
+
+
+# ---- What comes with a checkout --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def committed(corpus, tmp_path, monkeypatch) -> list[Job]:
+    """The first of these jobs is finished in a checkout, and the corpus is gone."""
+    folder, made_of = ResultCache(tmp_path / "committed"), Inputs()
+    index = {"corpora": {"own.jsonl": {"sha256": made_of.corpus(corpus), "utterances": 160, "train": {"0": 72}}}}
+    (folder.folder / run_cache.INDEX).write_text(json.dumps(index))
+    monkeypatch.setattr(run_cache, "COMMITTED", folder.folder)
+    folder.write(TableRuns(tmp_path / "out").key(jobs(corpus)[0], made_of), {"ser": 1})
+    Path(corpus).rename(f"{corpus}.gone")
+    return jobs(corpus)
+
+
+def test_committed_runs_are_joined_without_their_corpus_unless_fresh(committed, tmp_path):
+    job, other = committed[:2]
+    lines: list[str] = []
+    runs = TableRuns(tmp_path / "out", tell=lambda line, kept: lines.append(line))
+    assert runs.results([job, job], "test") == [{"ser": 1}] * 2
+    assert lines == ["test: 1 of 1 runs are done, 1 of them came with the checkout"]
+    assert (runs.inputs.utterances(job.config.corpus), runs.inputs.examples(job.config.corpus, 0)) == (160, 72)
+    with pytest.raises(UsageError, match="no corpus at"):
+        runs.results([job, other], "test")
+    for fresh in (True, False):  # a folder that was begun afresh stays so
+        with pytest.raises(UsageError, match="no corpus at"):
+            TableRuns(tmp_path / "out", fresh=fresh).results([job], "test")
+
+
+def test_committed_runs_of_another_corpus_of_that_name_are_not_joined(committed, tmp_path):
+    [job, *_], content = committed, Path(f"{committed[0].config.corpus}.gone").read_text()
+    Path(job.config.corpus).write_text(content)
+    assert TableRuns(tmp_path / "out").known(job) == {"ser": 1}
+    Path(job.config.corpus).write_text(content.replace("song", "tune"))
+    assert TableRuns(tmp_path / "out").known(job) is None
+
+
+def test_new_runs_are_not_set_beside_committed_ones_that_were_made_of_something_else(committed, tmp_path, monkeypatch):
+    """Here the corpus is at hand, but not the one on which the committed runs' shadow models were trained."""
+    [job, other, *_] = (Job(job.config, attack=True) for job in committed)
+    Path(f"{job.config.corpus}.gone").rename(job.config.corpus)
+    (tmp_path / "committed" / run_cache.INDEX).write_text(json.dumps({"corpora": {"snips": {"sha256": "then"}}}))
+    monkeypatch.setattr(run_cache, "corpus_at_hand", lambda name: name == job.config.corpus)
+    runs = TableRuns(tmp_path / "out")
+    ResultCache(tmp_path / "committed").write(runs.key(job, runs.inputs), {"ser": 1})
+    assert runs.results([job], "test") == [{"ser": 1}]
+    with pytest.raises(UsageError, match="bring those, or give --fresh"):
+        runs.results([job, other], "test")
+
+
+@pytest.fixture
+def nothing_at_hand(monkeypatch):
+    embedded = run_cache.corpus_at_hand
+    monkeypatch.setattr(run_cache, "corpus_at_hand", lambda name: name.startswith("smart-home") and embedded(name))
+    monkeypatch.setattr(run_cache, "encoder_at_hand", lambda name: False)
+
+    def none(*_: object) -> None:
+        raise AssertionError("something is read or trained")
+
+    for name in ("load_corpus", "encoder_content", "made", "do"):
+        monkeypatch.setattr(run_cache, name, none)
+
+
+def test_the_committed_table_1_is_that_of_the_committed_runs_found_without_corpora_or_encoder(
+    nothing_at_hand, tmp_path
+):
+    made = table1.table1(TableRuns(tmp_path), table1.FULL, table1.MODELS, list(table1.CORPORA)[:3])
+    found = json.loads(json.dumps([cell.as_json() for row in made for cell in row]))
+    committed = json.loads((RESULTS / "table1.json").read_text())
+    for cell in (*found, *committed):
+        del cell["about"]["machine"]  # of one seed, run again since then with the same result
+    assert found == committed
+
+
+def test_the_committed_points_are_those_of_the_committed_runs_with_z0_in_nine_digits(nothing_at_hand, tmp_path):
+    scale = replace(pareto.FULL["bert"], seeds=1, epsilons=(8.0,))
+    [points] = pareto.pareto(TableRuns(tmp_path), [scale], ["atis"])
+    found = json.loads(json.dumps([point.as_json() for point in points]))
+    committed = [point for point in json.loads((RESULTS / "pareto.json").read_text()) if point["model"] == "bert"]
+    for point in committed:
+        del point["about"]["command"], point["about"]["date"]
+    assert found == committed
+
+
+# ---- What goes wrong -------------------------------------------------------------------------------------------------
+
+
+def test_fresh_forgets_all_that_is_finished(corpus, tmp_path):
+    runs, [job, *_] = TableRuns(tmp_path), jobs(corpus)
+    runs.cells.write(runs.key(job, Inputs()), {"ser": 1})
+    (tmp_path / "public").mkdir()
+    assert runs.known(job) == {"ser": 1}
+    assert TableRuns(tmp_path, fresh=True).known(job) is None
+    assert not (tmp_path / "public").exists()
+
+
+def test_a_run_that_fails_ends_in_one_sentence(corpus, tmp_path):
+    job = Job(TrainConfig(corpus, size="small", epochs=1, batch_size=16, num_devices=4, lr=1e30, method="sgd"))
+    with pytest.raises(UsageError, match="lower --lr"):
+        TableRuns(tmp_path / "out").results([job], "test")
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="choose another --out"):
+        TableRuns(tmp_path / "file")
