@@ -122,12 +122,11 @@ def test_the_key_follows_settings_corpus_attack_and_the_declared_numerics(corpus
 
 def test_neither_a_renamed_or_edited_source_file_nor_a_new_option_that_is_off_changes_a_key(corpus, tmp_path):
     shutil.copytree(Path(edp_lab.__file__).parent, tmp_path / "edp_lab", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "edp_lab" / "cli" / "site.py").rename(tmp_path / "edp_lab" / "cli" / "elsewhere.py")
+    (tmp_path / "edp_lab" / "course").rename(tmp_path / "edp_lab" / "lessons")
     config = tmp_path / "edp_lab" / "training" / "config.py"
     text = config.read_text()
-    new = text.replace(
-        "    epochs: int = 12\n", "    epochs: int = 12\n    new: bool = False\n    other: str | None = None\n"
-    )
+    options = "    new: bool = False\n    other: str | None = None\n\n    def __post_init__"
+    new = text.replace("    def __post_init__", options, 1)
     assert new != text
     config.write_text(f"# An edit.\n{new}")
     answer = subprocess.run(
