@@ -145,6 +145,9 @@ def assert_readable(figure: go.Figure) -> None:
     looks = [(trace.legend, trace.line.dash, trace.line.width, trace.marker.symbol, trace.mode) for trace in lines]
     fills = [trace.fill if trace.line.width else trace.fillcolor for trace in lines]  # areas have nothing but a colour
     assert len({*zip(looks, fills, strict=True)}) == len(looks), "two lines of one legend differ by colour alone"
+    patterns = [trace.marker.pattern for trace in figure.data if trace.type == "bar"]
+    hidden = [one for one in patterns if one.shape and one.fillmode != "overlay" and not one.bgcolor]
+    assert hidden == [], "where a white pattern replaces the colour, the bar cannot be seen"
 
 
 @every_panel

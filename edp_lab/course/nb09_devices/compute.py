@@ -4,8 +4,8 @@
     run = little_run(config)                              # trains; starts `config.processes` real processes
     scaled = scaling("clc", 8, 64, 100.0, 10.0, 1.0)      # measured steps, and what they would be on 8 devices
 
-Noise, training and benchmark are those of `edp_lab.training` and `edp_lab.reproduce.bench.train_step`; bills are
-`edp_lab.privacy`'s.
+Noise, training and benchmark are those of `edp_lab.training` and `edp_lab.reproduce.bench.train_step`, bills are
+`edp_lab.privacy`'s. Rows of the benchmark stay as ``edp-lab bench step --json`` writes them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,14 @@ from edp_lab.errors import UsageError
 from edp_lab.models import load_model
 from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, claim, judge, true_epsilon
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.reproduce.bench.train_step import Task, bench_steps
 from edp_lab.reproduce.paper.printed import TABLE_2, Table2Row
 from edp_lab.reproduce.results_io import RESULTS, rows
 from edp_lab.training import StepDone, TrainConfig, train
 from edp_lab.training.noise import Share, standard_noise
 from edp_lab.training.run_folder import MODEL
 from edp_lab.training.trainer import Event
+
+Row = dict[str, Any]  # of the benchmark of steps
 
 COUNTS = (1, 2, 4, 8, 16, 32)  # devices; a batch of 64 has no more than 63
 DRAWS = 4000  # coordinates of which noise is drawn
@@ -53,18 +53,15 @@ class DeviceNoise:
     """One step's noise on the mean over N devices, and what the run costs.
 
     Attributes:
-        delta: of every epsilon.
         aggregate, per_device: (4000,), drawn once for the sum, and as the mean of N devices' own draws.
         same: (4000,), where all devices draw the same numbers, each at the deviation that is meant for its own.
         counts: (K,), numbers of devices.
         on_mean, wanted: (K,), deviation of the noise on the mean: as it is, and z0 times what an utterance moves it by.
         claimed, true: (K,), epsilon of the run; `true` takes alpha to be public. NaN where there is none.
-        guarantee: for N.
+        guarantee: of the run on N devices.
     """
 
     mechanism: Mechanism
-    epochs: int
-    delta: float
     parameters: int
     seed: int
     aggregate: Array
@@ -84,7 +81,12 @@ class DeviceNoise:
     @property
     def here(self) -> int:
         """The place of N among `counts`."""
-        return int(np.flatnonzero(self.counts == self.devices)[0])
+        return self.counts.tolist().index(self.devices)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether noise over sensitivity is what z0 says."""
+        return math.isclose(self.mechanism.noise_multiplier(0), self.mechanism.z0)
 
 
 def device_noise(
@@ -98,31 +100,26 @@ def device_noise(
     check_whole("number of epochs", epochs, 1, 1000)
     check_whole("number of parameters", parameters, 1, 10**12)
     check_whole("seed", seed, 0, 2**31)
-    mechanism = _at(variant, clip_norm, z0, num_devices)
+    mechanism = mechanism_of(variant, clip_norm, z0, "none", 0.0, num_devices)
     counts = np.unique([*COUNTS, num_devices])
-    settings = [_at(variant, clip_norm, z0, int(count)) for count in counts]
+    settings = [mechanism_of(variant, clip_norm, z0, "none", 0.0, int(count)) for count in counts]
     on_mean, key = mechanism.noise_std(0) / num_devices, key_from_seed(seed)
-    own, once = (standard_noise(key, 0, DRAWS, Share(kind, num_devices)).numpy() for kind in ("per-device", "shared"))
+    kinds = ("aggregate", "per-device", "shared")
+    once, own, same = (standard_noise(key, 0, DRAWS, Share(kind, num_devices)).numpy() for kind in kinds)
     return DeviceNoise(
         mechanism,
-        epochs,
-        delta,
         parameters,
         seed,
-        aggregate=on_mean * standard_noise(key, 0, DRAWS, Share("aggregate", num_devices)).numpy(),
+        aggregate=on_mean * once,
         per_device=on_mean * own,
-        same=mechanism.device_noise_std(0) * once,
+        same=mechanism.device_noise_std(0) * same,
         counts=counts,
         on_mean=np.array([one.noise_std(0) / one.num_devices for one in settings]),
         wanted=np.array([one.z0 * one.sensitivity() / one.num_devices for one in settings]),
-        claimed=_numbers(claim(one, one.bill(epochs), delta).epsilon for one in settings),
-        true=_numbers(_true(one, epochs, delta) for one in settings),
+        claimed=np.array([claim(one, one.bill(epochs), delta).epsilon for one in settings], float),
+        true=np.array([_true(one, epochs, delta) for one in settings], float),
         guarantee=judge(mechanism, epochs, delta, seed_published=False),
     )
-
-
-def _at(variant: str, clip_norm: float, z0: float, num_devices: int) -> Mechanism:
-    return mechanism_of(variant, clip_norm, z0, "none", 0.0, num_devices)
 
 
 def _true(mechanism: Mechanism, epochs: int, delta: float) -> float | None:
@@ -132,12 +129,8 @@ def _true(mechanism: Mechanism, epochs: int, delta: float) -> float | None:
         return None
 
 
-def _numbers(values: Iterator[float | None]) -> Array:
-    return np.array([math.nan if value is None else value for value in values])
-
-
-def ring_bytes(parameters: int, devices: int) -> float:
-    """What each device sends in one ring all-reduce of a float32 gradient: 2 (N - 1) / N of it."""
+def ring_bytes(parameters: int, devices: int | NDArray[np.int64]) -> Any:
+    """What each device sends in one ring all-reduce of a float32 gradient, 2 (N - 1) / N of it; for one N or many."""
     return 2 * (devices - 1) / devices * FLOAT32 * parameters
 
 
@@ -158,8 +151,14 @@ class LittleRun:
     config: TrainConfig
     record: dict[str, Any]
     losses: tuple[float, ...]
-    parameters: NDArray[np.float64]
+    parameters: Array
     seconds: float
+
+    @property
+    def guarantee(self) -> Guarantee:
+        final = self.record["final"]
+        epsilons = {name: final[name] for name in ("epsilon", "epsilon_claimed", "epsilon_if_alpha_public")}
+        return Guarantee(**self.record["guarantee"], **epsilons)
 
 
 def little_run(
@@ -200,79 +199,32 @@ def difference(one: LittleRun, other: LittleRun) -> float:
 # ---- Table 2 -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Timed:
-    """Seconds of a step, by `edp-lab bench step`.
-
-    Attributes:
-        ratio, spread: to SGD in the same round: median and quartiles.
-        where: machine, device, threads, versions and date, in words.
-    """
-
-    model: str
-    corpus: str
-    method: str
-    gpus: int
-    processes: int
-    threads: int
-    batch_size: int
-    seconds: float
-    ratio: float
-    spread: tuple[float, float]
-    steps_per_epoch: int
-    where: str
-    command: str
-
-    @classmethod
-    def of(cls, row: dict[str, Any], where: str = "") -> Timed:
-        """From a row of the benchmark; `where` for one that was measured a moment ago."""
-        names = ("model", "corpus", "method", "gpus", "processes", "threads", "batch_size", "seconds")
-        low, high = row["ratio_spread"]
-        return cls(
-            **{name: row[name] for name in names},
-            ratio=row["ratio_to_sgd"],
-            spread=(low, high),
-            steps_per_epoch=row["steps_per_epoch"],
-            where=where or _where(row),
-            command=row.get("command", ""),
-        )
-
-
-def _where(row: dict[str, Any]) -> str:
+def where(row: Row) -> str:
+    """Machine, device, versions and date of a committed row, in words."""
     kind = "" if row["device"] == "cpu" else f", {row['device']}"
-    day, torch_version = row.get("date") or date.today().isoformat(), row["versions"]["torch"]
-    return f"{row['machine']}{kind}, {day}, torch {torch_version}"
+    return f"{row['machine']}{kind}, {row['date']}, torch {row['versions']['torch']}"
 
 
 @cache
-def committed() -> tuple[Timed, ...]:
+def committed() -> list[Row]:
     """``data/results/bench_step.json``: steps of all methods on ATIS."""
-    return tuple(map(Timed.of, rows(RESULTS / "bench_step.json", "edp-lab bench step --json")))
+    return rows(RESULTS / "bench_step.json", "edp-lab bench step --json")
 
 
-def table2(model: str, corpus: str = "atis") -> list[Timed]:
+def table2(model: str) -> list[Row]:
     """The committed rows on one process, batches of 64."""
-    return [t for t in committed() if (t.model, t.corpus, t.processes, t.batch_size) == (model, corpus, 1, 64)]
+    return [row for row in committed() if (row["model"], row["processes"], row["batch_size"]) == (model, 1, 64)]
 
 
-def two_processes() -> dict[str, tuple[Timed, Timed]]:
+def two_processes() -> dict[str, tuple[Row, Row]]:
     """The committed rows of the same work on one process and on two, by method."""
-    of = {(t.method, t.processes): t for t in committed() if t.batch_size == 256}
+    of = {(row["method"], row["processes"]): row for row in committed() if row["batch_size"] == 256}
     return {method: (of[method, 1], of[method, 2]) for method in ("sgd", "edp-sgd")}
 
 
-def printed(model: str, corpus: str = "atis") -> Table2Row:
-    """The paper's row."""
-    return next(row for row in TABLE_2 if (row.model.lower(), row.corpus.lower()) == (model, corpus))
-
-
-def measure(task: Task, progress: Callable[[str], None]) -> list[Timed]:
-    """The benchmark, here and now.
-
-    Raises:
-        UsageError: as `bench_steps`.
-    """
-    return [Timed.of(row, "here, a moment ago") for row in bench_steps(task, progress)]
+def printed(model: str) -> Table2Row:
+    """The paper's row, ATIS."""
+    return next(row for row in TABLE_2 if (row.model.lower(), row.corpus) == (model, "ATIS"))
 
 
 # ---- What N devices would give -------------------------------------------------------------------------------------
@@ -316,7 +268,7 @@ def shares(model: str) -> Shares:
     of = {(row["method"], row["batch_size"]): row for row in own}
     sgd, edp_sgd = (tuple(of[method, batch]["seconds"] for batch in batches) for method in ("sgd", "edp-sgd"))
     last = of["edp-sgd", batches[-1]]
-    return Shares(model, tuple(batches), sgd, edp_sgd, last["parameters"], _where(last), last["command"])
+    return Shares(model, tuple(batches), sgd, edp_sgd, last["parameters"], where(last), last["command"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,7 +282,6 @@ class Scaling:
         speed: assumed: how many times as fast as that core a device is.
         counts: (K,), numbers of devices, at least two utterances each.
         devices: N, one of them.
-        measured: (K,), whether a step on one device with such a share was measured, and no line drawn.
         sgd, extra, message: (K,), seconds of a step: SGD's share, what eDP-SGD adds by clipping and noise, all-reduce.
     """
 
@@ -341,14 +292,19 @@ class Scaling:
     speed: float
     counts: NDArray[np.int64]
     devices: int
-    measured: NDArray[np.bool_]
     sgd: Array
     extra: Array
     message: Array
 
     @property
     def here(self) -> int:
-        return int(np.flatnonzero(self.counts == self.devices)[0])
+        """The place of N among `counts`."""
+        return self.counts.tolist().index(self.devices)
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """(K,), whether a step on one device with such a share was measured, and no line drawn."""
+        return np.isin(self.batch / self.counts, self.shares.batches)
 
     @property
     def step(self) -> Array:
@@ -381,21 +337,5 @@ def scaling(model: str, devices: int, batch: int, bandwidth: float, latency: flo
         raise UsageError(f"the latency is {latency}: it must be 0 or more")
     known, counts = shares(model), np.unique([*(n for n in (*COUNTS, 64) if 2 * n <= batch), devices])
     sgd, edp_sgd = (np.array([known.seconds(m, batch / n) for n in counts]) / speed for m in ("sgd", "edp-sgd"))
-    return Scaling(
-        known,
-        batch,
-        bandwidth,
-        latency,
-        speed,
-        counts,
-        devices,
-        measured=np.isin(batch / counts, known.batches),
-        sgd=sgd,
-        extra=edp_sgd - sgd,
-        message=np.array([_message(known.parameters, int(n), bandwidth, latency) for n in counts]),
-    )
-
-
-def _message(parameters: int, devices: int, bandwidth: float, latency: float) -> float:
-    """Seconds of a ring all-reduce."""
-    return ring_bytes(parameters, devices) / (1e9 * bandwidth) + 2 * (devices - 1) * 1e-6 * latency
+    message = ring_bytes(known.parameters, counts) / (1e9 * bandwidth) + 2 * (counts - 1) * 1e-6 * latency
+    return Scaling(known, batch, bandwidth, latency, speed, counts, devices, sgd, edp_sgd - sgd, message)
