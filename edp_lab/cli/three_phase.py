@@ -14,8 +14,7 @@ from edp_lab.cli.output import bar, print_json, screen, table
 from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
-    from edp_lab.three_phase.instructors import Event
-    from edp_lab.three_phase.phases import Part, ThreePhaseRecord
+    from edp_lab.three_phase.phases import Event, Part, ThreePhaseRecord
 
 MEANS = ("precision", "recall", "f_score")
 EPSILONS = ("epsilon", "of image")  # of one training example, and of its image alone

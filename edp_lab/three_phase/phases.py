@@ -17,6 +17,7 @@ import json
 import math
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -29,8 +30,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier
 from edp_lab.privacy.accountant import check_delta
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
-from edp_lab.three_phase.classifier import ClassifierSettings, Trained
-from edp_lab.three_phase.instructors import Job, Listener, train_all, usable_workers
+from edp_lab.three_phase.classifier import ClassifierSettings, Trained, train_classifier
 from edp_lab.three_phase.pate import (
     NO_LABEL,
     PRIVATE,
@@ -49,9 +49,12 @@ from edp_lab.three_phase.perturbation import (
     image_guarantee,
     perturb,
 )
+from edp_lab.training.pool import Say, run_jobs
+from edp_lab.training.processes import usable_cores
 from edp_lab.training.run_folder import versions
 
 PUBLIC_SHARE = 0.9  # of the test set
+PARALLEL_FROM = 10_000  # training examples: below, starting processes takes longer than they save
 PLAIN, ONE, HARD, UNDERSTUDY = "plain model", "one instructor", "hard vote", "understudy"
 # Tables 4.4 (no privacy), 4.5 (phase I alone) and 4.7 (all three).
 THESIS_ACCURACY = {
@@ -281,6 +284,64 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---- Networks, here or in several processes --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Event:
+    """A network has done an epoch."""
+
+    part: str
+    epoch: int
+    epochs: int
+    loss: float
+    accuracy: float | None
+
+
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A network to train, and what to score it on after each epoch."""
+
+    name: str
+    settings: ClassifierSettings
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    test_x: NDArray[np.float32]
+    test_y: NDArray[np.int64]
+
+    def train(self, listener: Listener | None) -> Trained:
+        epochs = self.settings.resolved(len(self.x)).epochs or 0
+
+        def tell(row: dict[str, Any]) -> None:
+            if listener is not None:
+                listener(Event(self.name, row["epoch"], epochs, row["loss"], row["accuracy"]))
+
+        return train_classifier(self.settings, self.x, self.y, self.test_x, self.test_y, tell)
+
+
+def usable_workers(examples: int) -> int:
+    """How many processes pay for instructors on so many examples together: 1, or one per core."""
+    cores = usable_cores()
+    return cores if examples >= PARALLEL_FROM else 1
+
+
+def train_all(jobs: Sequence[Job], workers: int, listener: Listener | None) -> list[Trained]:
+    """Do every job on one thread, so that any number of workers gives the same networks; `listener` hears every epoch.
+
+    Raises:
+        UsageError: as `train_classifier`, or a process that was killed.
+    """
+    cure, name = "train the instructors with fewer workers", "a process that trains instructors"
+    return run_jobs(_train, jobs, workers, listener or (lambda event: None), cure=cure, name=name)
+
+
+def _train(job: Job, say: Say) -> Trained:
+    return job.train(say)
 
 
 # ---- The pipeline ----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from edp_lab.attacks.extraction import (
 from edp_lab.corpora.images import load_images
 from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier, build_classifier
-from edp_lab.three_phase.instructors import Job
+from edp_lab.three_phase.phases import Job
 
 DIGITS = load_images("digits")
 SHARES = share_out(DIGITS)

@@ -92,7 +92,7 @@ def test_options_reach_the_victims(cli):
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_trained(cli, arguments, message, monkeypatch):
-    for module in ("edp_lab.attacks.extraction", "edp_lab.three_phase.instructors"):
+    for module in ("edp_lab.attacks.extraction", "edp_lab.three_phase.phases"):
         monkeypatch.setattr(f"{module}.train_classifier", None)
     with pytest.raises(UsageError, match=message) as error:
         cli(*arguments)

@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_is_refused(cli, tmp_path):
 
 
 def test_ctrl_c_says_what_is_kept(cli, monkeypatch, tmp_path):
-    from edp_lab.three_phase.instructors import Job
+    from edp_lab.three_phase.phases import Job
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

@@ -27,8 +27,8 @@ from edp_lab.reproduce.thesis.claims_noise import _best_accuracy
 from edp_lab.reproduce.thesis.lab import PARTS, Lab, circle_sigma, point_epsilon, reproduce
 from edp_lab.reproduce.thesis.thesis_tables import FIGURES, SCORES, TABLES, Cell, Network, Part, Scale
 from edp_lab.three_phase.classifier import eq33_sigma
-from edp_lab.three_phase.instructors import Job
 from edp_lab.three_phase.pate import Aggregator, Vote
+from edp_lab.three_phase.phases import Job
 from edp_lab.training.result_cache import NUMERICS
 
 TINY = Scale("digits", 1, 2, 20, (100, 1000), 1, 1, 8, 8, instructors=2)

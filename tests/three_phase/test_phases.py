@@ -14,16 +14,18 @@ from edp_lab.corpora.images import Images, load_images, two_circles
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon
 from edp_lab.three_phase import phases
-from edp_lab.three_phase.instructors import Event, Job, train_all
 from edp_lab.three_phase.phases import (
     HARD,
     ONE,
     PLAIN,
     UNDERSTUDY,
+    Event,
+    Job,
     ThreePhaseRecord,
     ThreePhaseSettings,
     run_three_phase,
     score_labels,
+    train_all,
 )
 
 DIGITS = load_images("digits")

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from edp_lab.attacks.membership.signals import Floats, Signals, signals
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus
+from edp_lab.corpora.splits import group_ids
 from edp_lab.errors import UsageError
 from edp_lab.models import load_model, save_model
 from edp_lab.models.intent_slot import IntentSlotModel
@@ -139,12 +140,12 @@ def half_samples(pool: Sequence[Utterance], shadows: int, seed: int) -> NDArray[
         raise UsageError(f"{shadows} shadow models: use an even number, at least 4, so that each half has two")
     if seed < 0:
         raise UsageError(f"seed {seed} is negative: use 0 or more")
-    number: dict[tuple[str, ...], int] = {}
-    group = [number.setdefault(u.tokens, len(number)) for u in pool]
-    if len(number) < 2:
+    texts = group_ids(pool)
+    count = len(np.unique(texts))
+    if count < 2:
         raise UsageError("the pool has fewer than two texts: give more utterances to tell apart")
-    order = np.random.default_rng([seed, 0]).random((shadows, len(number))).argsort(axis=0)
-    return order[:, group] < shadows // 2
+    order = np.random.default_rng([seed, 0]).random((shadows, count)).argsort(axis=0)
+    return order[:, texts] < shadows // 2
 
 
 def default_cache() -> Path:

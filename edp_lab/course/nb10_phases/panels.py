@@ -18,11 +18,11 @@ from edp_lab.course.nb10_phases import figures as phases_figures
 from edp_lab.course.nb10_phases import words as phases_words
 from edp_lab.course.nb10_phases.compute import Ballot, RunPoint, Score, Sketch
 from edp_lab.errors import UsageError
-from edp_lab.three_phase.instructors import Event
 from edp_lab.three_phase.pate import PRIVATE
 from edp_lab.three_phase.phases import (
     THESIS_ACCURACY,
     UNDERSTUDY,
+    Event,
     ThreePhaseRecord,
     ThreePhaseSettings,
     run_three_phase,

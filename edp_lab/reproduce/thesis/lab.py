@@ -48,10 +48,9 @@ from edp_lab.reproduce.thesis.thesis_tables import (
     vote_scores,
 )
 from edp_lab.three_phase.classifier import PRIVATE, ClassifierSettings
-from edp_lab.three_phase.instructors import Event, Job, usable_workers
 from edp_lab.three_phase.pate import Aggregator, account_votes, vote_counts
 from edp_lab.three_phase.perturbation import compare, image_guarantee, perturb
-from edp_lab.three_phase.phases import PUBLIC_SHARE
+from edp_lab.three_phase.phases import PUBLIC_SHARE, Event, Job, usable_workers
 from edp_lab.training.pool import Say
 from edp_lab.training.result_cache import ResultCache, content_key
 
