@@ -83,7 +83,7 @@ def accounting(
     as_json: Json = False,
 ) -> None:
     """The accountants beside dp_accounting and prv_accountant, in the same run."""
-    from edp_lab.reproduce.bench.accounting import bench_accounting
+    from edp_lab.reproduce.bench.contests import bench_accounting
 
     if repeats < 1:
         raise UsageError(f"the number of repeats is {repeats}: it must be at least 1")
@@ -157,7 +157,7 @@ def attacks(
     as_json: Json = False,
 ) -> None:
     """Seconds that each attack on a run takes, with nothing cached."""
-    from edp_lab.reproduce.bench.attack_times import bench_attacks
+    from edp_lab.reproduce.bench.contests import bench_attacks
 
     def line(row: dict[str, Any]) -> str:
         found = ", ".join(f"{k} {_brief(v)}" for k, v in row["found"].items())
@@ -180,7 +180,7 @@ def images(
     as_json: Json = False,
 ) -> None:
     """Seconds of a step on images of MNIST's size, private and not, as a ratio to Adam."""
-    from edp_lab.reproduce.bench.image_step import bench_image
+    from edp_lab.reproduce.bench.contests import bench_image
 
     def line(row: dict[str, Any]) -> str:
         low, high = row["ratio_spread"]
@@ -231,7 +231,7 @@ def scale(
     as_json: Json = False,
 ) -> None:
     """What a corpus' size costs in time and memory; an extrapolation to eight devices like this one."""
-    from edp_lab.reproduce.bench.scale import bench_scale
+    from edp_lab.reproduce.bench.train_step import bench_scale
 
     def line(row: dict[str, Any]) -> str:
         trained = f"{row['microseconds_per_utterance']:.0f} us each in training, {row['peak_memory_mb']:.0f} MB"

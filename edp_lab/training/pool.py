@@ -15,7 +15,7 @@ import queue
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -61,16 +61,14 @@ def run_jobs(
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edp_lab-"))
         for k in range(workers):
-            share = Path(folder, str(k))
-            share.write_bytes(pickle.dumps((function, list(enumerate(jobs))[k::workers])))
-            worker = stack.enter_context(Ranks(1, ["edp_lab.training.pool", str(share)], threads=1))
+            worker = stack.enter_context(_started(Path(folder, str(k)), function, list(enumerate(jobs))[k::workers], 1))
             threading.Thread(target=_relay, args=(worker, cure, name, heard), daemon=True).start()
         while workers:
             match heard.get():
                 case None:
                     workers -= 1
                 case str() as line:
-                    place, finished, what = pickle.loads(base64.b64decode(line))
+                    place, finished, what = _read(line)
                     if finished:
                         found[place] = what
                         done(place, what)
@@ -79,6 +77,41 @@ def run_jobs(
                 case Exception() as error:
                     raise error
     return [found[place] for place in range(len(jobs))]
+
+
+def run_apart(
+    function: Callable[[Job, Say], Result],
+    job: Job,
+    said: Say = lambda what: None,
+    threads: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Result:
+    """As `run_jobs`, one job in a new process with so many threads (None: all cores) and these variables."""
+    found: list[Result] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="edp_lab-") as folder,
+        _started(Path(folder, "job"), function, [(0, job)], threads, environment) as worker,
+    ):
+        for line in worker.lines():
+            _, finished, what = _read(line)
+            (found.append if finished else said)(what)
+    return found[0]
+
+
+def _started(
+    share: Path,
+    function: Callable[[Job, Say], Result],
+    jobs: Sequence[tuple[int, Job]],
+    threads: int | None,
+    environment: Mapping[str, str] | None = None,
+) -> Ranks:
+    share.write_bytes(pickle.dumps((function, jobs)))
+    return Ranks(1, ["edp_lab.training.pool", str(share)], threads, environment)
+
+
+def _read(line: str) -> tuple[int, bool, Any]:
+    """Place of a job, whether it is done, and its result or news."""
+    return pickle.loads(base64.b64decode(line))  # type: ignore[no-any-return]
 
 
 def _here(
@@ -111,7 +144,7 @@ def main(path: str) -> None:
     """In a worker: its share of the jobs. Each line it prints is for `run_jobs`; what jobs print is an error's."""
     for name in LAUNCHER:
         os.environ.pop(name, None)
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     share = Path(path)
     content = share.read_bytes()
     share.unlink()

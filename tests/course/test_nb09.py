@@ -28,8 +28,7 @@ from edp_lab.course.nb09_devices import compute, panels
 from edp_lab.course.nb09_devices.compute import DeviceNoise, device_noise, ring_bytes, scaling, shares
 from edp_lab.errors import UsageError
 from edp_lab.privacy import claimed_epsilon, true_epsilon
-from edp_lab.reproduce.bench.scale import DEVICES, NETWORKS, extrapolated
-from edp_lab.reproduce.bench.train_step import Task
+from edp_lab.reproduce.bench.train_step import DEVICES, NETWORKS, Task, extrapolated
 from edp_lab.reproduce.paper.printed import TABLE_2
 from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Trainer

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from edp_lab.errors import UsageError
-from edp_lab.reproduce.bench import attack_times as bench
+from edp_lab.reproduce.bench import contests as bench
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edp_lab.errors import UsageError
-from edp_lab.reproduce.bench.scale import NETWORKS, bench_scale, extrapolated
+from edp_lab.reproduce.bench.train_step import NETWORKS, bench_scale, extrapolated
 
 
 def test_twenty_times_the_utterances_take_no_more_memory_to_train_on():

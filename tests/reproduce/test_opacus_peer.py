@@ -19,7 +19,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, new_bert
 from edp_lab.models.factory import seeded
 from edp_lab.models.wordpiece import train_wordpieces
-from edp_lab.reproduce.bench.opacus_peer import OpacusPeer, reordered
+from edp_lab.reproduce.bench.opacus_peer import reordered, text_peer
 from edp_lab.training import TrainConfig
 from edp_lab.training.gradients import model_gradients
 from edp_lab.training.trainer import Trainer
@@ -123,7 +123,7 @@ def test_without_noise_a_step_moves_every_weight_as_ours_does(folder, monkeypatc
     """In float64, because Adam moves a weight by the sign of its gradient, however small."""
     monkeypatch.setattr("edp_lab.training.dp_step.CLIP_MARGIN", 1.0)  # ours clips by 2^-16 more
     run = run_of(folder, model, corpus, precision="float64")
-    peer = OpacusPeer(run, ghost)
+    peer = text_peer(run, ghost)
     before = weights(run.model)
     assert distance(as_ours(weights(peer.model)), before) == 0
     loss = peer.step(np.arange(len(run.train_data))[::-1])
@@ -143,7 +143,7 @@ def test_without_noise_a_step_moves_every_weight_as_ours_does(folder, monkeypatc
 def test_in_float32_the_clipped_mean_gradient_is_ours(folder, monkeypatch, model, ghost):
     monkeypatch.setattr("edp_lab.training.dp_step.CLIP_MARGIN", 1.0)
     run = run_of(folder, model)
-    peer = OpacusPeer(run, ghost)
+    peer = text_peer(run, ghost)
     peer.step(np.arange(len(run.train_data)))
     run.step()
     assert distance(as_ours(gradients(peer.model)), gradients(run.model)) < 1e-5
@@ -155,7 +155,7 @@ def test_the_noise_has_the_deviation_that_the_mechanism_says(folder, model, ghos
     left = []
     for z0 in (0.0, 1.7):
         run = run_of(folder, model, z0=z0)
-        peer = OpacusPeer(run, ghost)
+        peer = text_peer(run, ghost)
         with seeded(3):
             peer.step(np.arange(len(run.train_data)))
         left.append(torch.cat([g.flatten() for g in gradients(peer.model).values()]).double())
@@ -170,7 +170,7 @@ def test_the_noise_has_the_deviation_that_the_mechanism_says(folder, model, ghos
 def test_dropout_takes_the_same_units_from_all_words_of_an_utterance(folder, model):
     run = run_of(folder, model, dropout=0.5)
     longest = max(range(len(run.train_data)), key=lambda k: len(run.train_data.utterances[k].tokens))
-    _, tokens = OpacusPeer(run).model.encoder(run.train_data.batch([longest]))
+    _, tokens = text_peer(run).model.encoder(run.train_data.batch([longest]))
     dropped = tokens[0] == 0  # (T, D)
     assert len(dropped) == LONGEST
     assert (dropped == dropped[0]).all()

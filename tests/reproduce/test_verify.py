@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
-from edp_lab.reproduce.bench.accounting import bench_accounting
+from edp_lab.reproduce.bench.contests import bench_accounting
 from edp_lab.reproduce.verify import Sweep, _first_draws, check, random_setting
 
 

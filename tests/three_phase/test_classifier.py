@@ -19,7 +19,8 @@ from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageBatch, build_classifier
 from edp_lab.privacy import Mechanism, judge
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.reproduce.bench.image_step import OpacusPeer, bench_image
+from edp_lab.reproduce.bench.contests import bench_image
+from edp_lab.reproduce.bench.opacus_peer import image_peer
 from edp_lab.three_phase.classifier import (
     DEFAULTS,
     METHODS,
@@ -121,8 +122,8 @@ def test_without_noise_a_step_equals_opacus(model: str):
     run = ClassifierTraining(settings.resolved(64), data.train[:64], data.train_labels[:64])
     numbers = np.arange(32)
     for ghost in (False, True):
-        peer = OpacusPeer(run, ghost)
-        peer.take(numbers)
+        peer = image_peer(run, ghost)
+        peer.step(numbers)
         theirs = torch.cat([p.grad.flatten() for p in peer.module.parameters()])
         assert run.private is not None
         gradients = KeptGradients(run.model, run.data, list(numbers[:, None]), None, run.private.layout)

@@ -1,6 +1,6 @@
 """Opacus (Yousefpour et al. 2021, arXiv 2109.12298) as a peer for per-example DP-SGD, in the faster of its two modes.
 
-The peer has the architecture, sizes and first weights of one of our models, from modules whose gradients Opacus knows,
+A peer has the architecture, sizes and first weights of one of our models, from modules whose gradients Opacus knows,
 and as many trainable numbers: our LSTM has one bias for each direction, so DPLSTM's second one stays at zero.
 
 What differs from our own step: dropout masks and noise come from torch's generator; the clip is C / (norm + 1e-6); the
@@ -9,6 +9,7 @@ learning rate does not fall; and a batch is padded to its longest utterance, so 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -23,7 +24,9 @@ from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertIntentSlot
 from edp_lab.models.clc import CLC, BiLSTM
 from edp_lab.models.crf import CRF, forward_backward, path_score
+from edp_lab.models.image import ImageBatch, ImageClassifier
 from edp_lab.models.intent_slot import IntentSlotModel, to_padded
+from edp_lab.three_phase.classifier import ClassifierTraining
 from edp_lab.training.gradients import trainable
 from edp_lab.training.optimizers import make_optimizer
 from edp_lab.training.trainer import Trainer
@@ -38,40 +41,39 @@ except ImportError as missing:
 
 
 class OpacusPeer:
-    """The same architecture and sizes as one of our models, trained by Opacus' modules and optimizers.
+    """A model of Opacus' modules under its optimizer.
 
     Args:
-        run: of DP-SGD with Adam; its model (which is copied, never changed), data, C, noise, batch size, learning rate.
+        model: from a batch to a loss for each example, (B).
+        batch_of: the batch of examples with these numbers.
         ghost: whether to keep only the norms of the examples' gradients and go backward twice (Li et al. 2022, arXiv
-            2110.05679, section 4), rather than keep the gradients. None: what is faster on a CPU: True for BERT, False
-            for the CLC, but there by a tenth only, as DPLSTM forms its gradients anyway, and that is most of the step.
+            2110.05679, section 4), rather than keep the gradients.
     """
 
-    def __init__(self, run: Trainer, ghost: bool | None = None) -> None:
-        config, mechanism = run.config, run.mechanism
-        assert mechanism is not None
-        self.data, self.device = run.train_data, run.accelerator.device
-        self.model = _Peer(run.model).to(self.device).train()
-        self.ghost = isinstance(run.model, BertIntentSlot) if ghost is None else ghost
-        clip = {"max_grad_norm": mechanism.clip_norm} if self.ghost else {}
+    def __init__(
+        self,
+        model: nn.Module,
+        batch_of: Callable[[np.ndarray], Any],
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float,
+        noise_multiplier: float,
+        batch_size: int,
+        ghost: bool,
+    ) -> None:
+        self.model, self.batch_of, self.ghost = model, batch_of, ghost
+        clip = {"max_grad_norm": clip_norm} if ghost else {}
         # Not strict, because BertModel has buffers: position numbers, which no example changes.
-        self.module: Any = wrap_model(self.model, "ghost" if self.ghost else "hooks", strict=False, **clip)
-        kind = DPOptimizerFastGradientClipping if self.ghost else DPOptimizer
-        self.optimizer: Any = kind(
-            make_optimizer(config.optimizer, [p for _, p in trainable(self.model)], config.learning_rate),
-            noise_multiplier=mechanism.noise_std(0) / mechanism.clip_norm,
-            max_grad_norm=mechanism.clip_norm,
-            expected_batch_size=config.batch_size,
-        )
+        self.module: Any = wrap_model(model, "ghost" if ghost else "hooks", strict=False, **clip)
+        kind = DPOptimizerFastGradientClipping if ghost else DPOptimizer
+        noised = {"noise_multiplier": noise_multiplier, "max_grad_norm": clip_norm}
+        self.optimizer: Any = kind(optimizer, expected_batch_size=batch_size, **noised)
 
     def step(self, examples: np.ndarray) -> float:
         """One optimizer step on these examples: each clipped at C, their sum noised, mean over the batch size.
 
-        Afterwards ``.grad`` of the peer's parameters holds what the optimizer was given. Returns the summed loss.
+        Afterwards ``.grad`` of the model's parameters holds what the optimizer was given. Returns the summed loss.
         """
-        # DPLSTM leaves the gradients of packed sequences in the order of falling length; other layers must agree.
-        order = np.argsort(-self.data.lengths[examples], kind="stable")
-        batch = self.data.batch(examples[order]).to(self.device)
+        batch = self.batch_of(examples)
         self.optimizer.zero_grad(set_to_none=True)
         losses = self.module(batch)
         if self.ghost:
@@ -80,6 +82,43 @@ class OpacusPeer:
             losses.mean().backward()
         self.optimizer.step()
         return float(losses.detach().sum())
+
+
+def text_peer(run: Trainer, ghost: bool | None = None) -> OpacusPeer:
+    """The same architecture and sizes as one of our intent and slot models.
+
+    Args:
+        run: of DP-SGD with Adam; its model (which is copied, never changed), data, C, noise, batch size, learning rate.
+        ghost: None: what is faster on a CPU: True for BERT, False for the CLC, but there by a tenth only, as DPLSTM
+            forms its gradients anyway, and that is most of the step.
+    """
+    config, mechanism, data = run.config, run.mechanism, run.train_data
+    assert mechanism is not None
+    model = _Peer(run.model).to(run.accelerator.device).train()
+
+    def batch_of(examples: np.ndarray) -> Batch:
+        # DPLSTM leaves the gradients of packed sequences in the order of falling length; other layers must agree.
+        order = np.argsort(-data.lengths[examples], kind="stable")
+        return data.batch(examples[order]).to(run.accelerator.device)
+
+    return OpacusPeer(
+        model,
+        batch_of,
+        make_optimizer(config.optimizer, [p for _, p in trainable(model)], config.learning_rate),
+        mechanism.clip_norm,
+        mechanism.noise_std(0) / mechanism.clip_norm,
+        config.batch_size,
+        isinstance(run.model, BertIntentSlot) if ghost is None else ghost,
+    )
+
+
+def image_peer(run: ClassifierTraining, ghost: bool) -> OpacusPeer:
+    """The same network as one of our image classifiers (which is copied, never changed); `run`: of DP-Adam."""
+    mechanism, size, model = run.mechanism, run.settings.batch_size, _ImagePeer(run.model)
+    assert mechanism is not None
+    assert size is not None
+    optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
+    return OpacusPeer(model, run.data.batch, optimizer, mechanism.clip_norm, mechanism.z0, size, ghost)
 
 
 class _Peer(nn.Module):
@@ -196,3 +235,34 @@ class _CRFLoss(nn.Module):
             features = torch.cat([at_token[:, 0], moves, last], dim=1)
         linear = self.score(features.to(kind))[:, 0] + (emissions * at_token.to(kind)).sum((1, 2))
         return linear + (loss - linear).detach()  # the gradient of the one, the value of the other
+
+
+class _ImagePeer(nn.Module):
+    """A copy of one of our image classifiers, with a loss for each image."""
+
+    def __init__(self, model: ImageClassifier) -> None:
+        super().__init__()
+        self.network = plain_copy(model)
+
+    def forward(self, batch: ImageBatch) -> Tensor:
+        return F.cross_entropy(self.network(batch.images), batch.labels, reduction="none")
+
+
+class _Centred(nn.Module):
+    """What `ImageClassifier` does to an image before its first convolution."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (2 * x - 1).contiguous(memory_format=torch.channels_last)
+
+
+def plain_copy(model: ImageClassifier) -> nn.Sequential:
+    """The same network and weights as a row of torch's modules."""
+    act = nn.ReLU if model.activation == "relu" else nn.Tanh
+    modules: list[nn.Module] = [_Centred()] if model.stages else []
+    for stage, layer in zip(model.stages, model.convolutions, strict=True):
+        pool = [nn.MaxPool2d(stage.pool, stage.pool_stride)] if stage.pool else []
+        modules += [deepcopy(layer), *pool, act()]
+    modules.append(nn.Flatten())
+    for layer in model.dense:
+        modules += [deepcopy(layer), act()]
+    return nn.Sequential(*modules[:-1])

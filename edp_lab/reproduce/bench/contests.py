@@ -1,0 +1,296 @@
+"""Contests: the accountants, and DP-Adam on images, beside their peers in one run; and how long each attack takes.
+
+A round gives one turn to each in turn, so that whatever else the machine does falls on all of them; medians count, and
+ratios are formed within a round where there are many.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edp_lab.attacks.membership.attacks import Attacked, attack_lira, attack_loss, attack_shadow, load_target
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Mechanism, PrivacyLossDistribution, RenyiDP, Schedule, true_epsilon
+from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.reproduce.bench.train_step import KEEP_PAGES
+from edp_lab.three_phase.classifier import ClassifierSettings, ClassifierTraining
+from edp_lab.training import TrainConfig
+from edp_lab.training.inference import run_ledger
+from edp_lab.training.pool import Say, run_apart
+
+DELTA = 1e-5
+SUITE = "all but LiRA"
+METHODS = ("adam", "dp-adam", "opacus", "opacus-ghost")
+SHAPE, CLASSES, MNIST = (1, 28, 28), 10, 60_000
+CLIP_NORM, NOISE_MULTIPLIER = 0.2, 1.5
+Told = Callable[[str], None]
+
+
+def race(
+    contestants: Mapping[str, Callable[[int], Any]],
+    rounds: int,
+    told: Callable[[str, int], None] = lambda name, number: None,
+    slow: float = np.inf,
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Seconds of each contestant's turns, and what its last came to: one a round, of the slow ones in two rounds only.
+
+    An ImportError takes its contestant out of the race, and is what it came to.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    found: dict[str, Any] = {}
+    for number in range(rounds):
+        for name, turn in contestants.items():
+            late = number >= 2 and min(seconds[name], default=0.0) > slow
+            if late or isinstance(found.get(name), ImportError):
+                continue
+            told(name, number)
+            start = time.perf_counter()
+            try:
+                found[name] = turn(number)
+            except ImportError as absent:
+                found[name] = absent
+            else:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds, found
+
+
+# ---- Accountants -----------------------------------------------------------------------------------------------------
+
+
+def bench_accounting(
+    repeats: int = 7, epochs: int = 1000, distinct: int = 200, progress: Callable[[str], None] = lambda name: None
+) -> dict[str, Any]:
+    """Seconds and epsilon of each accountant on two tasks.
+
+    closed_form: so many epochs of disjoint batches with linear decay, each with its own noise multiplier.
+    sampled: so many distinct noise multipliers under Poisson sampling, as with decaying noise.
+    """
+    disjoint = Mechanism.sound(1.0, 100.0, 8, 8, "linear", 0.01)
+    schedule = Schedule(np.linspace(2.0, 1.0, distinct), np.full(distinct, 10), 0.01)
+    closed = {
+        "edp_lab": lambda: true_epsilon(disjoint, epochs, DELTA),
+        "dp_accounting PLD": lambda: _peer_pld(disjoint.schedule(disjoint.bill(epochs))),
+    }
+    sampled = {
+        "edp_lab": lambda: RenyiDP(schedule).epsilon(DELTA),
+        "dp_accounting RDP": lambda: _peer_rdp(schedule),
+        "dp_accounting PLD": lambda: _peer_pld(schedule),
+        "prv_accountant": lambda: _peer_prv(schedule),
+    }
+    result: dict[str, Any] = {
+        "closed_form": _race(closed, repeats, progress),
+        "sampled": _race(sampled, repeats, progress),
+    }
+    ours, theirs = (result["sampled"][name]["epsilon"] for name in ("edp_lab", "dp_accounting RDP"))
+    result["renyi_distance"] = abs(ours - theirs) / theirs
+    return result
+
+
+def _race(contestants: dict[str, Callable[[], float]], repeats: int, progress: Told) -> dict[str, dict[str, Any]]:
+    """Every contestant once per round; the slow ones (over a second) only in the first two rounds."""
+    turns = {name: lambda number, call=call: call() for name, call in contestants.items()}
+    seconds, epsilons = race(turns, repeats, lambda name, number: progress(name), slow=1.0)
+    ours, rows = statistics.median(seconds["edp_lab"]), {}
+    for name, own in seconds.items():
+        median, absent = statistics.median(own) if own else None, isinstance(epsilons[name], ImportError)
+        rows[name] = {
+            "seconds": median,
+            "times_ours": None if median is None else median / ours,
+            "rounds": len(own),
+            "epsilon": None if absent else epsilons[name],
+            **({"absent": "not installed: pip install prv-accountant"} if absent else {}),
+        }
+    return rows
+
+
+def _peer_rdp(schedule: Schedule) -> float:
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant()
+    accountant.compose(schedule.events())
+    return float(accountant.get_epsilon(DELTA))
+
+
+def _peer_pld(schedule: Schedule) -> float:
+    return PrivacyLossDistribution(schedule, interval=1e-3).epsilon(DELTA)
+
+
+def _peer_prv(schedule: Schedule) -> float:
+    from prv_accountant import PRVAccountant
+    from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
+
+    releases = [
+        PoissonSubsampledGaussianMechanism(noise_multiplier=z, sampling_probability=schedule.sampling_rate)
+        for z in schedule.noise_multipliers.tolist()
+    ]
+    counts = schedule.counts.tolist()
+    accountant = PRVAccountant(prvs=releases, max_self_compositions=counts, eps_error=0.05, delta_error=DELTA / 100)
+    return float(accountant.compute_epsilon(DELTA, counts)[2])
+
+
+# ---- Steps on images -------------------------------------------------------------------------------------------------
+
+
+class _Steps(NamedTuple):
+    model: str
+    batch_size: int
+    rounds: int
+    methods: tuple[str, ...]
+
+
+def bench_image(
+    model: str = "cnn",
+    batch_size: int = 512,
+    rounds: int = 15,
+    threads: int | None = None,
+    methods: tuple[str, ...] = METHODS,
+    progress: Callable[[str], None] = lambda name: None,
+) -> list[dict[str, Any]]:
+    """Per method: seconds of a step (median), ratio to Adam in the same round (median, quartiles), seconds per epoch.
+
+    Args:
+        methods: of `METHODS`, with "adam", to which the ratios are. "opacus" keeps every example's gradient (hooks),
+            "opacus-ghost" goes backward twice.
+        threads: None: all cores.
+
+    Raises:
+        UsageError: an unknown method, no "adam", fewer than 2 rounds, an unknown model, or Opacus is not installed.
+    """
+    for method in methods:
+        if method not in METHODS:
+            raise UsageError(f"unknown method {method!r}: choose {', '.join(METHODS)}")
+    if "adam" not in methods:
+        raise UsageError("ratios are to Adam: add adam to the methods")
+    if min(rounds - 1, batch_size) < 1:
+        raise UsageError(f"{rounds} rounds of {batch_size} examples: give at least 2 rounds and 1 example")
+    job = _Steps(model, batch_size, rounds, tuple(sorted(methods, key=METHODS.index)))
+    seconds, used = run_apart(_image_steps, job, progress, threads, KEEP_PAGES)
+    adam = seconds["adam"]
+    rows = []
+    for method, own in seconds.items():
+        low, middle, high = statistics.quantiles([a / b for a, b in zip(own, adam, strict=True)], n=4)
+        row = {"model": model, "method": method, "seconds": statistics.median(own), "ratio_to_adam": middle}
+        row |= {"ratio_spread": [low, high], "seconds_per_epoch": statistics.median(own) * MNIST / batch_size}
+        rows.append({**row, "batch_size": batch_size, "rounds": rounds, "threads": used})
+    return rows
+
+
+def _image_steps(job: _Steps, say: Say) -> tuple[dict[str, list[float]], int]:
+    """In a process of its own: seconds of each method's steps, and how many threads it has."""
+    examples, rng = 4 * job.batch_size, np.random.default_rng(1)
+    batches = [rng.permutation(examples)[: job.batch_size] for _ in range(job.rounds)]
+    takers = {method: contestant(method, job.model, job.batch_size, examples) for method in job.methods}
+    turns = {method: lambda number, take=take: take(batches[number]) for method, take in takers.items()}
+    race(turns, 1)  # allocates memory
+    seconds, _ = race(turns, job.rounds, lambda method, number: say(f"{method}, round {number + 1}"))
+    return seconds, torch.get_num_threads()
+
+
+def contestant(method: str, model: str, batch_size: int, examples: int) -> Callable[[NDArray[np.int64]], object]:
+    """What takes a step of a method on given numbers out of so many random examples."""
+    rng = np.random.default_rng(0)
+    x = rng.random((examples, *SHAPE), dtype=np.float32)
+    y = rng.integers(CLASSES, size=examples)
+    settings = ClassifierSettings(model=model, batch_size=batch_size, epochs=1000)
+    if method == "adam":
+        plain = ClassifierTraining(settings.resolved(examples), x, y)
+        return lambda numbers: plain.take(0, [numbers])
+    private = ClassifierSettings(
+        model=model,
+        batch_size=batch_size,
+        epochs=1000,
+        method="dp-adam",
+        clip_norm=CLIP_NORM,
+        noise_multiplier=NOISE_MULTIPLIER,
+    )
+    run = ClassifierTraining(private.resolved(examples), x, y)
+    if method == "dp-adam":
+        return lambda numbers: run.take(0, list(numbers[:, None]))
+    from edp_lab.reproduce.bench.opacus_peer import image_peer
+
+    return image_peer(run, ghost=method == "opacus-ghost").step
+
+
+# ---- Attacks ---------------------------------------------------------------------------------------------------------
+
+
+def bench_attacks(
+    run: str | Path,
+    shadows: int = 16,
+    size: str | None = "medium",
+    epochs: int | None = 8,
+    told: Callable[[str], None] = lambda what: None,
+) -> Iterator[dict[str, Any]]:
+    """A row per attack {attack, seconds, found}: membership, an audit by one run, of its mechanism; then LiRA.
+
+    Args:
+        shadows, size, epochs: of LiRA's shadow models; 0 shadows leave it out.
+
+    Raises:
+        UsageError: as `load_target`.
+    """
+    load_target(run)  # refused before anything takes long
+    total = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder)
+        suite: list[tuple[str, Callable[[], dict[str, Any]]]] = [
+            ("loss", lambda: _found(attack_loss(run))),
+            ("shadow", lambda: _found(attack_shadow(run, cache=cache, told=told))),
+            ("audit one-run", lambda: _audited(run)),
+            ("audit mechanism", lambda: _drawn(run)),
+        ]
+        for name, attack in suite:
+            told(name)
+            row = _timed(name, attack)
+            total += row["seconds"]
+            yield row
+        yield {"attack": SUITE, "seconds": total, "found": {}}
+        if shadows:
+            yield _timed(
+                f"lira, {shadows} shadow models",
+                lambda: _found(attack_lira(run, shadows, size=size, epochs=epochs, cache=cache, told=told)),
+            )
+
+
+def _timed(name: str, attack: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    start = time.perf_counter()
+    try:
+        found = attack()
+    except UsageError as error:  # an audit for which this run's mechanism is not made
+        found = {"refused": str(error)}
+    return {"attack": name, "seconds": time.perf_counter() - start, "found": found}
+
+
+def _found(attacked: Attacked) -> dict[str, Any]:
+    return {"auc": attacked.result.auc, "auc_interval": list(attacked.result.auc_interval)}
+
+
+def _audited(run: str | Path) -> dict[str, Any]:
+    """Of the run's settings on the one-layer model; a run without noise has no claim, and a standard one is audited."""
+    from edp_lab.attacks.audit.one_run import audit_one_run
+
+    config = load_target(run).config
+    if config.method == "sgd":
+        config = TrainConfig(corpus=config.corpus, z0=1.0)
+    audit = audit_one_run(replace(config, processes=1, epochs=1, alpha="none"), linear=True)
+    return {"epsilon_lower_bound": audit.epsilon_lower_bound, "verdict": audit.verdict}
+
+
+def _drawn(run: str | Path) -> dict[str, Any]:
+    from edp_lab.attacks.audit.step_audit import audit_mechanism
+
+    config = load_target(run).config
+    private = config.method != "sgd" and not config.poisson
+    mechanism = run_ledger(run).mechanism if private else Mechanism.sound(1.0, 1.0, 8, 8)
+    audit = audit_mechanism(mechanism, 1e-5, key_from_seed(config.seed))
+    return {"epsilon_lower_bound": audit.epsilon_lower_bound, "verdict": audit.verdict}
