@@ -175,17 +175,10 @@ def _print(audit: MechanismAudit) -> None:
     )
     largest = "" if described.alpha_max == 1 else f" up to {described.alpha_max:g}"
     print(f"{name}, one step: {settings}{largest}, C {described.clip_norm:g}, z0 {described.z0:g}")
-    neighbours = f"neighbours: zero-out, delta {audit.delta:.3g}"
-    print(f"noise over sensitivity {number(audit.noise_multiplier)}; {neighbours}\n")
-    how = "the sound epsilon itself" if sound else "zCDP, z at face value"
-    print(f"  claimed    epsilon    {number(audit.epsilon_claimed):<8}  ({how})")
     held = "exact" if audit.epsilon_holds is not None else "no guarantee"
     if audit.epsilon_holds is None and audit.epsilon_if_alpha_public is not None:
         held += f"; had alpha come from public text: {number(audit.epsilon_if_alpha_public)}"
-    print(f"  holds      epsilon    {number(audit.epsilon_holds):<8}  ({held})")
-    free = f"without assuming Gaussian noise: >= {number(audit.bounds.distribution_free)}"
-    print(f"  measured   epsilon >= {number(audit.epsilon_lower_bound):<8}  ({free})")
-    print(f"  so many draws could show at most {number(audit.ceiling)}\n")
+    _print_epsilons(audit, "zero-out", held, "draws", digits=6)
     print("  canary: one utterance whose gradient is as large as the clip allows; the attack guesses if it was there")
     print(f"  guessed there, but was not  {errors(audit.false_positive_rate)}")
     print(f"  missed, but was there       {errors(audit.false_negative_rate)}\n")
@@ -202,21 +195,25 @@ def _print_one_run(audit: OneRunAudit, corpus: str | None) -> None:
     epochs = "one epoch" if audit.epochs == 1 else f"{audit.epochs} epochs"
     print(f"{name}, {epochs} of {audit.steps // audit.epochs} steps, {place}")
     print(f"{sizes}, C {described.clip_norm:g}, z0 {described.z0:.4g}")
-    neighbours = "zero-out" if described.sampling_rate is None else "add or remove one utterance"
-    print(
-        f"noise over sensitivity {number(audit.noise_multiplier)}; neighbours: {neighbours}, delta {audit.delta:.3g}\n"
-    )
-    how = "the sound epsilon itself" if sound else "zCDP, z at face value"
-    print(f"  claimed    epsilon    {number(audit.epsilon_claimed):<8}  ({how})")
     held = "no guarantee" if audit.epsilon_holds is None else "upper bound" if sampled else "exact"
-    print(f"  holds      epsilon    {number(audit.epsilon_holds):<8}  ({held})")
-    free = f"without assuming Gaussian noise: >= {audit.bounds.distribution_free:.4g}"
-    if audit.bounds.gaussian is None:
-        free = "for any mechanism"
-    print(f"  measured   epsilon >= {audit.epsilon_lower_bound:<8.4g}  ({free})")
-    print(f"  so many canaries could show at most {audit.ceiling:.4g}\n")
+    neighbours = "add or remove one utterance" if sampled else "zero-out"
+    _print_epsilons(audit, neighbours, held, "canaries", digits=4)
     what = "gradients of their own direction" if audit.kind == "gradient" else "utterances with a wrong intent"
     print(f"  {audit.canaries:,} canaries ({what}), {audit.included:,} of them in")
     for tally in audit.tallies:
         print(f"  {tally.correct:,} of {tally.guesses:,} guesses right ({tally.correct / tally.guesses:.1%})")
     print(f"\n{textwrap.fill(f'{audit.verdict}: {audit.explanation}', 100)}")
+
+
+def _print_epsilons(audit: MechanismAudit | OneRunAudit, neighbours: str, held: str, what: str, digits: int) -> None:
+    """Claimed, that holds, measured; `digits` of what is measured."""
+    how = "the sound epsilon itself" if audit.mechanism.variant == "sound" else "zCDP, z at face value"
+    free = f"without assuming Gaussian noise: >= {number(audit.bounds.distribution_free, digits)}"
+    if audit.bounds.gaussian is None:
+        free = "for any mechanism"
+    noise = f"noise over sensitivity {number(audit.noise_multiplier)}"
+    print(f"{noise}; neighbours: {neighbours}, delta {audit.delta:.3g}\n")
+    print(f"  claimed    epsilon    {number(audit.epsilon_claimed):<8}  ({how})")
+    print(f"  holds      epsilon    {number(audit.epsilon_holds):<8}  ({held})")
+    print(f"  measured   epsilon >= {number(audit.epsilon_lower_bound, digits):<8}  ({free})")
+    print(f"  so many {what} could show at most {number(audit.ceiling, digits)}\n")

@@ -1,0 +1,175 @@
+"""``edp-lab attack`` and ``audit``: tables that fit, JSON alone on standard output, progress apart."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edp_lab.corpora import smart_home
+
+# ---- What a model's answers give away --------------------------------------------------------------------------------
+
+QUICK = ("--epochs", "1", "--instructors", "2")
+
+
+@pytest.fixture
+def attack(cli, monkeypatch):
+    """``edp-lab attack ARGS``, which hardly tries: (stdout, stderr)."""
+    for steps in ("STUDENT_STEPS", "WHITE_BOX_STEPS"):
+        monkeypatch.setattr(f"edp_lab.attacks.extraction.{steps}", 5)
+
+    def run(*arguments: str) -> tuple[str, str]:
+        status, out, err = cli("attack", *arguments)
+        assert status == 0, err
+        return out, err
+
+    return run
+
+
+def test_a_table_has_each_victim_once_and_says_what_privacy_does_not_bound(attack):
+    out, err = attack("extraction", *QUICK, "--victims", "plain, understudy,strangers", "--queries", "20,10")
+    assert max(map(len, out.splitlines())) <= 100
+    table = [line.split() for line in out.splitlines()[2:10] if line.strip()]
+    assert [row[0] for row in table] == ["plain", "20", "understudy", "20", "strangers", "20"]
+    assert [row[1] for row in table if len(row) == 9] == ["none", "294", "0"]
+    flat = " ".join(out.split())
+    assert "it does not bound how well its answers can be copied" in flat
+    assert "saw no private image (epsilon 0) and, at 20 queries, is copied to an agreement of" in flat
+    assert {"victim: understudy", "10 queries: plain"} <= set(err.splitlines())
+
+
+def test_json_is_all_of_standard_output(attack):
+    out, _ = attack("extraction", *QUICK, "--victims", "strangers", "--queries", "10", "--inputs", "noise", "--json")
+    told = json.loads(out)
+    assert (told["attack"], told["settings"]["inputs"], told["settings"]["epochs"]) == ("extraction", "noise", 1)
+    [row] = told["rows"]
+    low, high = row["agreement_interval"]
+    assert (row["victim"], row["queries"], row["own_labels_agreement"]) == ("strangers", 10, None)
+    assert low <= row["agreement"] <= high
+    assert "membership" in told["said"]
+
+
+def test_inversion_ends_with_the_white_box_unless_only_labels_are_told(attack):
+    out, _ = attack("inversion", *QUICK, "--victims", "strangers", "--queries", "4,20")
+    assert "white box" in out
+    assert "a fact about the population" in " ".join(out.split())
+    out, _ = attack("inversion", *QUICK, "--victims", "strangers", "--queries", "4", "--labels-only", "--json")
+    told = json.loads(out)
+    assert [row["queries"] for row in told["rows"]] == [4]
+    assert "inputs" not in told["settings"]
+
+
+def test_options_reach_the_victims(attack):
+    arguments = (*QUICK, "--victims", "understudy,dp-adam", "--queries", "4", "--labels-only", "--json")
+    out, err = attack("inversion", *arguments, "--sigma", "0.6", "--vote-epsilon", "0.2", "--train-epsilon", "3")
+    rows = {row["victim"]: row for row in json.loads(out)["rows"]}
+    assert rows["understudy"]["epsilon"] == pytest.approx(25.87, abs=0.1)  # 399 labels of epsilon 0.2
+    assert rows["dp-adam"]["epsilon"] == pytest.approx(3, abs=0.01)
+    assert "victim: one instructor" in err.splitlines()  # phase I took part
+    assert "victim: instructor 3" not in err.splitlines()
+
+
+# ---- What a model remembers ------------------------------------------------------------------------------------------
+
+METHODS = ["sgd", "edp-sgd-as-printed", "edp-sgd", "dp-sgd"]
+
+
+@pytest.fixture
+def canaries(cli, monkeypatch, tmp_path):
+    """The command on a tiny corpus, on a terminal of 80 columns: (stdout, stderr)."""
+    smart_home.write_jsonl(smart_home.generate(450, 5), tmp_path / "tiny.jsonl")
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: str) -> tuple[str, str]:
+        short = ("--corpus", str(tmp_path / "tiny.jsonl"), "--epochs", "1", "--references", "99")
+        status, out, err = cli("attack", "canaries", *short, *arguments)
+        assert status == 0, err
+        return out, err
+
+    return run
+
+
+def test_json_has_a_row_for_each_method_and_repetition_count(canaries):
+    out, err = canaries("--repetitions", "0,2", "--canaries", "3", "--z0", "2", "--json")
+    told = json.loads(out)
+    assert told["fillings"] == 100
+    assert (told["settings"]["z0"], told["settings"]["size"]) == (2.0, "small")
+    assert [(row["method"], row["repetitions"]) for row in told["rows"]] == [(m, k) for m in METHODS for k in (0, 2)]
+    sgd, printed, sound, per_example = (row for row in told["rows"] if row["repetitions"] == 2)
+    assert [sgd["epsilon"], printed["epsilon"]] == [None, None]
+    assert "alpha comes from private gradients" in printed["reason"]
+    assert printed["epsilon_claimed"] > 0
+    for row in (sound, per_example):
+        assert row["epsilon"] > 0
+        assert 0.01 < row["extraction_limit"] < 1
+    assert all(len(row["exposures"]) == 3 and row["trace"] for row in told["rows"])
+    assert [line for line in err.splitlines() if line in METHODS] == METHODS
+    assert err.count("epoch   1/1") == 4
+
+
+def test_table_fits_a_narrow_terminal_and_says_what_holds(canaries):
+    out, _ = canaries(
+        "--methods", "sgd,edp-sgd-as-printed,edp-sgd", "--repetitions", "0,1,16", "--canaries", "2", "--z0", "4"
+    )
+    lines = out.splitlines()
+    head = next(line.split() for line in lines if line.startswith("method"))
+    assert head == ["method", "copies", "exposure", "95", "%", "extracted", "95", "%", "epsilon"]
+    rows = [line.split() for line in lines if "/2" in line]
+    assert [row[-1] for row in rows[:6]] == ["-", "none", "none", "-", "none", "none"]
+    assert float(rows[7][-1]) < float(rows[8][-1])
+    assert "…" not in out
+    assert "no guarantee for sgd: trained without clipping and noise" in out
+    assert "no guarantee for edp-sgd-as-printed: alpha comes from private gradients" in out
+    assert "edp-sgd, 1 copy: by the guarantee at most" in out
+    assert "had the seed been secret" in out
+
+
+# ---- Audits ----------------------------------------------------------------------------------------------------------
+
+LINEAR = ("--model", "linear", "--gpus", "40", "--batch-size", "80")
+
+
+def test_json_states_claim_bounds_and_guesses(cli):
+    settings = ("--target-epsilon", "4", "--canaries", "300", "--seed", "3", "--json")
+    status, out, err = cli("audit", "one-run", *LINEAR, *settings)
+    report = json.loads(out)
+    assert (status, err) == (0, "")
+    assert report["verdict"] == "consistent"
+    assert report["epsilon_claimed"] == report["epsilon_holds"] == pytest.approx(4, abs=1e-5)
+    assert report["epsilon_lower_bound"] == report["bounds"]["gaussian"] < report["ceiling"]
+    assert 0 < report["bounds"]["distribution_free"] < 4
+    assert (report["canaries"], report["confidence"], report["delta"], report["seed"]) == (300, 0.95, 1e-5, 3)
+    assert (report["kind"], report["model"], report["corpus"]) == ("gradient", "linear", None)
+    assert {"guesses": report["guesses"], "correct": report["correct"]} in report["tallies"]
+    assert [tally["guesses"] for tally in report["tallies"]] == [30, 90, 300]
+    assert report["mechanism"]["num_devices"] == 40
+    assert report["adjacency"] == "REPLACE_SPECIAL"
+
+
+def test_table_for_people_says_that_the_print_is_refuted(cli):
+    status, out, _ = cli("audit", "one-run", "--model", "linear", "--as-printed", "--z0", "4", "--canaries", "400")
+    assert status == 0
+    assert "Algorithm 1 as printed" in out
+    assert "zCDP, z at face value" in out
+    assert "refuted: 400 canaries in one run refute the claim" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_table_for_people_names_poisson_sampling(cli):
+    _, out, _ = cli("audit", "one-run", *LINEAR, "--method", "dp-sgd", "--canaries", "100")
+    assert "Poisson sampling" in out
+    assert "add or remove one utterance" in out
+    assert "for any mechanism" in out
+
+
+@pytest.mark.parametrize("kind", ["gradient", "mislabelled"])
+def test_a_real_corpus_is_audited(cli, kind, tmp_path):
+    path = tmp_path / "own.jsonl"
+    rows = ({"tokens": [verb, str(k)], "intent": verb} for k in range(40) for verb in ("call", "play"))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = ("--kind", kind, "--canaries", "20", "--batch-size", "16", "--json")
+    report = json.loads(cli("audit", "one-run", "--corpus", str(path), *settings)[1])
+    assert (report["kind"], report["corpus"], report["canaries"]) == (kind, str(path), 20)
+    assert report["epsilon_lower_bound"] <= report["epsilon_holds"]
+    assert list(tmp_path.iterdir()) == [path]
