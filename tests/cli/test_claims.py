@@ -1,39 +1,18 @@
-"""``edp-lab claims`` as a person uses it: the committed ledger, a claim computed again, one sentence for bad input."""
+"""``edp-lab claims`` as a person uses it: the committed ledger and a claim computed again."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from edp_lab.cli import main
 from edp_lab.reproduce import claims as study
 from edp_lab.reproduce.claims import REGISTRY, read_table
 from edp_lab.reproduce.evidence import Verdict
 
 
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """Run ``edp-lab claims ARGS``: (exit status, stdout, stderr)."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edp-lab", "claims", *arguments])
-        status = 0
-        try:
-            main()
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
-
-
 def test_json_is_the_committed_ledger_and_nothing_else(cli):
-    status, out, err = cli("--json")
+    status, out, err = cli("claims", "--json")
     assert (status, err) == (0, "")
     rows = json.loads(out)
     assert [row["id"] for row in rows] == list(REGISTRY)
@@ -43,7 +22,7 @@ def test_json_is_the_committed_ledger_and_nothing_else(cli):
 
 
 def test_all_claims_stand_in_a_table_that_fits_and_are_counted(cli):
-    status, out, _ = cli()
+    status, out, _ = cli("claims")
     assert status == 0
     assert max(map(len, out.splitlines())) <= 120
     assert [line.split()[0] for line in out.splitlines() if line.split()[:1] and line.split()[0] in REGISTRY] == list(
@@ -55,7 +34,7 @@ def test_all_claims_stand_in_a_table_that_fits_and_are_counted(cli):
 
 @pytest.mark.parametrize("arguments", [["--only", "P2,T1"], ["--only", "T1", "--only", "P2"]])
 def test_a_few_claims_are_shown_with_their_numbers(cli, arguments):
-    _, out, _ = cli(*arguments)
+    _, out, _ = cli("claims", *arguments)
     first, second = out.index("P2  does not hold"), out.index("T1  does not hold")
     assert first < second
     assert "“Add scaled Gaussian noise”" in " ".join(out.split())  # a long line is broken
@@ -66,48 +45,21 @@ def test_a_few_claims_are_shown_with_their_numbers(cli, arguments):
 
 
 def test_a_claim_is_computed_again_and_said_to_be(cli):
-    status, out, err = cli("--run", "--only", "P22", "--json")
+    status, out, err = cli("claims", "--run", "--only", "P22", "--json")
     assert status == 0
     [row] = json.loads(out)
     assert row["evidence"]["measured"]["epsilon"] > 100
     assert err.split()[:4] == ["P22", "does", "not", "hold"]
-    _, out, _ = cli("--run", "--only", "P22")
+    _, out, _ = cli("claims", "--run", "--only", "P22")
     assert "computed now" in out
 
 
 def test_the_whole_ledger_is_written_with_where_it_comes_from(cli, monkeypatch, tmp_path):
     monkeypatch.setattr(study, "REGISTRY", {name: REGISTRY[name] for name in ("P2", "P10")})
-    status, _, _ = cli("--run", "--out", str(tmp_path / "claims.json"))
+    status, _, _ = cli("claims", "--run", "--out", str(tmp_path / "claims.json"))
     assert status == 0
     ledger = read_table(tmp_path / "claims.json")
     assert [entry.id for entry in ledger.entries] == ["P2", "P10"]
     assert ledger.command == f"edp-lab claims --run --out {tmp_path / 'claims.json'}"
     assert ledger.versions["torch"]
     assert ledger.machine
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--only", "P99"], "there is no claim 'P99': choose P1 to P32 or T1 to T28"),
-        (["--only", "P1,,T1"], "there is no claim ''"),
-        (["--out", "claims.json"], "add --run"),
-        (["--run", "--only", "P2", "--out", "claims.json"], "leave out --only"),
-        (["--run", "--out", "nowhere/claims.json"], "give --out a file in a folder that exists"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_computes_nothing(cli, monkeypatch, tmp_path, arguments, says):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(study, "compute", lambda *_: pytest.fail("computed"))
-    status, out, err = cli(*arguments)
-    assert (status, out) == (2, "")
-    assert says in err
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert list(Path().iterdir()) == []
-
-
-def test_the_command_line_starts_without_torch_or_plotly():
-    source = "import sys, edp_lab.cli.claims; print(sorted({'torch', 'plotly', 'numpy'} & set(sys.modules)))"
-    answer = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
-    assert answer.stdout == "[]\n"

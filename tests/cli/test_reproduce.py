@@ -1,163 +1,141 @@
-"""``edp-lab reproduce thesis``: readable tables, JSON alone on standard output, and one sentence for bad input."""
+"""``edp-lab reproduce table1`` and ``table2``: readable, JSON alone on standard output, files that say the same."""
 
 from __future__ import annotations
 
 import csv
 import json
-import re
-import subprocess
-import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from edp_lab.cli.reproduce import reproduce_app
-from edp_lab.errors import UsageError
-from edp_lab.reproduce.thesis import thesis_tables
-from edp_lab.reproduce.thesis.thesis_tables import FIGURES, TABLES, Scale
-
-TINY = Scale("digits", 1, 2, 20, (100,), 1, 1, 2, 2, instructors=2)
-KEYS = {"table", "row", "column", "thesis", "ours", "epsilon_claimed", "epsilon_holds", "note", "seed", "seconds"}
+from edp_lab.course.nb11_claims.table1_figure import changes_figure, told
+from edp_lab.reproduce import run_cache as table_runs
+from edp_lab.reproduce.bench import train_step as bench_step
 
 
 @pytest.fixture
-def cli(capsys, monkeypatch, tmp_path):
-    """Run it in this process, shortly: (stdout, stderr)."""
-    monkeypatch.setattr(thesis_tables, "QUICK", TINY)
-    monkeypatch.setenv("EDP_LAB_DATA", str(tmp_path))  # without MNIST
+def reproduce(cli, monkeypatch, tmp_path):
+    """``edp-lab reproduce ARGS`` with invented measurements: (stdout, stderr)."""
 
-    def run(*arguments: str, out: Path = tmp_path / "out") -> tuple[str, str]:
-        reproduce_app(["thesis", "--out", str(out), *arguments], standalone_mode=False)
-        return capsys.readouterr()
+    def result(job):
+        config, plain = job.config, job.config.method == "sgd"
+        found = {
+            "validation_ser": 0.1, "ser": 0.1 + 0.01 * config.seed + (0 if plain else 0.02),
+            "run": f"run-{config.seed}",
+            "epsilon_claimed": None if plain else 1 / config.z0, "delta": 1e-4, "examples": 600, "seconds": 1.0,
+            "epsilon": None if plain or config.as_printed else 3e4, "epsilon_if_alpha_public": None if plain else 9e5,
+            "device": "cpu", "machine": "x", "threads": 1, "versions": {}, "auc": 0.6, "loss_auc": 0.65,
+            "shadow_corpora": ["generated"],
+        }  # fmt: skip
+        return found
+
+    monkeypatch.setattr(table_runs.TableRuns, "results", lambda self, jobs, what: list(map(result, jobs)))
+    monkeypatch.setattr(table_runs.TableRuns, "prepare", lambda self, jobs: None)
+
+    def run(*arguments: str) -> tuple[str, str]:
+        status, out, err = cli("reproduce", *arguments, "--out", str(tmp_path / "out"))
+        assert status == 0, err
+        return out, err
 
     return run
 
 
-class Tags(HTMLParser):
-    """What a page is made of."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
+TABLE1 = ("table1", "--quick", "--models", "clc", "--corpora", "smart-home-health")
 
 
-def test_a_table_sets_ours_beside_theirs_and_says_what_holds(cli):
-    out, err = cli("--quick", "--table", "2.2,4.4", "--figure", "3.2")
+def test_table1_sets_ours_beside_theirs_and_says_what_holds(reproduce, tmp_path):
+    out, _ = reproduce(*TABLE1)
     lines = out.splitlines()
-    assert max(len(line) for line in lines if not line.startswith("written: ")) <= 120
-    assert [line.split(",")[0] for line in lines if re.match(r"(table|figure) \d", line)] == [
-        "table 2.2",
-        "table 4.4",
-        "figure 3.2",
-    ]
-    [alex] = [line for line in lines if line.startswith("Alex-Net ")]
-    assert re.search(r"99 / \S+ \(\d+ to \d+\)\s+98 / \S+\s+98 / \S+\s+98 / \S+\s+none", alex)
-    [fourth] = [line for line in lines if line.startswith("4, response")]
-    assert "4.02 / " in fourth
-    assert "2.828" in fourth
-    assert "published here" in out
-    told = [line for line in err.splitlines() if line]
-    assert [line for line in told if "done after" not in line] == [line for line in told if "epoch 1 of 1" in line]
-    assert len(told) == 6
+    assert max(map(len, lines[:-3])) <= 150
+    assert "in place of the paper's internal Health" in out
+    [printed] = [line for line in lines if line.startswith("as printed, exponential")]
+    assert "-2.7" in printed  # in the same line
+    assert "none (6.0)" in printed
+    [sound] = [line for line in lines if line.startswith("sound, linear")]
+    assert "  4.5  " in sound  # log10 of 30,000 is 4.48
+    page = (tmp_path / "out" / "table.html").read_text()
+    assert "<script src" not in page  # plotly's code is in it
+    assert "http" not in page.split("</script>")[-1]
+    assert "as printed, exponential" in page.split("</script>")[-1]
 
 
-def test_json_is_one_object_a_value_and_nothing_else(cli):
-    out, _ = cli("--quick", "--table", "4.2", "--json")
+def test_the_figure_shows_each_change_and_a_single_seed_without_a_bar(reproduce):
+    cells = json.loads(reproduce(*TABLE1, "--json")[0])
+    figure = changes_figure(cells)
+    ours = ["ours, as printed", "ours, sound", "SGD, half the epochs"]
+    assert [trace.name for trace in figure.data[:11]] == [*ours, "theirs", *ours, "theirs", *ours]
+    _, half, first, _, _, sound_first, *_ = cells
+    for trace, cell in zip(figure.data[:4], (first, sound_first, half, None), strict=True):
+        assert trace.x[0] == (first["paper"]["ser_change"] if cell is None else cell["ser_change"]["mean"])
+    assert figure.data[0].error_x.array[0] == pytest.approx(first["ser_change"]["high"] - figure.data[0].x[0])
+    assert figure.layout.yaxis.ticktext[0] == "CLC, smart-home-health, half the epochs"
+    printed, were_alpha_public, sound_claim, sound, theirs = figure.data[11:]
+    assert printed.x[0] == pytest.approx(10 ** first["log10_claimed"])
+    assert sound_claim.marker.symbol == f"{sound.marker.symbol}-open"
+    assert were_alpha_public.x == (9e5,) * 3
+    assert sound.x == (3e4,) * 3
+    assert theirs.x[0] == pytest.approx(10 ** first["paper"]["log10_claimed"])
+    assert not [note for note in figure.layout.annotations if "▸" in note.text]
+    alone = json.loads(reproduce(*TABLE1, "--seeds", "1", "--json")[0])
+    assert set(changes_figure(alone).data[0].error_x.array) == {0}
+
+
+def test_a_control_far_off_is_named_at_the_edge_and_leaves_room_for_the_others(reproduce):
+    cells = json.loads(reproduce(*TABLE1, "--json")[0])
+    cells[1]["ser_change"] = {"mean": 900.0, "low": 800.0, "high": 1000.0}
+    figure = changes_figure(cells)
+    [note] = [note for note in figure.layout.annotations if "▸" in note.text]
+    assert "+900" in note.text
+    cells[1]["ser_change"]["mean"] = -90.0
+    assert "◂ -90" in [note.text for note in changes_figure(cells).layout.annotations]
+    low, high = figure.layout.xaxis.range
+    private = [cell["ser_change"]["mean"] for cell in cells[2:]]
+    assert low < 0 < max(private) < high < 100
+
+
+def test_three_sentences_count_what_the_figure_shows(reproduce):
+    cells = json.loads(reproduce(*TABLE1, "--json")[0])
+    cells[3]["ser"]["mean"] -= 1e-9  # as printed, linear
+    cells[2]["auc_change"]["high"] = cells[1]["loss_auc_change"]["high"] = -1e-9
+    decay, attacks, epsilon = told(cells).splitlines()
+    assert "1 of 4 cells" in decay
+    assert "1 (loss alone: 0) of 6 cells of eDP-SGD, 0 (loss alone: 1) of 1 of SGD" in attacks
+    assert epsilon.endswith("3e+04 to 3e+04 by ours.")
+    alone = json.loads(reproduce(*TABLE1, "--seeds", "1", "--json")[0])
+    assert "0 (loss alone: 0) of 0 cells" in told(alone)  # no interval, no chance
+
+
+def test_files_and_json_say_the_same(reproduce, tmp_path):
+    out, _ = reproduce(*TABLE1, "--json")
     cells = json.loads(out)
-    assert all(set(cell) >= KEYS for cell in cells)
-    first, second = cells
-    assert (first["table"], first["row"], first["thesis"], first["epsilon_claimed"]) == ("4.2", "100", 74.033, 0.2)
-    assert first["epsilon_holds"] is None
-    assert first["guarantee"] == "no guarantee"
-    assert second["thesis"] is None
-    assert second["column"] == "at sigma 0.1"
+    assert cells == json.loads((tmp_path / "out" / "table.json").read_text())
+    rows = list(csv.DictReader((tmp_path / "out" / "table.csv").open()))
+    assert [(row["variant"], row["decay"]) for row in rows] == [(c["variant"], c["decay"] or "") for c in cells]
+    assert float(rows[1]["ser_change.mean"]) == pytest.approx(cells[1]["ser_change"]["mean"])
+    assert len(cells) == 8
+    assert cells[0]["runs"] == ["run-0", "run-1", "run-2"]
 
 
-def test_files_hold_what_is_shown(cli, tmp_path):
-    out, _ = cli("--quick", "--table", "2.2", "--figure", "3.2,4.2", "--json")
-    cells, folder = json.loads(out), tmp_path / "out"
-    told = json.loads((folder / "thesis.json").read_text())
-    assert [cell for part in told["parts"] for cell in part["cells"]] == cells
-    assert told["versions"]["torch"]
-    with open(folder / "thesis.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["ours"] for row in rows] == [str(cell["ours"]) for cell in cells]
-    assert [row["epsilon_holds"] for row in rows][:2] == [str(cell["epsilon_holds"]) for cell in cells][:2]
-    page = (folder / "thesis.html").read_text()
-    tags = Tags(page).tags
-    assert sum(tag == "table" for tag, _ in tags) == 3
-    assert page.count("Plotly.newPlot(") == 2
-    assert not [
-        attrs for tag, attrs in tags if tag in ("script", "link", "img") and ("src" in attrs or "href" in attrs)
-    ]
+def test_table2_measures_once_and_stands_beside_the_paper(reproduce, tmp_path, monkeypatch):
+    measured = []
 
+    def bench_steps(task: bench_step.Task, progress) -> list[dict]:
+        measured.append(task)
+        return [
+            {"model": "clc", "corpus": "smart-home-health", "method": method, "gpus": gpus, "ratio_to_sgd": 1.2,
+             "ratio_spread": [1.1, 1.3], "seconds_per_epoch": 2.0, "paper_ratio": None}
+            for method, gpus in (("sgd", 1), ("edp-sgd", 1), ("edp-sgd", 8), ("dp-sgd-naive", 1), ("dp-sgd", 1))
+        ]  # fmt: skip
 
-def test_every_kind_of_figure_is_drawn(cli, tmp_path):
-    cli("--quick", "--table", "4.4", "--figure", "3.2,3.3,3.5,4.1,4.2", "--json")
-    page = (tmp_path / "out" / "thesis.html").read_text()
-    assert page.count("Plotly.newPlot(") == 7  # of table 4.4 confusions and losses
-    for title in ("Confusion", "training points", "epoch", "test accuracy"):
-        assert title in page
-
-
-def test_a_second_call_trains_nothing_and_says_the_same(cli):
-    first, told = cli("--quick", "--table", "4.1")
-    again, quiet = cli("--quick", "--table", "4.1")
-    assert again == first
-    assert "perceptron" in told
-    assert "perceptron" not in quiet
-
-
-def test_without_quick_digits_stand_in_where_mnist_is_not_at_hand(cli, monkeypatch):
-    monkeypatch.setattr(thesis_tables, "FULL", Scale("mnist", 1, 1, 20, (100,)))
-    out, err = cli("--table", "4.1", "--json")
-    assert json.loads(out)
-    assert err.startswith("digits instead of MNIST: ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--table", "9.9"], f"unknown table '9.9': choose {', '.join(TABLES)}"),
-        (["--table", "4.1,figure 4.1"], "unknown table 'figure 4.1'"),
-        (["--figure", "1.1"], f"unknown figure '1.1': choose {', '.join(FIGURES)}"),
-        (["--data", "circles"], "unknown image data 'circles': choose digits or mnist"),
-        (["--seed", "-1"], "seed is -1"),
-        (["--repeats", "0"], "the number of repeats is 0"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_writes_nothing(cli, tmp_path, arguments, said):
-    with pytest.raises(UsageError, match=re.escape(said)) as refused:
-        cli("--quick", *arguments)
-    assert "\n" not in str(refused.value)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_that_cannot_be_is_refused(cli, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="choose another --out"):
-        cli("--quick", "--table", "2.2", out=tmp_path / "file")
-
-
-def test_ctrl_c_says_what_is_kept(cli, monkeypatch, tmp_path):
-    from edp_lab.three_phase.phases import Job
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Job, "train", interrupted)
-    out, err = cli("--quick", "--table", "4.1")
-    assert out == ""
-    assert "finished networks are kept" in err
-    assert not list(tmp_path.glob("out/thesis.*"))
-
-
-def test_the_command_line_starts_without_torch_or_plotly():
-    source = "import sys, edp_lab.cli.reproduce; print(sorted({'torch', 'plotly', 'numpy'} & set(sys.modules)))"
-    answer = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
-    assert answer.stdout == "[]\n"
+    monkeypatch.setattr(bench_step, "bench_steps", bench_steps)
+    arguments = ("table2", "--quick", "--models", "clc", "--corpora", "smart-home-health")
+    first, _ = reproduce(*arguments, "--json")
+    again, said = reproduce(*arguments, "--json")
+    assert first == again
+    assert len(measured) == 1
+    assert "was measured before" in said
+    ratios = {(row["method"], row["gpus"]): row["paper_ratio"] for row in json.loads(first)}
+    assert ratios == {
+        ("sgd", 1): 1.0, ("edp-sgd", 1): None, ("edp-sgd", 8): 1.14, ("dp-sgd-naive", 1): 153.9, ("dp-sgd", 1): None,
+    }  # fmt: skip
+    assert (Path(tmp_path) / "out" / "table.csv").is_file()
