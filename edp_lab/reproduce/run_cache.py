@@ -119,7 +119,7 @@ class TableRuns:
         if fresh:
             for folder in ("cells", "runs", "shadows", "public"):
                 shutil.rmtree(out / folder, ignore_errors=True)
-        self.cells = ResultCache(out / "cells")
+        self.cells = ResultCache(out / "cells", named=out)
         if fresh:
             (out / "fresh").touch()
         index = COMMITTED / INDEX

@@ -84,18 +84,19 @@ class ResultCache:
     Args:
         folder: created.
         cure: what to do where it cannot be written.
+        named: the folder that a message names; None: this one.
 
     Raises:
         UsageError: it cannot be written, which should show before hours of work.
     """
 
-    def __init__(self, folder: Path, cure: str = "choose another --out") -> None:
+    def __init__(self, folder: Path, cure: str = "choose another --out", named: Path | None = None) -> None:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            raise UsageError(f"{folder} cannot be written ({error.strerror}): {cure}") from error
+            raise UsageError(f"{named or folder} cannot be written ({error.strerror}): {cure}") from error
 
     def read(self, key: str) -> dict[str, Any] | None:
         """None where it is missing, damaged, or another's."""

@@ -163,7 +163,7 @@ def table2(
         UsageError: an unknown model or corpus, one that is not at hand, or a folder that cannot be written.
     """
     check_names(models, corpora)
-    cache = ResultCache(out / "cells")
+    cache = ResultCache(out / "cells", named=out)
     machine = [platform.node(), platform.machine(), torch.get_num_threads(), torch.cuda.is_available()]
     for task in (Task(c, m, TABLE_METHODS, (1, NUM_GPUS), rounds=rounds, size=size) for m in models for c in corpora):
         told = partial(_told, tell, f"{task.model.upper()} on {task.corpus}")

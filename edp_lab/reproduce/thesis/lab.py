@@ -84,7 +84,7 @@ class Lab:
         self.scale, self.seed, self.repeats = scale, seed, range(scale.repeats)
         self.tell = tell or (lambda line, kept: None)
         self.known: dict[tuple[int, float], Images] = {}
-        self.cells = ResultCache(out / "cells")
+        self.cells = ResultCache(out / "cells", named=out)
 
     # ---- Data and settings
 
