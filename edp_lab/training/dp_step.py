@@ -126,7 +126,12 @@ def clip(
         divisor: the fixed number of micro-batches in a step over which the mean is taken; None: one per device.
         out: (P) memory for the result.
 
-    Guarantee: that of `Clipped`, whatever the gradients: none at all gives 0, and a norm of 0 is not scaled.
+    Guarantee: that of `Clipped`, whatever the gradients. By the norm of g / alpha:
+
+        no micro-batch, or an empty one   contributes 0; the divisor stays
+        0 to C                            stays as it is (sound: to C less 2^-16 of it, which float32 may round away)
+        beyond C                          shortened to C
+        NaN or infinite                   refused
 
     Raises:
         UsageError: a gradient is not finite, or a layer scale is too small for float32 or larger than judged.

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -200,11 +199,7 @@ class _StepNoise:
             self.entry.result()
         if self.source.share.world > 1:  # some blocks are other ranks' to draw
             spans = [span._replace(numbers=scaled_(span.numbers, span.scale), scale=1.0) for span in spans]
-        arrays = [
-            _Array(columns.start, columns.stop, numbers.numpy(), scale, std)
-            for (columns, numbers, scale), std in zip(spans, stds, strict=True)
-        ]
-        self.source.draw(self.step, partial(_add, arrays))
+        self.source.draw(self.step, partial(_add, spans, stds))
 
 
 @cache
@@ -230,25 +225,17 @@ def _columns(block: int, size: int) -> slice:
     return slice(block * BLOCK, min((block + 1) * BLOCK, size))
 
 
-class _Array(NamedTuple):
-    """A `Span` and its deviation, as an array."""
-
-    first: int
-    last: int
-    numbers: np.ndarray
-    scale: float
-    std: float
-
-
-def _add(arrays: Sequence[_Array], own: slice, noise: np.ndarray) -> None:
-    """Add the noise of the columns `own` to the numbers of all arrays that it meets."""
+def _add(spans: Sequence[Span], stds: Sequence[float], own: slice, noise: np.ndarray) -> None:
+    """Add the noise of the columns `own` to the numbers of all spans that it meets."""
     from edp_lab.privacy.csprng_numba import scale_and_add  # its compiler takes a third of a second to load
 
-    for first, last, whole, scale, std in arrays[bisect_right(arrays, own.start, key=attrgetter("last")) :]:
-        if first >= own.stop:
+    first = bisect_right(spans, own.start, key=lambda span: span.columns.stop)
+    for (columns, whole, scale), std in zip(spans[first:], stds[first:], strict=True):
+        if columns.start >= own.stop:
             break
-        start, stop = max(own.start, first), min(own.stop, last)
-        own_noise, numbers = noise[start - own.start : stop - own.start], whole[start - first : stop - first]
+        start, stop = max(own.start, columns.start), min(own.stop, columns.stop)
+        own_noise = noise[start - own.start : stop - own.start]
+        numbers = whole.numpy()[start - columns.start : stop - columns.start]
         assert len(numbers) == len(own_noise), "a span's columns are not as many as its numbers"
         of = numbers.dtype.type
         if scale == 0:

@@ -1,7 +1,12 @@
-"""One training loop for every method: cut batches, get a gradient, let the optimizer step, write it all down.
+"""One training loop for every method. Its step is four lines (`Trainer.step`):
 
-The loop knows nothing of terminals or notebooks; it reports `StepDone` and `EpochDone` events to a callback. The same
-loop runs in one process or in several, each with its share of the devices (see `edp_lab.training.run_session`).
+    gradients          of this process's micro-batches                      `edp_lab.training.gradients`
+    clip_and_noise     in place, once the ledger has the step's entry       `edp_lab.training.dp_step`
+    reduce             the sum over processes, each with its share of the devices
+    optimizer.step     sees nothing but what was released                   `edp_lab.training.optimizers`
+
+The loop knows nothing of terminals or notebooks; it reports `StepDone` and `EpochDone` events to a listener. What
+starts it, on one process or on several, is `edp_lab.training.run_session`.
 """
 
 from __future__ import annotations
@@ -157,7 +162,8 @@ class Trainer:
             if not self.epoch(listener, stop, folder):
                 self.save_state(folder)
                 return "interrupted"
-            self.save(folder, "running")
+            self.save_state(folder)  # before record and model: no model is ever left whose epochs were not billed
+            self.save_model(folder, "running")
         return "finished"
 
     def epoch(
@@ -288,12 +294,8 @@ class Trainer:
             alpha = None if self.private is None else self.private.alpha
             save_state(folder, self.progress, self.parameters, self.optimizer, alpha)
 
-    def save(self, folder: Path, status: str) -> None:
-        """State, record, model, in this order, so that no model is ever left whose epochs were not billed."""
-        self.save_state(folder)
-        self.save_model(folder, status)
-
     def save_model(self, folder: Path, status: str) -> None:
+        """Beside its record, which comes first."""
         self.record["status"] = status
         if self.main:
             self.record["model_sha256"] = model_checksum(self.model)

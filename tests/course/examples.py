@@ -5,10 +5,16 @@ A panel whose arguments all have defaults needs no entry here.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
+import numpy as np
 import torch
 
 from edp_lab.course.kit.panel import PANELS
@@ -37,6 +43,29 @@ def step_noise() -> Any:
     return StepNoise(3)
 
 
+@cache
+def attacked_target() -> Any:
+    """A little model that has overfitted, under the attack by its loss and under one that is right about everybody."""
+    from edp_lab.attacks.membership.attacks import attack_loss
+    from edp_lab.course.nb07_membership.measured import target_config
+    from edp_lab.training import train
+
+    torch.set_num_threads(1)
+    folder = Path(mkdtemp(prefix="edp-lab-")) / "target"
+    atexit.register(rmtree, folder.parent, ignore_errors=True)
+    train(target_config("smart-home-health", 0, 3), folder)
+    loss = attack_loss(folder)
+    sure = np.repeat([1.0, 0.0], len(loss.target.members))
+    return {"loss": loss, "lira-online": replace(loss, result=replace(loss.result, attack="lira-online"), scores=sure)}
+
+
+@cache
+def measured_attacks() -> Any:
+    from edp_lab.course.nb07_membership.measured import measured
+
+    return measured()
+
+
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "01 coin": lambda: (1.1, 300, 0.3, 0),
     "01 averaging": lambda: (0.7, 1, 50, 5.0, 0),
@@ -53,6 +82,9 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "04 sampling": lambda: (0.01, 1.0, 1000, 1e-5),
     "04 TightAccounts": lambda: (PANELS["04 sampling"](0.01, 1.0, 1000, 1e-5),),
     "04 table1": lambda: (30,),
+    "07 roc": lambda: (attacked_target(), True, 4.0, 8, 8),
+    "07 canaries": lambda: (measured_attacks().canaries, "edp-sgd", 0.01, 4),
+    "07 Defence": lambda: (measured_attacks().defended[0].config, measured_attacks().defended, True, 0.01, 8, 1.0),
     "08 step": lambda: (step_noise(), True, 1.0, 1.0, 8, 1000),
     "08 OneRun": lambda: (True, 4.0, 8, 50, 2, 0),
     "09 noise": lambda: (1.0, 1.0, 8, 10, 1e-5, 0),

@@ -358,17 +358,3 @@ def test_ctrl_c_reaches_the_parent_alone_which_lets_the_ranks_finish(
 def test_run_of_no_process_is_refused(toy: Toy) -> None:
     with pytest.raises(UsageError, match="0 processes: give 1 or more"):
         Ranks(0, toy(HOUR))
-
-
-def test_two_ranks_sum_over_gloo(toy: Toy) -> None:
-    program = """
-import torch, torch.distributed as dist
-from launch import end_rank
-dist.init_process_group("gloo", init_method="env://")
-total = torch.tensor([rank + 1.0, 10.0])
-dist.all_reduce(total)
-say(json.dumps([dist.get_world_size(), *total.tolist()]))
-end_rank(0)
-"""
-    with Ranks(2, toy(program)) as ranks:
-        assert [json.loads(line) for line in ranks.lines()] == [[2, 3.0, 20.0]]

@@ -6,16 +6,13 @@ import errno
 import json
 import os
 import resource
-import signal
-import subprocess
-import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edp_lab.errors import UsageError
@@ -269,24 +266,15 @@ def test_a_first_line_that_is_no_mechanism_is_refused(path, entry):
     refused(path, "line 1")
 
 
-@settings(max_examples=80, deadline=None)
-@given(st.binary(max_size=300))
-@example(b"\x00" * 50)
-def test_no_bytes_at_all_give_another_error(raw):
-    with quick() as path:
-        path.write_bytes(raw)
-        refused(path)
-
-
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_a_spliced_ledger_is_refused_or_has_lost_its_last_lines_only(data):
+def test_a_spliced_or_random_file_is_refused_or_has_lost_its_last_lines_only(data):
     with quick() as path:
         ledger, raw = three(path)
         start = data.draw(st.integers(0, len(raw)))
         end = data.draw(st.integers(start, len(raw)))
         piece = data.draw(st.binary(max_size=40) | st.just(raw[:end]) | st.just(raw[start:]))
-        path.write_bytes(raw[:start] + piece + raw[end:])
+        path.write_bytes(data.draw(st.just(raw[:start] + piece + raw[end:]) | st.binary(max_size=300)))
         try:
             found = PrivacyLedger.open(path)
         except UsageError:
@@ -342,18 +330,6 @@ def test_a_new_ledger_without_room_leaves_no_file(path):
     assert not path.exists()
 
 
-WRITER = """
-import runpy, sys
-from pathlib import Path
-from edp_lab.privacy import Mechanism
-PrivacyLedger = runpy.run_path(sys.argv[2])["PrivacyLedger"]  # by its path: importing the package would wait for torch
-ledger = PrivacyLedger(Path(sys.argv[1]), Mechanism.sound(1.0, 0.7, 4, 4))
-for step in range(10**6):
-    ledger.write(step // 10, step, 1)
-    print(step, flush=True)
-"""
-
-
 def test_noise_that_would_be_used_twice_is_refused(path):
     """The same stream in two epochs could be subtracted away: billed as two releases, it would protect neither."""
     ledger = PrivacyLedger(path, Mechanism.sound(1.0, 0.7, 4, 4))
@@ -363,22 +339,3 @@ def test_noise_that_would_be_used_twice_is_refused(path):
             ledger.write(epoch, step, KEY)
     ledger.write(1, 5, OTHER_KEY)
     assert ledger.bill() == {0: 1, 1: 1}
-
-
-def test_a_killed_process_has_written_all_that_it_reported(path):
-    command = [sys.executable, "-c", WRITER, str(path), str(sys.modules[PrivacyLedger.__module__].__file__)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert child.stdout is not None
-        reported = [int(child.stdout.readline()) for _ in range(50)]
-        child.send_signal(signal.SIGKILL)
-        reported += [int(line) for line in child.stdout if line.endswith("\n")]
-    finally:
-        child.kill()
-        child.wait()
-    ledger = PrivacyLedger.open(path)
-    found = {step for step, _ in ledger.releases}
-    assert set(reported) <= found
-    assert len(found) <= len(reported) + 1
-    ledger.write(10**5, 10**6, 1)
-    assert PrivacyLedger.open(path, ledger.chain).releases == ledger.releases

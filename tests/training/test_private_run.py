@@ -20,7 +20,7 @@ from edp_lab.privacy import Mechanism, judge
 from edp_lab.training import (
     PrivateStep,
     StepDone,
-    TrainConfig,
+    evaluate_run,
     noise,
     read_record,
     resume,
@@ -33,24 +33,14 @@ from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
 from edp_lab.training.run_folder import MODEL, SECRET
 from edp_lab.training.run_session import train_here
 from edp_lab.training.trainer import Trainer
+from tests.training.own_corpus import config, write_corpus
 
 STEPS = 2  # per epoch
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("corpus") / "own.jsonl"
-    rng = np.random.default_rng(0)
-    with path.open("w") as file:
-        for k in range(60):
-            intent = str(rng.choice(["call", "play"]))
-            file.write(json.dumps({"tokens": [intent, str(k)], "tags": ["O", "B-number"], "intent": intent}) + "\n")
-    return str(path)
-
-
-def config(corpus: str, **changes: object) -> TrainConfig:
-    settings = {"size": "small", "epochs": 2, "batch_size": 16, "num_devices": 4, "lr": 1e-2, **changes}
-    return TrainConfig(corpus=corpus, **settings)  # type: ignore[arg-type]
+    return str(write_corpus(tmp_path_factory.mktemp("corpus") / "own.jsonl", 60))
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
@@ -129,14 +119,19 @@ def test_record_and_ledger_give_the_same_bill(corpus, tmp_path, stop):
     assert verdict.epsilon == record["final"]["epsilon"]
     assert (verdict.status, verdict.epochs) == (record["guarantee"]["status"], record["guarantee"]["epochs"])
     assert ledger.chain == record["ledger"]
+    assert record == read_record(tmp_path / "run")
+    assert len(record["epochs"]) == (1 if stop is ctrl_c else 2)
+    assert record["final"]["ser"] == evaluate_run(tmp_path / "run")["ser"]  # of use, also where it was broken off
 
 
-def test_plain_training_has_no_ledger(corpus, tmp_path):
+def test_plain_training_has_no_ledger_and_leaves_no_key(corpus, tmp_path):
     record = train(config(corpus, method="sgd", epochs=1), tmp_path / "run")
     assert record["ledger"] is None
     assert not (tmp_path / "run" / LEDGER).exists()
     with pytest.raises(UsageError, match="without noise"):
         run_ledger(tmp_path / "run")
+    train(config(corpus, method="sgd", epochs=1, private_seed=True), tmp_path / "secret")
+    assert not (tmp_path / "secret" / SECRET).exists()
 
 
 def test_a_ledger_that_does_not_fit_its_record_is_refused(corpus, tmp_path):
@@ -229,7 +224,7 @@ def test_the_secret_key_lies_in_one_guarded_file_and_goes_with_the_run(corpus, t
 
     if ending == "failed":
         nan_in_epoch(1)
-        with pytest.raises(UsageError, match="not finite"):
+        with pytest.raises(UsageError, match=r"gradient of layer '\w.* is not finite"):
             train(config(corpus, private_seed=True), folder, look)
     else:
         train(config(corpus, private_seed=True), folder, look)
@@ -241,6 +236,10 @@ def test_the_secret_key_lies_in_one_guarded_file_and_goes_with_the_run(corpus, t
     assert not [p for p in left if any(way in p.read_bytes() for way in spelled(*keys))]
     assert record["guarantee"]["status"] == "holds"
     assert record["final"]["epsilon"] > 0
+    assert (len(record["epochs"]), record["guarantee"]["epochs"]) == (2 if ending == "finished" else 1, 2)
+    if ending == "failed":
+        assert "not finite" in record["error"]
+        assert evaluate_run(folder)["ser"] >= 0  # the last whole epoch's model is kept
 
 
 def test_a_private_seed_is_drawn_anew_for_every_run(corpus, tmp_path):
@@ -255,15 +254,6 @@ def test_a_private_seed_is_drawn_anew_for_every_run(corpus, tmp_path):
     runs = [Trainer(settings, loaded, split(loaded, settings.seed), key=key) for key in (1, 2)]
     weights = [np.concatenate([p.detach().numpy().ravel() for p in one.model.parameters()]) for one in runs]
     assert np.array_equal(*weights)
-
-
-def test_a_private_seed_makes_no_guarantee_where_there_is_none(corpus, tmp_path):
-    record = train(config(corpus, epochs=1, private_seed=True, as_printed=True), tmp_path / "run")
-    assert (record["guarantee"]["status"], record["final"]["epsilon"]) == ("none", None)
-    assert "alpha" in record["guarantee"]["reason"]
-    plain = train(config(corpus, epochs=1, private_seed=True, method="sgd"), tmp_path / "plain")
-    assert plain["guarantee"]["status"] == "none"
-    assert not (tmp_path / "plain" / SECRET).exists()
 
 
 # Taking a run up again

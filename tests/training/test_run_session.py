@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -25,33 +24,12 @@ from edp_lab.training import (
 )
 from edp_lab.training import trainer as run
 from edp_lab.training.trainer import Trainer
-
-NAMES = ("anna", "bob", "carla", "dev", "eve", "fred")
-
-
-def write_corpus(path: Path, utterances: int = 120, tags: bool = True, first: int = 0) -> Path:
-    rng = np.random.default_rng(0)
-    with path.open("w") as file:
-        for k in range(first, first + utterances):
-            if rng.random() < 0.5:
-                tokens, labels, intent = ["call", str(rng.choice(NAMES)), str(k)], ["O", "B-name", "B-number"], "call"
-            else:
-                tokens, labels, intent = ["play", "song", str(k)], ["O", "O", "B-title"], "play"
-            row = {"tokens": tokens, "tags": labels, "intent": intent}
-            if not tags:
-                del row["tags"]
-            file.write(json.dumps(row) + "\n")
-    return path
+from tests.training.own_corpus import config, write_corpus
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> str:
     return str(write_corpus(tmp_path / "own.jsonl"))
-
-
-def config(corpus: str, **changes: object) -> TrainConfig:
-    settings = {"size": "small", "epochs": 2, "batch_size": 16, "num_devices": 4, "lr": 1e-2, **changes}
-    return TrainConfig(corpus=corpus, **settings)  # type: ignore[arg-type]
 
 
 def test_sgd_learns_and_the_run_can_be_used_again(corpus, tmp_path):
@@ -85,9 +63,10 @@ def test_record_has_every_field_and_a_guarantee_from_the_mechanism(corpus, tmp_p
     assert "zero-out" in record["guarantee"]["scope"]
 
 
-def test_as_printed_with_private_alpha_has_no_epsilon(corpus, tmp_path):
-    record = train(config(corpus, as_printed=True), tmp_path / "run")
-    assert record["final"]["epsilon"] is None
+@pytest.mark.parametrize("private_seed", [False, True])
+def test_as_printed_with_private_alpha_has_no_epsilon_and_a_secret_key_makes_none(corpus, tmp_path, private_seed):
+    record = train(config(corpus, epochs=1, as_printed=True, private_seed=private_seed), tmp_path / "run")
+    assert (record["guarantee"]["status"], record["final"]["epsilon"]) == ("none", None)
     assert record["final"]["epsilon_if_alpha_public"] > 2 * record["final"]["epsilon_claimed"]
     assert "alpha" in record["guarantee"]["reason"]
     assert any("alpha" in flag for flag in record["not_private"])
@@ -207,45 +186,6 @@ def test_events_arrive_in_order(corpus, tmp_path):
     steps = [e for e in events if isinstance(e, StepDone)]
     assert [(e.epoch, e.step) for e in steps] == [(e, s + 1) for e in (0, 1) for s in range(steps[0].steps)]
     assert [e.epoch for e in events if isinstance(e, EpochDone)] == [0, 1]
-
-
-def test_interrupt_leaves_a_usable_run_that_bills_the_epoch_it_broke_off(corpus, tmp_path):
-    def stop(event):
-        if isinstance(event, StepDone) and (event.epoch, event.step) == (1, 2):
-            raise KeyboardInterrupt
-
-    record = train(config(corpus, epochs=5), tmp_path / "run", stop)
-    assert record["status"] == "interrupted"
-    assert record == read_record(tmp_path / "run")
-    assert len(record["epochs"]) == 1
-    two_epochs = true_epsilon(Mechanism.sound(1.0, 0.03, 4, 4), 2, record["guarantee"]["delta"])
-    assert record["final"]["epsilon"] == pytest.approx(two_epochs)
-    assert evaluate_run(tmp_path / "run")["ser"] == record["final"]["ser"]
-
-
-def test_gradient_that_is_not_finite_stops_the_run_and_keeps_the_last_epoch(corpus, tmp_path, monkeypatch):
-    original = Trainer.step
-
-    def poisoned(self, *arguments):
-        if self.progress.epoch == 1:
-            self.model.intent.weight.data[0, 0] = float("nan")
-        return original(self, *arguments)
-
-    monkeypatch.setattr(Trainer, "step", poisoned)
-    with pytest.raises(UsageError, match=r"gradient of layer '\w"):
-        train(config(corpus), tmp_path / "run")
-    record = read_record(tmp_path / "run")
-    assert (record["status"], len(record["epochs"]), record["guarantee"]["epochs"]) == ("failed", 1, 2)
-    assert "not finite" in record["error"]
-    assert evaluate_run(tmp_path / "run")["ser"] >= 0
-
-
-def test_folder_that_holds_something_is_left_alone(corpus, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "precious").write_text("x")
-    with pytest.raises(UsageError, match="not empty"):
-        train(config(corpus), tmp_path / "run")
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["precious"]
 
 
 def test_bert_trains_with_one_gradient_per_device(corpus, tmp_path):

@@ -52,9 +52,9 @@ def _markup(function: Callable[..., str]) -> Callable[..., Markup]:
 # ---- Numbers -------------------------------------------------------------------------------------------------------
 
 
-def digits(value: float) -> str:
-    """Three digits, as people write them: 0.0296, 16.4, 1,234, 3e-8; inf in words."""
-    if math.isinf(value):
+def digits(value: float | None) -> str:
+    """Three digits, as people write them: 0.0296, 16.4, 1,234, 3e-8; inf, or None, is too large for a float."""
+    if value is None or math.isinf(value):
         return "beyond 1e308"
     if 1000 <= abs(value) < 1e6:
         return f"{value:,.0f}"
@@ -67,7 +67,7 @@ def at_most(value: float | None) -> str:
     None stands for a number that is too large for a float.
     """
     if value is None or not math.isfinite(value):
-        return digits(math.inf if value is None else value)
+        return digits(value)
     value *= 1 - 1e-12  # the error of the arithmetic: a thousand times 0.1 is 100
     return f"{math.ceil(value):,}" if 1000 <= value < 1e6 else digits(float(upward(value)))
 

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
-import torch
 from typer.testing import CliRunner
 
-from edp_lab.attacks.membership.attacks import Attacked, aligned, attack_loss, equal_sides, lira_scores
+from edp_lab.attacks.membership.attacks import Attacked, aligned, equal_sides, lira_scores
 from edp_lab.attacks.membership.shadow_models import ShadowSignals, half_samples
 from edp_lab.attacks.membership.signals import Signals, signals
 from edp_lab.attacks.statistics import dp_bound, gaussian_bound
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.panel_driver import move
-from edp_lab.course.nb07_membership import compute as membership
-from edp_lab.course.nb07_membership import figures as membership_figures
-from edp_lab.course.nb07_membership import measured as membership_measured
-from edp_lab.course.nb07_membership import panels as membership_panels
-from edp_lab.course.nb07_membership import words as membership_words
+from edp_lab.course.kit.exercises import exercises, mark
+from edp_lab.course.nb07_membership import compute, panels
+from edp_lab.course.nb07_membership import measured as kept_results
 from edp_lab.course.nb07_membership.compute import Shown, show_canaries, show_roc
 from edp_lab.course.nb07_membership.measured import Moments, kept_lira, measured, target_config
 from edp_lab.course.publish.build import instructor, read_source
 from edp_lab.errors import UsageError
-from edp_lab.training import train
+from tests.course.examples import attacked_target
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "07_membership_inference.ipynb"
 CORPUS, EPOCHS = "smart-home-health", 3
@@ -40,29 +35,23 @@ LINES = {"as_printed": True, "z0": 4.0, "num_devices": 8, "epochs": 8}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("runs") / "target"
-    train(target_config(CORPUS, 0, EPOCHS), folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def loss(run: Path) -> Attacked:
-    return attack_loss(run)
-
-
-@pytest.fixture(scope="module")
-def attacks(loss: Attacked) -> dict[str, Attacked]:
+def attacks() -> dict[str, Attacked]:
     """The loss, and an attack that is right about everybody."""
-    sure = np.repeat([1.0, 0.0], len(loss.target.members))
-    perfect = replace(loss, result=replace(loss.result, attack="lira-online"), scores=sure)
-    return {"loss": loss, "lira-online": perfect}
+    return attacked_target()
+
+
+@pytest.fixture(scope="module")
+def loss(attacks: dict[str, Attacked]) -> Attacked:
+    return attacks["loss"]
 
 
 def shown(attacks: Mapping[str, Attacked], attack: str = "loss", **change: Any) -> Shown:
     most = len(attacks["loss"].target.members)
     return show_roc(attacks, attack, **{"called": 10.0, "people": most, **LINES, **change})
+
+
+def in_words(result: Shown) -> str:
+    return panels.words.roc(result, "", panels.bound_settings(result))
 
 
 # ---- Kept shadow models --------------------------------------------------------------------------------------------
@@ -90,10 +79,10 @@ def test_kept_lira_attacks_its_own_pool_and_no_other(loss: Attacked, tmp_path: P
     item = {
         "corpus": CORPUS, "corpus_sha256": target.corpus.sha256, "seed": 0, "models": 6, "pool": len(target.pool),
         "v_in": moments.v_in.tolist(), "v_out": moments.v_out.tolist(),
-        "inside": membership_measured._packed(moments.inside), "outside": membership_measured._packed(moments.outside),
+        "inside": kept_results._packed(moments.inside), "outside": kept_results._packed(moments.outside),
     }  # fmt: skip
     path = tmp_path / "kept.json"
-    membership_measured._write(path, {"shadows": [item], "defended": [], "canaries": []})
+    kept_results._write(path, {"shadows": [item], "defended": [], "canaries": []})
     lira = kept_lira(loss, path)
     assert lira is not None
     wanted = lira_scores(aligned(signals(target.model, target.pool), moments.shadows()), moments.shadows())
@@ -107,7 +96,7 @@ def test_kept_lira_attacks_its_own_pool_and_no_other(loss: Attacked, tmp_path: P
 def test_what_is_kept_belongs_to_the_embedded_corpus() -> None:
     corpus = load_corpus("smart-home")
     members, non_members = equal_sides(split(corpus, 0), 0)
-    told = json.loads(membership_measured.RESULTS.read_text())
+    told = json.loads(kept_results.RESULTS.read_text())
     kept = next(item for item in told["shadows"] if item["corpus"] == "smart-home")
     assert (kept["corpus_sha256"], kept["pool"]) == (corpus.sha256, len(members + non_members))
     assert {"command", "machine", "versions"} <= told.keys()
@@ -116,8 +105,8 @@ def test_what_is_kept_belongs_to_the_embedded_corpus() -> None:
 def test_measuring_again_lacks_nothing_that_is_kept(tmp_path: Path) -> None:
     said: list[str] = []
     copy = tmp_path / "copy.json"
-    copy.write_bytes(membership_measured.RESULTS.read_bytes())
-    membership_measured.measure(copy, told=said.append)
+    copy.write_bytes(kept_results.RESULTS.read_bytes())
+    kept_results.measure(copy, told=said.append)
     assert said == []
 
 
@@ -171,7 +160,7 @@ def test_lines_are_the_bounds_of_the_guarantee_that_is_told(attacks: Mapping[str
 
 def test_perfect_attack_is_beyond_what_small_epsilons_allow(attacks: Mapping[str, Attacked]) -> None:
     assert shown(attacks, "lira-online", z0=50.0).beyond == (True, True)
-    assert "more than either line allows" in membership_words.roc_in_words(shown(attacks, "lira-online", z0=50.0))
+    assert "more than either line allows" in in_words(shown(attacks, "lira-online", z0=50.0))
     assert shown(attacks, "lira-online", z0=2.5).beyond == (True, False)
     assert shown(attacks, "lira-online", z0=0.01).beyond == (False, False)
     assert shown(attacks, "loss", z0=1.0).beyond == (False, False)
@@ -187,7 +176,7 @@ def test_histograms_hold_everybody(attacks: Mapping[str, Attacked]) -> None:
 @pytest.mark.parametrize("attack", ["loss", "shadow", "lira-online"])
 def test_scores_keep_their_order_in_the_histogram(attack: str) -> None:
     scores = -np.geomspace(1e-5, 20, 50) if attack == "loss" else np.linspace(-30, 30, 50)[::-1]
-    assert (np.diff(membership.view(attack, scores)) <= 0).all()
+    assert (np.diff(compute.view(attack, scores)) <= 0).all()
 
 
 @pytest.mark.parametrize(
@@ -210,16 +199,16 @@ def test_bad_settings_are_one_sentence(attacks: Mapping[str, Attacked], change: 
 def test_without_noise_no_line_promises_anything(attacks: Mapping[str, Attacked]) -> None:
     result = shown(attacks, z0=0.0)
     assert (result.claimed.auc, result.true.auc) == (1, 1)
-    assert "no guarantee" in membership_words.roc_in_words(result)
+    assert "no guarantee" in in_words(result)
 
 
 def test_guards_find_both_careless_splits(loss: Attacked) -> None:
-    random, ordered, copied = membership.guard(loss).values()
+    random, ordered, copied = compute.guard(loss).values()
     assert not random.leaks
     assert random.duplicates == 0
     assert ordered.text_auc > 0.8
     assert copied.duplicates == 100
-    table = membership_words.guards_table(membership.guard(loss))
+    table = panels.guards_table(compute.guard(loss))
     assert [line.split()[-1] for line in table.splitlines()[1:]] == ["yes", "no", "no"]
 
 
@@ -248,20 +237,20 @@ def test_what_was_not_measured_is_one_sentence(method: str, z0: float, times: in
 
 def test_token_picture_shows_what_each_token_gives_away() -> None:
     result = show_canaries(measured().canaries, "sgd", 0.01, 16)
-    heat = membership_figures.tokens_figure(result).data[0]
+    heat = panels.draw_tokens(result)["data"][0]
     trace = result.chosen.trace
-    assert heat.z[-1][-1] == pytest.approx(np.log10(trace[-1].probability / trace[-1].elsewhere))
-    assert "".join(heat.text[-1]) == "".join(str(membership_figures.DIGITS.index(t.token)) for t in trace[5:])
-    assert max(heat.z[-1][1:5]) < 0.1 < 1 < min(heat.z[-1][5:])  # words around the number against its digits
+    assert heat["z"][-1][-1] == pytest.approx(np.log10(trace[-1].probability / trace[-1].elsewhere))
+    assert "".join(heat["text"][-1]) == "".join(str(panels.DIGITS.index(t.token)) for t in trace[5:])
+    assert max(heat["z"][-1][1:5]) < 0.1 < 1 < min(heat["z"][-1][5:])  # words around the number against its digits
 
 
 def test_words_of_canaries_say_what_is_promised() -> None:
     grid = measured().canaries
-    assert "No guarantee" in membership_words.canaries_in_words(show_canaries(grid, "sgd", 0.01, 4))
-    printed = membership_words.canaries_in_words(show_canaries(grid, "edp-sgd-as-printed", 0.01, 4))
+    assert "No guarantee" in panels.canaries_in_words(show_canaries(grid, "sgd", 0.01, 4))
+    printed = panels.canaries_in_words(show_canaries(grid, "edp-sgd-as-printed", 0.01, 4))
     assert "No guarantee" in printed
     assert "zCDP says" in printed
-    sound = membership_words.canaries_in_words(show_canaries(grid, "edp-sgd", 0.01, 4))
+    sound = panels.canaries_in_words(show_canaries(grid, "edp-sgd", 0.01, 4))
     assert "all 4 copies together" in sound
     assert "Gaussian DP" in sound
 
@@ -269,7 +258,7 @@ def test_words_of_canaries_say_what_is_promised() -> None:
 def test_the_sharp_attack_wins_where_few_are_accused() -> None:
     from edp_lab.attacks.statistics import auc, tpr_at_fpr
 
-    two = membership.sharp_and_blunt(20_000, 0)
+    two = compute.sharp_and_blunt(20_000, 0)
     areas = {name: auc(*sides) for name, sides in two.items()}
     tails = {name: tpr_at_fpr(*sides, 0.01) for name, sides in two.items()}
     assert areas["blunt"] > areas["sharp"] + 0.05
@@ -281,65 +270,8 @@ def test_the_sharp_attack_wins_where_few_are_accused() -> None:
 # ---- Panels --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def roc(attacks: dict[str, Attacked]) -> Any:
-    return membership_panels.roc_panel(attacks, True, 4.0, 8, 8)
-
-
-@pytest.fixture
-def canaries() -> Any:
-    return membership_panels.canary_panel(measured().canaries, "edp-sgd", 0.01, 4)
-
-
-FIGURES = {"roc": ("roc", "scores"), "canaries": ("exposure", "tokens")}
-each_panel = pytest.mark.parametrize("name", list(FIGURES))
-
-
-@each_panel
-def test_every_control_changes_figures_and_reset_undoes_it(name: str, request: pytest.FixtureRequest) -> None:
-    panel = request.getfixturevalue(name)
-    words, command = panel.words.value, panel.command.value
-    pictures = [figure.to_json() for figure in panel.figures]
-    for control in panel.controls.values():
-        options = control.slider.options if control.slider else [value for _, value in control.source.options]
-        control.source.value = next(stop for stop in options[len(options) // 3 :] if stop != control.value)
-        assert panel.errors == []
-        assert [figure.to_json() for figure in panel.figures] != pictures
-        panel.reset()
-    assert (panel.words.value, panel.command.value) == (words, command)
-    assert [figure.to_json() for figure in panel.figures] == pictures
-
-
-@each_panel
-def test_updated_figure_is_the_one_drawn_anew(name: str, request: pytest.FixtureRequest) -> None:
-    panel = request.getfixturevalue(name)
-    for control_name, control in panel.controls.items():
-        options = control.slider.options if control.slider else [value for _, value in control.source.options]
-        panel.set(**{control_name: options[len(options) // 3]})
-    for figure_name, figure in zip(FIGURES[name], panel.figures, strict=True):
-        drawn = getattr(membership_figures, f"{figure_name}_figure")(panel.result)
-        assert json.loads(figure.to_json())["layout"] == json.loads(drawn.to_json())["layout"]
-        for ours, anew in zip(figure.data, drawn.data, strict=True):
-            ours, anew = (json.loads(go.Figure(trace).to_json())["data"][0] for trace in (ours, anew))
-            assert {**ours, "uid": None} == {**anew, "uid": None}
-
-
-@each_panel
-def test_every_slider_moves_without_a_fault(name: str, request: pytest.FixtureRequest) -> None:
-    panel = request.getfixturevalue(name)
-    assert len(move(panel, 100)) == 100
-    panel.check()
-
-
-def test_bad_value_is_one_sentence_and_the_last_result_stays(roc: Any) -> None:
-    before = roc.result
-    roc.set(called=-3.0)
-    assert "share called members is -3.0" in roc.error_box.value
-    assert roc.result is before
-    roc.check()
-
-
-def test_commands_of_the_curve_attack_the_run_and_account_for_the_lines(roc: Any, run: Path) -> None:
+def test_commands_of_the_curve_attack_the_run_and_account_for_the_lines(attacks: dict[str, Attacked]) -> None:
+    roc, run = panels.roc(attacks, True, 4.0, 8, 8), attacks["loss"].target.folder
     roc.set(attack="loss")
     training, attacking, accounting = roc.command.value.splitlines()
     assert training.startswith(f"edp-lab train --corpus {CORPUS} --method sgd")
@@ -356,7 +288,7 @@ def invoked(command: str) -> dict[str, Any]:
     return json.loads(result.stdout)
 
 
-def test_command_of_canaries_measures_this_method(canaries: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_of_canaries_measures_this_method(monkeypatch: pytest.MonkeyPatch) -> None:
     from edp_lab.attacks import memorisation
 
     asked: list[Any] = []
@@ -366,16 +298,16 @@ def test_command_of_canaries_measures_this_method(canaries: Any, monkeypatch: py
         raise UsageError("enough")
 
     monkeypatch.setattr(memorisation, "measure_memorisation", measure)
-    CliRunner().invoke(app, shlex.split(canaries.command.value)[1:])
+    CliRunner().invoke(app, shlex.split(panels.canaries(measured().canaries, "edp-sgd", 0.01, 4).command.value)[1:])
     config, methods, repetitions, *_ = asked
-    assert config == replace(membership_measured.CANARIES, z0=0.01)
-    assert (list(methods), tuple(repetitions)) == (["edp-sgd"], membership_measured.REPETITIONS)
+    assert config == replace(kept_results.CANARIES, z0=0.01)
+    assert (list(methods), tuple(repetitions)) == (["edp-sgd"], kept_results.REPETITIONS)
 
 
 def test_defence_trains_attacks_and_draws_a_run(loss: Attacked) -> None:
-    runs = membership.defended({"loss": loss}, measured())
+    runs = compute.defended({"loss": loss}, measured())
     assert len(runs) == 1  # none of the measured runs is of this corpus
-    panel = membership_panels.DefencePanel(target_config(CORPUS, 0, 1), runs, True, 0.05, 4, 2.0)
+    panel = panels.Defence(target_config(CORPUS, 0, 1), runs, True, 0.05, 4, 2.0)
     assert panel.children[-1].children == ()  # no command before the first run
     panel.run(wait=True)
     panel.check()
@@ -396,8 +328,8 @@ def test_defence_trains_attacks_and_draws_a_run(loss: Attacked) -> None:
 
 
 def test_stopped_defence_attacks_nothing(loss: Attacked) -> None:
-    plain = membership.defended({"loss": loss}, measured())
-    panel = membership_panels.DefencePanel(target_config(CORPUS, 0, 30), plain, False, 0.05, 8, 1.0)
+    plain = compute.defended({"loss": loss}, measured())
+    panel = panels.Defence(target_config(CORPUS, 0, 30), plain, False, 0.05, 8, 1.0)
     listen = panel._listen
 
     def stop_soon(event: Any) -> None:
@@ -414,36 +346,15 @@ def test_stopped_defence_attacks_nothing(loss: Attacked) -> None:
 # ---- Figures and notebook ------------------------------------------------------------------------------------------
 
 
-def test_every_figure_names_its_axes_and_its_promise_and_needs_no_colour(
-    roc: Any, canaries: Any, loss: Attacked
-) -> None:
-    defence = membership_panels.DefencePanel(target_config("smart-home", 0), measured().defended, True, 0.01, 8, 1.0)
-    two = membership_figures.two_attacks(membership.sharp_and_blunt(100, 0))
-    for figure in [*roc.figures, *canaries.figures, *defence.figures, two]:
-        assert all(axis.title.text for axis in [*figure.select_xaxes(), *figure.select_yaxes()])
-        caption = figure.layout.title.subtitle.text
-        assert re.search("guarantee|Gaussian DP|a side", caption)
-        assert max(len(line) for line in caption.split("<br>")) <= 70
-        kinds = [t for t in figure.data if t.showlegend is not False and t.type == "scatter"]
-        looks = [(t.line.dash, t.marker.symbol, t.mode, t.fillcolor) for t in kinds]
-        assert len(set(looks)) == len(looks), caption
-
-
 def cells(kind: str) -> list[Any]:
     return [cell for cell in instructor(read_source(NOTEBOOK)).cells if cell.cell_type == kind]
 
 
-def test_notebook_follows_its_parameters_and_solves_its_exercises(capsys: pytest.CaptureFixture[str]) -> None:
-    values = {
-        "corpus": CORPUS, "C": 0.5, "z0": 20.0, "z0_trained": 0.03, "num_devices": 4, "epochs": 1, "seed": 1,
-        "STRICT": True,
-    }  # fmt: skip
-    space: dict[str, Any] = {}
-    for cell in cells("code"):
-        exec(cell.source, space)
-        if "parameters" in cell.metadata.get("tags", ()):
-            assert set(values) < set(space)
-            space.update(values)
+def test_notebook_follows_its_parameters_and_solves_its_exercises(
+    capsys: pytest.CaptureFixture[str], run_notebook: Any
+) -> None:
+    own = {"corpus": CORPUS, "C": 0.5, "z0": 20.0, "z0_trained": 0.03, "num_devices": 4, "epochs": 1, "seed": 1}
+    space = run_notebook("07", **own)
     assert list(space["attacks"]) == ["loss", "shadow"]  # no shadow models are kept for this corpus
     told = space["roc"].values
     assert (told["z0"], told["num_devices"], told["epochs"], told["as_printed"]) == (20.0, 4, 1, True)
@@ -471,3 +382,133 @@ def test_numbers_that_the_notebook_states_were_measured() -> None:
         assert by[printed].ser == pytest.approx(by[sound].ser, abs=0.01)
         assert 250 < (by[printed].epsilon or 0) / (by[sound].epsilon or 1) < 400
     assert "some 300" in text
+
+
+# ---- Exercises -----------------------------------------------------------------------------------------------------
+
+
+def by_quantile(members: Any, non_members: Any, fpr: float) -> Any:
+    return np.mean(members > np.quantile(non_members, 1 - fpr))
+
+
+def by_members(members: Any, non_members: Any, fpr: float) -> Any:
+    return np.mean(non_members > np.sort(members)[::-1][int(fpr * len(members))])
+
+
+def one_too_many(members: Any, non_members: Any, fpr: float) -> Any:
+    return np.mean(members >= np.sort(non_members)[::-1][int(fpr * len(non_members) + 1e-9)])
+
+
+def one_too_few(members: Any, non_members: Any, fpr: float) -> Any:
+    return np.mean(members > np.sort(non_members)[::-1][int(fpr * len(non_members) + 1e-9) - 1])
+
+
+def of_all(members: Any, non_members: Any, fpr: float) -> Any:
+    everyone = np.sort(np.concatenate([members, non_members]))[::-1]
+    return np.mean(members > everyone[int(fpr * len(everyone))])
+
+
+def guess(area: str, gap: str, tail: str) -> dict[str, str]:
+    return {"AUC": area, "largest TPR - FPR": gap, "TPR at 1 % FPR": tail}
+
+
+def gap(scores: Any, member: Any, people: Any, t: float) -> Any:
+    return np.mean(scores[people & member] >= t) - np.mean(scores[people & ~member] >= t)
+
+
+def flattering(scores: Any, member: Any, texts: Any) -> Any:
+    everyone = np.ones(len(scores), bool)
+    return max(gap(scores, member, everyone, t) for t in scores)
+
+
+def without_copies_only(scores: Any, member: Any, texts: Any) -> Any:
+    alone = ~np.isin(texts, np.intersect1d(texts[member], texts[~member]))
+    return flattering(scores[alone], member[alone], texts[alone])
+
+
+def halves_only(scores: Any, member: Any, texts: Any) -> Any:
+    half = np.arange(len(scores)) % 2 == 0
+    return gap(scores, member, ~half, max(scores[half], key=lambda t: gap(scores, member, half, t)))
+
+
+def copies_among_members_only(scores: Any, member: Any, texts: Any) -> Any:
+    kept = ~(member & np.isin(texts, texts[~member]))
+    return halves_only(scores[kept], member[kept], texts[kept])
+
+
+def copies_among_non_members_only(scores: Any, member: Any, texts: Any) -> Any:
+    kept = member | ~np.isin(texts, texts[member])
+    return halves_only(scores[kept], member[kept], texts[kept])
+
+
+def alone(scores: Any, member: Any, texts: Any) -> Any:
+    kept = ~np.isin(texts, np.intersect1d(texts[member], texts[~member]))
+    return scores[kept], member[kept]
+
+
+def first_and_second_half(scores: Any, member: Any, texts: Any) -> Any:
+    scores, member = alone(scores, member, texts)
+    first = np.arange(len(scores)) < len(scores) // 2
+    with np.errstate(invalid="ignore"), warnings.catch_warnings(action="ignore"):
+        return gap(scores, member, ~first, max(scores[first], key=lambda t: gap(scores, member, first, t)))
+
+
+def at_the_median(scores: Any, member: Any, texts: Any) -> Any:
+    scores, member = alone(scores, member, texts)
+    return gap(scores, member, np.ones(len(scores), bool), np.median(scores))
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "tpr": {
+        "lets a quantile interpolate": by_quantile,
+        "asks the members for the threshold": by_members,
+        "accuses one stranger too many": one_too_many,
+        "accuses one stranger too few": one_too_few,
+        "a share of everybody, not of the non-members": of_all,
+    },
+    "compare": {
+        "the average decides everything": guess("blunt", "blunt", "blunt"),
+        "certainty decides everything": guess("sharp", "sharp", "sharp"),
+        "the wrong way round": guess("sharp", "sharp", "blunt"),
+        "in words of one's own": guess("the first", "the first", "the second"),
+        "one word for three questions": "blunt",
+    },
+    "advantage": {
+        "as it was": flattering,
+        "drops the copies, keeps the threshold": without_copies_only,
+        "halves, but keeps the copies": halves_only,
+        "drops the copies among members only": copies_among_members_only,
+        "drops the copies among non-members only": copies_among_non_members_only,
+        "halves that may lack one side": first_and_second_half,
+        "splits nobody, takes the median": at_the_median,
+        "finds nothing, to be safe": lambda scores, member, texts: 0.0,
+    },
+}
+
+
+def test_a_flattering_advantage_is_told_what_it_finds_in_noise() -> None:
+    message = mark(exercises("07")["advantage"], flattering, 0).message
+    assert message.startswith(
+        "scores that know nothing have no advantage, but over 100 groups of 120 people yours is 0.1"
+    )
+
+
+def test_halves_that_lack_one_side_are_told_so() -> None:
+    message = mark(exercises("07")["advantage"], first_and_second_half, 0).message
+    assert message.startswith("your result is not a number: one half has no non-members")
+
+
+def test_a_fair_advantage_is_solved_with_every_seed_and_with_random_halves() -> None:
+    def fair(scores: Any, member: Any, texts: Any) -> Any:
+        scores, member = alone(scores, member, texts)
+        half = rng.permutation(len(scores)) % 2 == 0
+        return gap(scores, member, ~half, max(scores[half], key=lambda t: gap(scores, member, half, t)))
+
+    rng = np.random.default_rng(0)
+    assert {mark(exercises("07")["advantage"], fair, seed).status for seed in range(10)} == {"solved"}
+
+
+def test_a_wrong_comparison_is_told_with_both_numbers() -> None:
+    message = mark(exercises("07")["compare"], guess("blunt", "blunt", "blunt"), 0).message
+    assert message.startswith("TPR at 1 % FPR: you said 'blunt', but it is 0.02")
+    assert "for the sharp one" in message
