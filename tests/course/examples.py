@@ -20,6 +20,16 @@ import torch
 from edp_lab.course.kit.panel import PANELS
 from edp_lab.training import TrainConfig
 
+SMALL = TrainConfig("smart-home", as_printed=True, size="small", lr=0.02)
+
+
+@cache
+def small_model() -> Any:
+    from edp_lab.course.nb00_start.compute import SmallModel
+
+    torch.set_num_threads(1)
+    return SmallModel(SMALL, epochs=1)
+
 
 @cache
 def gradient_history() -> Any:
@@ -67,6 +77,8 @@ def measured_attacks() -> Any:
 
 
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "00 step": lambda: (small_model(), replace(SMALL, epochs=40)),  # so that every stop of t lies in the run
+    "00 Training": lambda: (small_model(), PANELS["00 step"](small_model(), SMALL)),
     "01 coin": lambda: (1.1, 300, 0.3, 0),
     "01 averaging": lambda: (0.7, 1, 50, 5.0, 0),
     "01 delta": lambda: (1.1, 1.41, 1.0),

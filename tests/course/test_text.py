@@ -1,13 +1,21 @@
-"""Numbers as people write them: what read-outs, captions and tables of all notebooks share."""
+"""Numbers and commands as people write them: what read-outs, captions and tables of all notebooks share."""
 
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edp_lab.course.kit.text import at_most, digits, short
+from edp_lab.course.kit.text import at_most, digits, plain, short, train_command
+from edp_lab.training import TrainConfig
+
+SOUND = TrainConfig("smart-home", clip_norm=0.5, z0=0.2, decay="linear", tau=0.3, num_devices=4, epochs=5)
 
 
 def test_numbers_as_people_write_them() -> None:
@@ -23,3 +31,19 @@ def test_what_holds_is_never_written_smaller_than_it_is(epsilon: float) -> None:
     assert epsilon * (1 - 1e-11) <= float(written.replace(",", "")) <= epsilon * 1.0101
     assert at_most(math.inf) == at_most(None) == digits(math.inf)
     assert [at_most(1000 * 0.1), at_most(7.501), at_most(1234.1)] == ["100", "7.51", "1,235"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(SOUND, as_printed=True, size="small", lr=0.02),
+        SOUND,
+        plain(SOUND, 3),
+        replace(SOUND, keep_duplicates_together=False),
+    ],
+)
+def test_train_command_makes_this_very_run(config: TrainConfig, trained: Callable[[str], Any]) -> None:
+    line = train_command(config, "runs/my run")
+    assert shlex.split(line)[:2] == ["edp-lab", "train"]
+    assert shlex.split(line)[-2:] == ["--out", "runs/my run"]
+    assert trained(line) == config

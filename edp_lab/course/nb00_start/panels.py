@@ -1,93 +1,175 @@
-"""The two panels of ``00_start.ipynb``: one step under the sliders, and a short training run with their values."""
+"""The panels of ``00_start.ipynb``: one step under the sliders, and a short training run with their values.
+
+What a result holds is in `compute`; nothing is computed here but axis ranges.
+"""
 
 from __future__ import annotations
 
+import math
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
+import plotly.graph_objects as go
 
+from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.controls import WHOLE_LABEL, choice, decades, number
-from edp_lab.course.kit.old_panel import OldPanel as Panel
-from edp_lab.course.kit.panel import COPY, command_box, side_by_side
+from edp_lab.course.kit.controls import WHOLE_LABEL, decades, decay_of, devices, number, variant
+from edp_lab.course.kit.figure import Figure, LiveFigure, figure, framed, line, points, positive
+from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.run_panel import RunPanel
-from edp_lab.course.nb00_start import figures
-from edp_lab.course.nb00_start.compute import (
-    SmallModel,
-    StepResult,
-    caption,
-    command,
-    in_words,
-    one_step,
-    plain,
-    trained_in_words,
-)
-from edp_lab.privacy import Decay
+from edp_lab.course.kit.text import Words, at_most, count, plain, settings, short, train_command
+from edp_lab.course.kit.theme import BLUE, GREEN, ORANGE, SKY, VERMILLION
+from edp_lab.course.nb00_start.compute import SmallModel, StepResult, one_step
+from edp_lab.privacy import Decay, Guarantee
 from edp_lab.training import StepDone, TrainConfig, train
 from edp_lab.training.trainer import Event
 
+words = Words(__file__, settings=settings)
+HEIGHT = 580
 
-class StepPanel(Panel):
-    """One step under the sliders; `result` is a `StepResult`, `config` what the sliders say."""
 
-    def __init__(self, model: SmallModel, start: TrainConfig) -> None:
-        self._start = start
-        controls = {
-            "as_printed": choice(
-                "variant",
-                start.as_printed,
-                {"as printed": True, "sound": False},
-                tooltips=[
-                    "Algorithm 1 of the paper, verbatim",
-                    "noise in proportion to the true sensitivity",
-                ],
-            ),
-            "clip_norm": number("clip norm C", start.clip_norm, decades(-2, 2), unit="gradient norm"),
-            "z0": number("noise multiplier z0", start.z0, decades(-6, 1), unit="no unit"),
-            "decay": choice("decay of the noise", start.decay, {str(d): str(d) for d in Decay}),
-            "tau": number("decay rate τ", start.tau, [k / 100 for k in range(101)], unit="per epoch"),
-            "epoch": number("epoch t of this step", 0, range(40), unit="first is 0"),
-            "num_devices": number("GPUs N", start.num_devices, [1, 2, 4, 8, 16, 32], unit="devices"),
-            "epochs": number("length T of the run", start.epochs, range(1, 41), unit="epochs"),
-        }
-        first = self._compute_step(model, **{name: control.value for name, control in controls.items()})
-        self.layers = theme.live(figures.layers_figure(first))
-        self.privacy = theme.live(figures.privacy_figure(first))
-        self.words = widgets.HTML()
-        self.command = command_box()
-        pictures = theme.framed(self.layers, "3 1 28rem"), theme.framed(self.privacy, "2 1 24rem")
-        super().__init__(
-            "<h3>One step of eDP-SGD</h3>What am I looking at? First, how far one batch pulls each layer of a small "
-            "trained model (signal) and how far the noise pushes it; then, what the whole run costs in privacy.",
-            controls,
-            partial(self._compute_step, model),
-            self._draw,
-            [self.words, widgets.HTML(COPY), self.command],
-            [side_by_side(*pictures)],
-        )
+# ---- One step ------------------------------------------------------------------------------------------------------
 
-    @property
-    def config(self) -> TrainConfig:
-        """What the sliders say now; UsageError if that makes no sense."""
-        return replace(self._start, **{name: value for name, value in self.values.items() if name != "epoch"})
 
-    def _compute_step(self, model: SmallModel, epoch: int, **values: Any) -> StepResult:
-        config = replace(self._start, **values)
+@panel("00")
+def step(model: SmallModel, start: TrainConfig) -> Panel:
+    """One step under the sliders, which begin with the values of `start`: `result` is a `StepResult`."""
+
+    def compute(epoch: int, **values: Any) -> StepResult:
+        config = replace(start, **values)
         return one_step(model.on(config.num_devices), config, epoch)
 
-    def _draw(self, result: StepResult) -> None:
-        figures.update_layers(self.layers, result)
-        figures.update_privacy(self.privacy, result)
-        self.words.value = in_words(result)
-        self.command.value = command(result.config)
-        self.controls["tau"].disable(result.config.decay == Decay.NONE)
+    return Panel(
+        "One step of eDP-SGD",
+        "First, how far one batch pulls each layer of a small trained model (signal) and how far the noise pushes it; "
+        "then, what the whole run costs in privacy.",
+        {
+            "as_printed": variant(start.as_printed),
+            "clip_norm": number("clip norm C", start.clip_norm, decades(-2, 2), unit="gradient norm"),
+            "z0": number("noise multiplier z0", start.z0, decades(-6, 1), unit="no unit"),
+            "decay": decay_of(start.decay),
+            "tau": number("decay rate τ", start.tau, [k / 100 for k in range(101)], unit="per epoch"),
+            "epoch": number("epoch t of this step", 0, range(40), unit="first is 0"),
+            "num_devices": devices(start.num_devices),
+            "epochs": number("length T of the run", start.epochs, range(1, 41), unit="epochs"),
+        },
+        compute,
+        [(draw_layers, "3 1 28rem"), (draw_privacy, "2 1 24rem")],
+        words.step,
+        lambda result, **_: train_command(result.config),
+        idle=lambda result: ("tau",) if result.config.decay == Decay.NONE else (),
+    )
 
 
-class LivePanel(RunPanel):
+TOTAL = "<b>all layers</b>"
+
+
+def draw_layers(result: StepResult) -> Figure:
+    """Per layer, on a log axis: the mean clipped gradient, the noise expected on it, and one draw of that."""
+    rows = [*map(theme.layer_name, result.layers), TOTAL]
+    signal, noise, draw = (
+        positive([*norms, math.hypot(*norms)]) for norms in (result.signal, result.noise, result.draw)
+    )
+    gaps: dict[str, Any] = {
+        "x": [x for pair in zip(signal, noise, strict=True) for x in (*pair, None)],
+        "y": [y for row in rows for y in (row, row, None)],
+    }
+    look: dict[str, Any] = {"y": rows, "marker": {"line": {"width": 2}}, "hovertemplate": "%{y}: %{x:.3g}"}
+    marks = [
+        line("", "#bbb", **gaps, line={"width": 2}, hoverinfo="skip", showlegend=False),
+        points("signal: mean clipped gradient", BLUE, "circle", 11, x=signal, **look),
+        points("noise, expected", VERMILLION, "diamond-open", 13, x=noise, **look),
+        points("noise, one draw", VERMILLION, "x-thin-open", 7, x=draw, **look),
+    ]
+    order = [theme.layer_name(name) for name in theme.reading_order(result.layers)]
+    named = {"categoryorder": "array", "categoryarray": [TOTAL, *order[::-1]], "tickfont": {"size": 12}}
+    return figure(
+        marks,
+        "Signal and noise of one step, by layer",
+        f"{settings(result.config)}, t = {result.epoch}, seed {result.config.seed}",
+        HEIGHT,
+        margin={"t": 138},
+        shapes=[fig.hline(0.5, line={"color": "#888", "width": 1})],
+        xaxis={**fig.LOG, "title": "L2 norm, in units of the gradient", "range": _decades([*signal, *noise, *draw])},
+        yaxis={"title": "layer", **named, "showgrid": False, "ticks": ""},
+    )
+
+
+def layers_figure(result: StepResult) -> go.Figure:
+    """The first of the panel's figures, for a cell of its own."""
+    return go.Figure(draw_layers(result))
+
+
+def draw_privacy(result: StepResult) -> Figure:
+    """Above: claimed and true epsilon by epoch. Below: what clipping leaves of each device's gradient. Log scales."""
+    held, epochs, factors = result.guarantee, list(range(1, result.config.epochs + 1)), result.clip_factors
+    true = ("true, if the seed were secret", GREEN, "solid", "circle")
+    if held.epsilon is None:
+        true = ("if α were public (this run: no guarantee)", GREEN, "dot", "circle-open")
+    on: dict[str, Any] = {"x": epochs, "hovertemplate": "after %{x} epochs: %{y:.3g}", **fig.at(1)}
+    below: dict[str, Any] = {"showlegend": False, "hovertemplate": "%{x}: × %{y:.3g}", **fig.at(2)}
+    names = [str(device) for device in range(1, len(factors) + 1)]
+    claim = ("claimed by the paper's accounting", ORANGE, "dash", "square-open")
+    lines = [
+        line(*claim[:3], symbol=claim[3], size=10, y=positive(result.claimed), **on),
+        line(*true[:3], symbol=true[3], size=6, y=positive(result.true), **on),
+        points("device", SKY, "circle", 10, x=names, y=list(factors), marker={"line": {"color": BLUE}}, **below),
+    ]
+    span = _decades([*result.claimed, *result.true])
+    every = math.ceil((span[1] - span[0]) / 6)
+    axes = {
+        "xaxis": {"title": "epochs trained (dotted line: this step's)", "range": [0.5, epochs[-1] + 0.5]},
+        "yaxis": {**fig.LOG, "title": f"ε (at δ = {held.delta:.2g})", "range": span, "dtick": every},
+        "xaxis2": {"title": "device"},
+        "yaxis2": {**fig.LOG, "title": "kept by the clip", "range": [_decades(factors)[0], 0.15]},
+        "shapes": [fig.vline(result.epoch + 1, line={"color": "#666", "dash": "dot", "width": 1})],
+    }
+    return figure(
+        lines,
+        "Privacy loss ε of the run",
+        f"claimed: zCDP at face value; other: {held.method.partition(',')[0].replace('-', ' ')};<br>"
+        f"δ = {held.delta:.2g}, one utterance (zero-out), disjoint batches",
+        HEIGHT,
+        **fig.merged(fig.plots(2, 1, row_heights=(0.64, 0.36), vertical_spacing=0.25), axes),
+    )
+
+
+def _decades(values: Iterable[float | None]) -> list[float]:
+    """Exponents of the powers of ten around the values: an axis that stands still while a slider moves a little."""
+    logs = [math.log10(v) for v in positive(values) if v is not None] or [0.0]
+    return [math.floor(min(logs) - 0.1), math.ceil(max(logs) + 0.1)]
+
+
+def table(results: Mapping[str, StepResult]) -> str:
+    """Steps of runs of one length and delta in plain text, one a line, under what their epsilons are."""
+    rows: list[tuple[str, ...]] = [("", "noise per weight", "noise/signal", "ε claimed", "ε if α public")]
+    for label, r in results.items():
+        numbers = (r.mechanism.noise_std(r.epoch) / r.mechanism.num_devices, r.ratio, r.claimed[-1], r.true[-1])
+        rows.append((label, *map(short, numbers)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) for row in rows]
+    first = next(iter(results.values()))
+    told = f"ε of all {count(first.config.epochs, 'epoch')} at δ = {first.guarantee.delta:.2g}"
+    accountants = "claimed: zCDP at face value; α public: Gaussian DP"
+    return "\n".join([f"{told}; zero-out, disjoint batches", accountants, *lines])
+
+
+# ---- A short run ---------------------------------------------------------------------------------------------------
+
+METHODS = {
+    "sgd": ("no privacy (Adam)", BLUE, "solid", "circle", 9),
+    "edp-sgd": ("eDP-SGD", VERMILLION, "dash", "diamond", 10),
+}
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]  # by method, the rows of its run record so far
+
+
+@panel("00")
+class Training(RunPanel):
     """A short real training run, eDP-SGD with the step panel's values beside SGD; only Run starts any work.
 
     Attributes:
@@ -95,24 +177,25 @@ class LivePanel(RunPanel):
         records: by method, the records of the runs that were made; none for an SGD run made before.
     """
 
-    def __init__(self, model: SmallModel, settings: StepPanel) -> None:
-        self._settings, self._baselines, self._delta = settings, {model.config: model.epochs}, model.delta
-        self.rows: dict[str, list[dict[str, Any]]] = {"sgd": [], "edp-sgd": []}
+    def __init__(self, model: SmallModel, sliders: Panel) -> None:
+        self._sliders, self._baselines, self._delta = sliders, {model.config: model.epochs}, model.delta
+        self.rows: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
         self.records: dict[str, dict[str, Any]] = {}
         self.words = widgets.HTML()
         self.epochs = widgets.IntText(
             model.config.epochs, description="epochs", style=WHOLE_LABEL, layout={"width": "9rem"}
         )
-        self.figure = theme.live(figures.training_figure(self.epochs.value))
+        self.figure = LiveFigure(draw_training(self.rows, self.epochs.value, ""))
         super().__init__(
             "<h3>Train it</h3>What am I looking at? Two real training runs on the same data, one without privacy and "
             "one with the sliders' values above; lower is better in both pictures.",
             [self.epochs],
-            [theme.framed(self.figure, "1 1 auto"), self.words],
+            [framed(self.figure, "1 1 auto"), self.words],
         )
 
     def prepare(self) -> TrainConfig:
-        return replace(self._settings.config, epochs=self.epochs.value)
+        values = {name: value for name, value in self._sliders.values.items() if name != "epoch"}
+        return replace(self._sliders.result.config, **{**values, "epochs": self.epochs.value})
 
     def work(self, config: TrainConfig) -> None:
         """SGD, unless these settings have been trained before, then eDP-SGD."""
@@ -126,19 +209,60 @@ class LivePanel(RunPanel):
                     self.records[method] = train(run, Path(folder) / method, listener, self.stop_event)
         if len(self.rows["sgd"]) == config.epochs:
             self._baselines[baseline] = self.rows["sgd"]
-        self._draw(config)
-        self.words.value = trained_in_words(config, self.rows["sgd"], self.records.get("edp-sgd"))
+        self._show(config)
+        record = self.records.get("edp-sgd")
+        self.words.value = words.trained(config, self.rows["sgd"], record, _guarantee(record))
 
     def _listen(self, method: str, config: TrainConfig, event: Event) -> None:
         """What the training loop reports."""
         if isinstance(event, StepDone):
-            text = f"{figures.RUNS[method]}: epoch {event.epoch + 1} of {event.epochs}"
+            text = f"{METHODS[method][0]}: epoch {event.epoch + 1} of {event.epochs}"
             self.progress(event.epoch * event.steps + event.step, event.epochs * event.steps, text)
         else:
             self.rows[method].append(event.row)
-            self._draw(config)
+            self._show(config)
 
-    def _draw(self, config: TrainConfig) -> None:
-        figures.update_training(
-            self.figure, self.rows, config.epochs, caption(config, self.rows["edp-sgd"], self._delta)
-        )
+    def _show(self, config: TrainConfig) -> None:
+        caption = _training_caption(config, self.rows["edp-sgd"], self._delta)
+        self.figure.show(draw_training(self.rows, config.epochs, caption))
+
+
+def draw_training(rows: Rows, epochs: int, caption: str) -> Figure:
+    """Loss on the training set and SER on the validation set by epoch, for both methods."""
+    lines = []
+    for plot, (what, key) in enumerate({"loss": "loss", "SER": "ser"}.items(), 1):
+        for method, (name, color, dash, symbol, size) in METHODS.items():
+            values = [row[key] for row in rows[method]]
+            hover = f"epoch %{{x}}: {what} %{{y:.3f}}<extra>{name}</extra>"
+            group = {"legendgroup": method, "showlegend": plot == 1, "hovertemplate": hover, **fig.at(plot)}
+            lines.append(
+                line(name, color, dash, symbol=symbol, size=size, x=[*range(1, len(values) + 1)], y=values, **group)
+            )
+    worst = max((row["ser"] for done in rows.values() for row in done), default=1.0)
+    trained = {"title": "epochs trained", "range": [0.5, epochs + 0.5], "tickformat": "d"}
+    axes = {
+        "xaxis": trained,
+        "yaxis": {"title": "loss per utterance (nats)", "rangemode": "tozero"},
+        "xaxis2": trained,
+        "yaxis2": {"title": "SER on the validation set", "range": [0, 1.05 * max(worst, 1.0)]},
+    }
+    layout = fig.merged(fig.plots(1, 2, horizontal_spacing=0.12), axes)
+    return figure(lines, "Training, epoch by epoch", caption, 380, margin={"t": 120}, **layout)
+
+
+def _training_caption(config: TrainConfig, epochs: Sequence[Mapping[str, Any]], delta: float) -> str:
+    """Settings, seed, and the privacy after these `epochs` (rows of a record)."""
+    told = f"{settings(config)}, seed {config.seed}"
+    if not epochs:
+        return f"{told}<br>"
+    epsilon, claimed = epochs[-1]["epsilon"], short(epochs[-1]["epsilon_claimed"])
+    holds = "no guarantee" if epsilon is None else f"ε = {at_most(epsilon)} if the seed were secret"
+    return f"{told};<br>after {count(len(epochs), 'epoch')} ε = {claimed} claimed (zCDP), {holds}, δ = {delta:.2g}"
+
+
+def _guarantee(record: Mapping[str, Any] | None) -> Guarantee | None:
+    """As the record has it."""
+    if record is None:
+        return None
+    names = ("epsilon", "epsilon_claimed", "epsilon_if_alpha_public")
+    return Guarantee(**record["guarantee"], **{name: record["final"][name] for name in names})
