@@ -17,7 +17,7 @@ from edp_lab.cli.course import course_app
 from edp_lab.cli.data import data_app
 from edp_lab.cli.options import App
 from edp_lab.cli.reproduce import reproduce_app
-from edp_lab.cli.three_phase import three_phase_app
+from edp_lab.cli.thesis import three_phase_app
 from edp_lab.cli.train import evaluate, predict, pretrain, train
 from edp_lab.errors import UsageError
 

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from edp_lab.cli.options import Json
+from edp_lab.cli.bench import surroundings
+from edp_lab.cli.options import Json, check_file, commas, write_text
+from edp_lab.cli.output import bar, print_json, screen
+from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from edp_lab.reproduce.claims import ClaimsTable, Entry
 
-WIDTH = 120
 DETAILED = 3  # so many claims or fewer are shown with all that was measured
 
 
 def claims(
-    run: Annotated[bool, typer.Option("--run", help="Compute the evidence again: all of it takes minutes.")] = False,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Claims such as P3 or T12; several with commas, or repeated.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="With --run: also write the whole ledger to this JSON file.")] = None,
+    run: Annotated[bool, "Compute the evidence again: all of it takes minutes."] = False,
+    only: Annotated[list[str] | None, "Claims such as P3 or T12; several with commas, or repeated."] = None,
+    out: Annotated[Path | None, "With --run: also write the whole ledger to this JSON file."] = None,
     as_json: Json = False,
 ) -> None:
     """Every claim of the paper (P) and the thesis (T): its verdict, the evidence, the notebook cell and the test.
@@ -36,72 +35,38 @@ def claims(
     """
     from edp_lab.reproduce.claims import find, read_table
 
-    ids = [one.strip() for some in only or () for one in some.split(",")]
+    ids = commas(*only or ())
     chosen = [claim.id for claim in find(ids)]
-    _refuse(out, run, ids)
+    if out is not None and not run:
+        raise UsageError("--out writes what --run computes: add --run")
+    if out is not None and ids:
+        raise UsageError("--out writes the whole ledger: leave out --only")
+    check_file(out)
     table = _computed(chosen) if run else read_table()
     if out is not None:
-        _write(out, table.as_json())
+        write_text(out, table.as_json())
     entries = [entry for entry in table.entries if entry.id in chosen]
     if as_json:
-        print(json.dumps([entry.as_json() for entry in entries], indent=1, allow_nan=False, ensure_ascii=False))
+        print_json([entry.as_json() for entry in entries], indent=1, allow_nan=False, ensure_ascii=False)
     else:
         _show(table, entries, committed=not run)
-
-
-def _refuse(out: Path | None, run: bool, ids: Sequence[str]) -> None:
-    """
-    Raises:
-        UsageError: a file that makes no sense, before anything is computed.
-    """
-    from edp_lab.errors import UsageError
-
-    if out is None:
-        return
-    if not run:
-        raise UsageError("--out writes what --run computes: add --run")
-    if ids:
-        raise UsageError("--out writes the whole ledger: leave out --only")
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise UsageError(f"{out} cannot be written: give --out a file in a folder that exists")
-
-
-def _write(out: Path, text: str) -> None:
-    from edp_lab.errors import UsageError
-    from edp_lab.models.files import write_whole
-
-    try:
-        write_whole(out, text.encode())
-    except OSError as error:
-        raise UsageError(f"{out} cannot be written ({error.strerror}): choose another --out") from error
-
-
-# ---- Computing -------------------------------------------------------------------------------------------------------
 
 
 def _computed(chosen: Sequence[str]) -> ClaimsTable:
     """Progress is on standard error: a bar on a terminal, everywhere a line for each claim."""
     import torch
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from edp_lab.cli.bench import surroundings
     from edp_lab.reproduce.claims import ClaimsTable, compute, find
 
     torch.set_num_threads(1)  # networks this small gain nothing from a second one
-    console, entries = Console(stderr=True, highlight=False, markup=False), []
+    entries: list[Entry] = []
     columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=len(chosen))
+    with bar("", *columns, total=len(chosen)) as (update, say):
         for claim in find(chosen):
-            entry = compute(claim, lambda what, now=claim.id: bar.update(task, description=f"{now} {what}"))  # type: ignore[misc]
+            entry = compute(claim, lambda what, now=claim.id: update(description=f"{now} {what}"))  # type: ignore[misc]
             entries.append(entry)
-            bar.update(task, advance=1, description="")
-            line = f"{entry.id:<4} {entry.verdict:<22} {entry.seconds:6.1f} s"
-            if console.is_terminal:
-                console.print(line)
-            else:
-                print(line, file=sys.stderr, flush=True)
+            update(len(entries), description="")
+            say(f"{entry.id:<4} {entry.verdict:<22} {entry.seconds:6.1f} s")
     return ClaimsTable(tuple(entries), **surroundings())
 
 
@@ -109,10 +74,7 @@ def _computed(chosen: Sequence[str]) -> ClaimsTable:
 
 
 def _show(table: ClaimsTable, entries: Sequence[Entry], committed: bool) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    console = screen()
     if len(entries) <= DETAILED:
         for entry in entries:
             _detail(console, entry)
@@ -134,9 +96,6 @@ def _counted(entries: Sequence[Entry]) -> str:
 
 
 def _table(console: Console, entries: Sequence[Entry]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     table = Table("", "claim", "verdict", "what was found", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column, ratio in zip(table.columns, (None, 5, None, 9), strict=True):
         column.ratio, column.no_wrap = ratio, ratio is None

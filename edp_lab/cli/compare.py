@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import html
-import json
 import math
+import os
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
-from edp_lab.cli.options import Json
+from edp_lab.cli.options import Json, write_text
+from edp_lab.cli.output import print_json
+from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-    from rich.console import Console
-    from rich.table import Table
 
     from edp_lab.reproduce.compare import Column, Comparison, Run
 
@@ -29,11 +33,9 @@ def compare(
     runs: Annotated[
         list[Path] | None, typer.Argument(metavar="RUN...", help="Folders of runs: the --out of edp-lab train.")
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="Also write every column, in full precision, to this file.")] = None,
-    latex: Annotated[Path | None, typer.Option(help="Also write the table for LaTeX (package booktabs).")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Also write a web page: SER by epoch, and SER against epsilon.")
-    ] = None,
+    csv: Annotated[Path | None, "Also write every column, in full precision, to this file."] = None,
+    latex: Annotated[Path | None, "Also write the table for LaTeX (package booktabs)."] = None,
+    plot: Annotated[Path | None, "Also write a web page: SER by epoch, and SER against epsilon."] = None,
     as_json: Json = False,
 ) -> None:
     """Set runs side by side: what differs between them, their scores, their time, and what each epsilon means.
@@ -49,9 +51,9 @@ def compare(
     writers = {"--csv": study.as_csv, "--latex": study.as_latex, "--plot": page}
     contents = {option: writers[option](comparison) for option in files}
     for option, path in files.items():
-        _write(option, path, contents[option])
+        write_text(path, contents[option], f"choose another {option}")
     if as_json:
-        print(json.dumps(study.as_json(comparison), indent=2, allow_nan=False))
+        print_json(study.as_json(comparison), allow_nan=False)
     else:
         _show(comparison)
         if files:
@@ -60,10 +62,6 @@ def compare(
 
 def _refuse_files(files: dict[str, Path], comparison: Comparison) -> None:
     """Before anything is written."""
-    import os
-
-    from edp_lab.errors import UsageError
-
     places = {option: path.resolve() for option, path in files.items()}
     for option, place in places.items():
         given = files[option]
@@ -79,23 +77,11 @@ def _refuse_files(files: dict[str, Path], comparison: Comparison) -> None:
                 raise UsageError(f"{given} lies in run {run.name}, which stays as it is: choose another {option}")
 
 
-def _write(option: str, path: Path, content: str) -> None:
-    from edp_lab.errors import UsageError
-    from edp_lab.models.files import write_whole
-
-    try:
-        write_whole(path.resolve(), content.encode())
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}): choose another {option}") from error
-
-
 # ---- On a terminal -------------------------------------------------------------------------------------------------
 
 
 def _show(comparison: Comparison) -> None:
     """One row per run if that fits into a line, else one column per run, else several tables of rows."""
-    from rich.console import Console
-
     from edp_lab.reproduce.compare import columns, explanation, fold
 
     console = Console(highlight=False, markup=False, emoji=False)  # names are names
@@ -118,9 +104,6 @@ def _show(comparison: Comparison) -> None:
 
 
 def _table() -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     return Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
 
 
@@ -148,8 +131,6 @@ def _by_property(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
 
 
 def _fits(table: Table, console: Console) -> bool:
-    from rich.measure import Measurement
-
     return Measurement.get(console, console.options.update(max_width=10_000), table).maximum <= console.width
 
 

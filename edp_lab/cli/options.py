@@ -155,6 +155,6 @@ def write_text(path: Path, text: str, cure: str = "choose another --out") -> Non
     from edp_lab.models.files import write_whole
 
     try:
-        write_whole(path, text.encode())
+        write_whole(path.resolve(), text.encode())
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}): {cure}") from None

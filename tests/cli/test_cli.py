@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from edp_lab.cli import app as main_app
 from edp_lab.cli.options import App, chosen, options_of
-from edp_lab.cli.three_phase import run as three_phase_run
+from edp_lab.cli.thesis import run as three_phase_run
 from edp_lab.training import TrainConfig
 
 SMALL = ("--size", "small", "--epochs", "1", "--batch-size", "16", "--gpus", "4")
