@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from edp_lab.course.kit.panel import PANELS
+from edp_lab.three_phase.phases import ThreePhaseSettings
 from edp_lab.training import TrainConfig
 
 SMALL = TrainConfig("smart-home", as_printed=True, size="small", lr=0.02)
@@ -76,6 +77,17 @@ def measured_attacks() -> Any:
     return measured()
 
 
+@cache
+def phases_sketch() -> Any:
+    from edp_lab.course.nb10_phases.compute import Sketch
+
+    torch.set_num_threads(1)
+    return Sketch(0)
+
+
+THESIS = ThreePhaseSettings(epochs=1)
+
+
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "00 step": lambda: (small_model(), replace(SMALL, epochs=40)),  # so that every stop of t lies in the run
     "00 Training": lambda: (small_model(), PANELS["00 step"](small_model(), SMALL)),
@@ -103,6 +115,11 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "09 Processes": lambda: (PANELS["09 noise"](1.0, 1.0, 8, 10, 1e-5, 0), TrainConfig("smart-home", size="small")),
     "09 Measure": lambda: ("smart-home",),
     "09 scaling": lambda: (8,),
+    "10 pixels": lambda: (phases_sketch(), THESIS),
+    "10 votes": lambda: (phases_sketch(), THESIS),
+    "10 parts": lambda: (THESIS,),
+    "10 labels": lambda: (phases_sketch(), THESIS),
+    "10 Pipeline": lambda: (phases_sketch(), THESIS, PANELS["10 labels"](phases_sketch(), THESIS)),
     "11 Ledger": lambda: (claims_table(),),
     "11 Again": lambda: (PANELS["11 Ledger"](claims_table()),),
     "11 turn": lambda: (8, 1.0, 8, 2641, 5e-4),

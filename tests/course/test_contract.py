@@ -132,16 +132,22 @@ def test_figures_say_what_their_axes_are_and_need_no_colour(panel: Frame) -> Non
 
 
 def assert_readable(figure: go.Figure) -> None:
-    """Every axis has a title, the caption's lines are short, and no two lines of a legend differ by colour alone."""
-    used = {(trace.xaxis or "x", trace.yaxis or "y") for trace in figure.data if hasattr(trace, "xaxis")}
-    for axes in used:
-        for axis in (figure.layout[axis[0] + "axis" + axis[1:]] for axis in axes):
-            shared = axis.matches and axis.showticklabels is False
-            assert axis.title.text or shared, f"{axis} has no title"
+    """Every axis has a title, the caption's lines are short, and no two lines of a legend differ by colour alone.
+
+    Without a title is an axis that shares another's, one whose places have names, or one of a picture's bare sides.
+    """
+    used: dict[str, set[str]] = {}
+    for trace in figure.data:
+        for axis in (trace.xaxis or "x", trace.yaxis or "y") if hasattr(trace, "xaxis") else ():
+            used.setdefault(f"{axis[0]}axis{axis[1:]}", set()).add(trace.type)
+    for axis, types in ((figure.layout[name], types) for name, types in used.items()):
+        bare = axis.showticklabels is False and (axis.matches or types == {"heatmap"})
+        assert axis.title.text or axis.ticktext or axis.categoryarray or bare, f"{axis} has no title"
     assert figure.layout.title.text
     caption = figure.layout.title.subtitle.text or ""
     assert all(len(line) <= 100 for line in caption.split("<br>")), caption
     lines = [trace for trace in figure.data if trace.type == "scatter" and trace.showlegend is not False]
+    lines = [trace for trace in lines if trace.visible is not False]
     looks = [(trace.legend, trace.line.dash, trace.line.width, trace.marker.symbol, trace.mode) for trace in lines]
     fills = [trace.fill if trace.line.width else trace.fillcolor for trace in lines]  # areas have nothing but a colour
     assert len({*zip(looks, fills, strict=True)}) == len(looks), "two lines of one legend differ by colour alone"

@@ -6,10 +6,9 @@ import shlex
 from collections.abc import Sequence
 from html import escape
 
-from edp_lab.course.kit.text import at_most, digits, train_command
+from edp_lab.course.kit.text import at_most, digits, html_table, train_command
 from edp_lab.course.nb06_tradeoff.compute import Explored, Ladder, Tuning
 from edp_lab.course.nb06_tradeoff.grid import METHODS, Grid, Point, method_of
-from edp_lab.course.nb10_phases.words import html_table
 from edp_lab.privacy import Adjacency
 from edp_lab.training import TrainConfig
 

@@ -1,7 +1,7 @@
 """What ``10_three_phases.ipynb`` computes: noised pixels, noisy votes, and what labels cost. No widgets.
 
     result = spend_labels(Sketch(seed=0), ThreePhaseSettings())     # in milliseconds, with linear models
-    print(command(result.settings))                                 # the same with networks, on the command line
+    print(panels.command(result.settings))                               # the same with networks, on the command line
 
 Noise, votes, accounts and scores are those of `edp_lab.three_phase`; added is a linear model in place of each network,
 so that the whole pipeline follows a slider.
@@ -10,8 +10,6 @@ so that the whole pipeline follows a slider.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -24,37 +22,10 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import gaussian_release, laplace_release
 from edp_lab.reproduce.evidence import Evidence
-from edp_lab.reproduce.thesis.claims_composition import (
-    t9_ten_instructors,
-    t11_stacked_phases,
-    t12_labels,
-    t15_private_understudy,
-)
-from edp_lab.reproduce.thesis.claims_noise import t1_pixel_noise, t4_local_noise, t13_noisy_votes
-from edp_lab.three_phase.pate import (
-    L1_SENSITIVITY,
-    NO_LABEL,
-    Aggregator,
-    PartitionCost,
-    Vote,
-    VoteAccount,
-    account_votes,
-    composed_epsilons,
-    label_probabilities,
-    partition_cost,
-    vote_counts,
-)
-from edp_lab.three_phase.perturbation import (
-    CLAIMED_EPSILON,
-    RESIZED,
-    ImageGuarantee,
-    Perturbation,
-    compare,
-    image_guarantee,
-    perturb,
-    resize_order,
-    sensitivity_for,
-)
+from edp_lab.reproduce.thesis import claims_composition, claims_noise
+from edp_lab.three_phase import pate, perturbation
+from edp_lab.three_phase.pate import NO_LABEL, Aggregator, PartitionCost, Vote, VoteAccount, label_probabilities
+from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, RESIZED, ImageGuarantee, Perturbation, image_guarantee
 from edp_lab.three_phase.phases import PUBLIC_SHARE, ThreePhaseSettings, score_labels
 
 SHOWN = 6  # images of phase I in the figure
@@ -67,10 +38,15 @@ PANELS_OF_VOTERS = (10, 100, 250)  # PATE has 250
 LABEL_COUNTS = sorted({round(float(n)) for n in np.geomspace(1, MNIST_QUERIES, 30)})
 SAMPLES = (10, 20, 40, 80, 160, 320)  # labels that an understudy learns from, and all of them
 PARTS = (1, 2, 5, 10, 20, 50, 100, 200)
-SENTENCES = (
-    t1_pixel_noise, t4_local_noise, t9_ten_instructors, t11_stacked_phases, t12_labels, t13_noisy_votes,
-    t15_private_understudy,
-)  # fmt: skip
+SENTENCES = (  # of the thesis: their claims
+    claims_noise.t1_pixel_noise,
+    claims_noise.t4_local_noise,
+    claims_composition.t9_ten_instructors,
+    claims_composition.t11_stacked_phases,
+    claims_composition.t12_labels,
+    claims_noise.t13_noisy_votes,
+    claims_composition.t15_private_understudy,
+)
 
 Labels = NDArray[np.int64]
 
@@ -98,7 +74,7 @@ class Sketch:
     def counts(self, settings: ThreePhaseSettings) -> NDArray[np.int64]:
         """Votes for each class on each public image: (Q, K)."""
         predictions = self.predictions(settings.sigma, settings.instructors)
-        return vote_counts(predictions[:, : self.public], self.images.classes)
+        return pate.vote_counts(predictions[:, : self.public], self.images.classes)
 
     def labels(self, settings: ThreePhaseSettings, draw: int = 0) -> Labels:
         """The noisy label of each public image, -1 without an answer; draw 0 has the noise of a run."""
@@ -108,7 +84,8 @@ class Sketch:
 
     def _noised(self, sigma: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         parts = (self.images.train, self.images.test)
-        train, test = (perturb(x, sigma, stream(self.key, Purpose.NOISE, place)) for place, x in enumerate(parts))
+        rngs = (stream(self.key, Purpose.NOISE, place) for place in (0, 1))
+        train, test = (perturbation.perturb(x, sigma, rng) for x, rng in zip(parts, rngs, strict=True))
         return train, test
 
     def _predictions(self, sigma: float, instructors: int) -> Labels:
@@ -144,8 +121,7 @@ def _features(x: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
 # ---- Phase I -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class NoisedImages:
+class NoisedImages(NamedTuple):
     """Phase I on digits.
 
     Attributes:
@@ -179,18 +155,18 @@ def noise_images(sketch: Sketch, settings: ThreePhaseSettings) -> NoisedImages:
     shape = clean.shape[1:]
     copies = math.prod(RESIZED) // math.prod(shape)
     averaged = clean[:SHOWN] + (train[:SHOWN] - clean[:SHOWN]) / math.sqrt(copies)
-    order = resize_order(shape, sigma, delta)
+    order = perturbation.resize_order(shape, sigma, delta)
     return NoisedImages(
         settings,
-        sketch.images.train_labels[:SHOWN],
-        np.stack([clean[:SHOWN, 0], train[:SHOWN, 0], averaged[:, 0]]).astype(np.float64),
-        copies,
-        compare(clean, train),
-        order.noise_first,
-        image_guarantee(MNIST_SHAPE, sigma, delta),
-        order.resize_first,
-        sensitivity_for(CLAIMED_EPSILON, sigma, delta).exact if sigma else 0.0,
-        epsilon_curves(tuple(shape), delta),
+        labels=sketch.images.train_labels[:SHOWN],
+        shown=np.stack([clean[:SHOWN, 0], train[:SHOWN, 0], averaged[:, 0]]).astype(np.float64),
+        copies=copies,
+        pixels=perturbation.compare(clean, train),
+        guarantee=order.noise_first,
+        mnist=image_guarantee(MNIST_SHAPE, sigma, delta),
+        resized=order.resize_first,
+        sensitivity_needed=perturbation.sensitivity_for(CLAIMED_EPSILON, sigma, delta).exact if sigma else 0.0,
+        curves=epsilon_curves(shape, delta),
     )
 
 
@@ -203,14 +179,15 @@ def epsilon_curves(shape: tuple[int, ...], delta: float) -> dict[str, list[float
         "8 x 8 pixels, these digits": shape,
     }
     curves = {name: [image_guarantee(size, s, delta).epsilon for s in SIGMAS] for name, size in sizes.items()}
-    return curves | {"eq 3.1": [image_guarantee(shape, s, delta).printed_epsilon for s in SIGMAS]}
+    return curves | {
+        "eq 3.1 of the thesis, sensitivity 1": [image_guarantee(shape, s, delta).printed_epsilon for s in SIGMAS]
+    }
 
 
 # ---- Phase II ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Ballot:
+class Ballot(NamedTuple):
     """Phase II: a vote on one public image, and what noise does to all of them.
 
     Attributes:
@@ -228,7 +205,6 @@ class Ballot:
     """
 
     settings: ThreePhaseSettings
-    aggregator: Aggregator
     image: int
     draw: int
     truth: int
@@ -251,6 +227,16 @@ class Ballot:
     def queries(self) -> int:
         return int(self.winners.sum())
 
+    @property
+    def said(self) -> list[tuple[int, int]]:
+        """Labels that have votes, and how many."""
+        return [(label, votes) for label, votes in enumerate(self.counts.tolist()) if votes]
+
+    @property
+    def best(self) -> list[int]:
+        """The label with the most votes, or those that tie."""
+        return np.flatnonzero(self.counts == self.counts.max()).tolist()
+
 
 def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw: int = 0) -> Ballot:
     """Put the public images to the vote of linear instructors, and look at one of them.
@@ -263,41 +249,37 @@ def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw
         raise UsageError(f"there is no public image {image}: choose 0 to {sketch.public - 1}")
     if draw < 0:
         raise UsageError(f"the number of the draw is {draw}: it must be 0 or more")
-    aggregator, counts = settings.aggregator(), sketch.counts(settings)
-    voters, classes = settings.instructors, sketch.images.classes
+    aggregator, counts, voters = settings.aggregator(), sketch.counts(settings), settings.instructors
     predictions = sketch.predictions(settings.sigma, voters)[:, : sketch.public]
-    truth, labels = sketch.images.test_labels[: sketch.public], sketch.labels(settings, draw)
+    truth, labels, winners = sketch.images.test_labels[: sketch.public], sketch.labels(settings, draw), counts.argmax(1)
     came = labels != NO_LABEL
     answered = int(came.sum())
-    winners = counts.argmax(axis=1)
-    agreed = np.array([voters] + [0] * (classes - 1))
-    chances = label_probabilities(counts[image], aggregator)  # refuses a vote without noise
+    agreed = np.array([voters] + [0] * (sketch.images.classes - 1))
     return Ballot(
         settings,
-        aggregator,
         image,
         draw,
-        int(truth[image]),
-        sketch.noised(settings.sigma)[1][image, 0].astype(np.float64),
-        counts[image],
-        _noisy_counts(aggregator, counts[image], stream(sketch.key, Purpose.NOISE, 3 + image, draw)),
-        chances,
-        _answers(aggregator, int(counts[image].max())),
-        np.bincount(counts.max(axis=1), minlength=voters + 1),
-        float(label_probabilities(agreed, aggregator)[0]),
-        {n: _survival(settings.vote, n, settings.delta) for n in sorted({*PANELS_OF_VOTERS, voters})},
-        account_votes(aggregator, counts[:0], settings.delta).query_epsilon,
-        answered,
-        float((labels == winners)[came].sum() / max(answered, 1)),
-        float((labels == truth)[came].sum() / max(answered, 1)),
-        float((winners == truth).mean()),
-        float((predictions == truth).mean()),
+        truth=int(truth[image]),
+        picture=sketch.noised(settings.sigma)[1][image, 0].astype(np.float64),
+        counts=counts[image],
+        noisy=_noisy_counts(aggregator, counts[image], stream(sketch.key, Purpose.NOISE, 3 + image, draw)),
+        chances=label_probabilities(counts[image], aggregator),  # refuses a vote without noise
+        answer=_answers(aggregator, int(counts[image].max())),
+        winners=np.bincount(counts.max(axis=1), minlength=voters + 1),
+        unanimous=float(label_probabilities(agreed, aggregator)[0]),
+        curves={n: _survival(settings.vote, n, settings.delta) for n in sorted({*PANELS_OF_VOTERS, voters})},
+        query_epsilon=pate.query_epsilon(aggregator, settings.delta),
+        answered=answered,
+        majority=float((labels == winners)[came].sum() / max(answered, 1)),
+        right=float((labels == truth)[came].sum() / max(answered, 1)),
+        right_without_noise=float((winners == truth).mean()),
+        alone=float((predictions == truth).mean()),
     )
 
 
 def _noisy_counts(aggregator: Aggregator, counts: Labels, rng: np.random.Generator) -> NDArray[np.float64]:
     if aggregator.vote is Vote.LAPLACE:
-        return laplace_release(counts, L1_SENSITIVITY, L1_SENSITIVITY / aggregator.noise, rng)
+        return laplace_release(counts, pate.L1_SENSITIVITY, pate.L1_SENSITIVITY / aggregator.noise, rng)
     return gaussian_release(counts, aggregator.noise, rng)
 
 
@@ -324,8 +306,7 @@ def _survival_by_lead(vote: Vote) -> tuple[NDArray[np.float64], NDArray[np.float
     return np.log(leads), np.array([label_probabilities([lead] + [0.0] * 9, unit)[0] for lead in leads])
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(NamedTuple):
     """What N instructors, each trained with DP-Adam on its own part of MNIST, do to epsilon; costs by number."""
 
     instructors: int
@@ -333,8 +314,11 @@ class Partition:
     epochs: int
     noise_multiplier: float
     delta: float
-    cost: PartitionCost
     costs: dict[int, PartitionCost]
+
+    @property
+    def cost(self) -> PartitionCost:
+        return self.costs[self.instructors]
 
     def rate(self, parts: int) -> float:
         """q: the chance of an example to be in a batch."""
@@ -347,28 +331,24 @@ def split_training(instructors: int, batch_size: int, epochs: int, noise_multipl
     Raises:
         UsageError: parts smaller than a batch, no noise, no epochs, delta outside (0, 1).
     """
-    cost = _partition_cost(instructors, batch_size, epochs, noise_multiplier, delta)
-    fitting = [n for n in PARTS if batch_size <= MNIST_TRAIN // n]
-    costs = {n: _partition_cost(n, batch_size, epochs, noise_multiplier, delta) for n in fitting}
-    costs = dict(sorted({**costs, instructors: cost}.items()))
-    return Partition(instructors, batch_size, epochs, noise_multiplier, delta, cost, costs)
+    how = (batch_size, epochs, noise_multiplier, delta)
+    costs = {instructors: _partition_cost(MNIST_TRAIN, instructors, *how)}
+    costs |= {n: _partition_cost(MNIST_TRAIN, n, *how) for n in PARTS if batch_size <= MNIST_TRAIN // n}
+    return Partition(instructors, *how, dict(sorted(costs.items())))
 
 
-@lru_cache(maxsize=512)
-def _partition_cost(parts: int, batch_size: int, epochs: int, noise_multiplier: float, delta: float) -> PartitionCost:
-    return partition_cost(MNIST_TRAIN, parts, batch_size, epochs, noise_multiplier, delta)
+_partition_cost = lru_cache(maxsize=512)(pate.partition_cost)
 
 
 # ---- Phase III -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class LabelBill:
+class LabelBill(NamedTuple):
     """Phase III: what labels cost, and what an understudy learns from them.
 
     Attributes:
-        spent: labels put to the vote.
-        account: of these; composed: epsilon over `LABEL_COUNTS`, whatever the votes are, by accountant.
+        account: of the labels put to the vote; composed: epsilon over `LABEL_COUNTS`, whatever the votes are, by
+            accountant.
         sizes: labels from which an understudy learns; accuracy, low, high: of that understudy on the images that
             nobody labels, with its 95 % interval, as means over draws of the noise.
         silent: accuracy with the votes counted without noise.
@@ -377,7 +357,6 @@ class LabelBill:
     """
 
     settings: ThreePhaseSettings
-    spent: int
     account: VoteAccount
     composed: dict[str, list[float]]
     sizes: tuple[int, ...]
@@ -387,6 +366,11 @@ class LabelBill:
     silent: tuple[float, ...]
     right: tuple[float, ...]
     tested: int
+
+    @property
+    def spent(self) -> int:
+        """Labels put to the vote."""
+        return self.account.queries
 
     @property
     def here(self) -> int:
@@ -410,24 +394,22 @@ def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
     if spent > sketch.public:
         raise UsageError(f"{spent} labels, but there are {sketch.public} public images: ask for no more than that")
     aggregator, counts = settings.aggregator(), sketch.counts(settings)
-    bills = [composed_epsilons(aggregator, n, settings.delta) for n in LABEL_COUNTS]
+    bills = [pate.composed_epsilons(aggregator, n, settings.delta) for n in LABEL_COUNTS]
     sizes = tuple(sorted({*SAMPLES, spent, sketch.public}))
     noisy = [sketch.labels(settings, draw) for draw in range(DRAWS)]
     scores = np.array([[_understudy(sketch, settings.sigma, labels[:n]) for n in sizes] for labels in noisy])
     accuracy, low, high, right = (tuple(values) for values in scores.mean(axis=0).T.tolist())
-    silent = [_understudy(sketch, settings.sigma, counts.argmax(axis=1)[:n])[0] for n in sizes]
     return LabelBill(
         settings,
-        spent,
-        account_votes(aggregator, counts[:spent], settings.delta),
-        {way: [bill[way] for bill in bills] for way in bills[0]},
-        sizes,
-        accuracy,
-        low,
-        high,
-        tuple(silent),
-        right,
-        len(sketch.images.test) - sketch.public,
+        account=pate.account_votes(aggregator, counts[:spent], settings.delta),
+        composed={way: [bill[way] for bill in bills] for way in bills[0]},
+        sizes=sizes,
+        accuracy=accuracy,
+        low=low,
+        high=high,
+        silent=tuple(_understudy(sketch, settings.sigma, counts.argmax(axis=1)[:n])[0] for n in sizes),
+        right=right,
+        tested=len(sketch.images.test) - sketch.public,
     )
 
 
@@ -440,40 +422,16 @@ def _understudy(sketch: Sketch, sigma: float, labels: Labels) -> tuple[float, fl
     return scores.accuracy, *scores.interval, float((labels == truth[: len(labels)])[came].sum() / max(len(came), 1))
 
 
-# ---- A real run ----------------------------------------------------------------------------------------------------
+# ---- Beside them ---------------------------------------------------------------------------------------------------
 
 
 class Score(NamedTuple):
-    """Accuracy of one part of a run, with its 95 % interval once the run has ended."""
+    """Accuracy of one part of a real run, with its 95 % interval once the run has ended."""
 
     name: str
     accuracy: float
     low: float
     high: float
-
-
-class RunPoint(NamedTuple):
-    """What a run bought for the epsilon of its labels: the understudy's accuracy; `told`: its settings."""
-
-    epsilon: float
-    score: Score
-    told: str
-
-
-# ---- In words ------------------------------------------------------------------------------------------------------
-
-
-def side_by_side(sketch: Sketch, settings: Mapping[str, ThreePhaseSettings]) -> list[tuple[str, ...]]:
-    """Headings, and for each of the settings what the vote keeps, what the labels teach, and what they cost."""
-    rows: list[tuple[str, ...]] = [
-        ("", "all agree: survives", "labels true", "understudy right", "ε of one label", "ε of all labels")
-    ]
-    for name, chosen in settings.items():
-        ballot, bill = take_vote(sketch, chosen), spend_labels(sketch, chosen)
-        shares = (ballot.unanimous, bill.right[bill.here], bill.accuracy[bill.here])
-        epsilons = (ballot.query_epsilon, bill.account.epsilon)
-        rows.append((name, *(f"{share:.0%}" for share in shares), *(f"{epsilon:.3g}" for epsilon in epsilons)))
-    return rows
 
 
 def thesis_sentences() -> tuple[Evidence, ...]:

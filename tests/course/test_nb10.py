@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
-from edp_lab.course.nb10_phases import compute as phases
-from edp_lab.course.nb10_phases import figures as phases_figures
-from edp_lab.course.nb10_phases import panels as phases_panels
-from edp_lab.course.nb10_phases import words as phases_words
+from edp_lab.course.kit.exercises import exercises, mark
+from edp_lab.course.nb10_phases import compute, panels
 from edp_lab.course.nb10_phases.compute import Sketch, noise_images, spend_labels, split_training, take_vote
 from edp_lab.errors import UsageError
 from edp_lab.privacy.composition import basic_composition
@@ -31,35 +25,40 @@ from edp_lab.three_phase import phases as pipeline
 from edp_lab.three_phase.pate import Aggregator, label_probabilities
 from edp_lab.three_phase.perturbation import image_guarantee
 from edp_lab.three_phase.phases import ThreePhaseSettings, run_three_phase
+from tests.course.examples import phases_sketch
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "10_three_phases.ipynb"
 THESIS = ThreePhaseSettings(epochs=1)
 CLEAR = replace(THESIS, sigma=0.0, instructors=30)
 
 
 @pytest.fixture(scope="module")
 def sketch() -> Sketch:
-    torch.set_num_threads(1)
-    return Sketch(0)
+    return phases_sketch()
 
 
 # ---- The sketch ----------------------------------------------------------------------------------------------------
 
 
-def test_sketch_has_the_images_noise_and_parts_of_a_real_run(sketch: Sketch, monkeypatch: pytest.MonkeyPatch) -> None:
-    class GotThemError(Exception):
-        pass
+class CalledError(Exception):
+    pass
 
-    def train_all(jobs: Any, *_: Any) -> None:
-        raise GotThemError(jobs)
 
-    monkeypatch.setattr(pipeline, "train_all", train_all)
-    with pytest.raises(GotThemError) as got:
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts in a function's place of the pipeline one that only raises what it was given."""
+
+    def refuse(*given: Any) -> None:
+        raise CalledError(*given)
+
+    return lambda name: monkeypatch.setattr(pipeline, name, refuse)
+
+
+def test_sketch_has_the_images_noise_and_parts_of_a_real_run(sketch: Sketch, called: Callable[[str], None]) -> None:
+    called("train_all")
+    with pytest.raises(CalledError) as got:
         run_three_phase(replace(THESIS, instructors=3), sketch.images)
-    [jobs] = got.value.args
     train, test = sketch.noised(0.6)
-    parts = np.array_split(sketch.order, 3)
-    for job, part in zip(jobs, parts, strict=True):
+    for job, part in zip(got.value.args[0], np.array_split(sketch.order, 3), strict=True):
         assert (job.x == train[part]).all()
         assert (job.y == sketch.images.train_labels[part]).all()
         assert (job.test_x == test[sketch.public :]).all()
@@ -88,10 +87,10 @@ def test_linear_model_is_scikit_learns_ridge(sketch: Sketch) -> None:
 
     x, y = sketch.images.train[:200], sketch.images.train_labels[:200]
     features = np.c_[x.reshape(200, -1), np.ones(200)].astype(np.float64)
-    peer = Ridge(alpha=phases.RIDGE, fit_intercept=False).fit(features, np.eye(10)[y])
-    ours = phases.fit_linear(x, y, 10)
+    peer = Ridge(alpha=compute.RIDGE, fit_intercept=False).fit(features, np.eye(10)[y])
+    ours = compute.fit_linear(x, y, 10)
     assert ours == pytest.approx(peer.coef_.T, abs=1e-8)
-    assert (phases.predict_linear(ours, x) == (features @ peer.coef_.T).argmax(axis=1)).all()
+    assert (compute.predict_linear(ours, x) == (features @ peer.coef_.T).argmax(axis=1)).all()
 
 
 def test_votes_of_many_are_better_than_one_of_them_alone(sketch: Sketch) -> None:
@@ -109,7 +108,7 @@ def test_phase_one_has_the_ledgers_epsilon(sketch: Sketch) -> None:
     assert result.guarantee.epsilon == image_guarantee((1, 8, 8), 0.6, 1e-5).epsilon
     assert math.isinf(result.guarantee.label_epsilon)
     assert result.resized.epsilon == image_guarantee((3, 256, 256), 0.6, 1e-5).epsilon
-    at = phases.SIGMAS.index(1.0)
+    at = compute.SIGMAS.index(1.0)
     assert result.curves["28 x 28 pixels, MNIST"][at] == image_guarantee((1, 28, 28), 1.0, 1e-5).epsilon
 
 
@@ -121,7 +120,7 @@ def test_averaging_copies_leaves_their_share_of_the_noise(sketch: Sketch) -> Non
 
 
 def test_words_without_noise_promise_nothing(sketch: Sketch) -> None:
-    words = phases_words.pixels_in_words(noise_images(sketch, replace(THESIS, sigma=0.0)))
+    words = panels.words.pixels(noise_images(sketch, replace(THESIS, sigma=0.0)))
     assert "no guarantee" in words
     assert "ε =" not in words
     assert "inf" not in re.sub("<[^>]+>", "", words).split("statistics")[0]
@@ -140,7 +139,7 @@ def test_unanimous_label_survives_as_the_ledger_says(sketch: Sketch) -> None:
 def test_curve_of_survival_is_the_exact_chance(sketch: Sketch, vote: str, voters: int) -> None:
     result = take_vote(sketch, replace(THESIS, vote=vote, instructors=voters))
     for place in (0, 13, 20, 27, 40):
-        aggregator = Aggregator.for_epsilon(vote, phases.VOTE_EPSILONS[place], 1e-5, voters)
+        aggregator = Aggregator.for_epsilon(vote, compute.VOTE_EPSILONS[place], 1e-5, voters)
         exact = label_probabilities([voters] + [0] * 9, aggregator)[0]
         assert result.curves[voters][place] == pytest.approx(exact, abs=0.005)
 
@@ -157,9 +156,10 @@ def test_shares_of_a_draw_are_near_the_chances(sketch: Sketch, vote: str) -> Non
 
 @pytest.mark.parametrize(("vote", "spread"), [("laplace", math.sqrt(2)), ("gaussian", 1.0), ("confident", 1.0)])
 def test_noise_that_is_shown_is_that_of_the_vote(sketch: Sketch, vote: str, spread: float) -> None:
-    results = [take_vote(sketch, replace(THESIS, vote=vote), draw=draw) for draw in range(150)]
+    settings = replace(THESIS, vote=vote)
+    results = [take_vote(sketch, settings, draw=draw) for draw in range(150)]
     noise = np.array([result.noisy - result.counts for result in results])
-    assert noise.std() == pytest.approx(spread * results[0].aggregator.noise, rel=0.1)
+    assert noise.std() == pytest.approx(spread * settings.aggregator().noise, rel=0.1)
     assert len({result.noisy[0] for result in results}) == len(results)
 
 
@@ -193,7 +193,7 @@ def test_labels_cost_their_composed_epsilon_whatever_the_pixels(sketch: Sketch) 
     assert noised.account.epsilon == clear.account.epsilon == pytest.approx(31.73, abs=0.01)
     assert noised.account.composed["plain sum"] == pytest.approx(basic_composition([(0.2, 0.0)] * 540).epsilon)
     assert noised.accountant == "Renyi DP"
-    place = phases.LABEL_COUNTS.index(9000)
+    place = compute.LABEL_COUNTS.index(9000)
     assert noised.composed["plain sum"][place] == pytest.approx(1800)
     assert noised.composed["zCDP"][place] == pytest.approx(271, abs=1)
     assert clear.accuracy[clear.here] > noised.accuracy[noised.here] + 0.1
@@ -202,14 +202,15 @@ def test_labels_cost_their_composed_epsilon_whatever_the_pixels(sketch: Sketch) 
 def test_data_dependent_epsilon_is_lower_where_voters_agree_and_never_released(sketch: Sketch) -> None:
     bill = spend_labels(sketch, replace(CLEAR, vote_epsilon=1.0))
     assert bill.account.data_dependent_epsilon < bill.account.epsilon
-    assert f"{bill.account.data_dependent_epsilon:.4g} would do" in phases_words.labels_in_words(bill)
-    assert "not releasable" in phases_words.labels_in_words(bill)
+    words = panels.words.labels(bill)
+    assert f"{bill.account.data_dependent_epsilon:.4g} would do" in words
+    assert "not releasable" in words
 
 
 def test_share_of_true_labels_is_that_of_the_labels_drawn(sketch: Sketch) -> None:
     settings = replace(CLEAR, labels=100)
     bill, truth = spend_labels(sketch, settings), sketch.images.test_labels[:100]
-    drawn = [(sketch.labels(settings, draw)[:100] == truth).mean() for draw in range(phases.DRAWS)]
+    drawn = [(sketch.labels(settings, draw)[:100] == truth).mean() for draw in range(compute.DRAWS)]
     assert bill.right[bill.here] == pytest.approx(np.mean(drawn))
     assert bill.low[bill.here] < bill.accuracy[bill.here] < bill.high[bill.here]
 
@@ -235,7 +236,7 @@ def test_without_any_answer_there_is_an_understudy_all_the_same(sketch: Sketch) 
         (lambda s: take_vote(s, replace(THESIS, vote="hard")), "a hard vote has no noise"),
         (lambda s: spend_labels(s, replace(THESIS, labels=541)), "541 labels, but there are 540 public images"),
         (lambda s: split_training(1000, 250, 10, 1.1, 1e-5), "parts no smaller than a batch"),
-        (lambda s: phases_panels.vote_panel(s, replace(THESIS, vote="hard")), "a hard vote has no noise to look at"),
+        (lambda s: panels.votes(s, replace(THESIS, vote="hard")), "a hard vote has no noise to look at"),
     ],
 )
 def test_bad_input_is_one_sentence(sketch: Sketch, compute: Callable[[Sketch], Any], says: str) -> None:
@@ -250,94 +251,125 @@ def test_bad_input_is_one_sentence(sketch: Sketch, compute: Callable[[Sketch], A
     "settings",
     [THESIS, replace(CLEAR, vote="gaussian", labels=100, delta=1e-6, seed=3, understudy_method="dp-adam")],
 )
-def test_command_makes_this_very_run(settings: ThreePhaseSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    class CallError(Exception):
-        pass
-
-    def run(settings: ThreePhaseSettings, images: Any, listener: Any) -> None:
-        raise CallError(settings, images.name)
-
-    monkeypatch.setattr(pipeline, "run_three_phase", run)
-    words = shlex.split(phases_words.command(settings, phases=(1, 2)))
+def test_command_makes_this_very_run(settings: ThreePhaseSettings, called: Callable[[str], None]) -> None:
+    called("run_three_phase")
+    words = shlex.split(panels.command(settings, (1, 2)))
     assert words[0] == "edp-lab"
     result = CliRunner().invoke(app, words[1:])
-    assert isinstance(result.exception, CallError), result.output
-    assert result.exception.args == (replace(settings, phases=(1, 2)), "digits")
+    assert isinstance(result.exception, CalledError), result.output
+    given, images, _ = result.exception.args
+    assert (given, images.name) == (replace(settings, phases=(1, 2)), "digits")
 
 
 def test_command_for_parts_gives_the_epsilon_of_one_of_them() -> None:
     partition = split_training(20, 150, 5, 0.9, 1e-6)
-    words = shlex.split(phases_words.account_command(partition))
-    result = CliRunner().invoke(app, [*words[1:], "--json"])
+    result = CliRunner().invoke(app, [*shlex.split(panels.account_command(partition))[1:], "--json"])
     assert result.exit_code == 0, result.output
-    assert f"{partition.cost.each:.4g}" in {f"{v:.4g}" for v in numbers(json.loads(result.output))}
+    found = {f"{float(number):.4g}" for number in re.findall(r"\d+\.\d+", result.output)}
+    assert f"{partition.cost.each:.4g}" in found
 
 
-def numbers(found: Any) -> Iterator[float]:
-    """Every number in JSON."""
-    if isinstance(found, dict | list):
-        for value in found.values() if isinstance(found, dict) else found:
-            yield from numbers(value)
-    elif isinstance(found, float):
-        yield found
-
-
-# ---- Figures -------------------------------------------------------------------------------------------------------
-
-OTHER = replace(CLEAR, vote="gaussian", vote_epsilon=3.0, instructors=100, labels=77, delta=1e-6)
-Pair = tuple[Callable[..., go.Figure], Callable[..., None], Callable[[Sketch, ThreePhaseSettings], Any]]
-PAIRS: list[Pair] = [
-    (phases_figures.images_figure, phases_figures.update_images, noise_images),
-    (phases_figures.epsilon_figure, phases_figures.update_epsilon, noise_images),
-    (phases_figures.ballot_figure, phases_figures.update_ballot, take_vote),
-    (phases_figures.survival_figure, phases_figures.update_survival, take_vote),
-    (phases_figures.bill_figure, phases_figures.update_bill, spend_labels),
-    (phases_figures.learnt_figure, phases_figures.update_learnt, spend_labels),
-    (
-        phases_figures.partition_figure,
-        phases_figures.update_partition,
-        lambda sketch, settings: split_training(settings.instructors, 250, 10, 1.1, settings.delta),
-    ),
-]
-each_figure = pytest.mark.parametrize(("draw", "update", "compute"), PAIRS, ids=[pair[0].__name__ for pair in PAIRS])
-
-
-@each_figure
-@pytest.mark.parametrize(("before", "after"), [(THESIS, OTHER), (OTHER, THESIS)])
-def test_updated_figure_is_the_one_drawn_anew(
-    sketch: Sketch, draw: Any, update: Any, compute: Any, before: ThreePhaseSettings, after: ThreePhaseSettings
-) -> None:
-    figure = draw(compute(sketch, before))
-    update(figure, compute(sketch, after))
-    assert figure.to_json() == draw(compute(sketch, after)).to_json()
-
-
-@each_figure
-def test_figure_has_units_a_caption_and_lines_that_differ_without_colour(
-    sketch: Sketch, draw: Any, update: Any, compute: Any
-) -> None:
-    figure = draw(compute(sketch, THESIS))
-    shown = [t for t in figure.data if t.showlegend is not False and t.type == "scatter" and t.visible is not False]
-    looks = {(t.line.dash, t.line.width, t.marker.symbol, t.mode) for t in shown}
-    assert len(looks) == len(shown)
-    axes = [axis for axis in [*figure.select_xaxes(), *figure.select_yaxes()] if axis.showticklabels is not False]
-    assert sum(not axis.title.text for axis in axes) == (draw is phases_figures.images_figure)  # its rows have names
-    assert "seed 0" in figure.layout.title.subtitle.text or "δ = 1e-05" in figure.layout.title.subtitle.text
+# ---- What is shown -------------------------------------------------------------------------------------------------
 
 
 def test_histogram_of_votes_counts_every_public_image(sketch: Sketch) -> None:
     ballot = take_vote(sketch, THESIS)
-    bars = phases_figures.survival_figure(ballot).data[-1]
+    bars = panels.draw_survival(ballot)["data"][-1]
     strongest = sketch.counts(THESIS).max(axis=1)
-    assert dict(zip(bars.x, bars.y, strict=True)) == {k: int((strongest == k).sum()) for k in range(11)}
+    assert dict(zip(bars["x"], bars["y"], strict=True)) == {k: int((strongest == k).sum()) for k in range(11)}
 
 
 def test_drawing_of_the_phases_says_what_each_guarantees(sketch: Sketch) -> None:
-    drawing = phases_figures.architecture(noise_images(sketch, THESIS), spend_labels(sketch, THESIS))
+    drawing = panels.words.architecture(noise_images(sketch, THESIS), spend_labels(sketch, THESIS))
     for text in ("ε = 144.9 (exact Gaussian)", "Label: no guarantee", "ε = 31.7", "Rényi DP", "instructors: 10"):
         assert text in drawing
     assert "<style" not in drawing  # it would reach the figures of the page
     silent = replace(THESIS, sigma=0.0)
-    assert "Image: no guarantee" in phases_figures.architecture(
-        noise_images(sketch, silent), spend_labels(sketch, silent)
-    )
+    drawing = panels.words.architecture(noise_images(sketch, silent), spend_labels(sketch, silent))
+    assert "Image: no guarantee" in drawing
+
+
+def test_a_run_is_paid_for_and_stopped_nothing_is(sketch: Sketch) -> None:
+    start = replace(THESIS, instructors=2, labels=100)
+    panel = panels.Pipeline(sketch, start, panels.labels(sketch, start))
+    panel.run(wait=True)
+    panel.check()
+    assert panel.record.digest == run_three_phase(start, sketch.images).digest
+    parts, runs = panel.figures
+    assert len(parts.data[0].x) == len(panel.record.parts)
+    assert (list(runs.data[0].x), panel.command.value) == ([panel.record.privacy.epsilon], panels.command(start))
+    panel.epochs.value = 50
+    panel.run()
+    panel.stop()
+    panel.wait()
+    panel.check()
+    assert "nothing released, nothing to pay" in panel.words.value
+    assert len(panel.runs) == 1
+
+
+# ---- What students get wrong ---------------------------------------------------------------------------------------
+
+
+def guess(batches_as_before: str, smaller_batches: str, all_ten: str) -> dict[str, str]:
+    return {
+        "a tenth of the images, batches as before": batches_as_before,
+        "a tenth of the images, batches of a tenth": smaller_batches,
+        "ten instructors instead of one of them": all_ten,
+    }
+
+
+def noise_for_all(counts: Any, sigma: float, rng: np.random.Generator) -> Any:
+    return np.argmax(counts + rng.normal(0, sigma))
+
+
+def noisy_count(counts: Any, sigma: float, rng: np.random.Generator) -> Any:
+    return (counts + rng.normal(0, sigma, len(counts))).max()
+
+
+def variance(counts: Any, sigma: float, rng: np.random.Generator) -> Any:
+    return np.argmax(counts + rng.normal(0, math.sqrt(sigma), len(counts)))
+
+
+def laplace(counts: Any, sigma: float, rng: np.random.Generator) -> Any:
+    return np.argmax(counts + rng.laplace(0, 2 * sigma, len(counts)))
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "gnmax": {
+        "one noise for all counts": noise_for_all,
+        "the noisy count instead of its label": noisy_count,
+        "takes sigma for the variance": variance,
+        "Laplace noise": laplace,
+        "takes the counts for votes (crash)": lambda counts, sigma, rng: counts[sigma],
+    },
+    "parts": {
+        "ten times more private": guess("falls", "falls", "stays"),
+        "the costs of ten add up": guess("rises", "stays", "rises"),
+        "forgets how often an image is drawn": guess("stays", "stays", "stays"),
+        "less data, less privacy": guess("rises", "rises", "stays"),
+    },
+    "budget": {
+        "shares it out, but one vote moves one count": lambda total, labels: labels / total,
+        "two counts, but every label has all of it": lambda total, labels: 2 / total,
+        "adds up by the root": lambda total, labels: 2 * math.sqrt(labels) / total,
+        "upside down": lambda total, labels: total / (2 * labels),
+        "rounds, and the budget is overdrawn": lambda total, labels: 2 * labels // total,
+    },
+}
+
+
+def test_a_budget_that_is_untouched_is_open_and_says_why(stub: Callable[[str, str], Any]) -> None:
+    verdict = mark(exercises("10")["budget"], stub("10", "budget"), 0)
+    assert verdict.message == "still to do (the noise is still the same for one label and for a thousand)"
+
+
+def test_an_overspent_budget_is_told_in_epsilon() -> None:
+    message = mark(exercises("10")["budget"], lambda total, labels: labels / total, 0).message
+    told = re.search(r"cost ε = ([\d.]+), and not ([\d.]+)\.", message)
+    assert told
+    assert float(told[1]) == pytest.approx(2 * float(told[2]), rel=1e-3)
+
+
+def test_a_vote_that_ignores_the_noise_is_told_by_how_often_a_label_wins() -> None:
+    message = mark(exercises("10")["gnmax"], noise_for_all, 0).message
+    assert "of all draws, yours lets it win in" in message
