@@ -255,6 +255,7 @@ def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw
     came = labels != NO_LABEL
     answered = int(came.sum())
     agreed = np.array([voters] + [0] * (sketch.images.classes - 1))
+    chances = label_probabilities(counts[image], aggregator)  # refuses a vote without noise
     return Ballot(
         settings,
         image,
@@ -263,7 +264,7 @@ def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw
         picture=sketch.noised(settings.sigma)[1][image, 0].astype(np.float64),
         counts=counts[image],
         noisy=_noisy_counts(aggregator, counts[image], stream(sketch.key, Purpose.NOISE, 3 + image, draw)),
-        chances=label_probabilities(counts[image], aggregator),  # refuses a vote without noise
+        chances=chances,
         answer=_answers(aggregator, int(counts[image].max())),
         winners=np.bincount(counts.max(axis=1), minlength=voters + 1),
         unanimous=float(label_probabilities(agreed, aggregator)[0]),

@@ -44,8 +44,8 @@ words = Words(
     not_private=phases.NOT_PRIVATE,
 )
 
-HERE = {"line": {"color": "#666", "dash": "dot", "width": 1}}  # where the sliders stand
-WIDE = {"line": {"width": 3}}  # the line that counts
+HERE: dict[str, Any] = {"line": {"color": "#666", "dash": "dot", "width": 1}}  # where the sliders stand
+WIDE: dict[str, Any] = {"line": {"width": 3}}  # the line that counts
 EDGE, THICK = {"line": {"width": 1, "color": BLACK}}, {"line": {"width": 2}}  # of a mark
 LIST = {"orientation": "v"}  # a legend with one name a line
 EPSILON = {"type": "log", "exponentformat": "power", "dtick": 1}
@@ -145,10 +145,9 @@ def draw_images(result: NoisedImages) -> Figure:
 def _tiles(images: NDArray[np.float64]) -> list[list[float | None]]:
     """(rows, columns, height, width) -> one picture, with a gap of one pixel between images."""
     rows, columns, height, width = images.shape
-    field = np.full((rows, height + 1, columns, width + 1), np.nan)
+    field = np.full((rows, height + 1, columns, width + 1), None)  # of objects
     field[:, :height, :, :width] = images.transpose(0, 2, 1, 3)
-    whole = field.reshape(rows * (height + 1), columns * (width + 1))[:-1, :-1]
-    return np.where(np.isnan(whole), None, whole).tolist()
+    return field.reshape(rows * (height + 1), columns * (width + 1))[:-1, :-1].tolist()
 
 
 def draw_epsilon(result: NoisedImages) -> Figure:
@@ -254,7 +253,7 @@ def draw_ballot(result: Ballot) -> Figure:
 def draw_survival(result: Ballot) -> Figure:
     """Above: the chance that a unanimous label survives, by vote epsilon. Below: how far voters agree."""
     settings, voters = result.settings, result.settings.instructors
-    hover = {"hovertemplate": "ε %{x:.2g}: %{y:.0%}"}
+    hover: dict[str, Any] = {"hovertemplate": "ε %{x:.2g}: %{y:.0%}"}
     curves = [
         line(
             f"{n} who all agree", color, dash, x=compute.VOTE_EPSILONS, y=result.curves[n], visible=n != voters, **hover
@@ -321,7 +320,7 @@ def parts(start: ThreePhaseSettings) -> Panel:
 def draw_parts(result: Partition) -> Figure:
     """Epsilon by number of instructors: of one on all data, of N on parts, and the thesis' claim."""
     numbers, costs = list(result.costs), result.costs.values()
-    told = {"x": numbers, "hovertemplate": "%{x} instructors: ε %{y:.3g}"}
+    told: dict[str, Any] = {"x": numbers, "hovertemplate": "%{x} instructors: ε %{y:.3g}"}
     one, together, claimed = zip(*((cost.one, cost.together, cost.claimed) for cost in costs), strict=True)
     return figure(
         [
@@ -433,7 +432,7 @@ def draw_bill(result: LabelBill) -> Figure:
 
 def draw_learnt(result: LabelBill) -> Figure:
     """Accuracy of the understudy by labels spent, beside the same votes without noise, and how many labels are true."""
-    told = {"x": result.sizes, "hovertemplate": "%{x} labels: %{y:.0%}"}
+    told: dict[str, Any] = {"x": result.sizes, "hovertemplate": "%{x} labels: %{y:.0%}"}
     bound: Trace = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
     band = {"fill": "tonexty", "fillcolor": "rgba(0,158,115,0.18)"}
     curves = (
