@@ -266,9 +266,12 @@ class PrivateStep(FlatGradient):
         key: 128 secret bits, the same in every process, see `edp_lab.privacy.csprng`.
         noise: a kind of `edp_lab.training.noise`.
         micro_batches: fixed number over which the mean is taken, in all processes together; None: one per device.
-        alpha: (K) layer scales from public data; with `Alpha.PRIVATE` they come from the first gradient.
 
     Others: as `FlatGradient`.
+
+    Attributes:
+        alpha: (K) layer scales; to be set from public data (see `scales`), or None for all 1. With `Alpha.PRIVATE` they
+            come from the first gradient.
 
     Guarantee: that of the mechanism, for what all processes together release, if each utterance is in one micro-batch
     of one process, `step` numbers never repeat under one key, and epochs are what the mechanism was billed for.
@@ -282,11 +285,11 @@ class PrivateStep(FlatGradient):
         accelerator: Accelerator | None = None,
         noise: str = "aggregate",
         micro_batches: int | None = None,
-        alpha: Tensor | None = None,
         tail: int = 0,
     ) -> None:
         super().__init__(parameters, accelerator, tail)
-        self.mechanism, self.alpha = mechanism, alpha
+        self.mechanism = mechanism
+        self.alpha: Tensor | None = None
         self.divisor = micro_batches or mechanism.num_devices
         rank = 0 if accelerator is None else accelerator.process_index
         self.share = Share(noise, mechanism.num_devices, rank, self.world)
