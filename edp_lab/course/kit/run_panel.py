@@ -13,11 +13,16 @@ from edp_lab.course.kit.panel import COPY, Frame
 from edp_lab.errors import UsageError
 
 
+class StoppedError(Exception):
+    """Stop was pressed."""
+
+
 class RunPanel(Frame):
     """Work that takes a while: only Run starts it, in the background, Stop ends it, a bar shows how far it is.
 
     A subclass says what is to be done (`prepare`, in the kernel's thread, where UsageError becomes one sentence in
-    the error box) and does it (`work`, in the background thread), where it looks at `stopping` now and then.
+    the error box) and does it (`work`, in the background thread), where it looks at `stopping`, or calls `heed_stop`,
+    now and then.
 
     Args:
         heading: HTML.
@@ -51,6 +56,11 @@ class RunPanel(Frame):
     @property
     def stopping(self) -> bool:
         return self._stop.is_set()
+
+    def heed_stop(self) -> None:
+        """End the work here if Stop was pressed, by a `StoppedError`: for what only tells how far it is."""
+        if self.stopping:
+            raise StoppedError
 
     @property
     def stop_event(self) -> threading.Event:

@@ -19,7 +19,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import DEVICES, WHOLE_LABEL, choice, decades, devices, number
 from edp_lab.course.kit.figure import Figure, LiveFigure, figure, framed, line
 from edp_lab.course.kit.panel import Panel, command_box, panel, side_by_side
-from edp_lab.course.kit.run_panel import RunPanel, last_command
+from edp_lab.course.kit.run_panel import RunPanel, StoppedError, last_command
 from edp_lab.course.kit.text import Words, columns
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
@@ -300,10 +300,6 @@ def guesses_command(result: Guesses) -> str:
 # ---- One run -------------------------------------------------------------------------------------------------------
 
 
-class StoppedError(Exception):
-    """Stop was pressed."""
-
-
 @panel("08")
 class OneRun(RunPanel):
     """Training runs of the one-layer model with canaries, each audited; only Run starts any work.
@@ -351,8 +347,7 @@ class OneRun(RunPanel):
 
     def _one(self, config: TrainConfig, canaries: int, done: int, of: int) -> None:
         def progress(step: int, steps: int) -> None:
-            if self.stopping:
-                raise StoppedError
+            self.heed_stop()
             self.progress(done * steps + step, of * steps, f"run {done + 1} of {of}: step {step} of {steps}")
 
         try:

@@ -20,7 +20,7 @@ from edp_lab.course.kit.controls import WHOLE_LABEL, choice, decades, delta_of, 
 from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, LiveFigure, Trace, figure, line, points, positive
 from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
 from edp_lab.course.kit.panel import Panel, command_box, panel
-from edp_lab.course.kit.run_panel import RunPanel, last_command
+from edp_lab.course.kit.run_panel import RunPanel, StoppedError, last_command
 from edp_lab.course.kit.text import Words, account_command, count, html_table, short, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, VERMILLION
@@ -333,10 +333,6 @@ def two_processes_text() -> str:
     )
 
 
-class StoppedError(Exception):
-    """Stop was pressed."""
-
-
 @panel("09")
 class Measure(RunPanel):
     """Some cells of Table 2, timed on this machine; only Run starts any work.
@@ -371,8 +367,7 @@ class Measure(RunPanel):
 
         def told(name: str) -> None:
             nonlocal steps
-            if self.stopping:
-                raise StoppedError
+            self.heed_stop()
             steps += 1
             self.progress(min(steps, 6 * task.rounds), 6 * task.rounds, name)
 

@@ -19,7 +19,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import WHOLE_LABEL, Control, choice, decades, delta_of, number
 from edp_lab.course.kit.figure import Figure, LiveFigure, Trace, figure, framed, line, points
 from edp_lab.course.kit.panel import COPY, Panel, command_box, panel, side_by_side
-from edp_lab.course.kit.run_panel import RunPanel
+from edp_lab.course.kit.run_panel import RunPanel, StoppedError
 from edp_lab.course.kit.text import Words
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb10_phases import compute
@@ -469,10 +469,6 @@ def draw_learnt(result: LabelBill) -> Figure:
 # ---- The pipeline, live --------------------------------------------------------------------------------------------
 
 
-class StoppedError(Exception):
-    """Stop was pressed."""
-
-
 @panel("10")
 class Pipeline(RunPanel):
     """The three phases with networks and the label panel's values, beside a plain model; only Run starts any work.
@@ -533,8 +529,7 @@ class Pipeline(RunPanel):
 
     def _listen(self, settings: ThreePhaseSettings, event: Event) -> None:
         """What the networks report, epoch by epoch."""
-        if self.stopping:
-            raise StoppedError
+        self.heed_stop()
         self.state.value = f"{event.part}: epoch {event.epoch} of {event.epochs}"
         if event.epoch == event.epochs and event.accuracy is not None:
             self.bar.value += 1

@@ -12,7 +12,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import WHOLE_LABEL, Control, choice, decades, delta_of, devices, number
 from edp_lab.course.kit.figure import Figure, figure, line
 from edp_lab.course.kit.panel import COPY, Panel, command_box, panel
-from edp_lab.course.kit.run_panel import RunPanel
+from edp_lab.course.kit.run_panel import RunPanel, StoppedError
 from edp_lab.course.kit.text import Words, account_command
 from edp_lab.course.kit.theme import BLUE, GREEN, ORANGE, SKY, VERMILLION
 from edp_lab.course.nb11_claims import compute
@@ -216,10 +216,6 @@ def view_command(result: View) -> str:
 # ---- Compute it again ------------------------------------------------------------------------------------------------
 
 
-class StoppedError(Exception):
-    """Stop was pressed."""
-
-
 @panel("11")
 class Again(RunPanel):
     """Computes the selected claim's evidence again; Stop ends it at the next network.
@@ -264,8 +260,7 @@ class Again(RunPanel):
             self.words.value = changed_in_words(task, self.entry)
 
     def _hear(self, what: str) -> None:
-        if self.stopping:
-            raise StoppedError
+        self.heed_stop()
         self.state.value = what
 
 
