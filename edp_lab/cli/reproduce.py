@@ -368,7 +368,7 @@ def _pareto_line(point: Point) -> list[str]:
 
 
 def _pareto_page(made: Sequence[Sequence[Point]]) -> str:
-    from edp_lab.course.nb06_tradeoff.pareto_figure import pareto_figure
+    from edp_lab.course.nb06_tradeoff.panels import pareto_figure
 
     figure = pareto_figure([point.as_json() for points in made for point in points])
     return page("Utility, privacy and time", _pareto_parts(made), NOTE_PARETO, figure)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from edp_lab.course.kit.panel import PANELS
+from edp_lab.course.nb06_tradeoff.grid import BASE, load_grid
 from edp_lab.three_phase.phases import ThreePhaseSettings
 from edp_lab.training import TrainConfig
 
@@ -111,6 +112,10 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "07 Defence": lambda: (measured_attacks().defended[0].config, measured_attacks().defended, True, 0.01, 8, 1.0),
     "08 step": lambda: (step_noise(), True, 1.0, 1.0, 8, 1000),
     "08 OneRun": lambda: (True, 4.0, 8, 50, 2, 0),
+    "06 Explorer": lambda: (load_grid(), replace(BASE, z0=0.03, epochs=4)),
+    "06 Live": lambda: (BASE, PANELS["06 Explorer"](*ARGUMENTS["06 Explorer"]())),
+    "06 ladder": lambda: (replace(BASE, z0=0.1), 2e-4),
+    "06 tuning": lambda: (1.0, 8, 20, 2e-4),
     "09 noise": lambda: (1.0, 1.0, 8, 10, 1e-5, 0),
     "09 Processes": lambda: (PANELS["09 noise"](1.0, 1.0, 8, 10, 1e-5, 0), TrainConfig("smart-home", size="small")),
     "09 Measure": lambda: ("smart-home",),

@@ -12,7 +12,7 @@ import pytest
 from edp_lab.cli.reproduce import _pareto_page as _page
 from edp_lab.cli.reproduce import _pareto_parts as _parts
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.nb06_tradeoff.pareto_figure import load_points, pareto_figure
+from edp_lab.course.nb06_tradeoff.panels import pareto_figure, pareto_points
 from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize
 from edp_lab.privacy.guarantee import true_epsilon
@@ -185,7 +185,7 @@ def test_table_and_page_show_every_point(points: list[Point]) -> None:
 
 
 def test_the_points_that_come_with_a_checkout_are_drawn() -> None:
-    titles = {note.text for note in pareto_figure(load_points()).layout.annotations}
+    titles = {note.text for note in pareto_figure(pareto_points()).layout.annotations}
     assert {"CLC on atis", "CLC on snips"} <= titles
 
 

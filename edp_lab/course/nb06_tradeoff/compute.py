@@ -9,12 +9,14 @@ No widgets. Mechanism and accountants are the library's; what was trained is in 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from edp_lab.course.kit.inputs import Array
 from edp_lab.course.nb06_tradeoff.grid import BASE, Grid, Point, configured
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Decay, Guarantee, Mechanism, gdp_epsilon, judge
@@ -34,7 +36,6 @@ class Explored:
 
     Attributes:
         point: measured, nearest to what was asked for.
-        asked, differs: what was asked for; of that, what the point does not have, by name: (asked, measured).
         others: all measured points after as many epochs, `point` among them.
         path: the same run after 1, 2, ... epochs.
         seeds: SER of the same setting with each seed that was measured.
@@ -44,12 +45,18 @@ class Explored:
 
     point: Point
     asked: TrainConfig
-    differs: Mapping[str, tuple[Any, Any]]
     others: tuple[Point, ...]
     path: tuple[Point, ...]
     seeds: tuple[float, ...]
     cheaper: Point | None
     live: tuple[Point, ...] = ()
+
+    @property
+    def differs(self) -> dict[str, tuple[Any, Any]]:
+        """Of what was asked for, what the point does not have, by name: (asked, measured)."""
+        names = {"m": "largest_micro_batch", "z0": "z0", "decay": "decay", "epochs": "epochs"}
+        pairs = {name: (getattr(self.asked, of), getattr(self.point.config, of)) for name, of in names.items()}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def explore(
@@ -74,7 +81,6 @@ def explore(
     return Explored(
         point,
         asked,
-        differs=_differences(asked, point.config),
         others=tuple(grid.after(point.config.epochs)),
         path=tuple(p for p in known if replace(p.config, epochs=1) == replace(point.config, epochs=1)),
         seeds=tuple(p.ser for p in grid.seeds(point)),
@@ -88,12 +94,6 @@ def _kind(point: Point) -> str:
     return "sound" if point.method == "dp" else point.method
 
 
-def _differences(asked: TrainConfig, measured: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    pairs = {"m": (asked.largest_micro_batch, measured.largest_micro_batch)}
-    pairs |= {name: (getattr(asked, name), getattr(measured, name)) for name in ("z0", "decay", "epochs")}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
 def _cheapest(grid: Grid, point: Point) -> Point:
     good = [p for p in grid.points if p.epsilon is not None and p.ser <= point.ser]
     return min(good, key=lambda p: p.epsilon or math.inf)
@@ -102,8 +102,7 @@ def _cheapest(grid: Grid, point: Point) -> Point:
 # ---- The ladder ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Rung:
+class Rung(NamedTuple):
     """One micro-batch size.
 
     Attributes:
@@ -123,23 +122,23 @@ class Rung:
     equal_epsilon: float | None
 
 
-@dataclass(frozen=True)
-class Ladder:
+class Ladder(NamedTuple):
     """Rungs from per-example DP-SGD (m = 1) to eDP-SGD (m = batch / N), and Algorithm 1 as printed at the same z0.
 
     Attributes:
-        chosen: one of `rungs`.
-        printed_noise, printed_epsilon, printed_claim: of Algorithm 1 as printed, alpha taken to be public.
+        config: of the chosen rung.
+        printed, printed_noise: of Algorithm 1 as printed, alpha taken to be public; noise on the mean.
     """
 
     config: TrainConfig
     adjacency: Adjacency
-    delta: float
     rungs: tuple[Rung, ...]
-    chosen: Rung
+    printed: Guarantee
     printed_noise: float
-    printed_epsilon: float | None
-    printed_claim: float | None
+
+    @property
+    def chosen(self) -> Rung:
+        return next(rung for rung in self.rungs if rung.micro_batch == self.config.micro_batch_size)
 
 
 def ladder(
@@ -171,55 +170,31 @@ def ladder(
             "utterances in each"
         )
     sizes = sorted({micro_batch, largest, *(2**k for k in range(largest.bit_length()))})
-    unit = {m: _mechanism(base, m, 1.0).noise_std(0) / _on(base, m).micro_batches for m in sizes}  # at z = 1
+    on = {m: replace(base, micro_batch_size=m) for m in sizes}
+    unit = {m: _mechanism(config, 1.0).noise_std(0) / config.micro_batches for m, config in on.items()}  # at z = 1
+    held = partial(judge, bill=epochs, delta=delta, seed_published=False, adjacency=neighbours)
 
     def rung(m: int) -> Rung:
-        mechanism, equal_z = _mechanism(base, m, z), z * unit[micro_batch] / unit[m]
-        return Rung(
-            m,
-            _on(base, m).micro_batches,
-            mechanism.sensitivity(neighbours),
-            z * unit[m],
-            _epsilon(mechanism, epochs, delta, neighbours).epsilon,
-            equal_z,
-            _epsilon(replace(mechanism, z0=equal_z), epochs, delta, neighbours).epsilon,
-        )
+        mechanism, equal_z = _mechanism(on[m], z), z * unit[micro_batch] / unit[m]
+        moves, epsilon = mechanism.sensitivity(neighbours), held(mechanism).epsilon
+        equal = held(replace(mechanism, z0=equal_z)).epsilon
+        return Rung(m, on[m].micro_batches, moves, z * unit[m], epsilon, equal_z, equal)
 
-    rungs = {m: rung(m) for m in sizes}
     printed = Mechanism.as_printed(clip_norm, z, num_devices, largest, alpha="public")
-    told = _epsilon(printed, epochs, delta, neighbours)
-    return Ladder(
-        replace(base, micro_batch_size=micro_batch),
-        neighbours,
-        delta,
-        tuple(rungs.values()),
-        rungs[micro_batch],
-        printed.noise_std(0) / num_devices,
-        told.epsilon,
-        told.epsilon_claimed,
-    )
+    noise = printed.noise_std(0) / num_devices
+    return Ladder(on[micro_batch], neighbours, tuple(map(rung, sizes)), held(printed), noise)
 
 
-def _on(base: TrainConfig, micro_batch: int) -> TrainConfig:
-    return replace(base, micro_batch_size=micro_batch)
-
-
-def _mechanism(base: TrainConfig, micro_batch: int, z: float) -> Mechanism:
-    mechanism = replace(_on(base, micro_batch), z0=z).mechanism()
+def _mechanism(config: TrainConfig, z: float) -> Mechanism:
+    mechanism = replace(config, z0=z).mechanism()
     assert mechanism is not None  # eDP-SGD has one
     return mechanism
-
-
-def _epsilon(mechanism: Mechanism, epochs: int, delta: float, adjacency: Adjacency) -> Guarantee:
-    """What would hold with a secret seed."""
-    return judge(mechanism, epochs, delta, seed_published=False, adjacency=adjacency)
 
 
 # ---- Decay ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Decayed:
+class Decayed(NamedTuple):
     """One decay, once at the same z0 as the others and once at the same epsilon.
 
     Attributes:
@@ -229,9 +204,9 @@ class Decayed:
     """
 
     decay: Decay
-    epsilon: np.ndarray
+    epsilon: Array
     z0: float
-    noise: np.ndarray
+    noise: Array
 
 
 def decays(z0: float, tau: float, epochs: int, delta: float) -> list[Decayed]:
@@ -254,8 +229,7 @@ def decays(z0: float, tau: float, epochs: int, delta: float) -> list[Decayed]:
 # ---- The price of tuning -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(NamedTuple):
     """What it costs to try settings on private data; all trials with the same noise.
 
     Attributes:
@@ -275,11 +249,6 @@ class Tuning:
     random: tuple[float | None, ...]
     chosen: int
 
-    @property
-    def mu(self) -> float:
-        """Of one trial."""
-        return math.sqrt(self.epochs) / self.z0
-
 
 def tuning(z0: float, epochs: int, trials: int, delta: float) -> Tuning:
     """The price of `trials` runs of `epochs` epochs each, disjoint batches, sound noise z0 (noise over sensitivity).
@@ -294,14 +263,7 @@ def tuning(z0: float, epochs: int, trials: int, delta: float) -> Tuning:
     mechanism = Mechanism.sound(1.0, z0, 1, 1)
     trial = mechanism.schedule(mechanism.bill(epochs))
     numbers = tuple(sorted({1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000, trials}))
+    published = tuple(composed(trial, k, delta) for k in numbers)
     random = tuple(best_of_random(trial, float(k), delta) if k > 1 else None for k in numbers)
-    return Tuning(
-        z0,
-        epochs,
-        delta,
-        numbers,
-        gdp_epsilon(trial.mu, delta),
-        tuple(composed(trial, k, delta) for k in numbers),
-        random,
-        numbers.index(trials),
-    )
+    free = gdp_epsilon(trial.mu, delta)
+    return Tuning(z0, epochs, delta, numbers, free, published, random, numbers.index(trials))

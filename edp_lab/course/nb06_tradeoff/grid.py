@@ -29,15 +29,14 @@ from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
 from edp_lab.models.files import read_json, write_whole
 from edp_lab.privacy import Guarantee, judge
-from edp_lab.reproduce import results_io as results
-from edp_lab.reproduce.results_io import machine
-from edp_lab.training import TrainConfig
+from edp_lab.reproduce.results_io import RESULTS, machine
+from edp_lab.training import StepDone, TrainConfig
 from edp_lab.training.inference import evaluate_model
 from edp_lab.training.run_folder import versions
 from edp_lab.training.trainer import Event, Trainer
 
-RESULTS = results.RESULTS / "tradeoff.json"
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
+SCORES = ("ser", "intent_accuracy", "slot_f1", "validation_ser")
 MARKS = (1, 2, 4, 8)  # epochs after which a measured run is scored on the test set
 
 METHODS = {
@@ -102,9 +101,9 @@ class Grid:
     points: tuple[Point, ...]
     about: Mapping[str, Any]
 
-    def after(self, epochs: int, seed: int = BASE.seed) -> list[Point]:
-        """The points of one seed after so many epochs."""
-        return [p for p in self.points if (p.config.epochs, p.config.seed) == (epochs, seed)]
+    def after(self, epochs: int) -> list[Point]:
+        """The points of the first seed after so many epochs."""
+        return [p for p in self.points if (p.config.epochs, p.config.seed) == (epochs, BASE.seed)]
 
     def seeds(self, point: Point) -> list[Point]:
         """The same setting with every seed that was measured."""
@@ -164,7 +163,7 @@ def plan() -> list[TrainConfig]:
     return [repeated[0], *ladder, *printed, *between, *sampled, *decayed, *again, slow]
 
 
-def load_grid(path: Path = RESULTS) -> Grid:
+def load_grid(path: Path = RESULTS / "tradeoff.json") -> Grid:
     """The measured points of a file that `measure` wrote.
 
     Raises:
@@ -184,7 +183,7 @@ def _points(run: Mapping[str, Any], pace: Mapping[str, float]) -> Iterator[Point
     whole = TrainConfig(**run["config"])
     for row in run["scores"]:
         config = replace(whole, epochs=row["epoch"])
-        scores = {name: row[name] for name in ("ser", "intent_accuracy", "slot_f1", "validation_ser")}
+        scores = {name: row[name] for name in SCORES}
         yield Point(config, run["utterances"], **scores, seconds=pace.get(_work(whole), math.nan) * row["epoch"])
 
 
@@ -245,10 +244,21 @@ def _paces(runs: Sequence[TrainConfig], rounds: int = 3) -> dict[str, float]:
     for number in range(rounds):
         for name, run in turns.items():
             if number == 0 or run.config.method != "dp-sgd-naive":  # it takes ten times as long
-                clock = _Clock()
-                run.epoch(clock)
-                seconds[name].append(clock.last - clock.start)
+                seconds[name].append(_cpu_seconds(run))
     return {name: round(statistics.median(times), 3) for name, times in seconds.items()}
+
+
+def _cpu_seconds(run: Trainer) -> float:
+    """Of this process for an epoch, up to its last step, after which it is scored: other work hardly counts."""
+    start = last = time.process_time()
+
+    def tick(event: Event) -> None:
+        nonlocal last
+        if isinstance(event, StepDone):
+            last = time.process_time()
+
+    run.epoch(tick)
+    return last - start
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
@@ -271,21 +281,10 @@ def _train(config: TrainConfig, stop: threading.Event) -> dict[str, Any] | None:
     return {"config": _settings(config), "utterances": len(data.train), "scores": scores}
 
 
-class _Clock:
-    """CPU seconds of this process up to the last step: what else a machine does hardly counts."""
-
-    def __init__(self) -> None:
-        self.start = self.last = time.process_time()
-
-    def __call__(self, event: Event) -> None:
-        if not hasattr(event, "row"):  # after the last step, an epoch is scored
-            self.last = time.process_time()
-
-
 def _row(epoch: int, scores: Scores, validation: float) -> dict[str, float | None]:
-    chosen = {"ser": scores.ser, "intent_accuracy": scores.intent_accuracy, "slot_f1": scores.slot_f1}
-    rounded = {name: None if score is None else round(score, 4) for name, score in chosen.items()}
-    return {"epoch": epoch, **rounded, "validation_ser": round(validation, 4)}
+    found = [scores.ser, scores.intent_accuracy, scores.slot_f1, validation]
+    rounded = [None if score is None else round(score, 4) for score in found]
+    return {"epoch": epoch, **dict(zip(SCORES, rounded, strict=True))}
 
 
 @cache

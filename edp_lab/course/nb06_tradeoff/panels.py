@@ -1,34 +1,83 @@
-"""The panels of ``06_train_and_trade_off.ipynb``: measured runs, the ladder, tuning, and one more run."""
+"""The panels of ``06_train_and_trade_off.ipynb``: measured runs, one more run, the ladder, tuning; figures, tables.
+
+What a result holds is in `compute` and `grid`; nothing is computed here but axis ranges.
+"""
 
 from __future__ import annotations
 
+import math
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
+import plotly.graph_objects as go
 
-from edp_lab.course.kit.controls import Control, choice, decades, number
-from edp_lab.course.kit.old_panel import FigurePanel, Picture
-from edp_lab.course.kit.panel import command_box
+from edp_lab.course.kit import figure as fig
+from edp_lab.course.kit import theme
+from edp_lab.course.kit.controls import Control, choice, decades, decay_of, number
+from edp_lab.course.kit.figure import Figure, Trace, figure, line, points, positive
+from edp_lab.course.kit.panel import Panel, command_box, panel
 from edp_lab.course.kit.run_panel import RunPanel, last_command
-from edp_lab.course.nb06_tradeoff import compute as tradeoff
-from edp_lab.course.nb06_tradeoff import figures as tradeoff_figures
-from edp_lab.course.nb06_tradeoff import words as tradeoff_words
-from edp_lab.course.nb06_tradeoff.grid import Grid, Point, configured, live_point
+from edp_lab.course.kit.text import Words, account_command, at_most, count, html_table, train_command
+from edp_lab.course.kit.text import digits as d
+from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from edp_lab.course.nb06_tradeoff import compute
+from edp_lab.course.nb06_tradeoff.compute import Decayed, Explored, Ladder, Tuning
+from edp_lab.course.nb06_tradeoff.grid import METHODS, Grid, Point, configured, live_point, method_of
 from edp_lab.privacy import Adjacency, Decay
+from edp_lab.privacy.guarantee import upward
+from edp_lab.reproduce.results_io import RESULTS, rows
 from edp_lab.training import StepDone, TrainConfig, train
 from edp_lab.training.trainer import Event
 
-METHODS = {"SGD": "sgd", "eDP-SGD as printed": "printed", "sound": "sound", "DP-SGD, Poisson": "poisson"}
+NEIGHBOURS = {Adjacency.ZERO_OUT: "one utterance zeroed out", Adjacency.REPLACE_ONE: "one utterance replaced"}
+RING = {"line": {"width": 2.5}}
+ROUND = {  # ticks in full: plotly writes a 2 for 20 and for 200
+    "type": "log",
+    "tickvals": [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)],
+    "tickformat": "~g",
+}
 
 
-# ---- Measured runs -------------------------------------------------------------------------------------------------
+def told(point: Point) -> str:
+    """The setting of a run, in short."""
+    config = point.config
+    epochs = count(config.epochs, "epoch")
+    if point.method == "sgd":
+        return f"SGD, {epochs}"
+    size = f", m = {point.micro_batch}" if point.method == "sound" else ""
+    decay = "" if config.decay == "none" else f", {config.decay} decay τ = {config.tau:g}"
+    return f"{METHODS[point.method]}{size}, z0 = {config.z0:g}{decay}, {epochs}"
 
 
-class ExplorerPanel(FigurePanel):
-    """The measured runs under sliders; `result` is a `tradeoff.Explored`.
+def epsilon(value: float | None) -> str:
+    """One that holds, in words."""
+    return "none" if value is None else at_most(value)
+
+
+words = Words(__file__, told=told, epsilon=epsilon, NEIGHBOURS=NEIGHBOURS)
+
+
+def _delta(start: float) -> Control:
+    """In three digits, with a stop of its own: slider, box, read-out and command say the same number."""
+    rounded = float(f"{start:.3g}")
+    return number("δ", rounded, sorted({*decades(-9, -2), rounded}), unit="probability")
+
+
+def _log_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
+    return {"title": title, **fig.LOG, "range": fig.whole_decades(values)}
+
+
+# ---- Measured runs, and one more -----------------------------------------------------------------------------------
+
+
+@panel("06")
+class Explorer(Panel):
+    """The measured runs under sliders; `result` is an `Explored`.
 
     Attributes:
         live: runs that were made here; `add` draws one more.
@@ -36,31 +85,29 @@ class ExplorerPanel(FigurePanel):
 
     def __init__(self, grid: Grid, start: TrainConfig, method: str = "sound", micro_batch: int = 8) -> None:
         self.live: list[Point] = []
+        methods = {"SGD": "sgd", "eDP-SGD as printed": "printed", "sound": "sound", "DP-SGD, Poisson": "poisson"}
         tooltips = [
             "no noise",
             "Algorithm 1 of the paper, verbatim",
             "micro-batches of m; 1 is DP-SGD",
             "m = 1, sampled",
         ]
-        controls = {
-            "method": choice("method", method, METHODS, tooltips=tooltips),
-            "micro_batch": number("micro-batch size m", micro_batch, [1, 2, 4, 8], unit="if sound"),
-            "z0": number("noise multiplier z0", start.z0, decades(-3, 0), unit="no unit"),
-            "decay": choice("decay of the noise", start.decay, {str(d): str(d) for d in Decay}),
-            "epochs": number("epochs", start.epochs, range(1, 9), unit="passes"),
-        }
-        figures = tradeoff_figures
         super().__init__(
-            "<h3>Error, privacy, time</h3>What am I looking at? Runs that were measured once. The ring is the one "
-            "nearest to your sliders: first what it costs in ε, then in seconds. Lower is better.",
-            controls,
-            lambda **values: tradeoff.explore(grid, **values, live=self.live),
-            tradeoff_words.explored_in_words,
-            lambda result, **values: tradeoff_words.command(result.point.config),
-            [
-                Picture(figures.epsilon_figure, figures.update_epsilon),
-                Picture(figures.time_figure, figures.update_time),
-            ],
+            "Error, privacy, time",
+            "Runs that were measured once. The ring is the one nearest to your sliders: first what it costs in ε, then "
+            "in seconds. Lower is better.",
+            {
+                "method": choice("method", method, methods, tooltips=tooltips),
+                "micro_batch": number("micro-batch size m", micro_batch, [1, 2, 4, 8], unit="if sound"),
+                "z0": number("noise multiplier z0", start.z0, decades(-3, 0), unit="no unit"),
+                "decay": decay_of(start.decay),
+                "epochs": number("epochs", start.epochs, range(1, 9), unit="passes"),
+            },
+            lambda **values: compute.explore(grid, **values, live=self.live),
+            [draw_epsilon, draw_time],
+            words.explored,
+            lambda result, **_: run_command(result.point.config),
+            idle=lambda _: IDLE[self.values["method"]],
         )
 
     def add(self, point: Point) -> None:
@@ -68,15 +115,100 @@ class ExplorerPanel(FigurePanel):
         self.live.append(point)
         self.set()
 
-    def _draw(self, result: Any) -> None:
-        super()._draw(result)
-        method = self.values["method"]
-        self.controls["micro_batch"].disable(method != "sound")
-        for name in ("z0", "decay"):
-            self.controls[name].disable(method == "sgd")
+
+IDLE = {"sgd": ["micro_batch", "z0", "decay"], "printed": ["micro_batch"], "sound": [], "poisson": ["micro_batch"]}
+FAMILIES: dict[tuple[str, int], tuple[str, str, str, int]] = {
+    ("printed", 8): ("as printed", ORANGE, "square-open", 10),
+    ("sound", 8): ("sound, m = 8", BLUE, "circle", 9),
+    ("sound", 4): ("m = 4", SKY, "triangle-up", 10),
+    ("sound", 2): ("m = 2", PURPLE, "diamond", 10),
+    ("dp", 1): ("DP-SGD, m = 1", GREEN, "star-square", 10),
+    ("poisson", 1): ("DP-SGD, Poisson", VERMILLION, "x", 9),
+    ("naive", 1): ("one pass each", BLACK, "cross-open", 10),
+}
 
 
-class LivePanel(RunPanel):
+def draw_epsilon(result: Explored) -> Figure:
+    """SER on the test set against epsilon, of all measured runs that are as long as the chosen one."""
+    shown = [point.epsilon for point in (*result.others, *result.path, *result.live)]
+    caption = (
+        f"δ = {d(result.point.guarantee.delta)}; one utterance zeroed out, Gaussian DP<br>"
+        "(Poisson: added or removed, Rényi DP); seed 0, published:<br>"
+        "every ε is void; open squares: and if α were public"
+    )
+    return _draw_runs(
+        result,
+        "epsilon",
+        "Error against privacy",
+        f"test set; dashed: SGD, no guarantee<br>{caption}",
+        _log_axis("ε (smaller is more private)", shown),
+    )
+
+
+def draw_time(result: Explored) -> Figure:
+    """SER on the test set against time, of the same runs."""
+    times = [point.seconds for point in (*result.others, *result.path, *result.live)]
+    return _draw_runs(
+        result,
+        "seconds",
+        "Error against time",
+        "test set, seed 0; dashed: SGD<br>"
+        "CPU time, median of an epoch (stars: by the clock);<br>ε of each run: in the other picture",
+        {
+            "title": "seconds of training, one thread",
+            **ROUND,
+            "range": [math.log10(min(times) / 1.6), math.log10(max(times) * 1.6)],
+        },
+    )
+
+
+def _draw_runs(result: Explored, what: str, title: str, caption: str, xaxis: dict[str, Any]) -> Figure:
+    """`what`: the attribute of a point that goes to the right."""
+
+    def of(shown: Sequence[Point]) -> dict[str, Any]:
+        text = [f"{told(p)}<br>SER {p.ser:.3f}, ε {epsilon(p.epsilon)}, {p.seconds:.1f} s" for p in shown]
+        places = {"x": positive(getattr(p, what) for p in shown), "y": [p.ser for p in shown]}
+        return {**places, "text": text, "hoverinfo": "text"}
+
+    level = [p.ser for p in result.others if p.method == "sgd"][:1]
+    thin = {"line": {"width": 1}, "size": 5}
+    ring = {"x": positive([getattr(result.point, what)]), "y": [result.point.ser], "hoverinfo": "skip"}
+    sgd = {"x": [1e-3, 1e12] if level else [], "y": level * 2, "hoverinfo": "skip"}
+    traces = [
+        line("SGD", BLACK, "dash", line={"width": 1.5}, **sgd),
+        line("other lengths", "#777", "dot", symbol="circle", **thin, **of(result.path)),
+    ]
+    for family, (name, color, symbol, size) in FAMILIES.items():
+        look = {"line": {"width": 2 if symbol.endswith("-open") else 0}}
+        own = [p for p in result.others if (p.method, p.micro_batch) == family]
+        traces.append(points(name, color, symbol, size, marker=look, **of(own)))
+    star = {"color": "white", "line": {"width": 2, "color": BLACK}}
+    traces += [
+        points("your runs", BLACK, "star", 15, marker=star, **of(result.live)),
+        points("chosen", BLACK, "circle-open", 22, marker=RING, **ring),
+    ]
+    return figure(
+        traces,
+        title,
+        f"Runs of {count(result.point.config.epochs, 'epoch')}, {caption}",
+        margin={"t": 236},
+        legend={"entrywidth": 118, "entrywidthmode": "pixels"},
+        xaxis=xaxis,
+        yaxis={"title": "semantic error rate (SER)", "range": [0, 1.08]},
+    )
+
+
+def run_command(config: TrainConfig) -> str:
+    """The call of `edp-lab train` that makes this very run, into a folder that is named after the setting."""
+    kind = method_of(config)
+    parts = [kind, f"m{config.largest_micro_batch}"] if kind == "sound" else [kind]
+    parts += [] if kind == "sgd" else [f"z{config.z0:g}"]
+    parts += [] if config.decay == "none" or kind == "sgd" else [str(config.decay)]
+    return train_command(config, f"runs/{'-'.join(parts)}-{config.epochs}epochs-seed{config.seed}")
+
+
+@panel("06")
+class Live(RunPanel):
     """Trains just what the explorer's sliders say, with the notebook's corpus, C, N, tau and seed.
 
     Attributes:
@@ -84,7 +216,7 @@ class LivePanel(RunPanel):
         record: of the last one.
     """
 
-    def __init__(self, base: TrainConfig, explorer: ExplorerPanel) -> None:
+    def __init__(self, base: TrainConfig, explorer: Explorer) -> None:
         self._base, self._explorer = base, explorer
         self.points: list[Point] = []
         self.record: dict[str, Any] | None = None
@@ -100,7 +232,7 @@ class LivePanel(RunPanel):
         return configured(self._base, **self._explorer.values)
 
     def work(self, config: TrainConfig) -> None:
-        self.words.value, self.command.value = "", tradeoff_words.command(config)
+        self.words.value, self.command.value = "", run_command(config)
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
             self.record = train(config, Path(folder) / "run", self._listen, self.stop_event)
         if not self.record["epochs"]:
@@ -108,8 +240,7 @@ class LivePanel(RunPanel):
             return
         self.points.append(live_point(config, self.record))
         self._explorer.add(self.points[-1])
-        stopped = self.record["status"] == "interrupted"
-        self.words.value = tradeoff_words.live_in_words(self.points[-1], len(self.points), stopped)
+        self.words.value = words.live(self.points[-1], len(self.points), self.record["status"] == "interrupted")
 
     def _listen(self, event: Event) -> None:
         """What the training loop reports."""
@@ -118,56 +249,319 @@ class LivePanel(RunPanel):
             self.progress(done, of, f"epoch {event.epoch + 1} of {event.epochs}")
 
 
-# ---- Computed ------------------------------------------------------------------------------------------------------
+# ---- The ladder ----------------------------------------------------------------------------------------------------
 
 
-def ladder_panel(start: TrainConfig, delta: float) -> FigurePanel:
-    """What a micro-batch size costs; `result` is a `tradeoff.Ladder`."""
-    largest = start.largest_micro_batch
-    controls = {
-        "micro_batch": number("micro-batch size m", largest, [1, 2, 4, 8, 16, 32, 64], unit="utterances"),
-        "num_devices": number("devices N", start.num_devices, [1, 2, 4, 8, 16, 32], unit="devices"),
-        "batch_size": number("batch size", start.batch_size, [16, 32, 64, 128, 256, 512], unit="utterances"),
-        "z": number("noise multiplier z", start.z0, decades(-3, 1), unit="noise/sensit."),
-        "epochs": number("epochs", start.epochs, range(1, 41), unit="passes"),
-        "delta": _delta(delta),
-        "adjacency": choice(
-            "neighbours", str(Adjacency.ZERO_OUT), {"zero-out": "REPLACE_SPECIAL", "replace-one": "REPLACE_ONE"}
-        ),
-    }
-    figures = tradeoff_figures
-    return FigurePanel(
-        "<h3>The ladder</h3>What am I looking at? The same noise multiplier with micro-batches of all sizes: first, "
-        "the noise that reaches the model; then ε, and what it would be with as much noise on every rung.",
-        controls,
-        partial(tradeoff.ladder, clip_norm=start.clip_norm),
-        tradeoff_words.ladder_in_words,
-        lambda result, **values: tradeoff_words.ladder_command(result),
-        [Picture(figures.noise_figure, figures.update_noise), Picture(figures.ladder_figure, figures.update_ladder)],
+@panel("06")
+def ladder(start: TrainConfig, delta: float) -> Panel:
+    """What a micro-batch size costs; `result` is a `Ladder`."""
+    neighbours = {"zero-out": "REPLACE_SPECIAL", "replace-one": "REPLACE_ONE"}
+    sizes = [1, 2, 4, 8, 16, 32, 64]
+    return Panel(
+        "The ladder",
+        "The same noise multiplier with micro-batches of all sizes: first, the noise that reaches the model; then ε, "
+        "and what it would be with as much noise on every rung.",
+        {
+            "micro_batch": number("micro-batch size m", start.largest_micro_batch, sizes, unit="utterances"),
+            "num_devices": number("devices N", start.num_devices, [1, 2, 4, 8, 16, 32], unit="devices"),
+            "batch_size": number("batch size", start.batch_size, [16, 32, 64, 128, 256, 512], unit="utterances"),
+            "z": number("noise multiplier z", start.z0, decades(-3, 1), unit="noise/sensit."),
+            "epochs": number("epochs", start.epochs, range(1, 41), unit="passes"),
+            "delta": _delta(delta),
+            "adjacency": choice("neighbours", str(Adjacency.ZERO_OUT), neighbours),
+        },
+        partial(compute.ladder, clip_norm=start.clip_norm),
+        [draw_noise, draw_ladder],
+        lambda result: words.ladder(result, _rungs(result)),
+        ladder_command,
     )
 
 
-def tuning_panel(z0: float, epochs: int, trials: int, delta: float) -> FigurePanel:
-    """What trying costs; `result` is a `tradeoff.Tuning`."""
+def draw_noise(result: Ladder) -> Figure:
+    """Noise on the mean gradient by micro-batch size, at the same z."""
+    config, noise = result.config, [rung.noise for rung in result.rungs]
+    largest, chosen = result.rungs[-1].micro_batch, result.chosen
+    printed = {"x": [largest], "y": [result.printed_noise], "hovertemplate": "%{y:.3g}<extra></extra>"}
+    ring = {"x": [chosen.micro_batch], "y": [chosen.noise], "hoverinfo": "skip"}
+    sound: dict[str, Any] = {"x": _sizes(result), "y": noise, "hovertemplate": "m = %{x}: %{y:.3g}<extra></extra>"}
+    traces = [
+        line("sound", BLUE, symbol="circle", size=9, **sound),
+        points("as printed", ORANGE, "square-open", 12, marker={"line": {"width": 2}}, **printed),
+        points("chosen m", BLACK, "circle-open", 22, marker=RING, **ring),
+    ]
+    setting = f"batch {config.batch_size}, N = {config.num_devices}, C = {config.clip_norm:g}, z = {config.z0:g}"
+    caption = (
+        f"{setting};<br>at every m the same z; as printed: the same z0<br>"
+        f"ε of each: in the other picture ({NEIGHBOURS[result.adjacency]})"
+    )
+    yaxis = _log_axis("standard deviation per weight", [*noise, result.printed_noise])
+    return _draw_rungs(result, traces, "Noise on the mean gradient", caption, yaxis)
+
+
+def draw_ladder(result: Ladder) -> Figure:
+    """Epsilon by micro-batch size: at the same z, and at the chosen rung's noise on the mean."""
+    on: dict[str, Any] = {"x": _sizes(result), "hovertemplate": "m = %{x}: ε %{y:.3g}<extra></extra>"}
+    printed = {"x": on["x"][-1:], "marker": {"line": {"width": 2}}, "hovertemplate": "ε %{y:.3g}<extra></extra>"}
+    same, equal = (positive(getattr(r, name) for r in result.rungs) for name in ("epsilon", "equal_epsilon"))
+    held, claimed = (positive([value]) for value in (result.printed.epsilon, result.printed.epsilon_claimed))
+    traces = [
+        line("same z", GREEN, "dash", symbol="diamond", size=9, y=same, **on),
+        line("same noise on the mean", BLUE, line={"width": 3}, symbol="circle", size=9, y=equal, **on),
+        points("as printed, if α were public", ORANGE, "square-open", 12, y=held, **printed),
+        points("as printed, claimed", ORANGE, "square-x-open", 12, y=claimed, **printed),
+    ]
+    caption = (
+        f"δ = {d(result.printed.delta)}, Gaussian DP (claimed: zCDP), disjoint batches,<br>"
+        f"{NEIGHBOURS[result.adjacency]}; {result.config.epochs} epochs;<br>if the seed is secret"
+    )
+    return _draw_rungs(result, traces, "ε of the run", caption, _log_axis("ε", [*same, *equal, *held, *claimed]))
+
+
+def _sizes(result: Ladder) -> list[int]:
+    return [rung.micro_batch for rung in result.rungs]
+
+
+def _draw_rungs(result: Ladder, traces: Sequence[Trace], title: str, caption: str, yaxis: dict[str, Any]) -> Figure:
+    sizes = _sizes(result)
+    span = {"tickvals": sizes, "range": [-0.15, math.log10(sizes[-1]) + 0.15]}
+    xaxis = {"title": "micro-batch size m (utterances that share a clip)", "type": "log", **span}
+    return figure(traces, title, caption, 480, margin={"t": 170}, xaxis=xaxis, yaxis=yaxis)
+
+
+def _rungs(result: Ladder) -> list[list[str]]:
+    table = [["m", "moves the sum by", "noise on the mean", "ε at this z", "ε at this noise"]]
+    for rung in result.rungs:
+        epsilons = epsilon(rung.epsilon), epsilon(rung.equal_epsilon)
+        table.append([str(rung.micro_batch), d(rung.sensitivity), d(rung.noise), *epsilons])
+    return _spaced(table)
+
+
+def ladder_command(result: Ladder, **_: Any) -> str:
+    """The calls of `edp-lab account` for the chosen rung, and for m = 1 with as much noise on the mean."""
+    config, rungs = result.config, {rung.micro_batch: rung for rung in (result.chosen, result.rungs[0])}
+    return "\n".join(
+        account_command(
+            {
+                "clip": config.clip_norm, "z0": rung.equal_z, "gpus": config.num_devices, "micro-batch-size": m,
+                "epochs": config.epochs, "delta": result.printed.delta, "adjacency": result.adjacency.name.lower(),
+            }
+        )
+        for m, rung in rungs.items()
+    )  # fmt: skip
+
+
+# ---- Decay ---------------------------------------------------------------------------------------------------------
+
+DECAYS: dict[Decay, tuple[str, str, str]] = {
+    Decay.NONE: (BLUE, "solid", "circle"),
+    Decay.LINEAR: (PURPLE, "dash", "diamond"),
+    Decay.EXPONENTIAL: (VERMILLION, "dot", "x"),
+}
+
+
+def decay_figure(decays: Sequence[Decayed], grid: Grid, epochs: int, delta: float) -> go.Figure:
+    """Left: what each decay costs at the same z0. Right: what it bought, measured, against what it cost."""
+    traces: list[Trace] = []
+    for decayed in decays:
+        name, (color, dash, symbol) = str(decayed.decay), DECAYS[decayed.decay]
+        shared: dict[str, Any] = {"symbol": symbol, "size": 9, "legendgroup": name}
+        hover = f"{name}: %{{x}} epochs, ε %{{y:.3g}}<extra></extra>"
+        ts = list(range(1, len(decayed.epsilon) + 1))
+        own = [p for p in grid.after(epochs) if p.method == "dp" and p.config.decay == name]
+        own.sort(key=lambda p: p.epsilon or 0.0)
+        bought = {"x": [p.epsilon for p in own], "y": [p.ser for p in own], "text": [told(p) for p in own]}
+        bought |= {"hovertemplate": "%{text}<br>SER %{y:.3f}, ε %{x:.3g}<extra></extra>", "showlegend": False}
+        traces += [
+            line(name, color, dash, x=ts, y=decayed.epsilon, hovertemplate=hover, **shared, **fig.at(1)),
+            line(name, color, dash, **bought, **shared, **fig.at(2)),
+        ]
+    layout = fig.plots(1, 2, horizontal_spacing=0.13)
+    axes = {
+        "xaxis": {"title": "epochs trained"},
+        "yaxis": {"title": "ε", **ROUND},
+        "xaxis2": {"title": "ε", **fig.LOG},
+        "yaxis2": {"title": "SER on the test set", "range": [0, 1.05]},
+    }
+    caption = (
+        f"δ = {d(delta)}, Gaussian DP, one utterance zeroed out, disjoint batches;<br>left: all from z0 = "
+        f"{decays[0].z0:g}; right: DP-SGD, measured, {epochs} epochs, seed 0 (void)"
+    )
+    title, layout = "What decay costs, and what it buys", fig.merged(layout, axes, {"margin": {"t": 150}})
+    return go.Figure(figure(traces, title, caption, 440, **layout))
+
+
+# ---- Tuning --------------------------------------------------------------------------------------------------------
+
+
+@panel("06")
+def tuning(z0: float, epochs: int, trials: int, delta: float) -> Panel:
+    """What trying costs; `result` is a `Tuning`."""
     stops = [1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000]
-    controls = {
-        "z0": number("noise multiplier z0", z0, decades(-1, 2), unit="no unit"),
-        "epochs": number("epochs of a trial", epochs, range(1, 41), unit="passes"),
-        "trials": number("trials", trials, stops, unit="runs"),
-        "delta": _delta(delta),
-    }
-    return FigurePanel(
-        "<h3>The price of tuning</h3>What am I looking at? One private run has an ε. Here is what it costs to try "
-        "several settings on private data and keep the best.",
-        controls,
-        tradeoff.tuning,
-        tradeoff_words.tuning_in_words,
-        lambda result, **values: tradeoff_words.tuning_command(result),
-        [Picture(tradeoff_figures.tuning_figure, tradeoff_figures.update_tuning, "1 1 30rem")],
+    return Panel(
+        "The price of tuning",
+        "One private run has an ε. Here is what it costs to try several settings on private data and keep the best.",
+        {
+            "z0": number("noise multiplier z0", z0, decades(-1, 2), unit="no unit"),
+            "epochs": number("epochs of a trial", epochs, range(1, 41), unit="passes"),
+            "trials": number("trials", trials, stops, unit="runs"),
+            "delta": _delta(delta),
+        },
+        compute.tuning,
+        [(draw_tuning, "1 1 30rem")],
+        words.tuning,
+        tuning_command,
     )
 
 
-def _delta(start: float) -> Control:
-    """In three digits, with a stop of its own: slider, box, read-out and command say the same number."""
-    rounded = float(f"{start:.3g}")
-    return number("δ", rounded, sorted({*decades(-9, -2), rounded}), unit="probability")
+def draw_tuning(result: Tuning) -> Figure:
+    """Epsilon by the number of trials."""
+    free, chosen = [result.free] * len(result.trials), result.chosen
+    looks = [
+        ("one run: as usually quoted", ORANGE, "dash", "square-open", {}, free),
+        ("all trials may be seen", BLUE, "solid", "circle", {"width": 3}, result.published),
+        ("only the best, number secret", GREEN, "dot", "diamond", {}, result.random),
+    ]
+    traces = []
+    for name, color, dash, symbol, width, y in looks:
+        hover = f"%{{x}} trials: ε %{{y:.3g}}<extra>{name}</extra>"
+        on: dict[str, Any] = {"x": result.trials, "y": y, "line": width, "hovertemplate": hover}
+        traces.append(line(name, color, dash, symbol=symbol, **on))
+    ring = {"x": [result.trials[chosen]], "y": [result.published[chosen]], "hoverinfo": "skip"}
+    return figure(
+        [*traces, points("chosen", BLACK, "circle-open", 22, marker=RING, **ring)],
+        "The price of tuning",
+        f"δ = {d(result.delta)}, one utterance zeroed out, disjoint batches;<br>z0 = {result.z0:g}, "
+        f"{result.epochs} epochs each; Gaussian DP, secret number: Rényi DP",
+        460,
+        margin={"t": 150},
+        xaxis={"title": "trials (of a random number: its mean)", "type": "log", "dtick": 1},
+        yaxis=_log_axis("ε", [result.free, *result.published, *result.random]),
+    )
+
+
+def tuning_command(result: Tuning, z0: float, epochs: int, trials: int, delta: float) -> str:
+    """The call that prints the price of one run, of all and of a secret number, and `edp-lab account` for one run."""
+    options = {"z0": z0, "gpus": 1, "micro-batch-size": 1, "epochs": epochs, "delta": delta}
+    return (
+        f'python -c "from {compute.__name__} import tuning; '
+        f"paid = tuning(z0={z0!r}, epochs={epochs}, trials={trials}, delta={delta!r}); "
+        'print(paid.free, paid.published[paid.chosen], paid.random[paid.chosen])"\n'
+        f"{account_command(options)}"
+    )
+
+
+# ---- Tables of runs ------------------------------------------------------------------------------------------------
+
+
+def points_table(runs: Sequence[Point]) -> str:
+    """Runs side by side."""
+    table = [["", "SER", "ε, α public, seed secret", "ε claimed", "seconds"]]
+    for run in runs:
+        epsilons = epsilon(run.epsilon), epsilon(run.guarantee.epsilon_claimed)
+        table.append([told(run), f"{run.ser:.3f}", *epsilons, f"{run.seconds:.1f}"])
+    return html_table(_spaced(table))
+
+
+def seeds_table(grid: Grid, runs: Sequence[Point]) -> str:
+    """SER of the same setting with other seeds, which also deal other splits."""
+    table = [["", "SER with seed 0, 1, 2", "from best to worst"]]
+    for run in runs:
+        found = [other.ser for other in grid.seeds(run)]
+        table.append([told(run), ", ".join(f"{ser:.3f}" for ser in found), f"{max(found) - min(found):.3f}"])
+    return html_table(_spaced(table))
+
+
+def pace_table(grid: Grid) -> str:
+    """Seconds of an epoch, the fastest first."""
+    seconds = {}
+    for run in grid.points:
+        size = f", m = {run.micro_batch}" if run.method in ("sound", "printed") else ""
+        seconds[METHODS[run.method] + size] = run.seconds / run.config.epochs
+    lines = [[name, f"{each:.2f}", f"{each / seconds[METHODS['sgd']]:.1f}"] for name, each in seconds.items()]
+    lines.sort(key=lambda row: float(row[1]))
+    return html_table(_spaced([["", "seconds for an epoch", "times SGD"], *lines]))
+
+
+def _spaced(table: Sequence[Sequence[str]]) -> list[list[str]]:
+    """With room between the columns, which a panel's narrow place would close."""
+    return [[f"{cell}&emsp;" for cell in row] for row in table]
+
+
+# ---- Utility, privacy and time: what ``edp-lab reproduce pareto`` measured ------------------------------------------
+
+PARETO_CAPTION = (
+    "ε of one utterance at δ = n<sup>-1.1</sup>, were the seeds secret. DP-SGD: privacy loss distributions, Poisson "
+    "sampling,<br>add or remove one; eDP-SGD: Gaussian DP, shuffled batches, zero-out, so it lacks what sampling "
+    "hides. Bars: 95 % over seeds.<br>x: time as a multiple of SGD's at the paper's size (batches of 64)"
+)
+PARETO_LOOKS = ((BLUE, "solid", "circle"), (VERMILLION, "dash", "square"))
+
+
+def pareto_points(path: Path = RESULTS / "pareto.json") -> list[dict[str, Any]]:
+    """What was measured, as `edp_lab.reproduce.pareto.Point.as_json` has it.
+
+    Raises:
+        UsageError: as `rows`.
+    """
+    return rows(path, "edp-lab reproduce pareto --json")
+
+
+def pareto_figure(measured: Sequence[Mapping[str, Any]]) -> go.Figure:
+    """Error by epsilon, a picture for each model and corpus, a line a method; errors without privacy are levels."""
+    pictures: dict[str, list[Mapping[str, Any]]] = {}
+    for one in measured:
+        pictures.setdefault(f"{one['model'].upper()} on {one['corpus']}", []).append(one)
+    columns = min(2, len(pictures))
+    lines = -(-len(pictures) // columns)
+    layout = fig.plots(lines, columns, list(pictures), vertical_spacing=0.32 / lines, horizontal_spacing=0.1)
+    order = sorted({_rounded(one) for one in measured if one["epsilon"]}, key=float)
+    span = {"type": "category", "categoryorder": "array", "categoryarray": order, "range": [-0.5, len(order) - 0.5]}
+    axes = {
+        "x": {"title": "ε that holds (no unit)", **span},
+        "y": {"title": "SER on the test split (%)", "rangemode": "tozero"},
+    }
+    for name in [name for name in layout if name[1:5] == "axis"]:
+        layout[name] |= axes[name[0]]
+    traces, shapes = [], []
+    for plot, own in enumerate(pictures.values(), 1):
+        at = fig.at(plot)
+        methods = dict.fromkeys(one["method"] for one in own if one["epsilon"])
+        for method, look in zip(methods, cycle(PARETO_LOOKS), strict=False):
+            curve = _pareto_line([one for one in own if one["method"] == method], look)
+            traces.append({**curve, **at, "showlegend": plot == 1})
+        plain = sorted((one for one in own if one["epsilon"] is None), key=lambda one: one["ser"]["mean"])
+        for level, dash, anchor in zip(plain, ("dashdot", "dot"), ("top", "bottom"), strict=False):
+            error = level["ser"]["mean"]
+            shapes.append(fig.hline(error, at["yaxis"], line={"dash": dash, "width": 1.5}))
+            place = {"x": 0, "xanchor": "left", "xref": f"{at['xaxis']} domain", "y": error, "yanchor": anchor}
+            text = f"{level['method']}, x{level['time_ratio']:.2g}"
+            layout["annotations"].append({"text": text, "showarrow": False, "yref": at["yaxis"], **place})
+    layout |= {"template": theme.TEMPLATE, "shapes": shapes, "margin": {"t": 150}}
+    layout |= {"legend": {"y": 1 + 0.12 / lines, "yanchor": "bottom"}}
+    return go.Figure(figure(traces, "Utility, privacy, time", PARETO_CAPTION, 360 * lines + 150, **layout))
+
+
+def _pareto_line(own: Sequence[Mapping[str, Any]], look: tuple[str, str, str]) -> Trace:
+    color, dash, symbol = look
+    own = sorted(own, key=lambda one: one["epsilon"] or 0)
+    errors = [one["ser"] for one in own]
+    half = [0 if error["high"] is None else error["high"] - error["mean"] for error in errors]
+    return line(
+        own[0]["method"],
+        color,
+        dash,
+        symbol=symbol,
+        size=9,
+        legendgroup=own[0]["method"],
+        x=[_rounded(one) for one in own],
+        y=[error["mean"] for error in errors],
+        error_y={"array": half},
+        mode="lines+markers+text",
+        text=[f"x{one['time_ratio']:.2g}" for one in own],
+        textposition="top right",
+    )
+
+
+def _rounded(one: Mapping[str, Any]) -> str:
+    """Up: a target is met with a little to spare."""
+    return upward(one["epsilon"], 2)

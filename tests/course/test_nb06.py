@@ -1,0 +1,535 @@
+"""Notebook 06: measured runs are real runs, what panels say of them is what mechanisms and accountants say, and what
+students get wrong is found. What holds for all panels is in `test_contract`."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from edp_lab.cli import app
+from edp_lab.course.kit.exercises import WrongAnswerError, exercises, mark
+from edp_lab.course.nb06_tradeoff import grid as runs_of
+from edp_lab.course.nb06_tradeoff import panels
+from edp_lab.course.nb06_tradeoff.compute import decays, explore, ladder, tuning
+from edp_lab.course.nb06_tradeoff.exercises import EPOCHS, PAIRS
+from edp_lab.course.nb06_tradeoff.grid import BASE, MARKS, Grid, Point, configured, load_grid, measure, plan
+from edp_lab.course.publish.build import student
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Adjacency, gdp_epsilon, judge
+from edp_lab.privacy.tuning import best_of_random
+from edp_lab.training import TrainConfig, train
+from tests.course.conftest import source
+from tests.course.test_contract import assert_readable
+
+DELTA = 2e-4
+
+
+@pytest.fixture(scope="module")
+def grid() -> Grid:
+    return load_grid()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    """Two epochs on a corpus of 400 short commands."""
+    rows = [
+        {"tokens": ["call", f"n{k % 40}", str(k)], "tags": ["O", "B-x", "O"], "intent": "ab"[k % 2]} for k in range(400)
+    ]
+    path = tmp_path_factory.mktemp("corpus") / "commands.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return replace(BASE, corpus=str(path), epochs=2, z0=0.01)
+
+
+# ---- The measured runs ---------------------------------------------------------------------------------------------
+
+
+def test_the_grid_holds_every_run_of_the_plan_after_each_mark(grid: Grid) -> None:
+    planned = {replace(run, epochs=mark) for run in plan() for mark in MARKS if mark <= run.epochs}
+    assert len(plan()) == 43
+    assert {point.config for point in grid.points} == planned
+    assert len(grid.points) == len(planned)
+    assert {"command", "machine", "versions"} <= set(grid.about)
+    assert all(0 < p.ser < 1.2 and p.seconds > 0 for p in grid.points)
+
+
+def test_every_epsilon_is_the_judge_s(grid: Grid) -> None:
+    for point in grid.after(8):
+        found = judge(point.config.mechanism(point.utterances), 8, point.utterances**-1.1)
+        assert point.guarantee == found
+        assert point.epsilon == found.epsilon_if_alpha_public
+        assert found.status == ("none" if point.method in ("sgd", "printed") else "void: seed published")
+
+
+def test_what_the_notebook_s_prose_says_of_the_runs_holds(grid: Grid) -> None:
+    def at(method: str, m: int = 8, z0: float = 0.03, decay: str = "none") -> Point:
+        return explore(grid, method, m, z0, decay, 8).point
+
+    printed, sound, single = at("printed"), at("sound"), at("sound", 1)
+    assert printed.ser > sound.ser > 2 * single.ser
+    assert sound.epsilon == single.epsilon
+    assert printed.guarantee.epsilon_claimed
+    assert printed.epsilon / printed.guarantee.epsilon_claimed == pytest.approx(30, rel=0.05)  # type: ignore[operator]
+    rungs = [at("sound", m).ser for m in (8, 4, 2, 1)]
+    assert rungs == sorted(rungs, reverse=True)
+    decayed, steady = at("sound", 1, 0.3, "exponential"), at("sound", 1, 0.1)
+    assert decayed.epsilon < steady.epsilon  # type: ignore[operator]
+    assert decayed.ser > steady.ser
+    pace = {p.method: p.seconds / p.config.epochs for p in grid.points}
+    assert pace["dp"] < 2 * pace["sgd"] < 10 * pace["sgd"] < pace["naive"]
+    assert min(p.ser for p in grid.points if p.epsilon is not None and p.epsilon < 15) > 0.9
+    spreads = [max(sers) - min(sers) for p in grid.after(8) if len(sers := [q.ser for q in grid.seeds(p)]) > 1]
+    assert max(spreads) < 0.06
+
+
+def test_measuring_is_taken_up_where_it_was_left(small: TrainConfig, tmp_path: Path) -> None:
+    path, said = tmp_path / "runs" / "grid.json", []
+    runs = [configured(small, method, 1, 0.05, "none", 2) for method in ("sgd", "sound")]
+    first = measure(path, runs[:1])
+    assert [p.config for p in first.points] == [replace(runs[0], epochs=k) for k in (1, 2)]
+    both = measure(path, runs, said.append)
+    assert said == ["run 2 of 2: DP-SGD, disjoint batches", "timing"]
+    assert [p.method for p in both.points] == ["sgd", "sgd", "dp", "dp"]
+    before = path.read_bytes()
+    measure(path, runs, said.append)
+    assert (said[2:], path.read_bytes()) == ([], before)
+    assert all(math.isfinite(p.seconds) and p.seconds > 0 for p in both.points)
+
+
+def test_a_measured_point_is_the_run_that_its_command_makes(small: TrainConfig, tmp_path: Path) -> None:
+    run = configured(small, "sound", 8, 0.01, "linear", 2)
+    for point in measure(tmp_path / "grid.json", [run]).points:
+        record = train(point.config, tmp_path / str(point.config.epochs))
+        assert round(record["final"]["ser"], 4) == point.ser
+        assert record["final"]["epsilon"] == point.guarantee.epsilon
+        assert runs_of.live_point(run, record).config == point.config
+
+
+def test_stopped_measuring_keeps_whole_runs_only(small: TrainConfig, tmp_path: Path) -> None:
+    path, stop = tmp_path / "grid.json", threading.Event()
+    runs = [configured(small, "sound", m, 0.05, "none", 2) for m in (1, 8)]
+
+    def say(text: str) -> None:
+        if text.startswith("run 2"):
+            stop.set()
+
+    assert [p.micro_batch for p in measure(path, runs, say, stop).points] == [1, 1]
+
+
+def test_a_grid_that_is_missing_or_damaged_is_told_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is missing: restore it"):
+        load_grid(tmp_path / "none.json")
+    (tmp_path / "old.json").write_text('{"runs": [{"config": {"corpus": "x"}}]}')
+    with pytest.raises(UsageError, match="is damaged or of another version"):
+        load_grid(tmp_path / "old.json")
+
+
+@pytest.mark.parametrize(
+    ("method", "micro_batch", "expected"),
+    [
+        ("sgd", 8, ("sgd", None, False)),
+        ("printed", 8, ("edp-sgd", None, True)),
+        ("sound", 4, ("edp-sgd", 4, False)),
+        ("sound", 1, ("dp-sgd", None, False)),
+        ("poisson", 8, ("dp-sgd", None, False)),
+    ],
+)
+def test_settings_become_runs(method: str, micro_batch: int, expected: tuple[str, int | None, bool]) -> None:
+    config = configured(replace(BASE, clip_norm=0.5, seed=3), method, micro_batch, 0.2, "linear", 3)
+    assert (config.method, config.micro_batch_size, config.as_printed) == expected
+    assert (config.poisson, config.epochs, config.seed) == (method == "poisson", 3, 3)
+    if method != "sgd":
+        assert (config.z0, config.decay, config.clip_norm) == (0.2, "linear", 0.5)
+
+
+# ---- The nearest ---------------------------------------------------------------------------------------------------
+
+
+def setting(point: Point) -> tuple[str, int, float, str, int]:
+    method = "sound" if point.method == "dp" else point.method
+    return method, point.micro_batch, point.config.z0, point.config.decay, point.config.epochs
+
+
+def test_every_measured_point_is_nearest_to_itself(grid: Grid) -> None:
+    for point in grid.points:
+        if point.config.seed == 0 and point.method != "naive":
+            found = explore(grid, *setting(point))
+            assert found.point is point
+            assert found.differs == {}
+
+
+def test_what_the_nearest_point_has_instead_is_said(grid: Grid) -> None:
+    found = explore(grid, "sound", 4, 0.02, "linear", 7)
+    assert found.differs == {"z0": (0.02, 0.03), "decay": ("linear", "none"), "epochs": (7, 8)}
+    text = panels.words.explored(found)
+    assert (
+        "Nearest measured run (z0 = 0.02: measured 0.03; decay = linear: measured none; epochs = 7: measured 8)" in text
+    )
+    assert [p.config.epochs for p in found.path] == list(MARKS)
+    assert {p.config.epochs for p in found.others} == {8}
+
+
+def test_the_cheaper_run_is_as_good_and_the_cheapest(grid: Grid) -> None:
+    found = explore(grid, "printed", 8, 0.01, "none", 8)
+    cheaper = found.cheaper
+    assert cheaper is not None
+    assert cheaper.ser <= found.point.ser
+    epsilons = [p.epsilon for p in grid.points if p.epsilon is not None and p.ser <= found.point.ser]
+    assert cheaper.epsilon == min(epsilons) < 1e-3 * (found.point.epsilon or 0)
+    assert explore(grid, "sgd", 8, 0.01, "none", 8).cheaper is None
+
+
+def test_words_never_call_a_printed_or_seeded_run_private(grid: Grid) -> None:
+    text = {m: panels.words.explored(explore(grid, m, 8, 0.1, "none", 8)) for m in ("sgd", "printed", "sound")}
+    assert "No guarantee" in text["sgd"]
+    assert "<b>No guarantee</b>: α comes from private gradients" in text["printed"]
+    assert "here it is void, for the seed is published" in text["sound"]
+    poisson = panels.words.explored(explore(grid, "poisson", 8, 1.0, "none", 8))
+    assert "one utterance added or removed; Poisson sampling" in poisson
+    for said in (text["printed"], text["sound"], poisson):
+        assert "what this ε covers" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"z0": 0.0}, "z0 is 0.0: the measured runs have noise"),
+        ({"z0": math.nan}, "z0 is nan"),
+        ({"method": "naive"}, "unknown method 'naive': choose sgd, printed, sound or poisson"),
+        ({"micro_batch": 16}, "8 micro-batches of 16 do not fit"),
+        ({"decay": "cubic"}, "unknown decay 'cubic'"),
+        ({"epochs": 0}, "number of epochs is 0"),
+    ],
+)
+def test_exploring_refuses_in_one_sentence(grid: Grid, change: dict[str, Any], says: str) -> None:
+    good: dict[str, Any] = {"method": "sound", "micro_batch": 8, "z0": 0.1, "decay": "none", "epochs": 4}
+    with pytest.raises(UsageError, match=says):
+        explore(grid, **{**good, **change})
+
+
+# ---- The ladder ----------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from([(1, 8), (2, 4), (4, 8), (8, 8), (3, 4)]),
+    st.floats(0.05, 5),
+    st.integers(1, 30),
+    st.floats(0.1, 10),
+)
+def test_rungs_have_the_noise_of_theory_and_equal_noise_is_equal(
+    sizes: tuple[int, int], z: float, epochs: int, clip_norm: float
+) -> None:
+    micro_batch, devices = sizes
+    result = ladder(micro_batch, devices, 64, z, epochs, DELTA, clip_norm=clip_norm)
+    for rung in result.rungs:
+        bound = (1 if rung.micro_batch == 1 else 2) * clip_norm
+        assert rung.sensitivity == pytest.approx(bound)
+        assert rung.micro_batches == math.ceil(64 / rung.micro_batch)
+        assert rung.noise == pytest.approx(z * bound / rung.micro_batches)
+        assert rung.equal_z * bound / rung.micro_batches == pytest.approx(result.chosen.noise)
+        assert rung.epsilon == pytest.approx(gdp_epsilon(math.sqrt(epochs) / z, DELTA), rel=1e-9)
+        assert rung.equal_epsilon == pytest.approx(gdp_epsilon(math.sqrt(epochs) / rung.equal_z, DELTA), rel=1e-9)
+    assert result.printed_noise == pytest.approx(clip_norm * z / devices**1.5)
+
+
+def test_single_utterances_feel_replace_one_and_shared_ones_do_not() -> None:
+    zeroed, replaced = (ladder(8, 8, 64, 1.0, 8, DELTA, a) for a in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE))
+    assert replaced.rungs[0].epsilon == pytest.approx(gdp_epsilon(2 * math.sqrt(8), DELTA))
+    for before, after in zip(zeroed.rungs[1:], replaced.rungs[1:], strict=True):
+        assert (before.epsilon, before.sensitivity) == (after.epsilon, after.sensitivity)
+    assert replaced.rungs[0].sensitivity == 2 * zeroed.rungs[0].sensitivity
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"micro_batch": 16}, "micro-batches of 16: a batch of 64 on 8 devices has at most 8 utterances in each"),
+        ({"micro_batch": 0}, "micro-batches of 0"),
+        ({"num_devices": 64}, "64 devices for a batch of 64"),
+        ({"adjacency": "ADD_OR_REMOVE_ONE"}, "there is no number for add/remove"),
+        ({"delta": 0.0}, "delta"),
+        ({"z": -1.0}, "noise multiplier z0 is -1.0"),
+    ],
+)
+def test_the_ladder_refuses_in_one_sentence(change: dict[str, Any], says: str) -> None:
+    good: dict[str, Any] = {
+        "micro_batch": 8, "num_devices": 8, "batch_size": 64, "z": 1.0, "epochs": 8, "delta": DELTA
+    }  # fmt: skip
+    with pytest.raises(UsageError, match=says):
+        ladder(**{**good, **change})
+
+
+def test_a_ladder_without_noise_promises_nothing() -> None:
+    panel = panels.ladder(replace(BASE, z0=0.0), DELTA)
+    assert {rung.epsilon for rung in panel.result.rungs} == {None}
+    assert "none" in panel.words.value
+    assert panel.errors == []
+
+
+# ---- Decay and tuning ----------------------------------------------------------------------------------------------
+
+
+def test_decays_cost_more_from_the_same_z0_and_the_same_from_their_own() -> None:
+    steady, *others = decays(0.3, 0.2, 8, DELTA)
+    assert steady.z0 == 0.3
+    for decayed in others:
+        assert decayed.epsilon[0] == steady.epsilon[0]
+        assert (decayed.epsilon[1:] > steady.epsilon[1:]).all()
+        assert decayed.z0 > 0.3
+        assert gdp_epsilon(math.sqrt((decayed.noise**-2.0).sum()), DELTA) == pytest.approx(steady.epsilon[-1], rel=1e-5)
+
+
+def test_tuning_is_priced_by_the_library() -> None:
+    result = tuning(2.0, 4, 7, DELTA)
+    assert result.trials[result.chosen] == 7
+    assert result.published[result.chosen] == pytest.approx(gdp_epsilon(math.sqrt(7) * math.sqrt(4) / 2.0, DELTA))
+    trial = BASE.mechanism()
+    assert trial is not None
+    schedule = replace(trial, z0=2.0).schedule({t: 1 for t in range(4)})
+    assert result.random[result.chosen] == best_of_random(schedule, 7.0, DELTA)
+    assert result.published[0] == pytest.approx(result.free)
+    assert list(result.published) == sorted(result.published)
+    assert result.random[0] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"trials": 0}, "the number of trials is 0"), ({"trials": 10**6}, "from 1 to 1000"), ({"z0": 0.0}, "z0 is 0.0")],
+)
+def test_tuning_refuses_in_one_sentence(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        tuning(**{"z0": 1.0, "epochs": 4, "trials": 5, "delta": DELTA, **change})
+
+
+# ---- Panels --------------------------------------------------------------------------------------------------------
+
+
+def account(line: str) -> dict[str, Any]:
+    words = shlex.split(line)
+    assert words[:2] == ["edp-lab", "account"]
+    report = CliRunner().invoke(app, [*words[1:], "--json"])
+    assert report.exit_code == 0, report.output
+    return json.loads(report.stdout)
+
+
+@pytest.mark.parametrize("values", [{}, {"micro_batch": 2, "num_devices": 4, "z": 1.0, "adjacency": "REPLACE_ONE"}])
+def test_the_ladder_s_commands_give_its_epsilons(values: dict[str, Any]) -> None:
+    panel = panels.ladder(replace(BASE, z0=0.1), DELTA)
+    panel.set(**values)
+    chosen, single = map(account, panel.command.value.splitlines())
+    assert chosen["holds"]["epsilon"] == pytest.approx(panel.result.chosen.epsilon, rel=1e-4)
+    assert single["holds"]["epsilon"] == pytest.approx(panel.result.rungs[0].equal_epsilon, rel=1e-4)
+
+
+def test_the_tuning_panel_s_command_prints_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    panel = panels.tuning(1.0, 8, 20, DELTA)
+    paid, (line, account_line) = panel.result, panel.command.value.splitlines()
+    exec(shlex.split(line)[2], {})
+    assert capsys.readouterr().out == f"{paid.free} {paid.published[paid.chosen]} {paid.random[paid.chosen]}\n"
+    assert account(account_line)["holds"]["epsilon"] == pytest.approx(panel.result.free, rel=1e-4)
+
+
+def test_the_explorer_s_command_makes_the_very_run(trained: Any, grid: Grid) -> None:
+    panel = panels.Explorer(grid, replace(BASE, epochs=4))
+    for method in ("sgd", "printed", "sound", "poisson"):
+        for micro_batch in (8, 1):
+            panel.set(method=method, micro_batch=micro_batch, decay="exponential")
+            assert trained(panel.command.value) == panel.result.point.config
+
+
+def test_the_figure_of_decays_can_be_read(grid: Grid) -> None:
+    assert_readable(panels.decay_figure(decays(0.3, 0.2, 8, DELTA), grid, 8, DELTA))
+
+
+def test_every_setting_has_an_output_folder_of_its_own(grid: Grid) -> None:
+    points = [point for point in grid.points if point.method != "naive"]
+    folders = {shlex.split(panels.run_command(point.config))[-1] for point in points}
+    assert len(folders) == len(points)
+    assert "runs/sound-m8-z0.03-8epochs-seed0" in folders
+
+
+@pytest.mark.parametrize("panel", [panels.ladder(BASE, 0.00023063885), panels.tuning(1.0, 8, 20, 0.00023063885)])
+def test_sliders_of_delta_stand_at_the_number_in_the_box(panel: Any) -> None:
+    delta = panel.controls["delta"]
+    assert (delta.value, delta.slider.value) == (0.000231, 0.000231)
+    assert "--delta 0.000231" in panel.command.value
+
+
+# ---- One more run --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def live(grid: Grid, small: TrainConfig) -> panels.Live:
+    return panels.Live(small, panels.Explorer(grid, replace(small, epochs=1)))
+
+
+def test_a_run_becomes_a_star_in_both_pictures(live: panels.Live) -> None:
+    explorer = live._explorer
+    assert live.children[-1].children == ()  # no command before the first run
+    explorer.set(micro_batch=1, z0=0.2, decay="linear")
+    live.run(wait=True)
+    live.check()
+    assert live.children[-1].children[-1] is live.command
+    [point] = live.points
+    assert explorer.result.live == (point,)
+    assert (point.method, point.config.z0, point.config.decay, point.config.epochs) == ("dp", 0.2, "linear", 1)
+    for figure, value in zip(explorer.figures, (point.epsilon, point.seconds), strict=True):
+        stars = next(trace for trace in figure.data if trace.name == "your runs")
+        assert (list(stars.x), list(stars.y)) == ([value], [point.ser])
+    assert f"SER {point.ser:.3f}" in live.words.value
+    assert "the seed is published" in live.words.value
+    assert "--sampling shuffle" in live.command.value
+    explorer.set(method="sgd")
+    live.run(wait=True)
+    assert [p.method for p in explorer.live] == ["dp", "sgd"]
+    assert "No guarantee" in live.words.value
+
+
+def test_stop_before_the_first_epoch_draws_nothing(live: panels.Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = live.progress
+
+    def press(done: int, of: int, text: str) -> None:
+        progress(done, of, text)
+        live.stop()
+
+    monkeypatch.setattr(live, "progress", press)
+    live.run(wait=True)
+    live.check()
+    assert (live.points, live._explorer.live) == ([], [])
+    assert "Stopped before the first epoch" in live.words.value
+    assert live.state.value == "stopped"
+
+
+def test_settings_that_make_no_sense_start_nothing(live: panels.Live) -> None:
+    live._explorer.controls["z0"].source.value = -1.0
+    live.run(wait=True)
+    assert "z0 is -1.0" in live.error_box.value
+    assert live.points == []
+
+
+# ---- The notebook --------------------------------------------------------------------------------------------------
+
+
+def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(small: TrainConfig, run_notebook: Any) -> None:
+    values = {"C": 0.5, "z0": 0.2, "tau": 0.3, "decay": "linear", "num_devices": 4, "epochs": 1, "seed": 2}
+    space = run_notebook("06", corpus=small.corpus, **values)
+    explorer = {"method": "sound", "micro_batch": 8, "z0": 0.2, "decay": "linear", "epochs": 1}
+    assert space["explorer"].values == explorer
+    config = space["live"].points[0].config
+    assert (config.corpus, config.clip_norm, config.num_devices, config.seed) == (small.corpus, 0.5, 4, 2)
+    assert (config.tau, config.decay, config.epochs) == (0.3, "linear", 1)
+    assert {"z": 0.2, "num_devices": 4, "epochs": 1}.items() <= space["ladder"].values.items()
+    assert [verdict.status for verdict in space["check"].verdicts.values()] == ["solved"] * 3
+
+
+def test_full_mode_measures_the_runs_anew(grid: Grid) -> None:
+    asked: list[Path] = []
+    space = {"mode": "full", "Path": Path, "measure": lambda path, say: asked.append(path) or grid}
+    exec(next(cell.source for cell in source("06").cells if "load_grid()" in cell.source), space)
+    assert asked == [Path("runs/tradeoff.json")]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_untouched_exercise_stops_a_strict_notebook_only(strict: bool) -> None:
+    untouched = [cell.source for cell in student(source("06")).cells if cell.cell_type == "code"]
+    place = next(k for k, cell in enumerate(untouched) if 'check("smaller"' in cell)
+    space: dict[str, Any] = {}
+    for cell in untouched[:place]:
+        exec(cell.replace("STRICT = False", f"STRICT = {strict}"), space)
+    if strict:
+        with pytest.raises(WrongAnswerError, match=r"06\.smaller"):
+            exec(untouched[place], space)
+    else:
+        exec(untouched[place], space)
+
+
+# ---- Exercises -----------------------------------------------------------------------------------------------------
+
+Trials = Sequence[dict[str, float]]
+
+
+def chosen(letters: str) -> dict[str, str]:
+    return dict(zip(PAIRS, letters, strict=True))
+
+
+def reported(by: str, mu: Callable[[list[float]], float]) -> Callable[[Trials, float], tuple[float, float]]:
+    """The test error of the best trial by a score, and the epsilon of mu."""
+
+    def report(trials: Trials, delta: float) -> tuple[float, float]:
+        best = min(trials, key=lambda trial: trial[by])
+        return best["test_ser"], gdp_epsilon(mu([trial["mu"] for trial in trials]), delta)
+
+    return report
+
+
+def together(mus: list[float]) -> float:
+    return math.hypot(*mus)
+
+
+def validation_score(trials: Trials, delta: float) -> tuple[float, float]:
+    best = min(trial["validation_ser"] for trial in trials)
+    return best, gdp_epsilon(together([trial["mu"] for trial in trials]), delta)
+
+
+def sum_of_epsilons(trials: Trials, delta: float) -> tuple[float, float]:
+    best = min(trials, key=lambda trial: trial["validation_ser"])
+    return best["test_ser"], sum(gdp_epsilon(trial["mu"], delta) for trial in trials)
+
+
+def winner_only(trials: Trials, delta: float) -> tuple[float, float]:
+    best = min(trials, key=lambda trial: trial["validation_ser"])
+    return best["test_ser"], gdp_epsilon(best["mu"], delta)
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "smaller": {
+        "the printed run promises more": chosen("BBA"),
+        "a larger z0 is all that counts": chosen("AAA"),
+        "sampling always helps": chosen("ABB"),
+        "other letters": chosen("abA"),
+    },
+    "noise": {
+        "C on every rung": lambda z, clip, m, batch: z * clip * m / batch,
+        "2C on every rung": lambda z, clip, m, batch: z * 2 * clip * m / batch,
+        "divides by sentences, not micro-batches": lambda z, clip, m, batch: z * (1 + (m > 1)) * clip / batch,
+        "the noise of the sum": lambda z, clip, m, batch: z * (1 + (m > 1)) * clip,
+        "independent noises average out": lambda z, clip, m, batch: z * (1 + (m > 1)) * clip * math.sqrt(m / batch),
+    },
+    "report": {
+        "pays for the winner only": winner_only,
+        "still picks by the test set": reported("test_ser", together),
+        "adds the mus": reported("validation_ser", sum),
+        "takes the largest mu": reported("validation_ser", max),
+        "adds the epsilons": sum_of_epsilons,
+        "reports the score it chose by": validation_score,
+    },
+}
+
+
+@pytest.mark.parametrize("question", PAIRS)
+def test_the_runs_of_a_pair_were_measured_and_err_alike(question: str) -> None:
+    runs = [explore(load_grid(), *setting, EPOCHS) for setting in PAIRS[question]]
+    assert [run.differs for run in runs] == [{}, {}]
+    assert abs(runs[0].point.ser - runs[1].point.ser) < 0.02
+    epsilons = sorted(run.point.epsilon or math.inf for run in runs)
+    assert epsilons[1] > 5 * epsilons[0]
+
+
+def test_a_wrong_prediction_is_told_with_both_runs() -> None:
+    message = mark(exercises("06")["smaller"], chosen("BBA"), 0).message
+    assert "you said B, but A: SER 0.60, ε 4.77e+03; B: SER 0.60" in message
+
+
+def test_a_report_that_is_untouched_is_open_and_says_so(stub: Callable[[str, str], Any]) -> None:
+    verdict = mark(exercises("06")["report"], stub("06", "report"), 0)
+    assert verdict.message == "still to do (it still picks by the test set and pays for the winner only)"
