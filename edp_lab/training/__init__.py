@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from edp_lab.training.dp_step import PrivateStep
     from edp_lab.training.gradients import trainable
     from edp_lab.training.inference import evaluate_run, predict_texts, run_ledger
-    from edp_lab.training.run_folder import read_record
+    from edp_lab.training.run_folder import read_record, versions
     from edp_lab.training.run_session import resume, train
     from edp_lab.training.trainer import EpochDone, StepDone
 
@@ -17,7 +17,7 @@ _WHERE = {
     "dp_step": ("PrivateStep",),
     "gradients": ("trainable",),
     "inference": ("evaluate_run", "predict_texts", "run_ledger"),
-    "run_folder": ("read_record",),
+    "run_folder": ("read_record", "versions"),
     "run_session": ("resume", "train"),
     "trainer": ("EpochDone", "StepDone"),
 }
@@ -33,6 +33,7 @@ __all__ = [
     "run_ledger",
     "train",
     "trainable",
+    "versions",
 ]
 
 
