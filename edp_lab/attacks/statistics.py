@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, erf, expit, logit, ndtr, ndtri
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.accountant import check_loss, check_rates
+from edp_lab.privacy.accountants import check_loss, check_rates
 
 Scores = NDArray[np.float64]
 Interval = tuple[float, float]

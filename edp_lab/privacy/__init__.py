@@ -1,7 +1,18 @@
 """The heart: a mechanism describes what a step releases, an accountant judges it. No torch, no state."""
 
-from edp_lab.privacy.accountant import Accountant
-from edp_lab.privacy.gdp import GaussianDP, gdp_delta, gdp_epsilon
+from edp_lab.privacy.accountants import (
+    Accountant,
+    GaussianDP,
+    GroupRenyiDP,
+    PrivacyLossDistribution,
+    RenyiDP,
+    ReshufflingZCDP,
+    SamplingZCDP,
+    gdp_delta,
+    gdp_epsilon,
+    zcdp_delta,
+    zcdp_epsilon,
+)
 from edp_lab.privacy.guarantee import (
     Claim,
     Guarantee,
@@ -14,9 +25,6 @@ from edp_lab.privacy.guarantee import (
 )
 from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Variant
 from edp_lab.privacy.noise_schedule import Schedule
-from edp_lab.privacy.pld import PrivacyLossDistribution
-from edp_lab.privacy.renyi import GroupRenyiDP, RenyiDP
-from edp_lab.privacy.zcdp import ReshufflingZCDP, SamplingZCDP, zcdp_delta, zcdp_epsilon
 
 __all__ = [
     "Accountant",

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from scipy.optimize import brentq
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.accountant import check_delta
+from edp_lab.privacy.accountants import PrivacyLossDistribution, check_delta
 from edp_lab.privacy.guarantee import accountant_for, representable
 from edp_lab.privacy.mechanism import Adjacency, Decay, Mechanism, NoGuarantee
-from edp_lab.privacy.pld import PrivacyLossDistribution
 
 PRECISION = 1e-9  # of z0 and tau, relative: where epsilon is small, it changes a hundred times as fast
 TIGHT_PRECISION = 1e-3  # of z0 where every look at it takes a second

@@ -9,13 +9,18 @@ from decimal import ROUND_CEILING, Context, Decimal
 from numbers import Integral
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.accountant import Accountant, check_delta
-from edp_lab.privacy.gdp import GaussianDP
+from edp_lab.privacy.accountants import (
+    Accountant,
+    GaussianDP,
+    GroupRenyiDP,
+    PrivacyLossDistribution,
+    RenyiDP,
+    ReshufflingZCDP,
+    SamplingZCDP,
+    check_delta,
+)
 from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee, bill_arrays
 from edp_lab.privacy.noise_schedule import Schedule
-from edp_lab.privacy.pld import PrivacyLossDistribution
-from edp_lab.privacy.renyi import GroupRenyiDP, RenyiDP
-from edp_lab.privacy.zcdp import ReshufflingZCDP, SamplingZCDP
 
 SMALLEST_NOISE = 2.0**-20  # of the clip norm: below, adding the noise to a float32 gradient may change nothing
 SMALLEST_STD = 1e-30  # below, float32 noise underflows

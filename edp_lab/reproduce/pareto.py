@@ -34,8 +34,8 @@ from edp_lab.errors import UsageError
 from edp_lab.models.frozen_encoder import AT_ONCE, ContextFeatures
 from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
+from edp_lab.privacy.composition import composed
 from edp_lab.privacy.guarantee import upward
-from edp_lab.privacy.tuning import composed
 from edp_lab.reproduce.paper.table1 import Estimate, whole_epochs
 from edp_lab.reproduce.pretrained import ENCODER, FINE_TUNING, VECTORS, layers_of
 from edp_lab.reproduce.results_io import machine

@@ -25,8 +25,8 @@ from scipy.stats import binomtest
 from edp_lab.attacks.audit.bounds import Finding
 from edp_lab.attacks.audit.step_audit import audit_mechanism
 from edp_lab.privacy import GaussianDP, Mechanism, RenyiDP, Schedule
+from edp_lab.privacy.accountants import ORDERS
 from edp_lab.privacy.csprng import Purpose, SecretStream, key_from_seed
-from edp_lab.privacy.renyi import ORDERS
 
 EPSILONS = (0.05, 30.0)
 SAMPLED, COMPARED = 20, 200  # every so many settings is Poisson-sampled, is compared with dp_accounting's RDP too

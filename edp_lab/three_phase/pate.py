@@ -8,9 +8,9 @@ N. Papernot, M. Abadi, U. Erlingsson, I. Goodfellow, K. Talwar, "Semi-supervised
 from private training data", ICLR 2017 (arXiv 1610.05755); N. Papernot, S. Song, I. Mironov, A. Raghunathan, K. Talwar,
 U. Erlingsson, "Scalable private learning with PATE", ICLR 2018 (arXiv 1802.08908).
 
-Renyi divergences are arrays over `edp_lab.privacy.renyi.ORDERS` (A). Those that depend on the votes (a "data-dependent
-bound") say what holds for these very votes, against any neighbour, and reveal something of them: such an epsilon is
-itself private and must not be published. All bounds are rounded up.
+Renyi divergences are arrays over `edp_lab.privacy.accountants.ORDERS` (A). Those that depend on the votes (a
+"data-dependent bound") say what holds for these very votes, against any neighbour, and reveal something of them: such
+an epsilon is itself private and must not be published. All bounds are rounded up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from scipy.special import log_ndtr, ndtr
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import GaussianDP, RenyiDP, Schedule, gdp_epsilon, zcdp_epsilon
-from edp_lab.privacy.accountant import check_delta
+from edp_lab.privacy.accountants import ORDERS, check_delta, rdp_epsilon
 from edp_lab.privacy.composition import advanced_composition, parallel_composition
 from edp_lab.privacy.foundations import (
     ROUND_UP,
@@ -35,7 +35,6 @@ from edp_lab.privacy.foundations import (
     laplace_scale,
     report_noisy_max,
 )
-from edp_lab.privacy.renyi import ORDERS, rdp_epsilon
 
 Divergences = NDArray[np.float64]  # (A)
 NO_LABEL = -1  # where Confident-GNMax does not answer

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.accountant import check_delta
+from edp_lab.privacy.accountants import check_delta
 from edp_lab.privacy.foundations import analytic_gaussian_sigma, gaussian_epsilon
 
 CLAIMED_EPSILON, CLAIMED_SIGMA, CLAIMED_DELTA = 2.5, 0.6, 1e-5  # section 3.5, step 1

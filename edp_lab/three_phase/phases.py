@@ -28,7 +28,7 @@ from scipy.special import betaincinv
 from edp_lab.corpora.images import Images
 from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier
-from edp_lab.privacy.accountant import check_delta
+from edp_lab.privacy.accountants import check_delta
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.three_phase.classifier import ClassifierSettings, Trained, train_classifier
 from edp_lab.three_phase.pate import (

@@ -27,7 +27,7 @@ from edp_lab.course.nb06_tradeoff.grid import BASE, MARKS, Grid, Point, configur
 from edp_lab.course.publish.build import student
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, gdp_epsilon, judge
-from edp_lab.privacy.tuning import best_of_random
+from edp_lab.privacy.composition import best_of_random
 from edp_lab.training import TrainConfig, train
 from tests.course.conftest import source
 from tests.course.test_contract import assert_readable

@@ -26,7 +26,7 @@ from edp_lab.privacy import (
     Schedule,
     gdp_epsilon,
 )
-from edp_lab.privacy.renyi import ORDERS, log_moments
+from edp_lab.privacy.accountants import ORDERS, log_moments
 
 DELTA = 1e-5
 WHOLE_NUMBERS = ORDERS % 1 == 0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.anonymity import (
+from edp_lab.privacy.foundations import (
     Hierarchy,
     anonymise,
     anonymity,

@@ -223,10 +223,10 @@ def test_a_processor_without_vectors_or_fused_products_draws_the_same_normals():
 
 def test_where_machine_code_cannot_be_kept_noise_is_drawn_all_the_same(tmp_path):
     whole = Path(noise.__file__).parent
-    for name in ("__init__.py", "noise.py", "loops.py"):
+    for name in ("__init__.py", "csprng.py", "csprng_numba.py"):
         (tmp_path / name).write_bytes((whole / name).read_bytes() if name != "__init__.py" else b"")
-    code = "import loops, numpy as np; out = np.empty((2, 1), np.float32); b = np.ones((2, 1), np.uint32);"
-    code += "loops.normal_single(*b, *out); print(*out.ravel())"
+    code = "import csprng_numba, numpy as np; out = np.empty((2, 1), np.float32); b = np.ones((2, 1), np.uint32);"
+    code += "csprng_numba.normal_single(*b, *out); print(*out.ravel())"
     nowhere = {"NUMBA_CACHE_DIR": "", "HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", "PYTHONPATH": str(tmp_path)}
     (tmp_path / "__pycache__").write_text("a file, so no folder can be made")
     told = subprocess.run([sys.executable, "-c", code], env=os.environ | nowhere, capture_output=True, text=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import GaussianDP, RenyiDP, Schedule, gdp_epsilon
-from edp_lab.privacy.tuning import best_of_random, composed, stopping_rate
+from edp_lab.privacy.composition import best_of_random, composed, stopping_rate
 
 DELTA = 1e-6
 DISJOINT = Schedule(np.array([3.0, 5.0, 8.0]), np.array([2, 1, 4]))

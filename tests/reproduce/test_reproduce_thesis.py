@@ -21,8 +21,8 @@ import pytest
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, judge
+from edp_lab.privacy.accountants import gdp_delta
 from edp_lab.privacy.composition import best_composition
-from edp_lab.privacy.gdp import gdp_delta
 from edp_lab.reproduce.thesis.claims_noise import _best_accuracy
 from edp_lab.reproduce.thesis.lab import PARTS, Lab, circle_sigma, point_epsilon, reproduce
 from edp_lab.reproduce.thesis.thesis_tables import FIGURES, SCORES, TABLES, Cell, Network, Part, Scale

@@ -15,7 +15,7 @@ from scipy import special, stats
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_delta
-from edp_lab.privacy.renyi import ORDERS
+from edp_lab.privacy.accountants import ORDERS
 from edp_lab.three_phase.pate import (
     NO_LABEL,
     Aggregator,

@@ -19,7 +19,7 @@ from scipy.special import expit, logit, ndtri
 
 from edp_lab.course.kit.inputs import Array, check_positive, check_seed, check_whole
 from edp_lab.errors import UsageError
-from edp_lab.privacy.accountant import check_delta
+from edp_lab.privacy.accountants import check_delta, gdp_delta, gdp_epsilon, zcdp_epsilon
 from edp_lab.privacy.composition import advanced_composition, gaussian_loss_density, gaussian_loss_tail
 from edp_lab.privacy.foundations import (
     Average,
@@ -35,8 +35,6 @@ from edp_lab.privacy.foundations import (
     report_noisy_max,
     truth_probability,
 )
-from edp_lab.privacy.gdp import gdp_delta, gdp_epsilon
-from edp_lab.privacy.zcdp import zcdp_epsilon
 from edp_lab.reproduce.thesis.thesis_foundations import (
     CREDIT_EPSILON,
     CREDIT_RATINGS,

@@ -27,8 +27,8 @@ from edp_lab.course.kit.inputs import Array, check_positive, check_seed, check_w
 from edp_lab.errors import UsageError
 from edp_lab.models.ghost_clipping.bookkeeping import Memory
 from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, RenyiDP, accountant_for, judge
+from edp_lab.privacy.accountants import rdp_epsilon
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.privacy.renyi import rdp_epsilon
 from edp_lab.three_phase.clipping import RULES
 from edp_lab.training import TrainConfig
 from edp_lab.training.batches import Batches

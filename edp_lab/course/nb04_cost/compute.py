@@ -24,16 +24,23 @@ from scipy.special import log_ndtr, ndtri
 from edp_lab.attacks.statistics import Rate, Roc, auc, clopper_pearson, roc
 from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of
 from edp_lab.errors import UsageError
-from edp_lab.privacy.accountant import Accountant, check_delta
+from edp_lab.privacy.accountants import (
+    Accountant,
+    GaussianDP,
+    PrivacyLossDistribution,
+    RenyiDP,
+    ReshufflingZCDP,
+    check_delta,
+    gdp_delta,
+    rdp_epsilon,
+    zcdp_delta,
+    zcdp_epsilon,
+)
 from edp_lab.privacy.calibration import Budget, affordable_epochs, calibrate_z0
 from edp_lab.privacy.composition import gaussian_loss_density
-from edp_lab.privacy.gdp import GaussianDP, gdp_delta
 from edp_lab.privacy.guarantee import Guarantee, accountant_for, claim, claimed_accountant, judge
 from edp_lab.privacy.mechanism import Decay, Mechanism, NoGuarantee
 from edp_lab.privacy.noise_schedule import Schedule
-from edp_lab.privacy.pld import PrivacyLossDistribution
-from edp_lab.privacy.renyi import RenyiDP, rdp_epsilon
-from edp_lab.privacy.zcdp import ReshufflingZCDP, zcdp_delta, zcdp_epsilon
 from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_1, TAUS, Z0_RANGE, Table1Row
 from edp_lab.reproduce.paper.table1_epsilon import HALF_DIGIT, MAX_EPOCHS, ExplainedEpsilon, Setting, explain_table1
 

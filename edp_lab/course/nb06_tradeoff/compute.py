@@ -21,7 +21,7 @@ from edp_lab.course.nb06_tradeoff.grid import BASE, Grid, Point, configured
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Decay, Guarantee, Mechanism, gdp_epsilon, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
-from edp_lab.privacy.tuning import best_of_random, composed
+from edp_lab.privacy.composition import best_of_random, composed
 from edp_lab.training import TrainConfig
 
 MOST_TRIALS = 1000

@@ -36,7 +36,7 @@ from edp_lab.attacks.audit.one_run import OneRunAudit
 from edp_lab.attacks.audit.step_audit import DIRECTIONS, LAYOUT
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Guarantee, Mechanism, judge
-from edp_lab.privacy.accountant import check_delta
+from edp_lab.privacy.accountants import check_delta
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
 from edp_lab.training.noise import Share, standard_noise

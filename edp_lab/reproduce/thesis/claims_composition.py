@@ -11,6 +11,7 @@ from itertools import product
 
 import numpy as np
 
+from edp_lab.privacy.accountants import PrivacyLossDistribution, RenyiDP, zcdp_epsilon
 from edp_lab.privacy.composition import (
     advanced_composition,
     amplify_by_subsampling,
@@ -20,9 +21,6 @@ from edp_lab.privacy.composition import (
 )
 from edp_lab.privacy.foundations import response_epsilon
 from edp_lab.privacy.noise_schedule import Schedule
-from edp_lab.privacy.pld import PrivacyLossDistribution
-from edp_lab.privacy.renyi import RenyiDP
-from edp_lab.privacy.zcdp import zcdp_epsilon
 from edp_lab.reproduce.evidence import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Pair, Verdict
 from edp_lab.reproduce.thesis.thesis_foundations import printed_sigma
 

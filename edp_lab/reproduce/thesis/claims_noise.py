@@ -17,10 +17,16 @@ from scipy.special import i0e
 
 from edp_lab.corpora.images import load_images
 from edp_lab.errors import UsageError
-from edp_lab.privacy.anonymity import anonymise, link
+from edp_lab.privacy.accountants import gdp_delta
 from edp_lab.privacy.composition import gaussian_loss_tail
-from edp_lab.privacy.foundations import analytic_gaussian_sigma, gaussian_epsilon, gaussian_release, laplace_scale
-from edp_lab.privacy.gdp import gdp_delta
+from edp_lab.privacy.foundations import (
+    analytic_gaussian_sigma,
+    anonymise,
+    gaussian_epsilon,
+    gaussian_release,
+    laplace_scale,
+    link,
+)
 from edp_lab.reproduce.evidence import CONDITIONAL, FAILS, HOLDS, Claim, Measured, Pair, Told, Verdict
 from edp_lab.reproduce.thesis.thesis_foundations import (
     QUASI_IDENTIFIERS,

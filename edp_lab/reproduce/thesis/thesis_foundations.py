@@ -16,24 +16,22 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri, stdtrit
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.anonymity import (
+from edp_lab.privacy.accountants import gdp_delta
+from edp_lab.privacy.composition import gaussian_loss_tail
+from edp_lab.privacy.foundations import (
     Hierarchy,
+    NoisyCounter,
     Release,
     Text,
     anonymise,
+    classic_gaussian_sigma,
     generalise_code,
     generalise_number,
+    laplace_scale,
     link,
+    local_count_error,
     star,
 )
-from edp_lab.privacy.composition import gaussian_loss_tail
-from edp_lab.privacy.foundations import (
-    NoisyCounter,
-    classic_gaussian_sigma,
-    laplace_scale,
-    local_count_error,
-)
-from edp_lab.privacy.gdp import gdp_delta
 
 Array = NDArray[np.float64]
 
