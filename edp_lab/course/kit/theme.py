@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any
 
 import anywidget
-import ipywidgets as widgets
 import plotly.graph_objects as go
 import plotly.io as pio
 import traitlets
@@ -172,20 +171,3 @@ def reading_order(parameters: Sequence[str]) -> list[str]:
         return known.index(first) if first in known else known.index("intent")
 
     return sorted(parameters, key=place)
-
-
-def live(figure: go.Figure) -> go.FigureWidget:  # until every room draws dicts
-    from edp_lab.course.kit.old_panel import live
-
-    return live(figure)
-
-
-def framed(
-    figure: go.FigureWidget, flex: str = "1 1 28rem"
-) -> widgets.Box:  # until every room imports it from `figure`
-    from edp_lab.course.kit.figure import framed
-
-    return framed(figure, flex)
-
-
-HALF = "1 1 28rem"
