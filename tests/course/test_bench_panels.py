@@ -13,30 +13,26 @@ from typer.testing import CliRunner
 from edp_lab.cli.bench import bench_app
 from edp_lab.course.kit import panel_driver as live
 from edp_lab.course.kit.controls import choice, number
-from edp_lab.course.kit.old_panel import FigurePanel, Picture
+from edp_lab.course.kit.figure import Figure, figure, line
 from edp_lab.course.kit.panel import Panel
 from edp_lab.course.publish import browser as browsing
 from edp_lab.errors import UsageError
 
 PANEL = """
 import time
-import ipywidgets
-import plotly.graph_objects as go
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.old_panel import FigurePanel, Picture
 from edp_lab.course.kit.controls import number
+from edp_lab.course.kit.figure import figure, line
+from edp_lab.course.kit.panel import Panel
 
 def compute(C):
     time.sleep(0.03)
     return C
 
-def update(figure, C):
-    figure.data[0].y = [C, 2 * C]
-
 theme.activate()
-draw = lambda C: go.Figure(go.Scatter(x=[0, 1], y=[C, 2 * C]), {"height": 300})
+draw = lambda C: figure([line("c", "black", x=[0, 1], y=[C, 2 * C])], "a line", height=300)
 controls = {"C": number("clip norm", 1.0, [0.5, 1.0, 2.0, 4.0])}
-panel = FigurePanel("<h3>Clip</h3>", controls, compute, str, lambda result, C: f"clip {C}", [Picture(draw, update)])
+panel = Panel("Clip", "A line.", controls, compute, [draw], str, lambda result, C: f"clip {C}")
 panel
 """
 
@@ -54,8 +50,12 @@ def small_panel() -> tuple[Panel, list[float]]:
         "way": choice("way", "up", {"up": "up", "down": "down"}),
         "N": number("N", 1, [1, 2]),
     }
-    panel = Panel("<h3>A <b>panel</b></h3>", controls, lambda C, way, N: C * N, seen.append, [], [])
-    return panel, seen
+
+    def words(result: float) -> str:
+        seen.append(result)
+        return ""
+
+    return Panel("A <b>panel</b>", "It.", controls, lambda C, way, N: C * N, [], words, lambda result, **_: ""), seen
 
 
 def test_moves_are_shared_among_sliders_turn_round_at_the_ends_and_are_undone() -> None:
@@ -69,15 +69,12 @@ def test_moves_are_shared_among_sliders_turn_round_at_the_ends_and_are_undone() 
 
 
 def test_what_a_panel_shows_is_told_in_numbers() -> None:
-    import plotly.graph_objects as go
-
-    def draw(C: float) -> go.Figure:
-        return go.Figure([go.Scatter(x=["a", "b"], y=[C, None]), go.Heatmap(z=[[1, 2], [3, C]])], {"height": 300})
+    def draw(C: float) -> Figure:
+        heat = {"type": "heatmap", "z": [[1, 2], [3, C]]}
+        return figure([line("l", "black", x=["a", "b"], y=[C, None]), heat], "two traces", height=300)
 
     controls = {"C": number("C", 4.0, [1.0, 4.0])}
-    panel = FigurePanel(
-        "<h3>P</h3>", controls, lambda C: C, str, lambda result, C: "", [Picture(draw, lambda figure, C: None)]
-    )
+    panel = Panel("P", "It.", controls, lambda C: C, [draw], str, lambda result, C: "")
     shown = live.shown(panel)
     assert shown["values"] == {"C": 4.0}
     assert shown["sliders"] == 1

@@ -116,7 +116,9 @@ def shown(driver: Chrome, handle: WebElement) -> dict[str, Any]:
 
 
 def in_kernel(driver: Chrome, heading: str) -> dict[str, Any]:
-    panels = json.loads(browsing.ask_kernel(driver, "from edp_lab.course import live; live.show_all()"))
+    panels = json.loads(
+        browsing.ask_kernel(driver, "from edp_lab.course.kit import panel_driver as live; live.show_all()")
+    )
     return next(panel for panel in panels if panel["heading"] == heading)
 
 

@@ -115,7 +115,7 @@ def _p95(times: Sequence[float]) -> float:
 def _in_kernel(path: Path, moves: int) -> list[dict[str, Any]]:
     """Heading and times of each cheap panel, after all cells of the notebook."""
     notebook = nbformat.read(path, as_version=4)
-    notebook.cells.append(new_code_cell(f"from edp_lab.course import live\nlive.time_all({moves})"))
+    notebook.cells.append(new_code_cell(f"from edp_lab.course.kit import panel_driver as live\nlive.time_all({moves})"))
     client = NotebookClient(notebook, timeout=TIMEOUT, kernel_manager_class=KernelManager)
     client.execute(cwd=str(path.parent.resolve()))
     return ast.literal_eval(notebook.cells[-1].outputs[-1].data["text/plain"])  # what is printed may come too late
@@ -138,7 +138,7 @@ def _in_browser(
 
 def _headings(driver: Chrome) -> list[str]:
     """Of the panels that have a slider."""
-    code = "from edp_lab.course import live; live.show_all()"
+    code = "from edp_lab.course.kit import panel_driver as live; live.show_all()"
     return [panel["heading"] for panel in json.loads(browser.ask_kernel(driver, code)) if panel["sliders"]]
 
 
