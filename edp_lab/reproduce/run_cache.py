@@ -202,7 +202,6 @@ class TableRuns:
             UsageError: see `results`; or what is at hand is not what joined runs on the same corpus were made from.
         """
         config = job.config
-        load_corpus(config.corpus)
         if config.corpus in self._joined and self.key(job, self.at_hand) != self.key(job, self.inputs):
             raise UsageError(
                 f"the finished runs on {config.corpus} that came with the checkout were made from corpora or an "

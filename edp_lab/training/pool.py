@@ -85,12 +85,18 @@ def run_apart(
     said: Say = lambda what: None,
     threads: int | None = None,
     environment: Mapping[str, str] | None = None,
+    processes: int = 1,
 ) -> Result:
-    """As `run_jobs`, one job in a new process with so many threads (None: all cores) and these variables."""
+    """As `run_jobs`, one job in a new process; or in several, which are ranks of one another: the first is heard.
+
+    Args:
+        threads: of each process; None: its share of the cores.
+        environment: further variables.
+    """
     found: list[Result] = []
     with (
         tempfile.TemporaryDirectory(prefix="edp_lab-") as folder,
-        _started(Path(folder, "job"), function, [(0, job)], threads, environment) as worker,
+        _started(Path(folder, "job"), function, [(0, job)], threads, environment, processes) as worker,
     ):
         for line in worker.lines():
             _, finished, what = _read(line)
@@ -104,9 +110,11 @@ def _started(
     jobs: Sequence[tuple[int, Job]],
     threads: int | None,
     environment: Mapping[str, str] | None = None,
+    processes: int = 1,
 ) -> Ranks:
-    share.write_bytes(pickle.dumps((function, jobs)))
-    return Ranks(1, ["edp_lab.training.pool", str(share)], threads, environment)
+    for rank in range(processes):
+        Path(f"{share}-{rank}").write_bytes(pickle.dumps((function, jobs)))
+    return Ranks(processes, ["edp_lab.training.pool", str(share)], threads, environment)
 
 
 def _read(line: str) -> tuple[int, bool, Any]:
@@ -142,10 +150,10 @@ def _relay(worker: Ranks, cure: str | None, name: str, heard: queue.SimpleQueue[
 
 def main(path: str) -> None:
     """In a worker: its share of the jobs. Each line it prints is for `run_jobs`; what jobs print is an error's."""
-    for name in LAUNCHER:
-        os.environ.pop(name, None)
+    share = Path(f"{path}-{os.environ['RANK']}")
+    for name in LAUNCHER if os.environ["WORLD_SIZE"] == "1" else ():
+        del os.environ[name]
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    share = Path(path)
     content = share.read_bytes()
     share.unlink()
     parent, sys.stdout = sys.stdout, sys.stderr

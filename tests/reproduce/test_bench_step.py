@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from edp_lab.errors import UsageError
-from edp_lab.reproduce.bench.train_step import Contestant, Task, _encoder, _row, bench_steps, main
+from edp_lab.reproduce.bench.train_step import Contestant, Task, _encoder, _row, _turns, bench_steps
 
 FIELDS = {"model", "corpus", "method", "gpus", "processes", "seconds", "ratio_to_sgd", "ratio_spread", "peak_memory_mb"}
 
@@ -33,12 +31,11 @@ def test_sgd_comes_first_and_slow_methods_run_on_one_process():
 
 
 @pytest.mark.parametrize("model", ["clc", "bert"])
-def test_every_method_takes_a_step_in_every_round_and_sgd_one_beside_it(model, capsys, tmp_path):
+def test_every_method_takes_a_step_in_every_round_and_sgd_one_beside_it(model, tmp_path):
     chosen = task(model=model, methods=("sgd", "edp-sgd", "dp-sgd", "dp-sgd-naive"), gpus=(2,))
-    contestants = [vars(c) for c in chosen.contestants(1)]
+    contestants, told = chosen.contestants(1), []
     encoder = _encoder(chosen, tmp_path) if model == "bert" else None
-    main(json.dumps({"task": vars(chosen), "contestants": contestants, "pretrained": encoder, "memory": False}))
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    _turns((chosen, contestants, encoder, False), told.append)
     turns = [(t["round"], t["number"]) for t in told]
     assert [number for number, _ in turns] == sorted(number for number, _ in turns)
     assert turns != sorted(turns)  # in no fixed order within a round

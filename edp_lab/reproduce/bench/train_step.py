@@ -11,12 +11,10 @@ the bandwidths are assumptions.
 
 from __future__ import annotations
 
-import json
 import platform
 import random
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +33,6 @@ from edp_lab.reproduce.paper.table1 import CORPORA, check_names
 from edp_lab.training import TrainConfig
 from edp_lab.training.inference import AT_ONCE, evaluate_model
 from edp_lab.training.pool import Say, run_apart
-from edp_lab.training.processes import Ranks, run_rank
 from edp_lab.training.result_cache import ResultCache, content_key
 from edp_lab.training.run_folder import versions
 from edp_lab.training.run_session import start_accelerator
@@ -140,9 +137,9 @@ def bench_steps(task: Task, progress: Callable[[str], None] = lambda name: None)
         pretrained = _encoder(task, Path(folder)) if task.model == "bert" else None
         for processes in task.processes:
             contestants = task.contestants(processes)
-            told = list(_timed(task, contestants, pretrained, progress))
+            told = _timed(task, contestants, pretrained, progress)
             for number, contestant in enumerate(contestants):
-                [last] = list(_timed(task, [contestant], pretrained, progress, memory=True))
+                [last] = _timed(task, [contestant], pretrained, progress, memory=True)
                 own = [t for t in told if number in (0, t["number"])]
                 seconds = [t["seconds" if number else "sgd"] for t in own]
                 rows.append(_row(task, contestant, seconds, [t["sgd"] for t in own], told[0], last["memory_mb"]))
@@ -222,15 +219,17 @@ def _timed(
     pretrained: str | None,
     progress: Callable[[str], None],
     memory: bool = False,
-) -> Iterator[dict[str, Any]]:
-    """What the first of the processes reports; `memory`: only its peak after two steps."""
-    job = {"task": asdict(task), "contestants": [asdict(c) for c in contestants], "pretrained": pretrained}
-    arguments = ["edp_lab.reproduce.bench.train_step", json.dumps({**job, "memory": memory})]
-    with Ranks(contestants[0].processes, arguments, task.threads, None if memory else KEEP_PAGES) as ranks:
-        for line in ranks.lines():
-            told = json.loads(line)
-            progress(contestants[told["number"]].method + ("" if memory else f", round {told['round'] + 1}"))
-            yield told
+) -> list[dict[str, Any]]:
+    """What the first of the processes says of each turn; `memory`: only its peak after two steps."""
+    rows: list[dict[str, Any]] = []
+
+    def said(row: dict[str, Any]) -> None:
+        progress(contestants[row["number"]].method + ("" if memory else f", round {row['round'] + 1}"))
+        rows.append(row)
+
+    job, environment = (task, contestants, pretrained, memory), None if memory else KEEP_PAGES
+    run_apart(_turns, job, said, task.threads, environment, contestants[0].processes)
+    return rows
 
 
 def _encoder(task: Task, folder: Path) -> str:
@@ -283,25 +282,21 @@ def _peak_mb(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-def main(job: str) -> None:
-    """One rank of the benchmark: rank 0 prints a line of JSON for each step."""
-    told = json.loads(job)
-    lists: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in told["task"].items()}
-    task = Task(**lists)
-    contestants = [Contestant(**c) for c in told["contestants"]]
+def _turns(job: tuple[Task, list[Contestant], str | None, bool], say: Say) -> None:
+    """One rank of the benchmark, which says what each turn took, if it is the first."""
+    task, contestants, pretrained, memory = job
     accelerator = start_accelerator(contestants[0].processes, task.device)
     corpus = load_corpus(task.corpus)
     data = split(corpus, 0)
-    configs = [task.config(contestant, told["pretrained"]) for contestant in contestants]
+    configs = [task.config(contestant, pretrained) for contestant in contestants]
     runners = [_Runner(Trainer(c, corpus, data, accelerator), one) for c, one in zip(configs, contestants, strict=True)]
     firsts = [runner.seconds(0) for runner in runners]  # allocates memory; not counted
 
     def report(**row: Any) -> None:
         if accelerator.is_main_process:
-            sys.stdout.write(json.dumps(row) + "\n")
-            sys.stdout.flush()
+            say(row)
 
-    if told["memory"]:
+    if memory:
         runners[0].seconds(1)
         report(number=0, memory_mb=_peak_mb(accelerator.device))
         return
@@ -415,7 +410,3 @@ def _steps(run: Trainer, steps: int) -> float:
         run.step()
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
-
-
-if __name__ == "__main__":
-    run_rank(lambda job, _: main(job))
