@@ -69,6 +69,15 @@ def test_patched_is_drawn_anew_whatever_the_way(moves):
         )
 
 
+def test_a_column_of_a_matrix_arrives_in_one_piece(sent):
+    table = np.arange(6.0).reshape(3, 2)
+    live = LiveFigure(figure([line("a", "red", x=[0, 1, 2], y=[0, 0, 0])], "a column"))
+    sent.clear()
+    live.show(figure([line("a", "red", x=[0, 1, 2], y=table[:, 1])], "a column"))
+    [[values]] = [message["state"]["_py2js_update"]["style_data"]["y"] for message in sent]
+    assert list(np.frombuffer(values["buffer"])) == [1, 3, 5] if isinstance(values, dict) else values.flags.contiguous
+
+
 def test_another_number_of_traces_is_refused():
     live, less = LiveFigure(draw(0)), draw(1)
     less["data"].pop()

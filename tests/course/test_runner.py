@@ -287,7 +287,7 @@ def test_resume_runs_only_what_failed_or_has_changed(tmp_path: Path, monkeypatch
     assert reused(parameters={"clip_norm": 7}) == [False, True]
     monkeypatch.setattr(kept, "code_digest", lambda: "another version of the package")
     assert reused(parameters={"clip_norm": 7}) == [False, False]
-    (tmp_path / "out" / kept.NAME).write_text("damaged")
+    (tmp_path / "out" / "runs.json").write_text("damaged")
     assert reused(parameters={"clip_norm": 7}, only=["00"]) == [False]
     assert good.exists()
 
@@ -306,7 +306,7 @@ def test_interrupt_ends_what_runs_and_keeps_what_was_done(tmp_path: Path) -> Non
     assert time.monotonic() - start < 60
     assert (tmp_path / "out" / "00_fast.html").exists()
     assert not (tmp_path / "out" / "01_slow.html").exists()
-    assert list(json.loads((tmp_path / "out" / kept.NAME).read_text())) == ["00_fast"]
+    assert list(json.loads((tmp_path / "out" / "runs.json").read_text())) == ["00_fast"]
 
 
 def test_notebooks_are_chosen_by_name_in_course_order(tmp_path: Path) -> None:

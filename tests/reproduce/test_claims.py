@@ -209,7 +209,7 @@ def test_what_takes_long_is_told_and_can_be_ended() -> None:
 
 def test_networks_of_the_thesis_go_with_their_folder() -> None:
     given: dict[str, Any] = dict(REGISTRY["T25"].inputs(lambda what: None))
-    folder = given["lab"].cells.parent
+    folder = given["lab"].cells.folder.parent
     assert folder.is_dir()
     given.clear()
     assert not folder.exists()

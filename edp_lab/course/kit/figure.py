@@ -275,7 +275,8 @@ def _compare(old: Any, new: Any, path: Path, found: dict[Path, Any]) -> None:
         for number, pair in enumerate(zip(old, new, strict=True)):
             _compare(*pair, (*path, number), found)
     elif not _same(old, new):
-        found[path] = deepcopy(new) if _rows(new) else new
+        # A column of a matrix lies scattered in memory, and what is sent is memory as it lies.
+        found[path] = np.ascontiguousarray(new) if isinstance(new, np.ndarray) else deepcopy(new)
 
 
 def _rows(value: Any) -> bool:
