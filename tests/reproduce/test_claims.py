@@ -201,7 +201,8 @@ def test_what_takes_long_is_told_and_can_be_ended() -> None:
     def told(what: str) -> None:
         raise EndedError(what)
 
-    with pytest.raises(EndedError, match="training: DP-SGD, seed 0"):
+    # Two workers begin at once: either may be heard first.
+    with pytest.raises(EndedError, match=r"training: DP-SGD, seed \d"):
         compute(REGISTRY["P14"], told)
     with pytest.raises(EndedError):
         compute(REGISTRY["T25"], told)
