@@ -207,7 +207,7 @@ def panels(
     In the kernel, and in JupyterLab and Chromium until the figure is painted. With --json: a list of
     {notebook, panel, kernel_ms_p95, browser_ms_p95, moves, browser_moves, date, command, machine, versions}.
     """
-    from edp_lab.course.publish.panel_bench import bench_panels
+    from edp_lab.course.publish.browser import bench_panels
     from edp_lab.course.publish.runner import course_notebooks
 
     if moves < 1 or browser_moves < 0:

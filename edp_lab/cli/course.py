@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 import edp_lab
 from edp_lab.cli.options import App, output_folder
@@ -25,7 +24,7 @@ from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
     from edp_lab.course.publish.grading import Grade
-    from edp_lab.course.publish.runner import CourseRun, NotebookRun, Progress
+    from edp_lab.course.publish.runner import CellBegun, CourseRun, NotebookRun
 
 DEFAULT_NOTEBOOKS = Path(edp_lab.__file__).parents[1] / "notebooks"  # beside the package in a clone of the project
 DEFAULT_JOBS = min(2, os.cpu_count() or 1)
@@ -228,7 +227,7 @@ def html(
 
     All notebooks, and the Markdown files beside them (glossary, teacher's guide). Exit status: 1 a notebook failed.
     """
-    from edp_lab.course.publish.site import write_site
+    from edp_lab.course.publish.pages import write_site
 
     folder = output_folder(out)
     print(write_site(_executed(notebooks_dir, executed, mode, None, jobs).runs, notebooks_dir, folder))
@@ -247,7 +246,7 @@ def slides(
 
     Exit status: 1 a notebook failed.
     """
-    from edp_lab.course.publish.site import write_slides
+    from edp_lab.course.publish.pages import write_slides
 
     folder = output_folder(out)
     print(write_slides(_executed(notebooks_dir, executed, mode, only, jobs).runs, folder))
@@ -256,7 +255,7 @@ def slides(
 @course_app.command()
 def api(out: Annotated[Path, "Folder of the pages."] = Path("runs/api")) -> None:
     """Write the reference of the Python package as web pages with a search box that need no network."""
-    from edp_lab.course.publish.site import write_api
+    from edp_lab.course.publish.pages import write_api
 
     print(write_api(output_folder(out)))
 
@@ -299,7 +298,7 @@ def _run_course(
 
 
 @contextmanager
-def listening(total: int, quiet: bool = False) -> Iterator[Callable[[Progress | NotebookRun], None]]:
+def listening(total: int, quiet: bool = False) -> Iterator[Callable[[CellBegun | NotebookRun], None]]:
     """A listener for `run_course`: a bar per running notebook on a terminal, a line per finished one everywhere.
 
     `quiet`: both go to standard error, because standard output is for JSON.
@@ -308,10 +307,10 @@ def listening(total: int, quiet: bool = False) -> Iterator[Callable[[Progress | 
 
     console, ended = Console(stderr=quiet), 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         running: dict[Path, TaskID] = {}
 
-        def listen(event: Progress | NotebookRun) -> None:
+        def listen(event: CellBegun | NotebookRun) -> None:
             nonlocal ended
             if isinstance(event, NotebookRun):
                 ended += 1

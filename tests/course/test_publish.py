@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from edp_lab.cli.course import course_app
 from edp_lab.course.publish import browser as browsing
-from edp_lab.course.publish import site
-from edp_lab.course.publish.site import fit_links
+from edp_lab.course.publish import pages as site
+from edp_lab.course.publish.pages import fit_links
 from edp_lab.errors import UsageError
 
 FIGURE = """

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from edp_lab.cli.course import course_app
 from edp_lab.course.publish import runner as kept
 from edp_lab.course.publish.runner import (
+    CellBegun,
     NotebookRun,
-    Progress,
     check_parameters,
     course_notebooks,
     run_course,
@@ -219,12 +219,12 @@ def test_broken_file_is_refused(content: str, tmp_path: Path) -> None:
 def test_course_goes_on_after_a_failure_and_lists_both(tmp_path: Path) -> None:
     write(tmp_path / "01_bad.ipynb", "1 / 0")
     write(tmp_path / "00_good.ipynb", "x = 1")
-    heard: list[Progress | NotebookRun] = []
+    heard: list[CellBegun | NotebookRun] = []
     course = run_course(tmp_path, tmp_path / "out", listen=heard.append)
     assert not course.ok
     assert [run.path.name for run in course.runs] == ["00_good.ipynb", "01_bad.ipynb"]
     assert [run for run in heard if isinstance(run, NotebookRun)] == list(course.runs)
-    steps = [(event.done, event.of) for event in heard if isinstance(event, Progress) and "good" in event.path.name]
+    steps = [(event.done, event.of) for event in heard if isinstance(event, CellBegun) and "good" in event.path.name]
     assert steps[:4] == [(0, 4), (1, 4), (2, 4), (3, 4)]  # title, parameters, those injected, x = 1
     index = course.index.read_text()
     assert 'href="00_good.html"' in index
@@ -296,7 +296,7 @@ def test_interrupt_ends_what_runs_and_keeps_what_was_done(tmp_path: Path) -> Non
     write(tmp_path / "00_fast.ipynb", "x = 1")
     write(tmp_path / "01_slow.ipynb", "import time\ntime.sleep(300)")
 
-    def interrupt(event: Progress | NotebookRun) -> None:
+    def interrupt(event: CellBegun | NotebookRun) -> None:
         if isinstance(event, NotebookRun):
             raise KeyboardInterrupt
 

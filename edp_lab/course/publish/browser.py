@@ -1,10 +1,14 @@
 """The course as a student meets it: a real JupyterLab (or Voila) and a real Chromium, driven by Selenium.
 
-Used by the browser tests and by ``edp-lab bench panels``. Nothing here knows pytest.
+Used by the browser tests, and by ``edp-lab bench panels``: how fast the cheap panels of every notebook follow their
+sliders. Kernel-side: in a kernel of its own, without a browser. In the browser: from a key press on a slider to the
+first animation frame after the last figure that it changed was redrawn.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import shutil
 import socket
 import subprocess
@@ -12,10 +16,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import nbformat
+import numpy as np
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell
+
+from edp_lab.course.publish.kernel import KernelManager
 from edp_lab.course.publish.serve import dashboard_command, lab_command, panels_only
 from edp_lab.errors import UsageError
 
@@ -218,18 +229,18 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
-
-
 @contextmanager
 def _serving(command: list[str], environment: dict[str, str], port: int) -> Iterator[None]:
     """A server on this port, for as long as the block runs."""
+
+    def listens() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
-            until(lambda: _listens(port) or server.poll() is not None, 90, "the server did not start")
+            until(lambda: listens() or server.poll() is not None, 90, "the server did not start")
             if server.poll() is not None:
                 log.seek(0)
                 raise RuntimeError(f"the server ended: {log.read()[-2000:]}")
@@ -237,3 +248,117 @@ def _serving(command: list[str], environment: dict[str, str], port: int) -> Iter
         finally:
             server.terminate()
             server.wait(30)
+
+
+# ---- How fast panels follow -----------------------------------------------------------------------------------------
+
+TIMEOUT = 600  # seconds of a cell
+DRIVER = "from edp_lab.course.kit import panel_driver as live\n"  # in the notebook's kernel
+# Presses arrow keys on one slider after the other, as often as asked for in all, turning round at the ends;
+# milliseconds of each press that changed a figure, until the frame after the last redrawing. A press is over when the
+# kernel is idle again and two frames have gone by without a redrawing, or half a second without any.
+PRESS = """
+const done = arguments[arguments.length - 1], [heading, moves] = arguments;
+const kernel = window.notebook.sessionContext.session.kernel;
+const panel = [...document.querySelectorAll(".edp-panel")].find(e => e.querySelector("h3")?.textContent == heading);
+const handles = [...panel.querySelectorAll(".noUi-handle")].filter(handle => !handle.closest("[disabled]"));
+const plots = [...panel.querySelectorAll(".js-plotly-plot")];
+const frame = () => new Promise(requestAnimationFrame), pause = ms => new Promise(resolve => setTimeout(resolve, ms));
+let redrawn = 0, painted = null;
+const drawn = () => { redrawn++; requestAnimationFrame(() => { painted = performance.now(); }); };
+plots.forEach(plot => plot.on("plotly_afterplot", drawn));
+const idle = () => new Promise(resolve => {
+    let busy = false;
+    const hear = (_, status) => {
+        busy ||= status == "busy";
+        if (busy && status == "idle") { kernel.statusChanged.disconnect(hear); resolve(); }
+    };
+    kernel.statusChanged.connect(hear);
+});
+async function press(handle, key) {
+    const over = idle(), start = performance.now();
+    painted = null;
+    handle.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
+    await Promise.race([over, pause(5000)]);
+    for (let waited = 0; painted === null && waited < 500; waited += 20) await pause(20);
+    for (let before = -1; before != redrawn;) { before = redrawn; await pause(20); await frame(); await frame(); }
+    return painted === null ? null : painted - start;
+}
+(async () => {
+    panel.scrollIntoView();
+    await pause(200);
+    const times = [];
+    for (const [number, handle] of handles.entries()) {
+        const share = Math.floor(moves / handles.length) + (number < moves % handles.length);
+        for (let move = 0, way = 1; move < share; move++) {
+            const at = name => Number(handle.getAttribute(`aria-value${name}`));
+            if (at("now") >= at("max")) way = -1;
+            if (at("now") <= at("min")) way = 1;
+            times.push(await press(handle, way > 0 ? "ArrowRight" : "ArrowLeft"));
+        }
+    }
+    plots.forEach(plot => plot.removeListener("plotly_afterplot", drawn));
+    return times.filter(time => time !== null);
+})().then(times => done(JSON.stringify(times)), error => done(JSON.stringify(String(error))));
+"""
+
+
+@dataclass(frozen=True)
+class PanelTime:
+    """One panel: 95th percentiles in milliseconds, over `moves` in the kernel and `browser_moves` in the browser.
+
+    `browser_ms_p95` is None, and `browser_moves` 0, where there is no browser.
+    """
+
+    notebook: str
+    panel: str
+    kernel_ms_p95: float
+    browser_ms_p95: float | None
+    moves: int
+    browser_moves: int
+
+
+def bench_panels(
+    notebooks: Sequence[Path], moves: int = 200, browser_moves: int = 100, say: Callable[[str], None] = print
+) -> Iterator[PanelTime]:
+    """Time every cheap panel of these notebooks.
+
+    Args:
+        moves, browser_moves: over all sliders of a panel; 0 in the browser leaves the browser out.
+        say: is told what is being done.
+    """
+    seen = _in_browser(notebooks, browser_moves, say) if browser_moves else {}
+    for path in notebooks:
+        say(f"{path.stem} in its kernel")
+        notebook = nbformat.read(path, as_version=4)
+        notebook.cells.append(new_code_cell(f"{DRIVER}live.time_all({moves})"))
+        client = NotebookClient(notebook, timeout=TIMEOUT, kernel_manager_class=KernelManager)
+        client.execute(cwd=str(path.parent.resolve()))
+        answer = notebook.cells[-1].outputs[-1].data["text/plain"]  # what is printed may come too late
+        for row in ast.literal_eval(answer):
+            pressed, kernel = seen.get((path.stem, row["panel"]), []), row["kernel_ms"]
+            painted = _p95(pressed) if pressed else None
+            yield PanelTime(path.stem, row["panel"], _p95(kernel), painted, len(kernel), len(pressed))
+
+
+def _p95(times: Sequence[float]) -> float:
+    return round(float(np.percentile(times, 95)), 1)
+
+
+def _in_browser(
+    notebooks: Sequence[Path], moves: int, say: Callable[[str], None]
+) -> dict[tuple[str, str], list[float]]:
+    """By notebook and heading of the panel, the times of its key presses."""
+    found = {}
+    with chromium() as driver, jupyterlab(notebooks) as address:
+        for path in notebooks:
+            say(f"{path.stem} in the browser")
+            finish_notebook(driver, start_notebook(driver, address, path.name))
+            panels = json.loads(ask_kernel(driver, f"{DRIVER}live.show_all()"))
+            for heading in (panel["heading"] for panel in panels if panel["sliders"]):
+                times = json.loads(driver.execute_async_script(PRESS, heading, moves))
+                if isinstance(times, str):
+                    raise RuntimeError(f"{heading}: {times}")
+                found[path.stem, heading] = times
+            close_notebook(driver)
+    return found

@@ -33,6 +33,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from edp_lab.errors import UsageError
+from edp_lab.models.files import write_whole
 
 INSTRUCTOR = "instructor"  # the tag of a teacher's cell, and the folder of the teacher's notebooks
 _EXERCISE = re.compile(r"# EXERCISE (\w+)[ \t]*(?:\n|$)")
@@ -124,14 +125,26 @@ def instructor(source: NotebookNode) -> NotebookNode:
     return _version(source, for_students=False)
 
 
+def _version(source: NotebookNode, *, for_students: bool) -> NotebookNode:
+    notebook = deepcopy(source)
+    notebook.metadata = nbformat.from_dict(_METADATA)
+    if for_students:
+        notebook.cells = [cell for cell in notebook.cells if INSTRUCTOR not in cell.metadata.get("tags", ())]
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)  # the times of the author's last run
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+            if exercise := exercise_cell(cell.source):
+                cell.source = exercise.stub if for_students else exercise.solution
+    return notebook
+
+
 def build(notebooks_dir: Path) -> list[Path]:
     """Write both versions of every source notebook under a folder; the paths that changed.
 
     Raises:
         UsageError: there are no sources, or one is not whole; nothing has been written then.
     """
-    from edp_lab.models.files import write_whole
-
     drifted = {path: text for path, text in _generated(notebooks_dir).items() if _stored(path) != text}
     (notebooks_dir / INSTRUCTOR).mkdir(exist_ok=True)
     for path, text in drifted.items():
@@ -162,7 +175,12 @@ def context(notebook: NotebookNode, name: str) -> dict[str, Any]:
         if exercise_name(cell.source) == name:
             return space
         if exercise_name(cell.source) is None:
-            exec(compile(_setup(cell), "<notebook>", "exec"), space)
+            tree = ast.parse(cell.source)
+            if "parameters" not in cell.metadata.get("tags", ()):
+                tree.body = [
+                    statement for statement in tree.body if isinstance(statement, (ast.Import, ast.ImportFrom))
+                ]
+            exec(compile(tree, "<notebook>", "exec"), space)
     raise UsageError(f"the notebook has no cell that begins with `# EXERCISE {name}`")
 
 
@@ -196,33 +214,15 @@ def answer(notebook: NotebookNode, name: str, text: str, space: dict[str, Any] |
     return eval(answer_text(notebook, name), space)
 
 
-def _version(source: NotebookNode, *, for_students: bool) -> NotebookNode:
-    notebook = deepcopy(source)
-    notebook.metadata = nbformat.from_dict(_METADATA)
-    if for_students:
-        notebook.cells = [cell for cell in notebook.cells if INSTRUCTOR not in cell.metadata.get("tags", ())]
-    for cell in notebook.cells:
-        cell.metadata.pop("execution", None)  # the times of the author's last run
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-            if exercise := exercise_cell(cell.source):
-                cell.source = exercise.stub if for_students else exercise.solution
-    return notebook
-
-
 def _generated(notebooks_dir: Path) -> dict[Path, bytes]:
     """The content of every notebook to generate."""
-    return {path: f"{nbformat.writes(notebook)}\n".encode() for path, notebook in _versions(notebooks_dir)}
-
-
-def _versions(notebooks_dir: Path) -> Iterator[tuple[Path, NotebookNode]]:
-    paths = sorted((notebooks_dir / "source").glob("*.ipynb"))
-    if not paths:
+    sources = {path.name: read_source(path) for path in sorted((notebooks_dir / "source").glob("*.ipynb"))}
+    if not sources:
         raise UsageError(f"no notebooks in {notebooks_dir / 'source'}: run this in a clone of the project")
-    for path in paths:
-        source = read_source(path)
-        yield notebooks_dir / path.name, student(source)
-        yield notebooks_dir / INSTRUCTOR / path.name, instructor(source)
+    made = {}
+    for name, source in sources.items():
+        made[notebooks_dir / name], made[notebooks_dir / INSTRUCTOR / name] = student(source), instructor(source)
+    return {path: f"{nbformat.writes(notebook)}\n".encode() for path, notebook in made.items()}
 
 
 def _stored(path: Path) -> bytes | None:
@@ -236,11 +236,3 @@ def _short(path: Path) -> str:
 
 def _code(notebook: NotebookNode) -> Iterator[NotebookNode]:
     return (cell for cell in notebook.cells if cell.cell_type == "code")
-
-
-def _setup(cell: NotebookNode) -> ast.Module:
-    """The imports of a cell; all of it if it holds the parameters."""
-    tree = ast.parse(cell.source)
-    if "parameters" not in cell.metadata.get("tags", ()):
-        tree.body = [statement for statement in tree.body if isinstance(statement, (ast.Import, ast.ImportFrom))]
-    return tree

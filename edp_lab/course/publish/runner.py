@@ -18,11 +18,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import nbformat
 import papermill
@@ -73,8 +73,7 @@ class NotebookRun:
         return {**told, "error": self.error}
 
 
-@dataclass(frozen=True)
-class Progress:
+class CellBegun(NamedTuple):
     """A notebook is at a cell that has `done` of the notebook's `of` cells before it."""
 
     path: Path
@@ -82,8 +81,7 @@ class Progress:
     of: int
 
 
-@dataclass(frozen=True)
-class CourseRun:
+class CourseRun(NamedTuple):
     """All notebooks of one ``run_course``, in course order, and the page that lists them."""
 
     runs: tuple[NotebookRun, ...]
@@ -207,7 +205,7 @@ def run_notebook(
     title = pages.title(notebook, path.stem)
     run = NotebookRun(path, title, seconds, watch.memory_mb, *_results(path, out_dir), error)
     write_whole(run.executed, nbformat.writes(notebook).encode())
-    pages.write_page(notebook, run.html, run.title)
+    pages.store_page(pages.page_html(notebook, run.title), run.html)
     return run
 
 
@@ -221,7 +219,7 @@ def run_course(
     jobs: int = 1,
     timeout: float = TIMEOUT,
     resume: bool = False,
-    listen: Callable[[Progress | NotebookRun], None] = lambda event: None,
+    listen: Callable[[CellBegun | NotebookRun], None] = lambda event: None,
 ) -> CourseRun:
     """Run the course's notebooks; one that fails does not stop the others.
 
@@ -260,7 +258,7 @@ def run_course(
     settings = ", ".join(f"{name}={value}" for name, value in values.items())
     about = f"edp_lab {edp_lab.__version__} on Python {platform.python_version()}; {settings}."
     in_order = tuple(runs[path] for path in todo)
-    pages.write_index(in_order, out_dir / "index.html", about)
+    write_whole(out_dir / "index.html", pages.filled("runs.html.j2", rows=in_order, about=about).encode())
     return CourseRun(in_order, out_dir / "index.html")
 
 
@@ -269,30 +267,23 @@ def _run_all(
     out_dir: Path,
     jobs: int,
     timeout: float,
-    listen: Callable[[Progress], None],
+    listen: Callable[[CellBegun], None],
 ) -> Iterator[NotebookRun]:
-    """The runs as they end, `jobs` at a time, each in a thread of its own; kernels end with this one's interrupt."""
+    """The runs as they end, `jobs` at a time, each in a thread of its own.
+
+    Where the caller leaves early, what waits is dropped, and the kernels of what runs are killed.
+    """
     alone = {} if jobs == 1 or "OMP_NUM_THREADS" in os.environ else ONE_THREAD
-    watches = {path: Watch(_telling(listen, path)) for path in todo}
-    with _interruptible(ThreadPoolExecutor(jobs), watches.values()) as pool:
-        run = partial(run_notebook, timeout=timeout, environment=alone)
+    watches = {path: Watch(lambda done, of, path=path: listen(CellBegun(path, done, of))) for path in todo}
+    run = partial(run_notebook, timeout=timeout, environment=alone)
+    pool = ThreadPoolExecutor(jobs)
+    try:
         waiting = [pool.submit(run, path, out_dir, given, watch=watches[path]) for path, given in todo.items()]
         for future in as_completed(waiting):
             yield future.result()
-
-
-def _telling(listen: Callable[[Progress], None], path: Path) -> Callable[[int, int], None]:
-    return lambda done, of: listen(Progress(path, done, of))
-
-
-@contextmanager
-def _interruptible(pool: ThreadPoolExecutor, watches: Iterable[Watch]) -> Iterator[ThreadPoolExecutor]:
-    """The pool, which ends at once where the block is left early: what waits is dropped, what runs is killed."""
-    try:
-        yield pool
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        for watch in watches:
+        for watch in watches.values():
             watch.kill()
         raise
     finally:
