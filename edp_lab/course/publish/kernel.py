@@ -193,6 +193,9 @@ class KernelManager(AsyncKernelManager):
     def _encrypt_where_possible(self) -> str:
         return "auto" if zmq.has("curve") else "disabled"
 
+    async def _async_interrupt_kernel(self) -> None:
+        """Nothing: before a shutdown a kernel would be interrupted, and one that is idle reports that as an error."""
+
 
 class _Client(PapermillNotebookClient):
     """papermill's client, which also stops at the errors that widgets and threads hide."""
