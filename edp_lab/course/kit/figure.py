@@ -2,8 +2,8 @@
 
     def draw(result):                                    # pure; the same function draws and redraws
         curve = line("loss", BLUE, x=result.steps, y=result.losses)
-        axes = {"xaxis": {"title": "step"}, "yaxis": log_axis("loss", result.losses)}
-        return figure([curve], "Training", caption(result), **axes)
+        steps, loss = axis("step", [0, result.steps[-1]]), log_axis("loss", result.losses)
+        return figure([curve], "Training", caption(result), xaxis=steps, yaxis=loss, hover="step %{x}: %{y:.3g}")
 
     live = LiveFigure(draw(first))
     live.show(draw(second))                              # one message with what has changed
@@ -38,44 +38,94 @@ LOG = {"type": "log", "dtick": 1, "exponentformat": "power"}
 # ---- Drawing -------------------------------------------------------------------------------------------------------
 
 
-def figure(data: Sequence[Trace], title: str, caption: str = "", height: int = 560, **layout: Any) -> Figure:
+def figure(
+    data: Sequence[Trace],
+    title: str,
+    caption: str = "",
+    height: int = 560,
+    *,
+    top: int | None = None,
+    hover: str = "",
+    **layout: Any,
+) -> Figure:
     """A figure with a title, a caption under it, and a legend in a row.
 
     Args:
-        data: traces, see `line` and `points`.
+        data: traces, see `line`, `points`, `area` and `bar`.
         caption: HTML; lines are broken by ``<br>``.
         height: pixels.
-        layout: by plotly's names; where one is a dict, it is merged into what is there, see `merged`.
+        top: pixels above the plot, for title, caption and legend.
+        hover: the ``hovertemplate`` of all traces that do not say what they show there.
+        layout: by plotly's names, such as ``xaxis`` (see `axis`); where one is a dict, it is merged into what is there.
     """
     heading: dict[str, Any] = {"text": title}
     if caption:
         heading["subtitle"] = {"text": caption}
-    whole = merged({"height": height, "title": heading, "legend": LEGEND}, layout)
-    for name, axis in whole.items():  # plotly.js knows no title that is mere text
-        if name[1:5] == "axis" and isinstance(axis.get("title"), str):
-            whole[name] = {**axis, "title": {"text": axis["title"]}}
+    above = {} if top is None else {"margin": {"t": top}}
+    whole = merged({"height": height, "title": heading, "legend": LEGEND}, above, layout)
+    for name, place in whole.items():  # plotly.js knows no title that is mere text
+        if name[1:5] == "axis" and isinstance(place.get("title"), str):
+            whole[name] = {**place, "title": {"text": place["title"]}}
+    if hover:
+        data = [one if {"hovertemplate", "hoverinfo"} & one.keys() else {**one, "hovertemplate": hover} for one in data]
     return {"data": list(data), "layout": whole}
 
 
-def line(name: str, color: str, dash: str = "solid", **more: Any) -> Trace:
-    """A line; with a `symbol` (and `size`) also marks on it. `more`: ``x``, ``y`` and whatever else a trace takes."""
-    trace: Trace = {"type": "scatter", "name": name, "mode": "lines", "line": {"color": color, "dash": dash}}
+def line(name: str, color: str, dash: str = "solid", *, width: float | None = None, **more: Any) -> Trace:
+    """A line; with a `symbol` (and `size`) also marks on it. `more`: see `trace`."""
+    look = {"mode": "lines", "line": {"color": color, "dash": dash} | ({} if width is None else {"width": width})}
     if symbol := more.pop("symbol", ""):
-        trace |= {"mode": "lines+markers", "marker": {"color": color, "symbol": symbol, "size": more.pop("size", 8)}}
-    return merged(trace, more)
+        look |= {"mode": "lines+markers", "marker": {"color": color, "symbol": symbol, "size": more.pop("size", 8)}}
+    return trace(name, look, **more)
 
 
-def points(name: str, color: str, symbol: str, size: int, **more: Any) -> Trace:
-    """Marks without a line. `more`: ``x``, ``y`` and whatever else a trace takes."""
-    marker = {"color": color, "symbol": symbol, "size": size, "line": {"width": 1.5, "color": color}}
-    return merged({"type": "scatter", "name": name, "mode": "markers", "marker": marker}, more)
+def points(name: str, color: str, symbol: str, size: int, *, edge: float = 1.5, **more: Any) -> Trace:
+    """Marks without a line, whose outline is `edge` pixels wide. `more`: see `trace`."""
+    marker = {"color": color, "symbol": symbol, "size": size, "line": {"width": edge, "color": color}}
+    return trace(name, {"mode": "markers", "marker": marker}, **more)
+
+
+def ring(size: int = 12, **more: Any) -> Trace:
+    """What marks a chosen point, with no line in the legend. `more`: see `trace`."""
+    return points("", theme.BLACK, "circle-open", size, **{"edge": 2, "showlegend": False, **more})
 
 
 def area(name: str, color: str, opacity: float, **more: Any) -> Trace:
-    """The inside of an outline ``x``, ``y``; `color` as ``#rrggbb``."""
+    """The inside of an outline ``x``, ``y``; `color` as ``#rrggbb``. `more`: see `trace`."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    look = {"fill": "toself", "fillcolor": f"rgba({red},{green},{blue},{opacity})", "line": {"width": 0}}
-    return merged({"type": "scatter", "name": name, "mode": "lines", **look}, more)
+    look = {"mode": "lines", "fill": "toself", "fillcolor": f"rgba({red},{green},{blue},{opacity})"}
+    return trace(name, {**look, "line": {"width": 0}}, **more)
+
+
+def bar(name: str, color: str, hatch: str | None = None, **more: Any) -> Trace:
+    """Bars of one colour, with white strokes on it where a `hatch` is given ("/", "x"). `more`: see `trace`."""
+    # In plotly's default a white pattern replaces the colour, and the bar cannot be seen.
+    pattern = {} if hatch is None else {"pattern": {"shape": hatch, "fillmode": "overlay", "fgcolor": "white"}}
+    return trace(name, {"type": "bar", "marker": {"color": color, **pattern}}, **more)
+
+
+def trace(name: str, look: Trace, *, hover: str = "", **more: Any) -> Trace:
+    """A trace that looks so. `more`: ``x``, ``y`` and whatever else it takes; `hover` is its ``hovertemplate``."""
+    told = {"hovertemplate": hover} if hover else {}
+    return merged({"type": "scatter", "name": name}, look, told, more)
+
+
+def gaps(starts: Iterable[Any], ends: Iterable[Any], rows: Iterable[Any]) -> dict[str, list[Any]]:
+    """``x`` and ``y`` of one line with many pieces: in each of the `rows`, from a start to an end."""
+    pieces = list(zip(starts, ends, rows, strict=True))
+    return {"x": [x for a, b, _ in pieces for x in (a, b, None)], "y": [y for *_, y in pieces for y in (y, y, None)]}
+
+
+def error_bars(values: Iterable[float], intervals: Iterable[tuple[float, float]], **look: Any) -> dict[str, Any]:
+    """``error_y`` or ``error_x`` from each value to both ends of its interval."""
+    ends = [(high - value, value - low) for value, (low, high) in zip(values, intervals, strict=True)]
+    above, below = [up for up, _ in ends], [down for _, down in ends]
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **look}
+
+
+def note(text: str, **place: Any) -> dict[str, Any]:
+    """An annotation without an arrow."""
+    return {"text": text, "showarrow": False, **place}
 
 
 def vline(x: Any, axis: str = "x", **look: Any) -> dict[str, Any]:
@@ -90,9 +140,25 @@ def hline(y: Any, axis: str = "y", **look: Any) -> dict[str, Any]:
     return {"type": "line", "y0": y, "y1": y, "yref": axis, "x0": 0, "x1": 1, "xref": of, "line": HERE, **look}
 
 
-def log_axis(title: str, values: Iterable[float | None], **more: Any) -> dict[str, Any]:
-    """A logarithmic axis around the values, from one power of ten to another."""
-    return {"title": title, **LOG, "range": log_range(values), **more}
+# ---- Axes ----------------------------------------------------------------------------------------------------------
+
+
+def axis(title: str, span: Sequence[float] | None = None, **more: Any) -> dict[str, Any]:
+    """An axis, from one end of its `span` to the other."""
+    return {"title": title, **({} if span is None else {"range": span}), **more}
+
+
+def logs(title: str, span: Sequence[float] | None = None, **more: Any) -> dict[str, Any]:
+    """A logarithmic axis with powers of ten; its `span` in exponents."""
+    return axis(title, span, **{**LOG, **more})
+
+
+def log_axis(
+    title: str, values: Iterable[float | None], *, margin: float = 0.0, labels: int = 0, **more: Any
+) -> dict[str, Any]:
+    """A logarithmic axis around the values, see `log_range`, with about so many `labels` at most (0: each power)."""
+    low, high = log_range(values, margin)
+    return logs(title, [low, high], **({"dtick": math.ceil((high - low) / labels)} if labels else {}), **more)
 
 
 def positive(values: Iterable[float | None]) -> list[float | None]:
@@ -110,26 +176,33 @@ def log_range(values: Iterable[float | None], margin: float = 0.0) -> list[float
     return [math.floor(min(logs) - margin) - beyond, math.ceil(max(logs) + margin) + beyond]
 
 
-def whole_decades(values: Iterable[float | None], room: float = 0.05) -> list[int]:
+def whole_decades(values: Iterable[float | None], room: float = 0.05) -> list[float]:
     """Exponents of the powers of ten around the values, with some room: as `log_range`, from label to label."""
-    logs = [math.log10(v) for v in positive(values) if v is not None] or [0.0]
-    return [math.floor(min(logs) - room), math.ceil(max(logs) + room)]
+    return log_range(values, room)
 
 
 def decade_axis(title: str, values: Iterable[float | None], labels: int, **more: Any) -> dict[str, Any]:
     """A logarithmic axis over `whole_decades`, with about so many labels at most."""
-    low, high = whole_decades(values)
-    return {"title": title, **LOG, "range": [low, high], "dtick": math.ceil((high - low) / labels), **more}
+    return log_axis(title, values, margin=0.05, labels=labels, **more)
 
 
-def plots(rows: int, cols: int, titles: Sequence[str] = (), **options: Any) -> dict[str, Any]:
+# ---- Several plots -------------------------------------------------------------------------------------------------
+
+Axes = Sequence[tuple[dict[str, Any], dict[str, Any]]]  # (x axis, y axis) of each plot
+
+
+def plots(rows: int, cols: int, titles: Sequence[str] = (), axes: Axes = (), **options: Any) -> dict[str, Any]:
     """The layout of several plots in one figure: domains of ``xaxis``, ``yaxis``, ``xaxis2``, ... row by row.
 
     Args:
         titles: of each plot; they become ``annotations``.
+        axes: of each plot, see `axis`.
         options: of `plotly.subplots.make_subplots`, such as ``vertical_spacing`` or ``row_heights``.
     """
-    return deepcopy(_plots(rows, cols, tuple(titles), tuple(sorted(options.items()))))
+    own: dict[str, Any] = {}
+    for plot, (x, y) in enumerate(axes, 1):
+        own |= {f"xaxis{plot if plot > 1 else ''}": x, f"yaxis{plot if plot > 1 else ''}": y}
+    return merged(deepcopy(_plots(rows, cols, tuple(titles), tuple(sorted(options.items())))), own)
 
 
 @cache
@@ -157,9 +230,21 @@ def two_rows(legend_at: float, **options: Any) -> dict[str, Any]:
     return {**plots(2, 1, **options), "legend2": legend}
 
 
-def two_plots(data: Sequence[Trace], title: str, caption: str, height: int = 560, **layout: Any) -> Figure:
-    """A `figure` of `two_rows`, with the usual room between them."""
-    return figure(data, title, caption, height, **merged(two_rows(0.38, vertical_spacing=0.3), layout))
+def two_plots(
+    data: Sequence[Trace],
+    title: str,
+    caption: str,
+    height: int = 560,
+    *,
+    axes: Axes = (),
+    legend_at: float = 0.38,
+    spacing: float = 0.3,
+    **more: Any,
+) -> Figure:
+    """A `figure` of `two_rows` with these `axes`, so far apart (a share of the height)."""
+    layout = {name: more.pop(name) for name in more.keys() - {"top", "hover"}}
+    rows = two_rows(legend_at, axes=axes, vertical_spacing=spacing)
+    return figure(data, title, caption, height, **more, **merged(rows, layout))
 
 
 def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
