@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,6 @@ from selenium.webdriver.remote.webelement import WebElement
 SCREENSHOTS = ROOT / "runs" / "screenshots"
 WIDTHS = (1280, 800)
 HEIGHT = browsing.SIZE[1]
-AHEAD = 0  # notebooks that load while another one is tested; JupyterLabs that load at once disturb each other
 SECONDS = 20  # that a panel may take to follow on a busy machine
 
 ERRORS = """
@@ -84,29 +82,10 @@ return faults.map(e => e.value ?? e.textContent);
 """
 
 
-@pytest.fixture(scope="module")
-def window_of(request: pytest.FixtureRequest, browser: Chrome, lab: str) -> Callable[[Path], str]:
-    """Starts a notebook and, so that no core waits, those that are tested next; returns the notebook's window."""
-    chosen = [item.callspec.params.get("page") for item in request.session.items if hasattr(item, "callspec")]
-    order = list(dict.fromkeys(path for path in chosen if path))
-    windows: dict[Path, str] = {}
-
-    def window(path: Path) -> str:
-        place = order.index(path)
-        for soon in order[place : place + 1 + AHEAD]:
-            if soon not in windows:
-                windows[soon] = browsing.start_notebook(browser, lab, soon.name)
-        return windows[path]
-
-    return window
-
-
 @pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
-def page(
-    request: pytest.FixtureRequest, browser: Chrome, window_of: Callable[[Path], str]
-) -> Iterator[tuple[Chrome, str]]:
+def page(request: pytest.FixtureRequest, browser: Chrome, lab: str) -> Iterator[tuple[Chrome, str]]:
     """The browser with a notebook in front, all its cells executed, and the notebook's name."""
-    browsing.finish_notebook(browser, window_of(request.param))
+    browsing.finish_notebook(browser, browsing.start_notebook(browser, lab, request.param.name))
     yield browser, request.param.stem
     browsing.close_notebook(browser)
 
