@@ -6,7 +6,7 @@ import html
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edp_lab.cli.options import App, Delta, Json, chosen, commas, write_text
-from edp_lab.cli.output import Tell, as_csv, bar, html_table, print_json, screen, table, telling
+from edp_lab.cli.output import Tell, as_csv, bar, html_table, number, print_json, screen, table, telling
 from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,47 +50,34 @@ def thesis(
     kept in the folder: after a kill, the same command goes on from there. The files hold what this call was asked for,
     and replace those of the last one.
     """
-    parts = _names(table, figure)
-    with telling() as tell:
-        from edp_lab.reproduce.thesis.lab import Lab, reproduce
-
-        lab = Lab(out, _scale(quick, data, repeats, tell), seed, tell)
-        made, start = [], time.perf_counter()
-        try:
-            for name, part in zip(parts, reproduce(lab, parts), strict=True):
-                tell(f"{_title(name)} done after {time.perf_counter() - start:.0f} s", True)
-                made.append(part)
-        except KeyboardInterrupt:
-            tell(f"interrupted; finished networks are kept in {out}: the same command goes on from there", True)
-            raise
-    _write(out, lab, made)
-    if as_json:
-        print_json([cell.as_json() for part in made for cell in part.cells], allow_nan=False)
-    else:
-        _show(lab, made)
-        print(f"written: {', '.join(str(out / name) for name in FILES)}")
-
-
-def _names(table: list[str] | None, figure: list[str] | None) -> list[str]:
-    """As `reproduce_thesis.PARTS` has them.
-
-    Raises:
-        UsageError: an unknown one.
-    """
-    from edp_lab.reproduce.thesis.thesis_tables import FIGURES, TABLES
+    from edp_lab.reproduce.thesis.thesis_tables import FIGURES, PRINTED, TABLES
 
     asked = []
     for kind, known, given in (("table", TABLES, table), ("figure", FIGURES, figure)):
         for name in commas(*given or ()):
             if name not in known:
                 raise UsageError(f"unknown {kind} {name!r}: choose {', '.join(known)}")
-            asked.append(name if kind == "table" else f"figure {name}")
-    every = [*TABLES, *(f"figure {name}" for name in FIGURES)]
-    return list(dict.fromkeys(asked)) or every
+            asked.append(known[name].id)
+    with telling() as tell:
+        from edp_lab.reproduce.thesis.lab import Lab, reproduce
 
-
-def _title(name: str) -> str:
-    return name if name == "times" or name.startswith("figure") else f"table {name}"
+        lab = Lab(out, _scale(quick, data, repeats, tell), seed, tell)
+        parts, start = [], time.perf_counter()
+        try:
+            for part in reproduce(lab, list(dict.fromkeys(asked or PRINTED))):
+                tell(f"{_name(part)} done after {time.perf_counter() - start:.0f} s", True)
+                parts.append(part)
+        except KeyboardInterrupt:
+            tell(f"interrupted; finished networks are kept in {out}: the same command goes on from there", True)
+            raise
+    cells = [cell.as_json() for part in parts for cell in part.cells]
+    for file, content in zip(FILES, (_as_json(lab, parts), as_csv(cells), _page(lab, parts)), strict=True):
+        write_text(out / file, content)
+    if as_json:
+        print_json(cells, allow_nan=False)
+    else:
+        _show(lab, parts)
+        print(f"written: {', '.join(str(out / file) for file in FILES)}")
 
 
 def _scale(quick: bool, data: str | None, repeats: int | None, tell: Tell) -> Any:
@@ -109,87 +96,68 @@ def _scale(quick: bool, data: str | None, repeats: int | None, tell: Tell) -> An
     return scale if repeats is None else replace(scale, repeats=repeats)
 
 
-# ---- On a terminal -------------------------------------------------------------------------------------------------
+# ---- Words -----------------------------------------------------------------------------------------------------------
+
+EXPLAINED = (
+    "On {lab.scale.data}, seed {lab.seed}. In brackets: 95 % interval over the test images, or from lowest to highest "
+    "of the repeats on circles. Epsilon that holds: of one example with its label, and of its image alone, at delta, "
+    "if the seeds were secret; they are published here, so that a table can be repeated. The thesis has 60,000 "
+    "training images of 28 x 28 pixels; digits are 1,197 of 8 x 8, an instructor's part of them is 119."
+)
 
 
-def _show(lab: Lab, parts: Sequence[Part]) -> None:
-    console = screen()
-    for part in parts:
-        console.print(f"\n{_title(part.id)}, {part.place}: {part.title}" + (f" ({part.unit})" if part.unit else ""))
-        console.print(_table(part))
-        for note in _notes(part):
-            console.print(note, style="dim")
-    console.print(f"\n{_explained(lab)}")
+def _name(part: Part) -> str:
+    name = part.printed.id
+    return name if name == "times" or name.startswith("figure") else f"table {name}"
 
 
-def _explained(lab: Lab) -> str:
-    return (
-        f"On {lab.scale.data}, seed {lab.seed}. In brackets: 95 % interval over the test images, or from lowest to "
-        "highest of the repeats on circles. Epsilon that holds: of one example with its label, and of its image alone, "
-        "at delta, if the seeds were secret; they are published here, so that a table can be repeated. The thesis has "
-        "60,000 training images of 28 x 28 pixels; digits are 1,197 of 8 x 8, an instructor's part of them is 119."
-    )
-
-
-def _table(part: Part) -> Table:
-    """The scores of a network side by side; of everything else a value a line."""
-    from edp_lab.reproduce.thesis.thesis_tables import SCORES
-
-    scores = {cell.column for cell in part.cells} == set(SCORES)
-    last = ["epsilon\nclaimed", "epsilon\nthat holds", "epsilon\nof image", "delta", "seconds"]
-    lines = [["thesis / ours", *(SCORES if scores else ("",)), *last]]
-    rows: dict[str, list[Cell]] = {}
-    for cell in part.cells:
-        rows.setdefault(cell.row if scores else f"{cell.row}, {cell.column}", []).append(cell)
-    for name, cells in rows.items():
-        seconds = f"{cells[0].seconds:.1f}" if cells[0].seconds else ""
-        lines.append([name, *map(_values, cells), *_epsilons(cells[0]), seconds])
-    return table(lines, padding=(0, 1, 0, 0))
-
-
-def _values(cell: Cell) -> str:
-    interval = "" if cell.low is None or cell.high is None else f" ({cell.low:.0f} to {cell.high:.0f})"
-    ours = "-" if cell.ours is None else f"{cell.ours:.3g}" if abs(cell.ours) < 1000 else f"{cell.ours:.0f}"
-    return f"{'-' if cell.thesis is None else f'{cell.thesis:.9g}'} / {ours}{interval}"
-
-
-def _epsilons(cell: Cell) -> tuple[str, str, str, str]:
-    """Claimed, that holds, of the image alone, and delta."""
-    holds = "none" if cell.epsilon_holds is None else f"{cell.epsilon_holds:.4g}"
-    claimed, image = ("" if e is None else f"{e:.4g}" for e in (cell.epsilon_claimed, cell.epsilon_image))
-    return claimed, holds, image, "" if cell.delta is None else f"{cell.delta:g}"
+def _title(part: Part) -> str:
+    return f"{_name(part)}, {part.printed.place}: {part.printed.title}"
 
 
 def _notes(part: Part) -> list[str]:
     """Each once, with the rows that it is about if there are others."""
-    rows: dict[str, list[str]] = {}
+    rows: dict[str, dict[str, None]] = {}
     for cell in part.cells:
-        rows.setdefault(cell.note, []).append(cell.row)
-    named = {note: ", ".join(dict.fromkeys(names)) for note, names in rows.items()}
-    notes = [note if len(named) == 1 else f"{names}: {note}" for note, names in named.items()]
-    return [*notes, *([f"the print: {part.remark}"] if part.remark else [])]
+        rows.setdefault(cell.note, {})[cell.row] = None
+    notes = [note if len(rows) == 1 else f"{', '.join(names)}: {note}" for note, names in rows.items()]
+    return [*notes, *([f"the print: {part.printed.remark}"] if part.printed.remark else [])]
+
+
+def _epsilons(cell: Cell) -> list[str]:
+    """Claimed, that holds, of the image alone, and delta."""
+    claimed, image = (number(epsilon, 4, "") for epsilon in (cell.epsilon_claimed, cell.epsilon_image))
+    return [claimed, number(cell.epsilon_holds, 4), image, number(cell.delta, absent="")]
+
+
+def _show(lab: Lab, parts: Sequence[Part]) -> None:
+    """The scores of a network side by side; of everything else a value a line."""
+    from edp_lab.reproduce.thesis.thesis_tables import SCORES
+
+    console, epsilons = screen(), ["epsilon\nclaimed", "epsilon\nthat holds", "epsilon\nof image", "delta"]
+    for part in parts:
+        scores = {cell.column for cell in part.cells} == set(SCORES)
+        lines = [["thesis / ours", *(SCORES if scores else ("",)), *epsilons, "seconds"]]
+        rows: dict[str, list[Cell]] = {}
+        for cell in part.cells:
+            rows.setdefault(cell.row if scores else f"{cell.row}, {cell.column}", []).append(cell)
+        for name, cells in rows.items():
+            seconds = f"{cells[0].seconds:.1f}" if cells[0].seconds else ""
+            lines.append([name, *map(_both, cells), *_epsilons(cells[0]), seconds])
+        console.print(f"\n{_title(part)}" + (f" ({part.printed.unit})" if part.printed.unit else ""))
+        console.print(table(lines, padding=(0, 1, 0, 0)))
+        for note in _notes(part):
+            console.print(note, style="dim")
+    console.print(f"\n{EXPLAINED.format(lab=lab)}")
+
+
+def _both(cell: Cell) -> str:
+    interval = "" if cell.low is None or cell.high is None else f" ({cell.low:.0f} to {cell.high:.0f})"
+    ours = "-" if cell.ours is None else f"{cell.ours:.3g}" if abs(cell.ours) < 1000 else f"{cell.ours:.0f}"
+    return f"{number(cell.thesis, 9, '-')} / {ours}{interval}"
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
-
-
-def _write(out: Path, lab: Lab, parts: Sequence[Part]) -> None:
-    cells = as_csv([cell.as_json() for part in parts for cell in part.cells])
-    for name, content in zip(FILES, (_as_json(lab, parts), cells, _page(lab, parts)), strict=True):
-        write_text(out / name, content)
-
-
-def _as_json(lab: Lab, parts: Sequence[Part]) -> str:
-    from edp_lab.training.run_folder import versions
-
-    told = {
-        "scale": asdict(lab.scale),
-        "seed": lab.seed,
-        "versions": versions(),
-        "parts": [{**asdict(part), "cells": [cell.as_json() for cell in part.cells]} for part in parts],
-    }
-    return json.dumps(told, indent=1, allow_nan=False)
-
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>The thesis, made anew</title>
@@ -210,140 +178,115 @@ HEADINGS = (
 )  # fmt: skip
 
 
+def _as_json(lab: Lab, parts: Sequence[Part]) -> str:
+    from edp_lab.training.run_folder import versions
+
+    told = {"scale": asdict(lab.scale), "seed": lab.seed, "versions": versions()}
+    return json.dumps({**told, "parts": [part.as_json() for part in parts]}, indent=1, allow_nan=False)
+
+
 def _page(lab: Lab, parts: Sequence[Part]) -> str:
     """Every table and figure; it needs no network."""
     from edp_lab.course.kit.theme import CONFIG
 
-    sections, library = [], True
+    drawn, library = [], True
     for part in parts:
-        drawn = []
+        lines, title = [list(HEADINGS)], html.escape(_title(part))
+        for cell in part.cells:
+            numbers = [number(value, 4, "") for value in (cell.thesis, cell.ours, cell.low, cell.high)]
+            lines.append([cell.row, cell.column, *numbers, *_epsilons(cell), cell.guarantee, f"{cell.seconds:.1f}"])
+        notes = "\n".join(f"<p>{html.escape(note)}</p>" for note in _notes(part))
+        drawn += [f"<h2>{title[0].upper()}{title[1:]}</h2>", html_table(lines, between="\n"), notes]
         for figure in _figures(part):
             drawn.append(figure.to_html(CONFIG, include_plotlyjs=library, full_html=False))
             library = False
-        notes = "\n".join(f"<p>{html.escape(note)}</p>" for note in _notes(part))
-        title = html.escape(f"{_title(part.id)}, {part.place}: {part.title}")
-        sections.append("\n".join([f"<h2>{title[0].upper()}{title[1:]}</h2>", _html_table(part), notes, *drawn]))
-    return PAGE.format(explained=html.escape(_explained(lab)), parts="\n".join(sections))
-
-
-def _html_table(part: Part) -> str:
-    lines: list[Sequence[str]] = [HEADINGS]
-    for cell in part.cells:
-        numbers = ["" if n is None else f"{n:.4g}" for n in (cell.thesis, cell.ours, cell.low, cell.high)]
-        lines.append([cell.row, cell.column, *numbers, *_epsilons(cell), cell.guarantee, f"{cell.seconds:.1f}"])
-    return html_table(lines, between="\n")
+    return PAGE.format(explained=html.escape(EXPLAINED.format(lab=lab)), parts="\n".join(drawn))
 
 
 # ---- Figures ---------------------------------------------------------------------------------------------------------
 
 COLUMNS = 4  # of small figures beside each other
+BY_SIZE = {"title": "training points"}, {"title": "test accuracy (%)"}
 
 
-def _figures(part: Part) -> list[go.Figure]:
-    drawing = part.drawing
-    if part.id == "figure 4.1":
-        return [_accuracy_by_size(part)]
-    if part.id == "figure 4.2":
-        return [_boxes(drawing["accuracies"])]
-    if part.id in ("figure 3.2", "figure 3.3"):
-        return [_scatters(drawing)]
-    if part.id == "figure 3.5":
-        return [_images(drawing["image"], reverse=True)]
-    if "confusion" in drawing:
-        return [_images(drawing["confusion"]), _losses(drawing["loss"])]
-    return []
+def _figures(part: Part) -> Iterator[go.Figure]:
+    from edp_lab.course.kit.theme import BLUE, VERMILLION
+
+    name, drawing = part.printed.id, part.drawing
+    if name == "figure 4.1":
+        sizes, ours = [int(cell.row) for cell in part.cells], [cell.ours for cell in part.cells]
+        line = {"type": "scatter", "x": sizes, "y": ours, "mode": "lines+markers", "showlegend": None}
+        yield _grid({part.printed.title: [line]}, 360, {"type": "log", **BY_SIZE[0]}, BY_SIZE[1])
+    elif name == "figure 4.2":
+        look = {"type": "box", "boxpoints": "all", "showlegend": False}
+        boxes = [{**look, "y": values, "name": size} for size, values in drawing["accuracies"].items()]
+        title = "test accuracy by size of the training set, over repeats"
+        yield _grid({title: boxes}, 360, {"type": "category", **BY_SIZE[0]}, BY_SIZE[1])
+    elif name in ("figure 3.2", "figure 3.3"):
+        square = {"range": [-2.5, 2.5]}
+        yield _grid({one: _clouds(told) for one, told in drawing.items()}, 260, square, square)
+    elif name == "figure 3.5":
+        yield _images(drawing["image"], "Greys_r")
+    elif "confusion" in drawing:
+        yield _images(drawing["confusion"], "Blues").update_layout(
+            title={"text": "Confusion: true class (down), predicted (across)", "y": 1}
+        )
+        looks = {"loss": ("training", BLUE, "solid"), "test_loss": ("test", VERMILLION, "dash")}
+        curves = {
+            one: [
+                {"type": "scatter", "x": list(range(1, len(told[kind]) + 1)), "y": told[kind], "name": label,
+                 "line": {"color": color, "dash": dash}, "mode": "lines"}
+                for kind, (label, color, dash) in looks.items()
+            ]
+            for one, told in drawing["loss"].items()
+        }  # fmt: skip
+        epochs = {"title": {"text": "epoch", "font": {"size": 10}}}
+        yield _grid(curves, 220, epochs, {"rangemode": "tozero"})
 
 
-def _grid(names: Sequence[str], height: int, **axes: Any) -> tuple[go.Figure, list[dict[str, int]]]:
-    """An empty figure with a small one of each name, and where they are."""
+def _grid(
+    small: Mapping[str, Sequence[dict[str, Any]]], height: int, across: dict[str, Any], down: dict[str, Any]
+) -> go.Figure:
+    """Small figures by name, each with its traces, and the same axes for all."""
     from plotly.subplots import make_subplots
 
     from edp_lab.course.kit.theme import TEMPLATE
 
-    rows = -(-len(names) // COLUMNS)
-    columns = min(len(names), COLUMNS)
-    titles = [html.escape(name) for name in names]
-    figure = make_subplots(rows, columns, subplot_titles=titles, vertical_spacing=0.3 / rows, **axes)
+    rows, titles = -(-len(small) // COLUMNS), [html.escape(name) for name in small]
+    figure = make_subplots(rows, min(len(small), COLUMNS), subplot_titles=titles, vertical_spacing=0.3 / rows)
     figure.update_layout(template=TEMPLATE, height=height * rows + 60, width=1050, margin={"t": 40, "b": 50})
     figure.update_annotations(font_size=11)
-    places = [{"row": k // COLUMNS + 1, "col": k % COLUMNS + 1} for k in range(len(names))]
-    return figure, places
+    for place, traces in enumerate(small.values()):
+        for trace in traces:
+            where = {"row": place // COLUMNS + 1, "col": place % COLUMNS + 1}
+            figure.add_trace({"showlegend": place == 0, **trace}, **where)
+    return figure.update_xaxes(across).update_yaxes(down)
 
 
-def _scatters(drawing: Mapping[str, Any]) -> go.Figure:
+def _clouds(told: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Points by class, or before and after noise."""
     from edp_lab.course.kit.theme import BLUE, VERMILLION
 
-    figure, places = _grid(list(drawing), 260)
-    for k, (told, place) in enumerate(zip(drawing.values(), places, strict=True)):
-        if "labels" in told:
-            both = {
-                f"class {c}": [p for p, y in zip(told["points"], told["labels"], strict=True) if y == c] for c in (0, 1)
-            }
-        else:
-            both = {"with noise": told["noised"], "without": told["clean"]}
-        for (name, points), color in zip(both.items(), (BLUE, VERMILLION), strict=True):
-            marker = {"color": color, "size": 3}
-            figure.add_scatter(
-                x=[p[0] for p in points], y=[p[1] for p in points], mode="markers", marker=marker, name=name,
-                showlegend=k == 0, **place,
-            )  # fmt: skip
-    figure.update_xaxes(range=[-2.5, 2.5])
-    figure.update_yaxes(range=[-2.5, 2.5])
-    return figure
+    if "labels" in told:
+        pairs = list(zip(told["points"], told["labels"], strict=True))
+        clouds = {f"class {c}": [point for point, label in pairs if label == c] for c in (0, 1)}
+    else:
+        clouds = {"with noise": told["noised"], "without": told["clean"]}
+    return [
+        {"type": "scatter", "mode": "markers", "marker": {"color": color, "size": 3}, "name": name,
+         "x": [x for x, _ in points], "y": [y for _, y in points]}
+        for (name, points), color in zip(clouds.items(), (BLUE, VERMILLION), strict=True)
+    ]  # fmt: skip
 
 
-def _images(drawing: Mapping[str, Any], reverse: bool = False) -> go.Figure:
+def _images(matrices: Mapping[str, Any], colors: str) -> go.Figure:
     """Matrices: an image, or how often each class (down) was taken for each (across)."""
-    figure, places = _grid(list(drawing), 230)
-    for matrix, place in zip(drawing.values(), places, strict=True):
-        scale = "Greys_r" if reverse else "Blues"
-        figure.add_heatmap(
-            z=matrix, showscale=False, colorscale=scale, hovertemplate="%{y}, %{x}: %{z}<extra></extra>", **place
-        )
-    figure.update_yaxes(autorange="reversed")
-    if not reverse:
-        figure.update_layout(title={"text": "Confusion: true class (down), predicted (across)", "y": 1})
-    return figure
-
-
-def _losses(drawing: Mapping[str, Any]) -> go.Figure:
-    from edp_lab.course.kit.theme import BLUE, VERMILLION
-
-    figure, places = _grid(list(drawing), 220)
-    looks = {"loss": ("training", BLUE, "solid"), "test_loss": ("test", VERMILLION, "dash")}
-    for k, (told, place) in enumerate(zip(drawing.values(), places, strict=True)):
-        for part, (name, color, dash) in looks.items():
-            line, epochs = {"color": color, "dash": dash}, list(range(1, len(told[part]) + 1))
-            figure.add_scatter(x=epochs, y=told[part], name=name, line=line, mode="lines", showlegend=k == 0, **place)
-    figure.update_xaxes(title={"text": "epoch", "font": {"size": 10}})
-    figure.update_yaxes(rangemode="tozero")
-    return figure
-
-
-def _accuracy_by_size(part: Part) -> go.Figure:
-    figure, [place] = _grid([part.title], 360)
-    sizes = [int(cell.row) for cell in part.cells]
-    ours = [cell.ours for cell in part.cells]
-    figure.add_scatter(x=sizes, y=ours, mode="lines+markers", **place)
-    figure.update_xaxes(type="log", title="training points")
-    figure.update_yaxes(title="test accuracy (%)")
-    return figure
-
-
-def _boxes(accuracies: Mapping[str, Sequence[float]]) -> go.Figure:
-    figure, [place] = _grid(["test accuracy by size of the training set, over repeats"], 360)
-    for size, values in accuracies.items():
-        figure.add_box(y=values, name=size, boxpoints="all", showlegend=False, **place)
-    figure.update_xaxes(type="category", title="training points")
-    figure.update_yaxes(title="test accuracy (%)")
-    return figure
+    look = {"type": "heatmap", "showscale": False, "colorscale": colors, "showlegend": None}
+    look["hovertemplate"] = "%{y}, %{x}: %{z}<extra></extra>"
+    return _grid({name: [{**look, "z": z}] for name, z in matrices.items()}, 230, {}, {"autorange": "reversed"})
 
 
 # ---- The three phases ------------------------------------------------------------------------------------------------
-
-MEANS = ("precision", "recall", "f_score")
-EPSILONS = ("epsilon", "of image")  # of one training example, and of its image alone
 
 three_phase_app = App(no_args_is_help=True, help="The thesis' input noise, instructors and understudy.")
 
@@ -380,7 +323,11 @@ def run(
     from edp_lab.corpora.images import load_images
     from edp_lab.three_phase.phases import ThreePhaseSettings, run_three_phase
 
-    settings = chosen(ctx, ThreePhaseSettings, phases=_phases(phases))
+    try:
+        parts = tuple(int(part) for part in phases.split(","))
+    except ValueError:
+        raise UsageError(f"phases are {phases!r}: give some of 1, 2 and 3, such as 1,2,3") from None
+    settings = chosen(ctx, ThreePhaseSettings, phases=parts)
     images = load_images(data, seed)
     with bar("training") as (update, say):
 
@@ -394,27 +341,25 @@ def run(
     if as_json:
         print_json(record.as_json(), allow_nan=False)
     else:
-        _print_record(record)
+        _show_run(record)
 
 
-def _phases(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"phases are {text!r}: give some of 1, 2 and 3, such as 1,2,3") from None
+def _show_run(record: ThreePhaseRecord) -> None:
+    from edp_lab.three_phase.phases import of_instructors
 
-
-def _print_record(record: ThreePhaseRecord) -> None:
-    console = screen()
-    settings, data = record.settings, record.data
+    console, settings, data = screen(), record.settings, record.data
     seed = "secret" if settings.private_seed else settings.seed
+    rows: dict[str, list[Trained]] = {}  # instructors share one
+    for part in record.parts:
+        name = of_instructors(settings.instructors) if part.name.startswith("instructor") else part.name
+        rows.setdefault(name, []).append(part)
     console.print(
         f"phases {', '.join(map(str, settings.phases))} on {data['name']}: {data['train']:,} private training images, "
         f"{data['public']:,} public, {data['test']:,} to test on; {settings.model}, seed {seed}"
     )
-    console.print(_parts(record))
+    console.print(_scores(rows, settings.model))
     for why in dict.fromkeys(part.why for part in record.parts):
-        names = dict.fromkeys(_name(part, record) for part in record.parts if part.why == why)
+        names = [name for name, parts in rows.items() if any(part.why == why for part in parts)]
         console.print(f"epsilon of {', '.join(names)}: {why}")
     if any(part.image_epsilon is not None for part in record.parts) and not settings.private_seed:
         console.print(f"seed {seed} is published: who knows it redraws the noise; --private-seed makes epsilons hold")
@@ -425,40 +370,25 @@ def _print_record(record: ThreePhaseRecord) -> None:
     console.print(beside)
 
 
-def _parts(record: ThreePhaseRecord) -> Table:
-    """Instructors share a row: the mean of their scores, and from which accuracy to which."""
+def _scores(rows: Mapping[str, Sequence[Trained]], model: str) -> Table:
+    """Accuracy with its 95 % interval; or of several networks the mean, and the range from worst to best."""
     from edp_lab.three_phase.phases import THESIS_ACCURACY
 
-    lines = [["", "examples", "accuracy %", "thesis", "precision", "recall", "F-score", "seconds", *EPSILONS]]
-    thesis = THESIS_ACCURACY.get(record.settings.model, {})
-    for name in dict.fromkeys(_name(part, record) for part in record.parts):
-        parts = [part for part in record.parts if _name(part, record) == name]
+    thesis, scores = THESIS_ACCURACY.get(model, {}), ("precision", "recall", "F-score")
+    lines = [["", "examples", "accuracy %", "thesis", *scores, "seconds", "epsilon", "of image"]]
+    for name, parts in rows.items():
+        found, (low, high) = [100 * part.scores.accuracy for part in parts], parts[0].scores.interval
+        accuracy = f"{statistics.fmean(found):.1f} "
+        accuracy += f"[{min(found):.0f} to {max(found):.0f}]" if parts[1:] else f"({100 * low:.0f} to {100 * high:.0f})"
         printed = f"{100 * thesis[name]:.0f}" if name in thesis else ""
-        means = [f"{100 * statistics.fmean(getattr(part.scores, mean) for part in parts):.1f}" for mean in MEANS]
+        each = zip(*((part.scores.precision, part.scores.recall, part.scores.f_score) for part in parts), strict=True)
+        means = [f"{100 * statistics.fmean(values):.1f}" for values in each]
         seconds = f"{sum(part.seconds for part in parts):.1f}" if parts[0].rows else ""
-        epsilons = [_worst([getattr(part, kind) for part in parts]) for kind in ("epsilon", "image_epsilon")]
-        lines.append([name, f"{parts[0].examples:,}", _accuracy(parts), printed, *means, seconds, *epsilons])
+        # of one training example, and of its image alone: the worst
+        both = zip(*((part.epsilon, part.image_epsilon) for part in parts), strict=True)
+        epsilons = ["none" if None in values else f"{max(values):.4g}" for values in both]
+        lines.append([name, f"{parts[0].examples:,}", accuracy, printed, *means, seconds, *epsilons])
     return table(lines, show_edge=True, pad_edge=True)
-
-
-def _name(part: Trained, record: ThreePhaseRecord) -> str:
-    from edp_lab.three_phase.phases import of_instructors
-
-    return of_instructors(record.settings.instructors) if part.name.startswith("instructor") else part.name
-
-
-def _accuracy(parts: list[Trained]) -> str:
-    """With its 95 % interval, or of several networks the mean, and the range from worst to best."""
-    found = [100 * part.scores.accuracy for part in parts]
-    if len(parts) > 1:
-        return f"{statistics.fmean(found):.1f} [{min(found):.0f} to {max(found):.0f}]"
-    low, high = (100 * end for end in parts[0].scores.interval)
-    return f"{found[0]:.1f} ({low:.0f} to {high:.0f})"
-
-
-def _worst(epsilons: list[float | None]) -> str:
-    known = [epsilon for epsilon in epsilons if epsilon is not None]
-    return f"{max(known):.4g}" if len(known) == len(epsilons) else "none"
 
 
 def _cost(record: ThreePhaseRecord) -> str:

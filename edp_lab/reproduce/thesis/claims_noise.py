@@ -351,20 +351,20 @@ def t16_two_circles() -> Measured:
     """
     epsilon, claimed, factor = 0.2, 0.84953, 0.8
     sigma = PIXEL_SIGMA * PIXEL_EPSILON / epsilon
-    fitting = float(brentq(lambda s: _best_accuracy(s, factor) - claimed, 0.01, 5.0))
+    fitting = float(brentq(lambda s: best_accuracy(s, factor) - claimed, 0.01, 5.0))
     return {
         "claimed_accuracy": claimed,
         "epsilon": epsilon,
         "factor": factor,
         "sigma": sigma,
         "sigma_of_eq_3_1": printed_sigma(epsilon, DELTA),
-        "best_accuracy": _best_accuracy(sigma, factor),
+        "best_accuracy": best_accuracy(sigma, factor),
         "sigma_for_the_claim": fitting,
         "epsilon_for_the_claim": PIXEL_SIGMA * PIXEL_EPSILON / fitting,
     }
 
 
-def _best_accuracy(sigma: float, factor: float) -> float:
+def best_accuracy(sigma: float, factor: float) -> float:
     """1/2 + a quarter of the distance between the densities of the radius, which are Rice's."""
 
     def density(r: float, radius: float) -> float:

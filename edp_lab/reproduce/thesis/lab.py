@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,21 +28,16 @@ from edp_lab.reproduce.thesis.thesis_foundations import CREDIT_EPSILON, TABLE_2_
 from edp_lab.reproduce.thesis.thesis_tables import (
     DELTA,
     DP_ADAM,
-    FIGURES,
     LABELS,
     MODELS,
     PHASE_ONE,
+    PRINTED,
     SCORES,
     SIGMA,
-    TABLES,
     TEST_ACCURACY,
-    Cell,
     Network,
     Part,
-    Perceptrons,
-    Rows,
     Scale,
-    Understudy,
     largest,
     scores_of,
     vote_scores,
@@ -57,10 +52,25 @@ from edp_lab.training.result_cache import ResultCache, content_key
 CIRCLES_TEST = 10_000
 POINT_SENSITIVITY = 2.0  # two points of the unit disc are at most that far apart
 BOX_SIGMA = 0.1  # section 4.1, of figures 4.1 and 4.2
+CIRCLE_SIGMAS = (0.0, 0.2, 0.4, 0.6)  # figure 3.2
+ENTRIES = (50, 100, 500, 1000)  # figure 3.3
 PIXEL_SIGMAS = (0.0, 0.2, 0.4, 0.6, 1.0, 2.0)  # figure 3.5 states none
 ABADI_CLIP = 4.0  # Abadi et al. 2016, section 5.2, whom the thesis follows and whose C its eq. 3.3 leaves out
-CNN, OTHERS = "Simple CNN", "Shokri et al."
+CNN = "Simple CNN"
 COMPARED = {"DPSGD": "dp-sgd", "DPAdam": "dp-adam"}
+
+
+class Understudy(NamedTuple):
+    """What learnt from the labels of a vote.
+
+    Attributes:
+        right: share of these labels that are true.
+        label_epsilon: of one training example replaced, by the noise on all labels together; inf without.
+    """
+
+    network: Network
+    right: float
+    label_epsilon: float
 
 
 class Lab:
@@ -152,31 +162,23 @@ class Lab:
         predicted = np.array([voter.predicted[:public] for voter in voters])
         noise = stream(self._key(repeat, f"{vote.vote} vote, {name}"), Purpose.NOISE)
         labels = vote.labels(np.eye(data.classes, dtype=np.float32)[predicted], noise)
-        seen = Images(
-            data.name, data.test[:public], labels, data.test[public:], data.test_labels[public:], data.classes
-        )
+        last_tenth = data.test[public:], data.test_labels[public:]
+        seen = Images(data.name, data.test[:public], labels, *last_tenth, data.classes)
         [network] = self.train([self.job(f"{name}: understudy, {vote.vote} vote", repeat, seen, **given)])
         right = float(np.mean(labels == data.test_labels[:public]))
         return Understudy(network, right, account_votes(vote, vote_counts(predicted, data.classes), DELTA).epsilon)
 
-    def perceptrons(self, size: int, sigma: float) -> Perceptrons:
-        """Section 4.1, one for each repeat; the points that they are tested on are noised alike."""
+    def perceptrons(self, size: int, sigma: float) -> tuple[list[Network], list[float]]:
+        """Section 4.1, one for each repeat, and their accuracies in percent on points that are noised alike."""
         batch = min(256, max(16, size // 8))
         epochs = math.ceil(self.scale.circle_steps / math.ceil(size / batch))
-        given: dict[str, Any] = {
-            "model": "mlp",
-            "activation": "relu",
-            "epochs": epochs,
-            "batch_size": batch,
-            "lr": 0.02,
-        }
+        given: dict[str, Any] = {"model": "mlp", "activation": "relu", "lr": 0.02}
         name, jobs = f"perceptron, {size} points with noise {sigma:g}", []
         for repeat in range(self.scale.circle_repeats):
             data = two_circles(size, CIRCLES_TEST, self.seed + repeat + 1, sigma)  # the thesis' seed is 1
-            jobs.append(self.job(name, repeat, data, **given))
+            jobs.append(self.job(name, repeat, data, epochs=epochs, batch_size=batch, **given))
         networks = self.train(jobs)
-        hits = [np.mean(one.predicted == job.test_y) for one, job in zip(networks, jobs, strict=True)]
-        return Perceptrons(networks, [100 * float(share) for share in hits])
+        return networks, [100 * float(np.mean(o.predicted == j.test_y)) for o, j in zip(networks, jobs, strict=True)]
 
     # ---- Training, once
 
@@ -184,15 +186,16 @@ class Lab:
         """Each job's network: as kept, or trained and kept, as many at a time as pay."""
         keys = [content_key(["classifier"], *list(vars(job).values())[1:]) for job in jobs]  # whatever its name
         missing = sum(len(job.x) for job, key in zip(jobs, keys, strict=True) if self.cells.read(key) is None)
-        cure, name = "the same command goes on from here", "a process that trains networks"
-        found = self.cells.results(keys, jobs, _trained, usable_workers(missing), self._listen, cure, name)
-        return [Network(**{**one, "predicted": np.array(one["predicted"])}) for one in found]
 
-    def _listen(self, done: int, event: Event | None) -> None:
-        if event is not None:
-            accuracy = "" if event.accuracy is None else f"  accuracy {event.accuracy:.3f}"
-            line = f"{event.part}: epoch {event.epoch} of {event.epochs}  loss {event.loss:.3f}{accuracy}"
-            self.tell(line, event.epoch == event.epochs)
+        def listen(done: int, event: Event | None) -> None:
+            if event is not None:
+                accuracy = "" if event.accuracy is None else f"  accuracy {event.accuracy:.3f}"
+                line = f"{event.part}: epoch {event.epoch} of {event.epochs}  loss {event.loss:.3f}{accuracy}"
+                self.tell(line, event.epoch == event.epochs)
+
+        cure, name = "the same command goes on from here", "a process that trains networks"
+        found = self.cells.results(keys, jobs, _trained, usable_workers(missing), listen, cure, name)
+        return [Network(**{**one, "predicted": np.array(one["predicted"])}) for one in found]
 
 
 def _trained(job: Job, say: Say) -> dict[str, Any]:
@@ -201,6 +204,54 @@ def _trained(job: Job, say: Say) -> dict[str, Any]:
     record = {name: value for name, value in one.record.items() if name != "rows"}
     predicted = one.model.predict(job.test_x).tolist()
     return {"predicted": predicted, "rows": one.rows, "epsilon": one.guarantee.epsilon, "record": record}
+
+
+# ---- Chapters 2 and 3 ------------------------------------------------------------------------------------------------
+
+
+def table_2_2(lab: Lab, part: Part) -> None:
+    counts = noisy_counts(np.random.default_rng(lab.seed), len(TABLE_2_2.responses))
+    ours = [*map(float, counts.responses), counts.average, *counts.interval]
+    note = f"Laplace noise of scale sqrt(2): epsilon {CREDIT_EPSILON:.3f} an answer; here of all answers so far"
+    for place, (row, value) in enumerate(zip(part.printed.rows, ours, strict=True), 1):
+        spent = CREDIT_EPSILON * min(place, len(counts.responses))
+        part.cell(row, "response", value, epsilon_holds=spent, delta=0.0, note=note)
+
+
+def figure_3_2(lab: Lab, part: Part) -> None:
+    """How far noise mixes the circles."""
+    note = "share of 1000 points that are nearer to the other circle; sigma as a standard deviation (T2)"
+    for sigma in CIRCLE_SIGMAS:
+        data, row = two_circles(1000, 1, lab.seed + 1, sigma), f"sigma {sigma:g}"
+        outside = np.hypot(*data.train.T.astype(np.float64)) > (1 + INNER) / 2
+        mixed = 100 * float(np.mean(outside != (data.train_labels == 0)))
+        part.cell(row, "mixed", mixed, note=note, **_of_points(lab, sigma))
+        part.drawing[row] = {"points": data.train.astype(float).round(3).tolist(), "labels": data.train_labels.tolist()}
+
+
+def figure_3_3(lab: Lab, part: Part) -> None:
+    """The same noise on more and more points: what it does to their mean, in percent of the radius."""
+    note = f"distance of the mean of the noised points from that of the points; sigma {SIGMA:g}, none is stated"
+    for n in ENTRIES:
+        clean, noised = (two_circles(n, 1, lab.seed + 1, sigma).train.astype(float) for sigma in (0.0, SIGMA))
+        error = 100 * float(np.linalg.norm((noised - clean).mean(axis=0)))
+        part.cell(str(n), "error of the mean", error, note=note, **_of_points(lab, SIGMA))
+        part.drawing[str(n)] = {"clean": clean.round(3).tolist(), "noised": noised.round(3).tolist()}
+
+
+def figure_3_5(lab: Lab, part: Part) -> None:
+    """One image under more and more noise, and what a network that is trained on such images still gets right."""
+    for sigma in PIXEL_SIGMAS:
+        row, before, after = f"sigma {sigma:g}", lab.images(0), lab.images(0, sigma)
+        networks = lab.networks(CNN, sigma, model="cnn")
+        note = f"correlation with the clean images {compare(before.test, after.test).image_correlation:.2f}"
+        image = lab.image_epsilon(sigma) if sigma else None
+        scores = scores_of(lab.all_images(sigma), networks)
+        part.scores(row, scores, networks, note, image=image, columns=SCORES[:1])
+        part.drawing.setdefault("image", {})[row] = after.test[0, 0].astype(float).round(3).tolist()
+
+
+# ---- Two circles: section 4.1 ----------------------------------------------------------------------------------------
 
 
 def circle_sigma(epsilon: float | None) -> float:
@@ -213,255 +264,158 @@ def point_epsilon(sigma: float) -> float | None:
     return gaussian_epsilon(POINT_SENSITIVITY, sigma, DELTA) if sigma else None
 
 
-# ---- Chapters 2 and 3 ------------------------------------------------------------------------------------------------
+def _of_points(lab: Lab, sigma: float) -> dict[str, Any]:
+    """What every cell on circles has; the thesis' seed is 1."""
+    return {"epsilon_image": point_epsilon(sigma), "delta": DELTA if sigma else None, "seed": lab.seed + 1}
 
 
-def table_2_2(lab: Lab) -> Part:
-    counts = noisy_counts(np.random.default_rng(lab.seed), len(TABLE_2_2.responses))
-    ours = [*map(float, counts.responses), counts.average, *counts.interval]
-    note = f"Laplace noise of scale sqrt(2): epsilon {CREDIT_EPSILON:.3f} an answer; here of all answers so far"
-    cells = []
-    for place, (printed, value) in enumerate(zip(TABLES["2.2"].cells(), ours, strict=True), 1):
-        spent = CREDIT_EPSILON * min(place, len(counts.responses))
-        cells.append(Cell("2.2", *printed[:3], value, epsilon_holds=spent, delta=0.0, note=note, seed=lab.seed))
-    return Part.of("2.2", cells)
-
-
-def figure_3_2(lab: Lab) -> Part:
-    """How far noise mixes the circles."""
-    note = "share of 1000 points that are nearer to the other circle; sigma as a standard deviation (T2)"
-    cells, drawn = [], {}
-    for sigma in FIGURES["3.2"].values:
-        data, row = two_circles(1000, 1, lab.seed + 1, sigma), f"sigma {sigma:g}"
-        outside = np.hypot(*data.train.T.astype(np.float64)) > (1 + INNER) / 2
-        mixed, image = 100 * float(np.mean(outside != (data.train_labels == 0))), point_epsilon(sigma)
-        cells.append(Cell("figure 3.2", row, "mixed", None, mixed, epsilon_image=image, note=note))
-        cells[-1] = replace(cells[-1], delta=DELTA if sigma else None, seed=lab.seed + 1)
-        drawn[row] = {"points": data.train.astype(float).round(3).tolist(), "labels": data.train_labels.tolist()}
-    return Part.of("figure 3.2", cells, drawn)
-
-
-def figure_3_3(lab: Lab) -> Part:
-    """The same noise on more and more points: what it does to their mean, in percent of the radius."""
-    note = f"distance of the mean of the noised points from that of the points; sigma {SIGMA:g}, none is stated"
-    cells, drawn, image = [], {}, point_epsilon(SIGMA)
-    for n in map(int, FIGURES["3.3"].values):
-        clean, noised = (two_circles(n, 1, lab.seed + 1, sigma).train.astype(float) for sigma in (0.0, SIGMA))
-        error = 100 * float(np.linalg.norm((noised - clean).mean(axis=0)))
-        cell = Cell("figure 3.3", str(n), "error of the mean", None, error, epsilon_image=image, note=note)
-        cells.append(replace(cell, delta=DELTA, seed=lab.seed + 1))
-        drawn[str(n)] = {"clean": clean.round(3).tolist(), "noised": noised.round(3).tolist()}
-    return Part.of("figure 3.3", cells, drawn)
-
-
-def figure_3_5(lab: Lab) -> Part:
-    """One image under more and more noise, and what a network that is trained on such images still gets right."""
-    rows = Rows("figure 3.5", lab.seed, ("accuracy",))
-    rows.drawing["image"] = {}
-    for sigma in PIXEL_SIGMAS:
-        row, before, after = f"sigma {sigma:g}", lab.images(0), lab.images(0, sigma)
-        networks = lab.networks(CNN, sigma, model="cnn")
-        note = f"correlation with the clean images {compare(before.test, after.test).image_correlation:.2f}"
-        image = lab.image_epsilon(sigma) if sigma else None
-        rows.add(row, scores_of(lab.all_images(sigma), networks), networks, note, image=image)
-        rows.drawing["image"][row] = after.test[0, 0].astype(float).round(3).tolist()
-    return rows.part()
-
-
-# ---- Two circles: section 4.1 ----------------------------------------------------------------------------------------
-
-
-def _circle_cell(lab: Lab, table: str, size: int, sigma: float, column: str) -> Cell:
-    found = lab.perceptrons(size, sigma)
-    ours, low, high = float(np.mean(found.accuracies)), min(found.accuracies), max(found.accuracies)
+def _circles(lab: Lab, part: Part, size: int, sigma: float, column: str, share: float | None = None) -> list[float]:
+    """A cell with the mean accuracy of the perceptrons or, given a share, that quantile; returns their accuracies."""
+    networks, hits = lab.perceptrons(size, sigma)
     note = f"sigma {sigma:g} on training and test points, none on labels" if sigma else "no noise"
-    return Cell(
-        table,
-        str(size),
-        column,
-        None,
-        ours,
-        low,
-        high,
-        epsilon_image=point_epsilon(sigma),
-        delta=DELTA if sigma else None,
-        note=f"{note}; mean of {len(found.networks)}; relu, lr 0.02, batches of 16 to 256, as many epochs as make "
-        f"{lab.scale.circle_steps} steps",
-        seed=lab.seed + 1,
-        seconds=sum(network.seconds for network in found.networks),
-    )
+    note += f"; mean of {len(networks)}; relu, lr 0.02, batches of 16 to 256, as many epochs as make "
+    note += f"{lab.scale.circle_steps} steps"
+    ours = float(np.mean(hits) if share is None else np.quantile(hits, share))
+    seconds = sum(network.seconds for network in networks)
+    more = {"low": min(hits), "high": max(hits), "note": note, "seconds": seconds, **_of_points(lab, sigma)}
+    part.cell(str(size), column, ours, **more)
+    return hits
 
 
-def _circle_table(number: str) -> Callable[[Lab], Part]:
-    def table(lab: Lab) -> Part:
-        cells = []
-        for row, column, value, privacy in TABLES[number].cells():
-            if int(row) not in lab.scale.sizes:
-                continue
-            claimed = None if privacy is None else privacy.epsilon
-            cell = _circle_cell(lab, number, int(row), circle_sigma(claimed), column)
-            cells.append(replace(cell, thesis=value, epsilon_claimed=claimed))
+def tables_4_1_to_4_3(lab: Lab, part: Part) -> None:
+    for row, column, _, claimed in part.printed.cells():
+        size = int(row)
+        if size in lab.scale.sizes:
+            _circles(lab, part, size, circle_sigma(claimed and claimed.epsilon), column)
             if claimed is not None:
-                cells.append(_circle_cell(lab, number, int(row), BOX_SIGMA, f"at sigma {BOX_SIGMA:g}"))
-        return Part.of(number, cells)
-
-    return table
+                _circles(lab, part, size, BOX_SIGMA, f"at sigma {BOX_SIGMA:g}")
 
 
-def figure_4_1(lab: Lab) -> Part:
-    cells = [_circle_cell(lab, "figure 4.1", size, BOX_SIGMA, TEST_ACCURACY) for size in lab.scale.sizes]
-    return Part.of("figure 4.1", cells)
-
-
-def figure_4_2(lab: Lab) -> Part:
-    cells, drawn = [], {}
+def figure_4_1(lab: Lab, part: Part) -> None:
     for size in lab.scale.sizes:
-        drawn[str(size)] = lab.perceptrons(size, BOX_SIGMA).accuracies
-        for name, share in (("lower quartile", 0.25), ("median", 0.5), ("upper quartile", 0.75)):
-            cell = _circle_cell(lab, "figure 4.2", size, BOX_SIGMA, name)
-            cells.append(replace(cell, ours=float(np.quantile(drawn[str(size)], share))))
-    return Part.of("figure 4.2", cells, {"accuracies": drawn})
+        _circles(lab, part, size, BOX_SIGMA, TEST_ACCURACY)
+
+
+def figure_4_2(lab: Lab, part: Part) -> None:
+    part.drawing["accuracies"] = {}
+    for size in lab.scale.sizes:
+        for column, share in (("lower quartile", 0.25), ("median", 0.5), ("upper quartile", 0.75)):
+            hits = _circles(lab, part, size, BOX_SIGMA, column, share)
+            part.drawing["accuracies"][str(size)] = hits
 
 
 # ---- MNIST: section 4.2 and chapter 6 --------------------------------------------------------------------------------
 
 
-def table_4_4(lab: Lab) -> Part:
-    rows = Rows("4.4", lab.seed)
+def table_4_4(lab: Lab, part: Part) -> None:
     for row, kind in MODELS.items():
         networks = lab.networks(row, model=kind)
-        rows.add(row, scores_of(lab.all_images(), networks), networks, "one network on all training images")
-    return rows.part()
+        part.scores(row, scores_of(lab.all_images(), networks), networks, "one network on all training images")
 
 
-def table_4_5(lab: Lab) -> Part:
+def table_4_5(lab: Lab, part: Part) -> None:
     """The vote of ten, which section 4.2 says that all models are, and one network on all noised images."""
-    rows, data, image = Rows("4.5", lab.seed), lab.all_images(SIGMA), lab.image_epsilon(SIGMA)
+    data, image = lab.all_images(SIGMA), lab.image_epsilon(SIGMA)
     for row, kind in MODELS.items():
-        ten = [_instructors(lab, row, repeat, kind, False) for repeat in lab.repeats]
+        ten = _instructors(lab, row, kind, False)
         note = f"hard vote of {len(ten[0])} instructors; labels are bare"
-        rows.add(row, vote_scores(data, ten), list(chain(*ten)), note, image=image)
+        part.scores(row, vote_scores(data, ten), list(chain(*ten)), note, image=image)
         one = lab.networks(row, SIGMA, model=kind)
-        rows.add(f"{row}, one network", scores_of(data, one), one, "on all images; labels are bare", image=image)
-    return rows.part()
+        part.scores(f"{row}, one network", scores_of(data, one), one, "on all images; labels are bare", image=image)
 
 
-def table_4_6(lab: Lab) -> Part:
-    rows, data = Rows("4.6", lab.seed), lab.all_images(SIGMA)
+def table_4_6(lab: Lab, part: Part) -> None:
+    data = lab.all_images(SIGMA)
     for row, kind in MODELS.items():
-        ten = [_instructors(lab, row, repeat, kind, True) for repeat in lab.repeats]
+        ten = _instructors(lab, row, kind, True)
         networks = list(chain(*ten))
         note = f"hard vote of {len(ten[0])} instructors: the largest of their epsilons, of one example's slot emptied"
         holds = largest(networks)
-        rows.add(f"DP-{row}", vote_scores(data, ten), networks, note, holds, min(holds, lab.image_epsilon(SIGMA)))
-    return rows.part()
+        part.scores(f"DP-{row}", vote_scores(data, ten), networks, note, holds, min(holds, lab.image_epsilon(SIGMA)))
 
 
-def table_4_7(lab: Lab) -> Part:
+def table_4_7(lab: Lab, part: Part) -> None:
     """As printed, with DPAdam in phases II and III; and without it, as in the captions of figure 4.4."""
-    rows, data = Rows("4.7", lab.seed), [_last_tenth(lab, repeat) for repeat in lab.repeats]
     for row, kind in MODELS.items():
         for private in (True, False):
-            ten = [_instructors(lab, row, repeat, kind, private) for repeat in lab.repeats]
-            found = [_understudy(lab, row, repeat, kind, private, ten[repeat]) for repeat in lab.repeats]
-            labels, training = found[0].label_epsilon, largest(list(chain(*ten)))
+            ten, training = _instructors(lab, row, kind, private), _training(private)
+            vote, name = (
+                Aggregator.for_epsilon("laplace", LABELS[0], DELTA, len(ten[0])),
+                f"{row}, {training['method']}",
+            )
+            found = [
+                lab.understudy(name, repeat, SIGMA, ten[repeat], vote, model=kind, **training) for repeat in lab.repeats
+            ]
+            labels, instructors = found[0].label_epsilon, largest(list(chain(*ten)))
             note = (
                 f"{np.mean([one.right for one in found]):.0%} of the labels right; by all labels epsilon {labels:.4g}"
             )
-            note += f", by the instructors' DPAdam {training:.3g}: the smaller holds" if private else ""
-            networks, holds = [one.network for one in found], min(labels, training)
-            name = f"DP-{row}" if private else f"{row}, no DPAdam"
+            note += f", by the instructors' DPAdam {instructors:.3g}: the smaller holds" if private else ""
+            networks, holds = [one.network for one in found], min(labels, instructors)
+            scores = scores_of(lab.all_images(SIGMA), networks, lab.public)
             image = min(holds, lab.image_epsilon(SIGMA))
-            rows.add(name, scores_of(data, networks), networks, note, holds, image)
-    return rows.part()
+            part.scores(f"DP-{row}" if private else f"{row}, no DPAdam", scores, networks, note, holds, image)
 
 
 def _training(private: bool) -> dict[str, Any]:
     return {"method": "dp-adam", "epsilon": DP_ADAM[0], "delta": DP_ADAM[1]} if private else {"method": "adam"}
 
 
-def _instructors(lab: Lab, row: str, repeat: int, kind: str, private: bool) -> list[Network]:
-    return lab.instructors(f"{row}, {_training(private)['method']}", repeat, SIGMA, model=kind, **_training(private))
+def _instructors(lab: Lab, row: str, kind: str, private: bool) -> list[list[Network]]:
+    """On noised images, of each repeat."""
+    training = _training(private)
+    name = f"{row}, {training['method']}"
+    return [lab.instructors(name, repeat, SIGMA, model=kind, **training) for repeat in lab.repeats]
 
 
-def _understudy(lab: Lab, row: str, repeat: int, kind: str, private: bool, voters: Sequence[Network]) -> Understudy:
-    vote = Aggregator.for_epsilon("laplace", LABELS[0], DELTA, len(voters))
-    given = _training(private)
-    return lab.understudy(f"{row}, {given['method']}", repeat, SIGMA, voters, vote, model=kind, **given)
-
-
-def _last_tenth(lab: Lab, repeat: int) -> Images:
-    data = lab.images(repeat, SIGMA)
-    return replace(data, test=data.test[lab.public :], test_labels=data.test_labels[lab.public :])
-
-
-def table_4_8(lab: Lab) -> Part:
-    rows = Rows("4.8", lab.seed)
-    for row in TABLES["4.8"].rows:
-        epsilon, delta = TABLES["4.8"].claimed[row]
+def table_4_8(lab: Lab, part: Part) -> None:
+    note = "one network on clean images: which phases take part is not stated"
+    for row, (epsilon, delta) in part.printed.claimed.items():
         networks = lab.private("vgg", "dp-adam", epsilon, delta)
-        note, holds = "one network on clean images: which phases take part is not stated", largest(networks)
-        rows.add(row, scores_of(lab.all_images(), networks), networks, note, holds, holds, delta=delta)
-    return rows.part()
+        holds = largest(networks)
+        part.scores(row, scores_of(lab.all_images(), networks), networks, note, holds, holds, delta=delta)
 
 
-def table_6_1(lab: Lab) -> Part:
-    rows, data, columns = Rows("6.1", lab.seed, SCORES[:1]), lab.all_images(), TABLES["6.1"].rows
+def table_6_1(lab: Lab, part: Part) -> None:
+    data, accuracy = lab.all_images(), SCORES[:1]
     for row, method in (("no privacy, Adam", "adam"), ("no privacy, SGD", "sgd")):
         networks = lab.networks(CNN if method == "adam" else f"{CNN}, {method}", model="cnn", method=method)
-        rows.add(row, scores_of(data, networks), networks, "CNN; the network is not stated")
-    note = "epsilon per parameter; not trained here"
-    rows.cells.append(Cell("6.1", OTHERS, SCORES[0], columns[OTHERS][0], None, note=note, seed=lab.seed))
+        part.scores(row, scores_of(data, networks), networks, "CNN; the network is not stated", columns=accuracy)
+    part.cell("Shokri et al.", SCORES[0], None, note="epsilon per parameter; not trained here")
     for row, method in COMPARED.items():
-        networks = lab.private("cnn", method, *TABLES["6.1"].claimed[row])
-        rows.add(row, scores_of(data, networks), networks, "CNN", largest(networks), largest(networks))
-    return rows.part()
+        networks = lab.private("cnn", method, *part.printed.claimed[row])
+        holds = largest(networks)
+        part.scores(row, scores_of(data, networks), networks, "CNN", holds, holds, accuracy)
 
 
-def table_6_2(lab: Lab) -> Part:
+def table_6_2(lab: Lab, part: Part) -> None:
     """And DPAdam under eq. 3.3, whose epsilon is another: it leaves out C and the number of steps."""
-    rows, data = Rows("6.2", lab.seed), lab.all_images()
-    kinds: list[tuple[str, str, dict[str, Any]]] = [(row, method, {}) for row, method in COMPARED.items()]
-    printed = f"DPAdam, noise of eq. 3.3, C {ABADI_CLIP:g}"
-    kinds.append((printed, "dp-adam", {"eq33": True, "clip_norm": ABADI_CLIP}))
-    for row, method, given in kinds:
-        for column in TABLES["6.2"].columns:
-            networks = lab.private("cnn", method, *TABLES["6.2"].claimed[column], **given)
-            holds, note = largest(networks), "C as in Abadi et al." if given else ""
-            rows.add(row, scores_of(data, networks), networks, note, holds, holds, column)
-    return rows.part()
+    kinds: list[tuple[str, str, dict[str, Any], str]] = [(row, method, {}, "") for row, method in COMPARED.items()]
+    printed = {"eq33": True, "clip_norm": ABADI_CLIP}
+    kinds.append((f"DPAdam, noise of eq. 3.3, C {ABADI_CLIP:g}", "dp-adam", printed, "C as in Abadi et al."))
+    for row, method, given, note in kinds:
+        for column, claimed in part.printed.claimed.items():
+            networks = lab.private("cnn", method, *claimed, **given)
+            holds = largest(networks)
+            part.scores(row, scores_of(lab.all_images(), networks), networks, note, holds, holds, [column])
 
 
-def times(lab: Lab) -> Part:
+def times(lab: Lab, part: Part) -> None:
     """Of the CNN on noised images: the networks of table 4.5, in the first repeat."""
-    one, ten = lab.networks(CNN, SIGMA, model="cnn")[:1], _instructors(lab, CNN, 0, "cnn", False)
+    one = lab.networks(CNN, SIGMA, model="cnn")[:1]
+    ten = lab.instructors(f"{CNN}, adam", 0, SIGMA, model="cnn", method="adam")
     first, second = (sum(network.seconds for network in networks) for networks in (one, ten))
     note = f"CNN, {one[0].record['epochs']} epochs, and {ten[0].record['epochs']} of each of {len(ten)}; one by one"
-    ours = (first, second, second / max(first, 1e-9))
-    cells = [
-        Cell("times", row, column, thesis, value, note=note, seed=lab.seed, seconds=first + second)
-        for (row, column, thesis, _), value in zip(TABLES["times"].cells(), ours, strict=True)
-    ]
-    return Part.of("times", cells)
+    for row, value in zip(part.printed.rows, (first, second, second / max(first, 1e-9)), strict=True):
+        part.cell(row, "seconds", value, note=note, seconds=first + second)
 
 
-PARTS: dict[str, Callable[[Lab], Part]] = {
-    "2.2": table_2_2,
-    **{number: _circle_table(number) for number in ("4.1", "4.2", "4.3")},
-    "4.4": table_4_4,
-    "4.5": table_4_5,
-    "4.6": table_4_6,
-    "4.7": table_4_7,
-    "4.8": table_4_8,
-    "6.1": table_6_1,
-    "6.2": table_6_2,
-    "times": times,
-    "figure 3.2": figure_3_2,
-    "figure 3.3": figure_3_3,
-    "figure 3.5": figure_3_5,
-    "figure 4.1": figure_4_1,
-    "figure 4.2": figure_4_2,
-}
+PARTS: dict[str, Callable[[Lab, Part], None]] = {
+    "2.2": table_2_2, "4.1": tables_4_1_to_4_3, "4.2": tables_4_1_to_4_3, "4.3": tables_4_1_to_4_3, "4.4": table_4_4,
+    "4.5": table_4_5, "4.6": table_4_6, "4.7": table_4_7, "4.8": table_4_8, "6.1": table_6_1, "6.2": table_6_2,
+    "times": times, "figure 3.2": figure_3_2, "figure 3.3": figure_3_3, "figure 3.5": figure_3_5,
+    "figure 4.1": figure_4_1, "figure 4.2": figure_4_2,
+}  # fmt: skip
 
 
 def reproduce(lab: Lab, parts: Sequence[str] = tuple(PARTS)) -> Iterator[Part]:
@@ -473,4 +427,10 @@ def reproduce(lab: Lab, parts: Sequence[str] = tuple(PARTS)) -> Iterator[Part]:
     unknown = [name for name in parts if name not in PARTS]
     if unknown:
         raise UsageError(f"unknown table or figure {unknown[0]!r}: choose {', '.join(PARTS)}")
-    return (PARTS[name](lab) for name in parts)
+
+    def made(name: str) -> Part:
+        part = Part(PRINTED[name], lab.seed)
+        PARTS[name](lab, part)
+        return part
+
+    return map(made, parts)

@@ -1,4 +1,4 @@
-"""What the thesis prints in tables 2.2, 4.1 to 4.8, 6.1 and 6.2, and the captions of five figures, with their places;
+"""What the thesis prints in tables 2.2, 4.1 to 4.8, 6.1 and 6.2, and what it has five figures of, with their places;
 and the shape of a table made anew, with ours beside it.
 
 Source: Barzegar 2021. Accuracies are in percent, as printed; claimed epsilon and delta are the thesis' own.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,9 @@ SCORES = ("accuracy", "F-score", "recall", "precision")
 TEST_ACCURACY = "test accuracy"
 
 
+# ---- The print -------------------------------------------------------------------------------------------------------
+
+
 class Privacy(NamedTuple):
     epsilon: float
     delta: float
@@ -45,10 +48,10 @@ class Printed(NamedTuple):
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """A table of the thesis.
+    """A table of the thesis; or a figure, of which no numbers are printed.
 
     Attributes:
-        id: its number; "times" for two numbers in the running text.
+        id: "4.1", "figure 4.1"; or "times", for two numbers in the running text.
         place: the section.
         unit: of its values.
         rows: name -> a value for each of `columns`.
@@ -59,149 +62,100 @@ class PrintedTable:
     id: str
     title: str
     place: str
-    unit: str
-    columns: tuple[str, ...]
-    rows: Mapping[str, tuple[float | None, ...]]
+    unit: str = "%"
+    columns: tuple[str, ...] = ()
+    rows: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     claimed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     remark: str = ""
 
     def cells(self) -> Iterator[Printed]:
         for row, values in self.rows.items():
             for column, value in zip(self.columns, values, strict=True):
-                yield Printed(row, column, value, self.privacy(row, column))
-
-    def privacy(self, row: str, column: str) -> Privacy | None:
-        stated = next((self.claimed[name] for name in (row, column, "") if name in self.claimed), None)
-        return None if stated is None else Privacy(*stated)
+                stated = next((self.claimed[name] for name in (row, column, "") if name in self.claimed), None)
+                yield Printed(row, column, value, None if stated is None else Privacy(*stated))
 
 
-class PrintedFigure(NamedTuple):
-    """A figure of the thesis, of which no numbers are printed but those in `values`."""
-
-    id: str
-    title: str
-    place: str
-    values: tuple[float, ...]
-
-
-def _by_size(number: str, what: str, epsilon: float | None, *accuracies: float) -> PrintedTable:
+def _by_size(number: str, privacy: str, epsilon: float | None, *accuracies: float) -> PrintedTable:
     rows = {f"{size}": (value,) for size, value in zip(TRAIN_SIZES, accuracies, strict=True)}
     claimed = {} if epsilon is None else {"": (epsilon, 1e-5)}  # delta: that of section 3.1.1, the table has none
-    title = f"accuracy of the perceptron on two circles, {what}, by train size"
+    title = f"accuracy of the perceptron on two circles, {privacy}, by train size"
     return PrintedTable(number, title, "section 4.1", "%", (TEST_ACCURACY,), rows, claimed)
 
 
-def _by_network(
-    number: str, title: str, rows: Mapping[str, tuple[float | None, ...]], claimed: Mapping[str, tuple[float, float]]
-) -> PrintedTable:
-    return PrintedTable(number, title, "section 4.2", "%", SCORES, rows, claimed)
+TABLES = {table.id: table for table in (
+    PrintedTable(
+        "2.2", "answers to a noisy count of bad credit ratings", "section 2.2.4", "ratings", ("response",),
+        {
+            **{str(k): (value,) for k, value in enumerate(TABLE_2_2.responses, 1)},
+            "average": (TABLE_2_2.average,),
+            "90 % interval, from": (TABLE_2_2.interval[0],),
+            "90 % interval, to": (TABLE_2_2.interval[1],),
+        },
+        remark="the printed interval divides by n where n - 1 belongs: it is too narrow",
+    ),
+    _by_size("4.1", "no privacy", None, 93.89, 94.71, 94.87, 99.99, 99.99),
+    _by_size("4.2", "epsilon 0.2", 0.2, 74.033, 83.668, 84.113, 83.953, 84.953),
+    _by_size("4.3", "epsilon 0.4", 0.4, 84.900, 84.800, 86.990, 86.209, 87.426),
+    PrintedTable(
+        "4.4", "MNIST without privacy", "section 4.2", "%", SCORES,
+        {"Simple CNN": (98, 97, 98, 97), "Alex-Net": (99, 98, 98, 98), "VGG-Net": (99, 99, 99, 99)},
+    ),
+    PrintedTable(
+        "4.5", "MNIST after phase I, noise on the images", "section 4.2", "%", SCORES,
+        {"Simple CNN": (97, 96, 97, 96), "Alex-Net": (98, 98, 96, 98), "VGG-Net": (98, 98, 98, 98)},
+        {"": PHASE_ONE},
+    ),
+    PrintedTable(
+        "4.6", "MNIST after phases I and II, ten instructors by DPAdam", "section 4.2", "%", SCORES,
+        {"DP-Simple CNN": (95, 95, 94, 95), "DP-Alex-Net": (96, 96, 97, 96), "DP-VGG-Net": (97, 97, 97, 97)},
+        {"": DP_ADAM},
+    ),
+    PrintedTable(
+        "4.7", "MNIST after phases I, II and III, the understudy", "section 4.2", "%", SCORES,
+        {"DP-Simple CNN": (95, 96, 95, 96), "DP-Alex-Net": (96, 96, 96, None), "DP-VGG-Net": (97, 97, 96, 97)},
+        {"": LABELS},
+        "of DP-Alex-Net the text has three values for four columns: the last is left out here",
+    ),
+    PrintedTable(
+        "4.8", "VGG by DPAdam, at delta 1e-6", "section 4.2", "%", SCORES,
+        {
+            "epsilon 1": (90, 91, 90, 90),
+            "epsilon 2": (93, 92, 93, 92),
+            "epsilon 5": (95, 94, 94, 95),
+            "epsilon 10": (98, 98, 98, 98),
+        },
+        {f"epsilon {epsilon}": (epsilon, 1e-6) for epsilon in (1, 2, 5, 10)},
+    ),
+    PrintedTable(
+        "6.1", "MNIST beside other work", "chapter 6", "%", ("accuracy",),
+        {
+            "no privacy, Adam": (99,), "no privacy, SGD": (98,), "Shokri et al.": (80,),
+            "DPSGD": (97,), "DPAdam": (97.3,),
+        },
+        {"DPSGD": (10, 1e-5), "DPAdam": (10, 1e-5)},
+    ),
+    PrintedTable(
+        "6.2", "MNIST, CNN, DPAdam beside Abadi et al., at delta 1e-5", "chapter 6", "%",
+        ("epsilon 7", "epsilon 5", "epsilon 2"), {"DPSGD": (97, 94, 91), "DPAdam": (97.3, 95, 91.7)},
+        {f"epsilon {epsilon}": (epsilon, 1e-5) for epsilon in (7, 5, 2)},
+    ),
+    PrintedTable(
+        "times", "time to train one instructor on everything, and ten on a tenth each", "section 4.2, after table 4.8",
+        "s", ("seconds",), {"1 instructor": (181_234.21,), "10 instructors": (222_918.07,), "ratio": (1.2,)},
+        remark="the network is not named",
+    ),
+)}  # fmt: skip
+FIGURES = {number: PrintedTable(f"figure {number}", title, place) for number, title, place in (
+    ("3.2", "two circles under noise N(0, 0.2), N(0, 0.4) and N(0, 0.6)", "section 3.1.1"),
+    ("3.3", "noise on 50, 100, 500 and 1000 entries", "section 3.1.1"),
+    ("3.5", "a digit under more and more noise, from epsilon infinite to 0", "section 3.5.1"),
+    ("4.1", "accuracy on two circles by train size, sigma 0.1", "section 4.1"),
+    ("4.2", "its distribution over repeats, as boxes", "section 4.1"),
+)}  # fmt: skip
+PRINTED = {one.id: one for one in (*TABLES.values(), *FIGURES.values())}
 
 
-TABLES = {
-    table.id: table
-    for table in (
-        PrintedTable(
-            "2.2",
-            "answers to a noisy count of bad credit ratings",
-            "section 2.2.4",
-            "ratings",
-            ("response",),
-            {
-                **{str(k): (value,) for k, value in enumerate(TABLE_2_2.responses, 1)},
-                "average": (TABLE_2_2.average,),
-                "90 % interval, from": (TABLE_2_2.interval[0],),
-                "90 % interval, to": (TABLE_2_2.interval[1],),
-            },
-            remark="the printed interval divides by n where n - 1 belongs: it is too narrow",
-        ),
-        _by_size("4.1", "no privacy", None, 93.89, 94.71, 94.87, 99.99, 99.99),
-        _by_size("4.2", "epsilon 0.2", 0.2, 74.033, 83.668, 84.113, 83.953, 84.953),
-        _by_size("4.3", "epsilon 0.4", 0.4, 84.900, 84.800, 86.990, 86.209, 87.426),
-        _by_network(
-            "4.4",
-            "MNIST without privacy",
-            {"Simple CNN": (98, 97, 98, 97), "Alex-Net": (99, 98, 98, 98), "VGG-Net": (99, 99, 99, 99)},
-            {},
-        ),
-        _by_network(
-            "4.5",
-            "MNIST after phase I, noise on the images",
-            {"Simple CNN": (97, 96, 97, 96), "Alex-Net": (98, 98, 96, 98), "VGG-Net": (98, 98, 98, 98)},
-            {"": PHASE_ONE},
-        ),
-        _by_network(
-            "4.6",
-            "MNIST after phases I and II, ten instructors by DPAdam",
-            {"DP-Simple CNN": (95, 95, 94, 95), "DP-Alex-Net": (96, 96, 97, 96), "DP-VGG-Net": (97, 97, 97, 97)},
-            {"": DP_ADAM},
-        ),
-        PrintedTable(
-            "4.7",
-            "MNIST after phases I, II and III, the understudy",
-            "section 4.2",
-            "%",
-            SCORES,
-            {"DP-Simple CNN": (95, 96, 95, 96), "DP-Alex-Net": (96, 96, 96, None), "DP-VGG-Net": (97, 97, 96, 97)},
-            {"": LABELS},
-            "of DP-Alex-Net the text has three values for four columns: the last is left out here",
-        ),
-        _by_network(
-            "4.8",
-            "VGG by DPAdam, at delta 1e-6",
-            {
-                "epsilon 1": (90, 91, 90, 90),
-                "epsilon 2": (93, 92, 93, 92),
-                "epsilon 5": (95, 94, 94, 95),
-                "epsilon 10": (98, 98, 98, 98),
-            },
-            {f"epsilon {epsilon}": (epsilon, 1e-6) for epsilon in (1, 2, 5, 10)},
-        ),
-        PrintedTable(
-            "6.1",
-            "MNIST beside other work",
-            "chapter 6",
-            "%",
-            ("accuracy",),
-            {
-                "no privacy, Adam": (99,),
-                "no privacy, SGD": (98,),
-                "Shokri et al.": (80,),
-                "DPSGD": (97,),
-                "DPAdam": (97.3,),
-            },
-            {"DPSGD": (10, 1e-5), "DPAdam": (10, 1e-5)},
-        ),
-        PrintedTable(
-            "6.2",
-            "MNIST, CNN, DPAdam beside Abadi et al., at delta 1e-5",
-            "chapter 6",
-            "%",
-            ("epsilon 7", "epsilon 5", "epsilon 2"),
-            {"DPSGD": (97, 94, 91), "DPAdam": (97.3, 95, 91.7)},
-            {f"epsilon {epsilon}": (epsilon, 1e-5) for epsilon in (7, 5, 2)},
-        ),
-        PrintedTable(
-            "times",
-            "time to train one instructor on everything, and ten on a tenth each",
-            "section 4.2, after table 4.8",
-            "s",
-            ("seconds",),
-            {"1 instructor": (181_234.21,), "10 instructors": (222_918.07,), "ratio": (1.2,)},
-            remark="the network is not named",
-        ),
-    )
-}
-FIGURES = {
-    figure.id: figure
-    for figure in (
-        PrintedFigure("3.2", "two circles under noise N(0, 0.2), N(0, 0.4) and N(0, 0.6)", "section 3.1.1",
-                      (0, 0.2, 0.4, 0.6)),
-        PrintedFigure("3.3", "noise on 50, 100, 500 and 1000 entries", "section 3.1.1", (50, 100, 500, 1000)),
-        PrintedFigure("3.5", "a digit under more and more noise, from epsilon infinite to 0", "section 3.5.1", ()),
-        PrintedFigure("4.1", "accuracy on two circles by train size, sigma 0.1", "section 4.1", (0.1,)),
-        PrintedFigure("4.2", "its distribution over repeats, as boxes", "section 4.1", (0.1,)),
-    )
-}  # fmt: skip
+# ---- Networks --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -230,6 +184,55 @@ class Scale:
 
 QUICK = Scale("digits", 1, 3, 300, TRAIN_SIZES, 17, 30, 20, 12)
 FULL = Scale("mnist", 3, 10, 2000, private_part_epochs=30)
+
+
+class Network(NamedTuple):
+    """A trained network, without its weights.
+
+    Attributes:
+        predicted: (n) labels of its test examples.
+        rows, epsilon, record: see `edp_lab.three_phase.classifier.Trained`; epsilon is that of `guarantee`.
+    """
+
+    predicted: NDArray[np.int64]
+    rows: list[dict[str, Any]]
+    epsilon: float | None
+    record: dict[str, Any]
+
+    @property
+    def seconds(self) -> float:
+        return sum(row["seconds"] for row in self.rows)
+
+    @property
+    def chosen(self) -> str:
+        """The settings that the thesis leaves open."""
+        r = self.record
+        text = f"{r['method']}, {r['activation']}, lr {r['lr']:g}, batch {r['batch_size']}, {r['epochs']} epochs"
+        text += f", weight decay {r['weight_decay']:g}" if r["weight_decay"] else ""
+        if r["mechanism"] is None:
+            return text
+        return f"{text}, C {r['clip_norm']:g}, noise multiplier {r['mechanism']['z0']:.3g}"
+
+
+def scores_of(images: Sequence[Images], networks: Sequence[Network], start: int = 0) -> Scores:
+    """Over all repeats' test images from `start` on."""
+    truth = np.concatenate([one.test_labels[start:] for one in images])
+    return score_labels(truth, np.concatenate([one.predicted for one in networks]), images[0].classes)
+
+
+def vote_scores(images: Sequence[Images], ensembles: Sequence[Sequence[Network]]) -> Scores:
+    """Of a vote without noise among each repeat's networks."""
+    classes = images[0].classes
+    votes = [vote_counts([one.predicted for one in ensemble], classes).argmax(axis=1) for ensemble in ensembles]
+    return score_labels(np.concatenate([one.test_labels for one in images]), np.concatenate(votes), classes)
+
+
+def largest(networks: Sequence[Network]) -> float:
+    """Epsilon of networks on disjoint parts, or of each of several: the largest; inf where one has none."""
+    return max(math.inf if one.epsilon is None else one.epsilon for one in networks)
+
+
+# ---- Ours beside the print -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -274,160 +277,65 @@ class Cell:
         return {**asdict(self), "guarantee": self.guarantee}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
-    """A table or a figure, made anew.
+    """A table or a figure, made anew cell by cell.
 
     Attributes:
-        id: "4.1", "figure 4.1" or "times".
+        printed: what the thesis has there.
+        seed: of the first repeat.
         drawing: what its figures show, as plain numbers by name.
     """
 
-    id: str
-    title: str
-    place: str
-    unit: str
-    cells: tuple[Cell, ...]
-    remark: str = ""
-    drawing: Mapping[str, Any] = field(default_factory=dict)
+    printed: PrintedTable
+    seed: int
+    cells: list[Cell] = field(default_factory=list)
+    drawing: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, name: str, cells: Sequence[Cell], drawing: Mapping[str, Any] | None = None) -> Part:
-        """Under the title that the thesis gives it."""
-        if name in TABLES:
-            table = TABLES[name]
-            return cls(name, table.title, table.place, table.unit, tuple(cells), table.remark, drawing or {})
-        figure = FIGURES[name.removeprefix("figure ")]
-        return cls(name, figure.title, figure.place, "%", tuple(cells), "", drawing or {})
+    def cell(self, row: str, column: str, ours: float | None, **more: Any) -> None:
+        """Beside the thesis' value of this row and column, if it has one; `more` as in `Cell`."""
+        place, of = (row, column), self.printed.id
+        thesis, claimed = next((p[2:] for p in self.printed.cells() if p[:2] == place), (None, None))
+        stated = None if claimed is None else claimed.epsilon
+        self.cells.append(Cell(of, *place, thesis, ours, **{"epsilon_claimed": stated, "seed": self.seed, **more}))
 
-
-@dataclass(frozen=True)
-class Network:
-    """A trained network, without its weights.
-
-    Attributes:
-        predicted: (n) labels of its test examples.
-        rows, epsilon, record: see `edp_lab.three_phase.classifier.Trained`; epsilon is that of `guarantee`.
-    """
-
-    predicted: NDArray[np.int64]
-    rows: list[dict[str, Any]]
-    epsilon: float | None
-    record: dict[str, Any]
-
-    @property
-    def seconds(self) -> float:
-        return sum(row["seconds"] for row in self.rows)
-
-    @property
-    def chosen(self) -> str:
-        """The settings that the thesis leaves open."""
-        r = self.record
-        text = f"{r['method']}, {r['activation']}, lr {r['lr']:g}, batch {r['batch_size']}, {r['epochs']} epochs"
-        text += f", weight decay {r['weight_decay']:g}" if r["weight_decay"] else ""
-        if r["mechanism"] is None:
-            return text
-        return f"{text}, C {r['clip_norm']:g}, noise multiplier {r['mechanism']['z0']:.3g}"
-
-
-@dataclass(frozen=True)
-class Understudy:
-    """What learnt from the labels of a vote.
-
-    Attributes:
-        right: share of these labels that are true.
-        label_epsilon: of one training example replaced, by the noise on all labels together; inf without.
-    """
-
-    network: Network
-    right: float
-    label_epsilon: float
-
-
-@dataclass(frozen=True)
-class Perceptrons:
-    """One for each repeat, with its accuracy in percent."""
-
-    networks: list[Network]
-    accuracies: list[float]
-
-
-class Rows:
-    """A table that grows by the scores of networks.
-
-    Args:
-        columns: of accuracy, F-score, recall and precision, as many as the table has.
-        seed: of the first repeat.
-    """
-
-    def __init__(self, name: str, seed: int, columns: Sequence[str] = SCORES) -> None:
-        self.name, self.seed, self.columns = name, seed, columns
-        self.cells: list[Cell] = []
-        self.drawing: dict[str, dict[str, Any]] = {"confusion": {}, "loss": {}}
-
-    def add(
+    def scores(
         self,
         row: str,
         scores: Scores,
         networks: Sequence[Network],
-        note: str,
+        note: str = "",
         holds: float | None = None,
         image: float | None = None,
-        column: str = "",
+        columns: Sequence[str] = SCORES,
         delta: float = DELTA,
     ) -> None:
-        """A row of scores; or, in a table whose columns are epsilons, one accuracy.
+        """A row of accuracy, F-score, recall and precision; or the accuracy alone, in the one column given.
 
         Args:
             networks: all that were trained for these scores.
             holds, image, delta: epsilon of an example, and of its image alone, at delta.
         """
-        printed = {(p.row, p.column): p for p in TABLES[self.name].cells()} if self.name in TABLES else {}
-        values = (scores.accuracy, scores.f_score, scores.recall, scores.precision)
-        shared = Cell(
-            self.name,
-            row,
-            "",
-            thesis=None,
-            ours=None,
-            epsilon_holds=holds,
-            epsilon_image=image,
-            delta=None if holds is None and image is None else delta,
-            note=f"{note}; {networks[0].chosen}" if note else networks[0].chosen,
-            seed=self.seed,
-            seconds=sum(network.seconds for network in networks),
-        )
-        for place, (name, value) in enumerate(zip([column] if column else self.columns, values, strict=False)):
-            _, _, thesis, claimed = printed.get((row, name), Printed(row, name, None, None))
-            low, high = (100 * end for end in scores.interval) if not place else (None, None)
-            cell = replace(shared, column=name, thesis=thesis, ours=100 * value, low=low, high=high)
-            self.cells.append(cell if claimed is None else replace(cell, epsilon_claimed=claimed.epsilon))
-        key = f"{row}, {column}" if column else row
-        self.drawing["confusion"][key] = scores.confusion
-        self.drawing["loss"][key] = {part: _by_epoch(networks, part) for part in ("loss", "test_loss")}
+        shared = {
+            "epsilon_holds": holds,
+            "epsilon_image": image,
+            "delta": None if holds is None and image is None else delta,
+            "note": f"{note}; {networks[0].chosen}" if note else networks[0].chosen,
+            "seconds": sum(network.seconds for network in networks),
+        }
+        low, high = (100 * end for end in scores.interval)
+        self.cell(row, columns[0], 100 * scores.accuracy, low=low, high=high, **shared)
+        for column, value in zip(columns[1:], (scores.f_score, scores.recall, scores.precision), strict=False):
+            self.cell(row, column, 100 * value, **shared)
+        losses = {  # the mean over networks, which were trained for as many epochs
+            name: np.mean([[epoch[name] for epoch in network.rows] for network in networks], axis=0).tolist()
+            for name in ("loss", "test_loss")
+        }
+        key = row if columns[0] == SCORES[0] else f"{row}, {columns[0]}"
+        self.drawing.setdefault("confusion", {})[key] = scores.confusion
+        self.drawing.setdefault("loss", {})[key] = losses
 
-    def part(self) -> Part:
-        return Part.of(self.name, self.cells, self.drawing)
-
-
-def _by_epoch(networks: Sequence[Network], part: str) -> list[float]:
-    """The mean over networks, which were trained for as many epochs."""
-    return np.mean([[row[part] for row in network.rows] for network in networks], axis=0).tolist()  # type: ignore[no-any-return]
-
-
-def scores_of(images: Sequence[Images], networks: Sequence[Network], start: int = 0) -> Scores:
-    """Over all repeats' test images from `start` on."""
-    truth = np.concatenate([one.test_labels[start:] for one in images])
-    return score_labels(truth, np.concatenate([one.predicted for one in networks]), images[0].classes)
-
-
-def vote_scores(images: Sequence[Images], ensembles: Sequence[Sequence[Network]]) -> Scores:
-    """Of a vote without noise among each repeat's networks."""
-    classes = images[0].classes
-    votes = [vote_counts([one.predicted for one in ensemble], classes).argmax(axis=1) for ensemble in ensembles]
-    return score_labels(np.concatenate([one.test_labels for one in images]), np.concatenate(votes), classes)
-
-
-def largest(networks: Sequence[Network]) -> float:
-    """Epsilon of networks on disjoint parts, or of each of several: the largest; inf where one has none."""
-    return max(math.inf if one.epsilon is None else one.epsilon for one in networks)
+    def as_json(self) -> dict[str, Any]:
+        one, cells = self.printed, [cell.as_json() for cell in self.cells]
+        told = {"id": one.id, "title": one.title, "place": one.place, "unit": one.unit, "cells": cells}
+        return {**told, "remark": one.remark, "drawing": self.drawing}
