@@ -37,12 +37,12 @@ def fetch(
     to: Annotated[Path | None, "Data folder. (default: data/ of a checkout, else the cache)"] = None,
 ) -> None:
     """Download a corpus, check every file's checksum, and leave nothing half-written."""
-    from edp_lab.corpora import Progress
+    from edp_lab.corpora import FetchProgress
     from edp_lab.corpora import fetch as run
 
     with bar(name, TextColumn("{task.description}"), DownloadColumn()) as (update, _):
 
-        def show(p: Progress) -> None:
+        def show(p: FetchProgress) -> None:
             update(p.done, p.size, description=f"file {p.number}/{p.of} {p.path}")
 
         folder = run(name, to, progress=show)

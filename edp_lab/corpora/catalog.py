@@ -17,12 +17,12 @@ import http.client
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import edp_lab
@@ -36,8 +36,7 @@ TIMEOUT = 30.0  # seconds without a byte
 PIECE = 1 << 16  # bytes read at a time
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """One file that `edp-lab data fetch` brings.
 
     Attributes:
@@ -53,8 +52,7 @@ class Source:
     url: str
 
 
-@dataclass(frozen=True)
-class CorpusInfo:
+class CorpusInfo(NamedTuple):
     """What is known of a corpus without loading it.
 
     Attributes:
@@ -69,8 +67,7 @@ class CorpusInfo:
     utterances: int | None
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     description: str
     licence: str
     utterances: int | None
@@ -131,8 +128,7 @@ def load_corpus(name_or_path: str | Path) -> Corpus:
         where = find(name)
         if where is None:
             raise _not_found(name)
-        reading = _PUBLISHED[name].read(where)
-        return _corpus(name, reading, _intents(reading), _slots(reading), labels_declared=True)
+        return _corpus(name, _PUBLISHED[name].read(where), labels_declared=True)
     if name in _EMBEDDED:
         from edp_lab.corpora import smart_home
 
@@ -147,22 +143,13 @@ def list_corpora() -> list[CorpusInfo]:
     """All corpora of the catalogue, found or not."""
     from edp_lab.corpora import smart_home
 
-    published = [
-        CorpusInfo(name, entry.description, entry.licence, find(name), entry.utterances)
-        for name, entry in _PUBLISHED.items()
-    ]
+    found = [CorpusInfo(name, e.description, e.licence, find(name), e.utterances) for name, e in _PUBLISHED.items()]
     where = smart_home.EMBEDDED if smart_home.EMBEDDED.exists() else None
-    embedded = [
-        CorpusInfo(
-            name,
-            f"generated commands: {domain or 'all three domains'}",
-            "Apache-2.0",
-            where,
-            None if domain else smart_home.EMBEDDED_UTTERANCES,
-        )
-        for name, domain in _EMBEDDED.items()
-    ]
-    return published + embedded
+    for name, domain in _EMBEDDED.items():
+        description = f"generated commands: {domain or 'all three domains'}"
+        utterances = None if domain else smart_home.EMBEDDED_UTTERANCES
+        found.append(CorpusInfo(name, description, "Apache-2.0", where, utterances))
+    return found
 
 
 def find(name: str) -> Path | None:
@@ -221,15 +208,12 @@ def _missing(folder: Path, name: str) -> list[Path]:
 
 
 def _not_found(name: str) -> UsageError:
-    folders = data_folders()
-    for folder in folders:
-        missing = _missing(folder, name)
+    cure = f"run `edp-lab data fetch {name}`"
+    for missing in (_missing(folder, name) for folder in data_folders()):
         if len(missing) < len(sources(name)):
-            problem = f"{name} is incomplete: {missing[0]} is missing or has the wrong size"
-            return UsageError(f"{problem}; run `edp-lab data fetch {name}`")
-    problem = f"{name} is in none of {', '.join(map(str, folders))}"
-    cure = f"run `edp-lab data fetch {name}`, or set EDP_LAB_DATA to the folder that holds it"
-    return UsageError(f"{problem}: {cure}")
+            return UsageError(f"{name} is incomplete: {missing[0]} is missing or has the wrong size; {cure}")
+    folders = ", ".join(map(str, data_folders()))
+    return UsageError(f"{name} is in none of {folders}: {cure}, or set EDP_LAB_DATA to the folder that holds it")
 
 
 def _own_corpus(name: str, path: Path) -> Corpus:
@@ -241,50 +225,39 @@ def _own_corpus(name: str, path: Path) -> Corpus:
     beside = path if path.is_dir() else path.parent
     intent_file, slot_file = beside / "intents.txt", beside / "slots.txt"
     if not intent_file.exists() and not slot_file.exists():
-        return _corpus(name, reading, _intents(reading), _slots(reading), labels_declared=False)
+        return _corpus(name, reading, labels_declared=False)
 
-    intents = _declared(intent_file)
-    slots = _declared(slot_file) if reading.utterances[0].tags is not None else set()
+    declared: list[set[str]] = []
+    for file in (intent_file, slot_file):
+        needed = file == intent_file or reading.utterances[0].tags is not None
+        if needed and not file.exists():
+            raise UsageError(f"{file} is missing: declared label sets need both intents.txt and slots.txt")
+        declared.append({line.strip() for line in readers.text_lines(file) if line.strip()} if needed else set())
+    intents, slots = declared
     for utterance, place in zip(reading.utterances, reading.places, strict=True):
         if utterance.intent not in intents:
             raise UsageError(f"{place}: intent {utterance.intent!r} is not listed in {intent_file}")
         for tag in utterance.tags or ():
             if tag != "O" and tag[2:] not in slots:
                 raise UsageError(f"{place}: slot {tag[2:]!r} is not listed in {slot_file}")
-    return _corpus(name, reading, intents, slots, labels_declared=True)
+    return replace(_corpus(name, reading, True), intents=tuple(sorted(intents)), slots=tuple(sorted(slots)))
 
 
-def _declared(file: Path) -> set[str]:
-    if not file.exists():
-        raise UsageError(f"{file} is missing: declared label sets need both intents.txt and slots.txt")
-    return {line.strip() for line in readers.text_lines(file) if line.strip()}
-
-
-def _intents(reading: Reading) -> set[str]:
-    return {utterance.intent for utterance in reading.utterances}
-
-
-def _slots(reading: Reading) -> set[str]:
-    return {tag[2:] for utterance in reading.utterances for tag in utterance.tags or () if tag != "O"}
-
-
-def _corpus(name: str, reading: Reading, intents: set[str], slots: set[str], labels_declared: bool) -> Corpus:
-    tagless = [] if reading.utterances[0].tags is not None else [NO_TAGS]
-    return Corpus(
-        name=name,
-        utterances=tuple(reading.utterances),
-        intents=tuple(sorted(intents)),
-        slots=tuple(sorted(slots)),
-        labels_declared=labels_declared,
-        warnings=(*reading.warnings, *tagless),
-    )
+def _corpus(name: str, reading: Reading, labels_declared: bool) -> Corpus:
+    """With the labels that occur."""
+    utterances, _, warnings = reading
+    intents = {utterance.intent for utterance in utterances}
+    slots = {tag[2:] for utterance in utterances for tag in utterance.tags or () if tag != "O"}
+    if utterances[0].tags is None:
+        warnings = [*warnings, NO_TAGS]
+    labels = tuple(sorted(intents)), tuple(sorted(slots))
+    return Corpus(name, tuple(utterances), *labels, labels_declared, tuple(warnings))
 
 
 # ---- Fetching --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Progress:
+class FetchProgress(NamedTuple):
     """How far a fetch is: `done` of `size` bytes (None: unknown) of file `number` (from 1) of `of` files."""
 
     path: str
@@ -298,7 +271,7 @@ def fetch(
     name: str,
     target: Path | None = None,
     base_url: str | None = None,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[FetchProgress], None] = lambda _: None,
 ) -> Path:
     """Fetch a corpus into a data folder and return that folder. Files already there and right are left alone.
 
@@ -316,39 +289,34 @@ def fetch(
     folder = target or _writable_folder()
     for number, source in enumerate(files, start=1):
         url = f"{base_url.rstrip('/')}/{source.path}" if base_url else source.url
-
-        def report(done: int, source: Source = source, number: int = number) -> None:
-            progress(Progress(source.path, number, len(files), done, source.size))
-
         try:
-            _fetch_file(source, url, folder / source.path, report)
+            for done in _fetched(source, url, folder / source.path):
+                progress(FetchProgress(source.path, number, len(files), done, source.size))
         except urllib.error.HTTPError as error:
             error.close()
             raise UsageError(f"cannot fetch {url}: the server answered {error.code} {error.reason}") from None
         except (OSError, http.client.HTTPException) as error:
+            why = str(error)
+            if isinstance(error, urllib.error.URLError):  # before a server answered
+                cause = getattr(error.reason, "strerror", None) or error.reason
+                why = f"{urlsplit(url).hostname} cannot be reached ({cause})"
+            elif isinstance(error, OSError) and error.filename:
+                why = f"{error.filename}: {error.strerror}"
             cure = "once that is mended, the same command goes on from here"
-            raise UsageError(f"cannot fetch {source.path}: {_reason(error, url)}; {cure}") from None
+            raise UsageError(f"cannot fetch {source.path}: {why}; {cure}") from None
     return folder
 
 
-def _reason(error: Exception, url: str) -> str:
-    if isinstance(error, urllib.error.URLError):  # before a server answered
-        cause = getattr(error.reason, "strerror", None) or error.reason
-        return f"{urlsplit(url).hostname} cannot be reached ({cause})"
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
-
-
-def _fetch_file(source: Source, url: str, target: Path, report: Callable[[int], None]) -> None:
+def _fetched(source: Source, url: str, target: Path) -> Iterator[int]:
+    """Bring one file; yields how many bytes are there, after every piece."""
     if _is_right(target, source):
-        report(target.stat().st_size)
+        yield target.stat().st_size
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
     for _ in range(2):  # a resumed part may have been wrong from its start: once more, from nothing
         if not _is_right(part, source):
-            _download(url, part, source.size, report)
+            yield from _download(url, part, source.size)
         if _is_right(part, source):
             os.replace(part, target)
             return
@@ -356,7 +324,7 @@ def _fetch_file(source: Source, url: str, target: Path, report: Callable[[int], 
     raise UsageError(f"{url} does not have the pinned checksum of {source.path}: nothing of it was kept")
 
 
-def _download(url: str, part: Path, size: int | None, report: Callable[[int], None]) -> None:
+def _download(url: str, part: Path, size: int | None) -> Iterator[int]:
     """Complete `part`: from where it stands if the server serves ranges, else from the beginning."""
     start = part.stat().st_size if part.exists() else 0
     try:
@@ -374,7 +342,7 @@ def _download(url: str, part: Path, size: int | None, report: Callable[[int], No
             while piece := response.read(PIECE):
                 file.write(piece)
                 done += len(piece)
-                report(done)
+                yield done
                 if size is not None and done > size:
                     return  # not the pinned file; its checksum will say so
             file.flush()
@@ -384,22 +352,21 @@ def _download(url: str, part: Path, size: int | None, report: Callable[[int], No
 
 
 def _open(url: str, start: int) -> Any:
-    _check_scheme(url)
-    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+    request = urllib.request.Request(_https(url), headers={"Range": f"bytes={start}-"} if start else {})
     return urllib.request.build_opener(_CheckedRedirects).open(request, timeout=TIMEOUT)
 
 
 class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str) -> Any:
-        _check_scheme(newurl)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+        return super().redirect_request(req, fp, code, msg, headers, _https(newurl))
 
 
-def _check_scheme(url: str) -> None:
+def _https(url: str) -> str:
     parts = urlsplit(url)
     local = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.scheme != "https" and not local:
         raise UsageError(f"{url} is not an https address: corpora are fetched over https only")
+    return url
 
 
 def _is_right(path: Path, source: Source) -> bool:
@@ -410,9 +377,7 @@ def _is_right(path: Path, source: Source) -> bool:
     if len(source.digest) == 40:  # git hashes a header with the content
         digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            digest.update(piece)
-    return digest.hexdigest() == source.digest
+        return hashlib.file_digest(file, lambda: digest).hexdigest() == source.digest
 
 
 def _writable_folder() -> Path:

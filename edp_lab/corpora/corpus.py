@@ -1,4 +1,4 @@
-"""What a corpus is: utterances with one intent each and, mostly, one BIO tag per token.
+"""What a corpus is: utterances with one intent each and, mostly, one BIO tag per token; and its random split.
 
 They lie in memory, or on disk, mapped into memory instead of read: then a million cost no more than ten thousand, and
 an utterance is made anew whenever it is looked at.
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 
@@ -35,6 +35,7 @@ CHUNK = 100_000  # utterances looked at together where all are: memory stays the
 FORMAT = "edp_lab packed corpus 1"
 META, WORDS = "meta.json", "words.txt"
 ARRAYS = ("words", "tags", "intents", "offsets")
+RATIOS = (45, 5, 50)  # as in the paper (sec. 4.1): about as many non-members as members
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,6 @@ class Utterance:
     Attributes:
         tokens: the words, at least one.
         tags: one BIO tag per token ("O", "B-city", "I-city"), or None where a corpus has no slot annotation.
-        intent: the intent's name.
     """
 
     tokens: tuple[str, ...]
@@ -67,11 +67,10 @@ class Corpus:
 
     Attributes:
         name: the catalogue's name, or the path the user gave.
-        utterances: all utterances; either all have tags or none has.
-        labels_declared: True where the label sets below are public knowledge (a published corpus, a declared
-            list) rather than read off the utterances, which a private run must flag.
-        intents: all intents, sorted.
-        slots: all slot names without their B-/I- prefix, sorted; empty for a corpus without tags.
+        utterances: either all have tags or none has.
+        intents, slots: all names, sorted; of slots without their B-/I- prefix, and none without tags.
+        labels_declared: True where these are public knowledge (a published corpus, a declared list) rather than read
+            off the utterances, which a private run must flag.
     """
 
     name: str
@@ -87,21 +86,23 @@ class Corpus:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tag set: "O", then B- and I- of every slot; empty for a corpus without tags."""
-        if not self.has_tags:
-            return ()
-        return ("O", *(f"{prefix}-{slot}" for slot in self.slots for prefix in "BI"))
+        """The tag set; empty for a corpus without tags."""
+        return tag_set(self.slots) if self.has_tags else ()
 
     @cached_property
     def sha256(self) -> str:
         """Checksum of the content (tokens, tags, intents), independent of the file format."""
-        known = getattr(self.utterances, "sha256", None)  # of packed ones
-        if known is not None:
-            return str(known)
+        if isinstance(self.utterances, PackedUtterances):
+            return self.utterances.sha256
         digest = hashlib.sha256()
         for u in self.utterances:
             digest.update(u.line)
         return digest.hexdigest()
+
+
+def tag_set(slots: Sequence[str]) -> tuple[str, ...]:
+    """All tags: "O", then B- and I- of every slot."""
+    return ("O", *(f"{prefix}-{slot}" for slot in slots for prefix in "BI"))
 
 
 # ---- As numbers ------------------------------------------------------------------------------------------------------
@@ -151,8 +152,13 @@ class Ragged:
         codes = np.asarray(self.codes[shift + np.arange(len(shift))])
         return (codes if self.table is None else self.table[codes]), lengths
 
+    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """What `gather` gives for all examples, `CHUNK` at a time."""
+        for start in range(0, len(self), CHUNK):
+            yield self.gather(np.arange(start, min(start + CHUNK, len(self))))
+
     def take(self, examples: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The same as tensors."""
+        """As `gather`, but tensors."""
         import torch
 
         rows, lengths = self.gather(examples)
@@ -162,9 +168,13 @@ class Ragged:
         """The same examples, with what `table` has for each number."""
         return Ragged(self.codes, self.offsets, table, self.chosen)
 
+    def select(self, places: np.ndarray) -> Ragged:
+        """The examples at these places, in this order; nothing is copied."""
+        chosen = places if self.chosen is None else self.chosen[places]
+        return Ragged(self.codes, self.offsets, self.table, chosen)
 
-@dataclass(frozen=True)
-class Words:
+
+class Words(NamedTuple):
     """The words of n utterances: distinct ones, and for each token its number among them."""
 
     types: Sequence[str]
@@ -172,21 +182,17 @@ class Words:
 
     @classmethod
     def of(cls, sentences: Sequence[Sequence[str]]) -> Words:
-        types = sorted({token for sentence in sentences for token in sentence})
-        number = {word: k for k, word in enumerate(types)}
-        return cls(types, Ragged.of([np.array([number[t] for t in s], dtype=np.int64) for s in sentences]))
+        return cls(*_numbered(sentences))
 
     def counts(self) -> np.ndarray:
         """How often each of the types occurs."""
-        counts = np.zeros(len(self.types), dtype=np.int64)
-        for start in range(0, len(self.numbers), CHUNK):
-            some = np.arange(start, min(start + CHUNK, len(self.numbers)))
-            counts += np.bincount(self.numbers.gather(some)[0], minlength=len(counts))
-        return counts
+        return sum(
+            (np.bincount(words, minlength=len(self.types)) for words, _ in self.numbers.chunks()),
+            np.zeros(len(self.types), dtype=np.int64),
+        )
 
 
-@dataclass(frozen=True)
-class Coded:
+class Coded(NamedTuple):
     """n annotated utterances.
 
     Attributes:
@@ -200,53 +206,42 @@ class Coded:
     tag_names: Sequence[str]
     tags: Ragged | None
 
-    @classmethod
-    def of(cls, utterances: Sequence[Utterance]) -> Coded:
-        intents = sorted({u.intent for u in utterances})
-        tags = sorted({tag for u in utterances for tag in u.tags or ()})
-        number = {name: k for k, name in enumerate(intents)}
-        tag_number = {name: k for k, name in enumerate(tags)}
-        rows = [np.array([tag_number[t] for t in u.tags or ()], dtype=np.int64) for u in utterances]
-        tagged = any(u.tags is not None for u in utterances)
-        return cls(
-            Words.of([u.tokens for u in utterances]),
-            intents,
-            np.array([number[u.intent] for u in utterances], dtype=np.int64),
-            tags,
-            Ragged.of(rows) if tagged else None,
-        )
+
+def coded(utterances: Sequence[Utterance]) -> Coded:
+    """Utterances as numbers; packed ones are so already."""
+    if isinstance(utterances, PackedUtterances):
+        return utterances.coded
+    intents, numbers = _numbered([[u.intent] for u in utterances])
+    tags, tag_numbers = _numbered([u.tags or () for u in utterances])
+    tagged = any(u.tags is not None for u in utterances)
+    words = Words.of([u.tokens for u in utterances])
+    return Coded(words, intents, numbers.values, tags, tag_numbers if tagged else None)
+
+
+def _numbered(rows: Sequence[Sequence[str]]) -> tuple[list[str], Ragged]:
+    """The distinct names, sorted, and each row as numbers among them."""
+    names = sorted({name for row in rows for name in row})
+    number = {name: k for k, name in enumerate(names)}
+    return names, Ragged.of([np.array([number[name] for name in row], dtype=np.int64) for row in rows])
 
 
 # ---- On disk ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Store:
-    """What lies on disk, mapped."""
-
-    types: tuple[str, ...]
-    intent_names: tuple[str, ...]
-    tag_names: tuple[str, ...]
-    words: np.ndarray
-    tags: np.ndarray
-    intents: np.ndarray
-    offsets: np.ndarray
-    sha256: str
-
-
+@dataclass(frozen=True, eq=False)
 class PackedUtterances(Sequence[Utterance]):
-    """Some utterances of a store, in an order of their own.
+    """Some utterances of a packed corpus, in an order of their own.
 
     Attributes:
-        numbers: (n) which of the stored ones.
+        coded: them, their arrays mapped.
+        sha256: of the whole corpus, as `Corpus.sha256`.
     """
 
-    def __init__(self, store: Store, numbers: np.ndarray | None = None) -> None:
-        self.store = store
-        self.numbers = np.arange(len(store.intents)) if numbers is None else numbers
+    coded: Coded
+    sha256: str
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.coded.intents)
 
     @overload
     def __getitem__(self, place: int) -> Utterance: ...
@@ -255,42 +250,19 @@ class PackedUtterances(Sequence[Utterance]):
     def __getitem__(self, place: int | slice) -> Utterance | PackedUtterances:
         if isinstance(place, slice):
             return self.select(np.arange(len(self))[place])
-        store, k = self.store, int(self.numbers[place])
-        rows = slice(int(store.offsets[k]), int(store.offsets[k + 1]))
-        tokens = tuple(store.types[w] for w in store.words[rows])
-        tags = tuple(store.tag_names[t] for t in store.tags[rows])
-        return Utterance(tokens, tags, store.intent_names[store.intents[k]])
-
-    def __iter__(self) -> Iterator[Utterance]:
-        return (self[k] for k in range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PackedUtterances):
-            return NotImplemented
-        return self.sha256 == other.sha256 and np.array_equal(self.numbers, other.numbers)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    @property
-    def sha256(self) -> str:
-        """Of the whole store, as `Corpus.sha256`."""
-        return self.store.sha256
+        words, intent_names, intents, tag_names, tags = self.coded
+        intent, own = intent_names[intents[place]], np.array([place % len(self)])
+        assert tags is not None
+        tokens = tuple(words.types[w] for w in words.numbers.gather(own)[0])
+        return Utterance(tokens, tuple(tag_names[t] for t in tags.gather(own)[0]), intent)
 
     def select(self, places: np.ndarray) -> PackedUtterances:
         """Those at these places, in this order."""
-        return PackedUtterances(self.store, self.numbers[places])
-
-    @cached_property
-    def coded(self) -> Coded:
-        store = self.store
-        words, tags = (Ragged(codes, store.offsets, chosen=self.numbers) for codes in (store.words, store.tags))
-        intents = np.asarray(store.intents[self.numbers])
-        return Coded(Words(store.types, words), store.intent_names, intents, store.tag_names, tags)
-
-
-def coded(utterances: Sequence[Utterance]) -> Coded:
-    """Utterances as numbers; packed ones are so already."""
-    return utterances.coded if isinstance(utterances, PackedUtterances) else Coded.of(utterances)
+        words, intent_names, intents, tag_names, tags = self.coded
+        assert tags is not None
+        numbers = words.numbers.select(places)
+        chosen = Coded(Words(words.types, numbers), intent_names, intents[places], tag_names, tags.select(places))
+        return PackedUtterances(chosen, self.sha256)
 
 
 def write_packed(
@@ -314,48 +286,36 @@ def write_packed(
         raise UsageError(f"{folder} exists: choose another --out")
     if not folder.absolute().parent.is_dir():
         raise UsageError(f"cannot write {folder}: there is no folder {folder.parent}; create it first")
-    tag_names = ["O", *(f"{prefix}-{slot}" for slot in slots for prefix in "BI")]
+    types: dict[str, int] = {}
+    intent_number, tag_number = ({name: k for k, name in enumerate(names)} for names in (intents, tag_set(slots)))
+    words, tags, chosen, offsets = array("i"), array("H"), array("H"), array("q", [0])
+    digest = hashlib.sha256()
     scratch = Path(tempfile.mkdtemp(prefix=".packing-", dir=folder.absolute().parent))
     try:
-        meta = _write_arrays(scratch, utterances, list(intents), tag_names, progress)
-        (scratch / META).write_text(json.dumps({**meta, "slots": list(slots)}, indent=1))
+        for done, u in enumerate(utterances, 1):
+            try:
+                tags.extend([tag_number[tag] for tag in u.tags or ()])
+                chosen.append(intent_number[u.intent])
+            except KeyError as unknown:
+                raise UsageError(f"utterance {u.text!r} has the undeclared label {unknown}: declare it") from None
+            words.extend([types.setdefault(token, len(types)) for token in u.tokens])
+            offsets.append(len(words))
+            digest.update(u.line)
+            if done % 10_000 == 0:
+                progress(done)
+        if not len(chosen):
+            raise UsageError("there are no utterances to pack: give at least 1")
+        for name, numbers in zip(ARRAYS, (words, tags, chosen, offsets), strict=True):
+            np.save(scratch / f"{name}.npy", np.frombuffer(numbers, dtype=numbers.typecode))
+        (scratch / WORDS).write_text("".join(f"{word}\n" for word in types), encoding="utf-8")
+        files = {name: _checksum(scratch / name) for name in (WORDS, *(f"{name}.npy" for name in ARRAYS))}
+        labels = {"format": FORMAT, "intents": [*intents], "tags": [*tag_number]}
+        counts = {"utterances": len(chosen), "sha256": digest.hexdigest(), "files": files}
+        (scratch / META).write_text(json.dumps({**labels, **counts, "slots": [*slots]}, indent=1))
         os.replace(scratch, folder)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-
-
-def _write_arrays(
-    folder: Path,
-    utterances: Iterable[Utterance],
-    intents: list[str],
-    tag_names: list[str],
-    progress: Callable[[int], None],
-) -> dict[str, object]:
-    types: dict[str, int] = {}
-    intent_number = {name: k for k, name in enumerate(intents)}
-    tag_number = {name: k for k, name in enumerate(tag_names)}
-    words, tags, chosen, offsets = array("i"), array("H"), array("H"), array("q", [0])
-    digest = hashlib.sha256()
-    for done, u in enumerate(utterances, 1):
-        try:
-            tags.extend([tag_number[tag] for tag in u.tags or ()])
-            chosen.append(intent_number[u.intent])
-        except KeyError as unknown:
-            raise UsageError(f"utterance {u.text!r} has the undeclared label {unknown}: declare it") from None
-        words.extend([types.setdefault(token, len(types)) for token in u.tokens])
-        offsets.append(len(words))
-        digest.update(u.line)
-        if done % 10_000 == 0:
-            progress(done)
-    if not len(chosen):
-        raise UsageError("there are no utterances to pack: give at least 1")
-    for name, numbers in zip(ARRAYS, (words, tags, chosen, offsets), strict=True):
-        np.save(folder / f"{name}.npy", np.frombuffer(numbers, dtype=numbers.typecode))
-    (folder / WORDS).write_text("".join(f"{word}\n" for word in types), encoding="utf-8")
-    files = {name: _checksum(folder / name) for name in (WORDS, *(f"{name}.npy" for name in ARRAYS))}
-    counts = {"utterances": len(chosen), "sha256": digest.hexdigest(), "files": files}
-    return {"format": FORMAT, "intents": intents, "tags": tag_names, **counts}
 
 
 def is_packed(path: Path) -> bool:
@@ -376,12 +336,13 @@ def load_packed(path: str | Path) -> Corpus:
         for name, known in meta["files"].items():
             if _checksum(folder / name) != known:
                 raise ValueError(f"{name} has another checksum")
-        arrays = [np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS]
+        words, tags, intents, offsets = (
+            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS
+        )
         types = tuple((folder / WORDS).read_text(encoding="utf-8").split("\n")[:-1])
-        words, tags, intents, offsets = arrays
-        names = tuple(meta["intents"]), tuple(meta["tags"])
-        store = Store(types, *names, words, tags, intents, offsets, meta["sha256"])
-        return Corpus(str(path), PackedUtterances(store), names[0], tuple(meta["slots"]))
+        intent_names, tag_names = tuple(meta["intents"]), tuple(meta["tags"])
+        own = Coded(Words(types, Ragged(words, offsets)), intent_names, intents, tag_names, Ragged(tags, offsets))
+        return Corpus(str(path), PackedUtterances(own, meta["sha256"]), intent_names, tuple(meta["slots"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the packed corpus {folder} is damaged ({error}): make it again") from None
 
@@ -389,3 +350,108 @@ def load_packed(path: str | Path) -> Corpus:
 def _checksum(file: Path) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+# ---- Random splits ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Split:
+    """Three disjoint parts that together hold every utterance of the corpus, each in shuffled order.
+
+    Attributes:
+        duplicates: the test utterances whose token string occurs in train: none if duplicates were kept together.
+    """
+
+    train: Sequence[Utterance]
+    validation: Sequence[Utterance]
+    test: Sequence[Utterance]
+    duplicates: Sequence[Utterance] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many utterances train, validation and test hold, and how many duplicates there are in test."""
+        return {part: len(utterances) for part, utterances in vars(self).items()}
+
+
+def split(
+    corpus: Corpus,
+    seed: int,
+    ratios: tuple[int, int, int] = RATIOS,
+    keep_duplicates_together: bool = True,
+) -> Split:
+    """Split the pooled corpus at random, the same way for the same corpus, seed and options.
+
+    The official splits are not exchangeable, so a membership attack could tell them apart by style; and a text that
+    occurs in train and in test is a member and a non-member at once. Hence: pool, shuffle, and by default keep
+    utterances of the same token string on one side.
+
+    Groups of utterances with the same token string (without `keep_duplicates_together`: single utterances)
+    are shuffled by PCG64(seed) and dealt in that order; train, and train with validation, end before the
+    first group that exceeds their share. So each part's size is within one group of its ratio.
+
+    Raises:
+        UsageError: a negative seed, ratios that are not positive, or a part that would be empty.
+    """
+    shares = ":".join(map(str, ratios))
+    if seed < 0:
+        raise UsageError(f"seed {seed} is negative: use 0 or more")
+    if min(ratios) <= 0:
+        raise UsageError(f"ratios {shares} must all be positive")
+
+    n, total = len(corpus.utterances), sum(ratios)
+    texts = group_ids(corpus.utterances)
+    groups = texts if keep_duplicates_together else np.arange(n)
+    order = np.arange(groups.max() + 1 if n else 0)
+    np.random.Generator(np.random.PCG64(seed)).shuffle(order)
+    ends = np.array([n * ratios[0] // total, n * (ratios[0] + ratios[1]) // total])
+    dealt = np.cumsum(np.bincount(groups, minlength=len(order))[order])
+    part_of_group, rank = np.empty_like(order), np.empty_like(order)
+    part_of_group[order] = (dealt[:, None] > ends).sum(1)
+    rank[order] = np.arange(len(order))
+    shuffled = np.argsort(rank[groups], kind="stable")
+    places = [shuffled[part_of_group[groups[shuffled]] == k] for k in range(3)]
+    for name, own in zip(("train", "validation", "test"), places, strict=True):
+        if not len(own):
+            cure = "use a larger corpus" if ratios == RATIOS else "use a larger corpus or other ratios"
+            raise UsageError(f"splitting {corpus.name} ({n} utterances) {shares} leaves {name} empty: {cure}")
+    if not keep_duplicates_together:
+        places.append(places[2][np.isin(texts[places[2]], texts[places[0]])])
+    return Split(*(_select(corpus.utterances, own) for own in places))
+
+
+def _select(utterances: Sequence[Utterance], places: np.ndarray) -> Sequence[Utterance]:
+    if isinstance(utterances, PackedUtterances):
+        return utterances.select(places)
+    return tuple(utterances[k] for k in places)
+
+
+def group_ids(utterances: Sequence[Utterance]) -> np.ndarray:
+    """(n) Equal for utterances of the same token string and for no others, from 0 in the order of appearance.
+
+    Packed ones are told apart by 128 bits of a hash, which two different strings share with chance 10^-26 in a million.
+    """
+    if not isinstance(utterances, PackedUtterances):
+        known: dict[tuple[str, ...], int] = {}
+        return np.array([known.setdefault(u.tokens, len(known)) for u in utterances], dtype=np.int64)
+    hashes = np.concatenate([_hashes(*chunk) for chunk in utterances.coded.words.numbers.chunks()])
+    _, first, place = np.unique(hashes, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[place]
+
+
+def _hashes(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """128 bits of each row of words: (R), (n) -> (n), as raw bytes, which sort."""
+    starts = np.cumsum(lengths) - lengths
+    place = (np.arange(len(words)) - np.repeat(starts, lengths)).astype(np.uint64)
+    found = np.empty((len(lengths), 2), dtype=np.uint64)
+    for half, salt in enumerate((0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)):
+        mixed = _mix(words.astype(np.uint64) * np.uint64(salt) ^ _mix(place + np.uint64(salt)))
+        found[:, half] = _mix(np.add.reduceat(mixed, starts) + lengths.astype(np.uint64))
+    return np.ascontiguousarray(found).view("V16")[:, 0]
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """splitmix64's finaliser: a bijection of 64-bit numbers."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -10,7 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -73,19 +73,17 @@ class WordFeatures:
     def rows(self, sentences: Sequence[Sequence[str]] | Words) -> dict[str, Ragged]:
         found = sentences if isinstance(sentences, Words) else Words.of(sentences)
         number = {word: k for k, word in enumerate(self.words)}
-        words = np.array([number.get(t.lower(), self._bucket(t)) for t in found.types], dtype=np.int64)
+        words = np.zeros(len(found.types), dtype=np.int64)
         characters = np.zeros((len(found.types), WORD_BYTES), dtype=np.int64)
         for k, word in enumerate(found.types):
+            bucket = zlib.crc32(word.lower().encode(errors="surrogatepass")) % self.buckets
+            words[k] = number.get(word.lower(), len(self.words) + bucket)
             spelled = word.encode(errors="surrogatepass")[:WORD_BYTES]
             characters[k, : len(spelled)] = np.frombuffer(spelled, dtype=np.uint8) + 1
         return {"words": found.numbers.through(words), "characters": found.numbers.through(characters)}
 
-    def _bucket(self, word: str) -> int:
-        return len(self.words) + zlib.crc32(word.lower().encode(errors="surrogatepass")) % self.buckets
 
-
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Some examples of a data set.
 
     Attributes:

@@ -51,9 +51,15 @@ def load_images(name: str, seed: int = 0) -> Images:
         UsageError: an unknown name; MNIST's files are missing or damaged, or hold a label outside 0..9.
     """
     if name == "digits":
-        return _digits(seed)
+        from sklearn.datasets import load_digits
+
+        found = load_digits()
+        x, y = (found.images[:, None] / 16).astype(np.float32), found.target.astype(np.int64)
+        order = np.random.default_rng(seed).permutation(len(x))
+        test, train = order[:DIGITS_TEST], order[DIGITS_TEST:]
+        return Images(name, x[train], y[train], x[test], y[test], CLASSES)
     if name == "mnist":
-        return _mnist()
+        return Images(name, *_mnist_part("train"), *_mnist_part("t10k"), CLASSES)
     if name == "circles":
         return two_circles(CIRCLES, CIRCLES, seed)
     raise UsageError(f"unknown image data {name!r}: choose {' or '.join(NAMES)}")
@@ -81,21 +87,6 @@ def two_circles(train: int, test: int, seed: int = 0, noise: float = 0.0) -> Ima
     points = np.where(labels, INNER, 1.0)[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
     points = (points + noise * rng.standard_normal(points.shape)).astype(np.float32)
     return Images("circles", points[:train], labels[:train], points[train:], labels[train:], 2)
-
-
-def _digits(seed: int) -> Images:
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    x = (found.images[:, None] / 16).astype(np.float32)
-    y = found.target.astype(np.int64)
-    order = np.random.default_rng(seed).permutation(len(x))
-    test, train = order[:DIGITS_TEST], order[DIGITS_TEST:]
-    return Images("digits", x[train], y[train], x[test], y[test], CLASSES)
-
-
-def _mnist() -> Images:
-    return Images("mnist", *_mnist_part("train"), *_mnist_part("t10k"), CLASSES)
 
 
 def _mnist_part(prefix: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

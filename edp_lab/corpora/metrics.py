@@ -80,14 +80,22 @@ def evaluate(references: Sequence[Frame], predictions: Sequence[Frame]) -> Score
 
 def _counts(i: int, reference: Frame, prediction: Frame) -> tuple[int, ...]:
     """Of one utterance, in the order of `Tally`."""
-    _check(i, reference, prediction)
-    intent_right = reference[0] == prediction[0]
-    wanted, got = _frame_spans(reference), _frame_spans(prediction)
-    same = wanted == got
-    right = len(wanted) if same else len(set(wanted) & set(got))
-    errors = 0 if same else edit_distance(_slots(reference, wanted), _slots(prediction, got))
-    tagged = reference[2] is not None
-    return 1, intent_right, intent_right and same, errors, len(wanted), len(got), right, tagged
+    (intent, tokens, tags), (guess, same_tokens, guessed) = reference, prediction
+    if list(tokens) != list(same_tokens):
+        raise UsageError(f"prediction {i} has other tokens than its reference")
+    if (tags is None) != (guessed is None):
+        raise UsageError(f"prediction {i} and its reference must both have tags, or neither")
+    for name, own in (("prediction", guessed), ("reference", tags)):
+        if own is not None and len(own) != len(tokens):
+            raise UsageError(f"{name} {i} has {len(own)} tags for {len(tokens)} tokens")
+    wanted, got = spans(tags or ()), spans(guessed or ())
+    right, errors = len(wanted), 0
+    if wanted != got:
+        right = len(set(wanted) & set(got))
+        slots = ([(label, " ".join(tokens[start:end])) for start, end, label in found] for found in (wanted, got))
+        errors = edit_distance(*slots)
+    exact = intent == guess and wanted == got
+    return 1, intent == guess, exact, errors, len(wanted), len(got), right, tags is not None
 
 
 def spans(tags: Sequence[str]) -> list[Span]:
@@ -116,22 +124,3 @@ def edit_distance(a: Sequence[object], b: Sequence[object]) -> int:
         for j, y in enumerate(b, start=1):
             above_left, row[j] = row[j], min(above_left + (x != y), row[j] + 1, row[j - 1] + 1)
     return row[-1]
-
-
-def _frame_spans(frame: Frame) -> list[Span]:
-    return spans(frame[2]) if frame[2] is not None else []
-
-
-def _slots(frame: Frame, found: Sequence[Span]) -> list[tuple[str, str]]:
-    """(label, value) of every span."""
-    return [(label, " ".join(frame[1][start:end])) for start, end, label in found]
-
-
-def _check(i: int, reference: Frame, prediction: Frame) -> None:
-    if list(reference[1]) != list(prediction[1]):
-        raise UsageError(f"prediction {i} has other tokens than its reference")
-    if (reference[2] is None) != (prediction[2] is None):
-        raise UsageError(f"prediction {i} and its reference must both have tags, or neither")
-    for name, (_, tokens, tags) in (("prediction", prediction), ("reference", reference)):
-        if tags is not None and len(tags) != len(tokens):
-            raise UsageError(f"{name} {i} has {len(tags)} tags for {len(tokens)} tokens")

@@ -18,7 +18,9 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +30,7 @@ from edp_lab.errors import UsageError
 SPLIT_FOLDERS = ("train", "valid", "dev", "test")
 
 Chunk = tuple[str, str | None]  # a piece of running text, and the slot it fills if any
-Note = tuple[list[str], str]  # the places where something happened, and what
+Notes = defaultdict[str, list[str]]  # what happened, and the places where
 
 
 class Row(NamedTuple):
@@ -48,149 +50,31 @@ class Reading(NamedTuple):
     warnings: list[str]
 
 
-def read_seq_folder(path: Path) -> Reading:
-    """Read a folder of ``seq.in``, ``seq.out``, ``label``, one utterance a line.
+def _reader(rows: Callable[[Path, Notes], Iterator[Row]]) -> Callable[[Path], Reading]:
+    """A reader from the rows of its format: checks that all formats share. Each note becomes a warning."""
 
-    Or of train/valid/dev/test sub-folders of that form, which are pooled in this order. Tokens and tags are
-    separated by any white space (the SNIPS files hold double spaces). Without ``seq.out`` there are no tags.
-    """
-    candidates = (path, *(path / name for name in SPLIT_FOLDERS))
-    folders = [folder for folder in candidates if (folder / "seq.in").exists()]
-    if not folders:
-        raise UsageError(
-            f"{path} holds no seq.in, neither at its top nor in {', '.join(SPLIT_FOLDERS)}: "
-            "put seq.in, seq.out and label there, one utterance a line, or give a .jsonl file"
-        )
-    if path in folders[:-1]:
-        raise UsageError(f"{path} has a seq.in at its top and one in {folders[1].name}/: keep one of the two")
-    return _reading(path, (row for folder in folders for row in _seq_rows(folder)))
+    @wraps(rows)
+    def read(path: Path) -> Reading:
+        notes: Notes = defaultdict(list)
+        utterances: list[Utterance] = []
+        places: list[str] = []
+        loose: list[str] = []
+        for row in rows(path, notes):
+            _check(row)
+            if utterances and (row.tags is None) != (utterances[0].tags is None):
+                has = "has no tags" if row.tags is None else "has tags"
+                raise UsageError(f"{row.place} {has}, unlike the first utterance: give tags to all or to none")
+            tags, repairs = (None, 0) if row.tags is None else repair_bio(row.tags)
+            loose += [row.place] * repairs
+            utterances.append(Utterance(tuple(row.tokens), tags, row.intent))
+            places.append(row.place)
+        if not utterances:
+            raise UsageError(f"{path} holds no utterances")
+        notes["I- tags that continue nothing, read as B-"] = loose
+        warnings = [f"{what}: {len(where)} (the first: {where[0]})" for what, where in notes.items() if where]
+        return Reading(utterances, places, warnings)
 
-
-def read_jsonl(path: Path) -> Reading:
-    """Read one object ``{"tokens": [...], "tags": [...], "intent": "..."}`` a line; all have tags or none."""
-    return _reading(path, _jsonl_rows(path))
-
-
-def read_snips_json(path: Path) -> Reading:
-    """Read the original SNIPS files ``<Intent>/{train_<Intent>_full,validate_<Intent>}.json`` below a folder.
-
-    The small ``train_<Intent>.json`` overlap the full ones and are left out. Empty chunks are skipped; an
-    emoji written as a CESU-8 surrogate pair is read as the emoji.
-    """
-    files = sorted([*path.glob("*/train_*_full.json"), *path.glob("*/validate_*.json")])
-    return _reading(path, (row for file in files for row in _snips_rows(file)))
-
-
-def read_nlu_eval_folds(path: Path) -> Reading:
-    """Read the test sets of NLU-EVAL's folds, ``KFold_<k>/testset/csv/<scenario>_<intent>.csv``, pooled.
-
-    The intent is ``<scenario>_<intent>``. A row whose annotation disagrees with its plain text is left out,
-    with a warning.
-    """
-    files = sorted(path.glob("KFold_*/testset/csv/*.csv"), key=lambda f: (len(f.parts[-4]), f))
-    columns = ("scenario", "intent", "answer_annotation", "answer_from_anno")
-    malformed: list[str] = []
-
-    def rows() -> Iterator[Row]:
-        for place, cells in (row for file in files for row in _csv_rows(file, columns)):
-            chunks = _chunks(_SLOT, cells["answer_annotation"])
-            if _joined(chunks) != cells["answer_from_anno"]:
-                malformed.append(place)
-            else:
-                yield Row(*_tokenise(chunks), f"{cells['scenario']}_{cells['intent']}", place)
-
-    return _reading(path, rows(), [(malformed, "rows with a malformed annotation, left out")])
-
-
-def read_nlu_eval_csv(path: Path) -> Reading:
-    """Read NLU-EVAL's full annotated CSV; the intent is ``<scenario>_<intent>``.
-
-    Rows whose status starts with ``IRR`` (judged irrelevant by the annotators) are skipped, as the authors'
-    own scripts do, and so are rows with an empty annotation or a stray bracket; warnings count both.
-    """
-    irrelevant: list[str] = []
-    malformed: list[str] = []
-
-    def rows() -> Iterator[Row]:
-        for place, cells in _csv_rows(path, ("scenario", "intent", "status", "answer_annotation")):
-            chunks = _chunks(_SLOT, cells["answer_annotation"])
-            text = _joined(chunks)
-            if cells["status"].startswith("IRR"):
-                irrelevant.append(place)
-            elif not text.strip() or "[" in text or "]" in text:
-                malformed.append(place)
-            else:
-                yield Row(*_tokenise(chunks), f"{cells['scenario']}_{cells['intent']}", place)
-
-    skipped = [
-        (irrelevant, "rows of status IRR (irrelevant), left out"),
-        (malformed, "rows with an empty or malformed annotation, left out"),
-    ]
-    return _reading(path, rows(), skipped)
-
-
-def read_unislu(path: Path) -> Reading:
-    """Read UniSLU's reformatting of the whole NLU-EVAL CSV: ``{train,dev,test}.tsv`` below a folder.
-
-    A line is the utterance, a tab, ``[IN:INTENT ... [SL:SLOT: value] ...]``. Intents and slots are given in
-    lower case, as in the CSV; the intents lack their scenario.
-
-    In some rows a careless string replacement damaged the output (``what SL:TIMEis it``). It is undone, and
-    the row accepted only if its words then equal the intact utterance; otherwise it is left out. Warnings
-    count both kinds.
-    """
-    damaged: list[str] = []
-    lost: list[str] = []
-
-    def rows() -> Iterator[Row]:
-        for place, utterance, intent, output in _unislu_lines(path):
-            chunks = _chunks(_UNISLU_SLOT, output)
-            if _joined(chunks).split() != utterance.split():
-                chunks = [(_undo_replacement(text), slot) for text, slot in _chunks(_SLOT, output)]
-                aligned = _joined(chunks).split() == utterance.split()
-                (damaged if aligned else lost).append(place)
-                if not aligned:
-                    continue
-            yield Row(*_tokenise(chunks), intent.lower(), place)
-
-    mended = [
-        (damaged, "rows with a damaged output, aligned to their utterance"),
-        (lost, "rows that could not be aligned to their utterance, left out"),
-    ]
-    return _reading(path, rows(), mended)
-
-
-def repair_bio(tags: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """The tags with each ``I-x`` after neither ``B-x`` nor ``I-x`` turned into ``B-x``, and how many were."""
-    repaired = list(tags)
-    for i, tag in enumerate(tags):
-        if tag.startswith("I-") and (i == 0 or tags[i - 1] not in (tag, f"B-{tag[2:]}")):
-            repaired[i] = f"B-{tag[2:]}"
-    return tuple(repaired), sum(old != new for old, new in zip(tags, repaired, strict=True))
-
-
-# --- From rows to utterances: the checks that all formats share ---
-
-
-def _reading(path: Path, rows: Iterable[Row], notes: Sequence[Note] = ()) -> Reading:
-    """Check and collect the rows; each note that happened somewhere becomes a warning."""
-    utterances: list[Utterance] = []
-    places: list[str] = []
-    loose: list[str] = []
-    for row in rows:
-        _check(row)
-        if utterances and (row.tags is None) != (utterances[0].tags is None):
-            has = "has no tags" if row.tags is None else "has tags"
-            raise UsageError(f"{row.place} {has}, unlike the first utterance: give tags to all or to none")
-        tags, repairs = (None, 0) if row.tags is None else repair_bio(row.tags)
-        loose += [row.place] * repairs
-        utterances.append(Utterance(tuple(row.tokens), tags, row.intent))
-        places.append(row.place)
-    if not utterances:
-        raise UsageError(f"{path} holds no utterances")
-    notes = [*notes, (loose, "I- tags that continue nothing, read as B-")]
-    warnings = [f"{what}: {len(where)} (the first: {where[0]})" for where, what in notes if where]
-    return Reading(utterances, places, warnings)
+    return read
 
 
 def _check(row: Row) -> None:
@@ -205,13 +89,164 @@ def _check(row: Row) -> None:
         " ".join((*row.tokens, *(row.tags or ()), row.intent)).encode()
     except UnicodeEncodeError:
         raise UsageError(f"{row.place}: the text holds half a surrogate pair, not a character") from None
-    if row.tags is None:
-        return
-    if len(row.tags) != len(row.tokens):
+    if row.tags is not None and len(row.tags) != len(row.tokens):
         raise UsageError(f"{row.place}: {len(row.tags)} tags for {len(row.tokens)} tokens")
-    for tag in row.tags:
+    for tag in row.tags or ():
         if tag != "O" and (tag[:2] not in ("B-", "I-") or len(tag) == 2):
             raise UsageError(f"{row.place}: tag {tag!r} is neither O nor B-<slot> nor I-<slot>")
+
+
+def repair_bio(tags: Sequence[str]) -> tuple[tuple[str, ...], int]:
+    """The tags with each ``I-x`` after neither ``B-x`` nor ``I-x`` turned into ``B-x``, and how many were."""
+    repaired = list(tags)
+    for i, tag in enumerate(tags):
+        if tag.startswith("I-") and (i == 0 or tags[i - 1] not in (tag, f"B-{tag[2:]}")):
+            repaired[i] = f"B-{tag[2:]}"
+    return tuple(repaired), sum(old != new for old, new in zip(tags, repaired, strict=True))
+
+
+# --- The formats ---
+
+
+@_reader
+def read_seq_folder(path: Path, notes: Notes) -> Iterator[Row]:
+    """Read a folder of ``seq.in``, ``seq.out``, ``label``, one utterance a line.
+
+    Or of train/valid/dev/test sub-folders of that form, which are pooled in this order. Tokens and tags are
+    separated by any white space (the SNIPS files hold double spaces). Without ``seq.out`` there are no tags.
+    """
+    candidates = (path, *(path / name for name in SPLIT_FOLDERS))
+    folders = [folder for folder in candidates if (folder / "seq.in").exists()]
+    if not folders:
+        raise UsageError(
+            f"{path} holds no seq.in, neither at its top nor in {', '.join(SPLIT_FOLDERS)}: "
+            "put seq.in, seq.out and label there, one utterance a line, or give a .jsonl file"
+        )
+    if path in folders[:-1]:
+        raise UsageError(f"{path} has a seq.in at its top and one in {folders[1].name}/: keep one of the two")
+    for folder in folders:
+        if not (folder / "label").exists():
+            raise UsageError(f"{folder} has no file label: put one there with the intent of each line of seq.in")
+        tokens, intents = text_lines(folder / "seq.in"), text_lines(folder / "label")
+        tagged = (folder / "seq.out").exists()
+        tags = text_lines(folder / "seq.out") if tagged else [""] * len(tokens)
+        for name, lines in (("seq.out", tags), ("label", intents)):
+            if len(lines) != len(tokens):
+                raise UsageError(
+                    f"{folder / name}, line {min(len(lines), len(tokens)) + 1}: the file has {len(lines)} lines "
+                    f"but seq.in has {len(tokens)}; every utterance needs one line in each"
+                )
+        files = folder / ("{seq.in,seq.out,label}" if tagged else "{seq.in,label}")
+        for number, (words, bio, intent) in enumerate(zip(tokens, tags, intents, strict=True), start=1):
+            yield Row(words.split(), bio.split() if tagged else None, intent.strip(), f"{files}, line {number}")
+
+
+@_reader
+def read_jsonl(path: Path, notes: Notes) -> Iterator[Row]:
+    """Read one object ``{"tokens": [...], "tags": [...], "intent": "..."}`` a line; all have tags or none."""
+    for number, line in enumerate(text_lines(path), start=1):
+        place = f"{path}, line {number}"
+        item = _json(line, place)
+        if not isinstance(item, dict):
+            raise UsageError(f'{place}: expected {{"tokens": [...], "tags": [...], "intent": "..."}}')
+        if "tokens" not in item:
+            raise UsageError(f'{place}: no "tokens" (found: {", ".join(item) or "nothing"}); give a list of words')
+        tokens, tags, intent = item["tokens"], item.get("tags"), item.get("intent")
+        for key, value in (("tokens", tokens), ("tags", [] if tags is None else tags)):
+            if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+                raise UsageError(f'{place}: "{key}" must be a list of strings')
+        if not isinstance(intent, str):
+            raise UsageError(f'{place}: "intent" must be a string')
+        yield Row(tokens, tags, intent.strip(), place)
+
+
+@_reader
+def read_snips_json(path: Path, notes: Notes) -> Iterator[Row]:
+    """Read the original SNIPS files ``<Intent>/{train_<Intent>_full,validate_<Intent>}.json`` below a folder.
+
+    The small ``train_<Intent>.json`` overlap the full ones and are left out. Empty chunks are skipped; an
+    emoji written as a CESU-8 surrogate pair is read as the emoji.
+    """
+    for file in sorted([*path.glob("*/train_*_full.json"), *path.glob("*/validate_*.json")]):
+        utterances = _json(_text(file, cesu8=True), str(file))
+        try:
+            for intent, items in utterances.items():
+                for number, item in enumerate(items, start=1):
+                    words_and_tags = _tokenise((chunk["text"], chunk.get("entity")) for chunk in item["data"])
+                    yield Row(*words_and_tags, intent, f"{file}, utterance {number}")
+        except (AttributeError, KeyError, TypeError):
+            expected = '{"<intent>": [{"data": [{"text": ..., "entity": ...}]}]}'
+            raise UsageError(f"{file}: expected {expected}") from None
+
+
+@_reader
+def read_nlu_eval_folds(path: Path, notes: Notes) -> Iterator[Row]:
+    """Read the test sets of NLU-EVAL's folds, ``KFold_<k>/testset/csv/<scenario>_<intent>.csv``, pooled.
+
+    The intent is ``<scenario>_<intent>``. A row whose annotation disagrees with its plain text is left out,
+    with a warning.
+    """
+    columns = ("scenario", "intent", "answer_annotation", "answer_from_anno")
+    for file in sorted(path.glob("KFold_*/testset/csv/*.csv"), key=lambda f: (len(f.parts[-4]), f)):
+        for place, cells in _csv_rows(file, columns):
+            chunks = _chunks(_SLOT, cells["answer_annotation"])
+            if _joined(chunks) != cells["answer_from_anno"]:
+                notes["rows with a malformed annotation, left out"].append(place)
+            else:
+                yield Row(*_tokenise(chunks), f"{cells['scenario']}_{cells['intent']}", place)
+
+
+@_reader
+def read_nlu_eval_csv(path: Path, notes: Notes) -> Iterator[Row]:
+    """Read NLU-EVAL's full annotated CSV; the intent is ``<scenario>_<intent>``.
+
+    Rows whose status starts with ``IRR`` (judged irrelevant by the annotators) are skipped, as the authors'
+    own scripts do, and so are rows with an empty annotation or a stray bracket; warnings count both.
+    """
+    irrelevant = notes["rows of status IRR (irrelevant), left out"]
+    malformed = notes["rows with an empty or malformed annotation, left out"]
+    for place, cells in _csv_rows(path, ("scenario", "intent", "status", "answer_annotation")):
+        chunks = _chunks(_SLOT, cells["answer_annotation"])
+        text = _joined(chunks)
+        if cells["status"].startswith("IRR"):
+            irrelevant.append(place)
+        elif not text.strip() or "[" in text or "]" in text:
+            malformed.append(place)
+        else:
+            yield Row(*_tokenise(chunks), f"{cells['scenario']}_{cells['intent']}", place)
+
+
+@_reader
+def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
+    """Read UniSLU's reformatting of the whole NLU-EVAL CSV: ``{train,dev,test}.tsv`` below a folder.
+
+    A line is the utterance, a tab, ``[IN:INTENT ... [SL:SLOT: value] ...]``. Intents and slots are given in
+    lower case, as in the CSV; the intents lack their scenario.
+
+    In some rows a careless string replacement damaged the output (``what SL:TIMEis it``). It is undone, and
+    the row accepted only if its words then equal the intact utterance; otherwise it is left out. Warnings
+    count both kinds.
+    """
+    damaged = notes["rows with a damaged output, aligned to their utterance"]
+    lost = notes["rows that could not be aligned to their utterance, left out"]
+    for file in (path / f"{name}.tsv" for name in ("train", "dev", "test")):
+        for number, line in enumerate(text_lines(file)[1:], start=2):
+            place = f"{file}, line {number}"
+            if not (match := _UNISLU_LINE.fullmatch(line)):
+                raise UsageError(f"{place}: expected an utterance, a tab and [IN:INTENT ...], found {line!r}")
+            utterance, intent, output = match.groups()
+            chunks = _chunks(_UNISLU_SLOT, output)
+            if _joined(chunks).split() != utterance.split():
+                # A slot's name and the space after it were replaced everywhere: "time is" became "SL:TIMEis".
+                chunks = [
+                    (re.sub(r"SL:([A-Z_]+)", lambda name: f"{name[1].lower()} ", text), slot)
+                    for text, slot in _chunks(_SLOT, output)
+                ]
+                aligned = _joined(chunks).split() == utterance.split()
+                (damaged if aligned else lost).append(place)
+                if not aligned:
+                    continue
+            yield Row(*_tokenise(chunks), intent.lower(), place)
 
 
 # --- Text files ---
@@ -243,53 +278,6 @@ def text_lines(path: Path) -> list[str]:
     return lines
 
 
-def _seq_rows(folder: Path) -> Iterator[Row]:
-    if not (folder / "label").exists():
-        raise UsageError(f"{folder} has no file label: put one there with the intent of each line of seq.in")
-    tokens, intents = text_lines(folder / "seq.in"), text_lines(folder / "label")
-    tagged = (folder / "seq.out").exists()
-    tags = text_lines(folder / "seq.out") if tagged else [""] * len(tokens)
-    for name, lines in (("seq.out", tags), ("label", intents)):
-        if len(lines) != len(tokens):
-            raise UsageError(
-                f"{folder / name}, line {min(len(lines), len(tokens)) + 1}: the file has {len(lines)} lines "
-                f"but seq.in has {len(tokens)}; every utterance needs one line in each"
-            )
-    files = "{seq.in,seq.out,label}" if tagged else "{seq.in,label}"
-    for number, (words, bio, intent) in enumerate(zip(tokens, tags, intents, strict=True), start=1):
-        place = f"{folder / files}, line {number}"
-        yield Row(words.split(), bio.split() if tagged else None, intent.strip(), place)
-
-
-def _jsonl_rows(path: Path) -> Iterator[Row]:
-    for number, line in enumerate(text_lines(path), start=1):
-        place = f"{path}, line {number}"
-        item = _json(line, place)
-        if not isinstance(item, dict):
-            raise UsageError(f'{place}: expected {{"tokens": [...], "tags": [...], "intent": "..."}}')
-        if "tokens" not in item:
-            raise UsageError(f'{place}: no "tokens" (found: {", ".join(item) or "nothing"}); give a list of words')
-        tokens, tags, intent = item["tokens"], item.get("tags"), item.get("intent")
-        for key, value in (("tokens", tokens), ("tags", [] if tags is None else tags)):
-            if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-                raise UsageError(f'{place}: "{key}" must be a list of strings')
-        if not isinstance(intent, str):
-            raise UsageError(f'{place}: "intent" must be a string')
-        yield Row(tokens, tags, intent.strip(), place)
-
-
-def _snips_rows(file: Path) -> Iterator[Row]:
-    utterances = _json(_text(file, cesu8=True), str(file))
-    try:
-        for intent, items in utterances.items():
-            for number, item in enumerate(items, start=1):
-                words_and_tags = _tokenise((chunk["text"], chunk.get("entity")) for chunk in item["data"])
-                yield Row(*words_and_tags, intent, f"{file}, utterance {number}")
-    except (AttributeError, KeyError, TypeError):
-        expected = '{"<intent>": [{"data": [{"text": ..., "entity": ...}]}]}'
-        raise UsageError(f"{file}: expected {expected}") from None
-
-
 def _json(text: str, place: str) -> Any:
     try:
         return json.loads(text)
@@ -308,17 +296,6 @@ def _csv_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[st
         if any(cells[name] is None for name in columns):
             raise UsageError(f"{place}: the row has fewer cells than the header")
         yield place, cells
-
-
-def _unislu_lines(path: Path) -> Iterator[tuple[str, str, str, str]]:
-    """Place, utterance, intent and bracketed text of every line."""
-    for file in (path / f"{name}.tsv" for name in ("train", "dev", "test")):
-        for number, line in enumerate(text_lines(file)[1:], start=2):
-            place = f"{file}, line {number}"
-            match = _UNISLU_LINE.fullmatch(line)
-            if not match:
-                raise UsageError(f"{place}: expected an utterance, a tab and [IN:INTENT ...], found {line!r}")
-            yield place, match[1], match[2], match[3]
 
 
 # --- Slots inside running text ---
@@ -351,8 +328,3 @@ def _tokenise(chunks: Iterable[Chunk]) -> tuple[list[str], list[str]]:
         tokens += words
         tags += [f"{'I' if i else 'B'}-{slot}" if slot else "O" for i in range(len(words))]
     return tokens, tags
-
-
-def _undo_replacement(text: str) -> str:
-    """UniSLU replaced a slot's name and the space after it everywhere: "time is" became "SL:TIMEis"."""
-    return re.sub(r"SL:([A-Z_]+)", lambda match: f"{match[1].lower()} ", text)

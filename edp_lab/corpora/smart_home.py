@@ -73,8 +73,7 @@ def generate(utterances: int, seed: int, domain: str | None = None) -> Corpus:
     Raises:
         UsageError: fewer than 1 utterance, or an unknown domain.
     """
-    samples = islice(_samples(seed, domain), _at_least_one(utterances))
-    return _corpus((Utterance(s.tokens, s.tags, s.intent) for s in samples), domain)
+    return _corpus((s.annotated for s in _samples(utterances, seed, domain)), domain)
 
 
 def pack(
@@ -89,9 +88,8 @@ def pack(
     Raises:
         UsageError: as `generate` and `write_packed`.
     """
-    samples = islice(_samples(seed, domain), _at_least_one(utterances))
-    declared = _corpus(iter(()), domain)
-    made = (Utterance(s.tokens, s.tags, s.intent) for s in samples)
+    made = (s.annotated for s in _samples(utterances, seed, domain))
+    declared = _corpus((), domain)
     write_packed(made, declared.intents, declared.slots, folder, progress)
 
 
@@ -101,7 +99,7 @@ def load(domain: str | None = None) -> Corpus:
     Raises:
         UsageError: the file is missing or unreadable, or the domain is unknown.
     """
-    intents = {intent for name in _domains(domain) for intent in INTENTS[name]}
+    corpus = _corpus((), domain)
     try:
         with gzip.open(EMBEDDED, "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines]
@@ -112,7 +110,7 @@ def load(domain: str | None = None) -> Corpus:
         raise UsageError(
             f"cannot read the embedded smart-home corpus {EMBEDDED} ({error}); restore it from the repository"
         ) from error
-    return _corpus((u for u in utterances if u.intent in intents), domain)
+    return _corpus((u for u in utterances if u.intent in corpus.intents), domain)
 
 
 def write_jsonl(corpus: Corpus, path: Path | str) -> None:
@@ -148,44 +146,69 @@ def best_ser(utterances: int, seed: int, domain: str | None = None) -> float:
         sum of (wrong intents + edits between the slot sequences) / sum of (1 + annotated slots).
     """
     errors = reference = 0
-    for s in islice(_samples(seed, domain), _at_least_one(utterances)):
-        slots = _slots(s.tokens, s.tags)
-        errors += (s.intent != s.best_intent) + edit_distance(_slots(s.tokens, s.best_tags), slots)
+    for utterance, _, best in _samples(utterances, seed, domain):
+        known, slots = (
+            [(slot, utterance.tokens[start:end]) for start, end, slot in spans(tags)]
+            for tags in (best.tags, utterance.tags or ())
+        )
+        errors += (utterance.intent != best.intent) + edit_distance(known, slots)
         reference += 1 + len(slots)
     return errors / reference
+
+
+def _corpus(utterances: Iterable[Utterance], domain: str | None) -> Corpus:
+    """With declared labels; UsageError for an unknown domain."""
+    domains = _domains(domain)
+    return Corpus(
+        name=f"smart-home-{domain}" if domain else "smart-home",
+        utterances=tuple(utterances),
+        intents=tuple(sorted(intent for name in domains for intent in INTENTS[name])),
+        slots=tuple(sorted({slot for name in domains for slot in SLOTS[name]})),
+    )
+
+
+def _domains(domain: str | None) -> tuple[str, ...]:
+    if domain is not None and domain not in DOMAINS:
+        raise UsageError(f"unknown smart-home domain {domain!r}: use one of {', '.join(DOMAINS)}")
+    return (domain,) if domain else DOMAINS
 
 
 # ---- Samples -----------------------------------------------------------------------------------------------
 
 
+class _Reading(NamedTuple):
+    tags: Tags
+    intent: str
+
+
 class _Sample(NamedTuple):
     """One utterance: as annotated, as meant (before annotation noise), and as the oracle annotates it."""
 
-    tokens: tuple[str, ...]
-    tags: Tags
-    intent: str
-    meant_tags: Tags
-    meant_intent: str
-    best_tags: Tags
-    best_intent: str
+    annotated: Utterance
+    meant: _Reading
+    best: _Reading
 
 
-def _samples(seed: int, domain: str | None) -> Iterator[_Sample]:
-    """Samples without end; Python keeps the sequence of `Random.random` for a seed on all its versions."""
+def _samples(utterances: int, seed: int, domain: str | None) -> Iterator[_Sample]:
     domains = _domains(domain)
+    if utterances < 1:
+        raise UsageError(f"cannot generate {utterances} utterances: ask for at least 1")
+    # Python keeps the sequence of `Random.random` for a seed on all its versions.
     uniform = Random(f"smart-home {GRAMMAR_VERSION} {seed} {domain}").random
+    return islice(_endless(domains, uniform), utterances)
+
+
+def _endless(domains: tuple[str, ...], uniform: Uniform) -> Iterator[_Sample]:
     shared: dict[Tags, Tags] = {}  # equal tag sequences are one object, which halves the memory
     while True:
         drawn = domains[int(uniform() * len(domains))]
-        draft = draw_sentence(drawn, uniform)
-        if len(draft.tokens) not in LENGTHS:
+        words, meant, best = _draw_sentence(drawn, uniform)
+        if len(words) not in LENGTHS:
             continue
         if uniform() < MISSPELT:
-            _misspell(draft.tokens, uniform)
-        tags, intent = draft.tags, draft.intent
-        if uniform() < NOISE:
-            tags, intent = _mistake(tags, intent, drawn, uniform)
-        yield _Sample(tuple(draft.tokens), shared.setdefault(tags, tags), intent, *draft[1:])
+            _misspell(words, uniform)
+        tags, intent = _mistake(*meant, drawn, uniform) if uniform() < NOISE else meant
+        yield _Sample(Utterance(tuple(words), shared.setdefault(tags, tags), intent), meant, best)
 
 
 def _misspell(tokens: list[str], uniform: Uniform) -> None:
@@ -222,82 +245,22 @@ def _mistake(tags: Tags, intent: str, domain: str, uniform: Uniform) -> tuple[Ta
     return tuple(wrong), intent
 
 
-def _slots(tokens: tuple[str, ...], tags: Tags) -> list[tuple[str, tuple[str, ...]]]:
-    return [(slot, tokens[start:end]) for start, end, slot in spans(tags)]
+# ---- The grammar, compiled -----------------------------------------------------------------------------------------
 
 
-# ---- Arguments and labels ----------------------------------------------------------------------------------
+class _Phrase(NamedTuple):
+    """Alternative lines, each of equally likely variants, each a tuple of parts: words, phrases, slots."""
 
+    lines: Sequence[Sequence[tuple]]
+    squared: bool = False
 
-def _domains(domain: str | None) -> tuple[str, ...]:
-    if domain is not None and domain not in DOMAINS:
-        raise UsageError(f"unknown smart-home domain {domain!r}: use one of {', '.join(DOMAINS)}")
-    return (domain,) if domain else DOMAINS
-
-
-def _at_least_one(utterances: int) -> int:
-    if utterances < 1:
-        raise UsageError(f"cannot generate {utterances} utterances: ask for at least 1")
-    return utterances
-
-
-def _corpus(utterances: Iterator[Utterance], domain: str | None) -> Corpus:
-    domains = _domains(domain)
-    return Corpus(
-        name=f"smart-home-{domain}" if domain else "smart-home",
-        utterances=tuple(utterances),
-        intents=tuple(sorted(intent for name in domains for intent in INTENTS[name])),
-        slots=tuple(sorted({slot for name in domains for slot in SLOTS[name]})),
-    )
-
-
-# ---- The grammar -----------------------------------------------------------------------------------------------------
-
-
-class Draft(NamedTuple):
-    """A text with one draw of its readings (`tags`, `intent`) and with its likeliest reading (`best_*`)."""
-
-    tokens: list[str]
-    tags: Tags
-    intent: str
-    best_tags: Tags
-    best_intent: str
-
-
-def draw_sentence(domain: str, uniform: Uniform) -> Draft:
-    """Draw a text, then one of its readings. `uniform` is the only source of randomness."""
-    cumulative, rules = _rules(domain)
-    intents, lines = rules[bisect(cumulative, uniform() * cumulative[-1])]
-    tokens: list[str] = []
-    tags: list[str] = []
-    best: list[str] = []
-    for part in _draw_variant(lines, uniform):
-        if isinstance(part, str):
-            tokens.append(part)
-            tags.append("O")
-            best.append("O")
-        else:
-            part.draw(uniform, tokens, tags, best)
-    return Draft(tokens, tuple(tags), intents.draw(uniform), tuple(best), intents.likeliest)
-
-
-# ---- The compiled grammar ----------------------------------------------------------------------------------
-
-Lines = Sequence[Sequence[tuple]]  # alternative lines, each of equally likely variants, each a tuple of parts
-
-
-def _draw_variant(lines: Lines, uniform: Uniform, squared: bool = False) -> tuple:
-    u = uniform()
-    variants = lines[int((u * u if squared else u) * len(lines))]
-    return variants[0] if len(variants) == 1 else variants[int(uniform() * len(variants))]
-
-
-class _Phrase:
-    def __init__(self, lines: Lines, squared: bool) -> None:
-        self.lines, self.squared = lines, squared
+    def variant(self, uniform: Uniform) -> tuple:
+        u = uniform()
+        variants = self.lines[int((u * u if self.squared else u) * len(self.lines))]
+        return variants[0] if len(variants) == 1 else variants[int(uniform() * len(variants))]
 
     def draw(self, uniform: Uniform, tokens: list[str]) -> None:
-        for part in _draw_variant(self.lines, uniform, self.squared):
+        for part in self.variant(uniform):
             if isinstance(part, str):
                 tokens.append(part)
             else:
@@ -316,13 +279,12 @@ class _Odds:
         return self.values[bisect(self.cumulative, uniform() * self.cumulative[-1])]
 
 
-class _Slot:
+class _Slot(NamedTuple):
     """Phrases in a sentence, with the odds of their labels: one label per phrase, "O" for no slot."""
 
-    def __init__(self, phrases: Sequence[str], odds: dict[str, float]) -> None:
-        self.phrases = [_phrase(name) for name in phrases]
-        self.odds = _Odds(odds)
-        self.hesitation = 0.0 if "O" in odds else HESITATION
+    phrases: Sequence[_Phrase]
+    odds: _Odds
+    hesitation: float
 
     def draw(self, uniform: Uniform, tokens: list[str], tags: list[str], best: list[str]) -> None:
         if uniform() < self.hesitation:
@@ -351,6 +313,23 @@ def _bio(labels: str, lengths: tuple[int, ...]) -> Tags:
     return tuple(tags)
 
 
+def _draw_sentence(domain: str, uniform: Uniform) -> tuple[list[str], _Reading, _Reading]:
+    """A text, one draw of its readings, and the likeliest. `uniform` is the only randomness."""
+    cumulative, rules = _rules(domain)
+    intents, templates = rules[bisect(cumulative, uniform() * cumulative[-1])]
+    tokens: list[str] = []
+    tags: list[str] = []
+    best: list[str] = []
+    for part in templates.variant(uniform):
+        if isinstance(part, str):
+            tokens.append(part)
+            tags.append("O")
+            best.append("O")
+        else:
+            part.draw(uniform, tokens, tags, best)
+    return tokens, _Reading(tuple(tags), intents.draw(uniform)), _Reading(tuple(best), intents.likeliest)
+
+
 # ---- From the file to the compiled grammar -----------------------------------------------------------------
 
 _INNERMOST_ALTERNATIVES = re.compile(r"\(([^()]*)\)")
@@ -358,31 +337,43 @@ _WEIGHT = re.compile(r"(?:(\d+) \*)?(.*)")
 
 
 @cache
-def _rules(domain: str) -> tuple[list[float], list[tuple[_Odds, Lines]]]:
+def _rules(domain: str) -> tuple[list[float], list[tuple[_Odds, _Phrase]]]:
     """The cumulative weights of a domain's rules; for each, the odds of its intents and its templates."""
-    rules = _DATA["rules"][domain]
-    compiled = [(_Odds(r["intents"]), _compile(map(_framed, r["templates"]), _sentence_part)) for r in rules]
-    return list(accumulate(r["weight"] for r in rules)), compiled
+    rules = []
+    for rule in _DATA["rules"][domain]:
+        weighted = [_weighted(line) for line in rule["templates"]]
+        framed = [(k, f"{'' if text.startswith('<hey>') else '<polite> '}{text} <end>") for k, text in weighted]
+        rules.append((_Odds(rule["intents"]), _Phrase(_compiled(framed, _sentence_part))))
+    return list(accumulate(rule["weight"] for rule in _DATA["rules"][domain])), rules
 
 
 @cache
 def _phrase(name: str) -> _Phrase:
     lines = _titles()[name] if name in _DATA["titles"] else _words().get(name) or _DATA["phrases"][name]
-    return _Phrase(_compile(lines, _phrase_part), name in _DATA["squared"])
+    parts = _compiled(map(_weighted, lines), lambda item: _phrase(item[1:-1]) if item.startswith("<") else item)
+    return _Phrase(parts, name in _DATA["squared"])
 
 
-def _compile(lines: Iterable[str], part: Callable[[str], object]) -> Lines:
-    compiled: list[list[tuple]] = []
-    for line in lines:
-        weight, text = _weighted(line)
-        variants = [tuple(part(item) for item in variant.split()) for variant in _variants(text)]
-        compiled += [variants] * weight
-    return compiled
+@cache
+def _sentence_part(item: str) -> str | _Slot:
+    name = item[1:-1]
+    if item.startswith("<"):
+        phrases, odds = [name], {"O": 1.0}
+    elif not item.startswith("{"):
+        return item
+    elif name in _DATA["readings"]:
+        phrases, odds = _DATA["readings"][name]["phrases"], _DATA["readings"][name]["odds"]
+    else:
+        slot, _, phrase = name.partition("=")
+        phrases, odds = [phrase or slot], {slot: 1.0}
+    return _Slot([_phrase(phrase) for phrase in phrases], _Odds(odds), 0.0 if "O" in odds else HESITATION)
 
 
-def _framed(template: str) -> str:
-    weight, text = _weighted(template)
-    return f"{weight} * {text} <end>" if text.startswith("<hey>") else f"{weight} * <polite> {text} <end>"
+def _compiled(weighted: Iterable[tuple[int, str]], part: Callable[[str], object]) -> list[list[tuple]]:
+    lines: list[list[tuple]] = []
+    for weight, text in weighted:
+        lines += [[tuple(part(item) for item in variant.split()) for variant in _variants(text)]] * weight
+    return lines
 
 
 def _weighted(line: str) -> tuple[int, str]:
@@ -397,34 +388,14 @@ def _variants(text: str) -> list[str]:
     match = _INNERMOST_ALTERNATIVES.search(text)
     if match is None:
         return [text]
-    return [
-        variant
-        for choice in match[1].split("|")
-        for variant in _variants(f"{text[: match.start()]}{choice}{text[match.end() :]}")
-    ]
+    before, after = text[: match.start()], text[match.end() :]
+    return [variant for choice in match[1].split("|") for variant in _variants(f"{before}{choice}{after}")]
 
 
 @cache
 def _macro(name: str) -> str:
     weighted = [_weighted(line) for line in _DATA["macros"][name]]
     return "(" + "|".join(text for weight, text in weighted for _ in range(weight)) + ")"
-
-
-def _phrase_part(item: str) -> str | _Phrase:
-    return _phrase(item[1:-1]) if item.startswith("<") else item
-
-
-@cache
-def _sentence_part(item: str) -> str | _Slot:
-    name = item[1:-1]
-    if item.startswith("<"):
-        return _Slot([name], {"O": 1})
-    if not item.startswith("{"):
-        return item
-    if name in _DATA["readings"]:
-        return _Slot(_DATA["readings"][name]["phrases"], _DATA["readings"][name]["odds"])
-    slot, _, phrase = name.partition("=")
-    return _Slot([phrase or slot], {slot: 1})
 
 
 @cache

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from edp_lab.corpora import Progress, catalog, data_folders, fetch, list_corpora, load_corpus, smart_home
+from edp_lab.corpora import FetchProgress, catalog, data_folders, fetch, list_corpora, load_corpus, smart_home
 from edp_lab.corpora.catalog import Source, sources
 from edp_lab.errors import UsageError
 
@@ -282,7 +282,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 
 def test_fetch_brings_every_file_and_reports_progress(site, tmp_path):
-    seen: list[Progress] = []
+    seen: list[FetchProgress] = []
     assert fetch("c", tmp_path, site.url, seen.append) == tmp_path
     assert files_below(tmp_path) == CONTENT
     big = [p for p in seen if p.path == "c/big"]
@@ -347,7 +347,7 @@ def test_wrong_file_stays_until_the_right_one_is_complete(site, tmp_path):
 
 
 def test_interrupted_fetch_leaves_only_a_part(site, tmp_path):
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: FetchProgress) -> None:
         if progress.done > 100_000:
             raise KeyboardInterrupt
 

@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 
 from edp_lab.cli import app
 from edp_lab.corpora import Corpus, Utterance, load_corpus, split
-from edp_lab.corpora.corpus import META, PackedUtterances, load_packed, write_packed
+from edp_lab.corpora.corpus import META, PackedUtterances, group_ids, load_packed, write_packed
 from edp_lab.corpora.encoding import Dataset, Labels, WordFeatures
 from edp_lab.corpora.smart_home import generate, pack
-from edp_lab.corpora.splits import group_ids
 from edp_lab.errors import UsageError
 from edp_lab.training import TrainConfig
 from edp_lab.training.inference import evaluate_model

@@ -33,9 +33,9 @@ from edp_lab.attacks.membership.signals import Floats, Signals, signals, sorted_
 from edp_lab.attacks.statistics import FPRS, AttackResult, auc_change, summarise
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.corpora.catalog import find
+from edp_lab.corpora.corpus import group_ids
 from edp_lab.corpora.encoding import Labels
 from edp_lab.corpora.smart_home import DOMAINS, EMBEDDED_SEED, EMBEDDED_UTTERANCES, generate
-from edp_lab.corpora.splits import group_ids
 from edp_lab.errors import UsageError
 from edp_lab.models import IntentSlotModel, load_model
 from edp_lab.models.factory import model_checksum

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from edp_lab.attacks.membership.signals import Floats, Signals, signals
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus
-from edp_lab.corpora.splits import group_ids
+from edp_lab.corpora.corpus import group_ids
 from edp_lab.errors import UsageError
 from edp_lab.models import load_model, save_model
 from edp_lab.models.intent_slot import IntentSlotModel
