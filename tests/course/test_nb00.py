@@ -270,7 +270,7 @@ def test_live_run_trains_both_methods_with_the_sliders_values(
     assert record["status"] == "finished"
     assert (record["config"]["num_devices"], record["config"]["z0"], record["config"]["epochs"]) == (4, 0.01, 1)
     assert live.rows["edp-sgd"] == record["epochs"]
-    assert live.figure.data[1].y[0] == record["epochs"][0]["loss"]
+    assert live.figures[0].data[1].y[0] == record["epochs"][0]["loss"]
     assert f"SER {record['epochs'][0]['ser']:.2f} with eDP-SGD" in live.words.value
     assert "With a secret seed" in live.words.value
     assert (live.state.value, live.run_button.disabled, live.stop_button.disabled) == ("done", False, True)

@@ -18,8 +18,8 @@ from scipy.integrate import trapezoid
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
+from edp_lab.course.kit.controls import AS_PRINTED, PUBLIC_ALPHA, SOUND
 from edp_lab.course.kit.exercises import exercises, mark
-from edp_lab.course.kit.inputs import AS_PRINTED, PUBLIC_ALPHA, SOUND
 from edp_lab.course.nb04_cost import compute, panels
 from edp_lab.course.nb04_cost.compute import RunBill, behind, privacy_loss, run_bill, sampling
 from edp_lab.errors import UsageError
@@ -374,7 +374,7 @@ def test_tight_accounts_follow_the_panel_and_only_run_on_demand() -> None:
     assert tight < renyi == pytest.approx(above.result.sampled[-1])
     assert said(panel.command.value)["holds"]["epsilon"] == pytest.approx(tight)
     assert f"<b>{panels.at_most(tight)}</b> by privacy loss distributions" in panel.words.value
-    assert panel.figure.data[0].x[-1] == tight
+    assert panel.figures[0].data[0].x[-1] == tight
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(

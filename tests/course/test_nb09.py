@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 import edp_lab.reproduce.bench.train_step
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
+from edp_lab.course.kit.controls import AS_PRINTED, SOUND
 from edp_lab.course.kit.exercises import exercises, mark
-from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
 from edp_lab.course.nb09_devices import compute, panels
 from edp_lab.course.nb09_devices.compute import DeviceNoise, device_noise, ring_bytes, scaling, shares
 from edp_lab.errors import UsageError
@@ -190,7 +190,7 @@ def test_benchmark_runs_on_demand_and_stops(monkeypatch: pytest.MonkeyPatch) -> 
     panel.check()
     assert panel.command in panel.copy.children
     assert panel.rows == kept
-    assert list(panel.figure.data[0].x) == [row["ratio_to_sgd"] for row in kept[1:]]
+    assert list(panel.figures[0].data[0].x) == [row["ratio_to_sgd"] for row in kept[1:]]
     assert "Measured here, a moment ago, 1 process" in panel.words.value
     assert "0.0 × SGD" not in panel.words.value
     monkeypatch.setattr(panels, "bench_steps", lambda task, progress: (panel.stop(), progress("sgd")))
@@ -358,8 +358,8 @@ def test_executed_notebook_follows_its_parameters_and_starts_two_ranks(
     assert real.runs[0].losses == pytest.approx(real.runs[1].losses, rel=1e-9)
     assert "<b>4 devices: 2 processes, 2 simulated</b>" in real.words.value
     assert "the same model, up to the order of sums" in real.words.value
-    assert list(real.figure.data[1].y) == list(real.runs[1].losses)
-    assert_readable(real.figure)
+    assert list(real.figures[0].data[1].y) == list(real.runs[1].losses)
+    assert_readable(real.figures[0])
     assert "3 of 3 exercises solved" in capsys.readouterr().out
 
 

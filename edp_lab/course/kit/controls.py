@@ -1,14 +1,21 @@
-"""The inputs of a panel: a slider with a box for any number, and buttons."""
+"""The inputs of a panel: a slider with a box for any number, and buttons; and what is refused of what they give."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import ipywidgets as widgets
+import numpy as np
+from numpy.typing import NDArray
 
-from edp_lab.privacy import Decay
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Alpha, Decay, Mechanism
+
+Array = NDArray[np.float64]
 
 WHOLE_LABEL = {"description_width": "initial"}
 
@@ -88,6 +95,12 @@ def choice(label: str, value: Any, options: Mapping[str, Any], *, tooltips: Sequ
     return Control(buttons, buttons, value)
 
 
+def number_box(label: str, value: float, width: str = "9rem") -> widgets.Widget:
+    """A box for any number, a whole one if `value` is: for what only counts once Run is pressed."""
+    box = widgets.IntText if isinstance(value, int) else widgets.FloatText
+    return box(value, description=label, style=WHOLE_LABEL, layout={"width": width})
+
+
 # ---- Controls that many panels have --------------------------------------------------------------------------------
 
 DEVICES = (1, 2, 4, 8, 16, 32)
@@ -117,3 +130,47 @@ def delta_of(delta: float, low: int = -9, high: int = -2) -> Control:
 def seed_of(seed: int) -> Control:
     """Another draw."""
     return number("seed", seed, range(21), unit="another draw")
+
+
+# ---- What computations take ----------------------------------------------------------------------------------------
+
+BATCH = 64  # utterances in a step, cut into one micro-batch per device
+AS_PRINTED, PUBLIC_ALPHA, SOUND = "as printed", "as printed, α public", "sound"
+VARIANTS = (AS_PRINTED, PUBLIC_ALPHA, SOUND)
+
+
+def check_whole(name: str, value: int, least: int, most: int) -> None:
+    """UsageError unless `value` is a whole number from `least` to `most`."""
+    if not isinstance(value, Integral) or not least <= value <= most:
+        raise UsageError(f"the {name} is {value}: it must be a whole number from {least} to {most:,}")
+
+
+def check_positive(name: str, value: float) -> float:
+    """The value; UsageError unless it is a finite number above 0."""
+    if not 0 < value < math.inf:
+        raise UsageError(f"the {name} is {value}: it must be a finite number greater than 0")
+    return value
+
+
+def check_seed(seed: int) -> None:
+    """UsageError where a seed is negative."""
+    if seed < 0:
+        raise UsageError(f"seed is {seed}: it must be 0 or more")
+
+
+def mechanism_of(variant: str, clip_norm: float, z0: float, decay: str, tau: float, num_devices: int) -> Mechanism:
+    """One of `VARIANTS` on batches of 64, one micro-batch per device.
+
+    Raises:
+        UsageError: as `Mechanism`; 64 devices or more.
+    """
+    if num_devices >= BATCH:
+        raise UsageError(
+            f"{num_devices} devices for a batch of {BATCH}: Algorithm 1 asks for fewer devices than utterances in a "
+            "batch; lower N"
+        )
+    size = math.ceil(BATCH / max(1, num_devices))
+    if variant == SOUND:
+        return Mechanism.sound(clip_norm, z0, num_devices, size, decay, tau)
+    alpha = Alpha.PRIVATE if variant == AS_PRINTED else Alpha.PUBLIC
+    return Mechanism.as_printed(clip_norm, z0, num_devices, size, decay, tau, alpha)

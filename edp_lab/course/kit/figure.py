@@ -44,8 +44,8 @@ def figure(
     caption: str = "",
     height: int = 560,
     *,
-    top: int | None = None,
-    hover: str = "",
+    top: Any = None,
+    hover: Any = "",
     **layout: Any,
 ) -> Figure:
     """A figure with a title, a caption under it, and a legend in a row.
@@ -71,15 +71,18 @@ def figure(
     return {"data": list(data), "layout": whole}
 
 
-def line(name: str, color: str, dash: str = "solid", *, width: float | None = None, **more: Any) -> Trace:
+def line(name: str, color: str, dash: str = "solid", *, width: Any = None, **more: Any) -> Trace:
     """A line; with a `symbol` (and `size`) also marks on it. `more`: see `trace`."""
-    look = {"mode": "lines", "line": {"color": color, "dash": dash} | ({} if width is None else {"width": width})}
+    look: Trace = {
+        "mode": "lines",
+        "line": {"color": color, "dash": dash} | ({} if width is None else {"width": width}),
+    }
     if symbol := more.pop("symbol", ""):
         look |= {"mode": "lines+markers", "marker": {"color": color, "symbol": symbol, "size": more.pop("size", 8)}}
     return trace(name, look, **more)
 
 
-def points(name: str, color: str, symbol: str, size: int, *, edge: float = 1.5, **more: Any) -> Trace:
+def points(name: str, color: str, symbol: str, size: int, *, edge: Any = 1.5, **more: Any) -> Trace:
     """Marks without a line, whose outline is `edge` pixels wide. `more`: see `trace`."""
     marker = {"color": color, "symbol": symbol, "size": size, "line": {"width": edge, "color": color}}
     return trace(name, {"mode": "markers", "marker": marker}, **more)
@@ -97,14 +100,14 @@ def area(name: str, color: str, opacity: float, **more: Any) -> Trace:
     return trace(name, {**look, "line": {"width": 0}}, **more)
 
 
-def bar(name: str, color: str, hatch: str | None = None, **more: Any) -> Trace:
+def bar(name: str, color: str, hatch: Any = None, **more: Any) -> Trace:
     """Bars of one colour, with white strokes on it where a `hatch` is given ("/", "x"). `more`: see `trace`."""
     # In plotly's default a white pattern replaces the colour, and the bar cannot be seen.
     pattern = {} if hatch is None else {"pattern": {"shape": hatch, "fillmode": "overlay", "fgcolor": "white"}}
     return trace(name, {"type": "bar", "marker": {"color": color, **pattern}}, **more)
 
 
-def trace(name: str, look: Trace, *, hover: str = "", **more: Any) -> Trace:
+def trace(name: str, look: Trace, *, hover: Any = "", **more: Any) -> Trace:
     """A trace that looks so. `more`: ``x``, ``y`` and whatever else it takes; `hover` is its ``hovertemplate``."""
     told = {"hovertemplate": hover} if hover else {}
     return merged({"type": "scatter", "name": name}, look, told, more)
@@ -154,7 +157,7 @@ def logs(title: str, span: Sequence[float] | None = None, **more: Any) -> dict[s
 
 
 def log_axis(
-    title: str, values: Iterable[float | None], *, margin: float = 0.0, labels: int = 0, **more: Any
+    title: str, values: Iterable[float | None], *, margin: Any = 0, labels: Any = 0, **more: Any
 ) -> dict[str, Any]:
     """A logarithmic axis around the values, see `log_range`, with about so many `labels` at most (0: each power)."""
     low, high = log_range(values, margin)
@@ -191,7 +194,7 @@ def decade_axis(title: str, values: Iterable[float | None], labels: int, **more:
 Axes = Sequence[tuple[dict[str, Any], dict[str, Any]]]  # (x axis, y axis) of each plot
 
 
-def plots(rows: int, cols: int, titles: Sequence[str] = (), axes: Axes = (), **options: Any) -> dict[str, Any]:
+def plots(rows: int, cols: int, titles: Sequence[str] = (), axes: Any = (), **options: Any) -> dict[str, Any]:
     """The layout of several plots in one figure: domains of ``xaxis``, ``yaxis``, ``xaxis2``, ... row by row.
 
     Args:
@@ -236,9 +239,9 @@ def two_plots(
     caption: str,
     height: int = 560,
     *,
-    axes: Axes = (),
-    legend_at: float = 0.38,
-    spacing: float = 0.3,
+    axes: Any = (),
+    legend_at: Any = 0.38,
+    spacing: Any = 0.3,
     **more: Any,
 ) -> Figure:
     """A `figure` of `two_rows` with these `axes`, so far apart (a share of the height)."""

@@ -20,12 +20,14 @@ callback raises; here each one is shown in a box, kept in ``panel.errors``, and 
 from __future__ import annotations
 
 import textwrap
+import threading
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ipywidgets as widgets
 
@@ -33,6 +35,9 @@ from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
 from edp_lab.course.kit.theme import STYLE, Fit
 from edp_lab.errors import UsageError
+
+if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
+    from edp_lab.training import StepDone
 
 Draw = Callable[[Any], Figure]
 
@@ -76,6 +81,12 @@ class Frame(widgets.VBox):
         for error in self.errors:
             if not isinstance(error, UsageError):
                 raise error
+
+
+def side_by_side(*children: widgets.Widget) -> widgets.Box:
+    """A row that breaks into a column where the window is narrow."""
+    layout = widgets.Layout(display="flex", flex_flow="row wrap", grid_gap="8px 28px", align_items="flex-start")
+    return widgets.Box(children, layout=layout)
 
 
 COLUMNS = 54  # of a command box where it is narrowest
@@ -194,6 +205,141 @@ class Panel(Frame):
             control.disable(name in idle)
 
 
+# ---- Work that takes a while ---------------------------------------------------------------------------------------
+
+
+class StoppedError(Exception):
+    """Stop was pressed."""
+
+
+class RunPanel(Frame):
+    """Work that takes a while: only Run starts it, in the background, Stop ends it, a bar shows how far it is.
+
+    A subclass says what is to be done (`prepare`, in the kernel's thread, where UsageError becomes one sentence in
+    the error box) and does it (`work`, in the background thread), where it looks at `stopping`, or calls `heed_stop`,
+    now and then.
+
+    Args:
+        title, looking_at: as of `Panel`.
+        inputs: widgets before the buttons.
+        figures: as they are before anything has run.
+        rows: of the box with the command, 0 for none.
+        copy: what stands over that box; "" for what shows, box and all, only once there is a command.
+
+    Attributes:
+        figures: the live figures, in order.
+        words, command: the read-outs (`.value`).
+    """
+
+    def __init__(
+        self,
+        title: str,
+        looking_at: str,
+        inputs: Sequence[widgets.Widget] = (),
+        figures: Sequence[Figure] = (),
+        rows: int = 0,
+        copy: str = "",
+    ) -> None:
+        self._stop, self._thread = threading.Event(), threading.Thread()
+        self.run_button = widgets.Button(description="Run", icon="play", button_style="primary")
+        self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True)
+        self.run_button.on_click(lambda _: self.run())
+        self.stop_button.on_click(lambda _: self.stop())
+        self.bar, self.state = widgets.IntProgress(max=1, layout={"width": "10rem"}), widgets.Label()
+        buttons = [*inputs, self.run_button, self.stop_button, self.bar, self.state]
+        row = widgets.HBox(buttons, layout={"align_items": "center", "flex_flow": "row wrap"})
+        self.figures = [LiveFigure(drawn) for drawn in figures]
+        self.words, self.command = widgets.HTML(), command_box(rows)
+        pictures = [framed(live, "1 1 auto") for live in self.figures]
+        if len(pictures) > 1:
+            pictures = [side_by_side(*map(framed, self.figures))]
+        told = [widgets.HTML(copy), self.command] if copy else [self._last_command()]
+        heading = f"<h3>{title}</h3>What am I looking at? {looking_at}"
+        super().__init__(heading, [row.add_class("edp-wide")], [*pictures, self.words, *(told if rows else [])])
+
+    def _last_command(self) -> widgets.VBox:
+        """A heading and the command's box, both absent while the box is empty: nothing has been run yet."""
+        place = widgets.VBox()
+        shown = (widgets.HTML(f"{COPY} (of the last run)"), self.command)
+
+        def follow(_: object) -> None:
+            place.children = shown if self.command.value else ()
+
+        self.command.observe(follow, "value")
+        return place
+
+    @abstractmethod
+    def prepare(self) -> Any:
+        """What is to be done, from the widgets as they stand.
+
+        Raises:
+            UsageError: it makes no sense.
+        """
+
+    @abstractmethod
+    def work(self, task: Any) -> None:
+        """Do it, in the background thread; an error ends in the error box."""
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def heed_stop(self) -> None:
+        """End the work here if Stop was pressed, by a `StoppedError`: for what only tells how far it is."""
+        if self.stopping:
+            raise StoppedError
+
+    @property
+    def stop_event(self) -> threading.Event:
+        """Set when Stop is pressed: for what takes an event, such as `edp_lab.training.train`."""
+        return self._stop
+
+    def progress(self, done: int, of: int, text: str) -> None:
+        """Move the bar to `done` of `of` and say what is going on."""
+        self.bar.max, self.bar.value, self.state.value = of, done, text
+
+    def progress_of(self, event: StepDone, before: str = "") -> None:
+        """As `progress`, of a training run that reports its steps."""
+        done, of = event.epoch * event.steps + event.step, event.epochs * event.steps
+        self.progress(done, of, f"{before}epoch {event.epoch + 1} of {event.epochs}")
+
+    def run(self, wait: bool = False) -> None:
+        """Start in the background; `wait` returns at the end. Bad settings go to the error box."""
+        task, ready = None, False
+        with self.error_box.guard():
+            if self._thread.is_alive():
+                raise UsageError("a run is going on: press Stop first")
+            task, ready = self.prepare(), True
+        if ready:
+            self._stop.clear()
+            self.run_button.disabled, self.stop_button.disabled = True, False
+            self._thread = threading.Thread(target=self._guarded, args=(task,), daemon=True)
+            self._thread.start()
+        if wait:
+            self.wait()
+
+    def stop(self) -> None:
+        """End the work at the next place where that is possible."""
+        self._stop.set()
+
+    def wait(self) -> None:
+        """Until the work has ended; interrupting the kernel stops it."""
+        try:
+            while self._thread.is_alive():
+                self._thread.join()
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+
+    def _guarded(self, task: Any) -> None:
+        try:
+            with self.error_box.guard():
+                self.work(task)
+        finally:
+            self.state.value = "stopped" if self.stopping else "done"
+            self.run_button.disabled, self.stop_button.disabled = False, True
+
+
 # ---- The registry ---------------------------------------------------------------------------------------------------
 
 PANELS: dict[str, Callable[..., Frame]] = {}  # "03 stages": what makes that panel; see `all_panels`
@@ -215,9 +361,3 @@ def all_panels() -> dict[str, Callable[..., Frame]]:
     for room in sorted(Path(__file__).parents[1].glob("nb*/panels.py")):
         import_module(f"edp_lab.course.{room.parent.name}.panels")
     return PANELS
-
-
-def side_by_side(*children: widgets.Widget) -> widgets.Box:
-    """A row that breaks into a column where the window is narrow."""
-    layout = widgets.Layout(display="flex", flex_flow="row wrap", grid_gap="8px 28px", align_items="flex-start")
-    return widgets.Box(children, layout=layout)

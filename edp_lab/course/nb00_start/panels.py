@@ -13,15 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.controls import WHOLE_LABEL, decades, decay_of, devices, number, variant
-from edp_lab.course.kit.figure import Figure, LiveFigure, figure, framed, line, points, positive
-from edp_lab.course.kit.panel import Panel, panel
-from edp_lab.course.kit.run_panel import RunPanel
+from edp_lab.course.kit.controls import decades, decay_of, devices, number, number_box, variant
+from edp_lab.course.kit.figure import Figure, figure, line, points, positive
+from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.text import Words, at_most, count, plain, settings, short, train_command
 from edp_lab.course.kit.theme import BLUE, GREEN, ORANGE, SKY, VERMILLION
 from edp_lab.course.nb00_start.compute import SmallModel, StepResult, one_step
@@ -181,16 +179,13 @@ class Training(RunPanel):
         self._sliders, self._baselines, self._delta = sliders, {model.config: model.epochs}, model.delta
         self.rows: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
         self.records: dict[str, dict[str, Any]] = {}
-        self.words = widgets.HTML()
-        self.epochs = widgets.IntText(
-            model.config.epochs, description="epochs", style=WHOLE_LABEL, layout={"width": "9rem"}
-        )
-        self.figure = LiveFigure(draw_training(self.rows, self.epochs.value, ""))
+        self.epochs = number_box("epochs", model.config.epochs)
         super().__init__(
-            "<h3>Train it</h3>What am I looking at? Two real training runs on the same data, one without privacy and "
-            "one with the sliders' values above; lower is better in both pictures.",
+            "Train it",
+            "Two real training runs on the same data, one without privacy and one with the sliders' values above; "
+            "lower is better in both pictures.",
             [self.epochs],
-            [framed(self.figure, "1 1 auto"), self.words],
+            [draw_training(self.rows, self.epochs.value, "")],
         )
 
     def prepare(self) -> TrainConfig:
@@ -216,15 +211,14 @@ class Training(RunPanel):
     def _listen(self, method: str, config: TrainConfig, event: Event) -> None:
         """What the training loop reports."""
         if isinstance(event, StepDone):
-            text = f"{METHODS[method][0]}: epoch {event.epoch + 1} of {event.epochs}"
-            self.progress(event.epoch * event.steps + event.step, event.epochs * event.steps, text)
+            self.progress_of(event, f"{METHODS[method][0]}: ")
         else:
             self.rows[method].append(event.row)
             self._show(config)
 
     def _show(self, config: TrainConfig) -> None:
         caption = _training_caption(config, self.rows["edp-sgd"], self._delta)
-        self.figure.show(draw_training(self.rows, config.epochs, caption))
+        self.figures[0].show(draw_training(self.rows, config.epochs, caption))
 
 
 def draw_training(rows: Rows, epochs: int, caption: str) -> Figure:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit, ndtri
 
-from edp_lab.course.kit.inputs import Array, check_positive, check_seed, check_whole
+from edp_lab.course.kit.controls import Array, check_positive, check_seed, check_whole
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountants import check_delta, gdp_delta, gdp_epsilon, zcdp_epsilon
 from edp_lab.privacy.composition import advanced_composition, gaussian_loss_density, gaussian_loss_tail

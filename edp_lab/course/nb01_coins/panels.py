@@ -14,9 +14,8 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import decades, number, seed_of
+from edp_lab.course.kit.controls import Array, decades, number, seed_of
 from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, area, figure, line, points, positive, two_plots
-from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import Words, account_command, python
 from edp_lab.course.kit.text import digits as d

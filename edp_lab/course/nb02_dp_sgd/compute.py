@@ -23,7 +23,7 @@ from scipy.special import expit
 from torch import Tensor, nn
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.inputs import Array, check_positive, check_seed, check_whole
+from edp_lab.course.kit.controls import Array, check_positive, check_seed, check_whole
 from edp_lab.errors import UsageError
 from edp_lab.models.ghost_clipping.bookkeeping import Memory
 from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, RenyiDP, accountant_for, judge

@@ -9,15 +9,22 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ipywidgets as widgets
 import numpy as np
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import choice, decades, decay_of, delta_of, devices, number, seed_of
-from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, LiveFigure, Trace, figure, line, points, positive
-from edp_lab.course.kit.inputs import AS_PRINTED, VARIANTS
-from edp_lab.course.kit.panel import COPY, Panel, command_box, panel
-from edp_lab.course.kit.run_panel import RunPanel
+from edp_lab.course.kit.controls import (
+    AS_PRINTED,
+    VARIANTS,
+    choice,
+    decades,
+    decay_of,
+    delta_of,
+    devices,
+    number,
+    seed_of,
+)
+from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, Trace, figure, line, points, positive
+from edp_lab.course.kit.panel import COPY, Panel, RunPanel, panel
 from edp_lab.course.kit.text import Words, account_command, at_most, columns, duration, python
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
@@ -333,13 +340,12 @@ class TightAccounts(RunPanel):
     def __init__(self, settings: Panel) -> None:
         self._settings = settings
         self.accounts: list[Account] = []
-        self.words, self.command = widgets.HTML(), command_box(2)
-        self.figure = LiveFigure(draw_accounts([], "press Run"))
         super().__init__(
-            "<h3>Sharper, but slower</h3>What am I looking at? The run of the panel above by four accounts, and how "
-            "long each of them thought about it.",
-            [],
-            [fig.framed(self.figure, "1 1 auto"), self.words, widgets.HTML(COPY), self.command],
+            "Sharper, but slower",
+            "The run of the panel above by four accounts, and how long each of them thought about it.",
+            figures=[draw_accounts([], "press Run")],
+            rows=2,
+            copy=COPY,
         )
 
     def prepare(self) -> Sampled:
@@ -351,7 +357,7 @@ class TightAccounts(RunPanel):
         for account in compute.tight_accounts(task):
             self.accounts.append(account)
             self.progress(len(self.accounts), 4, account.name)
-            self.figure.show(draw_accounts(self.accounts, f"{task.steps:,} steps; {_sampled_settings(task)}"))
+            self.figures[0].show(draw_accounts(self.accounts, f"{task.steps:,} steps; {_sampled_settings(task)}"))
             if self.stopping:
                 return
         self.words.value = words.tight(self.accounts)

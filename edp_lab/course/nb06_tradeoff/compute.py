@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edp_lab.course.kit.inputs import Array
+from edp_lab.course.kit.controls import Array
 from edp_lab.course.nb06_tradeoff.grid import BASE, Grid, Point, configured
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Decay, Guarantee, Mechanism, gdp_epsilon, judge

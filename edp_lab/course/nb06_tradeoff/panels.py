@@ -13,15 +13,13 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import Control, choice, decades, decay_of, number
 from edp_lab.course.kit.figure import Figure, Trace, figure, line, points, positive
-from edp_lab.course.kit.panel import Panel, command_box, panel
-from edp_lab.course.kit.run_panel import RunPanel, last_command
+from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.text import Words, account_command, at_most, count, html_table, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
@@ -220,12 +218,11 @@ class Live(RunPanel):
         self._base, self._explorer = base, explorer
         self.points: list[Point] = []
         self.record: dict[str, Any] | None = None
-        self.words, self.command = widgets.HTML(), command_box(3)
         super().__init__(
-            "<h3>Train one more</h3>What am I looking at? Run trains what the sliders above say, just so, in about a "
-            "second per epoch, and puts a star into both pictures above.",
-            [],
-            [self.words, last_command(self.command)],
+            "Train one more",
+            "Run trains what the sliders above say, just so, in about a second per epoch, and puts a star into both "
+            "pictures above.",
+            rows=3,
         )
 
     def prepare(self) -> TrainConfig:
@@ -245,8 +242,7 @@ class Live(RunPanel):
     def _listen(self, event: Event) -> None:
         """What the training loop reports."""
         if isinstance(event, StepDone):
-            done, of = event.epoch * event.steps + event.step, event.epochs * event.steps
-            self.progress(done, of, f"epoch {event.epoch + 1} of {event.epochs}")
+            self.progress_of(event)
 
 
 # ---- The ladder ----------------------------------------------------------------------------------------------------

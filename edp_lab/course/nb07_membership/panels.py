@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 
@@ -22,10 +21,9 @@ from edp_lab.attacks.membership.guards import LEAST_MEMBERS, Guards
 from edp_lab.attacks.memorisation import AROUND, DIGITS, Memorisation, Traced
 from edp_lab.attacks.statistics import roc as roc_curve
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import WHOLE_LABEL, choice, decades, devices, number
-from edp_lab.course.kit.figure import Figure, LiveFigure, Trace, figure, framed, line
-from edp_lab.course.kit.panel import Panel, command_box, panel, side_by_side
-from edp_lab.course.kit.run_panel import RunPanel, last_command
+from edp_lab.course.kit.controls import choice, decades, devices, number, number_box
+from edp_lab.course.kit.figure import Figure, Trace, figure, line
+from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.text import Words, at_most, columns, count, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
@@ -415,15 +413,14 @@ class Defence(RunPanel):
         self._plain, self._measured = replace(plain, **noise), measured  # type: ignore[arg-type]
         self.runs: list[Defended] = []
         self.variant = choice("variant", as_printed, VARIANTS)
-        self.z0 = widgets.FloatText(z0, description="z0", style=WHOLE_LABEL, layout={"width": "8rem"})
-        self.epochs = widgets.IntText(plain.epochs, description="epochs", style=WHOLE_LABEL, layout={"width": "7rem"})
-        self.words, self.command = widgets.HTML(), command_box(3)
-        self.figures = [LiveFigure(draw(measured, [])) for draw in (draw_epsilon, draw_price)]
+        self.z0, self.epochs = number_box("z0", float(z0), "8rem"), number_box("epochs", plain.epochs, "7rem")
         super().__init__(
-            "<h3>Train it with noise, attack it again</h3>What am I looking at? What the attacks find on runs with "
-            "less and more noise, against the ε that holds and against its errors. Run adds yours.",
+            "Train it with noise, attack it again",
+            "What the attacks find on runs with less and more noise, against the ε that holds and against its errors. "
+            "Run adds yours.",
             [self.variant.row, self.z0, self.epochs],
-            [side_by_side(*map(framed, self.figures)), self.words, last_command(self.command)],
+            [draw(measured, []) for draw in (draw_epsilon, draw_price)],
+            rows=3,
         )
 
     def prepare(self) -> TrainConfig:

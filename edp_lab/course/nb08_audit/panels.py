@@ -10,16 +10,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import ipywidgets as widgets
 from scipy.stats import norm
 
 from edp_lab.attacks.audit.bounds import Finding
 from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import DEVICES, WHOLE_LABEL, choice, decades, devices, number
-from edp_lab.course.kit.figure import Figure, LiveFigure, figure, framed, line
-from edp_lab.course.kit.panel import Panel, command_box, panel, side_by_side
-from edp_lab.course.kit.run_panel import RunPanel, StoppedError, last_command
+from edp_lab.course.kit.controls import DEVICES, choice, decades, devices, number, number_box
+from edp_lab.course.kit.figure import Figure, figure, line
+from edp_lab.course.kit.panel import Panel, RunPanel, StoppedError, panel
 from edp_lab.course.kit.text import Words, columns
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
@@ -309,24 +307,19 @@ class OneRun(RunPanel):
     """
 
     def __init__(self, as_printed: bool, z0: float, num_devices: int, canaries: int, runs: int, seed: int) -> None:
-        def box(kind: type, label: str, value: float, width: str = "7rem") -> widgets.Widget:
-            return kind(value, description=label, style=WHOLE_LABEL, layout={"width": width})
-
         self.audits: dict[int, OneRunAudit] = {}
         self._seed = seed
         self.variant = choice("variant", as_printed, VARIANTS)
-        self.z0 = box(widgets.FloatText, "z0", z0)
-        self.num_devices = box(widgets.IntText, "GPUs N", num_devices)
-        self.epochs = box(widgets.IntText, "epochs", 1)
-        self.canaries = box(widgets.IntText, "canaries m", canaries, "9.5rem")
-        self.runs = box(widgets.IntText, "runs", runs)
-        self.words, self.command = widgets.HTML(), command_box(2)
-        self.figures = [LiveFigure(draw_tallies({})), LiveFigure(draw_runs({}))]
+        self.z0, self.num_devices = number_box("z0", float(z0), "7rem"), number_box("GPUs N", num_devices, "7rem")
+        self.epochs, self.runs = number_box("epochs", 1, "7rem"), number_box("runs", runs, "7rem")
+        self.canaries = number_box("canaries m", canaries, "9.5rem")
         super().__init__(
-            "<h3>Audit a run</h3>What am I looking at? Real training runs of a model with one layer, full of canaries: "
-            "how many guesses about the last run were right, and what each run proves about ε.",
+            "Audit a run",
+            "Real training runs of a model with one layer, full of canaries: how many guesses about the last run were "
+            "right, and what each run proves about ε.",
             [self.variant.row, self.z0, self.num_devices, self.epochs, self.canaries, self.runs],
-            [side_by_side(*map(framed, self.figures)), self.words, last_command(self.command)],
+            [draw_tallies({}), draw_runs({})],
+            rows=2,
         )
 
     def prepare(self) -> tuple[list[TrainConfig], int]:

@@ -11,16 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import WHOLE_LABEL, choice, decades, delta_of, devices, number, seed_of
-from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, LiveFigure, Trace, figure, line, points, positive
-from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
-from edp_lab.course.kit.panel import Panel, command_box, panel
-from edp_lab.course.kit.run_panel import RunPanel, StoppedError, last_command
+from edp_lab.course.kit.controls import (
+    AS_PRINTED,
+    SOUND,
+    choice,
+    decades,
+    delta_of,
+    devices,
+    number,
+    number_box,
+    seed_of,
+)
+from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, Trace, figure, line, points, positive
+from edp_lab.course.kit.panel import Panel, RunPanel, StoppedError, panel
 from edp_lab.course.kit.text import Words, account_command, count, html_table, short, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, VERMILLION
@@ -172,18 +179,15 @@ class Processes(RunPanel):
     def __init__(self, settings: Panel, start: TrainConfig) -> None:
         self._settings, self._start = settings, start
         self.runs: list[LittleRun] = []
-        label = {"style": WHOLE_LABEL, "layout": {"width": "9rem"}}
-        self.epochs = widgets.IntText(start.epochs, description="epochs", **label)
-        self.processes = widgets.IntText(start.processes, description="processes", **label)
+        self.epochs, self.processes = number_box("epochs", start.epochs), number_box("processes", start.processes)
         self.noise = choice("noise", start.noise, {"per device": "per-device", "one draw": "aggregate"})
-        self.words, self.command = widgets.HTML(), command_box(4)
-        self.copy = last_command(self.command)
-        self.figure = LiveFigure(draw_losses([], "press Run"))
         super().__init__(
-            "<h3>Run on real processes</h3>What am I looking at? The loss of every step of a real training run, "
-            "whose N devices live on one process or on several; the rest is simulated.",
+            "Run on real processes",
+            "The loss of every step of a real training run, whose N devices live on one process or on several; the "
+            "rest is simulated.",
             [self.processes, self.epochs, self.noise.row],
-            [fig.framed(self.figure, "1 1 auto"), self.words, self.copy],
+            [draw_losses([], "press Run")],
+            rows=4,
         )
         self.run_button.description = "Run on real processes"
         self.run_button.layout.width = "13rem"
@@ -219,7 +223,7 @@ class Processes(RunPanel):
         variant = "as printed" if config.as_printed else "sound"
         settings = f"N = {config.num_devices}, C = {config.clip_norm:g}, z0 = {short(config.z0)}, seed {config.seed}"
         caption = f"last run: {variant}, {settings}; void ε: seed published"
-        self.figure.show(draw_losses([*((r.record["devices"], r.losses) for r in self.runs), *running], caption))
+        self.figures[0].show(draw_losses([*((r.record["devices"], r.losses) for r in self.runs), *running], caption))
 
 
 LOOKS: list[dict[str, Any]] = [
@@ -345,15 +349,14 @@ class Measure(RunPanel):
         self._corpus = corpus
         self.rows: list[Row] = []
         self.size = choice("size", "small", {"small": "small", "medium": "medium", "paper's": "paper"})
-        self.rounds = widgets.IntText(5, description="rounds", style=WHOLE_LABEL, layout={"width": "9rem"})
-        self.words, self.command = widgets.HTML(), command_box(2)
-        self.copy = last_command(self.command)
-        self.figure = LiveFigure(draw_measured([], "press Run"))
+        self.rounds = number_box("rounds", 5)
         super().__init__(
-            "<h3>Time it here</h3>What am I looking at? Steps of several methods, in turn on the same batches of this "
-            "machine, as a ratio to SGD; beside them what was committed.",
+            "Time it here",
+            "Steps of several methods, in turn on the same batches of this machine, as a ratio to SGD; beside them "
+            "what was committed.",
             [self.size.row, self.rounds],
-            [fig.framed(self.figure, "1 1 auto"), self.words, self.copy],
+            [draw_measured([], "press Run")],
+            rows=2,
         )
 
     def prepare(self) -> Task:
@@ -377,7 +380,7 @@ class Measure(RunPanel):
         except StoppedError:
             return
         caption = f"here: CLC ({task.size}) on {task.corpus}, one thread, {task.rounds} rounds; no ε"
-        self.figure.show(draw_measured(self.rows, caption))
+        self.figures[0].show(draw_measured(self.rows, caption))
         self.words.value = words.measured(self.rows)
 
 

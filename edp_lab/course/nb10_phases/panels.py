@@ -11,15 +11,13 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-import ipywidgets as widgets
 import numpy as np
 from numpy.typing import NDArray
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import WHOLE_LABEL, Control, choice, decades, delta_of, number
-from edp_lab.course.kit.figure import Figure, LiveFigure, Trace, figure, framed, line, points
-from edp_lab.course.kit.panel import COPY, Panel, command_box, panel, side_by_side
-from edp_lab.course.kit.run_panel import RunPanel, StoppedError
+from edp_lab.course.kit.controls import Control, choice, decades, delta_of, number, number_box
+from edp_lab.course.kit.figure import Figure, Trace, figure, line, points
+from edp_lab.course.kit.panel import Panel, RunPanel, StoppedError, panel
 from edp_lab.course.kit.text import Words
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb10_phases import compute
@@ -482,27 +480,21 @@ class Pipeline(RunPanel):
         self._sketch, self._start, self._settings = sketch, start, settings
         self.runs: list[ThreePhaseRecord] = []
         self.scores: list[Score] = []
-        label, look = "epochs (0: enough)", {"style": WHOLE_LABEL, "layout": {"width": "13rem"}}
-        self.epochs = widgets.IntText(start.epochs or 0, description=label, **look)
+        self.epochs = number_box("epochs (0: enough)", start.epochs or 0, "13rem")
         methods = {"Adam": "adam", "DP-Adam": "dp-adam"}
         self.method = choice("understudy trains with", start.understudy_method, methods)
-        self.words, self.command = widgets.HTML(), command_box(3)
-        self.command.value = command(self.prepare())
-        self.figures = [LiveFigure(draw_parts_so_far([], {}, "")), LiveFigure(draw_runs([]))]
         super().__init__(
-            "<h3>Run it</h3>What am I looking at? A real run of all three phases on digits, with networks and the "
-            "values of the panel above: how good each part is, and what each of your runs paid for it. The <i>plain "
-            "model</i> has learnt from all private images without noise, <i>one on all images</i> from the same after "
-            "phase I. The instructors' votes without noise: <i>hard</i>, the label that most of them say; <i>soft</i>, "
-            "the label of the largest mean probability.",
+            "Run it",
+            "A real run of all three phases on digits, with networks and the values of the panel above: how good each "
+            "part is, and what each of your runs paid for it. The <i>plain model</i> has learnt from all private "
+            "images without noise, <i>one on all images</i> from the same after phase I. The instructors' votes "
+            "without noise: <i>hard</i>, the label that most of them say; <i>soft</i>, the label of the largest mean "
+            "probability.",
             [self.method.row, self.epochs],
-            [
-                side_by_side(*map(framed, self.figures)),
-                self.words,
-                widgets.HTML(f"{COPY} (of the last run)"),
-                self.command,
-            ],
+            [draw_parts_so_far([], {}, ""), draw_runs([])],
+            rows=3,
         )
+        self.command.value = command(self.prepare())
 
     @property
     def record(self) -> ThreePhaseRecord | None:

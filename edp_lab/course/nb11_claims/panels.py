@@ -11,8 +11,7 @@ import ipywidgets as widgets
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import WHOLE_LABEL, Control, choice, decades, delta_of, devices, number
 from edp_lab.course.kit.figure import Figure, figure, line
-from edp_lab.course.kit.panel import COPY, Panel, command_box, panel
-from edp_lab.course.kit.run_panel import RunPanel, StoppedError
+from edp_lab.course.kit.panel import COPY, Panel, RunPanel, StoppedError, panel
 from edp_lab.course.kit.text import Words, account_command
 from edp_lab.course.kit.theme import BLUE, GREEN, ORANGE, SKY, VERMILLION
 from edp_lab.course.nb11_claims import compute
@@ -227,15 +226,17 @@ class Again(RunPanel):
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.entry: Entry | None = None
-        self.chosen, self.words, self.command = widgets.Label(), widgets.HTML(), command_box(1)
+        self.chosen = widgets.Label()
+        super().__init__(
+            "Compute it again",
+            "The claim that is selected above, its evidence computed on this machine, beside the committed one. Most "
+            "take less than a second, some train networks first.",
+            [self.chosen],
+            rows=1,
+            copy=COPY,
+        )
         ledger.controls["row"].source.observe(lambda _: self._follow(), "value")
         self._follow()
-        super().__init__(
-            "<h3>Compute it again</h3>What am I looking at? The claim that is selected above, its evidence computed on "
-            "this machine, beside the committed one. Most take less than a second, some train networks first.",
-            [self.chosen],
-            [self.words, widgets.HTML(COPY), self.command],
-        )
 
     def _follow(self) -> None:
         selected = self._ledger.result.selected
