@@ -15,7 +15,7 @@ import pytest
 import edp_lab
 from edp_lab.course.kit.panel import PANELS
 from edp_lab.privacy import Accountant, Schedule, gdp_epsilon
-from edp_lab.reproduce.evidence import REGISTERED, Evidence
+from edp_lab.reproduce.claims import REGISTERED, Evidence
 from tests.course import test_contract as contract
 from tests.privacy.test_accountants import FULL, AccountantContract
 

@@ -88,7 +88,7 @@ def _show(table: ClaimsTable, entries: Sequence[Entry], committed: bool) -> None
 
 def _counted(entries: Sequence[Entry]) -> str:
     """``56 claims: 3 holds, ...``, in the order of the verdicts."""
-    from edp_lab.reproduce.evidence import Verdict
+    from edp_lab.reproduce.claims import Verdict
 
     found = Counter(entry.verdict for entry in entries)
     each = ", ".join(f"{verdict} {found[verdict]}" for verdict in Verdict if found[verdict])

@@ -1,14 +1,19 @@
-"""``edp-lab compare``: runs side by side."""
+"""``edp-lab compare``: runs side by side, on a terminal, as CSV, for LaTeX and as a web page.
+
+The CSV has every column; tables for people leave out columns that are empty, and say once what is the same in all runs.
+"""
 
 from __future__ import annotations
 
 import html
 import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -17,16 +22,16 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from edp_lab.cli.options import Json, write_text
-from edp_lab.cli.output import print_json
+from edp_lab.cli.output import as_csv, print_json
 from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from edp_lab.reproduce.compare import Column, Comparison, Run
+    from edp_lab.reproduce.compare import Comparison, Row
 
+NOTHING = "-"
 LONGEST = 22  # of a name in a table; longer ones go on in the next line
-MANY_EPOCHS = 40  # more markers than that hide their line
 
 
 def compare(
@@ -45,15 +50,14 @@ def compare(
     from edp_lab.reproduce import compare as study
 
     comparison = study.compare(runs or [])
-    outputs = {"--csv": csv, "--latex": latex, "--plot": plot}
-    files = {option: path for option, path in outputs.items() if path is not None}
+    outputs = {"--csv": (csv, csv_of), "--latex": (latex, latex_of), "--plot": (plot, page)}
+    files = {option: path for option, (path, _) in outputs.items() if path is not None}
     _refuse_files(files, comparison)
-    writers = {"--csv": study.as_csv, "--latex": study.as_latex, "--plot": page}
-    contents = {option: writers[option](comparison) for option in files}
+    contents = {option: outputs[option][1](comparison) for option in files}
     for option, path in files.items():
         write_text(path, contents[option], f"choose another {option}")
     if as_json:
-        print_json(study.as_json(comparison), allow_nan=False)
+        print_json(json_of(comparison), allow_nan=False)
     else:
         _show(comparison)
         if files:
@@ -73,28 +77,121 @@ def _refuse_files(files: dict[str, Path], comparison: Comparison) -> None:
         if list(places.values()).count(place) > 1:
             raise UsageError(f"{given} is given for two outputs: choose another {option}")
         for run in comparison.runs:
-            if place.is_relative_to(run.folder.resolve()):
-                raise UsageError(f"{given} lies in run {run.name}, which stays as it is: choose another {option}")
+            if place.is_relative_to(Path(run["folder"]).resolve()):
+                raise UsageError(f"{given} lies in run {run['name']}, which stays as it is: choose another {option}")
 
 
-# ---- On a terminal -------------------------------------------------------------------------------------------------
+# ---- Columns ---------------------------------------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """One property of the runs for people.
+
+    Attributes:
+        title: with a new line where it may break.
+        group: neighbours in a table that has to be cut.
+        value: of a row; None where it has none.
+        spec: by which a float is written.
+        folds: said once where it is the same in all runs.
+        number: flushed right.
+    """
+
+    title: str
+    group: str
+    value: Callable[[Row], Any]
+    spec: str = ""
+    folds: bool = False
+    number: bool = True
+
+    def text(self, run: Row) -> str:
+        value = self.value(run)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return NOTHING if value is None else format(value, self.spec if isinstance(value, float) else "")
+
+
+def columns(comparison: Comparison) -> list[Column]:
+    """Every column in which at least one run has something."""
+
+    def column(title: str, group: str, name: str, spec: str = "", **more: bool) -> Column:
+        return Column(title, group, itemgetter(name), spec, **more)
+
+    def setting(name: str) -> Column:
+        words = any(isinstance(run["settings"].get(name), str) for run in comparison.runs)
+        return Column(name.replace("_", "\n"), "run", lambda run: run["settings"].get(name), ".6g", number=not words)
+
+    def epochs(run: Row) -> Any:
+        done, planned = run["epochs"], run["epochs_planned"]
+        return done if done == planned else f"{done} of {planned}"
+
+    def holds(run: Row) -> Any:
+        return "none" if run["epsilon_that_holds"] is None else run["epsilon_that_holds"]
+
+    fastest = "SGD" if comparison.reference is not None and comparison.reference["method"] == "sgd" else "fastest"
+    every = [
+        column("run", "name", "name", number=False),
+        *(column(name, "run", name, folds=True, number=False) for name in ("status", "corpus", "model", "method")),
+        *map(setting, comparison.settings),
+        Column("epochs", "run", epochs, folds=True),
+        column("test\nSER", "scores", "test_ser", ".4f"),
+        column("intent\naccuracy", "scores", "intent_accuracy", ".4f"),
+        column("slot\nF1", "scores", "slot_f1", ".4f"),
+        column("exact\nmatch", "scores", "exact_match", ".4f"),
+        column("training\nseconds", "time", "seconds", ".1f"),
+        column(f"time\n({fastest} = 1)", "time", "times_reference", ".2f"),
+        column("epsilon\nclaimed", "privacy", "epsilon_claimed", ".4g"),
+        Column("epsilon\nthat holds", "privacy", holds, ".4g"),
+        column("guarantee", "privacy", "guarantee", folds=True, number=False),
+        column("epsilon if\nseed secret", "privacy", "epsilon_if_seed_secret", ".4g"),
+        column("epsilon if\nalpha public", "privacy", "epsilon_if_alpha_public", ".4g"),
+        column("delta", "privacy", "delta", ".3g", folds=True),
+    ]
+    return [one for one in every if any(one.text(run) != NOTHING for run in comparison.runs)]
+
+
+def fold(comparison: Comparison) -> tuple[list[Column], str]:
+    """The columns of a table with one row per run, and a sentence about those that are the same in all runs."""
+    kept, same = [], []
+    for column in columns(comparison):
+        texts = {column.text(run) for run in comparison.runs} - {NOTHING}
+        if column.folds and len(texts) == 1 and len(comparison.runs) > 1:
+            same.append(f"{column.title} {texts.pop()}")
+        else:
+            kept.append(column)
+    return kept, f"the same in all runs: {', '.join(same)}" if same else ""
+
+
+def explanation(comparison: Comparison) -> str:
+    """What the headings mean, as far as they say it too shortly."""
+
+    def any_has(name: str) -> bool:
+        return any(run[name] is not None for run in comparison.runs)
+
+    said = ["scores are on the test set"]
+    if comparison.reference is not None and len(comparison.runs) > 1:
+        said.append(f"time: seconds per epoch over those of {comparison.reference['name']}")
+    if any_has("epsilon_claimed"):
+        said.append("epsilon claimed: by the paper's accounting")
+    if any_has("epsilon_if_alpha_public"):
+        said.append("epsilon if alpha public: had alpha and words come from public text, and the seed been secret")
+    return "; ".join(said)
+
+
+# ---- On a terminal ---------------------------------------------------------------------------------------------------
 
 
 def _show(comparison: Comparison) -> None:
     """One row per run if that fits into a line, else one column per run, else several tables of rows."""
-    from edp_lab.reproduce.compare import columns, explanation, fold
-
-    console = Console(highlight=False, markup=False, emoji=False)  # names are names
+    console, runs = Console(highlight=False, markup=False, emoji=False), comparison.runs  # names are names
     kept, same = fold(comparison)
-    rows = _by_run(comparison.runs, kept)
-    turned = _by_property(comparison.runs, columns(comparison))
+    rows, turned = _by_run(runs, kept), _by_property(runs, columns(comparison))
     blocks: list[Table | str] = [same] if same else []
     if _fits(rows, console):
-        blocks += [rows]
+        blocks.append(rows)
     elif _fits(turned, console):
         blocks = [turned]
     else:
-        blocks += [_by_run(comparison.runs, part) for part in _cut(comparison.runs, kept, console)]
+        blocks += [_by_run(runs, part) for part in _cut(runs, kept, console)]
     for block in blocks:
         console.print(block)
         console.print()
@@ -103,22 +200,17 @@ def _show(comparison: Comparison) -> None:
         console.print(f"note: {note}")
 
 
-def _table() -> Table:
-    return Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-
-
-def _by_run(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
-    table = _table()
+def _by_run(runs: Sequence[Row], columns: Sequence[Column]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in columns:
-        side: Literal["left", "right"] = "right" if column.number else "left"
-        table.add_column(column.title, justify=side, max_width=LONGEST, overflow="fold")
+        table.add_column(column.title, justify="right" if column.number else "left", max_width=LONGEST, overflow="fold")
     for run in runs:
         table.add_row(*(column.text(run) for column in columns))
     return table
 
 
-def _by_property(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
-    table = _table()
+def _by_property(runs: Sequence[Row], columns: Sequence[Column]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     name, *properties = columns
     table.add_column(name.title)
     for run in runs:
@@ -134,7 +226,7 @@ def _fits(table: Table, console: Console) -> bool:
     return Measurement.get(console, console.options.update(max_width=10_000), table).maximum <= console.width
 
 
-def _cut(runs: Sequence[Run], columns: Sequence[Column], console: Console) -> list[list[Column]]:
+def _cut(runs: Sequence[Row], columns: Sequence[Column], console: Console) -> list[list[Column]]:
     """Tables as wide as fits, each with the names; a group is cut only where it does not fit by itself."""
     name, *properties = columns
     tables = [[name]]
@@ -148,10 +240,64 @@ def _cut(runs: Sequence[Run], columns: Sequence[Column], console: Console) -> li
     return tables
 
 
-# ---- As a web page -------------------------------------------------------------------------------------------------
+# ---- As files --------------------------------------------------------------------------------------------------------
 
+LATEX = str.maketrans(
+    {
+        **{char: f"\\{char}" for char in "&%$#_{}"},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+        **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}"},
+    }
+)
+TABULAR = r"""\begin{tabular}{%s}
+\toprule
+%s
+\midrule
+%s
+\bottomrule
+\end{tabular}
+"""
+
+
+def json_of(comparison: Comparison) -> dict[str, Any]:
+    """For `json.dumps`; the reference by its name."""
+    return comparison._asdict() | {"reference": comparison.reference and comparison.reference["name"]}
+
+
+def csv_of(comparison: Comparison) -> str:
+    """One row per run, numbers in full, settings in columns of their own; what a run does not have is empty."""
+    rows: list[Row] = []
+    for run in comparison.runs:
+        own = {name: run["settings"].get(name) for name in comparison.settings}
+        parts = [own if name == "settings" else {name: one} for name, one in run.items() if name != "validation_ser"]
+        rows.append({name: one for part in parts for name, one in part.items()})
+    return as_csv(rows)
+
+
+def latex_of(comparison: Comparison) -> str:
+    """A tabular for the package booktabs; what is the same in all runs, and what does not compare, is in comments."""
+    kept, same = fold(comparison)
+    comments = ["\\usepackage{booktabs}", same, explanation(comparison), *map("note: {}".format, comparison.notes)]
+    titles = [column.title.replace("\n", " ").translate(LATEX) for column in kept]
+    titles = [title.replace("epsilon", r"$\varepsilon$").replace("delta", r"$\delta$") for title in titles]
+    rows = [[_latex(column.text(run)) for column in kept] for run in comparison.runs]
+    head, *lines = (" & ".join(row) + r" \\" for row in (titles, *rows))
+    places = "".join("r" if column.number else "l" for column in kept)
+    said = "".join(f"% {comment}\n" for comment in comments if comment)
+    return said + TABULAR % (places, head, "\n".join(lines))
+
+
+def _latex(text: str) -> str:
+    if power := re.fullmatch(r"(-?[\d.]+)e([+-]\d+)", text):
+        return rf"${power[1]}\times10^{{{int(power[2])}}}$"
+    return "--" if text == NOTHING else text.translate(LATEX)
+
+
+# ---- As a web page ---------------------------------------------------------------------------------------------------
+
+MANY_EPOCHS = 40  # more markers than that hide their line
 DASHES = ("solid", "dash", "dot", "dashdot")
-SYMBOLS = ("circle", "diamond", "square", "triangle-up", "pentagon", "hexagon")
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "pentagon", "hexagon")  # with colours and dashes, 84 looks
 KINDS = {
     "epsilon_that_holds": ("", "ε that holds"),
     "epsilon_if_seed_secret": ("-open", "ε if seed secret"),
@@ -178,102 +324,70 @@ p {{ margin: .4em 0; max-width: 60em }}
 def page(comparison: Comparison) -> str:
     """A web page with the figure, what is the same in all runs and what does not compare; it needs no network."""
     from edp_lab.course.kit.theme import CONFIG
-    from edp_lab.reproduce.compare import fold
 
     _, same = fold(comparison)
-    said = [same, MARKERS if _points(comparison) else "", *(f"note: {note}" for note in comparison.notes)]
+    said = [same, MARKERS if any(map(_point, comparison.runs)) else "", *map("note: {}".format, comparison.notes)]
     lines = "\n".join(f"<p>{html.escape(line[0].upper() + line[1:])}.</p>" for line in said if line)
     drawn = _figure(comparison).to_html(CONFIG, include_plotlyjs=True, full_html=False, div_id="figure")
     return PAGE.format(figure=drawn, lines=lines)
 
 
-def _points(comparison: Comparison) -> list[Run]:
-    """The runs that a log axis of epsilon can show."""
-    return [run for run in comparison.runs if run.test_ser is not None and run.epsilon_that_would_hold]
+def _point(run: Row) -> tuple[str, float] | None:
+    """The one of its epsilons that there is, by name, of a run that a log axis can show."""
+    found = next(((name, run[name]) for name in KINDS if run[name] is not None), ("", 0.0))
+    return found if run["test_ser"] is not None and found[1] else None
 
 
 def _figure(comparison: Comparison) -> go.Figure:
     """SER on the validation set by epoch and, where a run has an epsilon, SER on the test set against it."""
     from plotly.subplots import make_subplots
 
-    points = _points(comparison)
-    titles = ["Validation SER by epoch", "Test SER against ε"][: 2 if points else 1]
-    figure = make_subplots(1, len(titles), subplot_titles=titles, horizontal_spacing=0.09)
-    looks = _looks(len(comparison.runs))
-    for run, look in zip(comparison.runs, looks, strict=True):
-        _draw_epochs(figure, run, look)
-        if run in points:
-            _draw_point(figure, run, look)
-    if points:
-        _draw_kinds(figure, points)
-        for run, look in zip(comparison.runs, looks, strict=True):
-            if run.test_ser is not None and run not in points:
-                label = f"{html.escape(run.name)}: {'no ε' if run.epsilon_that_would_hold is None else 'ε is 0'}"
-                figure.add_hline(run.test_ser, line=look["line"], annotation_text=label, row=1, col=2)
-    _lay_out(figure, comparison, points)
+    from edp_lab.course.kit.theme import TEMPLATE
+
+    runs, points, colors = comparison.runs, [*map(_point, comparison.runs)], TEMPLATE.layout.colorway
+    lines = [{"color": colors[k % len(colors)], "dash": DASHES[k % len(DASHES)]} for k in range(len(runs))]
+    titles = ["Validation SER by epoch", "Test SER against ε"][: 2 if any(points) else 1]
+    figure, right = make_subplots(1, len(titles), subplot_titles=titles, horizontal_spacing=0.09), {"row": 1, "col": 2}
+    for place, (run, point, line) in enumerate(zip(runs, points, lines, strict=True)):
+        symbol, named = SYMBOLS[place % len(SYMBOLS)], {"name": html.escape(run["name"]), "legendgroup": run["name"]}
+        figure.add_scatter(
+            x=list(range(1, run["epochs"] + 1)), y=run["validation_ser"], **named,
+            mode="lines+markers" if run["epochs"] <= MANY_EPOCHS else "lines",
+            line=line, marker={"symbol": symbol, "size": 9}, row=1, col=1, hovertemplate="epoch %{x}: SER %{y:.4f}",
+        )  # fmt: skip
+        if point is not None:
+            suffix, assumed = KINDS[point[0]]
+            size = 14 if suffix else 9  # a filled marker leaves an open one around it to be seen
+            figure.add_scatter(
+                x=[point[1]], y=[run["test_ser"]], **named, mode="markers", showlegend=False, **right,
+                marker={"symbol": symbol + suffix, "size": size, "color": line["color"], "line_width": 2},
+                hovertemplate=f"{assumed}: %{{x:.4g}}<br>SER %{{y:.4f}}",
+            )  # fmt: skip
+    for name, (suffix, assumed) in KINDS.items():  # what filled and open markers mean, in the legend only
+        if any(point is not None and point[0] == name for point in points):
+            marker = {"symbol": f"circle{suffix}", "size": 11, "color": "#666", "line_width": 2}
+            figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=assumed, **right)
+    for run, point, line in zip(runs, points, lines, strict=True) if any(points) else ():
+        if run["test_ser"] is not None and point is None:
+            lacks = "no ε" if all(run[name] is None for name in KINDS) else "ε is 0"
+            label = f"{html.escape(run['name'])}: {lacks}"
+            figure.add_hline(run["test_ser"], line=line, annotation_text=label, **right)
+    _lay_out(figure, runs, [run["delta"] for run, point in zip(runs, points, strict=True) if point])
     return figure
 
 
-def _looks(count: int) -> list[dict[str, Any]]:
-    """Colour, dash and marker of each run; 84 of them differ."""
+def _lay_out(figure: go.Figure, runs: Sequence[Row], deltas: Sequence[float | None]) -> None:
+    """Titles and axes; `deltas` of the runs whose epsilon is shown."""
     from edp_lab.course.kit.theme import TEMPLATE
 
-    colors = TEMPLATE.layout.colorway
-    return [
-        {
-            "line": {"color": colors[place % len(colors)], "dash": DASHES[place % len(DASHES)]},
-            "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 9},
-        }
-        for place in range(count)
-    ]
-
-
-def _draw_epochs(figure: go.Figure, run: Run, look: dict[str, Any]) -> None:
-    figure.add_scatter(
-        x=list(range(1, run.epochs + 1)), y=run.validation_ser, name=html.escape(run.name), legendgroup=run.name,
-        mode="lines+markers" if run.epochs <= MANY_EPOCHS else "lines", **look, row=1, col=1,
-        hovertemplate="epoch %{x}: SER %{y:.4f}",
-    )  # fmt: skip
-
-
-def _draw_point(figure: go.Figure, run: Run, look: dict[str, Any]) -> None:
-    suffix, assumed = next(kind for name, kind in KINDS.items() if getattr(run, name) is not None)
-    size = 14 if suffix else 9  # a filled marker leaves an open one around it to be seen
-    marker = {"symbol": look["marker"]["symbol"] + suffix, "size": size, "color": look["line"]["color"]}
-    figure.add_scatter(
-        x=[run.epsilon_that_would_hold], y=[run.test_ser], name=html.escape(run.name), legendgroup=run.name,
-        mode="markers", marker={**marker, "line_width": 2}, showlegend=False, row=1, col=2,
-        hovertemplate=f"{assumed}: %{{x:.4g}}<br>SER %{{y:.4f}}",
-    )  # fmt: skip
-
-
-def _draw_kinds(figure: go.Figure, points: Sequence[Run]) -> None:
-    """In the legend only: what filled and open markers mean."""
-    for name, (suffix, assumed) in KINDS.items():
-        if any(getattr(run, name) is not None for run in points):
-            marker = {"symbol": f"circle{suffix}", "size": 11, "color": "#666", "line_width": 2}
-            figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=assumed, row=1, col=2)
-
-
-def _lay_out(figure: go.Figure, comparison: Comparison, points: Sequence[Run]) -> None:
-    from edp_lab.course.kit.theme import TEMPLATE
-
-    scores = [score for run in comparison.runs for score in (*run.validation_ser, run.test_ser) if score is not None]
-    epochs = max(run.epochs for run in comparison.runs)
+    scores = [score for run in runs for score in (*run["validation_ser"], run["test_ser"]) if score is not None]
     legend = {"x": 1.01, "y": 1, "yanchor": "top", "tracegroupgap": 0}
     figure.update_layout(template=TEMPLATE, height=520, margin={"t": 50, "b": 60}, legend=legend)
     figure.update_yaxes(range=[0, 1.06 * (max(scores, default=0.0) or 1.0)])
     figure.update_yaxes(title="semantic error rate (SER)", row=1, col=1)
-    figure.update_xaxes(title="epochs trained", dtick=max(1, math.ceil(epochs / 10)), tick0=0, row=1, col=1)
-    if points:
-        deltas = sorted({run.delta for run in points if run.delta is not None})
-        at = " or ".join(f"{delta:.2g}" for delta in deltas)
-        figure.update_xaxes(
-            title=f"ε (at δ = {at})",
-            type="log",
-            exponentformat="power",
-            nticks=6,
-            minor={"showgrid": False},
-            row=1,
-            col=2,
-        )
+    tick = max(1, math.ceil(max(run["epochs"] for run in runs) / 10))
+    figure.update_xaxes(title="epochs trained", dtick=tick, tick0=0, row=1, col=1)
+    if deltas:
+        title = f"ε (at δ = {' or '.join(f'{delta:.2g}' for delta in sorted({*deltas} - {None}))})"
+        power = {"type": "log", "exponentformat": "power", "nticks": 6, "minor": {"showgrid": False}}
+        figure.update_xaxes(title=title, **power, row=1, col=2)

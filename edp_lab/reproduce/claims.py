@@ -1,30 +1,145 @@
-"""The claims table: every claim of the two sources with its evidence, its verdict, its notebook cell and its test.
+"""A claim of a source document in one place: what it says, what is measured about it, and the rule that judges it.
 
-    entry = compute(find(["P2"])[0])
-    print(entry.verdict, entry.said)
+    @Claim("P99", "Noise costs nothing.", source="section 3", quote="at no cost", cell="11_claims#paper-mechanism",
+           rule=lambda m: Verdict.of(m.price == 0), said="It costs {price:g}.",
+           counter={"it is given away": (HOLDS, {"price": 0.0})})
+    def p99_price_of_noise() -> Measured:
+        return {"price": 2.0}
 
-A claim is written beside the function that measures it, in the modules imported here; nothing is decided here. The
-table of the last run is committed as data/results/claims.json.
+    p99_price_of_noise().verdict  # "does not hold"; beside it .said and .measured
+
+Nothing else has to be written: the claims table has it, the notebook cell shows it, and a test feeds the rule what was
+measured and the counter-evidence. The table of the last run is committed as data/results/claims.json.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from functools import cache, wraps
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple, ParamSpec
 
 from edp_lab.errors import UsageError
-from edp_lab.reproduce.evidence import DOCUMENTS, REGISTERED, Claim, Measured, Told, Verdict
-from edp_lab.reproduce.paper import claims_measured, claims_mechanism, claims_printed
 from edp_lab.reproduce.results_io import RESULTS
-from edp_lab.reproduce.thesis import claims_composition, claims_networks, claims_noise
 
+Measured = Mapping[str, float | str | bool]
+Told = Callable[[str], None]
+Given = ParamSpec("Given")
+DOCUMENTS = {"P": "paper", "T": "thesis"}
 TABLE = RESULTS / "claims.json"
-MODULES = claims_mechanism, claims_printed, claims_measured, claims_noise, claims_composition, claims_networks
-REGISTRY = dict(sorted(REGISTERED.items(), key=lambda item: (item[0][0], int(item[0][1:]))))
+TEST = "tests/reproduce/test_claims.py::test_the_verdict_turns_with_the_evidence"
+MODULES = (
+    "paper.claims_mechanism", "paper.claims_printed", "paper.claims_measured",
+    "thesis.claims_noise", "thesis.claims_composition", "thesis.claims_networks",
+)  # fmt: skip
+
+
+class Verdict(StrEnum):
+    HOLDS = "holds"
+    CONDITIONAL = "holds under conditions"
+    FAILS = "does not hold"
+    UNTESTABLE = "not testable here"
+
+    @classmethod
+    def of(cls, holds: bool, partly: bool = False) -> Verdict:
+        """HOLDS if it does, else CONDITIONAL if it does in part, else FAILS."""
+        return cls.HOLDS if holds else cls.CONDITIONAL if partly else cls.FAILS
+
+
+HOLDS, CONDITIONAL, FAILS, UNTESTABLE = Verdict
+
+
+class Pair(NamedTuple):
+    """Names of two measured values: what is claimed (or allowed), and what was found; and what they are."""
+
+    claimed: str
+    found: str
+    what: str
+
+
+@dataclass(eq=False)
+class Claim:
+    """What a document says and what it is judged by; as a decorator it registers the function that measures it.
+
+    Attributes:
+        id: "P1", ... of the paper, "T1", ... of the thesis.
+        says: what the document says, in our words.
+        source, quote: where it says so, and a few words as they stand there.
+        cell: the notebook cell that shows it.
+        rule: from the measured values, by name, to the verdict; it sees nothing else.
+        said: what was found, with `{names}` of measured values.
+        counter: by name, another verdict and what would have to be measured for it.
+        inputs: what the function is given, by name; may train for seconds or minutes, and tells what it does.
+        trains: whether it takes networks, and so more than a moment.
+        pair: for a picture of what is claimed and what was found.
+        evidence: the decorated function, which returns `Evidence`.
+    """
+
+    id: str
+    says: str
+    source: str
+    quote: str
+    cell: str
+    rule: Callable[[Any], Verdict]
+    said: str
+    counter: Mapping[str, tuple[Verdict, Measured]]
+    inputs: Callable[[Told], Mapping[str, Any]] = lambda told: {}
+    trains: bool = False
+    pair: Pair | None = None
+    evidence: Callable[..., Evidence] = field(init=False)
+
+    def __call__(self, measure: Callable[Given, Measured]) -> Callable[Given, Evidence]:
+        @wraps(measure)
+        def evidence(*args: Given.args, **kwargs: Given.kwargs) -> Evidence:
+            return Evidence(self, measure(*args, **kwargs))
+
+        REGISTERED[self.id], self.evidence = self, evidence
+        return evidence
+
+    @property
+    def document(self) -> str:
+        return DOCUMENTS[self.id[0]]
+
+    @property
+    def function(self) -> str:
+        return f"{self.evidence.__module__}.{self.evidence.__name__}"
+
+    @property
+    def test(self) -> str:
+        """In which the verdict turns with the counter-evidence."""
+        return f"{TEST}[{self.id}]"
+
+
+REGISTERED: dict[str, Claim] = {}  # as modules are imported
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured about a claim, by name; whatever the verdict rests on is there."""
+
+    about: Claim
+    measured: Measured
+
+    @property
+    def id(self) -> str:
+        return self.about.id
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.about.rule(SimpleNamespace(**self.measured))
+
+    @property
+    def said(self) -> str:
+        return self.about.said.format_map(self.measured)
+
+
+# ---- The table of all claims -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -42,9 +157,9 @@ class Entry:
     claim: str
     source: str
     verdict: Verdict
-    measured: Measured
-    said: str
     function: str
+    said: str
+    measured: Measured
     seconds: float
     cell: str
     test: str
@@ -54,21 +169,15 @@ class Entry:
         return DOCUMENTS[self.id[0]]
 
     def as_json(self) -> dict[str, Any]:
-        names = ("function", "said", "measured", "seconds")
-        return {
-            "id": self.id,
-            "claim": self.claim,
-            "source": self.source,
-            "verdict": str(self.verdict),
-            "evidence": {name: getattr(self, name) for name in names},
-            "cell": self.cell,
-            "test": self.test,
-        }
+        row = asdict(self)
+        evidence = {name: row.pop(name) for name in ("function", "said", "measured", "seconds")}
+        cell, test = row.pop("cell"), row.pop("test")
+        return {**row, "verdict": str(self.verdict), "evidence": evidence, "cell": cell, "test": test}
 
     @classmethod
     def of_json(cls, row: Mapping[str, Any]) -> Entry:
-        own = {name: row[name] for name in ("id", "claim", "source", "cell", "test")}
-        return cls(**own, verdict=Verdict(row["verdict"]), **row["evidence"])
+        own = dict(row)
+        return cls(**own.pop("evidence"), **{**own, "verdict": Verdict(own["verdict"])})
 
 
 @dataclass(frozen=True)
@@ -86,22 +195,12 @@ class ClaimsTable:
         return json.dumps(told, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def compute(claim: Claim, told: Told = lambda what: None) -> Entry:
-    """Compute a claim's evidence now. `told` hears what takes long; what it raises ends the work."""
-    start = time.perf_counter()
-    evidence = claim.evidence(**claim.inputs(told))
-    return Entry(
-        id=claim.id,
-        claim=claim.says,
-        source=f"{claim.source}: “{claim.quote}”",
-        verdict=evidence.verdict,
-        measured=dict(evidence.measured),
-        said=evidence.said,
-        function=claim.function,
-        seconds=round(time.perf_counter() - start, 2),
-        cell=claim.cell,
-        test=claim.test,
-    )
+@cache
+def registry() -> dict[str, Claim]:
+    """Every claim of the two sources by its id, in the table's order."""
+    for module in MODULES:
+        import_module(f"edp_lab.reproduce.{module}")
+    return dict(sorted(REGISTERED.items(), key=lambda item: (item[0][0], int(item[0][1:]))))
 
 
 def find(ids: Sequence[str] = ()) -> list[Claim]:
@@ -111,12 +210,30 @@ def find(ids: Sequence[str] = ()) -> list[Claim]:
         UsageError: an unknown id.
     """
     for one in ids:
-        if one not in REGISTRY:
-            known = [[i for i in REGISTRY if i[0] == letter] for letter in DOCUMENTS]
+        if one not in registry():
+            known = [[i for i in registry() if i[0] == letter] for letter in DOCUMENTS]
             raise UsageError(
                 f"there is no claim {one!r}: choose {' or '.join(f'{own[0]} to {own[-1]}' for own in known)}"
             )
-    return [claim for claim in REGISTRY.values() if not ids or claim.id in ids]
+    return [claim for claim in registry().values() if not ids or claim.id in ids]
+
+
+def compute(claim: Claim, told: Told = lambda what: None) -> Entry:
+    """Compute a claim's evidence now. `told` hears what takes long; what it raises ends the work."""
+    start = time.perf_counter()
+    evidence = claim.evidence(**claim.inputs(told))
+    return Entry(
+        id=claim.id,
+        claim=claim.says,
+        source=f"{claim.source}: “{claim.quote}”",
+        verdict=evidence.verdict,
+        function=claim.function,
+        said=evidence.said,
+        measured=dict(evidence.measured),
+        seconds=round(time.perf_counter() - start, 2),
+        cell=claim.cell,
+        test=claim.test,
+    )
 
 
 def read_table(path: Path = TABLE) -> ClaimsTable:

@@ -7,15 +7,14 @@ import json
 import pytest
 
 from edp_lab.reproduce import claims as study
-from edp_lab.reproduce.claims import REGISTRY, read_table
-from edp_lab.reproduce.evidence import Verdict
+from edp_lab.reproduce.claims import Verdict, read_table, registry
 
 
 def test_json_is_the_committed_ledger_and_nothing_else(cli):
     status, out, err = cli("claims", "--json")
     assert (status, err) == (0, "")
     rows = json.loads(out)
-    assert [row["id"] for row in rows] == list(REGISTRY)
+    assert [row["id"] for row in rows] == list(registry())
     assert all(list(row) == ["id", "claim", "source", "verdict", "evidence", "cell", "test"] for row in rows)
     assert {row["verdict"] for row in rows} <= set(map(str, Verdict))
     assert rows == [entry.as_json() for entry in read_table().entries]
@@ -25,10 +24,10 @@ def test_all_claims_stand_in_a_table_that_fits_and_are_counted(cli):
     status, out, _ = cli("claims")
     assert status == 0
     assert max(map(len, out.splitlines())) <= 120
-    assert [line.split()[0] for line in out.splitlines() if line.split()[:1] and line.split()[0] in REGISTRY] == list(
-        REGISTRY
+    assert [line.split()[0] for line in out.splitlines() if line.split()[:1] and line.split()[0] in registry()] == list(
+        registry()
     )
-    assert f"{len(REGISTRY)} claims: " in out
+    assert f"{len(registry())} claims: " in out
     assert f"as committed ({read_table().date}" in out
 
 
@@ -39,8 +38,8 @@ def test_a_few_claims_are_shown_with_their_numbers(cli, arguments):
     assert first < second
     assert "“Add scaled Gaussian noise”" in " ".join(out.split())  # a long line is broken
     assert "times_too_small" in out
-    assert REGISTRY["P2"].test in out
-    assert REGISTRY["T1"].cell in out
+    assert registry()["P2"].test in out
+    assert registry()["T1"].cell in out
     assert "2 claims: does not hold 2" in out
 
 
@@ -55,7 +54,7 @@ def test_a_claim_is_computed_again_and_said_to_be(cli):
 
 
 def test_the_whole_ledger_is_written_with_where_it_comes_from(cli, monkeypatch, tmp_path):
-    monkeypatch.setattr(study, "REGISTRY", {name: REGISTRY[name] for name in ("P2", "P10")})
+    monkeypatch.setattr(study, "registry()", {name: registry()[name] for name in ("P2", "P10")})
     status, _, _ = cli("claims", "--run", "--out", str(tmp_path / "claims.json"))
     assert status == 0
     ledger = read_table(tmp_path / "claims.json")

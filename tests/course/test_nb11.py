@@ -19,8 +19,7 @@ from edp_lab.course.nb11_claims import compute, panels
 from edp_lab.course.publish.build import read_source
 from edp_lab.errors import UsageError
 from edp_lab.reproduce import claims
-from edp_lab.reproduce.claims import REGISTRY, read_table
-from edp_lab.reproduce.evidence import Verdict
+from edp_lab.reproduce.claims import Verdict, read_table, registry
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "11_claims.ipynb"
 PAPER = {"num_devices": 8, "z0": 1.0, "micro_batch": 8, "training": 2641, "delta": 5e-4}
@@ -35,8 +34,8 @@ def test_without_a_filter_all_rows_are_there_and_counted() -> None:
     view = compute.view(FOUND)
     assert view.entries == FOUND.entries
     assert view.selected is FOUND.entries[0]
-    assert sum(sum(counts.values()) for counts in view.counts.values()) == len(REGISTRY)
-    assert len(view.spans) == sum(claim.pair is not None for claim in REGISTRY.values())
+    assert sum(sum(counts.values()) for counts in view.counts.values()) == len(registry())
+    assert len(view.spans) == sum(claim.pair is not None for claim in registry().values())
 
 
 def test_a_filter_lets_pass_what_it_says() -> None:
@@ -103,7 +102,7 @@ def test_the_list_follows_the_filter_and_the_words_follow_the_list(rows: panels.
     assert "No claim passes" in rows.words.value
     rows.reset()
     assert rows.result.selected.id == "P2"
-    assert len(rows.controls["row"].source.options) == len(REGISTRY)
+    assert len(rows.controls["row"].source.options) == len(registry())
     rows.check()
 
 
@@ -116,7 +115,7 @@ def test_a_filter_and_a_row_are_set_together_whatever_was_before(rows: panels.Le
 
 
 def test_the_selected_claim_is_shown_with_all_that_its_verdict_rests_on(rows: panels.Ledger) -> None:
-    for name in REGISTRY:
+    for name in registry():
         rows.controls["row"].source.value = name
         entry = rows.result.selected
         for text in (str(entry.verdict), entry.function, entry.cell, entry.test):
@@ -263,7 +262,7 @@ def test_everything_in_full_mode_is_computed_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(claims, "compute", compute)
     [cell] = [cell for cell in read_source(NOTEBOOK).cells if "claims.compute" in cell.source]
     exec(cell.source, {"found": FOUND, "claims": claims, "mode": "full"})
-    assert asked == list(REGISTRY)
+    assert asked == list(registry())
 
 
 # ---- Exercises -------------------------------------------------------------------------------------------------------

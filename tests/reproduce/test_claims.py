@@ -14,20 +14,33 @@ import pytest
 from edp_lab.course.nb10_phases.compute import SENTENCES
 from edp_lab.errors import UsageError
 from edp_lab.reproduce import evidence
-from edp_lab.reproduce.claims import REGISTRY, TABLE, ClaimsTable, Entry, compute, find, read_table
-from edp_lab.reproduce.evidence import FAILS, HOLDS, Claim, Evidence, Measured, Verdict
+from edp_lab.reproduce.claims import (
+    FAILS,
+    HOLDS,
+    TABLE,
+    Claim,
+    ClaimsTable,
+    Entry,
+    Evidence,
+    Measured,
+    Verdict,
+    compute,
+    find,
+    read_table,
+    registry,
+)
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = {entry.id: entry for entry in read_table().entries}
 NEEDS_CORPORA, TIMED = "P23", "P19"
-QUICK = [name for name in REGISTRY if not REGISTRY[name].trains and name != NEEDS_CORPORA]
-each_claim = pytest.mark.parametrize("claim", REGISTRY.values(), ids=REGISTRY)
+QUICK = [name for name in registry() if not registry()[name].trains and name != NEEDS_CORPORA]
+each_claim = pytest.mark.parametrize("claim", registry().values(), ids=registry())
 
 
 @cache
 def entry_of(name: str) -> Entry:
     """Computed now where that takes a moment, else as committed."""
-    return compute(REGISTRY[name]) if name in QUICK else COMMITTED[name]
+    return compute(registry()[name]) if name in QUICK else COMMITTED[name]
 
 
 @cache
@@ -54,9 +67,9 @@ def test_the_verdict_turns_with_the_evidence(claim: Claim) -> None:
 
 
 def test_all_claims_of_both_documents_are_there_in_order_with_the_test_above() -> None:
-    assert list(REGISTRY) == [*(f"P{k}" for k in range(1, 33)), *(f"T{k}" for k in range(1, 29))]
+    assert list(registry()) == [*(f"P{k}" for k in range(1, 33)), *(f"T{k}" for k in range(1, 29))]
     above = f"{Path(__file__).relative_to(ROOT)}::{test_the_verdict_turns_with_the_evidence.__name__}"
-    assert {claim.test for claim in REGISTRY.values()} == {f"{above}[{name}]" for name in REGISTRY}
+    assert {claim.test for claim in registry().values()} == {f"{above}[{name}]" for name in registry()}
 
 
 @each_claim
@@ -141,9 +154,9 @@ def test_a_claim_is_written_in_one_place(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_committed_table_is_that_of_the_registry() -> None:
     told = json.loads(TABLE.read_text(encoding="utf-8"))
     assert {"command", "date", "machine", "versions"} < told.keys()
-    assert list(COMMITTED) == list(REGISTRY)
+    assert list(COMMITTED) == list(registry())
     for entry in COMMITTED.values():
-        claim = REGISTRY[entry.id]
+        claim = registry()[entry.id]
         assert (entry.cell, entry.test, entry.function) == (claim.cell, claim.test, claim.function)
         assert (entry.claim, entry.source) == (claim.says, f"{claim.source}: “{claim.quote}”")
         assert entry.said == Evidence(claim, entry.measured).said
@@ -189,7 +202,7 @@ def test_a_missing_table_says_how_to_make_one(tmp_path: Path) -> None:
 
 def test_claims_are_found_in_the_tables_order() -> None:
     assert [claim.id for claim in find(["T3", "P10", "P2", "P2"])] == ["P2", "P10", "T3"]
-    assert len(find()) == len(REGISTRY)
+    assert len(find()) == len(registry())
     with pytest.raises(UsageError, match="there is no claim 'P99': choose P1 to P32 or T1 to T28"):
         find(["P1", "P99"])
 
@@ -203,13 +216,13 @@ def test_what_takes_long_is_told_and_can_be_ended() -> None:
 
     # Two workers begin at once: either may be heard first.
     with pytest.raises(EndedError, match=r"training: DP-SGD, seed \d"):
-        compute(REGISTRY["P14"], told)
+        compute(registry()["P14"], told)
     with pytest.raises(EndedError):
-        compute(REGISTRY["T25"], told)
+        compute(registry()["T25"], told)
 
 
 def test_networks_of_the_thesis_go_with_their_folder() -> None:
-    given: dict[str, Any] = dict(REGISTRY["T25"].inputs(lambda what: None))
+    given: dict[str, Any] = dict(registry()["T25"].inputs(lambda what: None))
     folder = given["lab"].cells.folder.parent
     assert folder.is_dir()
     given.clear()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from edp_lab.reproduce.evidence import Verdict
+from edp_lab.reproduce.claims import Verdict
 from edp_lab.reproduce.paper import claims_measured as gradients
 from edp_lab.reproduce.paper import claims_mechanism as mechanism
 from edp_lab.reproduce.paper import runs

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.foundations import Noise, report_noisy_max, response_epsilon
-from edp_lab.reproduce.evidence import CONDITIONAL, FAILS, HOLDS
+from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS
 from edp_lab.reproduce.thesis import claims_composition as composition
 from edp_lab.reproduce.thesis import claims_noise as noise
 from edp_lab.reproduce.thesis.claims_networks import PrintedAccuracy, t17_accuracies

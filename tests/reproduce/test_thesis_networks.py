@@ -9,8 +9,7 @@ import pytest
 
 from edp_lab.attacks import extraction as api
 from edp_lab.corpora.images import load_images
-from edp_lab.reproduce.claims import REGISTRY, compute, read_table
-from edp_lab.reproduce.evidence import FAILS, Evidence
+from edp_lab.reproduce.claims import FAILS, Evidence, compute, read_table, registry
 from edp_lab.reproduce.thesis import claims_networks as claims
 from edp_lab.reproduce.thesis.claims_networks import VICTIMS, said, t24_api_attacks
 from edp_lab.reproduce.thesis.lab import Lab
@@ -75,7 +74,7 @@ def test_the_row_attacks_all_its_victims_at_full_size(monkeypatch, found):
     monkeypatch.setattr(claims, "train_victims", lambda shares, names, *_: asked.update(names=names) or names)
     monkeypatch.setattr(claims, "extract", lambda v, s, q, **_: asked.update(extract=q) or found[0])
     monkeypatch.setattr(claims, "invert", lambda v, s, q, **_: asked.update(invert=q) or found[1])
-    assert compute(REGISTRY["T24"]).verdict == FAILS
+    assert compute(registry()["T24"]).verdict == FAILS
     assert asked == {"names": VICTIMS, "extract": [400], "invert": [1000]}
 
 

@@ -22,7 +22,7 @@ from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb01_coins import compute
 from edp_lab.course.nb01_coins.compute import ADVANCED, COUNTABLE, GAUSSIAN, HALF, SUM, TRUE_COUNT, ZCDP, belief
-from edp_lab.reproduce.evidence import Evidence
+from edp_lab.reproduce.claims import Evidence
 from edp_lab.reproduce.thesis.thesis_foundations import LinkageTable, LocalAndGlobal
 
 

@@ -21,7 +21,7 @@ from edp_lab.corpora.images import load_images
 from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import gaussian_release, laplace_release
-from edp_lab.reproduce.evidence import Evidence
+from edp_lab.reproduce.claims import Evidence
 from edp_lab.reproduce.thesis import claims_composition, claims_noise
 from edp_lab.three_phase import pate, perturbation
 from edp_lab.three_phase.pate import NO_LABEL, Aggregator, PartitionCost, Vote, VoteAccount, label_probabilities

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, claimed_epsilon, true_epsilon
-from edp_lab.reproduce.claims import REGISTRY, ClaimsTable, Entry
-from edp_lab.reproduce.evidence import DOCUMENTS, Evidence, Verdict
+from edp_lab.reproduce.claims import DOCUMENTS, ClaimsTable, Entry, Evidence, Verdict, registry
 from edp_lab.reproduce.paper.claims_mechanism import DRAWS as TABLE_DRAWS
 from edp_lab.reproduce.paper.claims_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
 from edp_lab.reproduce.paper.claims_printed import p10_delta
@@ -84,7 +83,7 @@ def _searched(entry: Entry) -> str:
 
 def span(entry: Entry) -> Span | None:
     """None where the claim is not about one number."""
-    pair = REGISTRY[entry.id].pair
+    pair = registry()[entry.id].pair
     if pair is None:
         return None
     return Span(entry, float(entry.measured[pair.claimed]), float(entry.measured[pair.found]), pair.what)

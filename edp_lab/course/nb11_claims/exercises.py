@@ -10,7 +10,7 @@ import numpy as np
 
 from edp_lab.course.kit.exercises import Exercise, predicted
 from edp_lab.privacy import Alpha, Mechanism
-from edp_lab.reproduce.evidence import Verdict
+from edp_lab.reproduce.claims import Verdict
 from edp_lab.reproduce.paper.claims_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
 from edp_lab.reproduce.paper.runs import Change
 

@@ -18,8 +18,7 @@ from edp_lab.course.nb11_claims import compute
 from edp_lab.course.nb11_claims.compute import EVERY, Turned, View
 from edp_lab.errors import UsageError
 from edp_lab.reproduce import claims
-from edp_lab.reproduce.claims import ClaimsTable, Entry
-from edp_lab.reproduce.evidence import Measured, Verdict
+from edp_lab.reproduce.claims import ClaimsTable, Entry, Measured, Verdict
 
 words = Words(__file__)
 LONGEST = 60  # letters of a claim in a list
@@ -253,7 +252,7 @@ class Again(RunPanel):
     def work(self, task: Entry) -> None:
         self.words.value, self.bar.max, self.bar.value = "", 1, 0
         try:
-            self.entry = claims.compute(claims.REGISTRY[task.id], self._hear)
+            self.entry = claims.compute(claims.registry()[task.id], self._hear)
         except StoppedError:
             self.words.value = "<p>Stopped: nothing was changed.</p>"
         else:

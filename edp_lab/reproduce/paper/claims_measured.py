@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from edp_lab.privacy import Decay
-from edp_lab.reproduce.evidence import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Told, Verdict
+from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Told, Verdict
 from edp_lab.reproduce.paper.claims_mechanism import first_norms
 from edp_lab.reproduce.paper.claims_printed import TRAINING
 from edp_lab.reproduce.paper.printed import PUBLIC_CORPORA, TABLE_1, Table1Row

@@ -20,7 +20,7 @@ from scipy.special import chdtri
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, gdp_epsilon, true_epsilon, zcdp_epsilon
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.reproduce.evidence import CONDITIONAL, FAILS, HOLDS, Claim, Measured, Pair, Verdict
+from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, Claim, Measured, Pair, Verdict
 from edp_lab.reproduce.paper.printed import NUM_GPUS
 from edp_lab.reproduce.paper.runs import first_gradient_norms
 from edp_lab.training.noise import Share, standard_noise

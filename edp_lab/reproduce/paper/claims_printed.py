@@ -21,7 +21,7 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Decay, Mechanism, zcdp_epsilon
 from edp_lab.privacy.composition import composed
 from edp_lab.reproduce import results_io
-from edp_lab.reproduce.evidence import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Pair, Told, Verdict
+from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Pair, Told, Verdict
 from edp_lab.reproduce.paper.printed import NUM_GPUS, PUBLIC_CORPORA, TABLE_1, TABLE_2, TAUS, Table2Row
 from edp_lab.reproduce.paper.table1_epsilon import explain_table1
 

@@ -19,7 +19,7 @@ from scipy.special import stdtrit
 
 from edp_lab.attacks.extraction import SETTINGS, ExtractionRow, InversionRow, extract, invert, share_out, train_victims
 from edp_lab.corpora.images import Images, load_images
-from edp_lab.reproduce.evidence import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Told, Verdict
+from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Told, Verdict
 from edp_lab.reproduce.thesis.lab import Lab, Understudy
 from edp_lab.reproduce.thesis.thesis_tables import DELTA, QUICK, TABLES, Network, scores_of
 from edp_lab.three_phase.pate import Aggregator, Vote

@@ -27,7 +27,7 @@ from edp_lab.privacy.foundations import (
     laplace_scale,
     link,
 )
-from edp_lab.reproduce.evidence import CONDITIONAL, FAILS, HOLDS, Claim, Measured, Pair, Told, Verdict
+from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, Claim, Measured, Pair, Told, Verdict
 from edp_lab.reproduce.thesis.thesis_foundations import (
     QUASI_IDENTIFIERS,
     identified_with_month,

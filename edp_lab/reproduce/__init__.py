@@ -1,1 +1,0 @@
-"""Studies: compare runs, reproduce the paper's tables, judge its claims."""
