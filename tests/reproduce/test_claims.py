@@ -13,7 +13,7 @@ import pytest
 
 from edp_lab.course.nb10_phases.compute import SENTENCES
 from edp_lab.errors import UsageError
-from edp_lab.reproduce import evidence
+from edp_lab.reproduce import claims
 from edp_lab.reproduce.claims import (
     FAILS,
     HOLDS,
@@ -130,7 +130,7 @@ def test_a_pair_names_two_numbers_that_were_measured(claim: Claim) -> None:
 
 
 def test_a_claim_is_written_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "REGISTERED", {})
+    monkeypatch.setattr(claims, "REGISTERED", {})
 
     @Claim(
         "P99", "Noise is free.", source="section 9", quote="at no cost", cell="11_claims#paper-mechanism",
@@ -140,7 +140,7 @@ def test_a_claim_is_written_in_one_place(monkeypatch: pytest.MonkeyPatch) -> Non
         """What noise costs."""
         return {"price": price}
 
-    [claim] = evidence.REGISTERED.values()
+    [claim] = claims.REGISTERED.values()
     assert (p99_price().verdict, p99_price(0.0).verdict, p99_price().said) == (FAILS, HOLDS, "It costs 2.")
     assert (p99_price.__doc__, claim.document) == ("What noise costs.", "paper")
     entry = compute(claim)

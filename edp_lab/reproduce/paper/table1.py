@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,10 @@ CORPORA = {
 MODELS = ("clc", "bert")
 
 
+Cell = dict[str, Any]  # of the table, by the names in `_cell`
+Result = Mapping[str, Any]  # of a run and the attacks on it
+
+
 @dataclass(frozen=True)
 class Scale:
     """How much is trained.
@@ -56,112 +60,36 @@ class Scale:
         size: of the models, see `TrainConfig`.
         published: the CLC reads the words of the published encoder, else fastText vectors that are trained on the spot.
         layers: of that encoder, from which BERT starts.
-        batch_size: small, as epsilon of disjoint batches depends on the epochs and not on the steps.
         steps: of a run, about; per model, as BERT, which starts from the encoder, needs fewer.
         most_epochs: of a small corpus, which would be read more often for as many steps.
+        z0: tried, rising.
+        batch_size: small, as epsilon of disjoint batches depends on the epochs and not on the steps.
         seeds: how many, from 0 on.
-        z0: tried per variant, rising: at the same number the sound noise is 2 sqrt(N) times that of the print, whose
-            layer scales make up for some of it.
     """
 
     size: str
     published: bool
     layers: int
-    batch_size: int
     steps: Mapping[str, int]
     most_epochs: Mapping[str, int]
-    seeds: int
-    z0: Mapping[str, tuple[float, ...]]
+    z0: tuple[float, ...]
+    batch_size: int = 32
+    seeds: int = 3
 
 
-QUICK = Scale(
-    size="medium",
-    published=False,
-    layers=2,
-    batch_size=32,
-    steps={"clc": 500, "bert": 300},
-    most_epochs={"clc": 6, "bert": 4},
-    seeds=3,
-    z0=dict.fromkeys(VARIANTS, (1e-3, 3e-3, 1e-2)),
-)
-FULL = Scale(
-    size="paper",
-    published=True,
-    layers=4,
-    batch_size=32,
-    steps={"clc": 1600, "bert": 600},
-    most_epochs={"clc": 8, "bert": 4},
-    seeds=3,
-    z0=dict.fromkeys(VARIANTS, (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)),
-)
+QUICK = Scale("medium", False, 2, {"clc": 500, "bert": 300}, {"clc": 6, "bert": 4}, (1e-3, 3e-3, 1e-2))
+FULL = Scale("paper", True, 4, {"clc": 1600, "bert": 600}, {"clc": 8, "bert": 4}, (3e-4, 1e-3, 3e-3, 1e-2, 3e-2))
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Mean over seeds and Student's 95 % interval, None with a single seed."""
+def estimate(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean over seeds and the ends of Student's 95 % interval, None with a single seed."""
+    from scipy.stats import t
 
-    mean: float
-    low: float | None
-    high: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
-        from scipy.stats import t
-
-        mean = statistics.fmean(values)
-        if len(values) == 1:
-            return cls(mean, None, None)
-        half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-        return cls(mean, mean - half, mean + half)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One method on one corpus with one model.
-
-    Attributes:
-        stands_for: the paper's name of the corpus, in whose place ours stands where the paper's is internal.
-        variant: "sgd", "sgd, half the epochs", "as printed" or "sound".
-        decay: None for SGD.
-        ser, auc, loss_auc: semantic error rate, and the areas under the curve of the paper's attack and of one by the
-            loss alone, which has no shadow model that might suit one target better than another; in percent.
-        ser_change, auc_change, loss_auc_change: relative to SGD, in percent; negative is better. None for SGD.
-        log10_claimed: of the paper's accounting at the paper's delta.
-        epsilon, epsilon_if_alpha_public: that hold at `delta` were the seed secret, of the seed with the largest; None
-            where there is no guarantee.
-        z0, tau: the setting chosen on the validation split, by `trials` runs, or of equal epsilon; of the grid.
-        within_tolerance: the first seed keeps the error there. None for SGD.
-        paper: what the paper prints: {"ser", "auc"} of SGD or {"ser_change", "auc_change", "log10_claimed"}.
-        runs: keys of the runs behind this cell, one for each seed.
-        about: device, threads, versions, seconds of training in all.
-    """
-
-    model: str
-    corpus: str
-    stands_for: str
-    variant: str
-    decay: str | None
-    seeds: int
-    ser: Estimate
-    auc: Estimate
-    loss_auc: Estimate
-    ser_change: Estimate | None
-    auc_change: Estimate | None
-    loss_auc_change: Estimate | None
-    log10_claimed: float | None
-    epsilon: float | None
-    epsilon_if_alpha_public: float | None
-    delta: float
-    z0: float | None
-    tau: float | None
-    trials: int
-    within_tolerance: bool | None
-    paper: dict[str, float | None]
-    runs: tuple[str, ...]
-    about: dict[str, Any]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+    mean = statistics.fmean(values)
+    if len(values) == 1:
+        return {"mean": mean, "low": None, "high": None}
+    half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
 def table1(
@@ -196,6 +124,8 @@ def check_names(models: Sequence[str], corpora: Sequence[str]) -> None:
 
 def _plain(runs: TableRuns, scale: Scale, model: str, corpus: str, encoder: str) -> TrainConfig:
     words = words_of(encoder) if scale.published else VECTORS
+    steps, most = scale.steps[model] // 2, scale.most_epochs[model] // 2
+    half = whole_epochs(steps, scale.batch_size, runs.inputs.examples(corpus, 0), most)
     return TrainConfig(
         corpus,
         model,
@@ -204,63 +134,48 @@ def _plain(runs: TableRuns, scale: Scale, model: str, corpus: str, encoder: str)
         size=scale.size,
         batch_size=scale.batch_size,
         dropout=0.0,
-        epochs=_epochs(scale, model, runs.inputs.examples(corpus, 0)),
+        epochs=2 * half,  # an even number, for the control
         pretrained=layers_of(encoder, scale.layers) if model == "bert" else words,
         lr=FINE_TUNING if model == "bert" else None,
     )
-
-
-def _row(runs: TableRuns, scale: Scale, plain: TrainConfig) -> list[Cell]:
-    what = f"{plain.model.upper()} on {plain.corpus}"
-    tried = _tune(runs, scale, plain, f"{what}: SGD and tuning")
-    arms: dict[tuple[str, Decay | None], TrainConfig] = {(SGD, None): plain, (HALF, None): _half(plain)}
-    for variant in VARIANTS:
-        for decay in Decay:
-            arms[variant, decay] = under(decay, _choose(tried[variant], tried[SGD][plain]))
-    jobs = [_job(config, seed) for config in arms.values() for seed in range(scale.seeds)]
-    done = dict(zip(jobs, runs.results(jobs, f"{what}: seeds"), strict=True))
-    own = {arm: [done[_job(config, seed)] for seed in range(scale.seeds)] for arm, config in arms.items()}
-    return [
-        _cell(arm, config, own[arm], own[SGD, None], len(tried.get(arm[0], (plain,)))) for arm, config in arms.items()
-    ]
-
-
-def _epochs(scale: Scale, model: str, examples: int) -> int:
-    """An even number, so that half of it is one."""
-    steps, most = scale.steps[model], scale.most_epochs[model]
-    return 2 * whole_epochs(steps // 2, scale.batch_size, examples, most // 2)
-
-
-def _half(plain: TrainConfig) -> TrainConfig:
-    return replace(plain, epochs=plain.epochs // 2)
 
 
 def _job(config: TrainConfig, seed: int = 0) -> Job:
     return Job(replace(config, seed=seed), attack=True)
 
 
-Tried = Mapping[TrainConfig, Mapping[str, Any]]
+def _row(runs: TableRuns, scale: Scale, plain: TrainConfig) -> list[Cell]:
+    what, half = f"{plain.model.upper()} on {plain.corpus}", replace(plain, epochs=plain.epochs // 2)
+    # All seeds of SGD and of its control go first, as they are needed anyway, and keep all processes busy.
+    first = [_job(config, seed) for config in (plain, half) for seed in range(scale.seeds)]
+    sgd, tried = _tune(runs, scale, plain, first, f"{what}: SGD and tuning")
+    arms: dict[tuple[str, Decay | None], TrainConfig] = {(SGD, None): plain, (HALF, None): half}
+    for variant, own in tried.items():
+        arms |= {(variant, decay): under(decay, _choose(own, sgd)) for decay in Decay}
+    jobs = [_job(config, seed) for config in arms.values() for seed in range(scale.seeds)]
+    done = runs.results(jobs, f"{what}: seeds")
+    results = {arm: done[place * scale.seeds :][: scale.seeds] for place, arm in enumerate(arms)}
+    return [
+        _cell(*arm, config, results[arm], results[SGD, None], len(tried.get(arm[0], (plain,))))
+        for arm, config in arms.items()
+    ]
 
 
-def _tune(runs: TableRuns, scale: Scale, plain: TrainConfig, what: str) -> dict[str, Tried]:
-    """What was tried, by variant: half of the levels of noise that are left are ruled out by each. All seeds of SGD and
-    of its control go first, as they are needed anyway, and keep all processes busy."""
-    left = {variant: [_noised(plain, variant, z0) for z0 in scale.z0[variant]] for variant in VARIANTS}
-    tried: dict[str, dict[TrainConfig, Mapping[str, Any]]] = {SGD: {}, **{variant: {} for variant in VARIANTS}}
-    jobs = [_job(config, seed) for config in (plain, _half(plain)) for seed in range(scale.seeds)]
+def _tune(
+    runs: TableRuns, scale: Scale, plain: TrainConfig, first: Sequence[Job], what: str
+) -> tuple[Result, dict[str, dict[TrainConfig, Result]]]:
+    """SGD's result, and by variant what was tried: each run rules out half of the levels of noise that are left."""
+    noised = {name: replace(plain, method="edp-sgd", as_printed=name == PRINTED, clip_norm=1.0) for name in VARIANTS}
+    left = {name: [replace(config, z0=z0) for z0 in scale.z0] for name, config in noised.items()}
+    tried: dict[str, dict[TrainConfig, Result]] = {name: {} for name in VARIANTS}
     while any(left.values()):
-        middle = {variant: trials[len(trials) // 2] for variant, trials in left.items() if trials}
-        done = runs.results([*jobs, *map(_job, middle.values())], what)
-        tried[SGD][plain] = done[0]
-        for (variant, config), result in zip(middle.items(), done[len(jobs) :], strict=True):
-            tried[variant][config] = result
-            at = left[variant].index(config)
-            left[variant] = left[variant][at + 1 :] if _usable(result, done[0]) else left[variant][:at]
-    return dict(tried)
-
-
-def _noised(plain: TrainConfig, variant: str, z0: float) -> TrainConfig:
-    return replace(plain, method="edp-sgd", as_printed=variant == PRINTED, clip_norm=1.0, z0=z0)
+        middle = {name: trials[len(trials) // 2] for name, trials in left.items() if trials}
+        sgd, *done = runs.results([*first, *map(_job, middle.values())], what)
+        for (name, config), result in zip(middle.items(), done[len(first) - 1 :], strict=True):
+            tried[name][config] = result
+            at = left[name].index(config)
+            left[name] = left[name][at + 1 :] if _usable(result, sgd) else left[name][:at]
+    return sgd, tried
 
 
 def under(decay: Decay, config: TrainConfig) -> TrainConfig:
@@ -272,11 +187,11 @@ def under(decay: Decay, config: TrainConfig) -> TrainConfig:
     return replace(config, decay=decay, tau=TAU[decay], z0=config.z0 * louder)
 
 
-def _usable(result: Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
+def _usable(result: Result, plain: Result) -> bool:
     return bool(result["validation_ser"] <= TOLERANCE * plain["validation_ser"])
 
 
-def _choose(tried: Tried, plain: Mapping[str, Any]) -> TrainConfig:
+def _choose(tried: Mapping[TrainConfig, Result], plain: Result) -> TrainConfig:
     """The most noise among trials whose error is within the tolerance; if none is, the smallest error."""
     usable = [config for config, result in tried.items() if _usable(result, plain)]
     if usable:
@@ -285,55 +200,64 @@ def _choose(tried: Tried, plain: Mapping[str, Any]) -> TrainConfig:
 
 
 def _cell(
-    arm: tuple[str, Decay | None],
+    variant: str,
+    decay: Decay | None,
     config: TrainConfig,
-    own: Sequence[Mapping[str, Any]],
-    plain: Sequence[Mapping[str, Any]],
+    own: Sequence[Result],
+    plain: Sequence[Result],
     trials: int,
 ) -> Cell:
-    def percent(name: str) -> Estimate:
-        return Estimate.of([100 * one[name] for one in own])
+    """One method on one corpus with one model, from its runs and SGD's, seed by seed."""
 
-    def change(name: str) -> Estimate | None:
+    def percent(name: str) -> dict[str, float | None]:
+        return estimate([100 * one[name] for one in own])
+
+    def change(name: str) -> dict[str, float | None] | None:
+        """Relative to SGD, in percent; negative is better. None for SGD."""
         if variant == SGD:
             return None
-        return Estimate.of([100 * (new[name] / old[name] - 1) for new, old in zip(own, plain, strict=True)])
+        return estimate([100 * (new[name] / old[name] - 1) for new, old in zip(own, plain, strict=True)])
 
-    (variant, decay), first = arm, own[0]
+    def largest(name: str) -> float | None:
+        """Of the seeds; None where one has no guarantee."""
+        values = [one[name] for one in own]
+        return None if None in values else max(values)
+
+    first = own[0]
     printed = next(row for row in TABLE_1 if (row.model.lower(), row.corpus) == (config.model, CORPORA[config.corpus]))
-    return Cell(
-        model=config.model,
-        corpus=config.corpus,
-        stands_for=printed.corpus,
-        variant=variant,
-        decay=None if decay is None else str(decay),
-        seeds=len(own),
-        ser=percent("ser"),
-        auc=percent("auc"),
-        loss_auc=percent("loss_auc"),
-        ser_change=change("ser"),
-        auc_change=change("auc"),
-        loss_auc_change=change("loss_auc"),
-        log10_claimed=claimed_log10(config, first["examples"], printed.delta),
-        epsilon=_largest(own, "epsilon"),
-        epsilon_if_alpha_public=_largest(own, "epsilon_if_alpha_public"),
-        delta=first["delta"],
-        z0=None if decay is None else config.z0,
-        tau=None if decay in (None, Decay.NONE) else config.tau,
-        trials=trials,
-        within_tolerance=None if decay is None else _usable(first, plain[0]),
-        paper=_printed(printed, variant, decay),
-        runs=tuple(one["run"] for one in own),
-        about={
+    return {
+        "model": config.model,
+        "corpus": config.corpus,
+        "stands_for": printed.corpus,  # the paper's name of the corpus, in whose place ours may stand
+        "variant": variant,
+        "decay": None if decay is None else str(decay),
+        "seeds": len(own),
+        "ser": percent("ser"),  # in percent, as are the areas under the curve of the paper's attack, and of one by the
+        "auc": percent("auc"),  # loss alone, which has no shadow model that might suit one target better than another
+        "loss_auc": percent("loss_auc"),
+        "ser_change": change("ser"),
+        "auc_change": change("auc"),
+        "loss_auc_change": change("loss_auc"),
+        "log10_claimed": claimed_log10(config, first["examples"], printed.delta),  # at the paper's delta
+        "epsilon": largest("epsilon"),  # these two hold at `delta` were the seed secret
+        "epsilon_if_alpha_public": largest("epsilon_if_alpha_public"),
+        "delta": first["delta"],
+        "z0": None if decay is None else config.z0,  # chosen by `trials` runs, or of equal epsilon
+        "tau": None if decay in (None, Decay.NONE) else config.tau,
+        "trials": trials,
+        "within_tolerance": None if decay is None else _usable(first, plain[0]),  # the first seed keeps the error there
+        "paper": _printed(printed, variant, decay),
+        "runs": tuple(one["run"] for one in own),  # their keys
+        "about": {
             **measured_on(own),
             "examples": first["examples"],
             "shadow_corpora": first["shadow_corpora"],
             "size": config.size,
             "batch_size": config.batch_size,
             "epochs": config.epochs,
-            "seconds": sum(one["seconds"] for one in own),
+            "seconds": sum(one["seconds"] for one in own),  # of training
         },
-    )
+    }
 
 
 def _printed(row: Table1Row, variant: str, decay: Decay | None) -> dict[str, float | None]:
@@ -343,12 +267,6 @@ def _printed(row: Table1Row, variant: str, decay: Decay | None) -> dict[str, flo
         return {}
     change = row.changes[decay]
     return {"ser_change": change.ser, "auc_change": change.mia_auc, "log10_claimed": change.log10_epsilon}
-
-
-def _largest(own: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """None where one run has no guarantee."""
-    values = [one[name] for one in own]
-    return None if None in values else max(values)
 
 
 def whole_epochs(steps: int, batch: int, examples: int, most: int) -> int:
