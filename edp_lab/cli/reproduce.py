@@ -1,4 +1,7 @@
-"""``edp-lab reproduce``: the paper's tables measured anew, ours beside theirs, and what there is beyond them."""
+"""``edp-lab reproduce``: the paper's tables measured anew, ours beside theirs, and what there is beyond them.
+
+And ``edp-lab claims``: what the two sources claim, and what holds.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,28 @@ import html
 import json
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from edp_lab.cli.options import App, Json, write_text
-from edp_lab.cli.output import Tell, as_csv, html_table, print_json, screen, table, telling
+from edp_lab.cli.bench import surroundings
+from edp_lab.cli.options import App, Json, check_file, commas, write_text
+from edp_lab.cli.output import Tell, as_csv, bar, html_table, print_json, screen, table, telling
 from edp_lab.cli.thesis import thesis
 from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from edp_lab.reproduce.paper.table1 import Cell, Estimate
-    from edp_lab.reproduce.pareto import Point
+    from edp_lab.reproduce.claims import Claim, ClaimsTable, Entry
 
 FILES = ("table.json", "table.csv", "table.html")
 WIDTH = 150
@@ -91,7 +99,7 @@ def table1(
         runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
         rows = rows_of(runs, scale, models.split(","), corpora.split(","), encoder or ENCODER)
         made = _written(rows, out, tell, _page1)
-    _finish([cell.as_json() for row in made for cell in row], _parts1(made), NOTE1, out, as_json)
+    _finish(made, _parts1(made), NOTE1, out, as_json)
 
 
 @reproduce_app.command()
@@ -110,10 +118,10 @@ def table2(
         from edp_lab.reproduce.bench.train_step import table2 as rows_of
 
         size, rounds = ("medium", 5) if quick else ("paper", 11)
-        made: list[dict[str, Any]] = []
-        for rows in rows_of(out, models.split(","), corpora.split(","), size, rounds, tell):
-            made += rows
-            write_table(out, made, page("Table 2, measured anew", [("", _lines2(made))]))
+        made = []
+        for row in rows_of(out, models.split(","), corpora.split(","), size, rounds, tell):
+            made.append(row)
+            _write(out, made, page("Table 2, measured anew", [("", _lines2(made))]))
     title = "Table 2: seconds of an epoch (median), and the median ratio to SGD's in the same round"
     _finish(made, [(title, _lines2(made))], "", out, as_json)
 
@@ -147,235 +155,36 @@ def pareto(
     there and gives the same table.
     """
     with telling() as tell:
+        from edp_lab.reproduce.paper.table1 import check_names
         from edp_lab.reproduce.pareto import FULL, QUICK
         from edp_lab.reproduce.pareto import pareto as points_of
         from edp_lab.reproduce.pretrained import ENCODER
         from edp_lab.reproduce.run_cache import TableRuns
         from edp_lab.training.processes import usable_cores
 
-        targets, known = _targets(epsilons), QUICK if quick else FULL
+        try:
+            targets = tuple(sorted({float(part) for part in (epsilons or "").split(",") if part}, reverse=True))
+        except ValueError:
+            raise UsageError(f"--epsilons is {epsilons!r}: give numbers with commas between, such as 8,3,1") from None
+        check_names(models.split(","))
         scales = [
             replace(scale, seeds=scale.seeds if seeds is None else seeds, epsilons=targets or scale.epsilons)
-            for scale in map(known.__getitem__, _known_models(models))
+            for scale in map((QUICK if quick else FULL).__getitem__, models.split(","))
         ]
         runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
         points = points_of(runs, scales, corpora.split(","), encoder or ENCODER)
         made = _written(points, out, tell, _pareto_page)
-    _finish([point.as_json() for row in made for point in row], _pareto_parts(made), NOTE_PARETO, out, as_json)
+    _finish(made, _pareto_parts(made), NOTE_PARETO, out, as_json)
 
 
 reproduce_app.command()(thesis)
 
 
-Lines = Sequence[Sequence[str]]
-Parts = Sequence[tuple[str, Lines]]  # tables, the first line of each its headings, under their titles
+# ---- Files and screen ------------------------------------------------------------------------------------------------
 
-
-def _written(rows: Iterable[list[Any]], out: Path, tell: Tell, page_of: Callable[[Any], str]) -> list[list[Any]]:
-    """All rows; the files are written anew as soon as one is there."""
-    made: list[list[Any]] = []
-    try:
-        for row in rows:
-            made.append(row)
-            write_table(out, [cell.as_json() for part in made for cell in part], page_of(made))
-    except KeyboardInterrupt:
-        tell(f"interrupted; finished runs are kept in {out}: the same command without --fresh goes on", True)
-        raise
-    return made
-
-
-def _finish(rows: Sequence[dict[str, Any]], parts: Parts, note: str, out: Path, as_json: bool) -> None:
-    if as_json:
-        print_json(rows, indent=1, allow_nan=False)
-        return
-    console = screen(WIDTH)
-    for title, lines in parts:
-        console.print(f"\n{title}")
-        console.print(table(lines, wrap=True, padding=(0, 1, 0, 0)))
-    if note:
-        print(f"\n{textwrap.fill(note, 120)}")
-    print(f"written: {', '.join(str(out / name) for name in FILES)}")
-
-
-# ---- Table 1 in text -------------------------------------------------------------------------------------------------
-
-HEADINGS1 = (
-    "method, decay", "SER %", "change %", "theirs", "AUC %", "change %", "theirs", "AUC by loss\nor change %",
-    "log10 ε", "theirs", "log10 ε\nthat holds", "z0", "trials",
-)  # fmt: skip
-
-
-def _parts1(made: Sequence[Sequence[Cell]]) -> Parts:
-    return [(_title1(cells), [HEADINGS1, *map(_line1, cells)]) for cells in made]
-
-
-def _line1(cell: Cell) -> list[str]:
-    measured = []
-    for own, change, name in (
-        (cell.ser, cell.ser_change, "ser_change"),
-        (cell.auc, cell.auc_change, "auc_change"),
-    ):
-        printed = _tenths(cell.paper[name], "+") if cell.decay else ""
-        measured += [interval(own), interval(change, signed=True), printed]
-    loss = cell.loss_auc_change
-    measured.append(interval(cell.loss_auc) if loss is None else interval(loss, signed=True))
-    if cell.decay is None:
-        return [cell.variant.replace("sgd", "SGD"), *measured, "", "", "none", "", ""]
-    return [
-        f"{cell.variant}, {cell.decay}",
-        *measured,
-        _tenths(cell.log10_claimed),
-        _tenths(cell.paper["log10_claimed"]),
-        _holds(cell),
-        f"{cell.z0:.2g}",
-        f"{cell.trials}{'' if cell.within_tolerance else '*'}",
-    ]
-
-
-def _holds(cell: Cell) -> str:
-    if cell.epsilon is not None:
-        return _log10_upward(cell.epsilon)
-    return "none" if cell.epsilon_if_alpha_public is None else f"none ({_log10_upward(cell.epsilon_if_alpha_public)})"
-
-
-def _log10_upward(epsilon: float) -> str:
-    return f"{math.ceil(10 * math.log10(epsilon)) / 10:.1f}"
-
-
-def interval(estimate: Estimate | None, signed: bool = False) -> str:
-    if estimate is None:
-        return ""
-    mean = _tenths(estimate.mean, "+" if signed else "")
-    return mean if estimate.high is None else f"{mean} ± {estimate.high - estimate.mean:.1f}"
-
-
-def _tenths(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else f"{value:{sign}.1f}"
-
-
-def _title1(cells: Sequence[Cell]) -> str:
-    first = cells[0]
-    own = first.stands_for.lower() == first.corpus.lower()
-    corpus = first.stands_for if own else f"{first.corpus} (in place of the paper's internal {first.stands_for})"
-    about, theirs = first.about, first.paper
-    printed = "" if theirs["ser"] is None else f" (the paper's SGD: SER {theirs['ser']}, AUC {theirs['auc']})"
-    return (
-        f"{first.model.upper()} on {corpus}{printed}: {about['size']} size, {about['epochs']} epochs of batches of "
-        f"{about['batch_size']}, {first.seeds} {'seed' if first.seeds == 1 else 'seeds'}, "
-        f"n = {about['examples']}, {about['device']}, shadow {', '.join(about['shadow_corpora'])}"
-    )
-
-
-NOTE1 = (
-    "Mean over seeds ± Student's 95 % interval, narrow for any other sample, as the seeds' test splits overlap; "
-    "changes are relative to SGD within a seed. AUC: the paper's attack, its shadow model trained by SGD for as many "
-    "epochs; by loss: an attack without one. Half the epochs: a control, what learning less does. log10 ε: as the "
-    "paper accounts, at its delta (5e-4 for public corpora, else 5e-5). That holds, rounded up: Gaussian DP at delta "
-    "= n^-1.1, one utterance zeroed out or replaced, disjoint batches, were the seed secret; with layer scales from "
-    "private gradients, as printed, there is none (in brackets: were they public). z0 without decay was chosen on the "
-    "validation split of seed 0, by so many trials, which no epsilon covers: the most noise with at most 1.15 times "
-    "SGD's error there, else the least error; so changes of SER say where that line is, not which method is better. "
-    "Decays (linear 0.3, exponential 0.2) start as much higher as leaves epsilon the same. *: above that line on seed "
-    "0. C (1), batches, epochs and levels of z0 come from some thirty earlier runs of the CLC on ATIS, with these "
-    "seeds and test scores in sight. The paper states neither its epochs nor its batches. All methods read the same "
-    "frozen public word vectors, which are not the paper's; BERT is 384 wide, not 312, and without dropout, like the "
-    "CLC."
-)
-
-
-def _page1(made: Sequence[Sequence[Cell]]) -> str:
-    from edp_lab.course.nb11_claims.table1_figure import changes_figure
-
-    figure = changes_figure([cell.as_json() for cells in made for cell in cells])
-    return page("Table 1, measured anew", _parts1(made), NOTE1, figure)
-
-
-# ---- Table 2 in text -------------------------------------------------------------------------------------------------
-
-
-def _lines2(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    lines = [["model", "corpus", "method", "devices", "s / epoch", "x SGD", "quartiles", "paper x", "paper s, SGD"]]
-    for row in rows:
-        low, high = row["ratio_spread"]
-        paper = "" if row["paper_ratio"] is None else f"{row['paper_ratio']:.2f}"
-        seconds = f"{row['paper_sgd_seconds']:.1f}" if row["method"] == "sgd" else ""
-        numbers = [f"{row['seconds_per_epoch']:.3g}", f"{row['ratio_to_sgd']:.2f}", f"{low:.2f} to {high:.2f}"]
-        lines.append([row["model"].upper(), row["corpus"], row["method"], str(row["gpus"]), *numbers, paper, seconds])
-    return lines
-
-
-# ---- The Pareto front in text ----------------------------------------------------------------------------------------
-
-NOTE_PARETO = (
-    "SER, intent accuracy and slot F1 on test splits: mean over seeds ± Student's 95 % interval, narrow for any other "
-    "sample, as the seeds' test splits overlap. Epsilon: of one training utterance at delta = n^-1.1, by privacy loss "
-    "distributions with Poisson sampling (DP-SGD: one added or removed) or by Gaussian DP with disjoint batches "
-    "(eDP-SGD: one zeroed out), were the seed secret. ε with trials: of all runs of the row, those that were compared "
-    "on the first seed's validation split and those of all seeds, were they all published and each noised by a secret "
-    "key of its own (as run, those of one seed draw the same noise); it does not cover the utterances of that split "
-    "(other seeds' splits overlap with it), nor the thirty runs or so on ATIS and SNIPS, with other seeds, in which "
-    "the recipe was found with test scores in sight (a test split is half of the corpus, so most of its utterances "
-    "had been scored then), nor ten on a million smart-home utterances. Time: of training on one thread, steps taken "
-    "in turn, reading by the encoder included, as a multiple of SGD's at the paper's size, which reads nothing. "
-    "Encoder and word vectors come from other text, which is taken to be public."
-)
-
-
-def _targets(text: str | None) -> tuple[float, ...]:
-    try:
-        return tuple(sorted({float(part) for part in (text or "").split(",") if part}, reverse=True))
-    except ValueError:
-        raise UsageError(f"--epsilons is {text!r}: give numbers with commas between, such as 8,3,1") from None
-
-
-def _known_models(text: str) -> list[str]:
-    from edp_lab.reproduce.paper.table1 import MODELS
-
-    for name in text.split(","):
-        if name not in MODELS:
-            raise UsageError(f"unknown model {name!r}: choose {', '.join(MODELS)}")
-    return text.split(",")
-
-
-def _pareto_parts(made: Sequence[Sequence[Point]]) -> Parts:
-    headings = ["method", "ε that\nholds", "ε with\ntrials", "SER %", "intent %", "slot F1 %", "x SGD's\ntime"]
-    headings += ["size", "epochs x\nbatch", "z0", "lr", "intent\nweight", "trials"]
-    parts = []
-    for points in made:
-        first = points[0]
-        what = f"{first.model.upper()} on {first.corpus}, n = {first.examples:,}"
-        title = f"{what}, {len(first.runs)} seed(s), {first.about['device']}"
-        parts.append((title, [headings, *map(_pareto_line, points)]))
-    return parts
-
-
-def _pareto_line(point: Point) -> list[str]:
-    from edp_lab.privacy.guarantee import upward
-
-    told, private = point.settings, point.epsilon is not None
-    return [
-        point.method,
-        *("none" if held is None else upward(held) for held in (point.epsilon, point.epsilon_of_tuning)),
-        *map(interval, (point.ser, point.intent_accuracy, point.slot_f1)),
-        f"{point.time_ratio:.2f}",
-        told["size"],
-        f"{told['epochs']} x {told['batch_size']}",
-        f"{told['z0']:.3g}" if private else "",
-        f"{told['learning_rate']:g}",
-        f"{told['intent_weight']:g}",
-        str(point.trials or ""),
-    ]
-
-
-def _pareto_page(made: Sequence[Sequence[Point]]) -> str:
-    from edp_lab.course.nb06_tradeoff.panels import pareto_figure
-
-    figure = pareto_figure([point.as_json() for points in made for point in points])
-    return page("Utility, privacy and time", _pareto_parts(made), NOTE_PARETO, figure)
-
-
-# ---- Files -----------------------------------------------------------------------------------------------------------
-
+Row = dict[str, Any]  # of a table, as its JSON has it
+Made = Sequence[Sequence[Row]]  # the rows of one model on one corpus after the other
+Parts = Sequence[tuple[str, Sequence[Sequence[str]]]]  # tables, the first line of each its headings, under their titles
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>
@@ -398,18 +207,280 @@ def page(title: str, parts: Parts, note: str = "", figure: go.Figure | None = No
     return PAGE.format(title=html.escape(title), parts="\n".join(drawn), note=html.escape(note))
 
 
-def write_table(out: Path, rows: Sequence[dict[str, Any]], page: str) -> None:
+def _written(rows: Iterable[list[Row]], out: Path, tell: Tell, page_of: Callable[[Made], str]) -> list[list[Row]]:
+    """All rows; the files are written anew as soon as one is there."""
+    made: list[list[Row]] = []
+    try:
+        for row in rows:
+            made.append(row)
+            _write(out, made, page_of(made))
+    except KeyboardInterrupt:
+        tell(f"interrupted; finished runs are kept in {out}: the same command without --fresh goes on", True)
+        raise
+    return made
+
+
+def _write(out: Path, made: Made, page: str) -> None:
+    rows = [*chain(*made)]
     contents = (json.dumps(rows, indent=1, allow_nan=False), as_csv([*map(_flat, rows)]), page)
     for name, content in zip(FILES, contents, strict=True):
         write_text(out / name, content)
 
 
-def _flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:
+def _flat(row: Row, before: str = "") -> Row:
     """Nested entries as columns: {"ser": {"mean": 1}} -> {"ser.mean": 1}."""
-    found: dict[str, Any] = {}
+    found: Row = {}
     for name, value in row.items():
         if isinstance(value, dict):
             found |= _flat(value, f"{before}{name}.")
         else:
             found[before + name] = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
     return found
+
+
+def _finish(made: Made, parts: Parts, note: str, out: Path, as_json: bool) -> None:
+    if as_json:
+        print_json([*chain(*made)], indent=1, allow_nan=False)
+        return
+    console = screen(WIDTH)
+    for title, lines in parts:
+        console.print(f"\n{title}")
+        console.print(table(lines, wrap=True, padding=(0, 1, 0, 0)))
+    if note:
+        print(f"\n{textwrap.fill(note, 120)}")
+    print(f"written: {', '.join(str(out / name) for name in FILES)}")
+
+
+def interval(estimate: Row | None, sign: str = "") -> str:
+    """``3.1 ± 0.2``, the half-width of its interval where it has one."""
+    if estimate is None:
+        return ""
+    mean = _tenths(estimate["mean"], sign)
+    return mean if estimate["high"] is None else f"{mean} ± {estimate['high'] - estimate['mean']:.1f}"
+
+
+def _tenths(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.1f}"
+
+
+# ---- Table 1 in text -------------------------------------------------------------------------------------------------
+
+HEADINGS1 = (
+    "method, decay", "SER %", "change %", "theirs", "AUC %", "change %", "theirs", "AUC by loss\nor change %",
+    "log10 ε", "theirs", "log10 ε\nthat holds", "z0", "trials",
+)  # fmt: skip
+
+
+def _parts1(made: Made) -> Parts:
+    return [(_title1(cells[0]), [HEADINGS1, *map(_line1, cells)]) for cells in made]
+
+
+def _title1(first: Row) -> str:
+    own = first["stands_for"].lower() == first["corpus"].lower()
+    stands = (
+        first["stands_for"] if own else f"{first['corpus']} (in place of the paper's internal {first['stands_for']})"
+    )
+    about, theirs = first["about"], first["paper"]
+    printed = "" if theirs["ser"] is None else f" (the paper's SGD: SER {theirs['ser']}, AUC {theirs['auc']})"
+    return (
+        f"{first['model'].upper()} on {stands}{printed}: {about['size']} size, {about['epochs']} epochs of batches of "
+        f"{about['batch_size']}, {first['seeds']} {'seed' if first['seeds'] == 1 else 'seeds'}, "
+        f"n = {about['examples']}, {about['device']}, shadow {', '.join(about['shadow_corpora'])}"
+    )
+
+
+def _line1(cell: Row) -> list[str]:
+    measured = []
+    for name in ("ser", "auc"):
+        printed = _tenths(cell["paper"][f"{name}_change"], "+") if cell["decay"] else ""
+        measured += [interval(cell[name]), interval(cell[f"{name}_change"], "+"), printed]
+    measured.append(interval(cell["loss_auc_change"], "+") or interval(cell["loss_auc"]))
+    if cell["decay"] is None:
+        return [cell["variant"].replace("sgd", "SGD"), *measured, "", "", "none", "", ""]
+    holds, if_public = (
+        epsilon and f"{math.ceil(10 * math.log10(epsilon)) / 10:.1f}"
+        for epsilon in (cell["epsilon"], cell["epsilon_if_alpha_public"])
+    )
+    return [
+        f"{cell['variant']}, {cell['decay']}",
+        *measured,
+        _tenths(cell["log10_claimed"]),
+        _tenths(cell["paper"]["log10_claimed"]),
+        holds or ("none" if if_public is None else f"none ({if_public})"),
+        f"{cell['z0']:.2g}",
+        f"{cell['trials']}{'' if cell['within_tolerance'] else '*'}",
+    ]
+
+
+NOTE1 = (
+    "Mean over seeds ± Student's 95 % interval, narrow for any other sample, as the seeds' test splits overlap; "
+    "changes are relative to SGD within a seed. AUC: the paper's attack, its shadow model trained by SGD for as many "
+    "epochs; by loss: an attack without one. Half the epochs: a control, what learning less does. log10 ε: as the "
+    "paper accounts, at its delta (5e-4 for public corpora, else 5e-5). That holds, rounded up: Gaussian DP at delta "
+    "= n^-1.1, one utterance zeroed out or replaced, disjoint batches, were the seed secret; with layer scales from "
+    "private gradients, as printed, there is none (in brackets: were they public). z0 without decay was chosen on the "
+    "validation split of seed 0, by so many trials, which no epsilon covers: the most noise with at most 1.15 times "
+    "SGD's error there, else the least error; so changes of SER say where that line is, not which method is better. "
+    "Decays (linear 0.3, exponential 0.2) start as much higher as leaves epsilon the same. *: above that line on seed "
+    "0. C (1), batches, epochs and levels of z0 come from some thirty earlier runs of the CLC on ATIS, with these "
+    "seeds and test scores in sight. The paper states neither its epochs nor its batches. All methods read the same "
+    "frozen public word vectors, which are not the paper's; BERT is 384 wide, not 312, and without dropout, like the "
+    "CLC."
+)
+
+
+def _page1(made: Made) -> str:
+    from edp_lab.course.nb11_claims.table1_figure import changes_figure
+
+    return page("Table 1, measured anew", _parts1(made), NOTE1, changes_figure([*chain(*made)]))
+
+
+# ---- Table 2 in text -------------------------------------------------------------------------------------------------
+
+
+def _lines2(made: Made) -> list[list[str]]:
+    lines = [["model", "corpus", "method", "devices", "s / epoch", "x SGD", "quartiles", "paper x", "paper s, SGD"]]
+    for row in chain(*made):
+        low, high = row["ratio_spread"]
+        paper = "" if row["paper_ratio"] is None else f"{row['paper_ratio']:.2f}"
+        seconds = f"{row['paper_sgd_seconds']:.1f}" if row["method"] == "sgd" else ""
+        numbers = [f"{row['seconds_per_epoch']:.3g}", f"{row['ratio_to_sgd']:.2f}", f"{low:.2f} to {high:.2f}"]
+        lines.append([row["model"].upper(), row["corpus"], row["method"], str(row["gpus"]), *numbers, paper, seconds])
+    return lines
+
+
+# ---- The Pareto front in text ----------------------------------------------------------------------------------------
+
+HEADINGS_PARETO = (
+    "method", "ε that\nholds", "ε with\ntrials", "SER %", "intent %", "slot F1 %", "x SGD's\ntime",
+    "size", "epochs x\nbatch", "z0", "lr", "intent\nweight", "trials",
+)  # fmt: skip
+NOTE_PARETO = (
+    "SER, intent accuracy and slot F1 on test splits: mean over seeds ± Student's 95 % interval, narrow for any other "
+    "sample, as the seeds' test splits overlap. Epsilon: of one training utterance at delta = n^-1.1, by privacy loss "
+    "distributions with Poisson sampling (DP-SGD: one added or removed) or by Gaussian DP with disjoint batches "
+    "(eDP-SGD: one zeroed out), were the seed secret. ε with trials: of all runs of the row, those that were compared "
+    "on the first seed's validation split and those of all seeds, were they all published and each noised by a secret "
+    "key of its own (as run, those of one seed draw the same noise); it does not cover the utterances of that split "
+    "(other seeds' splits overlap with it), nor the thirty runs or so on ATIS and SNIPS, with other seeds, in which "
+    "the recipe was found with test scores in sight (a test split is half of the corpus, so most of its utterances "
+    "had been scored then), nor ten on a million smart-home utterances. Time: of training on one thread, steps taken "
+    "in turn, reading by the encoder included, as a multiple of SGD's at the paper's size, which reads nothing. "
+    "Encoder and word vectors come from other text, which is taken to be public."
+)
+
+
+def _pareto_parts(made: Made) -> Parts:
+    parts = []
+    for points in made:
+        first = points[0]
+        what = f"{first['model'].upper()} on {first['corpus']}, n = {first['examples']:,}"
+        title = f"{what}, {len(first['runs'])} seed(s), {first['about']['device']}"
+        parts.append((title, [HEADINGS_PARETO, *map(_pareto_line, points)]))
+    return parts
+
+
+def _pareto_line(point: Row) -> list[str]:
+    from edp_lab.privacy.guarantee import upward
+
+    told = point["settings"]
+    return [
+        point["method"],
+        *("none" if held is None else upward(held) for held in (point["epsilon"], point["epsilon_of_tuning"])),
+        *(interval(point[name]) for name in ("ser", "intent_accuracy", "slot_f1")),
+        f"{point['time_ratio']:.2f}",
+        told["size"],
+        f"{told['epochs']} x {told['batch_size']}",
+        "" if point["epsilon"] is None else f"{told['z0']:.3g}",
+        f"{told['learning_rate']:g}",
+        f"{told['intent_weight']:g}",
+        str(point["trials"] or ""),
+    ]
+
+
+def _pareto_page(made: Made) -> str:
+    from edp_lab.course.nb06_tradeoff.panels import pareto_figure
+
+    return page("Utility, privacy and time", _pareto_parts(made), NOTE_PARETO, pareto_figure([*chain(*made)]))
+
+
+# ---- Claims ----------------------------------------------------------------------------------------------------------
+
+DETAILED = 3  # so many claims or fewer are shown with all that was measured
+
+
+def claims(
+    run: Annotated[bool, "Compute the evidence again: all of it takes minutes."] = False,
+    only: Annotated[list[str] | None, "Claims such as P3 or T12; several with commas, or repeated."] = None,
+    out: Annotated[Path | None, "With --run: also write the whole ledger to this JSON file."] = None,
+    as_json: Json = False,
+) -> None:
+    """Every claim of the paper (P) and the thesis (T): its verdict, the evidence, the notebook cell and the test.
+
+    Without --run it shows the ledger that is committed; with few claims, all that was measured.
+    """
+    from edp_lab.reproduce.claims import Verdict, find, read_table
+
+    ids = commas(*only or ())
+    chosen = find(ids)
+    if out is not None and not run:
+        raise UsageError("--out writes what --run computes: add --run")
+    if out is not None and ids:
+        raise UsageError("--out writes the whole ledger: leave out --only")
+    check_file(out)
+    ledger = _computed(chosen) if run else read_table()
+    if out is not None:
+        write_text(out, ledger.as_json())
+    entries = [entry for entry in ledger.entries if entry.id in [claim.id for claim in chosen]]
+    if as_json:
+        print_json([entry.as_json() for entry in entries], indent=1, allow_nan=False, ensure_ascii=False)
+        return
+    _show_claims(entries)
+    counts = Counter(entry.verdict for entry in entries)
+    each = ", ".join(f"{verdict} {counts[verdict]}" for verdict in Verdict if counts[verdict])
+    when = f"{ledger.date}, {ledger.machine}, edp-lab {ledger.versions['edp-lab']}"
+    told = f"computed now ({when})" if run else f"as committed ({when}); --run computes again"
+    screen().print(f"{len(entries)} claim{'s' if len(entries) > 1 else ''}: {each}; {told}")
+
+
+def _computed(chosen: Sequence[Claim]) -> ClaimsTable:
+    """Progress is on standard error: a bar on a terminal, everywhere a line for each claim."""
+    import torch
+
+    from edp_lab.reproduce.claims import ClaimsTable, compute
+
+    torch.set_num_threads(1)  # networks this small gain nothing from a second one
+    entries: list[Entry] = []
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    with bar("", *columns, total=len(chosen)) as (update, say):
+        for claim in chosen:
+            entry = compute(claim, lambda what, now=claim.id: update(description=f"{now} {what}"))  # type: ignore[misc]
+            entries.append(entry)
+            update(len(entries), description="")
+            say(f"{entry.id:<4} {entry.verdict:<22} {entry.seconds:6.1f} s")
+    return ClaimsTable(tuple(entries), **surroundings())
+
+
+def _show_claims(entries: Sequence[Entry]) -> None:
+    console = screen()
+    if len(entries) > DETAILED:
+        rows = Table("", "claim", "verdict", "what was found", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for column, ratio in zip(rows.columns, (None, 5, None, 9), strict=True):
+            column.ratio, column.no_wrap = ratio, ratio is None
+        rows.expand = True
+        for entry in entries:
+            rows.add_row(entry.id, entry.claim, str(entry.verdict), entry.said)
+            rows.add_section()
+        console.print(rows)
+        console.print("edp-lab claims --only P2 shows all of one: quote, numbers, notebook cell, test.", style="dim")
+        return
+    for entry in entries:
+        console.print(f"{entry.id}  {entry.verdict}", style="bold")
+        console.print(entry.claim)
+        console.print(f"{entry.document}, {entry.source}", style="dim")
+        console.print(f"\n{entry.said}\n")
+        width = max(map(len, entry.measured))
+        for name, value in entry.measured.items():
+            console.print(f"  {name:<{width}}  {f'{value:.6g}' if isinstance(value, float) else value}")
+        place = f"function  {entry.function}\ncell      {entry.cell}\ntest      {entry.test}"
+        console.print(f"\n{place}\n", soft_wrap=True)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.composition import composed
 from edp_lab.privacy.guarantee import upward
-from edp_lab.reproduce.paper.table1 import Estimate, whole_epochs
+from edp_lab.reproduce.paper.table1 import estimate, whole_epochs
 from edp_lab.reproduce.pretrained import ENCODER, FINE_TUNING, VECTORS, layers_of
 from edp_lab.reproduce.results_io import machine
 from edp_lab.reproduce.run_cache import Inputs, Job, TableRuns, measured_on
@@ -96,43 +96,8 @@ FULL = {
 }
 
 
-@dataclass(frozen=True)
-class Point:
-    """One method on one corpus at one target.
-
-    Attributes:
-        corpus: the catalogue's name, or that of the file or folder.
-        epsilon: that holds at `delta` for one utterance, were the seeds secret, by privacy loss distributions under
-            Poisson sampling, else by Gaussian DP; None without privacy.
-        epsilon_of_tuning: of this point's trials and all its seeds' runs, were all published and each noised by a
-            secret key of its own, by the same accountants; of training utterances, not of those on which the trials
-            were compared.
-        ser, intent_accuracy, slot_f1: on the test splits, in percent.
-        seconds, time_ratio: of training on one thread by its median step, what reading the training set with the
-            encoder takes included; as a multiple of SGD's at its size.
-        settings: of the first seed's run.
-        runs: keys of the runs behind this point, one for each seed.
-    """
-
-    model: str
-    corpus: str
-    method: str
-    epsilon: float | None
-    epsilon_of_tuning: float | None
-    delta: float | None
-    examples: int
-    ser: Estimate
-    intent_accuracy: Estimate
-    slot_f1: Estimate
-    seconds: float
-    time_ratio: float
-    trials: int
-    settings: dict[str, Any]
-    runs: tuple[str, ...]
-    about: dict[str, Any] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+Point = dict[str, Any]  # one method on one corpus at one target, by the names in `_point`
+Result = Mapping[str, Any]  # of a run
 
 
 def pareto(
@@ -163,46 +128,39 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
     examples = {seed: runs.inputs.examples(corpus, seed) for seed in seeds}
     encoded = scale.model == "bert" or runs.inputs.utterances(corpus) <= ENCODED
     start = layers_of(encoder, scale.layers) if encoded else VECTORS
+    what = f"{scale.model.upper()} on {corpus}"
 
     def private(place: tuple[str, float], one: tuple[float, float], seed: int) -> TrainConfig:
         return _private(corpus, *place, *one, seed, examples[seed], scale, start)
 
-    what = f"{scale.model.upper()} on {corpus}"
+    def done(configs: Sequence[TrainConfig], part: str) -> dict[TrainConfig, Result]:
+        return dict(zip(configs, runs.results([Job(config) for config in configs], f"{what}: {part}"), strict=True))
+
     plain = [_plain(corpus, seed, n, scale, start) for seed, n in examples.items()]
     here = [replace(config, size=scale.size, pretrained=start) for config in plain]  # of BERT, the same
-    sgd = runs.results([Job(config) for config in (*plain, *here)], f"{what}: SGD")
-    tried = {one: _tried(scale, examples[FIRST_SEED]) for one in _targets(scale)}
-    grid = {place: {one: private(place, one, FIRST_SEED) for one in own} for place, own in tried.items()}
-    scored = _done(runs, [config for trials in grid.values() for config in trials.values()], f"{what}: tuning")
-    chosen = {place: min(own, key=lambda one: scored[own[one]]["validation_ser"]) for place, own in grid.items()}
-    repeated = {place: [private(place, one, seed) for seed in seeds] for place, one in chosen.items()}
-    done = _done(runs, [config for configs in repeated.values() for config in configs], f"{what}: seeds")
-    timing = _timing(runs, [plain[0], here[0], *(repeated[method, max(scale.epsilons)][0] for method in METHODS)])
-    found = [_point(SGD, None, plain, sgd[: scale.seeds], 0, timing)]
-    if here != plain:
-        found.append(_point(SGD_HERE, None, here, sgd[scale.seeds :], 0, timing))
-    for (method, epsilon), configs in repeated.items():
-        results = [done[config] for config in configs]
-        found.append(_point(method, epsilon, configs, results, len(grid[method, epsilon]), timing))
-    return found
-
-
-def _targets(scale: Scale) -> list[tuple[str, float]]:
-    """eDP-SGD is placed at the largest epsilon alone: on ATIS, one seed, its SER was .31 at 8, .49 at 3, .73 at 1."""
+    sgd = done([*plain, *here], "SGD")
+    # eDP-SGD is placed at the largest epsilon alone: on ATIS, one seed, its SER was .31 at 8, .49 at 3, .73 at 1.
     method, marked = METHODS
-    return [*((method, epsilon) for epsilon in scale.epsilons), (marked, max(scale.epsilons))]
+    targets = [*((method, epsilon) for epsilon in scale.epsilons), (marked, max(scale.epsilons))]
+    *_, tried = _amount(scale, examples[FIRST_SEED])
+    trials = {(place, one): private(place, one, FIRST_SEED) for place in targets for one in tried}
+    scored = done(list(trials.values()), "tuning")
+    chosen = {place: min(tried, key=lambda one: scored[trials[place, one]]["validation_ser"]) for place in targets}
+    repeated = {place: [private(place, one, seed) for seed in seeds] for place, one in chosen.items()}
+    found = done([config for configs in repeated.values() for config in configs], "seeds")
+    timing = _timing(runs, [plain[0], here[0], *(repeated[method, max(scale.epsilons)][0] for method in METHODS)])
+    points = [_point(SGD, None, plain, sgd, 0, timing)]
+    if here != plain:
+        points.append(_point(SGD_HERE, None, here, sgd, 0, timing))
+    return points + [_point(*place, own, found, len(tried), timing) for place, own in repeated.items()]
 
 
-def _tried(scale: Scale, examples: int) -> Sequence[tuple[float, float]]:
-    return scale.tried[:1] if _is_large(scale, examples) else scale.tried
-
-
-def _is_large(scale: Scale, examples: int) -> bool:
-    return examples // MOST_STEPS > scale.batch_size
-
-
-def _done(runs: TableRuns, configs: Sequence[TrainConfig], what: str) -> dict[TrainConfig, Mapping[str, Any]]:
-    return dict(zip(configs, runs.results([Job(config) for config in configs], what), strict=True))
+def _amount(scale: Scale, examples: int) -> tuple[int, int, Sequence[tuple[float, float]]]:
+    """Batch and epochs of a private run, and what is tried: where utterances abound, large batches and one setting."""
+    if examples // MOST_STEPS > scale.batch_size:
+        return examples // MOST_STEPS, LARGE_EPOCHS, scale.tried[:1]
+    batch = min(scale.batch_size, max(DEVICES + 1, examples // 4))
+    return batch, whole_epochs(scale.steps, batch, examples, scale.most_epochs), scale.tried
 
 
 def _timing(runs: TableRuns, configs: Sequence[TrainConfig]) -> dict[str, Any]:
@@ -235,19 +193,17 @@ def _timed(configs: Sequence[TrainConfig], whole: Corpus) -> list[float]:
     texts = list(dict.fromkeys(utterance.tokens for utterance in data.train))
     rounds = []
     for number in range(1 + TIMED):
-        steps = [_seconds_of_step(run, number) * run.batches.steps_per_epoch * run.config.epochs for run in runs]
-        reading = [_seconds_of_reading(run, texts, number) for run in runs]
-        rounds.append([sum(parts) for parts in zip(steps, reading, strict=True)])
+        rounds.append([])
+        for run in runs:
+            epoch = run.batches.steps_per_epoch
+            for step in (2 * number, 2 * number + 1):  # the first finds the cache as another method left it
+                run.progress.epoch, run.progress.step_in_epoch = divmod(step, epoch)
+                start = time.perf_counter()
+                run.step()
+            rounds[-1].append((time.perf_counter() - start) * epoch * run.config.epochs)
+        for place, run in enumerate(runs):
+            rounds[-1][place] += _seconds_of_reading(run, texts, number)
     return [statistics.median(own) for own in zip(*rounds[1:], strict=True)]  # the first round allocates memory
-
-
-def _seconds_of_step(run: Trainer, number: int) -> float:
-    """Of the second of two: the first finds the cache as another method left it."""
-    for step in (2 * number, 2 * number + 1):
-        run.progress.epoch, run.progress.step_in_epoch = divmod(step, run.batches.steps_per_epoch)
-        start = time.perf_counter()
-        run.step()
-    return time.perf_counter() - start
 
 
 def _seconds_of_reading(run: Trainer, texts: Sequence[tuple[str, ...]], number: int) -> float:
@@ -284,10 +240,7 @@ def _private(
 
     The digits beyond differ between processors (Fourier transforms), and a run is known by its settings.
     """
-    batch = min(scale.batch_size, max(DEVICES + 1, examples // 4))
-    epochs = whole_epochs(scale.steps, batch, examples, scale.most_epochs)
-    if _is_large(scale, examples):
-        batch, epochs = examples // MOST_STEPS, LARGE_EPOCHS
+    batch, epochs, _ = _amount(scale, examples)
     config = TrainConfig(
         corpus,
         scale.model,
@@ -308,7 +261,7 @@ def _private(
     return replace(config, z0=float(upward(calibrate_z0(mechanism, epochs, Budget(epsilon, delta), tight=True), 9)))
 
 
-def _held(config: TrainConfig, result: Mapping[str, Any]) -> float:
+def _held(config: TrainConfig, result: Result) -> float:
     """epsilon that holds, were the seed secret: of the plan, or of the record where its ledger bills more than that (a
     run that went on elsewhere did some steps twice).
 
@@ -325,35 +278,34 @@ def _point(
     method: str,
     epsilon: float | None,
     configs: Sequence[TrainConfig],
-    results: Sequence[Mapping[str, Any]],
+    done: Mapping[TrainConfig, Result],
     trials: int,
     timing: Mapping[str, Any],
 ) -> Point:
-    first, config = results[0], configs[0]
-    mechanism, tuning = config.mechanism(first["examples"]), None
+    results, config = [done[config] for config in configs], configs[0]
+    first, (mechanism, tuning) = results[0], (config.mechanism(results[0]["examples"]), None)
     if mechanism is not None:
         every = trials + len(results) - 1  # the first seed's run is one of the trials
         tuning = composed(mechanism.schedule(mechanism.bill(config.epochs)), every, first["delta"], tight=True)
     seconds = dict(zip((SGD, SGD_HERE, *METHODS), timing["seconds"], strict=True))
-    return Point(
-        model=config.model,
-        corpus=Path(config.corpus).name,
-        method=method,
-        epsilon=None if epsilon is None else max(map(_held, configs, results)),
-        epsilon_of_tuning=tuning,
-        delta=None if epsilon is None else first["delta"],
-        examples=first["examples"],
-        ser=_percent(results, "ser"),
-        intent_accuracy=_percent(results, "intent_accuracy"),
-        slot_f1=_percent(results, "slot_f1"),
-        seconds=seconds[method],
-        time_ratio=seconds[method] / seconds[SGD],
-        trials=trials,
-        settings={name: getattr(config, name) for name in (*SETTINGS, *(PRIVATE_SETTINGS if mechanism else ()))},
-        runs=tuple(one["run"] for one in results),
-        about={**measured_on(results), "timed_on": timing["machine"]},
-    )
-
-
-def _percent(results: Sequence[Mapping[str, Any]], name: str) -> Estimate:
-    return Estimate.of([100 * one[name] for one in results])
+    scores = ("ser", "intent_accuracy", "slot_f1")
+    return {
+        "model": config.model,
+        "corpus": Path(config.corpus).name,  # the catalogue's, or that of the file or folder
+        "method": method,
+        # Of one utterance at `delta`, were the seeds secret, by privacy loss distributions under Poisson sampling, else
+        # by Gaussian DP.
+        "epsilon": None if epsilon is None else max(map(_held, configs, results)),
+        # Of this point's trials and all its seeds' runs, were all published and each noised by a secret key of its own;
+        # of training utterances, not of those on which the trials were compared.
+        "epsilon_of_tuning": tuning,
+        "delta": None if epsilon is None else first["delta"],
+        "examples": first["examples"],
+        **{name: estimate([100 * one[name] for one in results]) for name in scores},  # on the test splits, in percent
+        "seconds": seconds[method],  # of training on one thread, reading the training set with the encoder included
+        "time_ratio": seconds[method] / seconds[SGD],
+        "trials": trials,
+        "settings": {name: getattr(config, name) for name in (*SETTINGS, *(PRIVATE_SETTINGS if mechanism else ()))},
+        "runs": tuple(one["run"] for one in results),  # their keys, one for each seed
+        "about": {**measured_on(results), "timed_on": timing["machine"]},
+    }

@@ -17,7 +17,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize
 from edp_lab.privacy.guarantee import true_epsilon
 from edp_lab.reproduce import pareto as study
-from edp_lab.reproduce.pareto import FIRST_SEED, FULL, METHODS, Point, Scale, pareto
+from edp_lab.reproduce.pareto import FIRST_SEED, FULL, METHODS, Scale, pareto
 from edp_lab.reproduce.pretrained import VECTORS, layers_of
 from edp_lab.reproduce.run_cache import Inputs, Job, TableRuns
 from edp_lab.training import TrainConfig
@@ -65,26 +65,26 @@ def runs() -> Runs:
 
 
 @pytest.fixture
-def points(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> list[Point]:
+def points(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(study, "_timing", lambda *_: of_times(10.0, 4.0, 5.0, 5.0))
     [made] = pareto(runs, [SCALE], [CORPUS], "it")  # type: ignore[arg-type]
     return made
 
 
-def test_each_method_meets_each_target_and_only_just(points: list[Point]) -> None:
+def test_each_method_meets_each_target_and_only_just(points: list[Any]) -> None:
     ours, marked = METHODS
     targets = [*((ours, epsilon) for epsilon in SCALE.epsilons), (marked, max(SCALE.epsilons))]
     private = ((method, 2) for method, _ in targets)
-    assert [(p.method, p.trials) for p in points] == [("SGD", 0), (study.SGD_HERE, 0), *private]
+    assert [(p["method"], p["trials"]) for p in points] == [("SGD", 0), (study.SGD_HERE, 0), *private]
     for point, (_, target) in zip(points[2:], targets, strict=True):
-        assert point.epsilon is not None
-        assert point.epsilon <= target
-        assert point.epsilon == pytest.approx(target, rel=5e-3)
+        assert point["epsilon"] is not None
+        assert point["epsilon"] <= target
+        assert point["epsilon"] == pytest.approx(target, rel=5e-3)
 
 
-def test_every_seed_has_a_noise_of_its_own_split(runs: Runs, points: list[Point]) -> None:
+def test_every_seed_has_a_noise_of_its_own_split(runs: Runs, points: list[Any]) -> None:
     for point in points[2:]:
-        assert len(set(point.runs)) == SCALE.seeds
+        assert len(set(point["runs"])) == SCALE.seeds
     private = [job.config for job in runs.jobs if job.config.method != "sgd"]
     assert {config.seed for config in private[: 2 * len(points[2:])]} == {FIRST_SEED}  # the trials
     for config in private:
@@ -93,20 +93,20 @@ def test_every_seed_has_a_noise_of_its_own_split(runs: Runs, points: list[Point]
         assert study._held(config, {**planned, "epsilon": 99.0}) == 99.0  # some steps were done twice
 
 
-def test_settings_are_chosen_on_the_validation_split_and_scored_on_the_test_split(points: list[Point]) -> None:
-    assert {p.settings["learning_rate"] for p in points[2:]} == {3e-2}  # the test split would have chosen 1e-2
-    assert points[2].ser.mean == pytest.approx(100 * (0.2 + 3e-2 + 0.01 * (FIRST_SEED + 0.5)))
-    assert {(p.seconds, p.time_ratio, p.about["timed_on"]) for p in points[2:]} == {(5.0, 0.5, "another")}
+def test_settings_are_chosen_on_the_validation_split_and_scored_on_the_test_split(points: list[Any]) -> None:
+    assert {p["settings"]["learning_rate"] for p in points[2:]} == {3e-2}  # the test split would have chosen 1e-2
+    assert points[2]["ser"]["mean"] == pytest.approx(100 * (0.2 + 3e-2 + 0.01 * (FIRST_SEED + 0.5)))
+    assert {(p["seconds"], p["time_ratio"], p["about"]["timed_on"]) for p in points[2:]} == {(5.0, 0.5, "another")}
 
 
-def test_tuning_costs_more_than_the_run_and_no_more_than_the_plain_sum(points: list[Point]) -> None:
+def test_tuning_costs_more_than_the_run_and_no_more_than_the_plain_sum(points: list[Any]) -> None:
     for point in points[2:]:
-        assert point.epsilon is not None
-        assert point.epsilon_of_tuning is not None
-        assert point.epsilon < point.epsilon_of_tuning < 4 * point.epsilon
+        assert point["epsilon"] is not None
+        assert point["epsilon_of_tuning"] is not None
+        assert point["epsilon"] < point["epsilon_of_tuning"] < 4 * point["epsilon"]
 
 
-def test_private_runs_read_words_with_the_encoder_and_sgd_once_without(points: list[Point], runs: Runs) -> None:
+def test_private_runs_read_words_with_the_encoder_and_sgd_once_without(points: list[Any], runs: Runs) -> None:
     assert {job.config.pretrained for job in runs.jobs} == {None, layers_of("it", SCALE.layers)}
     assert {job.config.method for job in runs.jobs if job.config.pretrained is None} == {"sgd"}
 
@@ -117,7 +117,7 @@ def test_bert_is_trained_on_from_the_published_one_with_and_without_privacy(
     monkeypatch.setattr(study, "_timing", lambda *_: of_times(10.0, 10.0, 12.0, 12.0))
     scale = replace(SCALE, model="bert", epsilons=(8.0,))
     [made] = pareto(runs, [scale], [CORPUS], "it")  # type: ignore[arg-type]
-    assert [(point.model, point.method) for point in made] == [("bert", name) for name in ("SGD", *METHODS)]
+    assert [(point["model"], point["method"]) for point in made] == [("bert", name) for name in ("SGD", *METHODS)]
     assert {(job.config.model, job.config.pretrained) for job in runs.jobs} == {("bert", layers_of("it", SCALE.layers))}
     assert f"BERT on {CORPUS}" in _page([made])
 
@@ -127,7 +127,7 @@ def test_a_large_corpus_is_read_with_vectors_of_other_text(monkeypatch: pytest.M
     monkeypatch.setattr(study, "ENCODED", 10)
     [made] = pareto(runs, [SCALE], [CORPUS], "no such encoder")  # type: ignore[arg-type]
     assert {job.config.pretrained for job in runs.jobs} == {None, VECTORS}
-    assert {p.time_ratio for p in made[2:]} == {0.4}
+    assert {p["time_ratio"] for p in made[2:]} == {0.4}
 
 
 def test_methods_are_timed_once_in_proportion_to_their_steps_and_with_what_reading_takes(
@@ -162,23 +162,20 @@ def test_methods_are_timed_once_in_proportion_to_their_steps_and_with_what_readi
 @pytest.mark.parametrize(
     ("examples", "batch", "epochs", "trials"), [(2641, 512, 50, 2), (11_571, 512, 22, 2), (450_000, 3000, 12, 1)]
 )
-def test_where_utterances_abound_batches_are_larger_and_epochs_fewer(monkeypatch, examples, batch, epochs, trials):
-    monkeypatch.setattr(study, "calibrate_z0", lambda *planned, tight: 1.0)
-    config = study._private(CORPUS, "DP-SGD", 3.0, 1e-2, 0.5, 3, examples, FULL["clc"], "public")
-    assert (config.batch_size, config.epochs) == (batch, epochs)
-    assert len(study._tried(FULL["clc"], examples)) == trials
+def test_where_utterances_abound_batches_are_larger_and_epochs_fewer(examples, batch, epochs, trials):
+    assert study._amount(FULL["clc"], examples) == (batch, epochs, FULL["clc"].tried[:trials])
 
 
-def test_table_and_page_show_every_point(points: list[Point]) -> None:
+def test_table_and_page_show_every_point(points: list[Any]) -> None:
     [(_, lines)] = _parts([points])
-    assert [line[0] for line in lines[1:]] == [p.method for p in points]
+    assert [line[0] for line in lines[1:]] == [p["method"] for p in points]
     assert lines[1][1] == "none"
     assert lines[3][1] == "8"
-    figure = pareto_figure([point.as_json() for point in points])
+    figure = pareto_figure(points)
     assert [trace.name for trace in figure.data] == list(METHODS)
     assert list(figure.data[0].x) == ["1", "8"]
     assert figure.data[0].text == ("x0.5", "x0.5")
-    assert {level.y0 for level in figure.layout.shapes} == {point.ser.mean for point in points[:2]}
+    assert {level.y0 for level in figure.layout.shapes} == {point["ser"]["mean"] for point in points[:2]}
     page = _page([points, points])
     assert page.count("<table>") == 2
     assert "src=" not in page.split("</script>")[-1]

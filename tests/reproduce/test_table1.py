@@ -15,7 +15,7 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay, judge
 from edp_lab.reproduce.paper import table1 as study
 from edp_lab.reproduce.paper.printed import TABLE_1
-from edp_lab.reproduce.paper.table1 import Cell, Estimate, Scale, table1, under
+from edp_lab.reproduce.paper.table1 import Scale, estimate, table1, under
 from edp_lab.reproduce.pretrained import VECTORS, layers_of, words_of
 from edp_lab.reproduce.run_cache import Inputs, Job, claimed_log10
 from edp_lab.training import TrainConfig
@@ -23,7 +23,7 @@ from edp_lab.training import TrainConfig
 CORPUS = "smart-home-health"
 Z0 = (1e-3, 1e-2, 1e-1)
 STEPS, MOST = {"clc": 100, "bert": 100}, {"clc": 4, "bert": 2}
-SCALE = Scale("small", False, 1, 64, STEPS, MOST, 3, dict.fromkeys(study.VARIANTS, Z0))
+SCALE = Scale("small", False, 1, STEPS, MOST, Z0, batch_size=64)
 
 
 class Runs:
@@ -59,24 +59,24 @@ class Runs:
         }
 
 
-def cells(runs: Any, **changes: Any) -> list[Cell]:
+def cells(runs: Any, **changes: Any) -> list[dict[str, Any]]:
     [row] = table1(runs, replace(SCALE, **changes), ["clc"], [CORPUS])
     return row
 
 
 def test_students_interval_covers_the_mean_as_often_as_it_says():
-    assert Estimate.of([1.0, 2.0, 3.0]).high == pytest.approx(2 + 4.302653 / math.sqrt(3))  # t of 2 degrees: a table
-    assert Estimate.of([4.0]) == Estimate(4.0, None, None)
+    assert estimate([1.0, 2.0, 3.0])["high"] == pytest.approx(2 + 4.302653 / math.sqrt(3))  # t of 2 degrees: a table
+    assert estimate([4.0]) == {"mean": 4.0, "low": None, "high": None}
 
 
 def test_chosen_is_the_most_noise_that_keeps_the_error_on_the_validation_split():
     runs = Runs({1e-3: 0.10, 1e-2: 0.114, 1e-1: 0.2})
-    row = {(cell.variant, cell.decay): cell for cell in cells(runs)}
+    row = {(cell["variant"], cell["decay"]): cell for cell in cells(runs)}
     assert len(row) == 8
     for variant in study.VARIANTS:
-        assert row[variant, "none"].z0 == 1e-2
-        assert row[variant, "none"].trials == row[variant, "linear"].trials == 2
-    assert (row[study.SGD, None].trials, row[study.HALF, None].trials) == (1, 1)
+        assert row[variant, "none"]["z0"] == 1e-2
+        assert row[variant, "none"]["trials"] == row[variant, "linear"]["trials"] == 2
+    assert (row[study.SGD, None]["trials"], row[study.HALF, None]["trials"]) == (1, 1)
 
 
 @pytest.mark.parametrize("most", range(6))
@@ -84,9 +84,9 @@ def test_halving_finds_what_trying_all_levels_would(most):
     """Error grows with noise; of five levels the first `most` are within the tolerance, else the least is taken."""
     levels = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     errors = {z0: 0.1 + 0.001 * k if k < most else 0.2 + 0.1 * k for k, z0 in enumerate(levels)}
-    row = cells(Runs(errors), z0=dict.fromkeys(study.VARIANTS, levels))
-    assert {cell.z0 for cell in row if cell.decay == "none"} == {levels[max(0, most - 1)]}
-    assert max(cell.trials for cell in row) <= 3
+    row = cells(Runs(errors), z0=levels)
+    assert {cell["z0"] for cell in row if cell["decay"] == "none"} == {levels[max(0, most - 1)]}
+    assert max(cell["trials"] for cell in row) <= 3
 
 
 @pytest.mark.parametrize("decay", list(Decay))
@@ -109,9 +109,9 @@ def judged(config: TrainConfig) -> np.ndarray:
 def test_a_control_trains_half_as_long_and_all_seeds_of_sgd_come_first():
     runs = Runs(dict.fromkeys(Z0, 0.1))
     plain, half, *_ = cells(runs)
-    assert (half.about["epochs"], plain.about["epochs"]) == (2, 4)
-    assert half.ser_change.mean == pytest.approx(50)
-    assert half.paper == {}
+    assert (half["about"]["epochs"], plain["about"]["epochs"]) == (2, 4)
+    assert half["ser_change"]["mean"] == pytest.approx(50)
+    assert half["paper"] == {}
     assert [job.config.method for job in runs.jobs[:8]] == ["sgd"] * 6 + ["edp-sgd"] * 2
     assert all(job.attack for job in runs.jobs)
     assert {job.config.dropout for job in runs.jobs} == {0.0}
@@ -120,13 +120,13 @@ def test_a_control_trains_half_as_long_and_all_seeds_of_sgd_come_first():
 def test_a_corpus_is_read_an_even_number_of_times_about_as_often_as_the_steps_allow():
     for steps, most, epochs in ((1, 12, 2), (40, 12, 4), (1000, 12, 12)):  # 667 examples in batches of 64
         plain, *_ = cells(Runs({}), steps={"clc": steps}, most_epochs={"clc": most})
-        assert plain.about["epochs"] == epochs
+        assert plain["about"]["epochs"] == epochs
 
 
 def test_where_all_noise_costs_too_much_the_smallest_error_is_chosen_and_the_row_says_so():
     row = cells(Runs({1e-3: 0.5, 1e-2: 0.4, 1e-1: 0.6}))
-    assert {(cell.z0, cell.within_tolerance) for cell in row if cell.decay == "none"} == {(1e-2, False)}
-    found = {cell.decay: cell.within_tolerance for cell in cells(Runs(dict.fromkeys(Z0, 0.1)))}
+    assert {(cell["z0"], cell["within_tolerance"]) for cell in row if cell["decay"] == "none"} == {(1e-2, False)}
+    found = {cell["decay"]: cell["within_tolerance"] for cell in cells(Runs(dict.fromkeys(Z0, 0.1)))}
     assert found == {None: None, "none": True, "linear": False, "exponential": False}  # 0.13 at levels not named
 
 
@@ -138,36 +138,37 @@ def test_the_epsilon_of_a_row_is_the_largest_of_its_seeds():
             found = super().result(job)
             return found if found["epsilon"] is None else {**found, "epsilon": 7.0 + job.config.seed}
 
-    row = [cell for cell in cells(Billed(dict.fromkeys(Z0, 0.1))) if cell.decay]
-    assert {(cell.variant, cell.epsilon) for cell in row} == {("as printed", None), ("sound", 9.0)}
+    row = [cell for cell in cells(Billed(dict.fromkeys(Z0, 0.1))) if cell["decay"]]
+    assert {(cell["variant"], cell["epsilon"]) for cell in row} == {("as printed", None), ("sound", 9.0)}
 
 
 def test_a_row_names_every_device_that_its_seeds_ran_on():
-    about = cells(Runs(dict.fromkeys(Z0, 0.1)))[0].about
+    about = cells(Runs(dict.fromkeys(Z0, 0.1)))[0]["about"]
     assert (about["device"], about["machine"]) == ("cpu, cuda", "two cores")
 
 
 def test_changes_are_formed_within_a_seed():
     """The error grows threefold from seed to seed, and the change is the same in each."""
     plain, _, *others = cells(Runs(dict.fromkeys(Z0, 0.1)))
-    assert (plain.ser.mean, plain.ser_change, plain.auc_change, plain.epsilon) == (pytest.approx(20), None, None, None)
+    assert plain["ser"]["mean"] == pytest.approx(20)
+    assert plain["ser_change"] is plain["auc_change"] is plain["epsilon"] is None
     for cell in others:
-        assert cell.ser_change == Estimate(pytest.approx(100), pytest.approx(100), pytest.approx(100))
-        assert cell.auc_change.mean == pytest.approx(100 * sum(-0.03 / (0.6 + 0.01 * k) for k in range(3)) / 3)
-        assert cell.loss_auc_change.mean == pytest.approx(100 * sum(-0.03 / (0.59 + 0.01 * k) for k in range(3)) / 3)
-        assert len(set(cell.runs)) == cell.seeds == 3
+        assert cell["ser_change"] == dict.fromkeys(("mean", "low", "high"), pytest.approx(100))
+        for name, best in (("auc_change", 0.6), ("loss_auc_change", 0.59)):
+            assert cell[name]["mean"] == pytest.approx(100 * sum(-0.03 / (best + 0.01 * k) for k in range(3)) / 3)
+        assert len(set(cell["runs"])) == cell["seeds"] == 3
 
 
 def test_beside_ours_stands_what_the_paper_prints_and_what_holds():
     printed = next(row for row in TABLE_1 if (row.model, row.corpus) == ("CLC", "Health"))
     plain, _, *others = cells(Runs(dict.fromkeys(Z0, 0.1)))
-    assert (plain.stands_for, plain.paper) == ("Health", {"ser": None, "auc": None})
+    assert (plain["stands_for"], plain["paper"]) == ("Health", {"ser": None, "auc": None})
     for cell in others:
-        change = printed.changes[Decay(cell.decay)]
-        assert tuple(cell.paper.values()) == (change.ser, change.mia_auc, change.log10_epsilon)
-        assert cell.epsilon == (None if cell.variant == "as printed" else 7.0)
+        change = printed.changes[Decay(cell["decay"])]
+        assert tuple(cell["paper"].values()) == (change.ser, change.mia_auc, change.log10_epsilon)
+        assert cell["epsilon"] == (None if cell["variant"] == "as printed" else 7.0)
     assert len(others) == 6
-    assert json.loads(json.dumps([cell.as_json() for cell in others]))
+    assert json.loads(json.dumps(others))
 
 
 def test_claimed_epsilon_is_the_papers_formula_at_the_papers_delta():

@@ -32,7 +32,7 @@ Cell = Mapping[str, Any]
 
 
 def load_cells(path: Path = results.RESULTS / "table1.json") -> list[dict[str, Any]]:
-    """What was measured, as `edp_lab.reproduce.paper.table1.Cell.as_json` has it.
+    """What was measured, as `edp_lab.reproduce.paper.table1._cell` has it.
 
     Raises:
         UsageError: as `results.rows`.
@@ -43,7 +43,7 @@ def load_cells(path: Path = results.RESULTS / "table1.json") -> list[dict[str, A
 def changes_figure(cells: Sequence[Cell]) -> go.Figure:
     """Changes of error and of attacks' success against SGD's, and epsilon: a line for each model, corpus and decay.
 
-    `cells` are those of `edp_lab.reproduce.paper.table1.Cell.as_json`.
+    `cells` are those of `edp_lab.reproduce.paper.table1._cell`.
     """
     names = (*CHANGES.values(), "ε")
     figure = make_subplots(1, 4, shared_yaxes=True, horizontal_spacing=0.02, subplot_titles=names)

@@ -111,7 +111,7 @@ def table1(
     return (_row(runs, scale, plain) for plain in plains)
 
 
-def check_names(models: Sequence[str], corpora: Sequence[str]) -> None:
+def check_names(models: Sequence[str], corpora: Sequence[str] = ()) -> None:
     """
     Raises:
         UsageError: a model or corpus that is not in the paper's tables.
