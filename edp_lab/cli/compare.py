@@ -372,11 +372,12 @@ def _figure(comparison: Comparison) -> go.Figure:
             lacks = "no ε" if all(run[name] is None for name in KINDS) else "ε is 0"
             label = f"{html.escape(run['name'])}: {lacks}"
             figure.add_hline(run["test_ser"], line=line, annotation_text=label, **right)
-    _lay_out(figure, runs, [run["delta"] for run, point in zip(runs, points, strict=True) if point])
+    deltas = {run["delta"] for run, point in zip(runs, points, strict=True) if point and run["delta"] is not None}
+    _lay_out(figure, runs, sorted(deltas))
     return figure
 
 
-def _lay_out(figure: go.Figure, runs: Sequence[Row], deltas: Sequence[float | None]) -> None:
+def _lay_out(figure: go.Figure, runs: Sequence[Row], deltas: Sequence[float]) -> None:
     """Titles and axes; `deltas` of the runs whose epsilon is shown."""
     from edp_lab.course.kit.theme import TEMPLATE
 
@@ -388,6 +389,6 @@ def _lay_out(figure: go.Figure, runs: Sequence[Row], deltas: Sequence[float | No
     tick = max(1, math.ceil(max(run["epochs"] for run in runs) / 10))
     figure.update_xaxes(title="epochs trained", dtick=tick, tick0=0, row=1, col=1)
     if deltas:
-        title = f"ε (at δ = {' or '.join(f'{delta:.2g}' for delta in sorted({*deltas} - {None}))})"
+        title = f"ε (at δ = {' or '.join(f'{delta:.2g}' for delta in deltas)})"
         power = {"type": "log", "exponentformat": "power", "nticks": 6, "minor": {"showgrid": False}}
         figure.update_xaxes(title=title, **power, row=1, col=2)

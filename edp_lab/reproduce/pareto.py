@@ -191,7 +191,7 @@ def _timed(configs: Sequence[TrainConfig], whole: Corpus) -> list[float]:
     data = split(whole, FIRST_SEED)
     runs = [Trainer(config, whole, data) for config in configs]
     texts = list(dict.fromkeys(utterance.tokens for utterance in data.train))
-    rounds = []
+    rounds: list[list[float]] = []
     for number in range(1 + TIMED):
         rounds.append([])
         for run in runs:
