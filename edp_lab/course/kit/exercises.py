@@ -211,7 +211,7 @@ def first_wrong(differences: Iterable[str | None], untouched: bool = False, stil
         NotImplementedError: the answer does the same as the stub, `untouched`; `still` says what that is.
     """
     if untouched:
-        raise NotImplementedError(f"(it still {still})")
+        raise NotImplementedError(f"({still})")
     return next(filter(None, differences), None)
 
 

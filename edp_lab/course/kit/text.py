@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from edp_lab.privacy import Decay, Guarantee
+from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant
 from edp_lab.privacy.guarantee import upward
 
 if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
@@ -159,6 +159,12 @@ def privacy_in_words(guarantee: Guarantee, epochs: int) -> str:
     return text + details(scope)
 
 
+def guarantee_of(record: Mapping[str, Any]) -> Guarantee:
+    """As a run record has it."""
+    epsilons = ("epsilon", "epsilon_claimed", "epsilon_if_alpha_public")
+    return Guarantee(**record["guarantee"], **{name: record["final"][name] for name in epsilons})
+
+
 # ---- Settings and commands -----------------------------------------------------------------------------------------
 
 # Options of `edp-lab train` that are not named like their field, and those that a reader wants to see in any case.
@@ -191,14 +197,35 @@ def train_command(config: TrainConfig, out: str = "runs/mine") -> str:
     return shlex.join([*words, "--out", out])
 
 
-def account_command(options: Mapping[str, Any], *flags: str, precision: int = 6) -> str:
-    """A call of `edp-lab account`: `flags`, then `options`, whole ones with all digits; None is left out."""
-    words = ["edp-lab", "account", *flags]
-    for name, value in options.items():
+def command(name: str, options: Mapping[str, Any], *flags: str, precision: int | None = None) -> str:
+    """A call of ``edp-lab NAME``: `flags`, then `options`, of which None is left out.
+
+    Args:
+        precision: digits of numbers that are not whole; None: all.
+    """
+    words = ["edp-lab", *name.split(), *flags]
+    for option, value in options.items():
         if value is not None:
-            told = f"{value:.{precision}g}" if isinstance(value, float) else str(value)
-            words += [f"--{name.replace('_', '-')}", told]
+            told = f"{value:.{precision}g}" if precision and isinstance(value, float) else str(value)
+            words += [f"--{option.replace('_', '-')}", told]
     return shlex.join(words)
+
+
+def account_command(options: Mapping[str, Any], *flags: str, precision: int = 6) -> str:
+    """A call of ``edp-lab account``, see `command`."""
+    return command("account", options, *flags, precision=precision)
+
+
+def account_of(mechanism: Mechanism, **options: Any) -> str:
+    """The call of ``edp-lab account`` for a mechanism, with further `options`."""
+    m, printed = mechanism, ["--as-printed"] if mechanism.variant is Variant.AS_PRINTED else []
+    own = {"clip": m.clip_norm, "z0": m.z0, "gpus": m.num_devices, "micro-batch-size": m.micro_batch_size}
+    options = {**own, **options}
+    if m.decay is not Decay.NONE:
+        options |= {"decay": m.decay, "tau": m.tau}
+    if m.alpha is not Alpha.NONE:
+        options["alpha-source"] = m.alpha
+    return account_command(options, *printed, precision=12)
 
 
 def python(function: Callable[..., object], *arguments: object, **values: object) -> str:

@@ -15,10 +15,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,14 +48,13 @@ LITTLE = 600  # utterances of the corpus for real processes: five steps an epoch
 # ---- The noise of N devices ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceNoise:
+class DeviceNoise(NamedTuple):
     """One step's noise on the mean over N devices, and what the run costs.
 
     Attributes:
         aggregate, per_device: (4000,), drawn once for the sum, and as the mean of N devices' own draws.
         same: (4000,), where all devices draw the same numbers, each at the deviation that is meant for its own.
-        counts: (K,), numbers of devices.
+        counts: (K,), numbers of devices; N is at `here`.
         on_mean, wanted: (K,), deviation of the noise on the mean: as it is, and z0 times what an utterance moves it by.
         claimed, true: (K,), epsilon of the run; `true` takes alpha to be public. NaN where there is none.
         guarantee: of the run on N devices.
@@ -68,25 +67,12 @@ class DeviceNoise:
     per_device: Array
     same: Array
     counts: NDArray[np.int64]
+    here: int
     on_mean: Array
     wanted: Array
     claimed: Array
     true: Array
     guarantee: Guarantee
-
-    @property
-    def devices(self) -> int:
-        return self.mechanism.num_devices
-
-    @property
-    def here(self) -> int:
-        """The place of N among `counts`."""
-        return self.counts.tolist().index(self.devices)
-
-    @property
-    def agrees(self) -> bool:
-        """Whether noise over sensitivity is what z0 says."""
-        return math.isclose(self.mechanism.noise_multiplier(0), self.mechanism.z0)
 
 
 def device_noise(
@@ -106,6 +92,13 @@ def device_noise(
     on_mean, key = mechanism.noise_std(0) / num_devices, key_from_seed(seed)
     kinds = ("aggregate", "per-device", "shared")
     once, own, same = (standard_noise(key, 0, DRAWS, Share(kind, num_devices)).numpy() for kind in kinds)
+
+    def true(one: Mechanism) -> float | None:
+        try:
+            return true_epsilon(one.with_public_alpha(), epochs, delta)
+        except NoGuarantee:
+            return None
+
     return DeviceNoise(
         mechanism,
         parameters,
@@ -114,19 +107,13 @@ def device_noise(
         per_device=on_mean * own,
         same=mechanism.device_noise_std(0) * same,
         counts=counts,
+        here=counts.tolist().index(num_devices),
         on_mean=np.array([one.noise_std(0) / one.num_devices for one in settings]),
         wanted=np.array([one.z0 * one.sensitivity() / one.num_devices for one in settings]),
         claimed=np.array([claim(one, one.bill(epochs), delta).epsilon for one in settings], float),
-        true=np.array([_true(one, epochs, delta) for one in settings], float),
+        true=np.array([true(one) for one in settings], float),
         guarantee=judge(mechanism, epochs, delta, seed_published=False),
     )
-
-
-def _true(mechanism: Mechanism, epochs: int, delta: float) -> float | None:
-    try:
-        return true_epsilon(mechanism.with_public_alpha(), epochs, delta)
-    except NoGuarantee:
-        return None
 
 
 def ring_bytes(parameters: int, devices: int | NDArray[np.int64]) -> Any:
@@ -137,8 +124,7 @@ def ring_bytes(parameters: int, devices: int | NDArray[np.int64]) -> Any:
 # ---- Runs on real processes ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class LittleRun:
+class LittleRun(NamedTuple):
     """One training run on a little corpus.
 
     Attributes:
@@ -150,15 +136,9 @@ class LittleRun:
 
     config: TrainConfig
     record: dict[str, Any]
-    losses: tuple[float, ...]
+    losses: list[float]
     parameters: Array
     seconds: float
-
-    @property
-    def guarantee(self) -> Guarantee:
-        final = self.record["final"]
-        epsilons = {name: final[name] for name in ("epsilon", "epsilon_claimed", "epsilon_if_alpha_public")}
-        return Guarantee(**self.record["guarantee"], **epsilons)
 
 
 def little_run(
@@ -183,7 +163,7 @@ def little_run(
         record = train(replace(config, corpus=str(corpus)), out, listen, stop)
         model = load_model(out / MODEL)
     parameters = torch.cat([p.detach().flatten() for p in model.parameters()]).double().numpy()
-    return LittleRun(config, record, tuple(losses), parameters, time.perf_counter() - start)
+    return LittleRun(config, record, losses, parameters, time.perf_counter() - start)
 
 
 def alike(one: TrainConfig, other: TrainConfig) -> bool:
@@ -230,8 +210,7 @@ def printed(model: str) -> Table2Row:
 # ---- What N devices would give -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Shares:
+class Shares(NamedTuple):
     """Seconds of a step by batch size, one process on one core: `data/results/bench_shares.json`.
 
     Attributes:
@@ -261,18 +240,17 @@ def shares(model: str) -> Shares:
     Raises:
         UsageError: nothing was.
     """
-    own = [row for row in rows(RESULTS / "bench_shares.json", "edp-lab bench step --json") if row["model"] == model]
-    if not own:
+    measured = rows(RESULTS / "bench_shares.json", "edp-lab bench step --json")
+    of = {(row["method"], row["batch_size"]): row for row in measured if row["model"] == model}
+    if not of:
         raise UsageError(f"no steps of {model!r} were measured: choose clc or bert")
-    batches = sorted({row["batch_size"] for row in own})
-    of = {(row["method"], row["batch_size"]): row for row in own}
+    batches = sorted({batch for _, batch in of})
     sgd, edp_sgd = (tuple(of[method, batch]["seconds"] for batch in batches) for method in ("sgd", "edp-sgd"))
     last = of["edp-sgd", batches[-1]]
     return Shares(model, tuple(batches), sgd, edp_sgd, last["parameters"], where(last), last["command"])
 
 
-@dataclass(frozen=True, eq=False)
-class Scaling:
+class Scaling(NamedTuple):
     """Seconds of a step on N devices, a share of the batch each, then one ring all-reduce of the gradient.
 
     Attributes:
@@ -280,9 +258,11 @@ class Scaling:
         batch: utterances of a step, over all devices.
         bandwidth, latency: assumed, of each link: GB/s, and microseconds for each of the ring's 2 (N - 1) messages.
         speed: assumed: how many times as fast as that core a device is.
-        counts: (K,), numbers of devices, at least two utterances each.
-        devices: N, one of them.
+        counts: (K,), numbers of devices, at least two utterances each; N, `devices`, is at `here`.
+        measured: (K,), whether a step on one device with such a share was measured, and no line drawn.
         sgd, extra, message: (K,), seconds of a step: SGD's share, what eDP-SGD adds by clipping and noise, all-reduce.
+        step: (K,), their sum.
+        speed_up, ratio: (K,), over eDP-SGD on one device, and eDP-SGD's step to SGD's on as many devices.
     """
 
     shares: Shares
@@ -292,34 +272,14 @@ class Scaling:
     speed: float
     counts: NDArray[np.int64]
     devices: int
+    here: int
+    measured: NDArray[np.bool_]
     sgd: Array
     extra: Array
     message: Array
-
-    @property
-    def here(self) -> int:
-        """The place of N among `counts`."""
-        return self.counts.tolist().index(self.devices)
-
-    @property
-    def measured(self) -> NDArray[np.bool_]:
-        """(K,), whether a step on one device with such a share was measured, and no line drawn."""
-        return np.isin(self.batch / self.counts, self.shares.batches)
-
-    @property
-    def step(self) -> Array:
-        """(K,), seconds of eDP-SGD."""
-        return self.sgd + self.extra + self.message
-
-    @property
-    def speed_up(self) -> Array:
-        """(K,), over eDP-SGD on one device."""
-        return self.step[0] / self.step
-
-    @property
-    def ratio(self) -> Array:
-        """(K,), eDP-SGD's step to SGD's on as many devices."""
-        return self.step / (self.sgd + self.message)
+    step: Array
+    speed_up: Array
+    ratio: Array
 
 
 def scaling(model: str, devices: int, batch: int, bandwidth: float, latency: float, speed: float) -> Scaling:
@@ -338,4 +298,8 @@ def scaling(model: str, devices: int, batch: int, bandwidth: float, latency: flo
     known, counts = shares(model), np.unique([*(n for n in (*COUNTS, 64) if 2 * n <= batch), devices])
     sgd, edp_sgd = (np.array([known.seconds(m, batch / n) for n in counts]) / speed for m in ("sgd", "edp-sgd"))
     message = ring_bytes(known.parameters, counts) / (1e9 * bandwidth) + 2 * (counts - 1) * 1e-6 * latency
-    return Scaling(known, batch, bandwidth, latency, speed, counts, devices, sgd, edp_sgd - sgd, message)
+    extra = edp_sgd - sgd
+    step = sgd + extra + message
+    here, measured = counts.tolist().index(devices), np.isin(batch / counts, known.batches)
+    of = known, batch, bandwidth, latency, speed, counts, devices, here, measured
+    return Scaling(*of, sgd, extra, message, step, step[0] / step, step / (sgd + message))

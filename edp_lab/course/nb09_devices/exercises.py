@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, close, predicted
+from edp_lab.course.kit.exercises import Exercise, close, first_wrong, predicted
 from edp_lab.privacy import Mechanism, true_epsilon
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training.noise import Share, standard_noise
@@ -34,27 +34,25 @@ def _aggregate(answer: Any, cases: np.random.Generator) -> str | None:
 
 def _processes(answer: Any, cases: np.random.Generator) -> str | None:
     """The library's noise for 8 devices on one process and on two, and what they cost."""
+    import torch
+
     key, step = key_from_seed(int(cases.integers(10**6))), int(cases.integers(100))
     mechanism = Mechanism.sound(1.0, round(float(cases.uniform(0.5, 2)), 1), 8, 8)
-    shares = {world: [Share("per-device", 8, rank, world) for rank in range(world)] for world in (1, 2)}
-    drawn = {world: sum(_noise(key, step, share) for share in shares[world]) for world in (1, 2)}
-    gradient = cases.normal(size=SIZE)
-    released = {world: float(np.linalg.norm(gradient + mechanism.noise_std(0) / 8 * drawn[world])) for world in (1, 2)}
-    numbers = {world: [SIZE * len(share.devices) for share in shares[world]] for world in (1, 2)}
+    each, total, lengths, gradient = [], [], [], cases.normal(size=SIZE)
+    for world in (1, 2):
+        shares = [Share("per-device", 8, rank, world) for rank in range(world)]
+        drawn = sum(standard_noise(key, step, SIZE, share, torch.float64).numpy() for share in shares)
+        each.append(float(SIZE * len(shares[0].devices)))
+        total.append(float(sum(SIZE * len(share.devices) for share in shares)))
+        lengths.append(float(np.linalg.norm(gradient + mechanism.noise_std(0) / 8 * drawn)))
     epsilon = true_epsilon(mechanism, 10, 1e-5)
     measured = {
-        "numbers drawn by one process": (float(numbers[1][0]), float(numbers[2][0])),
-        "numbers drawn by all together": (float(sum(numbers[1])), float(sum(numbers[2]))),
-        "the released gradient's length": (released[1], released[2]),
+        "numbers drawn by one process": (each[0], each[1]),
+        "numbers drawn by all together": (total[0], total[1]),
+        "the released gradient's length": (lengths[0], lengths[1]),
         "the ε that holds": (epsilon, epsilon),  # the mechanism knows devices, and no processes
     }
     return predicted(answer, measured, f"it (8 devices, {SIZE:,} parameters)")
-
-
-def _noise(key: int, step: int, share: Share) -> np.ndarray:
-    import torch
-
-    return standard_noise(key, step, SIZE, share, torch.float64).numpy()
 
 
 def _ranks(answer: Any, cases: np.random.Generator) -> str | None:
@@ -73,27 +71,21 @@ def _ranks(answer: Any, cases: np.random.Generator) -> str | None:
         if noise.shape != (len(STEPS), ranks, SIZE):
             return f"a rank's noise should have {SIZE} numbers; yours has shape {noise.shape[2:]}."
         untouched &= bool((noise == noise[0, 0]).all()) and math.isclose(noise[0, 0].std(), std, rel_tol=0.1)
-        keyed = _keyed(noise, again, another)
-        verdicts.append(_differs(noise, ranks, std) or (f"{ranks} ranks, deviation {std}: {keyed}" if keyed else None))
-    if untouched:
-        raise NotImplementedError("(it still draws the same numbers on every rank and in every step)")
-    return next(filter(None, verdicts), None)
+        wrong = _wrong(noise, again, another, std)
+        verdicts.append(wrong and f"{ranks} ranks, deviation {std}: {wrong}")
+    return first_wrong(verdicts, untouched, "it still draws the same numbers on every rank and in every step")
 
 
-def _differs(noise: np.ndarray, ranks: int, std: float) -> str | None:
-    steps = f"{ranks} ranks, deviation {std}"
+def _wrong(noise: np.ndarray, again: np.ndarray, another: np.ndarray, std: float) -> str | None:
+    """What is wrong with noise drawn twice with one key, and once with another; (steps, ranks, SIZE) each."""
+    ranks = range(noise.shape[1])
     if _alike(noise[0, 0], noise[0, 1]):
-        return f"{steps}: ranks 0 and 1 draw the same numbers, so the difference of their messages has no noise at all."
-    if any(_alike(noise[k, i], noise[k + 1, j]) for k, i, j in product(range(len(noise) - 1), *[range(ranks)] * 2)):
-        return f"{steps}: numbers of one step come again in the next, where they can be subtracted."
+        return "ranks 0 and 1 draw the same numbers, so the difference of their messages has no noise at all."
+    if any(_alike(noise[k, i], noise[k + 1, j]) for k, i, j in product(range(len(noise) - 1), ranks, ranks)):
+        return "numbers of one step come again in the next, where they can be subtracted."
     total = noise.sum(axis=1).std()
     if abs(total / std - 1) > BY_CHANCE / math.sqrt(2 * noise[:, 0].size):
-        return f"{steps}: the sum over ranks has deviation {total:.3g}."
-    return None
-
-
-def _keyed(noise: np.ndarray, again: np.ndarray, another: np.ndarray) -> str | None:
-    """What is wrong with noise drawn twice with one key, and once with another; (steps, ranks, SIZE) each."""
+        return f"the sum over ranks has deviation {total:.3g}."
     if not np.array_equal(noise, again):
         return "the same key, step and rank give other numbers the second time, so that no run can be repeated."
     for step, one, other in zip(STEPS, noise, another, strict=True):

@@ -6,7 +6,6 @@ What a result holds is in `compute`; nothing is computed here but axes and histo
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,14 +25,13 @@ from edp_lab.course.kit.controls import (
     number_box,
     seed_of,
 )
-from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, Trace, figure, line, points, positive
+from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, Trace, axis, figure, line, log_axis, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, StoppedError, panel
-from edp_lab.course.kit.text import Words, account_command, count, html_table, short, train_command
+from edp_lab.course.kit.text import Words, account_of, command, count, guarantee_of, html_table, short, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, VERMILLION
 from edp_lab.course.nb09_devices import compute
 from edp_lab.course.nb09_devices.compute import COUNTS, LITTLE, DeviceNoise, LittleRun, Row, Scaling, printed
-from edp_lab.privacy import Alpha, Variant
 from edp_lab.reproduce.bench.train_step import Task, bench_steps
 from edp_lab.training import StepDone, TrainConfig
 from edp_lab.training.trainer import Event
@@ -47,7 +45,7 @@ METHODS = {
     "dp-sgd-naive": "DP-SGD, utterance by utterance",
     "opacus": "DP-SGD, by Opacus",
 }
-RING = {"width": 2, "color": BLACK}
+OCTAVES = {"type": "log", "dtick": math.log10(2)}
 
 
 def who(row: Row) -> str:
@@ -64,14 +62,14 @@ words = Words(
     megabytes=lambda number: f"{d(number / 1e6)} MB",
     ring_bytes=compute.ring_bytes,
     difference=compute.difference,
+    guarantee_of=guarantee_of,
+    isclose=math.isclose,
     printed=printed,
     who=who,
 )
 
 
 # ---- The noise of N devices ----------------------------------------------------------------------------------------
-
-BINS = 60
 
 
 @panel("09")
@@ -93,7 +91,7 @@ def noise(C: float, z0: float, num_devices: int, epochs: int, delta: float, seed
         compute.device_noise,
         [draw_drawn, draw_devices],
         words.noise,
-        noise_command,
+        lambda result, **_: account_of(result.mechanism, epochs=result.guarantee.epochs, delta=result.guarantee.delta),
     )
 
 
@@ -101,68 +99,59 @@ def draw_drawn(result: DeviceNoise) -> Figure:
     """Histograms of the noise on the mean, drawn in three ways."""
     draws = result.aggregate, result.per_device, result.same
     reach = 3.5 * max(float(draw.std()) for draw in draws) or 1.0
-    edges = np.linspace(-reach, reach, BINS + 1)
-    middle, hover = (edges[1:] + edges[:-1]) / 2, "%{x:.3g}: %{y} coordinates"
-    on: dict[str, Any] = {"x": middle, "line": {"shape": "hvh"}, "hovertemplate": hover}
+    edges = np.linspace(-reach, reach, 61)
+    stairs: dict[str, Any] = {"x": (edges[1:] + edges[:-1]) / 2, "line": {"shape": "hvh"}}
     once, own, same = (np.histogram(draw, edges)[0] for draw in draws)
     return figure(
         [
-            line("one draw for the sum", BLUE, y=once, **on),
-            line("N draws, averaged", GREEN, "dash", y=own, **{**on, "line": {"shape": "hvh", "width": 3}}),
-            line("N times the same draw", VERMILLION, "dot", y=same, **on),
+            line("one draw for the sum", BLUE, y=once, **stairs),
+            line("N draws, averaged", GREEN, "dash", width=3, y=own, **stairs),
+            line("N times the same draw", VERMILLION, "dot", y=same, **stairs),
         ],
         "Noise on the mean",
-        f"{_settings(result)}, seed {result.seed}<br>1 process, {result.devices - 1} devices simulated",
-        margin={"t": 140},
-        xaxis={"title": "noise on one coordinate (gradient)", "range": [-reach, reach]},
-        yaxis={"title": f"of {result.aggregate.size:,} coordinates", "rangemode": "tozero"},
+        f"{_settings(result)}, seed {result.seed}<br>1 process, {result.mechanism.num_devices - 1} devices simulated",
+        top=140,
+        hover="%{x:.3g}: %{y} coordinates",
+        xaxis=axis("noise on one coordinate (gradient)", [-reach, reach]),
+        yaxis=axis(f"of {result.aggregate.size:,} coordinates", rangemode="tozero"),
     )
 
 
 def draw_devices(result: DeviceNoise) -> Figure:
     """Above: the deviation of the noise on the mean by N. Below: epsilon, claimed and true. Log scales."""
-    void = result.guarantee.epsilon is None
-    name, dash, symbol = ("ε if α were public", "dot", "circle-open") if void else ("ε that holds", "solid", "circle")
-    here = {"x": [result.devices], "marker": {"line": RING}, "showlegend": False, "hoverinfo": "skip"}
-    hover = {"hovertemplate": "N = %{x}: %{y:.3g}"}
-    on: dict[str, Any] = {"x": result.counts, **hover}
-    claim: dict[str, Any] = {"symbol": "square-open", "size": 9, **on}
+    held, here = result.guarantee, result.here
+    name, dash, symbol = ("ε that holds", "solid", "circle")
+    if held.epsilon is None:
+        name, dash, symbol = ("ε if α were public", "dot", "circle-open")
     wanted, added, claimed, true = map(positive, (result.wanted, result.on_mean, result.claimed, result.true))
+    on: dict[str, Any] = {"x": result.counts, "hover": "N = %{x}: %{y:.3g}"}
+    chosen: dict[str, Any] = {**on, "x": result.counts[[here]], "hoverinfo": "skip"}
     traces = [
-        line("z0 × what one utterance moves", ORANGE, "dash", y=wanted, **claim, **ABOVE),
+        line("z0 × what one utterance moves", ORANGE, "dash", symbol="square-open", size=9, y=wanted, **on, **ABOVE),
         line("is added", GREEN, symbol="circle", y=added, **on, **ABOVE),
-        points("", BLACK, "circle-open", 13, y=[added[result.here]], **here, **hover, **ABOVE),
-        line("ε claimed", ORANGE, "dash", y=claimed, **claim, **BELOW),
+        fig.ring(13, y=[added[here]], **chosen, **ABOVE),
+        line("ε claimed", ORANGE, "dash", symbol="square-open", size=9, y=claimed, **on, **BELOW),
         line(name, GREEN, dash, symbol=symbol, y=true, **on, **BELOW),
-        points("", BLACK, "circle-open", 13, y=[true[result.here]], **here, **hover, **BELOW),
+        fig.ring(13, y=[true[here]], **chosen, **BELOW),
     ]
-    last = math.log10(max(32, *result.counts))
-    count_axis = {"title": "devices N", "type": "log", "dtick": math.log10(2), "range": [-0.08, last + 0.08]}
-    axes = {
-        "xaxis": count_axis,
-        "yaxis": fig.decade_axis("noise on the mean", [*wanted, *added], 4),
-        "xaxis2": count_axis,
-        "yaxis2": fig.decade_axis("ε (nats)", [*claimed, *true], 4),
-    }
-    account = f"{result.guarantee.epochs} epochs, δ = {d(result.guarantee.delta)}; zCDP, Gaussian DP; zero-out"
-    layout = fig.merged(fig.two_rows(0.4, vertical_spacing=0.27), axes)
-    return figure(traces, "By number of devices", f"{_settings(result)}<br>{account}", **layout)
+    by_count = axis("devices N", [-0.08, math.log10(max(32, *result.counts)) + 0.08], **OCTAVES)
+    noise, cost = (
+        log_axis(title, values, margin=0.05, labels=4)
+        for title, values in (("noise on the mean", [*wanted, *added]), ("ε (nats)", [*claimed, *true]))
+    )
+    return fig.two_plots(
+        traces,
+        "By number of devices",
+        f"{_settings(result)}<br>{held.epochs} epochs, δ = {d(held.delta)}; zCDP, Gaussian DP; zero-out",
+        axes=[(by_count, noise), (by_count, cost)],
+        legend_at=0.4,
+        spacing=0.27,
+    )
 
 
 def _settings(result: DeviceNoise) -> str:
     m = result.mechanism
     return f"{m.variant}, N = {m.num_devices}, C = {d(m.clip_norm)}, z0 = {d(m.z0)}"
-
-
-def noise_command(result: DeviceNoise, **_: Any) -> str:
-    """The call of `edp-lab account` that gives the same noise and epsilon."""
-    m = result.mechanism
-    options = {
-        "clip": m.clip_norm, "z0": m.z0, "gpus": m.num_devices, "micro-batch-size": m.micro_batch_size,
-        "epochs": result.guarantee.epochs, "delta": result.guarantee.delta,
-        "alpha-source": None if m.alpha is Alpha.NONE else m.alpha,
-    }  # fmt: skip
-    return account_command(options, *(["--as-printed"] if m.variant is Variant.AS_PRINTED else []), precision=12)
 
 
 # ---- Runs on real processes ----------------------------------------------------------------------------------------
@@ -211,23 +200,23 @@ class Processes(RunPanel):
         self.words.value = ""
         self.progress(0, 1, "starting processes" if config.processes > 1 else "training")
         run = compute.little_run(config, listen, self.stop_event)
-        finished = run.record["status"] == "finished"
-        others = [other for other in self.runs if finished and compute.alike(config, other.config)]
+        others = [other for other in self.runs if compute.alike(config, other.config)]
         others = [other for other in others if other.config.processes != config.processes]
         self.runs.append(run)
         self._draw(config)
-        self.words.value = words.run(run, others[-1] if others else None)
+        self.words.value = words.run(run, others[-1] if others and run.record["status"] == "finished" else None)
         self.command.value = run_command(config)
 
     def _draw(self, config: TrainConfig, *running: tuple[str, Sequence[float]]) -> None:
         variant = "as printed" if config.as_printed else "sound"
         settings = f"N = {config.num_devices}, C = {config.clip_norm:g}, z0 = {short(config.z0)}, seed {config.seed}"
         caption = f"last run: {variant}, {settings}; void ε: seed published"
-        self.figures[0].show(draw_losses([*((r.record["devices"], r.losses) for r in self.runs), *running], caption))
+        runs = [*((r.record["devices"], r.losses) for r in self.runs), *running]
+        self.figures[0].show(draw_losses(runs, caption))
 
 
 LOOKS: list[dict[str, Any]] = [
-    {"color": BLUE, "symbol": "circle", "size": 11, "line": {"width": 5}},
+    {"color": BLUE, "symbol": "circle", "size": 11, "width": 5},
     {"color": ORANGE, "dash": "dash", "symbol": "x", "size": 8},
     {"color": GREEN, "dash": "dot", "symbol": "diamond-open", "size": 10},
 ]
@@ -235,22 +224,14 @@ LOOKS: list[dict[str, Any]] = [
 
 def draw_losses(runs: Sequence[tuple[str, Sequence[float]]], caption: str) -> Figure:
     """The loss of each step of the last three runs; of each, its name (devices, processes) and its losses so far."""
-    shown = runs[-len(LOOKS) :]
+    shown = [(name, list(losses), True) for name, losses in runs[-len(LOOKS) :]]
     lines = []
-    for k, look in enumerate(LOOKS):
-        name, losses = shown[k] if k < len(shown) else ("", [])
-        steps: dict[str, Any] = {"x": list(range(1, len(losses) + 1)), "y": list(losses), "visible": k < len(shown)}
-        lines.append(line(name, hovertemplate=f"step %{{x}}: %{{y:.6f}}<extra>{name}</extra>", **look, **steps))
-    last = max([5, *(len(losses) for _, losses in shown)]) + 1 if shown else 20
-    return figure(
-        lines,
-        "The same run, step by step?",
-        caption,
-        380,
-        margin={"t": 110},
-        xaxis={"title": "step", "tickformat": "d", "range": [0, last]},
-        yaxis={"title": "loss per utterance (nats)", "rangemode": "tozero"},
-    )
+    for look, (name, losses, there) in zip(LOOKS, [*shown, *[("", [], False)] * len(LOOKS)], strict=False):
+        steps: dict[str, Any] = {"x": list(range(1, len(losses) + 1)), "y": losses, "visible": there}
+        lines.append(line(name, hover=f"step %{{x}}: %{{y:.6f}}<extra>{name}</extra>", **look, **steps))
+    last = max([5, *(len(losses) for _, losses, _ in shown)]) + 1 if shown else 20
+    steps, loss = axis("step", [0, last], tickformat="d"), axis("loss per utterance (nats)", rangemode="tozero")
+    return figure(lines, "The same run, step by step?", caption, 380, top=110, xaxis=steps, yaxis=loss)
 
 
 def run_command(config: TrainConfig) -> str:
@@ -267,47 +248,41 @@ def run_command(config: TrainConfig) -> str:
 # ---- Table 2 -------------------------------------------------------------------------------------------------------
 
 SHORT = {"dp-sgd": "book-keeping", "dp-sgd-naive": "one by one", "opacus": "Opacus"}  # of DP-SGD
+TIME = {"title": "time of a step (× SGD's)", "type": "log", "tickvals": [1, 2, 5, 10]}
+BY_METHOD = "method (DP-SGD, unless named)"
 
 
 def table2_figure(tables: Mapping[str, Sequence[Row]]) -> go.Figure:
     """Steps as a ratio to SGD's: ours with quartiles, and the paper's on eight GPUs."""
-    layout = fig.plots(1, len(tables), shared_yaxes=True, horizontal_spacing=0.04)
-    heading = {"x": 0.98, "y": 1, "xanchor": "right", "yanchor": "top", "showarrow": False}
+    order = [_row("edp-sgd", n) for n in (1, 2, 4, 8)] + [_row(m, 1) for m in ("dp-sgd", "dp-sgd-naive", "opacus")]
+    axes = (
+        {**TIME, "range": [-0.1, 1.4], "tickvals": [1, 2, 5, 10, 20], "showgrid": True},
+        {"categoryorder": "array", "categoryarray": order[::-1]},
+    )
+    layout = fig.plots(1, len(tables), axes=[axes] * len(tables), shared_yaxes=True, horizontal_spacing=0.04)
     traces, headings = [], []
     for plot, (model, rows) in enumerate(tables.items(), 1):
         at, paper = fig.at(plot), printed(model)
-        first = {"showlegend": plot == 1}
-        square = {"marker": {"line": {"width": 3}}, "y": [_row("edp-sgd", 8), _row("dp-sgd-naive", 1)]}
-        factors = [paper.edp_sgd_factor, paper.dp_sgd_factor]
+        factors = {"x": [paper.edp_sgd_factor, paper.dp_sgd_factor], "y": [_row("edp-sgd", 8), _row("dp-sgd-naive", 1)]}
         traces += [
-            _ratios("ours, median and quartiles", BLUE, "circle", rows, **first, **at),
-            points("the paper, 8 GPUs", ORANGE, "square-open", 12, x=factors, **square, **first, **at),
+            _ratios("ours, median and quartiles", BLUE, "circle", rows, showlegend=plot == 1, **at),
+            points("the paper, 8 GPUs", ORANGE, "square-open", 12, edge=3, showlegend=plot == 1, **factors, **at),
         ]
-        refs = {"xref": f"{at['xaxis']} domain", "yref": f"{at['yaxis']} domain"}
-        headings.append({"text": f"<b>{model.upper()}, ATIS</b>", **heading, **refs})
-        ticks = {"type": "log", "range": [-0.1, 1.4], "tickvals": [1, 2, 5, 10, 20], "showgrid": True}
-        layout[f"xaxis{at['xaxis'][1:]}"] |= {"title": "time of a step (× SGD's)", **ticks}
-        order = [_row("edp-sgd", n) for n in (1, 2, 4, 8)] + [_row(m, 1) for m in ("dp-sgd", "dp-sgd-naive", "opacus")]
-        layout[f"yaxis{at['yaxis'][1:]}"] |= {"categoryorder": "array", "categoryarray": order[::-1]}
-    layout["yaxis"] |= {"title": "method (DP-SGD, unless named)"}
-    layout |= {"annotations": headings, "margin": {"t": 120}}
+        place = {"xref": f"{at['xaxis']} domain", "yref": f"{at['yaxis']} domain", "x": 0.98, "y": 1}
+        headings.append(fig.note(f"<b>{model.upper()}, ATIS</b>", **place, xanchor="right", yanchor="top"))
+    layout = fig.merged(layout, {"yaxis": {"title": BY_METHOD}, "annotations": headings})
     where = compute.where(next(iter(tables.values()))[0])
     caption = f"ours: {where}, batches of 64;<br>processes: 1, further devices simulated; no ε"
-    return go.Figure(figure(traces, "Table 2: how much slower than SGD?", caption, 430, **layout))
+    return go.Figure(figure(traces, "Table 2: how much slower than SGD?", caption, 430, top=120, **layout))
 
 
 def _ratios(name: str, color: str, symbol: str, rows: Sequence[Row], **more: Any) -> Trace:
     """Of all rows but SGD's, with quartiles."""
     others = [row for row in rows if row["method"] != "sgd"]
-    ratios, spreads = [row["ratio_to_sgd"] for row in others], [row["ratio_spread"] for row in others]
-    error = {
-        "type": "data", "symmetric": False, "thickness": 1.5,
-        "array": [high - ratio for ratio, (_, high) in zip(ratios, spreads, strict=True)],
-        "arrayminus": [ratio - low for ratio, (low, _) in zip(ratios, spreads, strict=True)],
-    }  # fmt: skip
-    told = {"error_x": error, "marker": {"line": {"width": 0}}, "hovertemplate": "%{y}: × %{x:.2f}"}
+    ratios = [row["ratio_to_sgd"] for row in others]
+    error = fig.error_bars(ratios, [row["ratio_spread"] for row in others], thickness=1.5)
     y = [_row(row["method"], row["gpus"]) for row in others]
-    return points(name, color, symbol, 11, x=ratios, y=y, **told, **more)
+    return points(name, color, symbol, 11, edge=0, x=ratios, y=y, error_x=error, hover="%{y}: × %{x:.2f}", **more)
 
 
 def _row(method: str, gpus: int) -> str:
@@ -364,15 +339,14 @@ class Measure(RunPanel):
         return Task(self._corpus, methods=methods, rounds=self.rounds.value, threads=1, size=self.size.value)
 
     def work(self, task: Task) -> None:
-        self.rows, self.words.value = [], ""
-        self.command.value = measure_command(task)
-        steps = 0
+        self.rows, self.words.value, self.command.value = [], "", measure_command(task)
+        steps, most = 0, 6 * task.rounds
 
         def told(name: str) -> None:
             nonlocal steps
             self.heed_stop()
-            steps += 1
-            self.progress(min(steps, 6 * task.rounds), 6 * task.rounds, name)
+            steps = min(steps + 1, most)
+            self.progress(steps, most, name)
 
         self.progress(0, 1, "starting a process")
         try:
@@ -392,30 +366,18 @@ def draw_measured(rows: Sequence[Row], caption: str) -> Figure:
         _ratios("here, a moment ago", VERMILLION, "diamond", rows, showlegend=True),
         _ratios("committed, two cores, paper's size", BLUE, "circle", beside, showlegend=True),
     ]
-    return figure(
-        traces,
-        "A few cells, measured here",
-        caption,
-        400,
-        margin={"t": 120},
-        xaxis={"title": "time of a step (× SGD's)", "type": "log", "range": [-0.1, 1.1], "tickvals": [1, 2, 5, 10]},
-        yaxis={"title": "method (DP-SGD, unless named)", "autorange": "reversed"},
-    )
+    time, methods = {**TIME, "range": [-0.1, 1.1]}, axis(BY_METHOD, autorange="reversed")
+    return figure(traces, "A few cells, measured here", caption, 400, top=120, xaxis=time, yaxis=methods)
 
 
 def measure_command(task: Task) -> str:
     """The benchmark on the command line."""
-    words = [
-        "edp-lab", "bench", "step", "--corpus", task.corpus, "--model", task.model, "--size", task.size, "--methods",
-        ",".join(task.methods), "--gpus", ",".join(map(str, task.gpus)), "--batch-size", str(task.batch_size),
-        "--rounds", str(task.rounds), "--threads", str(task.threads),
-    ]  # fmt: skip
-    return shlex.join(words)
+    lists = {name: ",".join(map(str, getattr(task, name))) for name in ("methods", "gpus")}
+    options = {"corpus": task.corpus, "model": task.model, "size": task.size, **lists, "batch-size": task.batch_size}
+    return command("bench step", {**options, "rounds": task.rounds, "threads": task.threads})
 
 
 # ---- What N devices would give -------------------------------------------------------------------------------------
-
-PARTS = {"forward, backward, Adam": (BLUE, ""), "clip and noise": (ORANGE, "x"), "all-reduce": (VERMILLION, "/")}
 
 
 @panel("09")
@@ -443,53 +405,56 @@ def scaling(num_devices: int) -> Panel:
 def draw_step(result: Scaling) -> Figure:
     """The parts of eDP-SGD's step by N, stacked."""
     x = [f"<b>{n}</b>" if n == result.devices else str(n) for n in result.counts]
-    seconds = result.sgd, result.extra, result.message
-    bars: list[Trace] = []
-    for (name, (color, shape)), part in zip(PARTS.items(), seconds, strict=True):
-        # In plotly's default a white pattern replaces the colour, and the bar cannot be seen.
-        look = {"color": color, "pattern": {"shape": shape, "fillmode": "overlay", "fgcolor": "white"}}
-        on = {"x": x, "y": 1000 * part, "hovertemplate": "N = %{x}: %{y:.3g} ms"}
-        bars.append({"type": "bar", "name": name, "marker": look, **on})
+    bars = [
+        fig.bar("forward, backward, Adam", BLUE, "", x=x, y=1000 * result.sgd),
+        fig.bar("clip and noise", ORANGE, "x", x=x, y=1000 * result.extra),
+        fig.bar("all-reduce", VERMILLION, "/", x=x, y=1000 * result.message),
+    ]
     return figure(
         bars,
         "One step",
         _scaling_caption(result),
+        top=140,
+        hover="N = %{x}: %{y:.3g} ms",
         barmode="stack",
-        margin={"t": 140},
-        xaxis={"title": "devices N (bold: chosen)", "type": "category"},
-        yaxis={"title": "time of a step (ms)"},
+        xaxis=axis("devices N (bold: chosen)", type="category"),
+        yaxis=axis("time of a step (ms)"),
     )
 
 
 def draw_speed(result: Scaling) -> Figure:
     """Above: how many times as fast as on one device. Below: eDP-SGD's step to SGD's."""
     shares, n = result.shares, result.counts
-    pair = compute.two_processes()["edp-sgd"] if (shares.model, result.batch) == ("bert", 256) else None
-    measured: dict[str, Any] = {"x": [], "y": [], "marker": {"line": {"width": 0}}}
-    if pair:
-        measured |= {"x": [2], "y": [pair[0]["seconds"] / pair[1]["seconds"]]}
+    measured: dict[str, Any] = {"x": [], "y": []}
+    if (shares.model, result.batch) == ("bert", 256):
+        one, two = compute.two_processes()["edp-sgd"]
+        measured = {"x": [2], "y": [one["seconds"] / two["seconds"]]}
     hollow = ["circle" if exact and k == 1 else "circle-open" for k, exact in zip(n, result.measured, strict=True)]
     drawn: dict[str, Any] = {"x": n, "symbol": hollow, "size": 9}
-    hover = {"hovertemplate": "N = %{x}: %{y:.3g}"}
-    paper = {"x": [8], "y": [printed(shares.model).edp_sgd_factor], "marker": {"line": {"width": 3}}}
+    paper = {"x": [8], "y": [printed(shares.model).edp_sgd_factor]}
     traces = [
-        line("ideal", BLACK, "dot", line={"width": 1.5}, x=n, y=n, **hover, **ABOVE),
-        line("extrapolated", BLUE, "dash", y=result.speed_up, **drawn, **hover, **ABOVE),
-        points("measured, 2 processes", GREEN, "diamond", 13, **measured, **hover, **ABOVE),
-        line("extrapolated", BLUE, "dash", y=result.ratio, showlegend=False, **drawn, **hover, **BELOW),
-        points("the paper, 8 GPUs", ORANGE, "square-open", 13, **paper, **hover, **BELOW),
+        line("ideal", BLACK, "dot", width=1.5, x=n, y=n, **ABOVE),
+        line("extrapolated", BLUE, "dash", y=result.speed_up, **drawn, **ABOVE),
+        points("measured, 2 processes", GREEN, "diamond", 13, edge=0, **measured, **ABOVE),
+        line("extrapolated", BLUE, "dash", y=result.ratio, showlegend=False, **drawn, **BELOW),
+        points("the paper, 8 GPUs", ORANGE, "square-open", 13, edge=3, **paper, **BELOW),
     ]
-    edge, octave = math.log10(max(8, *n)) + 0.08, math.log10(2)
+    edge = math.log10(max(8, *n)) + 0.08
     lowest = min(-0.35, math.log10(result.speed_up.min()) - 0.1)
-    count_axis = {"title": "devices N", "type": "log", "dtick": octave, "range": [-0.08, edge]}
-    axes = {
-        "xaxis": count_axis,
-        "yaxis": {"title": "times as fast as one", "type": "log", "dtick": octave, "range": [lowest, edge]},
-        "xaxis2": count_axis,
-        "yaxis2": {"title": "step (× SGD's)", "rangemode": "tozero", "range": [0, max(2.0, 1.15 * result.ratio.max())]},
-    }
-    layout = fig.merged(fig.two_rows(0.4, vertical_spacing=0.27), axes)
-    return figure(traces, "Speed", _scaling_caption(result), **layout)
+    by_count, faster = (
+        axis("devices N", [-0.08, edge], **OCTAVES),
+        axis("times as fast as one", [lowest, edge], **OCTAVES),
+    )
+    slower = axis("step (× SGD's)", [0, max(2.0, 1.15 * result.ratio.max())], rangemode="tozero")
+    return fig.two_plots(
+        traces,
+        "Speed",
+        _scaling_caption(result),
+        hover="N = %{x}: %{y:.3g}",
+        axes=[(by_count, faster), (by_count, slower)],
+        legend_at=0.4,
+        spacing=0.27,
+    )
 
 
 def _scaling_caption(result: Scaling) -> str:
