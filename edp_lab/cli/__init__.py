@@ -7,17 +7,15 @@ import sys
 import typer
 
 from edp_lab import __version__
-from edp_lab.cli.account import account, table1_epsilon
+from edp_lab.cli.account import account, audit_app, table1_epsilon
 from edp_lab.cli.attack import attack_app
-from edp_lab.cli.audit import audit_app
 from edp_lab.cli.bench import bench_app, verify
 from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
-from edp_lab.cli.data import data_app
 from edp_lab.cli.options import App
 from edp_lab.cli.reproduce import claims, reproduce_app
 from edp_lab.cli.thesis import three_phase_app
-from edp_lab.cli.train import evaluate, predict, pretrain, train
+from edp_lab.cli.train import data_app, evaluate, predict, pretrain, train
 from edp_lab.errors import UsageError
 
 app = App(

@@ -1,26 +1,38 @@
-"""``edp-lab account``: what a mechanism claims and what it guarantees; ``table1-epsilon``: the same of the paper's."""
+"""``edp-lab account``, ``table1-epsilon``: what a mechanism claims and guarantees; ``audit``: a claim on trial."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edp_lab.cli.options import AlphaMax, AsPrinted, Clip, Gpus, Json, MicroBatchSize, given
-from edp_lab.cli.output import number, print_json, screen
+from edp_lab.cli.options import (
+    AlphaMax,
+    App,
+    AsPrinted,
+    BatchSize,
+    Clip,
+    Delta,
+    Epochs,
+    Gpus,
+    Json,
+    MicroBatchSize,
+    check_seed,
+    chosen,
+    given,
+)
+from edp_lab.cli.output import PATIENCE, bar, print_json, screen, words
+from edp_lab.cli.train import one_thread_if_small
 from edp_lab.errors import UsageError
+from edp_lab.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from edp_lab.privacy import Accountant, Guarantee, Mechanism
+    from edp_lab.privacy import Guarantee, Mechanism
     from edp_lab.privacy.calibration import Budget
-    from edp_lab.reproduce.paper.table1_epsilon import ExplainedEpsilon, Table1Epsilon
 
-ALL_BUT_CERTAIN = 0.9999  # an AUC that limits nobody
-LARGE_DELTA = 0.01  # a corpus of a hundred utterances would have it for 1/n
 OF_A_RUN = {"run", "delta", "adjacency", "utterances_per_person", "target_epsilon", "as_json", "tight"}
 
 
@@ -61,7 +73,9 @@ def account(
     as_json: Json = False,
 ) -> None:
     """Epsilon that the paper's accounting claims, and epsilon that holds."""
-    from edp_lab.privacy import Adjacency, Alpha, Mechanism, accountant_for, judge
+    import numpy as np
+
+    from edp_lab.privacy import Adjacency, Alpha, accountant_for, judge
     from edp_lab.privacy.calibration import Budget
 
     neighbours = None
@@ -70,40 +84,41 @@ def account(
         if adjacency.lower() not in known:
             raise UsageError(f"unknown adjacency {adjacency!r}: choose {', '.join(known)}")
         neighbours = known[adjacency.lower()]
-    _refuse_contradictions(given(ctx), decay, sampling_rate)
+    named = given(ctx)
+    _refuse_contradictions(named, decay, sampling_rate)
     if run is not None:
         from edp_lab.training import read_record, run_ledger
 
         ledger, record = run_ledger(run), read_record(run)
         mechanism, bill = ledger.mechanism, ledger.bill()
         published = not record["config"].get("private_seed", False)
-        delta = delta if "delta" in given(ctx) else record["guarantee"]["delta"]
+        delta = delta if "delta" in named else record["guarantee"]["delta"]
     else:
+        if as_printed and sampling_rate is not None:
+            raise UsageError("Algorithm 1 as printed has disjoint batches: drop --sampling-rate or --as-printed")
         if alpha_source is None:
             alpha_source = Alpha.PRIVATE if as_printed else Alpha.NONE
-        if as_printed:
-            if sampling_rate is not None:
-                raise UsageError("Algorithm 1 as printed has disjoint batches: drop --sampling-rate or --as-printed")
-            mechanism = Mechanism.as_printed(clip, z0, gpus, micro_batch_size, decay, tau, alpha_source, alpha_max)
-        else:
-            if alpha_max != 1:
-                raise UsageError("--alpha-max matters only as printed (sound noise comes before scaling back): drop it")
-            mechanism = Mechanism.sound(clip, z0, gpus, micro_batch_size, decay, tau, alpha_source, sampling_rate)
+        sizes = clip, z0, gpus, micro_batch_size
+        mechanism = _described(as_printed, alpha_max, sampling_rate, *sizes, decay=decay, tau=tau, alpha=alpha_source)
         if z0 == 0:
             raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")
         bill = mechanism.bill(epochs) if steps is None else mechanism.bill(steps=steps)
         published = False
     guarantee = judge(mechanism, bill, delta, published, neighbours, utterances_per_person, tight)
     report = _report(mechanism, bill, guarantee)
-    if guarantee.status == "holds":
-        report["attack"] = _attack(accountant_for(mechanism, bill, neighbours, utterances_per_person, tight))
+    if guarantee.status == "holds":  # the most that any attack on membership can reach
+        accountant = accountant_for(mechanism, bill, neighbours, utterances_per_person, tight)
+        hundredth, thousandth = accountant.best_tpr(np.array([0.01, 0.001])).tolist()
+        rates = {"best_tpr_at_fpr_0.01": hundredth, "best_tpr_at_fpr_0.001": thousandth}
+        report["attack"] = {"best_auc": accountant.best_auc(), **rates}
     if target_epsilon is not None:
         budget = Budget(target_epsilon, delta, neighbours, utterances_per_person)
         report["calibration"] = _calibration(mechanism, bill, budget, tight)
     if as_json:
         print_json(report, allow_nan=False)
     else:
-        _print(report, mechanism, tight)
+        adjacent = Adjacency(guarantee.adjacency).name.lower().replace("_", "-")
+        print(words("account", report, mechanism, adjacent, tight))
 
 
 def _refuse_contradictions(named: set[str], decay: str, sampling_rate: float | None) -> None:
@@ -119,6 +134,25 @@ def _refuse_contradictions(named: set[str], decay: str, sampling_rate: float | N
         raise UsageError("--tight counts only with --sampling-rate, as disjoint batches are accounted exactly: drop it")
 
 
+def _described(
+    as_printed: bool,
+    alpha_max: float,
+    sampling_rate: float | None,
+    clip: float,
+    z0: float,
+    gpus: int,
+    micro_batch_size: int,
+    **settings: Any,
+) -> Mechanism:
+    from edp_lab.privacy import Mechanism
+
+    if as_printed:
+        return Mechanism.as_printed(clip, z0, gpus, micro_batch_size, alpha_max=alpha_max, **settings)
+    if alpha_max != 1:
+        raise UsageError("--alpha-max matters only as printed (sound noise comes before scaling back): drop it")
+    return Mechanism.sound(clip, z0, gpus, micro_batch_size, sampling_rate=sampling_rate, **settings)
+
+
 def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) -> dict[str, Any]:
     from edp_lab.privacy import NoGuarantee, claim
 
@@ -128,37 +162,24 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
         sensitivity = None
     if sensitivity == float("inf"):
         raise UsageError("the clip norm times the largest alpha exceeds the largest float: lower one of them")
+    names = ("mu", "method", "adjacency", "sampling", "delta", "reason", "epsilon_if_alpha_public", "scope")
     holds = {
         "status": guarantee.status,
         "epsilon": guarantee.epsilon if guarantee.status == "holds" else None,
         "epsilon_if_seed_secret": guarantee.epsilon,
-        "mu": guarantee.mu,
-        "method": guarantee.method,
-        "adjacency": guarantee.adjacency,
-        "sampling": guarantee.sampling,
-        "delta": guarantee.delta,
-        "reason": guarantee.reason,
-        "epsilon_if_alpha_public": guarantee.epsilon_if_alpha_public,
-        "scope": guarantee.scope,
+        **{name: getattr(guarantee, name) for name in names},
     }
+    noise = [mechanism.noise_std(t) for t in bill]
     return {
         "claimed": asdict(claim(mechanism, bill, guarantee.delta)),
         "holds": holds,
         "epochs": len(bill),
         "releases": sum(bill.values()),
         "z_t": [mechanism.noise_multiplier_setting(t) for t in bill],
-        "noise_multiplier": [mechanism.noise_std(t) / sensitivity if sensitivity else None for t in bill],
+        "noise_multiplier": [std / sensitivity if sensitivity else None for std in noise],
         "sensitivity": sensitivity,
-        "noise_std": [mechanism.noise_std(t) for t in bill],
+        "noise_std": noise,
     }
-
-
-def _attack(accountant: Accountant) -> dict[str, float]:
-    """The most that any attack on membership can reach."""
-    import numpy as np
-
-    hundredth, thousandth = accountant.best_tpr(np.array([0.01, 0.001])).tolist()
-    return {"best_auc": accountant.best_auc(), "best_tpr_at_fpr_0.01": hundredth, "best_tpr_at_fpr_0.001": thousandth}
 
 
 def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget, tight: bool) -> dict[str, Any]:
@@ -181,115 +202,158 @@ def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget, tig
         return {"epsilon": budget.epsilon, **unknown, "reason": str(none)}
 
 
-def _print(report: dict[str, Any], mechanism: Mechanism, tight: bool) -> None:
-    from edp_lab.privacy import Adjacency
-    from edp_lab.privacy.guarantee import upward
-
-    decays = mechanism.decay != "none"
-    claimed, holds = report["claimed"], report["holds"]
-
-    def bound(epsilon: float | None) -> str:
-        return "none" if epsilon is None else upward(epsilon, 6)
-
-    sound = "DP-SGD" if mechanism.micro_batch_size == 1 else "sound eDP-SGD"
-    name = "Algorithm 1 as printed" if mechanism.variant == "as-printed" else sound
-    length = f"{report['releases']} steps" if mechanism.sampling_rate else f"{report['epochs']} epoch(s)"
-    print(f"{name}, {length}, {mechanism.num_devices} device(s), delta {holds['delta']:.3g}\n")
-    if holds["delta"] >= LARGE_DELTA:
-        print(f"  delta is large: who publishes everything with probability {holds['delta']:.3g} meets it\n")
-    neighbours = Adjacency(holds["adjacency"]).name.lower().replace("_", "-")
-    print(f"  the paper's accounting   epsilon {number(claimed['epsilon'])}")
-    print(f"      {claimed['method']}; {claimed['reason']}")
-    print(f"  what holds               epsilon {bound(holds['epsilon'])}")
-    print(f"      {holds['method']}; neighbours: {neighbours}; batches: {holds['sampling']}")
-    if holds["status"] != "holds":
-        print(f"      {holds['reason']}")
-        if holds["epsilon_if_seed_secret"] is not None:
-            print(f"      with a secret seed (edp-lab train --private-seed): {bound(holds['epsilon_if_seed_secret'])}")
-        elif holds["epsilon_if_alpha_public"] is not None:
-            print(f"      had alpha come from public text: epsilon {bound(holds['epsilon_if_alpha_public'])}")
-    elif claimed["epsilon"] is not None and claimed["epsilon"] > holds["epsilon"]:
-        print("      the paper's number is an upper bound here: looser, not wrong")
-    first, last = report["noise_multiplier"][:1], report["noise_multiplier"][-1:]
-    if first and first[0] is not None:
-        print(f"\n  noise over sensitivity: {number(first[0])} in the first epoch, {number(last[0])} in the last")
-        noise = f"noise on the sum over devices {number(report['noise_std'][0])} at first"
-        print(f"  sensitivity {number(report['sensitivity'])}; {noise}")
-    if "attack" in report:
-        auc, tpr = report["attack"]["best_auc"], report["attack"]["best_tpr_at_fpr_0.01"]
-        if auc > ALL_BUT_CERTAIN:
-            print("  any attack on membership: no limit to speak of (AUC at most 1)")
-        else:
-            print(f"  any attack on membership: AUC at most {auc:.4f}, at most {tpr:.1%} found with 1 % false alarms")
-    if "calibration" in report:
-        found = report["calibration"]
-        print(f"\n  to meet epsilon {number(found['epsilon'])}:")
-        if "reason" in found:
-            print(f"      no setting does: {found['reason']}")
-        else:
-            print(f"      z0 {number(found['z0'])}, or" + (", by Renyi DP, which allows less," if tight else ""))
-            epochs = f"{found['epochs'] or 'not even one'} epoch(s)"
-            epochs += f" or {found['steps']} steps" if found["steps"] else ""
-            epochs += ", perhaps more," if found["more_epochs_not_tried"] else ""
-            print(f"      {epochs} at this z0" + (", or" if decays else ""))
-            if decays:
-                print("      no tau does" if found["tau"] is None else f"      tau {number(found['tau'])} at this z0")
-    print()
-    for clause in holds["scope"].split("; "):
-        print(textwrap.fill(clause, 100, initial_indent="  ", subsequent_indent="      "))
-
-
-# ---- The epsilons of Table 1 ----------------------------------------------------------------------------------------
-
-
 def table1_epsilon(as_json: Json = False) -> None:
     """Every epsilon of the paper's Table 1: a setting that explains it, and the true epsilon of that setting."""
-    from edp_lab.reproduce.paper.table1_epsilon import explain_table1
-
-    result = explain_table1()
-    if as_json:
-        print_json(asdict(result))
-    else:
-        _show_table1(result)
-
-
-def _show_table1(result: Table1Epsilon) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from edp_lab.privacy import Decay
+    from edp_lab.reproduce.paper.table1_epsilon import ExplainedEpsilon, explain_table1
 
+    def cell(row: ExplainedEpsilon) -> str:
+        setting, mark = row.closest, "" if row.survives_float32 else " *"
+        tau = "" if setting.tau is None else f" tau {setting.tau:g}"
+        true = math.ceil(row.true_log10_epsilon * 10) / 10
+        return f"{row.log10_epsilon} -> {true}{mark}\n[dim]z0 {setting.z0:.3g}{tau} T {setting.epochs}[/dim]"
+
+    result = explain_table1()
+    if as_json:
+        print_json(asdict(result))
+        return
     console = screen(markup=True)
-    console.print(
-        f"log10 epsilon in Table 1: as printed -> true (rounded up) if alpha were public, N = {result.num_gpus} GPUs,\n"
-        "and a setting that explains the printed value: z0, tau, number of epochs T."
-    )
     table = Table("model", "corpus", *(f"{decay} decay".replace("none", "no") for decay in Decay), box=SIMPLE_HEAD)
     for start in range(0, len(result.rows), len(Decay)):
         cells = result.rows[start : start + len(Decay)]
-        table.add_row(cells[0].model, cells[0].corpus, *map(_cell, cells))
+        table.add_row(cells[0].model, cells[0].corpus, *map(cell, cells))
+    console.print(words("table1_above", result))
     console.print(table)
-    console.print(_epochs(result))
-    console.print(result.note)
-    console.print("With alpha from private gradients, as in the paper, no epsilon holds at all.")
-    console.print("* On paper only: float32 arithmetic swallows the noise of this setting before the last epoch.")
+    console.print(words("table1_below", result))
 
 
-def _cell(row: ExplainedEpsilon) -> str:
-    setting = row.closest
-    tau = "" if setting.tau is None else f" tau {setting.tau:g}"
-    true = math.ceil(row.true_log10_epsilon * 10) / 10
-    mark = "" if row.survives_float32 else " *"
-    return f"{row.log10_epsilon} -> {true}{mark}\n[dim]z0 {setting.z0:.3g}{tau} T {setting.epochs}[/dim]"
+# ---- Audits ----------------------------------------------------------------------------------------------------------
+
+Confidence = Annotated[float, "With which the lower bound on epsilon holds."]
+
+audit_app = App(no_args_is_help=True, help="Audits: put a claimed epsilon to the test.")
 
 
-def _epochs(result: Table1Epsilon) -> str:
-    ranges = [(row, *row.epochs_range) for row in result.rows if row.epochs_range]
-    high, least, _ = max(ranges, key=lambda item: item[1])
-    low, _, most = min(ranges, key=lambda item: item[2])
-    common = " or ".join(map(str, result.common_epochs))
-    return (
-        f"{len(ranges)} of the {len(result.rows)} values can be explained, each with a T of its own; all of them with "
-        f"one T only if T = {common}:\n{high.log10_epsilon} ({high.model}, {high.corpus}, {high.decay}) needs "
-        f"T >= {least}, {low.log10_epsilon} ({low.model}, {low.corpus}, {low.decay}) needs T <= {most}."
+@audit_app.callback()
+def _audits() -> None:
+    pass
+
+
+@audit_app.command()
+def mechanism(
+    as_printed: AsPrinted = False,
+    gpus: Gpus = 8,
+    z0: Annotated[float, "Noise multiplier. Sound: noise over sensitivity; as printed: std(y)/C of one device."] = 1.0,
+    clip: Clip = 1.0,
+    delta: Delta = 1e-5,
+    micro_batch_size: MicroBatchSize = 8,
+    alpha_max: AlphaMax = 1.0,
+    alpha: Annotated[
+        str | None,
+        typer.Option(
+            "--alpha",
+            "--alpha-source",
+            help="Layer scales from: none, public, or, as printed only, private, which is audited as if public "
+            "(default: none; public if --as-printed).",
+        ),
+    ] = None,
+    draws: Annotated[int, "Steps drawn with the canary, and as many without."] = 10_000,
+    confidence: Confidence = 0.95,
+    seed: Annotated[int, "Of the noise."] = 0,
+    as_json: Json = False,
+) -> None:
+    """Draw one step with and without a canary: a lower bound on epsilon beside the epsilon that is claimed.
+
+    No training. As printed, the claim is the paper's zCDP epsilon of one step; sound, it is the epsilon that holds.
+    """
+    from edp_lab.attacks.audit.step_audit import audit_mechanism
+    from edp_lab.privacy import Alpha
+    from edp_lab.privacy.csprng import key_from_seed
+
+    check_seed(seed)
+    if alpha is None:
+        alpha = Alpha.PUBLIC if as_printed else Alpha.NONE
+    described = _described(as_printed, alpha_max, None, clip, z0, gpus, micro_batch_size, alpha=alpha)
+    with bar("draws", total=2 * draws, patience=PATIENCE) as (update, _):
+        audit = audit_mechanism(described, delta, key_from_seed(seed), draws, confidence, update)
+    if as_json:
+        print_json({**asdict(audit), "seed": seed}, allow_nan=False)
+    else:
+        print(words("audited_step", audit))
+
+
+@audit_app.command("one-run")
+def one_run(
+    ctx: typer.Context,
+    corpus: Annotated[str | None, "A name from `edp-lab data list`, or a path; --model linear has none."] = None,
+    model: Annotated[
+        str, "clc, bert, or linear (one layer and no corpus: gradient canaries alone, in a second)."
+    ] = "clc",
+    canaries: Annotated[int, "How many; each is in with chance 1/2."] = 1000,
+    kind: Annotated[
+        str,
+        "gradient (white box: each pushes the gradient its own way as hard as the clip allows) or mislabelled "
+        "(black box: utterances with a wrong intent, told by their loss).",
+    ] = "gradient",
+    method: Annotated[str, "edp-sgd, or dp-sgd (every utterance clipped alone)."] = "edp-sgd",
+    as_printed: AsPrinted = False,
+    gpus: Gpus = 8,
+    z0: Annotated[
+        float | None,
+        "Noise multiplier (default: 1). Sound: noise over sensitivity; as printed: std(y)/C of one device.",
+    ] = None,
+    target_epsilon: Annotated[
+        float | None, "Instead of --z0: the noise with which this epsilon holds for the run."
+    ] = None,
+    clip: Clip = 1.0,
+    batch_size: BatchSize = 64,
+    micro_batch_size: Annotated[
+        int | None, "Utterances that share a clip (default: batch size over devices; dp-sgd: 1)."
+    ] = None,
+    sampling: Annotated[str | None, "shuffle, or poisson (dp-sgd only) (default: shuffle; poisson for dp-sgd)."] = None,
+    epochs: Epochs = 1,
+    size: Annotated[str, "Of the model: small or paper."] = "small",
+    pretrained: Annotated[str | None, "FastText .vec/.bin, a folder of edp-lab pretrain, or a BERT hub name."] = None,
+    delta: Delta = 1e-5,
+    confidence: Confidence = 0.95,
+    seed: Annotated[int, "Of split, weights, order, canaries and noise."] = 0,
+    as_json: Json = False,
+) -> None:
+    """Train once with many canaries: a lower bound on the run's epsilon beside the epsilon that is claimed.
+
+    Every canary is in or out by a coin. Whoever sees what the run releases guesses which; more right guesses than the
+    claim allows refute it (Steinke, Nasr and Jagielski 2023). All layer scales alpha are 1.
+
+    Try: edp-lab audit one-run --model linear --as-printed --z0 4
+    """
+    from edp_lab.attacks.audit.one_run import audit_one_run
+
+    check_seed(seed)
+    linear = model == "linear"
+    if model not in ("clc", "bert", "linear"):
+        raise UsageError(f"unknown model {model!r}: choose clc, bert or linear")
+    if linear and corpus is not None:
+        raise UsageError("the linear model is made of canaries alone: drop --corpus, or choose another --model")
+    if not linear and corpus is None:
+        raise UsageError("a run needs --corpus (or --model linear, which has none): name one")
+    if z0 is not None and target_epsilon is not None:
+        raise UsageError("--target-epsilon decides z0: drop one of them")
+    config = chosen(
+        ctx,
+        TrainConfig,
+        corpus=corpus or "",
+        model="clc" if linear else model,
+        z0=1.0 if z0 is None else z0,
+        alpha="none",
+        dropout=0.0,  # it would only make canaries harder to remember
     )
+    one_thread_if_small(size)
+    with bar("steps", patience=PATIENCE) as (update, _):
+        audit = audit_one_run(config, canaries, kind, linear, confidence, target_epsilon, update)
+    if as_json:
+        print_json({**asdict(audit), "corpus": corpus, "seed": seed}, allow_nan=False)
+    else:
+        print(words("audited_run", audit, corpus))

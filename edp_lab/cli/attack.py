@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +29,7 @@ from edp_lab.cli.options import (
     options_of,
     write_text,
 )
-from edp_lab.cli.output import print_json, table, telling
+from edp_lab.cli.output import number, print_json, table, telling, words
 from edp_lab.cli.train import listening, one_thread_if_small
 from edp_lab.errors import UsageError
 from edp_lab.training.config import TrainConfig
@@ -39,7 +37,6 @@ from edp_lab.training.config import TrainConfig
 if TYPE_CHECKING:
     from edp_lab.attacks.extraction import ExtractionRow, InversionRow
     from edp_lab.attacks.membership.attacks import Attacked
-    from edp_lab.attacks.memorisation import Memorisation
     from edp_lab.training.trainer import Event
 
 attack_app = App(
@@ -83,81 +80,41 @@ def canaries(
     counts = numbers("--repetitions", repetitions, "0,1,4,16")
     config = chosen(ctx, TrainConfig)
     one_thread_if_small(size)
-    with _training() as progress:
-        rows = measure_memorisation(config, commas(methods), counts, each, references, progress)
-    if as_json:
-        settings = {name: getattr(config, name) for name in SETTINGS}
-        found = {"settings": settings, "fillings": references + 1, "rows": [asdict(row) for row in rows]}
-        print_json(found, allow_nan=False)
-    else:
-        _show_canaries(config, rows, references + 1)
-
-
-@contextmanager
-def _training() -> Iterator[Callable[[str, Event], None]]:
-    """A bar on a terminal and a line per epoch, under the name of each method."""
-    now = ""
+    last_heard, fillings = "", references + 1
     with listening() as listen:
 
         def progress(method: str, event: Event) -> None:
-            nonlocal now
-            if method != now:
+            nonlocal last_heard
+            if method != last_heard:
                 sys.stderr.write(f"{method}\n")
-                now = method
+                last_heard = method
             listen(event)
 
-        yield progress
-
-
-def _show_canaries(config: TrainConfig, rows: list[Memorisation], fillings: int) -> None:
+        rows = measure_memorisation(config, commas(methods), counts, each, references, progress)
+    if as_json:
+        settings = {name: getattr(config, name) for name in SETTINGS}
+        found = {"settings": settings, "fillings": fillings, "rows": [asdict(row) for row in rows]}
+        print_json(found, allow_nan=False)
+        return
     lines = [["method", "copies", "exposure", "95 %", "extracted", "95 %", "epsilon"]]
     for row in rows:
-        (low, high), (few, many) = row.interval, row.extracted_interval
-        lines.append(
-            [
-                row.method,
-                str(row.repetitions),
-                f"{row.exposure:.2f}",
-                f"{low:.1f}-{high:.1f}",
-                f"{row.extracted}/{len(row.exposures)}",
-                f"{few:.2f}-{many:.2f}",
-                "-" if not row.repetitions else "none" if row.epsilon is None else f"{row.epsilon:.3g}",
-            ]
-        )
+        exposure = f"{row.exposure:.2f}", "{:.1f}-{:.1f}".format(*row.interval)
+        extracted = f"{row.extracted}/{len(row.exposures)}", "{:.2f}-{:.2f}".format(*row.extracted_interval)
+        epsilon = number(row.epsilon, 3) if row.repetitions else "-"
+        lines.append([row.method, str(row.repetitions), *exposure, *extracted, epsilon])
     Console(highlight=False, markup=False).print(table(lines, groups=1, **PACKED))
-    print(
-        f"\n{config.corpus}, {config.size} {config.model}, {config.epochs} epochs, z0 {config.z0:g}, seed {config.seed}"
-    )
-    print("\n".join(_notes(rows, fillings)))
-
-
-def _notes(rows: list[Memorisation], fillings: int) -> list[str]:
-    expected = "about 1.44 without memorisation"
-    sers = {row.method: row.test_ser for row in rows}
-    lines = [
-        f"exposure: mean in bits, {expected}; {rows[0].cap:.2f} at most, for rank 1 of {fillings:,}",
-        "extracted: canaries with rank 1; copies 0: the control, never inserted",
-        f"test SER: {', '.join(f'{method} {ser:.3f}' for method, ser in sers.items())}",
-    ]
-    deltas = [row.delta for row in rows if row.epsilon is not None]
-    if deltas:
-        lines.append(f"epsilon: of all copies together, at delta {deltas[0]:.2g}, had the seed been secret")
-    for row in {row.method: row for row in rows if row.repetitions and row.epsilon is None}.values():
-        claimed = (
-            "" if row.epsilon_claimed is None else f"; the paper's accounting says epsilon {row.epsilon_claimed:.3g}"
-        )
-        lines.append(f"no guarantee for {row.method}: {row.reason}{claimed}")
-    for row in rows:
-        if row.extraction_limit is not None and row.extraction_limit < 0.995:
-            share = f"at most {100 * row.extraction_limit:.2g} % of canaries are extracted on average"
-            copies = "1 copy" if row.repetitions == 1 else f"{row.repetitions} copies"
-            lines.append(f"{row.method}, {copies}: by the guarantee {share}")
-    return lines
+    # a row of each method; of those inserted and without a guarantee the last, if there are any
+    by_method = {row.method: row for row in sorted(rows, key=lambda row: row.repetitions > 0 and row.epsilon is None)}
+    print(words("canaries", config, rows, list(by_method.values()), fillings))
 
 
 # ---- What its answers give away --------------------------------------------------------------------------------------
 
 WIDTH = 100
+HEADINGS = {
+    "extraction": ("agreement %", "(95 %)", "by guessing", "own labels", "right"),
+    "inversion": ("like class", "like others", "judged %", "(95 %)", "by guessing"),
+}
 OF_BOTH = (
     "By guessing: the same attack without an answer of the victim. Epsilon: of one private training example, had the "
     "seed been secret; none: no guarantee. Strangers: a model that learnt other people's images."
@@ -201,7 +158,7 @@ def extraction(
     **options: Any,
 ) -> None:
     """Copy a model by its answers (Tramer et al. 2016), by number of queries."""
-    _attack_answers(ctx, _extraction_lines)
+    _attack_answers(ctx, _extraction_cells)
 
 
 @attack_app.command()
@@ -215,22 +172,18 @@ def inversion(
     **options: Any,
 ) -> None:
     """Draw what a model takes for each class (Fredrikson et al. 2015), by number of queries and by the white box."""
-    _attack_answers(ctx, _inversion_lines)
+    _attack_answers(ctx, _inversion_cells)
 
 
-def _attack_answers(ctx: typer.Context, lines: Callable[[Any], list[list[str]]]) -> None:
+def _attack_answers(ctx: typer.Context, cells: Callable[[Any], list[str]]) -> None:
     """Once all that can be wrong has been checked: train the victims, attack them, print. Inversion has no inputs."""
     from edp_lab.attacks.extraction import check_inputs, check_queries, extract, invert, share_out, train_victims
     from edp_lab.corpora.images import load_images
     from edp_lab.reproduce.thesis.claims_networks import said
     from edp_lab.three_phase.phases import ThreePhaseSettings
 
-    data, queries, inputs, asked = (
-        ctx.params["data"],
-        ctx.params["queries"],
-        ctx.params.get("inputs"),
-        chosen(ctx, Victims),
-    )
+    attack, data, queries, inputs = str(ctx.info_name), *map(ctx.params.get, ("data", "queries", "inputs"))
+    asked = chosen(ctx, Victims)
     counts = check_queries([*numbers("--queries", str(queries), "25,100")], 2 if inputs is None else 1)
     settings = chosen(ctx, ThreePhaseSettings, phases=(1, 2, 3) if asked.sigma else (2, 3))
     shares = share_out(load_images(str(data), asked.seed))
@@ -242,65 +195,30 @@ def _attack_answers(ctx: typer.Context, lines: Callable[[Any], list[list[str]]])
             rows: Any = invert(victims, shares, counts, asked.labels_only, asked.seed, told)
         else:
             rows = extract(victims, shares, counts, asked.labels_only, inputs, asked.seed, told)
-    attack = str(ctx.info_name)
     conclusion = said(attack, rows)
     if ctx.params["as_json"]:
         every = {"data": data, "queries": queries, **asdict(asked), "inputs": inputs}
-        settings_given = {name: value for name, value in every.items() if value is not None}
-        print_json(
-            {"attack": attack, "settings": settings_given, "rows": [asdict(row) for row in rows], "said": conclusion},
-            allow_nan=False,
-        )
-    else:
-        Console(highlight=False, markup=False, width=WIDTH).print(table(lines(rows), groups=3, **PACKED))
-        print("\n".join(["", *textwrap.wrap(NOTES[attack], WIDTH), "", *textwrap.wrap(conclusion, WIDTH)]))
+        given = {name: value for name, value in every.items() if value is not None}
+        found = {"attack": attack, "settings": given, "rows": [asdict(row) for row in rows], "said": conclusion}
+        print_json(found, allow_nan=False)
+        return
+    lines = [["victim", "epsilon", "accuracy", "queries", *HEADINGS[attack]]]
+    for row in rows:
+        asked_for = "white box" if row.queries is None else f"{row.queries:,}"
+        lines.append([row.victim, number(row.epsilon, 3), f"{100 * row.victim_accuracy:.1f}", asked_for, *cells(row)])
+    Console(highlight=False, markup=False, width=WIDTH).print(table(lines, groups=3, **PACKED))
+    print("\n".join(["", *textwrap.wrap(NOTES[attack], WIDTH), "", *textwrap.wrap(conclusion, WIDTH)]))
 
 
-def _extraction_lines(rows: Sequence[ExtractionRow]) -> list[list[str]]:
-    heading = [
-        "victim",
-        "epsilon",
-        "accuracy",
-        "queries",
-        "agreement %",
-        "(95 %)",
-        "by guessing",
-        "own labels",
-        "right",
-    ]
-    return [heading] + [
-        [
-            *_victim(row),
-            f"{row.queries:,}",
-            f"{100 * row.agreement:.1f}",
-            _range(row.agreement_interval),
-            f"{100 * row.guess_agreement:.1f}",
-            "-" if row.own_labels_agreement is None else f"{100 * row.own_labels_agreement:.1f}",
-            f"{100 * row.accuracy:.1f}",
-        ]
-        for row in rows
-    ]
+def _extraction_cells(row: ExtractionRow) -> list[str]:
+    shares = row.agreement, row.guess_agreement, row.own_labels_agreement, row.accuracy
+    agreement, *others = ("-" if share is None else f"{100 * share:.1f}" for share in shares)
+    return [agreement, _range(row.agreement_interval), *others]
 
 
-def _inversion_lines(rows: Sequence[InversionRow]) -> list[list[str]]:
-    heading = ["victim", "epsilon", "accuracy", "queries", "like class", "like others", "judged %", "(95 %)"]
-    return [[*heading, "by guessing"]] + [
-        [
-            *_victim(row),
-            "white box" if row.queries is None else f"{row.queries:,}",
-            f"{row.correlation:.2f}",
-            f"{row.others:.2f}",
-            f"{100 * row.judged:.0f}",
-            _range(row.judged_interval),
-            f"{100 * row.guess_judged:.0f}",
-        ]
-        for row in rows
-    ]
-
-
-def _victim(row: ExtractionRow | InversionRow) -> list[str]:
-    epsilon = "none" if row.epsilon is None else f"{row.epsilon:.3g}"
-    return [row.victim, epsilon, f"{100 * row.victim_accuracy:.1f}"]
+def _inversion_cells(row: InversionRow) -> list[str]:
+    correlations, judged = [f"{row.correlation:.2f}", f"{row.others:.2f}"], f"{100 * row.judged:.0f}"
+    return [*correlations, judged, _range(row.judged_interval), f"{100 * row.guess_judged:.0f}"]
 
 
 def _range(interval: tuple[float, float]) -> str:
@@ -322,6 +240,7 @@ Out = Annotated[Path | None, "Also write the JSON to this file."]
 
 @attack_app.command()
 def loss(
+    ctx: typer.Context,
     run: RunFolder,
     fpr: Fpr = "0.01,0.001",
     confidence: Confidence = 0.95,
@@ -332,12 +251,12 @@ def loss(
     """The floor: call those members whose loss is low. No training."""
     from edp_lab.attacks.membership.attacks import attack_loss
 
-    rates = _rates(fpr)
-    _finish(lambda run, told: attack_loss(run, rates, confidence), run, against, out, as_json)
+    _finish(ctx, lambda run, told, **settings: attack_loss(run, **settings))
 
 
 @attack_app.command()
 def shadow(
+    ctx: typer.Context,
     run: RunFolder,
     shadow: Annotated[
         list[str] | None,
@@ -357,15 +276,12 @@ def shadow(
     """The paper's attack: a shadow model on a public corpus teaches a classifier what members look like."""
     from edp_lab.attacks.membership.attacks import attack_shadow
 
-    corpora, rates = tuple(shadow or ()), _rates(fpr)
-    attack = partial(
-        attack_shadow, shadows=corpora, classifier=classifier, fprs=rates, confidence=confidence, plain=plain
-    )
-    _finish(partial(attack, seed=seed, cache=cache), run, against, out, as_json)
+    _finish(ctx, attack_shadow, shadows=tuple(shadow or ()), classifier=classifier, plain=plain)
 
 
 @attack_app.command()
 def lira(
+    ctx: typer.Context,
     run: RunFolder,
     shadows: Annotated[int, "Shadow models, an even number; each is trained on half of the pool."] = 16,
     offline: Annotated[bool, "Use only the shadow models that were not trained on an utterance."] = False,
@@ -382,71 +298,30 @@ def lira(
     """The strong attack (Carlini et al. 2022): how likely is this confidence with, and without, the utterance?"""
     from edp_lab.attacks.membership.attacks import attack_lira
 
-    models: dict[str, Any] = {
-        "shadows": shadows,
-        "online": not offline,
-        "size": size,
-        "epochs": epochs,
-        "seed": seed,
-        "cache": cache,
-    }
-    _finish(partial(attack_lira, fprs=_rates(fpr), confidence=confidence, **models), run, against, out, as_json)
+    _finish(ctx, attack_lira, shadows=shadows, online=not offline, size=size, epochs=epochs)
 
 
-def _rates(text: str) -> tuple[float, ...]:
+def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any) -> None:
+    """With what all three commands are told."""
+    from edp_lab.attacks.membership.attacks import change, same_pool
+
+    run, against, out, text = (ctx.params[name] for name in ("run", "against", "out", "fpr"))
     try:
-        rates = tuple(float(number) for number in text.split(","))
+        rates = tuple(float(rate) for rate in text.split(","))
     except ValueError:
         rates = ()
     if not rates or not all(0 < rate < 1 for rate in rates):
         raise UsageError(f"--fpr is {text!r}: give rates between 0 and 1 with commas between, such as 0.01,0.001")
-    return rates
-
-
-def _finish(attack: Callable[..., Attacked], run: Path, against: Path | None, out: Path | None, as_json: bool) -> None:
-    from edp_lab.attacks.membership.attacks import change, same_pool
-
     check_file(out)
     if against is not None:
         same_pool(against, run)
+    settings |= {name: ctx.params[name] for name in ("confidence", "seed", "cache") if name in ctx.params}
     with telling() as told:
-        before = None if against is None else attack(against, told=told)
-        attacked = attack(run, told=told)
+        before = None if against is None else attack(against, fprs=rates, told=told, **settings)
+        attacked = attack(run, fprs=rates, told=told, **settings)
     changed = None if before is None else change(before, attacked)
-    result = json.dumps({**attacked.to_json(), "change": changed}, indent=2, allow_nan=False)
-    print(result if as_json else "\n".join([*_lines(attacked), *_change_line(changed)]))
+    found = attacked.to_json()
+    result = json.dumps({**found, "change": changed}, indent=2, allow_nan=False)
+    print(result if ctx.params["as_json"] else words("membership", found, attacked.title, changed))
     if out is not None:
         write_text(out, f"{result}\n", "give another --out")
-
-
-def _lines(attacked: Attacked) -> list[str]:
-    result: dict[str, Any] = attacked.to_json()
-    percent = f"{100 * result['confidence']:g} %"
-    low, high = result["auc_interval"]
-    lines = [
-        f"{attacked.title}: {result['members']} members, {result['non_members']} non-members",
-        f"  AUC            {result['auc']:.4f}  ({percent}: {low:.4f} to {high:.4f})   0.5 is guessing",
-    ]
-    for rate, found in result["tpr_at_fpr"].items():
-        name = f"TPR at {100 * float(rate):g} %"
-        if found["value"] is None:
-            lines.append(f"  {name:<14} no number: {found['why']}")
-        else:
-            lines.append(f"  {name:<14} {_rate(found, percent)}   guessing there: {_rate(found['guessing'])}")
-    lines += [f"  advantage      {result['advantage']:.4f}", f"guarantee: {attacked.bound_said}"]
-    if (bound := result["bound"]) is not None:
-        rates = ", ".join(f"{value:.4f} at {100 * float(fpr):g} %" for fpr, value in bound["tpr_at_fpr"].items())
-        lines.append(f"  and the TPR by {rates} FPR, the advantage by {bound['advantage']:.4f}")
-    return [*lines, f"guards: {result['guards']['said']}", f"verdict: {attacked.verdict}"]
-
-
-def _rate(found: dict[str, Any], before: str = "") -> str:
-    low, high = found["interval"]
-    return f"{found['value']:.4f}  ({before + ': ' if before else ''}{low:.4f} to {high:.4f})"
-
-
-def _change_line(changed: dict[str, Any] | None) -> list[str]:
-    if changed is None:
-        return []
-    relative, low, high = (100 * number for number in (changed["relative"], *changed["interval"]))
-    return [f"AUC against {changed['against']}: {relative:+.1f} % ({low:+.1f} to {high:+.1f} %)"]

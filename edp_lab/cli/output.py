@@ -1,4 +1,4 @@
-"""What commands print: JSON, tables, and on standard error how far the work has come."""
+"""What commands print: words, JSON, tables, and on standard error how far the work has come."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import html
 import io
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 from rich.box import SIMPLE_HEAD
@@ -26,6 +29,26 @@ def print_json(value: Any, indent: int = 2, **how: Any) -> None:
 
 def number(value: float | None, digits: int = 6, absent: str = "none") -> str:
     return absent if value is None else f"{value:.{digits}g}"
+
+
+@cache
+def _macros() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from edp_lab.privacy.guarantee import upward
+
+    def fill(text: str, indent: str = "") -> str:
+        return textwrap.fill(text, 100, initial_indent=indent, subsequent_indent=3 * indent)
+
+    beside = FileSystemLoader(Path(__file__).parent)
+    here = Environment(loader=beside, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    here.filters |= {"n": number, "up": lambda bound: "none" if bound is None else upward(bound, 6), "fill": fill}
+    return here.get_template("words.txt.j2").module
+
+
+def words(macro: str, *values: Any) -> str:
+    """A macro of ``words.txt.j2``, filled in."""
+    return str(getattr(_macros(), macro)(*values)).removesuffix("\n")
 
 
 def screen(width: int = WIDTH, markup: bool = False) -> Console:

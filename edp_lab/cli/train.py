@@ -1,4 +1,4 @@
-"""``edp-lab train``, ``evaluate``, ``predict`` and ``pretrain``."""
+"""``edp-lab data``, ``train``, ``evaluate``, ``predict`` and ``pretrain``: from a corpus to a model in use."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from edp_lab.cli.options import Json, RunFolder, chosen, given, options_of
-from edp_lab.cli.output import bar, number, print_json
+from edp_lab.cli.options import App, Json, RunFolder, chosen, given, options_of, output_folder
+from edp_lab.cli.output import bar, number, print_json, words
 from edp_lab.errors import UsageError
 from edp_lab.training.config import SIZES, TrainConfig
 
@@ -25,8 +25,70 @@ if TYPE_CHECKING:
     from edp_lab.training.pretraining import Progress
     from edp_lab.training.trainer import Event
 
-_number = partial(number, digits=4, absent="-")
 TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
+
+
+# ---- Corpora ---------------------------------------------------------------------------------------------------------
+
+data_app = App(no_args_is_help=True, help="Corpora: list, fetch, make.")
+
+
+@data_app.command("list")
+def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False) -> None:
+    """Every corpus the course knows, its licence, and where it lies on this machine."""
+    from edp_lab.corpora import list_corpora
+
+    rows = list_corpora()
+    if as_json:
+        print_json([{**vars(r), "where": None if r.where is None else str(r.where)} for r in rows])
+        return
+    width = max(len(row.name) for row in rows)
+    for row in rows:
+        where = str(row.where) if row.where else f"not here: edp-lab data fetch {row.name}"
+        count = "-" if row.utterances is None else f"{row.utterances:,}"
+        print(f"{row.name:<{width}}  {count:>7}  {row.description}\n{'':<{width}}  {row.licence}; {where}")
+
+
+@data_app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="A name from `edp-lab data list`.")],
+    to: Annotated[Path | None, "Data folder. (default: data/ of a checkout, else the cache)"] = None,
+) -> None:
+    """Download a corpus, check every file's checksum, and leave nothing half-written."""
+    from edp_lab.corpora import fetch as run
+
+    with bar(name, TextColumn("{task.description}"), DownloadColumn()) as (update, _):
+        folder = run(
+            name, to, progress=lambda p: update(p.done, p.size, description=f"file {p.number}/{p.of} {p.path}")
+        )
+    print(folder)
+
+
+@data_app.command()
+def make(
+    name: Annotated[str, typer.Argument(help="smart-home, or smart-home-communication, -health, -video.")],
+    out: Annotated[Path, "JSONL file (.jsonl, .jsonl.gz) to write; any other name: packed."],
+    utterances: Annotated[int, typer.Option(min=1, help="How many.")] = 4500,
+    seed: Annotated[int, "Same seed, same corpus."] = 0,
+) -> None:
+    """Generate the synthetic smart-home corpus, of any size.
+
+    A packed corpus is a folder that training maps into memory instead of reading: made for a million utterances.
+    """
+    from edp_lab.corpora.smart_home import DOMAINS, generate, pack, write_jsonl
+
+    base, _, domain = name.partition("smart-home")[2].partition("-")
+    if base or (domain and domain not in DOMAINS) or not name.startswith("smart-home"):
+        raise UsageError(f"cannot make {name!r}: choose smart-home or smart-home- with one of {', '.join(DOMAINS)}")
+    if out.exists():
+        raise UsageError(f"{out} exists: choose another --out")
+    output_folder(out.parent).mkdir(parents=True, exist_ok=True)
+    if out.name.endswith((".jsonl", ".jsonl.gz")):
+        write_jsonl(generate(utterances, seed, domain or None), out)
+    else:
+        with bar("", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), total=utterances) as (update, _):
+            pack(utterances, seed, out, domain or None, update)
+    print(out)
 
 
 # ---- Training --------------------------------------------------------------------------------------------------------
@@ -55,25 +117,24 @@ def train(
     from edp_lab.training import train as run
     from edp_lab.training.run_session import rank
 
+    start: Callable[..., dict[str, Any]]
     if resume is not None:
         superfluous = [name for name in ctx.params if name in given(ctx) - {"resume", "as_json"}]
         if superfluous:
             option = superfluous[0].replace("_", "-")
             raise UsageError(f"--{option} is read from the run's record: drop it, or drop --resume")
-        record = read_record(resume)
-        one_thread_if_small(record["config"]["size"])
-        if record["status"] == "finished" and rank() == 0:
+        before = read_record(resume)
+        if before["status"] == "finished" and rank() == 0:
             print("this run has finished: nothing is left to do", file=sys.stderr)
-        with on_interrupt() as stop, listening(quiet=rank() > 0) as listener:
-            record = take_up(resume, listener, stop)
-        return _finish(record, resume, as_json)
-    if corpus is None or out is None:
+        folder, size, start = resume, before["config"]["size"], partial(take_up, resume)
+    elif corpus is None or out is None:
         raise UsageError("a run needs --corpus and --out (or --resume DIR to go on with one): give both")
-    one_thread_if_small(options["size"])
-    config = chosen(ctx, TrainConfig)
+    else:
+        folder, size, start = out, options["size"], partial(run, chosen(ctx, TrainConfig), out)
+    one_thread_if_small(size)
     with on_interrupt() as stop, listening(quiet=rank() > 0) as listener:
-        record = run(config, out, listener, stop)
-    _finish(record, out, as_json)
+        record = start(listener, stop)
+    _finish(record, folder, as_json)
 
 
 def one_thread_if_small(size: str) -> None:
@@ -81,20 +142,6 @@ def one_thread_if_small(size: str) -> None:
         import torch
 
         torch.set_num_threads(1)  # small products gain nothing from a second thread, and lose much on a busy machine
-
-
-def epoch_line(event: Event) -> str:
-    """``epoch  3/12  loss 4.21  SER 0.112  intent 0.951  slot F1 0.902  epsilon 1.2e+04  9.1 s``."""
-    row = event.row  # type: ignore[union-attr]
-    parts = [f"epoch {event.epoch + 1:>3}/{event.epochs}", f"loss {row['loss']:.3f}", f"SER {row['ser']:.4f}"]
-    parts.append(f"intent {row['intent_accuracy']:.3f}")
-    if row["slot_f1"] is not None:
-        parts.append(f"slot F1 {row['slot_f1']:.3f}")
-    if row["z_t"] is not None:
-        parts.append(f"z {row['z_t']:.3g}")
-        secret = "" if event.status == "holds" else " if the seed were secret"  # type: ignore[union-attr]
-        parts.append("no guarantee" if row["epsilon"] is None else f"epsilon {row['epsilon']:.3g}{secret}")
-    return "  ".join([*parts, f"{row['seconds']:.1f} s"])
 
 
 @contextmanager
@@ -140,8 +187,17 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
                     completed=event.epoch * event.steps + event.step,
                     loss=f"loss {event.loss:.3f}",
                 )
-            else:
-                say(epoch_line(event))
+                return
+            row = event.row  # type: ignore[union-attr]
+            parts = [f"epoch {event.epoch + 1:>3}/{event.epochs}", f"loss {row['loss']:.3f}", f"SER {row['ser']:.4f}"]
+            parts.append(f"intent {row['intent_accuracy']:.3f}")
+            if row["slot_f1"] is not None:
+                parts.append(f"slot F1 {row['slot_f1']:.3f}")
+            if row["z_t"] is not None:
+                parts.append(f"z {row['z_t']:.3g}")
+                secret = "" if event.status == "holds" else " if the seed were secret"  # type: ignore[union-attr]
+                parts.append("no guarantee" if row["epsilon"] is None else f"epsilon {row['epsilon']:.3g}{secret}")
+            say("  ".join([*parts, f"{row['seconds']:.1f} s"]))
 
         yield listen
 
@@ -152,59 +208,17 @@ def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
     from edp_lab.training.run_session import rank
 
     if rank() == 0:
-        _report(record, out, as_json)
+        if as_json:
+            print_json(record)
+        else:
+            print(words("trained", record, out))
+        if record["status"] == "interrupted":
+            print(f"interrupted: go on with edp-lab train --resume {out}", file=sys.stderr)
+            if record["config"]["private_seed"]:
+                print("until then secret.key stays there: delete it before you share the folder", file=sys.stderr)
+            raise typer.Exit(130)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # a launcher such as torchrun has started this process
         end_rank(0)
-
-
-def _report(record: dict[str, Any], out: Path, as_json: bool) -> None:
-    if as_json:
-        print_json(record)
-    else:
-        _summary(record, out)
-    if record["status"] == "interrupted":
-        print(f"interrupted: go on with edp-lab train --resume {out}", file=sys.stderr)
-        if record["config"]["private_seed"]:
-            print("until then secret.key stays there: delete it before you share the folder", file=sys.stderr)
-        raise typer.Exit(130)
-
-
-def _holds(final: dict[str, Any], status: str) -> str:
-    if status == "holds":
-        return f"epsilon {_number(final['epsilon'])} holds"
-    if final["epsilon"] is not None:
-        return f"with a secret seed, epsilon {_number(final['epsilon'])} would hold"
-    if final["epsilon_if_alpha_public"] is not None:
-        return f"had alpha and words come from public text, {_number(final['epsilon_if_alpha_public'])}"
-    return "no epsilon holds"
-
-
-def _summary(record: dict[str, Any], out: Path) -> None:
-    final, guarantee = record["final"], record["guarantee"]
-    splits = record["corpus"]["splits"]
-    slots = "no slot annotation: intent head only" if final["slot_f1"] is None else f"slot F1 {final['slot_f1']:.4f}"
-    print("\nsplit: {train} utterances to train, {validation} to validate, {test} to test".format(**splits))
-    if splits["validation"] < 30:
-        print("note: so few validation utterances say little about how good the model is")
-    if record["config"]["batch_size"] > splits["train"]:
-        print(f"note: a batch of {record['config']['batch_size']} takes all of them, so an epoch is a single step")
-    print(f"test: SER {final['ser']:.4f}, intent accuracy {final['intent_accuracy']:.4f}, {slots}")
-    for warning in record["corpus"]["warnings"]:
-        print(f"note: {warning}")
-    if record["config"]["method"] == "sgd":
-        print("privacy: none (plain training)")
-    else:
-        claimed = f"at delta {guarantee['delta']:.2g} the paper's accounting " + (
-            "has no epsilon for this sampling"
-            if final["epsilon_claimed"] is None
-            else f"says epsilon {_number(final['epsilon_claimed'])}"
-        )
-        holds = _holds(final, guarantee["status"])
-        print(f"privacy: {claimed}; {holds}\n  guarantee: {guarantee['status']} ({guarantee['reason']})")
-    if final["noise_multiplier"] is not None:
-        over = f"{_number(final['noise_multiplier'])} over the sensitivity of what is released"
-        print(f"noise in the last epoch: z = {_number(final['z_t'])} as set, {over}; {record['devices']}")
-    print(f"not private: {', '.join(record['not_private'])}\nrun: {out}")
 
 
 # ---- Using a run -----------------------------------------------------------------------------------------------------
@@ -218,7 +232,7 @@ def evaluate(run: RunFolder, as_json: Json = False) -> None:
     if as_json:
         print_json(scores)
     else:
-        print("\n".join(f"{name:<16} {_number(value)}" for name, value in scores.items()))
+        print("\n".join(f"{name:<16} {number(value, 4, '-')}" for name, value in scores.items()))
 
 
 def predict(
@@ -287,10 +301,17 @@ def pretrain(
         return
     if size not in SIZES:
         raise UsageError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
-    sentences = read_sentences(text, utterances)
+    sentences, before = read_sentences(text, utterances), time.monotonic()
+
+    def show(p: Progress) -> None:
+        nonlocal before
+        now = time.monotonic()
+        print(f"epoch {p.epoch:>3}/{p.epochs}  loss {p.loss:.3f}  {now - before:.1f} s", file=sys.stderr, flush=True)
+        before = now
+
     if model == "bert":
         shape = BertSize(**SIZES[size]["bert"])
-        pretrain_bert(sentences, out, epochs=epochs, seed=seed, size=shape, progress=_epoch_lines())
+        pretrain_bert(sentences, out, epochs=epochs, seed=seed, size=shape, progress=show)
     else:
         columns = SIZES[size]["clc"].get("word", DIMENSIONS)
         pretrain_vectors(sentences, out, size=columns, epochs=epochs, seed=seed)
@@ -318,16 +339,3 @@ def read_sentences(text: str | None, utterances: int) -> list[tuple[str, ...]]:
     except UnicodeDecodeError as error:
         raise UsageError(f"{text} is not UTF-8 text (byte {error.start}): convert it") from error
     return [tuple(words) for line in lines if (words := line.split())]
-
-
-def _epoch_lines() -> Callable[[Progress], None]:
-    """One line per epoch on standard error."""
-    before = time.monotonic()
-
-    def show(p: Progress) -> None:
-        nonlocal before
-        now = time.monotonic()
-        print(f"epoch {p.epoch:>3}/{p.epochs}  loss {p.loss:.3f}  {now - before:.1f} s", file=sys.stderr, flush=True)
-        before = now
-
-    return show

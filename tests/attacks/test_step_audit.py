@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from edp_lab.attacks.audit import step_audit
 from edp_lab.attacks.audit.bounds import Bounds, Finding, lower_bounds, mu_lower_bound, upper_limit
 from edp_lab.attacks.audit.step_audit import LAYOUT, audit_mechanism, draw_statistics, worst_case_pair
-from edp_lab.cli.audit import audit_app
+from edp_lab.cli.account import audit_app
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, gdp_epsilon
 from edp_lab.privacy.csprng import key_from_seed
@@ -296,5 +296,5 @@ def test_command_refuses_bad_input(arguments, culprit):
 
 
 def test_importing_the_command_brings_no_torch():
-    code = "import sys, edp_lab.cli.audit; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
+    code = "import sys, edp_lab.cli.account; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
