@@ -22,7 +22,7 @@ from edp_lab.errors import UsageError
 from edp_lab.training.config import SIZES, TrainConfig
 
 if TYPE_CHECKING:
-    from edp_lab.training.pretraining import Progress
+    from edp_lab.training.pretraining import PretrainingEpoch
     from edp_lab.training.trainer import Event
 
 TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
@@ -303,7 +303,7 @@ def pretrain(
         raise UsageError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
     sentences, before = read_sentences(text, utterances), time.monotonic()
 
-    def show(p: Progress) -> None:
+    def show(p: PretrainingEpoch) -> None:
         nonlocal before
         now = time.monotonic()
         print(f"epoch {p.epoch:>3}/{p.epochs}  loss {p.loss:.3f}  {now - before:.1f} s", file=sys.stderr, flush=True)

@@ -374,13 +374,8 @@ class Split:
         return {part: len(utterances) for part, utterances in vars(self).items()}
 
 
-def split(
-    corpus: Corpus,
-    seed: int,
-    ratios: tuple[int, int, int] = RATIOS,
-    keep_duplicates_together: bool = True,
-) -> Split:
-    """Split the pooled corpus at random, the same way for the same corpus, seed and options.
+def split(corpus: Corpus, seed: int, keep_duplicates_together: bool = True) -> Split:
+    """Split the pooled corpus 45:5:50 at random, the same way for the same corpus, seed and option.
 
     The official splits are not exchangeable, so a membership attack could tell them apart by style; and a text that
     occurs in train and in test is a member and a non-member at once. Hence: pool, shuffle, and by default keep
@@ -391,20 +386,16 @@ def split(
     first group that exceeds their share. So each part's size is within one group of its ratio.
 
     Raises:
-        UsageError: a negative seed, ratios that are not positive, or a part that would be empty.
+        UsageError: a negative seed, or a part that would be empty.
     """
-    shares = ":".join(map(str, ratios))
     if seed < 0:
         raise UsageError(f"seed {seed} is negative: use 0 or more")
-    if min(ratios) <= 0:
-        raise UsageError(f"ratios {shares} must all be positive")
-
-    n, total = len(corpus.utterances), sum(ratios)
+    n = len(corpus.utterances)
     texts = group_ids(corpus.utterances)
     groups = texts if keep_duplicates_together else np.arange(n)
     order = np.arange(groups.max() + 1 if n else 0)
     np.random.Generator(np.random.PCG64(seed)).shuffle(order)
-    ends = np.array([n * ratios[0] // total, n * (ratios[0] + ratios[1]) // total])
+    ends = n * np.cumsum(RATIOS)[:2] // sum(RATIOS)
     dealt = np.cumsum(np.bincount(groups, minlength=len(order))[order])
     part_of_group, rank = np.empty_like(order), np.empty_like(order)
     part_of_group[order] = (dealt[:, None] > ends).sum(1)
@@ -413,8 +404,10 @@ def split(
     places = [shuffled[part_of_group[groups[shuffled]] == k] for k in range(3)]
     for name, own in zip(("train", "validation", "test"), places, strict=True):
         if not len(own):
-            cure = "use a larger corpus" if ratios == RATIOS else "use a larger corpus or other ratios"
-            raise UsageError(f"splitting {corpus.name} ({n} utterances) {shares} leaves {name} empty: {cure}")
+            shares = ":".join(map(str, RATIOS))
+            raise UsageError(
+                f"splitting {corpus.name} ({n} utterances) {shares} leaves {name} empty: use a larger corpus"
+            )
     if not keep_duplicates_together:
         places.append(places[2][np.isin(texts[places[2]], texts[places[0]])])
     return Split(*(_select(corpus.utterances, own) for own in places))

@@ -31,8 +31,7 @@ from edp_lab.privacy import judge
 from edp_lab.reproduce.pretrained import content, encoder_at_hand, encoder_content, made
 from edp_lab.reproduce.results_io import RESULTS, machine
 from edp_lab.training import TrainConfig, resume, train
-from edp_lab.training.pool import Say
-from edp_lab.training.result_cache import ResultCache, content_key, read_result
+from edp_lab.training.result_cache import ResultCache, Say, content_key, read_result
 from edp_lab.training.run_folder import RECORD
 
 COMMITTED = RESULTS / "cells"

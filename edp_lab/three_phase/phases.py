@@ -49,8 +49,8 @@ from edp_lab.three_phase.perturbation import (
     image_guarantee,
     perturb,
 )
-from edp_lab.training.pool import Say, run_jobs
 from edp_lab.training.processes import usable_cores
+from edp_lab.training.result_cache import Say, run_jobs
 from edp_lab.training.run_folder import versions
 
 PUBLIC_SHARE = 0.9  # of the test set

@@ -49,15 +49,17 @@ class TrainConfig:
         clip_norm, z0, decay, tau: the paper's C, z0, d and tau; see `edp_lab.privacy.Mechanism` for what z0 means.
         micro_batch_size: between ceil(batch / N), as in the paper, and 1 lies the ladder: a device holds several
             micro-batches.
-        sampling: see `edp_lab.training.batches`.
-        optimizer: see `edp_lab.training.optimizers`.
-        size: "paper" is hidden 384 / BERT 4 layers, "medium" hidden 128; see `SIZES`, and `LEARNING_RATES` for `lr`.
+        sampling, optimizer: see `edp_lab.training.batches` and `edp_lab.training.optimizers`.
+        size: see `SIZES`, and `LEARNING_RATES` for `lr`.
         intent_weight: a clipped gradient points where the larger part of the loss is.
         dropout: the same units for all words of an utterance.
         pretrained: frozen word vectors or a frozen encoder for the CLC, what BERT starts from (`edp-lab pretrain`).
         seed: of order, dropout and noise unless `private_seed`, whose key is drawn from the operating system and never
             published.
         noise: "aggregate" has the right variance; "shared" is on one process the aggregate.
+
+    Raises:
+        UsageError: a setting is out of range, or does not go with another.
     """
 
     corpus: str
@@ -132,18 +134,23 @@ class TrainConfig:
         from edp_lab.training.noise import KINDS
         from edp_lab.training.optimizers import OPTIMIZERS
 
-        _choice("model", self.model, ("clc", "bert"))
-        _choice("method", self.method, METHODS)
-        _choice("size", self.size, tuple(SIZES))
-        _choice("learning rate schedule", self.lr_schedule, ("linear", "constant"))
-        _choice("noise", self.noise, KINDS)
-        _choice("sampling", self.sampling or "shuffle", SAMPLINGS)
-        _choice("optimizer", self.optimizer, OPTIMIZERS)
-        _choice("precision", self.precision, PRECISIONS)
+        for name, value, known in (
+            ("model", self.model, ("clc", "bert")),
+            ("method", self.method, METHODS),
+            ("size", self.size, tuple(SIZES)),
+            ("learning rate schedule", self.lr_schedule, ("linear", "constant")),
+            ("noise", self.noise, KINDS),
+            ("sampling", self.sampling or "shuffle", SAMPLINGS),
+            ("optimizer", self.optimizer, OPTIMIZERS),
+            ("precision", self.precision, PRECISIONS),
+        ):
+            if value not in known:
+                raise UsageError(f"unknown {name} {value!r}: choose {' or '.join(known)}")
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout is {self.dropout}: it must be at least 0 and below 1")
-        _positive("learning rate", self.learning_rate)
-        _positive("weight of the intent", self.intent_weight)
+        for name, number in (("learning rate", self.learning_rate), ("weight of the intent", self.intent_weight)):
+            if not 0 < number < math.inf:
+                raise UsageError(f"{name} is {number}: it must be greater than 0")
         for name, count in (
             ("batch size", self.batch_size),
             ("number of epochs", self.epochs),
@@ -230,21 +237,17 @@ class TrainConfig:
         """What one step releases; None for plain training. `examples`: n, which Poisson sampling needs."""
         if self.method == "sgd":
             return None
-        if not self.poisson:
-            return self._mechanism(None)
-        if not examples:
+        if self.poisson and not examples:
             raise UsageError("Poisson sampling needs the number of training utterances: its rate is batch size over n")
-        return self._mechanism(min(1.0, self.batch_size / examples))
+        return self._mechanism(min(1.0, self.batch_size / examples) if self.poisson and examples else None)
 
     def batches(self, key: int, examples: int) -> Batches:
         """Who takes part in which step; plain training just spreads each batch over its processes."""
         from edp_lab.training.batches import Batches
 
-        plain = self.method == "sgd"
+        plain, sampling = self.method == "sgd", "poisson" if self.poisson else "shuffle"
+        devices, micro_batches = (self.processes,) * 2 if plain else (self.num_devices, self.micro_batches)
         alone = not plain and self.largest_micro_batch == 1
-        devices = self.processes if plain else self.num_devices
-        micro_batches = self.processes if plain else self.micro_batches
-        sampling = "poisson" if self.poisson else "shuffle"
         return Batches(key, examples, self.batch_size, devices, micro_batches, sampling, alone)
 
     def _mechanism(self, sampling_rate: float | None) -> Mechanism:
@@ -253,16 +256,4 @@ class TrainConfig:
         build = Mechanism.as_printed if self.as_printed else Mechanism.sound
         size = min(self.largest_micro_batch, self.batch_size)
         mechanism = build(self.clip_norm, self.z0, self.num_devices, size, self.decay, self.tau, self.alpha_source)
-        if sampling_rate is not None:
-            mechanism = replace(mechanism, sampling_rate=sampling_rate)
-        return replace(mechanism, shared_noise=True) if self.noise == "shared" else mechanism
-
-
-def _choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"unknown {name} {value!r}: choose {' or '.join(known)}")
-
-
-def _positive(name: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise UsageError(f"{name} is {value}: it must be greater than 0")
+        return replace(mechanism, sampling_rate=sampling_rate, shared_noise=self.noise == "shared")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -32,10 +32,7 @@ T = TypeVar("T")
 
 
 def check_finite(norms: Tensor, layout: Layout) -> None:
-    """
-    Raises:
-        UsageError: a gradient is NaN or infinite (or its square is); names the layer.
-    """
+    """UsageError, which names the layer, where a gradient is NaN or infinite (or its square is): norms (M, K)."""
     if not torch.isfinite(norms).all():
         layer = layout.names[int((~torch.isfinite(norms)).any(0).nonzero()[0])]
         raise UsageError(
@@ -76,10 +73,7 @@ class Clipped:
     total: ClippedSum
 
     def sensitivity(self, adjacency: Adjacency | str | None = None) -> float:
-        """
-        Raises:
-            NoGuarantee: as `Mechanism.sensitivity`.
-        """
+        """As `Mechanism.sensitivity`, of the mean."""
         return self.mechanism.sensitivity(adjacency) / self.divisor
 
     def layers(self) -> list[Span]:
@@ -90,8 +84,7 @@ class Clipped:
         return [Span(columns, numbers[columns], scale) for columns in self.layout.columns]
 
 
-@dataclass(frozen=True)
-class Released:
+class Released(NamedTuple):
     """One step's output and what the panels show of it.
 
     Attributes:
@@ -118,10 +111,9 @@ def clip(
     divisor: int | None,
     out: Tensor,
 ) -> Clipped:
-    """Scale, clip, rescale and average: the step up to its noise.
+    """Scale, clip, rescale and average the gradients of all micro-batches: the step up to its noise.
 
     Args:
-        gradients: mean gradient of each micro-batch.
         alpha: (K) layer scales with maximum 1, or None for all 1.
         divisor: the fixed number of micro-batches in a step over which the mean is taken; None: one per device.
         out: (P) memory for the result.
@@ -234,11 +226,6 @@ class FlatGradient:
             torch.distributed.all_reduce(self._message)
         return self._tail.tolist()  # type: ignore[no-any-return]
 
-    def _attach(self, layers: Sequence[Tensor]) -> None:
-        """Make every ``.grad`` its layer, also where ``optimizer.zero_grad()`` has set it to None."""
-        for p, layer in zip(self.parameters, layers, strict=True):
-            p.grad = layer.view_as(p)
-
 
 class PlainStep(FlatGradient):
     """Plain training, which protects nobody: nothing is clipped, and no noise is added."""
@@ -247,12 +234,11 @@ class PlainStep(FlatGradient):
         self, epoch: int, step: int, gradients: PlainGradient, entry: Future[None] | None = None
     ) -> None:
         """Neither: leave this process's share of the mean gradient in every ``.grad``."""
-        gradients.leave()
+        gradients.leave_in_grad()
         if self.world > 1:
-            layers = [self.gradient[columns] for columns in self.layout.columns]
-            for p, layer in zip(self.parameters, layers, strict=True):
-                layer.zero_() if p.grad is None else layer.view_as(p).copy_(p.grad)
-            self._attach(layers)
+            for p, columns in zip(self.parameters, self.layout.columns, strict=True):
+                layer = self.gradient[columns].view_as(p)
+                p.grad = layer.zero_() if p.grad is None else layer.copy_(p.grad)
 
     def noise_stds(self, epoch: int) -> list[float]:
         return [0.0] * len(self.parameters)
@@ -262,12 +248,9 @@ class PrivateStep(FlatGradient):
     """eDP-SGD's step under Accelerate: clip, average, add noise, and leave the result in every ``.grad``.
 
     Args:
-        mechanism: what is released, see `edp_lab.privacy.judge` for what it guarantees.
         key: 128 secret bits, the same in every process, see `edp_lab.privacy.csprng`.
         noise: a kind of `edp_lab.training.noise`.
         micro_batches: fixed number over which the mean is taken, in all processes together; None: one per device.
-
-    Others: as `FlatGradient`.
 
     Attributes:
         alpha: (K) layer scales; to be set from public data (see `scales`), or None for all 1. With `Alpha.PRIVATE` they
@@ -312,7 +295,8 @@ class PrivateStep(FlatGradient):
             self.alpha = self.scales(gradients)
         clipped = clip(self.mechanism, gradients, self.layout, self.alpha, self.divisor, self.gradient)
         released = add_noise(clipped, epoch, noise)
-        self._attach([layer.numbers for layer in clipped.layers()])
+        for p, layer in zip(self.parameters, clipped.layers(), strict=True):
+            p.grad = layer.numbers.view_as(p)  # also where ``optimizer.zero_grad()`` has set it to None
         return released
 
     def __call__(self, epoch: int, step: int, losses: Sequence[Callable[[], Tensor]]) -> Released:

@@ -71,18 +71,15 @@ class MicroGradients(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and columns of the trainable parameters in a flat gradient of P numbers."""
+    """Names and columns of the trainable parameters in a flat gradient of P numbers."""
 
     names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
     columns: tuple[slice, ...]
 
     @classmethod
     def of(cls, parameters: Sequence[tuple[str, nn.Parameter]]) -> Layout:
-        tensors = [p for _, p in parameters]
-        return cls(
-            tuple(name for name, _ in parameters), tuple(p.shape for p in tensors), tuple(column_slices(tensors))
-        )
+        names, tensors = zip(*parameters, strict=True)
+        return cls(names, tuple(column_slices(tensors)))
 
     @property
     def size(self) -> int:
@@ -107,7 +104,7 @@ class KeptGradients:
         parts: micro-batches, as numbers of examples in `data`. Empty ones have gradient zero.
         dropout_key: None for no dropout.
         memory: what earlier gradients used, which are over.
-        loss: summed over the utterances, once the gradients are.
+        loss: summed over the utterances, once the gradients are; so it is of all the others.
     """
 
     model: IntentSlotModel
@@ -119,9 +116,13 @@ class KeptGradients:
     loss: Tensor = field(init=False)
 
     def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
-        if len(self.parts) == 1:
-            return self._whole(out, factors_of)
         self.loss = out.zero_().new_zeros(())
+        if len(self.parts) == 1:  # cheaper to sum up than to measure by its factors
+            if len(self.parts[0]):
+                self._pass(self.parts).add_weighted_sum(out)
+            norms = layer_norms(out[None], self.layout)
+            factors = factors_of(norms)
+            return ClippedSum.flat(norms, factors, out, float(factors[0]))
         norms = out.new_zeros(len(self.parts), len(self.layout.names), dtype=torch.float64)
         factors = factors_of(norms)
         for own in self._passes():
@@ -130,15 +131,6 @@ class KeptGradients:
             factors[own] = factors_of(norms[own])
             ops.add_weighted_sum(out, factors[own])
         return ClippedSum.flat(norms, factors, out)
-
-    def _whole(self, out: Tensor, factors_of: Factors) -> ClippedSum:
-        """A single micro-batch is cheaper to sum up than to measure by its factors."""
-        self.loss = out.zero_().new_zeros(())
-        if len(self.parts[0]):
-            self._pass(self.parts).add_weighted_sum(out)
-        norms = layer_norms(out[None], self.layout)
-        factors = factors_of(norms)
-        return ClippedSum.flat(norms, factors, out, float(factors[0]))
 
     def _passes(self) -> list[list[int]]:
         """Numbers of micro-batches that go through together: as many as memory allows, the empty ones left out."""
@@ -169,12 +161,7 @@ class KeptGradients:
 
 @dataclass
 class LoopGradients:
-    """Of any module: one forward and one backward pass per micro-batch, which is how the paper timed DP-SGD.
-
-    Attributes:
-        losses: of each micro-batch, how to compute the losses of its examples.
-        loss: their sum, once the gradients are.
-    """
+    """Of any module, as the paper timed DP-SGD. `losses`: for each micro-batch, what computes those of its examples."""
 
     parameters: Sequence[nn.Parameter]
     losses: Sequence[Callable[[], Tensor]]
@@ -202,9 +189,6 @@ class BatchGradient:
     """Of a step that is one micro-batch, on one process: plain autograd leaves it in ``.grad``, where it stays.
 
     Of an embedding table only the rows that were read are kept; the rest of its gradient is zero.
-
-    Attributes:
-        loss: summed over the utterances, once the gradient is.
     """
 
     model: IntentSlotModel
@@ -217,7 +201,7 @@ class BatchGradient:
     def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
         ops = LookupOps()
         self.loss = plain_gradient(self.model, self.data, self.part, self.dropout_key, 1.0, ops)
-        gradients, read = [], []
+        spans, tables, norms = [], [], []
         for (_, p), columns in zip(trainable(self.model), self.layout.columns, strict=True):
             rows = ops.lookups.get(id(p))
             assert rows is None or p.grad is None, "a table was used past the lookups"
@@ -225,24 +209,23 @@ class BatchGradient:
                 p.grad = out[columns].view_as(p)
                 if rows is None:
                     p.grad.zero_()
-            gradients.append(p.grad)
-            read.append(rows)
-        pairs = list(zip(gradients, read, strict=True))
-        norms = torch.stack([row_norms((g if own is None else own[1]).reshape(1, -1)) for g, own in pairs], dim=1)
-        factors = factors_of(norms)
+            norms.append(row_norms((p.grad if rows is None else rows[1]).reshape(1, -1)))
+            spans.append(Span(columns, p.grad.view(-1), 1.0 if rows is None else 0.0))
+            if rows is not None:
+                tables.append(Rows(p.grad, *rows, 1.0))
+        all_norms = torch.stack(norms, dim=1)
+        factors = factors_of(all_norms)
         f = float(factors[0])
-        scales = [f if own is None else 0.0 for own in read]
-        spans = [Span(*one) for one in zip(self.layout.columns, (g.view(-1) for g in gradients), scales, strict=True)]
-        return ClippedSum(norms, factors, spans, [Rows(g, *own, f) for g, own in pairs if own is not None])
+        scaled = [span._replace(scale=f * span.scale) for span in spans]
+        return ClippedSum(all_norms, factors, scaled, [rows._replace(scale=f) for rows in tables])
 
 
 @dataclass
 class PlainGradient:
-    """The mean gradient of plain training, by plain autograd. It is not clipped, so no noise can be added to it.
+    """The mean gradient of plain training. It is not clipped, so no noise can be added to it.
 
     Attributes:
         weight: of this process's share in the batch.
-        loss: summed over the utterances, once the gradient is.
     """
 
     model: IntentSlotModel
@@ -252,14 +235,13 @@ class PlainGradient:
     weight: float
     loss: Tensor = field(init=False)
 
-    def leave(self) -> None:
-        """In every ``.grad``."""
+    def leave_in_grad(self) -> None:
         self.loss = plain_gradient(self.model, self.data, self.part, self.dropout_key, self.weight)
 
 
 @dataclass
 class StackedGradients:
-    """(M, P) gradients, one row per micro-batch: for panels and audits."""
+    """(M, P), one row per micro-batch."""
 
     gradients: Tensor
     layout: Layout

@@ -34,16 +34,12 @@ def evaluate_model(
     own = part(len(utterances), rank, world)
     tally = Tally()
     for start in range(own.start, own.stop, AT_ONCE):
-        tally += _tally(model, utterances[start : min(start + AT_ONCE, own.stop)])
+        some = utterances[start : min(start + AT_ONCE, own.stop)]
+        pairs = list(zip(some, model.predict(model.dataset(some), probabilities=False), strict=True))
+        tally += Tally.of(
+            [(u.intent, u.tokens, u.tags) for u, _ in pairs], [(p.intent, u.tokens, p.tags or None) for u, p in pairs]
+        )
     return (sum(gather_object([tally]), Tally()) if world > 1 else tally).scores()
-
-
-def _tally(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Tally:
-    predictions = model.predict(model.dataset(utterances), probabilities=False)
-    pairs = list(zip(utterances, predictions, strict=True))
-    return Tally.of(
-        [(u.intent, u.tokens, u.tags) for u, _ in pairs], [(p.intent, u.tokens, p.tags or None) for u, p in pairs]
-    )
 
 
 def evaluate_run(run: str | Path) -> dict[str, float | None]:
@@ -89,24 +85,10 @@ def predict_texts(run: str | Path, texts: Sequence[str]) -> list[dict[str, Any]]
     data = model.dataset([Utterance(tuple(s), ("O",) * len(s), placeholder) for s in sentences])
     answers = []
     for sentence, found in zip(sentences, model.predict(data), strict=True):
-        slots = [
-            {
-                "slot": label,
-                "value": " ".join(sentence[start:end]),
-                "start": start,
-                "end": end,
-                "probability": min(found.tag_probabilities[start:end]),
-            }
-            for start, end, label in spans(found.tags)
-        ]
-        answers.append(
-            {
-                "text": " ".join(sentence),
-                "intent": found.intent,
-                "intent_probability": found.intent_probability,
-                "tokens": sentence,
-                "tags": list(found.tags),
-                "slots": slots,
-            }
-        )
+        slots = []
+        for start, end, label in spans(found.tags):
+            value, probability = " ".join(sentence[start:end]), min(found.tag_probabilities[start:end])
+            slots.append({"slot": label, "value": value, "start": start, "end": end, "probability": probability})
+        about = {"text": " ".join(sentence), "intent": found.intent, "intent_probability": found.intent_probability}
+        answers.append({**about, "tokens": sentence, "tags": list(found.tags), "slots": slots})
     return answers

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, writing
 from edp_lab.privacy import Mechanism
 
 LEDGER = "ledger.jsonl"
@@ -29,18 +29,16 @@ class PrivacyLedger:
 
     Attributes:
         mechanism: what every release of this run is.
+        releases: epoch of each (step, fingerprint of its key).
         chain: digest of everything written so far; the run record repeats it, so that lines cut off are missed.
         size: bytes up to the end of the last entry, its line break not counted.
+
+    Raises:
+        UsageError: the file of this new ledger exists or cannot be written.
     """
 
     def __init__(self, path: Path, mechanism: Mechanism) -> None:
-        """A new ledger.
-
-        Raises:
-            UsageError: the file exists or cannot be written.
-        """
-        self._start(path)
-        self.mechanism, self.size = mechanism, 0
+        self._begin_at(path, 0)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open("xb").close()
@@ -52,9 +50,9 @@ class PrivacyLedger:
             path.unlink(missing_ok=True)
             raise
 
-    def _start(self, path: Path) -> None:
-        self.path, self.chain, self.size = path, "", -1
-        self.releases: dict[tuple[int, str], int] = {}  # (step, key): epoch
+    def _begin_at(self, path: Path, size: int) -> None:
+        self.path, self.size, self.chain = path, size, ""
+        self.releases: dict[tuple[int, str], int] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._begun: Future[None] | None = None
 
@@ -74,13 +72,16 @@ class PrivacyLedger:
         except OSError as error:
             raise UsageError(f"ledger {path} cannot be read ({error.strerror}): {cure}") from None
         ledger = cls.__new__(cls)
-        ledger._start(path)
+        ledger._begin_at(path, -1)
         seen = set()
         for number, line in enumerate(lines, 1):
             if number == len(lines) and b"}" not in line:
                 break  # empty, or not written out
             try:
-                ledger._take(_verified(line, ledger.chain))
+                entry = dict(json.loads(line))
+                if line != _sealed({name: value for name, value in entry.items() if name != "chain"}, ledger.chain):
+                    raise ValueError("it does not continue the chain")
+                ledger._take(entry)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise UsageError(f"ledger {path}, line {number}, is damaged or was edited: {cure}") from None
             seen.add(ledger.chain)
@@ -135,18 +136,15 @@ class PrivacyLedger:
     def _append(self, entry: dict[str, Any]) -> None:
         line = _sealed(entry, self.chain)
         text = b"\n" + line if self.size else line
-        try:
-            with self.path.open("r+b") as file:
-                file.seek(self.size)
-                if b"}" in file.read(4096):
-                    raise UsageError(f"ledger {self.path} holds entries of another process: let only one go on with it")
-                file.seek(self.size)
-                file.truncate()  # a line that was not written out
-                file.write(text + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise UsageError(f"ledger {self.path} cannot be written ({error.strerror}): mend the disk") from error
+        with writing(f"ledger {self.path}", "mend the disk"), self.path.open("r+b") as file:
+            file.seek(self.size)
+            if b"}" in file.read(4096):
+                raise UsageError(f"ledger {self.path} holds entries of another process: let only one go on with it")
+            file.seek(self.size)
+            file.truncate()  # a line that was not written out
+            file.write(text + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
         self.size += len(text)
         self._take(json.loads(line))
 
@@ -170,11 +168,3 @@ def _sealed(entry: dict[str, Any], chain: str) -> bytes:
     text = json.dumps(entry, sort_keys=True)
     value = hashlib.sha256((chain + text).encode()).hexdigest()[:16]
     return json.dumps({**entry, "chain": value}, sort_keys=True).encode()
-
-
-def _verified(line: bytes, chain: str) -> dict[str, Any]:
-    """The entry of a line that continues `chain`; any of several exceptions where it is none."""
-    entry = json.loads(line)
-    if line != _sealed({name: value for name, value in entry.items() if name != "chain"}, chain):
-        raise ValueError
-    return dict(entry)

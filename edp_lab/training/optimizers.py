@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import chain
-from typing import Any
 
 import torch
 from torch import nn
@@ -79,7 +77,7 @@ class DPAdamBC(torch.optim.Optimizer):
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, gamma: float = GAMMA) -> None:
         super().__init__(parameters, {"lr": lr, "gamma": gamma})
         self._stds: list[float] | None = None
-        for p in self._parameters():
+        for p in self.param_groups[0]["params"]:
             self.state[p] = {
                 "step": torch.tensor(0.0),
                 "exp_avg": torch.zeros_like(p),
@@ -98,7 +96,7 @@ class DPAdamBC(torch.optim.Optimizer):
         Raises:
             UsageError: not one finite number from 0 up for each parameter tensor.
         """
-        wanted = len(self._parameters())
+        wanted = len(self.param_groups[0]["params"])
         if len(stds) != wanted:
             raise UsageError(
                 f"{len(stds)} noise deviations for {wanted} parameter tensors: give one for each, in order"
@@ -117,12 +115,9 @@ class DPAdamBC(torch.optim.Optimizer):
         """
         if self._stds is None:
             raise UsageError("DP-AdamBC does not know the noise of this step: call noise_std(...) before every step()")
-        stds, self._stds = iter(self._stds), None
-        for group in self.param_groups:
-            self._step_group(group, [next(stds) for _ in group["params"]])
-
-    def _step_group(self, group: dict[str, Any], stds: list[float]) -> None:
-        parameters, (beta1, beta2) = group["params"], BETAS
+        stds, self._stds = self._stds, None
+        (group,), (beta1, beta2) = self.param_groups, BETAS
+        parameters = group["params"]
         gradients = [p.grad for p in parameters]
         m, v, n, steps = ([self.state[p][k] for p in parameters] for k in ("exp_avg", "exp_avg_sq", "noise_sq", "step"))
         torch._foreach_add_(steps, 1)
@@ -137,6 +132,3 @@ class DPAdamBC(torch.optim.Optimizer):
         torch._foreach_maximum_(roots, [group["gamma"] * c2 for _, c2 in corrections])
         torch._foreach_sqrt_(roots)
         torch._foreach_addcdiv_(parameters, m, roots, [-group["lr"] * math.sqrt(c2) / c1 for c1, c2 in corrections])
-
-    def _parameters(self) -> list[nn.Parameter]:
-        return list(chain.from_iterable(group["params"] for group in self.param_groups))

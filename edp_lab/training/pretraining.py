@@ -34,7 +34,7 @@ MASKED = 0.15  # share of pieces to be guessed; of these 80 % are hidden, 10 % r
 POOL = 50  # batches among which sentences of similar length are grouped
 
 
-class Progress(NamedTuple):
+class PretrainingEpoch(NamedTuple):
     """One epoch is done: its number (from 1) of how many, and its mean loss in nats per guessed piece."""
 
     epoch: int
@@ -49,21 +49,17 @@ def pretrain_bert(
     epochs: int = 10,
     seed: int = 0,
     size: BertSize | None = None,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[PretrainingEpoch], None] = lambda _: None,
 ) -> list[float]:
     """Learn word pieces from the sentences, then train BERT to guess masked ones (Devlin et al. 2019, 3.1).
 
-    A function of its arguments: all randomness comes from the seed.
+    A function of its arguments: all randomness comes from the seed. Gives the mean loss of each epoch.
 
     Args:
         sentences: tokens of each; lower-cased on the way in.
         folder: receives ``config.json``, ``model.safetensors`` and ``tokenizer.json``, which `load_bert` and
             transformers' ``from_pretrained`` read; it appears when all is done.
         size: the paper's by default; its dropout is not used.
-        progress: called after every epoch.
-
-    Returns:
-        The mean loss of each epoch.
 
     Raises:
         UsageError: no sentences, fewer than one epoch, a sentence too long for `size`, or a folder that
@@ -128,7 +124,7 @@ def _check(sentences: Sequence[Sequence[str]], epochs: int) -> None:
 
 
 def _train(
-    model: BertForMaskedLM, pieces: Ragged, epochs: int, key: int, progress: Callable[[Progress], None]
+    model: BertForMaskedLM, pieces: Ragged, epochs: int, key: int, progress: Callable[[PretrainingEpoch], None]
 ) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     steps = epochs * math.ceil((len(pieces.offsets) - 1) / BATCH)
@@ -151,7 +147,7 @@ def _train(
             schedule.step()
             total, guessed = total + loss.item(), guessed + int(chosen.sum())
         losses.append(total / max(guessed, 1))
-        progress(Progress(epoch + 1, epochs, losses[-1]))
+        progress(PretrainingEpoch(epoch + 1, epochs, losses[-1]))
     return losses
 
 

@@ -58,7 +58,9 @@ class Ranks:
     ) -> None:
         if processes < 1:
             raise UsageError(f"a run cannot have {processes} processes: give 1 or more")
-        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))  # a free port
+            world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
         world["WORLD_SIZE"] = world["LOCAL_WORLD_SIZE"] = str(processes)
         world["OMP_NUM_THREADS"] = str(threads or max(1, usable_cores() // processes))
         self._ranks: list[subprocess.Popen[bytes]] = []
@@ -68,7 +70,18 @@ class Ranks:
         self._reader = threading.Thread(target=self._read, daemon=True)
         try:
             for rank in map(str, range(processes)):
-                self._start(arguments, {**os.environ, **world, **(environment or {}), "RANK": rank, "LOCAL_RANK": rank})
+                self._errors.append(tempfile.TemporaryFile())  # noqa: SIM115 - closed in `close`
+                own = subprocess.Popen(
+                    [sys.executable, "-m", *arguments],
+                    env={**os.environ, **world, **(environment or {}), "RANK": rank, "LOCAL_RANK": rank},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL if self._ranks else subprocess.PIPE,
+                    stderr=self._errors[-1],
+                    start_new_session=True,  # a terminal's Ctrl-C reaches the parent only
+                )
+                self._ranks.append(own)
+                if rank == "0":
+                    self._reader.start()
         except BaseException:
             self.close()
             raise
@@ -129,20 +142,6 @@ class Ranks:
         for file in self._errors:
             file.close()
 
-    def _start(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
-        self._errors.append(tempfile.TemporaryFile())  # noqa: SIM115 - closed in `close`
-        rank = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL if self._ranks else subprocess.PIPE,
-            stderr=self._errors[-1],
-            start_new_session=True,  # a terminal's Ctrl-C reaches the parent only
-        )
-        self._ranks.append(rank)
-        if len(self._ranks) == 1:
-            self._reader.start()
-
     def _read(self) -> None:
         assert self._ranks[0].stdout
         with self._ranks[0].stdout as said:
@@ -173,7 +172,11 @@ class Ranks:
 
     def _sentence(self, failed: dict[int, int], cure: str | None) -> str:
         """About the rank that explains the failure of the others; those were only cut off from it."""
-        last = [_last_line(file) for file in self._errors]
+        last = []  # line with content that each left on standard error; "" if none
+        for errors in self._errors:
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - TAIL))
+            lines = [PREFIX.sub("", line).strip() for line in errors.read().decode(errors="replace").splitlines()]
+            last.append(next((line for line in reversed(lines) if line and not AT_EXIT.match(line)), ""))
         for line in last:
             if line.startswith("error: "):
                 return line.removeprefix("error: ")
@@ -241,16 +244,3 @@ def obey(stop: threading.Event) -> None:
 def usable_cores() -> int:
     """Those that this process may use, which in a container can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _last_line(errors: IO[bytes]) -> str:
-    """The last line with content that a rank, which has ended, left on standard error; "" if none."""
-    errors.seek(max(0, errors.seek(0, os.SEEK_END) - TAIL))
-    lines = [PREFIX.sub("", line).strip() for line in errors.read().decode(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line and not AT_EXIT.match(line)), "")

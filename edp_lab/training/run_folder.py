@@ -5,6 +5,8 @@ DIR/ledger.jsonl    every private release (see `edp_lab.training.ledger`)
 DIR/secret.key      the key of a run with a private seed, while it lasts
 DIR/state.safetensors   parameters, the optimizer's moments and how far the run had come, while it lasts
 DIR/model/          the model (see `edp_lab.models.factory`)
+
+Whoever reads finds an old file or a new one, never a part; what cannot be written is a UsageError.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 import edp_lab
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, writing
 from edp_lab.models.files import parse_tensors, read_bytes, write_whole
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.wordpiece import PieceFeatures
@@ -74,64 +76,10 @@ def new_run_folder(out: str | Path) -> Path:
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Atomically: a reader sees the old record or the new one.
-
-    Raises:
-        UsageError: the folder cannot be written.
-    """
-    try:
+    """``record.json``; the folder is made if need be."""
+    with writing(folder / RECORD, "make room there, or choose another --out"):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / RECORD, (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
-    except OSError as error:
-        raise UsageError(
-            f"{folder / RECORD} cannot be written ({error.strerror}): make room there, or choose another --out"
-        ) from error
-
-
-def bill(
-    record: dict[str, Any], mechanism: Mechanism | None, ledger: PrivacyLedger | None, epochs: int
-) -> dict[str, float | None]:
-    """Judge what the ledger holds, or without one `epochs` epochs, and put the verdict into the record.
-
-    Returns epsilons, and the noise of the last of `epochs` epochs.
-    """
-    config, releases = record["config"], epochs if ledger is None else ledger.bill()
-    verdict = asdict(judge(mechanism, releases, config["delta"], seed_published=not config["private_seed"]))
-    names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
-    epsilons = {name: verdict.pop(name) for name in names}
-    record |= {"ledger": None if ledger is None else ledger.chain, "guarantee": verdict}
-    settings: dict[str, float | None] = {"z_t": None, "noise_multiplier": None}
-    if mechanism is not None:
-        settings["z_t"] = mechanism.noise_multiplier_setting(epochs - 1)
-        settings["noise_multiplier"] = mechanism.noise_multiplier(epochs - 1)
-    return {**settings, **epsilons}
-
-
-def write_secret(folder: Path, key: int) -> None:
-    """The noise key, readable by its owner alone; it never goes into the record and is deleted when the run ends.
-
-    Raises:
-        UsageError: the folder cannot be written.
-    """
-    partial = folder / f"{SECRET}.partial"
-    try:
-        partial.unlink(missing_ok=True)
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w") as file:
-            file.write(f"{key:032x}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, folder / SECRET)
-    except OSError as error:
-        raise UsageError(f"{folder / SECRET} cannot be written ({error.strerror}): choose another --out") from error
-
-
-def read_secret(folder: Path) -> int | None:
-    """The noise key of a run that can be taken up again; None if it is lost."""
-    try:
-        return int((folder / SECRET).read_text(), 16)
-    except (OSError, ValueError):
-        return None
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:
@@ -155,8 +103,44 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     return dict(record)
 
 
+def bill(
+    record: dict[str, Any], mechanism: Mechanism | None, ledger: PrivacyLedger | None, epochs: int
+) -> dict[str, float | None]:
+    """Judge what the ledger holds, or without one `epochs` epochs, and put the verdict into the record.
+
+    Returns epsilons, and the noise of the last of `epochs` epochs.
+    """
+    config, releases = record["config"], epochs if ledger is None else ledger.bill()
+    verdict = asdict(judge(mechanism, releases, config["delta"], seed_published=not config["private_seed"]))
+    names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
+    epsilons = {name: verdict.pop(name) for name in names}
+    record |= {"ledger": None if ledger is None else ledger.chain, "guarantee": verdict}
+    settings: dict[str, float | None] = {"z_t": None, "noise_multiplier": None}
+    if mechanism is not None:
+        settings["z_t"] = mechanism.noise_multiplier_setting(epochs - 1)
+        settings["noise_multiplier"] = mechanism.noise_multiplier(epochs - 1)
+    return {**settings, **epsilons}
+
+
+def write_secret(folder: Path, key: int) -> None:
+    """The noise key, readable by its owner alone; it never goes into the record and is deleted when the run ends."""
+    with writing(folder / SECRET, "choose another --out"):
+        partial = folder / f"{SECRET}.partial"  # what `write_whole` fills, with a mode from the start
+        partial.unlink(missing_ok=True)
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        write_whole(folder / SECRET, f"{key:032x}\n".encode())
+
+
+def read_secret(folder: Path) -> int | None:
+    """The noise key of a run that can be taken up again; None if it is lost."""
+    try:
+        return int((folder / SECRET).read_text(), 16)
+    except (OSError, ValueError):
+        return None
+
+
 @dataclass
-class Progress:
+class RunPosition:
     """How far a run has come.
 
     Attributes:
@@ -177,51 +161,30 @@ class Progress:
     chain: str | None = None
 
 
-def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
-    """What a step's bits may depend on beside its key, training data and parameters; all ranks call it together."""
-    processor = [platform.machine(), torch.backends.cpu.get_cpu_capability(), platform.node()]
-    processes = accelerator.num_processes
-    return {
-        "inputs": inputs,
-        "device": accelerator.device.type,
-        "processors": gather_object([processor]) if processes > 1 else [processor],
-        "threads": torch.get_num_threads(),
-        "processes": processes,
-        "versions": versions(),
-    }
-
-
 def save_state(
     folder: Path,
-    progress: Progress,
+    position: RunPosition,
     parameters: Sequence[tuple[str, nn.Parameter]],
     optimizer: torch.optim.Optimizer,
     alpha: Tensor | None,
 ) -> None:
-    """Atomically: whoever reads finds the old state or the new one.
-
-    Raises:
-        UsageError: the folder cannot be written, as when the disk is full.
-    """
+    """Where `load_state` takes the run up again."""
     tensors = {f"parameter/{name}": p.detach() for name, p in parameters}
     for number, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{number}/{name}": value for name, value in moments.items()}
     if alpha is not None:
         tensors["alpha"] = alpha
     tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    told = json.dumps(asdict(progress))
-    try:
-        write_whole(folder / STATE, save(tensors, {"progress": told, "sha256": digest(tensors, told.encode())}))
-    except OSError as error:
-        raise UsageError(
-            f"{folder / STATE} cannot be written ({error.strerror}): make room, then go on with edp-lab train --resume"
-        ) from error
+    told = json.dumps(asdict(position))
+    content = save(tensors, {"progress": told, "sha256": digest(tensors, told.encode())})
+    with writing(folder / STATE, "make room, then go on with edp-lab train --resume"):
+        write_whole(folder / STATE, content)
 
 
 def load_state(
     folder: Path, parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
-) -> tuple[Progress, Tensor | None] | None:
-    """Progress and alpha, after parameters and moments were set; None if the run never came to a first state.
+) -> tuple[RunPosition, Tensor | None] | None:
+    """Position and alpha, after parameters and moments were set; None if the run never came to a first state.
 
     Raises:
         UsageError: the file is damaged, or of another model.
@@ -235,7 +198,7 @@ def load_state(
     if told.get("sha256") != digest(tensors, told.get("progress", "").encode()):
         raise UsageError(f"{path} is damaged (its checksum differs): remove it to go on from the first step")
     try:
-        progress = Progress(**json.loads(told["progress"]))
+        position = RunPosition(**json.loads(told["progress"]))
         with torch.no_grad():
             for name, p in parameters:
                 p.copy_(tensors[f"parameter/{name}"])
@@ -249,7 +212,21 @@ def load_state(
         raise UsageError(
             f"{path} does not belong to this run or version: start a new run with the same options"
         ) from error
-    return progress, tensors.get("alpha")
+    return position, tensors.get("alpha")
+
+
+def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
+    """What a step's bits may depend on beside its key, training data and parameters; all ranks call it together."""
+    processor = [platform.machine(), torch.backends.cpu.get_cpu_capability(), platform.node()]
+    processes = accelerator.num_processes
+    return {
+        "inputs": inputs,
+        "device": accelerator.device.type,
+        "processors": gather_object([processor]) if processes > 1 else [processor],
+        "threads": torch.get_num_threads(),
+        "processes": processes,
+        "versions": versions(),
+    }
 
 
 def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, fields
 from datetime import timedelta
@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, gather_object
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 from filelock import FileLock, Timeout
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.metrics import Scores
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, writing
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
@@ -137,10 +137,7 @@ def train_here(
 
 
 def _ledger(folder: Path, run: Trainer, earlier: dict[str, Any] | None) -> PrivacyLedger:
-    """
-    Raises:
-        UsageError: an earlier one is damaged, lacks entries, or is of another mechanism.
-    """
+    """A new one, or the earlier one; UsageError if that lacks what record or state remember, or is of other noise."""
     if earlier is None:
         assert run.mechanism is not None
         return PrivacyLedger(folder / LEDGER, run.mechanism)
@@ -152,10 +149,7 @@ def _ledger(folder: Path, run: Trainer, earlier: dict[str, Any] | None) -> Priva
 
 
 def _agree(accelerator: Accelerator, told: Any, what: str) -> None:
-    """
-    Raises:
-        UsageError: on every rank, if they do not tell the same.
-    """
+    """UsageError on every rank, if they do not tell the same."""
     if accelerator.num_processes > 1 and any(other != told for other in gather_object([told])):
         raise UsageError(f"the processes have different {what}")
 
@@ -193,26 +187,28 @@ def _start(
     _patience()  # refused here rather than by every rank
     job = json.dumps({"config": asdict(config), "folder": str(folder), "resuming": resuming})
     cure = f"go on with edp-lab train --resume {folder}"
-    before = _last_written(folder)
+    record = folder / RECORD
+    before = record.stat().st_mtime_ns if record.exists() else None
+
+    def relay(ranks: Ranks) -> None:
+        for line in ranks.lines(cure, stop):
+            told = json.loads(line)
+            listener(EpochDone(**told) if "row" in told else StepDone(**told))
+
     try:
         with Ranks(config.processes, ["edp_lab.training.run_session", job]) as ranks:
             try:
-                _relay(ranks, cure, listener, stop)
+                relay(ranks)
             except KeyboardInterrupt:
                 stop.set()
-                _relay(ranks, cure, listener, stop)
+                relay(ranks)
     except UsageError as error:
-        if _last_written(folder) != before:  # else the ranks were refused before they began
-            _bill_failed(folder, error)
-        if not (folder / RECORD).exists():
+        if not record.exists():
             raise UsageError(str(error).removesuffix(f": {cure}")) from None  # there is nothing to go on with
+        if record.stat().st_mtime_ns != before:  # else the ranks were refused before they began
+            _bill_failed(folder, error)
         raise
     return read_record(folder)
-
-
-def _relay(ranks: Ranks, cure: str, listener: Listener, stop: threading.Event) -> None:
-    for line in ranks.lines(cure, stop):
-        listener(_event(line))
 
 
 def _bill_failed(folder: Path, error: UsageError) -> None:
@@ -226,21 +222,8 @@ def _bill_failed(folder: Path, error: UsageError) -> None:
             _write_failed(folder, record, bill(record, mechanism, ledger, epochs), error)
 
 
-def _last_written(folder: Path) -> int | None:
-    return (folder / RECORD).stat().st_mtime_ns if (folder / RECORD).exists() else None
-
-
-def _event(line: str) -> Event:
-    told = json.loads(line)
-    kind: Callable[..., Event] = EpochDone if "row" in told else StepDone
-    return kind(**told)
-
-
 def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
-    """
-    Raises:
-        UsageError: not as many processes take part as asked for.
-    """
+    """Accelerate's, on the CPU where there is no GPU; UsageError if not as many processes take part as asked for."""
     _as_many_as(processes, int(os.environ.get("WORLD_SIZE", 1)))  # before they wait for others that never come
     patience = InitProcessGroupKwargs(timeout=_patience())
     cpu = device == "cpu" or not torch.cuda.is_available()
@@ -290,12 +273,8 @@ def _key(
             key = secrets.randbits(128) if config.private_seed else _published_key(config.seed, keys)
             if config.private_seed:
                 write_secret(folder, key)  # before the record says that it is in use
-    words = [(key or 0) >> 32 * k & 0xFFFFFFFF for k in range(4)]
-    shared = torch.tensor([*words, keys], dtype=torch.int64, device=accelerator.device)
-    if accelerator.num_processes > 1:
-        torch.distributed.broadcast(shared, 0)
-    *words, keys = shared.tolist()
-    return sum(word << 32 * k for k, word in enumerate(words)), keys
+    key, keys = broadcast_object_list([key, keys])
+    return key, keys
 
 
 def _published_key(seed: int, number: int) -> int:
@@ -321,16 +300,14 @@ def _files(folder: Path, resuming: bool, processes: int) -> Iterator[None]:
 def _locked(folder: Path) -> Iterator[None]:
     """Only one process may work in the folder, which is made if need be and does not stay if nothing is in it."""
     lock = FileLock(folder / LOCK)
-    try:
+    with writing(folder, "make room there, or choose another --out"):
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UsageError(
-            f"another process is training in {folder}: wait until it has ended; a new run needs another --out"
-        ) from None
-    except OSError as error:
-        cure = "make room there, or choose another --out"
-        raise UsageError(f"{folder} cannot be written ({error.strerror}): {cure}") from error
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(
+                f"another process is training in {folder}: wait until it has ended; a new run needs another --out"
+            ) from None
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,9 @@ from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
-from edp_lab.training.batches import Devices
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import PlainStep, PrivateStep, check_finite
-from edp_lab.training.gradients import (
-    PlainGradient,
-    model_gradients,
-    trainable,
-)
+from edp_lab.training.gradients import PlainGradient, model_gradients, trainable
 from edp_lab.training.inference import evaluate_model
 from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.noise import part
@@ -48,7 +43,7 @@ from edp_lab.training.optimizers import DPAdamBC, make_optimizer
 from edp_lab.training.run_folder import (
     MODEL,
     NOT_PRIVATE,
-    Progress,
+    RunPosition,
     bill,
     inputs_digest,
     load_state,
@@ -89,7 +84,12 @@ Listener = Callable[[Event], None]
 
 
 class Trainer:
-    """The state of one training run in one of its processes: model, optimizer, noise key, record."""
+    """The state of one training run in one of its processes: model, optimizer, noise key, record.
+
+    Args:
+        key: of order, dropout and noise, or what gives it and how many keys the run has had before, from the digest
+            of the run's inputs; None: the one that follows from the seed.
+    """
 
     def __init__(
         self,
@@ -103,40 +103,102 @@ class Trainer:
         self.accelerator = accelerator or Accelerator(cpu=not torch.cuda.is_available())
         self.mechanism = config.mechanism(len(data.train))
         self.ledger: PrivacyLedger | None = None
+        # Words are read off the training set only where there is no guarantee anyway; elsewhere they come from public
+        # text or stable hash buckets.
+        without_guarantee = self.mechanism is None or self.mechanism.alpha is Alpha.PRIVATE
+        own_words = config.pretrained is None and without_guarantee
         self.model: IntentSlotModel = build_model(
             config.model,
             Labels.of(corpus),
             seed=config.seed,
             training=data.train,
-            private=not self._reads_words_off_training_set(),
+            private=not own_words,
             pretrained=config.pretrained,
             size=config.model_size(),
         ).to(self.accelerator.device, torch.float64 if config.precision == "float64" else torch.float32)
         self.model.intent_weight = config.intent_weight
         self.delta = config.delta or max(len(data.train), 2) ** -1.1
-        self.inputs = inputs_digest(self.model, self._settings(corpus))
-        self.key, keys = key(self.inputs) if callable(key) else (key_from_seed(config.seed) if key is None else key, 0)
+        settled = {**asdict(config), "delta": self.delta, "lr": config.learning_rate}
+        alpha = load_corpus(config.alpha_corpus).sha256 if config.alpha_corpus else config.alpha
+        self.inputs = inputs_digest(self.model, {**settled, "corpus": corpus.sha256, "alpha": alpha})
+        keys = 0
+        if callable(key):
+            key, keys = key(self.inputs)
+        self.key = key_from_seed(config.seed) if key is None else key
         self.train_data = self.model.dataset(data.train)
         self.validation, self.test = data.validation, data.test
         self.parameters = trainable(self.model)
         self.optimizer = make_optimizer(config.optimizer, [p for _, p in self.parameters], config.learning_rate)
-        self.progress, self.memory = Progress(), Memory()
-        self._make_step()
-        self.record = {**self._new_record(corpus, data), "keys": keys}
-
-    def _make_step(self) -> None:
-        """What depends on the key: the order of the utterances and the noise."""
-        config, accelerator = self.config, self.accelerator
+        self.progress, self.memory = RunPosition(), Memory()
         self.batches = config.batches(self.key, len(self.train_data))
         self.private: PrivateStep | None = None
         if self.mechanism is not None:
             self.private = PrivateStep(
-                self.parameters, self.mechanism, self.key, accelerator, config.noise, config.micro_batches, tail=TAIL
+                self.parameters, self.mechanism, self.key, self.accelerator, config.noise, config.micro_batches, TAIL
             )
-        self.rule = self.private or PlainStep(self.parameters, accelerator, tail=TAIL)
+        self.rule = self.private or PlainStep(self.parameters, self.accelerator, tail=TAIL)
         self.layout = self.rule.layout
         if self.private is not None and self.private.mechanism.alpha is Alpha.PUBLIC:
             self.private.alpha = self._public_alpha(self.private)
+        own = Path(config.corpus)
+        if own.exists() and config.corpus == corpus.name:
+            settled["corpus"] = str(own.resolve())  # so that it is found from another folder, too
+        description = self._described(corpus, data, own_words)
+        self.record = {"status": "running", "config": settled, **description, "keys": keys}
+
+    def _public_alpha(self, private: PrivateStep) -> Tensor:
+        """alpha from the first utterances of a public corpus that carry labels this model knows."""
+        corpus = load_corpus(self.config.alpha_corpus)
+        usable = [u for u in corpus.utterances if self.model.labels.covers(u)][: self.config.batch_size]
+        if len(usable) < self.config.num_devices:
+            raise UsageError(
+                f"alpha corpus {self.config.alpha_corpus!r} has only {len(usable)} utterances with labels of "
+                f"{self.config.corpus!r}: give public text annotated with the same labels"
+            )
+        known = {u.tokens for u in self.train_data.utterances}
+        if sum(u.tokens in known for u in usable) > MOST_SHARED * len(usable):
+            raise UsageError(
+                f"alpha corpus {self.config.alpha_corpus!r} shares utterances with the training set, so it is not "
+                "public: give separate text"
+            )
+        mine = private.own(np.array_split(np.arange(len(usable)), self.config.num_devices))
+        return private.scales(model_gradients(self.model, self.model.dataset(usable), mine, None, self.layout))
+
+    def _described(self, corpus: Corpus, data: Split, own_words: bool) -> dict[str, Any]:
+        """For the record of a run that begins."""
+        flags = [*NOT_PRIVATE]
+        if not corpus.labels_declared:
+            flags.append("label sets (read off the corpus)")
+        if own_words:
+            flags.append("vocabulary (read off the training set)")
+        if self.mechanism is not None and self.mechanism.alpha is Alpha.PRIVATE:
+            flags.append("layer scales alpha (from private gradients)")
+        if self.delta * len(data.train) >= 1:
+            flags.append("delta: not below 1/n, so epsilon promises nothing")
+        world, devices = self.accelerator.num_processes, self.config.num_devices
+        shared = f"{world} process" + ("es" if world > 1 else "")  # "8 devices: 2 processes, 6 simulated"
+        if self.mechanism is not None:
+            shared = f"{devices} device{'s' if devices > 1 else ''}: {shared}, {devices - world} simulated"
+        return {
+            "versions": versions(),
+            "device": str(self.accelerator.device),
+            "threads": torch.get_num_threads(),
+            "world_size": world,
+            "devices": shared,
+            "surroundings": surroundings(self.accelerator, self.inputs),
+            "parameters": self.layout.size,
+            "corpus": {
+                "name": corpus.name,
+                "sha256": corpus.sha256,
+                "splits": data.counts,
+                "has_tags": corpus.has_tags,
+                "warnings": list(corpus.warnings),
+            },
+            "not_private": flags,
+            "epochs": self.progress.rows,
+            "final": None,
+            "guarantee": {},
+        }
 
     @property
     def main(self) -> bool:
@@ -189,7 +251,8 @@ class Trainer:
             if folder is not None and time.perf_counter() - saved > SAVE_EVERY and now.step_in_epoch < steps:
                 self.save_state(folder)
                 saved = time.perf_counter()
-        self._check_parameters()
+        # Steps without noise look at the loss only.
+        check_finite(torch.stack([row_norms(p.detach().view(1, -1)) for _, p in self.parameters], dim=1), self.layout)
         scores = evaluate_model(self.model, self.validation, self.accelerator)
         row = {"loss": now.loss / max(now.examples, 1), "seconds": now.seconds, **asdict(scores), **self.bill()}
         done = now.epoch
@@ -210,22 +273,19 @@ class Trainer:
         """
         now = self.progress
         devices = self.batches.devices(now.epoch, now.step_in_epoch, now.step)
-        parts = self._own(devices)
-        gradients = self._gradients(parts, _count(one for device in devices for one in device))
+        own = part(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
+        parts = [one for device in devices[own.start : own.stop] for one in device]
+        gradients = self._gradients(parts, sum(len(one) for device in devices for one in device))
         entry = None if self.ledger is None else self.ledger.begin(now.epoch, now.step, self.key)
         self.rule.clip_and_noise(now.epoch, now.step, gradients, entry)
-        loss, examples, stops = self.rule.reduce(gradients.loss, _count(parts), stop is not None and stop.is_set())
+        mine, stopping = sum(len(one) for one in parts), stop is not None and stop.is_set()
+        loss, examples, stops = self.rule.reduce(gradients.loss, mine, stopping)
         if not math.isfinite(loss):
             raise UsageError("the loss is not finite: lower --lr or check the corpus")
         self._prepare_optimizer()
         self.optimizer.step()
         now.step += 1
         return loss, int(examples), stops > 0
-
-    def _own(self, devices: Devices) -> list[np.ndarray]:
-        """The micro-batches that this process holds; in plain training one."""
-        own = part(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
-        return [one for device in devices[own.start : own.stop] for one in device]
 
     def _gradients(self, parts: Sequence[np.ndarray], everyone: int) -> Any:
         """Of these micro-batches, in a step of so many utterances in all: `PlainGradient` or `MicroGradients`.
@@ -239,47 +299,14 @@ class Trainer:
         naive = self.config.method == "dp-sgd-naive"
         return model_gradients(model, data, parts, dropout_key, self.layout, naive, self.memory, self.private.alone)
 
-    def _check_parameters(self) -> None:
-        """Steps without noise look at the loss only."""
-        check_finite(torch.stack([row_norms(p.detach().view(1, -1)) for _, p in self.parameters], dim=1), self.layout)
-
     def _prepare_optimizer(self) -> None:
+        lr = self.config.learning_rate
+        if self.config.lr_schedule == "linear":
+            lr *= 1 - self.progress.step / (self.batches.steps_per_epoch * self.config.epochs)
         for group in self.optimizer.param_groups:
-            group["lr"] = self._learning_rate()
+            group["lr"] = lr
         if isinstance(self.optimizer, DPAdamBC):
             self.optimizer.noise_std(self.rule.noise_stds(self.progress.epoch))
-
-    def _learning_rate(self) -> float:
-        if self.config.lr_schedule == "constant":
-            return self.config.learning_rate
-        return self.config.learning_rate * (
-            1 - self.progress.step / (self.batches.steps_per_epoch * self.config.epochs)
-        )
-
-    def _settings(self, corpus: Corpus) -> dict[str, Any]:
-        """As a record has them, with the content of corpora in place of their names."""
-        config = self.config
-        alpha = load_corpus(config.alpha_corpus).sha256 if config.alpha_corpus else config.alpha
-        settled = {"corpus": corpus.sha256, "delta": self.delta, "lr": config.learning_rate, "alpha": alpha}
-        return {**asdict(config), **settled}
-
-    def _public_alpha(self, private: PrivateStep) -> Tensor:
-        """alpha from the first utterances of a public corpus that carry labels this model knows."""
-        corpus = load_corpus(self.config.alpha_corpus)
-        usable = [u for u in corpus.utterances if self.model.labels.covers(u)][: self.config.batch_size]
-        if len(usable) < self.config.num_devices:
-            raise UsageError(
-                f"alpha corpus {self.config.alpha_corpus!r} has only {len(usable)} utterances with labels of "
-                f"{self.config.corpus!r}: give public text annotated with the same labels"
-            )
-        known = {u.tokens for u in self.train_data.utterances}
-        if sum(u.tokens in known for u in usable) > MOST_SHARED * len(usable):
-            raise UsageError(
-                f"alpha corpus {self.config.alpha_corpus!r} shares utterances with the training set, so it is not "
-                "public: give separate text"
-            )
-        mine = private.own(np.array_split(np.arange(len(usable)), self.config.num_devices))
-        return private.scales(model_gradients(self.model, self.model.dataset(usable), mine, None, self.layout))
 
     def finish(self) -> None:
         """Score the model as it is on the test split, beside the guarantee of everything that was released."""
@@ -306,56 +333,3 @@ class Trainer:
         """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record."""
         begun = self.progress.epoch + (self.progress.step_in_epoch > 0)
         return bill(self.record, self.mechanism, self.ledger, max(begun, 1))
-
-    def _reads_words_off_training_set(self) -> bool:
-        """Where there is no guarantee anyway; elsewhere words come from public text or stable hash buckets."""
-        without_guarantee = self.mechanism is None or self.mechanism.alpha is Alpha.PRIVATE
-        return self.config.pretrained is None and without_guarantee
-
-    def _new_record(self, corpus: Corpus, data: Split) -> dict[str, Any]:
-        flags = [*NOT_PRIVATE]
-        if not corpus.labels_declared:
-            flags.append("label sets (read off the corpus)")
-        if self._reads_words_off_training_set():
-            flags.append("vocabulary (read off the training set)")
-        if self.mechanism is not None and self.mechanism.alpha is Alpha.PRIVATE:
-            flags.append("layer scales alpha (from private gradients)")
-        if self.delta * len(data.train) >= 1:
-            flags.append("delta: not below 1/n, so epsilon promises nothing")
-        own = Path(self.config.corpus)
-        findable = str(own.resolve()) if own.exists() and self.config.corpus == corpus.name else self.config.corpus
-        return {
-            "status": "running",
-            "config": {**asdict(self.config), "corpus": findable, "delta": self.delta, "lr": self.config.learning_rate},
-            "versions": versions(),
-            "device": str(self.accelerator.device),
-            "threads": torch.get_num_threads(),
-            "world_size": self.accelerator.num_processes,
-            "devices": self._devices(),
-            "surroundings": surroundings(self.accelerator, self.inputs),
-            "parameters": self.layout.size,
-            "corpus": {
-                "name": corpus.name,
-                "sha256": corpus.sha256,
-                "splits": data.counts,
-                "has_tags": corpus.has_tags,
-                "warnings": list(corpus.warnings),
-            },
-            "not_private": flags,
-            "epochs": self.progress.rows,
-            "final": None,
-            "guarantee": {},
-        }
-
-    def _devices(self) -> str:
-        """``8 devices: 2 processes, 6 simulated``."""
-        world = self.accelerator.num_processes
-        processes = f"{world} process" + ("es" if world > 1 else "")
-        if self.mechanism is None:
-            return processes
-        devices = self.config.num_devices
-        return f"{devices} device{'s' if devices > 1 else ''}: {processes}, {devices - world} simulated"
-
-
-def _count(parts: Iterable[np.ndarray]) -> int:
-    return sum(len(one) for one in parts)

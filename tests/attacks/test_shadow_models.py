@@ -22,8 +22,7 @@ from edp_lab.corpora import Corpus, Utterance, split
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.models import load_model
-from edp_lab.training import TrainConfig, train
-from edp_lab.training import pool as worker_pool
+from edp_lab.training import TrainConfig, result_cache, train
 from edp_lab.training.result_cache import NUMERICS
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +64,7 @@ def children(pid: int) -> list[int]:
     """The processes that train shadow models for this one, whatever else it has started."""
     listed = Path(f"/proc/{pid}/task").glob("*/children")
     started = [child for file in listed for child in file.read_text().split()]
-    return [int(child) for child in started if "training.pool" in Path(f"/proc/{child}/cmdline").read_text()]
+    return [int(child) for child in started if "training.result_cache" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 10) -> bool:
@@ -213,7 +212,7 @@ def test_signals_are_kept_and_only_what_is_missing_or_damaged_is_trained(
     assert sum(entry.stat().st_size for entry in entries) < 4 * (1000 + 80 * len(POOL))
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker_pool, "Ranks", no_training)
+        patch.setattr(result_cache, "Ranks", no_training)
         again = attack()
         assert told == [(4, 4)]
         with pytest.raises(AssertionError, match="is trained"):
@@ -303,7 +302,7 @@ def test_a_parent_that_is_killed_leaves_no_worker_no_corpus_and_what_was_finishe
 def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_pool, "Ranks", no_training)
+    monkeypatch.setattr(result_cache, "Ranks", no_training)
     monkeypatch.setattr(shadow_models, "_train", no_training)
     (tmp_path / "file").write_text("")
     for use in (shadow_signals, lambda *rest, cache: train_shadow(*rest, 0, cache)):

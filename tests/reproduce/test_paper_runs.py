@@ -12,7 +12,7 @@ from edp_lab.reproduce.claims import Verdict
 from edp_lab.reproduce.paper import claims_measured as gradients
 from edp_lab.reproduce.paper import claims_mechanism as mechanism
 from edp_lab.reproduce.paper import runs
-from edp_lab.training import pool
+from edp_lab.training import result_cache
 from edp_lab.training.processes import Ranks
 
 
@@ -51,7 +51,7 @@ def test_runs_side_by_side_are_those_of_one_process_and_an_end_ends_them(one_epo
         raise KeyboardInterrupt
 
     ranks: list[Any] = []
-    monkeypatch.setattr(pool, "Ranks", lambda *a, **b: ranks.append(Ranks(*a, **b)) or ranks[-1])
+    monkeypatch.setattr(result_cache, "Ranks", lambda *a, **b: ranks.append(Ranks(*a, **b)) or ranks[-1])
     with pytest.raises(KeyboardInterrupt):
         runs.small_runs("DP-SGD", stop, seeds=(3, 4), **runs.SCHEMES["DP-SGD"])
     assert len(ranks) == 2

@@ -19,7 +19,7 @@ from edp_lab.models import build_model, load_vectors
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.models.wordpiece import SPECIAL, PieceFeatures
 from edp_lab.training import pretraining
-from edp_lab.training.pretraining import Progress, mask_pieces, pretrain_bert, pretrain_vectors
+from edp_lab.training.pretraining import PretrainingEpoch, mask_pieces, pretrain_bert, pretrain_vectors
 
 TINY = BertSize(layers=1, heads=2, hidden=16, intermediate=32, positions=16)
 ROOMS = ("kitchen", "attic", "cellar", "garage")
@@ -33,7 +33,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_the_loss_falls_to_what_cannot_be_known(tmp_path, monkeypatch):
     monkeypatch.setattr(pretraining, "LEARNING_RATE", 5e-3)  # suits this tiny model
-    heard: list[Progress] = []
+    heard: list[PretrainingEpoch] = []
     losses = pretrain_bert(TEXT, tmp_path / "out", epochs=40, size=TINY, progress=heard.append)
     assert [p.loss for p in heard] == losses
     assert [(p.epoch, p.epochs) for p in heard] == [(k, 40) for k in range(1, 41)]
@@ -105,7 +105,7 @@ def test_bad_input_leaves_nothing_behind(tmp_path, train):
 
 
 def test_an_interrupted_run_leaves_nothing_behind(tmp_path):
-    def stop(progress: Progress) -> None:
+    def stop(progress: PretrainingEpoch) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

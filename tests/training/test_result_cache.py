@@ -15,8 +15,7 @@ import torch
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.training import TrainConfig, train
-from edp_lab.training.pool import run_jobs
-from edp_lab.training.result_cache import NUMERICS, ResultCache, content_key, content_of
+from edp_lab.training.result_cache import NUMERICS, ResultCache, content_key, content_of, run_jobs
 
 
 @dataclass(frozen=True)

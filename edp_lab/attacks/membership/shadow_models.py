@@ -29,9 +29,8 @@ from edp_lab.errors import UsageError
 from edp_lab.models import load_model, save_model
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.pool import Say
 from edp_lab.training.processes import usable_cores
-from edp_lab.training.result_cache import ResultCache, content_key, content_of
+from edp_lab.training.result_cache import ResultCache, Say, content_key, content_of
 from edp_lab.training.trainer import Trainer
 
 MOST_ON_GPU = 4  # workers that share a GPU: each brings its own half gigabyte of CUDA

@@ -32,8 +32,7 @@ from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_2
 from edp_lab.reproduce.paper.table1 import CORPORA, check_names
 from edp_lab.training import TrainConfig
 from edp_lab.training.inference import AT_ONCE, evaluate_model
-from edp_lab.training.pool import Say, run_apart
-from edp_lab.training.result_cache import ResultCache, content_key
+from edp_lab.training.result_cache import ResultCache, Say, content_key, run_apart
 from edp_lab.training.run_folder import versions
 from edp_lab.training.run_session import start_accelerator
 from edp_lab.training.trainer import Trainer

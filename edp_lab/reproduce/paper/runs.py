@@ -30,8 +30,8 @@ from edp_lab.training import TrainConfig
 from edp_lab.training.gradients import plain_gradient, trainable
 from edp_lab.training.inference import evaluate_model
 from edp_lab.training.optimizers import BETAS, make_optimizer
-from edp_lab.training.pool import Say, run_jobs
 from edp_lab.training.processes import usable_cores
+from edp_lab.training.result_cache import Say, run_jobs
 from edp_lab.training.trainer import Trainer
 
 CORPUS, EPOCHS = "smart-home-health", 8

@@ -46,8 +46,7 @@ from edp_lab.three_phase.classifier import PRIVATE, ClassifierSettings
 from edp_lab.three_phase.pate import Aggregator, account_votes, vote_counts
 from edp_lab.three_phase.perturbation import compare, image_guarantee, perturb
 from edp_lab.three_phase.phases import PUBLIC_SHARE, Event, Job, usable_workers
-from edp_lab.training.pool import Say
-from edp_lab.training.result_cache import ResultCache, content_key
+from edp_lab.training.result_cache import ResultCache, Say, content_key
 
 CIRCLES_TEST = 10_000
 POINT_SENSITIVITY = 2.0  # two points of the unit disc are at most that far apart
