@@ -110,11 +110,8 @@ def test_the_print_without_noise_is_the_step_that_the_course_takes(devices, clip
     scales = np.array([1.0, *alpha])
     drawn = np.random.default_rng(seed).normal(size=(devices, len(scales)))
     ours = mechanism.algorithm_1(drawn, scales, clip_norm, 0.0, np.random.default_rng(0))
-    layout = Layout(
-        tuple(map(str, range(len(scales)))),
-        (torch.Size([1]),) * len(scales),
-        tuple(slice(k, k + 1) for k in range(len(scales))),
-    )
+    columns = range(len(scales))
+    layout = Layout(tuple(map(str, columns)), tuple(slice(k, k + 1) for k in columns))
     printed_step = Mechanism.as_printed(clip_norm, 1.0, devices, 8)
     stack = StackedGradients(torch.from_numpy(drawn), layout)
     silent = torch.zeros(len(scales), dtype=torch.float64)

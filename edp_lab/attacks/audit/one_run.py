@@ -240,7 +240,7 @@ class OneLayer:
 
     def __init__(self, mechanism: Mechanism, key: int, size: int, divisor: int) -> None:
         self.mechanism, self.key, self.divisor = mechanism, key, divisor
-        self.layout = Layout(("weights",), (torch.Size([size]),), (slice(0, size),))
+        self.layout = Layout(("weights",), (slice(0, size),))
 
     def gradients(self, parts: Sequence[np.ndarray]) -> MicroGradients:
         """Of micro-batches of real utterances."""

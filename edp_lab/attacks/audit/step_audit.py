@@ -35,7 +35,7 @@ from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients
 from edp_lab.training.noise import Share, standard_noise
 
-LAYOUT = Layout(("large", "small"), (torch.Size([4]), torch.Size([4])), (slice(0, 4), slice(4, 8)))
+LAYOUT = Layout(("large", "small"), (slice(0, 4), slice(4, 8)))
 ALPHA = torch.tensor([1.0, 0.5])
 # As printed, the layer with the largest alpha has too little noise. Sound, all layers are equal, if the noise is scaled
 # back with the gradient: that shows only where alpha is not 1.

@@ -212,7 +212,7 @@ def batch_gradients(examples: int, outliers: float, seed: int) -> Tensor:
 
 # ---- A whole training: two weights, thirty steps ---------------------------------------------------------------------
 
-PLANE = Layout(("w",), (torch.Size([2]),), (slice(0, 2),))  # a model of two weights
+PLANE = Layout(("w",), (slice(0, 2),))  # a model of two weights
 PEOPLE, STEPS = 400, 30
 START, TRUTH = np.array([-0.8, -1.5]), np.array([1.0, 2.0])
 SCALES = np.array([2.0, 0.5])  # of the two features: one weight is learnt more easily than the other

@@ -94,7 +94,7 @@ def _bug(answer: Callable[[Tensor, float, float, Tensor], Tensor], rng: np.rando
         c, z, gradients = float(rng.uniform(0.5, 2)), float(rng.uniform(8, 20)), _gradients(rng)
         batch, size = gradients.shape
         noise = torch.from_numpy(rng.standard_normal(size))
-        layout = Layout(("all",), (torch.Size([size]),), (slice(0, size),))
+        layout = Layout(("all",), (slice(0, size),))
         rows = StackedGradients(gradients, layout)
         wanted = release(Mechanism.sound(c, z, 1, 1), 0, rows, layout, None, noise, divisor=batch).gradient
         got = answer(gradients.clone(), c, z, noise.clone())

@@ -38,7 +38,7 @@ SENTENCES = 64  # in a batch
 
 # ---- Algorithm 1, line by line -------------------------------------------------------------------------------------
 
-PLANE = Layout(("large", "small"), (torch.Size([1]),) * 2, (slice(0, 1), slice(1, 2)))  # two layers of one weight
+PLANE = Layout(("large", "small"), (slice(0, 1), slice(1, 2)))  # two layers of one weight
 MEAN, SPREAD = np.array([3.0, 0.3]), np.array([4.0, 0.8])  # of one sentence's gradient
 LINES = {
     Variant.AS_PRINTED: ("gradient", "scale", "clip", "rescale", "noise"),
