@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -127,8 +127,7 @@ def _normal(part: Any, x: Tensor, rows: Tensor, ops: PlainOps) -> Tensor:
     return ops.layer_norm(x, part.weight, part.bias, part.eps, rows)
 
 
-@dataclass(frozen=True)
-class _Block:
+class _Block(NamedTuple):
     """Utterances of similar length that attend together: b of them, padded to T pieces.
 
     Attributes:
@@ -205,13 +204,24 @@ def load_bert(name: str) -> tuple[BertModel, Tokenizer]:
         raise UsageError(f"{name!r} holds no config.json: give a folder or hub name of a BERT model")
     try:
         with quiet():
-            bert, loading = _from_pretrained(name)
+            config = BertConfig.from_pretrained(name)
+            loaded: Any = BertModel.from_pretrained(
+                name,
+                config=bert_config({field: getattr(config, field) for field in ARCHITECTURE}),
+                add_pooling_layer=False,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+            bert, loading = loaded  # and which weights were missing or of another shape
             tokenizer = load_tokenizer(name)
     except UsageError:
         raise
     except Exception as error:  # transformers and tokenizers raise a dozen kinds, bare Exception among them
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UsageError(
-            f"no pretrained BERT can be loaded from {name!r} ({_first_line(error)}): give a hub name or a "
+            f"no pretrained BERT can be loaded from {name!r} ({lines[0].rstrip('.')}): give a hub name or a "
             "folder with config.json, model.safetensors and tokenizer.json, such as `edp-lab pretrain` makes"
         ) from error
     if bad := {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}:
@@ -227,42 +237,22 @@ def load_bert(name: str) -> tuple[BertModel, Tokenizer]:
     return bert, tokenizer
 
 
-def _from_pretrained(name: str) -> tuple[BertModel, dict[str, Any]]:
-    """The encoder, and which weights were missing or of another shape."""
-    config = BertConfig.from_pretrained(name)
-    loaded: Any = BertModel.from_pretrained(
-        name,
-        config=bert_config({field: getattr(config, field) for field in ARCHITECTURE}),
-        add_pooling_layer=False,
-        use_safetensors=True,
-        dtype=torch.float32,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-    )
-    return loaded  # a pair, because of output_loading_info
-
-
 def load_tokenizer(name: str) -> Tokenizer:
     """The tokenizer of a local folder or hub name: ``tokenizer.json``, else ``vocab.txt``, which is taken to
     be lower-cased unless ``tokenizer_config.json`` says otherwise."""
-    if path := _file(name, "tokenizer.json"):
+
+    def find(file: str) -> Path | None:
+        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        return None if found is None else Path(found)
+
+    if path := find("tokenizer.json"):
         return parse_tokenizer(path.read_text(encoding="utf-8"))
-    if path := _file(name, "vocab.txt"):
+    if path := find("vocab.txt"):
         pieces = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-        settings = _file(name, "tokenizer_config.json")
+        settings = find("tokenizer_config.json")
         lower_case = settings is None or read_json(settings).get("do_lower_case", True)
         return wordpiece_tokenizer([piece.rstrip("\r") for piece in pieces], lower_case)
     raise UsageError(f"{name!r} holds neither tokenizer.json nor vocab.txt: add one of them")
-
-
-def _file(name: str, file: str) -> Path | None:
-    found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-    return None if found is None else Path(found)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".")
 
 
 @contextmanager

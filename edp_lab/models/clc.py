@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,10 @@ from torch.autograd.function import once_differentiable
 
 from edp_lab.corpora.encoding import Batch, Labels, WordFeatures
 from edp_lab.errors import UsageError
-from edp_lab.models.frozen_encoder import ContextFeatures
 from edp_lab.models.ghost_clipping.bookkeeping import LSTMUse
 from edp_lab.models.ghost_clipping.ops import MicroBatchOps, PlainOps
 from edp_lab.models.intent_slot import IntentSlotModel, dropout, to_padded
+from edp_lab.models.wordpiece import ContextFeatures
 
 BYTES = 257  # 256 byte values and padding
 
@@ -62,7 +62,15 @@ class CLC(IntentSlotModel):
         if isinstance(features, ContextFeatures):
             self.encoder, word_size = features.bert, read
         else:
-            self.words = _embedding(features, size.word, vectors)
+            count, unknown = len(features.words), features.buckets
+            if vectors is None:
+                self.words = nn.Embedding(count + unknown, size.word)
+                nn.init.normal_(self.words.weight, std=0.5)
+            elif len(vectors) == count:
+                rows = torch.cat([vectors, torch.zeros(unknown, vectors.shape[1])])
+                self.words = nn.Embedding.from_pretrained(rows, freeze=True)
+            else:
+                raise UsageError(f"{len(vectors)} word vectors for {count} words: give one vector per word")
             word_size = self.words.embedding_dim
         self.characters = nn.Embedding(BYTES, size.character)
         self.convolution = nn.Linear(3 * size.character, size.filters)
@@ -107,7 +115,9 @@ class CLC(IntentSlotModel):
 
     def config(self) -> dict[str, object]:
         if isinstance(self.features, ContextFeatures):
-            return {**self.features.config(), "size": vars(self.size)}
+            from edp_lab.models.bert import described
+
+            return {**described(self.features.bert, self.features.pieces.tokenizer), "size": vars(self.size)}
         return {
             "words": list(self.features.words),
             "buckets": self.features.buckets,
@@ -116,19 +126,7 @@ class CLC(IntentSlotModel):
         }
 
 
-def _embedding(features: WordFeatures, width: int, vectors: Tensor | None) -> nn.Embedding:
-    if vectors is None:
-        words = nn.Embedding(len(features.words) + features.buckets, width)
-        nn.init.normal_(words.weight, std=0.5)
-        return words
-    if len(vectors) != len(features.words):
-        raise UsageError(f"{len(vectors)} word vectors for {len(features.words)} words: give one vector per word")
-    unknown = torch.zeros(features.buckets, vectors.shape[1])
-    return nn.Embedding.from_pretrained(torch.cat([vectors, unknown]), freeze=True)
-
-
 # ---- The bidirectional LSTM ------------------------------------------------------------------------------------------
-
 # Shapes: R tokens in all, D inputs, H hidden units, 2 directions; gates in the order input, forget, output, candidate.
 
 
@@ -177,7 +175,7 @@ def bilstm(x: Tensor, packing: Packing, w_ih: Tensor, w_hh: Tensor, bias: Tensor
 
     def keep(h: Tensor, d: Tensor) -> None:
         assert isinstance(ops, MicroBatchOps)
-        ops.keep(LSTMUse(w_ih, w_hh, bias, x.detach(), h, d, packing.lengths))
+        ops.keep(LSTMUse((w_ih, w_hh, bias), x.detach(), h, d, packing.lengths))
 
     kept = keep if isinstance(ops, MicroBatchOps) else None
     return _LSTM.apply(x, packing, w_ih, w_hh, bias, kept)  # type: ignore[no-any-return]
@@ -205,8 +203,7 @@ class _LSTM(torch.autograd.Function):
         return dx, None, d_w_ih, d_w_hh, d.sum(0), None
 
 
-@dataclass
-class Trace:
+class Trace(NamedTuple):
     """What the forward pass keeps, packed: active gates (2, R, 4H), cell, tanh(cell) and hidden (2, R, H)."""
 
     gates: Tensor

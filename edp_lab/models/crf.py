@@ -9,7 +9,7 @@ d NLL / d transitions = exp(transitions) * (A^T Q) - counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -65,8 +65,7 @@ class CRF(nn.Module):
         return [row[:length] for row, length in zip(rows, mask.sum(1).tolist(), strict=True)]
 
 
-@dataclass(frozen=True)
-class Recursion:
+class Recursion(NamedTuple):
     """What both recursions find; float64.
 
     Attributes:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
@@ -25,14 +25,10 @@ from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.errors import UsageError
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.files import parse_tensors, read_bytes, read_json, write_whole
-from edp_lab.models.frozen_encoder import ContextFeatures
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.vectors import load_vectors
+from edp_lab.models.wordpiece import ContextFeatures, PieceFeatures, parse_tokenizer, train_wordpieces
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
-
-if TYPE_CHECKING:  # slow to import
-    from tokenizers import Tokenizer
-    from transformers import BertModel
 
 KINDS = ("clc", "bert")
 
@@ -67,12 +63,20 @@ def build_model(
         UsageError: unknown kind or size, pretrained weights that cannot be loaded, or a private BERT without
             any (its word pieces would be read off the private text).
     """
+    if kind not in KINDS:
+        raise UsageError(f"unknown model {kind!r}: choose one of {', '.join(KINDS)}")
     with seeded(seed):
-        if kind == "clc":
-            return _build_clc(labels, training, private, pretrained, _sized(CLCSize, size))
         if kind == "bert":
             return _build_bert(labels, training, private, pretrained, size)
-    raise UsageError(f"unknown model {kind!r}: choose one of {', '.join(KINDS)}")
+        shape = _sized(CLCSize, size)
+        if pretrained is None:
+            return CLC(labels, WordFeatures() if private else WordFeatures.from_training_words(training), shape)
+        if Path(pretrained, "config.json").exists():
+            from edp_lab.models.bert import load_bert
+
+            return CLC(labels, ContextFeatures(*load_bert(pretrained)), shape)
+        vectors = load_vectors(pretrained).lower_cased()
+        return CLC(labels, WordFeatures(vectors.words), shape, vectors.matrix)
 
 
 def save_model(model: IntentSlotModel, folder: Path | str) -> None:
@@ -150,19 +154,6 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _build_clc(
-    labels: Labels, training: Sequence[Utterance], private: bool, pretrained: str | None, size: CLCSize
-) -> CLC:
-    if pretrained is not None and Path(pretrained, "config.json").exists():
-        from edp_lab.models.bert import load_bert
-
-        return CLC(labels, _context(*load_bert(pretrained)), size)
-    if pretrained is not None:
-        vectors = load_vectors(pretrained).lower_cased()
-        return CLC(labels, WordFeatures(vectors.words), size, vectors.matrix)
-    return CLC(labels, WordFeatures() if private else WordFeatures.from_training_words(training), size)
-
-
 def _build_bert(
     labels: Labels,
     training: Sequence[Utterance],
@@ -170,13 +161,7 @@ def _build_bert(
     pretrained: str | None,
     size: Mapping[str, Any] | None,
 ) -> IntentSlotModel:
-    from edp_lab.models.bert import (
-        BertIntentSlot,
-        BertSize,
-        load_bert,
-        new_bert,
-    )  # transformers is slow to import
-    from edp_lab.models.wordpiece import PieceFeatures, train_wordpieces
+    from edp_lab.models.bert import BertIntentSlot, BertSize, load_bert, new_bert  # transformers is slow to import
 
     chosen = _sized(BertSize, size)
     if pretrained is not None:
@@ -205,33 +190,17 @@ def _sized(size: type[Size], given: Mapping[str, Any] | None) -> Size:
 
 def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlotModel:
     """The architecture that `IntentSlotModel.config` describes, with arbitrary weights."""
-    if kind == "clc" and "bert" in config:
-        return CLC(labels, _context(*_encoder(config)), CLCSize(**config["size"]))
-    if kind == "clc":
-        words = tuple(config["words"])
-        columns = config["vector_size"]
+    if "bert" not in config:
+        words, columns = tuple(config["words"]), config["vector_size"]
         vectors = None if columns is None else torch.zeros(len(words), columns)
         return CLC(labels, WordFeatures(words, config["buckets"]), CLCSize(**config["size"]), vectors)
-    from edp_lab.models.bert import BertIntentSlot
-    from edp_lab.models.wordpiece import PieceFeatures
+    from edp_lab.models.bert import BertIntentSlot, new_bert
 
-    bert, tokenizer = _encoder(config)
+    bert, tokenizer = new_bert(config["bert"]), parse_tokenizer(config["tokenizer"])
+    if kind == "clc":
+        return CLC(labels, ContextFeatures(bert, tokenizer), CLCSize(**config["size"]))
     features = PieceFeatures(tokenizer, bert.config.max_position_embeddings)
     return BertIntentSlot(labels, features, bert, config["dropout"])
-
-
-def _encoder(config: Mapping[str, Any]) -> tuple[BertModel, Tokenizer]:
-    """As `edp_lab.models.bert.described` has it."""
-    from edp_lab.models.bert import new_bert
-    from edp_lab.models.wordpiece import parse_tokenizer
-
-    return new_bert(config["bert"]), parse_tokenizer(config["tokenizer"])
-
-
-def _context(bert: BertModel, tokenizer: Tokenizer) -> ContextFeatures:
-    from edp_lab.models.wordpiece import PieceFeatures
-
-    return ContextFeatures(bert, PieceFeatures(tokenizer, bert.config.max_position_embeddings))
 
 
 def _checksum(about: Mapping[str, Any], weights: bytes) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -256,7 +256,7 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d: Tensor) -> Any:
         (x, weight), (bias, stride, padding, ops) = ctx.saved_tensors, ctx.rest
-        ops.keep(ConvolutionUse(weight, bias, x.detach(), d, stride, padding))
+        ops.keep(ConvolutionUse((weight, bias), x.detach(), d, stride, padding))
         dx = _convolution_backward(d, x, weight, stride, padding, 0) if ctx.needs_input_grad[0] else None
         return dx, None, None, None, None, None
 
@@ -274,14 +274,13 @@ def _convolution_backward(
 
 @dataclass
 class ConvolutionUse:
-    """y = convolution of x (B, C, H, W) with weight (O, C, k, l), d (B, O, H', W').
+    """y = convolution of x (B, C, H, W) with a weight (O, C, k, l) and a bias, d (B, O, H', W').
 
     The gradient of a micro-batch is the product of d and the patches of x over all its positions, formed in one batched
     product where all micro-batches have as many examples, as in per-example DP-SGD.
     """
 
-    weight: Tensor
-    bias: Tensor
+    parameters: tuple[Tensor, ...]
     x: Tensor
     d: Tensor
     stride: Sequence[int]
@@ -289,53 +288,46 @@ class ConvolutionUse:
     formed: Tensor | None = None  # (M, O * k * l * C): patches run along the memory of a channels-last x
     sums: Tensor | None = None
 
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return self.weight, self.bias
-
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
-        count = len(cut.sizes)
-        self.formed = cut.memory.take(self.d, count, self.weight.numel())
+        count, weight = len(cut.sizes), self.parameters[0]
+        self.formed = cut.memory.take(self.d, count, weight.numel())
         squares = torch.zeros(count, dtype=torch.float64, device=self.d.device)
-        for own, examples in self._parts(cut):
-            shape = own.stop - own.start, self.weight.numel()
-            out = self.d.new_empty(shape) if self.formed is None else self.formed[own]
-            self._form(cut.sizes[own], examples, out.view(len(out), len(self.weight), -1))
+        ends = [0, *cut.sizes.cumsum(0).tolist()]
+        most = max(1, PATCHES // (math.prod(self.d.shape[2:]) * weight[0].numel()))  # examples formed together
+        start = 0
+        while start < count:
+            stop = max(start + 1, bisect_right(ends, ends[start] + most) - 1)
+            own = slice(start, stop)
+            out = self.d.new_empty(stop - start, weight.numel()) if self.formed is None else self.formed[own]
+            self._form(cut.sizes[own], slice(ends[start], ends[stop]), out.view(len(out), len(weight), -1))
             squares[own] = row_norms(out).square()
+            start = stop
         self.sums = cut.sums(None, self.d.sum((2, 3)))
         return squares, row_norms(self.sums).square()
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
-        weight, bias = target(self.weight), target(self.bias)
-        if factors is not None and self.formed is not None:
+        weight, bias = (target(parameter) for parameter in self.parameters)
+        if factors is not None and self.formed is not None and self.sums is not None:
             if weight is not None:
                 total = factors.to(self.d.dtype) @ self.formed
                 weight += total.view(len(weight), *weight.shape[2:], -1).permute(0, 3, 1, 2)
-            add_weighted(bias, self.sums, factors)
+            add_weighted([bias], [self.sums], factors)
             return
-        d = self.d
-        if factors is not None:
-            d = d * cut.spread(factors, None).to(d.dtype)[:, None, None, None]
+        d = cut.weighted(self.d, factors, None)
         if weight is not None:
-            weight += _convolution_backward(d, self.x, self.weight.detach(), self.stride, self.padding, 1)
+            weight += _convolution_backward(d, self.x, self.parameters[0].detach(), self.stride, self.padding, 1)
         if bias is not None:
             bias += d.sum((0, 2, 3))
-
-    def _parts(self, cut: MicroBatches) -> Iterator[tuple[slice, slice]]:
-        """Micro-batches, and their examples, that are worth forming together."""
-        ends = [0, *cut.sizes.cumsum(0).tolist()]
-        positions, width = math.prod(self.d.shape[2:]), self.weight[0].numel()
-        most = max(1, PATCHES // (positions * width))
-        start, count = 0, len(cut.sizes)
-        while start < count:
-            stop = max(start + 1, bisect_right(ends, ends[start] + most) - 1)
-            yield slice(start, stop), slice(ends[start], ends[stop])
-            start = stop
 
     def _form(self, sizes: Tensor, examples: slice, out: Tensor) -> None:
         """Gradients (m, O, k * l * C) of micro-batches of so many consecutive examples."""
         d = self.d[examples].permute(0, 2, 3, 1).flatten(1, 2)  # (B, T, O)
-        patches = self._patches(self.x[examples])  # (B, T, D)
+        (height, width), (down, right) = self.padding, self.stride
+        windows = F.pad(self.x[examples], (width, width, height, height))
+        windows = windows.unfold(2, self.parameters[0].shape[2], down).unfold(3, self.parameters[0].shape[3], right)
+        patches = (
+            windows.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
+        )  # (B, C, H', W', k, l) -> (B, T, k * l * C)
         shared = int(sizes[0])
         if shared and bool((sizes == shared).all()):
             d, patches = (factor.reshape(len(sizes), -1, factor.shape[2]) for factor in (d, patches))
@@ -344,10 +336,3 @@ class ConvolutionUse:
         pairs = zip(d.split(sizes.tolist()), patches.split(sizes.tolist()), strict=True)
         for gradient, (own, inputs) in zip(out, pairs, strict=True):
             torch.mm(own.flatten(0, 1).T, inputs.flatten(0, 1), out=gradient)
-
-    def _patches(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, T, k * l * C)."""
-        (height, width), (down, right) = self.padding, self.stride
-        windows = F.pad(x, (width, width, height, height)).unfold(2, self.weight.shape[2], down)
-        windows = windows.unfold(3, self.weight.shape[3], right)  # (B, C, H', W', k, l)
-        return windows.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)

@@ -53,10 +53,7 @@ class WordVectors:
 
     def lower_cased(self) -> WordVectors:
         """One vector per lower-cased word: that of its most frequent spelling."""
-        first: dict[str, int] = {}
-        for k, word in enumerate(self.words):
-            first.setdefault(word.lower(), k)
-        return WordVectors(tuple(first), self.matrix[list(first.values())])
+        return _first_of_each([word.lower() for word in self.words], self.matrix)
 
     def save(self, folder: Path) -> None:
         """Write ``words.json`` and ``vectors.safetensors`` into an existing folder."""
@@ -74,15 +71,17 @@ def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
     """
     path = Path(path).expanduser()
     if path.is_dir():
-        words, matrix = _read_folder(path)
-        return WordVectors(words[:most], matrix[:most])
+        file = path / "vectors.safetensors"
+        words, tensors = read_json(path / "words.json"), parse_tensors(read_bytes(file), file)
+        if not isinstance(words, list) or not all(isinstance(w, str) for w in words) or "vectors" not in tensors:
+            raise UsageError(f"{path} does not hold word vectors: make them with `edp-lab pretrain --model clc`")
+        return WordVectors(tuple(words[:most]), tensors["vectors"].float()[:most])
     if not path.exists():
         raise UsageError(f"{path} does not exist: give a .vec or .bin file, or a folder that `edp-lab pretrain` made")
     if path.suffix == ".vec":
         return _read_text(path, most)
     if path.suffix == ".bin":
-        listed, rows = read_fasttext_bin(path, most)
-        return _first_of_each(listed, rows)
+        return _first_of_each(*read_fasttext_bin(path, most))
     if path.suffix in PICKLES:
         raise UsageError(
             f"{path} is a Python pickle, which can run any program when it is opened: save the vectors as "
@@ -119,14 +118,6 @@ def train_vectors(
     return WordVectors(tuple(model.wv.index_to_key), torch.from_numpy(model.wv.vectors.copy()))
 
 
-def _read_folder(folder: Path) -> tuple[tuple[str, ...], Tensor]:
-    file = folder / "vectors.safetensors"
-    words, tensors = read_json(folder / "words.json"), parse_tensors(read_bytes(file), file)
-    if not isinstance(words, list) or not all(isinstance(w, str) for w in words) or "vectors" not in tensors:
-        raise UsageError(f"{folder} does not hold word vectors: make them with `edp-lab pretrain --model clc`")
-    return tuple(words), tensors["vectors"].float()
-
-
 def _read_text(path: Path, most: int) -> WordVectors:
     """``.vec``: an optional line "words dimensions", then a word and its numbers per line, separated by
     single spaces."""
@@ -142,36 +133,33 @@ def _read_text(path: Path, most: int) -> WordVectors:
                 announced, size = int(fields[0]), int(fields[1])
                 continue
             size = size or len(fields) - 1
-            words.append(" ".join(fields[:-size]))
-            rows.append(_numbers(fields[-size:], words[-1], size, f"{path}, line {number}"))
+            word, told = " ".join(fields[:-size]), f"{path}, line {number}: expected a word and {size}"
+            try:
+                row = np.array(fields[-size:], dtype=np.float32)
+            except ValueError as error:
+                raise UsageError(f"{told} numbers, separated by spaces") from error
+            if not word or size < 1 or row.shape != (size,) or not np.isfinite(row).all():
+                raise UsageError(f"{told} finite numbers, separated by spaces")
+            words.append(word)
+            rows.append(row)
             if len(words) == most:
                 break
     if not words or len(words) < min(announced, most):
         raise UsageError(f"{path} ends after {len(words)} words, too early: download it again")
-    return _first_of_each(words, np.stack(rows))
+    return _first_of_each(words, torch.from_numpy(np.stack(rows)))
 
 
-def _numbers(fields: list[str], word: str, size: int, place: str) -> np.ndarray:
-    try:
-        row = np.array(fields, dtype=np.float32)
-    except ValueError as error:
-        raise UsageError(f"{place}: expected a word and {size} numbers, separated by spaces") from error
-    if not word or size < 1 or row.shape != (size,) or not np.isfinite(row).all():
-        raise UsageError(f"{place}: expected a word and {size} finite numbers, separated by spaces")
-    return row
-
-
-def _first_of_each(words: Sequence[str], rows: np.ndarray) -> WordVectors:
+def _first_of_each(words: Sequence[str], matrix: Tensor) -> WordVectors:
     first: dict[str, int] = {}
     for k, word in enumerate(words):
         first.setdefault(word, k)
-    return WordVectors(tuple(first), torch.from_numpy(rows[list(first.values())]))
+    return WordVectors(tuple(first), matrix[list(first.values())])
 
 
 # ---- fastText's .bin -------------------------------------------------------------------------------------------------
 
 
-def read_fasttext_bin(path: Path, most: int) -> tuple[list[str], np.ndarray]:
+def read_fasttext_bin(path: Path, most: int) -> tuple[list[str], Tensor]:
     """The `most` first words, which are the most frequent ones, and their vectors (V, D), float32.
 
     The format is a dump of C++ structs (fastText's ``Dictionary::save`` and ``DenseMatrix::save``): numbers and
@@ -193,7 +181,7 @@ def read_fasttext_bin(path: Path, most: int) -> tuple[list[str], np.ndarray]:
         raise UsageError(f"{path} is no whole fastText .bin file: download it again") from error
 
 
-def _read_mapped(path: Path, data: mmap.mmap, most: int) -> tuple[list[str], np.ndarray]:
+def _read_mapped(path: Path, data: mmap.mmap, most: int) -> tuple[list[str], Tensor]:
     from gensim.models.fasttext import ft_ngram_hashes  # slow to import
 
     header = HEADER.unpack_from(data)
@@ -201,7 +189,14 @@ def _read_mapped(path: Path, data: mmap.mmap, most: int) -> tuple[list[str], np.
     if magic != MAGIC:
         raise UsageError(f"{path} is not a fastText .bin file: give one, or a .vec text file")
     entries, words_stored, labels, _, pruned = COUNTS.unpack_from(data, HEADER.size)
-    words, at = _first_words(data, HEADER.size + COUNTS.size, entries, most)
+    words, at = [], HEADER.size + COUNTS.size
+    for k in range(entries):
+        end = data.find(b"\0", at)
+        if end < 0:
+            raise ValueError("the file ends inside the vocabulary")
+        if k < most:
+            words.append(data[at:end].decode(errors="replace"))
+        at = end + 1 + ENTRY.size
     quantised, rows, matrix_columns = MATRIX.unpack_from(data, at)
     if labels or quantised or pruned > 0:
         raise UsageError(f"{path} is a supervised or quantised fastText model: give one of unsupervised word vectors")
@@ -212,17 +207,4 @@ def _read_mapped(path: Path, data: mmap.mmap, most: int) -> tuple[list[str], np.
     for k, word in enumerate(words):
         hashes = ft_ngram_hashes(word, shortest, longest, buckets) if buckets else []
         vectors[k] = table[[k, *(words_stored + h for h in hashes)]].mean(0)
-    return words, vectors
-
-
-def _first_words(data: mmap.mmap, at: int, entries: int, most: int) -> tuple[list[str], int]:
-    """The first words, and where the vocabulary ends."""
-    words = []
-    for k in range(entries):
-        end = data.find(b"\0", at)
-        if end < 0:
-            raise ValueError("the file ends inside the vocabulary")
-        if k < most:
-            words.append(data[at:end].decode(errors="replace"))
-        at = end + 1 + ENTRY.size
-    return words, at
+    return words, torch.from_numpy(vectors)

@@ -1,4 +1,4 @@
-"""Word pieces for BERT: their vocabulary, and which piece stands for which word.
+"""Word pieces for BERT: their vocabulary, which piece stands for which word, and words as a frozen encoder reads them.
 
 BERT reads word pieces, slots are tagged by word. A word is represented by its first piece (Devlin et al.
 2019, arXiv 1810.04805, section 5.3); the other pieces are read but carry no tag.
@@ -9,13 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from torch import Tensor
 
 from edp_lab.corpora.corpus import Ragged, Words
+from edp_lab.corpora.encoding import WordFeatures
 from edp_lab.errors import UsageError
 
+if TYPE_CHECKING:  # slow to import
+    from transformers import BertModel
+
+AT_ONCE = 256  # utterances that are encoded together
+KEPT = 20_000  # different utterances that are remembered: a validation split is read after every epoch
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -46,25 +55,23 @@ class PieceFeatures:
         found = sentences if isinstance(sentences, Words) else Words.of(sentences)
         encoded = self.tokenizer.encode_batch(list(found.types), add_special_tokens=False)
         pieces_of = [e.ids or [unknown] for e in encoded]
-        pieces, words = [], []
+        pieces, words, room = [], [], self.positions - 2
         for k in range(len(found.numbers)):
             own = found.numbers.gather(np.array([k]))[0].tolist()
-            split = self._fitted([found.types[w] for w in own], [pieces_of[w] for w in own])
+            if len(own) > room:
+                start_of_it = " ".join(found.types[w] for w in own[:5])
+                raise UsageError(
+                    f"the utterance '{start_of_it} ...' has {len(own)} words, but this BERT reads at most {room}: "
+                    "leave it out or split it"
+                )
+            split = [pieces_of[w] for w in own]
+            longest = max(map(len, split))
+            while sum(min(len(word), longest) for word in split) > room:
+                longest -= 1
+            split = [word[:longest] for word in split]
             pieces.append(np.array([start, *chain(*split), stop], dtype=np.int64))
             words.append(1 + np.cumsum([0, *map(len, split[:-1])], dtype=np.int64))
         return {"pieces": Ragged.of(pieces), "words": Ragged.of(words)}
-
-    def _fitted(self, sentence: Sequence[str], split: list[list[int]]) -> list[list[int]]:
-        room = self.positions - 2
-        if len(sentence) > room:
-            raise UsageError(
-                f"the utterance '{' '.join(sentence[:5])} ...' has {len(sentence)} words, but this BERT "
-                f"reads at most {room}: leave it out or split it"
-            )
-        longest = max(map(len, split))
-        while sum(min(len(pieces), longest) for pieces in split) > room:
-            longest -= 1
-        return [pieces[:longest] for pieces in split]
 
 
 def wordpiece_tokenizer(vocabulary: Sequence[str], lower_case: bool = True) -> Tokenizer:
@@ -117,3 +124,74 @@ def train_wordpieces(sentences: Sequence[Sequence[str]], size: int = 8000) -> To
     learner.train_from_iterator(text, trainer)
     numbers = learner.get_vocab()
     return wordpiece_tokenizer(sorted(numbers, key=numbers.__getitem__))
+
+
+# ---- Words as a frozen encoder reads them ----------------------------------------------------------------------------
+
+
+class ContextFeatures:
+    """A vector (D) for each word in its sentence, and the word's UTF-8 bytes: for the CLC, in place of word vectors.
+
+    A published encoder knows what a word means in its sentence. Frozen, it is no parameter: nothing of it is clipped or
+    noised, and an utterance is encoded once for a whole run. What is left to be trained privately is small.
+    The vector is the mean over the word's pieces and over the encoder's layers, its embeddings among them. It depends
+    on the utterance alone and on the encoder, which is assumed public.
+    """
+
+    def __init__(self, bert: BertModel, tokenizer: Tokenizer) -> None:
+        self.bert = bert.requires_grad_(False)
+        self.pieces = PieceFeatures(tokenizer, bert.config.max_position_embeddings)
+        self._spelling = WordFeatures((), 1)
+        self._known: dict[tuple[str, ...], np.ndarray] = {}
+
+    @property
+    def width(self) -> int:
+        return int(self.bert.config.hidden_size)
+
+    def rows(self, sentences: Sequence[Sequence[str]] | Words) -> dict[str, Ragged]:
+        """Vectors ("words"), (R, D) in float32, and bytes ("characters") of R words.
+
+        Raises:
+            UsageError: see `PieceFeatures.rows`.
+        """
+        found = sentences if isinstance(sentences, Words) else Words.of(sentences)
+        numbers = (found.numbers.gather(np.array([k]))[0] for k in range(len(found.numbers)))
+        read = [tuple(found.types[w] for w in own.tolist()) for own in numbers]
+        if len(self._known.keys() | set(read)) > KEPT:
+            self._known = {}
+        missing = sorted(set(read) - self._known.keys(), key=lambda words: (len(words), words))
+        for start in range(0, len(missing), AT_ONCE):
+            some = missing[start : start + AT_ONCE]
+            self._known |= zip(some, self._encoded(some), strict=True)
+        vectors = Ragged.of([self._known[words] for words in read])
+        return {"words": vectors, "characters": self._spelling.rows(found)["characters"]}
+
+    @torch.no_grad()
+    def _encoded(self, sentences: Sequence[tuple[str, ...]]) -> list[np.ndarray]:
+        from edp_lab.models.bert import encode_layers
+
+        found, every, device = self.pieces.rows(sentences), np.arange(len(sentences)), self.bert.device
+        pieces, rows = (part.to(device) for part in found["pieces"].take(every))
+        words, lengths = (part.to(device) for part in found["words"].take(every))
+        layers = list(encode_layers(self.bert, pieces, rows))
+        mixed = word_means(torch.stack(layers).mean(0), rows, words, lengths)
+        return [part.float().cpu().numpy() for part in mixed.split(lengths.tolist())]
+
+
+def word_means(hidden: Tensor, rows: Tensor, words: Tensor, lengths: Tensor) -> Tensor:
+    """Means over the pieces of each word, (P, D) -> (R, D); see `PieceFeatures.rows` for `words`.
+
+    Args:
+        hidden: of all pieces, each utterance's [CLS] first and [SEP] last.
+        rows: (B) pieces of each utterance; `lengths`: (B) its words.
+        words: (R) places of first pieces within their utterance.
+    """
+    stop = rows.cumsum(0)  # behind each utterance's [SEP]
+    start = (stop - rows).repeat_interleave(lengths) + words
+    ends = torch.cat([start[1:], start.new_zeros(1)])
+    ends[lengths.cumsum(0) - 1] = stop - 1
+    counts = ends - start
+    word = torch.arange(len(words), device=hidden.device).repeat_interleave(counts)
+    inner = torch.arange(len(word), device=hidden.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    sums = hidden.new_zeros(len(words), hidden.shape[1]).index_add_(0, word, hidden[start[word] + inner])
+    return sums / counts[:, None]

@@ -23,8 +23,7 @@ from edp_lab.privacy.guarantee import (
     judge,
     true_epsilon,
 )
-from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Variant
-from edp_lab.privacy.noise_schedule import Schedule
+from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Schedule, Variant
 
 __all__ = [
     "Accountant",

@@ -1,8 +1,8 @@
 """One interface for all accountants: from a schedule of releases to epsilon, delta and what an attacker can reach.
 
-A mechanism describes, an accountant judges. `GaussianDP` is exact where everyone takes part in every release, `RenyiDP`
-bounds Poisson sampling at slider speed, `PrivacyLossDistribution` does so tightly, and the zCDP accountants reproduce
-the paper.
+`GaussianDP` is exact where everyone takes part in every release, `RenyiDP` bounds Poisson sampling at slider speed,
+`PrivacyLossDistribution` does so tightly, and the zCDP accountants reproduce the paper. Everywhere, delta outside
+(0, 1) and an epsilon, mu or rho that is negative or NaN raise `UsageError`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr, ndtri
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.noise_schedule import Schedule
+from edp_lab.privacy.mechanism import Schedule
 
 
 class Accountant(ABC):
@@ -36,19 +36,11 @@ class Accountant(ABC):
 
     @abstractmethod
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon it can vouch for at `delta`; 0 for an empty schedule, inf where there is no bound.
-
-        Raises:
-            UsageError: delta outside (0, 1).
-        """
+        """The smallest epsilon it can vouch for at `delta`; 0 for an empty schedule, inf where there is no bound."""
 
     @abstractmethod
     def delta(self, epsilon: float) -> float:
-        """The smallest delta it can vouch for at `epsilon`; in [0, 1].
-
-        Raises:
-            UsageError: epsilon negative or NaN.
-        """
+        """The smallest delta it can vouch for at `epsilon`; in [0, 1]."""
 
     def best_tpr(self, fpr: np.ndarray) -> np.ndarray:
         """The most true positives any membership attack reaches at these false-positive rates: (F) -> (F).
@@ -58,10 +50,11 @@ class Accountant(ABC):
         """
         fpr = check_rates(fpr)
         best = np.ones_like(fpr)
-        for epsilon, delta in self._curve():
-            best = np.minimum(
-                best, np.minimum(delta + math.exp(epsilon) * fpr, 1 - math.exp(-epsilon) * (1 - delta - fpr))
-            )
+        negligible = min(self.epsilon(1e-12), 700.0)
+        for epsilon in np.linspace(0.0, negligible, 300).tolist():
+            delta = self.delta(epsilon)
+            one_side, other = delta + math.exp(epsilon) * fpr, 1 - math.exp(-epsilon) * (1 - delta - fpr)
+            best = np.minimum(best, np.minimum(one_side, other))
         return np.clip(best, 0.0, 1.0)
 
     def best_auc(self) -> float:
@@ -71,11 +64,6 @@ class Accountant(ABC):
         """
         fpr = np.unique(np.concatenate([[0.0], np.logspace(-12, 0, 3000), np.linspace(0, 1, 3000)]))
         return min(1.0, float(np.sum(np.diff(fpr) * self.best_tpr(fpr)[1:])))
-
-    def _curve(self) -> list[tuple[float, float]]:
-        """Pairs (epsilon, delta) along the curve, from epsilon 0 to where delta is negligible."""
-        last = min(self.epsilon(1e-12), 700.0)
-        return [(float(e), self.delta(float(e))) for e in np.linspace(0.0, last, 300)]
 
 
 def check_delta(delta: float) -> None:
@@ -101,9 +89,6 @@ def check_everyone(schedule: Schedule, accountant: str) -> None:
 
 
 # ---- Gaussian differential privacy -----------------------------------------------------------------------------------
-#
-# Gaussian differential privacy: the exact account where every utterance takes part in every release.
-#
 # With disjoint batches every utterance takes part in one Gaussian release per epoch, so T epochs with effective
 # noise multipliers z_0 ... z_{T-1} are exactly mu-GDP with mu^2 = sum_t 1/z_t^2 (Dong, Roth and Su 2022,
 # corollary 3.3), whatever the decay. Epsilons reach 1e24 for the paper's settings, so everything is computed in
@@ -146,11 +131,7 @@ class GaussianDP(Accountant):
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:
-    """delta(epsilon) of a mu-GDP mechanism: Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2), rounded up.
-
-    Raises:
-        UsageError: mu or epsilon negative or NaN.
-    """
+    """delta(epsilon) of a mu-GDP mechanism: Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2), rounded up."""
     check_loss("mu", mu)
     check_loss("epsilon", epsilon)
     if mu == 0 or math.isinf(epsilon / mu):
@@ -165,9 +146,6 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     """epsilon(delta) of a mu-GDP mechanism, rounded up; 0 where delta alone covers it, inf for mu = inf.
 
     Reference values (delta 1e-5): mu 1 -> 4.38, 2 -> 10.00, 4 -> 24.38.
-
-    Raises:
-        UsageError: mu negative or NaN, delta outside (0, 1).
     """
     check_loss("mu", mu)
     check_delta(delta)
@@ -199,12 +177,8 @@ def _delta_at(mu: float, t: float) -> float:
 
 
 # ---- Renyi differential privacy --------------------------------------------------------------------------------------
-#
-# Renyi differential privacy of Poisson-sampled Gaussian releases, vectorised over orders and noise multipliers.
-#
-# With a noise multiplier that decays from epoch to epoch there are as many different releases as epochs, and a library
-# that treats them one by one takes seconds: too slow behind a slider. Here the moments of all orders and releases come
-# from one product of arrays.
+# With a noise multiplier that decays there are as many different releases as epochs, and a library that treats them one
+# by one takes seconds: too slow behind a slider. Here the moments of all of them come from one product of arrays.
 
 FRACTIONS = np.arange(11, 110) / 10.0  # orders 1.1 to 10.9
 WHOLE = np.array([*range(11, 64), 128, 256, 512, 1024])
@@ -237,14 +211,12 @@ class RenyiDP(Accountant):
         return math.exp(self.log_delta(epsilon))
 
     def log_delta(self, epsilon: float) -> float:
-        """ln delta(epsilon), where delta itself would underflow; -inf for an empty schedule.
-
-        Raises:
-            UsageError: epsilon negative or NaN.
-        """
+        """ln delta(epsilon), where delta itself would underflow; -inf for an empty schedule."""
         check_loss("epsilon", epsilon)
-        if not len(self.schedule.counts) or np.isnan(self.rdp).any():
-            return -math.inf if not len(self.schedule.counts) else 0.0
+        if not len(self.schedule.counts):
+            return -math.inf
+        if np.isnan(self.rdp).any():
+            return 0.0
         logs = (ORDERS - 1) * (self.rdp - epsilon + np.log1p(-1 / ORDERS)) - np.log(ORDERS)
         variation = 0.5 * np.log(-np.expm1(-self.rdp))
         return min(0.0, float(variation.min()), float(logs.min()))
@@ -287,11 +259,7 @@ class GroupRenyiDP(RenyiDP):
 
 
 def rdp_epsilon(rdp: np.ndarray, delta: float) -> float:
-    """epsilon(delta) from the RDP at `ORDERS` (A), the best order taken; 0 where delta alone covers it.
-
-    Raises:
-        UsageError: delta outside (0, 1).
-    """
+    """epsilon(delta) from the RDP at `ORDERS` (A), the best order taken; 0 where delta alone covers it."""
     check_delta(delta)
     if np.isnan(rdp).any():
         return math.inf
@@ -345,7 +313,11 @@ def _by_quadrature(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:
     """
     result = np.empty((len(orders), len(z)))
     small = z < SMALLEST_Z
-    result[:, small] = _between_whole_orders(orders, z[small], q)
+    whole = np.arange(1, math.ceil(orders.max()) + 1)
+    at = _by_binomials(whole, z[small], q)  # a log moment is convex in its order: the chord between whole ones is above
+    below = np.floor(orders).astype(int)
+    share = (orders - below)[:, None]
+    result[:, small] = (1 - share) * at[below - 1] + share * at[np.minimum(below, len(whole) - 1)]
     places = np.flatnonzero(~small)
     while len(places):
         step = min(float(z[places[0]]), 1.0) / 2  # z rises: the first needs the finest grid and the widest range
@@ -362,18 +334,8 @@ def _log_sum_exp(x: np.ndarray, axis: int) -> np.ndarray:
     return np.log(np.exp(x - peak).sum(axis=axis)) + peak.squeeze(axis)
 
 
-def _between_whole_orders(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:
-    """An upper bound: a log moment is convex in its order, so the chord between whole orders lies above it."""
-    whole = np.arange(1, math.ceil(orders.max()) + 1)
-    at = _by_binomials(whole, z, q)
-    below = np.floor(orders).astype(int)
-    share = (orders - below)[:, None]
-    return (1 - share) * at[below - 1] + share * at[np.minimum(below, len(whole) - 1)]
-
-
 # ---- Privacy loss distributions --------------------------------------------------------------------------------------
-#
-# Privacy loss distributions by dp_accounting: the tight account of Poisson sampling, for those who can wait.
+# The tight account of Poisson sampling by dp_accounting, for those who can wait.
 
 PLD_ROUNDING = 1e-15  # of delta, for each release: a Fourier transform to that power loses about a tenth of it
 
@@ -416,8 +378,7 @@ class PrivacyLossDistribution(Accountant):
 
 
 # ---- Zero-concentrated differential privacy --------------------------------------------------------------------------
-#
-# Zero-concentrated DP as the paper uses it (Yu et al. 2019): kept for reproduction, and marked as the claim.
+# As the paper uses it (Yu et al. 2019): kept for reproduction, and marked as the claim.
 
 
 class ReshufflingZCDP(Accountant):
@@ -456,8 +417,9 @@ class SamplingZCDP(Accountant):
     def __init__(self, schedule: Schedule) -> None:
         super().__init__(schedule)
         z, q = schedule.noise_multipliers, schedule.sampling_rate
-        if not ((z >= 1) & (q < 1 / (16 * z))).all():
-            worst = float(z[np.argmax(~((z >= 1) & (q < 1 / (16 * z))))])
+        beyond = z[(z < 1) | (q >= 1 / (16 * z))]
+        if len(beyond):
+            worst = float(beyond[0])
             raise UsageError(
                 f"Yu's random-sampling bound asks for z >= 1 and q < 1/(16 z), here z is {worst:.4g} and q {q:.4g}: "
                 "no claim can be made"
@@ -483,11 +445,7 @@ class SamplingZCDP(Accountant):
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
-    """The conversion the paper uses (Bun and Steinke 2016): eps = rho + 2 sqrt(rho ln(1/delta)).
-
-    Raises:
-        UsageError: rho negative or NaN, delta outside (0, 1).
-    """
+    """The conversion the paper uses (Bun and Steinke 2016): eps = rho + 2 sqrt(rho ln(1/delta))."""
     check_loss("rho", rho)
     check_delta(delta)
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))

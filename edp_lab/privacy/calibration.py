@@ -46,18 +46,14 @@ class Budget:
             raise UsageError(f"target epsilon is {self.epsilon}: it must be greater than 0")
 
     def covers(self, mechanism: Mechanism, bill: int | Mapping[int, int]) -> bool:
-        """Whether so many epochs, or this bill (see `judge`), cost at most epsilon.
-
-        Raises:
-            NoGuarantee: the mechanism guarantees nothing, however many epochs.
-        """
+        """Whether so many epochs, or this bill (see `judge`), cost at most epsilon; NoGuarantee as `excess`."""
         return self.excess(mechanism, bill) <= 0
 
     def excess(self, mechanism: Mechanism, bill: int | Mapping[int, int]) -> float:
         """ln of what it costs over epsilon: from -691 for nothing to 700 where the last epoch has too little noise.
 
         Raises:
-            NoGuarantee: as `covers`.
+            NoGuarantee: the mechanism guarantees nothing, however many epochs.
         """
         if mechanism.no_guarantee():
             raise NoGuarantee(mechanism.no_guarantee())

@@ -1,6 +1,7 @@
 """How textbook guarantees add up: composition, amplification by subsampling, the privacy-loss distribution.
 
-A guarantee is an `EpsilonDelta`, or any pair. An infinite epsilon or a delta of 1 promises nothing and is passed on.
+A guarantee is an `EpsilonDelta`, or any pair. An infinite epsilon or a delta of 1 promises nothing and is passed on; a
+negative or NaN epsilon and a delta outside [0, 1] raise `UsageError`, as do numbers outside the ranges given below.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from edp_lab.privacy.accountants import (
     check_delta,
     rdp_epsilon,
 )
-from edp_lab.privacy.foundations import ROUND_UP
-from edp_lab.privacy.noise_schedule import Schedule
+from edp_lab.privacy.foundations import ROUND_UP, check_positive
+from edp_lab.privacy.mechanism import Schedule
 
 
 class EpsilonDelta(NamedTuple):
@@ -40,9 +41,6 @@ def basic_composition(guarantees: Iterable[tuple[float, float]]) -> EpsilonDelta
     Guarantee: for any releases, also if each is chosen after seeing the answers before it (from a list of epsilons
     fixed beforehand). Nothing released costs (0, 0).
     Source: Dwork and Roth 2014, theorem 3.16; adaptive: Dwork, Kenthapadi, McSherry, Mironov and Naor 2006.
-
-    Raises:
-        UsageError: a negative or NaN epsilon, a delta outside [0, 1].
     """
     pairs = _check_guarantees(guarantees)
     return EpsilonDelta(math.fsum(e for e, _ in pairs), min(1.0, math.fsum(d for _, d in pairs)))
@@ -54,9 +52,6 @@ def advanced_composition(epsilon: float, delta: float, releases: int, slack: flo
     Guarantee: as `basic_composition`, for a slack > 0 chosen beforehand. The theorem as it stands: for few releases
     or a large epsilon (always from ln 2 on) the plain sum is smaller, see `best_composition`.
     Source: Dwork, Rothblum and Vadhan 2010, theorem III.3; Dwork and Roth 2014, theorem 3.20.
-
-    Raises:
-        UsageError: as `basic_composition`, releases no whole number from 1, or slack outside (0, 1).
     """
     total = _compose_equal(epsilon, delta, releases)
     if not 0 < slack < 1:
@@ -71,9 +66,6 @@ def best_composition(epsilon: float, delta: float, releases: int, slack: float) 
 
     Both bounds hold at that delta (the plain sum already at k delta), and neither looks at the answers, so choosing
     between them is free.
-
-    Raises:
-        UsageError: as `advanced_composition`.
     """
     advanced = advanced_composition(epsilon, delta, releases, slack)
     return EpsilonDelta(min(advanced.epsilon, _compose_equal(epsilon, delta, releases).epsilon), advanced.delta)
@@ -86,9 +78,6 @@ def parallel_composition(guarantees: Iterable[tuple[float, float]]) -> EpsilonDe
     for a record added, removed or zeroed out. Where replacing a record can move it to another part, two parts change
     and the sum of the two largest holds instead. Never less than any one part.
     Source: McSherry 2009, theorem 4.
-
-    Raises:
-        UsageError: as `basic_composition`.
     """
     pairs = _check_guarantees(guarantees)
     return EpsilonDelta(max((e for e, _ in pairs), default=0.0), max((d for _, d in pairs), default=0.0))
@@ -102,9 +91,6 @@ def amplify_by_subsampling(epsilon: float, delta: float, rate: float) -> Epsilon
     release and for the result. Not for other pairings, and not for one shuffled pass in disjoint batches, which
     amplifies nothing here. (q epsilon, q delta) is a bound only to first order: it is smaller than the truth.
     Source: Balle, Barthe and Gaboardi 2018, theorems 8 and 9.
-
-    Raises:
-        UsageError: as `basic_composition`, or rate outside (0, 1].
     """
     _check_guarantees([(epsilon, delta)])
     if not 0 < rate <= 1:
@@ -121,11 +107,8 @@ def gaussian_loss_density(loss: ArrayLike, mu: float) -> NDArray[np.float64]:
 
     mu is L2 sensitivity over standard deviation; any shape.
     Source: Balle and Wang 2018, lemma 3.
-
-    Raises:
-        UsageError: mu not positive and finite.
     """
-    z = _standardised(np.asarray(loss, dtype=np.float64), mu)
+    z = _standardised(loss, mu)
     return np.exp(-z * z / 2) / (mu * math.sqrt(2 * math.pi))
 
 
@@ -134,17 +117,12 @@ def gaussian_loss_tail(epsilon: ArrayLike, mu: float) -> NDArray[np.float64]:
 
     A delta that is true but too large: the tight one is E[(1 - e^(epsilon - loss))+] = gdp_delta(mu, epsilon), which
     counts an outcome just beyond epsilon hardly at all. Variance 2, sensitivity 1, ln 3: 0.115 against 0.030.
-
-    Raises:
-        UsageError: mu not positive and finite.
     """
-    return ndtr(-_standardised(np.asarray(epsilon, dtype=np.float64), mu))
+    return ndtr(-_standardised(epsilon, mu))
 
 
-def _standardised(loss: NDArray[np.float64], mu: float) -> NDArray[np.float64]:
-    if not 0 < mu < math.inf:
-        raise UsageError(f"mu is {mu}: it must be a finite number greater than 0")
-    return loss / mu - mu / 2
+def _standardised(loss: ArrayLike, mu: float) -> NDArray[np.float64]:
+    return np.asarray(loss, dtype=np.float64) / check_positive("mu", mu) - mu / 2
 
 
 def _compose_equal(epsilon: float, delta: float, releases: int) -> EpsilonDelta:
@@ -165,19 +143,15 @@ def _check_guarantees(guarantees: Iterable[tuple[float, float]]) -> list[tuple[f
 
 
 # ---- The price of tuning ---------------------------------------------------------------------------------------------
-#
-# The price of tuning: what it costs that the best of several private runs was chosen by looking at private scores.
+# What it costs that the best of several private runs was chosen by looking at private scores.
 
 MOST_TRIALS = 1e6
 
 
 def composed(trial: Schedule, trials: int, delta: float, tight: bool = False) -> float:
-    """epsilon of publishing everything about `trials` runs: they compose like so many runs in a row.
+    """epsilon of publishing everything about `trials` runs (1 to a million): they compose like so many runs in a row.
 
     Exact (Gaussian DP, sqrt(trials) mu) without sampling, else Renyi DP, or privacy loss distributions if `tight`.
-
-    Raises:
-        UsageError: trials that are no whole number from 1 to a million, delta outside (0, 1).
     """
     if not isinstance(trials, Integral) or not 1 <= trials <= MOST_TRIALS:
         raise UsageError(f"the number of trials is {trials}: it must be a whole number from 1 to {MOST_TRIALS:g}")
@@ -212,11 +186,7 @@ def best_of_random(trial: Schedule, mean_trials: float, delta: float, eta: float
 
 
 def stopping_rate(mean_trials: float, eta: float) -> float:
-    """gamma of the truncated negative binomial distribution with shape eta and this mean (their definition 1).
-
-    Raises:
-        UsageError: no float gamma gives this mean.
-    """
+    """gamma of the truncated negative binomial distribution with shape eta and this mean (their definition 1)."""
 
     def mean(log_gamma: float) -> float:
         odds, x = math.expm1(-log_gamma), eta * log_gamma  # 1/gamma - 1
@@ -225,6 +195,5 @@ def stopping_rate(mean_trials: float, eta: float) -> float:
     low, high = -700.0, -1e-12
     if not mean(high) < mean_trials < mean(low):
         raise UsageError(f"no shape eta {eta} has a mean of {mean_trials} trials: take eta 1 or a larger mean")
-    return math.exp(brentq(lambda x: math.log(mean(x) / mean_trials), low, high, xtol=1e-14)) * (
-        1 - 1e-12
-    )  # smaller costs more
+    gamma = math.exp(brentq(lambda x: math.log(mean(x) / mean_trials), low, high, xtol=1e-14))
+    return gamma * (1 - 1e-12)  # smaller costs more

@@ -4,14 +4,16 @@ Every draw comes from the generator that the caller passes. The guarantees are s
 secret randomness. Here noise is a float64: its last bits betray the value beneath it (Mironov 2012), and a value
 more than 2^53 times the noise swallows it whole. Good for a course; a release to the world needs a snapped or a
 discrete mechanism and a cryptographic generator.
+
+What no guarantee covers raises `UsageError` before anything is drawn: an epsilon, sensitivity, sigma or scale that is
+not positive and finite, delta outside (0, 1), fewer than two categories, values or scores that are NaN or infinite.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from fractions import Fraction
 from numbers import Integral
@@ -44,11 +46,7 @@ class Frequencies(NamedTuple):
 
 
 def truth_probability(epsilon: float, categories: int = 2) -> float:
-    """The probability p = e^eps / (e^eps + k - 1) with which randomised response tells the truth.
-
-    Raises:
-        UsageError: epsilon not positive and finite, or fewer than 2 categories.
-    """
+    """The probability p = e^eps / (e^eps + k - 1) with which randomised response tells the truth."""
     lie, gap = _response(epsilon, categories)
     return lie + gap
 
@@ -58,9 +56,6 @@ def response_epsilon(truth: float, categories: int = 2) -> float:
 
     l = (1 - p) / (k - 1) is the probability of each lie. 0 at p = 1/k (pure noise), inf at p = 0 or 1. Two coins
     (heads: the truth, else the second coin's side) have p = 3/4 and epsilon ln 3.
-
-    Raises:
-        UsageError: truth outside [0, 1], or fewer than 2 categories.
     """
     _check_categories(categories)
     if not 0 <= truth <= 1:
@@ -78,9 +73,6 @@ def randomised_response(
     Guarantee: every answer by itself is epsilon-DP against everyone, the collector included (local DP, replacing
     one answer by any other); exactly that epsilon, no less. One person's m answers cost m epsilon.
     Source: Warner 1965 for k = 2; Kairouz, Oh and Viswanath 2014 for any k.
-
-    Raises:
-        UsageError: as `truth_probability`, or answers that are no whole numbers from 0 to k - 1.
     """
     lie, _ = _response(epsilon, categories)
     truth = _check_answers(answers, categories)
@@ -95,9 +87,6 @@ def estimate_frequencies(responses: ArrayLike, epsilon: float, categories: int =
     Unbiased, and therefore sometimes below 0 or above 1; the shares sum to 1. The standard error is that of a
     random sample from a population, hence a little too large for the shares among the respondents themselves; it
     is itself an estimate, and 0 for a category that nobody named. Only post-processing: costs no privacy.
-
-    Raises:
-        UsageError: as `randomised_response`, or no responses.
     """
     lie, gap = _response(epsilon, categories)
     noisy = _check_answers(responses, categories).ravel()
@@ -108,13 +97,9 @@ def estimate_frequencies(responses: ArrayLike, epsilon: float, categories: int =
 
 
 def laplace_scale(sensitivity: float, epsilon: float) -> float:
-    """The scale b = sensitivity / epsilon of Laplace noise; its standard deviation is sqrt(2) b.
-
-    Raises:
-        UsageError: sensitivity or epsilon not positive and finite.
-    """
-    scale = _check_positive("sensitivity", sensitivity) / _check_positive("epsilon", epsilon)
-    return _check_positive("the noise scale, sensitivity / epsilon,", scale)  # 0 would be no noise
+    """The scale b = sensitivity / epsilon of Laplace noise; its standard deviation is sqrt(2) b."""
+    scale = check_positive("sensitivity", sensitivity) / check_positive("epsilon", epsilon)
+    return check_positive("the noise scale, sensitivity / epsilon,", scale)  # 0 would be no noise
 
 
 def laplace_release(
@@ -125,9 +110,6 @@ def laplace_release(
     Guarantee: the whole array together is epsilon-DP, if `sensitivity` bounds the L1 distance between the arrays of
     any two neighbouring data sets. In real numbers: see the top of this module.
     Source: Dwork, McSherry, Nissim and Smith 2006, proposition 1.
-
-    Raises:
-        UsageError: as `laplace_scale`, or values that are NaN or infinite.
     """
     scale, exact = laplace_scale(sensitivity, epsilon), _check_finite("values", values)
     return exact + rng.laplace(0.0, scale, exact.shape)
@@ -140,9 +122,6 @@ def classic_gaussian_sigma(sensitivity: float, epsilon: float, delta: float) -> 
     formula is wrong (from 8.45 on at delta 1e-5). Below 1 it is sound, but adds more noise than
     `analytic_gaussian_sigma`.
     Source: Dwork and Roth 2014, theorem A.1.
-
-    Raises:
-        UsageError: epsilon 1 or more, sensitivity or epsilon not positive and finite, delta outside (0, 1).
     """
     check_delta(delta)
     scale = laplace_scale(sensitivity, epsilon)
@@ -159,12 +138,9 @@ def analytic_gaussian_sigma(sensitivity: float, epsilon: float, delta: float) ->
     Guarantee: gdp_delta(sensitivity / sigma, epsilon) <= delta, for an L2 sensitivity. Larger than need be by at
     most 1e-9 of itself for epsilon from 1e-4 on (1e-5 of itself at epsilon 1e-9, where floats run out of digits).
     Source: Balle and Wang 2018, theorem 8; found by bisection.
-
-    Raises:
-        UsageError: sensitivity or epsilon not positive and finite, delta outside (0, 1), or no finite sigma.
     """
-    _check_positive("sensitivity", sensitivity)
-    _check_positive("epsilon", epsilon)
+    check_positive("sensitivity", sensitivity)
+    check_positive("epsilon", epsilon)
     check_delta(delta)
     low = high = 1.0  # mu = sensitivity / sigma, with which delta grows; low always keeps the promise
     while gdp_delta(low, epsilon) > delta:
@@ -176,7 +152,7 @@ def analytic_gaussian_sigma(sensitivity: float, epsilon: float, delta: float) ->
     sigma = sensitivity / low * ROUND_UP if low else math.inf
     while gdp_delta(sensitivity / sigma, epsilon) > delta:  # the last digits of gdp_delta are not monotone
         sigma *= 1 + 1e-12
-    return _check_positive("the standard deviation that this epsilon and delta need", sigma)
+    return check_positive("the standard deviation that this epsilon and delta need", sigma)
 
 
 def gaussian_epsilon(sensitivity: float, sigma: float, delta: float) -> float:
@@ -184,11 +160,8 @@ def gaussian_epsilon(sensitivity: float, sigma: float, delta: float) -> float:
 
     For an L2 sensitivity. Reference (delta 1e-5, sigma 0.6): sensitivity 1 -> 8.0, 28 -> 1287.
     Source: Balle and Wang 2018, theorem 8.
-
-    Raises:
-        UsageError: sensitivity or sigma not positive and finite, delta outside (0, 1).
     """
-    mu = _check_positive("sensitivity", sensitivity) / _check_positive("sigma", sigma)
+    mu = check_positive("sensitivity", sensitivity) / check_positive("sigma", sigma)
     return gdp_epsilon(mu * ROUND_UP, delta)
 
 
@@ -198,12 +171,9 @@ def gaussian_release(values: ArrayLike, sigma: float, rng: np.random.Generator) 
     Guarantee: the whole array together is (`gaussian_epsilon`(sensitivity, sigma, delta), delta)-DP at every delta,
     if `sensitivity` bounds the L2 distance between the arrays of any two neighbours; equally, it is mu-GDP with
     mu = sensitivity / sigma (Dong, Roth and Su 2022, theorem 1). In real numbers: see the top of this module.
-
-    Raises:
-        UsageError: sigma not positive and finite, or values that are NaN or infinite.
     """
     exact = _check_finite("values", values)
-    return exact + rng.normal(0.0, _check_positive("sigma", sigma), exact.shape)
+    return exact + rng.normal(0.0, check_positive("sigma", sigma), exact.shape)
 
 
 def exponential_probabilities(
@@ -212,7 +182,7 @@ def exponential_probabilities(
     """With what probability the exponential mechanism picks each candidate: proportional to e^(score / scale).
 
     Scale is 2 sensitivity / epsilon, or half of that for monotone scores; scores are (..., candidates).
-    Guarantee and errors: see `exponential_choice`.
+    Guarantee: see `exponential_choice`.
     """
     scale = _choice_scale(sensitivity, epsilon, monotone)
     points = _check_scores(scores)
@@ -231,9 +201,6 @@ def exponential_choice(
     Guarantee: each choice is epsilon-DP, if no score moves by more than `sensitivity` between neighbours. With
     `monotone` it is so at half the noise, if moreover no neighbour moves one score up and another down.
     Source: McSherry and Talwar 2007, theorem 6; Dwork and Roth 2014, theorem 3.10.
-
-    Raises:
-        UsageError: sensitivity or epsilon not positive and finite, scores empty, NaN or infinite.
     """
     return report_noisy_max(scores, sensitivity, epsilon, rng, Noise.GUMBEL, monotone)
 
@@ -255,9 +222,6 @@ def report_noisy_max(
     Why it holds: given the others' noise, the winner needs noise above a threshold, neighbours move that threshold
     by at most 2 sensitivity (1 if monotone), and P[noise > x] falls by at most e^(d / scale) over a distance d.
     Source: Dwork and Roth 2014, claim 3.9 (Laplace); McKenna and Sheldon 2020 (exponential, as permute-and-flip).
-
-    Raises:
-        UsageError: an unknown noise, or as `exponential_choice`.
     """
     if noise not in list(Noise):
         raise UsageError(f"unknown noise {noise!r}: choose one of {', '.join(Noise)}")
@@ -282,7 +246,7 @@ class NoisyCounter:
 
     def __init__(self, records: Iterable[Any], budget: float, rng: np.random.Generator) -> None:
         """Raises UsageError if the budget is not positive and finite."""
-        self._budget = Fraction(float(_check_positive("budget", budget)))
+        self._budget = Fraction(float(check_positive("budget", budget)))
         self._records = tuple(records)
         self._rng = rng
         self._spent = Fraction(0)
@@ -303,7 +267,7 @@ class NoisyCounter:
         Raises:
             UsageError: epsilon not positive and finite, or more than what is left; nothing is then spent or drawn.
         """
-        spent = self._spent + Fraction(float(_check_positive("epsilon", epsilon)))
+        spent = self._spent + Fraction(float(check_positive("epsilon", epsilon)))
         if spent > self._budget * (1 + Fraction(BUDGET_ROUNDING)):
             raise UsageError(
                 f"epsilon is {epsilon}, but {self.remaining:g} of the budget of {float(self._budget):g} is left: "
@@ -327,7 +291,7 @@ class CachedCounter(NoisyCounter):
 
     def count(self, predicate: Callable[[Any], object], epsilon: float) -> float:
         epsilon_before, answer = self._answers.get(predicate, (0.0, math.nan))
-        if _check_positive("epsilon", epsilon) > epsilon_before:
+        if check_positive("epsilon", epsilon) > epsilon_before:
             answer = super().count(predicate, epsilon)
             self._answers[predicate] = epsilon, answer
         return answer
@@ -345,19 +309,19 @@ def averaging_attack(answers: ArrayLike, scale: float, confidence: float = 0.9) 
     if not 0 < confidence < 1:
         raise UsageError(f"the confidence is {confidence}: it must lie between 0 and 1")
     asked = np.arange(1, np.size(answers) + 1)
-    width = float(ndtri((1 + confidence) / 2)) * math.sqrt(2) * _check_positive("scale", scale)
+    width = float(ndtri((1 + confidence) / 2)) * math.sqrt(2) * check_positive("scale", scale)
     return Average(np.cumsum(_check_finite("answers", answers)) / asked, width / np.sqrt(asked))
 
 
 def local_count_error(people: int, epsilon: float) -> float:
     """Standard error of a count from `randomised_response`, whatever the truth; global DP has sqrt(2) / epsilon."""
     lie, gap = _response(epsilon, 2)
-    return math.sqrt(_check_positive("people", people) * lie * (lie + gap)) / gap
+    return math.sqrt(check_positive("people", people) * lie * (lie + gap)) / gap
 
 
 def _response(epsilon: float, categories: int) -> tuple[float, float]:
     """Probability of each lie, and how much likelier the truth is: both without cancellation."""
-    _check_positive("epsilon", epsilon)
+    check_positive("epsilon", epsilon)
     _check_categories(categories)
     total = 1 + (categories - 1) * math.exp(-epsilon)
     return math.exp(-epsilon) / total, -math.expm1(-epsilon) / total
@@ -367,7 +331,7 @@ def _choice_scale(sensitivity: float, epsilon: float, monotone: bool) -> float:
     return laplace_scale(sensitivity, epsilon) * (1 if monotone else 2)
 
 
-def _check_positive(name: str, value: float) -> float:
+def check_positive(name: str, value: float) -> float:
     if not 0 < value < math.inf:
         raise UsageError(f"{name} is {value}: it must be a finite number greater than 0")
     return value
@@ -400,7 +364,6 @@ def _check_scores(scores: ArrayLike) -> NDArray[np.float64]:
 
 
 # ---- Anonymity -------------------------------------------------------------------------------------------------------
-#
 # k-anonymity by generalisation and suppression, and the linkage attack on it. No differential privacy here.
 #
 # A table's quasi-identifiers are (records, columns) of text; a released cell is a value, a broader one, or "*". The
@@ -412,27 +375,21 @@ STAR = "*"
 Text = NDArray[np.str_]
 
 
-@dataclass(frozen=True)
-class Hierarchy:
+class Hierarchy(NamedTuple):
     """How the values of one column get broader: `widen[0]` keeps them, the last makes them "*"."""
 
     name: str
     widen: tuple[Callable[[str], str], ...]
 
     def at(self, level: int, column: Text) -> Text:
-        """The column (n) at one level.
-
-        Raises:
-            UsageError: a value that cannot be widened, such as a text where numbers are put into bands.
-        """
+        """The column (n) at one level; UsageError for a value that its levels do not fit, such as a text in bands."""
         try:
             return np.array([self.widen[level](str(value)) for value in column], dtype=np.str_)
         except ValueError as unfit:
             raise UsageError(f"column {self.name!r} holds a value that its levels do not fit: {unfit}") from unfit
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(NamedTuple):
     """What is published of the quasi-identifiers.
 
     Attributes:
@@ -451,8 +408,7 @@ class Release:
         return anonymity(self.rows)
 
 
-@dataclass(frozen=True)
-class Linkage:
+class Linkage(NamedTuple):
     """What a list of people with the same columns, such as a voter list, betrays about a release.
 
     Attributes:
@@ -503,9 +459,6 @@ def anonymity(rows: ArrayLike) -> int:
     Guarantee: by these columns alone nobody is told from fewer than k - 1 others. Not against anything else that an
     attacker knows, not for what the k have in common, not for two releases together; differential privacy has all
     three.
-
-    Raises:
-        UsageError: no rows, or no table.
     """
     return int(class_sizes(rows).min())
 
@@ -526,10 +479,24 @@ def anonymise(rows: ArrayLike, hierarchies: Sequence[Hierarchy], k: int, most_su
         raise UsageError(f"k is {k}: it must be a whole number from 1 to the number of records, {len(table)}")
     if not 0 <= most_suppressed <= 1:
         raise UsageError(f"the share of suppressed records is {most_suppressed}: it must lie between 0 and 1")
-    choices = _generalisations(table, hierarchies)
-    releases = (_suppress(rows, levels, tuple(hierarchies), k) for levels, rows in choices)
-    fit = (release for release in releases if release.suppressed.mean() <= most_suppressed and release.anonymity >= k)
-    best = min(fit, key=lambda release: (_breadth(release), release.suppressed.sum()), default=None)
+    if len(hierarchies) != table.shape[1]:
+        raise UsageError(f"there are {len(hierarchies)} hierarchies for {table.shape[1]} columns: give one for each")
+    pairs = list(zip(hierarchies, table.T, strict=True))
+    columns = [[h.at(level, column) for level in range(len(h.widen))] for h, column in pairs]
+    best, least = None, (math.inf, 0)
+    for levels in itertools.product(*(range(len(column)) for column in columns)):
+        shown = np.stack([column[level] for column, level in zip(columns, levels, strict=True)], axis=1)
+        sizes = class_sizes(shown)
+        suppressed = sizes < k
+        if 0 < suppressed.sum() < k and not suppressed.all():  # too few to hide among: the smallest class joins them
+            smallest = shown[~suppressed][sizes[~suppressed].argmin()]
+            suppressed |= (shown == smallest).all(axis=1)
+        told = np.where(suppressed[:, None], STAR, shown)
+        release = Release(told, levels, suppressed & (shown != STAR).any(axis=1), tuple(hierarchies))
+        if release.suppressed.mean() <= most_suppressed and release.anonymity >= k:
+            breadth = sum(level / max(1, len(h.widen) - 1) for level, h in zip(levels, hierarchies, strict=True))
+            cost = breadth, int(release.suppressed.sum())
+            best, least = (release, cost) if cost < least else (best, least)
     if best is None:
         raise UsageError(f"no levels make the table {k}-anonymous: let the last level of every column be {STAR!r}")
     return best
@@ -539,7 +506,6 @@ def link(release: Release, people: ArrayLike, secrets: ArrayLike) -> Linkage:
     """The linkage attack: which released rows can belong to whom, by the columns that both tables have.
 
     Args:
-        people: (people, columns), not generalised.
         secrets: (records,), what the release tells about each row beside its quasi-identifiers.
 
     Raises:
@@ -553,59 +519,19 @@ def link(release: Release, people: ArrayLike, secrets: ArrayLike) -> Linkage:
     if hidden.shape != release.rows.shape[:1]:
         raise UsageError(f"there are {hidden.size} secrets for {len(release.rows)} released rows: give one for each")
     classes, place = np.unique(release.rows, axis=0, return_inverse=True)
-    fits = _fits(classes, _at_levels(table, release))  # (classes, people)
-    first, last = _extremes(np.unique(hidden, return_inverse=True)[1].ravel(), place.ravel(), len(classes))
-    lowest = np.where(fits, first[:, None], hidden.size).min(axis=0)
-    highest = np.where(fits, last[:, None], -1).max(axis=0)
-    people_per_row = fits.sum(axis=1)[place.ravel()]
-    rows_per_person = (fits * np.bincount(place.ravel())[:, None]).sum(axis=0)
-    return Linkage(people_per_row, rows_per_person, people_per_row == 1, lowest == highest)
-
-
-def _generalisations(table: Text, hierarchies: Sequence[Hierarchy]) -> Iterator[tuple[tuple[int, ...], Text]]:
-    if len(hierarchies) != table.shape[1]:
-        raise UsageError(f"there are {len(hierarchies)} hierarchies for {table.shape[1]} columns: give one for each")
-    columns = [
-        [h.at(level, column) for level in range(len(h.widen))] for h, column in zip(hierarchies, table.T, strict=True)
-    ]
-    for levels in itertools.product(*(range(len(column)) for column in columns)):
-        yield levels, np.stack([column[level] for column, level in zip(columns, levels, strict=True)], axis=1)
-
-
-def _suppress(rows: Text, levels: tuple[int, ...], hierarchies: tuple[Hierarchy, ...], k: int) -> Release:
-    """The smallest classes become "*", until those that are left and the suppressed ones are k or more each."""
-    sizes = class_sizes(rows)
-    suppressed = sizes < k
-    if 0 < suppressed.sum() < k and not suppressed.all():
-        smallest = rows[~suppressed][sizes[~suppressed].argmin()]
-        suppressed |= (rows == smallest).all(axis=1)
-    shown = np.where(suppressed[:, None], STAR, rows)
-    return Release(shown, levels, suppressed & (rows != STAR).any(axis=1), hierarchies)
-
-
-def _breadth(release: Release) -> float:
-    return sum(level / max(1, len(h.widen) - 1) for level, h in zip(release.levels, release.hierarchies, strict=True))
-
-
-def _at_levels(people: Text, release: Release) -> Text:
-    columns = zip(release.hierarchies, release.levels, people.T, strict=True)
-    return np.stack([h.at(level, column) for h, level, column in columns], axis=1)
-
-
-def _fits(classes: Text, people: Text) -> NDArray[np.bool_]:
-    """Whether each class (classes, columns) can hold each of the people (people, columns): equal, or "*"."""
-    fits = np.ones((len(classes), len(people)), dtype=np.bool_)
-    for cell, value in zip(classes.T, people.T, strict=True):
-        fits &= (cell[:, None] == value) | (cell[:, None] == STAR)
-    return fits
-
-
-def _extremes(codes: NDArray, place: NDArray, classes: int) -> tuple[NDArray, NDArray]:
-    """The smallest and the largest code in each class: equal where the class has one secret only."""
-    first, last = np.full(classes, codes.size), np.full(classes, -1)
+    place = place.ravel()
+    fits = np.ones((len(classes), len(table)), dtype=np.bool_)  # which class can hold which of the people
+    for h, level, cell, value in zip(release.hierarchies, release.levels, classes.T, table.T, strict=True):
+        fits &= (cell[:, None] == h.at(level, value)) | (cell[:, None] == STAR)
+    codes = np.unique(hidden, return_inverse=True)[1].ravel()
+    first, last = np.full(len(classes), hidden.size), np.full(len(classes), -1)  # equal where all share one secret
     np.minimum.at(first, place, codes)
     np.maximum.at(last, place, codes)
-    return first, last
+    lowest = np.where(fits, first[:, None], hidden.size).min(axis=0)
+    highest = np.where(fits, last[:, None], -1).max(axis=0)
+    people_per_row = fits.sum(axis=1)[place]
+    rows_per_person = (fits * np.bincount(place)[:, None]).sum(axis=0)
+    return Linkage(people_per_row, rows_per_person, people_per_row == 1, lowest == highest)
 
 
 def _check_table(rows: ArrayLike) -> Text:

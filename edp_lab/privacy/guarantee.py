@@ -19,8 +19,7 @@ from edp_lab.privacy.accountants import (
     SamplingZCDP,
     check_delta,
 )
-from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee, bill_arrays
-from edp_lab.privacy.noise_schedule import Schedule
+from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee, Schedule, bill_arrays
 
 SMALLEST_NOISE = 2.0**-20  # of the clip norm: below, adding the noise to a float32 gradient may change nothing
 SMALLEST_STD = 1e-30  # below, float32 noise underflows
@@ -45,12 +44,10 @@ class Guarantee:
     """What a run guarantees, and where that ends.
 
     Attributes:
-        status: "holds", "none", or "void: seed published".
+        status: "holds", "none", or "void: seed published"; `reason` says why.
         scope: accountant, unit, neighbours, sampling, adversary and what is not covered.
-        reason: why the status is what it is.
         method: the accountant behind `epsilon`.
         adjacency: the neighbours, by dp_accounting's names.
-        sampling: "disjoint, ..." or "Poisson, ...".
         epochs: how many were billed, a broken one as a whole.
         mu: Gaussian-DP parameter where the account is exact, else None.
         epsilon: the true epsilon at `delta`; None where there is no guarantee.
@@ -104,30 +101,42 @@ def judge(
     """
     check_delta(delta)
     _check_people(utterances_per_person)
-    if mechanism is None:
-        epochs = len(bill) if isinstance(bill, Mapping) else bill
-        return _nothing("trained without clipping and noise", delta, "none", "", "", int(epochs), 1)
-    bill = mechanism.bill(bill) if not isinstance(bill, Mapping) else bill
-    neighbours = mechanism.neighbours(adjacency)
-    method = _kind(mechanism, utterances_per_person, tight).method
-    blank = _nothing("", delta, method, neighbours, _sampling(mechanism), len(bill), utterances_per_person)
-    if mechanism.z0 == 0:
-        return replace(blank, reason=mechanism.no_guarantee())
-    blank = replace(blank, epsilon_claimed=claim(mechanism, bill, delta).epsilon)
+    method, neighbours, sampling, reason = "none", "", "", "trained without clipping and noise"
+    unit = "one utterance (someone with several loses more: see utterances per person)"
+    if mechanism is not None:
+        bill = mechanism.bill(bill) if not isinstance(bill, Mapping) else bill
+        neighbours, reason = mechanism.neighbours(adjacency), mechanism.no_guarantee()
+        method, sampling = (
+            _kind(mechanism, utterances_per_person, tight).method,
+            "disjoint, one shuffled pass per epoch",
+        )
+        if mechanism.sampling_rate is not None:
+            sampling = f"Poisson, each utterance in each step with chance {mechanism.sampling_rate:.4g}"
+        if utterances_per_person > 1:
+            unit = f"anyone with up to {utterances_per_person} utterances"
+    told = NEIGHBOURS.get(neighbours, neighbours)
+    scope = SCOPE.format(method=method, unit=unit, neighbours=told, sampling=sampling)
+    epochs = len(bill) if isinstance(bill, Mapping) else int(bill)
+    nothing = None, None, None, None
+    verdict = Guarantee("none", scope, reason, delta, method, str(neighbours), sampling, epochs, *nothing)
+    if mechanism is None or mechanism.z0 == 0:
+        return verdict
+    assert isinstance(bill, Mapping)
+    verdict = replace(verdict, epsilon_claimed=claim(mechanism, bill, delta).epsilon)
     try:
         accountant = accountant_for(mechanism.with_public_alpha(), bill, neighbours, utterances_per_person, tight)
         epsilon = representable(accountant.epsilon(delta), mechanism, bill)
     except NoGuarantee as none:
-        return replace(blank, reason=mechanism.no_guarantee() or str(none))
-    blank = replace(blank, epsilon_if_alpha_public=epsilon)
-    if mechanism.no_guarantee():
-        return replace(blank, reason=mechanism.no_guarantee())
-    mu = accountant.mu if isinstance(accountant, GaussianDP) else None
-    held = replace(blank, mu=mu, epsilon=epsilon)
+        return replace(verdict, reason=reason or str(none))
+    verdict = replace(verdict, epsilon_if_alpha_public=epsilon)
+    if reason:
+        return verdict
+    status, reason = "holds", "secret randomness, and noise as described"
     if seed_published:
+        status = "void: seed published"
         reason = "epsilon assumes secret randomness, and this run's noise can be redrawn from its published seed"
-        return replace(held, status="void: seed published", reason=reason)
-    return replace(held, status="holds", reason="secret randomness, and noise as described")
+    mu = accountant.mu if isinstance(accountant, GaussianDP) else None
+    return replace(verdict, status=status, reason=reason, mu=mu, epsilon=epsilon)
 
 
 def accountant_for(
@@ -146,12 +155,11 @@ def accountant_for(
     """
     _check_people(utterances_per_person)
     schedule = mechanism.schedule(bill, adjacency)
+    if utterances_per_person == 1:
+        return _kind(mechanism, 1, tight)(schedule)
     if mechanism.sampling_rate is None:
-        exact = GaussianDP(schedule)
-        return exact if utterances_per_person == 1 else exact.group(utterances_per_person)
-    if utterances_per_person > 1:
-        return GroupRenyiDP(schedule, utterances_per_person)
-    return _kind(mechanism, 1, tight)(schedule)
+        return GaussianDP(schedule).group(utterances_per_person)
+    return GroupRenyiDP(schedule, utterances_per_person)
 
 
 def _kind(mechanism: Mechanism, utterances_per_person: int, tight: bool) -> type[Accountant]:
@@ -176,11 +184,7 @@ def claimed_accountant(mechanism: Mechanism, bill: Mapping[int, int]) -> Reshuff
 
 
 def claim(mechanism: Mechanism, bill: Mapping[int, int], delta: float) -> Claim:
-    """The claim of `claimed_accountant`, or why there is none.
-
-    Raises:
-        UsageError: delta outside (0, 1).
-    """
+    """The claim of `claimed_accountant`, or why there is none."""
     method = (ReshufflingZCDP if mechanism.sampling_rate is None else SamplingZCDP).method
     check_delta(delta)
     try:
@@ -197,40 +201,14 @@ def true_epsilon(mechanism: Mechanism, epochs: int, delta: float, adjacency: Adj
     """The epsilon that holds at `delta` after `epochs` epochs, rounded up; exact with disjoint batches.
 
     Raises:
-        NoGuarantee: as `Mechanism.schedule`.
-        UsageError: as `judge`.
+        NoGuarantee, UsageError: as `Mechanism.schedule` and `judge`.
     """
     return accountant_for(mechanism, mechanism.bill(epochs), adjacency).epsilon(delta)
 
 
 def claimed_epsilon(mechanism: Mechanism, epochs: int, delta: float) -> float:
-    """What the paper's accounting states for as many epochs.
-
-    Raises:
-        UsageError: as `judge` and `claimed_accountant`.
-    """
+    """What the paper's accounting states for as many epochs; UsageError as `claimed_accountant`."""
     return claimed_accountant(mechanism, mechanism.bill(epochs)).epsilon(delta)
-
-
-def _nothing(
-    reason: str, delta: float, method: str, adjacency: str, sampling: str, epochs: int, people: int
-) -> Guarantee:
-    """The verdict "none", to be filled in."""
-    many = f"anyone with up to {people} utterances"
-    one = "one utterance (someone with several loses more: see utterances per person)"
-    scope = SCOPE.format(
-        method=method,
-        unit=one if people == 1 else many,
-        neighbours=NEIGHBOURS.get(adjacency, adjacency),
-        sampling=sampling,
-    )
-    return Guarantee("none", scope, reason, delta, method, str(adjacency), sampling, epochs, None, None, None, None)
-
-
-def _sampling(mechanism: Mechanism) -> str:
-    if mechanism.sampling_rate is None:
-        return "disjoint, one shuffled pass per epoch"
-    return f"Poisson, each utterance in each step with chance {mechanism.sampling_rate:.4g}"
 
 
 def representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int]) -> float:

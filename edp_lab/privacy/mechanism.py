@@ -28,11 +28,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.noise_schedule import Schedule, check_sampling_rate
 
 Choice = TypeVar("Choice", bound=StrEnum)
+# Far beyond use; they keep every product of these numbers a float.
 LARGEST = 1e12  # C, z0 and alpha
 MOST = 10**6  # devices, utterances in a micro-batch, epochs
+MOST_RELEASES = 2.0**50
+SMALLEST_RATE = 1e-9
 
 
 class Decay(StrEnum):
@@ -122,8 +124,8 @@ class Mechanism:
         alpha_max: float = 1.0,
     ) -> Mechanism:
         """Algorithm 1 of the paper, verbatim: far less private than its z0 suggests."""
-        rate, source = _choice(Decay, decay), _choice(Alpha, alpha)
-        return cls(Variant.AS_PRINTED, clip_norm, z0, rate, tau, num_devices, micro_batch_size, source, alpha_max)
+        rate, scales = _choice(Decay, decay), _choice(Alpha, alpha)
+        return cls(Variant.AS_PRINTED, clip_norm, z0, rate, tau, num_devices, micro_batch_size, scales, alpha_max)
 
     @classmethod
     def sound(
@@ -143,54 +145,43 @@ class Mechanism:
         Raises:
             UsageError: alpha from private gradients, which would be an unaccounted release.
         """
-        return cls(
-            Variant.SOUND,
-            clip_norm,
-            z0,
-            _choice(Decay, decay),
-            tau,
-            num_devices,
-            micro_batch_size,
-            _choice(Alpha, alpha),
-            sampling_rate=sampling_rate,
-            shared_noise=shared_noise,
-        )
+        rate, scales = _choice(Decay, decay), _choice(Alpha, alpha)
+        shape = num_devices, micro_batch_size
+        return cls(Variant.SOUND, clip_norm, z0, rate, tau, *shape, scales, 1.0, sampling_rate, shared_noise)
 
     def __post_init__(self) -> None:
         # A mechanism read back from a record holds plain strings, which `is` would misjudge.
-        for name, kind in (("variant", Variant), ("decay", Decay), ("alpha", Alpha)):
-            object.__setattr__(self, name, _choice(kind, getattr(self, name)))
-        # The upper bounds are far beyond use; they keep every product of these numbers a float.
-        _check("clip norm C", self.clip_norm, 0 < self.clip_norm <= LARGEST, f"greater than 0, at most {LARGEST:g}")
-        _check("noise multiplier z0", self.z0, 0 <= self.z0 <= LARGEST, f"0 or more, at most {LARGEST:g}")
-        _check("decay rate tau", self.tau, self.tau >= 0, "0 or more")
-        scaled = 0 < self.alpha_max <= LARGEST
-        _check("largest layer scale alpha", self.alpha_max, scaled, f"greater than 0, at most {LARGEST:g}")
-        for name, count in (
-            ("number of devices N", self.num_devices),
-            ("micro-batch size", self.micro_batch_size),
+        for name, choices in (("variant", Variant), ("decay", Decay), ("alpha", Alpha)):
+            object.__setattr__(self, name, _choice(choices, getattr(self, name)))
+        positive, whole = f"greater than 0, at most {LARGEST:g}", f"a whole number, at least 1 and at most {MOST:,}"
+        above_0 = math.ulp(0.0)
+        for name, told, kind, least, most, cure in (
+            ("clip_norm", "clip norm C", float, above_0, LARGEST, positive),
+            ("z0", "noise multiplier z0", float, 0, LARGEST, f"0 or more, at most {LARGEST:g}"),
+            ("tau", "decay rate tau", float, 0, math.inf, "0 or more"),
+            ("alpha_max", "largest layer scale alpha", float, above_0, LARGEST, positive),
+            ("num_devices", "number of devices N", int, 1, MOST, whole),
+            ("micro_batch_size", "micro-batch size", int, 1, MOST, whole),
         ):
-            whole = isinstance(count, Integral) and 1 <= count <= MOST
-            _check(name, count, whole, f"a whole number, at least 1 and at most {MOST:,}")
-        for name in ("num_devices", "micro_batch_size"):
-            object.__setattr__(self, name, int(getattr(self, name)))
-        for name in ("clip_norm", "z0", "tau", "alpha_max"):
-            object.__setattr__(self, name, float(getattr(self, name)))
+            value = getattr(self, name)
+            _check(told, value, least <= value <= most and (kind is float or isinstance(value, Integral)), cure)
+            object.__setattr__(self, name, kind(value))
         if self.alpha is Alpha.NONE and self.alpha_max != 1:
             raise UsageError(f"alpha 'none' means that every layer scale is 1, not {self.alpha_max}: choose 'public'")
         if self.sampling_rate is not None:
             check_sampling_rate(self.sampling_rate)
-        if self.variant is Variant.SOUND and self.alpha is Alpha.PRIVATE:
+        if self.variant is Variant.AS_PRINTED:
+            if self.sampling_rate is not None or self.shared_noise:
+                raise UsageError(
+                    "Algorithm 1 as printed has disjoint batches and independent noise: drop the sampling rate and the "
+                    "shared noise, or take the sound mechanism"
+                )
+        elif self.alpha is Alpha.PRIVATE:
             raise UsageError(
                 "alpha 'private' has no sound form: its values leak the first batch; use 'none' or 'public'"
             )
-        if self.variant is Variant.SOUND and self.alpha_max != 1:
+        elif self.alpha_max != 1:
             raise UsageError("the sound mechanism adds its noise before scaling back: leave the largest alpha at 1")
-        if self.variant is Variant.AS_PRINTED and (self.sampling_rate is not None or self.shared_noise):
-            raise UsageError(
-                "Algorithm 1 as printed has disjoint batches and independent noise: drop the sampling rate and the "
-                "shared noise, or take the sound mechanism"
-            )
 
     @property
     def adjacency(self) -> Adjacency:
@@ -198,11 +189,7 @@ class Mechanism:
         return Adjacency.ZERO_OUT if self.sampling_rate is None else Adjacency.ADD_OR_REMOVE_ONE
 
     def neighbours(self, adjacency: Adjacency | str | None) -> Adjacency:
-        """The adjacency of that name; None is the mechanism's own.
-
-        Raises:
-            UsageError: an unknown name.
-        """
+        """The adjacency of that name (UsageError if there is none); None is the mechanism's own."""
         return self.adjacency if adjacency is None else _choice(Adjacency, adjacency)
 
     @property
@@ -223,22 +210,20 @@ class Mechanism:
         bound by max alpha.
 
         Raises:
-            NoGuarantee: add/remove with disjoint batches, because removing an utterance shifts every later batch of
-                a shuffled pass; under Poisson sampling replace-one, and zero-out where utterances share a clip, which
-                no accountant here bounds.
+            NoGuarantee: no accountant here bounds what these neighbours differ in.
         """
-        adjacency = self.neighbours(adjacency)
-        if self.sampling_rate is None and adjacency is Adjacency.ADD_OR_REMOVE_ONE:
+        adjacency, sampled = self.neighbours(adjacency), self.sampling_rate is not None
+        if not sampled and adjacency is Adjacency.ADD_OR_REMOVE_ONE:
             raise NoGuarantee(
                 "with disjoint shuffled batches, adding or removing one utterance shifts every later batch; "
                 "use zero-out or replace-one adjacency"
             )
-        if self.sampling_rate is not None and adjacency is Adjacency.REPLACE_ONE:
+        if sampled and adjacency is Adjacency.REPLACE_ONE:
             raise NoGuarantee(
                 "under Poisson sampling replace-one has no number here: it is one utterance removed and one added; "
                 "use add/remove with two utterances per person"
             )
-        if self.sampling_rate is not None and adjacency is Adjacency.ZERO_OUT and self.micro_batch_size > 1:
+        if sampled and adjacency is Adjacency.ZERO_OUT and self.micro_batch_size > 1:
             raise NoGuarantee(
                 "under Poisson sampling zero-out has a number here only at micro-batch size 1: a slot that stays "
                 "changes the mean of the others; use add/remove"
@@ -317,14 +302,6 @@ class Mechanism:
         """The same, had its layer scales come from public text; without private ones it stays as it is."""
         return replace(self, alpha=Alpha.PUBLIC) if self.alpha is Alpha.PRIVATE else self
 
-    def events(self, epochs: int, adjacency: Adjacency | str | None = None) -> Any:
-        """The releases of `epochs` epochs as a dp_accounting event, sensitivity divided out (see `Schedule.events`).
-
-        Raises:
-            NoGuarantee: as `schedule`.
-        """
-        return self.schedule(self.bill(epochs), adjacency).events()
-
 
 def bill_arrays(bill: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Epoch numbers and counts of a bill: (T), (T).
@@ -338,6 +315,79 @@ def bill_arrays(bill: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
     if not all(array.dtype.kind in "iu" and array.min() >= 0 for array in arrays):
         raise UsageError("a bill must give, for epochs counted from 0, how many releases there were: whole numbers")
     return arrays
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What an accountant composes: `counts[k]` Gaussian releases of noise multiplier `noise_multipliers[k]`, adaptive.
+
+    The noise multiplier is noise over sensitivity, so the sensitivity under the adjacency in question is already
+    divided out. Equal multipliers are merged and the rest sorted: a schedule does not depend on the order of its parts.
+
+    Attributes:
+        noise_multipliers: (K) z > 0, rising.
+        counts: (K) whole numbers, at least 1.
+        sampling_rate: q, the chance with which an utterance takes part in a release, independently (Poisson); 1 where
+            it takes part in every one of them, as with one release per epoch of disjoint batches.
+
+    Raises:
+        UsageError: z that is no positive number, negative counts, q outside (0, 1].
+    """
+
+    noise_multipliers: np.ndarray
+    counts: np.ndarray
+    sampling_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        z, counts = np.atleast_1d(np.asarray(self.noise_multipliers, float)), np.atleast_1d(np.asarray(self.counts))
+        check_sampling_rate(self.sampling_rate)
+        if z.shape != counts.shape or z.ndim != 1:
+            raise UsageError(f"{z.size} noise multipliers and {counts.size} counts: give one count for each")
+        if not (np.isfinite(z) & (z > 0)).all():
+            raise UsageError("a noise multiplier z must be a number above 0: without noise epsilon is infinite")
+        whole = np.isfinite(counts) & (counts >= 0) & (counts == np.floor(counts))
+        if not whole.all() or counts.astype(float).sum() > MOST_RELEASES:
+            raise UsageError(f"the number of releases must be a whole number from 0 to {MOST_RELEASES:.0e}")
+        merged, place = np.unique(z[counts > 0], return_inverse=True)
+        total = np.zeros(len(merged), dtype=np.int64)
+        np.add.at(total, place, counts[counts > 0].astype(np.int64))
+        object.__setattr__(self, "noise_multipliers", merged)
+        object.__setattr__(self, "counts", total)
+
+    @property
+    def mu(self) -> float:
+        """sqrt(sum counts / z^2): the releases are mu-GDP where everyone takes part (Dong et al. 2022, cor. 3.3).
+
+        inf where it exceeds the largest float; 0 for no release.
+        """
+        if not len(self.counts):
+            return 0.0
+        smallest = float(self.noise_multipliers[0])
+        total = math.sqrt(float(np.sum(self.counts * (smallest / self.noise_multipliers) ** 2)))
+        return total / smallest * (1 + 1e-14) if smallest > 1e-300 else math.inf  # rounded up
+
+    def events(self) -> Any:
+        """The same as a dp_accounting event, to be judged under its ADD_OR_REMOVE_ONE.
+
+        Its REPLACE_ONE would double the shift again: the sensitivity is divided out already.
+        """
+        import dp_accounting as dp
+
+        releases = []
+        for z, count in zip(self.noise_multipliers.tolist(), self.counts.tolist(), strict=True):
+            event: dp.DpEvent = dp.GaussianDpEvent(z)
+            if self.sampling_rate != 1:
+                event = dp.PoissonSampledDpEvent(self.sampling_rate, event)
+            releases.append(dp.SelfComposedDpEvent(event, count))
+        return dp.ComposedDpEvent(releases)
+
+
+def check_sampling_rate(rate: float) -> None:
+    if not SMALLEST_RATE <= rate <= 1:
+        raise UsageError(
+            f"sampling rate q is {rate}: it must lie above 0 (from {SMALLEST_RATE:g}) and be at most 1; it is the "
+            "batch size over the number of utterances"
+        )
 
 
 def _choice(kind: type[Choice], value: str) -> Choice:

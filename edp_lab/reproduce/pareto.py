@@ -31,7 +31,7 @@ import torch
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.corpus import Corpus
 from edp_lab.errors import UsageError
-from edp_lab.models.frozen_encoder import AT_ONCE, ContextFeatures
+from edp_lab.models.wordpiece import AT_ONCE, ContextFeatures
 from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.composition import composed
@@ -214,7 +214,7 @@ def _seconds_of_reading(run: Trainer, texts: Sequence[tuple[str, ...]], number: 
     first = number * AT_ONCE % max(1, len(texts) - AT_ONCE)
     some = texts[first : first + AT_ONCE]
     start = time.perf_counter()
-    ContextFeatures(features.bert, features.pieces).rows(some)
+    ContextFeatures(features.bert, features.pieces.tokenizer).rows(some)
     return (time.perf_counter() - start) * len(texts) / len(some)
 
 

@@ -12,18 +12,15 @@ from transformers import BertModel
 from edp_lab.corpora import Utterance
 from edp_lab.corpora.encoding import Labels
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model
-from edp_lab.models import frozen_encoder as context
+from edp_lab.models import build_model, wordpiece
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.models.clc import CLC
-from edp_lab.models.frozen_encoder import ContextFeatures
 from edp_lab.models.ghost_clipping.ops import PLAIN
-from edp_lab.models.wordpiece import PieceFeatures
+from edp_lab.models.wordpiece import ContextFeatures
 from edp_lab.training.gradients import trainable
 from edp_lab.training.pretraining import pretrain_bert, shorten_bert
 
 SENTENCES = [("turn", "on", "the", "lights"), ("on",), ("thethelights", "turnon", "!"), ("on", "turn", "xyz")]
-LABELS = Labels(("lights", "music"), ("O", "B-room", "I-room"))
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +33,17 @@ def encoder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def features(encoder) -> ContextFeatures:
-    bert, tokenizer = load_bert(str(encoder))
-    return ContextFeatures(bert, PieceFeatures(tokenizer, 24))
+    return ContextFeatures(*load_bert(str(encoder)))
+
+
+def vectors(features: ContextFeatures, sentences) -> list[np.ndarray]:
+    found = features.rows(sentences)["words"]
+    return [found.gather(np.array([k]))[0] for k in range(len(sentences))]
 
 
 def test_a_words_vector_is_the_mean_over_its_pieces_and_over_transformers_layers(encoder, features):
     peer = BertModel.from_pretrained(encoder, add_pooling_layer=False).eval()
-    found = features.rows(SENTENCES)["words"]
-    for k, sentence in enumerate(SENTENCES):
+    for sentence, found in zip(SENTENCES, vectors(features, SENTENCES), strict=True):
         read = features.pieces.rows([sentence])
         pieces, first = read["pieces"].values, read["words"].values
         with torch.no_grad():
@@ -51,57 +51,42 @@ def test_a_words_vector_is_the_mean_over_its_pieces_and_over_transformers_layers
         mixed = torch.stack(states).mean(0)[0].numpy()
         ends = [*first[1:], len(pieces) - 1]
         expected = [mixed[a:b].mean(0) for a, b in zip(first, ends, strict=True)]
-        np.testing.assert_allclose(found.gather(np.array([k]))[0], expected, atol=1e-6)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
     assert len(features.pieces.rows([("thethelights",)])["pieces"].values) > 3  # some pieces
 
 
-def test_what_an_utterance_is_read_with_makes_no_difference(features, monkeypatch):
-    together = features.rows(SENTENCES)["words"]
-    monkeypatch.setattr(context, "KEPT", 0)
-    for k, sentence in enumerate(SENTENCES):
-        alone = features.rows([sentence])["words"].values
-        np.testing.assert_allclose(together.gather(np.array([k]))[0], alone, atol=1e-6)
-
-
-def test_an_utterance_is_encoded_once_while_it_is_remembered(features, monkeypatch):
+def test_an_utterance_is_encoded_once_while_it_is_remembered_and_as_if_it_were_alone(features, monkeypatch):
     encoded, encode = [], features._encoded
     monkeypatch.setattr(features, "_encoded", lambda sentences: encoded.extend(sentences) or encode(sentences))
-    features.rows([*SENTENCES, SENTENCES[0]])
+    together = vectors(features, [*SENTENCES, SENTENCES[0]])
     features.rows(SENTENCES)
     assert sorted(encoded) == sorted(SENTENCES)
-    monkeypatch.setattr(context, "KEPT", 4)
+    monkeypatch.setattr(wordpiece, "KEPT", 4)
     features.rows([("lights",)])
     features.rows([("lights",), SENTENCES[1]])
     assert encoded[len(SENTENCES) :] == [("lights",), SENTENCES[1]]
+    monkeypatch.setattr(wordpiece, "KEPT", 0)
+    for sentence, expected in zip(SENTENCES, together, strict=False):
+        np.testing.assert_allclose(vectors(features, [sentence])[0], expected, atol=1e-6)
 
 
-def test_nothing_of_the_encoder_is_trained(encoder):
-    size = {"hidden": 4, "layers": 1, "character": 2, "filters": 2}
-    model = build_model("clc", LABELS, seed=0, private=True, pretrained=str(encoder), size=size)
+def test_nothing_of_the_encoder_is_trained_and_the_heads_read_it_beside_the_lstm(encoder):
+    size, labels = {"hidden": 4, "layers": 1, "character": 2, "filters": 2}, Labels(("lights", "music"), ("O",))
+    model = build_model("clc", labels, seed=0, private=True, pretrained=str(encoder), size=size)
     assert isinstance(model, CLC)
     names = [name for name, _ in trainable(model)]
     assert names
     assert not any(name.startswith(("encoder", "words")) for name in names)
-    data = model.dataset([Utterance(s, tuple("O" for _ in s), "lights") for s in SENTENCES])
-    model.losses(data.batch([0, 1, 2, 3])).sum().backward()
+    batch = model.dataset([Utterance(s, ("O",) * len(s), "lights") for s in SENTENCES]).batch([0, 1, 2, 3])
+    model.losses(batch).sum().backward()
     assert all(parameter.grad is not None for _, parameter in trainable(model))
-    double = model.double()
-    assert double.losses(data.batch([0, 3])).dtype == torch.float64
-
-
-def test_the_heads_read_the_encoder_beside_the_lstm(encoder):
-    size = {"hidden": 4, "layers": 1, "character": 2, "filters": 2}
-    model = build_model("clc", LABELS, seed=0, private=True, pretrained=str(encoder), size=size)
-    with torch.no_grad():
-        for parameter in model.lstm.parameters():
-            parameter.zero_()  # now it says nothing
-    sentences = [SENTENCES[0], SENTENCES[1]]
-    batch = model.dataset([Utterance(s, tuple("O" for _ in s), "lights") for s in sentences]).batch([0, 1])
+    for parameter in model.lstm.parameters():
+        parameter.data.zero_()  # now it says nothing
     pooled, tokens = model.encode(batch, PLAIN, None)
-    words = model.features.rows(sentences)["words"]
-    vectors = [torch.from_numpy(words.gather(np.array([k]))[0]) for k in (0, 1)]
-    assert torch.equal(tokens, torch.cat([torch.zeros(5, 8), torch.cat(vectors)], dim=1))
-    torch.testing.assert_close(pooled[:, 8:], torch.stack([own.mean(0) for own in vectors]))
+    read = [torch.from_numpy(own) for own in vectors(model.features, SENTENCES)]
+    assert torch.equal(tokens, torch.cat([torch.zeros(len(tokens), 8), torch.cat(read)], dim=1))
+    torch.testing.assert_close(pooled[:, 8:], torch.stack([own.mean(0) for own in read]))
+    assert model.double().losses(batch).dtype == torch.float64
 
 
 def test_the_first_layers_of_an_encoder_give_what_they_gave_within_it(encoder, tmp_path):
@@ -113,10 +98,7 @@ def test_the_first_layers_of_an_encoder_give_what_they_gave_within_it(encoder, t
     with torch.no_grad():
         states = peer(pieces, output_hidden_states=True).hidden_states
         assert torch.allclose(short(pieces).last_hidden_state, states[2], atol=1e-6)
-
-
-@pytest.mark.parametrize("layers", [0, 4])
-def test_more_layers_than_there_are_cannot_be_taken(encoder, tmp_path, layers):
-    with pytest.raises(UsageError, match="has 3 layers"):
-        shorten_bert(str(encoder), layers, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    for layers in (0, 4):
+        with pytest.raises(UsageError, match="has 3 layers"):
+            shorten_bert(str(encoder), layers, tmp_path / "out")
+        assert not (tmp_path / "out").exists()

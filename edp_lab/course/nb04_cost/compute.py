@@ -39,8 +39,7 @@ from edp_lab.privacy.accountants import (
 from edp_lab.privacy.calibration import Budget, affordable_epochs, calibrate_z0
 from edp_lab.privacy.composition import gaussian_loss_density
 from edp_lab.privacy.guarantee import Guarantee, accountant_for, claim, claimed_accountant, judge
-from edp_lab.privacy.mechanism import Decay, Mechanism, NoGuarantee
-from edp_lab.privacy.noise_schedule import Schedule
+from edp_lab.privacy.mechanism import Decay, Mechanism, NoGuarantee, Schedule
 from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_1, TAUS, Z0_RANGE, Table1Row
 from edp_lab.reproduce.paper.table1_epsilon import HALF_DIGIT, MAX_EPOCHS, ExplainedEpsilon, Setting, explain_table1
 

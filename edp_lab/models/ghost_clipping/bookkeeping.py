@@ -17,9 +17,9 @@ Where the sum itself is formed, it is rounded as the released one is: by 1e-7 of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -33,14 +33,11 @@ BLOCK = 1024  # numbers summed in float32: over millions of them the sum can be 
 Target = Callable[[Tensor], Tensor | None]  # where the gradient of a parameter goes; None where it is frozen
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Micro-batches of similar row counts: their numbers (u), and their rows padded (u, T).
 
-    Padding points one beyond the last row, where `padding_row` puts zeros.
-
-    Attributes:
-        total: R, rows that all micro-batches hold, those of other blocks included.
+    Padding points one beyond the last row, where `padding_row` puts zeros. A factor x with more or fewer rows than all
+    micro-batches hold, those of other blocks included (`total`), raises ValueError.
     """
 
     numbers: Tensor
@@ -48,20 +45,12 @@ class Block:
     total: int
 
     def gather(self, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-        """(R, D) -> (u, T, D).
-
-        Raises:
-            ValueError: x has more or fewer rows than the micro-batches hold.
-        """
+        """(R, D) -> (u, T, D)."""
         self._check(x)
         return padding_row(x, dtype)[self.rows]
 
     def gram(self, x: Tensor, part: int = 0) -> Tensor:
-        """Products of each micro-batch's rows with one another: x (R, D), or a part of (R, K, D) -> (u, T, T), float64.
-
-        Raises:
-            ValueError: as `gather`.
-        """
+        """Products of a micro-batch's rows with one another: x (R, D), or a part of (R, K, D) -> (u, T, T), float64."""
         self._check(x)
         if x.device.type != "cpu":
             own = self.gather(x if x.dim() == 2 else x[:, part])
@@ -76,9 +65,6 @@ class Block:
         """||sum_t x_t||^2 of each micro-batch: (R, D) -> (u), float64.
 
         Not from Gram matrices: where rows cancel, their sum would lose the square of what this one loses.
-
-        Raises:
-            ValueError: as `gather`.
         """
         self._check(x)
         if x.device.type != "cpu":
@@ -89,29 +75,29 @@ class Block:
         squares_of_sums(_parts(x), self.rows.contiguous().numpy(), out.numpy())
         return out
 
-    def _check(self, x: Tensor) -> None:
-        if len(x) != self.total:  # a compiled loop would read on beyond the last one
-            raise ValueError(f"the micro-batches hold {self.total} rows, but {len(x)} are given")
+    def squares_of_products(self, d: Tensor, x: Tensor) -> Tensor:
+        """||sum_t d_t x_t^T||^2 of each micro-batch, the product formed: d (R, O), x (R, D) -> (u), float64."""
+        return row_norms((self.gather(d, d.dtype).mT @ self.gather(x, x.dtype)).flatten(1)).square()
 
     def short(self, inputs: int, outputs: int) -> bool:
         """Whether Gram matrices are less work than gradients (outputs, inputs): float64 costs twice as much."""
         return 2 * self.rows.shape[1] * (inputs + outputs) < inputs * outputs
 
+    def _check(self, x: Tensor) -> None:
+        if len(x) != self.total:  # a compiled loop would read on beyond the last one
+            raise ValueError(f"the micro-batches hold {self.total} rows, but {len(x)} are given")
 
-@dataclass
+
 class MicroBatches:
-    """A batch cut into M micro-batches of consecutive examples, some of which may be empty.
+    """A batch cut into M micro-batches of consecutive examples, some of which may be empty; ``sizes`` (M).
 
     A gradient's rows are flat, example after example; ``rows`` (B) says how many each example has, None one each.
     """
 
-    sizes: Tensor  # (M)
-    memory: Memory
-    _blocks: dict[int, tuple[Tensor | None, list[Block]]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, sizes: Sequence[int], device: torch.device, memory: Memory | None = None) -> MicroBatches:
-        return cls(torch.tensor(sizes, dtype=torch.long, device=device), memory or Memory())
+    def __init__(self, sizes: Sequence[int], device: torch.device, memory: Memory | None = None) -> None:
+        self.sizes = torch.tensor(sizes, dtype=torch.long, device=device)
+        self.memory = memory or Memory()
+        self._blocks: dict[int, tuple[Tensor | None, list[Block]]] = {}
 
     def row_counts(self, rows: Tensor | None) -> Tensor:
         """Rows of each micro-batch: (M).
@@ -153,6 +139,12 @@ class MicroBatches:
         """One value per micro-batch -> one per row: (M) -> (R)."""
         return values.repeat_interleave(self.row_counts(rows))
 
+    def weighted(self, d: Tensor, factors: Tensor | None, rows: Tensor | None) -> Tensor:
+        """d (R, ...), each row times its micro-batch's factor (M); as it is where there are no factors."""
+        if factors is None:
+            return d
+        return d * self.spread(factors, rows).to(d.dtype).view(-1, *[1] * (d.dim() - 1))
+
     def numbers(self, rows: Tensor | None) -> Tensor:
         """The micro-batch of each row: (R)."""
         return self.spread(torch.arange(len(self.sizes), device=self.sizes.device), rows)
@@ -162,7 +154,12 @@ class MicroBatches:
         known = self._blocks.get(id(rows))
         if known is None:
             known = self._blocks[id(rows)] = rows, self._cut(self.row_counts(rows))
-        return [part for block in known[1] for part in _narrowed(block, width)]
+        found = []
+        for numbers, places, total in known[1]:
+            most = max(1, LARGEST // (places.shape[1] * width))
+            parts = zip(numbers.split(most), places.split(most), strict=True)
+            found += [Block(*part, total) for part in parts]
+        return found
 
     def _cut(self, counts: Tensor) -> list[Block]:
         first = counts.cumsum(0) - counts
@@ -207,22 +204,18 @@ class Memory:
         return piece[:size].view(rows, columns)
 
 
-def _narrowed(block: Block, width: int) -> list[Block]:
-    most = max(1, LARGEST // (block.rows.shape[1] * width))
-    parts = zip(block.numbers.split(most), block.rows.split(most), strict=True)
-    return [Block(*part, block.total) for part in parts]
-
-
 def _parts(x: Tensor) -> np.ndarray:
     """(R, D) or (R, K, D) -> (R, K, D), contiguous."""
     return x.detach().contiguous().view(len(x), -1, x.shape[-1]).numpy()  # type: ignore[no-any-return]
 
 
 class Use(Protocol):
-    """One use of one or more parameters in the forward pass, complete once the backward pass has been there."""
+    """One use of `parameters` in the forward pass, complete once the backward pass has been there.
 
-    @property
-    def parameters(self) -> tuple[Tensor, ...]: ...
+    Where gradients of micro-batches were formed for their norms, they are kept for the sum: `formed`, each (M, n).
+    """
+
+    parameters: tuple[Tensor, ...]
 
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
         """Of each parameter, the squared gradient norm of each micro-batch: (M), float64."""
@@ -235,42 +228,36 @@ class Use(Protocol):
 
 @dataclass
 class LinearUse:
-    """y = x W^T + b: x (R, D), d (R, O)."""
+    """y = x W^T + b: the weight and perhaps a bias, x (R, D), d (R, O)."""
 
-    weight: Tensor
-    bias: Tensor | None
+    parameters: tuple[Tensor, ...]
     x: Tensor
     d: Tensor
     rows: Tensor | None
-    formed: Tensor | None = None  # the weight's gradients, if they were formed for their norms, and the bias's
-    sums: Tensor | None = None
-
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+    formed: list[Tensor] | None = None
 
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
-        self.formed = cut.formed(self.rows, self.d, self.x)
-        if self.formed is not None:
-            self.sums = cut.sums(self.rows, self.d)
-            return (row_norms(self.formed).square(), row_norms(self.sums).square())[: len(self.parameters)]
+        weights = cut.formed(self.rows, self.d, self.x)
+        if weights is not None:
+            self.formed = [weights, cut.sums(self.rows, self.d)][: len(self.parameters)]
+            return tuple(row_norms(gradients).square() for gradients in self.formed)
         found = torch.zeros(2, len(cut.sizes), dtype=torch.float64, device=self.d.device)
         inputs, outputs = self.x.shape[1], self.d.shape[1]
         for block in cut.blocks(self.rows, inputs + outputs):
             if block.short(inputs, outputs):
                 weight = (block.gram(self.d) * block.gram(self.x)).sum((1, 2))
             else:
-                weight = product_squares(block, self.d, self.x)
+                weight = block.squares_of_products(self.d, self.x)
             found[:, block.numbers] = torch.stack([weight, block.squares_of_sums(self.d)])
         return tuple(found)[: len(self.parameters)]
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
-        weight, bias = target(self.weight), None if self.bias is None else target(self.bias)
+        outs = [target(parameter) for parameter in self.parameters]
         if factors is not None and self.formed is not None:
-            add_weighted(weight, self.formed, factors)
-            add_weighted(bias, self.sums, factors)
+            add_weighted(outs, self.formed, factors)
             return
-        d = self.d if factors is None else self.d * cut.spread(factors, self.rows)[:, None].to(self.d.dtype)
+        d = cut.weighted(self.d, factors, self.rows)
+        weight, bias = (*outs, None)[:2]
         if weight is not None:
             weight.addmm_(d.T, self.x)
         if bias is not None:
@@ -279,41 +266,41 @@ class LinearUse:
 
 @dataclass
 class LSTMUse:
-    """Both directions of a layer: x (R, D), h (R, 2, H) the state before each token, d (R, 2, 4H) of the gates."""
+    """Both directions of a layer: w_ih, w_hh and bias; x (R, D), h (R, 2, H) before each token, gates' d (R, 2, 4H)."""
 
-    w_ih: Tensor
-    w_hh: Tensor
-    bias: Tensor
+    parameters: tuple[Tensor, ...]
     x: Tensor
     h: Tensor
     d: Tensor
     rows: Tensor
-    formed: list[Tensor] | None = None  # of w_ih, of w_hh in both directions and of the bias, if formed for their norms
-
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return self.w_ih, self.w_hh, self.bias
+    formed: list[Tensor] | None = None  # of w_ih, of w_hh in both directions and of the bias
 
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
-        self.formed = self._formed(cut)
-        if self.formed is not None:
+        flat = self.d.flatten(1)
+        pairs = [(flat, self.x), *((self.d[:, k], self.h[:, k]) for k in (0, 1))]
+        weights = [gradients for d, x in pairs if (gradients := cut.formed(self.rows, d, x)) is not None]
+        if len(weights) == len(pairs):
+            self.formed = [*weights, cut.sums(self.rows, flat)]
             w_ih, forward, backward, bias = (row_norms(gradients).square() for gradients in self.formed)
             return w_ih, forward + backward, bias
         found = torch.zeros(3, len(cut.sizes), dtype=torch.float64, device=self.d.device)
         for block in cut.blocks(self.rows, self.d[0].numel() + self.h[0].numel() + self.x.shape[1]):
-            short = block.short(self.h.shape[2], self.d.shape[2])
-            weights = self._by_grams(block) if short else self._by_products(block)
-            found[:, block.numbers] = torch.stack([*weights, block.squares_of_sums(self.d.flatten(1))])
+            if block.short(self.h.shape[2], self.d.shape[2]):
+                d, h = ([block.gram(factor, k) for k in (0, 1)] for factor in (self.d, self.h))
+                w_ih, w_hh = ((d[0] + d[1]) * block.gram(self.x)).sum((1, 2)), (d[0] * h[0] + d[1] * h[1]).sum((1, 2))
+            else:
+                w_ih, forward, backward = (block.squares_of_products(d, x) for d, x in pairs)
+                w_hh = forward + backward
+            found[:, block.numbers] = torch.stack([w_ih, w_hh, block.squares_of_sums(flat)])
         return tuple(found)
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
         w_ih, w_hh, bias = (target(parameter) for parameter in self.parameters)
         if factors is not None and self.formed is not None:
-            outs = (w_ih, *((None, None) if w_hh is None else w_hh), bias)
-            for out, gradients in zip(outs, self.formed, strict=True):
-                add_weighted(out, gradients, factors)
+            directions = (None, None) if w_hh is None else tuple(w_hh)
+            add_weighted([w_ih, *directions, bias], self.formed, factors)
             return
-        d = self.d if factors is None else self.d * cut.spread(factors, self.rows)[:, None, None].to(self.d.dtype)
+        d = cut.weighted(self.d, factors, self.rows)
         if w_ih is not None:
             w_ih.flatten(0, 1).addmm_(d.flatten(1).T, self.x)
         if w_hh is not None:
@@ -321,50 +308,27 @@ class LSTMUse:
         if bias is not None:
             bias += d.sum(0)
 
-    def _by_grams(self, block: Block) -> tuple[Tensor, Tensor]:
-        """Squared norms (u) of w_ih and w_hh."""
-        d, h = ([block.gram(factor, k) for k in (0, 1)] for factor in (self.d, self.h))
-        return ((d[0] + d[1]) * block.gram(self.x)).sum((1, 2)), (d[0] * h[0] + d[1] * h[1]).sum((1, 2))
-
-    def _by_products(self, block: Block) -> tuple[Tensor, Tensor]:
-        w_hh = [product_squares(block, self.d[:, k], self.h[:, k]) for k in (0, 1)]
-        return product_squares(block, self.d.flatten(1), self.x), w_hh[0] + w_hh[1]
-
-    def _formed(self, cut: MicroBatches) -> list[Tensor] | None:
-        pairs = [(self.d.flatten(1), self.x), *((self.d[:, k], self.h[:, k]) for k in (0, 1))]
-        found = [cut.formed(self.rows, d, x) for d, x in pairs]
-        weights = [gradients for gradients in found if gradients is not None]
-        return [*weights, cut.sums(self.rows, self.d.flatten(1))] if len(weights) == len(found) else None
-
 
 @dataclass
 class LookupUse:
     """y = table[ids]: ids (R, ...), d (R, ..., D). Rows of the table that were not read have no gradient."""
 
-    table: Tensor
+    parameters: tuple[Tensor, ...]
     ids: Tensor
     d: Tensor
     rows: Tensor | None
 
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return (self.table,)
-
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
-        each = self.ids[0].numel() if self.ids.dim() > 1 else 1
+        each, height = self.ids[0].numel() if self.ids.dim() > 1 else 1, len(self.parameters[0])
         number = cut.numbers(self.rows).repeat_interleave(each)
-        read, summed = summed_by(number * len(self.table) + self.ids.flatten(), self.d.flatten(0, -2).double())
+        read, summed = summed_by(number * height + self.ids.flatten(), self.d.flatten(0, -2).double())
         found = torch.zeros(len(cut.sizes), dtype=torch.float64, device=self.d.device)
-        return (found.index_add_(0, read // len(self.table), summed.square().sum(1)),)
+        return (found.index_add_(0, read // height, summed.square().sum(1)),)
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
-        table = target(self.table)
-        assert table is not None
-        d = self.d
-        if factors is not None:
-            weight = cut.spread(factors, self.rows).to(d.dtype)
-            d = d * weight.view(-1, *[1] * (d.dim() - 1))
-        table.index_add_(0, *summed_by(self.ids.flatten(), d.flatten(0, -2)))
+        if (table := target(self.parameters[0])) is not None:
+            d = cut.weighted(self.d, factors, self.rows)
+            table.index_add_(0, *summed_by(self.ids.flatten(), d.flatten(0, -2)))
 
 
 def summed_by(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -378,25 +342,20 @@ def summed_by(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 class SumUse:
     """A parameter whose gradient is a sum of rows: d (R, *shape); of LayerNorm's scale and shift, of CRF scores."""
 
-    parameter: Tensor
+    parameters: tuple[Tensor, ...]
     d: Tensor
     rows: Tensor | None
-    sums: Tensor | None = None  # by micro-batch, once their norms are known
-
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return (self.parameter,)
+    formed: list[Tensor] | None = None
 
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
-        self.sums = cut.sums(self.rows, self.d.flatten(1))
-        return (row_norms(self.sums).square(),)
+        self.formed = [cut.sums(self.rows, self.d.flatten(1))]
+        return (row_norms(self.formed[0]).square(),)
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
-        out = target(self.parameter)
-        if factors is not None and self.sums is not None:
-            add_weighted(out, self.sums, factors)
+        out, d = target(self.parameters[0]), self.d.flatten(1)
+        if factors is not None and self.formed is not None:
+            add_weighted([out], self.formed, factors)
         elif out is not None:
-            d = self.d.flatten(1)
             out += (d.sum(0) if factors is None else cut.spread(factors, self.rows).to(d.dtype) @ d).view_as(out)
 
 
@@ -411,17 +370,13 @@ class TransitionUse:
         weights: (K, K) exp(transitions - highest).
     """
 
-    transitions: Tensor
+    parameters: tuple[Tensor, ...]
     before: Tensor
     after: Tensor
     path: Tensor
     weight: Tensor
     weights: Tensor
     rows: Tensor
-
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return (self.transitions,)
 
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
         found = torch.zeros(len(cut.sizes), dtype=torch.float64, device=self.before.device)
@@ -434,17 +389,18 @@ class TransitionUse:
         return (found,)
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
-        if (out := target(self.transitions)) is not None:
+        if (out := target(self.parameters[0])) is not None:
             weight = self.weight if factors is None else self.weight * cut.spread(factors, self.rows)
             gradient = (self.before.T @ (self.after * weight[:, None])).mul_(self.weights)
             gradient.view(-1).index_add_(0, self.path, -weight)
             out += gradient.to(out.dtype)
 
 
-def add_weighted(out: Tensor | None, gradients: Tensor | None, factors: Tensor) -> None:
-    """out += sum_m factors_m gradient_m: any shape of n numbers, (M, n), (M)."""
-    if out is not None and gradients is not None:
-        out.view(-1).addmv_(gradients.T, factors.to(gradients.dtype))
+def add_weighted(outs: Sequence[Tensor | None], formed: Sequence[Tensor], factors: Tensor) -> None:
+    """out += sum_m factors_m gradient_m, of each out that is there: any shape of n numbers, (M, n), (M)."""
+    for out, gradients in zip(outs, formed, strict=True):
+        if out is not None:
+            out.view(-1).addmv_(gradients.T, factors.to(gradients.dtype))
 
 
 def padding_row(x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -452,11 +408,6 @@ def padding_row(x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     out = x.new_zeros(len(x) + 1, *x.shape[1:], dtype=dtype)
     out[:-1] = x
     return out
-
-
-def product_squares(block: Block, d: Tensor, x: Tensor) -> Tensor:
-    """||sum_t d_t x_t^T||^2 of each micro-batch, the product formed: d (R, O), x (R, D) -> (u), float64."""
-    return row_norms((block.gather(d, d.dtype).mT @ block.gather(x, x.dtype)).flatten(1)).square()
 
 
 def row_norms(x: Tensor) -> Tensor:

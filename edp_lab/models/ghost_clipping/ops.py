@@ -9,7 +9,7 @@ slice. ``rows`` (B) says how many rows each example has; None: one each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,16 +19,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from edp_lab.models.crf import CRF, forward_backward, path_score
-from edp_lab.models.ghost_clipping.bookkeeping import (
-    LinearUse,
-    LookupUse,
-    Memory,
-    MicroBatches,
-    SumUse,
-    TransitionUse,
-    Use,
-    summed_by,
-)
+from edp_lab.models.ghost_clipping import bookkeeping as books
+from edp_lab.models.ghost_clipping.bookkeeping import Memory, MicroBatches, Use, summed_by
 
 
 class PlainOps:
@@ -51,7 +43,7 @@ class PlainOps:
 
         The mask is true for the first tokens of each example, one at least. What stands outside counts for nothing.
         """
-        return _CRF.apply(emissions, tags, mask, crf.start, crf.transitions, crf.end, None)  # type: ignore[no-any-return]
+        return _CRF.apply(emissions, tags, mask, None, crf.start, crf.transitions, crf.end)  # type: ignore[no-any-return]
 
 
 PLAIN = PlainOps()
@@ -61,17 +53,14 @@ class LookupOps(PlainOps):
     """Plain autograd, but of the gradients of embedding tables only the rows that were read are kept, not in ``.grad``.
 
     Attributes:
-        lookups: by ``id`` of a table, the rows that were read, each once (n), and their gradient (n, D).
+        lookups: by ``id`` of a table, the rows that were read, each once (n), and their gradient (n, D). A table that
+            is used a second time raises ValueError in the backward pass.
     """
 
     def __init__(self) -> None:
         self.lookups: dict[int, tuple[Tensor, Tensor]] = {}
 
     def embedding(self, ids: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor:
-        """
-        Raises:
-            ValueError: in the backward pass, if a table is used a second time.
-        """
         if not table.requires_grad:
             return F.embedding(ids, table)
 
@@ -95,33 +84,33 @@ class MicroBatchOps(PlainOps):
 
     def __init__(self, parameters: Sequence[nn.Parameter], sizes: Sequence[int], memory: Memory | None = None) -> None:
         self.parameters = list(parameters)
-        self.cut = MicroBatches.of(sizes, self.parameters[0].device, memory)
+        self.cut = MicroBatches(sizes, self.parameters[0].device, memory)
         self._uses: list[Use] = []
         self._place = {id(p): k for k, p in enumerate(parameters)}
         self._columns = column_slices(parameters)
 
     def keep(self, use: Use) -> None:
-        """For the backward pass of an operation.
+        """For the backward pass of an operation; what only frozen parameters were used in is dropped.
 
         Raises:
             ValueError: a parameter is used a second time; squared norms of two uses do not add up.
         """
-        taken = {id(p) for known in self._uses for p in known.parameters}
-        if any(id(p) in taken for p in use.parameters if id(p) in self._place):
+        trained = {id(p) for p in use.parameters} & self._place.keys()
+        if not trained:
+            return
+        if trained & {id(p) for known in self._uses for p in known.parameters}:
             raise ValueError("a parameter is used twice in one pass, for which no norm is kept: use micro-batch loops")
         self._uses.append(use)
 
     def norms(self) -> Tensor:
         """L2 norm of every micro-batch's gradient in every parameter: (M, K), float64."""
         self.cut.memory.restart()
-        found = torch.zeros(
-            len(self.parameters), len(self.cut.sizes), dtype=torch.float64, device=self.cut.sizes.device
-        )
+        shape = len(self.parameters), len(self.cut.sizes)
+        found = torch.zeros(shape, dtype=torch.float64, device=self.cut.sizes.device)
         for use in self._uses:
-            if any(id(p) in self._place for p in use.parameters):
-                for parameter, squares in zip(use.parameters, use.squared_norms(self.cut), strict=True):
-                    if (place := self._place.get(id(parameter))) is not None:
-                        found[place] = squares.clamp_min(0)
+            for parameter, squares in zip(use.parameters, use.squared_norms(self.cut), strict=True):
+                if (place := self._place.get(id(parameter))) is not None:
+                    found[place] = squares.clamp_min(0)
         return found.sqrt_().T
 
     def add_weighted_sum(self, out: Tensor, factors: Tensor | None = None) -> None:
@@ -135,32 +124,30 @@ class MicroBatchOps(PlainOps):
             use.add_sum(target, self.cut, factors)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None) -> Tensor:
-        make = lambda d: LinearUse(weight, bias, x.detach(), d, rows)  # noqa: E731
-        return _Linear.apply(x, weight, bias, self._when_trained(make, weight, bias))  # type: ignore[no-any-return]
+        parameters = (weight,) if bias is None else (weight, bias)
+        keep = lambda d: self.keep(books.LinearUse(parameters, x.detach(), d, rows))  # noqa: E731
+        return _Linear.apply(x, weight, bias, keep)  # type: ignore[no-any-return]
 
     def embedding(self, ids: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor:
         if id(table) not in self._place:
             return F.embedding(ids, table)
-        return _Embedding.apply(ids, table, lambda d: self.keep(LookupUse(table, ids, d, rows)))  # type: ignore[no-any-return]
+        keep = lambda d: self.keep(books.LookupUse((table,), ids, d, rows))  # noqa: E731
+        return _Embedding.apply(ids, table, keep)  # type: ignore[no-any-return]
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
         def keep(d: Tensor, normal: Tensor) -> None:
-            self.keep(SumUse(weight, d * normal, rows))
-            self.keep(SumUse(bias, d, rows))
+            self.keep(books.SumUse((weight,), d * normal, rows))
+            self.keep(books.SumUse((bias,), d, rows))
 
         return _LayerNorm.apply(x, weight, bias, eps, keep)  # type: ignore[no-any-return]
 
     def crf(self, emissions: Tensor, tags: Tensor, mask: Tensor, crf: CRF) -> Tensor:
-        def keep(d: tuple[Tensor, Tensor], transitions: TransitionUse) -> None:
-            self.keep(SumUse(crf.start, d[0], None))
-            self.keep(SumUse(crf.end, d[1], None))
+        def keep(d_start: Tensor, d_end: Tensor, transitions: books.TransitionUse) -> None:
+            self.keep(books.SumUse((crf.start,), d_start, None))
+            self.keep(books.SumUse((crf.end,), d_end, None))
             self.keep(transitions)
 
-        return _CRF.apply(emissions, tags, mask, crf.start, crf.transitions, crf.end, keep)  # type: ignore[no-any-return]
-
-    def _when_trained(self, make: Callable[[Tensor], Use], *parameters: Tensor | None) -> Callable[[Tensor], None]:
-        trained = any(id(p) in self._place for p in parameters)
-        return lambda d: self.keep(make(d)) if trained else None
+        return _CRF.apply(emissions, tags, mask, keep, crf.start, crf.transitions, crf.end)  # type: ignore[no-any-return]
 
 
 def column_slices(parameters: Sequence[Tensor]) -> list[slice]:
@@ -219,21 +206,13 @@ class _LayerNorm(torch.autograd.Function):
 
 class _CRF(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        emissions: Tensor,
-        tags: Tensor,
-        mask: Tensor,
-        start: Tensor,
-        transitions: Tensor,
-        end: Tensor,
-        keep: Any,
-    ) -> Tensor:
+    def forward(ctx: Any, emissions: Tensor, tags: Tensor, mask: Tensor, keep: Any, *scores: Tensor) -> Tensor:
+        """`scores`: of the start, of transitions and of the end."""
         tags = tags.masked_fill(~mask, 0)
-        ctx.found = found = forward_backward(emissions, mask, start, transitions, end)
-        ctx.save_for_backward(tags, mask, transitions)
-        ctx.keep, ctx.parameters, ctx.dtype = keep, (start, transitions, end), emissions.dtype
-        return found.log_partition - path_score(emissions, tags, mask, start, transitions, end)
+        ctx.found = found = forward_backward(emissions, mask, *scores)
+        ctx.save_for_backward(tags, mask, scores[1])
+        ctx.keep, ctx.transitions, ctx.dtype = keep, scores[1], emissions.dtype
+        return found.log_partition - path_score(emissions, tags, mask, *scores)
 
     @staticmethod
     @once_differentiable
@@ -245,8 +224,8 @@ class _CRF(torch.autograd.Function):
         last = (mask.sum(1) - 1).clamp_min(0)
         d_start, d_end = d[:, 0].to(dtype), d[torch.arange(len(d), device=d.device), last].to(dtype)
         moved = mask[:, 1:]
-        use = TransitionUse(
-            ctx.parameters[1],
+        use = books.TransitionUse(
+            (ctx.transitions,),
             found.before[moved],
             found.after[moved],
             (tags[:, :-1] * len(transitions) + tags[:, 1:])[moved],
@@ -255,8 +234,8 @@ class _CRF(torch.autograd.Function):
             moved.sum(1),
         )
         if ctx.keep is not None:
-            ctx.keep((d_start, d_end), use)
+            ctx.keep(d_start, d_end, use)
             return d.to(dtype), None, None, None, None, None, None
         d_transitions = torch.zeros_like(transitions)
-        use.add_sum(lambda parameter: d_transitions, MicroBatches.of([len(d)], d.device), None)
-        return d.to(dtype), None, None, d_start.sum(0), d_transitions, d_end.sum(0), None
+        use.add_sum(lambda parameter: d_transitions, MicroBatches([len(d)], d.device), None)
+        return d.to(dtype), None, None, None, d_start.sum(0), d_transitions, d_end.sum(0)

@@ -20,7 +20,7 @@ from edp_lab.privacy.composition import (
     parallel_composition,
 )
 from edp_lab.privacy.foundations import response_epsilon
-from edp_lab.privacy.noise_schedule import Schedule
+from edp_lab.privacy.mechanism import Schedule
 from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Pair, Verdict
 from edp_lab.reproduce.thesis.thesis_foundations import printed_sigma
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -242,8 +241,7 @@ def identified_with_month(roll: Voters, release: Release) -> float:
     One thing more than the quasi-identifiers, known of one patient: k-anonymity says nothing about it.
     """
     month = Hierarchy("month", (str, star))
-    beside = replace(
-        release,
+    beside = release._replace(
         rows=np.column_stack([release.rows, roll.month]),
         levels=(*release.levels, 0),
         hierarchies=(*release.hierarchies, month),
