@@ -39,29 +39,20 @@ def fasttext_files(tmp_path_factory) -> Path:
     gensim_fasttext.save_facebook_model(model, str(folder / "v.bin"))
     model.wv.save_word2vec_format(str(folder / "v.vec"))
     model.save(str(folder / "v.model"))
+    model = gensim_fasttext.FastText(SENTENCES, vector_size=4, min_count=1, epochs=1, max_n=0, workers=1)
+    gensim_fasttext.save_facebook_model(model, str(folder / "no subwords.bin"))
     return folder
 
 
-@pytest.mark.parametrize("suffix", ["bin", "vec"])
-def test_both_formats_are_read_as_gensim_reads_them(fasttext_files, suffix):
-    path = fasttext_files / f"v.{suffix}"
-    if suffix == "bin":
-        reference = gensim_fasttext.load_facebook_vectors(str(path))
-    else:
-        reference = KeyedVectors.load_word2vec_format(str(path))
-    ours = load_vectors(path)
+@pytest.mark.parametrize("file", ["v.bin", "no subwords.bin", "v.vec"])
+def test_both_formats_are_read_as_gensim_reads_them(fasttext_files, file):
+    path = str(fasttext_files / file)
+    read = gensim_fasttext.load_facebook_vectors if file.endswith("bin") else KeyedVectors.load_word2vec_format
+    reference, ours, first = read(path), load_vectors(path), load_vectors(path, most=3)
     assert list(ours.words) == reference.index_to_key
     assert ours.matrix.dtype is torch.float32
     np.testing.assert_allclose(ours.matrix, reference.vectors, rtol=1e-5, atol=1e-7)
-    first = load_vectors(path, most=3)
     assert (first.words, len(first.matrix)) == (ours.words[:3], 3)
-
-
-def test_fasttext_without_subwords(tmp_path):
-    model = gensim_fasttext.FastText(SENTENCES, vector_size=4, min_count=1, epochs=1, max_n=0, workers=1)
-    gensim_fasttext.save_facebook_model(model, str(tmp_path / "v.bin"))
-    reference = gensim_fasttext.load_facebook_vectors(str(tmp_path / "v.bin"))
-    np.testing.assert_allclose(load_vectors(tmp_path / "v.bin").matrix, reference.vectors, rtol=1e-6)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -157,19 +148,15 @@ def test_what_is_no_vector_file_is_refused(tmp_path, name):
         load_vectors(tmp_path / name)
 
 
-def test_a_saved_folder_gives_back_the_same_vectors(tmp_path):
+@pytest.mark.parametrize("file", ["words.json", "vectors.safetensors"])
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[1, 2]", b'["a"]', bytes(300)])
+def test_a_saved_folder_gives_back_the_same_vectors_and_a_damaged_one_one_sentence(tmp_path, file, content):
     vectors = train_vectors(SENTENCES, size=5, epochs=1)
     vectors.save(tmp_path)
     read = load_vectors(tmp_path)
     assert read.words == vectors.words
     assert torch.equal(read.matrix, vectors.matrix)
     assert load_vectors(tmp_path, most=2).words == vectors.words[:2]
-
-
-@pytest.mark.parametrize("file", ["words.json", "vectors.safetensors"])
-@pytest.mark.parametrize("content", [None, b"", b"{}", b"[1, 2]", b'["a"]', bytes(300)])
-def test_a_damaged_folder_gives_one_sentence(tmp_path, file, content):
-    train_vectors(SENTENCES, size=5, epochs=1).save(tmp_path)
     (tmp_path / file).unlink()
     if content is not None:
         (tmp_path / file).write_bytes(content)
@@ -189,14 +176,13 @@ def test_training_is_a_function_of_its_arguments():
 
 
 def test_lower_casing_keeps_the_most_frequent_spelling():
-    vectors = WordVectors(("the", "Paris", "The", "paris"), torch.arange(4.0)[:, None])
-    lower = vectors.lower_cased()
-    assert lower.words == ("the", "paris")
-    assert lower.matrix.tolist() == [[0.0], [1.0]]
+    lower = WordVectors(("the", "Paris", "The", "paris"), torch.arange(4.0)[:, None]).lower_cased()
+    assert (lower.words, lower.matrix.tolist()) == (("the", "paris"), [[0.0], [1.0]])
 
 
-def test_vectors_that_do_not_fit_their_words_are_refused():
-    with pytest.raises(UsageError, match="one row per word"):
-        WordVectors(("a", "b"), torch.zeros(3, 2))
-    with pytest.raises(UsageError, match="'b' is not finite"):
-        WordVectors(("a", "b"), torch.tensor([[1.0], [torch.nan]]))
+@pytest.mark.parametrize(
+    ("matrix", "message"), [(torch.zeros(3, 2), "one row per word"), ([[1.0], [torch.nan]], "'b' is not finite")]
+)
+def test_vectors_that_do_not_fit_their_words_are_refused(matrix, message):
+    with pytest.raises(UsageError, match=message):
+        WordVectors(("a", "b"), torch.as_tensor(matrix))
