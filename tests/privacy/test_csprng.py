@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import subprocess
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from edp_lab.privacy import csprng as noise
+from edp_lab.privacy import csprng
 from edp_lab.privacy.csprng import PIECE, Purpose, SecretStream, fill_normal, key_from_seed, stream, uniform_hash
 from edp_lab.privacy.csprng_numba import normal_single
 
@@ -50,11 +52,13 @@ def test_streams_of_100_000_places_differ(first_draw):
 
 
 @both
-def test_keys_that_differ_in_any_single_bit_differ(first_draw):
-    """torch keeps 32 bits of a seed; all 128 must count."""
+def test_every_bit_of_the_key_and_every_number_of_the_path_counts(first_draw):
+    """torch keeps 32 bits of a seed; and digits, zeros and purposes must not be run together."""
     key = key_from_seed(3)
-    draws = {first_draw(key ^ (1 << bit), Purpose.NOISE, 0) for bit in range(128)} | {first_draw(key, Purpose.NOISE, 0)}
-    assert len(draws) == 129
+    keys = [key, *(key ^ (1 << bit) for bit in range(128))]
+    paths = [(1, 23), (12, 3), (123,), (1, 2, 3), (1,), (1, 0), (1, 0, 0), (0, 1), (0,), ()]
+    places = [(k, Purpose.NOISE, 0) for k in keys] + [(7, p, *path) for p in Purpose for path in paths]
+    assert len({first_draw(*place) for place in places}) == len(places)
 
 
 paths = st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 3), max_size=4).map(tuple)
@@ -64,14 +68,6 @@ paths = st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 3), max_size=4).map(
 @given(two=st.lists(paths, min_size=2, max_size=2, unique=True), key=st.integers(0, 2**128 - 1))
 def test_different_paths_of_any_length_differ(first_draw, two, key):
     assert first_draw(key, Purpose.NOISE, *two[0]) != first_draw(key, Purpose.NOISE, *two[1])
-
-
-@both
-def test_digits_and_zeros_are_not_run_together(first_draw):
-    places = [(1, 23), (12, 3), (123,), (1, 2, 3), (1,), (1, 0), (1, 0, 0), (0, 1), (0,), ()]
-    assert len({first_draw(7, Purpose.NOISE, *place) for place in places}) == len(places)
-    assert first_draw(7, Purpose.SHUFFLE, 2) != first_draw(7, Purpose.NOISE, 1)
-    assert first_draw(7, Purpose.SHUFFLE, 2, 5) != first_draw(7, Purpose.NOISE, 5)
 
 
 @pytest.mark.parametrize(("key", "path"), [(-1, ()), (2**128, ()), (1, (2**32,)), (1, (-1,)), (1, (0, 2**40))])
@@ -84,13 +80,7 @@ def test_numbers_that_numpy_would_run_together_are_refused(key, path):
 
 def test_noise_is_aes_in_counter_mode():
     """Block by block from 0 on, without repeating any where a request ends within a block."""
-    import hashlib
-
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-
-    place = (
-        bytes(15) + b"\x05" + (2).to_bytes(4, "big") + (2).to_bytes(4, "big") + bytes(3) + b"\x03" + bytes(3) + b"\x01"
-    )
+    place = (5).to_bytes(16, "big") + b"".join(word.to_bytes(4, "big") for word in (2, 2, 3, 1))
     own = hashlib.shake_128(b"edp_lab stream" + place).digest(16)
     blocks = Cipher(algorithms.AES(own), modes.ECB()).encryptor()
     expected = b"".join(blocks.update(count.to_bytes(16, "big")) for count in range(3))
@@ -105,28 +95,41 @@ def test_seeds_that_torch_would_confuse_give_different_keys():
     seeds = [5, 5 + 2**32, 5 + 2**64, -5, 0, -1, 2**32 - 1, 50]
     keys = {key_from_seed(s) for s in seeds}
     assert len(keys) == len(seeds)
-    assert all(0 <= k < 2**128 for k in keys)
-    assert max(k.bit_length() for k in keys) > 120
-    for key in keys:
-        stream(key, Purpose.NOISE, 0)
+    assert 120 < max(k.bit_length() for k in keys) <= 128
 
 
-def test_streams_are_repeatable_here_and_in_another_process():
-    code = (
-        "import numpy as np; from edp_lab.privacy.csprng import *; k = key_from_seed(5); out = np.zeros(3, np.float32);"
-        "fill_normal(SecretStream(k, Purpose.NOISE, 3, 1), out);"
-        "print(k, out.tolist(), uniform_hash(k, 2, np.arange(2), 2).tolist())"
-    )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    key = key_from_seed(5)
-    assert other.strip() == f"{key} {normal(3, key, 3, 1).tolist()} {uniform_hash(key, 2, np.arange(2), 2).tolist()}"
+REPEATED = """
+import hashlib, numpy as np
+from edp_lab.privacy.csprng import *
+key, out = key_from_seed(5), np.empty(100_001, np.float32)
+fill_normal(SecretStream(key, Purpose.NOISE, 3, 1), out)
+drawn = [out, uniform_hash(key, 2, np.arange(2), 2), stream(key, Purpose.SHUFFLE, 1).random(5)]
+told = [hashlib.sha256(part).hexdigest() for part in drawn]
+"""
 
 
-def test_drawing_one_stream_does_not_move_another():
-    a, b = stream(1, Purpose.NOISE, 0), stream(1, Purpose.NOISE, 0)
-    stream(1, Purpose.NOISE, 1).standard_normal(1000)
+def test_another_process_or_a_processor_without_vectors_or_fused_products_draws_the_same():
+    """Else a run that is taken up on another machine would put nearly the same noise on another gradient."""
+    here: dict[str, list[str]] = {}
+    exec(REPEATED, here)
+    stream(1, Purpose.NOISE, 1).standard_normal(1000)  # moves no other stream
     np.random.default_rng(0).normal(size=10)
-    assert np.array_equal(a.standard_normal(10), b.standard_normal(10))
+    for extra in ({}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}):
+        command = [sys.executable, "-c", REPEATED + "print(*told)"]
+        there = subprocess.run(command, env=os.environ | extra, capture_output=True, text=True, check=True)
+        assert there.stdout.split() == here["told"]
+
+
+def test_where_machine_code_cannot_be_kept_noise_is_drawn_all_the_same(tmp_path):
+    whole = Path(csprng.__file__).parent / "csprng_numba.py"
+    (tmp_path / whole.name).write_bytes(whole.read_bytes())
+    code = "import csprng_numba, numpy as np; out = np.empty((2, 1), np.float32); b = np.ones((2, 1), np.uint32);"
+    code += "csprng_numba.normal_single(*b, *out); print(*out.ravel())"
+    nowhere = {"NUMBA_CACHE_DIR": "", "HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", "PYTHONPATH": str(tmp_path)}
+    (tmp_path / "__pycache__").write_text("a file, so no folder can be made")
+    told = subprocess.run([sys.executable, "-c", code], env=os.environ | nowhere, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert len(told.stdout.split()) == 2
 
 
 # The normals: float32, as the training step draws them
@@ -150,20 +153,13 @@ def test_normals_fit(normals):
     assert abs(stats.kurtosis(normals)) < 4 * (24 / n) ** 0.5
 
 
-@pytest.mark.parametrize("cut", [1.0, 2.0, 3.0, 4.0, 4.5])
-def test_tails_are_neither_cut_nor_fat(normals, cut):
-    """Tails are where epsilon lives; sums of uniforms or a clipped generator would fail here."""
-    for side in (normals, -normals):
-        count = int((side > cut).sum())
-        assert stats.binomtest(count, len(side), stats.norm.sf(cut)).pvalue > 1e-3
-
-
-@pytest.mark.parametrize("cut", [4.5, 5.0])
-def test_tails_of_twenty_million_normals(cut):
-    """68 are expected beyond 4.5 on each side, 6 beyond 5."""
-    draws = normal(20_000_000, key_from_seed(3), 0)
-    for count in ((draws > cut).sum(), (draws < -cut).sum()):
-        assert stats.binomtest(int(count), len(draws), stats.norm.sf(cut)).pvalue > 1e-3
+def test_tails_are_neither_cut_nor_fat(normals):
+    """Tails are where epsilon lives; sums of uniforms or a clipped generator would fail here. Of twenty million, 68 are
+    expected beyond 4.5 on each side, 6 beyond 5."""
+    for draws, cuts in ((normals, (1.0, 2.0, 3.0, 4.0)), (normal(20_000_000, key_from_seed(3), 0), (4.5, 5.0))):
+        for cut in cuts:
+            for count in ((draws > cut).sum(), (draws < -cut).sum()):
+                assert stats.binomtest(int(count), len(draws), stats.norm.sf(cut)).pvalue > 1e-3, cut
 
 
 def test_goodness_of_fit_is_itself_uniform_over_50_keys():
@@ -179,14 +175,9 @@ def test_no_two_of_keys_steps_and_devices_are_correlated():
     assert np.abs(correlation).max() < 5 / 50_000**0.5  # 351 pairs
     lagged = np.corrcoef(draws[:, 1:], draws[:, :-1])[: len(places), len(places) :]
     assert np.abs(lagged).max() < 5 / 50_000**0.5
-
-
-def test_first_draws_across_steps_and_devices_are_independent():
-    key = key_from_seed(2)
-    first = np.array([[normal(1, key, s, d)[0] for d in range(8)] for s in range(4000)])
+    first = np.array([[normal(1, key_from_seed(2), s, d)[0] for d in range(8)] for s in range(4000)])
     assert stats.kstest(first.ravel(), "norm").pvalue > 1e-3
-    correlation = np.corrcoef(first.T) - np.eye(8)
-    assert np.abs(correlation).max() < 5 / 4000**0.5
+    assert np.abs(np.corrcoef(first.T) - np.eye(8)).max() < 5 / 4000**0.5
     assert abs(np.corrcoef(first[1:].ravel(), first[:-1].ravel())[0, 1]) < 5 / 32000**0.5
 
 
@@ -194,44 +185,13 @@ def test_the_two_numbers_of_a_pair_and_pairs_behind_one_another_are_independent(
     """Two share a radius, two an angle's neighbourhood: neither values nor sizes may know of each other."""
     pieces = normal(100 * PIECE, key_from_seed(4), 0).reshape(100, PIECE).astype(np.float64)
     first, second = pieces[:, : PIECE // 2], pieces[:, PIECE // 2 :]
-    for left, right in (
-        (first, second),
-        (first[:, 1:], first[:, :-1]),
-        (first[1:], first[:-1]),
-        (first[1:], second[:-1]),
-    ):
+    behind = [(first[:, 1:], first[:, :-1]), (first[1:], first[:-1]), (first[1:], second[:-1])]
+    for left, right in [(first, second), *behind]:
         for shape in (np.positive, np.abs, np.square, np.sign):
             assert abs(np.corrcoef(shape(left).ravel(), shape(right).ravel())[0, 1]) < 4 / left.size**0.5
     angle = np.arctan2(second, first).ravel() / (2 * np.pi) + 0.5
     assert stats.kstest(angle, "uniform").pvalue > 1e-3
     assert stats.kstest((first**2 + second**2).ravel() / 2, "expon").pvalue > 1e-3
-
-
-def test_a_processor_without_vectors_or_fused_products_draws_the_same_normals():
-    """Else a run that is taken up on another machine would put nearly the same noise on another gradient."""
-    code = (
-        "import numpy as np, hashlib; from edp_lab.privacy.csprng import *; out = np.empty(100_001, np.float32);"
-        "fill_normal(SecretStream(7, Purpose.NOISE, 1), out); print(hashlib.sha256(out).hexdigest())"
-    )
-    plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
-    drawn = [
-        subprocess.run([sys.executable, "-c", code], env=os.environ | extra, capture_output=True, text=True, check=True)
-        for extra in ({}, plain)
-    ]
-    assert drawn[0].stdout == drawn[1].stdout
-
-
-def test_where_machine_code_cannot_be_kept_noise_is_drawn_all_the_same(tmp_path):
-    whole = Path(noise.__file__).parent
-    for name in ("__init__.py", "csprng.py", "csprng_numba.py"):
-        (tmp_path / name).write_bytes((whole / name).read_bytes() if name != "__init__.py" else b"")
-    code = "import csprng_numba, numpy as np; out = np.empty((2, 1), np.float32); b = np.ones((2, 1), np.uint32);"
-    code += "csprng_numba.normal_single(*b, *out); print(*out.ravel())"
-    nowhere = {"NUMBA_CACHE_DIR": "", "HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", "PYTHONPATH": str(tmp_path)}
-    (tmp_path / "__pycache__").write_text("a file, so no folder can be made")
-    told = subprocess.run([sys.executable, "-c", code], env=os.environ | nowhere, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    assert len(told.stdout.split()) == 2
 
 
 def test_a_pair_of_normals_is_what_its_bits_say_even_at_both_ends_of_a_logarithm():
@@ -265,23 +225,20 @@ def test_every_number_is_filled_whatever_the_size_and_the_precision(size):
 # The hash behind dropout masks
 
 
-def test_uniform_hash_is_uniform_and_below_1():
-    u = uniform_hash(key_from_seed(1), 0, np.arange(4000), 250)
-    assert u.dtype == np.float32
-    assert u.shape == (4000, 250)
-    assert u.min() >= 0
-    assert u.max() < 1
-    assert stats.kstest(u.ravel().astype(np.float64), "uniform").pvalue > 1e-3
-
-
 @pytest.mark.parametrize("key", [0, 1, 2**64, key_from_seed(1)])
-@pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_keep_rate_holds_in_every_row_and_column(key, rate):
-    dropped = uniform_hash(key, 1, np.arange(2000), 500) < rate
-    for axis, n in ((0, 2000), (1, 500)):
-        z = (dropped.mean(axis) - rate) / (rate * (1 - rate) / n) ** 0.5
-        assert np.abs(z).max() < 5.5
-        assert z.std() == pytest.approx(1, abs=0.15)
+def test_the_hash_is_uniform_in_every_row_and_column_whatever_the_other_rows_and_columns(key):
+    u = uniform_hash(key, 1, np.arange(2000), 500)
+    assert (u.dtype, u.shape) == (np.float32, (2000, 500))
+    assert 0 <= u.min() <= u.max() < 1
+    assert stats.kstest(u.ravel().astype(np.float64), "uniform").pvalue > 1e-3
+    for rate in (0.1, 0.5):
+        for axis, n in ((0, 2000), (1, 500)):
+            z = ((u < rate).mean(axis) - rate) / (rate * (1 - rate) / n) ** 0.5
+            assert np.abs(z).max() < 5.5
+            assert z.std() == pytest.approx(1, abs=0.15)
+    some = np.array([77, 3, 3, 99])
+    assert np.array_equal(uniform_hash(key, 1, some, 40), u[some, :40])
+    assert uniform_hash(key, 1, np.arange(0), 7).shape == (0, 7)
 
 
 @pytest.mark.parametrize("key", [0, key_from_seed(1)])
@@ -295,10 +252,8 @@ def test_rows_columns_places_and_keys_are_uncorrelated(key):
     neighbours = [(key, 1), (key + 1, 0), (key ^ 2**63, 0), (key ^ 2**64, 0), (key ^ 2**127, 0), (key, 2)]
     for other_key, place in neighbours:
         other = uniform_hash(other_key, place, np.arange(4096), 64) - 0.5
-        for shift in (0, 1, 5):  # also against shifted rows and columns
-            product = (u * np.roll(other, shift, 0)).mean() * 12 * u.size**0.5
-            assert abs(product) < 5
-            assert abs((u * np.roll(other, shift, 1)).mean() * 12 * u.size**0.5) < 5
+        for shift, axis in itertools.product((0, 1, 5), (0, 1)):  # also against shifted rows and columns
+            assert abs((u * np.roll(other, shift, axis)).mean() * 12 * u.size**0.5) < 5
 
 
 def test_no_two_of_a_million_cells_of_keys_places_rows_and_columns_agree_row_by_row():
@@ -309,11 +264,3 @@ def test_no_two_of_a_million_cells_of_keys_places_rows_and_columns_agree_row_by_
     masks = [uniform_hash(key, place, rows, 64) < 0.5 for key in keys for place in range(4)]
     packed = np.packbits(np.concatenate(masks), axis=1).view(np.uint64).ravel()
     assert len(np.unique(packed)) == len(keys) * 4 * len(rows)
-
-
-def test_a_row_does_not_depend_on_the_others_or_on_the_width():
-    whole = uniform_hash(9, 3, np.arange(100), 40)
-    some = np.array([77, 3, 3, 99])
-    assert np.array_equal(uniform_hash(9, 3, some, 40), whole[some])
-    assert np.array_equal(uniform_hash(9, 3, np.arange(100), 7), whole[:, :7])
-    assert uniform_hash(9, 3, np.arange(0), 7).shape == (0, 7)
