@@ -42,40 +42,12 @@ FLAGS = """
 NOBODY_ELSE = "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1 , EXCLUDE localhost"
 SIZE = (1280, 1600)  # of a window, in CSS pixels
 LOCAL = {"127.0.0.1", "localhost"}
+SCRIPTS = Path(__file__).parent / "scripts"
 DONE = "const done = arguments[arguments.length - 1];"
 
-# Once JupyterLab is there: opens a notebook, without the list of files beside it, and runs all its cells. An error that
-# Jupyter would swallow, as of a callback, is put on the console.
-START = """
-const pause = ms => new Promise(resolve => setTimeout(resolve, ms)), path = arguments[0];
-window.running = (async () => {
-    while (!window.jupyterapp?.shell) await pause(50);
-    const app = window.jupyterapp;
-    await app.restored;
-    app.shell.collapseLeft();
-    window.notebook = await app.commands.execute("docmanager:open", {path});
-    await window.notebook.revealed;
-    await window.notebook.sessionContext.ready;
-    window.notebook.sessionContext.session.kernel.iopubMessage.connect((_, { header, content }) => {
-        if (header.msg_type == "error") console.error(`${content.ename}: ${content.evalue}`);
-    });
-    await app.commands.execute("notebook:run-all-cells");
-})();
-"""
 FINISH = f"{DONE} window.running.then(() => done(null), error => done(String(error)));"
 CLOSE = f"""{DONE}
 window.notebook.sessionContext.shutdown().then(() => done(null), error => done(String(error)));
-"""
-# What the kernel prints for a piece of code, after all that was sent to it before.
-ASK = f"""{DONE}
-const kernel = window.notebook.sessionContext.session.kernel;
-const future = kernel.requestExecute({{code: arguments[0], store_history: false}});
-let text = "";
-future.onIOPub = message => {{
-    if (message.header.msg_type == "stream") text += message.content.text;
-    if (message.header.msg_type == "error") text += message.content.ename + ": " + message.content.evalue;
-}};
-future.done.then(() => done(text), error => done(String(error)));
 """
 
 
@@ -154,7 +126,7 @@ def start_notebook(driver: Chrome, address: str, name: str) -> str:
     driver.switch_to.new_window("window")
     _prepare(driver)
     driver.get(f"{address}/lab/workspaces/{Path(name).stem}?token={TOKEN}")
-    driver.execute_script(START, name)
+    driver.execute_script(_script("open_notebook"), name)
     # Two JupyterLabs that load at the same time disturb each other: one of them loads again.
     until(lambda: driver.execute_script("return Boolean(window.notebook)"), 90, f"{name} did not open")
     window = driver.current_window_handle
@@ -177,7 +149,7 @@ def close_notebook(driver: Chrome) -> None:
 
 def ask_kernel(driver: Chrome, code: str) -> str:
     """What the kernel of the notebook in front prints for this code, once all earlier messages are handled."""
-    return driver.execute_async_script(ASK, code)
+    return driver.execute_async_script(_script("ask_kernel"), code)
 
 
 def resize(driver: Chrome, width: int, height: int) -> None:
@@ -210,6 +182,10 @@ def until(true: Callable[[], Any], seconds: float, complaint: str) -> Any:
             raise TimeoutError(f"{complaint} within {seconds:g} s")
         time.sleep(0.05)
     return value
+
+
+def _script(name: str) -> str:
+    return (SCRIPTS / f"{name}.js").read_text(encoding="utf-8")
 
 
 def _prepare(driver: Chrome) -> None:
@@ -254,53 +230,6 @@ def _serving(command: list[str], environment: dict[str, str], port: int) -> Iter
 
 TIMEOUT = 600  # seconds of a cell
 DRIVER = "from edp_lab.course.kit import panel_driver as live\n"  # in the notebook's kernel
-# Presses arrow keys on one slider after the other, as often as asked for in all, turning round at the ends;
-# milliseconds of each press that changed a figure, until the frame after the last redrawing. A press is over when the
-# kernel is idle again and two frames have gone by without a redrawing, or half a second without any.
-PRESS = """
-const done = arguments[arguments.length - 1], [heading, moves] = arguments;
-const kernel = window.notebook.sessionContext.session.kernel;
-const panel = [...document.querySelectorAll(".edp-panel")].find(e => e.querySelector("h3")?.textContent == heading);
-const handles = [...panel.querySelectorAll(".noUi-handle")].filter(handle => !handle.closest("[disabled]"));
-const plots = [...panel.querySelectorAll(".js-plotly-plot")];
-const frame = () => new Promise(requestAnimationFrame), pause = ms => new Promise(resolve => setTimeout(resolve, ms));
-let redrawn = 0, painted = null;
-const drawn = () => { redrawn++; requestAnimationFrame(() => { painted = performance.now(); }); };
-plots.forEach(plot => plot.on("plotly_afterplot", drawn));
-const idle = () => new Promise(resolve => {
-    let busy = false;
-    const hear = (_, status) => {
-        busy ||= status == "busy";
-        if (busy && status == "idle") { kernel.statusChanged.disconnect(hear); resolve(); }
-    };
-    kernel.statusChanged.connect(hear);
-});
-async function press(handle, key) {
-    const over = idle(), start = performance.now();
-    painted = null;
-    handle.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
-    await Promise.race([over, pause(5000)]);
-    for (let waited = 0; painted === null && waited < 500; waited += 20) await pause(20);
-    for (let before = -1; before != redrawn;) { before = redrawn; await pause(20); await frame(); await frame(); }
-    return painted === null ? null : painted - start;
-}
-(async () => {
-    panel.scrollIntoView();
-    await pause(200);
-    const times = [];
-    for (const [number, handle] of handles.entries()) {
-        const share = Math.floor(moves / handles.length) + (number < moves % handles.length);
-        for (let move = 0, way = 1; move < share; move++) {
-            const at = name => Number(handle.getAttribute(`aria-value${name}`));
-            if (at("now") >= at("max")) way = -1;
-            if (at("now") <= at("min")) way = 1;
-            times.push(await press(handle, way > 0 ? "ArrowRight" : "ArrowLeft"));
-        }
-    }
-    plots.forEach(plot => plot.removeListener("plotly_afterplot", drawn));
-    return times.filter(time => time !== null);
-})().then(times => done(JSON.stringify(times)), error => done(JSON.stringify(String(error))));
-"""
 
 
 @dataclass(frozen=True)
@@ -356,7 +285,7 @@ def _in_browser(
             finish_notebook(driver, start_notebook(driver, address, path.name))
             panels = json.loads(ask_kernel(driver, f"{DRIVER}live.show_all()"))
             for heading in (panel["heading"] for panel in panels if panel["sliders"]):
-                times = json.loads(driver.execute_async_script(PRESS, heading, moves))
+                times = json.loads(driver.execute_async_script(_script("press_sliders"), heading, moves))
                 if isinstance(times, str):
                     raise RuntimeError(f"{heading}: {times}")
                 found[path.stem, heading] = times

@@ -1,0 +1,16 @@
+// Once JupyterLab is there: opens a notebook, without the list of files beside it, and runs all its cells. An error that
+// Jupyter would swallow, as of a callback, is put on the console.
+const pause = ms => new Promise(resolve => setTimeout(resolve, ms)), path = arguments[0];
+window.running = (async () => {
+    while (!window.jupyterapp?.shell) await pause(50);
+    const app = window.jupyterapp;
+    await app.restored;
+    app.shell.collapseLeft();
+    window.notebook = await app.commands.execute("docmanager:open", {path});
+    await window.notebook.revealed;
+    await window.notebook.sessionContext.ready;
+    window.notebook.sessionContext.session.kernel.iopubMessage.connect((_, { header, content }) => {
+        if (header.msg_type == "error") console.error(`${content.ename}: ${content.evalue}`);
+    });
+    await app.commands.execute("notebook:run-all-cells");
+})();

@@ -1,0 +1,45 @@
+// Presses arrow keys on one slider after the other, as often as asked for in all, turning round at the ends;
+// milliseconds of each press that changed a figure, until the frame after the last redrawing. A press is over when the
+// kernel is idle again and two frames have gone by without a redrawing, or half a second without any.
+const done = arguments[arguments.length - 1], [heading, moves] = arguments;
+const kernel = window.notebook.sessionContext.session.kernel;
+const panel = [...document.querySelectorAll(".edp-panel")].find(e => e.querySelector("h3")?.textContent == heading);
+const handles = [...panel.querySelectorAll(".noUi-handle")].filter(handle => !handle.closest("[disabled]"));
+const plots = [...panel.querySelectorAll(".js-plotly-plot")];
+const frame = () => new Promise(requestAnimationFrame), pause = ms => new Promise(resolve => setTimeout(resolve, ms));
+let redrawn = 0, painted = null;
+const drawn = () => { redrawn++; requestAnimationFrame(() => { painted = performance.now(); }); };
+plots.forEach(plot => plot.on("plotly_afterplot", drawn));
+const idle = () => new Promise(resolve => {
+    let busy = false;
+    const hear = (_, status) => {
+        busy ||= status == "busy";
+        if (busy && status == "idle") { kernel.statusChanged.disconnect(hear); resolve(); }
+    };
+    kernel.statusChanged.connect(hear);
+});
+async function press(handle, key) {
+    const over = idle(), start = performance.now();
+    painted = null;
+    handle.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
+    await Promise.race([over, pause(5000)]);
+    for (let waited = 0; painted === null && waited < 500; waited += 20) await pause(20);
+    for (let before = -1; before != redrawn;) { before = redrawn; await pause(20); await frame(); await frame(); }
+    return painted === null ? null : painted - start;
+}
+(async () => {
+    panel.scrollIntoView();
+    await pause(200);
+    const times = [];
+    for (const [number, handle] of handles.entries()) {
+        const share = Math.floor(moves / handles.length) + (number < moves % handles.length);
+        for (let move = 0, way = 1; move < share; move++) {
+            const at = name => Number(handle.getAttribute(`aria-value${name}`));
+            if (at("now") >= at("max")) way = -1;
+            if (at("now") <= at("min")) way = 1;
+            times.push(await press(handle, way > 0 ? "ArrowRight" : "ArrowLeft"));
+        }
+    }
+    plots.forEach(plot => plot.removeListener("plotly_afterplot", drawn));
+    return times.filter(time => time !== null);
+})().then(times => done(JSON.stringify(times)), error => done(JSON.stringify(String(error))));
