@@ -30,7 +30,7 @@ def rng() -> np.random.Generator:
 
 
 def test_the_printed_sigma_is_the_theorems_below_1_and_goes_on_above():
-    assert printed_sigma(0.5, 1e-5, 3) == pytest.approx(3 * math.sqrt(2 * math.log(125000)) / 0.5)
+    assert printed_sigma(0.5, 1e-5) == pytest.approx(math.sqrt(2 * math.log(125000)) / 0.5)
     assert printed_sigma(7, 1e-5) == pytest.approx(0.6921, abs=1e-4)
 
 
@@ -130,7 +130,7 @@ def test_from_three_people_on_the_local_count_is_the_worse_one(people, epsilon):
 
 
 def test_the_roll_identifies_no_one_in_k_anonymous_releases_but_one_thing_more_does(rng):
-    table = linkage_table(synthetic_voters(rng), (1, 2, 5), 0.05)
+    table = linkage_table(synthetic_voters(rng), (1, 2, 5))
     plain, *anonymous = table.rows
     assert plain.levels == (0, 0, 0)
     assert 0.25 < plain.identified < 0.45  # 1500 of 3000 equals in 2920 cells: e^(-3000 / 2920) = 0.36

@@ -127,7 +127,7 @@ def test_rates_are_compared_on_images_that_are_not_tested_on(tmp_path, monkeypat
     monkeypatch.setattr(
         lab, "train", lambda found: jobs.extend(found) or [Network(job.test_y, [], None, {}) for job in found]
     )
-    claims._best_rate(lab, "dp-adam", 3.0)
+    claims._best_rate(lab, model="cnn", method="dp-adam", epsilon=3.0)
     test, held = (set(map(bytes, images)) for images in (lab.images(0).test, jobs[0].test_x))
     trained_on = set(map(bytes, jobs[0].x))
     assert len(held) > 200

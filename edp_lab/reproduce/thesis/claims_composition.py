@@ -32,11 +32,9 @@ NEEDED = ("epsilon", "delta", "sigma", "clip norm", "batch size", "epochs")
 
 
 @Claim(
-    "T6",
-    "A step that is (eps, delta)-DP for its random batch is (q eps, q delta)-DP for the whole data set.",
-    source="section 3.2.2, below eq 3.3",
-    quote="each step is (qε, qδ)-DP concerning the whole database",
-    cell="11_claims#thesis-mechanism",
+    "T6", "A step that is (eps, delta)-DP for its random batch is (q eps, q delta)-DP for the whole data set.",
+    source="section 3.2.2, below eq 3.3", quote="each step is (qε, qδ)-DP concerning the whole database",
+    cell="11_claims#thesis-mechanism", pair=Pair("claimed_epsilon", "bound_for_any_mechanism", "ε"),
     rule=lambda m: Verdict.of(
         m.bound_for_any_mechanism <= m.claimed_epsilon * (1 + 1e-9),
         m.epsilon_of_this_mechanism <= m.claimed_epsilon,
@@ -48,8 +46,7 @@ NEEDED = ("epsilon", "delta", "sigma", "clip norm", "batch size", "epochs")
         "whole data set as batch": (HOLDS, {"bound_for_any_mechanism": 0.07}),
         "a mechanism that amplifies better than the theorem": (CONDITIONAL, {"epsilon_of_this_mechanism": 0.07}),
     },
-    pair=Pair("claimed_epsilon", "bound_for_any_mechanism", "ε"),
-)
+)  # fmt: skip
 def t6_sampled_step(epsilon: float = 7.0, rate: float = 0.01, delta: float = DELTA) -> Measured:
     """One step of eq 3.3's noise on a Poisson sample: the general bound, and this mechanism's own account."""
     bound = amplify_by_subsampling(epsilon, delta, rate)
@@ -64,11 +61,10 @@ def t6_sampled_step(epsilon: float = 7.0, rate: float = 0.01, delta: float = DEL
 
 
 @Claim(
-    "T9",
-    "Ten instructors on disjoint parts are ten times as private as one.",
+    "T9", "Ten instructors on disjoint parts are ten times as private as one.",
     source="sections 3.4.2 and 4.2",
     quote="we will increase the privacy ten times more than the system with one ensemble",
-    cell="10_three_phases#ledger",
+    cell="10_three_phases#ledger", pair=Pair("epsilon_claimed", "epsilon_with_many", "ε"),
     rule=lambda m: Verdict.of(m.epsilon_with_many <= m.epsilon_claimed, m.epsilon_with_many < m.epsilon_with_one),
     said="Disjoint parts cost the largest of their epsilons, not a tenth; and with batches of the same size from a "
     "tenth of the images it rises from {epsilon_with_one:.2f} to {epsilon_with_many:.2f}.",
@@ -76,8 +72,7 @@ def t6_sampled_step(epsilon: float = 7.0, rate: float = 0.01, delta: float = DEL
         "a tenth": (HOLDS, {"epsilon_with_many": 0.1}),
         "less than one instructor": (CONDITIONAL, {"epsilon_with_many": 1.0}),
     },
-    pair=Pair("epsilon_claimed", "epsilon_with_many", "ε"),
-)
+)  # fmt: skip
 def t9_ten_instructors(instructors: int = 10, batch: int = 250, epochs: int = 10, z: float = 1.1) -> Measured:
     """The same training, Poisson batches and noise, on all images and on a tenth of them each."""
     sizes = MNIST, MNIST // instructors
@@ -97,16 +92,14 @@ def _spent(z: float, steps: int, rate: float) -> float:
 
 
 @Claim(
-    "T10",
-    "By composition, several private layers increase the privacy of the information.",
+    "T10", "By composition, several private layers increase the privacy of the information.",
     source="chapter 1 (the paragraph on the three phases)",
     quote="because of using the composition feature of DP [12] we will increase the privacy of information",
-    cell="11_claims#thesis-mechanism",
+    cell="11_claims#thesis-mechanism", pair=Pair("smallest_part", "epsilon_together", "ε"),
     rule=lambda m: Verdict.of(m.epsilon_together < m.smallest_part, m.epsilon_together < m.largest_part),
     said="Composition adds losses: releases of up to epsilon {largest_part:g} cost {epsilon_together:g} together.",
     counter={"less together": (HOLDS, {"epsilon_together": 0.1})},
-    pair=Pair("smallest_part", "epsilon_together", "ε"),
-)
+)  # fmt: skip
 def t10_composition() -> Measured:
     """The sum of the phases' stated epsilons: what releasing all their results costs."""
     total = basic_composition(PHASES)
@@ -132,8 +125,7 @@ def in_series(epsilons: Sequence[float]) -> float:
 
 
 @Claim(
-    "T11",
-    "Each of the three phases adds its protection to that of the others.",
+    "T11", "Each of the three phases adds its protection to that of the others.",
     source="chapter 1; section 3, figure 3.1",
     quote="In each layer, we preserve the privacy of data, and finally, the whole system would be protected",
     cell="10_three_phases#ledger",
@@ -146,7 +138,7 @@ def in_series(epsilons: Sequence[float]) -> float:
         "halved by stacking": (HOLDS, {"in_series": 3.0}),
         "a little less by stacking": (CONDITIONAL, {"in_series": 6.0}),
     },
-)
+)  # fmt: skip
 def t11_stacked_phases() -> Measured:
     """What three phases in a row guarantee if each protects the same record and only the last result is released."""
     true, stated = (1287.0, 7.0, 271.0), [epsilon for epsilon, _ in PHASES]  # pixels (T1), training, labels (T12): pure
@@ -160,17 +152,15 @@ def t11_stacked_phases() -> Measured:
 
 
 @Claim(
-    "T12",
-    "The output labels are 0.2-DP.",
+    "T12", "The output labels are 0.2-DP.",
     source="section 4.2, table 4.7, figures 4.4 to 4.10",
     quote="preserved the API part's privacy with (0.2)-DP by using the Laplacian mechanism",
-    cell="10_three_phases#ledger",
+    cell="10_three_phases#ledger", pair=Pair("epsilon_per_query", "zcdp", "ε"),
     rule=lambda m: Verdict.of(min(m.basic, m.advanced, m.zcdp) <= m.epsilon_per_query),
     said="{epsilon_per_query:g} is the price of one label; {queries} of them cost {basic:.0f} by the sum, "
     "{advanced:.0f} by advanced composition and {zcdp:.0f} by zCDP (at delta 1e-5), whatever the votes.",
     counter={"labels together at a fifth": (HOLDS, {"zcdp": 0.2})},
-    pair=Pair("epsilon_per_query", "zcdp", "ε"),
-)
+)  # fmt: skip
 def t12_labels(queries: int = QUERIES, epsilon: float = 0.2, delta: float = DELTA) -> Measured:
     """All noisy labels together: the plain sum, advanced composition, and zCDP with rho = eps^2 / 2 each."""
     return {
@@ -183,17 +173,15 @@ def t12_labels(queries: int = QUERIES, epsilon: float = 0.2, delta: float = DELT
 
 
 @Claim(
-    "T15",
-    "Training the understudy with DP-Adam as well protects the private images further.",
-    source="sections 3.3 and 4.2",
-    quote="We also used the DPAdam training algorithm for understudy training",
+    "T15", "Training the understudy with DP-Adam as well protects the private images further.",
+    source="sections 3.3 and 4.2", quote="We also used the DPAdam training algorithm for understudy training",
     cell="10_three_phases#ledger",
     rule=lambda m: Verdict.of(m.epsilon_of_all_labels_by_training < m.epsilon_of_the_labels),
     said="The understudy sees public images and labels that cost {epsilon_of_the_labels:.0f}; DP-Adam at epsilon "
     "{epsilon_of_one_label_by_training:g} per label is {epsilon_of_all_labels_by_training:.0f} for an image that "
     "may have changed them all: noise without gain.",
     counter={"few labels changed": (HOLDS, {"epsilon_of_all_labels_by_training": 7.0})},
-)
+)  # fmt: skip
 def t15_private_understudy() -> Measured:
     """What DP-Adam on the understudy can add for an instructor's image, which may have changed every label."""
     _, (training, _), (label, _) = PHASES
@@ -205,8 +193,7 @@ def t15_private_understudy() -> Measured:
 
 
 @Claim(
-    "T19",
-    "DPAdam trains with (7, 1e-5)-DP.",
+    "T19", "DPAdam trains with (7, 1e-5)-DP.",
     source="section 4.2, tables 4.6 and 4.7",
     quote="we achieve an accuracy of 97% for training with (7, 10^-5)-differential privacy",
     cell="11_claims#thesis-text",
@@ -217,7 +204,7 @@ def t15_private_understudy() -> Measured:
         "everything stated, and little spent": (HOLDS, {"missing": "", "highest_epsilon": 6.9}),
         "everything stated, and too much spent": (FAILS, {"missing": ""}),
     },
-)
+)  # fmt: skip
 def t19_unstated(stated: Sequence[str] = ("epsilon", "delta")) -> Measured:
     """What (7, 1e-5) leaves open: the epsilon of eq 3.3's noise for batches of 64 to 512 and 5 to 60 epochs."""
     z, images = printed_sigma(7.0, DELTA), 6000  # of each instructor
@@ -231,10 +218,8 @@ def t19_unstated(stated: Sequence[str] = ("epsilon", "delta")) -> Measured:
 
 
 @Claim(
-    "T22",
-    "Advanced composition: eps' = k eps (e^eps - 1) + sqrt(2 k ln(1/delta') eps).",
-    source="section 2.2.6, eq 2.17 (as the text extraction shows it)",
-    quote="Advanced independent Composition Theorem",
+    "T22", "Advanced composition: eps' = k eps (e^eps - 1) + sqrt(2 k ln(1/delta') eps).",
+    source="section 2.2.6, eq 2.17 (as the text extraction shows it)", quote="Advanced independent Composition Theorem",
     cell="01_coins_to_composition#verdicts",
     rule=lambda m: Verdict.of(m.largest_distance_from_theorem <= 1e-6, m.smallest_ratio_to_a_true_bound >= 1 - 1e-9),
     said="Epsilon belongs outside the root. What is printed never promises too much (at least "
@@ -245,7 +230,7 @@ def t19_unstated(stated: Sequence[str] = ("epsilon", "delta")) -> Measured:
         "as in the theorem": (HOLDS, {"largest_distance_from_theorem": 0.0}),
         "below a true bound": (FAILS, {"smallest_ratio_to_a_true_bound": 0.9}),
     },
-)
+)  # fmt: skip
 def t22_printed_theorem() -> Measured:
     """Eq 2.17 with epsilon inside the root, over a grid, against the theorem and the smallest bound that is true."""
     slack = DELTA
@@ -269,8 +254,7 @@ def _eq_2_17(epsilon: float, releases: int, slack: float) -> float:
 
 
 @Claim(
-    "T26",
-    "DPAdam is (O(q eps sqrt T), delta)-DP by the moments accountant.",
+    "T26", "DPAdam is (O(q eps sqrt T), delta)-DP by the moments accountant.",
     source="section 3.2.2, after Abadi et al. 2016, theorem 1",
     quote="our proposed DPAdam algorithm is O(qε√T, δ) - DP",
     cell="11_claims#thesis-mechanism",
@@ -285,7 +269,7 @@ def _eq_2_17(epsilon: float, releases: int, slack: float) -> float:
         "bounded everywhere": (HOLDS, {"largest_ratio_outside": 0.9}),
         "bounded nowhere": (FAILS, {"largest_ratio_inside": 1.2}),
     },
-)
+)  # fmt: skip
 def t26_moments() -> Measured:
     """epsilon / (q eps sqrt T) for 100 to 10^5 steps of eq 3.3's noise: O(...) says that it stays bounded.
 

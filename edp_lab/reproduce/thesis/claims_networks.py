@@ -8,7 +8,6 @@ import math
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,16 +50,14 @@ PUBLISHED_AT_2 = 0.95  # Abadi et al. 2016, section 5.2: (2, 1e-5), the work tha
 
 
 @Claim(
-    "T17",
-    "Accuracy grows with epsilon, by the same measure in all tables.",
-    source="tables 4.8, 6.1 and 6.2",
-    quote="the privacy will decrease and accuracy will increase",
+    "T17", "Accuracy grows with epsilon, by the same measure in all tables.",
+    source="tables 4.8, 6.1 and 6.2", quote="the privacy will decrease and accuracy will increase",
     cell="11_claims#thesis-text",
     rule=lambda m: Verdict.of(m.falls == 0, m.falls_beyond_sampling_error == 0),
     said="{falls} of {comparable_pairs} comparable pairs have the lower accuracy at the weaker guarantee ({examples}), "
     "{falls_beyond_sampling_error} of them beyond the sampling error of 1000 images; the networks differ.",
     counter={"no falls": (HOLDS, {"falls": 0}), "a fall beyond chance": (FAILS, {"falls_beyond_sampling_error": 1})},
-)
+)  # fmt: skip
 def t17_accuracies(printed: Sequence[PrintedAccuracy] = DPADAM) -> Measured:
     """Pairs where the weaker guarantee has the lower accuracy, and those beyond the sampling error of 1000 images."""
     pairs = [(a, b) for a, b in permutations(printed, 2) if a.epsilon <= b.epsilon and a.delta <= b.delta]
@@ -87,10 +84,8 @@ def _t18_rule(m: Any) -> Verdict:
 
 
 @Claim(
-    "T18",
-    "DPAdam is more accurate than DPSGD, which reaches 91 % at (2, 1e-5).",
-    source="chapter 6, table 6.2",
-    quote="the more detailed comparison with their work is in the table 6.2",
+    "T18", "DPAdam is more accurate than DPSGD, which reaches 91 % at (2, 1e-5).",
+    source="chapter 6, table 6.2", quote="the more detailed comparison with their work is in the table 6.2",
     cell="11_claims#thesis-text",
     rule=_t18_rule,
     said="No gain exceeds {largest_gain:.1%}, {gains_beyond_sampling_error} of 3 are beyond the sampling error of 1000 "
@@ -104,7 +99,7 @@ def _t18_rule(m: Any) -> Verdict:
         ),
         "authors with no more": (UNTESTABLE, {"dpsgd_published_at_2": 0.91}),
     },
-)
+)  # fmt: skip
 def t18_gains() -> Measured:
     """DPAdam against DPSGD in table 6.2, with 95 % half-widths, and DPSGD against its own authors."""
     dpadam = {row.epsilon: row.accuracy for row in DPADAM if row.place.startswith("table 6.2")}
@@ -139,8 +134,7 @@ LAYERS: dict[str, dict[str, int]] = {
 
 
 @Claim(
-    "T20",
-    "The three-phase architecture is new.",
+    "T20", "The three-phase architecture is new.",
     source="abstract; chapter 1, contributions",
     quote="This research led to a new approach in privacy preservation in ML systems",
     cell="11_claims#thesis-text",
@@ -148,7 +142,7 @@ LAYERS: dict[str, dict[str, int]] = {
     said="{parts_in_pate} of {parts} parts, phases II and III but for private training, are PATE (Papernot et al. "
     "2017), which is not cited; beside it stand: {new}.",
     counter={"nothing in PATE": (HOLDS, {"parts_in_pate": 0}), "everything in PATE": (FAILS, {"parts_in_pate": 6})},
-)
+)  # fmt: skip
 def t20_architecture() -> Measured:
     """Which parts of the three phases PATE has."""
     new = [part for part, known in IN_PATE.items() if not known]
@@ -156,15 +150,13 @@ def t20_architecture() -> Measured:
 
 
 @Claim(
-    "T27",
-    "The networks are AlexNet, VGG and a simple CNN, each of a stated depth.",
-    source="abstract, résumé, sections 2.5 and 3.5, chapter 5",
-    quote="As this CNN network has 19 latent layer",
+    "T27", "The networks are AlexNet, VGG and a simple CNN, each of a stated depth.",
+    source="abstract, résumé, sections 2.5 and 3.5, chapter 5", quote="As this CNN network has 19 latent layer",
     cell="11_claims#thesis-text",
     rule=lambda m: Verdict.of(m.contradictions == 0),
     said="{contradictions} of the networks have two different depths.",
     counter={"one depth each": (HOLDS, {"contradictions": 0})},
-)
+)  # fmt: skip
 def t27_layers() -> Measured:
     """How many layers the networks have, by where one reads."""
     places = {f"{what} ({place})": n for what, where in LAYERS.items() for place, n in where.items()}
@@ -173,9 +165,8 @@ def t27_layers() -> Measured:
 
 # ---- Attacks by the API, on digits -----------------------------------------------------------------------------------
 
-PROTECTED = ("understudy", "dp-adam")
 UNSEEING = "strangers"
-VICTIMS = ("plain", *PROTECTED, UNSEEING)
+VICTIMS = ("plain", "understudy", "dp-adam", UNSEEING)
 EXTRACTION_QUERIES, INVERSION_QUERIES = 400, 1000
 BOUNDED = "Differential privacy bounds what one training example can change in a model, so membership inference"
 UNBOUNDED = {
@@ -183,20 +174,19 @@ UNBOUNDED = {
     "inversion": "it does not hide what a class looks like on average, which is a fact about the population; where a "
     "class is one person, the average is theirs, and epsilon counts all their images as a group",
 }
+SHOWN = {
+    "extraction": "is copied to an agreement of {0.agreement:.1%}",
+    "inversion": "gives images of which a judge takes {0.judged:.0%} for their class",
+}
 
 
 def said(attack: str, rows: Sequence[ExtractionRow] | Sequence[InversionRow]) -> str:
     """What differential privacy has to do with an "extraction" or "inversion", and what its `rows` show of it."""
-    text = f"{BOUNDED}; {UNBOUNDED[attack]}."
-    row = _at_most_queries(rows).get(UNSEEING)
+    text, row = f"{BOUNDED}; {UNBOUNDED[attack]}.", _at_most_queries(rows).get(UNSEEING)
     if row is None:
         return text
-    shown = (
-        f"is copied to an agreement of {row.agreement:.1%}"
-        if isinstance(row, ExtractionRow)
-        else f"gives images of which a judge takes {row.judged:.0%} for their class"
-    )
-    return f"{text} The strangers' model saw no private image (epsilon 0) and, at {row.queries:,} queries, {shown}."
+    shown = f"The strangers' model saw no private image (epsilon 0) and, at {row.queries:,} queries, "
+    return f"{text} {shown}{SHOWN[attack].format(row)}."
 
 
 def _at_most_queries(rows: Sequence[Any]) -> dict[str, Any]:
@@ -205,30 +195,34 @@ def _at_most_queries(rows: Sequence[Any]) -> dict[str, Any]:
     return {row.victim: row for row in asked}
 
 
-def _attacked(told: Told, seed: int = 0) -> Mapping[str, Any]:
+def _attacked(told: Told) -> Mapping[str, Any]:
     """Train the plain model, the understudy, DP-Adam and the strangers' model on digits, and attack all four."""
-    shares = share_out(load_images("digits", seed))
-    victims = train_victims(shares, VICTIMS, replace(SETTINGS, seed=seed), told)
+    shares = share_out(load_images("digits"))
+    victims = train_victims(shares, VICTIMS, SETTINGS, told)
     return {
-        "extraction": extract(victims, shares, [EXTRACTION_QUERIES], seed=seed, told=told),
-        "inversion": invert(victims, shares, [INVERSION_QUERIES], seed=seed, told=told),
+        "extraction": extract(victims, shares, [EXTRACTION_QUERIES], told=told),
+        "inversion": invert(victims, shares, [INVERSION_QUERIES], told=told),
     }
 
 
+SUCCESSES = ("understudy_agreement", "understudy_judged", "dp_adam_agreement", "dp_adam_judged")
+
+
 def _t24_rule(m: Any) -> Verdict:
-    copied = [low > m.guess_agreement_high for low in (m.understudy_agreement_low, m.dp_adam_agreement_low)]
-    drawn = [low > m.guess_judged_high for low in (m.understudy_judged_low, m.dp_adam_judged_low)]
-    return Verdict.of(not any(copied + drawn), not all(copied + drawn))
+    """An attack succeeds where its interval lies above all of those by guessing."""
+    found = [getattr(m, f"{name}_low") > getattr(m, f"guess_{name.split('_')[-1]}_high") for name in SUCCESSES]
+    return Verdict.of(not any(found), not all(found))
+
+
+def _if_low(*names: str) -> tuple[Verdict, Measured]:
+    """Where the interval of each begins at a tenth, the claim holds in part."""
+    return CONDITIONAL, {f"{name}_low": 0.1 for name in names}
 
 
 @Claim(
-    "T24",
-    "DP-Adam and the understudy prevent model inversion, model extraction and attacks by the API.",
-    source="sections 3.2.2 and 3.3",
-    quote="this phase will prevent API attacks",
-    cell="11_claims#thesis-trained",
-    inputs=_attacked,
-    trains=True,
+    "T24", "DP-Adam and the understudy prevent model inversion, model extraction and attacks by the API.",
+    source="sections 3.2.2 and 3.3", quote="this phase will prevent API attacks",
+    cell="11_claims#thesis-trained", inputs=_attacked, trains=True,
     rule=_t24_rule,
     said="Copies made by {extraction_queries} queries agree with the plain model on {plain_agreement:.1%} of new "
     "images, with the understudy (epsilon {understudy_epsilon:.3g}) on {understudy_agreement:.1%}, with DP-Adam "
@@ -238,40 +232,20 @@ def _t24_rule(m: Any) -> Verdict:
     "most. Differential privacy bounds neither: a model that saw no private image, of epsilon "
     "{strangers_epsilon:g}, gives {strangers_agreement:.1%} and {strangers_judged:.0%}.",
     counter={
-        "copies of the protected no better than guesses": (
-            CONDITIONAL,
-            {"understudy_agreement_low": 0.1, "dp_adam_agreement_low": 0.1},
-        ),
-        "drawings of the protected no better than guesses": (
-            CONDITIONAL,
-            {"understudy_judged_low": 0.1, "dp_adam_judged_low": 0.1},
-        ),
-        "an understudy that tells nothing": (
-            CONDITIONAL,
-            {"understudy_agreement_low": 0.1, "understudy_judged_low": 0.1},
-        ),
-        "all but copies of DP-Adam prevented": (
-            CONDITIONAL,
-            {"understudy_agreement_low": 0.1, "understudy_judged_low": 0.1, "dp_adam_judged_low": 0.1},
-        ),
-        "all prevented": (
-            HOLDS,
-            {
-                "understudy_agreement_low": 0.1,
-                "understudy_judged_low": 0.1,
-                "dp_adam_agreement_low": 0.1,
-                "dp_adam_judged_low": 0.1,
-            },
-        ),
+        "copies of the protected no better than guesses": _if_low("understudy_agreement", "dp_adam_agreement"),
+        "drawings of the protected no better than guesses": _if_low("understudy_judged", "dp_adam_judged"),
+        "an understudy that tells nothing": _if_low("understudy_agreement", "understudy_judged"),
+        "all but copies of DP-Adam prevented": _if_low("understudy_agreement", "understudy_judged", "dp_adam_judged"),
+        "all prevented": (HOLDS, {f"{name}_low": 0.1 for name in SUCCESSES}),
         "guesses as good": (HOLDS, {"guess_agreement_high": 1.0, "guess_judged_high": 1.0}),
     },
-)
+)  # fmt: skip
 def t24_api_attacks(extraction: Sequence[ExtractionRow], inversion: Sequence[InversionRow]) -> Measured:
     """From the attacks on all of `VICTIMS`, at the most queries that there are.
 
-    An attack succeeds where its interval lies above all of those by guessing. The claim holds if none succeeds on a
-    protected victim, in part if some do not. The strangers' model decides nothing: it shows that the success is none
-    that an epsilon could prevent, since it has the epsilon 0 towards every private image.
+    The claim holds if none succeeds on a protected victim, in part if some do not. The strangers' model decides
+    nothing: it shows that the success is none that an epsilon could prevent, since it has the epsilon 0 towards every
+    private image.
     """
     copied, inverted = _at_most_queries(extraction), _at_most_queries(inversion)
     measured: dict[str, float | str | bool] = {
@@ -315,13 +289,9 @@ def _t25_rule(m: Any) -> Verdict:
 
 
 @Claim(
-    "T25",
-    "DPAdam converges faster than DPSGD, and does not get stuck where DPSGD does.",
-    source="section 3.2.2; chapters 5 and 6",
-    quote="it converges faster than the DPSGD algorithm",
-    cell="11_claims#thesis-trained",
-    inputs=_lab,
-    trains=True,
+    "T25", "DPAdam converges faster than DPSGD, and does not get stuck where DPSGD does.",
+    source="section 3.2.2; chapters 5 and 6", quote="it converges faster than the DPSGD algorithm",
+    cell="11_claims#thesis-trained", inputs=_lab, trains=True,
     rule=_t25_rule,
     said="At epsilon {epsilon:g} ({data}, learning rates {adam_rate:g} and {sgd_rate:g}, the best of four each) DPSGD "
     "reaches 90 % of the final accuracy in {sgd_epochs:.1f} epochs, DPAdam saves {saved:.1f} "
@@ -335,15 +305,20 @@ def _t25_rule(m: Any) -> Verdict:
         ),
         "better only": (CONDITIONAL, {"saved": 0.0, "saved_half_width": 1.0, "gain": 3.0, "gain_half_width": 1.0}),
     },
-)
+)  # fmt: skip
 def t25_convergence(lab: Lab, epsilon: float = 3.0, repeats: int = 5) -> Measured:
     """The CNN by DP-Adam and DP-SGD at one epsilon, noise and number of steps, each at its best learning rate.
 
     The rates are compared on a fifth of the training images, at one seed; that costs privacy, which is not accounted.
     """
-    rates = {method: _best_rate(lab, method, epsilon) for method in TUNED}
-    runs = {method: _curves(lab, method, epsilon, rate, repeats) for method, rate in rates.items()}
-    pairs = list(zip(runs["dp-adam"], runs["dp-sgd"], strict=True))
+    rates: dict[str, float] = {}
+    curves: list[list[list[float]]] = []  # accuracy on the test images, by method, run and epoch
+    for method in TUNED:
+        how: dict[str, Any] = {"model": "cnn", "method": method, "epsilon": epsilon}
+        rates[method] = how["lr"] = _best_rate(lab, **how)
+        jobs = [lab.job(f"{method} at {epsilon:g}, run {run}", 0, lab.images(0), **how) for run in range(repeats)]
+        curves.append([[row["accuracy"] for row in network.rows] for network in lab.train(jobs)])
+    pairs = list(zip(*curves, strict=True))
     epochs = [_epochs_to(adam, sgd) for adam, sgd in pairs]
     saved, saved_half = _mean([sgd - adam for adam, sgd in epochs])
     gain, gain_half = _mean([100 * (adam[-1] - sgd[-1]) for adam, sgd in pairs])
@@ -369,23 +344,14 @@ def _mean(differences: Sequence[float]) -> tuple[float, float]:
     return float(values.mean()), float(half)
 
 
-def _best_rate(lab: Lab, method: str, epsilon: float) -> float:
-    data = lab.images(0)
+def _best_rate(lab: Lab, **how: Any) -> float:
+    data, rates = lab.images(0), TUNED[how["method"]]
     held = int(TUNING_SHARE * len(data.train))
     parts = data.train[held:], data.train_labels[held:], data.train[:held], data.train_labels[:held]
-    given: dict[str, Any] = {"model": "cnn", "method": method, "epsilon": epsilon}
     seen = Images(data.name, *parts, data.classes)
-    jobs = [lab.job(f"{method}, rate {rate:g} to compare", 0, seen, lr=rate, **given) for rate in TUNED[method]]
+    jobs = [lab.job(f"{how['method']}, rate {rate:g} to compare", 0, seen, lr=rate, **how) for rate in rates]
     hits = [np.mean(one.predicted == seen.test_labels) for one in lab.train(jobs)]
-    return TUNED[method][int(np.argmax(hits))]
-
-
-def _curves(lab: Lab, method: str, epsilon: float, rate: float, repeats: int) -> list[list[float]]:
-    """Accuracy on the test images by epoch."""
-    data = lab.images(0)
-    given: dict[str, Any] = {"model": "cnn", "method": method, "epsilon": epsilon, "lr": rate}
-    jobs = [lab.job(f"{method} at {epsilon:g}, run {run}", 0, data, **given) for run in range(repeats)]
-    return [[row["accuracy"] for row in network.rows] for network in lab.train(jobs)]
+    return rates[int(np.argmax(hits))]
 
 
 def _epochs_to(first: Sequence[float], second: Sequence[float]) -> tuple[int, int]:
@@ -395,40 +361,31 @@ def _epochs_to(first: Sequence[float], second: Sequence[float]) -> tuple[int, in
 
 
 @Claim(
-    "T28",
-    "Labels that are protected by noise on the votes cost the understudy no accuracy.",
+    "T28", "Labels that are protected by noise on the votes cost the understudy no accuracy.",
     source="section 3.2.1 (noisy-max); section 4.2, tables 4.6 and 4.7",
     quote="This delicate arrangement provides accuracy and privacy to our model predictions",
-    cell="11_claims#thesis-trained",
-    inputs=_lab,
-    trains=True,
+    cell="11_claims#thesis-trained", inputs=_lab, trains=True,
     rule=lambda m: Verdict.of(m.lost <= POINT, m.lost <= m.half_width),
     said="Of {labels} labels ({data}) {right:.0%} are right, {right_noised:.0%} after noise of epsilon 0.2 each; the "
     "understudy falls from {accuracy:.1f} % by {lost:.1f} points (+-{half_width:.1f}).",
     counter={"nothing lost": (HOLDS, {"lost": 0.5}), "within chance": (CONDITIONAL, {"lost": 5.0, "half_width": 6.0})},
-)
+)  # fmt: skip
 def t28_understudy(lab: Lab) -> Measured:
     """Two understudies of the same instructors, on labels as they vote and on noised ones."""
     exact = _labelled(lab, Aggregator(Vote.HARD))
     noisy = _labelled(lab, Aggregator.for_epsilon("laplace", 0.2, DELTA, lab.scale.instructors))
-    truth = np.concatenate([data.test_labels for data in _scored_on(lab)])
-    lost, half = _lost(truth, [one.network for one in exact], [one.network for one in noisy])
+    images, networks = lab.all_images(), [one.network for one in exact]
+    truth = np.concatenate([data.test_labels[lab.public :] for data in images])  # what they have not learnt from
+    lost, half = _lost(truth, networks, [one.network for one in noisy])
     return {
         "labels": lab.public,
         "data": lab.scale.data,
         "right": float(np.mean([one.right for one in exact])),
         "right_noised": float(np.mean([one.right for one in noisy])),
-        "accuracy": 100 * scores_of(_scored_on(lab), [one.network for one in exact]).accuracy,
+        "accuracy": 100 * scores_of(images, networks, lab.public).accuracy,
         "lost": lost,
         "half_width": half,
     }
-
-
-def _lost(truth: NDArray[Any], before: Sequence[Network], after: Sequence[Network]) -> tuple[float, float]:
-    """Points of accuracy from one network to another on the same images (repeats one after another); half-width."""
-    first, second = (np.concatenate([one.predicted for one in networks]) == truth for networks in (before, after))
-    difference = 100 * (first.astype(float) - second)
-    return float(difference.mean()), 1.96 * float(difference.std()) / math.sqrt(len(truth))
 
 
 def _labelled(lab: Lab, vote: Aggregator) -> list[Understudy]:
@@ -440,7 +397,8 @@ def _labelled(lab: Lab, vote: Aggregator) -> list[Understudy]:
     return found
 
 
-def _scored_on(lab: Lab) -> list[Images]:
-    """The images that understudies have not learned from."""
-    found = lab.all_images()
-    return [replace(data, test=data.test[lab.public :], test_labels=data.test_labels[lab.public :]) for data in found]
+def _lost(truth: NDArray[Any], before: Sequence[Network], after: Sequence[Network]) -> tuple[float, float]:
+    """Points of accuracy from one network to another on the same images (repeats one after another); half-width."""
+    first, second = (np.concatenate([one.predicted for one in networks]) == truth for networks in (before, after))
+    difference = 100 * (first.astype(float) - second)
+    return float(difference.mean()), 1.96 * float(difference.std()) / math.sqrt(len(truth))

@@ -29,6 +29,7 @@ from edp_lab.privacy.foundations import (
 )
 from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, Claim, Measured, Pair, Told, Verdict
 from edp_lab.reproduce.thesis.thesis_foundations import (
+    MOST_SUPPRESSED,
     QUASI_IDENTIFIERS,
     identified_with_month,
     loss_figures,
@@ -42,11 +43,9 @@ SAMPLE = 4000  # images of MNIST, for T3
 
 
 @Claim(
-    "T1",
-    "Gaussian noise of standard deviation 0.6 on every pixel makes the data set (2.5, 1e-5)-DP.",
-    source="section 3.1.1, eq 3.1; section 3.5, item 1",
-    quote="it preserves the privacy of (2.5, 10^-5)-DP",
-    cell="10_three_phases#ledger",
+    "T1", "Gaussian noise of standard deviation 0.6 on every pixel makes the data set (2.5, 1e-5)-DP.",
+    source="section 3.1.1, eq 3.1; section 3.5, item 1", quote="it preserves the privacy of (2.5, 10^-5)-DP",
+    cell="10_three_phases#ledger", pair=Pair("claimed_epsilon", "epsilon", "ε"),
     rule=lambda m: Verdict.of(m.epsilon <= m.claimed_epsilon and m.labels_noised, m.epsilon <= m.claimed_epsilon),
     said="An image has L2 sensitivity {sensitivity:.3g}, so sigma {sigma:g} gives epsilon {epsilon:.4g}; "
     "{claimed_epsilon:g} needs a sensitivity of {sensitivity_needed:.2f}. The labels get no noise.",
@@ -54,8 +53,7 @@ SAMPLE = 4000  # images of MNIST, for T3
         "all pixels within a third and labels noised": (HOLDS, {"epsilon": 2.5, "labels_noised": True}),
         "all pixels within a third": (CONDITIONAL, {"epsilon": 2.5}),
     },
-    pair=Pair("claimed_epsilon", "epsilon", "ε"),
-)
+)  # fmt: skip
 def t1_pixel_noise(pixels: int = 784, sigma: float = PIXEL_SIGMA) -> Measured:
     """Two images in [0, 1]^pixels are up to sqrt(pixels) apart; a guarantee must hold for any two."""
     sensitivity = math.sqrt(pixels)
@@ -74,10 +72,8 @@ def t1_pixel_noise(pixels: int = 784, sigma: float = PIXEL_SIGMA) -> Measured:
 
 
 @Claim(
-    "T2",
-    "The noise of phase I has sigma 0.6; the same step adds Gaussian(0, 0.4).",
-    source="section 3.1.1, before and after eq 3.1",
-    quote="noise from Gaussian(0,0.4) = perturbed result",
+    "T2", "The noise of phase I has sigma 0.6; the same step adds Gaussian(0, 0.4).",
+    source="section 3.1.1, before and after eq 3.1", quote="noise from Gaussian(0,0.4) = perturbed result",
     cell="11_claims#thesis-text",
     rule=lambda m: Verdict.of(m.distance_if_deviation < 0.05, m.distance_if_variance < 0.05),
     said="As standard deviations {stated:g} and {in_formula:g} contradict each other (epsilon "
@@ -87,7 +83,7 @@ def t1_pixel_noise(pixels: int = 784, sigma: float = PIXEL_SIGMA) -> Measured:
         "the same number twice": (HOLDS, {"distance_if_deviation": 0.0}),
         "no rounded variance either": (FAILS, {"distance_if_variance": 0.14}),
     },
-)
+)  # fmt: skip
 def t2_sigma(stated: float = 0.6, in_formula: float = 0.4) -> Measured:
     """Gaussian(0, x): x as a standard deviation, and as a variance, as section 2.6.6 defines N(mu, sigma^2)."""
     return {
@@ -112,17 +108,14 @@ def _images(told: Told) -> Mapping[str, Any]:
 @Claim(
     "T3",
     "Noised and original images correlate with 0.8125 on average, which shows that the noise keeps the statistics.",
-    source="section 3.4.1, eq 3.4",
-    quote="The correlation average of our dataset is 0.81254",
-    cell="11_claims#thesis-mechanism",
-    inputs=_images,
+    source="section 3.4.1, eq 3.4", quote="The correlation average of our dataset is 0.81254",
+    cell="11_claims#thesis-mechanism", inputs=_images, pair=Pair("claimed_correlation", "correlation", "correlation"),
     rule=lambda m: Verdict.of(abs(m.correlation - m.claimed_correlation) <= 0.01),
     said="At sigma {sigma:g} the mean correlation is {correlation:.3f} ({images}); {claimed_correlation:.4f} belongs "
     "to sigma {sigma_for_the_claim:.2f}. It is no measure of privacy: a photographic negative hides nothing and has "
     "{correlation_of_the_negative:.0f}.",
     counter={"correlation as printed": (HOLDS, {"correlation": 0.8125})},
-    pair=Pair("claimed_correlation", "correlation", "correlation"),
-)
+)  # fmt: skip
 def t3_correlation(
     images: ArrayLike, rng: np.random.Generator, name: str = "images", sigma: float = PIXEL_SIGMA
 ) -> Measured:
@@ -159,8 +152,7 @@ def _mean_correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @Claim(
-    "T4",
-    "Noise on every training image is global differential privacy.",
+    "T4", "Noise on every training image is global differential privacy.",
     source="sections 2.3.3 (last sentence) and 3.1",
     quote="we decided to use global DP for preserving the privacy of the training dataset",
     cell="01_coins_to_composition#verdicts",
@@ -168,7 +160,7 @@ def _mean_correlation(a: np.ndarray, b: np.ndarray) -> float:
     said="All {records_released} records are released, each with noise of its own: that is local DP (input "
     "perturbation), and a mean over them is {error_ratio:.0f} times as noisy as under global DP.",
     counter={"only a mean released": (HOLDS, {"records_released": 0, "error_ratio": 1.0})},
-)
+)  # fmt: skip
 def t4_local_noise(people: int = 60000) -> Measured:
     """The mean of one pixel, from noised records and from noise on the mean, at the same privacy of each person."""
     local, central = PIXEL_SIGMA / math.sqrt(people), PIXEL_SIGMA / people
@@ -182,8 +174,7 @@ def t4_local_noise(people: int = 60000) -> Measured:
 
 
 @Claim(
-    "T5",
-    "The noise of eqs 3.1 and 3.3 gives (2.5, 1e-5)-DP and (7, 1e-5)-DP.",
+    "T5", "The noise of eqs 3.1 and 3.3 gives (2.5, 1e-5)-DP and (7, 1e-5)-DP.",
     source="sections 3.1.1 and 3.2.2, eqs 3.1 and 3.3; theorem 2 asks for epsilon in (0, 1)",
     quote="each step is (ε, δ)-differential private with respect to the each miniBatch",
     cell="11_claims#thesis-mechanism",
@@ -198,7 +189,7 @@ def t4_local_noise(people: int = 60000) -> Measured:
         "epsilons of the theorem": (HOLDS, {"largest_epsilon_used": 0.9}),
         "the formula at epsilon 10": (FAILS, {"largest_true_delta_over_delta": 2.27}),
     },
-)
+)  # fmt: skip
 def t5_outside_the_theorem(used: Sequence[tuple[float, float]] = ((2.5, DELTA), (7.0, DELTA))) -> Measured:
     """The true delta of the sigma that eqs 3.1 and 3.3 give, at the epsilons that the thesis puts in."""
 
@@ -218,17 +209,14 @@ def t5_outside_the_theorem(used: Sequence[tuple[float, float]] = ((2.5, DELTA), 
 
 
 @Claim(
-    "T7",
-    "Algorithm 8 clips gradients to the threshold.",
-    source="section 3.2.2, Algorithm 8",
-    quote="Pseudo-code for gradient clipping by norm",
-    cell="11_claims#thesis-mechanism",
+    "T7", "Algorithm 8 clips gradients to the threshold.",
+    source="section 3.2.2, Algorithm 8", quote="Pseudo-code for gradient clipping by norm",
+    cell="11_claims#thesis-mechanism", pair=Pair("threshold", "largest_norm_after", "norm"),
     rule=lambda m: Verdict.of(m.largest_norm_after <= m.threshold),
     said="A gradient of norm {largest_norm_before:g} keeps a norm of {largest_norm_after:g} at threshold "
     "{threshold:g}, while small ones are blown up to it: the condition is inverted; section 2.4.8 has it right.",
     counter={"clipped by Algorithm 8": (HOLDS, {"largest_norm_after": 1.0})},
-    pair=Pair("threshold", "largest_norm_after", "norm"),
-)
+)  # fmt: skip
 def t7_inverted_clipping() -> Measured:
     """Norms of gradients after Algorithm 8, which rescales those *below* the threshold, and by section 2.4.8."""
     before, threshold = np.array([0.1, 1.0, 10.0]), 1.0
@@ -243,17 +231,14 @@ def t7_inverted_clipping() -> Measured:
 
 
 @Claim(
-    "T8",
-    "Clipping in DPAdam (Algorithm 7) bounds the effect of each example.",
-    source="section 3.2.2, Algorithm 7 and the paragraphs after it",
-    quote="Clip gradient",
-    cell="11_claims#thesis-mechanism",
+    "T8", "Clipping in DPAdam (Algorithm 7) bounds the effect of each example.",
+    source="section 3.2.2, Algorithm 7 and the paragraphs after it", quote="Clip gradient",
+    cell="11_claims#thesis-mechanism", pair=Pair("moved_by_example_clipping", "moved_by_batch_clipping", "norm"),
     rule=lambda m: Verdict.of(m.moved_by_batch_clipping <= m.moved_by_example_clipping * (1 + 1e-9)),
     said="Clipping the batch's gradient, as Algorithm 7 does, lets one example move it {ratio:.0f} times as far as the "
     "clipping per example that the text describes.",
     counter={"clipped per example": (HOLDS, {"moved_by_batch_clipping": 0.008})},
-    pair=Pair("moved_by_example_clipping", "moved_by_batch_clipping", "norm"),
-)
+)  # fmt: skip
 def t8_batch_clipping(batch: int = 250, clip_norm: float = 1.0) -> Measured:
     """How far one example, replaced by a huge opposite one, moves the clipped gradient of its batch."""
     gradients = np.full(batch, clip_norm)
@@ -274,17 +259,15 @@ def t8_batch_clipping(batch: int = 250, clip_norm: float = 1.0) -> Measured:
 
 
 @Claim(
-    "T13",
-    "Where the instructors agree, noise on the votes changes nothing.",
-    source="section 3.2.1 (noisy-max)",
-    quote="adding noise to the vote counts will not make a difference",
+    "T13", "Where the instructors agree, noise on the votes changes nothing.",
+    source="section 3.2.1 (noisy-max)", quote="adding noise to the vote counts will not make a difference",
     cell="10_three_phases#ledger",
     rule=lambda m: Verdict.of(m.right_at_scale_2_over_epsilon >= 0.99, m.right_at_scale_1_over_epsilon >= 0.99),
     said="A unanimous vote of {voters} stays right with probability {right_at_scale_2_over_epsilon:.2f} under noise of "
     "scale 2 / epsilon, which an instructor that changes its vote takes, and {right_at_scale_1_over_epsilon:.2f} "
     "under 1 / epsilon.",
     counter={"votes survive": (HOLDS, {"right_at_scale_2_over_epsilon": 0.995})},
-)
+)  # fmt: skip
 def t13_noisy_votes(voters: int = 10, classes: int = 10, epsilon: float = 0.2) -> Measured:
     """The chance that a unanimous vote survives Laplace noise of scale 1 / epsilon and of 2 / epsilon."""
     one, two = (_survives(voters, classes, scale / epsilon) for scale in (1, 2))
@@ -307,8 +290,7 @@ def _survives(lead: int, classes: int, scale: float) -> float:
 
 
 @Claim(
-    "T14",
-    "The labels are protected by the Gaussian mechanism (chapter 3), by the Laplace mechanism (chapter 4).",
+    "T14", "The labels are protected by the Gaussian mechanism (chapter 3), by the Laplace mechanism (chapter 4).",
     source="sections 3.2.1 (either), 3.3 (Gaussian) and 4.2 (Laplace)",
     quote="we preserve the privacy of output by using Gaussian differential private mechanism",
     cell="11_claims#thesis-text",
@@ -317,7 +299,7 @@ def _survives(lead: int, classes: int, scale: float) -> float:
     "Gaussian noise has delta {delta_of_gaussian_at_laplace_deviation:.2g}, and 1e-5 takes "
     "{gaussian_deviation:.1f}.",
     counter={"one noise named": (HOLDS, {"different": 1})},
-)
+)  # fmt: skip
 def t14_output_noise() -> Measured:
     """Two noises for one step, and what each has to be where one instructor's vote moves (L1 2, L2 sqrt 2)."""
     epsilon = 0.2
@@ -332,18 +314,16 @@ def t14_output_noise() -> Measured:
 
 
 @Claim(
-    "T16",
-    "A network still separates the two circles with 85 % accuracy when the data are 0.2-DP.",
+    "T16", "A network still separates the two circles with 85 % accuracy when the data are 0.2-DP.",
     source="section 4.1, table 4.2 (100000 points)",
     quote="Accuracy of deep neural network model with protected data with ε = 0.2",
-    cell="11_claims#thesis-mechanism",
+    cell="11_claims#thesis-mechanism", pair=Pair("claimed_accuracy", "best_accuracy", "accuracy"),
     rule=lambda m: Verdict.of(m.best_accuracy >= m.claimed_accuracy),
     said="By the thesis' own pair (sigma 0.6 for epsilon 2.5), epsilon {epsilon:g} means sigma {sigma:.1f}, where no "
     "classifier exceeds {best_accuracy:.4f}; {claimed_accuracy:.0%} fits sigma {sigma_for_the_claim:.2f}, which "
     "the same pair calls epsilon {epsilon_for_the_claim:.0f}.",
     counter={"separable circles": (HOLDS, {"best_accuracy": 0.9})},
-    pair=Pair("claimed_accuracy", "best_accuracy", "accuracy"),
-)
+)  # fmt: skip
 def t16_two_circles() -> Measured:
     """The accuracy of the best possible classifier of two noised circles of radius 1 and `factor`.
 
@@ -377,11 +357,9 @@ def best_accuracy(sigma: float, factor: float) -> float:
 
 
 @Claim(
-    "T21",
-    "A count with Gaussian noise of variance 2 is (ln 3, 0.054)-DP, as the width of the bad events shows.",
-    source="section 2.2.2, figures 2.1 to 2.3",
-    quote="we measure the bad events' width",
-    cell="01_coins_to_composition#verdicts",
+    "T21", "A count with Gaussian noise of variance 2 is (ln 3, 0.054)-DP, as the width of the bad events shows.",
+    source="section 2.2.2, figures 2.1 to 2.3", quote="we measure the bad events' width",
+    cell="01_coins_to_composition#verdicts", pair=Pair("printed_delta", "tail", "δ"),
     rule=lambda m: Verdict.of(
         m.tight_delta <= m.printed_delta and abs(m.tail - m.printed_delta) <= 0.0005,
         m.tight_delta <= m.printed_delta,
@@ -389,8 +367,7 @@ def best_accuracy(sigma: float, factor: float) -> float:
     said="The width of the bad events is {tail:.3f} and the smallest delta {tight_delta:.3f}: {printed_delta} is true "
     "as a guarantee, but it is neither; as a width it fits a variance of {variance_with_that_tail:.2f}.",
     counter={"variance 3": (HOLDS, {"tail": 0.054}), "a smaller delta printed": (FAILS, {"printed_delta": 0.02})},
-    pair=Pair("printed_delta", "tail", "δ"),
-)
+)  # fmt: skip
 def t21_loss_tail(variance: float = 2.0, epsilon: float = math.log(3)) -> Measured:
     """The width that figure 2.3 measures, the delta that is needed, and the one that is printed."""
     figures = loss_figures(variance, epsilon)
@@ -405,23 +382,20 @@ def t21_loss_tail(variance: float = 2.0, epsilon: float = math.log(3)) -> Measur
 
 
 @Claim(
-    "T23",
-    "Nobody in a k-anonymous table can be identified, no matter what additional information one holds.",
-    source="section 2.3",
-    quote="no matter what additional information you hold about them",
-    cell="01_coins_to_composition#verdicts",
-    inputs=lambda told: {"rng": np.random.default_rng(0)},
+    "T23", "Nobody in a k-anonymous table can be identified, no matter what additional information one holds.",
+    source="section 2.3", quote="no matter what additional information you hold about them",
+    cell="01_coins_to_composition#verdicts", inputs=lambda told: {"rng": np.random.default_rng(0)},
     rule=lambda m: Verdict.of(m.identified == 0 and m.identified_with_one_thing_more == 0),
     said="The roll identifies {identified_before:.0%} of the patients in the plain table and {identified:.0%} in the "
     "{anonymity}-anonymous one; knowing the month of a visit as well identifies "
     "{identified_with_one_thing_more:.0%}.",
     counter={"nothing gained by the month": (HOLDS, {"identified_with_one_thing_more": 0.0})},
-)
+)  # fmt: skip
 def t23_anonymity(rng: np.random.Generator, k: int = 5) -> Measured:
     """A k-anonymous table of synthetic patients against a roll, and against who knows the month of a visit as well."""
     roll = synthetic_voters(rng)
     patients = roll.rows[roll.patients]
-    raw, release = (anonymise(patients, QUASI_IDENTIFIERS, size, 0.05) for size in (1, k))
+    raw, release = (anonymise(patients, QUASI_IDENTIFIERS, size, MOST_SUPPRESSED) for size in (1, k))
     return {
         "k": k,
         "anonymity": release.anonymity,

@@ -41,15 +41,16 @@ QUASI_IDENTIFIERS = (
     Hierarchy("age", generalise_number(5, 10, 20)),
     Hierarchy("sex", (str, star)),
 )
+MOST_SUPPRESSED = 0.05  # of the records of a release
 DESCRIPTIONS = ("asthma", "diabetes", "fracture", "migraine")
 
 
-def printed_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Eqs 2.12, 3.1 and 3.3 as the thesis uses them: at any epsilon, where the theorem ends below 1.
+def printed_sigma(epsilon: float, delta: float) -> float:
+    """Eqs 2.12, 3.1 and 3.3 as the thesis uses them, for sensitivity 1: at any epsilon, where the theorem ends below 1.
 
     No guarantee from epsilon 1 on: see `edp_lab.privacy.foundations.classic_gaussian_sigma`.
     """
-    return classic_gaussian_sigma(sensitivity, 0.5, delta) * 0.5 / epsilon
+    return classic_gaussian_sigma(1.0, 0.5, delta) * 0.5 / epsilon
 
 
 class NoisyCounts(NamedTuple):
@@ -67,18 +68,14 @@ class NoisyCounts(NamedTuple):
 
 
 class PrintedCounts(NamedTuple):
-    """Table 2.2 as the thesis prints it; the true count is that of table 2.1."""
+    """Table 2.2 (section 2.2.4) as the thesis prints it; the true count is that of table 2.1."""
 
-    source: str
-    responses: tuple[float, ...]
-    average: float
-    interval: tuple[float, float]
-    true_count: int
+    responses: tuple[float, ...] = (2.91, 1.88, 1.29, 4.02, 5.34)
+    average: float = 3.09
+    interval: tuple[float, float] = (1.69, 4.48)
 
 
-TABLE_2_2 = PrintedCounts(
-    "table 2.2, section 2.2.4", (2.91, 1.88, 1.29, 4.02, 5.34), 3.09, (1.69, 4.48), CREDIT_RATINGS["bad"]
-)
+TABLE_2_2 = PrintedCounts()
 
 
 def summarise_counts(responses: ArrayLike) -> NoisyCounts:
@@ -95,11 +92,11 @@ def summarise_counts(responses: ArrayLike) -> NoisyCounts:
     return NoisyCounts(answers, mean, (mean - half, mean + half), (mean - narrow, mean + narrow))
 
 
-def noisy_counts(rng: np.random.Generator, queries: int = 5, epsilon: float = CREDIT_EPSILON) -> NoisyCounts:
+def noisy_counts(rng: np.random.Generator, queries: int = 5) -> NoisyCounts:
     """Table 2.2 anew: the number of bad ratings, asked again and again of a counter without a cache."""
     ratings = [rating for rating, count in CREDIT_RATINGS.items() for _ in range(count)]
-    counter = NoisyCounter(ratings, queries * epsilon * 2, rng)
-    return summarise_counts([counter.count(lambda rating: rating == "bad", epsilon) for _ in range(queries)])
+    counter = NoisyCounter(ratings, queries * CREDIT_EPSILON * 2, rng)
+    return summarise_counts([counter.count(lambda rating: rating == "bad", CREDIT_EPSILON) for _ in range(queries)])
 
 
 class LossFigures(NamedTuple):
@@ -215,24 +212,16 @@ class LinkageTable(NamedTuple):
     shown_k: Text
 
 
-def linkage_table(roll: Voters, ks: Sequence[int] = (1, 2, 5, 10), most_suppressed: float = 0.05) -> LinkageTable:
+def linkage_table(roll: Voters, ks: Sequence[int] = (1, 2, 5, 10)) -> LinkageTable:
     """k-anonymise the patients' table for each k and link it to the roll."""
-    patients = roll.rows[roll.patients]
-    releases = [anonymise(patients, QUASI_IDENTIFIERS, k, most_suppressed) for k in ks]
-    rows = tuple(_linkage_row(roll, release, k) for release, k in zip(releases, ks, strict=True))
-    return LinkageTable(rows, patients[:10], releases[-1].rows[:10])
-
-
-def _linkage_row(roll: Voters, release: Release, k: int) -> LinkageRow:
-    linkage = link(release, roll.rows, roll.description)
-    return LinkageRow(
-        k,
-        release.levels,
-        float(release.suppressed.mean()),
-        float(linkage.identified.mean()),
-        identified_with_month(roll, release),
-        float(linkage.disclosed[roll.patients].mean()),
-    )
+    patients, rows = roll.rows[roll.patients], []
+    for k in ks:
+        release = anonymise(patients, QUASI_IDENTIFIERS, k, MOST_SUPPRESSED)
+        linkage, month = link(release, roll.rows, roll.description), identified_with_month(roll, release)
+        shares = release.suppressed, linkage.identified, linkage.disclosed[roll.patients]
+        suppressed, identified, disclosed = (float(share.mean()) for share in shares)
+        rows.append(LinkageRow(k, release.levels, suppressed, identified, month, disclosed))
+    return LinkageTable(tuple(rows), patients[:10], release.rows[:10])
 
 
 def identified_with_month(roll: Voters, release: Release) -> float:
@@ -241,10 +230,7 @@ def identified_with_month(roll: Voters, release: Release) -> float:
     One thing more than the quasi-identifiers, known of one patient: k-anonymity says nothing about it.
     """
     month = Hierarchy("month", (str, star))
-    beside = release._replace(
-        rows=np.column_stack([release.rows, roll.month]),
-        levels=(*release.levels, 0),
-        hierarchies=(*release.hierarchies, month),
-    )
+    rows, levels = np.column_stack([release.rows, roll.month]), (*release.levels, 0)
+    beside = release._replace(rows=rows, levels=levels, hierarchies=(*release.hierarchies, month))
     patients = np.column_stack([roll.rows[roll.patients], roll.month])
     return float((link(beside, patients, roll.description).rows_per_person == 1).mean())
