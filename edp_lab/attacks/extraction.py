@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,32 +52,21 @@ class Part(NamedTuple):
     labels: Labels  # (n)
 
 
-@dataclass(frozen=True)
-class Shares:
-    """Whose images are whose; no image has two owners.
+class Shares(NamedTuple):
+    """Whose images are whose; no image has two owners."""
 
-    Attributes:
-        private: what the plain model, the instructors and DP-Adam are trained on.
-        public: other people's: the understudy learns them by noisy labels, "strangers" by their true ones.
-        pool: the attacker's, to query with.
-        test: where attacks are scored.
-    """
-
-    private: Part
-    public: Part
-    pool: Part
-    test: Part
+    private: Part  # what the plain model, the instructors and DP-Adam are trained on
+    public: Part  # other people's: the understudy learns them by noisy labels, "strangers" by their true ones
+    pool: Part  # the attacker's, to query with
+    test: Part  # where attacks are scored
     classes: int
 
 
-@dataclass(frozen=True)
-class Victim:
+class Victim(NamedTuple):
     """A model behind an API.
 
-    Attributes:
-        epsilon: of one private training example (of the understudy replaced, of DP-Adam added or removed), had the
-            seed been secret; None without a guarantee.
-        accuracy: on the test share.
+    `epsilon` is of one private training example (of the understudy replaced, of DP-Adam added or removed), had the seed
+    been secret; None without a guarantee. `accuracy` is on the test share.
     """
 
     name: str
@@ -88,54 +77,39 @@ class Victim:
 
 @dataclass(frozen=True)
 class ExtractionRow:
-    """A copy of one victim, by so many queries. Intervals: 95 % over test images, given victim and copy.
-
-    Attributes:
-        agreement: share of test images on which copy and victim give the same class.
-        accuracy: of the copy.
-        guess_agreement: of a copy that learnt random labels of the same inputs: what no query at all gives.
-        own_labels_agreement: of one that learnt their true labels: what an attacker who can label them himself has
-            without the API; None where the inputs are noise.
-    """
+    """A copy of one victim, by so many queries. Intervals: 95 % over test images, given victim and copy."""
 
     victim: str
     epsilon: float | None
     victim_accuracy: float
     queries: int
-    agreement: float
+    agreement: float  # share of test images on which copy and victim give the same class
     agreement_interval: Interval
-    accuracy: float
+    accuracy: float  # of the copy
     accuracy_interval: Interval
-    guess_agreement: float
+    guess_agreement: float  # of a copy that learnt random labels of the same inputs: what no query at all gives
     guess_agreement_interval: Interval
+    # Of one that learnt their true labels: what an attacker who can label them himself has without the API; None where
+    # the inputs are noise.
     own_labels_agreement: float | None
 
 
 @dataclass(frozen=True)
 class InversionRow:
-    """Images drawn of every class, by so many queries each. Intervals: 95 % over images, as if independent.
-
-    Attributes:
-        queries: for one image; None for the white box, which climbs the model's own gradient.
-        correlation: with the private training images' average of the class, mean over the drawn images.
-        others: the same with the averages of the other classes.
-        matched: share that is closest to the average of its own class, each average less the mean of them all.
-        judged: share that a judge, trained on nobody's private images, takes for the class.
-        guess_matched, guess_judged: shares of images drawn from a network that was never trained.
-    """
+    """Images drawn of every class, by so many queries each. Intervals: 95 % over images, as if independent."""
 
     victim: str
     epsilon: float | None
     victim_accuracy: float
-    queries: int | None
+    queries: int | None  # for one image; None for the white box, which climbs the model's own gradient
     images: int
-    correlation: float
-    others: float
-    matched: float
+    correlation: float  # with the private training images' average of the class, mean over the drawn images
+    others: float  # the same with the averages of the other classes
+    matched: float  # share closest to the average of its own class, each average less the mean of them all
     matched_interval: Interval
-    judged: float
+    judged: float  # share that a judge, trained on nobody's private images, takes for the class
     judged_interval: Interval
-    guess_matched: float
+    guess_matched: float  # shares of images drawn from a network that was never trained
     guess_judged: float
     guess_judged_interval: Interval
 
@@ -185,39 +159,30 @@ def train_victims(
     if not names or not set(names) <= set(VICTIMS):
         unknown = next((name for name in names if name not in VICTIMS), "")
         raise UsageError(f"unknown victim {unknown!r}: choose some of {', '.join(VICTIMS)}")
-    taught = _three_phases(shares, settings, told) if {"instructor", "understudy"} & set(names) else {}
+    found: dict[str, tuple[ImageClassifier, float | None]] = {}
+    if {"instructor", "understudy"} & set(names):
+        # The plain model, the first instructor, and the understudy, who learns all public images and nothing else.
+        images = Images("shares", *shares.private, *_joined(shares.public, shares.test), shares.classes)
+        record = run_three_phase(
+            replace(settings, labels=len(shares.public.labels)),
+            images,
+            lambda event: told(f"victim: {event.part}") if event.epoch == event.epochs else None,
+        )
+        instructor = "instructor 1" if 2 in settings.phases else "one instructor"
+        parts = {"plain": PLAIN, "instructor": instructor, "understudy": UNDERSTUDY}
+        found = {name: (record.models[part], record.part(part).epsilon) for name, part in parts.items()}
     victims = []
     for name in dict.fromkeys(names):
-        if name not in taught:
+        if name not in found:
             told(f"victim: {name}")
-        model, epsilon = taught[name] if name in taught else _trained(name, shares, settings)
+            part = shares.public if name == "strangers" else shares.private
+            method, own = "dp-adam" if name == "dp-adam" else "adam", PLAIN if name == "plain" else name
+            trained = train_classifier(settings.training(method, len(part.labels), shares.classes, own), *part)
+            found[name] = trained.model, 0.0 if name == "strangers" else trained.guarantee.epsilon
+        model, epsilon = found[name]
         accuracy = float((model.predict(shares.test.images) == shares.test.labels).mean())
         victims.append(Victim(name, model, epsilon, accuracy))
     return victims
-
-
-def _three_phases(
-    shares: Shares, settings: ThreePhaseSettings, told: Told
-) -> dict[str, tuple[ImageClassifier, float | None]]:
-    """The plain model, the first instructor, and the understudy, who learns all public images and nothing else."""
-    labelled = _joined(shares.public, shares.test)
-    images = Images("shares", *shares.private, *labelled, shares.classes)
-    settings = replace(settings, labels=len(shares.public.labels))
-    record = run_three_phase(
-        settings, images, lambda event: told(f"victim: {event.part}") if event.epoch == event.epochs else None
-    )
-    instructor = "instructor 1" if 2 in settings.phases else "one instructor"
-    parts = {"plain": PLAIN, "instructor": instructor, "understudy": UNDERSTUDY}
-    return {name: (record.models[part], record.part(part).epsilon) for name, part in parts.items()}
-
-
-def _trained(name: str, shares: Shares, settings: ThreePhaseSettings) -> tuple[ImageClassifier, float | None]:
-    """A network of its own: "plain", "dp-adam" or "strangers", and its epsilon towards the private images."""
-    part = shares.public if name == "strangers" else shares.private
-    method = "dp-adam" if name == "dp-adam" else "adam"
-    training = settings.training(method, len(part.labels), shares.classes, PLAIN if name == "plain" else name)
-    trained = train_classifier(training, *part)
-    return trained.model, 0.0 if name == "strangers" else trained.guarantee.epsilon
 
 
 # ---- Extraction --------------------------------------------------------------------------------------------
@@ -240,16 +205,17 @@ def extract(
     Raises:
         UsageError: no queries, fewer than 1, more than the pool has, or unknown inputs.
     """
-    rows = []
-    counts = check_queries(queries, 1)
+    rows, counts = [], check_queries(queries, 1)
     check_inputs(inputs, counts, shares)
     for count in counts:
-        images, labels = _inputs(inputs, count, shares, seed)
+        images, labels = shares.pool.images[:count], shares.pool.labels[:count]
+        if inputs == "noise":
+            images = _smooth_noise((count, *images.shape[1:]), key_from_seed(f"api attacks {seed}: inputs"))
         guesses = stream(key_from_seed(f"api attacks {seed}: guesses"), Purpose.SAMPLE)
         told(f"{count} queries: without the API")
         learn = partial(train_student, images, seed=seed)
         guessing = learn(_one_hot(guesses.integers(shares.classes, size=count), shares.classes))
-        own = None if labels is None else learn(_one_hot(labels, shares.classes))
+        own = None if inputs == "noise" else learn(_one_hot(labels, shares.classes))
         for victim in victims:
             told(f"{count} queries: {victim.name}")
             copy = learn(PredictionApi(victim.model, labels_only).query(images))
@@ -303,16 +269,9 @@ def check_inputs(inputs: str, queries: Sequence[int], shares: Shares) -> None:
         )
 
 
-def _inputs(inputs: str, count: int, shares: Shares, seed: int) -> tuple[Pixels, Labels | None]:
-    if inputs == "noise":
-        rng = stream(key_from_seed(f"api attacks {seed}: inputs"), Purpose.SAMPLE)
-        return _smooth_noise((count, *shares.pool.images.shape[1:]), rng), None
-    return shares.pool.images[:count], shares.pool.labels[:count]
-
-
-def _smooth_noise(shape: tuple[int, ...], rng: np.random.Generator) -> Pixels:
+def _smooth_noise(shape: tuple[int, ...], key: int) -> Pixels:
     """Stretched to [0, 1]; smoothed, because noise that varies from pixel to pixel is of one class to a network."""
-    noise = _blurred(rng.standard_normal(shape, dtype=np.float32))
+    noise = _blurred(stream(key, Purpose.SAMPLE).standard_normal(shape, dtype=np.float32))
     low, high = (end(noise, axis=(1, 2, 3), keepdims=True) for end in (np.min, np.max))
     return (noise - low) / (high - low)  # type: ignore[no-any-return]
 
@@ -343,21 +302,26 @@ def invert(
     averages = class_averages(shares.private, shares.classes)
     wanted = np.tile(np.arange(shares.classes), DRAWN)
 
-    def draw(model: ImageClassifier, count: int | None) -> Pixels:
+    def drawn(model: ImageClassifier, count: int | None) -> tuple[Any, ...]:
+        """The columns of a row on images drawn of this model, from `correlation` to `judged_interval`."""
         rng = stream(key_from_seed(f"api attacks {seed}: drawn"), Purpose.SAMPLE)
         if count is None:
-            return draw_by_gradient(model, wanted, rng)
-        return draw_by_queries(PredictionApi(model, labels_only), wanted, model.shape, count, rng)
+            images = draw_by_gradient(model, wanted, rng)
+        else:
+            images = draw_by_queries(PredictionApi(model, labels_only), wanted, model.shape, count, rng)
+        found = correlations(images, averages)
+        own = found[np.arange(len(wanted)), wanted]
+        others = (found.sum(axis=1) - own) / (len(averages) - 1)
+        closest = correlations(images, averages - averages.mean(axis=0)).argmax(axis=1)
+        hits = _share(closest == wanted), _share(judge.predict(images) == wanted)
+        return float(own.mean()), float(others.mean()), *hits[0], *hits[1]
 
-    guesses = {count: _found(draw(untrained, count), wanted, averages, judge) for count in counts}
-    rows = []
+    guesses, rows = {count: drawn(untrained, count) for count in counts}, []
     for victim in victims:
         for count in counts:
             told(f"{victim.name}: {'white box' if count is None else f'{count} queries'}")
-            found, guess = _found(draw(victim.model, count), wanted, averages, judge), guesses[count]
-            alike = float(found.own.mean()), float(found.others.mean())
-            by_guessing = float(guess.matched.mean()), *_share(guess.judged)
-            shown = (*alike, *_share(found.matched), *_share(found.judged), *by_guessing)
+            _, _, guess_matched, _, *guess_judged = guesses[count]
+            shown = (*drawn(victim.model, count), guess_matched, *guess_judged)
             rows.append(InversionRow(victim.name, victim.epsilon, victim.accuracy, count, len(wanted), *shown))
     return rows
 
@@ -379,7 +343,7 @@ def draw_by_queries(
         up, down = np.log(answers[:, :, place, wanted] + 1e-6)
         return np.einsum("pn,pn...->n...", up - down, offsets, dtype=np.float32)
 
-    return _climb(slope, _start(wanted, shape, rng), queries // (2 * pairs))
+    return _climb(slope, (len(wanted), *shape), rng, queries // (2 * pairs))
 
 
 def draw_by_gradient(model: ImageClassifier, wanted: Labels, rng: np.random.Generator) -> Pixels:
@@ -390,7 +354,7 @@ def draw_by_gradient(model: ImageClassifier, wanted: Labels, rng: np.random.Gene
         loss = F.cross_entropy(model.logits(x), torch.from_numpy(wanted), reduction="sum")
         return -torch.autograd.grad(loss, x)[0].numpy()
 
-    return _climb(slope, _start(wanted, model.shape, rng), WHITE_BOX_STEPS)
+    return _climb(slope, (len(wanted), *model.shape), rng, WHITE_BOX_STEPS)
 
 
 def class_averages(part: Part, classes: int) -> NDArray[np.float64]:
@@ -406,30 +370,10 @@ def correlations(images: Pixels, averages: NDArray[np.float64]) -> NDArray[np.fl
     return np.divide(a @ b.T, lengths, out=np.zeros_like(lengths), where=lengths > 0)
 
 
-class _Found(NamedTuple):
-    """What the drawn images (n) are like."""
-
-    own: NDArray[np.float64]  # correlation with the average of the class
-    others: NDArray[np.float64]  # mean over the others
-    matched: NDArray[np.bool_]
-    judged: NDArray[np.bool_]
-
-
-def _found(images: Pixels, wanted: Labels, averages: NDArray[np.float64], judge: ImageClassifier) -> _Found:
-    found = correlations(images, averages)
-    own = found[np.arange(len(wanted)), wanted]
-    others = (found.sum(axis=1) - own) / (len(averages) - 1)
-    closest = correlations(images, averages - averages.mean(axis=0)).argmax(axis=1)
-    return _Found(own, others, closest == wanted, judge.predict(images) == wanted)
-
-
-def _start(wanted: Labels, shape: Sequence[int], rng: np.random.Generator) -> Pixels:
-    """Grey, with a little noise so that the images of a class differ."""
-    return 0.5 + 0.1 * rng.standard_normal((len(wanted), *shape), dtype=np.float32)
-
-
-def _climb(slope: Callable[[Pixels], Pixels], images: Pixels, steps: int) -> Pixels:
+def _climb(slope: Callable[[Pixels], Pixels], shape: tuple[int, ...], rng: np.random.Generator, steps: int) -> Pixels:
     """Upwards by `slope`, within [0, 1], smoothed a little after each step: natural images are."""
+    # From grey, with a little noise so that the images of a class differ.
+    images = 0.5 + 0.1 * rng.standard_normal(shape, dtype=np.float32)
     velocity = np.zeros_like(images)
     for step in range(steps):
         up = slope(images)

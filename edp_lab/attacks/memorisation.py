@@ -25,18 +25,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy.stats import t as student
 
+from edp_lab.attacks.membership.signals import scored_batches
 from edp_lab.attacks.statistics import clopper_pearson
 from edp_lab.corpora import Corpus, Utterance, load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.models import IntentSlotModel
 from edp_lab.models.crf import forward_backward, path_score
-from edp_lab.privacy import Mechanism, accountant_for, judge
+from edp_lab.privacy import accountant_for, judge
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
 from edp_lab.training.inference import evaluate_model
@@ -53,21 +54,16 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 LENGTH = 7  # digits of a number
 FEWEST = 5  # different digits, for a set R much larger than a sample of it
 MOST_FILLINGS = 20_000
+BATCH = 512
 TRACED = 1000  # fillings behind the mean of a trace
 CONFIDENCE = 0.95
 
 
-@dataclass(frozen=True)
-class Canaries:
-    """One draw from R: numbers with labels, by how often they are inserted, and other numbers.
+class Canaries(NamedTuple):
+    """One draw from R: numbers with labels, and other numbers."""
 
-    Attributes:
-        utterances: by repetition count.
-        references: the tokens of the other fillings.
-    """
-
-    utterances: dict[int, tuple[Utterance, ...]]
-    references: tuple[tuple[str, ...], ...]
+    utterances: dict[int, tuple[Utterance, ...]]  # by how often they are inserted
+    references: tuple[tuple[str, ...], ...]  # the tokens of the other fillings
 
     @property
     def inserted(self) -> tuple[Utterance, ...]:
@@ -87,36 +83,24 @@ class Traced:
 
 @dataclass(frozen=True)
 class Memorisation:
-    """What one method has stored of the canaries with one repetition count.
-
-    Attributes:
-        exposures: of each canary, in bits; at most `cap`.
-        exposure: their mean, with a 95 % t interval over canaries of one training run.
-        extracted: how many have rank 1, with the Clopper-Pearson interval of the share.
-        epsilon: of all copies of a canary together (group privacy), at `delta`; None where there is no guarantee.
-        epsilon_claimed: by the paper's accounting, which knows of no copies; None where it says nothing.
-        extraction_limit: no more canaries than this share have rank 1 in expectation, by the guarantee; None without.
-        guarantee: its status, and `reason` why that is so.
-        test_ser: of the model; one that has learnt nothing memorises nothing.
-        trace: of the first canary, see `token_trace`.
-    """
+    """What one method has stored of the canaries with one repetition count."""
 
     method: str
     repetitions: int
-    exposures: tuple[float, ...]
-    exposure: float
-    interval: tuple[float, float]
+    exposures: tuple[float, ...]  # of each canary, in bits; at most `cap`
+    exposure: float  # their mean,
+    interval: tuple[float, float]  # with a 95 % t interval over canaries of one training run
     cap: float
-    extracted: int
-    extracted_interval: tuple[float, float]
-    epsilon: float | None
-    epsilon_claimed: float | None
-    extraction_limit: float | None
+    extracted: int  # how many have rank 1,
+    extracted_interval: tuple[float, float]  # with the Clopper-Pearson interval of the share
+    epsilon: float | None  # of all copies of a canary together (group privacy), at `delta`; None without a guarantee
+    epsilon_claimed: float | None  # by the paper's accounting, which knows of no copies; None where it says nothing
+    extraction_limit: float | None  # by the guarantee no more than this share has rank 1 in expectation; None without
     delta: float | None
-    guarantee: str
-    reason: str
-    test_ser: float
-    trace: tuple[Traced, ...]
+    guarantee: str  # its status,
+    reason: str  # and why that is so
+    test_ser: float  # of the model; one that has learnt nothing memorises nothing
+    trace: tuple[Traced, ...]  # of the first canary, see `token_trace`
 
 
 def measure_memorisation(
@@ -141,9 +125,11 @@ def measure_memorisation(
         UsageError: unknown methods, numbers out of range, a corpus that does not suit (see `draw_canaries`), or as
             training does; before anything is trained, if it can be known.
     """
-    configs = {method: _configured(config, method) for method in methods}
-    if not configs:
-        raise UsageError(f"no method is given: choose from {', '.join(METHODS)}")
+    unknown = [method for method in methods if method not in METHODS]
+    if unknown or not methods:
+        what = f"unknown method {unknown[0]!r}" if unknown else "no method is given"
+        raise UsageError(f"{what}: choose from {', '.join(METHODS)}")
+    configs = {method: replace(config, **METHODS[method], processes=1) for method in methods}
     corpus = load_corpus(config.corpus)
     data = split(corpus, config.seed, keep_duplicates_together=config.keep_duplicates_together)
     drawn = draw_canaries(corpus, data.train, repetitions, canaries, references, config.seed)
@@ -183,17 +169,14 @@ def draw_canaries(
     numbers = generator.choice(len(digits) ** LENGTH, total + references, replace=False)
     places = len(digits) ** np.arange(LENGTH)
     texts = [(*AROUND, *(digits[d] for d in number)) for number in numbers[:, None] // places % len(digits)]
-    marked = [_mislabelled(text, corpus, generator) for text in texts[:total]]
-    groups = (tuple(marked[k * each : (k + 1) * each]) for k in range(len(repetitions)))
-    return Canaries(dict(zip(repetitions, groups, strict=True)), tuple(texts[total:]))
-
-
-def _mislabelled(text: tuple[str, ...], corpus: Corpus, generator: np.random.Generator) -> Utterance:
-    """The text with a random intent, and a random slot for its number."""
-    slot = corpus.slots[generator.integers(len(corpus.slots))]
-    intent = corpus.intents[generator.integers(len(corpus.intents))]
-    number = (f"B-{slot}", *[f"I-{slot}"] * (LENGTH - 1))
-    return Utterance(text, ("O",) * len(AROUND) + number, intent)
+    marked = []
+    for text in texts[:total]:
+        slot = corpus.slots[generator.integers(len(corpus.slots))]
+        intent = corpus.intents[generator.integers(len(corpus.intents))]
+        tags = ("O",) * len(AROUND) + (f"B-{slot}", *[f"I-{slot}"] * (LENGTH - 1))
+        marked.append(Utterance(text, tags, intent))
+    groups = {times: tuple(marked[k * each : (k + 1) * each]) for k, times in enumerate(repetitions)}
+    return Canaries(groups, tuple(texts[total:]))
 
 
 @torch.no_grad()
@@ -204,12 +187,11 @@ def filling_losses(
 
     Each text is encoded once, for all labels.
     """
-    data = model.dataset([replace(labelled[0], tokens=text) for text in texts])
     tags = [torch.tensor([model.labels.tags.index(tag) for tag in u.tags or ()]) for u in labelled]
     intents = [model.labels.intents.index(u.intent) for u in labelled]
     losses = np.empty((len(labelled), len(texts)))
-    for batch in model.inference_batches(data, 512):
-        log_intent, emissions, mask = model.scores(batch)
+    encoded = [replace(labelled[0], tokens=text) for text in texts]
+    for batch, log_intent, emissions, mask in scored_batches(model, encoded, BATCH):
         assert emissions is not None
         scores = model.crf.start, model.crf.transitions, model.crf.end
         log_partition = forward_backward(emissions, mask, *scores).log_partition
@@ -219,22 +201,13 @@ def filling_losses(
     return losses
 
 
-def ranks(own: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """The rank of each loss (A) among itself and the others (A, F), 1 the smallest; of equal ones, the mean rank."""
-    return 1 + (others < own[:, None]).sum(1) + (others == own[:, None]).sum(1) / 2
-
-
 def canary_ranks(
     model: IntentSlotModel, canaries: Sequence[Utterance], references: Sequence[tuple[str, ...]]
 ) -> np.ndarray:
-    """The rank of each canary among itself and the references: (A)."""
+    """The rank of each canary's loss among itself and the references, 1 the smallest, of equal ones the mean: (A)."""
     losses = filling_losses(model, [*(u.tokens for u in canaries), *references], canaries)
-    return ranks(losses.diagonal(), losses[:, len(canaries) :])
-
-
-def exposures(rank: np.ndarray, fillings: int) -> np.ndarray:
-    """log2 of the number of fillings less log2 of the rank: (A) -> (A), bits."""
-    return math.log2(fillings) - np.log2(rank)
+    own, others = losses.diagonal()[:, None], losses[:, len(canaries) :]
+    return 1 + (others < own).sum(1) + (others == own).sum(1) / 2
 
 
 @torch.no_grad()
@@ -243,11 +216,9 @@ def token_trace(model: IntentSlotModel, canary: Utterance, references: Sequence[
 
     The first entry is the intent, with the whole text as its token; then one per token.
     """
-    texts = [canary.tokens, *references]
-    data = model.dataset([replace(canary, tokens=text) for text in texts])
+    texts = [canary, *(replace(canary, tokens=text) for text in references)]
     found = np.empty((len(texts), 1 + len(canary.tokens)))
-    for batch in model.inference_batches(data, 512):
-        log_intent, emissions, mask = model.scores(batch)
+    for batch, log_intent, emissions, mask in scored_batches(model, texts, BATCH):
         assert emissions is not None
         assert batch.tags is not None
         rows, marginals = batch.examples.numpy(), model.crf.marginals(emissions, mask)
@@ -267,67 +238,53 @@ def mean_interval(values: np.ndarray, low: float, high: float) -> tuple[float, f
     Where all values agree, which would make it a point, it covers what other values may hide: none of A draws shows
     what has a probability of up to 1 - 0.025^(1/A).
     """
+    mean, count = float(values.mean()), len(values)
     if values.min() == values.max():
-        first, unseen = float(values[0]), 1 - ((1 - CONFIDENCE) / 2) ** (1 / len(values))
+        first, unseen = float(values[0]), 1 - ((1 - CONFIDENCE) / 2) ** (1 / count)
         return first - unseen * (first - low), first + unseen * (high - first)
-    half = (
-        float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * float(values.std(ddof=1)) / math.sqrt(len(values))
-    )
-    mean = float(values.mean())
+    half = float(student.ppf((1 + CONFIDENCE) / 2, count - 1)) * float(values.std(ddof=1)) / math.sqrt(count)
     return max(low, mean - half), min(high, mean + half)
 
 
 def _rows(method: str, run: Trainer, drawn: Canaries) -> list[Memorisation]:
     ser = evaluate_model(run.model, run.test).ser
-    groups = drawn.utterances
-    rank = canary_ranks(run.model, [u for group in groups.values() for u in group], drawn.references)
-    fillings = len(drawn.references) + 1
-    rows = []
-    for (times, group), own in zip(groups.items(), np.split(rank, len(groups)), strict=True):
-        bits, extracted = exposures(own, fillings), int((own == 1).sum())
+    rank = canary_ranks(run.model, [u for group in drawn.utterances.values() for u in group], drawn.references)
+    fillings, rows, mechanism = len(drawn.references) + 1, [], run.mechanism
+    cap = math.log2(fillings)
+    for (times, group), own in zip(drawn.utterances.items(), np.split(rank, len(drawn.utterances)), strict=True):
+        # What holds for all copies of a canary together: anyone with so many utterances.
+        epsilon = claimed = limit = delta = None
+        status, reason = "none", "never inserted: the control"
+        if times:
+            judged = judge(mechanism, run.config.epochs, run.delta, utterances_per_person=times)
+            epsilon, claimed, status, reason = judged.epsilon, judged.epsilon_claimed, judged.status, judged.reason
+            delta = None if mechanism is None else run.delta
+            if mechanism is not None and epsilon is not None:
+                # Without its copies the model knows nothing of a canary, which then has rank 1 with chance 1/fillings.
+                accountant = accountant_for(mechanism, mechanism.bill(run.config.epochs), utterances_per_person=times)
+                limit = float(accountant.best_tpr(np.array([1 / fillings]))[0])
+        bits, extracted = cap - np.log2(own), int((own == 1).sum())
         rows.append(
             Memorisation(
-                method=method,
-                repetitions=times,
+                method,
+                times,
                 exposures=tuple(bits.tolist()),
                 exposure=float(bits.mean()),
-                interval=mean_interval(bits, 0.0, math.log2(fillings)),
-                cap=math.log2(fillings),
+                interval=mean_interval(bits, 0.0, cap),
+                cap=cap,
                 extracted=extracted,
                 extracted_interval=clopper_pearson(extracted, len(group), CONFIDENCE),
-                **_guarantee(run.mechanism, run.config.epochs, run.delta, times, fillings),
+                epsilon=epsilon,
+                epsilon_claimed=claimed,
+                extraction_limit=limit,
+                delta=delta,
+                guarantee=status,
+                reason=reason,
                 test_ser=ser,
                 trace=token_trace(run.model, group[0], drawn.references[:TRACED]),
             )
         )
     return rows
-
-
-def _guarantee(mechanism: Mechanism | None, epochs: int, delta: float, copies: int, fillings: int) -> dict[str, Any]:
-    """What holds for all copies of a canary together: anyone with so many utterances."""
-    if copies == 0:
-        names = ("epsilon", "epsilon_claimed", "extraction_limit", "delta")
-        return {**dict.fromkeys(names), "guarantee": "none", "reason": "never inserted: the control"}
-    judged = judge(mechanism, epochs, delta, utterances_per_person=copies)
-    limit = None
-    if mechanism is not None and judged.epsilon is not None:
-        # Without its copies the model knows nothing of a canary, which then has rank 1 with chance 1 / fillings.
-        accountant = accountant_for(mechanism, mechanism.bill(epochs), utterances_per_person=copies)
-        limit = float(accountant.best_tpr(np.array([1 / fillings]))[0])
-    return {
-        "epsilon": judged.epsilon,
-        "epsilon_claimed": judged.epsilon_claimed,
-        "extraction_limit": limit,
-        "delta": None if mechanism is None else delta,
-        "guarantee": judged.status,
-        "reason": judged.reason,
-    }
-
-
-def _configured(config: TrainConfig, method: str) -> TrainConfig:
-    if method not in METHODS:
-        raise UsageError(f"unknown method {method!r}: choose from {', '.join(METHODS)}")
-    return replace(config, **METHODS[method], processes=1)
 
 
 def _check(repetitions: Sequence[int], each: int, references: int, training: int) -> None:

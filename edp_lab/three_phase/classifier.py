@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn import functional as F
 
 from edp_lab.errors import UsageError
@@ -43,16 +42,14 @@ LARGEST_RATE = 0.25  # of Poisson sampling by default: small data sets get small
 LEAST_STEPS = 300  # and more epochs
 
 # Chosen on the last 5,000 of MNIST's training images, at epsilon 2.93 and delta 1e-5 where private.
+ONE_RATE = ("sgd", "momentum", "dp-sgd", "dp-momentum")  # for all weights alike
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "sgd": {"lr": 0.3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0},
-    "momentum": {"lr": 0.3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0},
-    "rmsprop": {"lr": 2e-3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0},
-    "adam": {"lr": 2e-3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0},
-    "dp-sgd": {"lr": 8.0, "batch_size": 2048, "epochs": 20, "clip_norm": 0.2, "weight_decay": 0.0},
-    "dp-momentum": {"lr": 8.0, "batch_size": 2048, "epochs": 20, "clip_norm": 0.2, "weight_decay": 0.0},
-    "dp-rmsprop": {"lr": 1e-2, "batch_size": 2048, "epochs": 20, "clip_norm": 0.2, "weight_decay": 0.1},
-    "dp-adam": {"lr": 1e-2, "batch_size": 2048, "epochs": 20, "clip_norm": 0.2, "weight_decay": 0.1},
-    "dp-adambc": {"lr": 1e-2, "batch_size": 2048, "epochs": 20, "clip_norm": 0.2, "weight_decay": 0.1},
+    name: {"lr": 0.3 if name in ONE_RATE else 2e-3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0}
+    for name in PLAIN
+} | {
+    name: {"batch_size": 2048, "epochs": 20, "clip_norm": 0.2}
+    | ({"lr": 8.0, "weight_decay": 0.0} if name in ONE_RATE else {"lr": 1e-2, "weight_decay": 0.1})
+    for name in PRIVATE
 }
 
 Listener = Callable[[dict[str, Any]], None]
@@ -113,10 +110,9 @@ class ClassifierSettings:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, Integral) or value < 1):
                 raise UsageError(f"{name.replace('_', ' ')} is {value}: it must be a whole number, at least 1")
-        if self.lr is not None and not 0 < self.lr < math.inf:
-            raise UsageError(f"learning rate is {self.lr}: it must be greater than 0")
-        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
-            raise UsageError(f"clip norm C is {self.clip_norm}: it must be greater than 0")
+        for what, rate in (("learning rate", self.lr), ("clip norm C", self.clip_norm)):
+            if rate is not None and not 0 < rate < math.inf:
+                raise UsageError(f"{what} is {rate}: it must be greater than 0")
         if self.weight_decay is not None and not 0 <= self.weight_decay < math.inf:
             raise UsageError(f"weight decay is {self.weight_decay}: it must be 0 or more")
         if self.epsilon is not None or self.private:
@@ -262,17 +258,14 @@ def calibrated_noise(clip_norm: float, sampling_rate: float, epochs: int, epsilo
     return calibrate_z0(mechanism, epochs, Budget(epsilon, delta), tight=True)
 
 
-@lru_cache(maxsize=64)
-def _judged(mechanism: Mechanism | None, epochs: int, delta: float, seed_published: bool) -> Guarantee:
-    """Remembered, for instructors who differ in their data alone."""
-    return judge(mechanism, epochs, delta, seed_published, tight=True)
+_judged = lru_cache(maxsize=64)(judge)  # remembered, for instructors who differ in their data alone
 
 
 class ClassifierTraining:
     """The state of one training run, whose `settings` are resolved."""
 
     def __init__(self, settings: ClassifierSettings, x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
-        self.settings, self.data, self.memory = settings, ImageData(x, y), Memory()
+        self.settings, self.data, self.memory, self.step = settings, ImageData(x, y), Memory(), 0
         assert settings.lr is not None
         assert settings.epochs is not None
         assert settings.batch_size is not None
@@ -282,20 +275,39 @@ class ClassifierTraining:
         sampling = "poisson" if settings.private else "shuffle"
         micro_batches = settings.batch_size if settings.private else 1
         self.batches = Batches(key, len(x), settings.batch_size, 1, micro_batches, sampling, alone=settings.private)
-        self.mechanism = self._mechanism()
+        self.steps = self.epochs * self.batches.steps_per_epoch  # of all epochs together
         parameters = trainable(self.model)
-        self.private = None
-        if self.mechanism is not None:
+        self.mechanism = self.private = None
+        if settings.private:
+            self.mechanism = self._mechanism(self.batches.sampling_rate)
             self.private = PrivateStep(parameters, self.mechanism, key, micro_batches=micro_batches)
-        self.weights: list[Tensor] = [p for _, p in parameters]
-        self.optimizer = _optimizer(settings.method, [p for _, p in parameters], self.lr)
-        self.step = 0
-        self.guarantee = _judged(self.mechanism, self.epochs, settings.delta, not settings.private_seed)
+        self.weights: list[torch.Tensor] = [p for _, p in parameters]
+        # Algorithms 2 to 6, and DP-AdamBC. Algorithm 5 prints RMSprop's average without its square: a misprint.
+        kind = settings.method.removeprefix("dp-")
+        self.optimizer: torch.optim.Optimizer
+        if kind == "rmsprop":
+            self.optimizer = torch.optim.RMSprop(self.weights, self.lr, alpha=BETA)
+        elif kind in ("sgd", "momentum"):
+            beta = 0.0 if kind == "sgd" else BETA
+            self.optimizer = torch.optim.SGD(self.weights, self.lr, momentum=beta, dampening=beta)
+        else:
+            name = "dp-adambc" if kind == "adambc" else kind
+            self.optimizer = make_optimizer(name, [p for _, p in parameters], self.lr)
+        published = not settings.private_seed
+        self.guarantee = _judged(self.mechanism, self.epochs, settings.delta, published, tight=True)
 
-    @property
-    def steps(self) -> int:
-        """Of all epochs together."""
-        return self.epochs * self.batches.steps_per_epoch
+    def _mechanism(self, rate: float) -> Mechanism:
+        """What one step releases: noise of eq. 3.3 on the sum of clipped gradients, as given, or as calibrated."""
+        s = self.settings
+        assert s.clip_norm is not None
+        z0 = s.noise_multiplier
+        if z0 is None:
+            assert s.epsilon is not None
+            if s.eq33:
+                z0 = eq33_sigma(s.epsilon, s.delta) / s.clip_norm
+            else:
+                z0 = calibrated_noise(s.clip_norm, rate, self.epochs, s.epsilon, s.delta)
+        return Mechanism.sound(s.clip_norm, z0, 1, 1, sampling_rate=rate)
 
     def epoch(self, epoch: int) -> float:
         """One pass, or as many Poisson steps as make one; the mean loss of those who took part."""
@@ -312,23 +324,16 @@ class ClassifierTraining:
         Raises:
             UsageError: it is not finite.
         """
-        loss = float(self._gradient(epoch, parts))
+        model: Any = self.model  # images and their network are used as utterances and theirs are
+        data: Any = self.data
+        if self.private is None:
+            loss = float(plain_gradient(model, data, parts[0], None, 1.0))
+        else:
+            gradients = KeptGradients(model, data, parts, None, self.private.layout, self.memory)
+            self.private.clip_and_noise(epoch, self.step, gradients)
+            loss = float(gradients.loss)
         if not math.isfinite(loss):
             raise UsageError("the loss is not finite: lower the learning rate")
-        self._optimize(epoch)
-        self.step += 1
-        return loss
-
-    def _gradient(self, epoch: int, parts: list[NDArray[np.int64]]) -> Tensor:
-        """Leave the gradient of one step in ``.grad``; gives the sum of the losses."""
-        if self.private is None:
-            return plain_gradient(self.model, self.data, parts[0], None, 1.0)  # type: ignore[arg-type]
-        layout = self.private.layout
-        gradients = KeptGradients(self.model, self.data, parts, None, layout, self.memory)  # type: ignore[arg-type]
-        self.private.clip_and_noise(epoch, self.step, gradients)
-        return gradients.loss
-
-    def _optimize(self, epoch: int) -> None:
         rate = self.lr * (1 - self.step / self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -339,59 +344,32 @@ class ClassifierTraining:
             assert self.private is not None
             self.optimizer.noise_std(self.private.noise_stds(epoch))
         self.optimizer.step()
-
-    def _mechanism(self) -> Mechanism | None:
-        """What one step releases: noise of eq. 3.3 on the sum of clipped gradients, as given, or as calibrated."""
-        s = self.settings
-        if not s.private:
-            return None
-        assert s.clip_norm is not None
-        rate, z0 = self.batches.sampling_rate, s.noise_multiplier
-        if s.eq33:
-            assert s.epsilon is not None
-            z0 = eq33_sigma(s.epsilon, s.delta) / s.clip_norm
-        elif z0 is None:
-            assert s.epsilon is not None
-            z0 = calibrated_noise(s.clip_norm, rate, self.epochs, s.epsilon, s.delta)
-        return Mechanism.sound(s.clip_norm, z0, 1, 1, sampling_rate=rate)
+        self.step += 1
+        return loss
 
     def record(self) -> dict[str, Any]:
+        s, q, claim = self.settings, self.batches.sampling_rate, None
+        if s.eq33:
+            assert s.epsilon is not None
+            claim = {  # what the thesis says of noise by its eq. 3.3 (3.2.2), beside why it is not what holds
+                "epsilon": s.epsilon,
+                "sigma": eq33_sigma(s.epsilon, s.delta),
+                "per_step": [q * s.epsilon, q * s.delta],
+                "whole_run": q * s.epsilon * math.sqrt(self.steps),
+                "why_not": "the theorem behind eq. 3.3 needs epsilon below 1; without the clip norm in it the noise "
+                "multiplier is sigma / C; sampling turns epsilon into ln(1 + q (e^epsilon - 1)), not into q epsilon; "
+                "O(q epsilon sqrt(T)) has a constant that is not 1",
+            }
         return {
-            **asdict(self.settings),
+            **asdict(s),
             "examples": len(self.data),
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "steps": self.steps,
-            "sampling_rate": self.batches.sampling_rate if self.settings.private else None,
+            "sampling_rate": q if s.private else None,
             "mechanism": None if self.mechanism is None else asdict(self.mechanism),
             "noise_std": None if self.private is None else self.private.noise_stds(0)[0],
             "guarantee": asdict(self.guarantee),
-            "claim": self._claim() if self.settings.eq33 else None,
+            "claim": claim,
             "threads": torch.get_num_threads(),
             "versions": versions(),
         }
-
-    def _claim(self) -> dict[str, Any]:
-        """What the thesis says of noise by its eq. 3.3 (3.2.2), beside why it is not what holds."""
-        s, q = self.settings, self.batches.sampling_rate
-        assert s.epsilon is not None
-        return {
-            "epsilon": s.epsilon,
-            "sigma": eq33_sigma(s.epsilon, s.delta),
-            "per_step": [q * s.epsilon, q * s.delta],
-            "whole_run": q * s.epsilon * math.sqrt(self.steps),
-            "why_not": "the theorem behind eq. 3.3 needs epsilon below 1; without the clip norm in it the noise "
-            "multiplier is sigma / C; sampling turns epsilon into ln(1 + q (e^epsilon - 1)), not into q epsilon; "
-            "O(q epsilon sqrt(T)) has a constant that is not 1",
-        }
-
-
-def _optimizer(method: str, parameters: list[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """Algorithms 2 to 6, and DP-AdamBC. Algorithm 5 prints RMSprop's average without its square: a misprint."""
-    kind = method.removeprefix("dp-")
-    if kind == "sgd":
-        return torch.optim.SGD(parameters, lr)
-    if kind == "momentum":
-        return torch.optim.SGD(parameters, lr, momentum=BETA, dampening=BETA)
-    if kind == "rmsprop":
-        return torch.optim.RMSprop(parameters, lr, alpha=BETA)
-    return make_optimizer("dp-adambc" if kind == "adambc" else kind, parameters, lr)

@@ -8,14 +8,15 @@ which adding or removing one example moves the sum of the rows that come out: th
     normalising   C g / ||g||                C            "scaling" of 3.2.2; small gradients grow (Bu et al. 2022)
     as printed    C g / ||g|| if ||g|| <= C  unbounded    Algorithm 8: the wrong way round, so large gradients stay
 
-Guarantee: the sensitivities hold for all finite gradients, up to the rounding of one product.
+Guarantee: the sensitivities hold for all finite gradients, up to the rounding of one product. Gradients that are not
+finite, and a threshold that is not above 0, are refused by UsageError.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,56 +24,43 @@ from torch import Tensor
 from edp_lab.errors import UsageError
 
 
-@dataclass(frozen=True)
-class Rule:
-    """How gradients are bounded.
-
-    Attributes:
-        clip: gradients (B, P) and a threshold -> (B, P).
-        sensitivity: the threshold and P -> the largest L2 norm of a row that `clip` gives back.
-    """
-
-    clip: Callable[[Tensor, float], Tensor]
-    sensitivity: Callable[[float, int], float]
-
-
 def by_norm(gradients: Tensor, threshold: float) -> Tensor:
-    """Rows longer than the threshold become as long as it; the others, also those of length 0, stay as they are.
-
-    Raises:
-        UsageError: a gradient is not finite, or the threshold not above 0.
-    """
+    """Rows longer than the threshold become as long as it; the others, also those of length 0, stay as they are."""
     norms, units = _polar(gradients, threshold)
     return torch.where(norms > threshold, (threshold * units).to(gradients.dtype), gradients)
 
 
 def by_value(gradients: Tensor, threshold: float) -> Tensor:
-    """Each coordinate cut to at most the threshold, either way, which may turn a gradient.
-
-    Raises:
-        UsageError: as `by_norm`.
-    """
+    """Each coordinate cut to at most the threshold, either way, which may turn a gradient."""
     _polar(gradients, threshold)
     return gradients.clamp(-threshold, threshold)
 
 
 def normalising(gradients: Tensor, threshold: float) -> Tensor:
-    """Every row becomes as long as the threshold, except those of length 0.
-
-    Raises:
-        UsageError: as `by_norm`.
-    """
+    """Every row becomes as long as the threshold, except those of length 0."""
     return (threshold * _polar(gradients, threshold)[1]).to(gradients.dtype)
 
 
 def as_printed(gradients: Tensor, threshold: float) -> Tensor:
-    """The thesis' Algorithm 8: rows up to the threshold become as long as it, and longer ones stay as they are (T7).
-
-    Raises:
-        UsageError: as `by_norm`.
-    """
+    """The thesis' Algorithm 8: rows up to the threshold become as long as it, and longer ones stay as they are (T7)."""
     norms, units = _polar(gradients, threshold)
     return torch.where(norms <= threshold, (threshold * units).to(gradients.dtype), gradients)
+
+
+def clipped_mean(gradients: Tensor, threshold: float) -> Tensor:
+    """What Algorithm 7 does as printed (T8): the mean of a batch, clipped by its norm: (B, P) -> (P).
+
+    One example can turn the mean anywhere, so that it moves by up to twice the threshold, however large the batch: the
+    mean of gradients that were clipped one by one moves by the threshold over B.
+    """
+    return by_norm(gradients.mean(0, keepdim=True), threshold)[0]
+
+
+class Rule(NamedTuple):
+    """How gradients are bounded."""
+
+    clip: Callable[[Tensor, float], Tensor]  # gradients (B, P) and a threshold -> (B, P)
+    sensitivity: Callable[[float, int], float]  # the threshold and P -> the largest L2 norm of a row of `clip`
 
 
 RULES = {
@@ -81,18 +69,6 @@ RULES = {
     "normalising": Rule(normalising, lambda threshold, size: threshold),
     "as printed": Rule(as_printed, lambda threshold, size: math.inf),
 }
-
-
-def clipped_mean(gradients: Tensor, threshold: float) -> Tensor:
-    """What Algorithm 7 does as printed (T8): the mean of a batch, clipped by its norm: (B, P) -> (P).
-
-    One example can turn the mean anywhere, so that it moves by up to twice the threshold, however large the batch: the
-    mean of gradients that were clipped one by one moves by the threshold over B.
-
-    Raises:
-        UsageError: as `by_norm`.
-    """
-    return by_norm(gradients.mean(0, keepdim=True), threshold)[0]
 
 
 def _polar(gradients: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

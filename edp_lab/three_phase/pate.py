@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -66,20 +66,14 @@ PRIVATE = (Vote.LAPLACE, Vote.GAUSSIAN, Vote.CONFIDENT)
 class Aggregator:
     """A way to vote, with its noise.
 
-    Attributes:
-        noise: scale b of the Laplace noise (PATE's 1 / gamma), or standard deviation of the Gaussian noise, on each
-            count; 0 for a vote without noise.
-        threshold: votes that the strongest class needs, after noise of deviation `threshold_noise`, to be answered.
-        threshold_noise: of a confident vote; else 0.
-
     Raises:
         UsageError: an unknown vote, noise that is missing, superfluous or not finite.
     """
 
     vote: Vote
-    noise: float = 0.0
-    threshold: float = 0.0
-    threshold_noise: float = 0.0
+    noise: float = 0.0  # on each count: scale b of Laplace noise (PATE's 1 / gamma), deviation of Gaussian noise, or 0
+    threshold: float = 0.0  # votes that the strongest class needs, after noise, to be answered
+    threshold_noise: float = 0.0  # deviation of that noise, of a confident vote; else 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vote", check_vote(self.vote))
@@ -171,30 +165,18 @@ def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np
         raise UsageError(f"a {aggregator.vote} vote has no noise: its label is certain")
     votes = np.asarray(counts, dtype=np.float64) / aggregator.noise
     laplace = aggregator.vote is Vote.LAPLACE
-    density, distribution, reach = (_laplace, _laplace_below, 40.0) if laplace else (_normal, ndtr, 9.0)
     # Pieces of 1 around every count, where Laplace densities have their kinks: the integrand is smooth within each.
+    reach = 40.0 if laplace else 9.0
     ends = np.unique(votes[:, None] + np.arange(-reach, reach + 1))
     half = np.diff(ends)[:, None] / 2
     x = ((ends[:-1, None] + half) + half * NODES).ravel() - votes[:, None]  # (K, X)
-    below = distribution(x)
+    if laplace:  # as scipy.stats has it, in a third of the time
+        density = np.exp(-np.abs(x)) / 2
+        below = np.where(x < 0, density, 1 - density)
+    else:
+        density, below = np.exp(-x * x / 2) / math.sqrt(2 * math.pi), ndtr(x)
     others = np.array([np.delete(below, j, axis=0).prod(axis=0) for j in range(len(votes))])
-    return (density(x) * others) @ (half * WEIGHTS).ravel()
-
-
-# As scipy.stats has them, in a third of the time.
-
-
-def _laplace(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.exp(-np.abs(x)) / 2
-
-
-def _laplace_below(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    tail = _laplace(x)
-    return np.where(x < 0, tail, 1 - tail)
-
-
-def _normal(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    return (density * others) @ (half * WEIGHTS).ravel()
 
 
 # ---- What they cost --------------------------------------------------------------------------------------------------
@@ -202,23 +184,14 @@ def _normal(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class VoteAccount:
-    """What the labels of all queries cost together, for one training example replaced (its place in the parts stays).
+    """What the labels of all queries cost together, for one training example replaced, in its place in the parts."""
 
-    Attributes:
-        queries: put to the vote, answered or not.
-        delta: of every epsilon here, except that of one Laplace query, which holds at 0.
-        query_epsilon: of one query; inf for a vote without noise, and so are all that follow.
-        composed: epsilon of all queries by each way of adding up that is a bound, whatever the votes are.
-        epsilon: the least of them: this is the guarantee.
-        data_dependent_epsilon: for these votes; see `data_dependent_note`. Never above `epsilon`.
-    """
-
-    queries: int
-    delta: float
-    query_epsilon: float
-    composed: dict[str, float]
-    epsilon: float
-    data_dependent_epsilon: float
+    queries: int  # put to the vote, answered or not
+    delta: float  # of every epsilon here, except that of one Laplace query, which holds at 0
+    query_epsilon: float  # of one query; inf for a vote without noise, and so are all that follow
+    composed: dict[str, float]  # of all queries by each way of adding up that is a bound, whatever the votes are
+    epsilon: float  # the least of them: this is the guarantee
+    data_dependent_epsilon: float  # for these votes, never above `epsilon`: see the note
     data_dependent_note: str = NOT_RELEASABLE
 
 
@@ -241,8 +214,14 @@ def account_votes(aggregator: Aggregator, counts: ArrayLike, delta: float) -> Vo
         cost = math.inf if queries else 0.0
         return VoteAccount(queries, delta, math.inf, {}, cost, cost, f"a {aggregator.vote} vote adds no noise")
     composed = composed_epsilons(aggregator, queries, delta)
-    epsilon = min(composed.values())
-    dependent = rdp_epsilon(_summed_rdp(aggregator, votes), delta) * ROUND_UP if queries else 0.0
+    epsilon, dependent = min(composed.values()), 0.0
+    if queries:
+        # The bounds do not care which class has how many votes, so few rows remain.
+        rows, times = np.unique(np.sort(votes, axis=1), axis=0, return_counts=True)
+        total = np.zeros(len(ORDERS))
+        for row, count in zip(rows, times.tolist(), strict=True):
+            total += count * _query_rdp(aggregator, row)
+        dependent = rdp_epsilon(total * ROUND_UP, delta) * ROUND_UP
     return VoteAccount(queries, delta, query_epsilon(aggregator, delta), composed, epsilon, min(epsilon, dependent))
 
 
@@ -362,21 +341,22 @@ def confident_rdp(counts: NDArray[Any], aggregator: Aggregator) -> Divergences:
     return _least(always, np.max(moments, axis=0))
 
 
-@dataclass(frozen=True)
-class PartitionCost:
-    """What training on parts does to the epsilon of DP-SGD or DP-Adam instructors, at one delta.
+def _query_rdp(aggregator: Aggregator, counts: NDArray[Any]) -> Divergences:
+    """Data-dependent Renyi divergence of one private query: (K) -> (A)."""
+    if aggregator.vote is Vote.LAPLACE:
+        return laplace_rdp(laplace_log_q(counts, aggregator.noise), query_epsilon(aggregator, 0.5))
+    if aggregator.vote is Vote.CONFIDENT:
+        return confident_rdp(counts, aggregator)
+    return gaussian_rdp(gaussian_log_q(counts, aggregator.noise), aggregator.noise)
 
-    Attributes:
-        one: epsilon of a single model on all examples.
-        each: of one of N instructors, same batch size, noise and epochs: it samples its part N times as densely.
-        together: of all N: parallel composition, the maximum.
-        claimed: one / N, the thesis' "ten times more private".
-    """
 
-    one: float
-    each: float
-    together: float
-    claimed: float
+class PartitionCost(NamedTuple):
+    """What training on parts does to the epsilon of DP-SGD or DP-Adam instructors, at one delta."""
+
+    one: float  # of a single model on all examples
+    each: float  # of one of N instructors, same batch size, noise and epochs: it samples its part N times as densely
+    together: float  # of all N: parallel composition, the maximum
+    claimed: float  # one / N, the thesis' "ten times more private"
 
 
 def partition_cost(
@@ -401,23 +381,6 @@ def partition_cost(
     one, each = epsilon(examples), epsilon(examples // instructors)
     together = parallel_composition([(each, delta)] * instructors).epsilon
     return PartitionCost(one, each, together, one / instructors)
-
-
-def _summed_rdp(aggregator: Aggregator, counts: NDArray[Any]) -> Divergences:
-    """Over all queries. The bounds do not care which class has how many votes, so few rows remain."""
-    rows, times = np.unique(np.sort(counts, axis=1), axis=0, return_counts=True)
-    total = np.zeros(len(ORDERS))
-    for row, count in zip(rows, times.tolist(), strict=True):
-        total += count * _query_rdp(aggregator, row)
-    return total * ROUND_UP
-
-
-def _query_rdp(aggregator: Aggregator, counts: NDArray[Any]) -> Divergences:
-    if aggregator.vote is Vote.LAPLACE:
-        return laplace_rdp(laplace_log_q(counts, aggregator.noise), query_epsilon(aggregator, 0.5))
-    if aggregator.vote is Vote.CONFIDENT:
-        return confident_rdp(counts, aggregator)
-    return gaussian_rdp(gaussian_log_q(counts, aggregator.noise), aggregator.noise)
 
 
 def _mu(aggregator: Aggregator) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,39 +54,29 @@ def check_sigma(sigma: float) -> None:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of all pixels of a data set together.
+    """Of all pixels of a data set together."""
 
-    Attributes:
-        mean, variance, standard_deviation: equations 2.26, 2.27 and 2.28.
-        signal_noise_ratio: mean over standard deviation, equation 2.33.
-        normal_distance: the largest gap between the distribution of the pixels and the normal one of the same mean and
-            variance (equation 2.31); 0 is normal, and so is, up to 0.005, a sample.
-    """
-
-    mean: float
+    mean: float  # equations 2.26, 2.27 and 2.28
     variance: float
     standard_deviation: float
-    signal_noise_ratio: float
+    signal_noise_ratio: float  # mean over standard deviation, equation 2.33
+    # The largest gap between the distribution of the pixels and the normal one of the same mean and variance (equation
+    # 2.31; Kolmogorov's distance): 0 is normal, and so is, up to 0.005, a sample.
     normal_distance: float
 
 
 @dataclass(frozen=True)
 class Perturbation:
-    """A data set before and after noise.
-
-    Attributes:
-        covariance, correlation: between a pixel before and after, over all pixels; equations 2.29 and 2.30.
-        image_correlation: the mean over images of equation 3.4, the correlation within an image (the thesis' "0.8125");
-            None where no image has any contrast.
-        signal_noise_ratio: variance of the pixels over variance of the noise drawn, equation 2.32; inf without.
-    """
+    """A data set before and after noise."""
 
     before: Statistics
     after: Statistics
-    covariance: float
+    covariance: float  # between a pixel before and after, over all pixels; equations 2.29 and 2.30
     correlation: float
+    # The mean over images of equation 3.4, the correlation within an image (the thesis' "0.8125"); None where no image
+    # has any contrast.
     image_correlation: float | None
-    signal_noise_ratio: float
+    signal_noise_ratio: float  # variance of the pixels over that of the noise drawn, equation 2.32; inf without
 
 
 def compare(before: Floats, after: Floats) -> Perturbation:
@@ -100,50 +90,51 @@ def compare(before: Floats, after: Floats) -> Perturbation:
     if before.shape != after.shape or not before.size:
         raise UsageError(f"cannot compare images of shape {before.shape} with noised ones of shape {after.shape}")
     one, two = statistics(before), statistics(after)
-    noise = after - before
     covariance = float(np.mean((before - one.mean) * (after - two.mean), dtype=np.float64))
     spread = one.standard_deviation * two.standard_deviation
-    noise_variance = float(np.var(noise, dtype=np.float64))
+    noise_variance = float(np.var(after - before, dtype=np.float64))
+    total, count = 0.0, 0  # of correlations of images in which something can be seen
+    for start in range(0, len(before), BLOCK):
+        a, b = (part[start : start + BLOCK].reshape(len(part[start : start + BLOCK]), -1) for part in (before, after))
+        a, b = (part - part.mean(axis=1, keepdims=True, dtype=np.float64) for part in (a, b))
+        size = np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
+        seen = size > 0
+        total += float(((a * b).sum(axis=1)[seen] / size[seen]).sum())
+        count += int(seen.sum())
     return Perturbation(
         one,
         two,
         covariance,
-        covariance / spread if spread else 0.0,
-        _image_correlation(before, after),
-        one.variance / noise_variance if noise_variance else math.inf,
+        correlation=covariance / spread if spread else 0.0,
+        image_correlation=total / count if count else None,
+        signal_noise_ratio=one.variance / noise_variance if noise_variance else math.inf,
     )
 
 
 def statistics(images: Floats) -> Statistics:
-    """Equations 2.26 to 2.28, 2.31 and 2.33 over all pixels: (n, ...) -> numbers."""
+    """Over all pixels: (n, ...) -> numbers."""
     mean, variance = float(images.mean(dtype=np.float64)), float(images.var(dtype=np.float64))
     deviation = math.sqrt(variance)
-    return Statistics(
-        mean,
-        variance,
-        deviation,
-        mean / deviation if deviation else math.inf,
-        _normal_distance(images, mean, deviation),
-    )
+    if not deviation:
+        return Statistics(mean, variance, deviation, math.inf, 0.5)
+    pixels = images.reshape(-1)[:: max(1, images.size // NORMALITY_SAMPLE)]  # at even distances
+    found = np.sort(pixels.astype(np.float64))
+    wanted = ndtr((found - mean) / deviation)
+    steps = np.arange(len(found) + 1) / len(found)
+    distance = float(max((steps[1:] - wanted).max(), (wanted - steps[:-1]).max()))
+    return Statistics(mean, variance, deviation, mean / deviation, distance)
 
 
 @dataclass(frozen=True)
 class ImageGuarantee:
-    """What noise of `sigma` per pixel promises about one image replaced by any other, at `delta`.
-
-    Attributes:
-        sensitivity: L2 distance of the two most different images, sqrt(pixels) for pixels in [0, 1].
-        epsilon: exact; inf without noise.
-        label_epsilon: inf, since labels are passed on as they are.
-        printed_epsilon: by the thesis' equation 3.1 with the sensitivity of 1 that most examples take.
-    """
+    """What noise of `sigma` per pixel promises about one image replaced by any other, at `delta`."""
 
     sigma: float
     delta: float
-    sensitivity: float
-    epsilon: float
-    label_epsilon: float
-    printed_epsilon: float
+    sensitivity: float  # L2 distance of the two most different images, sqrt(pixels) for pixels in [0, 1]
+    epsilon: float  # exact; inf without noise
+    label_epsilon: float  # inf, since labels are passed on as they are
+    printed_epsilon: float  # by the thesis' equation 3.1 with the sensitivity of 1 that most examples take
 
 
 def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGuarantee:
@@ -156,11 +147,10 @@ def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGu
     """
     check_sigma(sigma)
     check_delta(delta)
-    sensitivity = image_sensitivity(shape)
-    if not sigma:
-        return ImageGuarantee(sigma, delta, sensitivity, math.inf, math.inf, math.inf)
-    epsilon = gaussian_epsilon(sensitivity, sigma, delta)
-    return ImageGuarantee(sigma, delta, sensitivity, epsilon, math.inf, printed_epsilon(1.0, sigma, delta))
+    sensitivity, epsilon, printed = image_sensitivity(shape), math.inf, math.inf
+    if sigma:
+        epsilon, printed = gaussian_epsilon(sensitivity, sigma, delta), printed_epsilon(1.0, sigma, delta)
+    return ImageGuarantee(sigma, delta, sensitivity, epsilon, math.inf, printed)
 
 
 def image_sensitivity(shape: Sequence[int]) -> float:
@@ -179,8 +169,7 @@ def printed_epsilon(sensitivity: float, sigma: float, delta: float) -> float:
     return math.sqrt(2 * math.log(1.25 / delta)) * sensitivity / sigma
 
 
-@dataclass(frozen=True)
-class ClaimedSensitivity:
+class ClaimedSensitivity(NamedTuple):
     """The L2 sensitivity with which noise of `sigma` has the claimed epsilon: by equation 3.1, and exactly."""
 
     printed: float
@@ -199,15 +188,14 @@ def sensitivity_for(
     return ClaimedSensitivity(epsilon / printed_epsilon(1.0, sigma, delta), exact)
 
 
-@dataclass(frozen=True)
-class ResizeOrder:
+class ResizeOrder(NamedTuple):
     """The guarantee of the same noise before a resize, and after it."""
 
     noise_first: ImageGuarantee
     resize_first: ImageGuarantee
 
 
-def resize_order(shape: Sequence[int], sigma: float, delta: float, resized: Sequence[int] = RESIZED) -> ResizeOrder:
+def resize_order(shape: Sequence[int], sigma: float, delta: float) -> ResizeOrder:
     """Why noise comes first: the resize is then post-processing. After it, 1 x 28 x 28 has grown to 3 x 256 x 256.
 
     The sensitivity goes from 28 to 443, which is attained: black stays black and white stays white. It is the same
@@ -216,28 +204,4 @@ def resize_order(shape: Sequence[int], sigma: float, delta: float, resized: Sequ
     Raises:
         UsageError: as `image_guarantee`.
     """
-    return ResizeOrder(image_guarantee(shape, sigma, delta), image_guarantee(resized, sigma, delta))
-
-
-def _image_correlation(before: Floats, after: Floats) -> float | None:
-    """Equation 3.4, averaged over the images in which something can be seen."""
-    total, count = 0.0, 0
-    for start in range(0, len(before), BLOCK):
-        a, b = (part[start : start + BLOCK].reshape(len(part[start : start + BLOCK]), -1) for part in (before, after))
-        a, b = (part - part.mean(axis=1, keepdims=True, dtype=np.float64) for part in (a, b))
-        size = np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
-        seen = size > 0
-        total += float(((a * b).sum(axis=1)[seen] / size[seen]).sum())
-        count += int(seen.sum())
-    return total / count if count else None
-
-
-def _normal_distance(images: Floats, mean: float, deviation: float) -> float:
-    """Kolmogorov's distance to N(mean, deviation^2), over pixels at even distances."""
-    if not deviation:
-        return 0.5
-    pixels = images.reshape(-1)[:: max(1, images.size // NORMALITY_SAMPLE)]
-    found = np.sort(pixels.astype(np.float64))
-    wanted = ndtr((found - mean) / deviation)
-    steps = np.arange(len(found) + 1) / len(found)
-    return float(max((steps[1:] - wanted).max(), (wanted - steps[:-1]).max()))
+    return ResizeOrder(image_guarantee(shape, sigma, delta), image_guarantee(RESIZED, sigma, delta))

@@ -17,7 +17,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -50,8 +50,11 @@ from edp_lab.three_phase.perturbation import (
     perturb,
 )
 from edp_lab.training.processes import usable_cores
-from edp_lab.training.result_cache import Say, run_jobs
+from edp_lab.training.result_cache import run_jobs
 from edp_lab.training.run_folder import versions
+
+Classes = NDArray[np.int64]
+Rows = list[dict[str, Any]]
 
 PUBLIC_SHARE = 0.9  # of the test set
 PARALLEL_FROM = 10_000  # training examples: below, starting processes takes longer than they save
@@ -149,23 +152,17 @@ class ThreePhaseSettings:
 
 @dataclass(frozen=True)
 class Scores:
-    """On the last tenth of the test set.
-
-    Attributes:
-        interval: of the accuracy, 95 % by Clopper and Pearson.
-        precision, recall, f_score: means over the classes; 0 for a class that is never predicted, or not there.
-        confusion: [true][predicted] counts.
-    """
+    """On the last tenth of the test set."""
 
     accuracy: float
-    interval: tuple[float, float]
-    precision: float
+    interval: tuple[float, float]  # of the accuracy, 95 % by Clopper and Pearson
+    precision: float  # these three are means over the classes; 0 for a class that is never predicted, or not there
     recall: float
     f_score: float
-    confusion: list[list[int]]
+    confusion: list[list[int]]  # [true][predicted] counts
 
 
-def score_labels(truth: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> Scores:
+def score_labels(truth: Classes, predicted: Classes, classes: int) -> Scores:
     """Accuracy, and precision, recall and F-score averaged over classes: (n), (n) -> numbers; n at least 1."""
     confusion = np.zeros((classes, classes), dtype=np.int64)
     np.add.at(confusion, (truth, predicted), 1)
@@ -182,44 +179,28 @@ def score_labels(truth: NDArray[np.int64], predicted: NDArray[np.int64], classes
 
 @dataclass(frozen=True)
 class Part:
-    """One network, or the vote of all.
-
-    Attributes:
-        examples: it was trained on.
-        rows: of each epoch: loss, test loss, accuracy, seconds; none for a vote.
-        seconds: of training.
-        epsilon: of one private training example, image and label; None where nothing is guaranteed.
-        image_epsilon: of its image alone, by phase I or `epsilon`; None where neither says anything.
-        why: what epsilon rests on, or why there is none.
-    """
+    """One network, or the vote of all."""
 
     name: str
-    examples: int
+    examples: int  # it was trained on
     scores: Scores
-    rows: list[dict[str, Any]]
-    seconds: float
-    epsilon: float | None
-    image_epsilon: float | None
-    why: str
+    rows: Rows  # of each epoch: loss, test loss, accuracy, seconds; none for a vote
+    seconds: float  # of training
+    epsilon: float | None  # of one private training example, image and label; None where nothing is guaranteed
+    image_epsilon: float | None  # of its image alone, by phase I or `epsilon`; None where neither says anything
+    why: str  # what epsilon rests on, or why there is none
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What the vote said about the public images.
-
-    Attributes:
-        queries, answered: asked, and answered: a confident vote may decline.
-        right: share of the answers that are true; right_without_noise: of the same votes, counted exactly.
-        unanimous: share of the queries on which all instructors agree.
-        unanimous_survives: the chance that noise leaves the label of such a query as it is.
-    """
+    """What the vote said about the public images."""
 
     queries: int
-    answered: int
-    right: float
-    right_without_noise: float
-    unanimous: float
-    unanimous_survives: float
+    answered: int  # a confident vote may decline
+    right: float  # share of the answers that are true
+    right_without_noise: float  # of the same votes, counted exactly
+    unanimous: float  # share of the queries on which all instructors agree
+    unanimous_survives: float  # the chance that noise leaves the label of such a query as it is
 
 
 @dataclass(frozen=True)
@@ -233,33 +214,24 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ThreePhaseRecord:
-    """Everything about one run.
-
-    Attributes:
-        data: name, sizes and checksum.
-        pixels: "train" and "test" before and after phase I.
-        image_guarantee: of phase I; labels, privacy: of the vote; None where that phase has no part in the run.
-        seconds: of one instructor on everything, of all N as the clock saw it, and how many processes shared them.
-        status: of the guarantee: "holds"; "void: seed published", since whoever knows it can redraw the noise; "none".
-        not_private: what of this record must not be published together with the understudy.
-        digest: of all this but times, versions and workers: equal for equal runs on one machine.
-        models: the networks by name of their part, for attacks; not in the file.
-    """
+    """Everything about one run. What belongs to a phase that has no part in it is empty or None."""
 
     settings: ThreePhaseSettings
-    data: dict[str, Any]
-    pixels: dict[str, Perturbation]
-    image_guarantee: ImageGuarantee | None
+    data: dict[str, Any]  # name, sizes and checksum
+    pixels: dict[str, Perturbation]  # "train" and "test" before and after phase I
+    image_guarantee: ImageGuarantee | None  # of phase I
     parts: list[Part]
-    labels: Labels | None
-    privacy: VoteAccount | None
+    labels: Labels | None  # of the vote,
+    privacy: VoteAccount | None  # and what they cost
+    # Of one instructor on everything, of all N as the clock saw it, and how many processes shared them.
     seconds: dict[str, float]
+    # Of the guarantee: "holds"; "void: seed published", since whoever knows it can redraw the noise; "none".
     status: str
     comparisons: list[Comparison]
     versions: dict[str, str]
-    not_private: str = NOT_PRIVATE
-    digest: str = ""
-    models: dict[str, ImageClassifier] = field(default_factory=dict, repr=False, compare=False)
+    not_private: str = NOT_PRIVATE  # what of this record must not be published together with the understudy
+    digest: str = ""  # of all this but times, versions and workers: equal for equal runs on one machine
+    models: dict[str, ImageClassifier] = field(default_factory=dict, repr=False, compare=False)  # by part; not in JSON
 
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
@@ -310,16 +282,15 @@ class Job:
     name: str
     settings: ClassifierSettings
     x: NDArray[np.float32]
-    y: NDArray[np.int64]
+    y: Classes
     test_x: NDArray[np.float32]
-    test_y: NDArray[np.int64]
+    test_y: Classes
 
-    def train(self, listener: Listener | None) -> Trained:
+    def train(self, listener: Listener) -> Trained:
         epochs = self.settings.resolved(len(self.x)).epochs or 0
 
         def tell(row: dict[str, Any]) -> None:
-            if listener is not None:
-                listener(Event(self.name, row["epoch"], epochs, row["loss"], row["accuracy"]))
+            listener(Event(self.name, row["epoch"], epochs, row["loss"], row["accuracy"]))
 
         return train_classifier(self.settings, self.x, self.y, self.test_x, self.test_y, tell)
 
@@ -328,20 +299,6 @@ def usable_workers(examples: int) -> int:
     """How many processes pay for instructors on so many examples together: 1, or one per core."""
     cores = usable_cores()
     return cores if examples >= PARALLEL_FROM else 1
-
-
-def train_all(jobs: Sequence[Job], workers: int, listener: Listener | None) -> list[Trained]:
-    """Do every job on one thread, so that any number of workers gives the same networks; `listener` hears every epoch.
-
-    Raises:
-        UsageError: as `train_classifier`, or a process that was killed.
-    """
-    cure, name = "train the instructors with fewer workers", "a process that trains instructors"
-    return run_jobs(_train, jobs, workers, listener or (lambda event: None), cure=cure, name=name)
-
-
-def _train(job: Job, say: Say) -> Trained:
-    return job.train(say)
 
 
 # ---- The pipeline ----------------------------------------------------------------------------------------------------
@@ -361,7 +318,7 @@ def run_three_phase(settings: ThreePhaseSettings, images: Images, listener: List
         UsageError: more instructors than the rarest class has training examples, more labels than public images, data
             that are no images, or a vote that answered no query.
     """
-    run = _Run(settings, images, listener)
+    run = _Run(settings, images, listener or (lambda event: None))
     run.train_one(PLAIN, "trained without noise")
     if 1 in settings.phases:
         run.phase_one()
@@ -377,13 +334,14 @@ def run_three_phase(settings: ThreePhaseSettings, images: Images, listener: List
 class _Run:
     """What the phases hand on to one another. `images` are noised from phase I on."""
 
-    def __init__(self, settings: ThreePhaseSettings, images: Images, listener: Listener | None) -> None:
+    def __init__(self, settings: ThreePhaseSettings, images: Images, listener: Listener) -> None:
         self.public = int(PUBLIC_SHARE * len(images.test))
         _check(settings, images, self.public)
         self.settings, self.original, self.images, self.listener = settings, images, images, listener
         self.key = secrets.randbits(128) if settings.private_seed else key_from_seed(f"three phases {settings.seed}")
         self.pixels: dict[str, Perturbation] = {}
         self.guarantee: ImageGuarantee | None = None
+        self.bare = "trained without noise"  # why a network has no epsilon that was trained without a private method
         self.parts: list[Part] = []
         self.models: dict[str, ImageClassifier] = {}
         self.voters: list[ImageClassifier] = []
@@ -403,15 +361,17 @@ class _Run:
 
     def phase_one(self) -> None:
         """Noise on all images; one instructor on all of them shows what it costs."""
-        before = self.original
+        before, sigma = self.original, self.settings.sigma
         train, test = (
-            perturb(part, self.settings.sigma, stream(self.key, Purpose.NOISE, place))
+            perturb(part, sigma, stream(self.key, Purpose.NOISE, place))
             for place, part in enumerate((before.train, before.test))
         )
         self.images = replace(before, train=train, test=test)
         self.pixels = {"train": compare(before.train, train), "test": compare(before.test, test)}
-        self.guarantee = image_guarantee(train.shape[1:], self.settings.sigma, self.settings.delta)
-        self.train_one(ONE, self._bare())
+        self.guarantee = image_guarantee(train.shape[1:], sigma, self.settings.delta)
+        if math.isfinite(self.guarantee.epsilon):
+            self.bare = "labels are not protected"
+        self.train_one(ONE, self.bare)
 
     def phase_two(self) -> None:
         """Instructors on disjoint parts, and their votes without noise."""
@@ -422,33 +382,25 @@ class _Run:
             jobs.append(self._job(f"instructor {i + 1}", x, y, self.settings.method))
         workers = min(self.settings.workers or usable_workers(len(order)), len(jobs))
         start = time.perf_counter()
-        trained = train_all(jobs, workers, self.listener)
-        self.seconds |= {"instructors": time.perf_counter() - start, "processes": workers}
+        cure, name = "train the instructors with fewer workers", "a process that trains instructors"
+        trained = run_jobs(Job.train, jobs, workers, self.listener, cure=cure, name=name)
+        seconds = time.perf_counter() - start
+        self.seconds |= {"instructors": seconds, "processes": workers}
         for job, done in zip(jobs, trained, strict=True):
-            self._keep(job, done, *_cost(done, self._bare()))
+            self._keep(job, done, *_cost(done, self.bare))
         self.voters = [done.model for done in trained]
-        self._votes_without_noise([done.guarantee.epsilon for done in trained])
-
-    def _bare(self) -> str:
-        """Why a network that was trained without a private method has no epsilon."""
-        noised = self.guarantee is not None and math.isfinite(self.guarantee.epsilon)
-        return "labels are not protected" if noised else "trained without noise"
-
-    def _votes_without_noise(self, epsilons: list[float | None]) -> None:
-        """As private as the worst of the instructors, by parallel composition.
-
-        That asks for a neighbour in which everyone else keeps their instructor. Dealt out anew to n - 1 examples, as
-        here, they would not: it is the epsilon of someone who takes part with nothing in their place.
-        """
-        known = [epsilon for epsilon in epsilons if epsilon is not None]
+        # Votes are as private as the worst of the instructors, by parallel composition. That asks for a neighbour in
+        # which everyone else keeps their instructor. Dealt out anew to n - 1 examples, as here, they would not: it is
+        # the epsilon of someone who takes part with nothing in their place.
+        epsilons = [done.guarantee.epsilon for done in trained]
         worst, why = None, "no noise on the votes"
-        if known and len(known) == len(epsilons):
-            worst, why = max(known), "the worst of its instructors (one example left out, all others where they are)"
+        if None not in epsilons:
+            worst = max(epsilon for epsilon in epsilons if epsilon is not None)
+            why = "the worst of its instructors (one example left out, all others where they are)"
         probabilities = self._probabilities(slice(self.public, None))
         for vote in (Vote.HARD, Vote.SOFT):
             predicted = Aggregator(vote).labels(probabilities, np.random.default_rng(0))
-            examples = len(self.images.train)
-            self._add(f"{vote} vote", examples, predicted, [], self.seconds["instructors"], worst, why)
+            self._add(f"{vote} vote", len(order), predicted, worst, why, [], seconds)
 
     def label(self) -> None:
         """Put the public images to the vote, and account for it."""
@@ -462,10 +414,10 @@ class _Run:
         self.labels = Labels(
             queries,
             answered,
-            float((self.answers == truth).sum() / max(answered, 1)),
-            float((counts.argmax(axis=1) == truth).mean()),
-            float((counts.max(axis=1) == len(self.voters)).mean()),
-            float(label_probabilities(agreed, aggregator)[0]) if aggregator.vote in PRIVATE else 1.0,
+            right=float((self.answers == truth).sum() / max(answered, 1)),
+            right_without_noise=float((counts.argmax(axis=1) == truth).mean()),
+            unanimous=float((counts.max(axis=1) == len(self.voters)).mean()),
+            unanimous_survives=float(label_probabilities(agreed, aggregator)[0]) if aggregator.vote in PRIVATE else 1.0,
         )
 
     def phase_three(self) -> None:
@@ -483,6 +435,10 @@ class _Run:
 
     def record(self) -> ThreePhaseRecord:
         images, held = self.original, self.account is not None and math.isfinite(self.account.epsilon)
+        sha256 = hashlib.sha256()
+        for array in (images.train, images.train_labels, images.test, images.test_labels):
+            sha256.update(f"{array.dtype.str}{array.shape}".encode())
+            sha256.update(np.ascontiguousarray(array).tobytes())
         data = {
             "name": images.name,
             "shape": list(images.train.shape[1:]),
@@ -490,7 +446,7 @@ class _Run:
             "train": len(images.train),
             "public": self.public,
             "test": len(images.test) - self.public,
-            "sha256": _sha256(images),
+            "sha256": sha256.hexdigest(),
         }
         found = ThreePhaseRecord(
             self.settings,
@@ -508,7 +464,7 @@ class _Run:
         )
         return replace(found, comparisons=compare_with_thesis(found)).with_digest()
 
-    def _job(self, name: str, x: NDArray[np.float32], y: NDArray[np.int64], method: str) -> Job:
+    def _job(self, name: str, x: NDArray[np.float32], y: Classes, method: str) -> Job:
         settings = self.settings.training(method, len(x), self.images.classes, name)
         return Job(name, settings, x, y, self.images.test[self.public :], self.images.test_labels[self.public :])
 
@@ -519,17 +475,10 @@ class _Run:
     def _keep(self, job: Job, trained: Trained, epsilon: float | None, why: str) -> None:
         self.models[job.name] = trained.model
         seconds = sum(row["seconds"] for row in trained.rows)
-        self._add(job.name, len(job.x), trained.model.predict(job.test_x), trained.rows, seconds, epsilon, why)
+        self._add(job.name, len(job.x), trained.model.predict(job.test_x), epsilon, why, trained.rows, seconds)
 
     def _add(
-        self,
-        name: str,
-        examples: int,
-        predicted: NDArray[np.int64],
-        rows: list[dict[str, Any]],
-        seconds: float,
-        epsilon: float | None,
-        why: str,
+        self, name: str, examples: int, predicted: Classes, epsilon: float | None, why: str, rows: Rows, seconds: float
     ) -> None:
         scores = score_labels(self.images.test_labels[self.public :], predicted, self.images.classes)
         known = [self.guarantee.epsilon if self.guarantee else math.inf, math.inf if epsilon is None else epsilon]
@@ -542,56 +491,42 @@ class _Run:
 
 def compare_with_thesis(record: ThreePhaseRecord) -> list[Comparison]:
     """What the thesis says of such a run, beside what this one shows; phase by phase."""
+    settings, noise, labels, privacy = record.settings, record.image_guarantee, record.labels, record.privacy
     found = []
-    if record.image_guarantee is not None:
-        found += _of_pixels(record.image_guarantee, record.pixels["train"])
-    if 2 in record.settings.phases and record.settings.instructors > 1:
-        found += _of_instructors(record)
-    if record.labels is not None and record.privacy is not None:
-        found += _of_labels(record)
-    if 3 in record.settings.phases:
-        epsilon = _number(record.part(UNDERSTUDY).epsilon)
-        here = f"the understudy has the epsilon of its labels alone: {epsilon}"
+    if noise is not None:
+        at = f"sigma {noise.sigma:g}, sensitivity {noise.sensitivity:.3g}"
+        here = f"{at}: epsilon of an image: {_number(noise.epsilon)}; of its label: none"
+        kept = record.pixels["train"].image_correlation
+        alike = "no image has contrast" if kept is None else f"{kept:.3f}"
+        found += [
+            Comparison("T1", "sigma 0.6 makes the images (2.5, 1e-5)-DP", here),
+            Comparison("T3", "images and noised images correlate by 0.8125", f"{alike}; no measure of privacy"),
+        ]
+    if 2 in settings.phases and settings.instructors > 1:
+        epsilon = record.part(HARD).epsilon
+        here = "nothing is noised: no epsilon" if epsilon is None else f"epsilon {_number(epsilon)}, that of the worst"
+        ratio = record.seconds["instructors"] / max(record.seconds[ONE], 1e-9)
+        many, one = (len(record.part(name).rows) for name in ("instructor 1", PLAIN))
+        passes = f" ({many} epochs each, not {one})" if many != one else ""
+        shared = f"{ratio:.2g} times as long, {record.seconds['processes']} at a time{passes}"
+        teachers = of_instructors(settings.instructors)
+        found += [
+            Comparison("T9", "ten instructors are ten times more private than one", f"{teachers}: {here}"),
+            Comparison("4.2", "ten instructors take 1.2 times as long as one", f"{settings.instructors} take {shared}"),
+        ]
+    if labels is not None and privacy is not None:
+        total = _number(privacy.epsilon)
+        if "plain sum" in privacy.composed:
+            total += f" (plain sum {_number(privacy.composed['plain sum'])})"
+        each = f"epsilon of one label: {_number(privacy.query_epsilon)}; of {labels.queries}: {total}"
+        found.append(Comparison("T12", "the output labels are 0.2-DP", each))
+        if settings.vote in PRIVATE:
+            right = f"{labels.right:.1%} of the labels are right, {labels.right_without_noise:.1%} without noise"
+            survives = f"one on which all agree survives with probability {labels.unanimous_survives:.2f}"
+            found.append(Comparison("T13", "noise on the labels costs no accuracy", f"{right}; {survives}"))
+    if 3 in settings.phases:
+        here = f"the understudy has the epsilon of its labels alone: {_number(record.part(UNDERSTUDY).epsilon)}"
         found.append(Comparison("T11", "three phases protect more than one", here))
-    return found
-
-
-def _of_pixels(noise: ImageGuarantee, pixels: Perturbation) -> list[Comparison]:
-    epsilon = f"of an image: {_number(noise.epsilon)}; of its label: none"
-    here = f"sigma {noise.sigma:g}, sensitivity {noise.sensitivity:.3g}: epsilon {epsilon}"
-    kept = "no image has contrast" if pixels.image_correlation is None else f"{pixels.image_correlation:.3f}"
-    return [
-        Comparison("T1", "sigma 0.6 makes the images (2.5, 1e-5)-DP", here),
-        Comparison("T3", "images and noised images correlate by 0.8125", f"{kept}; no measure of privacy"),
-    ]
-
-
-def _of_instructors(record: ThreePhaseRecord) -> list[Comparison]:
-    count, epsilon = record.settings.instructors, record.part(HARD).epsilon
-    here = "nothing is noised: no epsilon" if epsilon is None else f"epsilon {_number(epsilon)}, that of the worst"
-    ratio = record.seconds["instructors"] / max(record.seconds[ONE], 1e-9)
-    many, one = (len(record.part(name).rows) for name in ("instructor 1", PLAIN))
-    passes = f" ({many} epochs each, not {one})" if many != one else ""
-    shared = f"{count} take {ratio:.2g} times as long, {record.seconds['processes']} at a time{passes}"
-    return [
-        Comparison("T9", "ten instructors are ten times more private than one", f"{of_instructors(count)}: {here}"),
-        Comparison("4.2", "ten instructors take 1.2 times as long as one", shared),
-    ]
-
-
-def _of_labels(record: ThreePhaseRecord) -> list[Comparison]:
-    labels, privacy = record.labels, record.privacy
-    assert labels is not None
-    assert privacy is not None
-    total = _number(privacy.epsilon)
-    if "plain sum" in privacy.composed:
-        total += f" (plain sum {_number(privacy.composed['plain sum'])})"
-    right = f"{labels.right:.1%} of the labels are right, {labels.right_without_noise:.1%} without noise"
-    survives = f"one on which all agree survives with probability {labels.unanimous_survives:.2f}"
-    one = f"epsilon of one label: {_number(privacy.query_epsilon)}; of {labels.queries}: {total}"
-    found = [Comparison("T12", "the output labels are 0.2-DP", one)]
-    if record.settings.vote in PRIVATE:
-        found.append(Comparison("T13", "noise on the labels costs no accuracy", f"{right}; {survives}"))
     return found
 
 
@@ -623,11 +558,3 @@ def of_instructors(count: int) -> str:
 
 def _number(value: float | None) -> str:
     return "none" if value is None or math.isinf(value) else f"{value:.4g}"
-
-
-def _sha256(images: Images) -> str:
-    found = hashlib.sha256()
-    for array in (images.train, images.train_labels, images.test, images.test_labels):
-        found.update(f"{array.dtype.str}{array.shape}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()

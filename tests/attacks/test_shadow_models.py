@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from edp_lab.attacks.membership import shadow_models
-from edp_lab.attacks.membership.shadow_models import default_cache, half_samples, shadow_signals, train_shadow
-from edp_lab.attacks.membership.signals import signals
+from edp_lab.attacks.membership import signals as shadow_models
+from edp_lab.attacks.membership.signals import default_cache, half_samples, shadow_signals, signals, train_shadow
 from edp_lab.corpora import Corpus, Utterance, split
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
@@ -43,10 +42,6 @@ shadow_signals(config, CORPUS, POOL, 4, cache=Path(sys.argv[1]), progress=say, w
 
 def no_training(*arguments: object, **options: object) -> None:
     raise AssertionError("something is trained")
-
-
-def entries_in(folder: Path) -> int:
-    return len(list(folder.glob("*.json")))
 
 
 def found_at_once(config: TrainConfig, shadows: int, cache: Path) -> int:
@@ -178,13 +173,7 @@ def test_each_utterance_is_in_half_of_the_training_sets_beside_its_duplicates(sh
 
 @pytest.mark.parametrize(
     ("pool", "shadows", "seed", "said"),
-    [
-        (POOL, 5, 0, "even"),
-        (POOL, 2, 0, "at least 4"),
-        (POOL, 4, -1, "negative"),
-        (POOL[:1] * 3, 4, 0, "two texts"),
-        ((), 4, 0, "two texts"),
-    ],
+    [(POOL, 5, 0, "even"), (POOL, 2, 0, "at least 4"), (POOL, 4, -1, "negative"), (POOL[:1] * 3, 4, 0, "two texts")],
 )
 def test_a_design_that_cannot_be_is_refused(pool: tuple[Utterance, ...], shadows: int, seed: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):
@@ -257,7 +246,7 @@ def test_a_worker_that_dies_is_named_in_one_sentence_and_what_is_finished_stays(
     assert str(tmp_path) in said
     assert "\n" not in said
     assert not any(map(runs, workers))
-    kept = entries_in(tmp_path)
+    kept = len(list(tmp_path.glob("*.json")))
     assert kept >= 1
     assert found_at_once(config, 8, tmp_path) == kept
 
@@ -295,23 +284,20 @@ def test_a_parent_that_is_killed_leaves_no_worker_no_corpus_and_what_was_finishe
         assert errors.strip().splitlines()[-1].startswith("KeyboardInterrupt: interrupted; finished shadow models are")
         assert not list(scratch.iterdir())
     assert not [file for file in scratch.rglob("*") if file.is_file()]
-    assert 1 <= entries_in(cache) < 4
-    assert found_at_once(replace(CONFIG, epochs=25), 4, cache) == entries_in(cache)
+    assert 1 <= len(list(cache.glob("*.json"))) < 4
+    assert found_at_once(replace(CONFIG, epochs=25), 4, cache) == len(list(cache.glob("*.json")))
 
 
-def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_trained(
+def test_the_cache_lies_in_the_users_folder_and_is_refused_before_any_training_if_it_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache() == tmp_path / "edp_lab" / "shadows"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_cache() == Path.home() / ".cache" / "edp_lab" / "shadows"
     monkeypatch.setattr(result_cache, "Ranks", no_training)
     monkeypatch.setattr(shadow_models, "_train", no_training)
     (tmp_path / "file").write_text("")
     for use in (shadow_signals, lambda *rest, cache: train_shadow(*rest, 0, cache)):
         with pytest.raises(UsageError, match="cannot be written"):
             use(CONFIG, CORPUS, POOL, cache=tmp_path / "file")
-
-
-def test_the_cache_lies_in_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache() == tmp_path / "edp_lab" / "shadows"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_cache() == Path.home() / ".cache" / "edp_lab" / "shadows"

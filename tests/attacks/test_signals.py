@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from edp_lab.attacks.membership import signals as module
 from edp_lab.attacks.membership.signals import MOST, signals, sorted_scores
 from edp_lab.corpora import Utterance
 from edp_lab.corpora.encoding import Labels, WordFeatures
@@ -85,31 +86,28 @@ def test_logits_are_those_of_all_tag_sequences_and_intents_counted_out() -> None
         assert found.loss[k] == pytest.approx(-np.log(log_p[own]) - np.log(p), rel=1e-9)
 
 
-def test_rows_keep_the_order_of_the_utterances_whatever_the_batches() -> None:
+def test_rows_keep_the_order_of_the_utterances_whatever_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH", 7)
     made = model(HOME)
-    found, one_by_one = signals(made, POOL, batch_size=7), [signals(made, [u]) for u in POOL]
+    found, one_by_one = signals(made, POOL), [signals(made, [u]) for u in POOL]
     np.testing.assert_allclose(found.loss, [one.loss[0] for one in one_by_one])
     np.testing.assert_allclose(found.logits, [one.logits[0] for one in one_by_one])
     assert found.loss.dtype == found.logits.dtype == np.float64
-    scores = sorted_scores(made, POOL, 4, 4, batch_size=7)
+    scores = sorted_scores(made, POOL, 4, 4)
     np.testing.assert_allclose(scores, np.concatenate([sorted_scores(made, [u], 4, 4) for u in POOL]))
 
 
-@pytest.mark.parametrize("gap", [20.0, 60.0, 300.0])
-def test_intent_logit_does_not_saturate_where_a_float32_probability_is_1(gap: float) -> None:
-    stop = [u for u in SENTENCES if u.intent == "stop"]
-    assert signals(constant([0, 0, gap], [0, 0, 0]), stop).intent_logit[0] == pytest.approx(gap - np.log(2), rel=1e-5)
-    assert signals(constant([gap, gap, 0], [0, 0, 0]), stop).intent_logit[0] == pytest.approx(
-        -gap - np.log(2), rel=1e-5
-    )
-
-
-@pytest.mark.parametrize(("gap", "rel"), [(10.0, 1e-6), (22.0, 1e-4), (-40.0, 1e-6)])
-def test_tags_logit_is_right_where_p_is_as_good_as_0_or_1(gap: float, rel: float) -> None:
-    one_word = SENTENCES[1:2]  # its other tags score 0
-    found = signals(constant([0, 0, 0], [gap, 0, 0]), one_word).tags_logit
-    assert found is not None
-    assert found[0] == pytest.approx(gap - np.log(2), rel=rel)
+@pytest.mark.parametrize(
+    ("head", "gap", "rel"),
+    [(head, gap, 1e-5) for head in ("intent", "other intents") for gap in (20.0, 60.0, 300.0)]
+    + [("tags", 10.0, 1e-6), ("tags", 22.0, 1e-4), ("tags", -40.0, 1e-6)],
+)
+def test_a_logit_is_right_where_p_is_as_good_as_0_or_1(head: str, gap: float, rel: float) -> None:
+    """Also where a float32 probability is 1; of "stop", whose one word has tag O, while what else there is scores 0."""
+    intents = {"intent": [0.0, 0.0, gap], "other intents": [gap, gap, 0.0], "tags": [0.0] * 3}[head]
+    found = signals(constant(intents, [gap if head == "tags" else 0.0, 0.0, 0.0]), SENTENCES[1:2])
+    expected = -gap - np.log(2) if head == "other intents" else gap - np.log(2)
+    assert found.logits[0, int(head == "tags")] == pytest.approx(expected, rel=rel)
 
 
 @pytest.mark.parametrize("gap", [1e3, 1e6, 1e9])
@@ -125,13 +123,9 @@ def test_logits_stay_finite_at_both_ends_and_in_order(gap: float) -> None:
 
 
 def test_a_single_intent_is_certain() -> None:
-    found = signals(model(replace_intents("call")), SENTENCES[:1])
+    found = signals(model(replace(TINY, intents=("call",))), SENTENCES[:1])
     assert found.intent_logit.tolist() == [MOST]
     assert found.loss[0] > 0
-
-
-def replace_intents(*intents: str) -> Labels:
-    return replace(TINY, intents=intents)
 
 
 def test_without_slots_there_is_one_logit_and_slot_scores_are_0() -> None:
@@ -185,8 +179,3 @@ def test_a_model_that_has_diverged_is_refused() -> None:
                 getattr(made, part).bias[0] = torch.nan
             with pytest.raises(UsageError, match="diverged"):
                 use(made, SENTENCES)
-
-
-def test_widths_below_1_are_refused() -> None:
-    with pytest.raises(UsageError, match="at least 1"):
-        sorted_scores(model(TINY), SENTENCES, 0, 4)

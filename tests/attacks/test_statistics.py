@@ -1,4 +1,4 @@
-"""Statistics of attacks: they agree with peers, intervals cover, bounds bound, and too few scores give no number."""
+"""Statistics of attacks: they agree with peers, intervals cover, bounds bound, and guards see what words give away."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import mpmath
@@ -17,10 +18,13 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from edp_lab.attacks.statistics import (
+    LEAST_MEMBERS,
+    Guards,
     advantage,
     auc,
     auc_change,
     auc_interval,
+    check_split,
     clopper_pearson,
     dp_bound,
     gaussian_bound,
@@ -28,6 +32,8 @@ from edp_lab.attacks.statistics import (
     summarise,
     tpr_at_fpr,
 )
+from edp_lab.corpora import Corpus, Utterance, load_corpus, split
+from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_delta
 
@@ -65,20 +71,14 @@ def test_auc_is_the_area_under_the_roc_and_mirrors_with_the_sides(members, non_m
     assert auc(members, non_members) == pytest.approx(1 - auc(non_members, members))
 
 
-def delong_by_definition(members, non_members):
-    """The AUC and its standard error from all pairs (DeLong et al. 1988, equations 4 and 5)."""
-    x, y = np.array(members)[:, None], np.array(non_members)[None]
-    wins = (x > y) + (x == y) / 2
-    by_member, by_non_member = wins.mean(1), wins.mean(0)
-    variance = by_member.var(ddof=1) / len(by_member) + by_non_member.var(ddof=1) / len(by_non_member)
-    return wins.mean(), math.sqrt(variance)
-
-
 @given(SCORES, SCORES)
 def test_auc_interval_is_delongs_by_definition(members, non_members):
-    if min(len(members), len(non_members)) < 2:
+    """From all pairs (DeLong et al. 1988, equations 4 and 5)."""
+    x, y = np.array(members)[:, None], np.array(non_members)[None]
+    wins = (x > y) + (x == y) / 2
+    if min(wins.shape) < 2:
         return
-    area, error = delong_by_definition(members, non_members)
+    area, error = wins.mean(), math.sqrt(sum(side.var(ddof=1) / len(side) for side in (wins.mean(1), wins.mean(0))))
     if error < 1e-9:
         return
     reach = 1.959964 * error / (area * (1 - area))
@@ -131,16 +131,6 @@ def test_tpr_at_fpr_is_the_best_of_all_thresholds(members, non_members, fpr):
     else:
         assert rate.value == curve.tpr[curve.fpr <= fpr].max()
         assert rate.interval == clopper_pearson(round(rate.value * len(members)), len(members))
-
-
-@pytest.mark.parametrize(("fpr", "enough"), [(0.01, 100), (0.001, 1000), (0.07, 15), (1 / 49, 49)])
-def test_fpr_needs_one_non_member_above_the_threshold(fpr, enough):
-    members = np.ones(5)
-    assert tpr_at_fpr(members, np.zeros(enough), fpr).value == 1
-    assert tpr_at_fpr(members, np.zeros(enough - 1), fpr) is None
-    unresolved = summarise("loss", members, np.zeros(enough - 1), fprs=(fpr,)).tpr_at_fpr[f"{fpr:g}"]
-    assert unresolved["value"] is None
-    assert f"at least {enough:,} non-members, and there are {enough - 1:,}" in unresolved["why"]
 
 
 @pytest.mark.parametrize("allowed", [7, 29, 57])
@@ -286,10 +276,11 @@ def test_summary_as_json_has_what_is_promised():
     assert set(content) == {*names, "confidence"}
     assert (content["attack"], content["members"], content["non_members"]) == ("loss", 300, 200)
     assert content["auc_interval"] == list(auc_interval(members, non_members))
+    there = "and there are 200"
     rate, told, bound = tpr_at_fpr(members, non_members, 0.01), content["tpr_at_fpr"], dp_bound(2.0, 1e-5)
     assert (told["0.01"]["value"], told["0.01"]["interval"]) == (rate.value, list(rate.interval))
     assert told["0.01"]["guessing"]["value"] == 3 / 201
-    assert told["0.001"]["value"] is None
+    assert told["0.001"] == {"value": None, "why": f"an FPR of 0.001 needs at least 1,000 non-members, {there}"}
     rates = {"0.01": bound.tpr(0.01), "0.001": bound.tpr(0.001)}
     limits = {"auc": bound.auc, "tpr_at_fpr": rates, "advantage": bound.advantage}
     assert content["bound"] == {"epsilon": 2.0, "delta": 1e-5, **limits}
@@ -335,8 +326,8 @@ def test_bad_input_names_the_culprit(call, culprit):
         call()
 
 
-def test_importing_statistics_and_guards_brings_neither_torch_nor_scikit_learn():
-    code = "import sys, edp_lab.attacks.membership.guards; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
+def test_importing_statistics_brings_neither_torch_nor_scikit_learn():
+    code = "import sys, edp_lab.attacks.statistics; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -366,3 +357,118 @@ def test_nothing_changes_between_a_model_and_itself():
         auc_change(scores, (scores[0], scores[1][:2]))
     with pytest.raises(UsageError, match="wrong way round"):
         auc_change(([0.0], [1.0]), ([0.0], [1.0]))
+
+
+# ---- Guards: could the texts alone tell members from non-members? ----------------------------------------------------
+
+UTTERANCES = generate(600, seed=1).utterances
+Sides = tuple[tuple[Utterance, ...], tuple[Utterance, ...]]
+
+
+def of_texts(texts: list[str]) -> list[Utterance]:
+    return [Utterance(tuple(text.split()), None, "i") for text in texts]
+
+
+def sides(corpus: Corpus, seed: int) -> Sides:
+    parts = split(corpus, seed)
+    size = min(len(parts.train), len(parts.test))
+    return parts.train[:size], parts.test[:size]
+
+
+def test_random_splits_pass_and_the_interval_is_as_wide_as_chance():
+    """Out-of-fold scores depend on each other: with DeLong's interval as it is, about 7 of these 120 would fail."""
+    found = [check_split(*sides(generate(120, seed), seed)) for seed in range(120)]
+    assert sum(guards.leaks for guards in found) <= 3
+    widths = [guards.text_auc_interval[1] - guards.text_auc_interval[0] for guards in found]
+    assert np.mean(widths) / (2 * 2.576) == pytest.approx(np.std([guards.text_auc for guards in found]), rel=0.2)
+    assert abs(np.mean([guards.text_auc for guards in found]) - 0.5) < 0.03
+
+
+def test_fine_split_is_called_fine_whatever_its_order_and_told_as_json():
+    members, non_members = UTTERANCES[:300], UTTERANCES[300:]
+    guards = check_split(members, non_members)
+    assert (guards.leaks, guards.duplicates, guards.balanced) == (False, 0, True)
+    assert guards.said.startswith("Fine: words alone do not tell the 300 members from as many non-members (AUC 0.")
+    assert check_split(members[::-1], non_members[::-1]) == guards
+    content = guards.to_json()
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+    assert set(content) == set(Guards._fields)
+
+
+NAMES = [f"n{i}" for i in range(60)]
+PAIRS = [(f"play song s{i} by a{i} in r{i}", f"play song s{i} by a{i} on d{i}") for i in range(100)]
+LEAKS = {
+    "members of one domain": (generate(150, 2, "health").utterances, UTTERANCES[:150]),
+    "a habit of every fourth member": (
+        [replace(u, tokens=("please", *u.tokens)) if i % 4 == 0 else u for i, u in enumerate(UTTERANCES[:300])],
+        UTTERANCES[300:],
+    ),
+    "another order of the same words": (
+        of_texts([f"call {n} now" for n in NAMES]),
+        of_texts([f"now call {n}" for n in NAMES]),
+    ),
+    # Whoever knows one of the two knows where the other went: an AUC far below 0.5 is no random split either.
+    "likenesses dealt to opposite sides": (
+        of_texts([pair[i % 2] for i, pair in enumerate(PAIRS)]),
+        of_texts([pair[1 - i % 2] for i, pair in enumerate(PAIRS)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_a_split_that_words_give_away_is_caught(leak):
+    guards = check_split(*LEAKS[leak])
+    assert guards.leaks
+    assert guards.text_auc < 0.3 if "opposite" in leak else guards.text_auc > 0.5
+    assert guards.said.startswith("The split leaks")
+    assert guards.said.endswith("pool and split at random.")
+
+
+def test_texts_on_both_sides_are_counted_and_are_no_hint_to_the_classifier():
+    guards = check_split(UTTERANCES[:100], UTTERANCES[:100])
+    assert (guards.duplicates, guards.text_auc, guards.leaks) == (100, 0.5, False)
+    assert guards.said == "100 texts are on both sides: keep duplicates together when splitting."
+
+
+def test_copies_within_a_side_are_no_further_evidence():
+    once, thrice = (check_split(UTTERANCES[:60] * k, UTTERANCES[60:120] * k) for k in (1, 3))
+    assert (thrice.text_auc, thrice.text_auc_interval) == (once.text_auc, once.text_auc_interval)
+    assert thrice.members == 180
+
+
+def test_everything_wrong_is_said_in_one_sentence():
+    guards = check_split((*generate(100, 3, "video").utterances, UTTERANCES[0]), UTTERANCES[:120])
+    assert (guards.leaks, guards.balanced) == (True, False)
+    assert "The split leaks" in guards.said
+    assert "; 1 text is on both sides: keep" in guards.said
+    assert guards.said.endswith("; 101 members face 120 non-members: draw equally many.")
+    assert guards.said.count(".") - guards.said.count("0.") == 1
+
+
+@pytest.mark.parametrize(("shared", "own"), [(0, 5), (1, 4), (2, 3), (4, 20), (5, 0)])
+def test_few_distinct_texts_are_enough_for_folds_that_leave_both_sides_to_learn_from(shared, own):
+    common = [f"on both sides {i}" for i in range(shared)]
+    inside, outside = [f"member {i}" for i in range(own)], [f"other {i}" for i in range(5 - shared)]
+    assert check_split(*(of_texts(common + side) * LEAST_MEMBERS for side in (inside, outside))).duplicates == shared
+
+
+@pytest.mark.parametrize(
+    ("members", "non_members", "culprit"),
+    [
+        (UTTERANCES[:49], UTTERANCES[49:200], "there are 49 members: an attack needs at least 50"),
+        (UTTERANCES[:50], UTTERANCES[50:52], "there are 2 non-members"),
+        (UTTERANCES[:60], UTTERANCES[60:64] * 20, "the non-members hold only 4 distinct texts"),
+    ],
+)
+def test_too_few_utterances_are_refused(members, non_members, culprit):
+    with pytest.raises(UsageError, match=culprit):
+        check_split(members, non_members)
+
+
+def test_official_split_of_atis_leaks(real_data, monkeypatch):
+    monkeypatch.setenv("EDP_LAB_DATA", str(real_data))
+    atis = load_corpus("atis").utterances
+    guards = check_split(atis[:893], atis[-893:])
+    assert guards.leaks
+    assert guards.text_auc > 0.8
+    assert guards.duplicates == 4

@@ -15,8 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edp_lab.attacks.membership.attacks import Attacked, aligned, equal_sides, lira_scores
-from edp_lab.attacks.membership.shadow_models import ShadowSignals, half_samples
-from edp_lab.attacks.membership.signals import Signals, signals
+from edp_lab.attacks.membership.signals import ShadowSignals, Signals, half_samples, signals
 from edp_lab.attacks.statistics import dp_bound, gaussian_bound
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split

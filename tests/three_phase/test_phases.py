@@ -25,7 +25,6 @@ from edp_lab.three_phase.phases import (
     ThreePhaseSettings,
     run_three_phase,
     score_labels,
-    train_all,
 )
 
 DIGITS = load_images("digits")
@@ -172,14 +171,6 @@ def test_processes_give_the_same_networks_as_one(record):
     assert [part.scores for part in other.parts] == [part.scores for part in record.parts]
     told = {event.part for event in events if event.epoch == event.epochs == 2}
     assert {PLAIN, ONE, "instructor 1", "instructor 3", UNDERSTUDY} <= told
-
-
-def test_a_worker_that_fails_says_why():
-    settings = QUICK.training("adam", 50, 10, "x")
-    y = np.arange(50, dtype=np.int64)  # labels beyond the classes
-    job = Job("x", settings, FEW.train[:50], y, FEW.test[90:], FEW.test_labels[90:])
-    with pytest.raises(UsageError, match=r"label outside 0\.\.9"):
-        train_all([job, job], 2, None)
 
 
 def test_seeds_decide_and_secret_ones_do_not_repeat(record):

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Self
 
 import numpy as np
 from scipy.special import betainc, betainccinv, betaincinv, gammaln, logit, ndtr, ndtri
@@ -98,18 +99,12 @@ class Tally:
 
 @dataclass(frozen=True)
 class OneRunBounds:
-    """Lower bounds on epsilon at one delta, each at the whole confidence, from the same guesses.
+    """Lower bounds on epsilon at one delta, each at the whole confidence, from the same guesses."""
 
-    Attributes:
-        distribution_free: of Steinke, Nasr and Jagielski, for any mechanism.
-        mu, gaussian: of `one_run_mu` and the epsilon it means; None for a mechanism that is not Gaussian.
-        tally: behind `gaussian`, or where it is None behind `distribution_free`.
-    """
-
-    distribution_free: float
-    mu: float | None
+    distribution_free: float  # of Steinke, Nasr and Jagielski, for any mechanism
+    mu: float | None  # of `one_run_mu`, and the epsilon it means; None for a mechanism that is not Gaussian
     gaussian: float | None
-    tally: Tally
+    tally: Tally  # behind `gaussian`, or where it is None behind `distribution_free`
 
     @property
     def best(self) -> float:
@@ -124,11 +119,8 @@ def make_guesses(scores: np.ndarray, included: np.ndarray) -> tuple[Tally, ...]:
         scores: (m) higher for canaries that look as if they were in.
         included: (m) bool, the truth. How many guesses are made does not depend on it, nor on the scores.
     """
-    order = np.argsort(scores, kind="stable")
-    truth, m = included[order], len(scores)
-    numbers = sorted({max(1, round(share * m)) for share in SHARES})
-    tallies = []
-    for r in numbers:
+    truth, m, tallies = included[np.argsort(scores, kind="stable")], len(scores), []
+    for r in sorted({max(1, round(share * m)) for share in SHARES}):
         lowest, highest = truth[: r // 2], truth[m - (r - r // 2) :]
         tallies.append(Tally(r, int((~lowest).sum() + highest.sum())))
     return tuple(tallies)
@@ -214,27 +206,27 @@ def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
         UsageError: not 0 <= v <= r <= m, or beta out of range.
     """
     _check_counts(m, r, v, beta)
+
+    def least_total(mu: np.ndarray) -> np.ndarray:
+        """What P[W >= v] = beta asks for; where it exceeds 1, some number above 1: (K) -> (K)."""
+        right, wrong = np.full(mu.shape, v * beta / m), np.full(mu.shape, (r - v) * beta / m)  # a_j, b_j
+        for j in range(v, 0, -1):
+            demanded = ndtr(ndtri(np.minimum(right, 1)) - mu)
+            added = np.maximum(demanded - wrong, 0) / (r - j + 1)  # p_{j-1} / m
+            right, wrong = right + added * (j - 1), wrong + added * (r - j + 1)
+            if not ((added > 0) & ((right + wrong) * m <= 2 * r)).any():  # what demands nothing now never will
+                break
+        return (right + wrong) * m / r if r else np.zeros(mu.shape)
+
     low, high = 0.0, LARGEST_MU
     for _ in range(5):
         grid = np.linspace(low, high, GRID + 1)
-        refuted = _least_total(m, r, v, beta, grid) > 1 + SLACK
+        refuted = least_total(grid) > 1 + SLACK
         first_kept = len(grid) if refuted.all() else int(np.argmin(refuted))
         if first_kept == 0:
             return 0.0
         low, high = float(grid[first_kept - 1]), float(grid[min(first_kept, GRID)])
     return low
-
-
-def _least_total(m: int, r: int, v: int, beta: float, mu: np.ndarray) -> np.ndarray:
-    """The least total probability that P[W >= v] = beta asks for; where it exceeds 1, some number above 1: (K)."""
-    right, wrong = np.full(mu.shape, v * beta / m), np.full(mu.shape, (r - v) * beta / m)  # a_j, b_j
-    for j in range(v, 0, -1):
-        demanded = ndtr(ndtri(np.minimum(right, 1)) - mu)
-        added = np.maximum(demanded - wrong, 0) / (r - j + 1)  # p_{j-1} / m
-        right, wrong = right + added * (j - 1), wrong + added * (r - j + 1)
-        if not ((added > 0) & ((right + wrong) * m <= 2 * r)).any():  # what demands nothing now never will
-            break
-    return (right + wrong) * m / r if r else np.zeros(mu.shape)
 
 
 def _check_counts(m: int, r: int, v: int, beta: float) -> None:
@@ -269,28 +261,63 @@ def claim_under_test(guarantee: Guarantee, mechanism: Mechanism) -> float:
     return claimed
 
 
-def conclude(
-    evidence: str,
-    lower_bound: float,
-    claimed: float,
-    ceiling: float,
-    confidence: float,
-    found: str = "",
-    flawless: str = "a single error",
-) -> tuple[Finding, str]:
-    """The verdict, and why, without a full stop.
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What was claimed, what holds, and what an audit proves."""
 
-    Args:
-        evidence: such as "100 draws a side"; `found`: what it showed, `flawless`: what its ceiling does without.
-    """
-    shown = f"{found}at {100 * confidence:.6g} % confidence epsilon is at least {lower_bound:.4g}"
-    if lower_bound > claimed:
-        return Finding.REFUTED, f"{evidence} refute the claim: {shown}, but {claimed:.4g} is claimed"
-    if ceiling <= claimed:
-        return Finding.NO_POWER, (
-            f"{evidence} cannot test the claim: even without {flawless} they would show no more than epsilon "
-            f"{ceiling:.4g}, and {claimed:.4g} is claimed"
+    verdict: Finding
+    explanation: str
+    epsilon_claimed: float  # see `claim_under_test`
+    epsilon_holds: float | None  # the judge's answer; None where there is no guarantee
+    epsilon_lower_bound: float  # epsilon is at least this, at `confidence`
+    ceiling: float  # the lower bound without a single error
+    confidence: float
+    delta: float
+    adjacency: str
+    noise_multiplier: float  # true noise over true sensitivity
+    mechanism: Mechanism
+
+    @classmethod
+    def of(
+        cls,
+        mechanism: Mechanism,
+        guarantee: Guarantee,
+        lower_bound: float,
+        ceiling: float,
+        confidence: float,
+        evidence: str,
+        found: str = "",
+        flawless: str = "a single error",
+        remark: str = "",
+        **own: Any,
+    ) -> Self:
+        """Judge the claim by a lower bound and say why.
+
+        Args:
+            evidence: such as "100 draws a side"; `found`: what it showed, `flawless`: what its ceiling does without.
+            own: the other fields.
+        """
+        claimed = claim_under_test(guarantee, mechanism)
+        shown = f"{found}at {100 * confidence:.6g} % confidence epsilon is at least {lower_bound:.4g}"
+        if lower_bound > claimed:
+            verdict, why = Finding.REFUTED, f"refute the claim: {shown}, but {claimed:.4g} is claimed"
+        elif ceiling <= claimed:
+            most = f"even without {flawless} they would show no more than epsilon {ceiling:.4g}"
+            verdict, why = Finding.NO_POWER, f"cannot test the claim: {most}, and {claimed:.4g} is claimed"
+        else:
+            nothing = "do not contradict the claim, which proves nothing"
+            verdict, why = Finding.CONSISTENT, f"{nothing}: {shown}, and {claimed:.4g} is claimed"
+        return cls(
+            verdict=verdict,
+            explanation=f"{evidence} {why}{remark}.",
+            epsilon_claimed=claimed,
+            epsilon_holds=guarantee.epsilon,
+            epsilon_lower_bound=lower_bound,
+            ceiling=ceiling,
+            confidence=confidence,
+            delta=guarantee.delta,
+            adjacency=guarantee.adjacency,
+            noise_multiplier=mechanism.noise_multiplier(0),
+            mechanism=mechanism,
+            **own,
         )
-    return Finding.CONSISTENT, (
-        f"{evidence} do not contradict the claim, which proves nothing: {shown}, and {claimed:.4g} is claimed"
-    )

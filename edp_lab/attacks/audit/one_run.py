@@ -24,18 +24,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from edp_lab.attacks.audit.bounds import (
-    Finding,
+    Audit,
     OneRunBounds,
     Tally,
     claim_under_test,
-    conclude,
     make_guesses,
     one_run_bounds,
 )
@@ -77,25 +76,16 @@ class Kind(StrEnum):
 # ---- Who is in, and where --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Disjoint batches, with at most one canary in a micro-batch; numbers from n on are canaries. As `Batches`.
-
-    Attributes:
-        utterances: n.
-        canaries: m.
-        micro_batches: M in a step.
-        size: b, the most utterances in a micro-batch.
-        reserved: slots of a micro-batch that a canary takes up, its companion's among them.
-    """
+class Placement(NamedTuple):
+    """Disjoint batches, with at most one canary in a micro-batch; numbers from n on are canaries. As `Batches`."""
 
     key: int
-    utterances: int
-    canaries: int
+    utterances: int  # n
+    canaries: int  # m
     num_devices: int
-    micro_batches: int
-    size: int
-    reserved: int
+    micro_batches: int  # M in a step
+    size: int  # b, the most utterances in a micro-batch
+    reserved: int  # slots of a micro-batch that a canary takes up, its companion's among them
 
     @property
     def steps_per_epoch(self) -> int:
@@ -110,8 +100,7 @@ class Placement:
         free = np.full(places, self.size)
         free[holds] -= self.reserved
         slots = shuffle.permutation(np.repeat(np.arange(places), free))[: self.utterances]
-        first = step_in_epoch * self.micro_batches
-        parts = []
+        first, parts = step_in_epoch * self.micro_batches, []
         for place in range(first, first + self.micro_batches):
             own = np.flatnonzero(slots == place), self.utterances + np.flatnonzero(holds == place)
             parts.append(np.concatenate(own))
@@ -119,23 +108,14 @@ class Placement:
         return [parts[numbers.start : numbers.stop] for numbers in own_parts]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """All that is drawn before the run: who is in, and in which step each may take part.
+class Plan(NamedTuple):
+    """All that is drawn before the run: who is in, and in which step each may take part."""
 
-    Attributes:
-        key: of the canaries; that of the noise is another.
-        included: (m), bool.
-        utterances: n; example n + i is canary i.
-        batches: who takes part in which step.
-        companions: whether an utterance that is always there pushes against each canary.
-    """
-
-    key: int
-    included: np.ndarray
-    utterances: int
-    batches: Batches | Placement
-    companions: bool
+    key: int  # of the canaries; that of the noise is another
+    included: np.ndarray  # (m), bool
+    utterances: int  # n; example n + i is canary i
+    batches: Batches | Placement  # who takes part in which step
+    companions: bool  # whether an utterance that is always there pushes against each canary
 
     @classmethod
     def draw(cls, config: TrainConfig, canaries: int, utterances: int, kind: Kind) -> Plan:
@@ -158,9 +138,8 @@ class Plan:
         """Micro-batches without canary; those with one, less the canary; and the canaries' numbers."""
         step = epoch * self.batches.steps_per_epoch + step_in_epoch
         parts = [own for device in self.batches.devices(epoch, step_in_epoch, step) for own in device]
-        highest = [own.max(initial=-1) for own in parts]
-        others = [own for own, last in zip(parts, highest, strict=True) if last < self.utterances]
-        with_canary = [own for own, last in zip(parts, highest, strict=True) if last >= self.utterances]
+        with_canary = [own for own in parts if own.max(initial=-1) >= self.utterances]
+        others = [own for own in parts if own.max(initial=-1) < self.utterances]
         numbers = np.array([own.max() for own in with_canary], dtype=np.int64) - self.utterances
         return others, [own[own < self.utterances] for own in with_canary], numbers
 
@@ -199,8 +178,7 @@ class Directions:
         rows.scatter_add_(1, columns, values * by[:, None].to(rows))
 
 
-@dataclass
-class Together:
+class Together(NamedTuple):
     """The micro-batches of two kinds of gradients in one step."""
 
     gradients: Sequence[MicroGradients]
@@ -215,24 +193,6 @@ class Together:
             factors.append(found.factors)
         out.copy_(total)
         return ClippedSum.flat(torch.cat(norms), torch.cat(factors), out)
-
-
-def push_rows(rows: Tensor, sizes: np.ndarray, numbers: np.ndarray, plan: Plan, to: Directions, clip: float) -> None:
-    """Put canary and companion into micro-batches: their mean gradients without both become those with, in place.
-
-    The canary's push is ten times as large as all that the clip must cut and as the others' share, which the adversary
-    knows. With a companion the mean gets -B e from it, and 2 B e more if the canary is in; alone, B e or nothing.
-
-    Args:
-        rows: (k, P) mean gradient of the other utterances of each micro-batch.
-        sizes: (k) how many they are.
-        numbers: (k) the canaries.
-    """
-    rows *= torch.from_numpy(sizes / (sizes + 1 + plan.companions)).to(rows)[:, None]
-    largest = FAR * torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).clamp_min(clip)
-    included = torch.from_numpy(plan.included[numbers]).to(rows.device)
-    away = -1.0 if plan.companions else 0.0
-    to.push(rows, numbers, torch.where(included, largest, away * largest))
 
 
 class OneLayer:
@@ -278,11 +238,7 @@ class RealModel:
 
 
 def gradient_scores(
-    trainee: OneLayer | RealModel,
-    mechanism: Mechanism,
-    config: TrainConfig,
-    plan: Plan,
-    progress: OnStep,
+    trainee: OneLayer | RealModel, mechanism: Mechanism, config: TrainConfig, plan: Plan, progress: OnStep
 ) -> np.ndarray:
     """Train with gradient canaries, and score them by what is released: (m)."""
     m, per_epoch = len(plan.included), plan.batches.steps_per_epoch
@@ -291,9 +247,16 @@ def gradient_scores(
     for step in range(config.epochs * per_epoch):
         epoch, step_in_epoch = divmod(step, per_epoch)
         others, rows_of, numbers = plan.step(epoch, step_in_epoch)
-        rows = trainee.rows(rows_of)
-        sizes = np.array([len(own) for own in rows_of], dtype=np.float64)
-        push_rows(rows, sizes, numbers, plan, directions, mechanism.clip_norm)
+        # Put canary and companion into micro-batches: their mean gradients without both become those with. A canary's
+        # push B is ten times as large as all that the clip must cut and as the others' share, which the adversary
+        # knows. With a companion the mean gets -B e from it, and 2 B e more if the canary is in; alone, B e or nothing.
+        rows, sizes = trainee.rows(rows_of), np.array([len(own) for own in rows_of], dtype=np.float64)
+        rows *= torch.from_numpy(sizes / (sizes + 1 + plan.companions)).to(rows)[:, None]
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        push = FAR * norms.clamp_min(mechanism.clip_norm)
+        away = (-1.0 if plan.companions else 0.0) * push
+        included = torch.from_numpy(plan.included[numbers]).to(rows.device)
+        directions.push(rows, numbers, torch.where(included, push, away))
         together = Together([trainee.gradients(others), StackedGradients(rows, trainee.layout)])
         released = trainee.step(epoch, step, together)
         seen = numbers if plan.disjoint else everyone  # whom Poisson sampling drew is secret
@@ -325,17 +288,27 @@ def mislabelled_scores(config: TrainConfig, corpus: Corpus, data: Split, plan: P
     run = Trainer(config, corpus, replace(data, train=(*data.train, *canaries)))
     if plan.disjoint:
         run.batches = plan.batches  # type: ignore[assignment]
-    _zero_out(run, plan)
-    steps = run.batches.steps_per_epoch
+    steps, numbers = run.batches.steps_per_epoch, plan.utterances + np.arange(len(canaries))
+    weights = torch.ones(len(run.train_data))  # canaries that are out contribute no gradient, while their slots stay
+    weights[numbers[~plan.included]] = 0
+    losses = run.model.losses
+
+    def weighted(batch: Any, *arguments: Any, **settings: Any) -> Tensor:
+        own = losses(batch, *arguments, **settings)
+        return own * weights[batch.examples].to(own)
 
     def listen(event: object) -> None:
         if isinstance(event, StepDone):
             progress(event.epoch * steps + event.step, config.epochs * steps)
 
+    run.model.losses = weighted  # type: ignore[method-assign]
     for _ in range(config.epochs):
         run.epoch(listen)
-    del run.model.losses  # the class's own again
-    return -_losses(run, plan)
+    device = next(run.model.parameters()).device
+    cut = [numbers[start : start + 128] for start in range(0, len(numbers), 128)]
+    with torch.no_grad():
+        found = torch.cat([losses(run.train_data.batch(own).to(device)) for own in cut])  # without dropout
+    return -found.double().cpu().numpy()
 
 
 def mislabelled(corpus: Corpus, utterances: Sequence[Utterance], count: int, key: int) -> tuple[Utterance, ...]:
@@ -349,70 +322,27 @@ def mislabelled(corpus: Corpus, utterances: Sequence[Utterance], count: int, key
     )
 
 
-def _zero_out(run: Trainer, plan: Plan) -> None:
-    """Let the canaries that are out contribute no gradient, while their slots stay."""
-    weights = torch.ones(len(run.train_data))
-    weights[plan.utterances :][~torch.from_numpy(plan.included)] = 0
-    losses = run.model.losses
-
-    def weighted(batch: Any, *arguments: Any, **settings: Any) -> Tensor:
-        own = losses(batch, *arguments, **settings)
-        return own * weights[batch.examples].to(own)
-
-    run.model.losses = weighted  # type: ignore[method-assign]
-
-
-@torch.no_grad()
-def _losses(run: Trainer, plan: Plan) -> np.ndarray:
-    """Loss of every canary under the model as it is, without dropout: (m)."""
-    numbers = plan.utterances + np.arange(len(plan.included))
-    device = next(run.model.parameters()).device
-    cut = [numbers[start : start + 128] for start in range(0, len(numbers), 128)]
-    return torch.cat([run.model.losses(run.train_data.batch(own).to(device)) for own in cut]).double().cpu().numpy()
-
-
 # ---- The audit -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class OneRunAudit:
+@dataclass(frozen=True, kw_only=True)
+class OneRunAudit(Audit):
     """What was claimed for a run, what holds, and what the guesses prove.
 
-    Attributes:
-        model: "clc", "bert", or "linear", the one-layer audit model.
-        epsilon_claimed: the claim under test: as printed, the paper's zCDP; sound, the epsilon that holds.
-        epsilon_holds: the judge's answer.
-        epsilon_lower_bound: epsilon is at least this, at `confidence`: the Gaussian bound with disjoint batches, where
-            the mechanism is Gaussian; the distribution-free one with Poisson sampling.
-        bounds: both.
-        ceiling: the lower bound that guesses without a single error would give.
-        guesses, correct: those behind the lower bound; `tallies` are all that were tried, and paid for.
-        canaries: m, of which `included` were in.
-        steps: optimizer steps of the run.
-        noise_multiplier: true noise over true sensitivity.
+    The lower bound is the Gaussian one with disjoint batches, where the mechanism is Gaussian, and the
+    distribution-free one with Poisson sampling.
     """
 
-    verdict: Finding
-    explanation: str
     kind: Kind
-    model: str
-    epsilon_claimed: float
-    epsilon_holds: float | None
-    epsilon_lower_bound: float
-    bounds: OneRunBounds
-    ceiling: float
-    confidence: float
-    delta: float
-    canaries: int
-    included: int
-    guesses: int
-    correct: int
-    tallies: tuple[Tally, ...]
+    model: str  # "clc", "bert", or "linear", the one-layer audit model
+    bounds: OneRunBounds  # both
+    canaries: int  # m
+    included: int  # of them were in
+    guesses: int  # behind the lower bound,
+    correct: int  # and how many of these were right
+    tallies: tuple[Tally, ...]  # all that were tried, and paid for
     epochs: int
-    steps: int
-    adjacency: str
-    noise_multiplier: float
-    mechanism: Mechanism
+    steps: int  # optimizer steps of the run
 
 
 def audit_one_run(
@@ -440,13 +370,21 @@ def audit_one_run(
         UsageError: no noise, no finite claim, a corpus that does not load, more canaries than the model or the corpus
             can carry, or a number out of range.
     """
-    kind = _kind(kind)
+    if kind not in list(Kind):
+        raise UsageError(f"unknown kind of canary {kind!r}: choose {' or '.join(Kind)}")
+    kind, delta = Kind(kind), config.delta or DELTA
     _check(config, canaries, kind, linear, confidence)
     corpus, data = (None, None) if linear else _load(config, canaries, kind)
     utterances = 0 if data is None else len(data.train)
-    config, mechanism = _settle(config, utterances + canaries, target_epsilon)
-    guarantee = judge(mechanism, config.epochs, config.delta or DELTA, seed_published=False)
-    claimed = claim_under_test(guarantee, mechanism)
+    mechanism = config.mechanism(utterances + canaries)
+    assert mechanism is not None
+    if target_epsilon is not None:
+        if config.as_printed:
+            raise UsageError("a target epsilon needs the sound mechanism: with Algorithm 1 as printed, choose z0")
+        z0 = calibrate_z0(replace(mechanism, z0=1.0), config.epochs, Budget(target_epsilon, delta))
+        config, mechanism = replace(config, z0=z0), replace(mechanism, z0=z0)
+    guarantee = judge(mechanism, config.epochs, delta, seed_published=False)
+    claim_under_test(guarantee, mechanism)  # there is one
     plan = Plan.draw(config, canaries, utterances, kind)
     if corpus is None or data is None:
         one_layer = OneLayer(mechanism, key_from_seed(config.seed), canaries, config.micro_batches)
@@ -460,38 +398,26 @@ def audit_one_run(
     bounds, most = (
         one_run_bounds(canaries, own, guarantee.delta, confidence, gaussian=plan.disjoint) for own in (tallies, perfect)
     )
-    tally = bounds.tally
-    verdict, explanation = conclude(
-        f"{canaries:,} canaries in one run",
+    guesses, correct = bounds.tally.guesses, bounds.tally.correct
+    return OneRunAudit.of(
+        mechanism,
+        guarantee,
         bounds.best,
-        claimed,
         most.best,
         confidence,
-        f"{tally.correct:,} of {tally.guesses:,} guesses are right, so ",
+        f"{canaries:,} canaries in one run",
+        f"{correct:,} of {guesses:,} guesses are right, so ",
         "a wrong guess",
-    )
-    return OneRunAudit(
-        verdict=verdict,
-        explanation=f"{explanation}.",
         kind=kind,
         model="linear" if linear else config.model,
-        epsilon_claimed=claimed,
-        epsilon_holds=guarantee.epsilon,
-        epsilon_lower_bound=bounds.best,
         bounds=bounds,
-        ceiling=most.best,
-        confidence=confidence,
-        delta=guarantee.delta,
         canaries=canaries,
         included=int(plan.included.sum()),
-        guesses=tally.guesses,
-        correct=tally.correct,
+        guesses=guesses,
+        correct=correct,
         tallies=tallies,
         epochs=config.epochs,
         steps=config.epochs * plan.batches.steps_per_epoch,
-        adjacency=guarantee.adjacency,
-        noise_multiplier=mechanism.noise_multiplier(0),
-        mechanism=mechanism,
     )
 
 
@@ -506,26 +432,6 @@ def _load(config: TrainConfig, canaries: int, kind: Kind) -> tuple[Corpus, Split
             "lower --canaries"
         )
     return corpus, data
-
-
-def _settle(config: TrainConfig, examples: int, target_epsilon: float | None) -> tuple[TrainConfig, Mechanism]:
-    """The configuration with the z0 that the target asks for, and what a step of it releases."""
-    mechanism = config.mechanism(examples)
-    assert mechanism is not None
-    if target_epsilon is None:
-        return config, mechanism
-    if config.as_printed:
-        raise UsageError("a target epsilon needs the sound mechanism: with Algorithm 1 as printed, choose z0")
-    budget = Budget(target_epsilon, config.delta or DELTA)
-    z0 = calibrate_z0(replace(mechanism, z0=1.0), config.epochs, budget)
-    return replace(config, z0=z0), replace(mechanism, z0=z0)
-
-
-def _kind(name: str) -> Kind:
-    try:
-        return Kind(name)
-    except ValueError:
-        raise UsageError(f"unknown kind of canary {name!r}: choose {' or '.join(Kind)}") from None
 
 
 def _check(config: TrainConfig, canaries: int, kind: Kind, linear: bool, confidence: float) -> None:

@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from edp_lab.attacks.audit.bounds import (
+    Audit,
     Bounds,
     ErrorRate,
-    Finding,
     claim_under_test,
-    conclude,
     error_rate,
     lower_bounds,
     mu_lower_bound,
@@ -47,54 +47,25 @@ FAR = 10.0  # clip norms: a gradient that the clip is sure to cut
 MOST_DRAWS = 2**31  # a side: every draw is a step of its own, and a noise stream is keyed by a 32-bit step
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Neighbouring inputs of the step.
+class Pair(NamedTuple):
+    """Neighbouring inputs of the step."""
 
-    Attributes:
-        present: (N, P) mean gradients of the devices with the canary; `absent` without it.
-        alpha: (K) layer scales, or None.
-        direction: (P) the unit vector e.
-    """
-
-    present: Tensor
-    absent: Tensor
-    alpha: Tensor | None
-    direction: Tensor
+    present: Tensor  # (N, P) mean gradients of the devices with the canary
+    absent: Tensor  # without it
+    alpha: Tensor | None  # (K) layer scales
+    direction: Tensor  # (P) the unit vector e
 
 
-@dataclass(frozen=True)
-class MechanismAudit:
-    """What was claimed for one step, what holds, and what the draws prove.
+@dataclass(frozen=True, kw_only=True)
+class MechanismAudit(Audit):
+    """What was claimed for one step, what holds, and what the draws prove: the Gaussian bound."""
 
-    Attributes:
-        epsilon_claimed: the claim under test: as printed, the paper's zCDP; sound, the epsilon that holds.
-        epsilon_holds: the judge's answer; None where there is no guarantee.
-        epsilon_if_alpha_public: the same had alpha come from public text, which is what the draws are made for.
-        epsilon_lower_bound: the Gaussian bound; epsilon is at least this, at `confidence`.
-        ceiling: the lower bound that draws without a single error would give.
-        noise_multiplier: true noise over true sensitivity.
-        false_positive_rate: of guessing "present" without the canary.
-        false_negative_rate: of guessing "absent" with it.
-    """
-
-    verdict: Finding
-    explanation: str
-    epsilon_claimed: float
-    epsilon_holds: float | None
-    epsilon_if_alpha_public: float | None
-    epsilon_lower_bound: float
+    epsilon_if_alpha_public: float | None  # that holds, had alpha come from public text, as it does for the draws
     mu_lower_bound: float
     bounds: Bounds
-    ceiling: float
-    confidence: float
-    delta: float
     draws: int
-    adjacency: str
-    noise_multiplier: float
-    false_positive_rate: ErrorRate
-    false_negative_rate: ErrorRate
-    mechanism: Mechanism
+    false_positive_rate: ErrorRate  # of guessing "present" without the canary
+    false_negative_rate: ErrorRate  # of guessing "absent" with it
 
 
 def audit_mechanism(
@@ -118,35 +89,36 @@ def audit_mechanism(
     Raises:
         UsageError: no noise, Poisson sampling, no finite claim, or delta, draws or confidence out of range.
     """
-    _check(mechanism, draws, confidence)
+    if mechanism.z0 == 0:
+        raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")
+    if mechanism.sampling_rate is not None:
+        raise UsageError(
+            "this audit takes the canary to be in the batch, which Poisson sampling leaves to chance: audit the "
+            "mechanism with disjoint batches"
+        )
+    if not (isinstance(draws, Integral) and 1 <= draws <= MOST_DRAWS):
+        raise UsageError(f"the number of draws is {draws}: it must be a whole number from 1 to {MOST_DRAWS}")
+    check_confidence(confidence)
     guarantee = judge(mechanism, 1, delta, seed_published=False)
-    claimed = claim_under_test(guarantee, mechanism)
+    claim_under_test(guarantee, mechanism)  # there is one
     absent, present = draw_statistics(mechanism, draws, key, progress)
     fpr, fnr = (error_rate(wrong, confidence) for wrong in (absent > 0, present <= 0))
-    bounds = lower_bounds(fpr.upper_limit, fnr.upper_limit, delta)
-    least = upper_limit(0, draws, confidence)
-    ceiling = lower_bounds(least, least, delta).gaussian
-    verdict, explanation = conclude(f"{draws:,} draws a side", bounds.gaussian, claimed, ceiling, confidence)
-    if mechanism.alpha is Alpha.PRIVATE:
-        explanation += "; alpha was audited as if it were public, which can only help the claim"
-    return MechanismAudit(
-        verdict=verdict,
-        explanation=f"{explanation}.",
-        epsilon_claimed=claimed,
-        epsilon_holds=guarantee.epsilon,
+    bounds, least = lower_bounds(fpr.upper_limit, fnr.upper_limit, delta), upper_limit(0, draws, confidence)
+    as_if = "; alpha was audited as if it were public, which can only help the claim"
+    return MechanismAudit.of(
+        mechanism,
+        guarantee,
+        bounds.gaussian,
+        lower_bounds(least, least, delta).gaussian,
+        confidence,
+        f"{draws:,} draws a side",
+        remark=as_if if mechanism.alpha is Alpha.PRIVATE else "",
         epsilon_if_alpha_public=guarantee.epsilon_if_alpha_public,
-        epsilon_lower_bound=bounds.gaussian,
         mu_lower_bound=mu_lower_bound(fpr.upper_limit, fnr.upper_limit),
         bounds=bounds,
-        ceiling=ceiling,
-        confidence=confidence,
-        delta=delta,
         draws=draws,
-        adjacency=guarantee.adjacency,
-        noise_multiplier=mechanism.noise_multiplier(0),
         false_positive_rate=fpr,
         false_negative_rate=fnr,
-        mechanism=mechanism,
     )
 
 
@@ -174,7 +146,9 @@ def draw_statistics(
     Both are Gaussian with standard deviation `noise_std(0)` / N and means -d and +d, where 2 d = sensitivity / N (sound
     with alpha, both times the alpha of the canary's layer).
     """
-    run = _with_unit_alpha(mechanism)
+    # The step's largest alpha is 1: step(s alpha, C, z) = step(alpha, s C, z / s).
+    s = mechanism.alpha_max
+    run = replace(mechanism, clip_norm=s * mechanism.clip_norm, z0=mechanism.z0 / s, alpha_max=1.0)
     pair = worst_case_pair(run)
     silence = torch.zeros(1, LAYOUT.size)
     midpoint = sum(_project(run, pair, side, silence)[0] for side in (pair.absent, pair.present)) / 2
@@ -197,22 +171,3 @@ def _project(mechanism: Mechanism, pair: Pair, gradients: Tensor, noises: Iterab
     with torch.inference_mode():
         outputs = (release(mechanism, 0, stack, LAYOUT, pair.alpha, noise).gradient for noise in noises)
         return np.fromiter((output.numpy() @ e for output in outputs), np.float64)
-
-
-def _with_unit_alpha(mechanism: Mechanism) -> Mechanism:
-    """The same release for the step, whose largest alpha is 1: step(s alpha, C, z) = step(alpha, s C, z / s)."""
-    s = mechanism.alpha_max
-    return replace(mechanism, clip_norm=s * mechanism.clip_norm, z0=mechanism.z0 / s, alpha_max=1.0)
-
-
-def _check(mechanism: Mechanism, draws: int, confidence: float) -> None:
-    if mechanism.z0 == 0:
-        raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")
-    if mechanism.sampling_rate is not None:
-        raise UsageError(
-            "this audit takes the canary to be in the batch, which Poisson sampling leaves to chance: audit the "
-            "mechanism with disjoint batches"
-        )
-    if not (isinstance(draws, Integral) and 1 <= draws <= MOST_DRAWS):
-        raise UsageError(f"the number of draws is {draws}: it must be a whole number from 1 to {MOST_DRAWS}")
-    check_confidence(confidence)

@@ -27,10 +27,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edp_lab.attacks.membership.guards import LEAST_MEMBERS, Guards, check_split
-from edp_lab.attacks.membership.shadow_models import ShadowSignals, shadow_signals, train_shadow
-from edp_lab.attacks.membership.signals import Floats, Signals, signals, sorted_scores
-from edp_lab.attacks.statistics import FPRS, AttackResult, auc_change, summarise
+from edp_lab.attacks.membership.signals import (
+    Floats,
+    ShadowSignals,
+    Signals,
+    shadow_signals,
+    signals,
+    sorted_scores,
+    train_shadow,
+)
+from edp_lab.attacks.statistics import FPRS, LEAST_MEMBERS, AttackResult, Guards, auc_change, check_split, summarise
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.corpora.catalog import find
 from edp_lab.corpora.corpus import group_ids
@@ -51,8 +57,6 @@ TITLES = {
     "lira-online": "LiRA, online",
     "lira-offline": "LiRA, offline",
 }
-INTENT_WIDTH, SLOT_WIDTH = 8, 16  # scores used: more are zero, or as good as zero, in most utterances
-CLASSIFIERS = ("forest", "boosting", "logistic", "mlp")
 GENERATED = "generated"  # a fresh corpus from the grammar: public text like the embedded one
 MOST_SHARED = 0.2  # of a shadow corpus' texts, or the target's: short commands coincide
 OF_PRIVACY = (  # settings that SGD has not
@@ -160,11 +164,10 @@ def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Ut
             "larger corpus"
         )
     draw = np.random.default_rng(seed)
-    return _some(data.train, count, draw), _some(data.test, count, draw)
-
-
-def _some(utterances: Sequence[Utterance], count: int, draw: np.random.Generator) -> tuple[Utterance, ...]:
-    return tuple(utterances[k] for k in np.sort(draw.permutation(len(utterances))[:count]))
+    members, non_members = (
+        tuple(side[k] for k in np.sort(draw.permutation(len(side))[:count])) for side in (data.train, data.test)
+    )
+    return members, non_members
 
 
 # ---- The attacks -----------------------------------------------------------------------------------------------------
@@ -178,11 +181,24 @@ class Attacked:
     result: AttackResult
     scores: np.ndarray
     about: dict[str, Any]
-    bound_said: str
 
     @property
     def title(self) -> str:
         return TITLES[self.result.attack]
+
+    @property
+    def bound_said(self) -> str:
+        """What the guarantee says of any attack."""
+        guarantee, copies = self.target.guarantee, self.target.copies
+        if guarantee is None or guarantee.epsilon is None:
+            why = "plain training" if guarantee is None else guarantee.reason
+            return f"none ({why}), so nothing bounds this attack"
+        assert self.result.bound is not None
+        secret = "" if guarantee.status == "holds" else "were the seed secret, "
+        one = "one utterance" if copies == 1 else f"one utterance whose text occurs up to {copies} times"
+        of = f"for {one} in another's place; delta {guarantee.delta:.2g}, {guarantee.method}"
+        limit = f"bounds the AUC of any attack by {self.result.bound['auc']:.4f}"
+        return f"{secret}epsilon {guarantee.epsilon:.3g} ({of}) {limit}"
 
     @property
     def verdict(self) -> str:
@@ -234,7 +250,7 @@ def attack_loss(run: str | Path, fprs: tuple[float, ...] = FPRS, confidence: flo
 
 def attack_shadow(
     run: str | Path,
-    shadows: tuple[str, ...] = (),
+    shadows: Sequence[str] = (),
     classifier: str = "forest",
     fprs: tuple[float, ...] = FPRS,
     confidence: float = 0.95,
@@ -243,17 +259,40 @@ def attack_shadow(
     plain: bool = False,
     told: Callable[[str], None] = lambda what: None,
 ) -> Attacked:
-    """The paper's attack, see `shadow_scores`.
+    """The paper's attack: how much each utterance looks like a member to a classifier taught by shadow models.
 
     Args:
         shadows: public corpora, by name or path, or "generated"; none: the first that is at hand and another one.
+        classifier: "forest", "boosting", "logistic" or "mlp".
+        cache: where trained shadow models are kept.
+        plain: train them by SGD, whatever the target's method.
 
     Raises:
-        UsageError: as `load_target` and `shadow_scores`.
+        UsageError: as `load_target`, a negative seed, an unknown classifier or corpus, or the target's own corpus as
+            its shadow.
     """
     target, guards = _prepared(run)
+    if seed < 0:
+        raise UsageError(f"seed {seed} is negative: use 0 or more")
     names = shadows or (default_shadow(target.config.corpus),)
-    scores = shadow_scores(target, names, classifier, seed, cache, plain, told)
+    attacker = attack_model(classifier, seed % 2**32)
+    corpora = [shadow_corpus(name, target) for name in names]
+    own_seed = int(np.random.default_rng([seed, 2]).integers(2**40, 2**48))  # never the target's weights and noise
+    if {corpus.has_tags for corpus in corpora} != {target.corpus.has_tags}:
+        raise UsageError("target and shadow corpus must both have slot annotation, or both none: choose another shadow")
+    examples, labels = [], []
+    for name, corpus in zip(names, corpora, strict=True):
+        data = split(corpus, own_seed)
+        # Split as the target's, its training set no larger: how far a model overfits depends on it.
+        data = replace(data, train=data.train[: len(target.members)])
+        told(f"shadow model on {'a newly generated corpus' if name == GENERATED else corpus.name}")
+        model = train_shadow(shadow_config(target.config, corpus, plain), corpus, data.train, own_seed, cache)
+        members, non_members = equal_sides(data, seed)
+        examples.append(sorted_scores(model, members + non_members))
+        labels.append(np.arange(2 * len(members)) < len(members))
+    told("attack")
+    attacker.fit(np.concatenate(examples), np.concatenate(labels))
+    scores = np.asarray(attacker.predict_proba(sorted_scores(target.model, target.pool))[:, 1])
     about = {"shadow_corpora": list(names), "classifier": classifier, "seed": seed, "plain_shadows": plain}
     return _judged(target, guards, "shadow", scores, fprs, confidence, about)
 
@@ -309,69 +348,10 @@ def _judged(
     result = summarise(
         attack, *target.sides(scores), epsilon, target.config.delta, guards.to_json(), fprs, confidence, texts
     )
-    about = {"run": str(target.folder), "guarantee": status, **(about or {})}
-    return Attacked(target, result, scores, about, _bound_said(target, result))
-
-
-def _bound_said(target: Target, result: AttackResult) -> str:
-    guarantee = target.guarantee
-    if guarantee is None or guarantee.epsilon is None:
-        why = "plain training" if guarantee is None else guarantee.reason
-        return f"none ({why}), so nothing bounds this attack"
-    assert result.bound is not None
-    secret = "" if guarantee.status == "holds" else "were the seed secret, "
-    copies = "" if target.copies == 1 else f" whose text occurs up to {target.copies} times"
-    shown = (
-        f"epsilon {guarantee.epsilon:.3g} (for one utterance{copies} in another's place; delta {guarantee.delta:.2g}, "
-        f"{guarantee.method})"
-    )
-    return f"{secret}{shown} bounds the AUC of any attack by {result.bound['auc']:.4f}"
+    return Attacked(target, result, scores, {"run": str(target.folder), "guarantee": status, **(about or {})})
 
 
 # ---- The paper's attack ----------------------------------------------------------------------------------------------
-
-
-def shadow_scores(
-    target: Target,
-    shadows: Sequence[str],
-    classifier: str = "forest",
-    seed: int = 0,
-    cache: Path | None = None,
-    plain: bool = False,
-    told: Callable[[str], None] = lambda what: None,
-) -> np.ndarray:
-    """How much each utterance of the target's pool looks like a member: (n), larger is more.
-
-    Args:
-        shadows: public corpora, by name or path, or "generated".
-        classifier: of `CLASSIFIERS`.
-        cache: where trained shadow models are kept.
-        plain: train them by SGD, whatever the target's method.
-
-    Raises:
-        UsageError: a negative seed, an unknown classifier or corpus, or the target's own corpus as its shadow.
-    """
-    if seed < 0:
-        raise UsageError(f"seed {seed} is negative: use 0 or more")
-    attacker = attack_model(classifier, seed % 2**32)
-    corpora = [shadow_corpus(name, target) for name in shadows]
-    own_seed = int(np.random.default_rng([seed, 2]).integers(2**40, 2**48))  # never the target's weights and noise
-    if corpora[0].has_tags != target.corpus.has_tags or len({corpus.has_tags for corpus in corpora}) > 1:
-        raise UsageError("target and shadow corpus must both have slot annotation, or both none: choose another shadow")
-    examples, labels = [], []
-    for name, corpus in zip(shadows, corpora, strict=True):
-        data = split(corpus, own_seed)
-        # Split as the target's, its training set no larger: how far a model overfits depends on it.
-        data = replace(data, train=data.train[: len(target.members)])
-        told(f"shadow model on {'a newly generated corpus' if name == GENERATED else corpus.name}")
-        model = train_shadow(shadow_config(target.config, corpus, plain), corpus, data.train, own_seed, cache)
-        members, non_members = equal_sides(data, seed)
-        examples.append(sorted_scores(model, members + non_members, INTENT_WIDTH, SLOT_WIDTH))
-        labels.append(np.arange(2 * len(members)) < len(members))
-    told("attack")
-    attacker.fit(np.concatenate(examples), np.concatenate(labels))
-    found = sorted_scores(target.model, target.pool, INTENT_WIDTH, SLOT_WIDTH)
-    return np.asarray(attacker.predict_proba(found)[:, 1])
 
 
 def attack_model(name: str, seed: int) -> Any:
@@ -388,16 +368,18 @@ def attack_model(name: str, seed: int) -> Any:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    if name == "boosting":
-        return HistGradientBoostingClassifier(max_iter=100, learning_rate=0.05, max_leaf_nodes=8, random_state=seed)
-    if name == "logistic":
-        return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    if name == "forest":
-        return RandomForestClassifier(200, min_samples_leaf=20, random_state=seed)
-    if name == "mlp":
-        network = MLPClassifier((64,), early_stopping=True, max_iter=200, random_state=seed)
-        return make_pipeline(StandardScaler(), network)
-    raise UsageError(f"unknown attack model {name!r}: choose one of {', '.join(CLASSIFIERS)}")
+    mlp = MLPClassifier((64,), early_stopping=True, max_iter=200, random_state=seed)
+    known = {
+        "forest": RandomForestClassifier(200, min_samples_leaf=20, random_state=seed),
+        "boosting": HistGradientBoostingClassifier(
+            max_iter=100, learning_rate=0.05, max_leaf_nodes=8, random_state=seed
+        ),
+        "logistic": make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)),
+        "mlp": make_pipeline(StandardScaler(), mlp),
+    }
+    if name not in known:
+        raise UsageError(f"unknown attack model {name!r}: choose one of {', '.join(known)}")
+    return known[name]
 
 
 def default_shadow(own: str, at_hand: Callable[[str], bool] = lambda name: find(name) is not None) -> str:
@@ -441,9 +423,7 @@ def shadow_config(target: TrainConfig, corpus: Corpus, plain: bool = False) -> T
 # ---- LiRA ------------------------------------------------------------------------------------------------------------
 
 
-def lira_scores(
-    target: Signals, shadows: ShadowSignals, online: bool = True, fixed_variance: bool | None = None
-) -> Floats:
+def lira_scores(target: Signals, shadows: ShadowSignals, online: bool = True) -> Floats:
     """Evidence that each utterance was in the target's training set: (n), larger is more.
 
     Online: the log-likelihood ratio of the target's logits, log N(x; mu_in, v_in) - log N(x; mu_out, v_out), summed
@@ -451,14 +431,12 @@ def lira_scores(
     those of the models, z = (x - mu_out) / sqrt(v_out), summed and divided by the root of their number. That is about
     standard normal for a non-member, so its upper tail is the p-value of their one-sided test.
 
-    Args:
-        target: arrays (n).
-        shadows: arrays (K, n), with at least two models with and two without each utterance.
-        fixed_variance: one v_in and one v_out for all utterances, the mean of their variances over models, in place
-            of each utterance's own; None: if there are fewer than 64 models.
+    With fewer than `MANY` models there is one v_in and one v_out for all utterances, the mean of their variances over
+    models, in place of each utterance's own.
 
     Raises:
-        UsageError: signals of other utterances or of a model with other heads, or too few models.
+        UsageError: signals of other utterances or of a model with other heads, or an utterance with fewer than two
+            models with it, or without.
     """
     x, models, inside = target.logits, shadows.signals.logits, shadows.inside
     if models.shape != (len(inside), *x.shape) or inside.shape != models.shape[:2]:
@@ -467,12 +445,15 @@ def lira_scores(
         )
     if min(inside.sum(0).min(), (~inside).sum(0).min()) < 2:
         raise UsageError("an utterance has fewer than two shadow models with, or without, it: train more of them")
-    fixed = len(inside) < MANY if fixed_variance is None else fixed_variance
-    mu_out, v_out = _moments(models, ~inside, fixed)
+    mu_out, v_out = _moments(models, ~inside)
     if not online:
         return np.asarray(((x - mu_out) / np.sqrt(v_out)).sum(-1) / math.sqrt(x.shape[-1]))
-    mu_in, v_in = _moments(models, inside, fixed)
-    return np.asarray((_log_density(x, mu_in, v_in) - _log_density(x, mu_out, v_out)).sum(-1))
+
+    def log_density(mean: Floats, variance: Floats) -> Floats:
+        """Of independent normals, up to a constant."""
+        return -((x - mean) ** 2) / (2 * variance) - np.log(variance) / 2
+
+    return np.asarray((log_density(*_moments(models, inside)) - log_density(mu_out, v_out)).sum(-1))
 
 
 def aligned(target: Signals, shadows: ShadowSignals) -> Signals:
@@ -484,24 +465,18 @@ def aligned(target: Signals, shadows: ShadowSignals) -> Signals:
     0.574); for a target of 8 epochs it is 0.647 either way. Assumes that about half of the pool are members, as in the
     shadow models' training sets. The loss stays as it is.
     """
-    models = shadows.signals
-    tags = None
-    if target.tags_logit is not None and models.tags_logit is not None:
-        tags = target.tags_logit - target.tags_logit.mean() + models.tags_logit.mean()
-    intents = target.intent_logit - target.intent_logit.mean() + models.intent_logit.mean()
-    return replace(target, intent_logit=intents, tags_logit=tags)
+
+    def shift(own: Floats | None, models: Floats | None) -> Any:
+        return None if own is None or models is None else own - own.mean() + models.mean()
+
+    return Signals(target.loss, *map(shift, target[1:], shadows.signals[1:]))
 
 
-def _moments(models: Floats, used: NDArray[np.bool_], fixed: bool) -> tuple[Floats, Floats]:
+def _moments(models: Floats, used: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Mean and unbiased variance over the models that are used for an utterance: (K, n, d), (K, n) -> (n, d) each."""
     weight = used[..., None].astype(np.float64)
     count = weight.sum(0)
     mean = (models * weight).sum(0) / count
     squares = ((models - mean) ** 2 * weight).sum(0)
-    variance = squares.sum(0) / (count - 1).sum(0) if fixed else squares / (count - 1)
+    variance = squares.sum(0) / (count - 1).sum(0) if len(models) < MANY else squares / (count - 1)
     return mean, np.maximum(np.broadcast_to(variance, mean.shape), LEAST_VARIANCE)
-
-
-def _log_density(x: Floats, mean: Floats, variance: Floats) -> Floats:
-    """Of independent normals, up to a constant."""
-    return -((x - mean) ** 2) / (2 * variance) - np.log(variance) / 2

@@ -1,82 +1,120 @@
-"""What a model gives away about an utterance whose annotation the attacker knows: its loss, logits and sorted scores.
+"""What a model gives away about an utterance whose annotation the attacker knows, and shadow models to compare it with.
 
     p = model's probability of the true intent, or of the true tag sequence as a whole
     logit p = log p - log(1 - p)
 
 LiRA wants logits because they are close to normal over models, which losses and probabilities are not (Carlini et al.
-2022). They are taken in float64, from the other classes' probabilities rather than from 1 - p, which
-rounds to 0 for a model that is sure.
+2022). They are taken in float64, from the other classes' probabilities rather than from 1 - p, which rounds to 0 for a
+model that is sure.
+
+Shadow models are trained as the target was, on training sets that the attacker knows; each is kept once it is trained.
+
+    CACHE/<key>/         a shadow model (`train_shadow`)
+    CACHE/<key>.json     the signals of one (`shadow_signals`), about 60 bytes an utterance
+
+The key is a digest of everything that the entry is a function of: settings, labels, training set, seed and pretrained
+weights (see `edp_lab.training.result_cache`). Entries may be deleted at any time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edp_lab.corpora.corpus import Utterance
+from edp_lab.corpora import Corpus, Split, Utterance, load_corpus
+from edp_lab.corpora.corpus import group_ids
 from edp_lab.corpora.encoding import Batch
 from edp_lab.errors import UsageError
+from edp_lab.models import load_model, save_model
 from edp_lab.models.crf import forward_backward, path_score
 from edp_lab.models.intent_slot import IntentSlotModel, to_padded
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.processes import usable_cores
+from edp_lab.training.result_cache import ResultCache, Say, content_key, content_of
+from edp_lab.training.trainer import Trainer
 
 Floats = NDArray[np.float64]
+BATCH = 256
 LEAST_NLL = 1e-12  # of a tag sequence: differences of float64 sums over a sentence carry no more
 MOST = 500.0  # size of a logit; only a model with a single intent, or one that diverged, comes near
+INTENT_WIDTH, SLOT_WIDTH = 8, 16  # sorted scores used: more are zero, or as good as zero, in most utterances
+MOST_ON_GPU = 4  # workers that share a GPU: each brings its own half gigabyte of CUDA
 
 
-@dataclass(frozen=True)
-class Signals:
-    """Of n utterances, in their order, or of K models on the same n: arrays (n) or (K, n), float64, finite.
+# ---- What one model gives away ---------------------------------------------------------------------------------------
 
-    Attributes:
-        loss: cross entropy of the intent plus the CRF's negative log-likelihood, as in training but without dropout.
-        intent_logit: of the true intent, within +-`MOST`.
-        tags_logit: of the true tag sequence, at least -`MOST` and at most 27.6, the logit of exp(-`LEAST_NLL`); None
-            for a model without slots.
-    """
 
-    loss: Floats
-    intent_logit: Floats
+class Signals(NamedTuple):
+    """Of n utterances, in their order, or of K models on the same n: arrays (n) or (K, n), float64, finite."""
+
+    loss: Floats  # cross entropy of the intent plus the CRF's negative log-likelihood, as in training, without dropout
+    intent_logit: Floats  # of the true intent, within +-`MOST`
+    # Of the true tag sequence, at least -`MOST` and at most 27.6, the logit of exp(-`LEAST_NLL`); None without slots.
     tags_logit: Floats | None
 
     @property
     def logits(self) -> Floats:
         """Both logits side by side: (..., n, 2), or (..., n, 1) without slots."""
-        both = (self.intent_logit,) if self.tags_logit is None else (self.intent_logit, self.tags_logit)
-        return np.stack(both, axis=-1)
+        return np.stack([logit for logit in self[1:] if logit is not None], axis=-1)
 
 
-def signals(model: IntentSlotModel, utterances: Sequence[Utterance], batch_size: int = 256) -> Signals:
+def scored_batches(
+    model: IntentSlotModel, utterances: Sequence[Utterance], batch_size: int
+) -> Iterator[tuple[Batch, Tensor, Tensor | None, Tensor]]:
+    """Batches of the utterances, in another order, each with the model's scores of them, without dropout.
+
+    Raises:
+        UsageError: an utterance with labels that the model does not know, or scores that are not finite.
+    """
+    model.eval()
+    for batch in model.inference_batches(model.dataset(utterances), batch_size):
+        log_intent, emissions, mask = model.scores(batch)
+        if not (log_intent.isfinite().all() and (emissions is None or emissions.isfinite().all())):
+            raise UsageError("the model has diverged, its scores are not finite: train it again with a lower --lr")
+        yield batch, log_intent, emissions, mask
+
+
+@torch.no_grad()
+def signals(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Signals:
     """Loss and logits of each utterance.
 
     Raises:
-        UsageError: no utterances, one with labels that the model does not know, or a model whose scores are not finite.
+        UsageError: no utterances, or as `scored_batches`.
     """
-    intents = np.empty(len(utterances))
-    tags = np.empty(len(utterances)) if model.labels.tags else None
+    intents, nll = np.empty(len(utterances)), np.empty(len(utterances))
+    for batch, log_intent, emissions, mask in scored_batches(model, utterances, BATCH):
+        rows, log_p, own = batch.examples.numpy(), log_intent.double(), batch.intents[:, None]
+        others = log_p.scatter(1, own, -torch.inf)
+        intents[rows] = (log_p.gather(1, own)[:, 0] - others.logsumexp(1)).cpu()
+        if emissions is not None:
+            assert batch.tags is not None
+            tags, crf = to_padded(batch.tags, batch.lengths)[0], (model.crf.start, model.crf.transitions, model.crf.end)
+            of_all = forward_backward(emissions, mask, *crf).log_partition
+            nll[rows] = (of_all - path_score(emissions, tags, mask, *crf)).cpu()
+    loss, intent_logit = np.logaddexp(0, -intents), np.clip(intents, -MOST, MOST)
+    if not model.labels.tags:
+        return Signals(loss, intent_logit, None)
+    least = np.maximum(nll, LEAST_NLL)
+    return Signals(loss + nll, intent_logit, np.clip(-least - np.log(-np.expm1(-least)), -MOST, MOST))
 
-    def note(batch: Batch, log_intent: Tensor, emissions: Tensor | None, mask: Tensor) -> None:
-        rows = batch.examples.numpy()
-        intents[rows] = _numpy(_log_odds(log_intent.double(), batch.intents))
-        if tags is not None:
-            assert emissions is not None
-            tags[rows] = _numpy(_tags_nll(model, batch, emissions, mask))
 
-    _each_batch(model, utterances, batch_size, note)
-    return Signals(
-        loss=np.logaddexp(0, -intents) + (0 if tags is None else tags),
-        intent_logit=np.clip(intents, -MOST, MOST),
-        tags_logit=None if tags is None else np.clip(_logit(tags), -MOST, MOST),
-    )
-
-
+@torch.no_grad()
 def sorted_scores(
-    model: IntentSlotModel, utterances: Sequence[Utterance], intent_width: int, slot_width: int, batch_size: int = 256
+    model: IntentSlotModel,
+    utterances: Sequence[Utterance],
+    intent_width: int = INTENT_WIDTH,
+    slot_width: int = SLOT_WIDTH,
 ) -> Floats:
     """The paper's features (section 4.3: "sorted IC and NER output scores"): (n, intent_width + slot_width).
 
@@ -86,68 +124,163 @@ def sorted_scores(
     utterance is. The true labels are not used. Without slots, the slot features are 0.
 
     Raises:
-        UsageError: as `signals`, or a width below 1.
+        UsageError: as `signals`.
     """
-    if min(intent_width, slot_width) < 1:
-        raise UsageError(f"{intent_width} intent and {slot_width} slot scores: use at least 1 of each")
     found = np.zeros((len(utterances), intent_width + slot_width))
-
-    def note(batch: Batch, log_intent: Tensor, emissions: Tensor | None, mask: Tensor) -> None:
+    for batch, log_intent, emissions, mask in scored_batches(model, utterances, BATCH):
         rows = batch.examples.numpy()
-        _fill(found[:, :intent_width], rows, _descending(log_intent.double().exp()))
+        best = log_intent.double().exp().sort(-1, descending=True).values[:, :intent_width]
+        found[rows, : best.shape[1]] = best.cpu()
         if emissions is not None:
-            marginals = _descending(model.crf.marginals(emissions, mask).double())  # (B, T, K)
-            _fill(found[:, intent_width:], rows, marginals.sum(1) / batch.lengths[:, None])
-
-    _each_batch(model, utterances, batch_size, note)
+            marginals = model.crf.marginals(emissions, mask).double().sort(-1, descending=True).values  # (B, T, K)
+            best = (marginals.sum(1) / batch.lengths[:, None])[:, :slot_width]
+            found[rows, intent_width : intent_width + best.shape[1]] = best.cpu()
     return found
 
 
-def _each_batch(
-    model: IntentSlotModel,
-    utterances: Sequence[Utterance],
-    batch_size: int,
-    note: Callable[[Batch, Tensor, Tensor | None, Tensor], None],
-) -> None:
-    model.eval()
-    with torch.no_grad():
-        for batch in model.inference_batches(model.dataset(utterances), batch_size):
-            log_intent, emissions, mask = model.scores(batch)
-            if not (log_intent.isfinite().all() and (emissions is None or emissions.isfinite().all())):
-                raise UsageError("the model has diverged, its scores are not finite: train it again with a lower --lr")
-            note(batch, log_intent, emissions, mask)
+# ---- Shadow models ---------------------------------------------------------------------------------------------------
 
 
-def _log_odds(log_p: Tensor, chosen: Tensor) -> Tensor:
-    """log p - log(1 - p) of one class in each row: (B, I), (B) -> (B)."""
-    of_chosen = log_p.gather(1, chosen[:, None])[:, 0]
-    others = log_p.scatter(1, chosen[:, None], -torch.inf)
-    return of_chosen - others.logsumexp(1)
+class ShadowSignals(NamedTuple):
+    """Of K shadow models on a pool of n utterances: signals (K, n), and which were in each one's training set."""
+
+    signals: Signals
+    inside: NDArray[np.bool_]  # (K, n)
 
 
-def _tags_nll(model: IntentSlotModel, batch: Batch, emissions: Tensor, mask: Tensor) -> Tensor:
-    """-log p(true tags), (B), float64."""
-    assert batch.tags is not None
-    scores = model.crf.start, model.crf.transitions, model.crf.end
-    tags = to_padded(batch.tags, batch.lengths)[0]
-    return forward_backward(emissions, mask, *scores).log_partition - path_score(emissions, tags, mask, *scores)
+def train_shadow(
+    config: TrainConfig, corpus: Corpus, train: Sequence[Utterance], seed: int, cache: Path | None = None
+) -> IntentSlotModel:
+    """The model that `edp_lab.training.train` would make of these utterances, by the same method but without a folder.
+
+    Args:
+        config: its seed is replaced by `seed`; several processes are simulated in this one; the noise is repeatable.
+        corpus: brings the label sets.
+        train: the training set, in the order that the seed shuffles.
+        cache: where trained shadow models are kept; None is `default_cache`.
+
+    Raises:
+        UsageError: an empty training set, one that `config` cannot train on, or a cache that cannot be written.
+    """
+    own = _settled(config, seed)
+    entry = _cache(cache).folder / _key(own, corpus, train)
+    with suppress(UsageError):  # not there, or damaged
+        return load_model(entry).eval()
+    model = _train(own, corpus, train)
+    with tempfile.TemporaryDirectory(dir=entry.parent) as scratch:  # another process may be at the same entry
+        save_model(model, Path(scratch) / "model")
+        shutil.rmtree(entry, ignore_errors=True)
+        with suppress(OSError):
+            os.replace(Path(scratch) / "model", entry)
+    return model
 
 
-def _logit(nll: Floats) -> Floats:
-    """Of p = exp(-nll)."""
-    nll = np.maximum(nll, LEAST_NLL)
-    return np.asarray(-nll - np.log(-np.expm1(-nll)))
+def shadow_signals(
+    config: TrainConfig,
+    corpus: Corpus,
+    pool: Sequence[Utterance],
+    shadows: int = 16,
+    seed: int = 0,
+    cache: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    workers: int | None = None,
+) -> ShadowSignals:
+    """Signals on the whole pool of K models, each trained on one half of it (see `half_samples`).
+
+    Args:
+        shadows: K, even and at least 4.
+        seed: of the halves and the models. Their weights and noise come from other seeds than 0, 1, 2, ..., so that
+            no shadow model has the target's.
+        cache: where finished ones are kept, so that work that was broken off goes on from there; None is
+            `default_cache`.
+        progress: told, in this thread, how many of the K are done. What it raises ends the work.
+        workers: processes of one thread each; None is one per core that this process may use.
+
+    Raises:
+        UsageError: an odd or small K, an empty pool or one that `config` cannot train on, a cache that cannot be
+            written, or a worker that died.
+        KeyboardInterrupt: with a sentence on what is kept. As after any error, no worker is left.
+    """
+    inside = half_samples(pool, shadows, seed)
+    kept = _cache(cache)
+    drawn = np.random.default_rng([seed, 1]).integers(2**40, 2**48, shadows).tolist()
+    settled, own = _settled(config, 0), replace(corpus, utterances=tuple(pool))
+    shared, trained_on = _key(settled, own, pool), [np.flatnonzero(row).tolist() for row in inside]
+    keys = [content_key(["membership"], shared, *one) for one in zip(drawn, trained_on, strict=True)]
+    jobs = [(replace(settled, seed=draw), own, train) for draw, train in zip(drawn, trained_on, strict=True)]
+    cores = usable_cores()
+    workers = workers or (min(cores, MOST_ON_GPU) if torch.cuda.is_available() else cores)
+    cure = f"finished shadow models are kept in {kept.folder}, so that the same attack goes on from there"
+
+    def said(done: int, what: Any) -> None:
+        progress(done, shadows)
+
+    try:
+        found = kept.results(keys, jobs, _signals, workers, said, cure, "a process that trains shadow models")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; {cure}") from None
+    loss, intents = (np.array([one[name] for one in found]) for name in ("loss", "intent_logit"))
+    tags = None if found[0]["tags_logit"] is None else np.array([one["tags_logit"] for one in found])
+    return ShadowSignals(Signals(loss, intents, tags), inside)
 
 
-def _descending(scores: Tensor) -> Tensor:
-    return scores.sort(-1, descending=True).values
+def _signals(shadow: tuple[TrainConfig, Corpus, list[int]], say: Say) -> dict[str, Any]:
+    """In a worker: train one, by its settings, on those of the pool; its signals as lists, by name."""
+    config, corpus, train = shadow
+    model = _train(config, corpus, [corpus.utterances[k] for k in train])
+    found = signals(model, corpus.utterances)._asdict()
+    return {name: None if array is None else array.tolist() for name, array in found.items()}
 
 
-def _fill(out: Floats, rows: NDArray[np.int64], scores: Tensor) -> None:
-    """Put the first scores of each row, as many as fit, into those rows of `out`."""
-    first = _numpy(scores)[:, : out.shape[1]]
-    out[rows, : first.shape[1]] = first
+def half_samples(pool: Sequence[Utterance], shadows: int, seed: int) -> NDArray[np.bool_]:
+    """Which utterance is in which training set: (K, n), each utterance in exactly K / 2 of them, drawn at random.
+
+    Utterances with the same tokens are in the same ones, or the model of a training set without one of them would have
+    seen it all the same. A training set holds about half of the pool: its size is random.
+
+    Raises:
+        UsageError: K is odd or below 4, the seed is negative, or the pool has fewer than two texts.
+    """
+    if shadows < 4 or shadows % 2:
+        raise UsageError(f"{shadows} shadow models: use an even number, at least 4, so that each half has two")
+    if seed < 0:
+        raise UsageError(f"seed {seed} is negative: use 0 or more")
+    texts = group_ids(pool)
+    count = len(np.unique(texts))
+    if count < 2:
+        raise UsageError("the pool has fewer than two texts: give more utterances to tell apart")
+    order = np.random.default_rng([seed, 0]).random((shadows, count)).argsort(axis=0)
+    return order[:, texts] < shadows // 2
 
 
-def _numpy(values: Tensor) -> Floats:
-    return np.asarray(values.cpu().numpy(), dtype=np.float64)
+def default_cache() -> Path:
+    """``edp_lab/shadows`` in the user's cache folder ($XDG_CACHE_HOME, else ``~/.cache``)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edp_lab" / "shadows"
+
+
+def _cache(folder: Path | None) -> ResultCache:
+    return ResultCache(default_cache() if folder is None else folder, "choose another --cache")
+
+
+def _settled(config: TrainConfig, seed: int) -> TrainConfig:
+    """The same model in distribution, by the fastest way."""
+    method = "dp-sgd" if config.method == "dp-sgd-naive" else config.method
+    return replace(config, seed=seed, method=method, processes=1, private_seed=False, noise="aggregate")
+
+
+def _key(config: TrainConfig, corpus: Corpus, utterances: Sequence[Utterance]) -> str:
+    """Digest of all that shadow models trained on some of these utterances have in common, and of their order."""
+    alpha = load_corpus(config.alpha_corpus).sha256 if config.alpha_corpus else config.alpha
+    settings = replace(config, corpus="", alpha=None, pretrained=None)
+    weights = None if config.pretrained is None else content_of(config.pretrained)
+    content = [[u.tokens, u.tags, u.intent] for u in utterances]
+    return content_key(["training", "membership"], settings, alpha, weights, corpus.intents, corpus.tags, content)
+
+
+def _train(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]) -> IntentSlotModel:
+    if not train:
+        raise UsageError("a shadow model has no training set: give it utterances")
+    run = Trainer(config, corpus, Split(tuple(train), validation=tuple(train[:1]), test=()))
+    for _ in range(config.epochs):
+        run.epoch()
+    return run.model.cpu().eval()

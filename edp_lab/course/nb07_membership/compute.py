@@ -18,12 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edp_lab.attacks.membership.attacks import Attacked, Target
-from edp_lab.attacks.membership.guards import LEAST_MEMBERS, Guards, check_split
 from edp_lab.attacks.memorisation import Memorisation
 from edp_lab.attacks.statistics import (
+    LEAST_MEMBERS,
     AttackResult,
     Bound,
+    Guards,
     Rate,
+    check_split,
     clopper_pearson,
     dp_bound,
     gaussian_bound,
@@ -50,7 +52,7 @@ def guard(loss: Attacked, copies: int = 100) -> dict[str, Guards]:
     """What the guards say of a target's split, and of two that would make every attack on it worthless; two seconds.
 
     Raises:
-        UsageError: as `edp_lab.attacks.membership.guards.check_split`.
+        UsageError: as `edp_lab.attacks.statistics.check_split`.
     """
     target = loss.target
     members, non_members = target.members, target.non_members

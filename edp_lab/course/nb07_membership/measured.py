@@ -24,8 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from edp_lab.attacks.membership.attacks import Attacked, Target, aligned, attack_loss, equal_sides, lira_scores
-from edp_lab.attacks.membership.shadow_models import ShadowSignals, shadow_signals
-from edp_lab.attacks.membership.signals import Signals, signals
+from edp_lab.attacks.membership.signals import ShadowSignals, Signals, shadow_signals, signals
 from edp_lab.attacks.memorisation import Memorisation, Traced, measure_memorisation
 from edp_lab.attacks.statistics import summarise
 from edp_lab.corpora import load_corpus, split

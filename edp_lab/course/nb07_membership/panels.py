@@ -17,8 +17,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from edp_lab.attacks.membership.attacks import Attacked
-from edp_lab.attacks.membership.guards import LEAST_MEMBERS, Guards
 from edp_lab.attacks.memorisation import AROUND, DIGITS, Memorisation, Traced
+from edp_lab.attacks.statistics import LEAST_MEMBERS, Guards
 from edp_lab.attacks.statistics import roc as roc_curve
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, devices, number, number_box

@@ -1,1 +1,0 @@
-"""Attacks on what was trained, and audits of what a mechanism promises."""

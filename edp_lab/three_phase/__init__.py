@@ -1,1 +1,0 @@
-"""The thesis: noised inputs, instructors that vote, an understudy that learns from the votes."""
