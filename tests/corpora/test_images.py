@@ -37,11 +37,8 @@ def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_digits_are_split_without_overlap_and_the_seed_draws_the_split():
     first, again, other = (load_images("digits", seed) for seed in (0, 0, 1))
-    assert first.train.shape == (1197, 1, 8, 8)
-    assert first.test.shape == (600, 1, 8, 8)
-    assert first.train.dtype == np.float32
-    assert (first.train.min(), first.train.max()) == (0, 1)
-    assert first.train_labels.dtype == np.int64
+    assert (first.train.shape, first.test.shape) == ((1197, 1, 8, 8), (600, 1, 8, 8))
+    assert (first.train.min(), first.train.max(), first.train.dtype) == (0, 1, np.float32)
     assert set(first.train_labels) == set(first.test_labels) == set(range(first.classes))
     assert np.array_equal(first.test, again.test)
     assert not np.array_equal(first.test, other.test)
@@ -101,12 +98,15 @@ def test_damaged_mnist_files_are_named_in_one_sentence(mnist: Path, damage: str)
     assert "\n" not in str(refused.value)
 
 
-def test_missing_mnist_and_unknown_names_are_refused(mnist: Path):
+@pytest.mark.parametrize("arguments", [(0, 10), (10, 0), (10, 10, 0, -0.1), (10, 10, 0, float("nan"))])
+def test_what_is_missing_unknown_or_impossible_is_refused(mnist: Path, arguments):
     (mnist / LABELS).unlink()
     with pytest.raises(UsageError, match=f"{LABELS} is in none of"):
         load_images("mnist")
     with pytest.raises(UsageError, match="unknown image data 'cifar': choose digits or mnist or circles"):
         load_images("cifar")
+    with pytest.raises(UsageError, match="circles"):
+        two_circles(*arguments)
 
 
 def test_circles_lie_on_their_circles_and_the_test_points_are_others():
@@ -118,9 +118,3 @@ def test_circles_lie_on_their_circles_and_the_test_points_are_others():
     noised = two_circles(500, 400, seed=3, noise=0.2)
     assert np.std(noised.train - data.train) == pytest.approx(0.2, rel=0.1)
     assert np.array_equal(load_images("circles", 3).train_labels[:5], two_circles(1000, 1000, 3).train_labels[:5])
-
-
-@pytest.mark.parametrize("arguments", [(0, 10), (10, 0), (10, 10, 0, -0.1), (10, 10, 0, float("nan"))])
-def test_impossible_circles_are_refused(arguments):
-    with pytest.raises(UsageError):
-        two_circles(*arguments)

@@ -78,10 +78,8 @@ def test_batches_and_vocabulary_are_those_of_the_same_corpus_in_memory(both, mon
     assert features[0] == features[1]
     examples = np.array([5, 0, 17, 5])
     ours, theirs = (Dataset(part, Labels.of(both[1]), features[0]).batch(examples) for part in parts)
-    for name in theirs.inputs:
-        assert torch.equal(ours.inputs[name], theirs.inputs[name])
-    assert torch.equal(ours.intents, theirs.intents)
-    assert torch.equal(ours.tags, theirs.tags)
+    pairs = [(ours.inputs[name], theirs.inputs[name]) for name in theirs.inputs]
+    assert all(torch.equal(*pair) for pair in (*pairs, (ours.intents, theirs.intents), (ours.tags, theirs.tags)))
 
 
 def test_training_and_scores_are_those_of_the_same_corpus_in_memory(both, monkeypatch) -> None:
@@ -102,10 +100,9 @@ def test_training_and_scores_are_those_of_the_same_corpus_in_memory(both, monkey
 
 def test_labels_that_a_model_does_not_know_are_refused_by_the_utterance(both) -> None:
     packed, _ = both
-    labels = Labels.of(packed)
-    missing = packed.utterances[0].intent
-    fewer = replace(labels, intents=tuple(i for i in labels.intents if i != missing))
-    with pytest.raises(UsageError, match=f"intent '{missing}'"):
+    labels, first = Labels.of(packed), packed.utterances[0].intent
+    fewer = replace(labels, intents=tuple(i for i in labels.intents if i != first))
+    with pytest.raises(UsageError, match=f"intent '{first}'"):
         Dataset(packed.utterances, fewer, WordFeatures())
     tag = next(tag for u in packed.utterances for tag in u.tags if tag != "O")
     with pytest.raises(UsageError, match="labels that the model knows"):
@@ -124,13 +121,12 @@ def test_a_damaged_file_is_one_sentence(folder, tmp_path, name) -> None:
 
 def test_nothing_is_left_of_a_corpus_that_could_not_be_written(tmp_path) -> None:
     utterances = [Utterance(("a",), ("O",), "x"), Utterance(("b",), ("B-city",), "x")]
-    with pytest.raises(UsageError, match="undeclared label 'B-city'"):
-        write_packed(utterances, ["x"], [], tmp_path / "own")
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UsageError, match="at least 1"):
-        write_packed([], ["x"], [], tmp_path / "own")
-    with pytest.raises(UsageError, match="create it first"):
-        write_packed(utterances, ["x"], [], tmp_path / "no" / "own")
+    for some, name, says in (
+        (utterances, "own", "undeclared label 'B-city'"), ([], "own", "at least 1"), (utterances, "no/own", "create it")
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=says):
+            write_packed(some, ["x"], [], tmp_path / name)
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_command_line_makes_one_and_uses_it(tmp_path) -> None:

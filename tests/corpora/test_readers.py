@@ -41,10 +41,8 @@ def only(reading: Reading) -> Utterance:
 def test_seq_folder_splits_at_any_white_space_and_keeps_line_order(tmp_path):
     write_seq(tmp_path, "play  jazz \nstop\r\n", "play\nhalt\r\n", "O B-genre \nO \r\n")
     reading = readers.read_seq_folder(tmp_path)
-    assert reading.utterances == [
-        Utterance(("play", "jazz"), ("O", "B-genre"), "play"),
-        Utterance(("stop",), ("O",), "halt"),
-    ]
+    stop = Utterance(("stop",), ("O",), "halt")
+    assert reading.utterances == [Utterance(("play", "jazz"), ("O", "B-genre"), "play"), stop]
     assert reading.warnings == []
 
 
@@ -54,19 +52,10 @@ def test_seq_folder_pools_sub_folders_in_official_order(tmp_path):
     assert [u.text for u in readers.read_seq_folder(tmp_path).utterances] == ["train", "valid", "test"]
 
 
-def test_seq_folder_does_not_break_lines_inside_an_utterance(tmp_path):
-    write_seq(tmp_path, "a\x85b\nc\n", "x\nx\n")  # str.splitlines would find three lines
-    assert len(readers.read_seq_folder(tmp_path).utterances) == 2
-
-
-def test_seq_folder_without_tags(tmp_path):
-    write_seq(tmp_path, "hello there\n", "greet\n")
-    assert only(readers.read_seq_folder(tmp_path)).tags is None
-
-
-def test_seq_folder_with_a_byte_order_mark(tmp_path):
-    write_seq(tmp_path, b"\xef\xbb\xbfhello\n", "greet\n")
-    assert only(readers.read_seq_folder(tmp_path)).tokens == ("hello",)
+def test_seq_folder_without_tags_with_a_byte_order_mark_and_a_line_that_str_splitlines_would_break(tmp_path):
+    write_seq(tmp_path, b"\xef\xbb\xbfhello a\xc2\x85b\nc\n", "x\nx\n")
+    found = readers.read_seq_folder(tmp_path).utterances
+    assert [(u.tokens[0], u.tags) for u in found] == [("hello", None), ("c", None)]
 
 
 @pytest.mark.parametrize(
@@ -91,24 +80,19 @@ def test_malformed_seq_folder_is_named_by_file_and_line(tmp_path, tokens, label,
     assert str(tmp_path) in str(error.value)
 
 
-def test_seq_folder_with_tags_in_one_split_only_is_refused(tmp_path):
+def test_seq_folders_that_do_not_fit_together(tmp_path):
+    def refuse(message: str) -> None:
+        with pytest.raises(UsageError, match=message):
+            readers.read_seq_folder(tmp_path)
+
+    refuse(r"holds no seq\.in")
     write_seq(tmp_path / "train", "a\n", "x\n", "O\n")
     write_seq(tmp_path / "test", "a\n", "x\n")
-    with pytest.raises(UsageError, match=r"test/.*line 1 has no tags, unlike the first"):
-        readers.read_seq_folder(tmp_path)
-
-
-def test_seq_folder_that_is_none(tmp_path):
-    with pytest.raises(UsageError, match=r"holds no seq\.in"):
-        readers.read_seq_folder(tmp_path)
-    write_seq(tmp_path, "a\n", "x\n")
-    write_seq(tmp_path / "test", "a\n", "x\n")
-    with pytest.raises(UsageError, match="keep one of the two"):
-        readers.read_seq_folder(tmp_path)
+    refuse(r"test/.*line 1 has no tags, unlike the first")
     (tmp_path / "test" / "label").unlink()
-    (tmp_path / "seq.in").unlink()
-    with pytest.raises(UsageError, match=r"has no file label: put one there"):
-        readers.read_seq_folder(tmp_path)
+    refuse(r"has no file label: put one there")
+    write_seq(tmp_path, "a\n", "x\n")
+    refuse("keep one of the two")
 
 
 # --- BIO repair ---
@@ -118,10 +102,8 @@ def test_loose_inside_tags_become_begin_tags_with_one_warning(tmp_path):
     write_seq(tmp_path, "a b c\nd e f\n", "x\nx\n", "O B-p I-p\nI-p I-q I-q\n")
     reading = readers.read_seq_folder(tmp_path)
     assert reading.utterances[1].tags == ("B-p", "B-q", "I-q")
-    (warning,) = reading.warnings
-    assert "I- tags that continue nothing, read as B-: 2" in warning
-    assert "line 2" in warning
-    assert str(tmp_path) in warning
+    place = tmp_path / "{seq.in,seq.out,label}"
+    assert reading.warnings == [f"I- tags that continue nothing, read as B-: 2 (the first: {place}, line 2)"]
 
 
 TAGS = st.lists(st.sampled_from(["O", "B-p", "I-p", "B-q", "I-q"]))
@@ -147,11 +129,8 @@ def test_jsonl(tmp_path):
     reading = readers.read_jsonl(file)
     assert reading.utterances[0] == Utterance(("höre", "jazz"), ("O", "B-genre"), "play")
     assert reading.places[1] == f"{file}, line 2"
-
-
-def test_jsonl_without_tags(tmp_path):
-    file = write(tmp_path / "a.jsonl", '{"tokens": ["hi"], "intent": "greet"}\n')
-    assert only(readers.read_jsonl(file)).tags is None
+    untagged = write(tmp_path / "b.jsonl", '{"tokens": ["hi"], "intent": "greet"}\n')
+    assert only(readers.read_jsonl(untagged)).tags is None
 
 
 @pytest.mark.parametrize(
@@ -163,10 +142,7 @@ def test_jsonl_without_tags(tmp_path):
         ('{"tokens": ["hi"], "tags": "", "intent": "x"}', '"tags" must be a list of strings'),
         ('{"tokens": ["hi"], "tags": ["O"]}', '"intent" must be a string'),
         ('{"tags": ["O"], "intent": "x"}', 'no "tokens"'),
-        (
-            '{"tokens": ["new york"], "tags": ["O"], "intent": "x"}',
-            "token 'new york' is empty or holds white",
-        ),
+        ('{"tokens": ["new york"], "tags": ["O"], "intent": "x"}', "token 'new york' is empty or holds white"),
         ('{"tokens": ["hi"], "tags": [], "intent": "x"}', "0 tags for 1 tokens"),
         ('{"tokens": ["hi"], "intent": "x"}', "has no tags, unlike the first utterance"),
         (r'{"tokens": ["\ud83c"], "tags": ["O"], "intent": "x"}', "half a surrogate pair"),
@@ -186,21 +162,16 @@ def test_malformed_jsonl_is_named_by_file_and_line(tmp_path, line, message):
 
 
 def test_snips_json(tmp_path):
-    data = [
-        {"text": "Play "},
-        {"text": "", "entity": "genre"},
-        {"text": "Ana Lys", "entity": "artist"},
-        {"text": "'s song\n"},
-    ]
+    pieces = {"Play ": None, "": "genre", "Ana Lys": "artist", "'s song\n": None}
+    data = [{"text": text} | ({"entity": slot} if slot else {}) for text, slot in pieces.items()]
     text = json.dumps({"Play": [{"data": data}, {"data": [{"text": "Stop EMOJI"}]}]})
     cesu8 = text.encode().replace(b"EMOJI", b"\xed\xa0\xbc\xed\xbd\x95")
     write(tmp_path / "Play" / "train_Play_full.json", cesu8)
     write(tmp_path / "Play" / "validate_Play.json", '{"Play": [{"data": [{"text": "Go"}]}]}')
     write(tmp_path / "Play" / "train_Play.json", "left out")
     reading = readers.read_snips_json(tmp_path)
-    assert reading.utterances[0] == Utterance(
-        ("Play", "Ana", "Lys", "'s", "song"), ("O", "B-artist", "I-artist", "O", "O"), "Play"
-    )
+    words, tags = ("Play", "Ana", "Lys", "'s", "song"), ("O", "B-artist", "I-artist", "O", "O")
+    assert reading.utterances[0] == Utterance(words, tags, "Play")
     assert [u.text for u in reading.utterances[1:]] == ["Stop \N{SLICE OF PIZZA}", "Go"]
 
 
@@ -214,39 +185,32 @@ def test_malformed_snips_json_is_named_by_file(tmp_path, text):
 # --- NLU-EVAL ---
 
 
-def fold(folder: Path, number: int, rows: str) -> Path:
-    header = "answerid;scenario;intent;answer_annotation;answer_from_anno;answer_from_user\n"
-    return write(folder / f"KFold_{number}/testset/csv/alarm_set.csv", header + rows)
-
-
 def test_nlu_eval_folds(tmp_path):
+    header = "answerid;scenario;intent;answer_annotation;answer_from_anno;answer_from_user\n"
     good = '{};alarm;set;"wake me [date : on monday] , ok";"wake me on monday , ok";"Wake; me"\n'
+    bad = '3;alarm;set;"wake [date monday]";"wake monday";"x"\n'
     for number in (1, 10, 2):
-        fold(tmp_path, number, good.format(number))
-    fold(tmp_path, 2, good.format(2) + '3;alarm;set;"wake [date monday]";"wake monday";"x"\n')
+        file = tmp_path / f"KFold_{number}/testset/csv/alarm_set.csv"
+        write(file, header + good.format(number) + bad * (number == 2))
     reading = readers.read_nlu_eval_folds(tmp_path)
-    assert reading.utterances == 3 * [
-        Utterance(("wake", "me", "on", "monday", ",", "ok"), ("O", "O", "B-date", "I-date", "O", "O"), "alarm_set")
-    ]
+    words, tags = ("wake", "me", "on", "monday", ",", "ok"), ("O", "O", "B-date", "I-date", "O", "O")
+    assert reading.utterances == 3 * [Utterance(words, tags, "alarm_set")]
     assert [place.split("KFold_")[1].split("/")[0] for place in reading.places] == ["1", "2", "10"]
-    (warning,) = reading.warnings
-    assert "malformed annotation, left out: 1" in warning
-    assert "line 3" in warning
+    assert reading.warnings == [f"rows with a malformed annotation, left out: 1 (the first: {file}, line 3)"]
 
 
 def test_nlu_eval_csv_skips_irrelevant_and_malformed_rows(tmp_path):
-    file = write(
-        tmp_path / "all.csv",
-        "userid;answerid;scenario;intent;status;answer_annotation;notes;suggested_entities;answer_normalised;"
-        "answer;question\n"
-        "1;1;alarm;set;null;wake me at [time : six am];null;time;wake me at six am;Wake me at 6am;?\n"
-        "1;2;alarm;set;IRR_XL;nonsense;null;null;nonsense;nonsense;?\n"
-        "1;3;alarm;set;MOD;off [time: now];null;null;off now;off now;?\n"
-        "1;4;alarm;set;;stop [time : now;null;null;stop now;stop now;?\n"
-        "1;5;alarm;set;IRR;stop] it;null;null;stop it;stop it;?\n"
-        "1;6;alarm;set;;;null;null;;;?\n",
-    )
-    reading = readers.read_nlu_eval_csv(file)
+    columns = "userid;answerid;scenario;intent;status;answer_annotation;notes"
+    rows = {  # status: annotation
+        "null": "wake me at [time : six am]",
+        "IRR_XL": "nonsense",
+        "MOD": "off [time: now]",
+        "": "stop [time : now",
+        "IRR": "stop] it",
+        "ok": "",
+    }
+    lines = [columns, *(f"1;1;alarm;set;{status};{annotation};null" for status, annotation in rows.items())]
+    reading = readers.read_nlu_eval_csv(file := write(tmp_path / "all.csv", "\n".join(lines)))
     assert [(u.text, u.tags, u.intent) for u in reading.utterances] == [
         ("wake me at six am", ("O", "O", "O", "B-time", "I-time"), "alarm_set"),
         ("off now", ("O", "B-time"), "alarm_set"),
@@ -270,47 +234,39 @@ def unislu(folder: Path, *lines: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("line", "text", "slots"),
-    [
-        ("buy milk\t[IN:ADD buy [SL:ITEM_NAME: milk]]", "buy milk", [(1, 2, "item_name")]),
-        ("go to rome.\t[IN:ADD go to [SL:PLACE: rome].]", "go to rome .", [(2, 3, "place")]),
-        ("see the sea\t[IN:ADD see [SL:PLACE:  the sea]]", "see the sea", [(1, 3, "place")]),
-        ("one] two\t[IN:ADD one] two]", "one] two", []),
-    ],
-)
-def test_unislu(tmp_path, line, text, slots):
-    reading = readers.read_unislu(unislu(tmp_path, line))
-    utterance = only(reading)
-    assert (utterance.text, spans(utterance.tags or ()), utterance.intent) == (text, slots, "add")
-    assert reading.warnings == []
+ALIGNED, LOST = "aligned to their utterance: 1", "could not be aligned to their utterance, left out: 1"
 
 
 @pytest.mark.parametrize(
-    ("line", "slots"),
+    ("line", "text", "slots", "warning"),
     [
-        ("what time is it in oslo\t[IN:ADD what SL:TIMEis it in [SL:PLACE: oslo]]", [(5, 6, "place")]),
-        ("the date today\t[IN:ADD the SL:DATE[SL:DATE: today]]", [(2, 3, "date")]),
+        ("buy milk\t[IN:ADD buy [SL:ITEM_NAME: milk]]", "buy milk", [(1, 2, "item_name")], None),
+        ("go to rome.\t[IN:ADD go to [SL:PLACE: rome].]", "go to rome .", [(2, 3, "place")], None),
+        ("see the sea\t[IN:ADD see [SL:PLACE:  the sea]]", "see the sea", [(1, 3, "place")], None),
+        ("one] two\t[IN:ADD one] two]", "one] two", [], None),
+        # a careless replacement, which can be undone
+        (
+            "what time is it in oslo\t[IN:ADD what SL:TIMEis it in [SL:PLACE: oslo]]",
+            *("what time is it in oslo", [(5, 6, "place")], ALIGNED),
+        ),
+        ("the date today\t[IN:ADD the SL:DATE[SL:DATE: today]]", "the date today", [(2, 3, "date")], ALIGNED),
         (
             "an update on my date night\t[IN:ADD an upSL:DATEon my [SL:EVENT: SL:DATEnight]]",
-            [(4, 6, "event")],
+            *("an update on my date night", [(4, 6, "event")], ALIGNED),
         ),
-        ("the dutch rate\t[IN:ADD the [currency_name: dutch] rate]", [(1, 2, "currency_name")]),
+        (
+            "the dutch rate\t[IN:ADD the [currency_name: dutch] rate]",
+            *("the dutch rate", [(1, 2, "currency_name")], ALIGNED),
+        ),
+        ("b c\t[IN:ADD b SL:TIMEx]", None, [], LOST),
     ],
 )
-def test_damaged_unislu_rows_are_aligned_to_the_utterance(tmp_path, line, slots):
-    reading = readers.read_unislu(unislu(tmp_path, "a\t[IN:ADD a]", line))
-    assert reading.utterances[1].text == line.split("\t")[0]
-    assert spans(reading.utterances[1].tags or ()) == slots
-    (warning,) = reading.warnings
-    assert "aligned to their utterance: 1" in warning
-    assert "line 3" in warning
-
-
-def test_unislu_row_that_cannot_be_aligned_is_left_out(tmp_path):
-    reading = readers.read_unislu(unislu(tmp_path, "a\t[IN:ADD a]", "b c\t[IN:ADD b SL:TIMEx]"))
-    assert only(reading).text == "a"
-    assert "could not be aligned to their utterance, left out: 1" in reading.warnings[0]
+def test_unislu_rows_are_read_aligned_or_left_out(tmp_path, line, text, slots, warning):
+    first, *found = (reading := readers.read_unislu(unislu(tmp_path, "a\t[IN:ADD a]", line))).utterances
+    assert (first.text, first.intent) == ("a", "add")
+    assert [(u.text, spans(u.tags or ())) for u in found] == ([(text, slots)] if text else [])
+    assert len(reading.warnings) == bool(warning)
+    assert not warning or (warning in reading.warnings[0] and "line 3" in reading.warnings[0])
 
 
 def test_malformed_unislu(tmp_path):

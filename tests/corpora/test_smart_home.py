@@ -66,22 +66,17 @@ def test_domains_share_slots_but_no_intents_and_mix_evenly(large):
     assert {"date", "time"} <= slots[0] & slots[1] & slots[2]
 
 
-def test_nearly_all_utterances_are_distinct(large):
+def test_nearly_all_utterances_are_distinct_and_unseen_ones_have_new_words(large):
     assert len({u.tokens for u in large}) >= 0.98 * len(large)  # 0.993 at 1,000,000
-
-
-def test_unseen_utterances_have_new_words(large):
     known = {token for u in large[:20_000] for token in u.tokens}
     with_new_word = sum(any(token not in known for token in u.tokens) for u in large[20_000:40_000])
     assert 0.05 < with_new_word / 20_000 < 0.5
 
 
-def test_paper_examples_are_drawn(large):
-    """Section 4.1: "call my parents at 0123", "refill my aspirin prescription", "play my favorite movie"."""
-    texts = [f" {u.text} " for u in large]
-    assert any(" call my parents at " in text for text in texts)
-    assert any(" refill my aspirin prescription " in text for text in texts)
-    assert any(" play my favorite movie " in text for text in texts)
+@pytest.mark.parametrize("text", ["call my parents at", "refill my aspirin prescription", "play my favorite movie"])
+def test_paper_examples_are_drawn(large, text):
+    """Section 4.1; the first goes on with a number."""
+    assert any(f" {text} " in f" {u.text} " for u in large)
 
 
 def test_share_of_annotation_errors():
@@ -100,9 +95,9 @@ def test_oracle_annotates_equal_texts_equally():
     assert different == 0
 
 
-@pytest.mark.parametrize(("domain", "low", "high"), [(None, 0.02, 0.04), ("health", 0.02, 0.04)])
-def test_best_possible_ser(domain, low, high):
-    assert low < best_ser(20_000, seed=8, domain=domain) < high
+@pytest.mark.parametrize("domain", [None, "health"])
+def test_best_possible_ser(domain):
+    assert 0.02 < best_ser(20_000, seed=8, domain=domain) < 0.04
 
 
 def test_embedded_copy_is_what_the_generator_gives():
@@ -120,30 +115,22 @@ def test_embedded_domains_partition_the_embedded_corpus():
 
 
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
-def test_written_file_holds_the_corpus(tmp_path, name):
+def test_written_file_holds_the_corpus_and_is_never_half_of_one(tmp_path, name, monkeypatch):
     corpus = generate(50, seed=9)
     write_jsonl(corpus, tmp_path / name)
     content = (tmp_path / name).read_bytes()
     rows = [json.loads(row) for row in (gzip.decompress(content) if name.endswith(".gz") else content).splitlines()]
-    assert [(tuple(r["tokens"]), tuple(r["tags"]), r["intent"]) for r in rows] == [
-        (u.tokens, u.tags, u.intent) for u in corpus.utterances
-    ]
+    assert [Utterance(tuple(r["tokens"]), tuple(r["tags"]), r["intent"]) for r in rows] == list(corpus.utterances)
     write_jsonl(corpus, tmp_path / name)
-    assert (tmp_path / name).read_bytes() == content
-    assert [file.name for file in tmp_path.iterdir()] == [name]
-
-
-def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
-    write_jsonl(generate(5, seed=1), tmp_path / "corpus.jsonl")
-    before = (tmp_path / "corpus.jsonl").read_bytes()
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(name, content)]
 
     def full(*_args):
         raise OSError("no space left on device")
 
     monkeypatch.setattr("pathlib.Path.replace", full)
     with pytest.raises(OSError, match="no space"):
-        write_jsonl(generate(6, seed=1), tmp_path / "corpus.jsonl")
-    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("corpus.jsonl", before)]
+        write_jsonl(generate(6, seed=1), tmp_path / name)
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(name, content)]
 
 
 @pytest.mark.parametrize(

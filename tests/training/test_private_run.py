@@ -8,26 +8,16 @@ import os
 import stat
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
 
 import edp_lab
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Mechanism, judge
-from edp_lab.training import (
-    PrivateStep,
-    StepDone,
-    evaluate_run,
-    noise,
-    read_record,
-    resume,
-    run_ledger,
-    train,
-    trainable,
-)
+from edp_lab.privacy import judge
+from edp_lab.training import StepDone, evaluate_run, noise, read_record, resume, run_ledger, train
 from edp_lab.training import trainer as run
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
 from edp_lab.training.run_folder import MODEL, SECRET
@@ -74,15 +64,11 @@ def no_room_after(monkeypatch, tmp_path):
     """Let the disk take so many lines of the ledger and no more."""
 
     def fill(number: int) -> None:
-        original = os.fsync
+        original, ledger = os.fsync, tmp_path / "run" / LEDGER
 
         def sync(descriptor: int) -> None:
-            ledger = tmp_path / "run" / LEDGER
-            if (
-                ledger.exists()
-                and os.path.samestat(os.fstat(descriptor), ledger.stat())
-                and ledger.read_bytes().count(b"\n") > number
-            ):
+            mine = ledger.exists() and os.path.samestat(os.fstat(descriptor), ledger.stat())
+            if mine and ledger.read_bytes().count(b"\n") > number:
                 raise OSError(errno.ENOSPC, "No space left on device")
             original(descriptor)
 
@@ -138,16 +124,14 @@ def test_a_ledger_that_does_not_fit_its_record_is_refused(corpus, tmp_path):
     folder = tmp_path / "run"
     train(config(corpus, epochs=1), folder)
     raw, record = (folder / LEDGER).read_bytes(), read_record(folder)
-    (folder / LEDGER).write_bytes(b"".join(raw.splitlines(keepends=True)[:-1]))
-    with pytest.raises(UsageError, match="lacks entries"):
-        run_ledger(folder)
-    (folder / LEDGER).unlink()
-    with pytest.raises(UsageError, match="cannot be read"):
-        run_ledger(folder)
-    (folder / LEDGER).write_bytes(raw)
-    for other in ("0" * 16, ["x"], 3):
-        (folder / "record.json").write_text(json.dumps({**record, "ledger": other}))
-        with pytest.raises(UsageError, match="lacks entries"):
+    for content, remembered, says in (
+        (b"".join(raw.splitlines(keepends=True)[:-1]), record["ledger"], "lacks entries"),
+        (None, record["ledger"], "cannot be read"),
+        *((raw, other, "lacks entries") for other in ("0" * 16, ["x"], 3)),
+    ):
+        (folder / LEDGER).unlink() if content is None else (folder / LEDGER).write_bytes(content)
+        (folder / "record.json").write_text(json.dumps({**record, "ledger": remembered}))
+        with pytest.raises(UsageError, match=says):
             run_ledger(folder)
 
 
@@ -176,11 +160,7 @@ def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(corpus, tmp_path, mo
     with pytest.raises(UsageError, match="not finite"):
         train(config(corpus, private_seed=True), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(run, "model_gradients", broken)
+    monkeypatch.setattr(run, "model_gradients", Mock(side_effect=RuntimeError("out of memory")))
     with pytest.raises(RuntimeError, match="memory"):
         train(config(corpus, private_seed=True), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -265,55 +245,37 @@ def broken_off(corpus: str, folder: Path, **changes: object) -> Path:
     return folder
 
 
-def test_a_record_with_other_noise_than_the_ledger_is_refused(corpus, tmp_path):
+def test_a_ledger_of_other_noise_or_that_lost_what_state_or_record_remembers_is_refused(corpus, tmp_path):
     folder = broken_off(corpus, tmp_path / "run")
-    record = read_record(folder)
-    record["config"]["z0"] *= 20
-    (folder / "record.json").write_text(json.dumps(record))
-    with pytest.raises(UsageError, match="another mechanism"):
-        resume(folder)
-
-
-def test_a_ledger_that_lost_what_either_state_or_record_remembers_is_refused(corpus, tmp_path):
-    folder = broken_off(corpus, tmp_path / "run")
-    raw = (folder / LEDGER).read_bytes()
-    (folder / LEDGER).write_bytes(b"".join(raw.splitlines(keepends=True)[:-1]))
-    with pytest.raises(UsageError, match="lacks entries"):
-        resume(folder)
+    raw, record = (folder / LEDGER).read_bytes(), read_record(folder)
+    louder = {**record, "config": {**record["config"], "z0": 20.0}}
+    for content, told, says in (
+        (raw, louder, "another mechanism"),
+        (b"".join(raw.splitlines(keepends=True)[:-1]), record, "lacks entries"),
+    ):
+        (folder / LEDGER).write_bytes(content)
+        (folder / "record.json").write_text(json.dumps(told))
+        with pytest.raises(UsageError, match=says):
+            resume(folder)
 
 
 @pytest.mark.parametrize("change", ["learning rate", "public text", "code"])
 def test_a_run_that_goes_on_with_other_inputs_gets_a_fresh_key(corpus, tmp_path, change, monkeypatch):
     """Else the same noise would hide two different gradients, and could be subtracted."""
-    public = tmp_path / "public.jsonl"
-    lines_of = Path(corpus).read_text().replace('["call", "', '["call", "9').replace('["play", "', '["play", "9')
-    public.write_text(lines_of)
+    public, text = tmp_path / "public.jsonl", Path(corpus).read_text()
+    public.write_text(other := text.replace('["call", "', '["call", "9').replace('["play", "', '["play", "9'))
     folder = broken_off(corpus, tmp_path / "run", alpha=f"public:{public}")
     if change == "learning rate":
         record = read_record(folder)
         record["config"]["lr"] = 1e-3
         (folder / "record.json").write_text(json.dumps(record))
     elif change == "public text":
-        public.write_text(lines_of.replace('"9', '"8'))
+        public.write_text(other.replace('"9', '"8'))
     else:
-        copy = tmp_path / "edp_lab"
-        copy.mkdir()
-        (copy / "__init__.py").write_text("# another version\n")
-        monkeypatch.setattr(edp_lab, "__file__", str(copy / "__init__.py"))
+        (tmp_path / "edp_lab").mkdir()
+        (tmp_path / "edp_lab" / "__init__.py").write_text("# another version\n")
+        monkeypatch.setattr(edp_lab, "__file__", str(tmp_path / "edp_lab" / "__init__.py"))
     record = resume(folder)
     assert (record["status"], record["keys"]) == ("finished", 1)
     assert len({line["key"] for line in lines(folder)}) == 2
     assert run_ledger(folder).bill() == {0: 1, 1: 2}
-
-
-def test_the_step_survives_zero_grad_and_refuses_to_use_noise_twice():
-    """`optimizer.zero_grad()` sets gradients to None, behind the back of whoever holds views of them."""
-    model = torch.nn.Linear(3, 2)
-    step = PrivateStep(trainable(model), Mechanism.sound(1.0, 1.0, 2, 4), key=1)
-    losses = [lambda: model(torch.ones(4, 3)).square().sum(1)] * 2
-    for number in (0, 1):
-        model.zero_grad()
-        released = step(0, number, losses).gradient
-        assert torch.equal(torch.cat([p.grad.flatten() for p in model.parameters()]), released)
-    with pytest.raises(UsageError, match="number all steps upwards"):
-        step(0, 1, losses)
