@@ -30,6 +30,11 @@ from edp_lab.errors import UsageError
 
 LONG, LONG_KEYS, LONG_AUDITS = 100_000, 3_000_000, 2_000  # of verify --long
 KEYS, AUDITS = 30_000, 40
+FOUND = """{settings} settings, {too_small} of them with epsilon too small; {seconds:.0f} s
+closed form: at most {closed_form_error:.1e} from pessimistic privacy loss distributions, relative
+RDP: at most {renyi_error:.1e} from dp_accounting's at whole orders, relative; {renyi_compared} settings compared
+noise: {keys} streams, {repeated_first_draws} of them with a first draw seen before
+audit: {refuted} of {audits} audits refute a claim that is true; 5 % may"""
 bench_app = App(no_args_is_help=True, help="Time the library beside its peers.")
 
 
@@ -48,6 +53,7 @@ def verify(
     No epsilon may be smaller than dp_accounting's lower bound, no two keys may give the same noise, and audits of a
     true claim may not refute it more often than they say.
     """
+    from edp_lab.reproduce.verify import passed
     from edp_lab.reproduce.verify import verify as run
 
     check_file(out)
@@ -56,24 +62,16 @@ def verify(
         raise UsageError(f"the number of settings is {settings}: it must be at least 1")
     total, keys, audits = (LONG, LONG_KEYS, LONG_AUDITS) if long else (settings, KEYS, AUDITS)
     with bar("settings checked", total=total) as (update, _):
-        verdict = run(total, keys, audits, seed, update)
-    result = {**asdict(verdict), **surroundings()}
+        found = run(total, keys, audits, seed, update)
+    result = {**found, **surroundings()}
     if out is not None:
         out.write_text(json.dumps(result, indent=2) + "\n")
     if as_json:
         print_json(result)
     else:
-        print(
-            f"{verdict.settings} settings, {verdict.too_small} of them with epsilon too small; {verdict.seconds:.0f} s"
-        )
-        closed = f"{verdict.closed_form_error:.1e} from pessimistic privacy loss distributions, relative"
-        print(f"closed form: at most {closed}")
-        compared = f"dp_accounting's at whole orders, relative; {verdict.renyi_compared} settings compared"
-        print(f"RDP: at most {verdict.renyi_error:.1e} from {compared}")
-        print(f"noise: {verdict.keys} streams, {verdict.repeated_first_draws} of them with a first draw seen before")
-        print(f"audit: {verdict.refuted} of {verdict.audits} audits refute a claim that is true; 5 % may")
-        print("passed" if verdict.passed else "FAILED: see above")
-    if not verdict.passed:
+        print(FOUND.format_map(found))
+        print("passed" if passed(found) else "FAILED: see above")
+    if not passed(found):
         raise typer.Exit(1)
 
 
