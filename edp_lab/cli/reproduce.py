@@ -84,8 +84,7 @@ def table1(
     with telling() as tell:
         from edp_lab.reproduce.paper.table1 import FULL, MODELS, QUICK
         from edp_lab.reproduce.paper.table1 import table1 as rows_of
-        from edp_lab.reproduce.pretrained import ENCODER
-        from edp_lab.reproduce.run_cache import TableRuns
+        from edp_lab.reproduce.run_cache import ENCODER, TableRuns
         from edp_lab.training.processes import usable_cores
 
         if epochs is not None and epochs % 2:
@@ -158,8 +157,7 @@ def pareto(
         from edp_lab.reproduce.paper.table1 import check_names
         from edp_lab.reproduce.pareto import FULL, QUICK
         from edp_lab.reproduce.pareto import pareto as points_of
-        from edp_lab.reproduce.pretrained import ENCODER
-        from edp_lab.reproduce.run_cache import TableRuns
+        from edp_lab.reproduce.run_cache import ENCODER, TableRuns
         from edp_lab.training.processes import usable_cores
 
         try:

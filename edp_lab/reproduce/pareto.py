@@ -37,9 +37,8 @@ from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.composition import composed
 from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce.paper.table1 import estimate, whole_epochs
-from edp_lab.reproduce.pretrained import ENCODER, FINE_TUNING, VECTORS, layers_of
 from edp_lab.reproduce.results_io import machine
-from edp_lab.reproduce.run_cache import Inputs, Job, TableRuns, measured_on
+from edp_lab.reproduce.run_cache import ENCODER, FINE_TUNING, VECTORS, Inputs, Job, TableRuns, layers_of, measured_on
 from edp_lab.training import TrainConfig
 from edp_lab.training.result_cache import content_key
 from edp_lab.training.run_folder import versions

@@ -8,35 +8,46 @@ Whoever kills the work and starts it again repeats no finished run, and goes on 
 runs behind the tables that come with a checkout, in data/results/cells, count as finished, too, but not in a folder
 that was begun as `fresh`. Their index says from which corpora and encoders they were made, so that they are found
 where these are not at hand; where another corpus bears the name, they are not.
+
+What networks start from has nothing to do with the corpus at hand. The paper's CLC reads published fastText vectors,
+its BERT was pretrained on Wikipedia (section 4.2). None of it is private, and all methods start alike: else a sound
+run, which may not read words off its training set, would differ from SGD in more than its noise. In a table's settings
+a start is a name, of `layers_of`, `words_of` or `VECTORS`; it becomes a folder (`made`) only when something is trained,
+so that a finished run is found without.
 """
 
 from __future__ import annotations
 
-import math
+import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+
 from edp_lab.attacks.membership.attacks import GENERATED, attack_loss, attack_shadow, default_shadow
 from edp_lab.corpora import Corpus, load_corpus, split
 from edp_lab.corpora.catalog import list_corpora
+from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
-from edp_lab.models.files import read_json
-from edp_lab.privacy import judge
-from edp_lab.reproduce.pretrained import content, encoder_at_hand, encoder_content, made
+from edp_lab.models.bert import load_bert
+from edp_lab.models.files import new_folder, read_json
+from edp_lab.models.vectors import WordVectors
 from edp_lab.reproduce.results_io import RESULTS, machine
 from edp_lab.training import TrainConfig, resume, train
-from edp_lab.training.result_cache import ResultCache, Say, content_key, read_result
-from edp_lab.training.run_folder import RECORD
+from edp_lab.training.pretraining import pretrain_vectors, shorten_bert
+from edp_lab.training.result_cache import ResultCache, Say, content_key, content_of, read_result
+from edp_lab.training.run_folder import RECORD, digest
 
 COMMITTED = RESULTS / "cells"
 INDEX = "index.json"  # there: {"corpora": {name: {"sha256", "utterances", "train": {seed: count}}}, "encoders": {...}}
-CURE = "the same command goes on from here"
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,208 @@ class Job:
 
     config: TrainConfig
     attack: bool = False
+
+
+class Work(NamedTuple):
+    """A job, the key of its run without the attack, and where that and the shadow models go."""
+
+    config: TrainConfig
+    attack: bool
+    run: str
+    folder: Path
+    shadows: Path
+
+
+class TableRuns:
+    """Does jobs, each once.
+
+    Args:
+        out: see above; created.
+        workers: processes that work at the same time, one thread each.
+        tell: called with a line, and whether it is worth keeping.
+        fresh: forget what is finished, for good in this folder.
+
+    Raises:
+        UsageError: a folder that cannot be written.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        workers: int = 1,
+        tell: Callable[[str, bool], None] = lambda line, kept: None,
+        fresh: bool = False,
+    ) -> None:
+        self.out, self.workers, self.tell = out, workers, tell
+        for folder in ("cells", "runs", "shadows", "public") if fresh else ():
+            shutil.rmtree(out / folder, ignore_errors=True)
+        self.cells = ResultCache(out / "cells", named=out)
+        if fresh:
+            (out / "fresh").touch()
+        index = COMMITTED / INDEX
+        self._committed = index.is_file() and not (out / "fresh").exists()
+        self.at_hand, self.inputs = Inputs(), Inputs(read_json(index) if self._committed else None)
+        self._joined: set[str] = set()
+
+    def key(self, job: Job, inputs: Inputs) -> str:
+        """Of what the job comes to, if it is made from these."""
+        config, areas = job.config, ["training", *(["membership"] if job.attack else [])]
+        told: list[Any] = [
+            replace(config, corpus=Path(config.corpus).name, pretrained=None),
+            inputs.corpus(config.corpus),
+            inputs.corpus(config.alpha_corpus) if config.alpha_corpus else None,
+            content(config.pretrained, config.corpus, inputs),
+            inputs.shadow(config.corpus) if job.attack else None,
+        ]
+        return content_key(areas, *told)[:24]
+
+    def committed(self, key: str) -> dict[str, Any] | None:
+        """What came with the checkout under that key, of `inputs`."""
+        return read_result(COMMITTED, key) if self._committed else None
+
+    def known(self, job: Job) -> dict[str, Any] | None:
+        """What the job came to, if it has been done."""
+        return self.committed(self.key(job, self.inputs)) or self.cells.read(self.key(job, self.at_hand))
+
+    def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
+        """What each job comes to, in order; those that are missing are done now.
+
+        Raises:
+            UsageError: as `train` and `attack_shadow`, a process that was killed, or a corpus or an encoder that is not
+                at hand, while some job must be done.
+        """
+        unique = list(dict.fromkeys(jobs))
+        found = {job: one for job in unique if (one := self.committed(self.key(job, self.inputs))) is not None}
+        self._joined |= {job.config.corpus for job in found}
+        came = f", {len(found)} of them came with the checkout" if found else ""
+        keys = {job: self.key(job, self.at_hand) for job in unique if job not in found}
+        found |= {job: one for job, key in keys.items() if (one := self.cells.read(key)) is not None}
+        todo = {job: self._work(job) for job in unique if job not in found}
+        if todo or came:
+            self.tell(f"{what}: {len(found)} of {len(unique)} runs are done{came}", True)
+        start, already, before = time.perf_counter(), len(found), 0
+
+        def gone(share: float = 1.0) -> str:
+            seconds = (time.perf_counter() - start) * share
+            return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+        def said(done: int, line: str | None) -> None:
+            nonlocal before
+            if line is not None:
+                left = f", about {gone((len(todo) - done) / done)} left" if done else ""
+                count = f"{already + done} of {len(unique)} runs"
+                self.tell(f"{what}: {count} after {gone()}{left}; {line}", done > before)
+                before = done
+
+        cure, name = "the same command goes on from here", "a process that does runs"
+        made_of = [keys[job] for job in todo], list(todo.values())
+        done = self.cells.results(*made_of, do, self.workers, said, cure, name)
+        if todo:
+            self.tell(f"{what}: all {len(unique)} runs are done, after {gone()}", True)
+        found |= dict(zip(todo, done, strict=True))
+        return [found[job] for job in jobs]
+
+    def prepare(self, jobs: Sequence[Job]) -> None:
+        """What those of these jobs start from that must be done: a corpus or an encoder that is not at hand should show
+        before hours of work on others.
+
+        Raises:
+            UsageError: as `results`.
+        """
+        for job in jobs:
+            if self.known(job) is None:
+                self.start_of(job.config)
+
+    def start_of(self, config: TrainConfig) -> str | None:
+        """What the run starts from, as `TrainConfig.pretrained` has it: made now, if it must be."""
+        return made(config.pretrained, config.corpus, self.out / "public", self.at_hand)
+
+    def _work(self, job: Job) -> Work:
+        """
+        Raises:
+            UsageError: see `results`; or what is at hand is not what joined runs on the same corpus were made from.
+        """
+        config = job.config
+        if config.corpus in self._joined and self.key(job, self.at_hand) != self.key(job, self.inputs):
+            raise UsageError(
+                f"the finished runs on {config.corpus} that came with the checkout were made from corpora or an "
+                "encoder that are not at hand here, and others must be run beside them: bring those, or give --fresh"
+            )
+        key = self.key(Job(config), self.at_hand)
+        made_of = replace(config, pretrained=self.start_of(config))
+        return Work(made_of, job.attack, key, self.out / "runs" / key, self.out / "shadows")
+
+
+# ---- In a process that does a share of the jobs --------------------------------------------------------------------
+
+
+def do(work: Work, say: Say) -> dict[str, Any]:
+    """What a job comes to; a run that was cut off goes on.
+
+    Raises:
+        UsageError: as `train` and `attack_shadow`.
+    """
+    config, folder = work.config, work.folder
+    name = f"{config.corpus}, {config.method}, seed {config.seed}"
+
+    def listen(event: Any) -> None:
+        if hasattr(event, "row"):
+            say(f"{name}: epoch {event.epoch + 1} of {event.epochs}")
+
+    if (folder / RECORD).is_file():
+        record = resume(folder, listen)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before it began
+        record = train(config, folder, listen)
+    if record["status"] != "finished":  # Ctrl-C, where the run is this process's
+        raise KeyboardInterrupt
+    final = record["final"]
+    scores = ("ser", "intent_accuracy", "slot_f1", "epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
+    found = {
+        "config": {**record["config"], "corpus": Path(config.corpus).name},  # wherever a user keeps it
+        "validation_ser": record["epochs"][-1]["ser"],
+        **{score: final[score] for score in scores},
+        "delta": record["config"]["delta"],
+        "examples": record["corpus"]["splits"]["train"],
+        "seconds": final["seconds"],
+        "device": record["device"],
+        "threads": record["threads"],
+        "machine": machine(record["device"]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": record["versions"],
+        "run": work.run,
+    }
+    if not work.attack:
+        return found
+    # The paper's attack, its shadow model trained by SGD with a seed of the target's, and one by the loss alone.
+    say(f"{name}: membership inference")
+    start = time.perf_counter()
+    by_shadow = attack_shadow(folder, seed=config.seed, cache=work.shadows, plain=True).to_json()
+    by_loss = attack_loss(folder).to_json()
+    rates = ("auc", "auc_interval", "tpr_at_fpr")
+    return {
+        **found,
+        **{rate: by_shadow[rate] for rate in (*rates, "guards", "members", "shadow_corpora", "classifier")},
+        **{f"loss_{rate}": by_loss[rate] for rate in rates},
+        "attack_seconds": time.perf_counter() - start,
+    }
+
+
+def measured_on(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Where these runs were made: all devices and machines, threads and versions of the first."""
+    every = {name: ", ".join(sorted({one[name] for one in results})) for name in ("device", "machine")}
+    return {**every, "threads": results[0]["threads"], "versions": results[0]["versions"]}
+
+
+# ---- What runs are made from -----------------------------------------------------------------------------------------
+
+ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # 384 wide; pretrained on Wikipedia, among others
+FINE_TUNING = 2e-4  # BERT's learning rate from there
+PUBLIC = ("atis", "snips", "nlu-eval")  # each is text that is not to be protected, where another one is
+TEXT_SEED, TEXT = 14586, 20_000  # of generated utterances
+LOUDER = 8.0  # brings the encoder's numbers, .06 in size, to that of embeddings that are learnt; a power of 2 is exact
+LAYERS, WORDS = "encoder", "words"  # kinds of starts, before a colon
+VECTORS = "vectors:"  # fastText, of text that has nothing to do with the corpus at hand
 
 
 class Inputs:
@@ -98,207 +311,106 @@ def corpus_at_hand(name: str) -> bool:
     return known[name] if name in known else Path(name).expanduser().exists()
 
 
-class TableRuns:
-    """Does jobs, each once.
+def encoder_at_hand(name: str) -> bool:
+    """Whether a published encoder can be read without a network."""
+    try:
+        return Path(name).expanduser().exists() or isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return False
+
+
+@cache
+def encoder_content(name: str) -> str:
+    """A digest of an encoder's weights, pieces and shape, not of the files in which they lie.
+
+    Raises:
+        UsageError: it cannot be loaded.
+    """
+    with _blamed(name):
+        bert, tokenizer = load_bert(name)
+    shape = [bert.config.num_attention_heads, bert.config.hidden_act, bert.config.layer_norm_eps]
+    return digest(dict(bert.named_parameters()), json.dumps([shape, sorted(tokenizer.get_vocab().items())]).encode())
+
+
+@contextmanager
+def _blamed(name: str) -> Iterator[None]:
+    """What goes wrong inside is an encoder's fault."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(
+            f"the public encoder {name!r} cannot be used: give --encoder a folder that holds a BERT, or a hub name and "
+            f"a network ({error})"
+        ) from error
+
+
+# ---- What networks start from ----------------------------------------------------------------------------------------
+
+
+def layers_of(encoder: str, layers: int) -> str:
+    """The start that is the first layers of a published encoder, a hub name or a folder."""
+    return f"{LAYERS}:{layers}:{encoder}"
+
+
+def words_of(encoder: str) -> str:
+    """The start that is an encoder's vectors of whole words, before it reads them in context, for the CLC."""
+    return f"{WORDS}:{encoder}"
+
+
+def content(start: str | None, corpus: str, inputs: Inputs) -> str | None:
+    """A digest of what a run on `corpus` starts from, the same wherever it lies and whoever made it.
+
+    Raises:
+        UsageError: an encoder is not at hand, and `inputs` know nothing of it.
+    """
+    kind, _, rest = (start or "").partition(":")
+    if kind == LAYERS:
+        layers, _, name = rest.partition(":")
+        return content_key(["pretraining"], kind, layers, inputs.encoder(name))
+    if kind == WORDS:
+        return content_key(["pretraining"], kind, inputs.encoder(rest))
+    if start == VECTORS:
+        return content_key(["pretraining"], kind, [inputs.corpus(name) for name in _others(corpus, inputs)])
+    return None if start is None else content_of(start)
+
+
+def made(start: str | None, corpus: str, folder: Path, inputs: Inputs) -> str | None:
+    """A start as `TrainConfig.pretrained` has it: made in `folder`, unless it is there.
 
     Args:
-        out: see above; created.
-        workers: processes that work at the same time, one thread each.
-        tell: called with a line, and whether it is worth keeping.
-        fresh: forget what is finished, for good in this folder.
+        inputs: those at hand.
 
     Raises:
-        UsageError: a folder that cannot be written.
+        UsageError: the encoder cannot be loaded, or has fewer layers.
     """
-
-    def __init__(
-        self, out: Path, workers: int = 1, tell: Callable[[str, bool], None] | None = None, fresh: bool = False
-    ) -> None:
-        self.out, self.workers, self.tell = out, workers, tell or (lambda line, kept: None)
-        if fresh:
-            for folder in ("cells", "runs", "shadows", "public"):
-                shutil.rmtree(out / folder, ignore_errors=True)
-        self.cells = ResultCache(out / "cells", named=out)
-        if fresh:
-            (out / "fresh").touch()
-        index = COMMITTED / INDEX
-        self._committed = index.is_file() and not (out / "fresh").exists()
-        self.at_hand, self.inputs = Inputs(), Inputs(read_json(index) if self._committed else None)
-        self._joined: set[str] = set()
-
-    def key(self, job: Job, inputs: Inputs) -> str:
-        """Of what the job comes to, if it is made from these."""
-        config, areas = job.config, ["training", *(["membership"] if job.attack else [])]
-        told: list[Any] = [
-            replace(config, corpus=Path(config.corpus).name, pretrained=None),
-            inputs.corpus(config.corpus),
-            inputs.corpus(config.alpha_corpus) if config.alpha_corpus else None,
-            content(config.pretrained, config.corpus, inputs),
-            inputs.shadow(config.corpus) if job.attack else None,
-        ]
-        return content_key(areas, *told)[:24]
-
-    def committed(self, key: str) -> dict[str, Any] | None:
-        """What came with the checkout under that key, of `inputs`."""
-        return read_result(COMMITTED, key) if self._committed else None
-
-    def known(self, job: Job) -> dict[str, Any] | None:
-        """What the job came to, if it has been done."""
-        return self.committed(self.key(job, self.inputs)) or self.cells.read(self.key(job, self.at_hand))
-
-    def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
-        """What each job comes to, in order; those that are missing are done now.
-
-        Raises:
-            UsageError: as `train` and `attack_shadow`, a process that was killed, or a corpus or an encoder that is not
-                at hand, while some job must be done.
-        """
-        unique = list(dict.fromkeys(jobs))
-        found = {job: one for job in unique if (one := self.committed(self.key(job, self.inputs))) is not None}
-        self._joined |= {job.config.corpus for job in found}
-        came = f", {len(found)} of them came with the checkout" if found else ""
-        keys = {job: self.key(job, self.at_hand) for job in unique if job not in found}
-        found |= {job: one for job, key in keys.items() if (one := self.cells.read(key)) is not None}
-        todo = {job: self._work(job) for job in unique if job not in found}
-        if todo or came:
-            self.tell(f"{what}: {len(found)} of {len(unique)} runs are done{came}", True)
-        start, already, before = time.perf_counter(), len(found), 0
-
-        def said(done: int, line: str | None) -> None:
-            nonlocal before
-            if line is not None:
-                gone = time.perf_counter() - start
-                left = f", about {_minutes(gone / done * (len(todo) - done))} left" if done else ""
-                count = f"{already + done} of {len(unique)} runs"
-                self.tell(f"{what}: {count} after {_minutes(gone)}{left}; {line}", done > before)
-                before = done
-
-        made_of = [keys[job] for job in todo], list(todo.values())
-        done = self.cells.results(*made_of, do, self.workers, said, CURE, "a process that does runs")
-        if todo:
-            self.tell(f"{what}: all {len(unique)} runs are done, after {_minutes(time.perf_counter() - start)}", True)
-        found |= dict(zip(todo, done, strict=True))
-        return [found[job] for job in jobs]
-
-    def prepare(self, jobs: Sequence[Job]) -> None:
-        """What those of these jobs start from that must be done: a corpus or an encoder that is not at hand should show
-        before hours of work on others.
-
-        Raises:
-            UsageError: as `results`.
-        """
-        for job in jobs:
-            if self.known(job) is None:
-                self.start_of(job.config)
-
-    def start_of(self, config: TrainConfig) -> str | None:
-        """What the run starts from, as `TrainConfig.pretrained` has it: made now, if it must be."""
-        return made(config.pretrained, config.corpus, self.out / "public", self.at_hand)
-
-    def _work(self, job: Job) -> Work:
-        """
-        Raises:
-            UsageError: see `results`; or what is at hand is not what joined runs on the same corpus were made from.
-        """
-        config = job.config
-        if config.corpus in self._joined and self.key(job, self.at_hand) != self.key(job, self.inputs):
-            raise UsageError(
-                f"the finished runs on {config.corpus} that came with the checkout were made from corpora or an "
-                "encoder that are not at hand here, and others must be run beside them: bring those, or give --fresh"
-            )
-        config = replace(config, pretrained=self.start_of(config))
-        key = self.key(Job(job.config), self.at_hand)
-        return Work(config, job.attack, key, self.out / "runs" / key, self.out / "shadows")
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-# ---- In a process that does a share of the jobs --------------------------------------------------------------------
-
-
-class Work(NamedTuple):
-    """A job, the key of its run without the attack, and where that and the shadow models go."""
-
-    config: TrainConfig
-    attack: bool
-    run: str
-    folder: Path
-    shadows: Path
-
-
-def do(work: Work, say: Say) -> dict[str, Any]:
-    """What a job comes to; a run that was cut off goes on.
-
-    Raises:
-        UsageError: as `train` and `attack_shadow`.
-    """
-    config, folder = work.config, work.folder
-    name = f"{config.corpus}, {config.method}, seed {config.seed}"
-
-    def listen(event: Any) -> None:
-        if hasattr(event, "row"):
-            say(f"{name}: epoch {event.epoch + 1} of {event.epochs}")
-
-    if (folder / RECORD).is_file():
-        record = resume(folder, listen)
+    kind, _, rest = (start or "").partition(":")
+    if kind not in (LAYERS, WORDS) and start != VECTORS:
+        return start
+    path = folder / f"{kind}-{(content(start, corpus, inputs) or '')[:16]}"
+    if path.is_dir():
+        return str(path)
+    if kind == LAYERS:
+        layers, _, name = rest.partition(":")
+        with _blamed(name):
+            shorten_bert(name, int(layers), path)
+    elif kind == WORDS:
+        with _blamed(rest):
+            bert, tokenizer = load_bert(rest)
+        pieces = {piece: number for piece, number in tokenizer.get_vocab().items() if _is_word(piece)}
+        words = sorted(pieces, key=pieces.__getitem__)
+        matrix = LOUDER * bert.embeddings.word_embeddings.weight.detach()
+        with new_folder(path) as inside:
+            WordVectors(tuple(words), matrix[[pieces[word] for word in words]]).save(inside)
     else:
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before it began
-        record = train(config, folder, listen)
-    if record["status"] != "finished":  # Ctrl-C, where the run is this process's
-        raise KeyboardInterrupt
-    found = {**summary(config, record), "run": work.run}
-    if work.attack:
-        say(f"{name}: membership inference")
-        found |= attacks(folder, config.seed, work.shadows)
-    return found
+        corpora = [generate(TEXT, TEXT_SEED), *map(load_corpus, _others(corpus, inputs))]
+        pretrain_vectors([u.tokens for one in corpora for u in one.utterances], path)
+    return str(path)
 
 
-def attacks(folder: Path, seed: int, cache: Path) -> dict[str, Any]:
-    """The paper's attack, its shadow model trained by SGD with a seed of the target's, and one by the loss alone."""
-    start = time.perf_counter()
-    by_shadow = attack_shadow(folder, seed=seed, cache=cache, plain=True).to_json()
-    by_loss = attack_loss(folder).to_json()
-    names = ("auc", "auc_interval", "tpr_at_fpr", "guards", "members", "shadow_corpora", "classifier")
-    return {
-        **{name: by_shadow[name] for name in names},
-        **{f"loss_{name}": by_loss[name] for name in names[:3]},
-        "attack_seconds": time.perf_counter() - start,
-    }
+def _others(corpus: str, inputs: Inputs) -> list[str]:
+    return [name for name in PUBLIC if name != corpus and inputs.has(name)]
 
 
-def summary(config: TrainConfig, record: dict[str, Any]) -> dict[str, Any]:
-    """What a table needs of a finished run's record."""
-    last, final = record["epochs"][-1], record["final"]
-    return {
-        "config": {**record["config"], "corpus": Path(config.corpus).name},  # wherever a user keeps it
-        "validation_ser": last["ser"],
-        "ser": final["ser"],
-        "intent_accuracy": final["intent_accuracy"],
-        "slot_f1": final["slot_f1"],
-        **{name: final[name] for name in ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")},
-        "delta": record["config"]["delta"],
-        "examples": record["corpus"]["splits"]["train"],
-        "seconds": final["seconds"],
-        "device": record["device"],
-        "threads": record["threads"],
-        "machine": machine(record["device"]),
-        "date": datetime.now(UTC).date().isoformat(),
-        "versions": record["versions"],
-    }
-
-
-def measured_on(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Where these runs were made: all devices and machines, threads and versions of the first."""
-    every = {name: ", ".join(sorted({one[name] for one in results})) for name in ("device", "machine")}
-    return {**every, "threads": results[0]["threads"], "versions": results[0]["versions"]}
-
-
-def claimed_log10(config: TrainConfig, examples: int, delta: float) -> float | None:
-    """log10 of the epsilon that the paper's accounting gives this run at that delta; None without noise."""
-    mechanism = config.mechanism(examples)
-    if mechanism is None:
-        return None
-    claimed = judge(mechanism, config.epochs, delta).epsilon_claimed
-    return None if claimed is None or claimed <= 0 else math.log10(claimed)
+def _is_word(piece: str) -> bool:
+    """Neither the rest of a word nor a sign of the encoder's own, such as [CLS]."""
+    return not piece.startswith("##") and not (len(piece) > 1 and piece.startswith("[") and piece.endswith("]"))

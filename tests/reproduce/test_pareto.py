@@ -18,8 +18,7 @@ from edp_lab.models.bert import BertSize
 from edp_lab.privacy.guarantee import true_epsilon
 from edp_lab.reproduce import pareto as study
 from edp_lab.reproduce.pareto import FIRST_SEED, FULL, METHODS, Scale, pareto
-from edp_lab.reproduce.pretrained import VECTORS, layers_of
-from edp_lab.reproduce.run_cache import Inputs, Job, TableRuns
+from edp_lab.reproduce.run_cache import VECTORS, Inputs, Job, TableRuns, layers_of
 from edp_lab.training import TrainConfig
 from edp_lab.training.pretraining import pretrain_bert
 

@@ -12,9 +12,8 @@ import torch
 from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.models.vectors import load_vectors
-from edp_lab.reproduce import pretrained as starts
-from edp_lab.reproduce.pretrained import VECTORS, content, encoder_at_hand, layers_of, made, words_of
-from edp_lab.reproduce.run_cache import Inputs
+from edp_lab.reproduce import run_cache as starts
+from edp_lab.reproduce.run_cache import VECTORS, Inputs, content, encoder_at_hand, layers_of, made, words_of
 from edp_lab.training.pretraining import pretrain_bert
 
 CORPUS = "smart-home-health"
@@ -85,5 +84,5 @@ def test_fasttext_vectors_never_read_the_corpus_at_hand(tmp_path: Path, monkeypa
     monkeypatch.setattr(starts, "pretrain_vectors", lambda text, folder: texts.append(text) or folder.mkdir())
     start = made(VECTORS, "snips", tmp_path, Here())
     assert set(asked) == {"atis", "nlu-eval"}
-    assert len(texts[0]) == starts.GENERATED + 3
+    assert len(texts[0]) == starts.TEXT + 3
     assert start != made(VECTORS, "nlu-eval", tmp_path, Here())

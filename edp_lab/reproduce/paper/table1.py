@@ -26,10 +26,9 @@ from typing import Any
 import numpy as np
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Decay
+from edp_lab.privacy import Decay, judge
 from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_1, Table1Row
-from edp_lab.reproduce.pretrained import ENCODER, FINE_TUNING, VECTORS, layers_of, words_of
-from edp_lab.reproduce.run_cache import Job, TableRuns, claimed_log10, measured_on
+from edp_lab.reproduce.run_cache import ENCODER, FINE_TUNING, VECTORS, Job, TableRuns, layers_of, measured_on, words_of
 from edp_lab.training import TrainConfig
 
 TOLERANCE = 1.15  # of SGD's error on the validation split
@@ -258,6 +257,15 @@ def _cell(
             "seconds": sum(one["seconds"] for one in own),  # of training
         },
     }
+
+
+def claimed_log10(config: TrainConfig, examples: int, delta: float) -> float | None:
+    """log10 of the epsilon that the paper's accounting gives this run at that delta; None without noise."""
+    mechanism = config.mechanism(examples)
+    if mechanism is None:
+        return None
+    claimed = judge(mechanism, config.epochs, delta).epsilon_claimed
+    return None if claimed is None or claimed <= 0 else math.log10(claimed)
 
 
 def _printed(row: Table1Row, variant: str, decay: Decay | None) -> dict[str, float | None]:
