@@ -116,7 +116,8 @@ def random_setting(seed: int, number: int, sampled: bool) -> Setting:
 def check(setting: Setting, peer: bool) -> dict[str, Any]:
     """One row of the sweep; `peer` adds the comparison with dp_accounting's RDP, which is slow."""
     schedule, delta, epsilon = setting
-    sampled, row = schedule.sampling_rate < 1, {}
+    sampled = schedule.sampling_rate < 1
+    row: dict[str, Any] = {"sampled": sampled}
     if sampled:
         # Rounding costs each release up to one grid width.
         floor = _peer_epsilon(schedule, delta, epsilon / max(100, 10 * int(schedule.counts.sum())), pessimistic=False)
@@ -127,7 +128,7 @@ def check(setting: Setting, peer: bool) -> dict[str, Any]:
         merged = Schedule(np.array([1 / schedule.mu]), np.array([1]))
         floor, ceiling = (_peer_epsilon(merged, delta, epsilon / 100, pessimistic) for pessimistic in (False, True))
         row["closed_form_error"] = abs(epsilon / ceiling - 1)
-    return {"sampled": sampled, "too_small": bool(epsilon < floor * (1 - 1e-9)), **row}
+    return {**row, "too_small": bool(epsilon < floor * (1 - 1e-9))}
 
 
 def _peer_epsilon(schedule: Schedule, delta: float, interval: float, pessimistic: bool) -> float:

@@ -18,11 +18,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from edp_lab.corpora import load_corpus, split
@@ -38,18 +39,15 @@ from edp_lab.training.run_session import start_accelerator
 from edp_lab.training.trainer import Trainer
 
 METHODS = ("sgd", "edp-sgd", "dp-sgd-naive", "dp-sgd", "opacus")
-SIZES = (10_000, 100_000, 1_000_000)
 DEVICES = 8
 NETWORKS = {"8 devices like this in one machine, 100 GB/s": 100e9, "8 machines like this, 10 Gbit/s": 1.25e9}
-TABLE_METHODS = METHODS[:-1]
 SLOW, FEW = 10.0, 3  # a method whose steps take so many times as long as SGD's gets only a few rounds
 # Else glibc gives large tensors back to the system in each step: no cost to our methods, half of the time to Opacus.
 KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 VOCABULARY = 30_522  # pieces of the BERT that the paper fine-tunes: 14.25 million parameters
 
 
-@dataclass(frozen=True)
-class Contestant:
+class Contestant(NamedTuple):
     """A method on so many devices, simulated by so many processes."""
 
     method: str
@@ -134,26 +132,62 @@ def bench_steps(task: Task, progress: Callable[[str], None] = lambda name: None)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         pretrained = _encoder(task, Path(folder)) if task.model == "bert" else None
+
+        def turns(contestants: list[Contestant], memory: bool = False) -> list[dict[str, Any]]:
+            """What the first of the processes says of each turn; `memory`: only its peak after two steps."""
+            told: list[dict[str, Any]] = []
+
+            def said(turn: dict[str, Any]) -> None:
+                progress(contestants[turn["number"]].method + ("" if memory else f", round {turn['round'] + 1}"))
+                told.append(turn)
+
+            job, environment = (task, contestants, pretrained, memory), None if memory else KEEP_PAGES
+            run_apart(_turns, job, said, task.threads, environment, contestants[0].processes)
+            return told
+
         for processes in task.processes:
             contestants = task.contestants(processes)
-            told = _timed(task, contestants, pretrained, progress)
+            told = turns(contestants)
             for number, contestant in enumerate(contestants):
-                [last] = _timed(task, [contestant], pretrained, progress, memory=True)
-                own = [t for t in told if number in (0, t["number"])]
-                seconds = [t["seconds" if number else "sgd"] for t in own]
-                rows.append(_row(task, contestant, seconds, [t["sgd"] for t in own], told[0], last["memory_mb"]))
+                [last] = turns([contestant], memory=True)
+                rows.append(_row(task, contestant, number, told, last["memory_mb"]))
     return rows
 
 
+def _row(
+    task: Task, contestant: Contestant, number: int, told: Sequence[dict[str, Any]], memory_mb: float
+) -> dict[str, Any]:
+    """Of the contestant that has this number in what was told of all turns; SGD has a step beside every other's."""
+    own = [turn for turn in told if number in (0, turn["number"])]
+    seconds = [turn["seconds" if number else "sgd"] for turn in own]
+    ratios = [taken / turn["sgd"] for taken, turn in zip(seconds, own, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    paper = [r for r in TABLE_2 if r.model.lower() == task.model and r.corpus.lower() == task.corpus.lower()]
+    factors = {"sgd": 1.0, "edp-sgd": paper[0].edp_sgd_factor, "dp-sgd-naive": paper[0].dp_sgd_factor} if paper else {}
+    return {
+        "model": task.model,
+        "corpus": task.corpus,
+        **contestant._asdict(),
+        "seconds": statistics.median(seconds),
+        "ratio_to_sgd": statistics.median(ratios),
+        "ratio_spread": [low, high],
+        "peak_memory_mb": memory_mb,
+        "paper_ratio": factors.get(contestant.method),
+        "device": task.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        "threads": told[0]["threads"],
+        "batch_size": task.batch_size,
+        "rounds": len(seconds),
+        "steps_per_epoch": told[0]["steps"],
+        "seconds_per_epoch": statistics.mean(seconds) * told[0]["steps"],
+    }
+
+
 def table2(
-    out: Path,
-    models: Sequence[str],
-    corpora: Sequence[str],
-    size: str = "paper",
-    rounds: int = 11,
-    tell: Callable[[str, bool], None] = lambda line, kept: None,
+    out: Path, models: Sequence[str], corpora: Sequence[str], size: str, rounds: int, tell: Callable[[str, bool], None]
 ) -> Iterator[list[dict[str, Any]]]:
     """The rows of one model on one corpus after the other; what was measured on this machine before is kept.
+
+    Each with the paper's seconds of an SGD epoch and its factor; ours stand on simulated devices, theirs on 8 GPUs.
 
     Raises:
         UsageError: an unknown model or corpus, one that is not at hand, or a folder that cannot be written.
@@ -161,74 +195,29 @@ def table2(
     check_names(models, corpora)
     cache = ResultCache(out / "cells", named=out)
     machine = [platform.node(), platform.machine(), torch.get_num_threads(), torch.cuda.is_available()]
-    for task in (Task(c, m, TABLE_METHODS, (1, NUM_GPUS), rounds=rounds, size=size) for m in models for c in corpora):
-        told = partial(_told, tell, f"{task.model.upper()} on {task.corpus}")
-        key = content_key(["timing"], task, load_corpus(task.corpus).sha256, machine)
+    for model, corpus in product(models, corpora):
+        task, what = (
+            Task(corpus, model, METHODS[:-1], (1, NUM_GPUS), rounds=rounds, size=size),
+            f"{model.upper()} on {corpus}",
+        )
+        key = content_key(["timing"], task, load_corpus(corpus).sha256, machine)
         found = cache.read(key)
         if found is not None:
-            told("was measured before", True)
-        else:
-            found = cache.write(key, {"rows": [_beside_paper(row) for row in bench_steps(task, told)]})
-            told("measured", True)
+            tell(f"{what}: was measured before", True)
+            yield found["rows"]
+            continue
+        printed = next(one for one in TABLE_2 if (one.model, one.corpus) == (model.upper(), CORPORA[corpus]))
+        factors = {
+            ("sgd", 1): 1.0,
+            ("edp-sgd", NUM_GPUS): printed.edp_sgd_factor,
+            ("dp-sgd-naive", 1): printed.dp_sgd_factor,
+        }
+        beside = {"stands_for": printed.corpus, "paper_sgd_seconds": printed.sgd_seconds, "versions": versions()}
+        rows = bench_steps(task, lambda line, what=what: tell(f"{what}: {line}", False))  # type: ignore[misc]
+        rows = [{**row, **beside, "paper_ratio": factors.get((row["method"], row["gpus"]))} for row in rows]
+        found = cache.write(key, {"rows": rows})
+        tell(f"{what}: measured", True)
         yield found["rows"]
-
-
-def _told(tell: Callable[[str, bool], None], task: str, what: str, kept: bool = False) -> None:
-    tell(f"{task}: {what}", kept)
-
-
-def _beside_paper(row: dict[str, Any]) -> dict[str, Any]:
-    """With the paper's seconds of an SGD epoch and its factor; ours stand on simulated devices, theirs on 8 GPUs."""
-    names = row["model"].upper(), CORPORA[row["corpus"]]
-    printed = next(one for one in TABLE_2 if (one.model, one.corpus) == names)
-    factors = {"sgd": 1.0, "dp-sgd-naive": printed.dp_sgd_factor}
-    factor = printed.edp_sgd_factor if (row["method"], row["gpus"]) == ("edp-sgd", NUM_GPUS) else None
-    told = {"stands_for": printed.corpus, "paper_sgd_seconds": printed.sgd_seconds, "versions": versions()}
-    return {**row, **told, "paper_ratio": factors.get(row["method"], factor)}
-
-
-def _row(
-    task: Task, contestant: Contestant, seconds: list[float], sgd: list[float], first: dict[str, Any], memory_mb: float
-) -> dict[str, Any]:
-    ratios = [own / other for own, other in zip(seconds, sgd, strict=True)]
-    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    paper = [r for r in TABLE_2 if r.model.lower() == task.model and r.corpus.lower() == task.corpus.lower()]
-    factors = {"sgd": 1.0, "edp-sgd": paper[0].edp_sgd_factor, "dp-sgd-naive": paper[0].dp_sgd_factor} if paper else {}
-    return {
-        "model": task.model,
-        "corpus": task.corpus,
-        **asdict(contestant),
-        "seconds": statistics.median(seconds),
-        "ratio_to_sgd": statistics.median(ratios),
-        "ratio_spread": [low, high],
-        "peak_memory_mb": memory_mb,
-        "paper_ratio": factors.get(contestant.method),
-        "device": task.device or ("cuda" if torch.cuda.is_available() else "cpu"),
-        "threads": first["threads"],
-        "batch_size": task.batch_size,
-        "rounds": len(seconds),
-        "steps_per_epoch": first["steps"],
-        "seconds_per_epoch": statistics.mean(seconds) * first["steps"],
-    }
-
-
-def _timed(
-    task: Task,
-    contestants: list[Contestant],
-    pretrained: str | None,
-    progress: Callable[[str], None],
-    memory: bool = False,
-) -> list[dict[str, Any]]:
-    """What the first of the processes says of each turn; `memory`: only its peak after two steps."""
-    rows: list[dict[str, Any]] = []
-
-    def said(row: dict[str, Any]) -> None:
-        progress(contestants[row["number"]].method + ("" if memory else f", round {row['round'] + 1}"))
-        rows.append(row)
-
-    job, environment = (task, contestants, pretrained, memory), None if memory else KEEP_PAGES
-    run_apart(_turns, job, said, task.threads, environment, contestants[0].processes)
-    return rows
 
 
 def _encoder(task: Task, folder: Path) -> str:
@@ -246,82 +235,72 @@ def _encoder(task: Task, folder: Path) -> str:
     return str(folder)
 
 
-class _Runner:
-    """Takes steps of one contestant."""
-
-    def __init__(self, run: Trainer, contestant: Contestant) -> None:
-        self.run, self.peer = run, None
-        if contestant.method == "opacus":
-            from edp_lab.reproduce.bench.opacus_peer import text_peer
-
-            self.peer = text_peer(run)
-
-    def seconds(self, number: int) -> float:
-        """Of the step on that batch of the epoch."""
-        run, steps = self.run, self.run.batches.steps_per_epoch
-        run.progress.step_in_epoch = number % max(1, steps - 1)  # the last batch is shorter
-        self._wait()
-        start = time.perf_counter()
-        if self.peer is None:
-            run.step()
-        else:
-            devices = run.batches.devices(0, run.progress.step_in_epoch, 0)
-            self.peer.step(torch.cat([torch.from_numpy(part) for own in devices for part in own]).numpy())
-        self._wait()
-        return time.perf_counter() - start
-
-    def _wait(self) -> None:
-        if self.run.accelerator.device.type == "cuda":
-            torch.cuda.synchronize()
-
-
-def _peak_mb(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+# ---- In the processes that take the steps ----------------------------------------------------------------------------
 
 
 def _turns(job: tuple[Task, list[Contestant], str | None, bool], say: Say) -> None:
-    """One rank of the benchmark, which says what each turn took, if it is the first."""
+    """One rank of the benchmark; if it is the first, it says what each turn took."""
     task, contestants, pretrained, memory = job
     accelerator = start_accelerator(contestants[0].processes, task.device)
     corpus = load_corpus(task.corpus)
     data = split(corpus, 0)
-    configs = [task.config(contestant, pretrained) for contestant in contestants]
-    runners = [_Runner(Trainer(c, corpus, data, accelerator), one) for c, one in zip(configs, contestants, strict=True)]
-    firsts = [runner.seconds(0) for runner in runners]  # allocates memory; not counted
+    runs = [Trainer(task.config(one, pretrained), corpus, data, accelerator) for one in contestants]
+    take = [_taker(run, one.method) for run, one in zip(runs, contestants, strict=True)]
+    firsts = [one(0) for one in take]  # allocates memory; not counted
 
-    def report(**row: Any) -> None:
+    def tell(turn: dict[str, Any]) -> None:
         if accelerator.is_main_process:
-            say(row)
+            say(turn)
 
     if memory:
-        runners[0].seconds(1)
-        report(number=0, memory_mb=_peak_mb(accelerator.device))
+        take[0](1)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
+        if accelerator.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated()
+        tell({"number": 0, "memory_mb": peak / 2**20})
         return
-    for round_number in range(task.rounds):
-        draw = random.Random(round_number)  # the same on all ranks
+    about = {"steps": runs[0].batches.steps_per_epoch, "threads": torch.get_num_threads()}
+    for place in range(task.rounds):
+        draw = random.Random(place)  # the same on all ranks
         # In no fixed order: whoever always followed a heavy method would find a cold cache.
-        for number in draw.sample(range(1, len(runners)), len(runners) - 1) or [0]:
-            if round_number < FEW or firsts[number] < SLOW * firsts[0]:
+        for number in draw.sample(range(1, len(runs)), len(runs) - 1) or [0]:
+            if place < FEW or firsts[number] < SLOW * firsts[0]:
                 pair = draw.sample([0, number], 2) if number else [0]
-                seconds = {one: runners[one].seconds(round_number) for one in pair}
-                steps, threads = runners[0].run.batches.steps_per_epoch, torch.get_num_threads()
-                report(
-                    number=number,
-                    round=round_number,
-                    seconds=seconds[number],
-                    sgd=seconds[0],
-                    steps=steps,
-                    threads=threads,
-                )
+                seconds = {one: take[one](place) for one in pair}
+                tell({"number": number, "round": place, "seconds": seconds[number], "sgd": seconds[0], **about})
+
+
+def _taker(run: Trainer, method: str) -> Callable[[int], float]:
+    """Takes the step of that method on that batch of the epoch, and tells its seconds."""
+    peer = None
+    if method == "opacus":
+        from edp_lab.reproduce.bench.opacus_peer import text_peer
+
+        peer = text_peer(run)
+
+    def wait() -> None:
+        if run.accelerator.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def seconds(number: int) -> float:
+        place = run.progress.step_in_epoch = number % max(1, run.batches.steps_per_epoch - 1)  # the last is shorter
+        wait()
+        start = time.perf_counter()
+        if peer is None:
+            run.step()
+        else:
+            peer.step(np.concatenate([part for own in run.batches.devices(0, place, 0) for part in own]))
+        wait()
+        return time.perf_counter() - start
+
+    return seconds
 
 
 # ---- What a corpus' size costs ---------------------------------------------------------------------------------------
 
 
 def bench_scale(
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int],
     steps: int = 40,
     size: str = "paper",
     threads: int | None = None,
@@ -377,11 +356,15 @@ def _of_size(job: tuple[str, str, int], say: Say) -> dict[str, Any]:
     config = TrainConfig(name, z0=1.0, num_devices=DEVICES, size=size)
     run = Trainer(config, corpus, data, start_accelerator(1))
     prepared = time.perf_counter() - start
-    seconds = _steps(run, steps)
-    share = Trainer(
-        replace(config, batch_size=config.batch_size // DEVICES, num_devices=1), corpus, data, run.accelerator
-    )
-    share_seconds = _steps(share, steps)
+
+    def median(run: Trainer) -> float:
+        """Seconds of a step; the first is not counted."""
+        take = _taker(run, config.method)
+        return statistics.median([take(number) for number in range(steps + 1)][1:])
+
+    seconds = median(run)
+    alone = replace(config, batch_size=config.batch_size // DEVICES, num_devices=1)
+    share_seconds = median(Trainer(alone, corpus, data, run.accelerator))
     start = time.perf_counter()
     scored = data.test[:AT_ONCE]
     evaluate_model(run.model, scored)
@@ -397,15 +380,3 @@ def _of_size(job: tuple[str, str, int], say: Say) -> dict[str, Any]:
         "parameters": run.layout.size,
         "allreduce_bytes": run.layout.size * 4,
     }
-
-
-def _steps(run: Trainer, steps: int) -> float:
-    """Median seconds of a step; the first is not counted."""
-    run.step()
-    seconds = []
-    for _ in range(steps):
-        run.progress.step_in_epoch = (run.progress.step_in_epoch + 1) % max(1, run.batches.steps_per_epoch - 1)
-        start = time.perf_counter()
-        run.step()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
