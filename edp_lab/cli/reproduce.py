@@ -328,9 +328,9 @@ NOTE1 = (
 
 
 def _page1(made: Made) -> str:
-    from edp_lab.course.nb11_claims.table1_figure import changes_figure
+    from edp_lab.course.nb11_claims.panels import table1_figure
 
-    return page("Table 1, measured anew", _parts1(made), NOTE1, changes_figure([*chain(*made)]))
+    return page("Table 1, measured anew", _parts1(made), NOTE1, table1_figure([*chain(*made)]))
 
 
 # ---- Table 2 in text -------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edp_lab.course.nb11_claims.table1_figure import changes_figure, told
+from edp_lab.course.nb11_claims.compute import table1_in_words
+from edp_lab.course.nb11_claims.panels import table1_figure
 from edp_lab.reproduce import run_cache as table_runs
 from edp_lab.reproduce.bench import train_step as bench_step
 
@@ -61,7 +62,7 @@ def test_table1_sets_ours_beside_theirs_and_says_what_holds(reproduce, tmp_path)
 
 def test_the_figure_shows_each_change_and_a_single_seed_without_a_bar(reproduce):
     cells = json.loads(reproduce(*TABLE1, "--json")[0])
-    figure = changes_figure(cells)
+    figure = table1_figure(cells)
     ours = ["ours, as printed", "ours, sound", "SGD, half the epochs"]
     assert [trace.name for trace in figure.data[:11]] == [*ours, "theirs", *ours, "theirs", *ours]
     _, half, first, _, _, sound_first, *_ = cells
@@ -77,17 +78,17 @@ def test_the_figure_shows_each_change_and_a_single_seed_without_a_bar(reproduce)
     assert theirs.x[0] == pytest.approx(10 ** first["paper"]["log10_claimed"])
     assert not [note for note in figure.layout.annotations if "▸" in note.text]
     alone = json.loads(reproduce(*TABLE1, "--seeds", "1", "--json")[0])
-    assert set(changes_figure(alone).data[0].error_x.array) == {0}
+    assert set(table1_figure(alone).data[0].error_x.array) == {0}
 
 
 def test_a_control_far_off_is_named_at_the_edge_and_leaves_room_for_the_others(reproduce):
     cells = json.loads(reproduce(*TABLE1, "--json")[0])
     cells[1]["ser_change"] = {"mean": 900.0, "low": 800.0, "high": 1000.0}
-    figure = changes_figure(cells)
+    figure = table1_figure(cells)
     [note] = [note for note in figure.layout.annotations if "▸" in note.text]
     assert "+900" in note.text
     cells[1]["ser_change"]["mean"] = -90.0
-    assert "◂ -90" in [note.text for note in changes_figure(cells).layout.annotations]
+    assert "◂ -90" in [note.text for note in table1_figure(cells).layout.annotations]
     low, high = figure.layout.xaxis.range
     private = [cell["ser_change"]["mean"] for cell in cells[2:]]
     assert low < 0 < max(private) < high < 100
@@ -97,12 +98,12 @@ def test_three_sentences_count_what_the_figure_shows(reproduce):
     cells = json.loads(reproduce(*TABLE1, "--json")[0])
     cells[3]["ser"]["mean"] -= 1e-9  # as printed, linear
     cells[2]["auc_change"]["high"] = cells[1]["loss_auc_change"]["high"] = -1e-9
-    decay, attacks, epsilon = told(cells).splitlines()
+    decay, attacks, epsilon = table1_in_words(cells).splitlines()
     assert "1 of 4 cells" in decay
     assert "1 (loss alone: 0) of 6 cells of eDP-SGD, 0 (loss alone: 1) of 1 of SGD" in attacks
     assert epsilon.endswith("3e+04 to 3e+04 by ours.")
     alone = json.loads(reproduce(*TABLE1, "--seeds", "1", "--json")[0])
-    assert "0 (loss alone: 0) of 0 cells" in told(alone)  # no interval, no chance
+    assert "0 (loss alone: 0) of 0 cells" in table1_in_words(alone)  # no interval, no chance
 
 
 def test_files_and_json_say_the_same(reproduce, tmp_path):

@@ -120,10 +120,12 @@ def test_averaging_copies_leaves_their_share_of_the_noise(sketch: Sketch) -> Non
 
 
 def test_words_without_noise_promise_nothing(sketch: Sketch) -> None:
-    words = panels.words.pixels(noise_images(sketch, replace(THESIS, sigma=0.0)))
-    assert "no guarantee" in words
-    assert "ε =" not in words
-    assert "inf" not in re.sub("<[^>]+>", "", words).split("statistics")[0]
+    silent = replace(THESIS, sigma=0.0)
+    noised = noise_images(sketch, silent)
+    text = panels.words.pixels(noised)
+    assert "no guarantee" in text
+    assert not re.search("ε =|inf", re.sub("<[^>]+>", "", text).split("statistics")[0])
+    assert "Image: no guarantee" in panels.words.architecture(noised, spend_labels(sketch, silent))
 
 
 # ---- Phase II ------------------------------------------------------------------------------------------------------
@@ -171,17 +173,14 @@ def test_confident_vote_answers_as_often_as_it_says(sketch: Sketch) -> None:
     assert take_vote(sketch, replace(settings, vote="gaussian")).answer == 1
 
 
-def test_parts_cost_what_the_ledger_says() -> None:
+def test_parts_cost_what_the_ledger_says_and_more_parts_cost_more() -> None:
     cost, ledger = split_training(10, 250, 10, 1.1, 1e-5).cost, t9_ten_instructors().measured
     assert cost.together == pytest.approx(ledger["epsilon_with_many"])
     assert cost.one == pytest.approx(ledger["epsilon_with_one"])
     assert cost.claimed < cost.one < cost.together == cost.each
-
-
-def test_more_parts_cost_more() -> None:
-    partition = split_training(7, 250, 10, 1.1, 1e-5)
-    together = [cost.together for cost in partition.costs.values()]
-    assert 7 in partition.costs
+    costs = split_training(7, 250, 10, 1.1, 1e-5).costs
+    assert 7 in costs
+    together = [cost.together for cost in costs.values()]
     assert together == sorted(together)
 
 
@@ -284,9 +283,6 @@ def test_drawing_of_the_phases_says_what_each_guarantees(sketch: Sketch) -> None
     for text in ("ε = 144.9 (exact Gaussian)", "Label: no guarantee", "ε = 31.7", "Rényi DP", "instructors: 10"):
         assert text in drawing
     assert "<style" not in drawing  # it would reach the figures of the page
-    silent = replace(THESIS, sigma=0.0)
-    drawing = panels.words.architecture(noise_images(sketch, silent), spend_labels(sketch, silent))
-    assert "Image: no guarantee" in drawing
 
 
 def test_a_run_is_paid_for_and_stopped_nothing_is(sketch: Sketch) -> None:
@@ -310,36 +306,30 @@ def test_a_run_is_paid_for_and_stopped_nothing_is(sketch: Sketch) -> None:
 # ---- What students get wrong ---------------------------------------------------------------------------------------
 
 
-def guess(batches_as_before: str, smaller_batches: str, all_ten: str) -> dict[str, str]:
-    return {
-        "a tenth of the images, batches as before": batches_as_before,
-        "a tenth of the images, batches of a tenth": smaller_batches,
-        "ten instructors instead of one of them": all_ten,
-    }
+def guess(*words: str) -> dict[str, str]:
+    questions = (
+        "a tenth of the images, batches as before",
+        "a tenth of the images, batches of a tenth",
+        "ten instructors instead of one of them",
+    )
+    return dict(zip(questions, words, strict=True))
 
 
-def noise_for_all(counts: Any, sigma: float, rng: np.random.Generator) -> Any:
-    return np.argmax(counts + rng.normal(0, sigma))
+def noisy(noise: Callable[[np.random.Generator, float, int], Any]) -> Callable[..., Any]:
+    """The winner under noise that is drawn with a deviation, for so many labels."""
+    return lambda counts, sigma, rng: np.argmax(counts + noise(rng, sigma, len(counts)))
 
 
-def noisy_count(counts: Any, sigma: float, rng: np.random.Generator) -> Any:
-    return (counts + rng.normal(0, sigma, len(counts))).max()
-
-
-def variance(counts: Any, sigma: float, rng: np.random.Generator) -> Any:
-    return np.argmax(counts + rng.normal(0, math.sqrt(sigma), len(counts)))
-
-
-def laplace(counts: Any, sigma: float, rng: np.random.Generator) -> Any:
-    return np.argmax(counts + rng.laplace(0, 2 * sigma, len(counts)))
-
+NOISE_FOR_ALL = noisy(lambda rng, sigma, labels: rng.normal(0, sigma))
 
 WRONG: dict[str, dict[str, Any]] = {
     "gnmax": {
-        "one noise for all counts": noise_for_all,
-        "the noisy count instead of its label": noisy_count,
-        "takes sigma for the variance": variance,
-        "Laplace noise": laplace,
+        "one noise for all counts": NOISE_FOR_ALL,
+        "the noisy count instead of its label": lambda counts, sigma, rng: (
+            counts + rng.normal(0, sigma, len(counts))
+        ).max(),
+        "takes sigma for the variance": noisy(lambda rng, sigma, labels: rng.normal(0, math.sqrt(sigma), labels)),
+        "Laplace noise": noisy(lambda rng, sigma, labels: rng.laplace(0, 2 * sigma, labels)),
         "takes the counts for votes (crash)": lambda counts, sigma, rng: counts[sigma],
     },
     "parts": {
@@ -358,18 +348,13 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_budget_that_is_untouched_is_open_and_says_why(stub: Callable[[str, str], Any]) -> None:
-    verdict = mark(exercises("10")["budget"], stub("10", "budget"), 0)
-    assert verdict.message == "still to do (the noise is still the same for one label and for a thousand)"
-
-
-def test_an_overspent_budget_is_told_in_epsilon() -> None:
-    message = mark(exercises("10")["budget"], lambda total, labels: labels / total, 0).message
-    told = re.search(r"cost ε = ([\d.]+), and not ([\d.]+)\.", message)
-    assert told
-    assert float(told[1]) == pytest.approx(2 * float(told[2]), rel=1e-3)
-
-
-def test_a_vote_that_ignores_the_noise_is_told_by_how_often_a_label_wins() -> None:
-    message = mark(exercises("10")["gnmax"], noise_for_all, 0).message
-    assert "of all draws, yours lets it win in" in message
+def test_what_is_open_or_wrong_is_told_with_the_numbers(stub: Callable[[str, str], Any]) -> None:
+    budget, gnmax = exercises("10")["budget"], exercises("10")["gnmax"]
+    untouched = mark(budget, stub("10", "budget"), 0).message
+    assert untouched == "still to do (the noise is still the same for one label and for a thousand)"
+    overspent = re.search(
+        r"cost ε = ([\d.]+), and not ([\d.]+)\.", mark(budget, lambda total, labels: labels / total, 0).message
+    )
+    assert overspent
+    assert float(overspent[1]) == pytest.approx(2 * float(overspent[2]), rel=1e-3)
+    assert "of all draws, yours lets it win in" in mark(gnmax, NOISE_FOR_ALL, 0).message

@@ -113,7 +113,7 @@ def trace(name: str, look: Trace, *, hover: Any = "", **more: Any) -> Trace:
     return merged({"type": "scatter", "name": name}, look, told, more)
 
 
-def gaps(starts: Iterable[Any], ends: Iterable[Any], rows: Iterable[Any]) -> dict[str, list[Any]]:
+def gaps(starts: Iterable[Any], ends: Iterable[Any], rows: Iterable[Any]) -> dict[str, Any]:
     """``x`` and ``y`` of one line with many pieces: in each of the `rows`, from a start to an end."""
     pieces = list(zip(starts, ends, rows, strict=True))
     return {"x": [x for a, b, _ in pieces for x in (a, b, None)], "y": [y for *_, y in pieces for y in (y, y, None)]}
@@ -146,12 +146,12 @@ def hline(y: Any, axis: str = "y", **look: Any) -> dict[str, Any]:
 # ---- Axes ----------------------------------------------------------------------------------------------------------
 
 
-def axis(title: str, span: Sequence[float] | None = None, **more: Any) -> dict[str, Any]:
+def axis(title: str, span: Any = None, **more: Any) -> dict[str, Any]:
     """An axis, from one end of its `span` to the other."""
     return {"title": title, **({} if span is None else {"range": span}), **more}
 
 
-def logs(title: str, span: Sequence[float] | None = None, **more: Any) -> dict[str, Any]:
+def logs(title: str, span: Any = None, **more: Any) -> dict[str, Any]:
     """A logarithmic axis with powers of ten; its `span` in exponents."""
     return axis(title, span, **{**LOG, **more})
 

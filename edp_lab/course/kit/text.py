@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
@@ -188,13 +188,23 @@ def settings(config: TrainConfig) -> str:
 
 def train_command(config: TrainConfig, out: str = "runs/mine") -> str:
     """The call of `edp-lab train` that makes this very run."""
-    words, defaults = ["edp-lab", "train"], asdict(type(config)(config.corpus))
-    for name, value in asdict(config).items():
-        if name in ALWAYS or value != defaults[name]:
-            flag = FLAGS.get(name, name).replace("_", "-")
-            words += [f"--no-{flag}"] if value is False else [f"--{flag}"]
-            words += [] if isinstance(value, bool) else [str(value)]
-    return shlex.join([*words, "--out", out])
+    options = options_of(config, type(config)(config.corpus), ALWAYS, FLAGS)
+    return shlex.join(["edp-lab", "train", *options, "--out", out])
+
+
+def options_of(settings: Any, defaults: Any, always: Collection[str], flags: Mapping[str, str]) -> Iterator[str]:
+    """Options for settings, a dataclass: those that are not the defaults, and those that a reader wants in any case.
+
+    Args:
+        flags: options that are not named like their field.
+    """
+    usual = asdict(defaults)
+    for name, value in asdict(settings).items():
+        if name in always or value != usual[name]:
+            flag = flags.get(name, name).replace("_", "-")
+            yield f"--no-{flag}" if value is False else f"--{flag}"
+            if not isinstance(value, bool):
+                yield ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def command(name: str, options: Mapping[str, Any], *flags: str, precision: int | None = None) -> str:

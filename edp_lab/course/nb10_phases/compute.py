@@ -38,16 +38,6 @@ PANELS_OF_VOTERS = (10, 100, 250)  # PATE has 250
 LABEL_COUNTS = sorted({round(float(n)) for n in np.geomspace(1, MNIST_QUERIES, 30)})
 SAMPLES = (10, 20, 40, 80, 160, 320)  # labels that an understudy learns from, and all of them
 PARTS = (1, 2, 5, 10, 20, 50, 100, 200)
-SENTENCES = (  # of the thesis: their claims
-    claims_noise.t1_pixel_noise,
-    claims_noise.t4_local_noise,
-    claims_composition.t9_ten_instructors,
-    claims_composition.t11_stacked_phases,
-    claims_composition.t12_labels,
-    claims_noise.t13_noisy_votes,
-    claims_composition.t15_private_understudy,
-)
-
 Labels = NDArray[np.int64]
 
 
@@ -173,15 +163,11 @@ def noise_images(sketch: Sketch, settings: ThreePhaseSettings) -> NoisedImages:
 @lru_cache(maxsize=16)
 def epsilon_curves(shape: tuple[int, ...], delta: float) -> dict[str, list[float]]:
     """Epsilon of one image over `SIGMAS`: for three sizes, and by the thesis' eq 3.1 with a sensitivity of 1."""
-    sizes = {
-        "3 x 256 x 256, resized first": RESIZED,
-        "28 x 28 pixels, MNIST": MNIST_SHAPE,
-        "8 x 8 pixels, these digits": shape,
-    }
+    sizes = {"3 x 256 x 256, resized first": RESIZED, "28 x 28 pixels, MNIST": MNIST_SHAPE}
+    sizes["8 x 8 pixels, these digits"] = shape
     curves = {name: [image_guarantee(size, s, delta).epsilon for s in SIGMAS] for name, size in sizes.items()}
-    return curves | {
-        "eq 3.1 of the thesis, sensitivity 1": [image_guarantee(shape, s, delta).printed_epsilon for s in SIGMAS]
-    }
+    printed = [image_guarantee(shape, s, delta).printed_epsilon for s in SIGMAS]
+    return curves | {"eq 3.1 of the thesis, sensitivity 1": printed}
 
 
 # ---- Phase II ------------------------------------------------------------------------------------------------------
@@ -195,7 +181,8 @@ class Ballot(NamedTuple):
         picture: (8, 8), as the instructors see it.
         counts, noisy: (K) votes, and with one draw of noise; chances: (K) of each label to come out, if any does.
         answer: chance that any does: below 1 for a confident vote only.
-        winners: (N + 1) of the public images, how many have a winner with so many votes.
+        said: labels that have votes, and how many; best: the one with the most, or those that tie.
+        queries: public images; winners: (N + 1) how many of them have a winner with so many votes.
         unanimous: chance that a label on which all N agree comes out, if any does.
         curves: the same over `VOTE_EPSILONS`, by number of instructors.
         query_epsilon: of one label; for Laplace noise at delta 0.
@@ -213,6 +200,9 @@ class Ballot(NamedTuple):
     noisy: NDArray[np.float64]
     chances: NDArray[np.float64]
     answer: float
+    said: list[tuple[int, int]]
+    best: list[int]
+    queries: int
     winners: NDArray[np.int64]
     unanimous: float
     curves: dict[int, NDArray[np.float64]]
@@ -222,20 +212,6 @@ class Ballot(NamedTuple):
     right: float
     right_without_noise: float
     alone: float
-
-    @property
-    def queries(self) -> int:
-        return int(self.winners.sum())
-
-    @property
-    def said(self) -> list[tuple[int, int]]:
-        """Labels that have votes, and how many."""
-        return [(label, votes) for label, votes in enumerate(self.counts.tolist()) if votes]
-
-    @property
-    def best(self) -> list[int]:
-        """The label with the most votes, or those that tie."""
-        return np.flatnonzero(self.counts == self.counts.max()).tolist()
 
 
 def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw: int = 0) -> Ballot:
@@ -249,46 +225,42 @@ def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw
         raise UsageError(f"there is no public image {image}: choose 0 to {sketch.public - 1}")
     if draw < 0:
         raise UsageError(f"the number of the draw is {draw}: it must be 0 or more")
-    aggregator, counts, voters = settings.aggregator(), sketch.counts(settings), settings.instructors
+    aggregator, votes, voters = settings.aggregator(), sketch.counts(settings), settings.instructors
     predictions = sketch.predictions(settings.sigma, voters)[:, : sketch.public]
-    truth, labels, winners = sketch.images.test_labels[: sketch.public], sketch.labels(settings, draw), counts.argmax(1)
-    came = labels != NO_LABEL
-    answered = int(came.sum())
+    truth, labels, winners = sketch.images.test_labels[: sketch.public], sketch.labels(settings, draw), votes.argmax(1)
+    came, counts, strongest = labels != NO_LABEL, votes[image], int(votes[image].max())
     agreed = np.array([voters] + [0] * (sketch.images.classes - 1))
-    chances = label_probabilities(counts[image], aggregator)  # refuses a vote without noise
+    chances, answer = label_probabilities(counts, aggregator), 1.0  # refuses a vote without noise
+    if aggregator.vote is Vote.CONFIDENT:
+        answer = float(ndtr((strongest - aggregator.threshold) / aggregator.threshold_noise))
+    rng = stream(sketch.key, Purpose.NOISE, 3 + image, draw)
+    if aggregator.vote is Vote.LAPLACE:
+        noisy = laplace_release(counts, pate.L1_SENSITIVITY, pate.L1_SENSITIVITY / aggregator.noise, rng)
+    else:
+        noisy = gaussian_release(counts, aggregator.noise, rng)
     return Ballot(
         settings,
         image,
         draw,
         truth=int(truth[image]),
         picture=sketch.noised(settings.sigma)[1][image, 0].astype(np.float64),
-        counts=counts[image],
-        noisy=_noisy_counts(aggregator, counts[image], stream(sketch.key, Purpose.NOISE, 3 + image, draw)),
+        counts=counts,
+        noisy=noisy,
         chances=chances,
-        answer=_answers(aggregator, int(counts[image].max())),
-        winners=np.bincount(counts.max(axis=1), minlength=voters + 1),
+        answer=answer,
+        said=[(label, said) for label, said in enumerate(counts.tolist()) if said],
+        best=np.flatnonzero(counts == strongest).tolist(),
+        queries=sketch.public,
+        winners=np.bincount(votes.max(axis=1), minlength=voters + 1),
         unanimous=float(label_probabilities(agreed, aggregator)[0]),
         curves={n: _survival(settings.vote, n, settings.delta) for n in sorted({*PANELS_OF_VOTERS, voters})},
         query_epsilon=pate.query_epsilon(aggregator, settings.delta),
-        answered=answered,
-        majority=float((labels == winners)[came].sum() / max(answered, 1)),
-        right=float((labels == truth)[came].sum() / max(answered, 1)),
+        answered=int(came.sum()),
+        majority=float((labels == winners)[came].sum() / max(came.sum(), 1)),
+        right=float((labels == truth)[came].sum() / max(came.sum(), 1)),
         right_without_noise=float((winners == truth).mean()),
         alone=float((predictions == truth).mean()),
     )
-
-
-def _noisy_counts(aggregator: Aggregator, counts: Labels, rng: np.random.Generator) -> NDArray[np.float64]:
-    if aggregator.vote is Vote.LAPLACE:
-        return laplace_release(counts, pate.L1_SENSITIVITY, pate.L1_SENSITIVITY / aggregator.noise, rng)
-    return gaussian_release(counts, aggregator.noise, rng)
-
-
-def _answers(aggregator: Aggregator, strongest: int) -> float:
-    """The chance that a vote is answered whose strongest class has so many votes."""
-    if aggregator.vote is not Vote.CONFIDENT:
-        return 1.0
-    return float(ndtr((strongest - aggregator.threshold) / aggregator.threshold_noise))
 
 
 @lru_cache(maxsize=64)
@@ -348,40 +320,28 @@ class LabelBill(NamedTuple):
     """Phase III: what labels cost, and what an understudy learns from them.
 
     Attributes:
-        account: of the labels put to the vote; composed: epsilon over `LABEL_COUNTS`, whatever the votes are, by
-            accountant.
-        sizes: labels from which an understudy learns; accuracy, low, high: of that understudy on the images that
-            nobody labels, with its 95 % interval, as means over draws of the noise.
+        account: of the labels put to the vote, `spent`; accountant: the way of adding up that gives the least epsilon.
+        composed: epsilon over `LABEL_COUNTS`, whatever the votes are, by accountant.
+        sizes: labels from which an understudy learns; those spent are at `here`.
+        accuracy, low, high: of that understudy on the `tested` images that nobody labels, with its 95 % interval, as
+            means over draws of the noise.
+        right: share of the labels that are true.
         silent: accuracy with the votes counted without noise.
-        right: share of the labels that are true, over the same sizes.
-        tested: images that nobody labels.
     """
 
     settings: ThreePhaseSettings
     account: VoteAccount
+    spent: int
+    accountant: str
     composed: dict[str, list[float]]
-    sizes: tuple[int, ...]
-    accuracy: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    silent: tuple[float, ...]
-    right: tuple[float, ...]
+    sizes: list[int]
+    here: int
+    accuracy: list[float]
+    low: list[float]
+    high: list[float]
+    right: list[float]
+    silent: list[float]
     tested: int
-
-    @property
-    def spent(self) -> int:
-        """Labels put to the vote."""
-        return self.account.queries
-
-    @property
-    def here(self) -> int:
-        """Where among `sizes` the labels spent are."""
-        return self.sizes.index(self.spent)
-
-    @property
-    def accountant(self) -> str:
-        """The way of adding up that gives the least epsilon."""
-        return min(self.account.composed, key=lambda way: self.account.composed[way])
 
 
 def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
@@ -396,20 +356,24 @@ def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
         raise UsageError(f"{spent} labels, but there are {sketch.public} public images: ask for no more than that")
     aggregator, counts = settings.aggregator(), sketch.counts(settings)
     bills = [pate.composed_epsilons(aggregator, n, settings.delta) for n in LABEL_COUNTS]
-    sizes = tuple(sorted({*SAMPLES, spent, sketch.public}))
+    account = pate.account_votes(aggregator, counts[:spent], settings.delta)
+    sizes = sorted({*SAMPLES, spent, sketch.public})
     noisy = [sketch.labels(settings, draw) for draw in range(DRAWS)]
     scores = np.array([[_understudy(sketch, settings.sigma, labels[:n]) for n in sizes] for labels in noisy])
-    accuracy, low, high, right = (tuple(values) for values in scores.mean(axis=0).T.tolist())
+    accuracy, low, high, right = scores.mean(axis=0).T.tolist()
     return LabelBill(
         settings,
-        account=pate.account_votes(aggregator, counts[:spent], settings.delta),
-        composed={way: [bill[way] for bill in bills] for way in bills[0]},
-        sizes=sizes,
-        accuracy=accuracy,
-        low=low,
-        high=high,
-        silent=tuple(_understudy(sketch, settings.sigma, counts.argmax(axis=1)[:n])[0] for n in sizes),
-        right=right,
+        account,
+        spent,
+        min(account.composed, key=lambda way: account.composed[way]),
+        {way: [bill[way] for bill in bills] for way in bills[0]},
+        sizes,
+        sizes.index(spent),
+        accuracy,
+        low,
+        high,
+        right,
+        silent=[_understudy(sketch, settings.sigma, counts.argmax(axis=1)[:n])[0] for n in sizes],
         tested=len(sketch.images.test) - sketch.public,
     )
 
@@ -423,18 +387,15 @@ def _understudy(sketch: Sketch, sigma: float, labels: Labels) -> tuple[float, fl
     return scores.accuracy, *scores.interval, float((labels == truth[: len(labels)])[came].sum() / max(len(came), 1))
 
 
-# ---- Beside them ---------------------------------------------------------------------------------------------------
-
-
-class Score(NamedTuple):
-    """Accuracy of one part of a real run, with its 95 % interval once the run has ended."""
-
-    name: str
-    accuracy: float
-    low: float
-    high: float
-
-
 def thesis_sentences() -> tuple[Evidence, ...]:
     """What the thesis says of the three phases, and what holds."""
-    return tuple(claim() for claim in SENTENCES)
+    claims = (
+        claims_noise.t1_pixel_noise,
+        claims_noise.t4_local_noise,
+        claims_composition.t9_ten_instructors,
+        claims_composition.t11_stacked_phases,
+        claims_composition.t12_labels,
+        claims_noise.t13_noisy_votes,
+        claims_composition.t15_private_understudy,
+    )
+    return tuple(claim() for claim in claims)

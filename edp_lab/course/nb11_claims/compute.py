@@ -1,4 +1,4 @@
-"""The claims table as a notebook shows it: filtered, one row in full, and verdicts that follow the evidence.
+"""The claims table as a notebook shows it: filtered, one row in full, verdicts that follow the evidence; and Table 1.
 
 All claims, functions and verdicts are those of `edp_lab.reproduce.claims`; nothing is judged here.
 """
@@ -6,19 +6,21 @@ All claims, functions and verdicts are those of `edp_lab.reproduce.claims`; noth
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, claimed_epsilon, true_epsilon
+from edp_lab.privacy.guarantee import upward
+from edp_lab.reproduce import results_io
 from edp_lab.reproduce.claims import DOCUMENTS, ClaimsTable, Entry, Evidence, Verdict, registry
-from edp_lab.reproduce.paper.claims_mechanism import DRAWS as TABLE_DRAWS
 from edp_lab.reproduce.paper.claims_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
 from edp_lab.reproduce.paper.claims_printed import p10_delta
 
 EVERY = "all"
 DRAWS = 2_000  # of noise, behind a slider
+HALF = "sgd, half the epochs"  # the control of Table 1
 
 
 # ---- Rows of the table -----------------------------------------------------------------------------------------------
@@ -40,7 +42,7 @@ class View(NamedTuple):
         entries: that pass it, in the table's order.
         selected: the row that is shown in full; None where none passes.
         counts: rows by document and verdict.
-        spans: of the rows that have one, in the table's order.
+        spans: of the rows about one number, in the table's order.
         table: all of it, and where it comes from.
     """
 
@@ -64,29 +66,21 @@ def view(
     for what, given, known in (("document", document, DOCUMENTS.values()), ("verdict", verdict, map(str, Verdict))):
         if given != EVERY and given not in (names := list(known)):
             raise UsageError(f"unknown {what} {given!r}: choose {EVERY}, {', '.join(names)}")
-    words = text.lower().split()
-    entries = tuple(
-        entry
-        for entry in table.entries
-        if document in (EVERY, entry.document)
-        and verdict in (EVERY, str(entry.verdict))
-        and all(word in _searched(entry) for word in words)
-    )
+
+    def passes(one: Entry) -> bool:
+        searched = f"{one.id} {one.claim} {one.source} {one.said} {one.function}".lower()
+        right = document in (EVERY, one.document) and verdict in (EVERY, str(one.verdict))
+        return right and all(word in searched for word in text.lower().split())
+
+    entries = tuple(filter(passes, table.entries))
     counts = {name: Counter(one.verdict for one in entries if one.document == name) for name in DOCUMENTS.values()}
     chosen = next((entry for entry in entries if entry.id == row), next(iter(entries), None))
-    return View(entries, chosen, counts, tuple(filter(None, map(span, entries))), table)
-
-
-def _searched(entry: Entry) -> str:
-    return f"{entry.id} {entry.claim} {entry.source} {entry.said} {entry.function}".lower()
-
-
-def span(entry: Entry) -> Span | None:
-    """None where the claim is not about one number."""
-    pair = registry()[entry.id].pair
-    if pair is None:
-        return None
-    return Span(entry, float(entry.measured[pair.claimed]), float(entry.measured[pair.found]), pair.what)
+    spans = tuple(
+        Span(entry, float(entry.measured[pair.claimed]), float(entry.measured[pair.found]), pair.what)
+        for entry in entries
+        if (pair := registry()[entry.id].pair)
+    )
+    return View(entries, chosen, counts, spans, table)
 
 
 def rows_of(table: ClaimsTable, cell: str) -> list[Entry]:
@@ -102,25 +96,17 @@ def rows_of(table: ClaimsTable, cell: str) -> list[Entry]:
     return found
 
 
-def replaced(ledger: ClaimsTable, entry: Entry) -> ClaimsTable:
-    """The ledger with this entry in the place of the one with its id."""
-    entries = tuple(entry if one.id == entry.id else one for one in ledger.entries)
-    return ClaimsTable(entries, ledger.command, ledger.date, ledger.machine, ledger.versions)
-
-
 # ---- Change the evidence ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Turned:
+class Turned(NamedTuple):
     """Claims P2, P5, P10 and P22 of a paper with other settings.
 
     Attributes:
         evidence: by id.
         beyond: how many times as much as is claimed or allowed was found, in the direction that hurts; 1 is as claimed.
-        claimed, epsilon: of one epoch at delta, by the paper's zCDP, and exactly (Gaussian DP, zero-out) if alpha were
+        claimed, epsilon: of one epoch, as the paper claims by zCDP, and exactly (Gaussian DP, zero-out) if alpha were
             public with largest value 1.
-        draws, table_draws: of the noise, here and in the table.
     """
 
     evidence: Mapping[str, Evidence]
@@ -128,8 +114,6 @@ class Turned:
     claimed: float
     epsilon: float
     delta: float
-    draws: int = DRAWS
-    table_draws: int = TABLE_DRAWS
 
 
 def turn(num_devices: int, z0: float, micro_batch: int, training: int, delta: float) -> Turned:
@@ -145,16 +129,56 @@ def turn(num_devices: int, z0: float, micro_batch: int, training: int, delta: fl
         p10_delta({"this corpus": training}, {"this corpus": delta}),
         p22_free_devices((1, num_devices), z0, delta, DRAWS, micro_batch=micro_batch),
     )
-    measured = {evidence.id: evidence.measured for evidence in found}
-    return Turned(
-        evidence={evidence.id: evidence for evidence in found},
-        beyond={
-            "P2": float(measured["P2"]["times_too_small"]),
-            "P5": float(measured["P5"]["epsilon"]) / float(measured["P5"]["claimed_epsilon"]),
-            "P10": float(measured["P10"]["largest"]) / float(measured["P10"]["largest_allowed"]),
-            "P22": float(measured["P22"]["epsilon"]) / float(measured["P22"]["epsilon_with_fewest"]),
-        },
-        claimed=claimed_epsilon(printed, 1, delta),
-        epsilon=true_epsilon(printed, 1, delta),
-        delta=delta,
+    p2, p5, p10, p22 = ({name: value for name, value in one.measured.items()} for one in found)
+    beyond = {
+        "P2": float(p2["times_too_small"]),
+        "P5": float(p5["epsilon"]) / float(p5["claimed_epsilon"]),
+        "P10": float(p10["largest"]) / float(p10["largest_allowed"]),
+        "P22": float(p22["epsilon"]) / float(p22["epsilon_with_fewest"]),
+    }
+    claimed, true = claimed_epsilon(printed, 1, delta), true_epsilon(printed, 1, delta)
+    return Turned({evidence.id: evidence for evidence in found}, beyond, claimed, true, delta)
+
+
+# ---- Table 1: what ``edp-lab reproduce table1`` measured -------------------------------------------------------------
+
+Cell = Mapping[str, Any]  # as `edp_lab.reproduce.paper.table1` writes it
+
+
+def table1_cells(path: Path = results_io.RESULTS / "table1.json") -> list[dict[str, Any]]:
+    """What was measured.
+
+    Raises:
+        UsageError: as `edp_lab.reproduce.results_io.rows`.
+    """
+    return results_io.rows(path, "edp-lab reproduce table1 --json")
+
+
+def table1_in_words(cells: Sequence[Cell]) -> str:
+    """The figure in three sentences: decay at equal epsilon, attacks, epsilon."""
+
+    def row(cell: Cell) -> tuple[str, str, str]:
+        return cell["model"], cell["corpus"], cell["variant"]
+
+    def fall(part: Sequence[Cell], change: str) -> int:
+        return sum(cell[change]["high"] is not None and cell[change]["high"] < 0 for cell in part)
+
+    private = [cell for cell in cells if cell["decay"]]
+    still = {row(cell): cell["ser"]["mean"] for cell in private if cell["decay"] == "none"}
+    falling = [cell for cell in private if cell["decay"] != "none"]
+    lower = sum(cell["ser"]["mean"] < still[row(cell)] for cell in falling)
+    several = [cell for cell in cells if cell["seeds"] > 1]
+    private_fall, control_fall = (
+        f"{fall(part, 'auc_change')} (loss alone: {fall(part, 'loss_auc_change')}) of {len(part)}"
+        for part in ([cell for cell in several if cell["decay"]], [cell for cell in several if cell["variant"] == HALF])
+    )
+    claimed, held = (
+        [cell[name] for cell in private if cell["variant"] == "sound"] for name in ("log10_claimed", "epsilon")
+    )
+    return (
+        f"Decay, at equal ε: {lower} of {len(falling)} cells have a smaller error than without decay.\n"
+        f"Attacks beyond chance weaker than on SGD: {private_fall} cells of eDP-SGD, {control_fall} of SGD for half "
+        f"the epochs, where several seeds tell.\n"
+        f"ε of the sound variant: 10^{min(claimed):.1f} to 10^{max(claimed):.1f} by the paper's account, "
+        f"{upward(min(held), 2)} to {upward(max(held), 2)} by ours."
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, predicted
+from edp_lab.course.kit.exercises import Exercise, first_wrong, predicted
 from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.reproduce.claims import Verdict
 from edp_lab.reproduce.paper.claims_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
@@ -29,47 +28,40 @@ def _verdict(answer: Any, cases: np.random.Generator) -> str | None:
         scale = float(cases.uniform(0.5, 2))
         scaled = [(scale * mean, scale * half) for mean, half in changes]
         cases.shuffle(scaled)
-        got, wanted = answer(list(scaled)), _library_verdict(scaled)
+        got, falls = answer(list(scaled)), [Change("", *change).falls for change in scaled]
         if got is None:
             raise NotImplementedError("(your function returns None: is there a `return`?)")
         if str(got) not in tuple(Verdict):
             return f"a verdict is one of {', '.join(map(repr, map(str, Verdict)))}; yours is {got!r}."
-        if str(got) != wanted:
+        if str(got) != (wanted := Verdict.of(all(falls), any(falls))):
             told = ", ".join(f"{mean:+.1f} (±{half:.1f})" for mean, half in scaled)
             return f"{kind}: for {told} yours is {str(got)!r}, it should be {str(wanted)!r}."
     return None
 
 
-def _library_verdict(changes: list[tuple[float, float]]) -> Verdict:
-    falls = [Change("", *change).falls for change in changes]
-    return Verdict.of(all(falls), any(falls))
-
-
 def _noise(answer: Any, cases: np.random.Generator) -> str | None:
     """The deviation of what Algorithm 1 returns, against the library; the bug left in place is still open."""
-    untouched, wrong = True, None
+    untouched, differences = True, []
     for devices in (1, *map(int, cases.integers(2, 33, 3))):
-        clip_norm, z0 = (round(float(cases.uniform(0.1, 5)), 2) for _ in range(2))
-        got = answer(devices, clip_norm, z0)
+        c, z0 = (round(float(cases.uniform(0.1, 5)), 2) for _ in range(2))
+        got = answer(devices, c, z0)
         if got is None:
             raise NotImplementedError("(your function returns None: is there a `return`?)")
-        right = Mechanism.as_printed(clip_norm, z0, devices, 2, alpha=Alpha.PUBLIC).noise_std(0) / devices
-        untouched &= math.isclose(float(got), clip_norm * z0 / devices)
-        if wrong is None and not math.isclose(float(got), right, rel_tol=1e-6):
-            wrong = (
-                f"with N = {devices}, C = {clip_norm}, z0 = {z0} yours is {float(got):.4g}; it should be {right:.4g}."
-            )
-    if untouched:
-        raise NotImplementedError("(the bug is still in: this is what the paper counts on, not what it draws)")
-    return wrong
+        right = Mechanism.as_printed(c, z0, devices, 2, alpha=Alpha.PUBLIC).noise_std(0) / devices
+        untouched &= math.isclose(float(got), c * z0 / devices)
+        if not math.isclose(float(got), right, rel_tol=1e-6):
+            given = f"with N = {devices}, C = {c}, z0 = {z0}"
+            differences.append(f"{given} yours is {float(got):.4g}; it should be {right:.4g}.")
+    still = "the bug is still in: this is what the paper counts on, not what it draws"
+    return first_wrong(differences, untouched, still)
 
 
 def _predict(answer: Any, cases: np.random.Generator) -> str | None:
     few, z0 = int(cases.integers(2, 5)), round(float(cases.uniform(0.5, 2)), 1)
     many = 4 * few
-    noise = [_number(p2_noise_of_the_release(n, z0).measured, "times_too_small") for n in (few, many)]
-    claim = [_number(p22_free_devices((1, n), z0).measured, "claimed_epsilon") for n in (few, many)]
-    shared = [_number(p5_micro_batches(b, z=z0).measured, "epsilon") for b in (1, few, many)]
+    noise = [float(p2_noise_of_the_release(n, z0).measured["times_too_small"]) for n in (few, many)]
+    claim = [float(p22_free_devices((1, n), z0).measured["claimed_epsilon"]) for n in (few, many)]
+    shared = [float(p5_micro_batches(b, z=z0).measured["epsilon"]) for b in (1, few, many)]
     measured = {
         "P2: noise claimed over noise found, with four times as many GPUs": (noise[0], noise[1]),
         "P22: claimed ε, with four times as many GPUs": (claim[0], claim[1]),
@@ -77,10 +69,6 @@ def _predict(answer: Any, cases: np.random.Generator) -> str | None:
         "P5: true ε, four times as many utterances in a micro-batch": (shared[1], shared[2]),
     }
     return predicted(answer, measured, f"the number (z0 {z0}, {few} and {many} GPUs or utterances)")
-
-
-def _number(measured: Mapping[str, float | str | bool], name: str) -> float:
-    return float(measured[name])
 
 
 EXERCISES = (

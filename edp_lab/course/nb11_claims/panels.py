@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import ipywidgets as widgets
+import plotly.graph_objects as go
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import WHOLE_LABEL, Control, choice, decades, delta_of, devices, number
-from edp_lab.course.kit.figure import Figure, figure, line
+from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, trace
 from edp_lab.course.kit.panel import COPY, Panel, RunPanel, StoppedError, panel
 from edp_lab.course.kit.text import Words, account_command
-from edp_lab.course.kit.theme import BLUE, GREEN, ORANGE, SKY, VERMILLION
+from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, SKY, TEMPLATE, VERMILLION
 from edp_lab.course.nb11_claims import compute
-from edp_lab.course.nb11_claims.compute import EVERY, Turned, View
+from edp_lab.course.nb11_claims.compute import DRAWS, EVERY, HALF, Cell, Turned, View
 from edp_lab.errors import UsageError
 from edp_lab.reproduce import claims
-from edp_lab.reproduce.claims import ClaimsTable, Entry, Measured, Verdict
+from edp_lab.reproduce.claims import ClaimsTable, Entry, Verdict
+from edp_lab.reproduce.paper.claims_mechanism import DRAWS as TABLE_DRAWS
 
-words = Words(__file__)
+words = Words(__file__, draws=DRAWS, table_draws=TABLE_DRAWS)
+table, numbers = words.table, words.numbers  # of rows of the table, and of what was measured: HTML
 LONGEST = 60  # letters of a claim in a list
-MARKS = {Verdict.HOLDS: "✓", Verdict.CONDITIONAL: "◐", Verdict.FAILS: "✗", Verdict.UNTESTABLE: "?"}
-COLORS = {Verdict.HOLDS: GREEN, Verdict.CONDITIONAL: SKY, Verdict.FAILS: VERMILLION, Verdict.UNTESTABLE: "#999999"}
-PATTERNS = {Verdict.HOLDS: "", Verdict.CONDITIONAL: "/", Verdict.FAILS: "x", Verdict.UNTESTABLE: "."}
-SYMBOLS = {Verdict.HOLDS: "circle", Verdict.CONDITIONAL: "diamond", Verdict.FAILS: "x"}
+LOOKS = {  # mark in a list, colour, hatch of a bar, symbol
+    Verdict.HOLDS: ("✓", GREEN, "", "circle"),
+    Verdict.CONDITIONAL: ("◐", SKY, "/", "diamond"),
+    Verdict.FAILS: ("✗", VERMILLION, "x", "x"),
+    Verdict.UNTESTABLE: ("?", "#999999", ".", "circle"),
+}
 
 # ---- The claims table ------------------------------------------------------------------------------------------------
 
@@ -44,7 +50,7 @@ class Ledger(Panel):
             description="search", placeholder="words, such as: noise GPU", style=WHOLE_LABEL, layout={"width": "24rem"}
         )
         search.tooltip = "rows that contain all of these words"
-        verdicts = {EVERY: EVERY, **{f"{MARKS[one]} {one}": str(one) for one in Verdict}}
+        verdicts = {EVERY: EVERY, **{f"{look[0]} {one}": str(one) for one, look in LOOKS.items()}}
         super().__init__(
             "The ledger",
             "First, every claim of the two documents with its verdict; then, the selected one with the numbers that "
@@ -58,7 +64,7 @@ class Ledger(Panel):
             partial(compute.view, found),
             [draw_counts, draw_spans],
             words.view,
-            lambda result, **_: view_command(result),
+            view_command,
         )
 
     def set(self, **values: Any) -> None:
@@ -89,47 +95,33 @@ class Ledger(Panel):
 def _options(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     """Rows of the list: ``P2 ✗ The returned gradient is ...``, cut to one line, and their ids."""
     cut = {one.id: one.claim if len(one.claim) <= LONGEST else f"{one.claim[:LONGEST]}…" for one in entries}
-    return [(f"{one.id} {MARKS[one.verdict]} {cut[one.id]}", one.id) for one in entries]
+    return [(f"{one.id} {LOOKS[one.verdict][0]} {cut[one.id]}", one.id) for one in entries]
 
 
 def draw_counts(result: View) -> Figure:
     """How many claims of each document have which verdict."""
     documents, bars = list(result.counts), []
-    for verdict in Verdict:
+    for verdict, (_, color, hatch, _) in LOOKS.items():
         values = [result.counts[document][verdict] for document in documents]
         # Light strokes on the verdict's colour; without a background of its own a patterned bar would be white.
-        pattern = {"shape": PATTERNS[verdict], "bgcolor": COLORS[verdict], "fgcolor": "white", "solidity": 0.2}
+        pattern = {"shape": hatch, "bgcolor": color, "fgcolor": "white", "solidity": 0.2, "size": 10}
+        look = {"type": "bar", "orientation": "h", "marker": {"color": color, "pattern": pattern}}
+        text = {"textfont": {"color": "black", "size": 14}, "textposition": "inside", "insidetextanchor": "middle"}
+        told = {"text": [str(value) if value else "" for value in values], **text}
         bars.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": str(verdict),
-                "x": values,
-                "y": documents,
-                "text": [str(value) if value else "" for value in values],
-                "marker": {"color": COLORS[verdict], "pattern": {**pattern, "size": 10}},
-                "textfont": {"color": "black", "size": 14},
-                "textposition": "inside",
-                "insidetextanchor": "middle",
-                "hovertemplate": f"%{{y}}: %{{x}}<extra>{verdict}</extra>",
-            }
+            trace(str(verdict), look, x=values, y=documents, hover=f"%{{y}}: %{{x}}<extra>{verdict}</extra>", **told)
         )
+    passing = f"{len(result.entries)} of {len(result.table.entries)} claims pass the filter"
     return figure(
         bars,
         "Claims by verdict",
-        f"{len(result.entries)} of {len(result.table.entries)} claims pass the filter;<br>"
-        f"evidence of {result.table.date}",
+        f"{passing};<br>evidence of {result.table.date}",
         330,
         barmode="stack",
         legend={"traceorder": "normal"},
-        xaxis={"title": "number of claims", "tickformat": "d"},
-        yaxis={"title": "document", "showgrid": False, "autorange": "reversed"},
+        xaxis=axis("number of claims", tickformat="d"),
+        yaxis=axis("document", showgrid=False, autorange="reversed"),
     )
-
-
-def _marks(name: str, color: str, symbol: str, size: int, width: float | None = None, **more: Any) -> fig.Trace:
-    marker = {"color": color, "symbol": symbol, "size": size} | ({"line": {"width": width}} if width else {})
-    return {"type": "scatter", "mode": "markers", "name": name, "marker": marker, **more}
 
 
 def draw_spans(result: View) -> Figure:
@@ -138,44 +130,29 @@ def draw_spans(result: View) -> Figure:
     claimed, found = ([getattr(span, side) for span in result.spans] for side in ("claimed", "found"))
     chosen = [k for k, span in enumerate(result.spans) if result.selected and span.entry.id == result.selected.id]
     silent: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
-    told: dict[str, Any] = {"y": names, "hovertemplate": "%{y}: %{x:.3g}"}
-    ends = [x for one, other in zip(claimed, found, strict=True) for x in (one, other, None)]
-    rows = [y for name in names for y in (name, name, None)]
-    marks = [
-        line("", "#bbb", line={"width": 2}, x=ends, y=rows, **silent),
-        _marks("claimed or allowed", ORANGE, "square-open", 10, 2, x=claimed, **told),
-        _marks("found", BLUE, "circle", 9, x=found, **told),
-        _marks(
-            "selected",
-            "#000",
-            "circle-open",
-            22,
-            2,
-            x=[found[k] for k in chosen],
-            y=[names[k] for k in chosen],
-            **silent,
-        ),
-    ]
+    ring: dict[str, Any] = {"name": "selected", "x": [found[k] for k in chosen], "y": [names[k] for k in chosen]}
+    dot = {"mode": "markers", "marker": {"color": BLUE, "symbol": "circle", "size": 9}}
     return figure(
-        marks,
+        [
+            line("", "#bbb", width=2, **fig.gaps(claimed, found, names), **silent),
+            _outlined("claimed or allowed", ORANGE, "square-open", 10, x=claimed, y=names),
+            trace("found", dot, x=found, y=names),
+            _outlined(color="#000", symbol="circle-open", size=22, **ring, **silent),
+        ],
         "What is claimed, and what was found",
         "each row has its own unit; each ε has the accountant and δ<br>that its claim names; ring: the selected row",
         680,
+        hover="%{y}: %{x:.3g}",
         margin={"b": 90, "r": 36},
         legend={"orientation": "v"},
-        xaxis=_log_axis("value, in the claim's own unit", [*claimed, *found]),
-        yaxis={
-            "title": "claim, and what its number is",
-            "autorange": "reversed",
-            "tickfont": {"size": 11},
-            "ticks": "",
-        },
+        xaxis=log_axis("value, in the claim's own unit", [*claimed, *found], margin=0.1),
+        yaxis=axis("claim, and what its number is", autorange="reversed", tickfont={"size": 11}, ticks=""),
     )
 
 
-def _log_axis(title: str, values: Sequence[float]) -> dict[str, Any]:
-    low, high = fig.log_range(values, margin=0.1)
-    return {"title": title, **fig.LOG, "range": [low, high]}
+def _outlined(name: str, color: str, symbol: str, size: int, **more: Any) -> fig.Trace:
+    marker = {"color": color, "symbol": symbol, "size": size, "line": {"width": 2}}
+    return trace(name, {"mode": "markers", "marker": marker}, **more)
 
 
 def provenance(table: ClaimsTable) -> str:
@@ -192,17 +169,7 @@ def counted(result: View) -> str:
     )
 
 
-def table(entries: Sequence[Entry]) -> str:
-    """Claims beside what was found, as an HTML table."""
-    return words.table(entries)
-
-
-def numbers(measured: Measured) -> str:
-    """Everything that was measured, by name, as an HTML table."""
-    return words.numbers(measured)
-
-
-def view_command(result: View) -> str:
+def view_command(result: View, **_: Any) -> str:
     """The call that prints the same: of the selected row, or of the rows that pass."""
     if result.selected is None:
         return "edp-lab claims"
@@ -250,18 +217,18 @@ class Again(RunPanel):
         return selected
 
     def work(self, task: Entry) -> None:
+        def hear(what: str) -> None:
+            self.heed_stop()
+            self.state.value = what
+
         self.words.value, self.bar.max, self.bar.value = "", 1, 0
         try:
-            self.entry = claims.compute(claims.registry()[task.id], self._hear)
+            self.entry = claims.compute(claims.registry()[task.id], hear)
         except StoppedError:
             self.words.value = "<p>Stopped: nothing was changed.</p>"
         else:
             self.bar.value = 1
             self.words.value = changed_in_words(task, self.entry)
-
-    def _hear(self, what: str) -> None:
-        self.heed_stop()
-        self.state.value = what
 
 
 def changed_in_words(before: Entry, now: Entry) -> str:
@@ -300,30 +267,27 @@ NAMES = {"P2": "P2  noise", "P5": "P5  sensitivity", "P10": "P10  n δ over 0.1"
 
 def draw_beyond(result: Turned) -> Figure:
     """How many times as much as claimed was found, by claim, marked with the verdict; log scale."""
-    ends = [x for factor in result.beyond.values() for x in (1.0, factor, None)]
-    rows = [y for name in result.beyond for y in (NAMES[name], NAMES[name], None)]
-    marks = [line("", "#bbb", line={"width": 3}, x=ends, y=rows, hoverinfo="skip", showlegend=False)]
-    for verdict, symbol in SYMBOLS.items():
+    claimed = [1.0] * len(result.beyond)
+    ends = fig.gaps(claimed, result.beyond.values(), (NAMES[name] for name in result.beyond))
+    marks = [line("", "#bbb", width=3, **ends, hoverinfo="skip", showlegend=False)]
+    for verdict in (Verdict.HOLDS, Verdict.CONDITIONAL, Verdict.FAILS):
+        _, color, _, symbol = LOOKS[verdict]
         own = [name for name, one in result.evidence.items() if one.verdict == verdict]
-        places: dict[str, Any] = {"x": [result.beyond[name] for name in own], "y": [NAMES[name] for name in own]}
-        hover = "%{y}: %{x:.3g} times<extra></extra>"
-        marks.append(_marks(str(verdict), COLORS[verdict], symbol, 14, 2, **places, hovertemplate=hover))
+        places = {"x": [result.beyond[name] for name in own], "y": [NAMES[name] for name in own]}
+        marks.append(_outlined(str(verdict), color, symbol, 14, **places))
+    order = {"categoryorder": "array", "categoryarray": list(NAMES.values())}
     return figure(
         marks,
         "How far the truth is from the claim",
         f"ε of one epoch: {result.epsilon:.3g} (Gaussian DP, were α public),<br>"
         f"claimed {result.claimed:.3g} (zCDP); δ = {result.delta:.2g}, seed 0",
         400,
+        hover="%{y}: %{x:.3g} times<extra></extra>",
         margin={"b": 60, "r": 36},
         legend={"orientation": "v"},
         shapes=[fig.vline(1, line={"color": "#444", "dash": "dot", "width": 2})],
-        xaxis=_log_axis("found over claimed or allowed (times)", [1.0, *result.beyond.values()]),
-        yaxis={
-            "title": "claim",
-            "autorange": "reversed",
-            "categoryorder": "array",
-            "categoryarray": list(NAMES.values()),
-        },
+        xaxis=log_axis("found over claimed or allowed (times)", [1.0, *result.beyond.values()], margin=0.1),
+        yaxis=axis("claim", autorange="reversed", **order),
     )
 
 
@@ -336,3 +300,100 @@ def turned_command(result: Turned, **values: float) -> str:
     options = {option: values[name] for option, name in numbers.items()}
     account = account_command(options, "--as-printed", "--alpha-source", "public")
     return f'python -c "{python}{printed}"\n{account}'
+
+
+# ---- Table 1, theirs and ours ----------------------------------------------------------------------------------------
+
+VARIANTS = {  # name, colour, symbol, shift
+    "as printed": ("ours, as printed", BLUE, "circle", -0.17),
+    "sound": ("ours, sound", VERMILLION, "square", 0.17),
+    HALF: ("SGD, half the epochs", GREEN, "x", 0.0),
+}
+CHANGES = {"ser_change": "SER (error)", "auc_change": "AUC, shadow", "loss_auc_change": "AUC, loss"}
+TABLE1_CAPTION = (
+    "Changes: left of 0 is better; bars: Student's 95 % interval over seeds, formed within a seed; theirs have none, "
+    "nor has one seed.<br>ε hollow: as the paper accounts, δ = 5e-4 (public corpora). Filled: what would hold, were "
+    "the seeds secret (as printed: and the<br>layer scales public), for one utterance zeroed out, disjoint batches, "
+    "Gaussian DP, δ = n<sup>-1.1</sup>."
+)
+
+
+def table1_figure(cells: Sequence[Cell]) -> go.Figure:
+    """Changes of error and of attacks' success against SGD's, and epsilon: a line for each model, corpus and decay.
+
+    `cells` are those of `edp_lab.course.nb11_claims.compute.table1_cells`.
+    """
+    lines = list(dict.fromkeys(_line(cell) for cell in cells if cell["ser_change"]))
+    of = {variant: [cell for cell in cells if cell["variant"] == variant] for variant in VARIANTS}
+    printed = of["as printed"]
+
+    def marks(variant: str, x: Sequence[float | None], plot: int, what: str = "", hollow: str = "") -> fig.Trace:
+        name, color, symbol, shift = VARIANTS[variant]
+        look = {"mode": "markers", "marker": {"symbol": symbol + hollow, "size": 9, "color": color}}
+        y = [lines.index(_line(cell)) + shift for cell in of[variant]]
+        return trace(name + what, look, legendgroup=variant, x=x, y=y, showlegend=plot == 1, **fig.at(plot))
+
+    def theirs(x: Sequence[float | None], plot: int) -> fig.Trace:
+        look = {"mode": "markers", "marker": {"symbol": "diamond-open", "size": 10, "color": BLACK}}
+        y = [lines.index(_line(cell)) for cell in printed]
+        return trace("theirs", look, legendgroup="theirs", x=x, y=y, showlegend=plot == 1, **fig.at(plot))
+
+    traces, shapes, notes, axes = [], [], [], []
+    rows = {"tickvals": list(range(len(lines))), "ticktext": lines, "range": [len(lines) - 0.4, -0.6]}
+    for plot, name in enumerate(CHANGES, 1):
+        (low, high), at = _range(cells, name), fig.at(plot)
+        for variant, own in of.items():
+            changes = [cell[name]["mean"] for cell in own]
+            half = [0 if cell[name]["high"] is None else cell[name]["high"] - cell[name]["mean"] for cell in own]
+            half = [width if low <= x <= high else 0 for x, width in zip(changes, half, strict=True)]
+            traces.append({**marks(variant, changes, plot), "error_x": {"array": half}})
+            for cell, change in zip(own, changes, strict=True):
+                if not low <= change <= high:  # it would leave no room for the others
+                    place = {"x": high, "xanchor": "right"} if change > high else {"x": low, "xanchor": "left"}
+                    place |= {
+                        "y": lines.index(_line(cell)),
+                        "xref": fig.at(plot)["xaxis"],
+                        "yref": fig.at(plot)["yaxis"],
+                    }
+                    text = f"{change:+.0f} ▸" if change > high else f"◂ {change:+.0f}"
+                    notes.append(fig.note(text, font={"color": VARIANTS[variant][1]}, **place))
+        if name in printed[0]["paper"]:
+            traces.append(theirs([cell["paper"][name] for cell in printed], plot))
+        shapes.append(fig.vline(0, at["xaxis"], line={"width": 1, "color": "#888"}))
+        axes.append((axis("change (%)", [low, high]), rows))
+    for variant, what in (("as printed", "were alpha public"), ("sound", "holds")):
+        claimed = [_power(cell["log10_claimed"]) for cell in of[variant]]
+        held = [cell["epsilon"] or cell["epsilon_if_alpha_public"] for cell in of[variant]]
+        traces.append(marks(variant, claimed, 4, ": claimed", "-open"))
+        traces.append(marks(variant, held, 4, f": {what}"))
+    traces.append(theirs([_power(cell["paper"]["log10_claimed"]) for cell in printed], 4))
+    axes.append((axis("ε (no unit)", type="log", exponentformat="power", nticks=4), rows))
+    titles = (*CHANGES.values(), "ε")
+    layout = fig.plots(1, 4, titles, axes, shared_yaxes=True, horizontal_spacing=0.02)
+    layout["annotations"] += notes
+    legend, height = {"y": 1 + 1 / len(lines), "yanchor": "bottom"}, 30 * len(lines) + 250
+    layout |= {"shapes": shapes, "legend": legend, "template": TEMPLATE}
+    return go.Figure(figure(traces, "Table 1, theirs and ours", TABLE1_CAPTION, height, top=180, **layout))
+
+
+def _range(cells: Sequence[Cell], change: str) -> tuple[float, float]:
+    """What shows eDP-SGD's changes, theirs and ours, and the control where it lies near; intervals may end beyond."""
+    private = [cell for cell in cells if cell["decay"]]
+    theirs = [cell["paper"].get(change) for cell in private]
+    ends = [0.0, *(cell[change]["mean"] for cell in private), *(one for one in theirs if one is not None)]
+    width = max(ends) - min(ends)
+    control = [cell[change]["mean"] for cell in cells if cell["variant"] == HALF]
+    ends += [one for one in control if min(ends) - width / 2 < one < max(ends) + width / 2]
+    margin = 0.12 * width + 1
+    return min(ends) - margin, max(ends) + margin
+
+
+def _power(log10: float | None) -> float | None:
+    return None if log10 is None else math.pow(10, log10)
+
+
+def _line(cell: Cell) -> str:
+    where = f"{cell['model'].upper()}, {cell['corpus']}"
+    if cell["variant"] == HALF:
+        return f"{where}, half the epochs"
+    return f"{where}, {'no' if cell['decay'] == 'none' else cell['decay']} decay"
