@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import dp_accounting as dp
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
@@ -12,16 +13,19 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy import gdp_delta
+from edp_lab.privacy import GaussianDP, RenyiDP, Schedule, gdp_delta, gdp_epsilon
 from edp_lab.privacy.composition import (
     EpsilonDelta,
     advanced_composition,
     amplify_by_subsampling,
     basic_composition,
     best_composition,
+    best_of_random,
+    composed,
     gaussian_loss_density,
     gaussian_loss_tail,
     parallel_composition,
+    stopping_rate,
 )
 from edp_lab.privacy.foundations import truth_probability
 
@@ -38,9 +42,11 @@ def worst_case_delta(epsilon: float, releases: int, target: float) -> float:
 
 
 def test_the_queries_of_the_thesis_add_up():
-    """9000 labels, each 0.2-DP, are not 0.2-DP."""
-    total = basic_composition([(0.2, 0.0)] * 9000)
-    assert total == pytest.approx((1800, 0), rel=1e-12)
+    """9000 labels, each 0.2-DP, are not 0.2-DP. The thesis prints epsilon inside the root (eq 2.17), where the bound
+    would not shrink in proportion."""
+    assert basic_composition([(0.2, 0.0)] * 9000) == pytest.approx((1800, 0), rel=1e-12)
+    small, tiny = (advanced_composition(epsilon, 0.0, 1, 1e-5).epsilon for epsilon in (1e-6, 1e-8))
+    assert small / tiny == pytest.approx(100, rel=1e-5)
     advanced = advanced_composition(0.2, 0.0, 9000, 1e-5)
     assert advanced.epsilon == pytest.approx(0.2 * math.sqrt(18000 * math.log(1e5)) + 1800 * (math.exp(0.2) - 1))
     assert advanced.epsilon == pytest.approx(489.6, abs=0.1)
@@ -73,19 +79,9 @@ def test_composition_of_nothing_and_of_no_guarantee():
 def test_composition_covers_the_worst_case(epsilon, releases, slack):
     for compose in (advanced_composition, best_composition):
         assert worst_case_delta(epsilon, releases, compose(epsilon, 0.0, releases, slack).epsilon) <= slack
-    assert worst_case_delta(epsilon, releases, basic_composition([(epsilon, 0.0)] * releases).epsilon) < 1e-9
-
-
-def test_basic_composition_is_tight():
-    assert worst_case_delta(0.5, 4, 2.0 - 1e-3) > 0
-
-
-def test_advanced_composition_covers_the_optimum_of_another_library():
-    parameters = pld.common.DifferentialPrivacyParameters(0.1, 1e-7)
-    optimal = pld.from_privacy_parameters(parameters).self_compose(200)
-    total = advanced_composition(0.1, 1e-7, 200, 1e-5)
-    assert total.delta == pytest.approx(200e-7 + 1e-5)
-    assert 0.5 * total.epsilon < optimal.get_epsilon_for_delta(total.delta) < total.epsilon
+    total = basic_composition([(epsilon, 0.0)] * releases).epsilon
+    assert worst_case_delta(epsilon, releases, total) < 1e-9
+    assert worst_case_delta(0.5, 4, 2.0 - 1e-3) > 0  # and is tight
 
 
 @settings(deadline=None)
@@ -99,19 +95,18 @@ def test_the_better_bound_is_stated_at_the_delta_of_both(epsilon, delta, release
         assert advanced.epsilon > releases * epsilon
 
 
-def test_epsilon_stands_outside_the_root():
-    """The thesis prints it inside (eq 2.17), where the root would not shrink in proportion."""
-    small, tiny = (advanced_composition(epsilon, 0.0, 1, 1e-5).epsilon for epsilon in (1e-6, 1e-8))
-    assert small / tiny == pytest.approx(100, rel=1e-5)
+def test_composition_and_amplification_agree_with_another_library():
+    parameters = pld.common.DifferentialPrivacyParameters(0.1, 1e-7)
+    optimal = pld.from_privacy_parameters(parameters).self_compose(200)
+    total = advanced_composition(0.1, 1e-7, 200, 1e-5)
+    assert total.delta == pytest.approx(200e-7 + 1e-5)
+    assert 0.5 * total.epsilon < optimal.get_epsilon_for_delta(total.delta) < total.epsilon
+    for rate in (0.01, 0.3, 0.9):
+        peer = pld.from_laplace_mechanism(1 / 2.0, sampling_prob=rate).get_epsilon_for_delta(0)
+        assert amplify_by_subsampling(2.0, 0.0, rate).epsilon == pytest.approx(peer, abs=2e-3)
 
 
 # --- amplification
-
-
-def test_a_step_of_the_thesis():
-    amplified = amplify_by_subsampling(7.0, 1e-5, 0.01)
-    assert amplified.epsilon == pytest.approx(2.48, abs=0.005)  # said to be 0.07
-    assert amplified.delta == pytest.approx(1e-7)
 
 
 @settings(deadline=None)
@@ -125,21 +120,21 @@ def test_amplification_is_the_exact_ratio_of_a_sampled_randomised_response(epsil
     assert rate * epsilon * (1 - 1e-12) <= amplified <= epsilon
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.3, 0.9])
-def test_amplification_agrees_with_another_library(rate):
-    peer = pld.from_laplace_mechanism(1 / 2.0, sampling_prob=rate)
-    assert amplify_by_subsampling(2.0, 0.0, rate).epsilon == pytest.approx(peer.get_epsilon_for_delta(0), abs=2e-3)
-
-
-def test_extreme_amplification():
-    assert amplify_by_subsampling(3.0, 0.1, 1.0) == (3, 0.1)
-    assert amplify_by_subsampling(0.0, 0.1, 0.5) == (0, 0.05)
-    assert amplify_by_subsampling(1287.0, 0.0, 0.01).epsilon == pytest.approx(1287 + math.log(0.01))
-    assert amplify_by_subsampling(1e24, 0.0, 1e-300).epsilon == pytest.approx(1e24)
-    below, above = (amplify_by_subsampling(e, 0.0, 1e-3).epsilon for e in (700 - 1e-9, 700.0))
-    assert below == pytest.approx(above, abs=2e-9)
-    assert amplify_by_subsampling(700.0, 0.0, 1e-304).epsilon == pytest.approx(math.log1p(1e-304 * math.exp(700)))
-    assert amplify_by_subsampling(math.inf, 0.0, 0.5).epsilon == math.inf
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "rate", "expected"),
+    [
+        (7.0, 1e-5, 0.01, pytest.approx((2.48, 1e-7), abs=0.005)),  # a step of the thesis, said to be 0.07
+        (3.0, 0.1, 1.0, (3, 0.1)),
+        (0.0, 0.1, 0.5, (0, 0.05)),
+        (1287.0, 0.0, 0.01, pytest.approx((1287 + math.log(0.01), 0))),
+        (1e24, 0.0, 1e-300, pytest.approx((1e24, 0))),
+        (700.0, 0.0, 1e-304, pytest.approx((math.log1p(1e-304 * math.exp(700)), 0))),
+        (700.0, 0.0, 1e-3, pytest.approx((amplify_by_subsampling(700 - 1e-9, 0.0, 1e-3).epsilon, 0), abs=2e-9)),
+        (math.inf, 0.0, 0.5, (math.inf, 0)),
+    ],
+)
+def test_known_and_extreme_amplification(epsilon, delta, rate, expected):
+    assert amplify_by_subsampling(epsilon, delta, rate) == expected
 
 
 # --- the privacy-loss distribution
@@ -171,12 +166,130 @@ def test_density_tail_and_tight_delta_belong_together(mu, epsilon):
     assert tight < tail
 
 
+# --- the price of tuning, against the definitions themselves: slow loops, long sums, and no shared code
+
+
+DELTA = 1e-6
+DISJOINT = Schedule([3.0, 5.0, 8.0], [2, 1, 4])
+SAMPLED = Schedule([1.1, 2.0], [30, 100], 0.02)
+SHAPES = (-0.5, 0.0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("trials", [1, 2, 9, 400])
+def test_k_published_trials_cost_root_k_mu_and_under_sampling_k_times_the_steps(trials):
+    mu = math.sqrt(trials) * DISJOINT.mu
+    assert composed(DISJOINT, trials, DELTA) == pytest.approx(gdp_epsilon(mu, DELTA), rel=1e-10)
+    assert composed(DISJOINT, trials, DELTA, tight=True) == composed(DISJOINT, trials, DELTA)
+    times = Schedule(SAMPLED.noise_multipliers, trials * SAMPLED.counts, SAMPLED.sampling_rate)
+    assert composed(SAMPLED, trials, DELTA) == RenyiDP(times).epsilon(DELTA)
+
+
+def test_privacy_loss_distributions_give_a_smaller_bound_that_is_no_smaller_than_the_truth():
+    theirs = dp.pld.PLDAccountant(value_discretization_interval=1e-4)
+    for noise, count in zip(SAMPLED.noise_multipliers, SAMPLED.counts, strict=True):
+        event = dp.PoissonSampledDpEvent(SAMPLED.sampling_rate, dp.GaussianDpEvent(float(noise)))
+        theirs.compose(event, 3 * int(count))
+    found = composed(SAMPLED, 3, DELTA, tight=True)
+    assert found == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-3)
+    assert found < composed(SAMPLED, 3, DELTA)
+
+
+@pytest.mark.parametrize("eta", SHAPES)
+@pytest.mark.parametrize("mean", [1.001, 1.5, 10.0, 70.0])
+def test_the_number_of_trials_has_the_stated_mean(eta, mean):
+    """Definition 1 summed up: P[k] is in proportion to (1-gamma)^k prod_(l<k) (l + eta)/(l + 1), k >= 1."""
+    gamma = stopping_rate(mean, eta)
+    k = np.arange(1, int(60 / gamma) + 100)
+    if eta == 0:
+        logs = k * math.log1p(-gamma) - np.log(k)  # the limit: (1-gamma)^k / k
+        total = math.log(math.log(1 / gamma))
+    else:
+        logs = k * math.log1p(-gamma) + np.cumsum(np.log(np.abs((k - 1 + eta) / k)))
+        total = math.log(abs(gamma**-eta - 1))
+    chances = np.exp(logs - total)
+    assert chances.sum() == pytest.approx(1, rel=1e-9)
+    assert float((k * chances).sum()) == pytest.approx(mean, rel=1e-8)
+
+
+def test_geometric_and_logarithmic_are_special_cases():
+    assert stopping_rate(40.0, 1.0) == pytest.approx(1 / 40)
+    near = [stopping_rate(12.0, eta) for eta in (-1e-9, -1e-300, 0.0, 5e-324, 1e-9)]
+    assert near == pytest.approx([near[2]] * 5, rel=1e-6)
+
+
+@pytest.mark.parametrize("eta", SHAPES)
+@pytest.mark.parametrize("schedule", [DISJOINT, SAMPLED])
+@pytest.mark.parametrize("mean", [3.0, 20.0, 50.0])
+def test_theorem_2_order_by_order(schedule, eta, mean):
+    """And proposition 12 of Canonne et al. 2020 for each. At eta 1 nothing of ours enters but the theorem."""
+    accountant = dp.rdp.RdpAccountant()
+    accountant.compose(schedule.events())
+    a, rdp = np.array(accountant._orders), np.array(accountant._rdp)
+    gamma, best = 1 / mean if eta == 1 else stopping_rate(mean, eta), math.inf
+    for b, at_b in zip(a, rdp, strict=True):
+        tuned = rdp + (1 + eta) * (1 - 1 / b) * at_b
+        tuned += (1 + eta) * math.log(1 / gamma) / b + math.log(mean) / (a - 1)
+        best = min(best, np.min(tuned + np.log((a - 1) / a) - (math.log(DELTA) + np.log(a)) / (a - 1)))
+    ours = best_of_random(schedule, mean, DELTA, eta)
+    assert ours == pytest.approx(best, rel=1e-6 if schedule is SAMPLED else 1e-9)  # as precise as their moments
+
+
+schedules = st.builds(
+    lambda z, count, q: Schedule([z], [count], q),
+    st.floats(0.5, 30),
+    st.integers(1, 50),
+    st.sampled_from([1.0, 0.05]),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(schedules, st.floats(1.01, 1000), st.floats(1.0, 10), st.floats(-0.7, 3), st.floats(0, 2))
+def test_it_costs_more_than_one_trial_and_rises_with_mean_and_shape(schedule, mean, factor, eta, more):
+    price = best_of_random(schedule, mean, DELTA, eta)
+    assert price > RenyiDP(schedule).epsilon(DELTA) * (1 - 1e-12)
+    assert best_of_random(schedule, mean * factor, DELTA, eta) >= price * (1 - 1e-9)
+    assert best_of_random(schedule, mean, DELTA, eta + more) >= price * (1 - 1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(2, 30), st.floats(50, 1000), st.sampled_from(SHAPES[:3]))
+def test_for_many_trials_it_is_far_below_publishing_them_all(z, mean, eta):
+    """For small epsilon two to three times one trial, as in the experiments of the paper, however many trials."""
+    schedule = Schedule([z], [1])
+    assert best_of_random(schedule, mean, DELTA, eta) < composed(schedule, int(mean), DELTA) / 2
+    quiet = Schedule([10.0], [1])
+    single = GaussianDP(quiet).epsilon(DELTA)
+    assert single < 0.5
+    assert 1.9 * single < best_of_random(quiet, mean, DELTA) < 3.4 * single
+
+
 # --- bad input
 
 
 @pytest.mark.parametrize(
     ("sentence", "call"),
     [
+        *(
+            ("number of trials", lambda trials=trials: composed(DISJOINT, trials, DELTA))
+            for trials in (0, -1, 1.5, math.nan, math.inf, 10**30)
+        ),
+        *(
+            ("mean number of trials", lambda mean=mean: best_of_random(DISJOINT, mean, DELTA))
+            for mean in (1.0, 0.5, -3.0, math.nan, math.inf, 1e7)
+        ),
+        *(
+            ("eta", lambda eta=eta: best_of_random(DISJOINT, 10.0, DELTA, eta))
+            for eta in (-1.0, -2.0, math.nan, math.inf)
+        ),
+        *(
+            ("no shape", lambda shape=shape: best_of_random(DISJOINT, shape[0], DELTA, shape[1]))
+            for shape in ((1e6, -0.9999), (1 + 1e-15, 1.0), (1.5, 1e300))
+        ),
+        *(
+            ("delta", lambda delta=delta, call=call: call(DISJOINT, 2, delta))
+            for delta in (0.0, 1.0, math.nan)
+            for call in (composed, best_of_random)
+        ),
         ("epsilon is -0.1:", lambda: basic_composition([(1, 0), (-0.1, 0)])),
         ("epsilon is nan:", lambda: parallel_composition([(math.nan, 0)])),
         ("delta is 1.1:", lambda: basic_composition([(1, 1.1)])),
