@@ -26,16 +26,6 @@ def test_course_begins_with_00_start() -> None:
     assert [path.name for path in NOTEBOOKS][:1] == ["00_start.ipynb"]
 
 
-@each_notebook
-def test_notebook_is_stored_without_outputs(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not any(cell.outputs or cell.execution_count for cell in code)
-    assert "widgets" not in notebook.metadata
-    assert notebook.metadata.kernelspec.name == "python3"
-
-
 @pytest.mark.parametrize("folder", [ROOT, ROOT / "instructor"], ids=["student", "instructor"])
 @each_notebook
 def test_notebook_keeps_the_order_and_length_of_the_course(path: Path, folder: Path) -> None:

@@ -188,25 +188,20 @@ def test_error_that_comes_while_a_later_cell_runs_fails_the_run(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("parameters", "kernel", "message"),
     [
-        ({"clip_nrom": 1.0}, "no parameter 'clip_nrom'; it has: mode, clip_norm"),
-        ({"clip_norm": "abc"}, "'clip_norm' of a.ipynb takes a number such as 1.0, not 'abc'"),
-        ({"mode": 3}, "'mode' of a.ipynb takes text"),
+        ({"clip_nrom": 1.0}, "python3", "no parameter 'clip_nrom'; it has: mode, clip_norm"),
+        ({"clip_norm": "abc"}, "python3", "'clip_norm' of a.ipynb takes a number such as 1.0, not 'abc'"),
+        ({"mode": 3}, "python3", "'mode' of a.ipynb takes text"),
+        ({}, "julia-1.9", "saved for the kernel 'julia-1.9'"),
     ],
 )
-def test_wrong_parameter_is_refused_before_anything_runs(
-    parameters: dict[str, object], message: str, tmp_path: Path
+def test_what_cannot_run_is_refused_before_anything_does(
+    parameters: dict[str, object], kernel: str, message: str, tmp_path: Path
 ) -> None:
-    notebook = write(tmp_path / "a.ipynb", "1 / 0")
     with pytest.raises(UsageError, match=message):
-        run_notebook(notebook, tmp_path / "out", parameters)
+        run_notebook(write(tmp_path / "a.ipynb", "1 / 0", kernel=kernel), tmp_path / "out", parameters)
     assert not (tmp_path / "out").exists()
-
-
-def test_notebook_for_another_kernel_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"saved for the kernel 'julia-1.9'"):
-        check_parameters(write(tmp_path / "a.ipynb", kernel="julia-1.9"), {})
 
 
 @pytest.mark.parametrize("content", ["", "not json", '{"cells": 3}', "[]", "\x80"])
