@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, writing
 
 S = TypeVar("S")
 Number = TypeVar("Number", int, float)
@@ -66,16 +66,15 @@ def options_of(settings: type) -> Callable[[Command], Command]:
     types = get_type_hints(settings, include_extras=True)
 
     def expand(command: Command) -> Command:
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]
-        names = {
-            option_name(field.name): field for field in fields(settings) if field.name not in {p.name for p in own}
-        }
+        *own, _ = inspect.signature(command, eval_str=True).parameters.values()
+        declared, keyword = {one.name for one in own}, inspect.Parameter.KEYWORD_ONLY
         more = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
-            for name, field in names.items()
+            inspect.Parameter(option_name(field.name), keyword, default=field.default, annotation=types[field.name])
+            for field in fields(settings)
+            if field.name not in declared
         ]
-        last = [p for p in own if p.kind is p.KEYWORD_ONLY]
-        command.__signature__ = inspect.Signature([*own[: len(own) - len(last)], *more, *last])  # type: ignore[attr-defined]
+        first, last = ([one for one in own if (one.kind is keyword) == at_end] for at_end in (False, True))
+        command.__signature__ = inspect.Signature([*first, *more, *last])  # type: ignore[attr-defined]
         return command
 
     return expand
@@ -112,29 +111,14 @@ def numbers(option: str, text: str, example: str, kind: type[Number] = int) -> t
         raise UsageError(f"{option} is {text!r}: give {what} with commas between, such as {example}") from None
 
 
-def check_seed(seed: int) -> None:
-    if seed < 0:
-        raise UsageError(f"seed is {seed}: it must be 0 or more")
-
-
 def commas(*texts: str) -> list[str]:
     """The names in options that take several with commas between."""
     return [name.strip() for text in texts for name in text.split(",")]
 
 
-def output_folder(out: Path, option: str = "--out") -> Path:
-    """The folder as an absolute path; it need not exist, and is not created.
-
-    Raises:
-        UsageError: nothing can be written there.
-    """
-    out = out.resolve()
-    there = next(folder for folder in (out, *out.parents) if folder.exists())
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            return out
-    except OSError as error:
-        raise UsageError(f"{out} cannot be written ({error.strerror}): choose another {option}") from None
+def check_seed(seed: int) -> None:
+    if seed < 0:
+        raise UsageError(f"seed is {seed}: it must be 0 or more")
 
 
 def check_file(out: Path | None) -> None:
@@ -146,6 +130,18 @@ def check_file(out: Path | None) -> None:
         raise UsageError(f"{out} cannot be written: give --out a file in a folder that exists")
 
 
+def output_folder(out: Path, option: str = "--out") -> Path:
+    """The folder as an absolute path; it need not exist, and is not created.
+
+    Raises:
+        UsageError: nothing can be written there.
+    """
+    out = out.resolve()
+    there = next(folder for folder in (out, *out.parents) if folder.exists())
+    with writing(out, f"choose another {option}"), tempfile.TemporaryFile(dir=there):
+        return out
+
+
 def write_text(path: Path, text: str, cure: str = "choose another --out") -> None:
     """The whole file or nothing.
 
@@ -154,7 +150,5 @@ def write_text(path: Path, text: str, cure: str = "choose another --out") -> Non
     """
     from edp_lab.models.files import write_whole
 
-    try:
+    with writing(path, cure):
         write_whole(path.resolve(), text.encode())
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}): {cure}") from None

@@ -32,7 +32,8 @@ def number(value: float | None, digits: int = 6, absent: str = "none") -> str:
 
 
 @cache
-def _macros() -> Any:
+def _template(name: str) -> Any:
+    """Of this folder: ``words.txt.j2``, or the page of a command."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from edp_lab.privacy.guarantee import upward
@@ -40,15 +41,20 @@ def _macros() -> Any:
     def fill(text: str, indent: str = "") -> str:
         return textwrap.fill(text, 100, initial_indent=indent, subsequent_indent=3 * indent)
 
-    beside = FileSystemLoader(Path(__file__).parent)
-    here = Environment(loader=beside, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    look: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    beside, escaped = FileSystemLoader(Path(__file__).parent), name.endswith(".html.j2")
+    here = Environment(loader=beside, undefined=StrictUndefined, autoescape=escaped, **look)
     here.filters |= {"n": number, "up": lambda bound: "none" if bound is None else upward(bound, 6), "fill": fill}
-    return here.get_template("words.txt.j2").module
+    return here.get_template(name)
 
 
 def words(macro: str, *values: Any) -> str:
     """A macro of ``words.txt.j2``, filled in."""
-    return str(getattr(_macros(), macro)(*values)).removesuffix("\n")
+    return str(getattr(_template("words.txt.j2").module, macro)(*values)).removesuffix("\n")
+
+
+def html_page(template: str, **values: Any) -> str:
+    return str(_template(template).render(values))
 
 
 def screen(width: int = WIDTH, markup: bool = False) -> Console:
@@ -80,13 +86,13 @@ def table(lines: Sequence[Sequence[str]], groups: int = 0, wrap: bool = False, *
     return made
 
 
-def html_table(lines: Sequence[Sequence[str]], between: str = "") -> str:
-    """The first line holds the headings; `between` stands between the rows."""
+def html_table(lines: Sequence[Sequence[str]]) -> str:
+    """The first line holds the headings."""
     rows = []
     for place, line in enumerate(lines):
         tag = "td" if place else "th"
         rows.append("<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in line) + "</tr>")
-    return between.join(["<table>", *rows, "</table>"])
+    return f"<table>{''.join(rows)}</table>"
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

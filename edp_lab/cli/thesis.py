@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edp_lab.cli.options import App, Delta, Json, chosen, commas, write_text
-from edp_lab.cli.output import Tell, as_csv, bar, html_table, number, print_json, screen, table, telling
+from edp_lab.cli.output import Tell, as_csv, bar, html_page, number, print_json, screen, table, telling, words
 from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -159,20 +159,6 @@ def _both(cell: Cell) -> str:
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>The thesis, made anew</title>
-<style>
-body {{ font: 14px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 1.5em auto; padding: 0 1em }}
-h1 {{ font-size: 1.4em }} h2 {{ font-size: 1.1em; margin-top: 2em }}
-table {{ border-collapse: collapse }} td, th {{ padding: .1em .7em; text-align: right; border-bottom: 1px solid #ddd }}
-td:first-child, th:first-child, td:nth-child(2), th:nth-child(2) {{ text-align: left }}
-p {{ margin: .3em 0; color: #555 }}
-</style></head>
-<body><h1>The thesis, made anew</h1>
-<p>{explained}</p>
-{parts}
-</body></html>
-"""
 HEADINGS = (
     "", "", "thesis", "ours", "from", "to", "ε claimed", "ε that holds", "ε of the image", "δ", "guarantee", "seconds",
 )  # fmt: skip
@@ -189,18 +175,17 @@ def _page(lab: Lab, parts: Sequence[Part]) -> str:
     """Every table and figure; it needs no network."""
     from edp_lab.course.kit.theme import CONFIG
 
-    drawn, library = [], True
+    sections, library = [], True
     for part in parts:
-        lines, title = [list(HEADINGS)], html.escape(_title(part))
+        title, lines, drawn = _title(part), [list(HEADINGS)], []
         for cell in part.cells:
             numbers = [number(value, 4, "") for value in (cell.thesis, cell.ours, cell.low, cell.high)]
             lines.append([cell.row, cell.column, *numbers, *_epsilons(cell), cell.guarantee, f"{cell.seconds:.1f}"])
-        notes = "\n".join(f"<p>{html.escape(note)}</p>" for note in _notes(part))
-        drawn += [f"<h2>{title[0].upper()}{title[1:]}</h2>", html_table(lines, between="\n"), notes]
         for figure in _figures(part):
             drawn.append(figure.to_html(CONFIG, include_plotlyjs=library, full_html=False))
             library = False
-    return PAGE.format(explained=html.escape(EXPLAINED.format(lab=lab)), parts="\n".join(drawn))
+        sections.append((title[0].upper() + title[1:], lines, _notes(part), drawn))
+    return html_page("thesis.html.j2", explained=EXPLAINED.format(lab=lab), parts=sections)
 
 
 # ---- Figures ---------------------------------------------------------------------------------------------------------
@@ -345,25 +330,22 @@ def run(
 
 
 def _show_run(record: ThreePhaseRecord) -> None:
-    from edp_lab.three_phase.phases import of_instructors
+    from edp_lab.three_phase.phases import ONE, PLAIN, of_instructors
 
-    console, settings, data = screen(), record.settings, record.data
-    seed = "secret" if settings.private_seed else settings.seed
+    console, settings = screen(), record.settings
     rows: dict[str, list[Trained]] = {}  # instructors share one
     for part in record.parts:
         name = of_instructors(settings.instructors) if part.name.startswith("instructor") else part.name
         rows.setdefault(name, []).append(part)
-    console.print(
-        f"phases {', '.join(map(str, settings.phases))} on {data['name']}: {data['train']:,} private training images, "
-        f"{data['public']:,} public, {data['test']:,} to test on; {settings.model}, seed {seed}"
-    )
+    reasons: dict[str, dict[str, None]] = {}
+    for name, parts in rows.items():
+        for part in parts:
+            reasons.setdefault(part.why, {})[name] = None
+    alone = f"the {ONE if 1 in settings.phases else PLAIN}"
+    console.print(words("three_phases", record))
     console.print(_scores(rows, settings.model))
-    for why in dict.fromkeys(part.why for part in record.parts):
-        names = [name for name, parts in rows.items() if any(part.why == why for part in parts)]
-        console.print(f"epsilon of {', '.join(names)}: {why}")
-    if any(part.image_epsilon is not None for part in record.parts) and not settings.private_seed:
-        console.print(f"seed {seed} is published: who knows it redraws the noise; --private-seed makes epsilons hold")
-    console.print("\n" + _cost(record))
+    voters = of_instructors(settings.voters) if 2 in settings.phases else alone
+    console.print(words("three_phases_cost", record, reasons, voters))
     beside = Table("", "the thesis says", "here", box=SIMPLE_HEAD)
     for row in record.comparisons:
         beside.add_row(row.row, row.thesis, row.here)
@@ -389,24 +371,3 @@ def _scores(rows: Mapping[str, Sequence[Trained]], model: str) -> Table:
         epsilons = ["none" if None in values else f"{max(values):.4g}" for values in both]
         lines.append([name, f"{parts[0].examples:,}", accuracy, printed, *means, seconds, *epsilons])
     return table(lines, show_edge=True, pad_edge=True)
-
-
-def _cost(record: ThreePhaseRecord) -> str:
-    from edp_lab.three_phase.phases import ONE, PLAIN, of_instructors
-
-    account, labels = record.privacy, record.labels
-    if account is None or labels is None:
-        return "No label was released, so none was accounted for."
-    settings = record.settings
-    alone = ONE if 1 in settings.phases else PLAIN
-    voters = of_instructors(settings.voters) if 2 in settings.phases else f"the {alone}"
-    if not account.composed:
-        return f"{settings.vote} vote of {voters}: {labels.queries:,} labels without noise, no guarantee."
-    ways = ", ".join(f"{way} {epsilon:.4g}" for way, epsilon in account.composed.items())
-    status = "" if record.status == "holds" else f" ({record.status})"
-    return (
-        f"{settings.vote} vote of {voters}: {labels.queries:,} labels asked, {labels.answered:,} answered, "
-        f"{labels.right:.1%} of these right; one training example replaced: epsilon {account.epsilon:.4g} at delta "
-        f"{account.delta:g}{status}, by way of adding up: {ways}.\n"
-        f"For these very votes {account.data_dependent_epsilon:.4g}: {account.data_dependent_note}."
-    )

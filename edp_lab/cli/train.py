@@ -40,7 +40,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON and n
 
     rows = list_corpora()
     if as_json:
-        print_json([{**vars(r), "where": None if r.where is None else str(r.where)} for r in rows])
+        print_json([{**r._asdict(), "where": None if r.where is None else str(r.where)} for r in rows])
         return
     width = max(len(row.name) for row in rows)
     for row in rows:
