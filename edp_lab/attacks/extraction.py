@@ -7,7 +7,8 @@ accurate model knows. The plainest proof is a victim that never saw a private im
 all of them, and both attacks succeed on it.
 
 Sources: Tramer et al. 2016 (arXiv 1609.02943) and Orekondy et al. 2019 (arXiv 1812.02766) for extraction; Fredrikson
-et al. 2015 for inversion, here without gradients by the estimate of Wierstra et al. 2014 (arXiv 1106.4487).
+et al. 2015 for inversion, here without gradients by the estimate of Wierstra et al. 2014 (arXiv 1106.4487). Victims,
+queries and inputs that there are not are refused by `UsageError`.
 """
 
 from __future__ import annotations
@@ -131,11 +132,7 @@ class PredictionApi:
 
 
 def share_out(images: Images) -> Shares:
-    """Two thirds of the training set private, one public; two thirds of the test set for the attacker, one to score.
-
-    Raises:
-        UsageError: data that are no images.
-    """
+    """Two thirds of the training set private, one public; two thirds of the test set for the attacker, one to score."""
     if images.train.ndim != 4:
         raise UsageError(f"the data set {images.name!r} has no images: choose digits or mnist")
     (private, public), (pool, test) = (
@@ -151,11 +148,7 @@ def train_victims(
     settings: ThreePhaseSettings = SETTINGS,
     told: Told = lambda _: None,
 ) -> list[Victim]:
-    """Train the victims of those names, in their order.
-
-    Raises:
-        UsageError: none or an unknown name, or as `run_three_phase` where it is needed.
-    """
+    """Train the victims of those names, in their order."""
     if not names or not set(names) <= set(VICTIMS):
         unknown = next((name for name in names if name not in VICTIMS), "")
         raise UsageError(f"unknown victim {unknown!r}: choose some of {', '.join(VICTIMS)}")
@@ -201,9 +194,6 @@ def extract(
 
     Args:
         inputs: "public", the first of the attacker's pool, or "noise", smooth random images of someone with no data.
-
-    Raises:
-        UsageError: no queries, fewer than 1, more than the pool has, or unknown inputs.
     """
     rows, counts = [], check_queries(queries, 1)
     check_inputs(inputs, counts, shares)
@@ -245,21 +235,14 @@ def train_student(images: Pixels, answers: Pixels, seed: int = 0) -> ImageClassi
 
 
 def check_queries(queries: Sequence[int], least: int) -> list[int]:
-    """In order, each once.
-
-    Raises:
-        UsageError: none, or fewer than `least`.
-    """
+    """In order, each once."""
     if not queries or min(queries) < least:
         raise UsageError(f"queries are {min(queries, default='none')}: give numbers of at least {least}")
     return sorted(set(queries))
 
 
 def check_inputs(inputs: str, queries: Sequence[int], shares: Shares) -> None:
-    """
-    Raises:
-        UsageError: `extract` has no such inputs, or not as many.
-    """
+    """Refuses inputs that `extract` has not, or not as many of."""
     if inputs not in INPUTS:
         raise UsageError(f"unknown inputs {inputs!r}: choose {' or '.join(INPUTS)}")
     if inputs == "public" and max(queries) > len(shares.pool.labels):
@@ -290,9 +273,6 @@ def invert(
     """Draw every class of every victim at every number of queries; with probabilities, also by the white box.
 
     The judge learns the attacker's pool and the test share, which no victim was trained on.
-
-    Raises:
-        UsageError: no queries, or fewer than 2.
     """
     counts: list[int | None] = [*check_queries(queries, 2), *([] if labels_only else [None])]
     told("judge")

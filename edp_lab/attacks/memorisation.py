@@ -119,11 +119,7 @@ def measure_memorisation(
         progress: told the method and what its training reports.
 
     Returns:
-        A row per method and repetition count.
-
-    Raises:
-        UsageError: unknown methods, numbers out of range, a corpus that does not suit (see `draw_canaries`), or as
-            training does; before anything is trained, if it can be known.
+        A row per method and repetition count. What makes no sense is refused by `UsageError` before any training.
     """
     unknown = [method for method in methods if method not in METHODS]
     if unknown or not methods:
@@ -150,9 +146,6 @@ def draw_canaries(
 
     The digits are those of `DIGITS` that occur at least twice in `training`, so that every filling consists of words
     that each model knows anyhow, whether its words come from the training set or from hash buckets.
-
-    Raises:
-        UsageError: no slot annotation, too few digits known, or numbers out of range.
     """
     _check(repetitions, each, references, len(training))
     if not corpus.has_tags:

@@ -4,7 +4,8 @@ Scores are 1-D arrays, one number per utterance, higher for "member"; infinite o
 threshold t calls every utterance with a score of at least t a member: TPR is the share of members so called, FPR the
 share of non-members. All intervals take the utterances of each side for independent draws, given the trained model:
 they say how far other utterances would move the figure, not what another training run would. Copies of one text are
-no independent draws: on ATIS, where 7 % are copies, the interval of an AUC is therefore about 10 % too narrow.
+no independent draws: on ATIS, where 7 % are copies, the interval of an AUC is therefore about 10 % too narrow. A side
+without scores, and whatever is out of range, is refused by `UsageError`.
 
 An attack counts if the texts alone do not tell members from non-members (`check_split`): else it would need no model,
 and its success would show how the split was made, not what the model remembers.
@@ -75,29 +76,20 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class AttackResult:
-    """How well one attack told members from non-members.
-
-    Attributes:
-        tpr_at_fpr: per FPR, such as "0.01", {"value", "interval", "guessing"}, or {"value": None, "why"} where there
-            are too few non-members for it.
-        advantage: max TPR - FPR, biased upwards (see `advantage`).
-        bound: {"epsilon", "delta", "auc", "tpr_at_fpr", "advantage"} of `dp_bound`; None without a finite epsilon.
-        guards: what the sanity guards found; empty where none ran.
-        members, non_members: how many there were.
-        roc: for figures; not in `to_json`.
-    """
+    """How well one attack told members from non-members."""
 
     attack: str
     auc: float
     auc_interval: Interval
+    # By FPR, such as "0.01": {"value", "interval", "guessing"}, or {"value": None, "why"} with too few non-members.
     tpr_at_fpr: dict[str, dict[str, Any]]
-    advantage: float
-    bound: dict[str, Any] | None
-    guards: dict[str, Any]
+    advantage: float  # max TPR - FPR, biased upwards (see `advantage`)
+    bound: dict[str, Any] | None  # "epsilon", "delta", and `dp_bound`: "auc", "tpr_at_fpr", "advantage"; None without
+    guards: dict[str, Any]  # what the sanity guards found; empty where none ran
     members: int
     non_members: int
     confidence: float
-    roc: Roc = field(repr=False, compare=False)
+    roc: Roc = field(repr=False, compare=False)  # for figures
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the curve, in types that JSON has."""
@@ -109,11 +101,7 @@ class AttackResult:
 
 
 def roc(members: ArrayLike, non_members: ArrayLike) -> Roc:
-    """The ROC curve of the scores.
-
-    Raises:
-        UsageError: a side is empty, not 1-D, or has NaN.
-    """
+    """The ROC curve of the scores."""
     inside, outside = _checked(members, non_members)
     thresholds = np.unique(np.concatenate([inside, outside]))[::-1]
     fpr, tpr = (
@@ -124,11 +112,7 @@ def roc(members: ArrayLike, non_members: ArrayLike) -> Roc:
 
 
 def auc(members: ArrayLike, non_members: ArrayLike) -> float:
-    """The area under the ROC curve: how often a member scores above a non-member, ties counted half.
-
-    Raises:
-        UsageError: as `roc`.
-    """
+    """The area under the ROC curve: how often a member scores above a non-member, ties counted half."""
     return float(_placements(*_checked(members, non_members))[0].mean())
 
 
@@ -149,9 +133,6 @@ def auc_interval(
     side): Clopper-Pearson for k = min(members, non-members) pairs, AUC x k of them right. That is conservative: k
     disjoint pairs of a member and a non-member are independent, each right with probability at most the AUC, and the
     sample's other pairs only add to what is known. At AUC 1 the lower end is (alpha / 2)^(1/k).
-
-    Raises:
-        UsageError: as `roc`, or confidence outside (0, 1).
     """
     inside, outside = _checked(members, non_members)
     check_confidence(confidence)
@@ -171,9 +152,6 @@ def auc_change(
 
     DeLong's covariance of the two areas, normal on the scale of the logarithm; asymptotic. That both attacks saw the
     same utterances makes the interval narrower than that of two independent areas.
-
-    Raises:
-        UsageError: as `roc`, not as many scores in both, or an AUC of 0 before.
     """
     check_confidence(confidence)
     one, other = _checked(*before), _checked(*after)
@@ -196,9 +174,6 @@ def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidenc
     With k non-members allowed, the threshold lies just above the (k + 1)-th highest non-member, so the members have
     no say in it: the Clopper-Pearson interval is exact for the TPR *at this threshold*. It does not cover the
     uncertainty of the FPR there, see `true_fpr`: it is about twice `fpr` where just one is allowed.
-
-    Raises:
-        UsageError: as `roc`, or fpr or confidence outside (0, 1).
     """
     inside, outside = _checked(members, non_members)
     check_confidence(confidence)
@@ -226,9 +201,6 @@ def advantage(members: ArrayLike, non_members: ArrayLike) -> Advantage:
 
     A description of these scores, no estimate: the best threshold is picked after the fact, so the value is biased
     upwards, the more so the fewer the utterances, and useless scores do not give 0. Hence no interval.
-
-    Raises:
-        UsageError: as `roc`.
     """
     curve = roc(members, non_members)
     best = int(np.argmax(curve.tpr - curve.fpr))
@@ -260,9 +232,6 @@ def dp_bound(epsilon: float, delta: float) -> Bound:
     convex, so it also holds for rates averaged over utterances and over how the rest was drawn, if a fair coin of its
     own decided each one's membership. A split of fixed size swaps one utterance for another, which is replace-one; an
     utterance whose text occurs k times is a group of k. It bounds true rates: an estimate may exceed it by chance.
-
-    Raises:
-        UsageError: epsilon negative or NaN, delta outside [0, 1].
     """
     check_loss("epsilon", epsilon)
     if not 0 <= delta <= 1:
@@ -289,9 +258,6 @@ def gaussian_bound(mu: float) -> Bound:
 
     TPR <= Phi(Phi^-1(FPR) + mu), AUC <= Phi(mu / sqrt 2), advantage <= 2 Phi(mu / 2) - 1 (Dong, Roth and Su 2022,
     definition 4). Tighter than `dp_bound` at any (epsilon, delta) of that mu; the same assumptions.
-
-    Raises:
-        UsageError: mu negative or NaN.
     """
     check_loss("mu", mu)
     area, gap = float(ndtr(mu / math.sqrt(2))), float(erf(mu / math.sqrt(8)))
@@ -314,11 +280,7 @@ def summarise(
     confidence: float = 0.95,
     texts: Texts | None = None,
 ) -> AttackResult:
-    """All figures of an attack, beside the bound of the run's sound (epsilon, delta), if it has a finite epsilon.
-
-    Raises:
-        UsageError: as `auc_interval`, `tpr_at_fpr` and `dp_bound`, or epsilon without delta.
-    """
+    """All figures of an attack, beside the bound of the run's sound (epsilon, delta), if it has a finite epsilon."""
     inside, outside = _checked(members, non_members)
     area, interval, there = auc(inside, outside), auc_interval(inside, outside, confidence, texts), len(outside)
     found: dict[str, dict[str, Any]] = {}
@@ -407,11 +369,7 @@ class Guards(NamedTuple):
 
 
 def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) -> Guards:
-    """Run every guard on the utterances that an attack is to tell apart.
-
-    Raises:
-        UsageError: fewer than `LEAST_MEMBERS` utterances, or than `FOLDS` distinct texts, on a side.
-    """
+    """Run every guard on the utterances that an attack is to tell apart."""
     texts = [{u.tokens for u in side} for side in (members, non_members)]
     for name, side, own in zip(("members", "non-members"), (members, non_members), texts, strict=True):
         if len(side) < LEAST_MEMBERS:

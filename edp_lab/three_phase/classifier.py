@@ -2,7 +2,8 @@
 
 The thesis' DP-Adam (Algorithm 7) clips each example's gradient, adds Gaussian noise to their sum and hands the mean to
 Adam; so does this, for every optimizer. What the thesis leaves out of its account is in the record: the accountant, the
-noise multiplier, clip norm, sampling rate, steps, epochs, learning rate, seed and versions (T19).
+noise multiplier, clip norm, sampling rate, steps, epochs, learning rate, seed and versions (T19). Settings and
+examples that cannot be trained on, and a loss that is not finite, are refused by `UsageError`.
 """
 
 from __future__ import annotations
@@ -57,43 +58,31 @@ Listener = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class ClassifierSettings:
-    """One training run. Where a value is None, it is that of `DEFAULTS` for the method.
+    """One training run. Where a value is None, it is that of `DEFAULTS` for the method."""
 
-    Attributes:
-        model, activation: see `edp_lab.models.image.build_classifier`.
-        method: one of `METHODS`. "dp-adam" is the thesis' Algorithm 7, "dp-adambc" its modern answer.
-        epsilon: what a private method may spend at `delta`, by which its noise is calibrated; None is the thesis' 7,
-            unless the noise multiplier is given.
-        noise_multiplier: standard deviation of the noise on the sum of clipped gradients, over the clip norm.
-        clip_norm: C, the L2 bound on each example's gradient.
-        batch_size: examples in a step; of a private method, expected: each example takes part in each step with chance
-            batch_size / n. None: of a private method at most a quarter of the examples.
-        epochs: passes, or as many Poisson steps as make one. None: on small data as many as make 300 steps.
-        lr: learning rate of the first step, from which it falls linearly to 0.
-        weight_decay: lambda of decoupled decay (Loshchilov and Hutter 2019, arXiv 1711.05101): a step first takes
-            lr lambda off every weight. Noise lets weights grow, until tanh saturates; this is free of privacy cost.
-        classes: labels are 0 up to classes - 1.
-        seed: of the weights, and of order and noise unless `private_seed`. Runs on different data need different seeds:
-            two that share their noise could be subtracted.
-        private_seed: draw the key of order and noise from the operating system, and forget it.
-        eq33: take the noise of the thesis' eq. 3.3 for `epsilon` and `delta` instead of noise that suffices for them.
-    """
-
-    model: str = "cnn"
+    model: str = "cnn"  # see `edp_lab.models.image.build_classifier`
     activation: str = "tanh"
-    method: str = "adam"
+    method: str = "adam"  # of `METHODS`; "dp-adam" is the thesis' Algorithm 7, "dp-adambc" its modern answer
+    # What a private method may spend at `delta`, by which its noise is calibrated; None is the thesis' 7, unless the
+    # noise multiplier is given.
     epsilon: float | None = None
     delta: float = DELTA
-    noise_multiplier: float | None = None
-    clip_norm: float | None = None
+    noise_multiplier: float | None = None  # deviation of the noise on the sum of clipped gradients, over the clip norm
+    clip_norm: float | None = None  # C, the L2 bound on each example's gradient
+    # Examples in a step; of a private method, expected: each takes part in each step with chance batch_size / n. None:
+    # of a private method at most a quarter of the examples.
     batch_size: int | None = None
-    epochs: int | None = None
-    lr: float | None = None
+    epochs: int | None = None  # passes, or as many Poisson steps; None: on small data as many as make 300 steps
+    lr: float | None = None  # learning rate of the first step, from which it falls linearly to 0
+    # lambda of decoupled decay (Loshchilov and Hutter 2019, arXiv 1711.05101): a step first takes lr lambda off every
+    # weight. Noise lets weights grow, until tanh saturates; this is free of privacy cost.
     weight_decay: float | None = None
-    classes: int = 10
+    classes: int = 10  # labels are 0 up to classes - 1
+    # Of the weights, and of order and noise unless `private_seed`. Runs on different data need different seeds: two
+    # that share their noise could be subtracted.
     seed: int = 0
-    private_seed: bool = False
-    eq33: bool = False
+    private_seed: bool = False  # draw the key of order and noise from the operating system, and forget it
+    eq33: bool = False  # take the noise of the thesis' eq. 3.3 for epsilon and delta, not noise that suffices for them
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -123,11 +112,7 @@ class ClassifierSettings:
         return self.method in PRIVATE
 
     def resolved(self, examples: int) -> ClassifierSettings:
-        """With the defaults for so many training examples in place of None.
-
-        Raises:
-            UsageError: a batch larger than the training set, or a weight decay that turns weights round.
-        """
+        """With the defaults for so many training examples in place of None."""
         defaults = DEFAULTS[self.method]
         most = max(1, int(LARGEST_RATE * examples)) if self.private else examples
         given = {name: value for name, value in asdict(self).items() if value is not None}
@@ -181,12 +166,7 @@ def train_classifier(
     and its label are both protected. Not covered: losses, scores on the test examples, and choices made by looking at
     them. Without `private_seed` its epsilon is void, because whoever knows the seed can redraw the noise.
 
-    Args:
-        listener: called with the row of each epoch.
-
-    Raises:
-        UsageError: examples and labels that do not match, labels outside 0..classes - 1, values that are not finite, a
-            batch larger than the training set, settings that the network cannot take, or a loss that is not finite.
+    `listener` is called with the row of each epoch.
     """
     check_examples("training", x, y, settings.classes)
     if test_x is not None or test_y is not None:
@@ -196,8 +176,12 @@ def train_classifier(
     for epoch in range(run.epochs):
         start = time.perf_counter()
         row: dict[str, Any] = {"epoch": epoch + 1, "loss": run.epoch(epoch)}
-        row["seconds"] = time.perf_counter() - start
-        row |= {"test_loss": None, "accuracy": None} if test_x is None else score(run.model, test_x, test_y)
+        row |= {"seconds": time.perf_counter() - start, "test_loss": None, "accuracy": None}
+        if test_x is not None:
+            truth = torch.from_numpy(np.asarray(test_y, dtype=np.int64))
+            log_p = torch.from_numpy(run.model.log_probabilities(test_x))
+            hits = (log_p.argmax(1) == truth).double().mean()
+            row |= {"test_loss": float(F.nll_loss(log_p, truth)), "accuracy": float(hits)}
         rows.append(row)
         if listener is not None:
             listener(row)
@@ -205,17 +189,9 @@ def train_classifier(
 
 
 def check_examples(
-    part: str,
-    x: NDArray[Any] | None,
-    y: NDArray[Any] | None,
-    classes: int,
-    shape: tuple[int, ...] | None = None,
+    part: str, x: NDArray[Any] | None, y: NDArray[Any] | None, classes: int, shape: tuple[int, ...] | None = None
 ) -> None:
-    """Of the `part` of a data set with that name: x (n, *shape) finite, y (n) whole numbers in 0..classes - 1.
-
-    Raises:
-        UsageError: they are not.
-    """
+    """Of the `part` of a data set with that name: x (n, *shape) finite, y (n) whole numbers in 0..classes - 1."""
     if x is None or y is None or len(x) != len(y) or not len(x):
         sizes = " and ".join("no" if a is None else str(len(a)) for a in (x, y))
         raise UsageError(
@@ -229,31 +205,15 @@ def check_examples(
         raise UsageError(f"the {part} set holds a label outside 0..{classes - 1}: correct or remove that example")
 
 
-def score(model: ImageClassifier, x: NDArray[np.float32], y: NDArray[np.int64] | None) -> dict[str, Any]:
-    """Mean cross entropy and accuracy on x (n, ...) with labels y (n)."""
-    log_probabilities = torch.from_numpy(model.log_probabilities(x))
-    labels = torch.from_numpy(np.asarray(y, dtype=np.int64))
-    hits = (log_probabilities.argmax(1) == labels).double().mean()
-    return {"test_loss": float(F.nll_loss(log_probabilities, labels)), "accuracy": float(hits)}
-
-
 def eq33_sigma(epsilon: float, delta: float) -> float:
-    """The thesis' eq. 3.3, sqrt(2 ln(1.25 / delta)) / epsilon: it has no clip norm, and its theorem asks epsilon < 1.
-
-    Raises:
-        UsageError: epsilon not above 0, or delta outside (0, 1).
-    """
+    """The thesis' eq. 3.3, sqrt(2 ln(1.25 / delta)) / epsilon: without a clip norm; its theorem asks epsilon < 1."""
     Budget(epsilon, delta)
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
 @lru_cache(maxsize=64)
 def calibrated_noise(clip_norm: float, sampling_rate: float, epochs: int, epsilon: float, delta: float) -> float:
-    """The noise multiplier with which so many epochs of Poisson sampling cost at most epsilon, and hardly less.
-
-    Raises:
-        UsageError: epsilon, delta or rate out of range; as `calibrate_z0`, which see.
-    """
+    """The noise multiplier with which so many epochs of Poisson sampling cost at most epsilon, and hardly less."""
     mechanism = Mechanism.sound(clip_norm, 1.0, 1, 1, sampling_rate=sampling_rate)
     return calibrate_z0(mechanism, epochs, Budget(epsilon, delta), tight=True)
 
@@ -319,11 +279,7 @@ class ClassifierTraining:
         return total / max(examples, 1)
 
     def take(self, epoch: int, parts: list[NDArray[np.int64]]) -> float:
-        """One step on these micro-batches; the sum of their losses.
-
-        Raises:
-            UsageError: it is not finite.
-        """
+        """One step on these micro-batches; the sum of their losses."""
         model: Any = self.model  # images and their network are used as utterances and theirs are
         data: Any = self.data
         if self.private is None:

@@ -10,7 +10,8 @@ U. Erlingsson, "Scalable private learning with PATE", ICLR 2018 (arXiv 1802.0890
 
 Renyi divergences are arrays over `edp_lab.privacy.accountants.ORDERS` (A). Those that depend on the votes (a
 "data-dependent bound") say what holds for these very votes, against any neighbour, and reveal something of them: such
-an epsilon is itself private and must not be published. All bounds are rounded up.
+an epsilon is itself private and must not be published. All bounds are rounded up. Votes, counts, noise and budgets that
+make no sense are refused by `UsageError`.
 """
 
 from __future__ import annotations
@@ -58,17 +59,17 @@ class Vote(StrEnum):
     GAUSSIAN = "gaussian"  # GNMax: the same with Gaussian noise (Papernot et al. 2018, section 4.1)
     CONFIDENT = "confident"  # GNMax only where instructors agree, which noise decides, too (algorithm 1 there)
 
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        raise UsageError(f"unknown vote {value!r}: choose {', '.join(cls)}")
+
 
 PRIVATE = (Vote.LAPLACE, Vote.GAUSSIAN, Vote.CONFIDENT)
 
 
 @dataclass(frozen=True)
 class Aggregator:
-    """A way to vote, with its noise.
-
-    Raises:
-        UsageError: an unknown vote, noise that is missing, superfluous or not finite.
-    """
+    """A way to vote, with its noise."""
 
     vote: Vote
     noise: float = 0.0  # on each count: scale b of Laplace noise (PATE's 1 / gamma), deviation of Gaussian noise, or 0
@@ -76,7 +77,7 @@ class Aggregator:
     threshold_noise: float = 0.0  # deviation of that noise, of a confident vote; else 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "vote", check_vote(self.vote))
+        object.__setattr__(self, "vote", Vote(self.vote))
         private, confident = self.vote in PRIVATE, self.vote is Vote.CONFIDENT
         for name, value, wanted in (("", self.noise, private), ("threshold ", self.threshold_noise, confident)):
             if not 0 <= value < math.inf or (value > 0) != wanted:
@@ -91,11 +92,8 @@ class Aggregator:
 
         Neighbours: one training example replaced, see the top. Laplace noise has the scale 2 / epsilon. A confident
         vote splits the budget between its two noises as PATE 2018 does on MNIST. Votes without noise take no epsilon.
-
-        Raises:
-            UsageError: an unknown vote, epsilon not positive and finite, delta outside (0, 1).
         """
-        vote = check_vote(vote)
+        vote = Vote(vote)
         if vote not in PRIVATE:
             return cls(vote)
         if not 0 < epsilon < math.inf:
@@ -128,19 +126,8 @@ class Aggregator:
         return labels
 
 
-def check_vote(vote: Vote | str) -> Vote:
-    """Raises UsageError if there is no such vote."""
-    if vote not in list(Vote):
-        raise UsageError(f"unknown vote {vote!r}: choose {', '.join(Vote)}")
-    return Vote(vote)
-
-
 def vote_counts(predictions: ArrayLike, classes: int) -> NDArray[np.int64]:
-    """How many instructors voted for each class: (N, Q) labels -> (Q, K).
-
-    Raises:
-        UsageError: no instructors, or a label that is no whole number from 0 to K - 1.
-    """
+    """How many instructors voted for each class: (N, Q) labels -> (Q, K)."""
     votes = np.asarray(predictions)
     if votes.ndim != 2 or not votes.shape[0]:
         raise UsageError("a vote needs the predictions of at least one instructor, one row for each")
@@ -157,9 +144,6 @@ def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np
 
     P[j] is the integral of noise density at x - count_j times the product of the noise distribution at x - count_i.
     Ten voters who agree, ten classes, Laplace: 0.26 at scale 10, 0.50 at scale 5.
-
-    Raises:
-        UsageError: a vote without noise.
     """
     if aggregator.vote not in PRIVATE:
         raise UsageError(f"a {aggregator.vote} vote has no noise: its label is certain")
@@ -241,9 +225,6 @@ def composed_epsilons(aggregator: Aggregator, queries: int, delta: float) -> dic
       (Bun and Steinke 2016, proposition 1.4); Renyi DP (PATE 2017's moments accountant with the better conversion).
     * Gaussian: the labels are computed from counts + noise, one Gaussian release of L2 sensitivity sqrt(2), so mu
       adds up in squares. A confident vote also releases its strongest count, of sensitivity 1.
-
-    Raises:
-        UsageError: a vote without noise, fewer than 0 queries, delta outside (0, 1).
     """
     check_delta(delta)
     if aggregator.vote not in PRIVATE or queries < 0:
@@ -267,22 +248,21 @@ def pure_rdp(epsilon: float) -> Divergences:
     return np.minimum(ORDERS * epsilon**2 / 2, epsilon) * ROUND_UP
 
 
-def laplace_log_q(counts: NDArray[Any], scale: float) -> float:
-    """ln of a bound on the chance that Laplace noise topples the winner of a vote: (K) -> number.
+def log_miss(counts: NDArray[Any], aggregator: Aggregator) -> float:
+    """ln of a bound on the chance that noise topples the winner of a vote: (K) -> number; no more than 1 - 1/K.
 
-    The union over the others of (2 + g) / (4 e^g), g = gap to the winner over scale; no more than 1 - 1/K.
-    Source: Papernot et al. 2017, lemma 4.
+    The union over the others, each g votes behind the winner, of (2 + g / b) / (4 e^(g / b)) for Laplace noise of scale
+    b (Papernot et al. 2017, lemma 4), of P[N(0, 2 sigma^2) > g] for Gaussian noise (2018, proposition 7).
     """
-    gaps = _gaps(counts) / scale
-    return _capped(np.logaddexp.reduce(np.log1p(gaps / 2) - math.log(2) - gaps), len(counts))
-
-
-def gaussian_log_q(counts: NDArray[Any], sigma: float) -> float:
-    """The same for Gaussian noise: the union over the others of P[N(0, 2 sigma^2) > gap].
-
-    Source: Papernot et al. 2018, proposition 7.
-    """
-    return _capped(np.logaddexp.reduce(log_ndtr(-_gaps(counts) / (math.sqrt(2) * sigma))), len(counts))
+    ordered = np.sort(counts)[::-1].astype(np.float64)
+    gaps = ordered[0] - ordered[1:]
+    if aggregator.vote is Vote.LAPLACE:
+        gaps = gaps / aggregator.noise
+        chances = np.log1p(gaps / 2) - math.log(2) - gaps
+    else:
+        chances = log_ndtr(-gaps / (math.sqrt(2) * aggregator.noise))
+    # The winner is the likeliest label, so another one comes out with a chance of at most 1 - 1/K.
+    return min(float(np.logaddexp.reduce(chances)) + SLACK, math.log1p(-1 / len(counts)))
 
 
 def laplace_rdp(log_q: float, epsilon: float) -> Divergences:
@@ -327,7 +307,7 @@ def confident_rdp(counts: NDArray[Any], aggregator: Aggregator) -> Divergences:
     more or one less; where it answers, `gaussian_rdp` comes on top. Exact in the first step, where PATE 2018 reports
     the expected cost of the second, which is no bound.
     """
-    answer = gaussian_rdp(gaussian_log_q(counts, aggregator.noise), aggregator.noise)
+    answer = gaussian_rdp(log_miss(counts, aggregator), aggregator.noise)
     margins = (counts.max() + np.array([0.0, -1.0, 0.0, 1.0]) - aggregator.threshold) / aggregator.threshold_noise
     answers, declines = log_ndtr(margins), log_ndtr(-margins)
     moments = [
@@ -344,10 +324,10 @@ def confident_rdp(counts: NDArray[Any], aggregator: Aggregator) -> Divergences:
 def _query_rdp(aggregator: Aggregator, counts: NDArray[Any]) -> Divergences:
     """Data-dependent Renyi divergence of one private query: (K) -> (A)."""
     if aggregator.vote is Vote.LAPLACE:
-        return laplace_rdp(laplace_log_q(counts, aggregator.noise), query_epsilon(aggregator, 0.5))
+        return laplace_rdp(log_miss(counts, aggregator), query_epsilon(aggregator, 0.5))
     if aggregator.vote is Vote.CONFIDENT:
         return confident_rdp(counts, aggregator)
-    return gaussian_rdp(gaussian_log_q(counts, aggregator.noise), aggregator.noise)
+    return gaussian_rdp(log_miss(counts, aggregator), aggregator.noise)
 
 
 class PartitionCost(NamedTuple):
@@ -362,11 +342,7 @@ class PartitionCost(NamedTuple):
 def partition_cost(
     examples: int, instructors: int, batch_size: int, epochs: int, noise_multiplier: float, delta: float
 ) -> PartitionCost:
-    """Evidence on T9, by Renyi DP under Poisson sampling (add/remove) of each part.
-
-    Raises:
-        UsageError: parts smaller than a batch, no noise, no epochs, delta outside (0, 1).
-    """
+    """Evidence on T9, by Renyi DP under Poisson sampling (add/remove) of each part."""
     if not 1 <= batch_size <= examples // max(instructors, 1) or instructors < 1 or epochs < 1:
         raise UsageError(
             f"{instructors} parts of {examples} examples, {epochs} epochs in batches of {batch_size}: "
@@ -387,17 +363,6 @@ def _mu(aggregator: Aggregator) -> float:
     """Of one query with Gaussian noise: sensitivity over deviation, of all that is released."""
     consensus = 1 / aggregator.threshold_noise if aggregator.vote is Vote.CONFIDENT else 0.0
     return math.hypot(math.sqrt(2) / aggregator.noise, consensus) * ROUND_UP
-
-
-def _gaps(counts: NDArray[Any]) -> NDArray[np.float64]:
-    """How far each class but the winner lies behind it: (K) -> (K - 1)."""
-    ordered = np.sort(counts)[::-1].astype(np.float64)
-    return ordered[0] - ordered[1:]
-
-
-def _capped(log_q: Any, classes: int) -> float:
-    """The winner is the likeliest label, so another one comes out with a chance of at most 1 - 1/K."""
-    return min(float(log_q) + SLACK, math.log1p(-1 / classes))
 
 
 def _log1mexp(x: Any) -> Any:

@@ -2,6 +2,7 @@
 
 Source: Barzegar 2021, sections 2.6, 3.1 and 3.4.1. The thesis noises training and test images, before any resize; this
 is local DP (whoever collects the data sees noised images only), not "global" as it says. Labels get no noise at all.
+An impossible sigma, delta or shape, pixels outside [0, 1] and data sets that do not match are refused by `UsageError`.
 """
 
 from __future__ import annotations
@@ -32,9 +33,6 @@ def perturb(images: Floats, sigma: float, rng: np.random.Generator) -> NDArray[n
 
     Guarantee: see `image_guarantee`, one image at a time; sigma 0 adds nothing and promises nothing. Noise and sum are
     float64 and rounded to float32 at the end, with the caveats of `edp_lab.privacy.foundations`.
-
-    Raises:
-        UsageError: sigma negative or not finite, or pixels outside [0, 1], where the sensitivity would be larger.
     """
     check_sigma(sigma)
     if images.size and not (images.min() >= 0 and images.max() <= 1):
@@ -83,9 +81,6 @@ def compare(before: Floats, after: Floats) -> Perturbation:
     """The thesis' statistics of a data set and its noised copy, (n, ...) both.
 
     None of them measures privacy: they say how much of the data is left.
-
-    Raises:
-        UsageError: data sets that are empty or of different shapes.
     """
     if before.shape != after.shape or not before.size:
         raise UsageError(f"cannot compare images of shape {before.shape} with noised ones of shape {after.shape}")
@@ -141,9 +136,6 @@ def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGu
     """The true epsilon of Phase I for images of one `shape`, such as (1, 28, 28).
 
     Reference: (1, 28, 28), sigma 0.6, delta 1e-5 -> sensitivity 28, epsilon 1287; the thesis says 2.5.
-
-    Raises:
-        UsageError: an impossible shape, sigma negative or not finite, delta outside (0, 1).
     """
     check_sigma(sigma)
     check_delta(delta)
@@ -154,11 +146,7 @@ def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGu
 
 
 def image_sensitivity(shape: Sequence[int]) -> float:
-    """sqrt(pixels): the L2 distance of an all-black and an all-white image, each pixel in [0, 1].
-
-    Raises:
-        UsageError: no pixels.
-    """
+    """sqrt(pixels): the L2 distance of an all-black and an all-white image, each pixel in [0, 1]."""
     if not shape or min(shape) < 1:
         raise UsageError(f"images of shape {tuple(shape)} have no pixels")
     return math.sqrt(math.prod(shape))
@@ -179,11 +167,7 @@ class ClaimedSensitivity(NamedTuple):
 def sensitivity_for(
     epsilon: float = CLAIMED_EPSILON, sigma: float = CLAIMED_SIGMA, delta: float = CLAIMED_DELTA
 ) -> ClaimedSensitivity:
-    """What the thesis' (2.5, 1e-5) at sigma 0.6 would need: 0.31 by its own formula, 0.37 exactly; an image has 28.
-
-    Raises:
-        UsageError: as `analytic_gaussian_sigma`.
-    """
+    """What the thesis' (2.5, 1e-5) at sigma 0.6 would need: 0.31 by its own formula, 0.37 exactly; an image has 28."""
     exact = sigma / analytic_gaussian_sigma(1.0, epsilon, delta)
     return ClaimedSensitivity(epsilon / printed_epsilon(1.0, sigma, delta), exact)
 
@@ -200,8 +184,5 @@ def resize_order(shape: Sequence[int], sigma: float, delta: float) -> ResizeOrde
 
     The sensitivity goes from 28 to 443, which is attained: black stays black and white stays white. It is the same
     photograph with copied pixels, so the noise averages out.
-
-    Raises:
-        UsageError: as `image_guarantee`.
     """
     return ResizeOrder(image_guarantee(shape, sigma, delta), image_guarantee(RESIZED, sigma, delta))

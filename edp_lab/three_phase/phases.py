@@ -7,6 +7,8 @@ labels, the only thing that is released. Public are nine tenths of the test set;
 What holds for the understudy is what its labels cost (`pate`), whatever else was done: phase I leaves labels bare,
 phase II guarantees nothing without noise, and guarantees do not multiply.
 
+Settings and data that make no sense are refused by `UsageError` before anything is trained.
+
 Source: Barzegar 2021, chapters 3 and 4; phases II and III are PATE (Papernot et al. 2017).
 """
 
@@ -78,40 +80,23 @@ NOT_PRIVATE = (
 
 @dataclass(frozen=True)
 class ThreePhaseSettings:
-    """One run of the pipeline.
+    """One run of the pipeline."""
 
-    Attributes:
-        model: "cnn", "alexnet" or "vgg", for instructors and understudy alike.
-        phases: which of 1, 2 and 3 take part. Without 2 there is one instructor, on all training examples.
-        instructors: N.
-        sigma: standard deviation of the noise on a pixel, phase I.
-        vote, vote_epsilon: see `edp_lab.three_phase.pate`; epsilon is that of one label.
-        labels: public images put to the vote, from the first on; None: all.
-        method, understudy_method: of training, see `ClassifierSettings`; the thesis has "dp-adam" for both.
-        train_epsilon: of each network whose method is private, at `delta`.
-        epochs: of every network; None: as many as its examples need.
-        private_seed: draw the keys of all noise from the operating system, and forget them.
-        workers: processes that train instructors, of one thread each; None: one, or for large data one per core.
-
-    Raises:
-        UsageError: a value that makes no sense.
-    """
-
-    model: str = "cnn"
-    phases: tuple[int, ...] = (1, 2, 3)
+    model: str = "cnn"  # or "alexnet", "vgg"; for instructors and understudy alike
+    phases: tuple[int, ...] = (1, 2, 3)  # that take part; without 2 there is one instructor, on all training examples
     instructors: int = 10
-    sigma: float = 0.6
-    vote: str = "laplace"
-    vote_epsilon: float = 0.2
-    labels: int | None = None
-    method: str = "adam"
+    sigma: float = 0.6  # standard deviation of the noise on a pixel, phase I
+    vote: str = "laplace"  # see `edp_lab.three_phase.pate`
+    vote_epsilon: float = 0.2  # of one label
+    labels: int | None = None  # public images put to the vote, from the first on; None: all
+    method: str = "adam"  # of training, see `ClassifierSettings`; the thesis has "dp-adam" for both
     understudy_method: str = "adam"
-    train_epsilon: float = 7.0
+    train_epsilon: float = 7.0  # of each network whose method is private, at `delta`
     delta: float = 1e-5
-    epochs: int | None = None
+    epochs: int | None = None  # of every network; None: as many as its examples need
     seed: int = 0
-    private_seed: bool = False
-    workers: int | None = None
+    private_seed: bool = False  # draw the keys of all noise from the operating system, and forget them
+    workers: int | None = None  # processes of one thread that train instructors; None: one, or on large data all cores
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "phases", tuple(sorted(set(self.phases))))
@@ -212,23 +197,23 @@ class Comparison:
     here: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class ThreePhaseRecord:
     """Everything about one run. What belongs to a phase that has no part in it is empty or None."""
 
     settings: ThreePhaseSettings
     data: dict[str, Any]  # name, sizes and checksum
-    pixels: dict[str, Perturbation]  # "train" and "test" before and after phase I
-    image_guarantee: ImageGuarantee | None  # of phase I
-    parts: list[Part]
-    labels: Labels | None  # of the vote,
-    privacy: VoteAccount | None  # and what they cost
+    pixels: dict[str, Perturbation] = field(default_factory=dict)  # "train" and "test" before and after phase I
+    image_guarantee: ImageGuarantee | None = None  # of phase I
+    parts: list[Part] = field(default_factory=list)
+    labels: Labels | None = None  # of the vote,
+    privacy: VoteAccount | None = None  # and what they cost
     # Of one instructor on everything, of all N as the clock saw it, and how many processes shared them.
-    seconds: dict[str, float]
+    seconds: dict[str, float] = field(default_factory=dict)
     # Of the guarantee: "holds"; "void: seed published", since whoever knows it can redraw the noise; "none".
-    status: str
-    comparisons: list[Comparison]
-    versions: dict[str, str]
+    status: str = "none"
+    comparisons: list[Comparison] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
     not_private: str = NOT_PRIVATE  # what of this record must not be published together with the understudy
     digest: str = ""  # of all this but times, versions and workers: equal for equal runs on one machine
     models: dict[str, ImageClassifier] = field(default_factory=dict, repr=False, compare=False)  # by part; not in JSON
@@ -242,12 +227,11 @@ class ThreePhaseRecord:
         del fields["models"]
         return _plain(fields)  # type: ignore[no-any-return]
 
-    def with_digest(self) -> ThreePhaseRecord:
+    def own_digest(self) -> str:
         untimed = [replace(p, seconds=0.0, rows=[{**row, "seconds": 0.0} for row in p.rows]) for p in self.parts]
         settings = replace(self.settings, workers=None)
-        settled = replace(self, settings=settings, parts=untimed, seconds={}, versions={}, comparisons=[], digest="")
-        text = json.dumps(settled.as_json(), sort_keys=True)
-        return replace(self, digest=hashlib.sha256(text.encode()).hexdigest())
+        same = replace(self, settings=settings, parts=untimed, seconds={}, versions={}, comparisons=[], digest="")
+        return hashlib.sha256(json.dumps(same.as_json(), sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
@@ -297,8 +281,7 @@ class Job:
 
 def usable_workers(examples: int) -> int:
     """How many processes pay for instructors on so many examples together: 1, or one per core."""
-    cores = usable_cores()
-    return cores if examples >= PARALLEL_FROM else 1
+    return usable_cores() if examples >= PARALLEL_FROM else 1
 
 
 # ---- The pipeline ----------------------------------------------------------------------------------------------------
@@ -328,48 +311,55 @@ def run_three_phase(settings: ThreePhaseSettings, images: Images, listener: List
         run.label()
     if 3 in settings.phases:
         run.phase_three()
-    return run.record()
+    return run.recorded()
 
 
 class _Run:
-    """What the phases hand on to one another. `images` are noised from phase I on."""
+    """What the phases hand on to one another, and the record that they fill. `images` are noised from phase I on."""
 
     def __init__(self, settings: ThreePhaseSettings, images: Images, listener: Listener) -> None:
         self.public = int(PUBLIC_SHARE * len(images.test))
         _check(settings, images, self.public)
-        self.settings, self.original, self.images, self.listener = settings, images, images, listener
+        self.settings, self.images, self.listener = settings, images, listener
         self.key = secrets.randbits(128) if settings.private_seed else key_from_seed(f"three phases {settings.seed}")
-        self.pixels: dict[str, Perturbation] = {}
-        self.guarantee: ImageGuarantee | None = None
         self.bare = "trained without noise"  # why a network has no epsilon that was trained without a private method
-        self.parts: list[Part] = []
-        self.models: dict[str, ImageClassifier] = {}
         self.voters: list[ImageClassifier] = []
-        self.seconds: dict[str, float] = {}
-        self.labels: Labels | None = None
-        self.account: VoteAccount | None = None
         self.answers = np.zeros(0, dtype=np.int64)
+        sha256 = hashlib.sha256()
+        for array in (images.train, images.train_labels, images.test, images.test_labels):
+            sha256.update(f"{array.dtype.str}{array.shape}".encode())
+            sha256.update(np.ascontiguousarray(array).tobytes())
+        data = {
+            "name": images.name,
+            "shape": list(images.train.shape[1:]),
+            "classes": images.classes,
+            "train": len(images.train),
+            "public": self.public,
+            "test": len(images.test) - self.public,
+            "sha256": sha256.hexdigest(),
+        }
+        self.record = ThreePhaseRecord(settings, data)
 
     def train_one(self, name: str, why: str) -> None:
         """A network on the whole training set: the plain model, or the only instructor."""
         job = self._job(name, self.images.train, self.images.train_labels, self.settings.method)
         start = time.perf_counter()
         trained = job.train(self.listener)
-        self.seconds[ONE] = time.perf_counter() - start
+        self.record.seconds[ONE] = time.perf_counter() - start
         self._keep(job, trained, *_cost(trained, why))
         self.voters = [trained.model]
 
     def phase_one(self) -> None:
         """Noise on all images; one instructor on all of them shows what it costs."""
-        before, sigma = self.original, self.settings.sigma
+        before, sigma = self.images, self.settings.sigma
         train, test = (
             perturb(part, sigma, stream(self.key, Purpose.NOISE, place))
             for place, part in enumerate((before.train, before.test))
         )
         self.images = replace(before, train=train, test=test)
-        self.pixels = {"train": compare(before.train, train), "test": compare(before.test, test)}
-        self.guarantee = image_guarantee(train.shape[1:], sigma, self.settings.delta)
-        if math.isfinite(self.guarantee.epsilon):
+        self.record.pixels = {"train": compare(before.train, train), "test": compare(before.test, test)}
+        guarantee = self.record.image_guarantee = image_guarantee(train.shape[1:], sigma, self.settings.delta)
+        if math.isfinite(guarantee.epsilon):
             self.bare = "labels are not protected"
         self.train_one(ONE, self.bare)
 
@@ -385,7 +375,7 @@ class _Run:
         cure, name = "train the instructors with fewer workers", "a process that trains instructors"
         trained = run_jobs(Job.train, jobs, workers, self.listener, cure=cure, name=name)
         seconds = time.perf_counter() - start
-        self.seconds |= {"instructors": seconds, "processes": workers}
+        self.record.seconds |= {"instructors": seconds, "processes": workers}
         for job, done in zip(jobs, trained, strict=True):
             self._keep(job, done, *_cost(done, self.bare))
         self.voters = [done.model for done in trained]
@@ -407,11 +397,11 @@ class _Run:
         queries = self.settings.labels or self.public
         probabilities, aggregator = self._probabilities(slice(queries)), self.settings.aggregator()
         counts = vote_counts(probabilities.argmax(axis=2), self.images.classes)
-        self.account = account_votes(aggregator, counts, self.settings.delta)
+        self.record.privacy = account_votes(aggregator, counts, self.settings.delta)
         self.answers = aggregator.labels(probabilities, stream(self.key, Purpose.NOISE, 2))
         truth, answered = self.images.test_labels[:queries], int((self.answers != NO_LABEL).sum())
         agreed = np.array([len(self.voters)] + [0] * (self.images.classes - 1))
-        self.labels = Labels(
+        self.record.labels = Labels(
             queries,
             answered,
             right=float((self.answers == truth).sum() / max(answered, 1)),
@@ -422,47 +412,25 @@ class _Run:
 
     def phase_three(self) -> None:
         """The understudy, on the public images that got a label."""
-        assert self.account is not None
+        account = self.record.privacy
+        assert account is not None
         chosen = np.flatnonzero(self.answers != NO_LABEL)
         if not len(chosen):
             raise UsageError(f"the vote answered none of its {len(self.answers)} queries: raise its epsilon")
         job = self._job(UNDERSTUDY, self.images.test[chosen], self.answers[chosen], self.settings.understudy_method)
-        epsilon, why = self.account.epsilon, "no noise on the votes"
+        epsilon, why = account.epsilon, "no noise on the votes"
         if math.isfinite(epsilon):
             # T15: private training would protect images that are public and labels that are noised already.
             why = "its labels; its private training adds nothing" if job.settings.private else "its labels"
         self._keep(job, job.train(self.listener), epsilon if math.isfinite(epsilon) else None, why)
 
-    def record(self) -> ThreePhaseRecord:
-        images, held = self.original, self.account is not None and math.isfinite(self.account.epsilon)
-        sha256 = hashlib.sha256()
-        for array in (images.train, images.train_labels, images.test, images.test_labels):
-            sha256.update(f"{array.dtype.str}{array.shape}".encode())
-            sha256.update(np.ascontiguousarray(array).tobytes())
-        data = {
-            "name": images.name,
-            "shape": list(images.train.shape[1:]),
-            "classes": images.classes,
-            "train": len(images.train),
-            "public": self.public,
-            "test": len(images.test) - self.public,
-            "sha256": sha256.hexdigest(),
-        }
-        found = ThreePhaseRecord(
-            self.settings,
-            data,
-            self.pixels,
-            self.guarantee,
-            self.parts,
-            self.labels,
-            self.account,
-            self.seconds,
-            "none" if not held else "holds" if self.settings.private_seed else "void: seed published",
-            [],
-            versions(),
-            models=self.models,
-        )
-        return replace(found, comparisons=compare_with_thesis(found)).with_digest()
+    def recorded(self) -> ThreePhaseRecord:
+        record = self.record
+        if record.privacy is not None and math.isfinite(record.privacy.epsilon):
+            record.status = "holds" if self.settings.private_seed else "void: seed published"
+        record.versions, record.comparisons = versions(), compare_with_thesis(record)
+        record.digest = record.own_digest()
+        return record
 
     def _job(self, name: str, x: NDArray[np.float32], y: Classes, method: str) -> Job:
         settings = self.settings.training(method, len(x), self.images.classes, name)
@@ -473,7 +441,7 @@ class _Run:
         return np.array([voter.probabilities(self.images.test[queries]) for voter in self.voters])
 
     def _keep(self, job: Job, trained: Trained, epsilon: float | None, why: str) -> None:
-        self.models[job.name] = trained.model
+        self.record.models[job.name] = trained.model
         seconds = sum(row["seconds"] for row in trained.rows)
         self._add(job.name, len(job.x), trained.model.predict(job.test_x), epsilon, why, trained.rows, seconds)
 
@@ -481,9 +449,10 @@ class _Run:
         self, name: str, examples: int, predicted: Classes, epsilon: float | None, why: str, rows: Rows, seconds: float
     ) -> None:
         scores = score_labels(self.images.test_labels[self.public :], predicted, self.images.classes)
-        known = [self.guarantee.epsilon if self.guarantee else math.inf, math.inf if epsilon is None else epsilon]
-        image = min(known) if math.isfinite(min(known)) else None
-        self.parts.append(Part(name, examples, scores, rows, seconds, epsilon, image, why))
+        noise = self.record.image_guarantee
+        image = min(noise.epsilon if noise else math.inf, math.inf if epsilon is None else epsilon)
+        image_epsilon = image if math.isfinite(image) else None
+        self.record.parts.append(Part(name, examples, scores, rows, seconds, epsilon, image_epsilon, why))
 
 
 # ---- Beside the thesis -----------------------------------------------------------------------------------------------

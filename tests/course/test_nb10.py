@@ -47,18 +47,18 @@ class CalledError(Exception):
 def called(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Puts in a function's place of the pipeline one that only raises what it was given."""
 
-    def refuse(*given: Any) -> None:
+    def refuse(*given: Any, **_: Any) -> None:
         raise CalledError(*given)
 
     return lambda name: monkeypatch.setattr(pipeline, name, refuse)
 
 
 def test_sketch_has_the_images_noise_and_parts_of_a_real_run(sketch: Sketch, called: Callable[[str], None]) -> None:
-    called("train_all")
+    called("run_jobs")
     with pytest.raises(CalledError) as got:
         run_three_phase(replace(THESIS, instructors=3), sketch.images)
     train, test = sketch.noised(0.6)
-    for job, part in zip(got.value.args[0], np.array_split(sketch.order, 3), strict=True):
+    for job, part in zip(got.value.args[1], np.array_split(sketch.order, 3), strict=True):
         assert (job.x == train[part]).all()
         assert (job.y == sketch.images.train_labels[part]).all()
         assert (job.test_x == test[sketch.public :]).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ def test_noise_is_normal_independent_and_not_clipped():
     assert abs(np.corrcoef(noise[:-64], noise[64:])[0, 1]) < 0.02
     assert noised().min() < -0.5
     assert noised().max() > 1.5
+    assert np.array_equal(noised(0.0), DIGITS)
 
 
 def test_every_block_of_images_has_noise_of_its_own():
@@ -47,24 +49,6 @@ def test_every_block_of_images_has_noise_of_its_own():
     assert not np.array_equal(found[:2000], found[2000:4000])
     assert found.dtype == np.float32
     assert not black.any()
-
-
-def test_without_noise_images_stay_as_they_are():
-    assert np.array_equal(noised(0.0), DIGITS)
-
-
-@pytest.mark.parametrize("sigma", [-1e-9, math.nan, math.inf])
-def test_an_impossible_sigma_is_refused(sigma):
-    with pytest.raises(UsageError, match="sigma is"):
-        perturb(DIGITS, sigma, np.random.default_rng(0))
-    with pytest.raises(UsageError, match="sigma is"):
-        image_guarantee((1, 8, 8), sigma, 1e-5)
-
-
-def test_pixels_beyond_the_range_of_the_guarantee_are_refused():
-    for wrong in (255 * DIGITS, DIGITS - 0.01, np.where(DIGITS > 0.9, np.nan, DIGITS)):
-        with pytest.raises(UsageError, match="between 0 and 1"):
-            perturb(wrong, 0.6, np.random.default_rng(0))
 
 
 def test_the_thesis_epsilon_is_that_of_a_much_smaller_query():
@@ -93,12 +77,6 @@ def test_no_two_images_are_further_apart_than_the_sensitivity(shape, seed):
     rng = np.random.default_rng(seed)
     distance = np.linalg.norm((rng.random(shape) - rng.random(shape)).ravel())
     assert distance <= image_sensitivity(shape) == np.linalg.norm(np.ones(shape).ravel())
-
-
-def test_an_image_without_pixels_is_refused():
-    for shape in ((), (1, 0, 8)):
-        with pytest.raises(UsageError, match="no pixels"):
-            image_sensitivity(shape)
 
 
 def test_statistics_are_those_of_numpy():
@@ -134,10 +112,22 @@ def test_statistics_without_noise_or_without_contrast():
     assert statistics(grey).signal_noise_ratio == math.inf
 
 
-def test_images_that_cannot_be_compared_are_refused():
-    for other in (DIGITS[:5], DIGITS[:0]):
-        with pytest.raises(UsageError, match="cannot compare"):
-            compare(DIGITS[:0], other)
+@pytest.mark.parametrize(
+    ("call", "culprit"),
+    [
+        *((partial(noised, sigma), "sigma is") for sigma in (-1e-9, math.nan, math.inf)),
+        *((partial(image_guarantee, (1, 8, 8), sigma, 1e-5), "sigma is") for sigma in (-1e-9, math.nan, math.inf)),
+        *(
+            (partial(perturb, wrong, 0.6, np.random.default_rng(0)), "between 0 and 1")
+            for wrong in (255 * DIGITS, DIGITS - 0.01, np.where(DIGITS > 0.9, np.nan, DIGITS))
+        ),
+        *((partial(image_sensitivity, shape), "no pixels") for shape in ((), (1, 0, 8))),
+        *((partial(compare, DIGITS[:0], other), "cannot compare") for other in (DIGITS[:5], DIGITS[:0])),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, culprit):
+    with pytest.raises(UsageError, match=culprit):
+        call()
 
 
 def test_mnist_images_keep_less_than_half_of_their_correlation(real_data):

@@ -125,13 +125,10 @@ def test_a_vote_without_noise_leaves_the_understudy_without_guarantee():
     assert found.status == "none"
 
 
-def test_an_unanswered_query_teaches_nothing(jobs):
+def test_an_unanswered_query_teaches_nothing_and_a_vote_that_answers_none_is_refused(jobs, monkeypatch):
     found = run_three_phase(replace(QUICK, vote="confident", vote_epsilon=20.0), FEW)
     assert 0 < found.labels.answered == len(jobs[UNDERSTUDY].x) < found.labels.queries == 90
     assert found.privacy.queries == 90
-
-
-def test_a_vote_that_answers_nothing_is_told_plainly(monkeypatch):
     never = replace(QUICK.aggregator(), vote="confident", threshold=1e9, threshold_noise=1.0)
     monkeypatch.setattr(ThreePhaseSettings, "aggregator", lambda self: never)
     with pytest.raises(UsageError, match="answered none of its 90 queries"):
@@ -181,17 +178,13 @@ def test_seeds_decide_and_secret_ones_do_not_repeat(record):
     assert secret[0].status == "holds"
 
 
-def test_private_instructors_are_as_private_as_the_worst():
-    """T9: parallel composition is the maximum, not a tenth."""
-    settings = ThreePhaseSettings(instructors=2, phases=(1, 2), method="dp-adam", epochs=1, train_epsilon=5.0)
-    found = run_three_phase(settings, FEW)
+def test_private_instructors_are_as_private_as_the_worst_and_a_private_understudy_gains_nothing():
+    """T9: parallel composition is the maximum, not a tenth. T15: its epsilon is that of its labels, with or without."""
+    private = {"epochs": 1, "train_epsilon": 5.0}
+    found = run_three_phase(ThreePhaseSettings(instructors=2, phases=(1, 2), method="dp-adam", **private), FEW)
     each = [found.part(f"instructor {i}").epsilon for i in (1, 2)]
     assert found.part(HARD).epsilon == max(each) == pytest.approx(5, rel=0.02)
-
-
-def test_a_private_understudy_gains_nothing():
-    """T15: its epsilon is that of its labels, with or without."""
-    found = run_three_phase(replace(QUICK, understudy_method="dp-adam", epochs=1), FEW)
+    found = run_three_phase(replace(QUICK, understudy_method="dp-adam", **private), FEW)
     assert found.part(UNDERSTUDY).epsilon == found.privacy.epsilon
     assert "adds nothing" in found.part(UNDERSTUDY).why
 
@@ -249,13 +242,18 @@ def test_settings_that_make_no_sense_are_refused(change, message):
         ThreePhaseSettings(**change)
 
 
-def test_data_that_do_not_suffice_are_refused():
-    rarest = int(np.bincount(FEW.train_labels).min())
-    with pytest.raises(UsageError, match=f"{rarest + 1} instructors cannot all see class .* take {rarest} at most"):
-        run_three_phase(replace(QUICK, instructors=rarest + 1), FEW)
-    with pytest.raises(UsageError, match="91 labels, but there are 90 public"):
-        run_three_phase(replace(QUICK, labels=91), FEW)
-    with pytest.raises(UsageError, match="no images"):
-        run_three_phase(QUICK, two_circles(20, 20))
-    with pytest.raises(UsageError, match="test set of 1"):
-        run_three_phase(QUICK, replace(FEW, test=FEW.test[:1], test_labels=FEW.test_labels[:1]))
+RAREST = int(np.bincount(FEW.train_labels).min())
+
+
+@pytest.mark.parametrize(
+    ("change", "images", "message"),
+    [
+        ({"instructors": RAREST + 1}, FEW, f"{RAREST + 1} instructors cannot all see class .* take {RAREST} at most"),
+        ({"labels": 91}, FEW, "91 labels, but there are 90 public"),
+        ({}, two_circles(20, 20), "no images"),
+        ({}, replace(FEW, test=FEW.test[:1], test_labels=FEW.test_labels[:1]), "test set of 1"),
+    ],
+)
+def test_data_that_do_not_suffice_are_refused(change, images, message):
+    with pytest.raises(UsageError, match=message):
+        run_three_phase(replace(QUICK, **change), images)

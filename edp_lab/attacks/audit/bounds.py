@@ -2,7 +2,8 @@
 
 From draws of one step with and without a canary come two error rates, and from these a bound. From one run with m
 canaries, each in the training set with chance 1/2, come r guesses, "in" or "out", and abstentions on the others; v
-guesses are right. More right guesses than the claimed privacy allows refute it.
+guesses are right. More right guesses than the claimed privacy allows refute it. Impossible counts, and a claim that is
+missing or not finite, are refused by `UsageError`.
 """
 
 from __future__ import annotations
@@ -155,9 +156,6 @@ def one_run_epsilon(m: int, r: int, v: int, delta: float, beta: float) -> float:
     (100000, 1510, 1439, 1e-5) -> 2.676.
 
     Guarantee: however the guesses and their places depend on what the mechanism released, r fixed beforehand.
-
-    Raises:
-        UsageError: not 0 <= v <= r <= m, or delta or beta out of range.
     """
     _check_counts(m, r, v, beta)
     if not 0 <= delta < 1:
@@ -201,9 +199,6 @@ def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
     inequality that is left). Where that total exceeds 1, P[W >= v] is below beta, and v right guesses refute mu.
 
     Guarantee: a mu-GDP mechanism, guesses and their places as in `one_run_epsilon`. Rounded down.
-
-    Raises:
-        UsageError: not 0 <= v <= r <= m, or beta out of range.
     """
     _check_counts(m, r, v, beta)
 
@@ -248,11 +243,7 @@ class Finding(StrEnum):
 
 
 def claim_under_test(guarantee: Guarantee, mechanism: Mechanism) -> float:
-    """As printed, the paper's zCDP epsilon; sound, the epsilon that holds.
-
-    Raises:
-        UsageError: there is none, or it is not finite.
-    """
+    """As printed, the paper's zCDP epsilon; sound, the epsilon that holds."""
     sound = mechanism.variant is Variant.SOUND
     claimed = guarantee.epsilon if sound else guarantee.epsilon_claimed
     if claimed is None:

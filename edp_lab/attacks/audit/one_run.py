@@ -148,11 +148,7 @@ class Plan(NamedTuple):
 
 
 class Directions:
-    """m orthogonal unit vectors in P dimensions: random signs, each on P // m coordinates of its own.
-
-    Raises:
-        UsageError: fewer coordinates than canaries.
-    """
+    """m orthogonal unit vectors in P dimensions: random signs, each on P // m coordinates of its own."""
 
     def __init__(self, key: int, canaries: int, size: int) -> None:
         share = size // canaries
@@ -366,9 +362,7 @@ def audit_one_run(
     Guarantee: if the noise is as good as random, epsilon is at least `epsilon_lower_bound` with probability
     `confidence`, so a true claim is refuted in at most 1 - `confidence` of audits: see `one_run_bounds`.
 
-    Raises:
-        UsageError: no noise, no finite claim, a corpus that does not load, more canaries than the model or the corpus
-            can carry, or a number out of range.
+    A run that claims no finite epsilon, or cannot carry so many canaries, is refused by `UsageError`.
     """
     if kind not in list(Kind):
         raise UsageError(f"unknown kind of canary {kind!r}: choose {' or '.join(Kind)}")

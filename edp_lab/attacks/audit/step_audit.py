@@ -86,8 +86,7 @@ def audit_mechanism(
     `confidence`, so a true claim is refuted in at most 1 - `confidence` of audits. Alpha from private gradients is
     audited as if it were public, which is only generous to the claim. float32 noise is taken for exactly Gaussian.
 
-    Raises:
-        UsageError: no noise, Poisson sampling, no finite claim, or delta, draws or confidence out of range.
+    Poisson sampling, a mechanism that claims no finite epsilon, and numbers out of range are refused by `UsageError`.
     """
     if mechanism.z0 == 0:
         raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")

@@ -13,6 +13,8 @@ Three attacks score as many members as non-members, larger for "member":
   of the intent and of the tag sequence, taken as independent. Measured on ATIS with 16 shadow models, their correlation
   within an utterance is 0.07, a full covariance gains nothing, both logits together beat either alone, and one variance
   for all utterances beats each utterance's own.
+
+Runs that cannot be attacked, unknown corpora and classifiers, and too few members or models raise `UsageError`.
 """
 
 from __future__ import annotations
@@ -73,19 +75,14 @@ LEAST_VARIANCE = 1e-6  # where all models agree
 
 @dataclass(frozen=True)
 class Target:
-    """A trained model, and as many members as non-members for an attack to tell apart.
-
-    Attributes:
-        members: utterances of the training set, drawn at random if it is larger than the test set.
-        non_members: as many of the test set.
-    """
+    """A trained model, and as many members as non-members for an attack to tell apart."""
 
     folder: Path
     config: TrainConfig
     corpus: Corpus
     model: IntentSlotModel
-    members: tuple[Utterance, ...]
-    non_members: tuple[Utterance, ...]
+    members: tuple[Utterance, ...]  # of the training set, drawn at random if it is larger than the test set
+    non_members: tuple[Utterance, ...]  # as many of the test set
 
     @property
     def pool(self) -> tuple[Utterance, ...]:
@@ -128,12 +125,7 @@ class Target:
 
 
 def load_target(run: str | Path) -> Target:
-    """The model of a run with members from its training set and an equal number of non-members from its test set.
-
-    Raises:
-        UsageError: no run there, an unfinished one, its corpus is missing or has changed, the model is not the one of
-            the record, or there are too few members.
-    """
+    """The model of a run with members from its training set and an equal number of non-members from its test set."""
     folder, record = Path(run), read_record(run)
     if record["status"] not in ("finished", "interrupted"):
         raise UsageError(f"the run in {folder} is {record['status']}: finish it with edp-lab train --resume {folder}")
@@ -152,11 +144,7 @@ def load_target(run: str | Path) -> Target:
 
 
 def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Utterance, ...]]:
-    """As many of the training set as of the test set, drawn at random.
-
-    Raises:
-        UsageError: fewer than `LEAST_MEMBERS`.
-    """
+    """As many of the training set as of the test set, drawn at random."""
     count = min(len(data.train), len(data.test))
     if count < LEAST_MEMBERS:
         raise UsageError(
@@ -222,10 +210,7 @@ class Attacked:
 
 
 def same_pool(before: str | Path, after: str | Path) -> None:
-    """
-    Raises:
-        UsageError: the two runs were not trained on the same utterances; or as `load_target`.
-    """
+    """Refuses two runs that were not trained on the same utterances."""
     if load_target(before).pool != load_target(after).pool:
         raise UsageError(f"{before} has other members than {after}: compare runs of one corpus and seed")
 
@@ -239,11 +224,7 @@ def change(before: Attacked, after: Attacked) -> dict[str, Any]:
 
 
 def attack_loss(run: str | Path, fprs: tuple[float, ...] = FPRS, confidence: float = 0.95) -> Attacked:
-    """Call those members whose loss is low.
-
-    Raises:
-        UsageError: as `load_target`.
-    """
+    """Call those members whose loss is low."""
     target, guards = _prepared(run)
     return _judged(target, guards, "loss", -signals(target.model, target.pool).loss, fprs, confidence)
 
@@ -266,10 +247,6 @@ def attack_shadow(
         classifier: "forest", "boosting", "logistic" or "mlp".
         cache: where trained shadow models are kept.
         plain: train them by SGD, whatever the target's method.
-
-    Raises:
-        UsageError: as `load_target`, a negative seed, an unknown classifier or corpus, or the target's own corpus as
-            its shadow.
     """
     target, guards = _prepared(run)
     if seed < 0:
@@ -309,11 +286,7 @@ def attack_lira(
     cache: Path | None = None,
     told: Callable[[str], None] = lambda what: None,
 ) -> Attacked:
-    """LiRA, see `lira_scores`; `size` and `epochs` of the shadow models, None: the target's.
-
-    Raises:
-        UsageError: as `load_target` and `shadow_signals`.
-    """
+    """LiRA, see `lira_scores`; `size` and `epochs` of the shadow models, None: the target's."""
     target, guards = _prepared(run)
     chosen = {name: value for name, value in (("size", size), ("epochs", epochs)) if value is not None}
     lr = target.config.lr if size in (None, target.config.size) else None
@@ -358,9 +331,6 @@ def attack_model(name: str, seed: int) -> Any:
     """A scikit-learn classifier with ``predict_proba``.
 
     The default is the one that found most between ATIS and SNIPS, in both directions, which flatters it a little there.
-
-    Raises:
-        UsageError: an unknown name.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
@@ -391,10 +361,7 @@ def default_shadow(own: str, at_hand: Callable[[str], bool] = lambda name: find(
 
 
 def shadow_corpus(name: str, target: Target) -> Corpus:
-    """
-    Raises:
-        UsageError: an unknown corpus, or one that shares much of its text with the target's.
-    """
+    """By name or path, or "generated"; one that shares much of its text with the target's is refused."""
     if name == GENERATED:
         domain = target.config.corpus.removeprefix("smart-home-")
         return generate(EMBEDDED_UTTERANCES, EMBEDDED_SEED + 1, domain if domain in DOMAINS else None)
@@ -433,10 +400,6 @@ def lira_scores(target: Signals, shadows: ShadowSignals, online: bool = True) ->
 
     With fewer than `MANY` models there is one v_in and one v_out for all utterances, the mean of their variances over
     models, in place of each utterance's own.
-
-    Raises:
-        UsageError: signals of other utterances or of a model with other heads, or an utterance with fewer than two
-            models with it, or without.
     """
     x, models, inside = target.logits, shadows.signals.logits, shadows.inside
     if models.shape != (len(inside), *x.shape) or inside.shape != models.shape[:2]:

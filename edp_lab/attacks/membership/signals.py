@@ -14,6 +14,9 @@ Shadow models are trained as the target was, on training sets that the attacker 
 
 The key is a digest of everything that the entry is a function of: settings, labels, training set, seed and pretrained
 weights (see `edp_lab.training.result_cache`). Entries may be deleted at any time.
+
+Utterances that do not fit the model, a model that has diverged, an impossible design and a cache that cannot be written
+are refused by `UsageError`.
 """
 
 from __future__ import annotations
@@ -72,11 +75,7 @@ class Signals(NamedTuple):
 def scored_batches(
     model: IntentSlotModel, utterances: Sequence[Utterance], batch_size: int
 ) -> Iterator[tuple[Batch, Tensor, Tensor | None, Tensor]]:
-    """Batches of the utterances, in another order, each with the model's scores of them, without dropout.
-
-    Raises:
-        UsageError: an utterance with labels that the model does not know, or scores that are not finite.
-    """
+    """Batches of the utterances, in another order, each with the model's scores of them, without dropout."""
     model.eval()
     for batch in model.inference_batches(model.dataset(utterances), batch_size):
         log_intent, emissions, mask = model.scores(batch)
@@ -87,11 +86,7 @@ def scored_batches(
 
 @torch.no_grad()
 def signals(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Signals:
-    """Loss and logits of each utterance.
-
-    Raises:
-        UsageError: no utterances, or as `scored_batches`.
-    """
+    """Loss and logits of each utterance."""
     intents, nll = np.empty(len(utterances)), np.empty(len(utterances))
     for batch, log_intent, emissions, mask in scored_batches(model, utterances, BATCH):
         rows, log_p, own = batch.examples.numpy(), log_intent.double(), batch.intents[:, None]
@@ -122,9 +117,6 @@ def sorted_scores(
     and over the tokens of the utterance their mean. So no number depends on what labels mean, on how many there are
     (those beyond the width are cut, those that do not exist are 0, as their probability is) or on how long the
     utterance is. The true labels are not used. Without slots, the slot features are 0.
-
-    Raises:
-        UsageError: as `signals`.
     """
     found = np.zeros((len(utterances), intent_width + slot_width))
     for batch, log_intent, emissions, mask in scored_batches(model, utterances, BATCH):
@@ -158,9 +150,6 @@ def train_shadow(
         corpus: brings the label sets.
         train: the training set, in the order that the seed shuffles.
         cache: where trained shadow models are kept; None is `default_cache`.
-
-    Raises:
-        UsageError: an empty training set, one that `config` cannot train on, or a cache that cannot be written.
     """
     own = _settled(config, seed)
     entry = _cache(cache).folder / _key(own, corpus, train)
@@ -196,10 +185,7 @@ def shadow_signals(
         progress: told, in this thread, how many of the K are done. What it raises ends the work.
         workers: processes of one thread each; None is one per core that this process may use.
 
-    Raises:
-        UsageError: an odd or small K, an empty pool or one that `config` cannot train on, a cache that cannot be
-            written, or a worker that died.
-        KeyboardInterrupt: with a sentence on what is kept. As after any error, no worker is left.
+    Whatever ends the work, no worker is left, and a sentence says what is kept.
     """
     inside = half_samples(pool, shadows, seed)
     kept = _cache(cache)
@@ -237,9 +223,6 @@ def half_samples(pool: Sequence[Utterance], shadows: int, seed: int) -> NDArray[
 
     Utterances with the same tokens are in the same ones, or the model of a training set without one of them would have
     seen it all the same. A training set holds about half of the pool: its size is random.
-
-    Raises:
-        UsageError: K is odd or below 4, the seed is negative, or the pool has fewer than two texts.
     """
     if shadows < 4 or shadows % 2:
         raise UsageError(f"{shadows} shadow models: use an even number, at least 4, so that each half has two")
