@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,13 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from edp_lab.errors import UsageError
 from edp_lab.models.factory import seeded
 from edp_lab.models.ghost_clipping.bookkeeping import MicroBatches, Target, add_weighted, row_norms
-from edp_lab.models.ghost_clipping.ops import PLAIN, MicroBatchOps, PlainOps
+from edp_lab.models.ghost_clipping.ops import PLAIN, Kept, MicroBatchOps, PlainOps
 
 KINDS = ("cnn", "alexnet", "vgg", "mlp")
 GAINS = {"relu": math.sqrt(2), "tanh": 5 / 3}
@@ -104,14 +103,11 @@ class ImageClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.shape, self.classes, self.stages, self.activation = tuple(shape), classes, tuple(stages), activation
-        sizes = [self.shape]
+        size, self.convolutions = self.shape, nn.ModuleList()
         for stage in stages:
-            sizes.append(stage.after(sizes[-1]))
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(size[0], stage.filters, stage.kernel, stage.stride, stage.padding)
-            for size, stage in zip(sizes, stages, strict=False)
-        )
-        widths = [math.prod(sizes[-1]), *units, classes]
+            self.convolutions.append(nn.Conv2d(size[0], stage.filters, stage.kernel, stage.stride, stage.padding))
+            size = stage.after(size)
+        widths = [math.prod(size), *units, classes]
         self.dense = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         for layer in [*self.convolutions, *self.dense]:
             nn.init.normal_(layer.weight, std=gain / math.sqrt(layer.weight[0].numel()))
@@ -128,10 +124,11 @@ class ImageClassifier(nn.Module):
                 x = F.max_pool2d(x, stage.pool, stage.pool_stride)
             x = act(x)  # after the maximum, where there is less of it; the order makes no difference
         x = x.flatten(1)
-        *hidden, last = self.dense
+        layers: list[Any] = list(self.dense)
+        *hidden, last = layers
         for layer in hidden:
-            x = act(_linear(x, layer, ops))
-        return _linear(x, last, ops)
+            x = act(ops.linear(x, layer.weight, layer.bias))
+        return ops.linear(x, last.weight, last.bias)
 
     def losses(self, batch: ImageBatch, ops: PlainOps = PLAIN, dropout_key: int | None = None) -> Tensor:
         """Cross entropy of each example: (B). There is no dropout, and the key plays no part."""
@@ -193,31 +190,24 @@ def build_classifier(
         return ImageClassifier(shape, classes, _fitting(stages, shape), units, activation, gain)
 
 
-def _architecture(kind: str, side: int) -> tuple[tuple[Stage, ...], tuple[int, ...]]:
+def _architecture(kind: str, side: int) -> tuple[list[Stage], tuple[int, ...]]:
     """Stages and dense units for images of that many pixels a side."""
     if kind == "mlp":
-        return (), (25,)
+        return [], (25,)
     if kind == "cnn" and side < TINY:
-        return (Stage(16, 3, padding=1, pool=2), Stage(32, 3, padding=1, pool=2)), (32,)
+        return [Stage(n, 3, padding=1, pool=2) for n in (16, 32)], (32,)
     if kind == "cnn":
-        return (Stage(16, 8, 2, 3, pool=2, pool_stride=1), Stage(32, 4, 2, pool=2, pool_stride=1)), (32,)
+        return [Stage(16, 8, 2, 3, pool=2, pool_stride=1), Stage(32, 4, 2, pool=2, pool_stride=1)], (32,)
     if kind == "alexnet" and side < SMALL:
-        pools = (2, 2, 0, 0, 2)
-        filters = (24, 64, 96, 96, 64)
-        return tuple(Stage(n, 3, padding=1, pool=pool) for n, pool in zip(filters, pools, strict=True)), (64, 64)
+        sizes = ((24, 2), (64, 2), (96, 0), (96, 0), (64, 2))
+        return [Stage(n, 3, padding=1, pool=pool) for n, pool in sizes], (64, 64)
     if kind == "alexnet":
-        first, second = Stage(96, 11, 4, 2, pool=3), Stage(256, 5, padding=2, pool=3)
-        return (first, second, *(Stage(n, 3, padding=1) for n in (384, 384)), Stage(256, 3, padding=1, pool=3)), (
-            4096,
-            4096,
-        )
+        rest = [Stage(n, 3, padding=1, pool=pool) for n, pool in ((384, 0), (384, 0), (256, 3))]
+        return [Stage(96, 11, 4, 2, pool=3), Stage(256, 5, padding=2, pool=3), *rest], (4096, 4096)
     blocks = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
     share, units, most = (8, 64, 32) if side < SMALL else (1, 4096, 512)
-    return tuple(
-        Stage(min(n // share, most), 3, padding=1, pool=2 if k == count - 1 else 0)
-        for n, count in blocks
-        for k in range(count)
-    ), (units, units)
+    pools = [(min(n // share, most), 2 if k == count else 0) for n, count in blocks for k in range(1, count + 1)]
+    return [Stage(n, 3, padding=1, pool=pool) for n, pool in pools], (units, units)
 
 
 def _fitting(stages: Sequence[Stage], shape: Sequence[int]) -> list[Stage]:
@@ -225,51 +215,31 @@ def _fitting(stages: Sequence[Stage], shape: Sequence[int]) -> list[Stage]:
     fitting: list[Stage] = []
     size = tuple(shape)
     for stage in stages:
-        unpooled = Stage(stage.filters, stage.kernel, stage.stride, stage.padding)
+        unpooled = replace(stage, pool=0)
         fits = stage.pool and min(unpooled.after(size)[1:]) >= 2 * stage.pool
         fitting.append(stage if fits else unpooled)
         size = fitting[-1].after(size)
     return fitting
 
 
-def _linear(x: Tensor, layer: nn.Module, ops: PlainOps) -> Tensor:
-    assert isinstance(layer, nn.Linear)
-    return ops.linear(x, layer.weight, layer.bias)
-
-
-def convolve(x: Tensor, layer: nn.Module, ops: PlainOps) -> Tensor:
+def convolve(x: Tensor, layer: Any, ops: PlainOps) -> Tensor:
     """x (B, C, H, W) -> (B, O, H', W'), by plain autograd, or with the factors of the weight's gradient kept."""
-    assert isinstance(layer, nn.Conv2d)
     if not isinstance(ops, MicroBatchOps):
         return layer(x)  # type: ignore[no-any-return]
-    return _Convolution.apply(x, layer.weight, layer.bias, layer.stride, layer.padding, ops)  # type: ignore[no-any-return]
+    parameters = layer.weight, layer.bias
+
+    def back(d: Tensor, wanted: bool) -> Tensor | None:
+        ops.keep(ConvolutionUse(parameters, x.detach(), d, layer.stride, layer.padding))
+        return _convolution_backward(d, x, layer.weight, layer.stride, layer.padding, 0) if wanted else None
+
+    return Kept.apply(lambda: layer(x), back, x, *parameters)  # type: ignore[no-any-return]
 
 
-class _Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: Any, padding: Any, ops: Any) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.rest = bias, stride, padding, ops
-        return F.conv2d(x, weight, bias, stride, padding)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d: Tensor) -> Any:
-        (x, weight), (bias, stride, padding, ops) = ctx.saved_tensors, ctx.rest
-        ops.keep(ConvolutionUse((weight, bias), x.detach(), d, stride, padding))
-        dx = _convolution_backward(d, x, weight, stride, padding, 0) if ctx.needs_input_grad[0] else None
-        return dx, None, None, None, None, None
-
-
-def _convolution_backward(
-    d: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], which: int
-) -> Tensor:
+def _convolution_backward(d: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any, which: int) -> Tensor:
     """The gradient of the input (which 0) or of the weight (1)."""
     mask = [which == k for k in range(3)]
-    found = torch.ops.aten.convolution_backward(
-        d, x, weight, None, list(stride), list(padding), [1, 1], False, [0, 0], 1, mask
-    )
-    return found[which]  # type: ignore[no-any-return]
+    given = d, x, weight, None, list(stride), list(padding), [1, 1], False, [0, 0], 1, mask
+    return torch.ops.aten.convolution_backward(*given)[which]  # type: ignore[no-any-return]
 
 
 @dataclass

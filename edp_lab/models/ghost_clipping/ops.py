@@ -9,7 +9,7 @@ slice. ``rows`` (B) says how many rows each example has; None: one each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -64,12 +64,12 @@ class LookupOps(PlainOps):
         if not table.requires_grad:
             return F.embedding(ids, table)
 
-        def keep(d: Tensor) -> None:
+        def keep(d: Tensor, wanted: bool) -> None:
             if id(table) in self.lookups:
                 raise ValueError("a table is used twice in one pass: use plain autograd")
             self.lookups[id(table)] = summed_by(ids.flatten(), d.flatten(0, -2))
 
-        return _Embedding.apply(ids, table, keep)  # type: ignore[no-any-return]
+        return Kept.apply(lambda: F.embedding(ids, table), keep, ids, table)  # type: ignore[no-any-return]
 
 
 class MicroBatchOps(PlainOps):
@@ -125,21 +125,37 @@ class MicroBatchOps(PlainOps):
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None) -> Tensor:
         parameters = (weight,) if bias is None else (weight, bias)
-        keep = lambda d: self.keep(books.LinearUse(parameters, x.detach(), d, rows))  # noqa: E731
-        return _Linear.apply(x, weight, bias, keep)  # type: ignore[no-any-return]
+
+        def back(d: Tensor, wanted: bool) -> Tensor | None:
+            self.keep(books.LinearUse(parameters, x.detach(), d, rows))
+            return d @ weight if wanted else None
+
+        return Kept.apply(lambda: F.linear(x, weight, bias), back, x, *parameters)  # type: ignore[no-any-return]
 
     def embedding(self, ids: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor:
         if id(table) not in self._place:
             return F.embedding(ids, table)
-        keep = lambda d: self.keep(books.LookupUse((table,), ids, d, rows))  # noqa: E731
-        return _Embedding.apply(ids, table, keep)  # type: ignore[no-any-return]
+
+        def back(d: Tensor, wanted: bool) -> None:
+            self.keep(books.LookupUse((table,), ids, d, rows))
+
+        return Kept.apply(lambda: F.embedding(ids, table), back, ids, table)  # type: ignore[no-any-return]
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
-        def keep(d: Tensor, normal: Tensor) -> None:
-            self.keep(books.SumUse((weight,), d * normal, rows))
-            self.keep(books.SumUse((bias,), d, rows))
+        found: list[Tensor] = []  # mean, 1 / standard deviation
 
-        return _LayerNorm.apply(x, weight, bias, eps, keep)  # type: ignore[no-any-return]
+        def run() -> Tensor:
+            y, *found[:] = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+            return y
+
+        def back(d: Tensor, wanted: bool) -> Tensor | None:
+            mean, inverse = found
+            self.keep(books.SumUse((weight,), d * ((x - mean) * inverse), rows))
+            self.keep(books.SumUse((bias,), d, rows))
+            given = d, x, weight.shape, mean, inverse, weight, bias, [wanted, False, False]
+            return torch.ops.aten.native_layer_norm_backward(*given)[0]
+
+        return Kept.apply(run, back, x, weight, bias)  # type: ignore[no-any-return]
 
     def crf(self, emissions: Tensor, tags: Tensor, mask: Tensor, crf: CRF) -> Tensor:
         def keep(d_start: Tensor, d_end: Tensor, transitions: books.TransitionUse) -> None:
@@ -159,49 +175,19 @@ def column_slices(parameters: Sequence[Tensor]) -> list[slice]:
 # mypy cannot type the untyped interface of torch.autograd.Function.
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, keep: Any) -> Tensor:
-        ctx.save_for_backward(weight)
-        ctx.keep = keep
-        return F.linear(x, weight, bias)
+class Kept(torch.autograd.Function):
+    """An operation on x and parameters. `back(d, wanted)` keeps what the parameters' gradients are made of, and returns
+    the gradient of x, None where that is not wanted."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d: Tensor) -> Any:
-        ctx.keep(d)
-        return d @ ctx.saved_tensors[0] if ctx.needs_input_grad[0] else None, None, None, None
-
-
-class _Embedding(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, ids: Tensor, table: Tensor, keep: Any) -> Tensor:
-        ctx.keep = keep
-        return F.embedding(ids, table)
+    def forward(ctx: Any, run: Callable[[], Tensor], back: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.back, ctx.count = back, len(parameters)
+        return run()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: Tensor) -> Any:
-        ctx.keep(d)
-        return None, None, None
-
-
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, keep: Any) -> Tensor:
-        y, mean, inverse = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
-        ctx.save_for_backward(x, mean, inverse, weight, bias)
-        ctx.keep = keep
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d: Tensor) -> Any:
-        x, mean, inverse, weight, bias = ctx.saved_tensors
-        ctx.keep(d, (x - mean) * inverse)
-        masks = [ctx.needs_input_grad[0], False, False]
-        dx = torch.ops.aten.native_layer_norm_backward(d, x, weight.shape, mean, inverse, weight, bias, masks)[0]
-        return dx, None, None, None, None
+        return None, None, ctx.back(d, ctx.needs_input_grad[2]), *[None] * ctx.count
 
 
 class _CRF(torch.autograd.Function):
