@@ -163,7 +163,7 @@ def noise_images(sketch: Sketch, settings: ThreePhaseSettings) -> NoisedImages:
 @lru_cache(maxsize=16)
 def epsilon_curves(shape: tuple[int, ...], delta: float) -> dict[str, list[float]]:
     """Epsilon of one image over `SIGMAS`: for three sizes, and by the thesis' eq 3.1 with a sensitivity of 1."""
-    sizes = {"3 x 256 x 256, resized first": RESIZED, "28 x 28 pixels, MNIST": MNIST_SHAPE}
+    sizes: dict[str, tuple[int, ...]] = {"3 x 256 x 256, resized first": RESIZED, "28 x 28 pixels, MNIST": MNIST_SHAPE}
     sizes["8 x 8 pixels, these digits"] = shape
     curves = {name: [image_guarantee(size, s, delta).epsilon for s in SIGMAS] for name, size in sizes.items()}
     printed = [image_guarantee(shape, s, delta).printed_epsilon for s in SIGMAS]
