@@ -42,39 +42,35 @@ if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
 Draw = Callable[[Any], Figure]
 
 
-class ErrorBox(widgets.HTML):
-    """The visible place for errors. `edp-lab course run` fails where one is shown (class ``edp-lab-error``)."""
+class Frame(widgets.VBox):
+    """What all panels have: a border, a heading that says in one line what one is looking at, and a place for errors.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_class("edp-lab-error")
+    `edp-lab course run` fails where an error is shown (class ``edp-lab-error``).
+
+    Attributes:
+        errors: every error that a callback of this panel raised, bad input included, oldest first.
+    """
+
+    def __init__(
+        self, title: str, looking_at: str, above: Sequence[widgets.Widget], below: Sequence[widgets.Widget]
+    ) -> None:
         self.errors: list[Exception] = []
+        self.error_box = widgets.HTML().add_class("edp-lab-error")
+        heading = widgets.HTML(f"{STYLE}<h3>{title}</h3>What am I looking at? {looking_at}")
+        super().__init__([Fit(), heading, *above, self.error_box, *below])
+        self.add_class("edp-panel")
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Keep and show an error of the block, and do not let it out; a block without one clears the box."""
+        """Keep and show an error of the block, and do not let it out; a block without one clears the place."""
         try:
             yield
-            self.value = ""
+            self.error_box.value = ""
         except Exception as error:
             self.errors.append(error)
             known = isinstance(error, UsageError)
             text = str(error) if known else f"{type(error).__name__}: {error} (a fault of the course, not yours)"
-            self.value = f'<span role="alert">{escape(text)}</span>'
-
-
-class Frame(widgets.VBox):
-    """What all panels have: a border, a heading that says in one line what one is looking at, and an error box."""
-
-    def __init__(self, heading: str, above: Sequence[widgets.Widget], below: Sequence[widgets.Widget]) -> None:
-        self.error_box = ErrorBox()
-        super().__init__([Fit(), widgets.HTML(STYLE + heading), *above, self.error_box, *below])
-        self.add_class("edp-panel")
-
-    @property
-    def errors(self) -> list[Exception]:
-        """Every error that a callback of this panel raised, bad input included, oldest first."""
-        return self.error_box.errors
+            self.error_box.value = f'<span role="alert">{escape(text)}</span>'
 
     def check(self) -> None:
         """Raise the first error that was not bad input, so that a run without a browser fails on it."""
@@ -161,8 +157,7 @@ class Panel(Frame):
         for column, flex in ((left, "1 1 30rem"), (right, "1 1 24rem")):
             column.layout.flex, column.layout.min_width = flex, "0"
         frames = [framed(live, flex) for live, (_, flex) in zip(self.figures, places, strict=True)]
-        heading = f"<h3>{title}</h3>What am I looking at? {looking_at}"
-        super().__init__(heading, [side_by_side(left, right)], [side_by_side(*frames)])
+        super().__init__(title, looking_at, [side_by_side(left, right)], [side_by_side(*frames)])
 
     @property
     def values(self) -> dict[str, Any]:
@@ -191,7 +186,7 @@ class Panel(Frame):
 
     def _changed(self, _: object) -> None:
         if not self._held:
-            with self.error_box.guard():
+            with self.guard():
                 self.result = self._compute(**self.values)
                 for live, draw in zip(self.figures, self.draws, strict=True):
                     live.show(draw(self.result))
@@ -229,6 +224,7 @@ class RunPanel(Frame):
     Attributes:
         figures: the live figures, in order.
         words, command: the read-outs (`.value`).
+        stop_event: set when Stop is pressed: for what takes an event, such as `edp_lab.training.train`.
     """
 
     def __init__(
@@ -240,33 +236,28 @@ class RunPanel(Frame):
         rows: int = 0,
         copy: str = "",
     ) -> None:
-        self._stop, self._thread = threading.Event(), threading.Thread()
+        self.stop_event, self._thread = threading.Event(), threading.Thread()
         self.run_button = widgets.Button(description="Run", icon="play", button_style="primary")
         self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.run_button.on_click(lambda _: self.run())
         self.stop_button.on_click(lambda _: self.stop())
         self.bar, self.state = widgets.IntProgress(max=1, layout={"width": "10rem"}), widgets.Label()
         buttons = [*inputs, self.run_button, self.stop_button, self.bar, self.state]
-        row = widgets.HBox(buttons, layout={"align_items": "center", "flex_flow": "row wrap"})
+        row = widgets.HBox(buttons, layout={"align_items": "center", "flex_flow": "row wrap"}).add_class("edp-wide")
         self.figures = [LiveFigure(drawn) for drawn in figures]
+        pictures = [framed(live, HALF if self.figures[1:] else "1 1 auto") for live in self.figures]
         self.words, self.command = widgets.HTML(), command_box(rows)
-        pictures = [framed(live, "1 1 auto") for live in self.figures]
-        if len(pictures) > 1:
-            pictures = [side_by_side(*map(framed, self.figures))]
-        told = [widgets.HTML(copy), self.command] if copy else [self._last_command()]
-        heading = f"<h3>{title}</h3>What am I looking at? {looking_at}"
-        super().__init__(heading, [row.add_class("edp-wide")], [*pictures, self.words, *(told if rows else [])])
-
-    def _last_command(self) -> widgets.VBox:
-        """A heading and the command's box, both absent while the box is empty: nothing has been run yet."""
-        place = widgets.VBox()
-        shown = (widgets.HTML(f"{COPY} (of the last run)"), self.command)
+        told = widgets.VBox([widgets.HTML(copy or f"{COPY} (of the last run)"), self.command])
+        shown = told.children
 
         def follow(_: object) -> None:
-            place.children = shown if self.command.value else ()
+            told.children = shown if self.command.value else ()
 
-        self.command.observe(follow, "value")
-        return place
+        if not copy:
+            self.command.observe(follow, "value")
+            follow(None)
+        below = [side_by_side(*pictures)] if pictures[1:] else pictures
+        super().__init__(title, looking_at, [row], [*below, self.words, *([told] if rows else [])])
 
     @abstractmethod
     def prepare(self) -> Any:
@@ -282,17 +273,12 @@ class RunPanel(Frame):
 
     @property
     def stopping(self) -> bool:
-        return self._stop.is_set()
+        return self.stop_event.is_set()
 
     def heed_stop(self) -> None:
         """End the work here if Stop was pressed, by a `StoppedError`: for what only tells how far it is."""
         if self.stopping:
             raise StoppedError
-
-    @property
-    def stop_event(self) -> threading.Event:
-        """Set when Stop is pressed: for what takes an event, such as `edp_lab.training.train`."""
-        return self._stop
 
     def progress(self, done: int, of: int, text: str) -> None:
         """Move the bar to `done` of `of` and say what is going on."""
@@ -306,12 +292,12 @@ class RunPanel(Frame):
     def run(self, wait: bool = False) -> None:
         """Start in the background; `wait` returns at the end. Bad settings go to the error box."""
         task, ready = None, False
-        with self.error_box.guard():
+        with self.guard():
             if self._thread.is_alive():
                 raise UsageError("a run is going on: press Stop first")
             task, ready = self.prepare(), True
         if ready:
-            self._stop.clear()
+            self.stop_event.clear()
             self.run_button.disabled, self.stop_button.disabled = True, False
             self._thread = threading.Thread(target=self._guarded, args=(task,), daemon=True)
             self._thread.start()
@@ -320,7 +306,7 @@ class RunPanel(Frame):
 
     def stop(self) -> None:
         """End the work at the next place where that is possible."""
-        self._stop.set()
+        self.stop_event.set()
 
     def wait(self) -> None:
         """Until the work has ended; interrupting the kernel stops it."""
@@ -333,7 +319,7 @@ class RunPanel(Frame):
 
     def _guarded(self, task: Any) -> None:
         try:
-            with self.error_box.guard():
+            with self.guard():
                 self.work(task)
         finally:
             self.state.value = "stopped" if self.stopping else "done"

@@ -101,11 +101,6 @@ def _plain(number: str) -> str:
 # ---- Paragraphs and tables -----------------------------------------------------------------------------------------
 
 
-def paragraphs(*texts: str) -> str:
-    """HTML paragraphs."""
-    return "".join(f"<p>{text}</p>" for text in texts)
-
-
 def details(text: str, summary: str = "what this ε covers") -> str:
     """Text that is one click away: HTML, of plain text."""
     return f"<details><summary>{summary}</summary>{escape(text)}</details>"
