@@ -1,4 +1,4 @@
-"""The command line as a person uses it: help, results, an interrupt; how its options are declared."""
+"""The command line as a person uses it: results, an interrupt; how its options are declared."""
 
 from __future__ import annotations
 
@@ -17,36 +17,32 @@ import typer
 from typer.testing import CliRunner
 
 from edp_lab.cli import app as main_app
-from edp_lab.cli.options import App, chosen, options_of
+from edp_lab.cli.options import App, chosen, option_name, options_of
 from edp_lab.cli.thesis import run as three_phase_run
 from edp_lab.training import TrainConfig
 
 SMALL = ("--size", "small", "--epochs", "1", "--batch-size", "16", "--gpus", "4")
+ALL_OF_PRIVACY = (
+    "import importlib, pkgutil, edp_lab.privacy as p; "
+    "[importlib.import_module(m.name) for m in pkgutil.iter_modules(p.__path__, 'edp_lab.privacy.')]"
+)
+CALL = "from edp_lab.cli import app; app('{} --json'.split(), standalone_mode=False)"
 
 
-@pytest.mark.parametrize("module", ["edp_lab.cli", "edp_lab.training.config"])
-def test_the_command_line_starts_without_what_is_slow_to_import(module):
-    source = f"import sys, {module}; print(sorted({{'torch', 'scipy', 'plotly', 'numpy'}} & set(sys.modules)))"
-    answer = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
-    assert answer.stdout == "[]\n"
-
-
-@pytest.mark.parametrize("command", ["account --z0 1", "account --sampling-rate 0.1 --tight", "table1-epsilon"])
-def test_accounting_needs_no_torch(command):
-    source = (
-        "import sys; from edp_lab.cli import app; app(sys.argv[1:], standalone_mode=False); "
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", source, *command.split(), "--json"], capture_output=True, check=True)
-
-
-def test_privacy_needs_no_torch():
-    source = (
-        "import importlib, pkgutil, sys, edp_lab.privacy as p; "
-        "[importlib.import_module(m.name) for m in pkgutil.iter_modules(p.__path__, 'edp_lab.privacy.')]; "
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", source], check=True)
+@pytest.mark.parametrize(
+    ("source", "slow"),
+    [
+        ("import edp_lab.cli", {"torch", "scipy", "plotly", "numpy", "jinja2"}),
+        ("import edp_lab.training.config", {"torch", "scipy", "plotly", "numpy"}),
+        (ALL_OF_PRIVACY, {"torch"}),
+        (CALL.format("account --z0 1"), {"torch"}),
+        (CALL.format("account --sampling-rate 0.1 --tight"), {"torch"}),
+        (CALL.format("table1-epsilon"), {"torch"}),
+    ],
+)
+def test_nothing_slow_is_imported_before_it_is_needed(source, slow):
+    source = f"{source}; import sys; assert not {slow} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", source], capture_output=True, check=True)
 
 
 # ---- Declaring options -----------------------------------------------------------------------------------------------
@@ -56,7 +52,7 @@ def test_train_has_an_option_for_each_field_with_the_help_that_stands_beside_it(
     options = {option.name: option for option in typer.main.get_command(main_app).commands["train"].params}
     hints = inspect.get_annotations(TrainConfig, eval_str=True)
     for field in dataclasses.fields(TrainConfig):
-        option = options[{"clip_norm": "clip", "num_devices": "gpus"}.get(field.name, field.name)]
+        option = options[option_name(field.name)]
         if field.name != "corpus":  # which a run that is resumed does without
             assert (option.help, option.default) == (hints[field.name].__metadata__[0], field.default)
 
@@ -66,8 +62,8 @@ def test_three_phase_run_has_the_defaults_of_its_settings():
 
     options = inspect.signature(three_phase_run).parameters
     for field in dataclasses.fields(ThreePhaseSettings):
-        option = options[{"understudy_method": "understudy"}.get(field.name, field.name)]
-        assert option.default == ("1,2,3" if field.name == "phases" else field.default)
+        default = options[option_name(field.name)].default
+        assert default == ("1,2,3" if field.name == "phases" else field.default)
 
 
 def test_a_string_is_help_and_a_dataclass_stands_for_its_fields():
@@ -87,22 +83,14 @@ def test_a_string_is_help_and_a_dataclass_stands_for_its_fields():
         seen.append(chosen(ctx, Asked, name=name.upper()))
 
     shown = CliRunner().invoke(app, ["--help"]).stdout
-    assert [shown.index(word) for word in ("Whose", "How much", "Say little", "The end")] == sorted(
-        shown.index(word) for word in ("Whose", "How much", "Say little", "The end")
-    )
+    places = [shown.index(word) for word in ("Whose", "How much", "Say little", "The end")]
+    assert places == sorted(places)
     assert "--no-quiet" not in shown
     assert CliRunner().invoke(app, ["--clip", "3", "--quiet"]).exit_code == 0
     assert seen == [Asked("ADA", 3.0, True)]
 
 
 # ---- Results ---------------------------------------------------------------------------------------------------------
-
-
-def test_help_names_every_command(cli):
-    status, out, _ = cli("--help")
-    assert status == 0
-    for command in ("train", "evaluate", "predict", "pretrain", "data", "course"):
-        assert command in out
 
 
 def test_train_evaluate_predict(cli, corpus, tmp_path):
@@ -112,36 +100,29 @@ def test_train_evaluate_predict(cli, corpus, tmp_path):
     record = json.loads(out)
     assert record["config"]["num_devices"] == 4
     assert "epoch   1/1" in err
-    status, out, _ = cli("evaluate", "--run", run, "--json")
-    assert (status, json.loads(out)["ser"]) == (0, record["final"]["ser"])
-    status, out, _ = cli("predict", "--run", run, "call 7", "play 9", "--json")
-    assert status == 0
-    assert [answer["text"] for answer in json.loads(out)] == ["call 7", "play 9"]
+    assert json.loads(cli("evaluate", "--run", run, "--json")[1])["ser"] == record["final"]["ser"]
+    answers = json.loads(cli("predict", "--run", run, "call 7", "play 9", "--json")[1])
+    assert [answer["text"] for answer in answers] == ["call 7", "play 9"]
 
 
 def test_summary_shows_the_claimed_and_the_true_epsilon(cli, corpus, tmp_path):
     status, out, _ = cli("train", "--corpus", corpus, "--out", str(tmp_path / "run"), *SMALL, "--as-printed")
     assert status == 0
-    assert "the paper's accounting says epsilon" in out
-    assert "had alpha and words come from public text" in out
-    assert "guarantee: none" in out
+    for said in ("the paper's accounting says epsilon", "alpha and words come from public text", "guarantee: none"):
+        assert said in out
 
 
-def test_make_smart_home_and_train_on_it(cli, tmp_path):
+def test_corpora_are_made_trained_on_and_listed(cli, tmp_path):
     path = tmp_path / "made.jsonl"
     assert cli("data", "make", "smart-home", "--utterances", "200", "--seed", "3", "--out", str(path))[0] == 0
     assert len(path.read_text().splitlines()) == 200
     assert cli("train", "--corpus", str(path), "--out", str(tmp_path / "run"), *SMALL)[0] == 0
+    rows, shown = json.loads(cli("data", "list", "--json")[1]), cli("data", "list")[1]
+    assert {"atis", "snips", "nlu-eval", "smart-home"} <= {row["name"] for row in rows}
+    assert all(row["name"] in shown and row["licence"] in shown for row in rows)
 
 
-def test_data_list_names_every_corpus(cli):
-    status, out, _ = cli("data", "list")
-    assert status == 0
-    for name in ("atis", "snips", "nlu-eval", "smart-home"):
-        assert name in out
-
-
-def test_interrupt_of_a_real_process_leaves_a_usable_run(corpus, tmp_path):
+def test_interrupt_of_a_real_process_leaves_a_usable_run(cli, corpus, tmp_path):
     """Ctrl-C (SIGINT) in the middle of training: status 130, a record that says so, a model that can be used."""
     run = tmp_path / "run"
     command = [sys.executable, "-m", "edp_lab", "train", "--corpus", corpus, "--out", str(run)]
@@ -161,12 +142,6 @@ def test_interrupt_of_a_real_process_leaves_a_usable_run(corpus, tmp_path):
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "interrupted" in err
-    record = json.loads((run / "record.json").read_text())
-    assert record["status"] == "interrupted"
-    answer = subprocess.run(
-        [sys.executable, "-m", "edp_lab", "predict", "--run", str(run), "call 7", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(answer.stdout)[0]["intent"] in ("call", "play")
+    assert json.loads((run / "record.json").read_text())["status"] == "interrupted"
+    [answer] = json.loads(cli("predict", "--run", str(run), "call 7", "--json")[1])
+    assert answer["intent"] in ("call", "play")
