@@ -92,12 +92,13 @@ def accounting(
     for task in ("closed_form", "sampled"):
         print(f"\n{task}")
         for name, row in result[task].items():
-            found = row.get("absent")
-            if row["seconds"] is not None:
-                found = f"{row['seconds']:>10.5f} s  {row['times_ours']:>9.1f} x  epsilon {row['epsilon']:.6g}"
-            print(f"  {name:<20} {found}")
+            told = row.get("absent") or "{seconds:>10.5f} s  {times_ours:>9.1f} x  epsilon {epsilon:.6g}".format_map(
+                row
+            )
+            print(f"  {name:<20} {told}")
 
 
+QUARTILES = "{ratio_spread[0]:.2f}-{ratio_spread[1]:.2f}"
 Rounds = Annotated[int, "Timed steps of each method, one after another in each round."]
 Threads = Annotated[int | None, "Of each process (default: its share of the cores)."]
 
@@ -127,16 +128,22 @@ def steps(
     with Console(stderr=True).status("starting") as status:
         rows = bench_steps(task, status.update)
     if as_json:
-        _print_rows(rows)
+        _print_rows(rows, None)
         return
     column = "seconds" if ctx.info_name == "step" else "seconds_per_epoch"
     lines = [["method", "gpus", "procs", "seconds", "x SGD", "quartiles", "peak MB", "paper x"]]
+    cells = (
+        "{method}",
+        "{gpus}",
+        "{processes}",
+        f"{{{column}:.3g}}",
+        "{ratio_to_sgd:.2f}",
+        QUARTILES,
+        "{peak_memory_mb:.0f}",
+    )
     for row in rows:
-        low, high = row["ratio_spread"]
         paper = "" if row["paper_ratio"] is None else f"{row['paper_ratio']:.2f}"
-        counted = [row["method"], str(row["gpus"]), str(row["processes"]), f"{row[column]:.3g}"]
-        ratio = [f"{row['ratio_to_sgd']:.2f}", f"{low:.2f}-{high:.2f}"]
-        lines.append([*counted, *ratio, f"{row['peak_memory_mb']:.0f}", paper])
+        lines.append([*(cell.format_map(row) for cell in cells), paper])
     title = (
         f"{task.model} ({task.size}) on {task.corpus}, batches of {task.batch_size}, {rows[0]['device']}, "
         f"{rows[0]['threads']} thread(s) a process"
@@ -157,8 +164,13 @@ def attacks(
     """Seconds that each attack on a run takes, with nothing cached."""
     from edp_lab.reproduce.bench.contests import bench_attacks
 
+    def brief(value: Any) -> str:
+        if isinstance(value, list):
+            return " to ".join(map(brief, value))
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
     def line(row: dict[str, Any]) -> str:
-        found = ", ".join(f"{k} {_brief(v)}" for k, v in row["found"].items())
+        found = ", ".join(f"{name} {brief(value)}" for name, value in row["found"].items())
         return f"{row['attack']:<24} {row['seconds']:8.1f} s  {found}"
 
     with Console(stderr=True).status("loading") as status:
@@ -180,16 +192,11 @@ def images(
     """Seconds of a step on images of MNIST's size, private and not, as a ratio to Adam."""
     from edp_lab.reproduce.bench.contests import bench_image
 
-    def line(row: dict[str, Any]) -> str:
-        low, high = row["ratio_spread"]
-        ratio = f"{row['ratio_to_adam']:.2f} x Adam ({low:.2f} to {high:.2f})"
-        return (
-            f"{row['method']:<14} {row['seconds']:8.3f} s a step  {ratio}  {row['seconds_per_epoch']:6.1f} s an epoch"
-        )
-
+    ratio = "{ratio_to_adam:.2f} x Adam ({ratio_spread[0]:.2f} to {ratio_spread[1]:.2f})"
+    line = "{method:<14} {seconds:8.3f} s a step  " + ratio + "  {seconds_per_epoch:6.1f} s an epoch"
     with Console(stderr=True).status("starting") as status:
         rows = bench_image(model, batch_size, rounds, threads, tuple(methods.split(",")), status.update)
-    _print_rows(rows, None if as_json else line)
+    _print_rows(rows, None if as_json else line.format_map)
 
 
 @bench_app.command()
@@ -231,18 +238,16 @@ def scale(
     """What a corpus' size costs in time and memory; an extrapolation to eight devices like this one."""
     from edp_lab.reproduce.bench.train_step import bench_scale
 
-    def line(row: dict[str, Any]) -> str:
-        trained = f"{row['microseconds_per_utterance']:.0f} us each in training, {row['peak_memory_mb']:.0f} MB"
-        return f"{row['utterances']:>10,} utterances: generated in {row['generate_seconds']:.1f} s, {trained}"
-
+    trained = "{microseconds_per_utterance:.0f} us each in training, {peak_memory_mb:.0f} MB"
+    line = "{utterances:>10,} utterances: generated in {generate_seconds:.1f} s, " + trained
     with Console(stderr=True).status("starting") as status:
         rows = bench_scale(numbers("--sizes", sizes, "1,8"), steps, size, threads, status.update)
-        last = _print_rows(rows, None if as_json else line)[-1]
+        last = _print_rows(rows, None if as_json else line.format_map)[-1]
     for guess in () if as_json else last["extrapolation"]:
         print(f"extrapolated, {guess['network']}: {guess['epoch_seconds']:.0f} s an epoch of {last['utterances']:,}")
 
 
-def _print_rows(rows: Iterable[dict[str, Any]], line: Callable[[dict[str, Any]], str] | None = None) -> list[Any]:
+def _print_rows(rows: Iterable[dict[str, Any]], line: Callable[[dict[str, Any]], str] | None) -> list[Any]:
     """A line for each as soon as it is there, or without `line` all of them as JSON in the end; the rows."""
     seen = []
     for row in rows:
@@ -252,12 +257,6 @@ def _print_rows(rows: Iterable[dict[str, Any]], line: Callable[[dict[str, Any]],
     if line is None:
         print_json([{**row, **surroundings()} for row in seen])
     return seen
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, list):
-        return "to".join(f" {_brief(one)} " for one in value).strip()
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def surroundings() -> dict[str, Any]:

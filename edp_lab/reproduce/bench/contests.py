@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ SUITE = "all but LiRA"
 METHODS = ("adam", "dp-adam", "opacus", "opacus-ghost")
 SHAPE, CLASSES, MNIST = (1, 28, 28), 10, 60_000
 CLIP_NORM, NOISE_MULTIPLIER = 0.2, 1.5
-Told = Callable[[str], None]
 
 
 def race(
@@ -77,40 +76,32 @@ def bench_accounting(
     """
     disjoint = Mechanism.sound(1.0, 100.0, 8, 8, "linear", 0.01)
     schedule = Schedule(np.linspace(2.0, 1.0, distinct), np.full(distinct, 10), 0.01)
-    closed = {
-        "edp_lab": lambda: true_epsilon(disjoint, epochs, DELTA),
-        "dp_accounting PLD": lambda: _peer_pld(disjoint.schedule(disjoint.bill(epochs))),
+    tasks: dict[str, dict[str, Callable[[int], float]]] = {
+        "closed_form": {
+            "edp_lab": lambda turn: true_epsilon(disjoint, epochs, DELTA),
+            "dp_accounting PLD": lambda turn: _peer_pld(disjoint.schedule(disjoint.bill(epochs))),
+        },
+        "sampled": {
+            "edp_lab": lambda turn: RenyiDP(schedule).epsilon(DELTA),
+            "dp_accounting RDP": lambda turn: _peer_rdp(schedule),
+            "dp_accounting PLD": lambda turn: _peer_pld(schedule),
+            "prv_accountant": lambda turn: _peer_prv(schedule),
+        },
     }
-    sampled = {
-        "edp_lab": lambda: RenyiDP(schedule).epsilon(DELTA),
-        "dp_accounting RDP": lambda: _peer_rdp(schedule),
-        "dp_accounting PLD": lambda: _peer_pld(schedule),
-        "prv_accountant": lambda: _peer_prv(schedule),
-    }
-    result: dict[str, Any] = {
-        "closed_form": _race(closed, repeats, progress),
-        "sampled": _race(sampled, repeats, progress),
-    }
+    result: dict[str, Any] = {}
+    for task, contestants in tasks.items():
+        taken, found = race(contestants, repeats, lambda name, turn: progress(name), slow=1.0)
+        ours, result[task] = statistics.median(taken["edp_lab"]), {}
+        for name, own in taken.items():
+            row: dict[str, Any] = {"seconds": None, "times_ours": None, "rounds": len(own), "epsilon": None}
+            if isinstance(found[name], ImportError):
+                row["absent"] = "not installed: pip install prv-accountant"
+            else:
+                seconds = statistics.median(own)
+                row |= {"seconds": seconds, "times_ours": seconds / ours, "epsilon": found[name]}
+            result[task][name] = row
     ours, theirs = (result["sampled"][name]["epsilon"] for name in ("edp_lab", "dp_accounting RDP"))
-    result["renyi_distance"] = abs(ours - theirs) / theirs
-    return result
-
-
-def _race(contestants: dict[str, Callable[[], float]], repeats: int, progress: Told) -> dict[str, dict[str, Any]]:
-    """Every contestant once per round; the slow ones (over a second) only in the first two rounds."""
-    turns = {name: lambda number, call=call: call() for name, call in contestants.items()}
-    seconds, epsilons = race(turns, repeats, lambda name, number: progress(name), slow=1.0)
-    ours, rows = statistics.median(seconds["edp_lab"]), {}
-    for name, own in seconds.items():
-        median, absent = statistics.median(own) if own else None, isinstance(epsilons[name], ImportError)
-        rows[name] = {
-            "seconds": median,
-            "times_ours": None if median is None else median / ours,
-            "rounds": len(own),
-            "epsilon": None if absent else epsilons[name],
-            **({"absent": "not installed: pip install prv-accountant"} if absent else {}),
-        }
-    return rows
+    return {**result, "renyi_distance": abs(ours - theirs) / theirs}
 
 
 def _peer_rdp(schedule: Schedule) -> float:
@@ -141,13 +132,6 @@ def _peer_prv(schedule: Schedule) -> float:
 # ---- Steps on images -------------------------------------------------------------------------------------------------
 
 
-class _Steps(NamedTuple):
-    model: str
-    batch_size: int
-    rounds: int
-    methods: tuple[str, ...]
-
-
 def bench_image(
     model: str = "cnn",
     batch_size: int = 512,
@@ -173,47 +157,40 @@ def bench_image(
         raise UsageError("ratios are to Adam: add adam to the methods")
     if min(rounds - 1, batch_size) < 1:
         raise UsageError(f"{rounds} rounds of {batch_size} examples: give at least 2 rounds and 1 example")
-    job = _Steps(model, batch_size, rounds, tuple(sorted(methods, key=METHODS.index)))
+    job = model, batch_size, rounds, tuple(sorted(methods, key=METHODS.index))
     seconds, used = run_apart(_image_steps, job, progress, threads, KEEP_PAGES)
-    adam = seconds["adam"]
     rows = []
     for method, own in seconds.items():
-        low, middle, high = statistics.quantiles([a / b for a, b in zip(own, adam, strict=True)], n=4)
+        low, middle, high = statistics.quantiles([a / b for a, b in zip(own, seconds["adam"], strict=True)], n=4)
         row = {"model": model, "method": method, "seconds": statistics.median(own), "ratio_to_adam": middle}
         row |= {"ratio_spread": [low, high], "seconds_per_epoch": statistics.median(own) * MNIST / batch_size}
         rows.append({**row, "batch_size": batch_size, "rounds": rounds, "threads": used})
     return rows
 
 
-def _image_steps(job: _Steps, say: Say) -> tuple[dict[str, list[float]], int]:
+def _image_steps(job: tuple[str, int, int, tuple[str, ...]], say: Say) -> tuple[dict[str, list[float]], int]:
     """In a process of its own: seconds of each method's steps, and how many threads it has."""
-    examples, rng = 4 * job.batch_size, np.random.default_rng(1)
-    batches = [rng.permutation(examples)[: job.batch_size] for _ in range(job.rounds)]
-    takers = {method: contestant(method, job.model, job.batch_size, examples) for method in job.methods}
+    model, batch_size, rounds, methods = job
+    examples, rng = 4 * batch_size, np.random.default_rng(1)
+    batches = [rng.permutation(examples)[:batch_size] for _ in range(rounds)]
+    takers = {method: _taker(method, model, batch_size, examples) for method in methods}
     turns = {method: lambda number, take=take: take(batches[number]) for method, take in takers.items()}
     race(turns, 1)  # allocates memory
-    seconds, _ = race(turns, job.rounds, lambda method, number: say(f"{method}, round {number + 1}"))
+    seconds, _ = race(turns, rounds, lambda method, number: say(f"{method}, round {number + 1}"))
     return seconds, torch.get_num_threads()
 
 
-def contestant(method: str, model: str, batch_size: int, examples: int) -> Callable[[NDArray[np.int64]], object]:
-    """What takes a step of a method on given numbers out of so many random examples."""
+def _taker(method: str, model: str, batch_size: int, examples: int) -> Callable[[NDArray[np.int64]], object]:
+    """Takes a step of a method on given numbers out of so many random examples."""
     rng = np.random.default_rng(0)
     x = rng.random((examples, *SHAPE), dtype=np.float32)
     y = rng.integers(CLASSES, size=examples)
     settings = ClassifierSettings(model=model, batch_size=batch_size, epochs=1000)
+    if method != "adam":
+        settings = replace(settings, method="dp-adam", clip_norm=CLIP_NORM, noise_multiplier=NOISE_MULTIPLIER)
+    run = ClassifierTraining(settings.resolved(examples), x, y)
     if method == "adam":
-        plain = ClassifierTraining(settings.resolved(examples), x, y)
-        return lambda numbers: plain.take(0, [numbers])
-    private = ClassifierSettings(
-        model=model,
-        batch_size=batch_size,
-        epochs=1000,
-        method="dp-adam",
-        clip_norm=CLIP_NORM,
-        noise_multiplier=NOISE_MULTIPLIER,
-    )
-    run = ClassifierTraining(private.resolved(examples), x, y)
+        return lambda numbers: run.take(0, [numbers])
     if method == "dp-adam":
         return lambda numbers: run.take(0, list(numbers[:, None]))
     from edp_lab.reproduce.bench.opacus_peer import image_peer
@@ -240,35 +217,31 @@ def bench_attacks(
         UsageError: as `load_target`.
     """
     load_target(run)  # refused before anything takes long
-    total = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        cache = Path(folder)
-        suite: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-            ("loss", lambda: _found(attack_loss(run))),
-            ("shadow", lambda: _found(attack_shadow(run, cache=cache, told=told))),
-            ("audit one-run", lambda: _audited(run)),
-            ("audit mechanism", lambda: _drawn(run)),
-        ]
-        for name, attack in suite:
-            told(name)
-            row = _timed(name, attack)
-            total += row["seconds"]
-            yield row
-        yield {"attack": SUITE, "seconds": total, "found": {}}
-        if shadows:
-            yield _timed(
-                f"lira, {shadows} shadow models",
-                lambda: _found(attack_lira(run, shadows, size=size, epochs=epochs, cache=cache, told=told)),
-            )
-
-
-def _timed(name: str, attack: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    start = time.perf_counter()
-    try:
-        found = attack()
-    except UsageError as error:  # an audit for which this run's mechanism is not made
-        found = {"refused": str(error)}
-    return {"attack": name, "seconds": time.perf_counter() - start, "found": found}
+        cache, total = Path(folder), 0.0
+        suite: dict[str, Callable[[], dict[str, Any]]] = {
+            "loss": lambda: _found(attack_loss(run)),
+            "shadow": lambda: _found(attack_shadow(run, cache=cache, told=told)),
+            "audit one-run": lambda: _audited(run),
+            "audit mechanism": lambda: _drawn(run),
+            f"lira, {shadows} shadow models": lambda: _found(
+                attack_lira(run, shadows, size=size, epochs=epochs, cache=cache, told=told)
+            ),
+        }
+        *quick, lira = suite
+        for name in (*quick, lira) if shadows else quick:
+            if name != lira:
+                told(name)
+            start = time.perf_counter()
+            try:
+                found = suite[name]()
+            except UsageError as error:  # an audit for which this run's mechanism is not made
+                found = {"refused": str(error)}
+            seconds = time.perf_counter() - start
+            total += seconds
+            yield {"attack": name, "seconds": seconds, "found": found}
+            if name == quick[-1]:
+                yield {"attack": SUITE, "seconds": total, "found": {}}
 
 
 def _found(attacked: Attacked) -> dict[str, Any]:
