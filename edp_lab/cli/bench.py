@@ -92,12 +92,10 @@ def accounting(
     for task in ("closed_form", "sampled"):
         print(f"\n{task}")
         for name, row in result[task].items():
-            told = row.get("absent") or "{seconds:>10.5f} s  {times_ours:>9.1f} x  epsilon {epsilon:.6g}".format_map(
-                row
-            )
-            print(f"  {name:<20} {told}")
+            print(f"  {name:<20} {row.get('absent') or ACCOUNTANT.format_map(row)}")
 
 
+ACCOUNTANT = "{seconds:>10.5f} s  {times_ours:>9.1f} x  epsilon {epsilon:.6g}"
 QUARTILES = "{ratio_spread[0]:.2f}-{ratio_spread[1]:.2f}"
 Rounds = Annotated[int, "Timed steps of each method, one after another in each round."]
 Threads = Annotated[int | None, "Of each process (default: its share of the cores)."]
@@ -132,18 +130,11 @@ def steps(
         return
     column = "seconds" if ctx.info_name == "step" else "seconds_per_epoch"
     lines = [["method", "gpus", "procs", "seconds", "x SGD", "quartiles", "peak MB", "paper x"]]
-    cells = (
-        "{method}",
-        "{gpus}",
-        "{processes}",
-        f"{{{column}:.3g}}",
-        "{ratio_to_sgd:.2f}",
-        QUARTILES,
-        "{peak_memory_mb:.0f}",
-    )
+    shown = f"{{{column}:.3g}}", "{ratio_to_sgd:.2f}", QUARTILES, "{peak_memory_mb:.0f}"
     for row in rows:
         paper = "" if row["paper_ratio"] is None else f"{row['paper_ratio']:.2f}"
-        lines.append([*(cell.format_map(row) for cell in cells), paper])
+        counted = [row["method"], str(row["gpus"]), str(row["processes"])]
+        lines.append([*counted, *(cell.format_map(row) for cell in shown), paper])
     title = (
         f"{task.model} ({task.size}) on {task.corpus}, batches of {task.batch_size}, {rows[0]['device']}, "
         f"{rows[0]['threads']} thread(s) a process"
