@@ -88,14 +88,11 @@ def p7_first_norm(random: NDArray[np.float64], tuned: NDArray[np.float64]) -> Me
     total = np.linalg.norm(random, axis=1)
     layers = random[1:].max(axis=0) / random[0]
     return {
-        "steps": len(random),
-        "layers": random.shape[1],
+        "steps": len(random), "layers": random.shape[1],
         "largest_over_first": float(total[1:].max() / total[0]),
-        "layers_that_exceed": int((layers > 1).sum()),
-        "largest_layer_over_first": float(layers.max()),
-        "tuned_layer_over_first": float((tuned[1:].max(axis=0) / tuned[0]).max()),
-        "rough": 2.0,
-    }
+        "layers_that_exceed": int((layers > 1).sum()), "largest_layer_over_first": float(layers.max()),
+        "tuned_layer_over_first": float((tuned[1:].max(axis=0) / tuned[0]).max()), "rough": 2.0,
+    }  # fmt: skip
 
 
 @Claim(
@@ -114,13 +111,9 @@ def p30_layers_differ(norms: Mapping[str, float]) -> Measured:
     """The first gradient's norms by layer."""
     found = sorted(norms.values())
     return {
-        "layers": len(found),
-        "smallest": found[0],
-        "largest": found[-1],
-        "times": found[-1] / found[0],
-        "different": 3.0,
-        "hardly_different": 1.5,
-    }
+        "layers": len(found), "smallest": found[0], "largest": found[-1],
+        "times": found[-1] / found[0], "different": 3.0, "hardly_different": 1.5,
+    }  # fmt: skip
 
 
 @Claim(
@@ -144,13 +137,8 @@ def p31_gradients_shrink(random: NDArray[np.float64]) -> Measured:
     """Mean norm of the whole gradient in the first and in the last tenth of a training from random weights: (S, K)."""
     total, tenth = np.linalg.norm(random, axis=1), max(1, len(random) // 10)
     first, last = float(total[:tenth].mean()), float(total[-tenth:].mean())
-    return {
-        "steps": len(random),
-        "first": first,
-        "last": last,
-        "left_percent": 100 * last / first,
-        "small_percent": 50.0,
-    }
+    left = 100 * last / first
+    return {"steps": len(random), "first": first, "last": last, "left_percent": left, "small_percent": 50.0}
 
 
 # ---- Trained models --------------------------------------------------------------------------------------------------
@@ -165,8 +153,9 @@ def _change(what: str, before: Sequence[Outcome], after: Sequence[Outcome], name
     return Change.of(name, *([getattr(run, what) for run in runs] for runs in (before, after)))
 
 
-def _interval(name: str, change: Change) -> Measured:
-    return {name: change.mean, f"{name}_half_width": change.half_width}
+def _intervals(**changes: Change) -> Measured:
+    parts = [{name: change.mean, f"{name}_half_width": change.half_width} for name, change in changes.items()]
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _anew_said(anew: Sequence[Anew], text: str) -> str:
@@ -174,9 +163,9 @@ def _anew_said(anew: Sequence[Anew], text: str) -> str:
     return f"{text} ({ANEW})" if anew else ""
 
 
-def _dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
+def _dominates(error: float, attack: float, other_error: float, other_attack: float) -> bool:
     """Not worse in error and attack, and better in one of them."""
-    return one != other and one[0] <= other[0] and one[1] <= other[1]
+    return (error, attack) != (other_error, other_attack) and error <= other_error and attack <= other_attack
 
 
 def _p12_rule(m: Any) -> Verdict:
@@ -235,44 +224,40 @@ def p12_decay(
         [
             one
             for one in (row.linear, row.exponential)
-            if _dominates((one.ser, one.mia_auc), (row.none.ser, row.none.mia_auc))
+            if _dominates(one.ser, one.mia_auc, row.none.ser, row.none.mia_auc)
         ]
         for row in named
+    ]
+    no_larger = [
+        any(one.log10_epsilon <= row.none.log10_epsilon for one in found)
+        for row, found in zip(named, better, strict=True)
     ]
     decays = [(row.none, change) for row in table for change in (row.linear, row.exponential)]
     change, corpora = _change("ser", equal, decayed), ", ".join(dict.fromkeys(cell.corpus for cell in anew))
     still = {(cell.model, cell.corpus): cell for cell in anew if cell.decay is Decay.NONE}
     falling = [(cell, still[cell.model, cell.corpus]) for cell in anew if cell.decay is not Decay.NONE]
-    dominating = sum(_dominates((d.ser.mean, d.auc.mean), (n.ser.mean, n.auc.mean)) for d, n in falling)
+    dominating = sum(_dominates(d.ser.mean, d.auc.mean, n.ser.mean, n.auc.mean) for d, n in falling)
+    told = f"; {dominating} of {len(falling)} decays are no worse in error and attack, on {corpora}"
     return {
-        "rows": len(named),
-        "rows_with_a_better_decay": sum(map(bool, better)),
-        "rows_with_no_larger_epsilon": sum(
-            any(one.log10_epsilon <= row.none.log10_epsilon for one in found)
-            for row, found in zip(named, better, strict=True)
-        ),
+        "rows": len(named), "rows_with_a_better_decay": sum(map(bool, better)),
+        "rows_with_no_larger_epsilon": sum(no_larger),
         "columns_with_a_smaller_epsilon": sum(one.log10_epsilon < none.log10_epsilon for none, one in decays),
-        "error_at_equal_epsilon": change.mean,
-        "half_width": change.half_width,
-        "seeds": len(equal),
-        "cells_anew": len(falling),
-        "cells_anew_that_dominate": dominating,
-        "anew": _anew_said(
-            anew, f"; {dominating} of {len(falling)} decays are no worse in error and attack, on {corpora}"
-        ),
-    }
+        "error_at_equal_epsilon": change.mean, "half_width": change.half_width, "seeds": len(equal),
+        "cells_anew": len(falling), "cells_anew_that_dominate": dominating, "anew": _anew_said(anew, told),
+    }  # fmt: skip
 
 
 def auc_change_half_width(area: float, percent: float, side: int) -> float:
     """Of the relative change, in percent, of an AUC between two models, each attacked on `side` members and as many
     non-members: 95 %, from the variance of Hanley and McNeil 1982; takes the two areas for independent."""
-    errors = [_auc_variance(a, side) / a**2 for a in (area, area * (1 + percent / 100))]
-    return 1.96 * 100 * (1 + percent / 100) * math.sqrt(sum(errors))
 
+    def relative(a: float) -> float:
+        """Variance of an area, over its square."""
+        q1, q2 = a / (2 - a), 2 * a**2 / (1 + a)
+        return (a * (1 - a) + (side - 1) * (q1 + q2 - 2 * a**2)) / side**2 / a**2
 
-def _auc_variance(area: float, side: int) -> float:
-    q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
-    return (area * (1 - area) + (side - 1) * (q1 + q2 - 2 * area**2)) / side**2
+    errors = relative(area) + relative(area * (1 + percent / 100))
+    return 1.96 * 100 * (1 + percent / 100) * math.sqrt(errors)
 
 
 def _attacked(told: Told) -> Mapping[str, Any]:
@@ -328,22 +313,16 @@ def p13_membership(attacks: Sequence[Change], errors: Sequence[Change], origin: 
         if row.sgd_mia_auc is not None
     ]
     fallen = [(attack, error) for attack, error in zip(attacks, errors, strict=True) if attack.falls]
+    told = [f"; {attack} at {error.mean:+.0f} % (+-{error.half_width:.0f}) error" for attack, error in fallen]
     return {
-        "printed": len(printed),
-        "printed_that_rise": sum(change.mia_auc > 0 for _, change in printed),
-        "printed_with_a_size": len(within),
-        "within_sampling_error": sum(within),
+        "printed": len(printed), "printed_that_rise": sum(change.mia_auc > 0 for _, change in printed),
+        "printed_with_a_size": len(within), "within_sampling_error": sum(within),
         "half_width_on_atis": auc_change_half_width(0.675, -8.26, TRAINING["ATIS"]),
-        "changes": len(attacks),
-        "falls_beyond_chance": len(fallen),
-        "competitive_percent": COMPETITIVE,
+        "changes": len(attacks), "falls_beyond_chance": len(fallen), "competitive_percent": COMPETITIVE,
         "falls_at_competitive_error": sum(error.mean <= COMPETITIVE for _, error in fallen),
         "falls_at_no_more_error": sum(not error.rises for _, error in fallen),
-        "fallen": "".join(
-            f"; {attack} at {error.mean:+.0f} % (+-{error.half_width:.0f}) error" for attack, error in fallen
-        ),
-        "origin": origin,
-    }
+        "fallen": "".join(told), "origin": origin,
+    }  # fmt: skip
 
 
 def _p14_rule(m: Any) -> Verdict:
@@ -380,13 +359,8 @@ def _p14_rule(m: Any) -> Verdict:
 )
 def p14_like_dp_sgd(per_example: Sequence[Outcome], printed: Sequence[Outcome]) -> Measured:
     """Per-example DP-SGD against Algorithm 1 without decay, at the same C and z0, seed by seed."""
-    return {
-        **_interval("error", _change("ser", per_example, printed)),
-        **_interval("attack", _change("auc", per_example, printed)),
-        "similar_percent": SIMILAR,
-        "seeds": len(printed),
-        "origin": SMALL,
-    }
+    found = {"error": _change("ser", per_example, printed), "attack": _change("auc", per_example, printed)}
+    return {**_intervals(**found), "similar_percent": SIMILAR, "seeds": len(printed), "origin": SMALL}
 
 
 @Claim(
@@ -411,12 +385,11 @@ def p16_one_optimizer(runs: Mapping[str, Sequence[Outcome]], most: float = 0.1) 
     shares = {
         scheme: mean(run.noise_share for run in found if run.noise_share is not None) for scheme, found in runs.items()
     }
+    largest, smallest = (100 * pick(shares.values()) for pick in (max, min))
     return {
-        "largest_share_percent": 100 * max(shares.values()),
-        "smallest_share_percent": 100 * min(shares.values()),
-        "most_percent": 100 * most,
+        "largest_share_percent": largest, "smallest_share_percent": smallest, "most_percent": 100 * most,
         "shares": ", ".join(f"{share:.0%} ({scheme})" for scheme, share in shares.items()),
-    }
+    }  # fmt: skip
 
 
 def _ranks(one: Sequence[float], other: Sequence[float]) -> float:
@@ -460,19 +433,14 @@ def p18_loose_correlation(grid: Sequence[Outcome], anew: Sequence[Anew] = ()) ->
     if len({cell.log10_epsilon for cell in anew}) < 3:  # decays share an epsilon there: it takes some corpora
         anew = ()
     ours = _ranks([cell.log10_epsilon for cell in anew], [cell.auc.mean for cell in anew]) if anew else 0.0
+    areas, claimed = [run.auc for run in grid], [run.log10_epsilon or 0.0 for run in grid]
     return {
-        "cells": len(cells),
-        "correlation": printed,
-        "correlation_high": math.tanh(math.atanh(printed) + reach),
-        "cells_anew": len(anew),
-        "correlation_anew": ours,
+        "cells": len(cells), "correlation": printed, "correlation_high": math.tanh(math.atanh(printed) + reach),
+        "cells_anew": len(anew), "correlation_anew": ours,
         "anew": _anew_said(anew, f"; made anew, over {len(anew)} cells, it is {ours:.2f}"),
-        "runs": len(grid),
-        "correlation_all_else_equal": _ranks([run.log10_epsilon or 0.0 for run in grid], [run.auc for run in grid]),
-        "loose": LOOSE,
-        "highest_auc": max(run.auc for run in grid),
-        "lowest_auc": min(run.auc for run in grid),
-    }
+        "runs": len(grid), "correlation_all_else_equal": _ranks(claimed, areas), "loose": LOOSE,
+        "highest_auc": max(areas), "lowest_auc": min(areas),
+    }  # fmt: skip
 
 
 def _p20_rule(m: Any) -> Verdict:
@@ -528,20 +496,17 @@ def p20_regularizer(
     """
     public = [change.ser for row in TABLE_1 if row.corpus in PUBLIC_CORPORA for change in row.changes.values()]
     improved = sum(cell.ser.falls for cell in anew)
-    return {
-        "public_cells": len(public),
-        "public_cells_that_improve": sum(change < 0 for change in public),
-        "cells_anew": len(anew),
-        "cells_anew_that_improve": improved,
-        "anew": _anew_said(
-            anew, f"; made anew, each at a z0 that may cost some error, {improved} of {len(anew)} do beyond chance"
-        ),
-        **_interval("error", _change("ser", plain, private)),
-        **_interval("attack", _change("auc", plain, private)),
-        **_interval("error_with_dropout", _change("ser", plain, dropout)),
-        **_interval("attack_with_dropout", _change("auc", plain, dropout)),
-        "seeds": len(plain),
+    changes = {
+        f"{name}{end}": _change(what, plain, runs)
+        for end, runs in (("", private), ("_with_dropout", dropout))
+        for name, what in (("error", "ser"), ("attack", "auc"))
     }
+    told = f"; made anew, each at a z0 that may cost some error, {improved} of {len(anew)} do beyond chance"
+    return {
+        "public_cells": len(public), "public_cells_that_improve": sum(change < 0 for change in public),
+        "cells_anew": len(anew), "cells_anew_that_improve": improved, "anew": _anew_said(anew, told),
+        **_intervals(**changes), "seeds": len(plain),
+    }  # fmt: skip
 
 
 def _raw_scales(told: Told) -> Mapping[str, Any]:
@@ -584,14 +549,8 @@ def p21_fewer_knobs(norms: Mapping[str, float], raw: Sequence[Outcome], normalis
     """
     change = _change("ser", raw, normalised)
     return {
-        "knobs_with_a_clip_norm_for_each_layer": len(norms),
-        "knobs_with_scaling": 1,
-        "knobs_with_one_clip_norm": 1,
-        "constant_given": False,
-        "largest_norm": max(norms.values()),
-        "error_raw": mean(run.ser for run in raw),
-        "error_normalised": mean(run.ser for run in normalised),
-        "change": change.mean,
-        "half_width": change.half_width,
-        "similar_percent": SIMILAR,
-    }
+        "knobs_with_a_clip_norm_for_each_layer": len(norms), "knobs_with_scaling": 1, "knobs_with_one_clip_norm": 1,
+        "constant_given": False, "largest_norm": max(norms.values()),
+        "error_raw": mean(run.ser for run in raw), "error_normalised": mean(run.ser for run in normalised),
+        "change": change.mean, "half_width": change.half_width, "similar_percent": SIMILAR,
+    }  # fmt: skip

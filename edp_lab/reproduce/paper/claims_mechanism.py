@@ -55,6 +55,11 @@ def deviation(samples: Vector) -> tuple[float, float, float]:
     return math.sqrt(squares / n), low, high
 
 
+def _noise(devices: int, draws: int, clip_norm: float, z: float) -> Vector:
+    """What Algorithm 1 returns for gradients of 0."""
+    return algorithm_1(np.zeros((devices, draws)), np.ones(draws), clip_norm, z, np.random.default_rng(0))
+
+
 def _devices(number: int) -> int:
     if number < 1:
         raise UsageError(f"the number of devices is {number}: it must be at least 1")
@@ -87,16 +92,10 @@ def p1_noise_per_device(num_devices: int = NUM_GPUS, sigma: float = 1.0) -> Meas
     independent, low, high = deviation(noise.sum(axis=0))
     shared, shared_low, shared_high = deviation(devices * noise[0])
     return {
-        "devices": devices,
-        "sigma": sigma,
-        "claimed_deviation": devices * sigma,
-        "deviation": independent,
-        "deviation_low": low,
-        "deviation_high": high,
-        "deviation_of_one_shared_draw": shared,
-        "shared_low": shared_low,
-        "shared_high": shared_high,
-    }
+        "devices": devices, "sigma": sigma, "claimed_deviation": devices * sigma,
+        "deviation": independent, "deviation_low": low, "deviation_high": high,
+        "deviation_of_one_shared_draw": shared, "shared_low": shared_low, "shared_high": shared_high,
+    }  # fmt: skip
 
 
 @Claim(
@@ -119,20 +118,13 @@ def p2_noise_of_the_release(
     devices = _devices(num_devices)
     if not (z0 > 0 and clip_norm > 0):
         raise UsageError(f"z0 is {z0} and C is {clip_norm}: both must be greater than 0")
-    silent = np.zeros((devices, draws))
-    noise, low, high = deviation(algorithm_1(silent, np.ones(draws), clip_norm, z0, np.random.default_rng(0)))
+    noise, low, high = deviation(_noise(devices, draws, clip_norm, z0))
     needed, ours = clip_norm * z0 / devices, Mechanism.as_printed(clip_norm, z0, devices, 2, alpha=Alpha.PUBLIC)
     return {
-        "devices": devices,
-        "z0": z0,
-        "clip_norm": clip_norm,
-        "claimed_noise": needed,
-        "noise": noise,
-        "noise_low": low,
-        "noise_high": high,
-        "noise_by_our_formula": ours.noise_std(0) / devices,
-        "times_too_small": needed / noise,
-    }
+        "devices": devices, "z0": z0, "clip_norm": clip_norm, "claimed_noise": needed,
+        "noise": noise, "noise_low": low, "noise_high": high,
+        "noise_by_our_formula": ours.noise_std(0) / devices, "times_too_small": needed / noise,
+    }  # fmt: skip
 
 
 @Claim(
@@ -162,25 +154,21 @@ def p3_rescaling(norms: Mapping[str, float], clip_norm: float = 1.0) -> Measured
         norms: of the first gradient by layer, as the layer scales have it (see `first_gradient_norms`).
     """
     raw = np.array(list(norms.values()))
-    longest = {name: _longest(alpha, clip_norm) for name, alpha in (("raw", raw), ("normalised", raw / raw.max()))}
+
+    def longest(alpha: Vector) -> float:
+        """Over gradients that lie within one layer, which are the worst; a layer is one coordinate here."""
+        far, scales = np.diag(1e6 * clip_norm * np.maximum(alpha, 1.0)), np.where(alpha > 0, alpha, 1.0)
+        silent = np.random.default_rng(0)
+        return max(float(np.linalg.norm(algorithm_1(one[None], scales, clip_norm, 0.0, silent))) for one in far)
+
     return {
         "clip_norm": clip_norm,
         "layers": len(raw),
         "layers_with_a_scale_above_1": int((raw > 1).sum()),
         "largest_scale": float(raw.max()),
-        "longest": longest["raw"],
-        "longest_if_the_largest_scale_is_1": longest["normalised"],
+        "longest": longest(raw),
+        "longest_if_the_largest_scale_is_1": longest(raw / raw.max()),
     }
-
-
-def _longest(alpha: Vector, clip_norm: float) -> float:
-    """Over gradients that lie within one layer, which are the worst; a layer is one coordinate here."""
-    far = np.diag(1e6 * clip_norm * np.maximum(alpha, 1.0))
-    silent = np.random.default_rng(0)
-    return max(
-        float(np.linalg.norm(algorithm_1(far[k : k + 1], np.where(alpha > 0, alpha, 1.0), clip_norm, 0.0, silent)))
-        for k in range(len(alpha))
-    )
 
 
 @Claim(
@@ -237,23 +225,18 @@ def p5_micro_batches(micro_batch: int = 8, clip_norm: float = 1.0, z: float = 1.
     """One utterance among others that all pull the other way, and the same micro-batch with its slot emptied."""
     if micro_batch < 1 or not z > 0:
         raise UsageError(f"a micro-batch of {micro_batch} with z = {z}: give at least one utterance, and noise")
-    far = 10 * clip_norm
-    with_it = np.array([(2 * micro_batch - 1) * far, *[-far] * (micro_batch - 1)])
-    without = np.array([0.0, *[-far] * (micro_batch - 1)])
-    silent = np.random.default_rng(0)
-    ends = [algorithm_1(np.array([[side.mean()]]), np.ones(1), clip_norm, 0.0, silent) for side in (with_it, without)]
-    moved = float(abs(ends[0][0] - ends[1][0]))
+    far, silent = 10 * clip_norm, np.random.default_rng(0)
+    with_it, without = (
+        algorithm_1(np.array([[np.mean(batch)]]), np.ones(1), clip_norm, 0.0, silent).item()
+        for batch in ([own, *[-far] * (micro_batch - 1)] for own in ((2 * micro_batch - 1) * far, 0.0))
+    )
+    moved = abs(with_it - without)
     return {
-        "micro_batch": micro_batch,
-        "claimed_sensitivity": clip_norm,
-        "sensitivity": moved,
-        "z": z,
-        "z_that_holds": z * clip_norm / moved,
-        "claimed_epsilon": zcdp_epsilon(1 / (2 * z**2), delta),
-        "epsilon": gdp_epsilon(moved / (clip_norm * z), delta),
-        "delta": delta,
-        "noise_at_equal_epsilon": micro_batch * moved / clip_norm,
-    }
+        "micro_batch": micro_batch, "claimed_sensitivity": clip_norm, "sensitivity": moved,
+        "z": z, "z_that_holds": z * clip_norm / moved,
+        "claimed_epsilon": zcdp_epsilon(1 / (2 * z**2), delta), "epsilon": gdp_epsilon(moved / (clip_norm * z), delta),
+        "delta": delta, "noise_at_equal_epsilon": micro_batch * moved / clip_norm,
+    }  # fmt: skip
 
 
 @Claim(
@@ -270,17 +253,11 @@ def p5_micro_batches(micro_batch: int = 8, clip_norm: float = 1.0, z: float = 1.
 )
 def p6_variance(clip_norm: float = 0.5, z: float = 0.1) -> Measured:
     """The variance of one device's noise as Algorithm 1 draws it, beside the sentence about it."""
-    silent = np.zeros((1, DRAWS))
-    drawn, low, high = deviation(algorithm_1(silent, np.ones(DRAWS), clip_norm, z, np.random.default_rng(0)))
+    drawn, low, high = deviation(_noise(1, DRAWS, clip_norm, z))
     return {
-        "clip_norm": clip_norm,
-        "z": z,
-        "claimed_variance": clip_norm * z,
-        "variance": drawn**2,
-        "variance_low": low**2,
-        "variance_high": high**2,
-        "deviation": drawn,
-    }
+        "clip_norm": clip_norm, "z": z, "claimed_variance": clip_norm * z,
+        "variance": drawn**2, "variance_low": low**2, "variance_high": high**2, "deviation": drawn,
+    }  # fmt: skip
 
 
 @Claim(
@@ -310,26 +287,23 @@ def p19_time_of_noise(num_devices: int = NUM_GPUS, size: int = 500_000, rounds: 
             standard_noise(key, step, size, Share(kind, devices))
             taken.append(time.perf_counter() - start)
     once, each = (min(taken) for taken in seconds.values())
-    return {
-        "devices": devices,
-        "drawn_after_aggregation": size,
-        "drawn_by_a_device": _drawn(devices, size) // devices,
-        "drawn_by_all_devices": _drawn(devices, size),
-        "milliseconds_after_aggregation": 1e3 * once,
-        "milliseconds_on_one_process": 1e3 * each,
-    }
-
-
-def _drawn(devices: int, size: int) -> int:
-    """How many normal numbers a step of Algorithm 1 draws for a gradient of `size` numbers."""
     few, counts = 10, []
 
     def normal(mean: float, std: float, shape: tuple[int, ...]) -> Vector:
         counts.append(math.prod(shape))
         return np.zeros(shape)
 
-    algorithm_1(np.zeros((devices, few)), np.ones(few), 1.0, 1.0, cast(Any, SimpleNamespace(normal=normal)))
-    return sum(counts) * size // few
+    counting = cast(Any, SimpleNamespace(normal=normal))
+    algorithm_1(np.zeros((devices, few)), np.ones(few), 1.0, 1.0, counting)
+    drawn = sum(counts) * size // few
+    return {
+        "devices": devices,
+        "drawn_after_aggregation": size,
+        "drawn_by_a_device": drawn // devices,
+        "drawn_by_all_devices": drawn,
+        "milliseconds_after_aggregation": 1e3 * once,
+        "milliseconds_on_one_process": 1e3 * each,
+    }
 
 
 @Claim(
@@ -358,14 +332,8 @@ def p22_free_devices(
     settings = [Mechanism.as_printed(1.0, z0, n, micro_batch, alpha=Alpha.PUBLIC) for n in counts]
     epsilons = [true_epsilon(mechanism, 1, delta) for mechanism in settings]
     return {
-        "fewest": min(counts),
-        "most": max(counts),
-        "micro_batch": micro_batch,
-        "z0": z0,
+        "fewest": min(counts), "most": max(counts), "micro_batch": micro_batch, "z0": z0,
         "claimed_epsilon": zcdp_epsilon(1 / (2 * z0**2), delta),
-        "epsilon_with_fewest": epsilons[0],
-        "epsilon": epsilons[-1],
-        "delta": delta,
-        "exponent_of_noise": float(np.polyfit(np.log(COUNTS), np.log(noise), 1)[0]),
-        "exponent_claimed": -1.0,
-    }
+        "epsilon_with_fewest": epsilons[0], "epsilon": epsilons[-1], "delta": delta,
+        "exponent_of_noise": float(np.polyfit(np.log(COUNTS), np.log(noise), 1)[0]), "exponent_claimed": -1.0,
+    }  # fmt: skip

@@ -68,15 +68,11 @@ def p10_delta(training: Mapping[str, int] | None = None, deltas: Mapping[str, fl
         raise UsageError("delta must lie between 0 and 1, and a training set holds at least one utterance")
     worst, best = (pick(expected, key=lambda corpus: expected[corpus]) for pick in (max, min))
     return {
-        "corpora": len(n),
-        "smallest_corpus": best,
-        "smallest": expected[best],
-        "largest_corpus": worst,
-        "largest": expected[worst],
-        "largest_allowed": 0.1,
+        "corpora": len(n), "smallest_corpus": best, "smallest": expected[best],
+        "largest_corpus": worst, "largest": expected[worst], "largest_allowed": 0.1,
         "sizes": ", ".join(f"{value:.2g} on {corpus}" for corpus, value in expected.items()),
         "chance_of_a_leak_percent": 100 * -math.expm1(n[best] * math.log1p(-delta[best])),
-    }
+    }  # fmt: skip
 
 
 @Claim(
@@ -134,35 +130,24 @@ def p15_price_of_tuning(delta: float = 5e-4, epochs: int = 30) -> Measured:
     z0 = math.sqrt(epochs / 2) / root  # of constant noise with this claim
     one = Mechanism.sound(1.0, z0, NUM_GPUS, 1, alpha=Alpha.NONE)
     trial = one.schedule(one.bill(epochs))
+    cost, all_cost = (zcdp_epsilon(number * trial.mu**2 / 2, delta) for number in (trials, all_trials))
     return {
-        "trials": trials,
-        "claimed_epsilon": epsilon,
-        "epsilon": zcdp_epsilon(trials * trial.mu**2 / 2, delta),
-        "all_trials": all_trials,
-        "epsilon_of_all": zcdp_epsilon(all_trials * trial.mu**2 / 2, delta),
-        "epsilon_exact": composed(trial, trials, delta),
-        "epsilon_exact_of_one": composed(trial, 1, delta),
-        "delta": delta,
-        "billed": False,  # the printed epsilon does not contain the trials
-    }
+        "trials": trials, "claimed_epsilon": epsilon, "epsilon": cost,
+        "all_trials": all_trials, "epsilon_of_all": all_cost,
+        "epsilon_exact": composed(trial, trials, delta), "epsilon_exact_of_one": composed(trial, 1, delta),
+        "delta": delta, "billed": False,  # the printed epsilon does not contain the trials
+    }  # fmt: skip
 
 
-def copied_texts(names: Sequence[str] | None = None, seed: int = 0) -> dict[str, float]:
-    """Of the test utterances of a random split 45:5:50, those whose text is in the training set: percent by corpus.
-
-    Args:
-        names: None: the paper's public corpora that are at hand.
-    """
-    shares = {}
-    for name in [name for name in PUBLIC if find(name) is not None] if names is None else names:
-        parts = split(load_corpus(name), seed, keep_duplicates_together=False)
-        shares[name] = 100 * len(parts.duplicates) / len(parts.test)
-    return shares
+def copied_texts(names: Sequence[str]) -> dict[str, float]:
+    """Of the test utterances of a random split 45:5:50, those whose text is in the training set: percent by corpus."""
+    splits = {name: split(load_corpus(name), 0, keep_duplicates_together=False) for name in names}
+    return {name: 100 * len(parts.duplicates) / len(parts.test) for name, parts in splits.items()}
 
 
 def _shares(told: Told) -> Mapping[str, Any]:
     told("splitting corpora")
-    return {"shares": copied_texts()}
+    return {"shares": copied_texts([name for name in PUBLIC if find(name) is not None])}
 
 
 @Claim(
@@ -273,14 +258,10 @@ def p8_factor_of_two(steps: Sequence[Mapping[str, Any]]) -> Measured:
     worst = max(TABLE_2, key=lambda row: row.edp_sgd_factor)
     ours = [step["ratio_to_sgd"] for step in steps if step["method"] == "edp-sgd"]
     return {
-        "claimed_factor": 2.0,
-        "factor": worst.edp_sgd_factor,
-        "row": f"{worst.model} on {worst.corpus}",
-        "rows_above": sum(row.edp_sgd_factor > 2 for row in TABLE_2),
-        "rows": len(TABLE_2),
-        "largest_of_ours": max(ours),
-        "ours": len(ours),
-    }
+        "claimed_factor": 2.0, "factor": worst.edp_sgd_factor, "row": f"{worst.model} on {worst.corpus}",
+        "rows_above": sum(row.edp_sgd_factor > 2 for row in TABLE_2), "rows": len(TABLE_2),
+        "largest_of_ours": max(ours), "ours": len(ours),
+    }  # fmt: skip
 
 
 @Claim(
@@ -317,18 +298,15 @@ def p9_first_to_report_time(submitted: str = SUBMITTED) -> Measured:
 )
 def p17_slow_dp_sgd(steps: Sequence[Mapping[str, Any]]) -> Measured:
     """Per-example DP-SGD by a loop and by book-keeping, as a ratio to SGD, beside Table 2."""
-    ratios = {
-        method: [step["ratio_to_sgd"] for step in steps if step["method"] == method]
+    loop, fast, edp = (
+        [step["ratio_to_sgd"] for step in steps if step["method"] == method]
         for method in ("dp-sgd-naive", "dp-sgd", "edp-sgd")
-    }
+    )
+    printed = [row.dp_sgd_factor for row in TABLE_2]
     return {
-        "claimed_least": min(row.dp_sgd_factor for row in TABLE_2),
-        "claimed_most": max(row.dp_sgd_factor for row in TABLE_2),
-        "loop": max(ratios["dp-sgd-naive"]),
-        "fast": max(ratios["dp-sgd"]),
-        "edp": max(ratios["edp-sgd"]),
-        "smallest_loop": min(ratios["dp-sgd-naive"]),
-    }
+        "claimed_least": min(printed), "claimed_most": max(printed),
+        "loop": max(loop), "fast": max(fast), "edp": max(edp), "smallest_loop": min(loop),
+    }  # fmt: skip
 
 
 @Claim(
@@ -380,14 +358,11 @@ def p25_except_video() -> Measured:
         for decay, change in row.changes.items()
     }
     video = min(change.ser for row in TABLE_1 if row.corpus == "Video" for change in row.changes.values())
-    beyond = {name: change for name, change in cells.items() if change >= video}
+    beyond = [f"{name} {change:+.1f} %" for name, change in cells.items() if change >= video]
     return {
-        "cells": len(cells),
-        "cells_as_bad_as_video": len(beyond),
-        "smallest_of_video": video,
-        "largest": max(cells.values()),
-        "examples": "; ".join(f"{name} {change:+.1f} %" for name, change in beyond.items()),
-    }
+        "cells": len(cells), "cells_as_bad_as_video": len(beyond), "smallest_of_video": video,
+        "largest": max(cells.values()), "examples": "; ".join(beyond),
+    }  # fmt: skip
 
 
 @Claim(
@@ -435,14 +410,11 @@ def p28_time_is_training(table: Sequence[Table2Row] = TABLE_2) -> Measured:
     """Seconds per epoch of SGD on the three public corpora as a fixed part plus a part for each utterance."""
     public, health = {}, {}
     for model in ("CLC", "BERT"):
-        rows = [row for row in table if row.model == model and row.corpus in PUBLIC_CORPORA]
-        _, fixed = np.polyfit([TRAINING[row.corpus] for row in rows], [row.sgd_seconds for row in rows], 1)
-        name, at_health = (
-            f"{model.lower()}_fixed_percent",
-            next(row for row in table if (row.model, row.corpus) == (model, "Health")),
-        )
-        public[name] = 100 * (float(fixed) / min(row.sgd_seconds for row in rows))
-        health[f"{name}_health"] = 100 * (float(fixed) / at_health.sgd_seconds)
+        rows = {row.corpus: row.sgd_seconds for row in table if row.model == model}
+        seconds = [rows[corpus] for corpus in PUBLIC_CORPORA]
+        _, fixed = np.polyfit([TRAINING[corpus] for corpus in PUBLIC_CORPORA], seconds, 1)
+        public[f"{model.lower()}_fixed_percent"] = 100 * (float(fixed) / min(seconds))
+        health[f"{model.lower()}_fixed_percent_health"] = 100 * (float(fixed) / rows["Health"])
     return {**public, **health, "most_percent": 50.0}
 
 
