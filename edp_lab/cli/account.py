@@ -208,7 +208,7 @@ def table1_epsilon(as_json: Json = False) -> None:
     from rich.table import Table
 
     from edp_lab.privacy import Decay
-    from edp_lab.reproduce.paper.table1_epsilon import ExplainedEpsilon, explain_table1
+    from edp_lab.reproduce.paper.printed import ExplainedEpsilon, explain_table1
 
     def cell(row: ExplainedEpsilon) -> str:
         setting, mark = row.closest, "" if row.survives_float32 else " *"

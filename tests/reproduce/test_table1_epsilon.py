@@ -13,8 +13,7 @@ import pytest
 
 from edp_lab.cli.account import table1_epsilon
 from edp_lab.privacy import Mechanism, claimed_epsilon, gdp_epsilon, judge, true_epsilon, zcdp_epsilon
-from edp_lab.reproduce.paper.printed import TABLE_1, TAUS, Change
-from edp_lab.reproduce.paper.table1_epsilon import explain_table1
+from edp_lab.reproduce.paper.printed import TABLE_1, TAUS, Change, explain_table1
 
 RESULT = explain_table1()
 ROUND = [m * 10.0**k for k in range(-7, 2) for m in (1, 2, 5)]

@@ -40,8 +40,18 @@ from edp_lab.privacy.calibration import Budget, affordable_epochs, calibrate_z0
 from edp_lab.privacy.composition import gaussian_loss_density
 from edp_lab.privacy.guarantee import Guarantee, accountant_for, claim, claimed_accountant, judge
 from edp_lab.privacy.mechanism import Decay, Mechanism, NoGuarantee, Schedule
-from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_1, TAUS, Z0_RANGE, Table1Row
-from edp_lab.reproduce.paper.table1_epsilon import HALF_DIGIT, MAX_EPOCHS, ExplainedEpsilon, Setting, explain_table1
+from edp_lab.reproduce.paper.printed import (
+    HALF_DIGIT,
+    MAX_EPOCHS,
+    NUM_GPUS,
+    TABLE_1,
+    TAUS,
+    Z0_RANGE,
+    ExplainedEpsilon,
+    Setting,
+    Table1Row,
+    explain_table1,
+)
 
 POINTS = 40  # of a curve
 LIMIT = 100_000  # draws: beyond it a slider would stall

@@ -22,8 +22,7 @@ from edp_lab.privacy import Alpha, Decay, Mechanism, zcdp_epsilon
 from edp_lab.privacy.composition import composed
 from edp_lab.reproduce import results_io
 from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Pair, Told, Verdict
-from edp_lab.reproduce.paper.printed import NUM_GPUS, PUBLIC_CORPORA, TABLE_1, TABLE_2, TAUS, Table2Row
-from edp_lab.reproduce.paper.table1_epsilon import explain_table1
+from edp_lab.reproduce.paper.printed import NUM_GPUS, PUBLIC_CORPORA, TABLE_1, TABLE_2, TAUS, Table2Row, explain_table1
 
 # Training utterances: 45 % of what the public corpora hold, and of "roughly 1 million utterances" (section 4.1).
 TRAINING = {"ATIS": 2641, "SNIPS": 6517, "NLU-eval": 11571, "Health": 450_000, "Comm.": 450_000, "Video": 450_000}

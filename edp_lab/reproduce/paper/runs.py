@@ -98,23 +98,23 @@ def table1_anew(path: Path = RESULTS / "table1.json") -> tuple[Anew, ...]:
     """
     if not path.exists():
         return ()
+    found = []
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(_anew(cell) for cell in cells if cell["variant"] == "as printed" and cell["seeds"] > 1)
+        for cell in json.loads(path.read_text(encoding="utf-8")):
+            if cell["variant"] == "as printed" and cell["seeds"] > 1:
+                decay, claimed = cell["decay"], round(float(cell["log10_claimed"]), 6)
+                name = f"{cell['model'].upper()} on {cell['corpus']}, {'no' if decay == 'none' else decay} decay"
+                ser, auc = (
+                    Change(name, told["mean"], (told["high"] - told["low"]) / 2)
+                    for told in (cell["ser_change"], cell["auc_change"])
+                )
+                found.append(Anew(cell["model"], cell["corpus"], Decay(decay), ser, auc, claimed))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path} is not Table 1 ({type(error).__name__}: {error}): restore it, or make it "
             "anew with `edp-lab reproduce table1`"
         ) from None
-
-
-def _anew(cell: dict[str, Any]) -> Anew:
-    name = f"{cell['model'].upper()} on {cell['corpus']}, {'no' if cell['decay'] == 'none' else cell['decay']} decay"
-    ser, auc = (
-        Change(name, told["mean"], (told["high"] - told["low"]) / 2)
-        for told in (cell["ser_change"], cell["auc_change"])
-    )
-    return Anew(cell["model"], cell["corpus"], Decay(cell["decay"]), ser, auc, round(float(cell["log10_claimed"]), 6))
+    return tuple(found)
 
 
 # ---- Small runs ------------------------------------------------------------------------------------------------------
@@ -169,20 +169,16 @@ def runs_of(what: str, told: Told, configs: Sequence[TrainConfig]) -> tuple[Outc
     def keep(place: int, outcome: Outcome) -> None:
         _TRAINED[missing[place]] = outcome
 
-    run_jobs(_told_run, missing, usable_cores(), lambda seed: told(f"training: {what}, {seed}"), keep)
+    run_jobs(small_run, missing, usable_cores(), lambda seed: told(f"training: {what}, {seed}"), keep)
     return tuple(_TRAINED[config] for config in configs)
 
 
 _TRAINED: dict[TrainConfig, Outcome] = {}
 
 
-def _told_run(config: TrainConfig, say: Say) -> Outcome:
-    say(f"seed {config.seed}")
-    return small_run(config)
-
-
-def small_run(config: TrainConfig) -> Outcome:
+def small_run(config: TrainConfig, say: Say) -> Outcome:
     """Train, in memory, and attack."""
+    say(f"seed {config.seed}")
     corpus, parts = data(config.seed)
     run = Trainer(config, corpus, parts)
     while run.progress.epoch < config.epochs:
