@@ -98,11 +98,7 @@ GDP_ROUNDING = 2.0**-52  # relative spacing of floats
 
 
 class GaussianDP(Accountant):
-    """Exact: the composition *is* one Gaussian release with parameter mu; rounded up in the last digits.
-
-    Raises:
-        UsageError: Poisson sampling.
-    """
+    """Exact: the composition *is* one Gaussian release with parameter mu; rounded up. UsageError: Poisson sampling."""
 
     method = "Gaussian-DP, closed form"
 
@@ -406,10 +402,7 @@ class SamplingZCDP(Accountant):
     """Yu's bound for random sampling at rate q: rho = sum q^2 / z^2. A heuristic by its authors' own words.
 
     Valid, if at all, for orders up to u = z^2 ln(1/(q z)) + 1 (the least over the releases), and only where z >= 1 and
-    q < 1/(16 z): elsewhere refused. No formal guarantee: never shown as an epsilon that holds.
-
-    Raises:
-        UsageError: no sampling, or outside that range.
+    q < 1/(16 z): elsewhere it raises UsageError. No formal guarantee: never shown as an epsilon that holds.
     """
 
     method = "zCDP, random sampling (Yu et al. 2019), heuristic"

@@ -1,7 +1,8 @@
 """The question asked backwards: which noise, how many epochs, which decay a privacy budget allows.
 
 Each answer is rounded to the private side: judged again, it meets the budget, and (for epsilon from 0.01 on) spends all
-but 1e-6 of it. Brent's method takes a third of the accounts that plain bisection would.
+but 1e-6 of it. Brent's method takes a third of the accounts that plain bisection would. A mechanism that guarantees
+nothing raises `NoGuarantee` everywhere.
 """
 
 from __future__ import annotations
@@ -29,11 +30,7 @@ LARGEST_TAU = 1e3
 
 @dataclass(frozen=True)
 class Budget:
-    """A target (epsilon, delta) and the unit it is meant for.
-
-    Raises:
-        UsageError: epsilon that is no number above 0, delta outside (0, 1).
-    """
+    """A target epsilon above 0, its delta in (0, 1), and the unit it is meant for."""
 
     epsilon: float
     delta: float
@@ -46,15 +43,11 @@ class Budget:
             raise UsageError(f"target epsilon is {self.epsilon}: it must be greater than 0")
 
     def covers(self, mechanism: Mechanism, bill: int | Mapping[int, int]) -> bool:
-        """Whether so many epochs, or this bill (see `judge`), cost at most epsilon; NoGuarantee as `excess`."""
+        """Whether so many epochs, or this bill (see `judge`), cost at most epsilon."""
         return self.excess(mechanism, bill) <= 0
 
     def excess(self, mechanism: Mechanism, bill: int | Mapping[int, int]) -> float:
-        """ln of what it costs over epsilon: from -691 for nothing to 700 where the last epoch has too little noise.
-
-        Raises:
-            NoGuarantee: the mechanism guarantees nothing, however many epochs.
-        """
+        """ln of what it costs over epsilon: from -691 for nothing to 700 where the last epoch has too little noise."""
         if mechanism.no_guarantee():
             raise NoGuarantee(mechanism.no_guarantee())
         mechanism.sensitivity(self.adjacency)
@@ -77,7 +70,6 @@ def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Bu
 
     Raises:
         UsageError: no z0 is large enough.
-        NoGuarantee: the mechanism guarantees nothing at any z0.
     """
     if not budget.covers(replace(mechanism, z0=LARGEST_Z), bill):
         raise UsageError(f"no z0 up to {LARGEST_Z:g} gives epsilon {budget.epsilon}: ask for fewer epochs")
@@ -114,11 +106,7 @@ def _tightened(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Budg
 
 
 def affordable_epochs(mechanism: Mechanism, budget: Budget) -> int:
-    """The largest number of epochs that stays within the budget: 0 if one is too many, `most_epochs` at most.
-
-    Raises:
-        NoGuarantee: the mechanism guarantees nothing.
-    """
+    """The largest number of epochs that stays within the budget: 0 if one is too many, `most_epochs` at most."""
     most = most_epochs(mechanism)
     low, high = 0, 1
     while high <= most and budget.covers(mechanism, high):
@@ -143,7 +131,6 @@ def affordable_tau(mechanism: Mechanism, bill: int | Mapping[int, int], budget: 
 
     Raises:
         UsageError: the mechanism has no decay.
-        NoGuarantee: the mechanism guarantees nothing.
     """
     if mechanism.decay is Decay.NONE:
         raise UsageError("without decay there is no tau to find: choose linear or exponential decay")

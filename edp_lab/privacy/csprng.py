@@ -58,10 +58,7 @@ class SecretStream:
     """Random bits for noise: AES-128 in counter mode, under a key of this purpose and place alone.
 
     That key is SHAKE-128 of key, purpose and path, each in a field of fixed width. A stream holds 2^128 blocks of which
-    no run draws more than 2^20, so its bits differ from random ones by less than AES does.
-
-    Raises:
-        ValueError: as `stream`.
+    no run draws more than 2^20, so its bits differ from random ones by less than AES does. Errors: as `stream`.
     """
 
     def __init__(self, key: int, purpose: Purpose, *path: int) -> None:

@@ -179,15 +179,14 @@ def gaussian_release(values: ArrayLike, sigma: float, rng: np.random.Generator) 
 def exponential_probabilities(
     scores: ArrayLike, sensitivity: float, epsilon: float, monotone: bool = False
 ) -> NDArray[np.float64]:
-    """With what probability the exponential mechanism picks each candidate: proportional to e^(score / scale).
+    """With what probability `exponential_choice` picks each candidate: proportional to e^(score / scale).
 
     Scale is 2 sensitivity / epsilon, or half of that for monotone scores; scores are (..., candidates).
-    Guarantee: see `exponential_choice`.
     """
-    scale = _choice_scale(sensitivity, epsilon, monotone)
-    points = _check_scores(scores)
-    with np.errstate(over="ignore"):  # so far behind that e^-inf = 0 is the right answer
-        weights = np.exp((points - points.max(axis=-1, keepdims=True)) / scale)
+    scale = laplace_scale(sensitivity, epsilon) * (1 if monotone else 2)
+    points = _behind_the_best(scores)
+    with np.errstate(over="ignore"):
+        weights = np.exp(points / scale)
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
@@ -225,11 +224,10 @@ def report_noisy_max(
     """
     if noise not in list(Noise):
         raise UsageError(f"unknown noise {noise!r}: choose one of {', '.join(Noise)}")
-    scale = _choice_scale(sensitivity, epsilon, monotone)
-    points = _check_scores(scores)
+    scale = laplace_scale(sensitivity, epsilon) * (1 if monotone else 2)
+    points = _behind_the_best(scores)
     draw: Callable[..., NDArray[np.float64]] = getattr(rng, Noise(noise).value)
-    # Differences to the best score come first: they are exact where scores are large and close.
-    return np.argmax(points - points.max(axis=-1, keepdims=True) + draw(scale=scale, size=points.shape), axis=-1)
+    return np.argmax(points + draw(scale=scale, size=points.shape), axis=-1)
 
 
 class NoisyCounter:
@@ -245,7 +243,6 @@ class NoisyCounter:
     """
 
     def __init__(self, records: Iterable[Any], budget: float, rng: np.random.Generator) -> None:
-        """Raises UsageError if the budget is not positive and finite."""
         self._budget = Fraction(float(check_positive("budget", budget)))
         self._records = tuple(records)
         self._rng = rng
@@ -262,10 +259,8 @@ class NoisyCounter:
     def count(self, predicate: Callable[[Any], object], epsilon: float) -> float:
         """How many records satisfy the predicate, with Laplace noise of scale 1 / epsilon.
 
-        The predicate looks at one record at a time and must have no side effects: they would be unaccounted.
-
-        Raises:
-            UsageError: epsilon not positive and finite, or more than what is left; nothing is then spent or drawn.
+        The predicate looks at one record at a time and must have no side effects: they would be unaccounted. An epsilon
+        above what is left raises UsageError; nothing is then spent or drawn.
         """
         spent = self._spent + Fraction(float(check_positive("epsilon", epsilon)))
         if spent > self._budget * (1 + Fraction(BUDGET_ROUNDING)):
@@ -327,10 +322,6 @@ def _response(epsilon: float, categories: int) -> tuple[float, float]:
     return math.exp(-epsilon) / total, -math.expm1(-epsilon) / total
 
 
-def _choice_scale(sensitivity: float, epsilon: float, monotone: bool) -> float:
-    return laplace_scale(sensitivity, epsilon) * (1 if monotone else 2)
-
-
 def check_positive(name: str, value: float) -> float:
     if not 0 < value < math.inf:
         raise UsageError(f"{name} is {value}: it must be a finite number greater than 0")
@@ -356,11 +347,13 @@ def _check_finite(name: str, values: ArrayLike) -> NDArray[np.float64]:
     return array
 
 
-def _check_scores(scores: ArrayLike) -> NDArray[np.float64]:
+def _behind_the_best(scores: ArrayLike) -> NDArray[np.float64]:
+    """Differences to the best score, which are exact where scores are large and close."""
     array = _check_finite("scores", scores)
     if array.ndim == 0 or array.shape[-1] == 0:
         raise UsageError("there are no scores: a choice needs at least one candidate")
-    return array
+    with np.errstate(over="ignore"):  # so far behind that e^-inf = 0 is the right answer
+        return array - array.max(axis=-1, keepdims=True)
 
 
 # ---- Anonymity -------------------------------------------------------------------------------------------------------

@@ -148,10 +148,8 @@ def accountant_for(
 ) -> Accountant:
     """The accountant to trust for this mechanism: the closed form, or under Poisson sampling Renyi DP (PLD if `tight`).
 
-    Someone with several sampled utterances is always accounted by Renyi DP and group privacy.
-
-    Raises:
-        NoGuarantee: as `Mechanism.schedule`.
+    Someone with several sampled utterances is always accounted by Renyi DP and group privacy. NoGuarantee: as
+    `Mechanism.schedule`.
     """
     _check_people(utterances_per_person)
     schedule = mechanism.schedule(bill, adjacency)
@@ -198,11 +196,7 @@ def claim(mechanism: Mechanism, bill: Mapping[int, int], delta: float) -> Claim:
 
 
 def true_epsilon(mechanism: Mechanism, epochs: int, delta: float, adjacency: Adjacency | str | None = None) -> float:
-    """The epsilon that holds at `delta` after `epochs` epochs, rounded up; exact with disjoint batches.
-
-    Raises:
-        NoGuarantee, UsageError: as `Mechanism.schedule` and `judge`.
-    """
+    """The epsilon that holds at `delta` after `epochs` epochs, rounded up; NoGuarantee as `Mechanism.schedule`."""
     return accountant_for(mechanism, mechanism.bill(epochs), adjacency).epsilon(delta)
 
 

@@ -140,11 +140,7 @@ class Mechanism:
         sampling_rate: float | None = None,
         shared_noise: bool = False,
     ) -> Mechanism:
-        """The version whose guarantee holds: central Gaussian noise, calibrated to the true sensitivity.
-
-        Raises:
-            UsageError: alpha from private gradients, which would be an unaccounted release.
-        """
+        """The version whose guarantee holds: central Gaussian noise, calibrated to the true sensitivity."""
         rate, scales = _choice(Decay, decay), _choice(Alpha, alpha)
         shape = num_devices, micro_batch_size
         return cls(Variant.SOUND, clip_norm, z0, rate, tau, *shape, scales, 1.0, sampling_rate, shared_noise)
@@ -232,10 +228,9 @@ class Mechanism:
         return (1 if single else 2) * self.clip_norm * self.alpha_max
 
     def noise_std(self, epoch: int) -> float:
-        """Standard deviation s per coordinate of the noise on sum_i u_i, all devices together.
+        """Standard deviation s per coordinate of the noise on sum_i u_i, all devices together; of the mean, s/N.
 
-        As printed it is added after scaling back by alpha (isotropic in parameter space); sound, before
-        (isotropic in the scaled space). Divide by N for the noise on the released mean.
+        As printed it is isotropic in parameter space; sound, in the scaled space.
         """
         z = self.noise_multiplier_setting(epoch)
         if self.variant is Variant.AS_PRINTED:
@@ -250,9 +245,6 @@ class Mechanism:
         """The effective multiplier, true noise over true sensitivity; a description, not a guarantee.
 
         As printed: z_t / (2 sqrt(N) max alpha) (zero-out at micro-batch size 1: z_t / (sqrt(N) max alpha)).
-
-        Raises:
-            NoGuarantee: as `sensitivity`.
         """
         return self.noise_std(epoch) / self.sensitivity(adjacency)
 
@@ -304,11 +296,7 @@ class Mechanism:
 
 
 def bill_arrays(bill: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Epoch numbers and counts of a bill: (T), (T).
-
-    Raises:
-        UsageError: one of them is not a whole number, 0 or more.
-    """
+    """Epoch numbers and counts of a bill: (T), (T); UsageError if one of them is no whole number, 0 or more."""
     if not bill:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     arrays = np.array(list(bill.keys())), np.array(list(bill.values()))
@@ -321,17 +309,14 @@ def bill_arrays(bill: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
 class Schedule:
     """What an accountant composes: `counts[k]` Gaussian releases of noise multiplier `noise_multipliers[k]`, adaptive.
 
-    The noise multiplier is noise over sensitivity, so the sensitivity under the adjacency in question is already
-    divided out. Equal multipliers are merged and the rest sorted: a schedule does not depend on the order of its parts.
+    The sensitivity under the adjacency in question is already divided out. Equal multipliers are merged and the rest
+    sorted: a schedule does not depend on the order of its parts. UsageError for what is no such number.
 
     Attributes:
         noise_multipliers: (K) z > 0, rising.
         counts: (K) whole numbers, at least 1.
-        sampling_rate: q, the chance with which an utterance takes part in a release, independently (Poisson); 1 where
-            it takes part in every one of them, as with one release per epoch of disjoint batches.
-
-    Raises:
-        UsageError: z that is no positive number, negative counts, q outside (0, 1].
+        sampling_rate: q in (0, 1], the chance with which an utterance takes part in a release, independently (Poisson);
+            1 where it takes part in every one of them, as with one release per epoch of disjoint batches.
     """
 
     noise_multipliers: np.ndarray
@@ -356,10 +341,7 @@ class Schedule:
 
     @property
     def mu(self) -> float:
-        """sqrt(sum counts / z^2): the releases are mu-GDP where everyone takes part (Dong et al. 2022, cor. 3.3).
-
-        inf where it exceeds the largest float; 0 for no release.
-        """
+        """sqrt(sum counts / z^2): the releases are mu-GDP where everyone takes part (Dong et al. 2022, cor. 3.3)."""
         if not len(self.counts):
             return 0.0
         smallest = float(self.noise_multipliers[0])

@@ -187,6 +187,17 @@ def test_sizes_that_do_not_fit_the_batch_are_refused(kind, sizes):
         ops.cut.row_counts(torch.ones(8, dtype=torch.long))
 
 
+@pytest.mark.parametrize("kind", ["clc", "bert"])
+def test_losses_repeat_with_a_key_and_change_with_it(kind):
+    model, data = build(kind)
+    batch, before = data.batch(ORDER), torch.get_rng_state()
+    one, again, other, none = (model.losses(batch, dropout_key=key) for key in (KEY, KEY, KEY + 1, None))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, none)
+    assert torch.equal(torch.get_rng_state(), before), "torch's own generator must not be used"
+
+
 # Float32
 
 

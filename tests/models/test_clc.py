@@ -111,16 +111,6 @@ def test_dropout_masks_are_shared_by_tokens_differ_by_example_key_and_place_and_
     assert abs(torch.stack([dropout(ones, batch, 0.5, key, 0) for key in range(100)]).mean() - 1) < 0.02
 
 
-def test_losses_repeat_with_a_key_and_change_with_it():
-    model, data = build()
-    batch = data.batch(EVERY)
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    assert torch.equal(model.losses(batch, dropout_key=KEY), model.losses(batch, dropout_key=KEY))
-    assert not torch.equal(model.losses(batch, dropout_key=KEY), model.losses(batch, dropout_key=KEY + 1))
-    assert torch.equal(torch.get_rng_state(), before), "torch's own generator must not be used"
-
-
 # Predictions
 
 

@@ -176,23 +176,6 @@ def test_gradients_stay_finite_beyond_the_supported_range():
     assert all(torch.isfinite(tensor.grad).all() for tensor in (at, *crf.parameters()))
 
 
-def test_factors_give_the_probability_of_every_pair_of_neighbours():
-    """p(i at t, j at t + 1) = A_ti exp(transition_ij - highest) Q_tj, what gradients of transitions consist of."""
-    crf = random_crf(8, scale=3.0)
-    emissions, _gold, mask = random_batch(8, 4, 4, len(TAGS))
-    found = forward_backward(emissions, mask, crf.start, crf.transitions, crf.end)
-    weights = (crf.transitions - found.highest).exp()
-    together = found.before[..., :, None] * weights * found.after[..., None, :]  # (B, T - 1, K, K)
-    moved = mask[:, 1:]
-    assert not found.before[~moved].any()
-    assert not found.after[~moved].any()
-    torch.testing.assert_close(together.sum(-1)[moved], found.marginals[:, :-1][moved], rtol=0, atol=1e-12)
-    torch.testing.assert_close(together.sum(-2)[moved], found.marginals[:, 1:][moved], rtol=0, atol=1e-12)
-    paths, path_scores = enumerate_paths(crf, emissions[0])
-    pair = ((paths[:, 1] == 2) & (paths[:, 2] == 3)).double()
-    torch.testing.assert_close(together[0, 1, 2, 3], path_scores.softmax(0) @ pair, rtol=0, atol=1e-12)
-
-
 def test_initial_scores_forbid_exactly_what_bio_forbids():
     names = ("O", "B-city", "I-city", "B-city.name", "I-city.name", "I-lonely")
     crf = CRF(names)
