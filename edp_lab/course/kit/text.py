@@ -29,24 +29,21 @@ class Words:
         words.stages(result)    # HTML in one line
 
     Templates have the functions of this file as filters (``d`` for `digits`, `at_most`, `short`, `percent`, `duration`)
-    and as functions (`count`, `scope`, ``privacy`` for `privacy_in_words`), and what a room gives by name. What is
-    filled in is escaped. A name that does not exist is an error.
+    and as functions (`count`, `details`, ``table`` for `html_table`), the macros ``privacy`` and ``scope`` of the kit's
+    own ``words.html.j2``, and what a room gives by name. What is filled in is escaped. An unknown name is an error.
     """
 
     def __init__(self, beside: str, **names: Any) -> None:
         here = Environment(loader=FileSystemLoader(Path(beside).parent), undefined=StrictUndefined, autoescape=True)
         here.filters |= {"d": digits, "at_most": at_most, "short": short, "percent": percent, "duration": duration}
-        here.globals |= {"count": count, "privacy": _markup(privacy_in_words), "scope": _markup(scope)}
-        here.globals |= {"details": _markup(details), "table": _markup(html_table), **names}
+        here.globals |= {"count": count, "details": details, "table": lambda rows: Markup(html_table(rows)), **names}
+        shared: Any = here.from_string(Path(__file__).with_name("words.html.j2").read_text(encoding="utf-8")).module
+        here.globals |= {"privacy": shared.privacy, "scope": shared.scope}
         self._macros = here.get_template("words.html.j2").module
 
     def __getattr__(self, name: str) -> Callable[..., str]:
         macro = getattr(self._macros, name)
         return lambda *results, **more: " ".join(str(macro(*results, **more)).split())
-
-
-def _markup(function: Callable[..., str]) -> Callable[..., Markup]:
-    return lambda *values: Markup(function(*values))
 
 
 # ---- Numbers -------------------------------------------------------------------------------------------------------
@@ -101,14 +98,9 @@ def _plain(number: str) -> str:
 # ---- Paragraphs and tables -----------------------------------------------------------------------------------------
 
 
-def details(text: str, summary: str = "what this ε covers") -> str:
+def details(text: str, summary: str = "what this ε covers") -> Markup:
     """Text that is one click away: HTML, of plain text."""
-    return f"<details><summary>{summary}</summary>{escape(text)}</details>"
-
-
-def scope(held: Guarantee) -> str:
-    """What a guarantee covers and why it has its status, one click away: HTML."""
-    return details(f"{held.scope}; {held.reason}")
+    return Markup(f"<details><summary>{summary}</summary>{escape(text)}</details>")
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
@@ -124,34 +116,6 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
     lines = ("".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
-
-
-# ---- Privacy -------------------------------------------------------------------------------------------------------
-
-
-def privacy_in_words(guarantee: Guarantee, epochs: int) -> str:
-    """Claimed and true epsilon of `epochs` epochs as HTML, with all that qualifies them one click away."""
-    public = "" if guarantee.epsilon_if_alpha_public is None else at_most(guarantee.epsilon_if_alpha_public)
-    claimed = short(guarantee.epsilon_claimed)
-    after = f"After {count(epochs, 'epoch')} (δ = {guarantee.delta:.2g}) the paper's accounting (zCDP) says"
-    account = guarantee.method.partition(",")[0].replace("-", " ")
-    if guarantee.epsilon is not None:
-        text = (
-            f"{after} ε = {claimed}. With a secret seed <b>ε = {public}</b> ({account}) would hold (void here: the "
-            "seed of the noise is published)."
-        )
-    elif guarantee.epsilon_if_alpha_public is not None:
-        text = (
-            f"{after} <b>ε = {claimed}</b>. What holds: <b>no guarantee</b>, for α comes from private gradients; with "
-            f"a public α it would be <b>ε = {public}</b> ({account})."
-        )
-    else:
-        text = f"<b>No guarantee</b>: {guarantee.reason}."
-    scope = (
-        f"{count(epochs, 'epoch')}, δ = {guarantee.delta:.2g}; "
-        f"{guarantee.scope}; status: {guarantee.status}, because {guarantee.reason}"
-    )
-    return text + details(scope)
 
 
 def guarantee_of(record: Mapping[str, Any]) -> Guarantee:
