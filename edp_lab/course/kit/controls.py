@@ -152,10 +152,22 @@ def check_positive(name: str, value: float) -> float:
     return value
 
 
+def check_share(name: str, share: float) -> None:
+    """UsageError unless a share lies in [0, 1]."""
+    if not 0 <= share <= 1:
+        raise UsageError(f"the share of {name} is {share}: it must lie between 0 and 1")
+
+
 def check_seed(seed: int) -> None:
     """UsageError where a seed is negative."""
     if seed < 0:
         raise UsageError(f"seed is {seed}: it must be 0 or more")
+
+
+def rng_of(seed: int, purpose: int) -> np.random.Generator:
+    """Random numbers of a seed, others for each purpose; UsageError where the seed is negative."""
+    check_seed(seed)
+    return np.random.default_rng([seed, purpose])
 
 
 def mechanism_of(variant: str, clip_norm: float, z0: float, decay: str, tau: float, num_devices: int) -> Mechanism:

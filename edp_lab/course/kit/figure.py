@@ -23,6 +23,7 @@ from typing import Any
 import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 from plotly.basedatatypes import Undefined
 from plotly.subplots import make_subplots
 
@@ -111,6 +112,11 @@ def trace(name: str, look: Trace, *, hover: Any = "", **more: Any) -> Trace:
     """A trace that looks so. `more`: ``x``, ``y`` and whatever else it takes; `hover` is its ``hovertemplate``."""
     told = {"hovertemplate": hover} if hover else {}
     return merged({"type": "scatter", "name": name}, look, told, more)
+
+
+def between(x: NDArray, low: NDArray, high: NDArray) -> dict[str, Any]:
+    """``x`` and ``y`` of the outline of what lies between two curves, for `area`."""
+    return {"x": np.concatenate([x, x[::-1]]), "y": np.concatenate([low, high[::-1]])}
 
 
 def gaps(starts: Iterable[Any], ends: Iterable[Any], rows: Iterable[Any]) -> dict[str, Any]:
@@ -214,7 +220,7 @@ def _plots(rows: int, cols: int, titles: tuple[str, ...], options: tuple[tuple[s
     return {name: value for name, value in made.items() if name != "template"}
 
 
-def at(plot: int) -> dict[str, str]:
+def at(plot: int) -> dict[str, Any]:
     """Where a trace of that plot of `plots` goes, the first being 1: its axes."""
     return {"xaxis": "x", "yaxis": "y"} if plot == 1 else {"xaxis": f"x{plot}", "yaxis": f"y{plot}"}
 

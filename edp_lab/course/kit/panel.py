@@ -33,6 +33,7 @@ import ipywidgets as widgets
 
 from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
+from edp_lab.course.kit.text import python
 from edp_lab.course.kit.theme import STYLE, Fit
 from edp_lab.errors import UsageError
 
@@ -116,7 +117,7 @@ class Panel(Frame):
         figures: for each figure what draws a result as a dict, see `edp_lab.course.kit.figure`, alone or with the width
             of its place (CSS). Side by side where the window is wide enough.
         words: a result as HTML.
-        command: from a result and, as keywords, the controls' values.
+        command: from a result and, as keywords, the controls' values; without one, the Python call of `compute`.
         idle: from a result, the names of controls that change nothing at present.
 
     Attributes:
@@ -136,11 +137,12 @@ class Panel(Frame):
         compute: Callable[..., Any],
         figures: Sequence[Draw | tuple[Draw, str]],
         words: Callable[[Any], str],
-        command: Callable[..., str],
+        command: Callable[..., str] | None = None,
         idle: Callable[[Any], Collection[str]] = lambda result: (),
     ) -> None:
         self.controls, self._compute, self._held = dict(controls), compute, False
-        self._words, self._command, self._idle = words, command, idle
+        self._words, self._idle = words, idle
+        self._command = command or (lambda result, **values: python(compute, **values))
         places = [one if isinstance(one, tuple) else (one, HALF) for one in figures]
         self.draws = [draw for draw, _ in places]
         self.result = compute(**self.values)

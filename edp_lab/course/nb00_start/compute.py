@@ -31,58 +31,29 @@ from edp_lab.training.trainer import Trainer
 
 
 class Gradients(NamedTuple):
-    """What one step starts from.
-
-    Attributes:
-        per_device: (N, P) mean gradient of each device's micro-batch.
-        alpha: (K) layer scales, from the first batch of training as in the paper.
-        noise: (P) standard normal draws.
-        delta: that of a run on this corpus.
-    """
+    """What one step starts from."""
 
     layout: Layout
-    per_device: Tensor
-    alpha: Tensor
-    noise: Tensor
-    delta: float
+    per_device: Tensor  # (N, P), mean gradient of each device's micro-batch
+    alpha: Tensor  # (K), layer scales from the first batch of training, as in the paper
+    noise: Tensor  # (P), standard normal draws
+    delta: float  # of a run on this corpus
 
 
 class StepResult(NamedTuple):
-    """One step on one batch, as its figures show it.
-
-    Attributes:
-        epoch: t, which sets the noise through the decay.
-        layers: names of the parameter tensors.
-        signal, noise, draw: L2 norm per layer of the mean clipped gradient, of the noise on it (expected: standard
-            deviation times square root of the layer's size) and of one draw of that noise.
-        clip_factors: per device, in (0, 1].
-        spent: the guarantee after 1, 2, ... epochs.
-    """
+    """One step on one batch, as its figures show it: L2 norms by layer, and what the whole run costs."""
 
     config: TrainConfig
     mechanism: Mechanism
-    epoch: int
-    layers: tuple[str, ...]
-    signal: tuple[float, ...]
-    noise: tuple[float, ...]
-    draw: tuple[float, ...]
-    clip_factors: tuple[float, ...]
-    spent: tuple[Guarantee, ...]
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Of the whole run."""
-        return self.spent[-1]
-
-    @property
-    def claimed(self) -> list[float | None]:
-        """Epsilon of the paper's accounting after 1, 2, ... epochs; None where it overflows."""
-        return [loss.epsilon_claimed for loss in self.spent]
-
-    @property
-    def true(self) -> list[float | None]:
-        """Epsilon that holds if alpha is public, after 1, 2, ... epochs; None where it overflows."""
-        return [loss.epsilon_if_alpha_public for loss in self.spent]
+    epoch: int  # t, which sets the noise through the decay
+    layers: tuple[str, ...]  # names of the parameter tensors
+    signal: tuple[float, ...]  # of the mean clipped gradient
+    noise: tuple[float, ...]  # expected on it: standard deviation times square root of the layer's size
+    draw: tuple[float, ...]  # of one draw of that noise
+    clip_factors: tuple[float, ...]  # per device, in (0, 1]
+    claimed: list[float | None]  # epsilon of the paper's accounting after 1, 2, ... epochs; None where it overflows
+    true: list[float | None]  # epsilon that holds if alpha is public, in the same way
+    guarantee: Guarantee  # of the whole run
 
     @property
     def total_noise(self) -> float:
@@ -120,19 +91,22 @@ def one_step(gradients: Gradients, config: TrainConfig, epoch: int) -> StepResul
     stds = noise_stds(mechanism, epoch, alpha, mechanism.num_devices, len(layout.names))
     sizes = torch.tensor([columns.stop - columns.start for columns in layout.columns])
     spread = torch.tensor(stds).repeat_interleave(sizes)  # (P), of the noise on every weight
+
+    def norms(gradient: Tensor) -> tuple[float, ...]:
+        each = (torch.linalg.vector_norm(gradient[columns], dtype=torch.float64) for columns in layout.columns)
+        return tuple(norm.item() for norm in each)
+
+    spent = [judge(mechanism, t, gradients.delta) for t in range(1, config.epochs + 1)]
     return StepResult(
         config, mechanism, epoch, layout.names,
-        signal=_norms(signal.gradient, layout),
-        noise=_norms(spread, layout),
-        draw=_norms(spread * draws, layout),
+        signal=norms(signal.gradient),
+        noise=norms(spread),
+        draw=norms(spread * draws),
         clip_factors=tuple(signal.clip_factors.tolist()),
-        spent=tuple(judge(mechanism, t, gradients.delta) for t in range(1, config.epochs + 1)),
+        claimed=[held.epsilon_claimed for held in spent],
+        true=[held.epsilon_if_alpha_public for held in spent],
+        guarantee=spent[-1],
     )  # fmt: skip
-
-
-def _norms(gradient: Tensor, layout: Layout) -> tuple[float, ...]:
-    norms = (torch.linalg.vector_norm(gradient[columns], dtype=torch.float64) for columns in layout.columns)
-    return tuple(norm.item() for norm in norms)
 
 
 class SmallModel:
@@ -143,6 +117,10 @@ class SmallModel:
     Args:
         config: what the panels start with; `plain` makes the model's own run of it.
         epochs: how long to train.
+
+    Attributes:
+        on: from a number of devices the `Gradients` that a step on them starts from, computed once for each.
+        epochs: the rows of its run record.
 
     Raises:
         UsageError: as `edp_lab.training.train`.
@@ -156,24 +134,19 @@ class SmallModel:
         self._untrained = deepcopy(self._run.model)
         for _ in range(epochs):
             self._run.epoch()
+        self.epochs: list[dict[str, Any]] = self._run.record["epochs"]
         self.noise = standard_noise(self._run.key, self._run.progress.step, self.layout.size, Share())
         self.on = cache(self._on)
 
-    @property
-    def epochs(self) -> list[dict[str, Any]]:
-        """The rows of its run record."""
-        return self._run.record["epochs"]
-
     def _on(self, num_devices: int) -> Gradients:
-        """What a step on `num_devices` devices starts from; computed once for each number."""
-        first = self._gradients(self._untrained, 0, 0, num_devices)
-        following = self._gradients(self._run.model, self.config.epochs, self._run.progress.step, num_devices)
-        return Gradients(self.layout, following, layer_scales(first.mean(0), self.layout), self.noise, self.delta)
+        def gradients(model: IntentSlotModel, epoch: int, step: int) -> Tensor:
+            """(N, P), of the first batch of an epoch."""
+            run, data = self._run, self._run.train_data
+            examples = stream(run.key, Purpose.SHUFFLE, epoch).permutation(len(data))[: self.config.batch_size]
+            dropout_key = int(stream(run.key, Purpose.DROPOUT, step).integers(2**63))
+            parts = np.array_split(examples, num_devices)
+            return stacked_gradients(model, data, parts, dropout_key, self.layout).gradients.cpu()
 
-    def _gradients(self, model: IntentSlotModel, epoch: int, step: int, num_devices: int) -> Tensor:
-        """(N, P) gradients of the first batch of an epoch."""
-        run, data = self._run, self._run.train_data
-        examples = stream(run.key, Purpose.SHUFFLE, epoch).permutation(len(data))[: self.config.batch_size]
-        dropout_key = int(stream(run.key, Purpose.DROPOUT, step).integers(2**63))
-        parts = np.array_split(examples, num_devices)
-        return stacked_gradients(model, data, parts, dropout_key, self.layout).gradients.cpu()
+        alpha = layer_scales(gradients(self._untrained, 0, 0).mean(0), self.layout)
+        following = gradients(self._run.model, self.config.epochs, self._run.progress.step)
+        return Gradients(self.layout, following, alpha, self.noise, self.delta)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,17 +18,17 @@ import plotly.graph_objects as go
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import decades, decay_of, devices, number, number_box, variant
-from edp_lab.course.kit.figure import Figure, figure, line, points, positive
+from edp_lab.course.kit.figure import Figure, axis, line, log_axis, logs, points, positive, whole_decades
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
-from edp_lab.course.kit.text import Words, at_most, count, plain, settings, short, train_command
+from edp_lab.course.kit.text import Words, count, guarantee_of, plain, settings, short, train_command
 from edp_lab.course.kit.theme import BLUE, GREEN, ORANGE, SKY, VERMILLION
 from edp_lab.course.nb00_start.compute import SmallModel, StepResult, one_step
-from edp_lab.privacy import Decay, Guarantee
+from edp_lab.privacy import Decay
 from edp_lab.training import StepDone, TrainConfig, train
 from edp_lab.training.trainer import Event
 
 words = Words(__file__, settings=settings)
-HEIGHT = 580
+figure = partial(fig.figure, height=580)
 
 
 # ---- One step ------------------------------------------------------------------------------------------------------
@@ -73,29 +73,26 @@ def draw_layers(result: StepResult) -> Figure:
     signal, noise, draw = (
         positive([*norms, math.hypot(*norms)]) for norms in (result.signal, result.noise, result.draw)
     )
-    gaps: dict[str, Any] = {
-        "x": [x for pair in zip(signal, noise, strict=True) for x in (*pair, None)],
-        "y": [y for row in rows for y in (row, row, None)],
-    }
-    look: dict[str, Any] = {"y": rows, "marker": {"line": {"width": 2}}, "hovertemplate": "%{y}: %{x:.3g}"}
-    marks = [
-        line("", "#bbb", **gaps, line={"width": 2}, hoverinfo="skip", showlegend=False),
-        points("signal: mean clipped gradient", BLUE, "circle", 11, x=signal, **look),
-        points("noise, expected", VERMILLION, "diamond-open", 13, x=noise, **look),
-        points("noise, one draw", VERMILLION, "x-thin-open", 7, x=draw, **look),
-    ]
+    gaps: dict[str, Any] = {**fig.gaps(signal, noise, rows), "hoverinfo": "skip", "showlegend": False}
     order = [theme.layer_name(name) for name in theme.reading_order(result.layers)]
-    named = {"categoryorder": "array", "categoryarray": [TOTAL, *order[::-1]], "tickfont": {"size": 12}}
     return figure(
-        marks,
+        [
+            line("", "#bbb", width=2, **gaps),
+            points("signal: mean clipped gradient", BLUE, "circle", 11, edge=2, x=signal, y=rows),
+            points("noise, expected", VERMILLION, "diamond-open", 13, edge=2, x=noise, y=rows),
+            points("noise, one draw", VERMILLION, "x-thin-open", 7, edge=2, x=draw, y=rows),
+        ],
         "Signal and noise of one step, by layer",
         f"{settings(result.config)}, t = {result.epoch}, seed {result.config.seed}",
-        HEIGHT,
-        margin={"t": 138},
+        top=138,
+        hover="%{y}: %{x:.3g}",
         shapes=[fig.hline(0.5, line={"color": "#888", "width": 1})],
-        xaxis={**fig.LOG, "title": "L2 norm, in units of the gradient", "range": _decades([*signal, *noise, *draw])},
-        yaxis={"title": "layer", **named, "showgrid": False, "ticks": ""},
-    )
+        xaxis=logs("L2 norm, in units of the gradient", whole_decades([*signal, *noise, *draw], 0.1)),
+        yaxis=axis(
+            "layer", categoryorder="array", categoryarray=[TOTAL, *order[::-1]], tickfont={"size": 12},
+            showgrid=False, ticks="",
+        ),
+    )  # fmt: skip
 
 
 def layers_figure(result: StepResult) -> go.Figure:
@@ -105,42 +102,32 @@ def layers_figure(result: StepResult) -> go.Figure:
 
 def draw_privacy(result: StepResult) -> Figure:
     """Above: claimed and true epsilon by epoch. Below: what clipping leaves of each device's gradient. Log scales."""
-    held, epochs, factors = result.guarantee, list(range(1, result.config.epochs + 1)), result.clip_factors
-    true = ("true, if the seed were secret", GREEN, "solid", "circle")
+    held, epochs, factors = result.guarantee, list(range(1, result.config.epochs + 1)), list(result.clip_factors)
+    told, dash, symbol = "true, if the seed were secret", "solid", "circle"
     if held.epsilon is None:
-        true = ("if α were public (this run: no guarantee)", GREEN, "dot", "circle-open")
-    on: dict[str, Any] = {"x": epochs, "hovertemplate": "after %{x} epochs: %{y:.3g}", **fig.at(1)}
-    below: dict[str, Any] = {"showlegend": False, "hovertemplate": "%{x}: × %{y:.3g}", **fig.at(2)}
+        told, dash, symbol = "if α were public (this run: no guarantee)", "dot", "circle-open"
+    on: dict[str, Any] = {"x": epochs, "hover": "after %{x} epochs: %{y:.3g}", **fig.at(1)}
     names = [str(device) for device in range(1, len(factors) + 1)]
-    claim = ("claimed by the paper's accounting", ORANGE, "dash", "square-open")
-    lines = [
-        line(*claim[:3], symbol=claim[3], size=10, y=positive(result.claimed), **on),
-        line(*true[:3], symbol=true[3], size=6, y=positive(result.true), **on),
-        points("device", SKY, "circle", 10, x=names, y=list(factors), marker={"line": {"color": BLUE}}, **below),
-    ]
-    span = _decades([*result.claimed, *result.true])
-    every = math.ceil((span[1] - span[0]) / 6)
-    axes = {
-        "xaxis": {"title": "epochs trained (dotted line: this step's)", "range": [0.5, epochs[-1] + 0.5]},
-        "yaxis": {**fig.LOG, "title": f"ε (at δ = {held.delta:.2g})", "range": span, "dtick": every},
-        "xaxis2": {"title": "device"},
-        "yaxis2": {**fig.LOG, "title": "kept by the clip", "range": [_decades(factors)[0], 0.15]},
-        "shapes": [fig.vline(result.epoch + 1, line={"color": "#666", "dash": "dot", "width": 1})],
-    }
+    below: dict[str, Any] = {"x": names, "y": factors, "showlegend": False, "hover": "%{x}: × %{y:.3g}", **fig.at(2)}
+    claimed, true = positive(result.claimed), positive(result.true)
+    name = "claimed by the paper's accounting"
+    above = (
+        axis("epochs trained (dotted line: this step's)", [0.5, epochs[-1] + 0.5]),
+        log_axis(f"ε (at δ = {held.delta:.2g})", [*claimed, *true], margin=0.1, labels=6),
+    )
+    kept = axis("device"), logs("kept by the clip", [whole_decades(factors, 0.1)[0], 0.15])
     return figure(
-        lines,
+        [
+            line(name, ORANGE, "dash", symbol="square-open", size=10, y=claimed, **on),
+            line(told, GREEN, dash, symbol=symbol, size=6, y=true, **on),
+            points("device", SKY, "circle", 10, marker={"line": {"color": BLUE}}, **below),
+        ],
         "Privacy loss ε of the run",
         f"claimed: zCDP at face value; other: {held.method.partition(',')[0].replace('-', ' ')};<br>"
         f"δ = {held.delta:.2g}, one utterance (zero-out), disjoint batches",
-        HEIGHT,
-        **fig.merged(fig.plots(2, 1, row_heights=(0.64, 0.36), vertical_spacing=0.25), axes),
+        shapes=[fig.vline(result.epoch + 1, line={"color": "#666", "dash": "dot", "width": 1})],
+        **fig.plots(2, 1, axes=(above, kept), row_heights=(0.64, 0.36), vertical_spacing=0.25),
     )
-
-
-def _decades(values: Iterable[float | None]) -> list[float]:
-    """Exponents of the powers of ten around the values: an axis that stands still while a slider moves a little."""
-    logs = [math.log10(v) for v in positive(values) if v is not None] or [0.0]
-    return [math.floor(min(logs) - 0.1), math.ceil(max(logs) + 0.1)]
 
 
 def table(results: Mapping[str, StepResult]) -> str:
@@ -194,7 +181,7 @@ class Training(RunPanel):
 
     def work(self, config: TrainConfig) -> None:
         """SGD, unless these settings have been trained before, then eDP-SGD."""
-        baseline = plain(config, config.epochs)
+        baseline, held = plain(config, config.epochs), None
         self.rows = {"sgd": list(self._baselines.get(baseline, [])), "edp-sgd": []}
         self.records, self.words.value = {}, ""
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
@@ -205,8 +192,9 @@ class Training(RunPanel):
         if len(self.rows["sgd"]) == config.epochs:
             self._baselines[baseline] = self.rows["sgd"]
         self._show(config)
-        record = self.records.get("edp-sgd")
-        self.words.value = words.trained(config, self.rows["sgd"], record, _guarantee(record))
+        if record := self.records.get("edp-sgd"):
+            held = guarantee_of(record)
+        self.words.value = words.trained(config, self.rows["sgd"], record, held)
 
     def _listen(self, method: str, config: TrainConfig, event: Event) -> None:
         """What the training loop reports."""
@@ -217,7 +205,7 @@ class Training(RunPanel):
             self._show(config)
 
     def _show(self, config: TrainConfig) -> None:
-        caption = _training_caption(config, self.rows["edp-sgd"], self._delta)
+        caption = words.caption(config, self.rows["edp-sgd"], self._delta)
         self.figures[0].show(draw_training(self.rows, config.epochs, caption))
 
 
@@ -228,35 +216,12 @@ def draw_training(rows: Rows, epochs: int, caption: str) -> Figure:
         for method, (name, color, dash, symbol, size) in METHODS.items():
             values = [row[key] for row in rows[method]]
             hover = f"epoch %{{x}}: {what} %{{y:.3f}}<extra>{name}</extra>"
-            group = {"legendgroup": method, "showlegend": plot == 1, "hovertemplate": hover, **fig.at(plot)}
-            lines.append(
-                line(name, color, dash, symbol=symbol, size=size, x=[*range(1, len(values) + 1)], y=values, **group)
-            )
+            on = {"x": list(range(1, len(values) + 1)), "y": values, "hover": hover, **fig.at(plot)}
+            group = {"legendgroup": method, "showlegend": plot == 1}
+            lines.append(line(name, color, dash, symbol=symbol, size=size, **on, **group))
     worst = max((row["ser"] for done in rows.values() for row in done), default=1.0)
-    trained = {"title": "epochs trained", "range": [0.5, epochs + 0.5], "tickformat": "d"}
-    axes = {
-        "xaxis": trained,
-        "yaxis": {"title": "loss per utterance (nats)", "rangemode": "tozero"},
-        "xaxis2": trained,
-        "yaxis2": {"title": "SER on the validation set", "range": [0, 1.05 * max(worst, 1.0)]},
-    }
-    layout = fig.merged(fig.plots(1, 2, horizontal_spacing=0.12), axes)
-    return figure(lines, "Training, epoch by epoch", caption, 380, margin={"t": 120}, **layout)
-
-
-def _training_caption(config: TrainConfig, epochs: Sequence[Mapping[str, Any]], delta: float) -> str:
-    """Settings, seed, and the privacy after these `epochs` (rows of a record)."""
-    told = f"{settings(config)}, seed {config.seed}"
-    if not epochs:
-        return f"{told}<br>"
-    epsilon, claimed = epochs[-1]["epsilon"], short(epochs[-1]["epsilon_claimed"])
-    holds = "no guarantee" if epsilon is None else f"ε = {at_most(epsilon)} if the seed were secret"
-    return f"{told};<br>after {count(len(epochs), 'epoch')} ε = {claimed} claimed (zCDP), {holds}, δ = {delta:.2g}"
-
-
-def _guarantee(record: Mapping[str, Any] | None) -> Guarantee | None:
-    """As the record has it."""
-    if record is None:
-        return None
-    names = ("epsilon", "epsilon_claimed", "epsilon_if_alpha_public")
-    return Guarantee(**record["guarantee"], **{name: record["final"][name] for name in names})
+    trained = axis("epochs trained", [0.5, epochs + 0.5], tickformat="d")
+    loss = axis("loss per utterance (nats)", rangemode="tozero")
+    ser = axis("SER on the validation set", [0, 1.05 * max(worst, 1.0)])
+    layout = fig.plots(1, 2, axes=((trained, loss), (trained, ser)), horizontal_spacing=0.12)
+    return figure(lines, "Training, epoch by epoch", caption, height=380, top=120, **layout)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, close, predicted
+from edp_lab.course.kit.exercises import Exercise, close, first_wrong, predicted
 from edp_lab.privacy import gdp_delta
 from edp_lab.privacy.composition import best_composition
 from edp_lab.privacy.foundations import estimate_frequencies, randomised_response
@@ -47,9 +47,7 @@ def _total(answer: Any, cases: np.random.Generator) -> str | None:
         got, wanted = answer(epsilon, releases, delta), best_composition(epsilon, 0.0, releases, delta).epsilon
         untouched &= got is not None and math.isclose(got, epsilon)  # the average of equal costs
         differences.append(close(got, wanted, f"{releases} releases of ε = {epsilon} at δ = {delta:g}"))
-    if untouched:
-        raise NotImplementedError("(it still says that many releases cost as much as one)")
-    return next(filter(None, differences), None)
+    return first_wrong(differences, untouched, "it still says that many releases cost as much as one")
 
 
 EXERCISES = (

@@ -7,21 +7,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import Array, decades, number, seed_of
-from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, area, figure, line, points, positive, two_plots
+from edp_lab.course.kit.controls import decades, number, seed_of
+from edp_lab.course.kit.figure import (
+    ABOVE,
+    BELOW,
+    Figure,
+    area,
+    axis,
+    bar,
+    between,
+    line,
+    logs,
+    points,
+    positive,
+    ring,
+)
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import Words, account_command, python
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb01_coins import compute
 from edp_lab.course.nb01_coins.compute import ADVANCED, COUNTABLE, GAUSSIAN, HALF, SUM, TRUE_COUNT, ZCDP, belief
+from edp_lab.privacy.foundations import truth_probability
 from edp_lab.reproduce.claims import Evidence
 from edp_lab.reproduce.thesis.thesis_foundations import LinkageTable, LocalAndGlobal
 
@@ -31,11 +45,11 @@ def counted(releases: int) -> str:
     return f"{releases:,}" if releases < COUNTABLE else "a billion or more"
 
 
-words = Words(__file__, belief=belief, counted=counted, half=HALF, truth=TRUE_COUNT)
-HEIGHT, EPSILON = 540, "nats"
-TRUTH = {"width": 1.5}  # a thin dotted line where the truth is
-RING = points("", BLACK, "circle-open", 10, marker={"line": {"width": 2}}, showlegend=False)
-HATCH = {"fillmode": "overlay", "fgcolor": "white"}
+names = {"belief": belief, "counted": counted, "exp": compute.exp, "truth_probability": truth_probability}
+words = Words(__file__, half=HALF, truth=TRUE_COUNT, **names)
+figure, two_plots = partial(fig.figure, height=540), partial(fig.two_plots, height=540)
+EPSILON = "nats"
+BAND: dict[str, Any] = {"color": SKY, "opacity": 0.45, "hoverinfo": "skip", "showlegend": False}
 
 
 # ---- A coin for everyone -------------------------------------------------------------------------------------------
@@ -58,7 +72,6 @@ def coin(epsilon: float, people: int, share: float, seed: int) -> Panel:
         compute.poll,
         [draw_people, draw_poll],
         words.coin,
-        lambda result, **values: python(compute.poll, **values),
     )
 
 
@@ -74,55 +87,51 @@ SAID = {
 def draw_people(result: compute.Poll) -> Figure:
     """The first hundred, ten in a row: what each said, and whether it was true."""
     truth, said = result.truth[:SHOWN], result.responses[:SHOWN]
-    thick: dict[str, Any] = {"marker": {"line": {"width": 2.5}}, "hovertemplate": "person %{y}%{x}"}
     marks = []
     for look, (answer, honest) in SAID.items():
         who = np.flatnonzero((said == answer) & ((said == truth) == honest))
-        marks.append(points(*look, 11, x=who % 10, y=who // 10, **thick))
-    ticks = {"showgrid": False, "tickvals": list(range(0, 10, 3))}
+        marks.append(points(*look, 11, edge=2.5, x=who % 10, y=who // 10))
+    ticks: dict[str, Any] = {"showgrid": False, "tickvals": list(range(0, 10, 3))}
     return figure(
         marks,
         f"What the first {SHOWN} say",
-        f"{_poll_caption(result)}<br>the collector cannot see who lies",
-        HEIGHT,
-        xaxis={"title": "person: last digit of the number", "range": [-0.6, 9.6], **ticks},
-        yaxis={"title": "person: tens of the number", "range": [9.6, -0.6], **ticks},
+        f"{words.poll_caption(result)}the collector cannot see who lies",
+        hover="person %{y}%{x}",
+        xaxis=axis("person: last digit of the number", [-0.6, 9.6], **ticks),
+        yaxis=axis("person: tens of the number", [9.6, -0.6], **ticks),
     )
 
 
 def draw_poll(result: compute.Poll) -> Figure:
     """Above: the estimate as more are asked. Below: what one response does to a belief about that person."""
-    asked, half, share = result.asked, 100 * HALF * result.standard_error, 100 * result.share
-    before = np.linspace(0, 1, 101)
-    after = {loss: 100 * belief(before, loss) for loss in (result.epsilon, -result.epsilon)}
-    here = {"x": [round(share)] * 2, "y": np.array([y[round(share)] for y in after.values()])}
-    above: dict[str, Any] = {**ABOVE, "hovertemplate": "%{x:.3g}: %{y:.3g} %"}
-    below: dict[str, Any] = {**above, **BELOW}
-    same = {"x": [0, 100], "y": [0, 100], "hoverinfo": "skip", "showlegend": False}
-    lines = [
-        _band(asked, 100 * result.estimate, half, **above),
-        line("estimate", BLUE, x=asked, y=100 * result.estimate, **above),
-        line("as heard", ORANGE, "dash", x=asked, y=100 * result.yes, **above),
-        line("truth", BLACK, "dot", x=asked[[0, -1]], y=[share] * 2, line=TRUTH, **above),
-        line("after a yes", VERMILLION, x=100 * before, y=after[result.epsilon], **below),
-        line("after a no", BLUE, "dash", x=100 * before, y=after[-result.epsilon], **below),
-        line("", BLACK, "dot", line=TRUTH, **same, **below),
-        {**RING, **here, **below},
-    ]
+    asked, estimate, share = result.asked, 100 * result.estimate, 100 * result.share
+    half = 100 * HALF * result.standard_error
+    before, here = np.linspace(0, 1, 101), round(share)
+    yes, no = (100 * belief(before, loss) for loss in (result.epsilon, -result.epsilon))
+    same: dict[str, Any] = {"x": [0, 100], "y": [0, 100], "hoverinfo": "skip", "showlegend": False}
+    below: dict[str, Any] = {"x": 100 * before, **BELOW}
     return two_plots(
-        lines,
+        [
+            area("", **BAND, **between(asked, estimate - half, estimate + half), **ABOVE),
+            line("estimate", BLUE, x=asked, y=estimate, **ABOVE),
+            line("as heard", ORANGE, "dash", x=asked, y=100 * result.yes, **ABOVE),
+            line("truth", BLACK, "dot", width=1.5, x=asked[[0, -1]], y=[share] * 2, **ABOVE),
+            line("after a yes", VERMILLION, y=yes, **below),
+            line("after a no", BLUE, "dash", y=no, **below),
+            line("", BLACK, "dot", width=1.5, **same, **BELOW),
+            ring(10, x=[here] * 2, y=np.array([yes[here], no[here]]), **BELOW),
+        ],
         "All of them, and one",
-        f"{_poll_caption(result)}<br>band: 90 % interval of the estimate",
-        HEIGHT,
-        xaxis={"title": "people asked so far", "type": "log", "dtick": 1, "range": np.log10(asked[[0, -1]])},
-        yaxis={"title": "share of yes (%)", "range": [-20, 120]},
-        xaxis2={"title": "belief before the response (%)", "range": [0, 100]},
-        yaxis2={"title": "and after it (%)", "range": [-3, 103]},
+        f"{words.poll_caption(result)}band: 90 % interval of the estimate",
+        hover="%{x:.3g}: %{y:.3g} %",
+        axes=(
+            (
+                axis("people asked so far", np.log10(asked[[0, -1]]), type="log", dtick=1),
+                axis("share of yes (%)", [-20, 120]),
+            ),
+            (axis("belief before the response (%)", [0, 100]), axis("and after it (%)", [-3, 103])),
+        ),
     )
-
-
-def _poll_caption(result: compute.Poll) -> str:
-    return f"ε = {d(result.epsilon)} per answer (pure, local, replace-one), seed {result.seed}"
 
 
 # ---- One question, asked again and again ---------------------------------------------------------------------------
@@ -145,36 +154,31 @@ def averaging(epsilon: float, sensitivity: int, queries: int, budget: float, see
         compute.averaging,
         [draw_answers, draw_price],
         words.averaging,
-        lambda result, **values: python(compute.averaging, **values),
     )
 
 
 def draw_answers(result: compute.Averaging) -> Figure:
     """Every answer, and what averaging makes of them; the line is where a budget stops it."""
-    queries, average = result.answers.size, result.average
-    asked, room, stops = np.arange(1, queries + 1), 6 * result.scale, result.allowed < queries
-    hover: dict[str, Any] = {"hovertemplate": "answer %{x}: %{y:.3g}"}
+    queries, stop, room = result.answers.size, result.allowed + 0.5, 6 * result.scale
+    asked, (mean, half), stops = np.arange(1, queries + 1), result.average, result.allowed < queries
     one = {"mode": "markers", "marker": {"color": ORANGE, "symbol": "circle-open", "size": 7}}
-    lines = [
-        _band(asked, average.estimate, average.half_width, **hover),
-        line("average", BLUE, x=asked, y=average.estimate, mode="lines" if queries > 1 else "lines+markers", **hover),
-        {"type": "scatter", "name": "one answer", "x": asked, "y": result.answers, **one, **hover},
-        line("from a cache", PURPLE, "dash", x=asked[: result.cached.size], y=result.cached, **hover),
-        line("true count", BLACK, "dot", x=[0, queries + 1], y=[TRUE_COUNT] * 2, line=TRUTH, **hover),
-    ]
-    spent = {
-        "x": result.allowed + 0.5, "xref": "x", "y": 1, "yref": "y domain", "yanchor": "top", "showarrow": False,
-        "xanchor": "left" if result.allowed < queries / 2 else "right", "text": "the budget is spent" if stops else "",
-    }  # fmt: skip
+    side = "left" if result.allowed < queries / 2 else "right"
+    over: dict[str, Any] = {"x": stop, "xref": "x", "xanchor": side, "y": 1, "yref": "y domain", "yanchor": "top"}
     return figure(
-        lines,
+        [
+            area("", **BAND, **between(asked, mean - half, mean + half)),
+            line("average", BLUE, x=asked, y=mean, mode="lines" if queries > 1 else "lines+markers"),
+            fig.trace("one answer", one, x=asked, y=result.answers),
+            line("from a cache", PURPLE, "dash", x=asked[: result.cached.size], y=result.cached),
+            line("true count", BLACK, "dot", width=1.5, x=[0, queries + 1], y=[TRUE_COUNT] * 2),
+        ],
         "Averaging the noise away",
-        f"{_averaging_caption(result)}; band: 90 %",
-        HEIGHT,
-        xaxis={"title": "answers so far", "range": [0, queries + 1]},
-        yaxis={"title": "count of bad ratings (people)", "range": [TRUE_COUNT - room, TRUE_COUNT + room]},
-        shapes=[fig.vline(result.allowed + 0.5, visible=stops)],
-        annotations=[spent],
+        f"{words.averaging_caption(result)}; band: 90 %",
+        hover="answer %{x}: %{y:.3g}",
+        xaxis=axis("answers so far", [0, queries + 1]),
+        yaxis=axis("count of bad ratings (people)", [TRUE_COUNT - room, TRUE_COUNT + room]),
+        shapes=[fig.vline(stop, visible=stops)],
+        annotations=[fig.note("the budget is spent" if stops else "", **over)],
     )
 
 
@@ -184,30 +188,21 @@ def draw_price(result: compute.Averaging) -> Figure:
     ends = TRUE_COUNT - 5 * result.scale, with_person + 5 * result.scale
     output = np.union1d(np.linspace(*ends, 201), [TRUE_COUNT, with_person])
     once = ([0, 1, queries], [0, result.epsilon, result.epsilon]) if result.cached.size else ([], [])
-    above, below = ({**place, "hovertemplate": "%{x:.3g}: %{y:.3g}"} for place in (ABOVE, BELOW))
-    lines = [
-        line("no limit", VERMILLION, x=[0, queries], y=[0, queries * result.epsilon], **above),
-        line("with a cache", PURPLE, "dash", x=once[0], y=once[1], **above),
-        line("budget", BLACK, "dashdot", x=[0, queries + 1], y=[result.budget] * 2, line=TRUTH, **above),
-        line("without the person", BLUE, x=output, y=result.density(output, 0), **below),
-        line("with the person", ORANGE, "dash", x=output, y=result.density(output, result.sensitivity), **below),
-    ]
     return two_plots(
-        lines,
+        [
+            line("no limit", VERMILLION, x=[0, queries], y=[0, queries * result.epsilon], **ABOVE),
+            line("with a cache", PURPLE, "dash", x=once[0], y=once[1], **ABOVE),
+            line("budget", BLACK, "dashdot", width=1.5, x=[0, queries + 1], y=[result.budget] * 2, **ABOVE),
+            line("without the person", BLUE, x=output, y=result.density(output, 0), **BELOW),
+            line("with the person", ORANGE, "dash", x=output, y=result.density(output, result.sensitivity), **BELOW),
+        ],
         "The price, and one answer",
-        _averaging_caption(result),
-        HEIGHT,
-        xaxis={"title": "answers so far", "range": [0, queries + 1]},
-        yaxis={"title": "total ε (pure)", "rangemode": "tozero"},
-        xaxis2={"title": "noisy count (people)"},
-        yaxis2={"title": "density (per person)", "rangemode": "tozero"},
-    )
-
-
-def _averaging_caption(result: compute.Averaging) -> str:
-    return (
-        f"Laplace, ε = {d(result.epsilon)} per answer (pure, add or remove)<br>"
-        f"Δ = {result.sensitivity}, budget ε = {d(result.budget)}, seed {result.seed}"
+        words.averaging_caption(result),
+        hover="%{x:.3g}: %{y:.3g}",
+        axes=(
+            (axis("answers so far", [0, queries + 1]), axis("total ε (pure)", rangemode="tozero")),
+            (axis("noisy count (people)"), axis("density (per person)", rangemode="tozero")),
+        ),
     )
 
 
@@ -246,21 +241,18 @@ def _account(noise_multiplier: float, releases: int, delta: float) -> str:
 def draw_delta(result: compute.GaussianCount) -> Figure:
     """The density without the person, above e^epsilon times the one with them: the area between is delta."""
     output, raised, top = result.output, result.raised, 1.2 * float(result.density.max())
-    inside = _between(output, np.minimum(raised, result.density), result.density)
-    hover: dict[str, Any] = {"hovertemplate": "%{x:.4g}: %{y:.3g}"}
-    lines = [
-        area("δ", VERMILLION, 0.7, **inside, **hover),
-        line("without", BLUE, x=output, y=result.density, **hover),
-        line("with", ORANGE, "dash", x=output, y=result.density_neighbour, **hover),
-        line("with, × e<sup>ε</sup>", GREEN, "dot", x=output, y=np.minimum(raised, 100 * top), **hover),
-    ]
     return figure(
-        lines,
+        [
+            area("δ", VERMILLION, 0.7, **between(output, np.minimum(raised, result.density), result.density)),
+            line("without", BLUE, x=output, y=result.density),
+            line("with", ORANGE, "dash", x=output, y=result.density_neighbour),
+            line("with, × e<sup>ε</sup>", GREEN, "dot", x=output, y=np.minimum(raised, 100 * top)),
+        ],
         "δ as an area",
-        _gaussian_caption(result),
-        HEIGHT,
-        xaxis={"title": "noisy count (people)", "range": output[[0, -1]]},
-        yaxis={"title": "density (per person)", "range": [0, top]},
+        words.gaussian_caption(result),
+        hover="%{x:.4g}: %{y:.3g}",
+        xaxis=axis("noisy count (people)", output[[0, -1]]),
+        yaxis=axis("density (per person)", [0, top]),
     )
 
 
@@ -268,34 +260,25 @@ def draw_loss(result: compute.GaussianCount) -> Figure:
     """Above: the privacy loss, its tail and the part of it that is delta. Below: delta for every epsilon."""
     beyond = result.loss >= result.epsilon
     loss, zero = result.loss[beyond], np.zeros(int(beyond.sum()))
-    above, below = ({**place, "hovertemplate": "%{x:.3g}: %{y:.3g}"} for place in (ABOVE, BELOW))
-    lines = [
-        area("P[loss > ε]", SKY, 0.6, **_between(loss, zero, result.loss_density[beyond]), **above),
-        area("δ", VERMILLION, 0.7, **_between(loss, zero, result.loss_excess[beyond]), **above),
-        line("density", BLUE, x=result.loss, y=result.loss_density, **above),
-        line("P[loss > ε]", BLUE, "dash", x=result.epsilons, y=positive(result.tails), **below),
-        line("the smallest δ", VERMILLION, x=result.epsilons, y=positive(result.deltas), **below),
-        {**RING, "x": [result.epsilon] * 2, "y": positive([result.tail, result.delta]), **below},
-    ]
-    low, high = float(result.loss[0]), float(result.loss[-1])
+    span = [float(result.loss[0]), max(float(result.loss[-1]), 1.1 * result.epsilon)]
     powers = [min(-2, max(-12, _decade(result.deltas.min()))), 0.1]
     return two_plots(
-        lines,
+        [
+            area("P[loss > ε]", SKY, 0.6, **between(loss, zero, result.loss_density[beyond]), **ABOVE),
+            area("δ", VERMILLION, 0.7, **between(loss, zero, result.loss_excess[beyond]), **ABOVE),
+            line("density", BLUE, x=result.loss, y=result.loss_density, **ABOVE),
+            line("P[loss > ε]", BLUE, "dash", x=result.epsilons, y=positive(result.tails), **BELOW),
+            line("the smallest δ", VERMILLION, x=result.epsilons, y=positive(result.deltas), **BELOW),
+            ring(10, x=[result.epsilon] * 2, y=positive([result.tail, result.delta]), **BELOW),
+        ],
         "The privacy loss",
-        _gaussian_caption(result),
-        HEIGHT,
-        xaxis={"title": "privacy loss of an outcome (nats)", "range": [low, max(high, 1.1 * result.epsilon)]},
-        yaxis={"title": "density (per nat)", "rangemode": "tozero"},
-        xaxis2={"title": "ε (nats)"},
-        yaxis2={**fig.LOG, "title": "probability", "range": powers, "dtick": math.ceil((powers[1] - powers[0]) / 6)},
+        words.gaussian_caption(result),
+        hover="%{x:.3g}: %{y:.3g}",
+        axes=(
+            (axis("privacy loss of an outcome (nats)", span), axis("density (per nat)", rangemode="tozero")),
+            (axis("ε (nats)"), logs("probability", powers, dtick=math.ceil((powers[1] - powers[0]) / 6))),
+        ),
         shapes=[fig.vline(result.epsilon)],
-    )
-
-
-def _gaussian_caption(result: compute.GaussianCount) -> str:
-    return (
-        f"ε = {d(result.epsilon)} at δ = {d(result.delta)} (Gaussian DP, exact)<br>"
-        f"one release with or without a person; σ = {d(result.sigma)}, Δ = {d(result.sensitivity)}"
     )
 
 
@@ -337,24 +320,21 @@ LOOKS = {
 
 def draw_total(result: compute.Composed) -> Figure:
     """Total epsilon against the number of releases, by four accounts; log scales."""
-    hover: dict[str, Any] = {"hovertemplate": "%{x:,} releases: ε = %{y:.3g}"}
     mode, most = "lines" if result.releases.size > 1 else "markers", int(result.releases[-1])
     lines = [
-        line(name, color, dash, x=result.releases, y=positive(result.total[name]), mode=mode, **hover)
+        line(name, color, dash, x=result.releases, y=positive(result.total[name]), mode=mode)
         for name, (color, dash, _) in LOOKS.items()
     ]
     allowed = {"mode": "lines+text", "text": ["allowed"], "textposition": "top right", "cliponaxis": False}
     over = {"x": [1, 10 * most], "y": [result.budget] * 2, "showlegend": False}
-    lines.append(line("", BLACK, "dot", line=TRUTH, **allowed, **over, **hover))
-    far = max(1.0, math.log10(most) + 0.05)
     top = max(result.budget, *(total for name, total in result.last.items() if name != ADVANCED))
     return figure(
-        lines,
+        [*lines, line("", BLACK, "dot", width=1.5, **allowed, **over)],
         "The cost of many releases",
         f"ε = {d(result.epsilon)} per release (pure);<br>the total at δ = {d(result.delta)}, the plain sum at 0",
-        HEIGHT,
-        xaxis={**fig.LOG, "title": "releases about the same data", "range": [-0.03, far]},
-        yaxis={**fig.LOG, "title": "total ε (nats)", "range": [_decade(result.epsilon) - 0.05, _decade(top) + 1]},
+        hover="%{x:,} releases: ε = %{y:.3g}",
+        xaxis=logs("releases about the same data", [-0.03, max(1.0, math.log10(most) + 0.05)]),
+        yaxis=logs("total ε (nats)", [_decade(result.epsilon) - 0.05, _decade(top) + 1]),
     )
 
 
@@ -362,31 +342,24 @@ def draw_allowed(result: compute.Composed) -> Figure:
     """How many releases a total epsilon pays for, by the four accounts."""
     allowed = [result.allowed[name] for name in LOOKS]
     colors, _, symbols = zip(*LOOKS.values(), strict=True)
+    look = {"marker": {"color": list(colors), "symbol": list(symbols), "size": 15}, "mode": "markers+text"}
     marks = {
-        "type": "scatter",
-        "mode": "markers+text",
-        "x": [max(count, 0.5) for count in allowed],  # none has no place on a log axis
-        "y": list(LOOKS),
-        "text": list(map(counted, allowed)),
-        "textposition": "top center",
-        "showlegend": False,
+        "type": "scatter", **look, "x": [max(count, 0.5) for count in allowed],  # none has no place on a log axis
+        "y": list(LOOKS), "text": list(map(counted, allowed)), "textposition": "top center", "showlegend": False,
         "cliponaxis": False,
-        "marker": {"color": list(colors), "symbol": list(symbols), "size": 15},
-        "hovertemplate": "%{y}: %{text} releases",
-    }
+    }  # fmt: skip
     most = _decade(max(allowed))
-    order = {"categoryorder": "array", "categoryarray": list(LOOKS)[::-1], "range": [-0.6, 3.6]}
+    order = {"categoryorder": "array", "categoryarray": list(LOOKS)[::-1]}
     broken = {"tickvals": list(LOOKS), "ticktext": [name.replace(" ", "<br>", 1) for name in LOOKS]}
-    span = {"range": [-0.5, max(2.0, most + 1.3)], "dtick": math.ceil(most / 5) or 1}
     return figure(
         [marks],
         "What a total ε pays for",
         f"total ε = {d(result.budget)} at δ = {d(result.delta)} (the plain sum at 0);<br>"
         f"ε = {d(result.epsilon)} per release (pure)",
-        HEIGHT,
-        margin={"t": 90},
-        xaxis={**fig.LOG, "title": "releases that are allowed", **span},
-        yaxis={"title": "account", **order, **broken},
+        top=90,
+        hover="%{y}: %{text} releases",
+        xaxis=logs("releases that are allowed", [-0.5, max(2.0, most + 1.3)], dtick=math.ceil(most / 5) or 1),
+        yaxis=axis("account", [-0.6, 3.6], **order, **broken),
     )
 
 
@@ -398,51 +371,41 @@ def choices_figure(result: compute.Choices) -> go.Figure:
     labels = [f"{label}<br>{votes} votes" for label, votes in result.votes.items()]
     bars, marks = [], []
     for row, epsilon in enumerate(result.epsilons):
-        color, shape = (SKY, ORANGE, GREEN)[row % 3], ("", "/", "x")[row % 3]
-        bars.append(_bar(f"ε = {d(epsilon)} per choice", color, shape, labels, 100 * result.exponential[row]))
-        marks.append(
-            points(
-                "noisy max, Laplace", BLACK, "diamond-open", 10, x=labels, y=100 * result.noisy_max[row],
-                marker={"line": {"width": 2}}, showlegend=row == 0, cliponaxis=False,
-            )
-        )  # fmt: skip
-    grouped = [{**trace, "offsetgroup": row} for traces in (bars, marks) for row, trace in enumerate(traces)]
-    return go.Figure(
-        figure(
-            grouped,
-            "Who wins a vote with noise?",
-            "ε pure, one vote replaced; bars: exponential mechanism, exact;<br>"
-            f"marks: noisy max, share of {result.draws:,} draws, seed {result.seed}",
-            420,
-            scattermode="group",
-            xaxis={"title": "label, and how many of the voters chose it"},
-            yaxis={"title": "chance of winning (%)", "range": [0, 104]},
-        )
+        color, hatch = (SKY, ORANGE, GREEN)[row % 3], ("", "/", "x")[row % 3]
+        told, on = f"ε = {d(epsilon)} per choice", {"x": labels, "offsetgroup": row}
+        bars.append(bar(told, color, hatch, y=100 * result.exponential[row], **on))
+        look: dict[str, Any] = {"edge": 2, "showlegend": row == 0, "cliponaxis": False, **on}
+        marks.append(points("noisy max, Laplace", BLACK, "diamond-open", 10, y=100 * result.noisy_max[row], **look))
+    drawn = figure(
+        [*bars, *marks],
+        "Who wins a vote with noise?",
+        "ε pure, one vote replaced; bars: exponential mechanism, exact;<br>"
+        f"marks: noisy max, share of {result.draws:,} draws, seed {result.seed}",
+        height=420,
+        scattermode="group",
+        xaxis=axis("label, and how many of the voters chose it"),
+        yaxis=axis("chance of winning (%)", [0, 104]),
     )
+    return go.Figure(drawn)
 
 
 def linkage_figure(table: LinkageTable, seed: int) -> go.Figure:
     """Shares of the patients that are singled out or betrayed, by k."""
     shares = {
-        ("singled out by the voter list", BLUE, ""): [row.identified for row in table.rows],
-        ("secret betrayed by the voter list", ORANGE, "/"): [row.disclosed for row in table.rows],
-        ("singled out, month of visit known", VERMILLION, "x"): [row.identified_with_month for row in table.rows],
+        ("singled out by the voter list", BLUE, ""): [100 * row.identified for row in table.rows],
+        ("secret betrayed by the voter list", ORANGE, "/"): [100 * row.disclosed for row in table.rows],
+        ("singled out, month of visit known", VERMILLION, "x"): [100 * row.identified_with_month for row in table.rows],
     }
     ks = ["as it is" if row.k == 1 else f"k = {row.k}" for row in table.rows]
-    bars = [
-        _bar(*look, ks, [100 * v for v in values], text=[f"{100 * v:.0f}" for v in values], textposition="outside")
-        for look, values in shares.items()
-    ]
-    return go.Figure(
-        figure(
-            bars,
-            "Who is found in a table without names?",
-            f"k-anonymity has no ε: no guarantee; synthetic people, seed {seed}",
-            420,
-            xaxis={"title": "released table"},
-            yaxis={"title": "share of the patients (%)", "range": [0, 109]},
-        )
+    drawn = figure(
+        [bar(*look, x=ks, y=y, text=[f"{v:.0f}" for v in y], textposition="outside") for look, y in shares.items()],
+        "Who is found in a table without names?",
+        f"k-anonymity has no ε: no guarantee; synthetic people, seed {seed}",
+        height=420,
+        xaxis=axis("released table"),
+        yaxis=axis("share of the patients (%)", [0, 109]),
     )
+    return go.Figure(drawn)
 
 
 def local_figure(result: LocalAndGlobal) -> go.Figure:
@@ -455,16 +418,16 @@ def local_figure(result: LocalAndGlobal) -> go.Figure:
             line(f"local, {told}", color, symbol=symbol, x=result.people, y=result.local[:, column]),
             line(f"global, {told}", color, "dash", symbol=f"{symbol}-open", x=ends, y=[result.central[column]] * 2),
         ]
-    return go.Figure(
-        figure(
-            [{**one, "hovertemplate": "%{x:,} people: ±%{y:.3g}"} for one in lines],
-            "A count of people, local or global",
-            "ε of one answer, pure, one answer replaced; randomised response, Laplace",
-            460,
-            xaxis={**fig.LOG, "title": "people asked"},
-            yaxis={**fig.LOG, "title": "standard error of the count (people)"},
-        )
+    drawn = figure(
+        lines,
+        "A count of people, local or global",
+        "ε of one answer, pure, one answer replaced; randomised response, Laplace",
+        height=460,
+        hover="%{x:,} people: ±%{y:.3g}",
+        xaxis=logs("people asked"),
+        yaxis=logs("standard error of the count (people)"),
     )
+    return go.Figure(drawn)
 
 
 def side_by_side(table: LinkageTable, rows: int = 5) -> str:
@@ -478,25 +441,6 @@ def verdicts(evidence: Iterable[Evidence]) -> str:
     """Claims and what became of them, as a table in Markdown."""
     rows = [f"| {e.id} | {e.about.says} ({e.about.source}) | **{e.verdict}** | {e.said} |" for e in evidence]
     return "\n".join(["| | The thesis says | Verdict | Measured |", "|---|---|---|---|", *rows])
-
-
-# ---- Small parts ---------------------------------------------------------------------------------------------------
-
-
-def _bar(name: str, color: str, shape: str, x: list[str], y: Any, **more: Any) -> fig.Trace:
-    """Bars of one colour and hatch."""
-    look = {"color": color, "pattern": {**HATCH, "shape": shape}}
-    return {"type": "bar", "name": name, "x": x, "y": y, "marker": look, **more}
-
-
-def _band(x: NDArray, middle: Array, half: Array, **more: Any) -> fig.Trace:
-    """middle +- half."""
-    return area("", SKY, 0.45, **_between(x, middle - half, middle + half), hoverinfo="skip", showlegend=False, **more)
-
-
-def _between(x: NDArray, low: Array, high: Array) -> dict[str, NDArray]:
-    """The outline of what lies between two lines, for `area`."""
-    return {"x": np.concatenate([x, x[::-1]]), "y": np.concatenate([low, high[::-1]])}
 
 
 def _decade(value: float) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from scipy.special import expit
 from torch import Tensor, nn
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.controls import Array, check_positive, check_seed, check_whole
+from edp_lab.course.kit.controls import Array, check_positive, check_seed, check_share, check_whole, rng_of
 from edp_lab.errors import UsageError
 from edp_lab.models.ghost_clipping.bookkeeping import Memory
 from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, RenyiDP, accountant_for, judge
@@ -41,29 +40,18 @@ from edp_lab.training.trainer import Trainer
 DELTA = 1e-5
 
 
-def rng_of(seed: int) -> np.random.Generator:
-    check_seed(seed)
-    return np.random.default_rng([seed, 2])
-
-
 # ---- The gradients of a batch, one by one --------------------------------------------------------------------------
 
 LOOP, BOOKS, WHOLE = "one pass per example", "one pass, book-keeping", "one pass, the batch as a whole"
 
 
 class PerExample(NamedTuple):
-    """The gradients of one batch of a small model, example by example.
-
-    Attributes:
-        norms: by micro-batch size b, (B / b) L2 norms of the mean gradients of b examples; 1 is per example.
-        disagreement: largest relative difference between the norms by book-keeping and in a loop.
-        seconds: of one step's gradient by `LOOP`, `BOOKS` (both clip every example) and `WHOLE` (plain SGD).
-    """
+    """The gradients of one batch of a small model, example by example."""
 
     config: TrainConfig
-    norms: Mapping[int, Array]
-    disagreement: float
-    seconds: Mapping[str, float]
+    norms: Mapping[int, Array]  # by micro-batch size b, (B / b) L2 norms of the mean gradients of b examples
+    disagreement: float  # largest relative difference between the norms by book-keeping and in a loop
+    seconds: Mapping[str, float]  # of one gradient by `LOOP`, `BOOKS` (both clip every example) and `WHOLE` (plain SGD)
 
 
 def per_example(config: TrainConfig, epochs: int, sizes: Sequence[int] = (1, 4, 16, 64)) -> PerExample:
@@ -96,10 +84,10 @@ def per_example(config: TrainConfig, epochs: int, sizes: Sequence[int] = (1, 4, 
     return PerExample(config, norms, apart, {LOOP: loop, BOOKS: books, WHOLE: whole})
 
 
-def _timed(work: Callable[[], Any], times: int = 2) -> tuple[float, Any]:
-    """The least seconds of so many tries, and what the last one gave."""
+def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """The least seconds of two tries, and what the last one gave."""
     seconds = []
-    for _ in range(times):
+    for _ in range(2):
         start = time.perf_counter()
         found = work()
         seconds.append(time.perf_counter() - start)
@@ -114,52 +102,28 @@ CLIPS = np.geomspace(0.05, 20, 40)
 
 
 class Cloud(NamedTuple):
-    """Per-example gradients of a model with two weights, clipped, averaged and noised.
+    """Per-example gradients of a model with two weights, clipped, averaged and noised."""
 
-    Attributes:
-        mechanism: per-example DP-SGD with the threshold C and the noise multiplier z.
-        rule: how gradients are bounded, a name of `edp_lab.three_phase.clipping.RULES`.
-        gradients, clipped: (B, 2).
-        mean, clipped_mean, released: (2,); the last with noise.
-        noise_std: of the noise on each coordinate of the mean.
-        biases, noises: (len(CLIPS),), for other thresholds: how far clipping moves the mean, and the expected length
-            (root mean square) of the noise; inf where the sensitivity is.
-        guarantee: of this one release; None where the rule bounds nothing.
-    """
-
-    mechanism: Mechanism
-    rule: str
+    mechanism: Mechanism  # per-example DP-SGD with the threshold C and the noise multiplier z
+    rule: str  # how gradients are bounded, a name of `edp_lab.three_phase.clipping.RULES`
     seed: int
-    gradients: Array
-    clipped: Array
-    mean: Array
-    clipped_mean: Array
-    released: Array
-    noise_std: float
-    biases: Array
-    noises: Array
-    guarantee: Guarantee | None
-
-    @property
-    def sensitivity(self) -> float:
-        """How far one example can move the sum of the clipped gradients; inf where nothing bounds it."""
-        return RULES[self.rule].sensitivity(self.mechanism.clip_norm, 2)
-
-    @property
-    def shortened(self) -> int:
-        """How many gradients are shorter than they were."""
-        before, after = (np.linalg.norm(g, axis=1) for g in (self.gradients, self.clipped))
-        return int((after < before * (1 - 1e-9)).sum())
+    gradients: Array  # (B, 2)
+    clipped: Array  # (B, 2)
+    shortened: int  # how many gradients are shorter than they were
+    mean: Array  # (2,)
+    clipped_mean: Array  # (2,)
+    turn: float  # between these two, in degrees
+    released: Array  # (2,), with noise
+    sensitivity: float  # how far one example can move the sum of the clipped gradients; inf where nothing bounds it
+    noise_std: float  # of the noise on each coordinate of the mean
+    biases: Array  # (len(CLIPS),), how far clipping at other thresholds moves the mean
+    noises: Array  # (len(CLIPS),), expected length (root mean square) of the noise; inf where the sensitivity is
+    guarantee: Guarantee | None  # of this one release; None where the rule bounds nothing
 
     @property
     def bias(self) -> float:
+        """How far clipping moves the mean."""
         return float(np.linalg.norm(self.clipped_mean - self.mean))
-
-    @property
-    def turn(self) -> float:
-        """Between the means before and after the clip, in degrees."""
-        one, two = self.mean, self.clipped_mean
-        return abs(math.degrees(math.atan2(one[0] * two[1] - one[1] * two[0], float(one @ two))))
 
     @property
     def best_clip(self) -> float:
@@ -170,17 +134,25 @@ class Cloud(NamedTuple):
 def cloud(clip_norm: float, z: float, examples: int, outliers: float, rule: str, seed: int) -> Cloud:
     """Clip the gradients of a batch by a rule, average them, and add noise of deviation z times sensitivity / B.
 
-    Where the rule's sensitivity is infinite, the noise is that of a sensitivity C, which hides nothing.
+    The gradients are made up: a cloud, and a share of outliers far away. More examples keep the first ones. Where the
+    rule's sensitivity is infinite, the noise is that of a sensitivity C, which hides nothing.
 
     Raises:
-        UsageError: C not above 0, z negative, examples none from 1 to 2,000, a share outside [0, 1], an unknown rule.
+        UsageError: C not above 0, z negative, examples none from 1 to 2,000, a share outside [0, 1], an unknown rule,
+            seed negative.
     """
     if rule not in RULES:
         raise UsageError(f"unknown rule {rule!r}: choose {', '.join(RULES)}")
     chosen, mechanism = RULES[rule], Mechanism.sound(clip_norm, z, 1, 1)
-    gradients = batch_gradients(examples, outliers, seed)
+    check_whole("number of examples", examples, 1, MOST)
+    check_share("outliers", outliers)
+    rng = rng_of(seed, 2)
+    spread, odd = rng.standard_normal((MOST, 2)), rng.random(MOST) < outliers
+    gradients = torch.from_numpy((np.where(odd[:, None], ODD, USUAL) + spread)[:examples])
     clipped = chosen.clip(gradients, clip_norm)
     mean, clipped_mean = gradients.mean(0), clipped.mean(0)
+    before, after = (np.linalg.norm(g.numpy(), axis=1) for g in (gradients, clipped))
+    (x, y), (u, v) = mean.numpy(), clipped_mean.numpy()
     sensitivity = chosen.sensitivity(clip_norm, 2)
     bounded = math.isfinite(sensitivity)
     std = z * (sensitivity if bounded else clip_norm) / examples
@@ -188,26 +160,13 @@ def cloud(clip_norm: float, z: float, examples: int, outliers: float, rule: str,
     means = torch.stack([chosen.clip(gradients, float(other)).mean(0) for other in CLIPS])
     sensitivities = np.array([chosen.sensitivity(float(other), 2) for other in CLIPS])
     return Cloud(
-        mechanism, rule, seed, gradients.numpy(), clipped.numpy(), mean.numpy(), clipped_mean.numpy(),
-        (clipped_mean + noise).numpy(), std,
+        mechanism, rule, seed, gradients.numpy(), clipped.numpy(), int((after < before * (1 - 1e-9)).sum()),
+        mean.numpy(), clipped_mean.numpy(), abs(math.degrees(math.atan2(x * v - y * u, float(mean @ clipped_mean)))),
+        (clipped_mean + noise).numpy(), sensitivity, std,
         biases=(means - mean).norm(dim=1).numpy(),
         noises=math.sqrt(2) * (z * sensitivities if bounded else sensitivities) / examples,
         guarantee=judge(mechanism, 1, DELTA) if bounded else None,
     )  # fmt: skip
-
-
-def batch_gradients(examples: int, outliers: float, seed: int) -> Tensor:
-    """Made-up gradients (B, 2), float64: a cloud, and a share of outliers far away. More examples keep the first ones.
-
-    Raises:
-        UsageError: examples none from 1 to 2,000, a share outside [0, 1], seed negative.
-    """
-    check_whole("number of examples", examples, 1, MOST)
-    if not 0 <= outliers <= 1:
-        raise UsageError(f"the share of outliers is {outliers}: it must lie between 0 and 1")
-    rng = rng_of(seed)
-    spread, odd = rng.standard_normal((MOST, 2)), rng.random(MOST) < outliers
-    return torch.from_numpy((np.where(odd[:, None], ODD, USUAL) + spread)[:examples])
 
 
 # ---- A whole training: two weights, thirty steps ---------------------------------------------------------------------
@@ -221,8 +180,7 @@ MOMENTUM = 0.9
 SAMPLINGS = ("poisson", "shuffle")
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """How to train, clip and noise aside; see `training`."""
 
     batch_size: int
@@ -231,16 +189,6 @@ class Recipe:
     sampling: str
     seed: int
     gamma: float
-
-    def __post_init__(self) -> None:
-        check_whole("batch size", self.batch_size, 1, PEOPLE)
-        if self.optimizer not in OPTIMIZERS:
-            raise UsageError(f"unknown optimizer {self.optimizer!r}: choose {', '.join(OPTIMIZERS)}")
-        if self.sampling not in SAMPLINGS:
-            raise UsageError(f"unknown sampling {self.sampling!r}: choose {' or '.join(SAMPLINGS)}")
-        check_seed(self.seed)
-        check_positive("learning rate", self.lr)
-        check_positive("floor gamma'", self.gamma)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -259,27 +207,17 @@ class Recipe:
 class Training(NamedTuple):
     """Logistic regression with two weights, trained with DP-SGD, beside the same without noise and without clipping.
 
-    Attributes:
-        paths: by name, "plain" (neither clip nor noise), "clipped" (clip only) and "private" (both), (STEPS + 1, 2)
-            weights after each step.
-        losses: by the same names, (STEPS + 1,), over all people.
-        accuracy: of the private weights at the end, over the same people.
-        spent: by sampling, (STEPS,) epsilon after each step were the batches drawn so; None where there is none.
-        guarantee: of all steps as they were drawn.
+    Paths and losses are those of "plain" (neither clip nor noise), "clipped" (clip only) and "private" (both).
     """
 
     recipe: Recipe
     mechanism: Mechanism
-    paths: Mapping[str, Array]
-    losses: Mapping[str, Array]
-    accuracy: float
-    spent: Mapping[str, Sequence[float | None]]
-    guarantee: Guarantee
-
-    @property
-    def noise_std(self) -> float:
-        """Of the noise on each weight's released mean gradient."""
-        return _noise_std(self.mechanism, self.recipe)
+    noise_std: float  # of the noise on each weight's released mean gradient
+    paths: Mapping[str, Array]  # (STEPS + 1, 2), weights after each step
+    losses: Mapping[str, Array]  # (STEPS + 1,), over all people
+    accuracy: float  # of the private weights at the end, over the same people
+    spent: Mapping[str, Sequence[float | None]]  # (STEPS,), epsilon after each step were the batches drawn so
+    guarantee: Guarantee  # of all steps as they were drawn
 
 
 def training(
@@ -301,15 +239,24 @@ def training(
         UsageError: as `edp_lab.privacy.Mechanism`, or an unknown optimizer or sampling, a batch size none from 1 to
             400, lr or gamma not positive and finite, seed negative.
     """
+    check_whole("batch size", batch_size, 1, PEOPLE)
+    if optimizer not in OPTIMIZERS:
+        raise UsageError(f"unknown optimizer {optimizer!r}: choose {', '.join(OPTIMIZERS)}")
+    if sampling not in SAMPLINGS:
+        raise UsageError(f"unknown sampling {sampling!r}: choose {' or '.join(SAMPLINGS)}")
+    check_seed(seed)
+    check_positive("learning rate", lr)
+    check_positive("floor gamma'", gamma)
     recipe = Recipe(batch_size, optimizer, lr, sampling, seed, gamma)
     mechanism = recipe.mechanism(clip_norm, z)
     settings = {"plain": None, "clipped": recipe.mechanism(clip_norm, 0.0), "private": mechanism}
     paths = {name: _path(setting, recipe) for name, setting in settings.items()}
-    spent = {other: _spent(replace(recipe, sampling=other).mechanism(1.0, z), recipe) for other in SAMPLINGS}
+    spent = {other: _spent(recipe._replace(sampling=other).mechanism(1.0, z), recipe) for other in SAMPLINGS}
     people, labels = _people()
     right = (people @ torch.from_numpy(paths["private"][-1]) > 0) == (labels > 0.5)
-    losses = {name: loss(path) for name, path in paths.items()}
-    return Training(recipe, mechanism, paths, losses, float(right.double().mean()), spent, _judged(mechanism, recipe))
+    losses, accuracy = {name: loss(path) for name, path in paths.items()}, float(right.double().mean())
+    held, noise_std = _judged(mechanism, recipe), _noise_std(mechanism, recipe)
+    return Training(recipe, mechanism, noise_std, paths, losses, accuracy, spent, held)
 
 
 def loss(weights: Array) -> Array:
@@ -322,26 +269,21 @@ def loss(weights: Array) -> Array:
 @lru_cache(maxsize=1)
 def _people() -> tuple[Tensor, Tensor]:
     """Features (n, 2) and labels (n), 0 or 1; the same for every seed, so that the loss surface stands still."""
-    rng = rng_of(0)
+    rng = rng_of(0, 2)
     features = rng.standard_normal((PEOPLE, 2)) * SCALES
     labels = rng.random(PEOPLE) < expit(features @ TRUTH)
     return torch.from_numpy(features), torch.from_numpy(labels.astype(np.float64))
 
 
 @lru_cache(maxsize=64)
-def _batches(batch_size: int, sampling: str, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Who takes part in each step: features (B, 2) and labels (B)."""
-    (features, labels), drawn = _people(), Batches(key_from_seed(seed), PEOPLE, batch_size, 1, 1, sampling, alone=False)
-    places = (divmod(step, drawn.steps_per_epoch) for step in range(STEPS))
-    parts = [drawn.devices(*place, step)[0][0] for step, place in enumerate(places)]
-    return [(features[part], labels[part]) for part in parts]
-
-
-@lru_cache(maxsize=64)
-def _noise(seed: int) -> Tensor:
-    """(STEPS, 2) standard normal draws."""
-    draws = [standard_noise(key_from_seed(seed), step, 2, Share(), torch.float64) for step in range(STEPS)]
-    return torch.stack(draws)
+def _steps(batch_size: int, sampling: str, seed: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Who takes part in each step, features (B, 2) and labels (B), and the standard normal draws of its noise (2)."""
+    (features, labels), key = _people(), key_from_seed(seed)
+    drawn, steps = Batches(key, PEOPLE, batch_size, 1, 1, sampling, alone=False), []
+    for step in range(STEPS):
+        part = drawn.devices(*divmod(step, drawn.steps_per_epoch), step)[0][0]
+        steps.append((features[part], labels[part], standard_noise(key, step, 2, Share(), torch.float64)))
+    return steps
 
 
 def _noise_std(mechanism: Mechanism, recipe: Recipe) -> float:
@@ -351,29 +293,26 @@ def _noise_std(mechanism: Mechanism, recipe: Recipe) -> float:
 @lru_cache(maxsize=256)
 def _path(mechanism: Mechanism | None, recipe: Recipe) -> Array:
     """Weights before the first step and after each: (STEPS + 1, 2). Without a mechanism, neither clip nor noise."""
-    weights = nn.Parameter(torch.from_numpy(START.copy()))
-    optimizer, path, noise = _optimizer(recipe, weights), [START], _noise(recipe.seed)
-    for step, (features, labels) in enumerate(_batches(recipe.batch_size, recipe.sampling, recipe.seed)):
+    weights, path = nn.Parameter(torch.from_numpy(START.copy())), [START]
+    momentum = MOMENTUM if recipe.optimizer == "momentum" else 0.0
+    if recipe.optimizer == "dp-adambc":
+        optimizer: torch.optim.Optimizer = DPAdamBC([weights], recipe.lr, recipe.gamma)
+    elif recipe.optimizer == "adam":
+        optimizer = make_optimizer("adam", [weights], recipe.lr)
+    else:
+        optimizer = torch.optim.SGD([weights], recipe.lr, momentum=momentum, dampening=momentum)
+    for features, labels, noise in _steps(recipe.batch_size, recipe.sampling, recipe.seed):
         each = (torch.sigmoid(features @ weights.detach()) - labels)[:, None] * features  # (B, 2), of the loss of each
         if mechanism is None:
             weights.grad = each.sum(0) / recipe.batch_size
         else:
             rows = StackedGradients(each, PLANE)
-            weights.grad = release(mechanism, 0, rows, PLANE, None, noise[step], divisor=recipe.batch_size).gradient
+            weights.grad = release(mechanism, 0, rows, PLANE, None, noise, divisor=recipe.batch_size).gradient
         if isinstance(optimizer, DPAdamBC):
             optimizer.noise_std([0.0 if mechanism is None else _noise_std(mechanism, recipe)])
         optimizer.step()
         path.append(weights.detach().numpy().copy())
     return np.stack(path)
-
-
-def _optimizer(recipe: Recipe, weights: nn.Parameter) -> torch.optim.Optimizer:
-    if recipe.optimizer == "dp-adambc":
-        return DPAdamBC([weights], recipe.lr, recipe.gamma)
-    if recipe.optimizer == "adam":
-        return make_optimizer("adam", [weights], recipe.lr)
-    momentum = MOMENTUM if recipe.optimizer == "momentum" else 0.0
-    return torch.optim.SGD([weights], recipe.lr, momentum=momentum, dampening=momentum)
 
 
 @lru_cache(maxsize=256)
@@ -436,33 +375,19 @@ COORDINATES = 120
 class Denominators(NamedTuple):
     """Adam on weights whose gradients differ in size, all with the same noise: what each is divided by.
 
-    Attributes:
-        gradient: (COORDINATES,) size of each weight's gradient, the same in every step.
-        adam, corrected: (COORDINATES,) what Adam and DP-AdamBC divide a weight's average gradient by.
-        adam_move, corrected_move: (COORDINATES,) of the last step, what it would be if the average gradient were the
-            true one, in learning rates: without noise 1.
+    A move is that of the last step if the average gradient were the true one, in learning rates: without noise 1.
     """
 
     noise_std: float
     steps: int
     gamma: float
     seed: int
-    gradient: Array
-    adam: Array
-    corrected: Array
-
-    @property
-    def adam_move(self) -> Array:
-        return self.gradient / self.adam
-
-    @property
-    def corrected_move(self) -> Array:
-        return self.gradient / self.corrected
-
-    @property
-    def floored(self) -> int:
-        """How many weights DP-AdamBC divides by the root of its floor."""
-        return int((self.corrected <= math.sqrt(self.gamma) * (1 + 1e-9)).sum())
+    gradient: Array  # (COORDINATES,), size of each weight's gradient, the same in every step
+    adam: Array  # (COORDINATES,), what Adam divides a weight's average gradient by
+    corrected: Array  # (COORDINATES,), what DP-AdamBC does
+    adam_move: Array  # (COORDINATES,)
+    corrected_move: Array  # (COORDINATES,)
+    floored: int  # how many weights DP-AdamBC divides by the root of its floor
 
 
 def denominators(noise_std: float, steps: int, gamma: float, seed: int) -> Denominators:
@@ -473,8 +398,8 @@ def denominators(noise_std: float, steps: int, gamma: float, seed: int) -> Denom
     """
     check_whole("number of steps", steps, 1, 1000)
     check_positive("floor gamma'", gamma)
-    gradient, rng = torch.logspace(-3, 0, COORDINATES, dtype=torch.float64), rng_of(seed)
-    noise = torch.from_numpy(rng.standard_normal((steps, COORDINATES)))
+    gradient = torch.logspace(-3, 0, COORDINATES, dtype=torch.float64)
+    noise = torch.from_numpy(rng_of(seed, 2).standard_normal((steps, COORDINATES)))
     weights = [nn.Parameter(torch.zeros_like(gradient)) for _ in range(2)]
     adam, corrected = make_optimizer("adam", weights[:1], 1e-3), DPAdamBC(weights[1:], 1e-3, gamma)
     for step in range(steps):
@@ -483,10 +408,8 @@ def denominators(noise_std: float, steps: int, gamma: float, seed: int) -> Denom
         corrected.noise_std([noise_std])
         adam.step()
         corrected.step()
-    unbiased = 1 - BETAS[1] ** steps
-    v = adam.state[weights[0]]["exp_avg_sq"] / unbiased
-    state = corrected.state[weights[1]]
-    left = (state["exp_avg_sq"] - state["noise_sq"]) / unbiased
-    return Denominators(
-        noise_std, steps, gamma, seed, gradient.numpy(), v.sqrt().numpy(), left.clamp_min(gamma).sqrt().numpy()
-    )
+    unbiased, state = 1 - BETAS[1] ** steps, corrected.state[weights[1]]
+    v = (adam.state[weights[0]]["exp_avg_sq"] / unbiased).sqrt().numpy()
+    left = ((state["exp_avg_sq"] - state["noise_sq"]) / unbiased).clamp_min(gamma).sqrt().numpy()
+    size, floored = gradient.numpy(), int((left <= math.sqrt(gamma) * (1 + 1e-9)).sum())
+    return Denominators(noise_std, steps, gamma, seed, size, v, left, size / v, size / left, floored)

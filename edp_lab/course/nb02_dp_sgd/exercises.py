@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.course.kit.exercises import Exercise, close, instead
+from edp_lab.course.kit.controls import Array
+from edp_lab.course.kit.exercises import Exercise, close
 from edp_lab.privacy import Mechanism
 from edp_lab.three_phase.clipping import by_norm, clipped_mean
 from edp_lab.training.dp_step import release
@@ -25,20 +25,17 @@ ROUNDING = 1e-4  # the library clips a little below C, so that float32 cannot ex
 def _clip(answer: Callable[[Tensor, float], Tensor], rng: np.random.Generator) -> str | None:
     for _ in range(4):
         clip_norm, gradients = float(rng.uniform(0.5, 3)), _gradients(rng)
-        told = _clipped(answer(gradients.clone(), clip_norm), gradients, clip_norm)
+        got, wanted = answer(gradients.clone(), clip_norm), by_norm(gradients, clip_norm)
+        told = close(got, wanted, f"clip(gradients, C={clip_norm:.2f})", rtol=ROUNDING)
         if told is not None:
-            return told
+            mine = np.asarray(got, dtype=float)
+            return told if mine.shape != wanted.shape else _clipped_wrong(mine, gradients.numpy(), clip_norm) or told
     return None
 
 
-def _clipped(got: Any, gradients: Tensor, clip_norm: float) -> str | None:
+def _clipped_wrong(mine: Array, gradients: Array, clip_norm: float) -> str | None:
     """What is wrong with gradients that should have been clipped."""
-    wanted = by_norm(gradients, clip_norm)
-    told = close(got, wanted, f"clip(gradients, C={clip_norm:.2f})", rtol=ROUNDING)
-    mine = np.asarray(got, dtype=float)
-    if told is None or mine.shape != wanted.shape:
-        return told
-    before, after = (np.linalg.norm(rows, axis=1) for rows in (gradients.numpy(), mine))
+    before, after = (np.linalg.norm(rows, axis=1) for rows in (gradients, mine))
     rows = list(enumerate(zip(before, after, strict=True)))
     at = f"With C = {clip_norm:.2f}, row"
     for row, (old, new) in rows:
@@ -49,9 +46,9 @@ def _clipped(got: Any, gradients: Tensor, clip_norm: float) -> str | None:
     for row, (old, new) in rows:
         if old <= clip_norm and abs(new - old) > ROUNDING * max(old, 1):
             return f"{at} {row} was short enough ({old:.3g}), and has become {new:.3g} long."
-        if abs(float(mine[row] @ gradients[row].numpy()) - old * new) > ROUNDING * old * max(new, 1e-9):
+        if abs(float(mine[row] @ gradients[row]) - old * new) > ROUNDING * old * max(new, 1e-9):
             return f"{at} {row} has turned: a clip keeps the direction of a gradient."
-    return told
+    return None
 
 
 def _gradients(rng: np.random.Generator) -> Tensor:
@@ -66,24 +63,20 @@ def _gradients(rng: np.random.Generator) -> Tensor:
 
 
 def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generator) -> str | None:
+    alone = "an example alone in its clip moves the sum from its share to nothing, by C at most."
     for _ in range(4):
         c, z, batch = float(rng.uniform(0.1, 3)), float(rng.uniform(0.3, 4)), int(rng.integers(5, 500))
-        got = answer(c, z, batch)
-        told = close(got, Mechanism.sound(c, z, 1, 1).noise_std(0) / batch, f"noise_std({c:.3g}, {z:.3g}, {batch})")
-        if told is not None:
-            return instead(got, _noise_slips(c, z, batch)) or told
+        slips = {
+            "That is the noise on the sum: the mean is the sum over B, noise included.": c * z,
+            "That divides by B twice: the noise is drawn once, on the sum.": c * z / batch**2,
+            "That divides by the root of B, as if every example had noise of its own.": c * z / batch**0.5,
+            "That has no C in it: the noise must grow with what one example can do.": z / batch,
+            f"That has 2 C: {alone}": 2 * c * z / batch,
+        }
+        wanted = Mechanism.sound(c, z, 1, 1).noise_std(0) / batch
+        if differs := close(answer(c, z, batch), wanted, f"noise_std({c:.3g}, {z:.3g}, {batch})", slips=slips):
+            return differs
     return None
-
-
-def _noise_slips(c: float, z: float, batch: int) -> dict[str, float]:
-    alone = "an example alone in its clip moves the sum from its share to nothing, by C at most."
-    return {
-        "That is the noise on the sum: the mean is the sum over B, noise included.": c * z,
-        "That divides by B twice: the noise is drawn once, on the sum.": c * z / batch**2,
-        "That divides by the root of B, as if every example had noise of its own.": c * z / batch**0.5,
-        "That has no C in it: the noise must grow with what one example can do.": z / batch,
-        f"That has 2 C: {alone}": 2 * c * z / batch,
-    }
 
 
 # ---- Mend a step ---------------------------------------------------------------------------------------------------
@@ -97,23 +90,23 @@ def _bug(answer: Callable[[Tensor, float, float, Tensor], Tensor], rng: np.rando
         layout = Layout(("all",), (slice(0, size),))
         rows = StackedGradients(gradients, layout)
         wanted = release(Mechanism.sound(c, z, 1, 1), 0, rows, layout, None, noise, divisor=batch).gradient
-        got = answer(gradients.clone(), c, z, noise.clone())
-        told = close(got, wanted, f"the released mean (C = {c:.2f}, z = {z:.2f}, B = {batch})", rtol=ROUNDING)
-        if told is not None:
-            return instead(got, _bug_slips(gradients, c, z, noise)) or told
+        due, mean = c * z / batch * noise, by_norm(gradients, c).mean(0)
+        slips = {
+            "Noise still goes in before the clip, which shrinks it with the gradients: less noise than z says.": (
+                by_norm(gradients + due, c).mean(0)
+            ),
+            "That clips the mean: one example can turn all of it, and the noise is far too small.": (
+                clipped_mean(gradients, c) + due
+            ),
+            "That clips once more after the noise: no harm to privacy, but it bends what was safe already.": (
+                by_norm((mean + due)[None], c)[0]
+            ),
+            "The noise belongs on the sum, before the division by B.": mean + c * z * noise,
+        }
+        got, what = answer(gradients.clone(), c, z, noise.clone()), f"(C = {c:.2f}, z = {z:.2f}, B = {batch})"
+        if differs := close(got, wanted, f"the released mean {what}", slips=slips, rtol=ROUNDING):
+            return differs
     return None
-
-
-def _bug_slips(gradients: Tensor, c: float, z: float, noise: Tensor) -> dict[str, Tensor]:
-    noise_on_mean, mean = c * z / len(gradients) * noise, by_norm(gradients, c).mean(0)
-    early, whole = by_norm(gradients + noise_on_mean, c).mean(0), clipped_mean(gradients, c)
-    again = by_norm((mean + noise_on_mean)[None], c)[0]
-    return {
-        "Noise still goes in before the clip, which shrinks it with the gradients: less noise than z says.": early,
-        "That clips the mean: one example can turn all of it, and the noise is far too small.": whole + noise_on_mean,
-        "That clips once more after the noise: no harm to privacy, but it bends what was safe already.": again,
-        "The noise belongs on the sum, before the division by B.": mean + c * z * noise,
-    }
 
 
 EXERCISES = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, close, instead
+from edp_lab.course.kit.exercises import Exercise, close
 from edp_lab.privacy import Mechanism, claimed_epsilon, true_epsilon
 
 DELTA = 1e-5
@@ -19,25 +19,19 @@ DELTA = 1e-5
 def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generator) -> str | None:
     for _ in range(4):
         c, z, devices = float(rng.uniform(0.1, 3)), float(rng.uniform(0.3, 4)), int(rng.integers(2, 33))
-        got = answer(c, z, devices)
         wanted = Mechanism.as_printed(c, z, devices, 8).noise_std(0) / devices
-        told = close(got, wanted, f"noise_std({c:.3g}, {z:.3g}, {devices})")
-        if told is not None:
-            return instead(got, _noise_slips(c, z, devices)) or told
+        slips = {
+            "That is what the paper's accountant assumes. It would be right if all devices added the same y: "
+            "independent ones partly cancel.": c * z / devices,
+            "That adds the devices' noises up as if they cancelled completely: their sum has root N times the "
+            "deviation of one.": c * z / devices**2,
+            "That forgets the 1/N in front of each y, or the one in front of the sum.": c * z / math.sqrt(devices),
+            "That is the noise of a single y: there are N of them, and two divisions by N.": c * z,
+            "That is the variance: its root is the standard deviation.": (c * z) ** 2 / devices**3,
+        }
+        if differs := close(answer(c, z, devices), wanted, f"noise_std({c:.3g}, {z:.3g}, {devices})", slips=slips):
+            return differs
     return None
-
-
-def _noise_slips(c: float, z: float, devices: int) -> dict[str, float]:
-    root = math.sqrt(devices)
-    return {
-        "That is what the paper's accountant assumes. It would be right if all devices added the same y: independent "
-        "ones partly cancel.": c * z / devices,
-        "That adds the devices' noises up as if they cancelled completely: their sum has root N times the deviation of "
-        "one.": c * z / devices**2,
-        "That forgets the 1/N in front of each y, or the one in front of the sum.": c * z / root,
-        "That is the noise of a single y: there are N of them, and two divisions by N.": c * z,
-        "That is the variance: its root is the standard deviation.": (c * z) ** 2 / devices**3,
-    }
 
 
 # ---- More devices --------------------------------------------------------------------------------------------------
@@ -53,26 +47,19 @@ def _devices(answer: Any, rng: np.random.Generator) -> str | None:
     if unknown:
         return f"{unknown[0]!r} is none of the answers: choose from {', '.join(WORDS)}."
     z = float(rng.uniform(0.3, 3))
-    claimed, true = ([_epsilon(z, devices) for devices in (8, 32)] for _epsilon in (_claimed, _true))
-    if words[0] != _moves(*claimed):
+    printed = [_printed(z, devices, 1.0) for devices in (8, 32)]
+    claimed, true = ([epsilon(one, 1, DELTA) for one in printed] for epsilon in (claimed_epsilon, true_epsilon))
+
+    def moves(before: float, after: float) -> str:
+        return "stays" if math.isclose(before, after) else "rises" if after > before else "falls"
+
+    if words[0] != moves(*claimed):
         return (
             f"The claimed ε does not know N: at z = {z:.2g} it is {claimed[0]:.4g} for 8 and {claimed[1]:.4g} for 32."
         )
-    if words[1] != _moves(*true):
+    if words[1] != moves(*true):
         return f"The ε that holds, at z = {z:.2g} and with a public α, is {true[0]:.4g} for 8 and {true[1]:.4g} for 32."
     return None
-
-
-def _moves(before: float, after: float) -> str:
-    return "stays" if math.isclose(before, after) else "rises" if after > before else "falls"
-
-
-def _claimed(z: float, devices: int) -> float:
-    return claimed_epsilon(_printed(z, devices, 1.0), 1, DELTA)
-
-
-def _true(z: float, devices: int) -> float:
-    return true_epsilon(_printed(z, devices, 1.0), 1, DELTA)
 
 
 def _printed(z: float, devices: int, alpha_max: float) -> Mechanism:
@@ -83,29 +70,25 @@ def _printed(z: float, devices: int, alpha_max: float) -> Mechanism:
 
 
 def _accountant(answer: Callable[[float, int, list[float]], float], rng: np.random.Generator) -> str | None:
-    for largest in (6, 0.9, 6, 0.9):  # scales may all be below 1
-        z, devices, alpha = float(rng.uniform(0.3, 4)), int(rng.integers(2, 33)), rng.uniform(0.01, largest, 5).tolist()
-        got = answer(z, devices, list(alpha))
+    for most in (6, 0.9, 6, 0.9):  # scales may all be below 1
+        z, devices, alpha = float(rng.uniform(0.3, 4)), int(rng.integers(2, 33)), rng.uniform(0.01, most, 5).tolist()
+        root, largest, mean = math.sqrt(devices), max(alpha), sum(alpha) / len(alpha)
         shown = ", ".join(f"{scale:.2g}" for scale in alpha)
-        wanted = _printed(z, devices, max(alpha)).noise_multiplier(0)
-        told = close(got, wanted, f"multiplier({z:.3g}, {devices}, [{shown}])")
-        if told is not None:
-            return instead(got, _accountant_slips(z, devices, alpha)) or told
+        slips = {
+            "That is the function as it stood: one sentence can do more than that.": z / root,
+            "That takes z at face value, as the paper does: the noise is smaller, and one sentence can do more.": z,
+            "The clip comes before the scaling back: how far can a vector of length C reach once its layers are "
+            "multiplied by α?": z / (2 * root),
+            "One sentence can turn its device's mean around, from C one way to C the other: how far apart are those?": z
+            / (root * largest),
+            "On average over layers is not enough: a sentence may put all its gradient into one layer.": (
+                z / (2 * root * mean)
+            ),
+        }
+        got, wanted = answer(z, devices, list(alpha)), _printed(z, devices, largest).noise_multiplier(0)
+        if differs := close(got, wanted, f"multiplier({z:.3g}, {devices}, [{shown}])", slips=slips):
+            return differs
     return None
-
-
-def _accountant_slips(z: float, devices: int, alpha: list[float]) -> dict[str, float]:
-    root, largest = math.sqrt(devices), max(alpha)
-    return {
-        "That is the function as it stood: one sentence can do more than that.": z / root,
-        "That takes z at face value, as the paper does: the noise is smaller, and one sentence can do more.": z,
-        "The clip comes before the scaling back: how far can a vector of length C reach once its layers are multiplied "
-        "by α?": z / (2 * root),
-        "One sentence can turn its device's mean around, from C one way to C the other: how far apart are those?": z
-        / (root * largest),
-        "On average over layers is not enough: a sentence may put all its gradient into one layer.": z
-        / (2 * root * sum(alpha) / len(alpha)),
-    }
 
 
 EXERCISES = (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
@@ -60,65 +60,27 @@ LIMIT = 100_000  # draws: beyond it a slider would stall
 # ---- The bill of a run ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class RunBill:
+class RunBill(NamedTuple):
     """What a run of T epochs costs by three accounts, after some of its epochs. Disjoint batches, secret randomness.
-
-    Attributes:
-        budget: a target epsilon, delta, and the utterances that one person may have: `zcdp`, `exact` and the last two
-            numbers are for all of them together. The paper's claim knows one.
-        after: (P), numbers of epochs; the last is T.
-        claimed: (P), the paper's accounting, z taken at face value.
-        zcdp, exact: (P), zCDP and Gaussian DP of noise over true sensitivity, with a public alpha.
-        factors: (T), the noise of each epoch, over that of the first.
-        guarantee: of the whole run.
-        z0_needed, epochs_allowed: either would meet the target, with a public alpha. None: no z0 does.
 
     Where no number exists there is NaN.
     """
 
     mechanism: Mechanism
-    budget: Budget
-    after: NDArray[np.int64]
-    claimed: Array
-    zcdp: Array
-    exact: Array
-    factors: Array
-    guarantee: Guarantee
-    z0_needed: float | None
-    epochs_allowed: int
-
-    @property
-    def epochs(self) -> int:
-        return int(self.after[-1])
-
-    @property
-    def z_set(self) -> Array:
-        """(T), noise multipliers by epoch, as set."""
-        return self.mechanism.z0 * self.factors
-
-    @property
-    def z_true(self) -> Array:
-        """(T), noise over true sensitivity by epoch."""
-        return self.mechanism.noise_multiplier(0) * self.factors
-
-    @property
-    def share(self) -> Array:
-        """(T), of the sum of 1/z^2, what each epoch spends."""
-        least = self.factors.min()
-        weights = np.divide(least, self.factors, out=np.ones_like(self.factors), where=self.factors > least) ** 2
-        return weights / weights.sum()
-
-    @property
-    def last_half(self) -> int:
-        """How many of the last epochs spend half of what all spend."""
-        return int(np.searchsorted(np.cumsum(self.share[::-1]), 0.5 - 1e-9)) + 1
-
-    @property
-    def looseness(self) -> float | None:
-        """By what share zCDP's epsilon exceeds the exact one; None where that is endless."""
-        over = self.zcdp[-1] / self.exact[-1] - 1 if self.exact[-1] else math.inf
-        return float(over) if math.isfinite(over) else None
+    budget: Budget  # target epsilon, delta, utterances of one person: all but the paper's claim is for all of them
+    epochs: int  # T
+    after: NDArray[np.int64]  # (P), numbers of epochs; the last is T
+    claimed: Array  # (P), the paper's accounting, z taken at face value
+    zcdp: Array  # (P), zCDP of noise over true sensitivity, with a public alpha
+    exact: Array  # (P), Gaussian DP of the same
+    looseness: float | None  # by what share zCDP's epsilon exceeds the exact one at T; None where that is endless
+    z_set: Array  # (T), noise multipliers by epoch, as set
+    z_true: Array  # (T), noise over true sensitivity by epoch
+    share: Array  # (T), of the sum of 1/z^2, what each epoch spends
+    last_half: int  # how many of the last epochs spend half of what all spend
+    guarantee: Guarantee  # of the whole run
+    z0_needed: float | None  # would meet the target, with a public alpha; None: no z0 does
+    epochs_allowed: int  # would meet it, too
 
 
 def run_bill(
@@ -143,35 +105,35 @@ def run_bill(
     guarantee, public = judge(mechanism, epochs, delta, False, None, utterances), mechanism.with_public_alpha()
     after = np.unique(np.linspace(1, epochs, POINTS).round().astype(np.int64))
     budget = Budget(target, delta, utterances_per_person=utterances)
-    zcdp, exact = np.array([_true_epsilons(public, int(t), budget) for t in after]).T
+    # In exact arithmetic, where `judge` would also ask whether floats can carry it.
+    zcdp, exact = np.full((2, len(after)), math.nan)
+    for place, t in enumerate(after.tolist()):
+        with suppress(NoGuarantee):
+            account = accountant_for(public, public.bill(t), None, utterances)
+            zcdp[place], exact[place] = ReshufflingZCDP(account.schedule).epsilon(delta), account.epsilon(delta)
+    over = float(zcdp[-1] / exact[-1] - 1) if exact[-1] else math.inf
+    factors = mechanism.decay.factors(np.arange(epochs), mechanism.tau)
+    weights = np.divide(factors.min(), factors, out=np.ones_like(factors), where=factors > factors.min()) ** 2
+    share, z0_needed = weights / weights.sum(), None
+    with suppress(UsageError):
+        z0_needed = calibrate_z0(public, epochs, budget)
     return RunBill(
-        mechanism,
-        budget,
-        after,
-        claimed=np.array([claim(mechanism, mechanism.bill(int(t)), delta).epsilon for t in after], float),
-        zcdp=zcdp,
-        exact=exact,
-        factors=mechanism.decay.factors(np.arange(epochs), mechanism.tau),
+        mechanism, budget, epochs, after,
+        np.array([claim(mechanism, mechanism.bill(t), delta).epsilon for t in after.tolist()], float),
+        zcdp, exact, over if math.isfinite(over) else None,
+        z_set=mechanism.z0 * factors,
+        z_true=mechanism.noise_multiplier(0) * factors,
+        share=share,
+        last_half=int(np.searchsorted(np.cumsum(share[::-1]), 0.5 - 1e-9)) + 1,
         guarantee=guarantee,
-        z0_needed=_z0_needed(public, epochs, budget),
+        z0_needed=z0_needed,
         epochs_allowed=affordable_epochs(public, budget) if z0 else 0,
-    )
+    )  # fmt: skip
 
 
-def _true_epsilons(public: Mechanism, epochs: int, budget: Budget) -> tuple[float, float]:
-    """By zCDP and by Gaussian DP; in exact arithmetic, where `judge` would also ask whether floats can carry it."""
-    try:
-        exact = accountant_for(public, public.bill(epochs), None, budget.utterances_per_person)
-    except NoGuarantee:
-        return math.nan, math.nan
-    return ReshufflingZCDP(exact.schedule).epsilon(budget.delta), exact.epsilon(budget.delta)
-
-
-def _z0_needed(public: Mechanism, epochs: int, budget: Budget) -> float | None:
-    try:
-        return calibrate_z0(public, epochs, budget)
-    except UsageError:
-        return None
+def releases_of(noise_multiplier: float, count: int, rate: float = 1.0) -> Schedule:
+    """So many with the same noise over sensitivity."""
+    return Schedule(np.array([noise_multiplier]), np.array([count]), rate)
 
 
 class Account(NamedTuple):
@@ -199,60 +161,36 @@ def _timed(name: str, kind: type[Accountant], schedule: Schedule, delta: float) 
     return Account(name, epsilon, time.perf_counter() - start)
 
 
-def _releases(noise_multiplier: float, count: int, rate: float = 1.0) -> Schedule:
-    """So many with the same noise over sensitivity."""
-    return Schedule(np.array([noise_multiplier]), np.array([count]), rate)
-
-
 # ---- Privacy losses and what an attacker makes of them -------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Loss:
-    """T Gaussian releases of one mu each: their privacy loss, and the attack that makes the most of them.
+class Loss(NamedTuple):
+    """T Gaussian releases of one mu each: their privacy loss, and the attack that makes the most of them."""
 
-    Attributes:
-        mu_each, mu: of one release, and of all together.
-        epsilon, zcdp: at `delta`: exact, and by zCDP.
-        loss: (P), in nats, as far below 0 as above.
-        with_it: (P), density of the loss where the utterance took part.
-        excess: (P), (1 - e^(epsilon - loss)) of the first beyond epsilon: its area is delta.
-        epsilons, deltas, zcdp_deltas: (P), delta for each epsilon: exact, and by zCDP.
-        fpr, fnr, fnr_each: (P), the trade-off curve of all releases, and that of one.
-        fnr_pair: (P), what (epsilon, delta) alone would promise.
-        attack: the best attack on `draws` simulated runs with the utterance and as many without.
-        found: the share that it finds where its threshold, set beforehand, allows 1 % false alarms; 95 % interval.
-        best_auc, best_found: the most that any attack can expect of either.
-    """
-
-    mu_each: float
-    releases: int
-    mu: float
+    mu_each: float  # of one release
+    releases: int  # T
     delta: float
-    epsilon: float
-    zcdp: float
-    draws: int
+    draws: int  # simulated runs with the utterance, and as many without
     seed: int
-    loss: Array
-    with_it: Array
-    excess: Array
-    epsilons: Array
-    deltas: Array
-    zcdp_deltas: Array
-    fpr: Array
-    fnr: Array
-    fnr_each: Array
-    fnr_pair: Array
-    attack: Roc
+    mu: float  # of all releases together
+    epsilon: float  # at delta, exact
+    zcdp: float  # at delta, by zCDP
+    loss: Array  # (P), in nats, as far below 0 as above
+    with_it: Array  # (P), density of the loss where the utterance took part
+    without: Array  # (P), and where it did not
+    excess: Array  # (P), (1 - e^(epsilon - loss)) of the first beyond epsilon: its area is delta
+    epsilons: Array  # (P')
+    deltas: Array  # (P'), delta for each of these: exact
+    zcdp_deltas: Array  # (P'), and by zCDP
+    fpr: Array  # (P''), false positive rates
+    fnr: Array  # (P''), least false negative rates that all releases allow: the trade-off curve
+    fnr_each: Array  # (P''), and one of them
+    fnr_pair: Array  # (P''), and what (epsilon, delta) alone would promise (Dong et al. 2022, proposition 2.5)
+    attack: Roc  # of the best attack on the simulated runs
     attack_auc: float
-    found: Rate
-    best_auc: float
+    found: Rate  # what it finds where its threshold, set beforehand, allows 1 % false alarms; 95 % interval
+    best_auc: float  # the most that any attack can expect
     best_found: float
-
-    @property
-    def without(self) -> Array:
-        """(P), density of the loss where the utterance did not take part."""
-        return self.with_it[::-1]
 
 
 def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) -> Loss:
@@ -267,25 +205,22 @@ def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) 
     check_whole("number of epochs", releases, 1, 1000)
     check_whole("number of draws", draws, 20, min(LIMIT, 10**6 // releases))
     check_whole("seed", seed, 0, 2**31)
-    one, every = (GaussianDP(_releases(1 / mu, count)) for count in (1, releases))
+    one, every = (GaussianDP(releases_of(1 / mu, count)) for count in (1, releases))
     epsilon, zcdp = every.epsilon(delta), ReshufflingZCDP(every.schedule)
     loss = np.linspace(-(every.mu**2) / 2 - 4.5 * every.mu, every.mu**2 / 2 + 4.5 * every.mu, 301)
     density = gaussian_loss_density(loss, every.mu)
     epsilons = np.linspace(0, 1.3 * zcdp.epsilon(delta), 80)
     fpr = np.concatenate([[0.0], np.logspace(-6, -2, 40), np.linspace(0.01, 1, 100)[1:]])
-    members, others = simulated_attack(mu, releases, draws, seed)
+    growth = math.exp(min(epsilon, 700.0))
+    # A release is what the attacker is left with after subtracting all that is known, along the utterance's gradient:
+    # noise of standard deviation 1, plus mu where the utterance took part. The sum of all releases is the best score.
+    noise = np.random.default_rng(seed).standard_normal((2, draws, releases)).sum(axis=2)
+    members, others = noise[0] + mu * releases, noise[1]
     hits = int((members > ndtri(0.99) * math.sqrt(releases)).sum())
     return Loss(
-        mu,
-        releases,
-        every.mu,
-        delta,
-        epsilon,
-        zcdp.epsilon(delta),
-        draws,
-        seed,
-        loss,
+        mu, releases, delta, draws, seed, every.mu, epsilon, zcdp.epsilon(delta), loss,
         with_it=density,
+        without=density[::-1],
         excess=density * -np.expm1(np.minimum(epsilon - loss, 0)),
         epsilons=epsilons,
         deltas=np.array([gdp_delta(every.mu, e) for e in epsilons]),
@@ -293,77 +228,38 @@ def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) 
         fpr=fpr,
         fnr=1 - every.best_tpr(fpr),
         fnr_each=1 - one.best_tpr(fpr),
-        fnr_pair=_promised(epsilon, delta, fpr),
+        fnr_pair=np.maximum(0, np.maximum(1 - delta - growth * fpr, (1 - delta - fpr) / growth)),
         attack=roc(members, others),
         attack_auc=auc(members, others),
         found=Rate(hits / draws, clopper_pearson(hits, draws)),
         best_auc=every.best_auc(),
         best_found=float(every.best_tpr(np.array([0.01]))[0]),
-    )
-
-
-def _promised(epsilon: float, delta: float, fpr: Array) -> Array:
-    """Least FNR that (epsilon, delta)-DP alone allows (Dong et al. 2022, proposition 2.5)."""
-    growth = math.exp(min(epsilon, 700.0))
-    return np.maximum(0, np.maximum(1 - delta - growth * fpr, (1 - delta - fpr) / growth))
-
-
-def simulated_attack(mu: float, releases: int, draws: int, seed: int) -> tuple[Array, Array]:
-    """Scores of the best attack, in runs with the utterance and without: (draws), (draws).
-
-    A release is what the attacker is left with after subtracting all that is known, along the utterance's gradient:
-    noise of standard deviation 1, plus mu where the utterance took part. The sum of all releases is the best score.
-    """
-    rng = np.random.default_rng(seed)
-    noise = rng.standard_normal((2, draws, releases)).sum(axis=2)
-    return noise[0] + mu * releases, noise[1]
+    )  # fmt: skip
 
 
 # ---- Sampling ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Sampled:
+class Sampled(NamedTuple):
     """Per-example DP-SGD (each utterance clipped alone) with one noise multiplier, under three ways to make batches.
 
     Clipped alone, an utterance moves the sum by C, so that the noise over that is z itself.
-
-    Attributes:
-        rate: q, the share of the corpus that a step sees.
-        after: (P), numbers of steps; the last is that of the run.
-        everyone: (P), epsilon where every utterance is in every step (exact).
-        shuffled: (P), with disjoint batches, one shuffled pass after the other: an upper bound that no proof with the
-            batches known to the attacker improves (Gaussian DP; exact for such an attacker).
-        sampled: (P), under Poisson sampling at rate q, by Renyi DP.
-        at_least: no epsilon below that holds for a shuffled pass, see `shuffled_at_least`; 0 before a pass is whole.
-        output: (P'), values of one step's noisy sum along the utterance's gradient, in units of C.
-        without, with_it: (P'), its density where the utterance is absent, and where it takes part.
     """
 
-    rate: float
+    rate: float  # q, the share of the corpus that a step sees
     noise_multiplier: float
     delta: float
-    after: NDArray[np.int64]
-    everyone: Array
-    shuffled: Array
-    sampled: Array
-    at_least: float
-    output: Array
-    without: Array
-    with_it: Array
-
-    @property
-    def steps(self) -> int:
-        return int(self.after[-1])
-
-    @property
-    def passes(self) -> int:
-        return whole_passes(self.steps, self.rate)
-
-    @property
-    def sampled_with(self) -> Array:
-        """(P'), density where the utterance is in the batch with chance q."""
-        return (1 - self.rate) * self.without + self.rate * self.with_it
+    steps: int
+    passes: int  # how often the steps begin the corpus, with disjoint batches
+    after: NDArray[np.int64]  # (P), numbers of steps; the last is that of the run
+    everyone: Array  # (P), epsilon where every utterance is in every step (exact)
+    shuffled: Array  # (P), one shuffled pass after the other; exact for an attacker who knows the batches (Gaussian DP)
+    sampled: Array  # (P), under Poisson sampling at rate q, by Renyi DP
+    at_least: float  # no epsilon below that holds for a shuffled pass: `shuffled_at_least`; 0 before a pass is whole
+    output: Array  # (P'), values of one step's noisy sum along the utterance's gradient, in units of C
+    without: Array  # (P'), its density where the utterance is absent
+    with_it: Array  # (P'), where it takes part
+    sampled_with: Array  # (P'), where it is in the batch with chance q
 
 
 def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> Sampled:
@@ -374,31 +270,27 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
     """
     check_whole("number of steps", steps, 1, 10**6)
     check_delta(delta)
-    one = RenyiDP(_releases(noise_multiplier, 1, rate))
+    one = RenyiDP(releases_of(noise_multiplier, 1, rate))
     after = np.unique(np.geomspace(1, steps, POINTS).round().astype(np.int64))
     passes, whole = [whole_passes(int(k), rate) for k in after], round(1 / rate)
-    output = np.linspace(-4 * noise_multiplier, 1 + 4 * noise_multiplier, 201)
     everyone, shuffled = (
-        np.array([GaussianDP(_releases(noise_multiplier, count)).epsilon(delta) for count in counts])
+        np.array([GaussianDP(releases_of(noise_multiplier, count)).epsilon(delta) for count in counts])
         for counts in (after, passes)
     )
+    output = np.linspace(-4 * noise_multiplier, 1 + 4 * noise_multiplier, 201)
     without, with_it = (
         np.exp(-(((output - mean) / noise_multiplier) ** 2) / 2) / (noise_multiplier * math.sqrt(2 * math.pi))
         for mean in (0.0, 1.0)
     )
     return Sampled(
-        rate,
-        noise_multiplier,
-        delta,
-        after,
-        everyone,
-        shuffled,
+        rate, noise_multiplier, delta, steps, passes[-1], after, everyone, shuffled,
         sampled=np.array([rdp_epsilon(one.rdp * float(k), delta) for k in after]),
         at_least=shuffled_at_least(noise_multiplier, whole, delta) if steps >= whole else 0.0,
         output=output,
         without=without,
         with_it=with_it,
-    )
+        sampled_with=(1 - rate) * without + rate * with_it,
+    )  # fmt: skip
 
 
 def whole_passes(steps: int, rate: float) -> int:
@@ -424,58 +316,29 @@ def shuffled_at_least(noise_multiplier: float, batches: int, delta: float) -> fl
 
 def tight_accounts(result: Sampled) -> Iterator[Account]:
     """Epsilon of the whole run, one account after the other; the last, privacy loss distributions, takes seconds."""
-    z, sampled = result.noise_multiplier, _releases(result.noise_multiplier, result.steps, result.rate)
-    yield _timed("every utterance in every step", GaussianDP, _releases(z, result.steps), result.delta)
-    yield _timed("shuffled, exact", GaussianDP, _releases(z, result.passes), result.delta)
-    yield _timed("Poisson, Rényi DP", RenyiDP, sampled, result.delta)
-    yield _timed("Poisson, loss distribution", PrivacyLossDistribution, sampled, result.delta)
+    z, delta = result.noise_multiplier, result.delta
+    sampled = releases_of(z, result.steps, result.rate)
+    yield _timed("every utterance in every step", GaussianDP, releases_of(z, result.steps), delta)
+    yield _timed("shuffled, exact", GaussianDP, releases_of(z, result.passes), delta)
+    yield _timed("Poisson, Rényi DP", RenyiDP, sampled, delta)
+    yield _timed("Poisson, loss distribution", PrivacyLossDistribution, sampled, delta)
 
 
 # ---- Table 1 -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Behind:
-    """What may lie behind one printed epsilon of Table 1.
+class Behind(NamedTuple):
+    """What may lie behind one printed epsilon of Table 1."""
 
-    Attributes:
-        cell: the printed value, and what holds.
-        epochs: T.
-        z0: (taus, 120), the z0 that gives the printed value exactly, for T = 1 ... 120.
-        low, high: (taus), the z0 that give it within rounding at T, cut to the paper's [1e-6, 1]; NaN where none do.
-    """
-
-    cell: ExplainedEpsilon
-    epochs: int
-    z0: Array
-    low: Array
-    high: Array
-
-    @property
-    def taus(self) -> tuple[float, ...]:
-        """Of the paper's grid; (0,) without decay."""
-        return _taus(self.cell.decay)
-
-    @property
-    def fits(self) -> list[tuple[float, float, float]]:
-        """Every tau that gives the printed value with T epochs, and its least and largest z0."""
-        found = zip(self.taus, self.low.tolist(), self.high.tolist(), strict=True)
-        return [fit for fit in found if not math.isnan(fit[1])]
-
-    @property
-    def setting(self) -> Setting:
-        """The first that gives the printed value with T epochs; with another T where none does."""
-        if not self.fits:
-            return self.cell.closest
-        tau, low, high = self.fits[0]
-        z0 = float(np.clip(self.z0[self.taus.index(tau), self.epochs - 1], low, high))
-        decays = self.cell.decay is not Decay.NONE
-        return Setting(tau if decays else None, self.epochs, z0, (low, high), self.cell.log10_epsilon)
-
-    @property
-    def reachable(self) -> int:
-        """How many of the 36 printed values T explains."""
-        return table1().epochs[self.epochs - 1].reachable
+    cell: ExplainedEpsilon  # the printed value, and what holds
+    epochs: int  # T
+    taus: tuple[float, ...]  # of the paper's grid; (0,) without decay
+    z0: Array  # (taus, 120), the z0 that gives the printed value exactly, for T = 1 ... 120
+    fits: list[
+        tuple[float, float, float]
+    ]  # tau, least and largest z0 in the paper's range that give it within rounding
+    setting: Setting  # the first that fits; with another T where none does
+    reachable: int  # how many of the 36 printed values T explains
 
 
 table1 = cache(explain_table1)  # the search behind Table 1, made once
@@ -492,18 +355,19 @@ def behind(model: str, corpus: str, decay: str, epochs: int) -> Behind:
     if not cells:
         raise UsageError(f"Table 1 has no cell for {model}, {corpus} and {decay} decay")
     [cell] = cells
-    rho = _rho_by_epochs(cell.decay)
-    most, exact, least = (
+    taus, rho = TAUS.get(cell.decay, (0.0,)), _rho_by_epochs(cell.decay)
+    most, z0, least = (
         np.sqrt(rho / _rho_of(10 ** (cell.log10_epsilon + shift), cell.delta)) for shift in (-HALF_DIGIT, 0, HALF_DIGIT)
     )
-    low, high = np.maximum(least[:, epochs - 1], Z0_RANGE[0]), np.minimum(most[:, epochs - 1], Z0_RANGE[1])
-    fits = low <= high
-    low, high = np.where(fits, low, np.nan), np.where(fits, high, np.nan)
-    return Behind(cell, epochs, exact, low, high)
-
-
-def _taus(decay: Decay) -> tuple[float, ...]:
-    return TAUS.get(decay, (0.0,))
+    low = np.maximum(least[:, epochs - 1], Z0_RANGE[0]).tolist()
+    high = np.minimum(most[:, epochs - 1], Z0_RANGE[1]).tolist()
+    fits, setting = [fit for fit in zip(taus, low, high, strict=True) if fit[1] <= fit[2]], cell.closest
+    if fits:
+        tau, *span = fits[0]
+        value = float(np.clip(z0[taus.index(tau), epochs - 1], *span))
+        tau_told = None if cell.decay is Decay.NONE else tau
+        setting = Setting(tau_told, epochs, value, (span[0], span[1]), cell.log10_epsilon)
+    return Behind(cell, epochs, taus, z0, fits, setting, table1().epochs[epochs - 1].reachable)
 
 
 @cache
@@ -514,7 +378,7 @@ def _rho_by_epochs(decay: Decay) -> Array:
         mechanism = Mechanism.as_printed(1.0, 1.0, NUM_GPUS, 2, decay, tau)
         return claimed_accountant(mechanism, mechanism.bill(epochs)).rho
 
-    return np.array([[rho(tau, t) for t in range(1, MAX_EPOCHS + 1)] for tau in _taus(decay)])
+    return np.array([[rho(tau, t) for t in range(1, MAX_EPOCHS + 1)] for tau in TAUS.get(decay, (0.0,))])
 
 
 def _rho_of(epsilon: float, delta: float) -> float:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, close, predicted
+from edp_lab.course.kit.exercises import Exercise, close, first_wrong, predicted
+from edp_lab.course.nb04_cost.compute import releases_of
 from edp_lab.privacy import (
     Alpha,
     Decay,
@@ -28,9 +29,8 @@ def _compose(answer: Any, cases: np.random.Generator) -> str | None:
     """Against the library on runs with a noise multiplier of its own for each epoch."""
     for epochs in (1, 2, int(cases.integers(5, 30))):
         z = cases.uniform(0.4, 6, epochs).round(2)
-        wanted = GaussianDP(Schedule(z, np.ones(epochs))).mu
         said = f"noise multipliers {z.tolist()}" if epochs < 3 else f"{epochs} epochs"
-        if differs := close(answer(z.copy()), wanted, f"{said}; μ of the run"):
+        if differs := close(answer(z.copy()), GaussianDP(Schedule(z, np.ones(epochs))).mu, f"{said}; μ of the run"):
             return differs
     return None
 
@@ -56,45 +56,39 @@ def _decay(answer: Any, cases: np.random.Generator) -> str | None:
 
 def _bill(answer: Any, cases: np.random.Generator) -> str | None:
     """Algorithm 1 with a public alpha on shuffled batches; any account of the right releases will do."""
-    untouched, verdicts = True, []
+    untouched, verdicts, delta = True, [], 1e-5
     for _ in range(4):
         z0, devices = round(float(cases.uniform(0.5, 4)), 1), int(cases.choice([2, 4, 8, 16]))
         epochs, utterances = int(cases.integers(3, 20)), BATCH * int(cases.integers(30, 100))
-        delta = 1e-5
-        got = answer(z0, devices, epochs, BATCH, utterances, delta)
+        got, steps, rate = (
+            answer(z0, devices, epochs, BATCH, utterances, delta),
+            epochs * utterances // BATCH,
+            BATCH / utterances,
+        )
         if got is None:
             raise NotImplementedError("(your function returns None: is there a `return`?)")
-        untouched &= math.isclose(got, _sampled(z0, epochs, utterances, delta), rel_tol=1e-9)
-        verdicts.append(_misbilled(float(got), z0, devices, epochs, utterances, delta))
-    if untouched:
-        raise NotImplementedError("(it still bills shuffled batches as a sample, and takes z0 at face value)")
-    return next(filter(None, verdicts), None)
-
-
-def _misbilled(got: float, z0: float, devices: int, epochs: int, utterances: int, delta: float) -> str | None:
-    mechanism = Mechanism.as_printed(1.0, z0, devices, BATCH // devices, alpha=Alpha.PUBLIC)
-    schedule, exact = mechanism.schedule(mechanism.bill(epochs)), true_epsilon(mechanism, epochs, delta)
-    bounds = ReshufflingZCDP(schedule).epsilon(delta), RenyiDP(schedule).epsilon(delta)
-    if exact * (1 - 1e-6) <= got <= max(bounds) * (1 + 1e-6):
-        return None
-    where = f"z0 = {z0}, N = {devices}, {epochs} epochs: yours is ε = {got:.4g}, Gaussian DP says {exact:.4g}"
-    z = mechanism.noise_multiplier(0)
-    known = {
-        "that is the price of a secret random sample, but the batches were shuffled": _sampled(
-            z, epochs, utterances, delta
-        ),
-        "that takes z0 at face value": GaussianDP(Schedule(np.array([z0]), np.array([epochs]))).epsilon(delta),
-        "that bills every step, but an utterance is in one step of an epoch only": GaussianDP(
-            Schedule(np.array([z]), np.array([epochs * utterances // BATCH]))
-        ).epsilon(delta),
-    }
-    because = [what for what, epsilon in known.items() if math.isclose(got, epsilon, rel_tol=1e-3)]
-    return f"{where}; {because[0]}." if because else f"{where}."
-
-
-def _sampled(z: float, epochs: int, utterances: int, delta: float) -> float:
-    """What Poisson sampling would cost."""
-    return RenyiDP(Schedule(np.array([z]), np.array([epochs * utterances // BATCH]), BATCH / utterances)).epsilon(delta)
+        untouched &= math.isclose(got, RenyiDP(releases_of(z0, steps, rate)).epsilon(delta), rel_tol=1e-9)
+        mechanism = Mechanism.as_printed(1.0, z0, devices, BATCH // devices, alpha=Alpha.PUBLIC)
+        z, schedule = mechanism.noise_multiplier(0), mechanism.schedule(mechanism.bill(epochs))
+        exact = true_epsilon(mechanism, epochs, delta)
+        bounds = ReshufflingZCDP(schedule).epsilon(delta), RenyiDP(schedule).epsilon(delta)
+        if exact * (1 - 1e-6) <= got <= max(bounds) * (1 + 1e-6):
+            continue
+        known = {
+            "; that is the price of a secret random sample, but the batches were shuffled": RenyiDP(
+                releases_of(z, steps, rate)
+            ),
+            "; that takes z0 at face value": GaussianDP(releases_of(z0, epochs)),
+            "; that bills every step, but an utterance is in one step of an epoch only": GaussianDP(
+                releases_of(z, steps)
+            ),
+        }
+        because = [what for what, account in known.items() if math.isclose(got, account.epsilon(delta), rel_tol=1e-3)]
+        where = (
+            f"z0 = {z0}, N = {devices}, {epochs} epochs: yours is ε = {float(got):.4g}, Gaussian DP says {exact:.4g}"
+        )
+        verdicts.append(where + "".join(because[:1]) + ".")
+    return first_wrong(verdicts, untouched, "it still bills shuffled batches as a sample, and takes z0 at face value")
 
 
 EXERCISES = (
