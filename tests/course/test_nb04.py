@@ -222,9 +222,8 @@ def test_settings_behind_a_cell_are_those_of_the_study(epochs: int) -> None:
     for model, corpus, decay in CELLS:
         result = behind(model, corpus, decay, epochs)
         theirs = [setting for setting in result.cell.settings if setting.epochs == epochs]
-        fits = [k for k in range(len(result.taus)) if not math.isnan(result.low[k])]
-        assert [result.taus[k] for k in fits] == [setting.tau or 0.0 for setting in theirs]
-        ours = [(result.low[k], result.high[k]) for k in fits]
+        assert [tau for tau, *_ in result.fits] == [setting.tau or 0.0 for setting in theirs]
+        ours = [(low, high) for _, low, high in result.fits]
         assert np.allclose(ours, [setting.z0_range for setting in theirs], rtol=1e-9)
         assert result.reachable == 36
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -36,8 +36,10 @@ from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VE
 from edp_lab.course.nb01_coins import compute
 from edp_lab.course.nb01_coins.compute import ADVANCED, COUNTABLE, GAUSSIAN, HALF, SUM, TRUE_COUNT, ZCDP, belief
 from edp_lab.privacy.foundations import truth_probability
-from edp_lab.reproduce.claims import Evidence
 from edp_lab.reproduce.thesis.thesis_foundations import LinkageTable, LocalAndGlobal
+
+if TYPE_CHECKING:  # torch takes seconds, and this notebook has no use for it
+    from edp_lab.reproduce.claims import Evidence
 
 
 def counted(releases: int) -> str:
