@@ -16,7 +16,14 @@ import pytest
 import torch
 
 from edp_lab.attacks.membership import signals as shadow_models
-from edp_lab.attacks.membership.signals import default_cache, half_samples, shadow_signals, signals, train_shadow
+from edp_lab.attacks.membership.signals import (
+    ShadowSignals,
+    default_cache,
+    half_samples,
+    shadow_signals,
+    signals,
+    train_shadow,
+)
 from edp_lab.corpora import Corpus, Utterance, split
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
@@ -183,45 +190,31 @@ def test_a_design_that_cannot_be_is_refused(pool: tuple[Utterance, ...], shadows
 # ---- Side by side ----------------------------------------------------------------------------------------------------
 
 
-def test_signals_are_kept_and_only_what_is_missing_or_damaged_is_trained(
+def test_signals_are_kept_and_are_those_of_models_of_the_rows_halves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is missing or damaged is trained: see the tests of kept results."""
     told: list[tuple[int, int]] = []
+    untagged = replace(CORPUS, utterances=tuple(replace(u, tags=None) for u in POOL), slots=())
 
-    def attack(pool: tuple[Utterance, ...] = POOL) -> shadow_models.ShadowSignals:
+    def attack(corpus: Corpus) -> ShadowSignals:
         told.clear()
-        return shadow_signals(CONFIG, CORPUS, pool, 4, 3, tmp_path, lambda *state: told.append(state), workers=2)
+        return shadow_signals(
+            CONFIG, corpus, corpus.utterances, 4, 3, tmp_path, lambda *state: told.append(state), workers=2
+        )
 
-    first = attack()
+    first, found = attack(CORPUS), attack(untagged)
     assert told == [(done, 4) for done in range(5)]
     assert first.signals.logits.shape == (4, len(POOL), 2)
+    assert sum(entry.stat().st_size for entry in tmp_path.iterdir()) < 8 * (1000 + 80 * len(POOL))
+    monkeypatch.setattr(result_cache, "Ranks", no_training)
+    again = attack(CORPUS)
+    assert told == [(4, 4)]
+    for one, other in zip(first.signals, again.signals, strict=True):
+        np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(first.inside, half_samples(POOL, 4, 3))
-    entries = sorted(tmp_path.iterdir())
-    assert len(entries) == 4
-    assert sum(entry.stat().st_size for entry in entries) < 4 * (1000 + 80 * len(POOL))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(result_cache, "Ranks", no_training)
-        again = attack()
-        assert told == [(4, 4)]
-        with pytest.raises(AssertionError, match="is trained"):
-            attack(POOL[:-1])
-    np.testing.assert_array_equal(first.signals.logits, again.signals.logits)
-    np.testing.assert_array_equal(first.signals.loss, again.signals.loss)
-
-    content = entries[0].read_text()
-    place = content.index(".") + 9
-    entries[0].write_text(f"{content[:place]}{9 - int(content[place])}{content[place + 1 :]}")  # a digit of a number
-    entries[1].write_bytes(entries[1].read_bytes()[:-8])
-    os.replace(entries[2], entries[3])  # whole, but of another model
-    mended = attack()
-    assert told == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
-    np.testing.assert_array_equal(first.signals.logits, mended.signals.logits)
-
-
-def test_rows_are_signals_of_models_of_the_rows_halves(tmp_path: Path) -> None:
-    untagged = replace(CORPUS, utterances=tuple(replace(u, tags=None) for u in POOL), slots=())
-    found = shadow_signals(CONFIG, untagged, untagged.utterances, 4, 3, tmp_path, workers=2)
+    with pytest.raises(AssertionError, match="is trained"):
+        attack(replace(CORPUS, utterances=POOL[:-1]))
     assert found.signals.tags_logit is None
     seeds = np.random.default_rng([3, 1]).integers(2**40, 2**48, 4).tolist()
     assert len(set(seeds)) == 4
@@ -249,12 +242,6 @@ def test_a_worker_that_dies_is_named_in_one_sentence_and_what_is_finished_stays(
     kept = len(list(tmp_path.glob("*.json")))
     assert kept >= 1
     assert found_at_once(config, 8, tmp_path) == kept
-
-
-def test_bad_input_that_a_worker_meets_is_told_in_its_words(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"^the [a-z '.]+ is not finite.* lower --lr"):
-        shadow_signals(replace(CONFIG, lr=1e30, epochs=3), CORPUS, POOL, 4, cache=tmp_path, workers=1)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
@@ -288,15 +275,13 @@ def test_a_parent_that_is_killed_leaves_no_worker_no_corpus_and_what_was_finishe
     assert found_at_once(replace(CONFIG, epochs=25), 4, cache) == len(list(cache.glob("*.json")))
 
 
-def test_the_cache_lies_in_the_users_folder_and_is_refused_before_any_training_if_it_cannot_be_written(
+def test_the_cache_lies_in_the_users_folder_or_in_one_that_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache() == tmp_path / "edp_lab" / "shadows"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_cache() == Path.home() / ".cache" / "edp_lab" / "shadows"
-    monkeypatch.setattr(result_cache, "Ranks", no_training)
-    monkeypatch.setattr(shadow_models, "_train", no_training)
     (tmp_path / "file").write_text("")
     for use in (shadow_signals, lambda *rest, cache: train_shadow(*rest, 0, cache)):
         with pytest.raises(UsageError, match="cannot be written"):

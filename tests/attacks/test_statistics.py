@@ -206,30 +206,26 @@ def test_dp_bound_on_auc_and_advantage_belong_to_its_curve(epsilon, delta):
     assert bound.advantage == pytest.approx((tpr - fpr).max(), abs=1e-4)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (2.0, 0.05), (0.0, 0.3)])
-def test_randomised_response_that_sometimes_tells_all_reaches_the_dp_bound(epsilon, delta):
+def scores_of_a_leak(epsilon, delta, n=40_000):
     """With probability delta it gives membership away (scores -1 and 2), else it is randomised response (0 and 1)."""
-    rng, n, bound = np.random.default_rng(5), 40_000, dp_bound(epsilon, delta)
-    truth = math.exp(epsilon) / (1 + math.exp(epsilon))
+    rng, truth = np.random.default_rng(5), math.exp(epsilon) / (1 + math.exp(epsilon))
     exposed, honest = rng.random((2, n)) < delta, rng.random((2, n)) < truth
-    members = np.where(exposed[0], 2, honest[0])
-    non_members = np.where(exposed[1], -1, ~honest[1])
-    low, high = auc_interval(members, non_members, 0.999)
-    assert low <= bound.auc <= high
-    assert advantage(members, non_members).value == pytest.approx(bound.advantage, abs=0.015)
-    curve = roc(members, non_members)
-    np.testing.assert_allclose(curve.tpr[1:], bound.tpr(curve.fpr)[1:], atol=0.015)
+    return np.where(exposed[0], 2, honest[0]), np.where(exposed[1], -1, ~honest[1])
 
 
-@pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
-def test_gaussian_mechanism_reaches_the_gaussian_bound(mu):
-    rng, n, bound = np.random.default_rng(6), 40_000, gaussian_bound(mu)
-    members, non_members = rng.normal(mu, 1, n), rng.normal(0, 1, n)
-    low, high = auc_interval(members, non_members, 0.999)
+@pytest.mark.parametrize(
+    ("bound", "sides"),
+    [(dp_bound(*leak), scores_of_a_leak(*leak)) for leak in ((1.0, 0.0), (2.0, 0.05), (0.0, 0.3))]
+    + [(gaussian_bound(mu), np.random.default_rng(6).normal([[mu], [0.0]], 1, (2, 40_000))) for mu in (0.3, 1.0, 2.5)],
+    ids=["pure", "both", "delta alone", "mu 0.3", "mu 1", "mu 2.5"],
+)
+def test_there_is_a_mechanism_that_reaches_the_bound(bound, sides):
+    low, high = auc_interval(*sides, 0.999)
     assert low <= bound.auc <= high
-    assert advantage(members, non_members).value == pytest.approx(bound.advantage, abs=0.015)
-    for fpr in (0.01, 0.1, 0.5):
-        assert tpr_at_fpr(members, non_members, fpr).value == pytest.approx(bound.tpr(fpr), abs=0.02)
+    assert advantage(*sides).value == pytest.approx(bound.advantage, abs=0.015)
+    curve = roc(*sides)
+    seen = slice(1, None) if len(curve.fpr) < 9 else curve.fpr >= 0.01  # of many thresholds, the first say little
+    np.testing.assert_allclose(curve.tpr[seen], bound.tpr(curve.fpr)[seen], atol=0.02)
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5, 3.0])

@@ -198,13 +198,10 @@ class OneLayer:
         self.mechanism, self.key, self.divisor = mechanism, key, divisor
         self.layout = Layout(("weights",), (slice(0, size),))
 
-    def gradients(self, parts: Sequence[np.ndarray]) -> MicroGradients:
-        """Of micro-batches of real utterances."""
-        return StackedGradients(torch.zeros(0, self.layout.size), self.layout)  # zeros need not be added up
-
-    def rows(self, parts: Sequence[np.ndarray]) -> Tensor:
-        """The mean gradient of each of these micro-batches, 0 for an empty one: (k, P)."""
-        return torch.zeros(len(parts), self.layout.size)
+    def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[MicroGradients, Tensor]:
+        """Of micro-batches of real utterances; and of those to hold a canary the mean, 0 for an empty one: (k, P)."""
+        rows = torch.zeros(len(rows_of), self.layout.size)
+        return StackedGradients(rows[:0], self.layout), rows  # zeros need not be added up
 
     def step(self, epoch: int, step: int, gradients: MicroGradients) -> Tensor:
         """Release the gradients (P), and learn from them."""
@@ -220,11 +217,10 @@ class RealModel:
         self.run = Trainer(config, corpus, replace(data, train=(*data.train, *slots)))
         self.layout = self.run.layout
 
-    def gradients(self, parts: Sequence[np.ndarray]) -> MicroGradients:
-        return model_gradients(self.run.model, self.run.train_data, parts, None, self.layout, memory=self.run.memory)
-
-    def rows(self, parts: Sequence[np.ndarray]) -> Tensor:
-        return stacked_gradients(self.run.model, self.run.train_data, parts, None, self.layout).gradients
+    def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[MicroGradients, Tensor]:
+        model, data, memory = self.run.model, self.run.train_data, self.run.memory
+        rows = stacked_gradients(model, data, rows_of, None, self.layout).gradients
+        return model_gradients(model, data, others, None, self.layout, memory=memory), rows
 
     def step(self, epoch: int, step: int, gradients: MicroGradients) -> Tensor:
         assert self.run.private is not None
@@ -246,14 +242,14 @@ def gradient_scores(
         # Put canary and companion into micro-batches: their mean gradients without both become those with. A canary's
         # push B is ten times as large as all that the clip must cut and as the others' share, which the adversary
         # knows. With a companion the mean gets -B e from it, and 2 B e more if the canary is in; alone, B e or nothing.
-        rows, sizes = trainee.rows(rows_of), np.array([len(own) for own in rows_of], dtype=np.float64)
+        (gradients, rows), sizes = trainee.gradients(others, rows_of), np.array([len(own) for own in rows_of], float)
         rows *= torch.from_numpy(sizes / (sizes + 1 + plan.companions)).to(rows)[:, None]
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         push = FAR * norms.clamp_min(mechanism.clip_norm)
         away = (-1.0 if plan.companions else 0.0) * push
         included = torch.from_numpy(plan.included[numbers]).to(rows.device)
         directions.push(rows, numbers, torch.where(included, push, away))
-        together = Together([trainee.gradients(others), StackedGradients(rows, trainee.layout)])
+        together = Together([gradients, StackedGradients(rows, trainee.layout)])
         released = trainee.step(epoch, step, together)
         seen = numbers if plan.disjoint else everyone  # whom Poisson sampling drew is secret
         scores[seen] += evidence(mechanism, epoch, config.micro_batches * directions.project(released, seen))

@@ -104,6 +104,10 @@ class Target:
         return scores[: len(self.members)], scores[len(self.members) :]
 
     @cached_property
+    def guards(self) -> Guards:
+        return check_split(self.members, self.non_members)
+
+    @cached_property
     def guarantee(self) -> Guarantee | None:
         """What the run guarantees against telling one utterance from another in its place; None without noise.
 
@@ -225,8 +229,8 @@ def change(before: Attacked, after: Attacked) -> dict[str, Any]:
 
 def attack_loss(run: str | Path, fprs: tuple[float, ...] = FPRS, confidence: float = 0.95) -> Attacked:
     """Call those members whose loss is low."""
-    target, guards = _prepared(run)
-    return _judged(target, guards, "loss", -signals(target.model, target.pool).loss, fprs, confidence)
+    target = _prepared(run)
+    return _judged(target, "loss", -signals(target.model, target.pool).loss, fprs, confidence, {})
 
 
 def attack_shadow(
@@ -248,7 +252,7 @@ def attack_shadow(
         cache: where trained shadow models are kept.
         plain: train them by SGD, whatever the target's method.
     """
-    target, guards = _prepared(run)
+    target = _prepared(run)
     if seed < 0:
         raise UsageError(f"seed {seed} is negative: use 0 or more")
     names = shadows or (default_shadow(target.config.corpus),)
@@ -271,7 +275,7 @@ def attack_shadow(
     attacker.fit(np.concatenate(examples), np.concatenate(labels))
     scores = np.asarray(attacker.predict_proba(sorted_scores(target.model, target.pool))[:, 1])
     about = {"shadow_corpora": list(names), "classifier": classifier, "seed": seed, "plain_shadows": plain}
-    return _judged(target, guards, "shadow", scores, fprs, confidence, about)
+    return _judged(target, "shadow", scores, fprs, confidence, about)
 
 
 def attack_lira(
@@ -287,7 +291,7 @@ def attack_lira(
     told: Callable[[str], None] = lambda what: None,
 ) -> Attacked:
     """LiRA, see `lira_scores`; `size` and `epochs` of the shadow models, None: the target's."""
-    target, guards = _prepared(run)
+    target = _prepared(run)
     chosen = {name: value for name, value in (("size", size), ("epochs", epochs)) if value is not None}
     lr = target.config.lr if size in (None, target.config.size) else None
     config = replace(target.config, processes=1, private_seed=False, lr=lr, **chosen)  # type: ignore[arg-type]
@@ -297,31 +301,24 @@ def attack_lira(
     own = aligned(signals(target.model, target.pool), shadowed)  # shadows of another size or length are as sure as it
     about = {"shadows": shadows, "shadow_size": config.size, "shadow_epochs": config.epochs, "seed": seed}
     name = "lira-online" if online else "lira-offline"
-    return _judged(target, guards, name, lira_scores(own, shadowed, online), fprs, confidence, about)
+    return _judged(target, name, lira_scores(own, shadowed, online), fprs, confidence, about)
 
 
-def _prepared(run: str | Path) -> tuple[Target, Guards]:
-    """Whatever can refuse a run, before anything takes long."""
+def _prepared(run: str | Path) -> Target:
+    """A target of which whatever can refuse it has been asked, before anything takes long."""
     target = load_target(run)
-    _ = target.guarantee
-    return target, check_split(target.members, target.non_members)
+    _ = target.guarantee, target.guards
+    return target
 
 
 def _judged(
-    target: Target,
-    guards: Guards,
-    attack: str,
-    scores: np.ndarray,
-    fprs: tuple[float, ...],
-    confidence: float,
-    about: dict[str, Any] | None = None,
+    target: Target, attack: str, scores: Floats, fprs: tuple[float, ...], confidence: float, about: dict[str, Any]
 ) -> Attacked:
-    guarantee, texts = target.guarantee, target.sides(target.texts)
+    guarantee, texts, guards = target.guarantee, target.sides(target.texts), target.guards.to_json()
     epsilon, status = (None, "none") if guarantee is None else (guarantee.epsilon, guarantee.status)
-    result = summarise(
-        attack, *target.sides(scores), epsilon, target.config.delta, guards.to_json(), fprs, confidence, texts
-    )
-    return Attacked(target, result, scores, {"run": str(target.folder), "guarantee": status, **(about or {})})
+    sides, delta = target.sides(scores), target.config.delta
+    result = summarise(attack, *sides, epsilon, delta, guards, fprs, confidence, texts)
+    return Attacked(target, result, scores, {"run": str(target.folder), "guarantee": status, **about})
 
 
 # ---- The paper's attack ----------------------------------------------------------------------------------------------
