@@ -143,10 +143,7 @@ def share_out(images: Images) -> Shares:
 
 
 def train_victims(
-    shares: Shares,
-    names: Sequence[str] = VICTIMS,
-    settings: ThreePhaseSettings = SETTINGS,
-    told: Told = lambda _: None,
+    shares: Shares, names: Sequence[str] = VICTIMS, settings: ThreePhaseSettings = SETTINGS, told: Told = lambda _: None
 ) -> list[Victim]:
     """Train the victims of those names, in their order."""
     if not names or not set(names) <= set(VICTIMS):

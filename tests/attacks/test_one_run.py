@@ -24,15 +24,7 @@ from edp_lab.attacks.audit.bounds import (
     one_run_epsilon,
     one_run_mu,
 )
-from edp_lab.attacks.audit.one_run import (
-    Directions,
-    Kind,
-    OneLayer,
-    Plan,
-    RealModel,
-    audit_one_run,
-    gradient_scores,
-)
+from edp_lab.attacks.audit.one_run import Directions, Kind, OneLayer, Plan, RealModel, audit_one_run, gradient_scores
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon, judge

@@ -30,14 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.attacks.audit.bounds import (
-    Audit,
-    OneRunBounds,
-    Tally,
-    claim_under_test,
-    make_guesses,
-    one_run_bounds,
-)
+from edp_lab.attacks.audit.bounds import Audit, OneRunBounds, Tally, claim_under_test, make_guesses, one_run_bounds
 from edp_lab.attacks.audit.step_audit import FAR
 from edp_lab.attacks.statistics import check_confidence
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
