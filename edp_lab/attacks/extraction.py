@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from edp_lab.attacks.statistics import Interval, clopper_pearson
+from edp_lab.attacks.statistics import Interval, rate_of
 from edp_lab.corpora.images import Images
 from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier, build_classifier
@@ -208,7 +208,8 @@ def extract(
             copy = learn(PredictionApi(victim.model, labels_only).query(images))
             says, copied, guessed = (m.predict(shares.test.images) for m in (victim.model, copy, guessing))
             of_own = None if own is None else float((own.predict(shares.test.images) == says).mean())
-            shown = (*_share(copied == says), *_share(copied == shares.test.labels), *_share(guessed == says), of_own)
+            right = copied == shares.test.labels
+            shown = (*rate_of(copied == says), *rate_of(right), *rate_of(guessed == says), of_own)
             rows.append(ExtractionRow(victim.name, victim.epsilon, victim.accuracy, count, *shown))
     return sorted(rows, key=lambda row: [victim.name for victim in victims].index(row.victim))
 
@@ -290,7 +291,7 @@ def invert(
         own = found[np.arange(len(wanted)), wanted]
         others = (found.sum(axis=1) - own) / (len(averages) - 1)
         closest = correlations(images, averages - averages.mean(axis=0)).argmax(axis=1)
-        hits = _share(closest == wanted), _share(judge.predict(images) == wanted)
+        hits = rate_of(closest == wanted), rate_of(judge.predict(images) == wanted)
         return float(own.mean()), float(others.mean()), *hits[0], *hits[1]
 
     guesses, rows = {count: drawn(untrained, count) for count in counts}, []
@@ -371,7 +372,3 @@ def _joined(one: Part, other: Part) -> Part:
 
 def _one_hot(labels: Labels, classes: int) -> Pixels:
     return np.eye(classes, dtype=np.float32)[labels]
-
-
-def _share(hits: NDArray[np.bool_]) -> tuple[float, Interval]:
-    return float(hits.mean()), clopper_pearson(int(hits.sum()), len(hits))

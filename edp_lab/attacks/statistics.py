@@ -182,8 +182,7 @@ def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidenc
     allowed = _allowed(len(outside), fpr)
     if not allowed:
         return None
-    hits = int((inside > np.sort(outside)[-1 - allowed]).sum())
-    return Rate(hits / len(inside), clopper_pearson(hits, len(inside), confidence))
+    return rate_of(inside > np.sort(outside)[-1 - allowed], confidence)
 
 
 def true_fpr(allowed: int, non_members: int, confidence: float = 0.95) -> Rate:
@@ -216,6 +215,12 @@ def clopper_pearson(successes: float, trials: int, confidence: float = 0.95) -> 
     low = float(betaincinv(successes, failures + 1, tail)) if successes else 0.0
     high = float(betaincinv(successes + 1, failures, 1 - tail)) if failures else 1.0
     return low, high
+
+
+def rate_of(hits: NDArray[np.bool_], confidence: float = 0.95) -> Rate:
+    """The share of hits, bool (n), with its interval."""
+    count = int(hits.sum())
+    return Rate(count / len(hits), clopper_pearson(count, len(hits), confidence))
 
 
 # ---- What privacy allows ---------------------------------------------------------------------------------------------

@@ -49,12 +49,6 @@ def limit(errors: int, draws: int) -> float:
     return upper_limit(errors, draws, 0.95)
 
 
-@pytest.fixture(scope="module")
-def sound_draws() -> tuple[np.ndarray, np.ndarray]:
-    """1,500 draws a side of the real sound step."""
-    return draw_statistics(SOUND, 1500, KEY)
-
-
 def counts(repeats: int, draws: int, mu: float) -> np.ndarray:
     """False positives and false negatives of so many audits of a mu-GDP step: (repeats, 2)."""
     return np.random.default_rng(0).binomial(draws, stats.norm.sf(mu / 2), (repeats, 2))
@@ -144,19 +138,15 @@ def test_pair_is_as_far_apart_as_the_sensitivity(size):
     assert (pair.present[1:] == pair.absent[1:]).all()
 
 
-def test_every_draw_has_noise_of_its_own_and_the_key_decides_it(sound_draws):
-    absent, present = sound_draws
+def test_every_draw_has_noise_of_its_own_which_errs_as_often_as_the_closed_form_and_the_key_decides_it():
+    absent, present = draw_statistics(SOUND, 1500, KEY)
+    for wrong in (absent > 0, present <= 0):
+        assert stats.binomtest(int(wrong.sum()), len(wrong), stats.norm.sf(0.5)).pvalue > 1e-4
     assert len(np.unique(np.concatenate([absent, present]))) > 2990  # float32 numbers may meet by chance
     assert abs(np.corrcoef(absent, present)[0, 1]) < 0.1
     again, other = (draw_statistics(SOUND, 5, key) for key in (KEY, key_from_seed(1)))
     assert np.array_equal(again[0], absent[:5])
     assert not np.isin(other[0], absent).any()
-
-
-def test_real_step_errs_as_often_as_the_closed_form(sound_draws):
-    absent, present = sound_draws
-    for wrong in (absent > 0, present <= 0):
-        assert stats.binomtest(int(wrong.sum()), len(wrong), stats.norm.sf(0.5)).pvalue > 1e-4
 
 
 # That the bounds hold
