@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import shlex
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -92,54 +90,3 @@ def test_make_installs_by_the_constraints_and_every_target_is_one_command() -> N
         assert len(recipe[1].splitlines()) == 1
     for bound in re.findall(r"\d\.\d+", PYPROJECT["requires-python"]):
         assert f"({bound.replace('.', ', ')})" in makefile  # the check of the Python that make finds
-
-
-def code_of(text: str) -> list[str]:
-    """The lines of blocks, fenced or indented, and the inline code of a Markdown text."""
-    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    rest = re.sub(r"^```[^\n]*\n.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    blocks += re.findall(r"^    (.*\n)", rest, re.MULTILINE)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines() + re.findall(r"`([^`]+)`", rest)
-    return [line.split(" #")[0].strip() for line in lines]
-
-
-def test_readme_mentions_only_make_targets_and_commands_that_exist() -> None:
-    from typer.main import get_command
-
-    from edp_lab.cli import app
-
-    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "data/results/README.md")]
-    code = [line for text in texts for line in code_of(text)]
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    made = {match[1] for line in code if (match := re.search(r"(?<!data )\bmake (?:[A-Z_]+=\S+ )*([a-z]+)", line))}
-    assert {"course", "test", "lab"} <= made <= targets
-
-    called = [shlex.split(line[line.index("edp-lab ") :])[1:] for line in code if "edp-lab " in line]
-    assert ["course", "run"] in called
-    for words in called:
-        check_command(get_command(app), words)
-
-
-def check_command(command: Any, words: list[str]) -> None:
-    """Fail where ``words`` name a sub-command or an option that ``command`` does not have."""
-    trail = "edp-lab"
-    while hasattr(command, "commands") and words and re.fullmatch(r"[a-z][a-z0-9-]*", words[0]):
-        name, *words = words
-        assert name in command.commands, f"README: `{trail} {name}` does not exist"
-        command, trail = command.commands[name], f"{trail} {name}"
-    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    for word in words:
-        if word.startswith("--"):
-            assert word.split("=")[0] in options | {"--help"}, f"README: `{trail}` has no option {word}"
-
-
-def test_readme_check_notices_what_does_not_exist() -> None:
-    from typer.main import get_command
-
-    from edp_lab.cli.course import course_app
-
-    command = get_command(course_app)
-    check_command(command, ["run", "00_start", "--mode", "full"])
-    for words in (["walk"], ["run", "--speed", "2"]):
-        with pytest.raises(AssertionError, match="README"):
-            check_command(command, words)
