@@ -12,15 +12,23 @@ from functools import cache
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from edp_lab.course.kit.panel import PANELS
-from edp_lab.course.nb06_tradeoff.grid import BASE, load_grid
+from edp_lab.course.nb06_tradeoff.compute import BASE, load_grid
 from edp_lab.three_phase.phases import ThreePhaseSettings
 from edp_lab.training import TrainConfig
+
+
+class Wrong(NamedTuple):
+    """A wrong answer to an exercise, and what the student reads about it, among other things."""
+
+    answer: Any
+    says: str
+
 
 SMALL = TrainConfig("smart-home", as_printed=True, size="small", lr=0.02)
 
@@ -59,7 +67,7 @@ def step_noise() -> Any:
 def attacked_target() -> Any:
     """A little model that has overfitted, under the attack by its loss and under one that is right about everybody."""
     from edp_lab.attacks.membership.attacks import attack_loss
-    from edp_lab.course.nb07_membership.measured import target_config
+    from edp_lab.course.nb07_membership.compute import target_config
     from edp_lab.training import train
 
     torch.set_num_threads(1)
@@ -73,7 +81,7 @@ def attacked_target() -> Any:
 
 @cache
 def measured_attacks() -> Any:
-    from edp_lab.course.nb07_membership.measured import measured
+    from edp_lab.course.nb07_membership.compute import measured
 
     return measured()
 

@@ -1,7 +1,7 @@
 """Every exercise of the course: its solution is right, its stub is open, and what students get wrong is found wrong.
 
-The wrong answers of notebook 02 are `WRONG` in `test_nb02.py`: by exercise, then by what is wrong with
-them. One that is meant to stop with an error has "(crash)" in its name.
+The wrong answers of notebook 02 are `WRONG` in `test_nb02.py`: by exercise, then by what is wrong with them; as `Wrong`
+together with what is said. One that is meant to stop with an error has "(crash)" in its name.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from edp_lab.course.kit.exercises import exercises, mark
+from edp_lab.course.kit.exercises import Checks, WrongAnswerError, exercises, mark
 from edp_lab.course.publish.build import exercise_cells, read_source
+from tests.course.examples import Wrong
 
 SOURCES = sorted((Path(__file__).parents[2] / "notebooks" / "source").glob("*.ipynb"))
 EXERCISES = [(path.name[:2], name) for path in SOURCES for name in exercise_cells(read_source(path))]
@@ -41,6 +42,21 @@ def test_every_notebook_but_the_first_has_two_or_three_exercises_and_checks_for_
     assert len(cells) in (2, 3)
 
 
+@pytest.mark.parametrize("path", SOURCES[1:], ids=lambda path: path.stem)
+def test_a_missing_answer_stops_a_strict_notebook_only(path: Path) -> None:
+    lines = [line for cell in read_source(path).cells for line in cell.source.splitlines()]
+    [wiring] = [line for line in lines if line.startswith("check = Checks(")]
+    for strict in (False, True):
+        space: dict[str, Any] = {"Checks": Checks, "STRICT": strict, "seed": 0}
+        exec(wiring, space)
+        first = next(iter(space["check"].verdicts))
+        if strict:
+            with pytest.raises(WrongAnswerError, match="still to do"):
+                space["check"](first, None)
+        else:
+            space["check"](first, None)
+
+
 @each_exercise
 def test_the_solution_is_right_whatever_the_seed(number: str, name: str, solution: Answer) -> None:
     right, exercise = solution(number, name), exercises(number)[name]
@@ -58,8 +74,10 @@ def test_three_named_wrong_answers_are_wrong_in_words_whatever_the_seed(number: 
     wrong = wrong_answers(number)[name]
     assert len(wrong) >= 3
     for what, answer in wrong.items():
+        answer, says = answer if isinstance(answer, Wrong) else (answer, "")
         for seed in SEEDS:
             verdict = mark(exercises(number)[name], answer, seed)
             assert verdict.status == "wrong", what
+            assert says in verdict.message
             stops = verdict.message.startswith(("your code stops", "the check cannot use"))
             assert stops == ("(crash)" in what), verdict.message

@@ -16,20 +16,18 @@ from typer.testing import CliRunner
 
 from edp_lab.attacks.membership.attacks import Attacked, aligned, equal_sides, lira_scores
 from edp_lab.attacks.membership.signals import ShadowSignals, Signals, half_samples, signals
-from edp_lab.attacks.statistics import dp_bound, gaussian_bound
+from edp_lab.attacks.statistics import auc, dp_bound, gaussian_bound, tpr_at_fpr
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.nb07_membership import compute, panels
-from edp_lab.course.nb07_membership import measured as kept_results
-from edp_lab.course.nb07_membership.compute import Shown, show_canaries, show_roc
-from edp_lab.course.nb07_membership.measured import Moments, kept_lira, measured, target_config
-from edp_lab.course.publish.build import instructor, read_source
+from edp_lab.course.nb07_membership.compute import Moments, Shown, kept_lira, measured, show_canaries, target_config
 from edp_lab.errors import UsageError
-from tests.course.examples import attacked_target
+from edp_lab.reproduce.results_io import write_kept
+from tests.course.conftest import prose, report
+from tests.course.examples import Wrong, attacked_target
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "07_membership_inference.ipynb"
-CORPUS, EPOCHS = "smart-home-health", 3
+CORPUS = "smart-home-health"
 LINES = {"as_printed": True, "z0": 4.0, "num_devices": 8, "epochs": 8}
 
 
@@ -46,7 +44,7 @@ def loss(attacks: dict[str, Attacked]) -> Attacked:
 
 def shown(attacks: Mapping[str, Attacked], attack: str = "loss", **change: Any) -> Shown:
     most = len(attacks["loss"].target.members)
-    return show_roc(attacks, attack, **{"called": 10.0, "people": most, **LINES, **change})
+    return compute.show_roc(attacks, **{"attack": attack, "called": 10.0, "people": most, **LINES, **change})
 
 
 def in_words(result: Shown) -> str:
@@ -78,10 +76,10 @@ def test_kept_lira_attacks_its_own_pool_and_no_other(loss: Attacked, tmp_path: P
     item = {
         "corpus": CORPUS, "corpus_sha256": target.corpus.sha256, "seed": 0, "models": 6, "pool": len(target.pool),
         "v_in": moments.v_in.tolist(), "v_out": moments.v_out.tolist(),
-        "inside": kept_results._packed(moments.inside), "outside": kept_results._packed(moments.outside),
+        "inside": compute.packed(moments.inside), "outside": compute.packed(moments.outside),
     }  # fmt: skip
     path = tmp_path / "kept.json"
-    kept_results._write(path, {"shadows": [item], "defended": [], "canaries": []})
+    write_kept(path, "by hand", shadows=[item], defended=[], canaries=[])
     lira = kept_lira(loss, path)
     assert lira is not None
     wanted = lira_scores(aligned(signals(target.model, target.pool), moments.shadows()), moments.shadows())
@@ -92,20 +90,16 @@ def test_kept_lira_attacks_its_own_pool_and_no_other(loss: Attacked, tmp_path: P
     assert kept_lira(loss) is None  # the course keeps none for a single domain
 
 
-def test_what_is_kept_belongs_to_the_embedded_corpus() -> None:
+def test_what_is_kept_belongs_to_the_embedded_corpus_and_lacks_nothing(tmp_path: Path) -> None:
     corpus = load_corpus("smart-home")
     members, non_members = equal_sides(split(corpus, 0), 0)
-    told = json.loads(kept_results.RESULTS.read_text())
+    told = json.loads(compute.KEPT.read_text())
     kept = next(item for item in told["shadows"] if item["corpus"] == "smart-home")
     assert (kept["corpus_sha256"], kept["pool"]) == (corpus.sha256, len(members + non_members))
     assert {"command", "machine", "versions"} <= told.keys()
-
-
-def test_measuring_again_lacks_nothing_that_is_kept(tmp_path: Path) -> None:
-    said: list[str] = []
-    copy = tmp_path / "copy.json"
-    copy.write_bytes(kept_results.RESULTS.read_bytes())
-    kept_results.measure(copy, told=said.append)
+    copy, said = tmp_path / "copy.json", []
+    copy.write_bytes(compute.KEPT.read_bytes())
+    compute.measure(copy, told=said.append)
     assert said == []
 
 
@@ -138,44 +132,43 @@ def test_threshold_calls_the_share_that_is_asked_for(
 
 def test_thinned_curve_is_made_of_corners_of_the_whole_one_in_their_band(attacks: Mapping[str, Attacked]) -> None:
     result = shown(attacks)
-    whole = set(zip(result.result.roc.fpr, result.result.roc.tpr, strict=True))
-    assert set(zip(result.fpr, result.tpr, strict=True)) <= whole
-    assert (result.low <= result.tpr).all()
-    assert (result.tpr <= result.high).all()
-    narrow, wide = (np.max(r.high - r.low) for r in (result, shown(attacks, people=50)))
-    assert wide > 2 * narrow
+    fpr, tpr, low, high = result.curve
+    assert {*zip(fpr, tpr, strict=True)} <= {*zip(result.result.roc.fpr, result.result.roc.tpr, strict=True)}
+    assert (low <= tpr).all()
+    assert (tpr <= high).all()
+    *_, fewer_low, fewer_high = shown(attacks, people=50).curve
+    assert np.max(fewer_high - fewer_low) > 2 * np.max(high - low)
 
 
 def test_lines_are_the_bounds_of_the_guarantee_that_is_told(attacks: Mapping[str, Attacked]) -> None:
-    result = shown(attacks)
-    guarantee, rates = result.guarantee, np.array([0.001, 0.01, 0.3])
-    assert guarantee.epsilon_claimed is not None
-    assert guarantee.mu is not None
-    assert (result.claimed.tpr(rates) == dp_bound(guarantee.epsilon_claimed, guarantee.delta).tpr(rates)).all()
-    assert (result.true.tpr(rates) == gaussian_bound(guarantee.mu).tpr(rates)).all()
-    assert (guarantee.adjacency, guarantee.epochs) == ("REPLACE_ONE", 8)
-    assert guarantee.mu == pytest.approx(8**0.5 * 2 * 8**0.5 / 4)  # as printed: z is too large by 2 sqrt N
+    result, rates = shown(attacks), np.array([0.001, 0.01, 0.3])
+    held = result.guarantee
+    assert held.epsilon_claimed is not None
+    assert held.mu == pytest.approx(8**0.5 * 2 * 8**0.5 / 4)  # as printed: z is too large by 2 sqrt N
+    assert (result.claimed.tpr(rates) == dp_bound(held.epsilon_claimed, held.delta).tpr(rates)).all()
+    assert (result.true.tpr(rates) == gaussian_bound(held.mu or 0).tpr(rates)).all()
+    assert (held.adjacency, held.epochs) == ("REPLACE_ONE", 8)
 
 
 def test_perfect_attack_is_beyond_what_small_epsilons_allow(attacks: Mapping[str, Attacked]) -> None:
-    assert shown(attacks, "lira-online", z0=50.0).beyond == (True, True)
     assert "more than either line allows" in in_words(shown(attacks, "lira-online", z0=50.0))
-    assert shown(attacks, "lira-online", z0=2.5).beyond == (True, False)
-    assert shown(attacks, "lira-online", z0=0.01).beyond == (False, False)
-    assert shown(attacks, "loss", z0=1.0).beyond == (False, False)
+    for attack, z0, beyond in (
+        ("lira-online", 50.0, (True, True)),
+        ("lira-online", 2.5, (True, False)),
+        ("lira-online", 0.01, (False, False)),
+        ("loss", 1.0, (False, False)),
+    ):
+        assert shown(attacks, attack, z0=z0).beyond == beyond
 
 
-def test_histograms_hold_everybody(attacks: Mapping[str, Attacked]) -> None:
+def test_histograms_hold_everybody_in_the_order_of_their_scores(attacks: Mapping[str, Attacked]) -> None:
     for attack in attacks:
         result = shown(attacks, attack)
-        assert [shares.sum() for shares in result.shares] == pytest.approx([1, 1])
+        assert result.shares.sum(1) == pytest.approx([1, 1])
         assert result.edges[0] <= result.mark <= result.edges[-1]
-
-
-@pytest.mark.parametrize("attack", ["loss", "shadow", "lira-online"])
-def test_scores_keep_their_order_in_the_histogram(attack: str) -> None:
-    scores = -np.geomspace(1e-5, 20, 50) if attack == "loss" else np.linspace(-30, 30, 50)[::-1]
-    assert (np.diff(compute.view(attack, scores)) <= 0).all()
+    for attack in ("loss", "shadow", "lira-online"):
+        scores = -np.geomspace(1e-5, 20, 50) if attack == "loss" else np.linspace(-30, 30, 50)[::-1]
+        assert (np.diff(compute.view(attack, scores)) <= 0).all()
 
 
 @pytest.mark.parametrize(
@@ -202,13 +195,11 @@ def test_without_noise_no_line_promises_anything(attacks: Mapping[str, Attacked]
 
 
 def test_guards_find_both_careless_splits(loss: Attacked) -> None:
-    random, ordered, copied = compute.guard(loss).values()
-    assert not random.leaks
-    assert random.duplicates == 0
+    found = compute.guard(loss)
+    random, ordered, copied = found.values()
+    assert (random.leaks, random.duplicates, copied.duplicates) == (False, 0, 100)
     assert ordered.text_auc > 0.8
-    assert copied.duplicates == 100
-    table = panels.guards_table(compute.guard(loss))
-    assert [line.split()[-1] for line in table.splitlines()[1:]] == ["yes", "no", "no"]
+    assert [line.split()[-1] for line in panels.guards_table(found).splitlines()[1:]] == ["yes", "no", "no"]
 
 
 # ---- Canaries ------------------------------------------------------------------------------------------------------
@@ -219,7 +210,7 @@ def test_canaries_are_the_measured_ones() -> None:
     result = show_canaries(grid, "edp-sgd", 0.03, 4)
     assert result.chosen is grid["edp-sgd", 0.03][3]
     assert (result.chosen.method, result.chosen.repetitions) == ("edp-sgd", 4)
-    assert result.others["sgd"] == grid["sgd", None]
+    assert result.rows["sgd"] == grid["sgd", None]
     often, never = (show_canaries(grid, "sgd", 0.03, times).chosen for times in (16, 0))
     assert often.exposure > 12 > 4 > never.exposure
     assert often.extracted == 8
@@ -236,34 +227,42 @@ def test_what_was_not_measured_is_one_sentence(method: str, z0: float, times: in
 
 def test_token_picture_shows_what_each_token_gives_away() -> None:
     result = show_canaries(measured().canaries, "sgd", 0.01, 16)
-    heat = panels.draw_tokens(result)["data"][0]
-    trace = result.chosen.trace
+    heat, trace = panels.draw_tokens(result)["data"][0], result.chosen.trace
     assert heat["z"][-1][-1] == pytest.approx(np.log10(trace[-1].probability / trace[-1].elsewhere))
     assert "".join(heat["text"][-1]) == "".join(str(panels.DIGITS.index(t.token)) for t in trace[5:])
     assert max(heat["z"][-1][1:5]) < 0.1 < 1 < min(heat["z"][-1][5:])  # words around the number against its digits
 
 
 def test_words_of_canaries_say_what_is_promised() -> None:
-    grid = measured().canaries
-    assert "No guarantee" in panels.canaries_in_words(show_canaries(grid, "sgd", 0.01, 4))
-    printed = panels.canaries_in_words(show_canaries(grid, "edp-sgd-as-printed", 0.01, 4))
-    assert "No guarantee" in printed
-    assert "zCDP says" in printed
-    sound = panels.canaries_in_words(show_canaries(grid, "edp-sgd", 0.01, 4))
-    assert "all 4 copies together" in sound
-    assert "Gaussian DP" in sound
+    for method, says in (
+        ("sgd", ["No guarantee"]),
+        ("edp-sgd-as-printed", ["No guarantee", "zCDP says"]),
+        ("edp-sgd", ["all 4 copies together", "Gaussian DP"]),
+    ):
+        text = panels.canaries_in_words(show_canaries(measured().canaries, method, 0.01, 4))
+        assert all(told in text for told in says)
+
+
+def test_command_of_canaries_measures_this_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def measure(*told: Any) -> None:
+        asked.extend(told)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("edp_lab.attacks.memorisation.measure_memorisation", measure)
+    CliRunner().invoke(app, shlex.split(panels.canaries(measured().canaries, "edp-sgd", 0.01, 4).command.value)[1:])
+    config, methods, repetitions, *_ = asked
+    assert config == replace(compute.CANARIES, z0=0.01)
+    assert (list(methods), tuple(repetitions)) == (["edp-sgd"], compute.REPETITIONS)
 
 
 def test_the_sharp_attack_wins_where_few_are_accused() -> None:
-    from edp_lab.attacks.statistics import auc, tpr_at_fpr
-
     two = compute.sharp_and_blunt(20_000, 0)
     areas = {name: auc(*sides) for name, sides in two.items()}
-    tails = {name: tpr_at_fpr(*sides, 0.01) for name, sides in two.items()}
+    tails = {name: rate.value for name, sides in two.items() if (rate := tpr_at_fpr(*sides, 0.01))}
     assert areas["blunt"] > areas["sharp"] + 0.05
-    assert tails["sharp"] is not None
-    assert tails["blunt"] is not None
-    assert tails["sharp"].value > tails["blunt"].value + 0.02
+    assert tails["sharp"] > tails["blunt"] + 0.02
 
 
 # ---- Panels --------------------------------------------------------------------------------------------------------
@@ -274,33 +273,10 @@ def test_commands_of_the_curve_attack_the_run_and_account_for_the_lines(attacks:
     roc.set(attack="loss")
     training, attacking, accounting = roc.command.value.splitlines()
     assert training.startswith(f"edp-lab train --corpus {CORPUS} --method sgd")
-    told = invoked(attacking.replace("runs/target", shlex.quote(str(run))))
-    assert told["auc"] == roc.result.result.auc
-    report = invoked(accounting)
-    assert report["holds"]["epsilon"] == pytest.approx(roc.result.guarantee.epsilon, rel=1e-4)
-    assert report["claimed"]["epsilon"] == pytest.approx(roc.result.guarantee.epsilon_claimed, rel=1e-4)
-
-
-def invoked(command: str) -> dict[str, Any]:
-    result = CliRunner().invoke(app, [*shlex.split(command)[1:], "--json"])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def test_command_of_canaries_measures_this_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edp_lab.attacks import memorisation
-
-    asked: list[Any] = []
-
-    def measure(*told: Any) -> None:
-        asked.extend(told)
-        raise UsageError("enough")
-
-    monkeypatch.setattr(memorisation, "measure_memorisation", measure)
-    CliRunner().invoke(app, shlex.split(panels.canaries(measured().canaries, "edp-sgd", 0.01, 4).command.value)[1:])
-    config, methods, repetitions, *_ = asked
-    assert config == replace(kept_results.CANARIES, z0=0.01)
-    assert (list(methods), tuple(repetitions)) == (["edp-sgd"], kept_results.REPETITIONS)
+    assert report(attacking.replace("runs/target", shlex.quote(str(run))))["auc"] == roc.result.result.auc
+    told = report(accounting)
+    assert told["holds"]["epsilon"] == pytest.approx(roc.result.guarantee.epsilon, rel=1e-4)
+    assert told["claimed"]["epsilon"] == pytest.approx(roc.result.guarantee.epsilon_claimed, rel=1e-4)
 
 
 def test_defence_trains_attacks_and_draws_a_run(loss: Attacked) -> None:
@@ -312,41 +288,28 @@ def test_defence_trains_attacks_and_draws_a_run(loss: Attacked) -> None:
     panel.check()
     assert panel.children[-1].children[-1] is panel.command
     [mine] = panel.runs
-    assert (mine.config.z0, mine.config.num_devices, mine.config.clip_norm, mine.config.as_printed) == (
-        0.05,
-        4,
-        2.0,
-        True,
-    )
-    assert panel.figures[0].data[0].x == (mine.epsilon,)
-    assert panel.figures[0].data[0].y == (mine.found["loss"].auc,)
-    assert panel.figures[1].data[0].x == (mine.ser,)
+    config = mine.config
+    assert (config.z0, config.num_devices, config.clip_norm, config.as_printed) == (0.05, 4, 2.0, True)
+    left, right = (figure.data[0] for figure in panel.figures)
+    assert (left.x, left.y, right.x) == ((mine.epsilon,), (mine.found["loss"].auc,), (mine.ser,))
     assert "zCDP" in panel.words.value
     assert "--z0 0.05" in panel.command.value
     assert "--as-printed" in panel.command.value
 
 
-def test_stopped_defence_attacks_nothing(loss: Attacked) -> None:
-    plain = compute.defended({"loss": loss}, measured())
-    panel = panels.Defence(target_config(CORPUS, 0, 30), plain, False, 0.05, 8, 1.0)
-    listen = panel._listen
-
-    def stop_soon(event: Any) -> None:
-        listen(event)
-        panel.stop()
-
-    panel._listen = stop_soon  # type: ignore[method-assign]
+def test_stopped_defence_attacks_nothing(loss: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
+    panel = panels.Defence(
+        target_config(CORPUS, 0, 30), compute.defended({"loss": loss}, measured()), False, 0.05, 8, 1
+    )
+    progress = panel.progress
+    monkeypatch.setattr(panel, "progress", lambda *told: (progress(*told), panel.stop()))
     panel.run(wait=True)
     panel.check()
     assert panel.runs == []
     assert "Stopped" in panel.words.value
 
 
-# ---- Figures and notebook ------------------------------------------------------------------------------------------
-
-
-def cells(kind: str) -> list[Any]:
-    return [cell for cell in instructor(read_source(NOTEBOOK)).cells if cell.cell_type == kind]
+# ---- The notebook and its exercises --------------------------------------------------------------------------------
 
 
 def test_notebook_follows_its_parameters_and_solves_its_exercises(
@@ -359,19 +322,16 @@ def test_notebook_follows_its_parameters_and_solves_its_exercises(
     assert (told["z0"], told["num_devices"], told["epochs"], told["as_printed"]) == (20.0, 4, 1, True)
     assert space["roc"].result.seed == 1
     assert space["canaries"].values["z0"] == 0.03
-    assert space["defence"].prepare() == replace(
-        target_config(CORPUS, 1, 1), method="edp-sgd", as_printed=True, z0=0.03, num_devices=4, clip_norm=0.5
-    )
+    noise = {"method": "edp-sgd", "as_printed": True, "z0": 0.03, "num_devices": 4, "clip_norm": 0.5}
+    assert space["defence"].prepare() == replace(target_config(CORPUS, 1, 1), **noise)  # type: ignore[arg-type]
     assert "3 of 3 exercises solved" in capsys.readouterr().out
 
 
 def test_numbers_that_the_notebook_states_were_measured() -> None:
-    text = "\n".join(cell.source for cell in cells("markdown"))
-    kept = measured()
+    text, kept = prose("07"), measured()
     plain, *noised = kept.defended
-    assert plain.found["loss"].auc == pytest.approx(0.79, abs=0.005)
-    assert plain.found["loss"].tpr == pytest.approx(0.04, abs=0.005)
-    assert (plain.found["lira-online"].auc, plain.found["lira-online"].tpr) == pytest.approx((0.91, 0.22), abs=0.005)
+    loss, lira = plain.found["loss"], plain.found["lira-online"]
+    assert (loss.auc, loss.tpr, lira.auc, lira.tpr) == pytest.approx((0.79, 0.04, 0.91, 0.22), abs=0.005)
     assert "with an AUC of 0.91, finds 22 %" in text
     counts = {row.repetitions: row.extracted for row in kept.canaries["sgd", None]}
     assert (counts[1], counts[4], counts[16]) == (1, 5, 8)
@@ -381,9 +341,6 @@ def test_numbers_that_the_notebook_states_were_measured() -> None:
         assert by[printed].ser == pytest.approx(by[sound].ser, abs=0.01)
         assert 250 < (by[printed].epsilon or 0) / (by[sound].epsilon or 1) < 400
     assert "some 300" in text
-
-
-# ---- Exercises -----------------------------------------------------------------------------------------------------
 
 
 def by_quantile(members: Any, non_members: Any, fpr: float) -> Any:
@@ -420,43 +377,34 @@ def flattering(scores: Any, member: Any, texts: Any) -> Any:
     return max(gap(scores, member, everyone, t) for t in scores)
 
 
-def without_copies_only(scores: Any, member: Any, texts: Any) -> Any:
-    alone = ~np.isin(texts, np.intersect1d(texts[member], texts[~member]))
-    return flattering(scores[alone], member[alone], texts[alone])
-
-
-def halves_only(scores: Any, member: Any, texts: Any) -> Any:
+def halves(scores: Any, member: Any, texts: Any) -> Any:
     half = np.arange(len(scores)) % 2 == 0
     return gap(scores, member, ~half, max(scores[half], key=lambda t: gap(scores, member, half, t)))
 
 
-def copies_among_members_only(scores: Any, member: Any, texts: Any) -> Any:
-    kept = ~(member & np.isin(texts, texts[~member]))
-    return halves_only(scores[kept], member[kept], texts[kept])
-
-
-def copies_among_non_members_only(scores: Any, member: Any, texts: Any) -> Any:
-    kept = member | ~np.isin(texts, texts[member])
-    return halves_only(scores[kept], member[kept], texts[kept])
-
-
-def alone(scores: Any, member: Any, texts: Any) -> Any:
-    kept = ~np.isin(texts, np.intersect1d(texts[member], texts[~member]))
-    return scores[kept], member[kept]
-
-
 def first_and_second_half(scores: Any, member: Any, texts: Any) -> Any:
-    scores, member = alone(scores, member, texts)
     first = np.arange(len(scores)) < len(scores) // 2
     with np.errstate(invalid="ignore"), warnings.catch_warnings(action="ignore"):
         return gap(scores, member, ~first, max(scores[first], key=lambda t: gap(scores, member, first, t)))
 
 
 def at_the_median(scores: Any, member: Any, texts: Any) -> Any:
-    scores, member = alone(scores, member, texts)
     return gap(scores, member, np.ones(len(scores), bool), np.median(scores))
 
 
+def without_copies(answer: Any, members: bool = True, others: bool = True) -> Any:
+    """The answer, on people without those members, and others, whose text is on both sides."""
+
+    def advantage(scores: Any, member: Any, texts: Any) -> Any:
+        copied = np.isin(texts, np.intersect1d(texts[member], texts[~member]))
+        kept = ~copied | (member & (not members)) | (~member & (not others))
+        return answer(scores[kept], member[kept], texts[kept])
+
+    return advantage
+
+
+NEITHER = "your result is not a number: one half has no non-members"
+IN_NOISE = "scores that know nothing have no advantage, but over 100 groups of 120 people yours is 0.1"
 WRONG: dict[str, dict[str, Any]] = {
     "tpr": {
         "lets a quantile interpolate": by_quantile,
@@ -466,48 +414,32 @@ WRONG: dict[str, dict[str, Any]] = {
         "a share of everybody, not of the non-members": of_all,
     },
     "compare": {
-        "the average decides everything": guess("blunt", "blunt", "blunt"),
-        "certainty decides everything": guess("sharp", "sharp", "sharp"),
+        "the average decides everything": Wrong(
+            guess("blunt", "blunt", "blunt"), "FPR: you said 'blunt', but it is 0.02"
+        ),
+        "certainty decides everything": Wrong(guess("sharp", "sharp", "sharp"), "for the sharp one"),
         "the wrong way round": guess("sharp", "sharp", "blunt"),
         "in words of one's own": guess("the first", "the first", "the second"),
         "one word for three questions": "blunt",
     },
     "advantage": {
-        "as it was": flattering,
-        "drops the copies, keeps the threshold": without_copies_only,
-        "halves, but keeps the copies": halves_only,
-        "drops the copies among members only": copies_among_members_only,
-        "drops the copies among non-members only": copies_among_non_members_only,
-        "halves that may lack one side": first_and_second_half,
-        "splits nobody, takes the median": at_the_median,
+        "as it was": Wrong(flattering, IN_NOISE),
+        "drops the copies, keeps the threshold": without_copies(flattering),
+        "halves, but keeps the copies": halves,
+        "drops the copies among members only": without_copies(halves, others=False),
+        "drops the copies among non-members only": without_copies(halves, members=False),
+        "halves that may lack one side": Wrong(without_copies(first_and_second_half), NEITHER),
+        "splits nobody, takes the median": without_copies(at_the_median),
         "finds nothing, to be safe": lambda scores, member, texts: 0.0,
     },
 }
 
 
-def test_a_flattering_advantage_is_told_what_it_finds_in_noise() -> None:
-    message = mark(exercises("07")["advantage"], flattering, 0).message
-    assert message.startswith(
-        "scores that know nothing have no advantage, but over 100 groups of 120 people yours is 0.1"
-    )
-
-
-def test_halves_that_lack_one_side_are_told_so() -> None:
-    message = mark(exercises("07")["advantage"], first_and_second_half, 0).message
-    assert message.startswith("your result is not a number: one half has no non-members")
-
-
 def test_a_fair_advantage_is_solved_with_every_seed_and_with_random_halves() -> None:
-    def fair(scores: Any, member: Any, texts: Any) -> Any:
-        scores, member = alone(scores, member, texts)
-        half = rng.permutation(len(scores)) % 2 == 0
-        return gap(scores, member, ~half, max(scores[half], key=lambda t: gap(scores, member, half, t)))
+    def random_halves(scores: Any, member: Any, texts: Any) -> Any:
+        order = rng.permutation(len(scores))
+        return halves(scores[order], member[order], texts[order])
 
     rng = np.random.default_rng(0)
+    fair = without_copies(random_halves)
     assert {mark(exercises("07")["advantage"], fair, seed).status for seed in range(10)} == {"solved"}
-
-
-def test_a_wrong_comparison_is_told_with_both_numbers() -> None:
-    message = mark(exercises("07")["compare"], guess("blunt", "blunt", "blunt"), 0).message
-    assert message.startswith("TPR at 1 % FPR: you said 'blunt', but it is 0.02")
-    assert "for the sharp one" in message

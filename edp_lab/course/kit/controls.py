@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -82,10 +82,13 @@ def decades(low: int, high: int) -> list[float]:
     return [float(f"{step}e{power}") for power in range(low, high) for step in steps] + [float(f"1e{high}")]
 
 
-def choice(label: str, value: Any, options: Mapping[str, Any], *, tooltips: Sequence[str] = ()) -> Control:
-    """Buttons of which one is pressed; `options` maps what they say to what they mean."""
+def choice(
+    label: str, value: Any, options: Mapping[str, Any] | Iterable[str], *, tooltips: Sequence[str] = ()
+) -> Control:
+    """Buttons of which one is pressed; `options` maps what they say to what they mean, where that is not the same."""
+    meanings = options if isinstance(options, Mapping) else {name: name for name in options}
     buttons = widgets.ToggleButtons(
-        options=list(options.items()),
+        options=list(meanings.items()),
         value=value,
         description=label,
         tooltips=list(tooltips),
@@ -119,7 +122,7 @@ def devices(num_devices: int, stops: Sequence[int] = DEVICES) -> Control:
 
 def decay_of(decay: str) -> Control:
     """How the noise falls: a name of `Decay`."""
-    return choice("decay of the noise", decay, {str(one): str(one) for one in Decay})
+    return choice("decay of the noise", decay, map(str, Decay))
 
 
 def delta_of(delta: float, low: int = -9, high: int = -2) -> Control:
@@ -186,3 +189,19 @@ def mechanism_of(variant: str, clip_norm: float, z0: float, decay: str, tau: flo
         return Mechanism.sound(clip_norm, z0, num_devices, size, decay, tau)
     alpha = Alpha.PRIVATE if variant == AS_PRINTED else Alpha.PUBLIC
     return Mechanism.as_printed(clip_norm, z0, num_devices, size, decay, tau, alpha)
+
+
+SHARED = 8  # utterances in a micro-batch: with more than one, replace-one costs the same as zero-out, a move by 2C
+
+
+def attacked_mechanism(
+    as_printed: bool, clip_norm: float, z0: float, num_devices: int, alpha_max: float = 1.0
+) -> Mechanism:
+    """What attacks and audits are held against: eDP-SGD with public layer scales (as printed), or none (sound).
+
+    Raises:
+        UsageError: as `Mechanism`.
+    """
+    if as_printed:
+        return Mechanism.as_printed(clip_norm, z0, num_devices, SHARED, alpha=Alpha.PUBLIC, alpha_max=alpha_max)
+    return Mechanism.sound(clip_norm, z0, num_devices, SHARED)

@@ -13,7 +13,7 @@ import json
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -160,6 +160,7 @@ def in_words(verdicts: Sequence[Mark]) -> str:
     return f"{len(of['solved'])} of {len(verdicts)} exercises solved{rest}"
 
 
+NOTHING = "(your function returns None: is there a `return`?)"
 _OPEN = "still to do"
 _LINES = {
     "solved": "✓ {title}: right. {message}",
@@ -190,7 +191,7 @@ def close(
         NotImplementedError: there is nothing to compare yet, `got` is None.
     """
     if got is None:
-        raise NotImplementedError("(your function returns None: is there a `return`?)")
+        raise NotImplementedError(NOTHING)
     mine, theirs = np.asarray(got, dtype=float), np.asarray(wanted, dtype=float)
     if mine.shape != theirs.shape:
         return instead(got, slips) or f"{what}: yours has shape {mine.shape}, it should be {theirs.shape}."
@@ -226,18 +227,35 @@ def predicted(prediction: Any, measured: Mapping[str, tuple[float, float]], what
     Raises:
         NotImplementedError: a question has no word yet.
     """
-    if not isinstance(prediction, Mapping) or prediction.keys() != measured.keys():
-        return f"a prediction is a dictionary with the questions {', '.join(map(repr, measured))}."
-    if None in prediction.values():
-        raise NotImplementedError
+    right = {}
     for question, (before, after) in measured.items():
         stays = np.isclose(before, after, rtol=1e-6, atol=0)
-        right = "stays" if stays else "rises" if after > before else "falls"
-        if prediction[question] not in ("rises", "falls", "stays"):
-            return f'{question}: {prediction[question]!r} is not one of "rises", "falls" and "stays".'
-        if prediction[question] != right:
-            said = f"{question}: you said {prediction[question]!r}"
-            return f"{said}, but {what} is {before:.3g} before and {after:.3g} after."
+        word = "stays" if stays else "rises" if after > before else "falls"
+        right[question] = word, f"you said {{!r}}, but {what} is {before:.3g} before and {after:.3g} after"
+    return chosen(prediction, right, ("rises", "falls", "stays"), 'not one of "rises", "falls" and "stays"')
+
+
+def chosen(
+    prediction: Any, right: Mapping[str, tuple[str, str]], options: Collection[str], otherwise: str
+) -> str | None:
+    """None where every question has the right one of the options; else a sentence on the first that has not.
+
+    Args:
+        right: by question, the answer, and what is said to another, which stands where it has ``{}``.
+        otherwise: what is said of an answer that is no option: it is "neither 'A' nor 'B'".
+
+    Raises:
+        NotImplementedError: a question has no answer yet.
+    """
+    if not isinstance(prediction, Mapping) or prediction.keys() != right.keys():
+        return f"a prediction is a dictionary with the questions {', '.join(map(repr, right))}."
+    if None in prediction.values():
+        raise NotImplementedError
+    for question, (option, told) in right.items():
+        if prediction[question] not in options:
+            return f"{question}: {prediction[question]!r} is {otherwise}."
+        if prediction[question] != option:
+            return f"{question}: {told.format(prediction[question])}."
     return None
 
 

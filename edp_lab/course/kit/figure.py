@@ -108,6 +108,21 @@ def bar(name: str, color: str, hatch: Any = None, **more: Any) -> Trace:
     return trace(name, {"type": "bar", "marker": {"color": color, **pattern}}, **more)
 
 
+def histograms(edges: Any, shares: Iterable[Any], looks: Iterable[tuple[str, str, str]], of: str = "") -> list[Trace]:
+    """Histograms of the same bins (B + 1), each with its shares (B), that are seen through each other.
+
+    Args:
+        looks: name, colour and hatch of each.
+        of: before its name, what the shares are shares of.
+    """
+    bins: dict[str, Any] = {"x": (edges[1:] + edges[:-1]) / 2, "width": edges[1] - edges[0]}
+    sheer = {"opacity": 0.6, "pattern": {"size": 6}, "line": {"width": 0}}
+    return [
+        bar(name, color, hatch, marker=sheer, y=100 * own, hover=f"%{{x:.3g}}: %{{y:.2f}} % of {of}{name}", **bins)
+        for (name, color, hatch), own in zip(looks, shares, strict=True)
+    ]
+
+
 def trace(name: str, look: Trace, *, hover: Any = "", **more: Any) -> Trace:
     """A trace that looks so. `more`: ``x``, ``y`` and whatever else it takes; `hover` is its ``hovertemplate``."""
     told = {"hovertemplate": hover} if hover else {}

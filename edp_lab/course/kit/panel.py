@@ -38,7 +38,7 @@ from edp_lab.course.kit.theme import STYLE, Fit
 from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
-    from edp_lab.training import StepDone
+    from edp_lab.training.trainer import Event
 
 Draw = Callable[[Any], Figure]
 
@@ -286,10 +286,14 @@ class RunPanel(Frame):
         """Move the bar to `done` of `of` and say what is going on."""
         self.bar.max, self.bar.value, self.state.value = of, done, text
 
-    def progress_of(self, event: StepDone, before: str = "") -> None:
-        """As `progress`, of a training run that reports its steps."""
-        done, of = event.epoch * event.steps + event.step, event.epochs * event.steps
-        self.progress(done, of, f"{before}epoch {event.epoch + 1} of {event.epochs}")
+    def progress_of(self, event: Event, before: str = "", after: str = "") -> None:
+        """As `progress`, by the steps that a training run reports; at the last one say what comes `after`."""
+        from edp_lab.training import StepDone
+
+        if isinstance(event, StepDone):
+            done, of = event.epoch * event.steps + event.step, event.epochs * event.steps
+            text = f"{before}epoch {event.epoch + 1} of {event.epochs}"
+            self.progress(done, of, after if after and done == of else text)
 
     def run(self, wait: bool = False) -> None:
         """Start in the background; `wait` returns at the end. Bad settings go to the error box."""

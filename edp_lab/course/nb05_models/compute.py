@@ -9,11 +9,11 @@ Corpora, metrics, networks, decoding and recursions of the CRF are the library's
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from functools import lru_cache
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple
+from functools import cache, lru_cache
 from itertools import product
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from edp_lab.corpora import Corpus, Split, Utterance, list_corpora, load_corpus, split
 from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.corpora.metrics import Frame, Scores, Tally, evaluate, spans
+from edp_lab.course.kit.controls import Array
 from edp_lab.errors import UsageError
 from edp_lab.models.clc import CLC
 from edp_lab.models.crf import CRF, forward_backward, path_score
@@ -34,23 +35,25 @@ from edp_lab.training.trainer import Trainer
 
 PAPER_DELTA = 5e-4  # table 1, public corpora
 PUBLISHED = ("atis", "snips", "nlu-eval")
-WORD_PIECES = 30_522  # vocabulary of the BERT that the paper starts from
 
-Option = TypeVar("Option")
-Counts = tuple[tuple[str, int], ...]
+
+def check_option(what: str, name: str, options: Collection[str]) -> None:
+    """UsageError unless the name is one of the options."""
+    if name not in options:
+        raise UsageError(f"unknown {what} {name!r}: choose {', '.join(options)}")
 
 
 # ---- Corpora -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class CorpusLook:
+class CorpusLook(NamedTuple):
     """What there is to see of a corpus; its 45:5:50 split keeps utterances of the same text together.
 
     Attributes:
-        intents, slots: name and number of occurrences, the most frequent first.
+        intents, slots: numbers of occurrences, the most frequent first.
         lengths: (n) words in each utterance.
         parts: utterances in "train", "validation" and "test".
+        delta: what the library takes where none is given: n^-1.1 for n training utterances.
         repeated: utterances whose text occurs more than once.
         leaked: test utterances whose text is in the training set if utterances are shuffled one by one.
         patterns: share of the test utterances whose pattern (slot values struck out) occurs in the training set.
@@ -59,24 +62,15 @@ class CorpusLook:
 
     corpus: Corpus
     seed: int
-    intents: Counts
-    slots: Counts
+    intents: Mapping[str, int]
+    slots: Mapping[str, int]
     lengths: NDArray[np.int64]
     parts: Mapping[str, int]
+    delta: float
     repeated: int
     leaked: int
     patterns: float
     majority: Scores
-
-    @property
-    def train(self) -> int:
-        """n, the utterances that a guarantee is about."""
-        return self.parts["train"]
-
-    @property
-    def delta(self) -> float:
-        """What the library takes where none is given: n^-1.1."""
-        return float(self.train**-1.1)
 
 
 def available(corpus: str) -> dict[str, bool]:
@@ -101,8 +95,9 @@ def look_at(name: str, seed: int) -> CorpusLook:
         intents,
         slots,
         lengths,
-        {part: together.counts[part] for part in ("train", "validation", "test")},
-        repeated,
+        parts={part: together.counts[part] for part in ("train", "validation", "test")},
+        delta=float(len(together.train) ** -1.1),
+        repeated=repeated,
         leaked=len(one_by_one.duplicates),
         patterns=float(np.mean([pattern(u) in seen for u in together.test])),
         majority=majority_scores(together.train, together.test),
@@ -110,7 +105,7 @@ def look_at(name: str, seed: int) -> CorpusLook:
 
 
 @lru_cache(maxsize=8)
-def _counted(name: str) -> tuple[Corpus, Counts, Counts, NDArray[np.int64], int]:
+def _counted(name: str) -> tuple[Corpus, Mapping[str, int], Mapping[str, int], NDArray[np.int64], int]:
     """The corpus, and what does not depend on its split: intents, slots, lengths, utterances of a repeated text."""
     corpus = load_corpus(name)
     texts = Counter(u.tokens for u in corpus.utterances)
@@ -118,7 +113,7 @@ def _counted(name: str) -> tuple[Corpus, Counts, Counts, NDArray[np.int64], int]
     slots = Counter(label for u in corpus.utterances for _, _, label in spans(u.tags or ()))
     lengths = np.array([len(u.tokens) for u in corpus.utterances])
     repeated = sum(count for count in texts.values() if count > 1)
-    return corpus, tuple(intents.most_common()), tuple(slots.most_common()), lengths, repeated
+    return corpus, dict(intents.most_common()), dict(slots.most_common()), lengths, repeated
 
 
 @lru_cache(maxsize=2**17)
@@ -149,35 +144,23 @@ def _missed(utterance: Utterance, intent: str) -> tuple[int, ...]:
     return astuple(Tally.of(frames([utterance]), [(intent, utterance.tokens, tags)]))
 
 
-@dataclass(frozen=True, eq=False)
-class Browsed:
+class Browsed(NamedTuple):
     """One utterance of a corpus, and the frequencies of its labels' kind.
 
     Attributes:
         number: of the utterance in the corpus.
-        counts: name and number of occurrences of all intents, or of all slots.
+        kind, counts: "intents" or "slots", and the number of occurrences of all of these.
         own: those of them that the utterance has.
+        rare: how many of them have fewer than ten occurrences in the training set, about (its share of the corpus).
     """
 
     look: CorpusLook
     number: int
+    utterance: Utterance
     kind: str
-    counts: Counts
+    counts: Mapping[str, int]
     own: tuple[str, ...]
-
-    @property
-    def utterance(self) -> Utterance:
-        return self.look.corpus.utterances[self.number]
-
-    def count(self, label: str) -> int:
-        """How often a label of this kind occurs."""
-        return dict(self.counts)[label]
-
-    @property
-    def rare(self) -> int:
-        """Labels with fewer than ten occurrences in the training set, about (its share of the corpus)."""
-        share = self.look.train / len(self.look.corpus.utterances)
-        return sum(count * share < 10 for _, count in self.counts)
+    rare: int
 
 
 def browse(corpus: str, utterance: int, labels: str, seed: int) -> Browsed:
@@ -193,10 +176,11 @@ def browse(corpus: str, utterance: int, labels: str, seed: int) -> Browsed:
     if not 0 <= utterance < n:
         raise UsageError(f"utterance {utterance} is not in {corpus}: it has {n:,}, counted from 0")
     chosen = look.corpus.utterances[utterance]
-    slots = tuple(dict.fromkeys(label for _, _, label in spans(chosen.tags or ())))
+    counts, own = look.intents, (chosen.intent,)
     if labels == "slots":
-        return Browsed(look, utterance, labels, look.slots, slots)
-    return Browsed(look, utterance, labels, look.intents, (chosen.intent,))
+        counts, own = look.slots, tuple(dict.fromkeys(label for _, _, label in spans(chosen.tags or ())))
+    rare = sum(count * look.parts["train"] / n < 10 for count in counts.values())
+    return Browsed(look, utterance, chosen, labels, counts, own, rare)
 
 
 # ---- Networks ------------------------------------------------------------------------------------------------------
@@ -217,10 +201,33 @@ class Architecture(NamedTuple):
     name: str
     encoder: tuple[Layer, ...]
     heads: tuple[Layer, ...]
+    parameters: int
 
-    @property
-    def parameters(self) -> int:
-        return sum(layer.parameters for layer in (*self.encoder, *self.heads))
+
+WORD_PIECES = 30_522  # vocabulary of the BERT that the paper starts from
+POSITIONS = ("bert.embeddings.position", "bert.embeddings.token_type", "bert.embeddings.LayerNorm")
+ENCODERS: dict[str, tuple[str, list[tuple[str, str, str, tuple[str, ...]]]]] = {  # the last: where its parameters are
+    "clc": (
+        "CLC",
+        [
+            ("word vectors", "a row for each word", "100 per word", ("words.",)),
+            ("character CNN", "letters, windows of 3, maximum", "50 per word", ("characters.", "convolution.")),
+            ("bi-LSTM 1", "reads both ways", "2 x 384 per word", ("lstm.0.",)),
+            ("bi-LSTM 2", "reads what the first made", "2 x 384 per word", ("lstm.1.",)),
+        ],
+    ),
+    "bert": (
+        "BERT, 4 layers",
+        [
+            ("word pieces", f"a row for each of {WORD_PIECES:,}", "312 per piece", ("bert.embeddings.word",)),
+            ("positions", "where a piece stands", "312 per piece", POSITIONS),
+            *(
+                (f"layer {k + 1}", "attention (12 heads), then dense", "312 per piece", (f"bert.encoder.layer.{k}.",))
+                for k in range(4)
+            ),
+        ],
+    ),
+}
 
 
 def architecture(kind: str, corpus: Corpus) -> Architecture:
@@ -231,47 +238,26 @@ def architecture(kind: str, corpus: Corpus) -> Architecture:
     Raises:
         UsageError: another kind.
     """
-    labels = Labels.of(corpus)
-    with torch.device("meta"):  # shapes only
-        if kind == "clc":
-            model: IntentSlotModel = CLC(labels, WordFeatures())
-        elif kind == "bert":
-            model = _bert(labels)
-        else:
-            raise UsageError(f"unknown model {kind!r}: choose clc or bert")
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-
-    def layer(name: str, what: str, out: str, *prefixes: str) -> Layer:
-        return Layer(name, what, out, sum(n for key, n in sizes.items() if key.startswith(prefixes)))
-
-    heads = [layer("intent head", "one linear map, softmax", f"{len(labels.intents)} intents", "intent.")]
+    if kind not in ENCODERS:
+        raise UsageError(f"unknown model {kind!r}: choose clc or bert")
+    labels, (name, encoder) = Labels.of(corpus), ENCODERS[kind]
+    heads = [("intent head", "one linear map, softmax", f"{len(labels.intents)} intents", ("intent.",))]
     if labels.tags:
         heads += [
-            layer("slot head", "one linear map per word", f"{len(labels.tags)} tag scores", "slots."),
-            layer("CRF", "scores of neighbouring tags", "one path of tags", "crf."),
+            ("slot head", "one linear map per word", f"{len(labels.tags)} tag scores", ("slots.",)),
+            ("CRF", "scores of neighbouring tags", "one path of tags", ("crf.",)),
         ]
-    if kind == "clc":
-        return Architecture("CLC", _clc_layers(layer), tuple(heads))
-    return Architecture("BERT, 4 layers", _bert_layers(layer), tuple(heads))
+    with torch.device("meta"):  # shapes only
+        model = CLC(labels, WordFeatures()) if kind == "clc" else _bert(labels)
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
 
+    def counted(layers: list[tuple[str, str, str, tuple[str, ...]]]) -> tuple[Layer, ...]:
+        return tuple(
+            Layer(*told, sum(size for parameter, size in sizes.items() if parameter.startswith(prefixes)))
+            for *told, prefixes in layers
+        )
 
-def _clc_layers(layer: Callable[..., Layer]) -> tuple[Layer, ...]:
-    return (
-        layer("word vectors", "a row for each word", "100 per word", "words."),
-        layer("character CNN", "letters, windows of 3, maximum", "50 per word", "characters.", "convolution."),
-        layer("bi-LSTM 1", "reads both ways", "2 x 384 per word", "lstm.0."),
-        layer("bi-LSTM 2", "reads what the first made", "2 x 384 per word", "lstm.1."),
-    )
-
-
-def _bert_layers(layer: Callable[..., Layer]) -> tuple[Layer, ...]:
-    embeddings, blocks = "bert.embeddings.", "bert.encoder.layer."
-    first = layer("word pieces", f"a row for each of {WORD_PIECES:,}", "312 per piece", f"{embeddings}word")
-    rest = tuple(f"{embeddings}{part}" for part in ("position", "token_type", "LayerNorm"))
-    layers = (
-        layer(f"layer {k + 1}", "attention (12 heads), then dense", "312 per piece", f"{blocks}{k}.") for k in range(4)
-    )
-    return (first, layer("positions", "where a piece stands", "312 per piece", *rest), *layers)
+    return Architecture(name, counted(encoder), counted(heads), sum(sizes.values()))
 
 
 def _bert(labels: Labels) -> IntentSlotModel:
@@ -305,12 +291,6 @@ def leaky_pool(tokens: Tensor, lengths: Tensor) -> Tensor:
     return padded.amax(1)
 
 
-def leaky_mean(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Wrong on purpose: the mean over the padded length. (R, D), (B) -> (B, D)."""
-    padded, _ = to_padded(tokens, lengths)
-    return padded.mean(1)
-
-
 class Leak(NamedTuple):
     """The intent loss of one utterance, by the length of its longest neighbour in the batch.
 
@@ -320,7 +300,7 @@ class Leak(NamedTuple):
 
     utterance: Utterance
     neighbours: tuple[int, ...]
-    losses: Mapping[str, tuple[float, ...]]
+    losses: Mapping[str, Sequence[float]]
 
 
 @torch.no_grad()
@@ -339,11 +319,10 @@ def padding_leak(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Lea
     for pair in pairs:
         batch = model.dataset(pair).batch(range(len(pair)))
         own, tokens = model.encode(batch, PLAIN, None)
-        pooled = (own, leaky_pool(tokens, batch.lengths), leaky_mean(tokens, batch.lengths))
-        for name, x in zip(losses, pooled, strict=True):
+        leaky_mean = to_padded(tokens, batch.lengths)[0].mean(1)  # wrong on purpose, too
+        for name, x in zip(losses, (own, leaky_pool(tokens, batch.lengths), leaky_mean), strict=True):
             losses[name].append(float(F.cross_entropy(model.intent(x[:1]), batch.intents[:1])))
-    told = {name: tuple(values) for name, values in losses.items()}
-    return Leak(by_length[shortest], (shortest, *others), told)
+    return Leak(by_length[shortest], (shortest, *others), losses)
 
 
 # ---- The CRF: five words, five tags, and every path through them ---------------------------------------------------
@@ -358,12 +337,10 @@ EMISSIONS = (  # what a tagger that sees one word at a time might say; one row p
     (4.0, -2.0, -2.0, 0.0, 0.0),
     (-1.0, 0.0, 0.5, 3.0, 1.0),
 )
-_TAGS = {tag: tag for tag in TAGS}
 LEARNT = {("B-name", "I-name"): 1.0, ("B-date", "I-date"): 0.5}  # added to the CRF's initial transitions
 
 
-@dataclass(frozen=True, eq=False)
-class CrfView:
+class CrfView(NamedTuple):
     """Five words under a CRF of five tags, one transition and one emission of which may be changed.
 
     Attributes:
@@ -376,14 +353,14 @@ class CrfView:
         loss: -log p(true path), what training makes small.
     """
 
-    emissions: NDArray[np.float64]
-    transitions: NDArray[np.float64]
-    start: NDArray[np.float64]
+    emissions: Array
+    transitions: Array
+    start: Array
     path: tuple[str, ...]
     alone: tuple[str, ...]
-    marginals: NDArray[np.float64]
+    marginals: Array
     log_partition: float
-    best: tuple[tuple[tuple[str, ...], float], ...]
+    best: list[tuple[tuple[str, ...], float]]
     loss: float
 
 
@@ -396,54 +373,47 @@ def toy_crf() -> CRF:
     return crf
 
 
+@torch.no_grad()
 def crf_view(before: str, after: str, transition: float, word: str, tag: str, emission: float) -> CrfView:
     """The CRF with one transition *set* to a score, and something *added* to one emission.
 
     Raises:
         UsageError: an unknown tag or word; scores beyond +-100.
     """
-    places = [TAGS.index(_choose("tag", name, _TAGS)) for name in (before, after, tag)]
+    for name in (before, after, tag):
+        check_option("tag", name, TAGS)
     for score in (transition, emission):
         if not -100 <= score <= 100:
             raise UsageError(f"a score of {score}: take one from -100 to 100")
+    check_option("word", word, WORDS)
     crf, emissions = toy_crf(), torch.tensor([EMISSIONS], dtype=torch.float64)
-    emissions[0, WORDS.index(_choose("word", word, dict.fromkeys(WORDS, word))), places[2]] += emission
-    with torch.no_grad():
-        crf.transitions[places[0], places[1]] = transition
+    emissions[0, WORDS.index(word), TAGS.index(tag)] += emission
+    crf.transitions[TAGS.index(before), TAGS.index(after)] = transition
+
     mask = torch.ones(1, len(WORDS), dtype=torch.bool)
     found = forward_backward(emissions, mask, crf.start, crf.transitions, crf.end)
-    probabilities = (_scores(crf, emissions, _all_paths()) - found.log_partition).exp()
-    order = probabilities.argsort(descending=True)[:5].tolist()
-    true = torch.tensor([[TAGS.index(name) for name in TRUE_TAGS]])
+    names, paths = _all_paths()
+    each = emissions.expand(len(paths), -1, -1)
+    scores = path_score(each, paths, mask.expand(len(paths), -1), crf.start, crf.transitions, crf.end)
+    p = (scores - found.log_partition).exp()
     return CrfView(
         emissions[0].numpy(),
-        crf.transitions.detach().double().numpy(),
-        crf.start.detach().double().numpy(),
-        _named(crf.decode(emissions, mask)[0]),
-        _named(emissions[0].argmax(1).tolist()),
-        found.marginals[0].numpy(),
-        float(found.log_partition),
-        tuple((_named(_all_paths()[k].tolist()), float(probabilities[k])) for k in order),
-        float(found.log_partition - _scores(crf, emissions, true)),
+        crf.transitions.double().numpy(),
+        crf.start.double().numpy(),
+        path=tuple(TAGS[k] for k in crf.decode(emissions, mask)[0]),
+        alone=tuple(TAGS[k] for k in emissions[0].argmax(1).tolist()),
+        marginals=found.marginals[0].numpy(),
+        log_partition=float(found.log_partition),
+        best=[(names[k], float(p[k])) for k in p.argsort(descending=True)[:5].tolist()],
+        loss=float(found.log_partition - scores[names.index(TRUE_TAGS)]),
     )
 
 
-def _scores(crf: CRF, emissions: Tensor, paths: Tensor) -> Tensor:
-    """Of many paths (P, T) of one sequence: (P)."""
-    every = emissions.expand(len(paths), -1, -1)
-    mask = torch.ones_like(paths, dtype=torch.bool)
-    with torch.no_grad():
-        return path_score(every, paths, mask, crf.start, crf.transitions, crf.end)
-
-
-@lru_cache(maxsize=1)
-def _all_paths() -> Tensor:
-    """(K^T, T)."""
-    return torch.tensor(list(product(range(len(TAGS)), repeat=len(WORDS))))
-
-
-def _named(path: Sequence[int]) -> tuple[str, ...]:
-    return tuple(TAGS[tag] for tag in path)
+@cache
+def _all_paths() -> tuple[list[tuple[str, ...]], Tensor]:
+    """The tags of every path, and their numbers: (K^T, T)."""
+    numbers = torch.tensor(list(product(range(len(TAGS)), repeat=len(WORDS))))
+    return list(product(TAGS, repeat=len(WORDS))), numbers
 
 
 # ---- SER -----------------------------------------------------------------------------------------------------------
@@ -454,6 +424,7 @@ REFERENCE = Utterance(
     "send_message",
 )
 SLOTS = len(spans(REFERENCE.tags or ()))
+INTENTS = {"right": REFERENCE.intent, "wrong": "make_call"}
 NAME_ERRORS: dict[str, tuple[str, str]] = {
     "right": ("B-name", "I-name"),
     "wrong label": ("B-place", "I-place"),
@@ -465,8 +436,7 @@ TIME_ERRORS = {"right": "B-time", "wrong label": "B-date", "missed": "O"}
 EXTRAS = {"none": "O", "one slot invented": "B-app"}
 
 
-@dataclass(frozen=True)
-class Scored:
+class Scored(NamedTuple):
     """One utterance as predicted, and the scores of it together with others that are all right.
 
     Attributes:
@@ -480,49 +450,31 @@ class Scored:
     intent_wrong: int
     slot_errors: int
     others: int
+    errors: int
+    items: int
     scores: Scores
-
-    @property
-    def errors(self) -> int:
-        return self.intent_wrong + self.slot_errors
-
-    @property
-    def items(self) -> int:
-        return (1 + self.others) * (1 + SLOTS)
 
 
 def score_errors(intent: str, name: str, time: str, extra: str, others: int) -> Scored:
     """What errors of one prediction do to the four scores.
 
     Args:
-        intent: "right" or "wrong".
+        intent: a key of `INTENTS`.
         name, time, extra: keys of `NAME_ERRORS`, `TIME_ERRORS` and `EXTRAS`.
         others: further utterances without an error, 0 to 1000.
 
     Raises:
         UsageError: an unknown error, or another number of others.
     """
-    said = _choose("intent", intent, {"right": REFERENCE.intent, "wrong": "make_call"})
-    first, last = _choose("name", name, NAME_ERRORS)
-    told = _choose("time", time, TIME_ERRORS)
+    check_option("intent", intent, INTENTS)
+    check_option("name", name, NAME_ERRORS)
+    check_option("time", time, TIME_ERRORS)
     if not 0 <= others <= 1000:
         raise UsageError(f"{others} further utterances: take 0 to 1000")
-    tags = list(REFERENCE.tags or ())
-    tags[0], tags[1], tags[2], tags[7] = _choose("extra", extra, EXTRAS), first, last, told
-    right = (REFERENCE.intent, REFERENCE.tokens, REFERENCE.tags)
-    frame: Frame = (said, REFERENCE.tokens, tags)
-    wrong = int(said != REFERENCE.intent)
-    return Scored(
-        said,
-        tuple(tags),
-        wrong,
-        round(evaluate([right], [frame]).ser * (1 + SLOTS)) - wrong,
-        others,
-        evaluate([right] * (1 + others), [frame, *[right] * others]),
-    )
-
-
-def _choose(what: str, name: str, options: Mapping[str, Option]) -> Option:
-    if name not in options:
-        raise UsageError(f"unknown {what} {name!r}: choose {', '.join(options)}")
-    return options[name]
+    check_option("extra", extra, EXTRAS)
+    tags = (EXTRAS[extra], *NAME_ERRORS[name], *(REFERENCE.tags or ())[3:7], TIME_ERRORS[time])
+    [right] = frames([REFERENCE])
+    said: Frame = (INTENTS[intent], REFERENCE.tokens, tags)
+    wrong, errors = int(intent == "wrong"), round(evaluate([right], [said]).ser * (1 + SLOTS))
+    scores = evaluate([right] * (1 + others), [said, *[right] * others])
+    return Scored(said[0], tags, wrong, errors - wrong, others, errors, (1 + others) * (1 + SLOTS), scores)

@@ -1,41 +1,294 @@
-"""What ``06_train_and_trade_off.ipynb`` computes: the nearest measured run, the ladder of micro-batches, decay, tuning.
+"""What ``06_train_and_trade_off.ipynb`` computes: measured runs, the nearest of them, the ladder, decay, tuning.
 
-    shown = explore(load_grid(), "sound", micro_batch=8, z0=0.01, decay="none", epochs=8)
+    grid = load_grid()                       # as they ship with the course
+    measure(Path("runs/tradeoff.json"))      # anew, in minutes; a file that is there is gone on with
+    shown = explore(grid, "sound", micro_batch=8, z0=0.01, decay="none", epochs=8)
     rungs = ladder(micro_batch=8, num_devices=8, batch_size=64, z=1.0, epochs=8, delta=1e-4)
 
-No widgets. Mechanism and accountants are the library's; what was trained is in `edp_lab.course.nb06_tradeoff.grid`.
+No widgets; mechanism, training and accountants are the library's. A run with a constant learning rate that is stopped
+after k epochs *is* the run of k epochs, so that one run gives a point for each of `MARKS`. To measure on the command
+line: ``python -m edp_lab.course.nb06_tradeoff.compute runs/tradeoff.json``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from edp_lab.corpora import Corpus, Split, load_corpus, split
 from edp_lab.course.kit.controls import Array
-from edp_lab.course.nb06_tradeoff.grid import BASE, Grid, Point, configured
+from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
+from edp_lab.models.files import read_json
 from edp_lab.privacy import Adjacency, Decay, Guarantee, Mechanism, gdp_epsilon, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.composition import best_of_random, composed
-from edp_lab.training import TrainConfig
+from edp_lab.reproduce.results_io import RESULTS, changed_settings, read_kept, write_kept
+from edp_lab.training import StepDone, TrainConfig
+from edp_lab.training.inference import evaluate_model
+from edp_lab.training.trainer import Event, Trainer
 
+BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
+SCORES = ("ser", "intent_accuracy", "slot_f1")
+MARKS = (1, 2, 4, 8)  # epochs after which a measured run is scored on the test set
 MOST_TRIALS = 1000
+COMMAND = "python -m edp_lab.course.nb06_tradeoff.compute PATH"
+
+METHODS = {
+    "sgd": "SGD",
+    "printed": "eDP-SGD as printed",
+    "sound": "eDP-SGD, sound",
+    "dp": "DP-SGD, disjoint batches",
+    "poisson": "DP-SGD, Poisson sampling",
+    "naive": "DP-SGD, one pass per utterance",
+}
+
+
+# ---- Runs and points -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of `config.epochs` epochs, measured.
+
+    Attributes:
+        utterances: n, that it was trained on.
+        ser, intent_accuracy, slot_f1: on the test set.
+        validation_ser: on the validation set, a tenth as large.
+        seconds: of training. In a grid, CPU seconds of one thread, the same for all runs of a method and micro-batch
+            size; of a live run, seconds by the clock.
+    """
+
+    config: TrainConfig
+    utterances: int
+    ser: float
+    intent_accuracy: float
+    slot_f1: float
+    validation_ser: float
+    seconds: float
+
+    @property
+    def method(self) -> str:
+        """A key of `METHODS`."""
+        return method_of(self.config)
+
+    @property
+    def micro_batch(self) -> int:
+        return self.config.largest_micro_batch
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """Of this very run, whose seed is published; at delta = n^-1.1 unless the configuration has its own."""
+        delta = self.config.delta or self.utterances**-1.1
+        return judge(self.config.mechanism(self.utterances), self.config.epochs, delta)
+
+    @property
+    def epsilon(self) -> float | None:
+        """Were the seed secret and alpha public; None without noise."""
+        return self.guarantee.epsilon_if_alpha_public
+
+
+class Grid(NamedTuple):
+    """Measured points, and with what they were measured: "command", "machine", "versions"."""
+
+    points: tuple[Point, ...]
+    about: Mapping[str, Any]
+
+    def after(self, epochs: int) -> list[Point]:
+        """The points of the first seed after so many epochs."""
+        return [p for p in self.points if (p.config.epochs, p.config.seed) == (epochs, BASE.seed)]
+
+    def seeds(self, point: Point) -> list[Point]:
+        """The same setting with every seed that was measured."""
+        return [p for p in self.points if replace(p.config, seed=point.config.seed) == point.config]
+
+
+def method_of(config: TrainConfig) -> str:
+    """A key of `METHODS`."""
+    dp, edp = "poisson" if config.poisson else "dp", "printed" if config.as_printed else "sound"
+    return {"sgd": "sgd", "edp-sgd": edp, "dp-sgd": dp}.get(config.method, "naive")
+
+
+def configured(base: TrainConfig, method: str, micro_batch: int, z0: float, decay: str, epochs: int) -> TrainConfig:
+    """A run of `method` ("sgd", "printed", "sound", "poisson"): corpus, model, C, N, tau and seed as in `base`.
+
+    Sound eDP-SGD with micro-batches of 1 is per-example DP-SGD.
+
+    Raises:
+        UsageError: as `TrainConfig`; an unknown method.
+    """
+    single = {"method": "dp-sgd", "sampling": "shuffle"}
+    kinds: dict[str, dict[str, Any]] = {
+        "sgd": {},
+        "printed": {"as_printed": True},
+        "sound": single if micro_batch == 1 else {"micro_batch_size": micro_batch},
+        "poisson": {"method": "dp-sgd"},
+    }
+    if method not in kinds:
+        raise UsageError(f"unknown method {method!r}: choose sgd, printed, sound or poisson")
+    if method == "sgd":
+        return plain(base, epochs)
+    return replace(base, z0=z0, decay=decay, epochs=epochs, **kinds[method])
+
+
+def live_point(config: TrainConfig, record: Mapping[str, Any]) -> Point:
+    """The point of a run that `edp_lab.training.train` has made."""
+    final, last = record["final"], record["epochs"][-1]
+    scores = {name: final[name] for name in (*SCORES, "seconds")}
+    utterances = record["corpus"]["splits"]["train"]
+    return Point(replace(config, epochs=len(record["epochs"])), utterances, validation_ser=last["ser"], **scores)
+
+
+# ---- Measuring -----------------------------------------------------------------------------------------------------
+
+
+def plan() -> list[TrainConfig]:
+    """The runs of the grid that ships with the course, the ones most worth having first."""
+    grid: list[tuple[str, int, str, tuple[float, ...]]] = [
+        ("sgd", 1, "none", (0.0,)),
+        ("sound", 8, "none", (0.003, 0.01, 0.03, 0.1, 0.3)),
+        ("sound", 1, "none", (0.01, 0.03, 0.1, 0.3, 1.0)),
+        ("printed", 8, "none", (0.001, 0.003, 0.01, 0.03, 0.1)),
+        ("sound", 2, "none", (0.01, 0.03, 0.1)),
+        ("sound", 4, "none", (0.01, 0.03, 0.1)),
+        ("poisson", 1, "none", (0.1, 0.3, 1.0)),
+        ("sound", 1, "exponential", (0.03, 0.1, 0.3)),
+        ("sound", 8, "exponential", (0.01, 0.03, 0.1)),
+        ("printed", 8, "exponential", (0.01, 0.03)),
+        ("sound", 1, "linear", (0.03, 0.1, 0.3)),
+    ]
+    runs = [configured(BASE, method, m, z0, decay, BASE.epochs) for method, m, decay, z0s in grid for z0 in z0s]
+    repeated = [("sgd", 1, 0.0), ("printed", 8, 0.01), ("sound", 1, 0.1)]
+    first = [configured(BASE, method, m, z0, "none", BASE.epochs) for method, m, z0 in repeated]
+    slow = replace(first[-1], method="dp-sgd-naive", epochs=1)
+    return [*runs, *(replace(run, seed=seed) for seed in (1, 2) for run in first), slow]
+
+
+def load_grid(path: Path = RESULTS / "tradeoff.json") -> Grid:
+    """The measured points of a file that `measure` wrote.
+
+    Raises:
+        UsageError: it is missing, damaged, or of another version.
+    """
+    told = read_kept(path, "runs", "seconds_per_epoch")
+    try:
+        points = []
+        for run in told["runs"]:
+            whole = TrainConfig(**run["config"])
+            pace = told["seconds_per_epoch"].get(_work(whole), math.nan)
+            for row in run["scores"]:
+                config, scores = replace(whole, epochs=row["epoch"]), {name: row[name] for name in SCORES}
+                seconds, validation = pace * row["epoch"], row["validation_ser"]
+                points.append(Point(config, run["utterances"], **scores, validation_ser=validation, seconds=seconds))
+        return Grid(tuple(points), {name: told[name] for name in ("command", "machine", "versions")})
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{path} is damaged or of another version: restore it from the repository") from error
+
+
+def measure(
+    path: Path,
+    runs: Sequence[TrainConfig] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    stop: threading.Event | None = None,
+) -> Grid:
+    """Train what `path` lacks of `runs` (default: `plan()`), writing it after each one, and return all that it holds.
+
+    Raises:
+        UsageError: the file is damaged or cannot be written; as `train`.
+    """
+    wanted, stop = plan() if runs is None else list(runs), stop or threading.Event()
+    told = read_json(path) if path.exists() else {"seconds_per_epoch": {}, "runs": []}
+    pace, done = told["seconds_per_epoch"], told["runs"]
+    write = partial(write_kept, path, COMMAND, seconds_per_epoch=pace, runs=done)
+    torch.set_num_threads(1)
+    for number, config in enumerate(wanted, 1):
+        if changed_settings(config) not in [run["config"] for run in done]:
+            say(f"run {number} of {len(wanted)}: {METHODS[method_of(config)]}")
+            if (run := _train(config, stop)) is None:
+                break
+            done.append(run)
+            write()
+    missing = {_work(config): config for config in wanted if _work(config) not in pace}
+    if missing and not stop.is_set():
+        say("timing")
+        pace |= _paces(list(missing.values()))
+        write()
+    return load_grid(path)
+
+
+def _work(config: TrainConfig) -> str:
+    """What decides how long an epoch takes."""
+    return f"{method_of(config)}, m = {config.largest_micro_batch}"
+
+
+def _train(config: TrainConfig, stop: threading.Event) -> dict[str, Any] | None:
+    """One run with its scores after each of `MARKS`; None if it was stopped."""
+    corpus, data = _split(config.corpus, config.seed)
+    run, rows = Trainer(config, corpus, data), []
+    for epoch in range(1, config.epochs + 1):
+        if stop.is_set() or not run.epoch(stop=stop):
+            return None
+        if epoch in MARKS or epoch == config.epochs:
+            found = evaluate_model(run.model, data.test)
+            scores = {name: getattr(found, name) for name in SCORES}
+            scores["validation_ser"] = run.record["epochs"][-1]["ser"]
+            rounded = {name: None if score is None else round(score, 4) for name, score in scores.items()}
+            rows.append({"epoch": epoch, **rounded})
+    return {"config": changed_settings(config), "utterances": len(data.train), "scores": rows}
+
+
+def _paces(runs: Sequence[TrainConfig], rounds: int = 3) -> dict[str, float]:
+    """CPU seconds of an epoch, by `_work`: in turn, so that whatever else the machine does falls on all; the median."""
+    turns = {
+        _work(config): Trainer(replace(config, epochs=rounds), *_split(config.corpus, config.seed)) for config in runs
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(rounds):
+        for name, run in turns.items():
+            if number == 0 or run.config.method != "dp-sgd-naive":  # it takes ten times as long
+                seconds[name].append(_cpu_seconds(run))
+    return {name: round(statistics.median(times), 3) for name, times in seconds.items()}
+
+
+def _cpu_seconds(run: Trainer) -> float:
+    """Of this process for an epoch, up to its last step, after which it is scored: other work hardly counts."""
+    start = last = time.process_time()
+
+    def tick(event: Event) -> None:
+        nonlocal last
+        if isinstance(event, StepDone):
+            last = time.process_time()
+
+    run.epoch(tick)
+    return last - start
+
+
+@cache
+def _split(name: str, seed: int) -> tuple[Corpus, Split]:
+    corpus = load_corpus(name)
+    return corpus, split(corpus, seed)
 
 
 # ---- The nearest measured point ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Explored:
+class Explored(NamedTuple):
     """A measured point, and its place among the others.
 
     Attributes:
         point: measured, nearest to what was asked for.
+        differs: of what was asked for, what the point does not have, by name: (asked, measured).
         others: all measured points after as many epochs, `point` among them.
         path: the same run after 1, 2, ... epochs.
         seeds: SER of the same setting with each seed that was measured.
@@ -44,19 +297,12 @@ class Explored:
     """
 
     point: Point
-    asked: TrainConfig
+    differs: dict[str, tuple[Any, Any]]
     others: tuple[Point, ...]
     path: tuple[Point, ...]
     seeds: tuple[float, ...]
     cheaper: Point | None
-    live: tuple[Point, ...] = ()
-
-    @property
-    def differs(self) -> dict[str, tuple[Any, Any]]:
-        """Of what was asked for, what the point does not have, by name: (asked, measured)."""
-        names = {"m": "largest_micro_batch", "z0": "z0", "decay": "decay", "epochs": "epochs"}
-        pairs = {name: (getattr(self.asked, of), getattr(self.point.config, of)) for name, of in names.items()}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    live: tuple[Point, ...]
 
 
 def explore(
@@ -70,7 +316,8 @@ def explore(
     if method != "sgd" and not (0 < z0 < math.inf):
         raise UsageError(f"z0 is {z0}: the measured runs have noise, so give a number above 0")
     asked = configured(BASE, method, micro_batch, z0, decay, epochs)
-    known = [p for p in grid.points if p.config.seed == BASE.seed and _kind(p) == method]
+    methods = ("sound", "dp") if method == "sound" else (method,)
+    known = [p for p in grid.points if p.config.seed == BASE.seed and p.method in methods]
 
     def distance(p: Point) -> tuple[float, ...]:
         size = 0.0 if method != "sound" else abs(math.log(p.micro_batch / micro_batch))
@@ -78,25 +325,18 @@ def explore(
         return size, p.config.decay != asked.decay, noise, abs(math.log(p.config.epochs / epochs))
 
     point = min(known, key=distance)
+    names = {"m": "largest_micro_batch", "z0": "z0", "decay": "decay", "epochs": "epochs"}
+    pairs = {name: (getattr(asked, of), getattr(point.config, of)) for name, of in names.items()}
+    good = [p for p in grid.points if p.epsilon is not None and p.ser <= point.ser]
     return Explored(
         point,
-        asked,
+        differs={name: pair for name, pair in pairs.items() if pair[0] != pair[1]},
         others=tuple(grid.after(point.config.epochs)),
         path=tuple(p for p in known if replace(p.config, epochs=1) == replace(point.config, epochs=1)),
         seeds=tuple(p.ser for p in grid.seeds(point)),
-        cheaper=_cheapest(grid, point) if point.epsilon is not None else None,
+        cheaper=None if point.epsilon is None else min(good, key=lambda p: p.epsilon or math.inf),
         live=tuple(live),
     )
-
-
-def _kind(point: Point) -> str:
-    """The method as `configured` calls it."""
-    return "sound" if point.method == "dp" else point.method
-
-
-def _cheapest(grid: Grid, point: Point) -> Point:
-    good = [p for p in grid.points if p.epsilon is not None and p.ser <= point.ser]
-    return min(good, key=lambda p: p.epsilon or math.inf)
 
 
 # ---- The ladder ----------------------------------------------------------------------------------------------------
@@ -132,13 +372,10 @@ class Ladder(NamedTuple):
 
     config: TrainConfig
     adjacency: Adjacency
+    chosen: Rung
     rungs: tuple[Rung, ...]
     printed: Guarantee
     printed_noise: float
-
-    @property
-    def chosen(self) -> Rung:
-        return next(rung for rung in self.rungs if rung.micro_batch == self.config.micro_batch_size)
 
 
 def ladder(
@@ -169,29 +406,27 @@ def ladder(
             f"micro-batches of {micro_batch}: a batch of {batch_size} on {num_devices} devices has at most {largest} "
             "utterances in each"
         )
-    sizes = sorted({micro_batch, largest, *(2**k for k in range(largest.bit_length()))})
-    on = {m: replace(base, micro_batch_size=m) for m in sizes}
-    unit = {m: _mechanism(config, 1.0).noise_std(0) / config.micro_batches for m, config in on.items()}  # at z = 1
     held = partial(judge, bill=epochs, delta=delta, seed_published=False, adjacency=neighbours)
+    mechanisms: dict[int, tuple[Mechanism, int, float]] = {}  # with the number of micro-batches and the noise at z = 1
+    for m in sorted({micro_batch, largest, *(2**k for k in range(largest.bit_length()))}):
+        config = replace(base, micro_batch_size=m)
+        mechanism = config.mechanism()
+        assert mechanism is not None  # eDP-SGD has one
+        unit = replace(mechanism, z0=1.0).noise_std(0) / config.micro_batches
+        mechanisms[m] = mechanism, config.micro_batches, unit
 
-    def rung(m: int) -> Rung:
-        mechanism, equal_z = _mechanism(on[m], z), z * unit[micro_batch] / unit[m]
+    rungs = {}
+    for m, (mechanism, micro_batches, unit) in mechanisms.items():
+        equal_z = z * mechanisms[micro_batch][2] / unit
         moves, epsilon = mechanism.sensitivity(neighbours), held(mechanism).epsilon
         equal = held(replace(mechanism, z0=equal_z)).epsilon
-        return Rung(m, on[m].micro_batches, moves, z * unit[m], epsilon, equal_z, equal)
-
+        rungs[m] = Rung(m, micro_batches, moves, z * unit, epsilon, equal_z, equal)
     printed = Mechanism.as_printed(clip_norm, z, num_devices, largest, alpha="public")
-    noise = printed.noise_std(0) / num_devices
-    return Ladder(on[micro_batch], neighbours, tuple(map(rung, sizes)), held(printed), noise)
+    chosen, noise = replace(base, micro_batch_size=micro_batch), printed.noise_std(0) / num_devices
+    return Ladder(chosen, neighbours, rungs[micro_batch], tuple(rungs.values()), held(printed), noise)
 
 
-def _mechanism(config: TrainConfig, z: float) -> Mechanism:
-    mechanism = replace(config, z0=z).mechanism()
-    assert mechanism is not None  # eDP-SGD has one
-    return mechanism
-
-
-# ---- Decay ---------------------------------------------------------------------------------------------------------
+# ---- Decay, and the price of tuning --------------------------------------------------------------------------------
 
 
 class Decayed(NamedTuple):
@@ -224,9 +459,6 @@ def decays(z0: float, tau: float, epochs: int, delta: float) -> list[Decayed]:
         equal = z0 if decay is Decay.NONE else calibrate_z0(mechanism, epochs, budget)
         found.append(Decayed(decay, np.array(losses), equal, equal * decay.factors(np.arange(epochs), mechanism.tau)))
     return found
-
-
-# ---- The price of tuning -------------------------------------------------------------------------------------------
 
 
 class Tuning(NamedTuple):
@@ -267,3 +499,7 @@ def tuning(z0: float, epochs: int, trials: int, delta: float) -> Tuning:
     random = tuple(best_of_random(trial, float(k), delta) if k > 1 else None for k in numbers)
     free = gdp_epsilon(trial.mu, delta)
     return Tuning(z0, epochs, delta, numbers, free, published, random, numbers.index(trials))
+
+
+if __name__ == "__main__":
+    measure(Path(sys.argv[1]), say=lambda text: print(text, flush=True))

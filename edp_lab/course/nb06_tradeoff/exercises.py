@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, close
+from edp_lab.course.kit.exercises import NOTHING, Exercise, chosen, close, first_wrong
 from edp_lab.privacy import Mechanism, gdp_epsilon
 
-# Pairs of measured runs of eight epochs with about the same SER: (method, micro-batch size, z0, decay).
-PAIRS: dict[str, tuple[tuple[str, int, float, str], tuple[str, int, float, str]]] = {
+Setting = tuple[str, int, float, str]  # method, micro-batch size, z0, decay
+
+# Pairs of measured runs of eight epochs with about the same SER.
+PAIRS: dict[str, tuple[Setting, Setting]] = {
     "A: eDP-SGD sound, z0 = 0.03, no decay; B: as printed, z0 = 0.03, exponential decay": (
         ("sound", 8, 0.03, "none"),
         ("printed", 8, 0.03, "exponential"),
@@ -29,34 +30,18 @@ PAIRS: dict[str, tuple[tuple[str, int, float, str], tuple[str, int, float, str]]
 EPOCHS = 8
 
 
-# ---- Whose epsilon is smaller? -------------------------------------------------------------------------------------
-
-
 def _smaller(answer: Any, cases: np.random.Generator) -> str | None:
     """The accountants on the measured runs."""
-    from edp_lab.course.nb06_tradeoff.compute import explore
-    from edp_lab.course.nb06_tradeoff.grid import load_grid
+    from edp_lab.course.nb06_tradeoff.compute import explore, load_grid
 
-    if not isinstance(answer, Mapping) or answer.keys() != PAIRS.keys():
-        return f"a prediction is a dictionary with the questions {', '.join(map(repr, PAIRS))}."
-    if None in answer.values():
-        raise NotImplementedError
-    grid = load_grid()
+    grid, right = load_grid(), {}
     for question, settings in PAIRS.items():
         runs = [explore(grid, *setting, EPOCHS).point for setting in settings]
         epsilons = [run.epsilon or math.inf for run in runs]
-        right = "AB"[int(np.argmin(epsilons))]
-        if answer[question] not in ("A", "B"):
-            return f"{question}: {answer[question]!r} is neither 'A' nor 'B'."
-        if answer[question] != right:
-            told = "; ".join(
-                f"{name}: SER {r.ser:.2f}, ε {e:.3g}" for name, r, e in zip("AB", runs, epsilons, strict=True)
-            )
-            return f"{question}: you said {answer[question]}, but {told}."
-    return None
-
-
-# ---- The ladder's noise --------------------------------------------------------------------------------------------
+        pairs = zip("AB", runs, epsilons, strict=True)
+        told = "; ".join(f"{name}: SER {run.ser:.2f}, ε {epsilon:.3g}" for name, run, epsilon in pairs)
+        right[question] = "AB"[int(np.argmin(epsilons))], f"you said {{}}, but {told}"
+    return chosen(answer, right, ("A", "B"), "neither 'A' nor 'B'")
 
 
 def _noise(answer: Any, cases: np.random.Generator) -> str | None:
@@ -72,22 +57,24 @@ def _noise(answer: Any, cases: np.random.Generator) -> str | None:
     return None
 
 
-# ---- The best of several -------------------------------------------------------------------------------------------
-
-
 def _report(answer: Any, cases: np.random.Generator) -> str | None:
     untouched, verdicts = True, []
     for _ in range(3):
         trials, delta = _trials(cases), 1e-4
         got = answer([dict(trial) for trial in trials], delta)
         if got is None:
-            raise NotImplementedError("(your function returns None: is there a `return`?)")
+            raise NotImplementedError(NOTHING)
         lucky = min(trials, key=lambda trial: trial["test_ser"])
         untouched &= bool(np.allclose(got, (lucky["test_ser"], gdp_epsilon(lucky["mu"], delta))))
-        verdicts.append(_reported(got, trials, delta))
-    if untouched:
-        raise NotImplementedError("(it still picks by the test set and pays for the winner only)")
-    return next(filter(None, verdicts), None)
+        ser, epsilon = got
+        best = min(trials, key=lambda trial: trial["validation_ser"])
+        together = gdp_epsilon(math.sqrt(sum(trial["mu"] ** 2 for trial in trials)), delta)
+        what = f"ε of all {len(trials)} runs (μ = {', '.join(str(trial['mu']) for trial in trials)})"
+        verdicts += [
+            close(ser, best["test_ser"], "the SER of the run that is best on the validation set"),
+            close(epsilon, together, what),
+        ]
+    return first_wrong(verdicts, untouched, "it still picks by the test set and pays for the winner only")
 
 
 def _trials(cases: np.random.Generator) -> list[dict[str, float]]:
@@ -100,16 +87,6 @@ def _trials(cases: np.random.Generator) -> list[dict[str, float]]:
     rows = zip(validation.round(3), test.round(3), mu.round(2), strict=True)
     trials = [{"validation_ser": float(v), "test_ser": float(t), "mu": float(m)} for v, t, m in rows]
     return [trials[k] for k in cases.permutation(count)]
-
-
-def _reported(got: Any, trials: list[dict[str, float]], delta: float) -> str | None:
-    ser, epsilon = got
-    best = min(trials, key=lambda trial: trial["validation_ser"])
-    if differs := close(ser, best["test_ser"], "the SER of the run that is best on the validation set"):
-        return differs
-    together = gdp_epsilon(math.sqrt(sum(trial["mu"] ** 2 for trial in trials)), delta)
-    what = f"ε of all {len(trials)} runs (μ = {', '.join(str(trial['mu']) for trial in trials)})"
-    return close(epsilon, together, what)
 
 
 EXERCISES = (

@@ -1,15 +1,14 @@
 """The panels of ``06_train_and_trade_off.ipynb``: measured runs, one more run, the ladder, tuning; figures, tables.
 
-What a result holds is in `compute` and `grid`; nothing is computed here but axis ranges.
+What a result holds is in `compute`; nothing is computed here but axis ranges.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,25 @@ import plotly.graph_objects as go
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import Control, choice, decades, decay_of, number
-from edp_lab.course.kit.figure import Figure, Trace, figure, line, points, positive
+from edp_lab.course.kit.figure import Figure, Trace, figure, line, log_axis, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.text import Words, account_command, at_most, count, html_table, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb06_tradeoff import compute
-from edp_lab.course.nb06_tradeoff.compute import Decayed, Explored, Ladder, Tuning
-from edp_lab.course.nb06_tradeoff.grid import METHODS, Grid, Point, configured, live_point, method_of
+from edp_lab.course.nb06_tradeoff.compute import METHODS, Decayed, Explored, Grid, Ladder, Point, Tuning
 from edp_lab.privacy import Adjacency, Decay
 from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce.results_io import RESULTS, rows
-from edp_lab.training import StepDone, TrainConfig, train
-from edp_lab.training.trainer import Event
+from edp_lab.training import TrainConfig, train
 
 NEIGHBOURS = {Adjacency.ZERO_OUT: "one utterance zeroed out", Adjacency.REPLACE_ONE: "one utterance replaced"}
-RING = {"line": {"width": 2.5}}
 ROUND = {  # ticks in full: plotly writes a 2 for 20 and for 200
     "type": "log",
     "tickvals": [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)],
     "tickformat": "~g",
 }
+ROOM = 0.05  # decades beyond the values on a log axis
 
 
 def told(point: Point) -> str:
@@ -66,8 +63,9 @@ def _delta(start: float) -> Control:
     return number("δ", rounded, sorted({*decades(-9, -2), rounded}), unit="probability")
 
 
-def _log_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
-    return {"title": title, **fig.LOG, "range": fig.whole_decades(values)}
+def _chosen(name: str, x: float | None, y: float) -> Trace:
+    """A ring around the point that is looked at."""
+    return points(name, BLACK, "circle-open", 22, edge=2.5, x=positive([x]), y=[y], hoverinfo="skip")
 
 
 # ---- Measured runs, and one more -----------------------------------------------------------------------------------
@@ -84,18 +82,13 @@ class Explorer(Panel):
     def __init__(self, grid: Grid, start: TrainConfig, method: str = "sound", micro_batch: int = 8) -> None:
         self.live: list[Point] = []
         methods = {"SGD": "sgd", "eDP-SGD as printed": "printed", "sound": "sound", "DP-SGD, Poisson": "poisson"}
-        tooltips = [
-            "no noise",
-            "Algorithm 1 of the paper, verbatim",
-            "micro-batches of m; 1 is DP-SGD",
-            "m = 1, sampled",
-        ]
+        tips = ["no noise", "Algorithm 1 of the paper, verbatim", "micro-batches of m; 1 is DP-SGD", "m = 1, sampled"]
         super().__init__(
             "Error, privacy, time",
             "Runs that were measured once. The ring is the one nearest to your sliders: first what it costs in ε, then "
             "in seconds. Lower is better.",
             {
-                "method": choice("method", method, methods, tooltips=tooltips),
+                "method": choice("method", method, methods, tooltips=tips),
                 "micro_batch": number("micro-batch size m", micro_batch, [1, 2, 4, 8], unit="if sound"),
                 "z0": number("noise multiplier z0", start.z0, decades(-3, 0), unit="no unit"),
                 "decay": decay_of(start.decay),
@@ -130,34 +123,24 @@ def draw_epsilon(result: Explored) -> Figure:
     """SER on the test set against epsilon, of all measured runs that are as long as the chosen one."""
     shown = [point.epsilon for point in (*result.others, *result.path, *result.live)]
     caption = (
-        f"δ = {d(result.point.guarantee.delta)}; one utterance zeroed out, Gaussian DP<br>"
-        "(Poisson: added or removed, Rényi DP); seed 0, published:<br>"
+        f"test set; dashed: SGD, no guarantee<br>δ = {d(result.point.guarantee.delta)}; one utterance zeroed out, "
+        "Gaussian DP<br>(Poisson: added or removed, Rényi DP); seed 0, published:<br>"
         "every ε is void; open squares: and if α were public"
     )
-    return _draw_runs(
-        result,
-        "epsilon",
-        "Error against privacy",
-        f"test set; dashed: SGD, no guarantee<br>{caption}",
-        _log_axis("ε (smaller is more private)", shown),
-    )
+    axis = log_axis("ε (smaller is more private)", shown, margin=ROOM)
+    return _draw_runs(result, "epsilon", "Error against privacy", caption, axis)
 
 
 def draw_time(result: Explored) -> Figure:
     """SER on the test set against time, of the same runs."""
     times = [point.seconds for point in (*result.others, *result.path, *result.live)]
-    return _draw_runs(
-        result,
-        "seconds",
-        "Error against time",
-        "test set, seed 0; dashed: SGD<br>"
-        "CPU time, median of an epoch (stars: by the clock);<br>ε of each run: in the other picture",
-        {
-            "title": "seconds of training, one thread",
-            **ROUND,
-            "range": [math.log10(min(times) / 1.6), math.log10(max(times) * 1.6)],
-        },
+    caption = (
+        "test set, seed 0; dashed: SGD<br>CPU time, median of an epoch (stars: by the clock);<br>"
+        "ε of each run: in the other picture"
     )
+    span = [math.log10(min(times) / 1.6), math.log10(max(times) * 1.6)]
+    axis = fig.axis("seconds of training, one thread", span, **ROUND)
+    return _draw_runs(result, "seconds", "Error against time", caption, axis)
 
 
 def _draw_runs(result: Explored, what: str, title: str, caption: str, xaxis: dict[str, Any]) -> Figure:
@@ -169,36 +152,31 @@ def _draw_runs(result: Explored, what: str, title: str, caption: str, xaxis: dic
         return {**places, "text": text, "hoverinfo": "text"}
 
     level = [p.ser for p in result.others if p.method == "sgd"][:1]
-    thin = {"line": {"width": 1}, "size": 5}
-    ring = {"x": positive([getattr(result.point, what)]), "y": [result.point.ser], "hoverinfo": "skip"}
     sgd = {"x": [1e-3, 1e12] if level else [], "y": level * 2, "hoverinfo": "skip"}
     traces = [
-        line("SGD", BLACK, "dash", line={"width": 1.5}, **sgd),
-        line("other lengths", "#777", "dot", symbol="circle", **thin, **of(result.path)),
+        line("SGD", BLACK, "dash", width=1.5, **sgd),
+        line("other lengths", "#777", "dot", width=1, symbol="circle", size=5, **of(result.path)),
     ]
     for family, (name, color, symbol, size) in FAMILIES.items():
-        look = {"line": {"width": 2 if symbol.endswith("-open") else 0}}
         own = [p for p in result.others if (p.method, p.micro_batch) == family]
-        traces.append(points(name, color, symbol, size, marker=look, **of(own)))
+        traces.append(points(name, color, symbol, size, edge=2 if symbol.endswith("-open") else 0, **of(own)))
     star = {"color": "white", "line": {"width": 2, "color": BLACK}}
-    traces += [
-        points("your runs", BLACK, "star", 15, marker=star, **of(result.live)),
-        points("chosen", BLACK, "circle-open", 22, marker=RING, **ring),
-    ]
+    traces.append(points("your runs", BLACK, "star", 15, marker=star, **of(result.live)))
+    traces.append(_chosen("chosen", getattr(result.point, what), result.point.ser))
     return figure(
         traces,
         title,
         f"Runs of {count(result.point.config.epochs, 'epoch')}, {caption}",
-        margin={"t": 236},
+        top=236,
         legend={"entrywidth": 118, "entrywidthmode": "pixels"},
         xaxis=xaxis,
-        yaxis={"title": "semantic error rate (SER)", "range": [0, 1.08]},
+        yaxis=fig.axis("semantic error rate (SER)", [0, 1.08]),
     )
 
 
 def run_command(config: TrainConfig) -> str:
     """The call of `edp-lab train` that makes this very run, into a folder that is named after the setting."""
-    kind = method_of(config)
+    kind = compute.method_of(config)
     parts = [kind, f"m{config.largest_micro_batch}"] if kind == "sound" else [kind]
     parts += [] if kind == "sgd" else [f"z{config.z0:g}"]
     parts += [] if config.decay == "none" or kind == "sgd" else [str(config.decay)]
@@ -211,13 +189,11 @@ class Live(RunPanel):
 
     Attributes:
         points: of the runs that were made; the explorer shows them as stars.
-        record: of the last one.
     """
 
     def __init__(self, base: TrainConfig, explorer: Explorer) -> None:
         self._base, self._explorer = base, explorer
         self.points: list[Point] = []
-        self.record: dict[str, Any] | None = None
         super().__init__(
             "Train one more",
             "Run trains what the sliders above say, just so, in about a second per epoch, and puts a star into both "
@@ -226,23 +202,18 @@ class Live(RunPanel):
         )
 
     def prepare(self) -> TrainConfig:
-        return configured(self._base, **self._explorer.values)
+        return compute.configured(self._base, **self._explorer.values)
 
     def work(self, config: TrainConfig) -> None:
         self.words.value, self.command.value = "", run_command(config)
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
-            self.record = train(config, Path(folder) / "run", self._listen, self.stop_event)
-        if not self.record["epochs"]:
+            record = train(config, Path(folder) / "run", self.progress_of, self.stop_event)
+        if not record["epochs"]:
             self.words.value = "<p>Stopped before the first epoch was over: there is nothing to draw.</p>"
             return
-        self.points.append(live_point(config, self.record))
+        self.points.append(compute.live_point(config, record))
         self._explorer.add(self.points[-1])
-        self.words.value = words.live(self.points[-1], len(self.points), self.record["status"] == "interrupted")
-
-    def _listen(self, event: Event) -> None:
-        """What the training loop reports."""
-        if isinstance(event, StepDone):
-            self.progress_of(event)
+        self.words.value = words.live(self.points[-1], len(self.points), record["status"] == "interrupted")
 
 
 # ---- The ladder ----------------------------------------------------------------------------------------------------
@@ -275,42 +246,44 @@ def ladder(start: TrainConfig, delta: float) -> Panel:
 
 def draw_noise(result: Ladder) -> Figure:
     """Noise on the mean gradient by micro-batch size, at the same z."""
-    config, noise = result.config, [rung.noise for rung in result.rungs]
-    largest, chosen = result.rungs[-1].micro_batch, result.chosen
-    printed = {"x": [largest], "y": [result.printed_noise], "hovertemplate": "%{y:.3g}<extra></extra>"}
-    ring = {"x": [chosen.micro_batch], "y": [chosen.noise], "hoverinfo": "skip"}
-    sound: dict[str, Any] = {"x": _sizes(result), "y": noise, "hovertemplate": "m = %{x}: %{y:.3g}<extra></extra>"}
+    config, sizes, noise = result.config, _sizes(result), [rung.noise for rung in result.rungs]
     traces = [
-        line("sound", BLUE, symbol="circle", size=9, **sound),
-        points("as printed", ORANGE, "square-open", 12, marker={"line": {"width": 2}}, **printed),
-        points("chosen m", BLACK, "circle-open", 22, marker=RING, **ring),
+        line("sound", BLUE, symbol="circle", size=9, x=sizes, y=noise, hover="m = %{x}: %{y:.3g}<extra></extra>"),
+        _printed("as printed", "square-open", result, result.printed_noise, "%{y:.3g}<extra></extra>"),
+        _chosen("chosen m", result.chosen.micro_batch, result.chosen.noise),
     ]
-    setting = f"batch {config.batch_size}, N = {config.num_devices}, C = {config.clip_norm:g}, z = {config.z0:g}"
     caption = (
-        f"{setting};<br>at every m the same z; as printed: the same z0<br>"
+        f"batch {config.batch_size}, N = {config.num_devices}, C = {config.clip_norm:g}, z = {config.z0:g};<br>"
+        "at every m the same z; as printed: the same z0<br>"
         f"ε of each: in the other picture ({NEIGHBOURS[result.adjacency]})"
     )
-    yaxis = _log_axis("standard deviation per weight", [*noise, result.printed_noise])
+    yaxis = log_axis("standard deviation per weight", [*noise, result.printed_noise], margin=ROOM)
     return _draw_rungs(result, traces, "Noise on the mean gradient", caption, yaxis)
 
 
 def draw_ladder(result: Ladder) -> Figure:
     """Epsilon by micro-batch size: at the same z, and at the chosen rung's noise on the mean."""
-    on: dict[str, Any] = {"x": _sizes(result), "hovertemplate": "m = %{x}: ε %{y:.3g}<extra></extra>"}
-    printed = {"x": on["x"][-1:], "marker": {"line": {"width": 2}}, "hovertemplate": "ε %{y:.3g}<extra></extra>"}
+    on: dict[str, Any] = {"x": _sizes(result), "hover": "m = %{x}: ε %{y:.3g}<extra></extra>"}
     same, equal = (positive(getattr(r, name) for r in result.rungs) for name in ("epsilon", "equal_epsilon"))
-    held, claimed = (positive([value]) for value in (result.printed.epsilon, result.printed.epsilon_claimed))
+    held, claimed = positive([result.printed.epsilon, result.printed.epsilon_claimed])
+    hover = "ε %{y:.3g}<extra></extra>"
     traces = [
         line("same z", GREEN, "dash", symbol="diamond", size=9, y=same, **on),
-        line("same noise on the mean", BLUE, line={"width": 3}, symbol="circle", size=9, y=equal, **on),
-        points("as printed, if α were public", ORANGE, "square-open", 12, y=held, **printed),
-        points("as printed, claimed", ORANGE, "square-x-open", 12, y=claimed, **printed),
+        line("same noise on the mean", BLUE, width=3, symbol="circle", size=9, y=equal, **on),
+        _printed("as printed, if α were public", "square-open", result, held, hover),
+        _printed("as printed, claimed", "square-x-open", result, claimed, hover),
     ]
     caption = (
         f"δ = {d(result.printed.delta)}, Gaussian DP (claimed: zCDP), disjoint batches,<br>"
         f"{NEIGHBOURS[result.adjacency]}; {result.config.epochs} epochs;<br>if the seed is secret"
     )
-    return _draw_rungs(result, traces, "ε of the run", caption, _log_axis("ε", [*same, *equal, *held, *claimed]))
+    yaxis = log_axis("ε", [*same, *equal, held, claimed], margin=ROOM)
+    return _draw_rungs(result, traces, "ε of the run", caption, yaxis)
+
+
+def _printed(name: str, symbol: str, result: Ladder, y: float | None, hover: str) -> Trace:
+    """Algorithm 1 as printed, whose micro-batches are the largest."""
+    return points(name, ORANGE, symbol, 12, edge=2, x=_sizes(result)[-1:], y=[y], hover=hover)
 
 
 def _sizes(result: Ladder) -> list[int]:
@@ -319,9 +292,9 @@ def _sizes(result: Ladder) -> list[int]:
 
 def _draw_rungs(result: Ladder, traces: Sequence[Trace], title: str, caption: str, yaxis: dict[str, Any]) -> Figure:
     sizes = _sizes(result)
-    span = {"tickvals": sizes, "range": [-0.15, math.log10(sizes[-1]) + 0.15]}
-    xaxis = {"title": "micro-batch size m (utterances that share a clip)", "type": "log", **span}
-    return figure(traces, title, caption, 480, margin={"t": 170}, xaxis=xaxis, yaxis=yaxis)
+    span = [-0.15, math.log10(sizes[-1]) + 0.15]
+    xaxis = fig.axis("micro-batch size m (utterances that share a clip)", span, type="log", tickvals=sizes)
+    return figure(traces, title, caption, 480, top=170, xaxis=xaxis, yaxis=yaxis)
 
 
 def _rungs(result: Ladder) -> list[list[str]]:
@@ -360,30 +333,24 @@ def decay_figure(decays: Sequence[Decayed], grid: Grid, epochs: int, delta: floa
     traces: list[Trace] = []
     for decayed in decays:
         name, (color, dash, symbol) = str(decayed.decay), DECAYS[decayed.decay]
-        shared: dict[str, Any] = {"symbol": symbol, "size": 9, "legendgroup": name}
-        hover = f"{name}: %{{x}} epochs, ε %{{y:.3g}}<extra></extra>"
-        ts = list(range(1, len(decayed.epsilon) + 1))
+        curve = partial(line, name, color, dash, symbol=symbol, size=9, legendgroup=name)
         own = [p for p in grid.after(epochs) if p.method == "dp" and p.config.decay == name]
         own.sort(key=lambda p: p.epsilon or 0.0)
         bought = {"x": [p.epsilon for p in own], "y": [p.ser for p in own], "text": [told(p) for p in own]}
-        bought |= {"hovertemplate": "%{text}<br>SER %{y:.3f}, ε %{x:.3g}<extra></extra>", "showlegend": False}
+        cost = {"x": list(range(1, len(decayed.epsilon) + 1)), "y": decayed.epsilon}
+        hover = "%{text}<br>SER %{y:.3f}, ε %{x:.3g}<extra></extra>"
         traces += [
-            line(name, color, dash, x=ts, y=decayed.epsilon, hovertemplate=hover, **shared, **fig.at(1)),
-            line(name, color, dash, **bought, **shared, **fig.at(2)),
+            curve(**cost, hover=f"{name}: %{{x}} epochs, ε %{{y:.3g}}<extra></extra>", **fig.at(1)),
+            curve(**bought, hover=hover, showlegend=False, **fig.at(2)),
         ]
-    layout = fig.plots(1, 2, horizontal_spacing=0.13)
-    axes = {
-        "xaxis": {"title": "epochs trained"},
-        "yaxis": {"title": "ε", **ROUND},
-        "xaxis2": {"title": "ε", **fig.LOG},
-        "yaxis2": {"title": "SER on the test set", "range": [0, 1.05]},
-    }
+    left = fig.axis("epochs trained"), fig.axis("ε", **ROUND)
+    right = fig.logs("ε"), fig.axis("SER on the test set", [0, 1.05])
     caption = (
         f"δ = {d(delta)}, Gaussian DP, one utterance zeroed out, disjoint batches;<br>left: all from z0 = "
         f"{decays[0].z0:g}; right: DP-SGD, measured, {epochs} epochs, seed 0 (void)"
     )
-    title, layout = "What decay costs, and what it buys", fig.merged(layout, axes, {"margin": {"t": 150}})
-    return go.Figure(figure(traces, title, caption, 440, **layout))
+    layout = fig.plots(1, 2, axes=[left, right], horizontal_spacing=0.13)
+    return go.Figure(figure(traces, "What decay costs, and what it buys", caption, 440, top=150, **layout))
 
 
 # ---- Tuning --------------------------------------------------------------------------------------------------------
@@ -411,27 +378,25 @@ def tuning(z0: float, epochs: int, trials: int, delta: float) -> Panel:
 
 def draw_tuning(result: Tuning) -> Figure:
     """Epsilon by the number of trials."""
-    free, chosen = [result.free] * len(result.trials), result.chosen
-    looks = [
-        ("one run: as usually quoted", ORANGE, "dash", "square-open", {}, free),
-        ("all trials may be seen", BLUE, "solid", "circle", {"width": 3}, result.published),
-        ("only the best, number secret", GREEN, "dot", "diamond", {}, result.random),
-    ]
+    looks = (
+        ("one run: as usually quoted", ORANGE, "dash", "square-open", None, [result.free] * len(result.trials)),
+        ("all trials may be seen", BLUE, "solid", "circle", 3, result.published),
+        ("only the best, number secret", GREEN, "dot", "diamond", None, result.random),
+    )
     traces = []
     for name, color, dash, symbol, width, y in looks:
         hover = f"%{{x}} trials: ε %{{y:.3g}}<extra>{name}</extra>"
-        on: dict[str, Any] = {"x": result.trials, "y": y, "line": width, "hovertemplate": hover}
-        traces.append(line(name, color, dash, symbol=symbol, **on))
-    ring = {"x": [result.trials[chosen]], "y": [result.published[chosen]], "hoverinfo": "skip"}
+        traces.append(line(name, color, dash, width=width, symbol=symbol, x=result.trials, y=y, hover=hover))
+    chosen = _chosen("chosen", result.trials[result.chosen], result.published[result.chosen])
     return figure(
-        [*traces, points("chosen", BLACK, "circle-open", 22, marker=RING, **ring)],
+        [*traces, chosen],
         "The price of tuning",
         f"δ = {d(result.delta)}, one utterance zeroed out, disjoint batches;<br>z0 = {result.z0:g}, "
         f"{result.epochs} epochs each; Gaussian DP, secret number: Rényi DP",
         460,
-        margin={"t": 150},
-        xaxis={"title": "trials (of a random number: its mean)", "type": "log", "dtick": 1},
-        yaxis=_log_axis("ε", [result.free, *result.published, *result.random]),
+        top=150,
+        xaxis=fig.axis("trials (of a random number: its mean)", type="log", dtick=1),
+        yaxis=log_axis("ε", [result.free, *result.published, *result.random], margin=ROOM),
     )
 
 
@@ -490,11 +455,10 @@ PARETO_CAPTION = (
     "sampling,<br>add or remove one; eDP-SGD: Gaussian DP, shuffled batches, zero-out, so it lacks what sampling "
     "hides. Bars: 95 % over seeds.<br>x: time as a multiple of SGD's at the paper's size (batches of 64)"
 )
-PARETO_LOOKS = ((BLUE, "solid", "circle"), (VERMILLION, "dash", "square"))
 
 
 def pareto_points(path: Path = RESULTS / "pareto.json") -> list[dict[str, Any]]:
-    """What was measured, as `edp_lab.reproduce.pareto._point` has it.
+    """What was measured, as `edp_lab.reproduce.pareto.Point.as_json` has it.
 
     Raises:
         UsageError: as `rows`.
@@ -509,46 +473,40 @@ def pareto_figure(measured: Sequence[Mapping[str, Any]]) -> go.Figure:
         pictures.setdefault(f"{one['model'].upper()} on {one['corpus']}", []).append(one)
     columns = min(2, len(pictures))
     lines = -(-len(pictures) // columns)
-    layout = fig.plots(lines, columns, list(pictures), vertical_spacing=0.32 / lines, horizontal_spacing=0.1)
     order = sorted({_rounded(one) for one in measured if one["epsilon"]}, key=float)
-    span = {"type": "category", "categoryorder": "array", "categoryarray": order, "range": [-0.5, len(order) - 0.5]}
-    axes = {
-        "x": {"title": "ε that holds (no unit)", **span},
-        "y": {"title": "SER on the test split (%)", "rangemode": "tozero"},
-    }
-    for name in [name for name in layout if name[1:5] == "axis"]:
-        layout[name] |= axes[name[0]]
-    traces, shapes = [], []
+    names = {"type": "category", "categoryorder": "array", "categoryarray": order}
+    x = fig.axis("ε that holds (no unit)", [-0.5, len(order) - 0.5], **names)
+    y = fig.axis("SER on the test split (%)", rangemode="tozero")
+    room = {"vertical_spacing": 0.32 / lines, "horizontal_spacing": 0.1}
+    layout = fig.plots(lines, columns, list(pictures), [(x, y)] * (lines * columns), **room)
+    traces, shapes, notes = [], [], layout.pop("annotations")
     for plot, own in enumerate(pictures.values(), 1):
         at = fig.at(plot)
         methods = dict.fromkeys(one["method"] for one in own if one["epsilon"])
-        for method, look in zip(methods, cycle(PARETO_LOOKS), strict=False):
-            curve = _pareto_line([one for one in own if one["method"] == method], look)
-            traces.append({**curve, **at, "showlegend": plot == 1})
+        for method, look in zip(methods, ((BLUE, "solid", "circle"), (VERMILLION, "dash", "square")), strict=False):
+            curve = sorted((one for one in own if one["method"] == method), key=lambda one: one["epsilon"] or 0)
+            traces.append({**_pareto_line(method, curve, *look), **at, "showlegend": plot == 1})
         plain = sorted((one for one in own if one["epsilon"] is None), key=lambda one: one["ser"]["mean"])
         for level, dash, anchor in zip(plain, ("dashdot", "dot"), ("top", "bottom"), strict=False):
-            error = level["ser"]["mean"]
+            error, text = level["ser"]["mean"], f"{level['method']}, x{level['time_ratio']:.2g}"
             shapes.append(fig.hline(error, at["yaxis"], line={"dash": dash, "width": 1.5}))
             place = {"x": 0, "xanchor": "left", "xref": f"{at['xaxis']} domain", "y": error, "yanchor": anchor}
-            text = f"{level['method']}, x{level['time_ratio']:.2g}"
-            layout["annotations"].append({"text": text, "showarrow": False, "yref": at["yaxis"], **place})
-    layout |= {"template": theme.TEMPLATE, "shapes": shapes, "margin": {"t": 150}}
+            notes.append(fig.note(text, yref=at["yaxis"], **place))
+    layout |= {"template": theme.TEMPLATE, "shapes": shapes, "annotations": notes}
     layout |= {"legend": {"y": 1 + 0.12 / lines, "yanchor": "bottom"}}
-    return go.Figure(figure(traces, "Utility, privacy, time", PARETO_CAPTION, 360 * lines + 150, **layout))
+    return go.Figure(figure(traces, "Utility, privacy, time", PARETO_CAPTION, 360 * lines + 150, top=150, **layout))
 
 
-def _pareto_line(own: Sequence[Mapping[str, Any]], look: tuple[str, str, str]) -> Trace:
-    color, dash, symbol = look
-    own = sorted(own, key=lambda one: one["epsilon"] or 0)
+def _pareto_line(method: str, own: Sequence[Mapping[str, Any]], color: str, dash: str, symbol: str) -> Trace:
     errors = [one["ser"] for one in own]
     half = [0 if error["high"] is None else error["high"] - error["mean"] for error in errors]
     return line(
-        own[0]["method"],
+        method,
         color,
         dash,
         symbol=symbol,
         size=9,
-        legendgroup=own[0]["method"],
+        legendgroup=method,
         x=[_rounded(one) for one in own],
         y=[error["mean"] for error in errors],
         error_y={"array": half},

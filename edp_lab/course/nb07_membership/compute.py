@@ -3,49 +3,59 @@
     attacks = {"loss": attack_loss("runs/target"), ...}                    # of `edp_lab.attacks.membership.attacks`
     shown = show_roc(attacks, "loss", called=10, people=2025, as_printed=True, z0=4.0, num_devices=8, epochs=8)
     told = show_canaries(measured().canaries, "sgd", z0=0.01, repetitions=4)
+    measure(Path("mine.json"))              # again, in a quarter of an hour on one core; what the file has is kept
 
-Scores, intervals and bounds come from `edp_lab.attacks`, guarantees from `edp_lab.privacy`. What takes longer than one
-would wait for was measured once: `edp_lab.course.nb07_membership.measured`.
+Attacks, training, intervals and bounds are the library's. What takes longer than one would wait for was measured once:
+``data/results/course_membership.json``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from numbers import Integral
+import base64
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
-from edp_lab.attacks.membership.attacks import Attacked, Target
-from edp_lab.attacks.memorisation import Memorisation
-from edp_lab.attacks.statistics import (
-    LEAST_MEMBERS,
-    AttackResult,
-    Bound,
-    Guards,
-    Rate,
-    check_split,
-    clopper_pearson,
-    dp_bound,
-    gaussian_bound,
-    summarise,
-)
-from edp_lab.course.nb07_membership.measured import METHODS, Defended, Measured, found_by
+from edp_lab.attacks import statistics as stats
+from edp_lab.attacks.membership.attacks import Attacked, Target, aligned, attack_loss, equal_sides, lira_scores
+from edp_lab.attacks.membership.signals import ShadowSignals, Signals, shadow_signals, signals
+from edp_lab.attacks.memorisation import Memorisation, Traced, measure_memorisation
+from edp_lab.attacks.statistics import AttackResult, Bound, Guards, Rate, check_split, clopper_pearson, summarise
+from edp_lab.corpora import load_corpus, split
+from edp_lab.course.kit.controls import Array, attacked_mechanism, check_whole
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Adjacency, Alpha, Guarantee, Mechanism, judge
+from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge
+from edp_lab.reproduce.results_io import RESULTS, changed_settings, read_kept, write_kept
+from edp_lab.training import TrainConfig, train
 from edp_lab.training.run_folder import read_record
-
-Array = NDArray[np.float64]
+from edp_lab.training.trainer import Event
 
 POINTS = 90  # of a curve
 BINS = 44
-MICRO_BATCH = 8  # utterances: more than one, so that replace-one and zero-out cost the same
 TAILS = (0.5, 99.5)  # percentiles: what lies beyond is in the outermost bins of a histogram
-FPRS = (0.01, 0.001)
+
+KEPT = RESULTS / "course_membership.json"
+PARTS = ("shadows", "defended", "canaries")
+EPOCHS = 8  # enough for a small model to learn its training set by heart
+Z0S = (0.001, 0.003, 0.01, 0.03, 0.1)
+REPETITIONS = (0, 1, 2, 4, 8, 16)
+SHADOWS = {"smart-home": 32, "atis": 16}  # models, by corpus
+CANARIES = TrainConfig("smart-home", size="small", epochs=EPOCHS)
+METHODS = ("sgd", "edp-sgd-as-printed", "edp-sgd")
 
 
-# ---- Splits that leak ----------------------------------------------------------------------------------------------
+def target_config(corpus: str, seed: int, epochs: int = EPOCHS) -> TrainConfig:
+    """A small model that overfits: no noise, no dropout."""
+    return TrainConfig(corpus, method="sgd", size="small", epochs=epochs, dropout=0.0, seed=seed)
 
 
 def guard(loss: Attacked, copies: int = 100) -> dict[str, Guards]:
@@ -67,45 +77,35 @@ def guard(loss: Attacked, copies: int = 100) -> dict[str, Guards]:
 # ---- A curve, a threshold, and what epsilon allows -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Shown:
+class Shown(NamedTuple):
     """An attack on some members and as many non-members, one threshold, and the bounds of a mechanism.
 
     Attributes:
-        attack: name of it.
-        seed: of the target.
-        people: members, and as many non-members.
-        result: AUC and TPR at low FPR with intervals.
-        threshold: scores from it on are called members, `called` percent of all.
+        called: percent of all that score `threshold` or more.
         hits, alarms: TPR and FPR there, each with its Clopper-Pearson interval.
-        fpr, tpr, low, high: (P), the ROC curve thinned out for a log axis, and the interval of the TPR pointwise.
-        edges, shares: (BINS + 1) and by side (BINS), histograms of `view(attack, scores)`; and `mark`, the threshold's
-            place among them.
+        curve: (4, P) FPR, TPR, and both ends of the TPR's interval, pointwise; thinned out for a log axis.
+        edges, shares: (BINS + 1) and by side (2, BINS), histograms of `view(attack, scores)`.
+        mark: the threshold's place among the edges.
         guarantee: of a run of the mechanism against replacing one utterance; void, as its seed is published.
         claimed, true: what the paper's epsilon, and what the true mu, let any attack reach.
         beyond: for both, whether somewhere on the curve the TPR exceeds the bound, intervals of both rates granted.
     """
 
-    attack: str
-    seed: int
-    people: int
-    called: float
     result: AttackResult
+    seed: int
+    called: float
     threshold: float
     hits: Rate
     alarms: Rate
-    fpr: Array
-    tpr: Array
-    low: Array
-    high: Array
+    curve: Array
     edges: Array
-    shares: tuple[Array, Array]
+    shares: Array
     mark: float
     mechanism: Mechanism
     guarantee: Guarantee
     claimed: Bound
     true: Bound
-    beyond: tuple[bool, bool]
+    beyond: tuple[bool, ...]
 
 
 def show_roc(
@@ -128,53 +128,43 @@ def show_roc(
         UsageError: an attack that was not made, fewer than 50 people or more than there are, a share outside (0, 100];
             as `Mechanism` and `judge`.
     """
-    attacked = _chosen(attacks, attack)
-    _check_people(people, len(attacked.target.members))
+    if attack not in attacks:
+        raise UsageError(f"no attack {attack!r} was made: choose {' or '.join(attacks)}")
+    target = attacks[attack].target
+    check_whole("number of members", people, stats.LEAST_MEMBERS, len(target.members))
     if not 0 < called <= 100:
         raise UsageError(f"the share called members is {called} %: it must be above 0 and at most 100")
-    inside, outside = (side[:people] for side in attacked.target.sides(attacked.scores))
-    texts = tuple(side[:people] for side in attacked.target.sides(attacked.target.texts))
-    result = summarise(attack, inside, outside, fprs=FPRS, texts=(texts[0], texts[1]))
-    threshold = float(np.sort(np.concatenate([inside, outside]))[-max(1, round(2 * people * called / 100))])
-    fpr, tpr, low, high = _thinned(result)
-    edges, shares = _histograms(attack, inside, outside)
-    mechanism = bound_mechanism(as_printed, z0, num_devices)
-    guarantee = judge(mechanism, epochs, people_delta(attacked.target), adjacency=Adjacency.REPLACE_ONE)
-    claimed, true = _bounds(guarantee)
-    return Shown(
-        attack,
-        attacked.target.config.seed,
-        people,
-        called,
-        result,
-        threshold,
-        hits=_rate(inside >= threshold),
-        alarms=_rate(outside >= threshold),
-        fpr=fpr,
-        tpr=tpr,
-        low=low,
-        high=high,
-        edges=edges,
-        shares=shares,
-        mark=float(np.clip(view(attack, np.array([threshold]))[0], edges[0], edges[-1])),
-        mechanism=mechanism,
-        guarantee=guarantee,
-        claimed=claimed,
-        true=true,
-        beyond=(_exceeds(fpr, low, people, claimed), _exceeds(fpr, low, people, true)),
+    sides = [side[:people] for side in target.sides(attacks[attack].scores)]
+    texts, other_texts = (side[:people] for side in target.sides(target.texts))
+    result = summarise(attack, *sides, texts=(texts, other_texts))
+    threshold = float(np.sort(np.concatenate(sides))[-max(1, round(2 * people * called / 100))])
+    passed = [int((side >= threshold).sum()) for side in sides]
+    hits, alarms = (Rate(number / people, clopper_pearson(number, people)) for number in passed)
+
+    corners = np.unique(np.searchsorted(result.roc.fpr, np.geomspace(0.5 / people, 1, POINTS), side="right") - 1)
+    fpr, tpr = result.roc.fpr[corners], result.roc.tpr[corners]
+    (low, high), (_, most) = (
+        np.array([clopper_pearson(round(rate * people), people) for rate in rates]).T for rates in (tpr, fpr)
     )
+    views = [view(attack, side) for side in sides]
+    least, largest = np.percentile(np.concatenate(views), TAILS)
+    edges = np.linspace(least, max(largest, least + 1e-9), BINS + 1)
+    shares = np.array([np.histogram(np.clip(side, least, largest), edges)[0] / people for side in views])
+    mark = float(np.clip(view(attack, np.array([threshold]))[0], edges[0], edges[-1]))
+
+    mechanism = attacked_mechanism(as_printed, 1.0, z0, num_devices)  # C does not matter to a bound
+    held = judge(mechanism, epochs, people_delta(target), adjacency=Adjacency.REPLACE_ONE)
+    epsilon, mu = (np.inf if number is None else number for number in (held.epsilon_claimed, held.mu))
+    bounds = stats.dp_bound(epsilon, held.delta), stats.gaussian_bound(mu)
+    beyond = tuple(bool((low > bound.tpr(most)).any()) for bound in bounds)
+    curve, seed = np.array([fpr, tpr, low, high]), target.config.seed
+    about = result, seed, called, threshold, hits, alarms
+    return Shown(*about, curve, edges, shares, mark, mechanism, held, *bounds, beyond)
 
 
 def people_delta(target: Target) -> float:
     """The delta of the bounds that are drawn: n^-1.1 for n members, as a run of them has it."""
     return float(len(target.members) ** -1.1)
-
-
-def bound_mechanism(as_printed: bool, z0: float, num_devices: int) -> Mechanism:
-    """eDP-SGD with public layer scales (as printed) or without any (sound); C does not matter to a bound."""
-    if as_printed:
-        return Mechanism.as_printed(1.0, z0, num_devices, MICRO_BATCH, alpha=Alpha.PUBLIC)
-    return Mechanism.sound(1.0, z0, num_devices, MICRO_BATCH)
 
 
 def view(attack: str, scores: Array) -> Array:
@@ -184,77 +174,23 @@ def view(attack: str, scores: Array) -> Array:
     return np.clip(scores, -10, 10) if attack == "lira-online" else scores
 
 
-def _bounds(guarantee: Guarantee) -> tuple[Bound, Bound]:
-    """By the claimed epsilon and by the true mu; a number that is missing bounds nothing."""
-    epsilon = np.inf if guarantee.epsilon_claimed is None else guarantee.epsilon_claimed
-    mu = np.inf if guarantee.mu is None else guarantee.mu
-    return dp_bound(epsilon, guarantee.delta), gaussian_bound(mu)
-
-
-def _thinned(result: AttackResult) -> tuple[Array, Array, Array, Array]:
-    """Of the curve's corners so many as a log axis shows, and the Clopper-Pearson interval of the TPR at each."""
-    curve, least = result.roc, 0.5 / result.non_members
-    grid = np.geomspace(least, 1, POINTS)
-    kept = np.unique(np.searchsorted(curve.fpr, grid, side="right") - 1)
-    fpr, tpr = curve.fpr[kept], curve.tpr[kept]
-    band = [clopper_pearson(round(rate * result.members), result.members) for rate in tpr]
-    low, high = np.array(band).T
-    return fpr, tpr, low, high
-
-
-def _exceeds(fpr: Array, low: Array, people: int, bound: Bound) -> bool:
-    highest = np.array([clopper_pearson(round(rate * people), people)[1] for rate in fpr])
-    return bool((low > bound.tpr(highest)).any())
-
-
-def _rate(called: NDArray[np.bool_]) -> Rate:
-    hits = int(called.sum())
-    return Rate(hits / len(called), clopper_pearson(hits, len(called)))
-
-
-def _histograms(attack: str, inside: Array, outside: Array) -> tuple[Array, tuple[Array, Array]]:
-    sides = [view(attack, side) for side in (inside, outside)]
-    low, high = np.percentile(np.concatenate(sides), TAILS)
-    edges = np.linspace(low, max(high, low + 1e-9), BINS + 1)
-    members, non_members = (np.histogram(np.clip(side, low, high), edges)[0] / len(side) for side in sides)
-    return edges, (members, non_members)
-
-
-def _chosen(attacks: Mapping[str, Attacked], attack: str) -> Attacked:
-    if attack not in attacks:
-        raise UsageError(f"no attack {attack!r} was made: choose {' or '.join(attacks)}")
-    return attacks[attack]
-
-
-def _check_people(people: int, most: int) -> None:
-    if not isinstance(people, Integral) or not LEAST_MEMBERS <= people <= most:
-        raise UsageError(
-            f"the number of members is {people}: it must be a whole number from {LEAST_MEMBERS} to {most:,}"
-        )
-
-
 # ---- Canaries ------------------------------------------------------------------------------------------------------
 
-CanaryGrid = Mapping[tuple[str, float | None], Sequence[Memorisation]]
+CanaryGrid = Mapping[tuple[str, float | None], Sequence[Memorisation]]  # by method and z0 (None for SGD)
 
 
-@dataclass(frozen=True, eq=False)
-class Remembered:
+class Remembered(NamedTuple):
     """What models have stored of canaries, by how often these were in the training set.
 
     Attributes:
-        method: of the model looked at.
-        z0: of the models with noise.
-        rows: of that model, by repetitions.
-        chosen: that of the number of repetitions looked at.
-        others: by method, the rows of models at the same z0, SGD among them.
+        method, chosen: of the model looked at, and what it has stored of canaries with so many copies.
+        rows: by method, those of all numbers of copies; all models with noise have the same z0.
     """
 
     method: str
     z0: float
-    rows: tuple[Memorisation, ...]
     chosen: Memorisation
-    others: Mapping[str, tuple[Memorisation, ...]]
+    rows: Mapping[str, Sequence[Memorisation]]
 
 
 def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Remembered:
@@ -269,32 +205,149 @@ def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) ->
     if z0 not in noised:
         known = ", ".join(f"{value:g}" for value in noised)
         raise UsageError(f"z0 = {z0:g} was not measured: choose {known}, or run `edp-lab attack canaries --z0 {z0:g}`")
-    others = {name: tuple(grid[name, None if name == "sgd" else z0]) for name in METHODS}
-    counts = [row.repetitions for row in others[method]]
+    rows = {name: grid[name, None if name == "sgd" else z0] for name in METHODS}
+    counts = {row.repetitions: row for row in rows[method]}
     if repetitions not in counts:
         raise UsageError(f"{repetitions} repetitions were not measured: choose {', '.join(map(str, counts))}")
-    rows = others[method]
-    return Remembered(method, z0, rows, rows[counts.index(repetitions)], others)
+    return Remembered(method, z0, counts[repetitions], rows)
 
 
-# ---- Runs with noise -----------------------------------------------------------------------------------------------
+# ---- LiRA, whose shadow models are kept as far as it needs them ----------------------------------------------------
+
+
+class Moments(NamedTuple):
+    """What LiRA with one variance for all utterances needs of many shadow models, on a pool of n; d logits each.
+
+    Attributes:
+        models: how many there were.
+        inside, outside: (n, d), mean logits of the models with and without each utterance.
+        v_in, v_out: (d), their variances over models, the mean over utterances.
+    """
+
+    models: int
+    inside: Array
+    outside: Array
+    v_in: Array
+    v_out: Array
+
+    @classmethod
+    def of(cls, shadows: ShadowSignals) -> Moments:
+        logits, half = shadows.signals.logits, len(shadows.inside) // 2  # each utterance is in half of the models
+        sides = []
+        for used in (shadows.inside, ~shadows.inside):
+            mean = (logits * used[..., None]).sum(0) / half
+            sides.append((mean, (((logits - mean) * used[..., None]) ** 2).sum((0, 1)) / (half - 1) / len(mean)))
+        (inside, v_in), (outside, v_out) = sides
+        return cls(len(shadows.inside), inside, outside, v_in, v_out)
+
+    def shadows(self) -> ShadowSignals:
+        """Four models, two with every utterance and two without, that have these moments; they carry no losses."""
+        apart = [sign * np.sqrt(v / 2) for v in (self.v_in, self.v_out) for sign in (-1, 1)]
+        means = (self.inside, self.inside, self.outside, self.outside)
+        logits = np.stack([mean + shift for mean, shift in zip(means, apart, strict=True)])
+        tags = logits[..., 1] if logits.shape[-1] > 1 else None
+        known = np.repeat([[True], [True], [False], [False]], logits.shape[1], axis=1)
+        return ShadowSignals(Signals(np.full(known.shape, np.nan), logits[..., 0], tags), known)
+
+
+def packed(logits: Array) -> str:
+    """As base64 of half-precision numbers: logits keep three digits."""
+    return base64.b64encode(logits.astype("<f2").tobytes()).decode()
+
+
+def kept_lira(loss: Attacked, path: Path = KEPT) -> Attacked | None:
+    """LiRA (online) with kept shadow models on the target of a loss attack; None for another corpus, seed or split.
+
+    Raises:
+        UsageError: the file is missing or damaged.
+    """
+    target = loss.target
+    own = target.corpus.sha256, target.config.seed, len(target.pool)
+    kept = [told for told in _read(path)["shadows"] if (told["corpus_sha256"], told["seed"], told["pool"]) == own]
+    if not kept or not target.config.keep_duplicates_together:
+        return None
+    told = kept[0]
+    means = [
+        np.frombuffer(base64.b64decode(told[side]), "<f2").astype(np.float64).reshape(told["pool"], -1)
+        for side in ("inside", "outside")
+    ]
+    shadows = Moments(told["models"], *means, np.array(told["v_in"]), np.array(told["v_out"])).shadows()
+    scores = lira_scores(aligned(signals(target.model, target.pool), shadows), shadows)
+    bound, texts = loss.result.bound or {}, target.sides(target.texts)
+    promised = bound.get("epsilon"), bound.get("delta"), loss.result.guards
+    result = summarise("lira-online", *target.sides(scores), *promised, texts=texts)
+    about = {"run": str(target.folder), "shadows": told["models"], "shadow_size": "small", "shadow_epochs": EPOCHS}
+    return replace(loss, result=result, scores=scores, about=about)
+
+
+# ---- Runs with noise, attacked -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one attack found: AUC and TPR at 1 % FPR, each with its interval."""
+
+    auc: float
+    auc_interval: tuple[float, float]
+    tpr: float
+    tpr_interval: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Defended:
+    """A run under attack: how well it does its work, what it promises, and what attacks find.
+
+    Attributes:
+        ser: on the validation set.
+        epsilon_claimed, epsilon: the paper's, and the true one were seed secret and alpha public; None without noise.
+        found: by attack; "lira-online" is missing where no shadow models are kept.
+    """
+
+    config: TrainConfig
+    ser: float
+    delta: float
+    epsilon_claimed: float | None
+    epsilon: float | None
+    found: Mapping[str, Found]
+
+
+def under_attack(*attacks: Attacked) -> Defended:
+    """The run that these attacks were made on; a TPR that cannot be told is 0, with an interval that says nothing."""
+    target, found = attacks[0].target, {}
+    for result in (attacked.result for attacked in attacks):
+        rate = result.tpr_at_fpr["0.01"]
+        low, high = rate.get("interval", (0.0, 1.0))
+        found[result.attack] = Found(result.auc, result.auc_interval, rate["value"] or 0.0, (low, high))
+    ser, held = read_record(target.folder)["epochs"][-1]["ser"], target.guarantee
+    if held is None:
+        return Defended(target.config, ser, people_delta(target), None, None, found)
+    return Defended(target.config, ser, held.delta, held.epsilon_claimed, held.epsilon_if_alpha_public, found)
 
 
 def defended(attacks: Mapping[str, Attacked], kept: Measured) -> list[Defended]:
     """The target under these attacks, then the measured runs with noise of the same corpus and seed."""
-    target = next(iter(attacks.values())).target
-    ser = read_record(target.folder)["epochs"][-1]["ser"]
-    found = {name: found_by(attacked) for name, attacked in attacks.items()}
-    plain = Defended(target.config, ser, people_delta(target), None, None, found)
-
-    def alike(run: Defended) -> bool:
-        same = (run.config.corpus, run.config.seed) == (target.config.corpus, target.config.seed)
-        return same and run.config.method != "sgd"
-
-    return [plain, *filter(alike, kept.defended)]
+    plain = under_attack(*attacks.values())
+    same = [run for run in kept.defended if run.config.method != "sgd" and run.config.corpus == plain.config.corpus]
+    return [plain, *(run for run in same if run.config.seed == plain.config.seed)]
 
 
-# ---- Two attacks to compare ----------------------------------------------------------------------------------------
+def defend(
+    config: TrainConfig,
+    folder: Path,
+    listener: Callable[[Event], None] = lambda event: None,
+    stop: threading.Event | None = None,
+    shadows: Path = KEPT,
+) -> Defended | None:
+    """Train a run and attack it, by LiRA with the shadow models of a file; None if it was stopped before its end.
+
+    Raises:
+        UsageError: as `edp_lab.training.train` and `attack_loss`.
+    """
+    if train(config, folder, listener, stop)["status"] != "finished":
+        return None
+    loss = attack_loss(folder)
+    lira = kept_lira(loss, shadows)
+    return replace(under_attack(loss) if lira is None else under_attack(loss, lira), config=config)
 
 
 def sharp_and_blunt(people: int, seed: int, found: float = 0.05, shift: float = 0.36) -> dict[str, tuple[Array, Array]]:
@@ -314,3 +367,106 @@ def sharp_and_blunt(people: int, seed: int, found: float = 0.05, shift: float = 
         "blunt": (rng.normal(shift, 1, people), rng.normal(0, 1, people)),
         "sharp": (rng.normal(0, 1, people) + known, rng.normal(0, 1, people)),
     }
+
+
+# ---- All that is kept ----------------------------------------------------------------------------------------------
+
+
+class Measured(NamedTuple):
+    """What `measure` wrote, shadow models aside: SGD first, then runs with noise; canaries, a row for each number of
+    `REPETITIONS`."""
+
+    defended: Sequence[Defended]
+    canaries: CanaryGrid
+
+
+@cache
+def _read(path: Path) -> dict[str, Any]:
+    return read_kept(path, *PARTS)
+
+
+def measured(path: Path = KEPT) -> Measured:
+    """
+    Raises:
+        UsageError: the file is missing or damaged.
+    """
+    told = _tuples(_read(path))
+    runs = []
+    for run in told["defended"]:
+        found = {name: Found(**one) for name, one in run["found"].items()}
+        runs.append(Defended(**run | {"config": TrainConfig(**run["config"]), "found": found}))
+    canaries = {}
+    for model in told["canaries"]:
+        rows = [row | {"trace": tuple(Traced(**token) for token in row["trace"])} for row in model["rows"]]
+        canaries[model["method"], model["z0"]] = tuple(Memorisation(**row) for row in rows)
+    return Measured(runs, canaries)
+
+
+def _tuples(value: Any) -> Any:
+    """What JSON has as a list is a tuple here."""
+    if isinstance(value, dict):
+        return {name: _tuples(one) for name, one in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def measure(
+    path: Path, corpora: tuple[str, ...] = tuple(SHADOWS), told: Callable[[str], None] = print, most: int | None = None
+) -> None:
+    """Measure what `path` lacks and write it after each item.
+
+    Args:
+        corpora: of kept shadow models; the rest is measured on the embedded smart-home corpus.
+        most: items to be measured at most.
+
+    Raises:
+        UsageError: a corpus that is not at hand; the file is damaged or cannot be written.
+    """
+    torch.set_num_threads(1)
+    content = read_kept(path, *PARTS) if path.exists() else {}
+    content = {part: content.get(part, []) for part in PARTS}
+    for part, what, item in islice(_missing(content, corpora, path), most):
+        told(what)
+        rounded = json.loads(json.dumps(item()), parse_float=lambda digits: float(f"{float(digits):.5g}"))
+        content[part].append(rounded)
+        write_kept(path, f"{__name__}.measure(path)", **content)
+
+
+def _missing(
+    content: Mapping[str, Any], corpora: tuple[str, ...], path: Path
+) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """Part, name and maker of each item that is not there."""
+    for corpus in corpora:
+        if corpus not in [item["corpus"] for item in content["shadows"]]:
+            yield "shadows", f"shadow models on {corpus}", partial(_measure_shadows, corpus)
+    plain = target_config("smart-home", 0)
+    noised = [replace(plain, method="edp-sgd", as_printed=printed, z0=z0) for printed in (True, False) for z0 in Z0S]
+    for config in [plain, *noised]:
+        if changed_settings(config) not in [item["config"] for item in content["defended"]]:
+            yield "defended", f"attack on {changed_settings(config)}", partial(_measure_defended, config, path)
+    for method in METHODS:
+        for z0 in (None,) if method == "sgd" else Z0S:
+            if (method, z0) not in [(item["method"], item["z0"]) for item in content["canaries"]]:
+                yield "canaries", f"canaries, {method}, z0 = {z0}", partial(_measure_canaries, method, z0)
+
+
+def _measure_shadows(name: str) -> dict[str, Any]:
+    corpus, config = load_corpus(name), target_config(name, 0)
+    members, non_members = equal_sides(split(corpus, 0), 0)
+    moments = Moments.of(shadow_signals(config, corpus, members + non_members, SHADOWS[name]))
+    about = {"corpus": name, "corpus_sha256": corpus.sha256, "seed": 0, "config": changed_settings(config)}
+    sides = {"inside": packed(moments.inside), "outside": packed(moments.outside)}
+    variances = {"v_in": moments.v_in.round(5).tolist(), "v_out": moments.v_out.round(5).tolist()}
+    return {**about, "models": moments.models, "pool": len(moments.inside), **variances, **sides}
+
+
+def _measure_defended(config: TrainConfig, path: Path) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        run = defend(config, Path(folder) / "run", shadows=path)
+    assert run is not None
+    return {**asdict(run), "config": changed_settings(config)}
+
+
+def _measure_canaries(method: str, z0: float | None) -> dict[str, Any]:
+    config = CANARIES if z0 is None else replace(CANARIES, z0=z0)
+    rows = measure_memorisation(config, [method], REPETITIONS)
+    return {"method": method, "z0": z0, "config": changed_settings(config), "rows": [asdict(row) for row in rows]}

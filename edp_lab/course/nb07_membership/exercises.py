@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from edp_lab.attacks.statistics import advantage, auc, tpr_at_fpr
-from edp_lab.course.kit.exercises import Exercise, close
+from edp_lab.course.kit.exercises import NOTHING, Exercise, chosen, close
 from edp_lab.course.nb07_membership.compute import sharp_and_blunt
 
-NOTHING = "(your function returns None: is there a `return`?)"
 AUDIENCES = 100  # made-up groups of people on which an advantage is measured
 PEOPLE = 60  # on either side of each
 SHIFT = 1.0  # of members' scores, in standard deviations: an advantage of 0.383
 WELL_KNOWN = 2.0  # on top, of a text that the training set has several times
-QUESTIONS = ("AUC", "largest TPR - FPR", "TPR at 1 % FPR")
 
 
 def _tpr(answer: Any, cases: np.random.Generator) -> str | None:
@@ -37,28 +34,18 @@ def _tpr(answer: Any, cases: np.random.Generator) -> str | None:
 
 def _compare(answer: Any, cases: np.random.Generator) -> str | None:
     """Both attacks on many people, by each measure."""
-    if not isinstance(answer, Mapping) or answer.keys() != set(QUESTIONS):
-        return f"a prediction is a dictionary with the questions {', '.join(map(repr, QUESTIONS))}."
-    if None in answer.values():
-        raise NotImplementedError
     attacks = sharp_and_blunt(20_000, int(cases.integers(2**31)))
+    tails = {name: tpr_at_fpr(*sides, 0.01) for name, sides in attacks.items()}
     measured = {
-        name: (auc(*sides), advantage(*sides).value, _at_one_percent(*sides)) for name, sides in attacks.items()
+        "AUC": {name: auc(*sides) for name, sides in attacks.items()},
+        "largest TPR - FPR": {name: advantage(*sides).value for name, sides in attacks.items()},
+        "TPR at 1 % FPR": {name: rate.value for name, rate in tails.items() if rate is not None},
     }
-    for k, question in enumerate(QUESTIONS):
-        values = {name: numbers[k] for name, numbers in measured.items()}
-        if answer[question] not in values:
-            return f"{question}: {answer[question]!r} is neither 'blunt' nor 'sharp'."
-        if answer[question] != max(values, key=lambda name: values[name]):
-            told = " and ".join(f"{value:.3f} for the {name} one" for name, value in values.items())
-            return f"{question}: you said {answer[question]!r}, but it is {told}."
-    return None
-
-
-def _at_one_percent(members: np.ndarray, others: np.ndarray) -> float:
-    rate = tpr_at_fpr(members, others, 0.01)
-    assert rate is not None
-    return rate.value
+    right = {}
+    for question, values in measured.items():
+        told = " and ".join(f"{value:.3f} for the {name} one" for name, value in values.items())
+        right[question] = max(values, key=lambda name: values[name]), f"you said {{!r}}, but it is {told}"
+    return chosen(answer, right, attacks, "neither 'blunt' nor 'sharp'")
 
 
 # ---- An advantage that flatters ------------------------------------------------------------------------------------
@@ -83,41 +70,35 @@ def _advantage(answer: Any, cases: np.random.Generator) -> str | None:
     return None
 
 
-def _people(cases: np.random.Generator, members: int, others: int, shift: float) -> Audience:
+def _people(cases: np.random.Generator, members: int, shift: float) -> Audience:
     """Members first; they score higher by `shift` standard deviations."""
-    member = np.arange(members + others) < members
-    return cases.normal(shift * member, 1), member, np.array([f"text {k}" for k in range(members + others)])
-
-
-def _ignorant(cases: np.random.Generator) -> Audience:
-    """Scores that know nothing."""
-    return _people(cases, PEOPLE, PEOPLE, 0.0)
+    member = np.arange(2 * PEOPLE) < members
+    return cases.normal(shift * member, 1), member, np.array([f"text {k}" for k in range(2 * PEOPLE)])
 
 
 def _with_copies(cases: np.random.Generator) -> Audience:
     """In random order; two strangers each say what half of the members say, texts that the model knows best of all."""
-    scores, member, texts = _people(cases, PEOPLE, PEOPLE, SHIFT)
+    scores, member, texts = _people(cases, PEOPLE, SHIFT)
     copied = cases.permutation(PEOPLE)[: PEOPLE // 2]
     scores[copied] += WELL_KNOWN
     twice = np.repeat(copied, 2)
     order = cases.permutation(len(scores) + len(twice))
-    return (
-        np.append(scores, scores[twice])[order],
-        np.append(member, np.zeros(len(twice), bool))[order],
-        np.append(texts, texts[twice])[order],
-    )
+    stranger = np.zeros(len(twice), bool)
+    everyone = np.append(scores, scores[twice]), np.append(member, stranger), np.append(texts, texts[twice])
+    scores, member, texts = (each[order] for each in everyone)
+    return scores, member, texts
 
 
 def _few_members(cases: np.random.Generator) -> Audience:
     """In random order; one in four is a member, and stands out."""
-    people, order = _people(cases, PEOPLE // 2, 3 * PEOPLE // 2, 3.0), cases.permutation(2 * PEOPLE)
+    people, order = _people(cases, PEOPLE // 2, 3.0), cases.permutation(2 * PEOPLE)
     scores, member, texts = (each[order] for each in people)
     return scores, member, texts
 
 
 CROWDS = (  # who is drawn, between which numbers the mean advantage must lie, and what is said otherwise
     (
-        _ignorant,
+        lambda cases: _people(cases, PEOPLE, 0.0),
         -0.08,
         0.08,
         f"scores that know nothing have no advantage, but over {AUDIENCES} groups of {2 * PEOPLE} people yours is",

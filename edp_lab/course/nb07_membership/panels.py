@@ -17,22 +17,20 @@ import numpy as np
 import plotly.graph_objects as go
 
 from edp_lab.attacks.membership.attacks import Attacked
-from edp_lab.attacks.memorisation import AROUND, DIGITS, Memorisation, Traced
+from edp_lab.attacks.memorisation import AROUND, DIGITS, Traced
 from edp_lab.attacks.statistics import LEAST_MEMBERS, Guards
 from edp_lab.attacks.statistics import roc as roc_curve
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, devices, number, number_box
 from edp_lab.course.kit.figure import Figure, Trace, figure, line
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
-from edp_lab.course.kit.text import Words, at_most, columns, count, train_command
+from edp_lab.course.kit.text import Words, account_command, at_most, columns, count, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb07_membership import compute
-from edp_lab.course.nb07_membership.compute import Array, CanaryGrid, Remembered, Shown
-from edp_lab.course.nb07_membership.measured import CANARIES, METHODS, REPETITIONS, Z0S, Defended, Found, defend
+from edp_lab.course.nb07_membership.compute import CANARIES, Array, CanaryGrid, Defended, Found, Remembered, Shown
 from edp_lab.privacy import Variant
-from edp_lab.training import StepDone, TrainConfig
-from edp_lab.training.trainer import Event
+from edp_lab.training import TrainConfig
 
 words = Words(__file__)
 VARIANTS = {"as printed": True, "sound": False}
@@ -43,18 +41,10 @@ CHANCE = {"color": "#666", "dash": "dot", "width": 1.5}
 LOG = {"type": "log", "dtick": 1, "tickformat": "~g"}
 
 
-def _bars(values: Sequence[float], intervals: Sequence[tuple[float, float]], **look: Any) -> dict[str, Any]:
-    """Error bars from a value to both ends of its interval."""
-    ends = list(zip(values, intervals, strict=True))
-    above, below = [high - y for y, (_, high) in ends], [y - low for y, (low, _) in ends]
-    style = {"type": "data", "symmetric": False, "width": 4, "color": "#444"}
-    return {**style, "array": above, "arrayminus": below, **look}
-
-
-def _note(text: str, y: float, side: str, **place: Any) -> dict[str, Any]:
-    """What a horizontal line says at its right end."""
-    at = {"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y", "y": y, "yanchor": side}
-    return {"text": text, "showarrow": False, **at, **place}
+def _level(text: str, y: float, side: str, **place: Any) -> dict[str, Any]:
+    """What a horizontal line says at its right end, above or below it."""
+    end = {"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y", "y": y, "yanchor": side}
+    return fig.note(text, **end | place)
 
 
 # ---- The curve and the scores --------------------------------------------------------------------------------------
@@ -81,8 +71,8 @@ def roc(attacks: Mapping[str, Attacked], as_printed: bool, z0: float, num_device
         },
         partial(compute.show_roc, attacks),
         [draw_roc, draw_scores],
-        lambda result: words.roc(result, ATTACKS[result.attack], bound_settings(result)),
-        lambda result, **_: roc_command(result, attacks[result.attack]),
+        lambda result: words.roc(result, ATTACKS[result.result.attack], bound_settings(result)),
+        lambda result, attack, **_: roc_command(result, attacks[attack]),
     )
 
 
@@ -91,51 +81,42 @@ SMALLEST = 3e-4  # rate that a log axis shows
 
 def draw_roc(result: Shown) -> Figure:
     """The attack's ROC curve on log axes with its band, the threshold's point, and what two epsilons allow."""
-    floor = max(SMALLEST, 0.5 / result.people)
-    fpr, tpr, low, high = (np.maximum(one, floor) for one in (result.fpr, result.tpr, result.low, result.high))
-    grid = np.geomspace(SMALLEST, 1, 80)
-    held = result.guarantee
-    claimed, true = (
-        f"claimed: ε = {d(math.inf if held.epsilon_claimed is None else held.epsilon_claimed)} (zCDP)",
-        f"true: ε = {at_most(held.epsilon)} (Gaussian DP)",
-    )
-    hover: dict[str, Any] = {"hovertemplate": "FPR %{x:.3g}: TPR %{y:.3g}"}
-    wide = {"line": {"width": 2.5}}
-    edges = _steps(fpr, low, high)
-    band = {"fill": "toself", "fillcolor": "rgba(86,180,233,0.35)", "line": {"width": 0}, "hoverinfo": "skip"}
-    diagonal = {"x": [SMALLEST, 1], "y": [SMALLEST, 1], "line": CHANCE, "hoverinfo": "skip"}
-    ring = {"color": BLACK, "symbol": "circle-open", "size": 13, "line": {"width": 3}}
-    rates = [(max(rate.value, floor), rate.interval) for rate in (result.alarms, result.hits)]
-    bars = [_bars([value], [(min(value, max(interval[0], floor)), interval[1])]) for value, interval in rates]
-    point = {"type": "scatter", "name": "threshold", "mode": "markers", "marker": ring, **hover}
-    traces = [
-        {"type": "scatter", "name": "95 % band", "mode": "lines", "x": edges[0], "y": edges[1], **band, **hover},
-        line(ATTACKS[result.attack], BLUE, x=fpr, y=tpr, line={"width": 2.5, "shape": "hv"}, **hover),
-        line(claimed, ORANGE, "dash", x=grid, y=result.claimed.tpr(grid), **wide, **hover),
-        line(true, GREEN, "longdashdot", x=grid, y=result.true.tpr(grid), **wide, **hover),
-        {"type": "scatter", "name": "guessing", "mode": "lines", **diagonal, **hover},
-        {**point, "x": [rates[0][0]], "y": [rates[1][0]], "error_x": bars[0], "error_y": bars[1]},
-    ]
-    span = [math.log10(SMALLEST), 0.03]
+    floor = max(SMALLEST, 0.5 / result.result.members)
+    fpr, tpr, low, high = np.maximum(result.curve, floor)
+    corners = np.repeat(fpr, 2)[1:]  # the band has steps like the curve
+    upper, lower = np.repeat(high, 2)[:-1], np.repeat(low, 2)[:-1]
+    band = {"x": np.concatenate([corners, corners[::-1]]), "y": np.concatenate([upper, lower[::-1]])}
+    grid, held = np.geomspace(SMALLEST, 1, 80), result.guarantee
+    claimed, true = f"claimed: ε = {d(held.epsilon_claimed)} (zCDP)", f"true: ε = {at_most(held.epsilon)} (Gaussian DP)"
+    point: Trace = {}
+    for axis, rate in (("x", result.alarms), ("y", result.hits)):
+        value, (least, most) = max(rate.value, floor), rate.interval
+        reach = fig.error_bars([value], [(min(value, max(least, floor)), most)], width=4, color="#444")
+        point |= {axis: [value], f"error_{axis}": reach}
+    marker = {"color": BLACK, "symbol": "circle-open", "size": 13, "line": {"width": 3}}
+    hover = "FPR %{x:.3g}: TPR %{y:.3g}"
+    silent: dict[str, Any] = {"hoverinfo": "skip", "hover": hover}
+    chance, span = {"mode": "lines", "line": CHANCE}, [math.log10(SMALLEST), 0.03]
     return figure(
-        traces,
+        [
+            fig.area("95 % band", SKY, 0.35, **band, **silent),
+            line(ATTACKS[result.result.attack], BLUE, width=2.5, x=fpr, y=tpr, line={"shape": "hv"}),
+            line(claimed, ORANGE, "dash", width=2.5, x=grid, y=result.claimed.tpr(grid)),
+            line(true, GREEN, "longdashdot", width=2.5, x=grid, y=result.true.tpr(grid)),
+            fig.trace("guessing", chance, x=[SMALLEST, 1], y=[SMALLEST, 1], **silent),
+            fig.trace("threshold", {"mode": "markers", "marker": marker}, **point),
+        ],
         "Members found, non-members accused",
-        f"{result.people:,} a side; target: SGD, no guarantee, seed {result.seed};<br>"
+        f"{result.result.members:,} a side; target: SGD, no guarantee, seed {result.seed};<br>"
         f"lines: {bound_settings(result)}, δ = {held.delta:.1g}, replace-one",
         HEIGHT,
+        top=90,
+        hover=hover,
         # No attack is worse than guessing for long: the corner is free.
         legend={"orientation": None, "x": 0.99, "xanchor": "right", "y": 0.01, "yanchor": "bottom"},
-        margin={"t": 90},
-        xaxis={**LOG, "title": "false-positive rate (share of non-members)", "range": span},
-        yaxis={**LOG, "title": "true-positive rate (share of members)", "range": span},
+        xaxis=fig.axis("false-positive rate (share of non-members)", span, **LOG),
+        yaxis=fig.axis("true-positive rate (share of members)", span, **LOG),
     )
-
-
-def _steps(x: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """The outline of a band whose edges are steps like those of the curve, for "toself"."""
-    corners = np.repeat(x, 2)[1:]
-    upper, lower = np.repeat(high, 2)[:-1], np.repeat(low, 2)[:-1]
-    return np.concatenate([corners, corners[::-1]]), np.concatenate([upper, lower[::-1]])
 
 
 SCORES = {
@@ -147,78 +128,52 @@ SCORES = {
 
 def draw_scores(result: Shown) -> Figure:
     """Histograms of the attack's scores, of members and of non-members; the line is the threshold."""
-    middles, width = (result.edges[1:] + result.edges[:-1]) / 2, result.edges[1] - result.edges[0]
-    bars = []
-    looks = (("members", ORANGE, "/"), ("non-members", BLUE, ""))
-    for (name, color, shape), shares in zip(looks, result.shares, strict=True):
-        hatch = {"fillmode": "overlay", "fgcolor": "white", "size": 6, "shape": shape}
-        marker = {"color": color, "opacity": 0.6, "pattern": hatch, "line": {"width": 0}}
-        hover = f"%{{x:.3g}}: %{{y:.2f}} % of {name}"
-        bar = {"type": "bar", "name": name, "marker": marker, "hovertemplate": hover, "width": width}
-        bars.append({**bar, "x": middles, "y": 100 * shares})
-    left = result.mark < (result.edges[0] + result.edges[-1]) / 2
-    side: dict[str, Any] = {"text": "← others", "xanchor": "right", "xshift": -6}
-    if left:
-        side = {"text": "called members →", "xanchor": "left", "xshift": 6}
-    place = {"x": result.mark, "yref": "paper", "y": 1, "yanchor": "top", "showarrow": False}
-    top = max(float(shares.max()) for shares in result.shares)
+    attack, ends = result.result.attack, result.edges[[0, -1]]
+    told: dict[str, Any] = {"text": "← others", "xanchor": "right", "xshift": -6}
+    if result.mark < ends.sum() / 2:
+        told = {"text": "called members →", "xanchor": "left", "xshift": 6}
     return figure(
-        bars,
+        fig.histograms(result.edges, result.shares, (("members", ORANGE, "/"), ("non-members", BLUE, ""))),
         "What the attack sees",
-        f"{ATTACKS[result.attack]}, {result.people:,} a side, right: looks like a member;<br>"
+        f"{ATTACKS[attack]}, {result.result.members:,} a side, right: looks like a member;<br>"
         f"the top {result.called:g} % are called members",
         HEIGHT,
+        top=116,
         barmode="overlay",
         bargap=0,
-        margin={"t": 116},
         shapes=[fig.vline(result.mark)],
-        annotations=[{**place, **side}],
-        xaxis={"title": SCORES[result.attack], "range": result.edges[[0, -1]].tolist()},
-        yaxis={"title": "share of that side (%)", "range": [0, 115 * top]},
+        annotations=[fig.note(**told, x=result.mark, yref="paper", y=1, yanchor="top")],
+        xaxis=fig.axis(SCORES[attack], ends.tolist()),
+        yaxis=fig.axis("share of that side (%)", [0, 115 * float(result.shares.max())]),
     )
 
 
 def bound_settings(result: Shown) -> str:
     """The mechanism whose bounds are drawn."""
-    name = "as printed" if result.mechanism.variant is Variant.AS_PRINTED else "sound"
+    mechanism = result.mechanism
+    name = "as printed" if mechanism.variant is Variant.AS_PRINTED else "sound"
     epochs = count(result.guarantee.epochs, "epoch")
-    return f"{name}, N = {result.mechanism.num_devices}, z0 = {result.mechanism.z0:g}, {epochs}"
-
-
-COMMANDS = {
-    "loss": "loss --run {run}",
-    "shadow": "shadow --run {run}",
-    "lira-online": "lira --run {run} --shadows {shadows}",
-}
+    return f"{name}, N = {mechanism.num_devices}, z0 = {mechanism.z0:g}, {epochs}"
 
 
 def roc_command(result: Shown, attacked: Attacked) -> str:
     """The calls that train the target, make this attack, and account for the lines drawn in."""
-    mechanism, run = result.mechanism, "runs/target"
-    attack = COMMANDS[result.attack].format(run=run, shadows=attacked.about.get("shadows"))
-    printed = " --as-printed --alpha-source public" if mechanism.variant is Variant.AS_PRINTED else ""
-    account = (
-        f"edp-lab account{printed} --z0 {mechanism.z0!r} --gpus {mechanism.num_devices} --epochs "
-        f"{result.guarantee.epochs} --delta {result.guarantee.delta:.6g} --adjacency replace_one"
-    )
+    run, mechanism, held = "runs/target", result.mechanism, result.guarantee
+    attack = f"{result.result.attack.partition('-')[0]} --run {run}"
+    if "shadows" in attacked.about or result.result.attack == "lira-online":
+        attack += f" --shadows {attacked.about.get('shadows')}"
+    flags = ["--as-printed", "--alpha-source", "public"] if mechanism.variant is Variant.AS_PRINTED else []
+    options = {"z0": repr(mechanism.z0), "gpus": mechanism.num_devices, "epochs": held.epochs, "delta": held.delta}
+    account = account_command({**options, "adjacency": "replace_one"}, *flags)
     return f"{train_command(attacked.target.config, run)}\nedp-lab attack {attack}\n{account}"
 
 
 def attacks_table(attacks: Mapping[str, Attacked]) -> str:
     """Attacks side by side in plain text, one a line, under a heading; shares in percent, 95 % intervals."""
-
-    def tail(told: Mapping[str, Any]) -> str:
-        if told["value"] is None:
-            return "too few non-members"
-        value, low, high = (100 * share for share in (told["value"], *told["interval"]))
-        return f"{value:.1f} % ({low:.1f} to {high:.1f})"
-
     rows: list[Sequence[str]] = [("attack", "AUC", "TPR at 1 % FPR", "TPR at 0.1 % FPR")]
-    for name, attacked in attacks.items():
-        found = attacked.result
-        low, high = found.auc_interval
-        tails = (tail(found.tpr_at_fpr[fpr]) for fpr in ("0.01", "0.001"))
-        rows.append((ATTACKS[name], f"{found.auc:.3f} ({low:.3f} to {high:.3f})", *tails))
+    for name, found in ((name, attacked.result) for name, attacked in attacks.items()):
+        tails = (words.tail(found.tpr_at_fpr[fpr]) for fpr in ("0.01", "0.001"))
+        rows.append((ATTACKS[name], f"{found.auc:.3f} ({words.interval(found.auc_interval)})", *tails))
     return columns(rows)
 
 
@@ -242,9 +197,9 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
         "First, how far up a hidden number ranks among ten thousand others; then, for one canary a row, by how much "
         "each token gives it away.",
         {
-            "method": choice("method", method, {METHOD_NAMES[name]: name for name in METHODS}),
-            "z0": number("noise multiplier z0", z0, Z0S, unit="measured"),
-            "repetitions": number("copies of a canary", repetitions, REPETITIONS, unit="times"),
+            "method": choice("method", method, {METHOD_NAMES[name]: name for name in compute.METHODS}),
+            "z0": number("noise multiplier z0", z0, compute.Z0S, unit="measured"),
+            "repetitions": number("copies of a canary", repetitions, compute.REPETITIONS, unit="times"),
         },
         partial(compute.show_canaries, grid),
         [(draw_exposure, "2 1 22rem"), (draw_tokens, "3 1 30rem")],
@@ -253,63 +208,58 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
     )
 
 
-def _likelier(token: Traced) -> float:
-    """How many times as likely its label is in the canary as after other numbers."""
-    return token.probability / max(token.elsewhere, 1e-9)
-
-
 def canaries_in_words(result: Remembered) -> str:
     """The read-out beside the sliders: HTML."""
     return words.canaries(result, METHOD_NAMES[result.method], CANARIES, max(result.chosen.trace[1:], key=_likelier))
 
 
+def _likelier(token: Traced) -> float:
+    """How many times as likely its label is in the canary as after other numbers."""
+    return token.probability / max(token.elsewhere, 1e-9)
+
+
 def draw_exposure(result: Remembered) -> Figure:
     """Mean exposure by repetitions, for each method; the ring is the one looked at."""
-    looks = {
-        "sgd": (BLACK, "dot", "x"),
-        "edp-sgd-as-printed": (ORANGE, "dash", "square"),
-        "edp-sgd": (GREEN, "solid", "circle"),
-    }
-    traces: list[Trace] = []
-    for (method, (color, dash, symbol)), rows in zip(looks.items(), result.others.values(), strict=True):
+    looks = ((BLACK, "dot", "x"), (ORANGE, "dash", "square"), (GREEN, "solid", "circle"))
+    traces = []
+    for (method, rows), (color, dash, symbol) in zip(result.rows.items(), looks, strict=True):
         exposures = [row.exposure for row in rows]
-        traces.append(
-            {
-                "type": "scatter",
-                "name": METHOD_NAMES[method],
-                "mode": "lines+markers",
-                "line": {"color": color, "dash": dash},
-                "marker": {"symbol": symbol, "size": 9},
-                "x": [str(row.repetitions) for row in rows],
-                "y": exposures,
-                "error_y": _bars(exposures, [row.interval for row in rows], color=color, thickness=1.2),
-                "hovertemplate": "%{x} times: %{y:.1f} bits",
-            }
-        )
+        reach = fig.error_bars(exposures, [row.interval for row in rows], width=4, color=color, thickness=1.2)
+        look: dict[str, Any] = {"mode": "lines+markers", "marker": {"symbol": symbol, "size": 9}, "error_y": reach}
+        on = {"x": [str(row.repetitions) for row in rows], "y": exposures, "hover": "%{x} times: %{y:.1f} bits"}
+        traces.append(line(METHOD_NAMES[method], color, dash, **look, **on))
     ring = {"color": VERMILLION, "symbol": "circle-open", "size": 18, "line": {"width": 3}}
-    chosen = {"x": [str(result.chosen.repetitions)], "y": [result.chosen.exposure]}
-    traces.append(
-        {"type": "scatter", "mode": "markers", "marker": ring, "showlegend": False, "hoverinfo": "skip", **chosen}
-    )
+    chosen = {"x": [str(result.chosen.repetitions)], "y": [result.chosen.exposure], "showlegend": False}
     forgotten, cap = math.log2(math.e), result.chosen.cap
     return figure(
-        traces,
+        [*traces, fig.trace("", {"mode": "markers", "marker": ring, "hoverinfo": "skip"}, **chosen)],
         "How well it remembers",
         canary_caption(result),
         HEIGHT,
         shapes=[fig.hline(forgotten, line=CHANCE), fig.hline(cap)],
         annotations=[
-            _note("nothing remembered", forgotten, "bottom"),
-            _note("the most we can measure", cap, "bottom", x=0, xanchor="left"),
+            _level("nothing remembered", forgotten, "bottom"),
+            _level("the most we can measure", cap, "bottom", x=0, xanchor="left"),
         ],
-        xaxis={"title": "times that a canary is in the training set", "type": "category"},
-        yaxis={"title": "exposure (bits)", "range": [-0.3, 15]},
+        xaxis=fig.axis("times that a canary is in the training set", type="category"),
+        yaxis=fig.axis("exposure (bits)", [-0.3, 15]),
     )
 
 
 def draw_tokens(result: Remembered) -> Figure:
     """Token by token: how many times likelier a canary's labels are than the same labels after other numbers."""
-    rows, place = result.rows, result.rows.index(result.chosen)
+    rows = result.rows[result.method]
+    place = rows.index(result.chosen)
+
+    def hover(token: Traced) -> str:
+        word = token.token if len(token.token) < 20 else "the whole utterance"
+        chances = f"probability {d(token.probability)}, after other numbers {d(token.elsewhere)}"
+        return f"{word}: {token.label}<br>{chances}"
+
+    def each(told: Callable[[Traced], Any]) -> list[list[Any]]:
+        return [[told(token) for token in row.trace] for row in rows]
+
+    ticks = {"tickvals": [0, 1, 2], "ticktext": ["1", "10", "100"]}
     heat = {
         "type": "heatmap",
         "colorscale": [[0, "#ffffff"], [0.35, "#cfe5f3"], [0.7, SKY], [1, BLUE]],
@@ -318,67 +268,48 @@ def draw_tokens(result: Remembered) -> Figure:
         "xgap": 2,
         "ygap": 2,
         "y": [str(row.repetitions) for row in rows],
-        "z": [[_decades(token) for token in row.trace] for row in rows],
-        "text": [_digits(row) for row in rows],
+        "z": each(lambda token: math.log10(max(1.0, _likelier(token)))),
+        # All but the digits is the same for every canary.
+        "text": each(lambda token: str(DIGITS.index(token.token)) if token.token in DIGITS else ""),
         "texttemplate": "%{text}",
         "textfont": {"size": 14},
-        "customdata": [[_hover(token) for token in row.trace] for row in rows],
+        "customdata": each(hover),
         "hovertemplate": "%{customdata}<extra></extra>",
-        "colorbar": {
-            "title": {"text": "times likelier", "side": "right"},
-            "thickness": 12,
-            "tickvals": [0, 1, 2],
-            "ticktext": ["1", "10", "100"],
-        },
+        "colorbar": {**ticks, "title": {"text": "times likelier", "side": "right"}, "thickness": 12},
     }
     names = ["intent", *AROUND, *(f"digit {k}" for k in range(1, 8))]
     across = {"xref": "x domain", "x0": 0, "x1": 1, "y0": place - 0.5, "y1": place + 0.5, "yref": "y"}
     frame = {"type": "rect", "line": {"color": VERMILLION, "width": 3}, "fillcolor": "rgba(0,0,0,0)", **across}
-    ticks = {"tickvals": list(range(len(names))), "ticktext": names, "tickangle": -40}
     kinds = {"type": "category", "ticks": "", "ticklabelstandoff": 4, "showgrid": False}
     return figure(
         [heat],
         "What is remembered, token by token",
         canary_caption(result),
         HEIGHT,
-        margin={"t": 100},
+        top=100,
         shapes=[frame],
-        xaxis={"title": "token of the canary", **ticks},
-        yaxis={"title": "copies in the training set", **kinds},
+        xaxis=fig.axis("token of the canary", tickvals=list(range(len(names))), ticktext=names, tickangle=-40),
+        yaxis=fig.axis("copies in the training set", **kinds),
     )
-
-
-def _decades(token: Traced) -> float:
-    """Decades by which its label is likelier than after other numbers; nothing where it is less likely."""
-    return max(0.0, math.log10(max(token.probability, 1e-9) / max(token.elsewhere, 1e-9)))
-
-
-def _digits(row: Memorisation) -> list[str]:
-    """The digits of the canary; all else is the same for every one of them."""
-    return [str(DIGITS.index(token.token)) if token.token in DIGITS else "" for token in row.trace]
-
-
-def _hover(token: Traced) -> str:
-    word = token.token if len(token.token) < 20 else "the whole utterance"
-    return f"{word}: {token.label}<br>probability {d(token.probability)}, after other numbers {d(token.elsewhere)}"
 
 
 def canary_caption(result: Remembered) -> str:
     """Settings, and what is promised for one canary with all its copies."""
     row = result.chosen
-    noise = "" if result.method == "sgd" else f", z0 = {result.z0:g}"
-    told = f"{METHOD_NAMES[result.method]}{noise}, {row.repetitions} copies, seed {CANARIES.seed}"
-    claimed = "" if row.epsilon_claimed is None else f"; claimed: ε = {d(row.epsilon_claimed)} (zCDP)"
     if row.repetitions == 0:
-        return f"{told};<br>never inserted: nothing to protect"
-    if row.epsilon is None:
-        return f"{told};<br>no guarantee{claimed}"
-    return f"{told};<br>all copies: ε = {at_most(row.epsilon)} (Gaussian DP, δ = {row.delta:.1g}), void"
+        promise = "never inserted: nothing to protect"
+    elif row.epsilon is None:
+        claimed = "" if row.epsilon_claimed is None else f"; claimed: ε = {d(row.epsilon_claimed)} (zCDP)"
+        promise = f"no guarantee{claimed}"
+    else:
+        promise = f"all copies: ε = {at_most(row.epsilon)} (Gaussian DP, δ = {row.delta:.1g}), void"
+    noise = "" if result.method == "sgd" else f", z0 = {result.z0:g}"
+    return f"{METHOD_NAMES[result.method]}{noise}, {row.repetitions} copies, seed {CANARIES.seed};<br>{promise}"
 
 
 def canaries_command(result: Remembered) -> str:
     """The call of `edp-lab attack canaries` that measures this model."""
-    counts = ",".join(str(row.repetitions) for row in result.rows)
+    counts = ",".join(str(row.repetitions) for row in result.rows[result.method])
     return (
         f"edp-lab attack canaries --corpus {CANARIES.corpus} --methods {result.method} --repetitions {counts} "
         f"--epochs {CANARIES.epochs} --size {CANARIES.size} --z0 {result.z0!r} --seed {CANARIES.seed}"
@@ -409,9 +340,8 @@ class Defence(RunPanel):
         num_devices: int,
         clip_norm: float,
     ) -> None:
-        noise = {"method": "edp-sgd", "num_devices": num_devices, "clip_norm": clip_norm}
-        self._plain, self._measured = replace(plain, **noise), measured  # type: ignore[arg-type]
-        self.runs: list[Defended] = []
+        self._base = replace(plain, method="edp-sgd", num_devices=num_devices, clip_norm=clip_norm)
+        self._measured, self.runs = measured, []  # type: tuple[Sequence[Defended], list[Defended]]
         self.variant = choice("variant", as_printed, VARIANTS)
         self.z0, self.epochs = number_box("z0", float(z0), "8rem"), number_box("epochs", plain.epochs, "7rem")
         super().__init__(
@@ -424,13 +354,14 @@ class Defence(RunPanel):
         )
 
     def prepare(self) -> TrainConfig:
-        return replace(self._plain, as_printed=self.variant.value, z0=self.z0.value, epochs=self.epochs.value)
+        return replace(self._base, as_printed=self.variant.value, z0=self.z0.value, epochs=self.epochs.value)
 
     def work(self, config: TrainConfig) -> None:
         """Train, attack, and add the run to the pictures."""
         self.words.value = ""
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
-            run = defend(config, Path(folder) / "run", self._listen, self.stop_event)
+            listen = partial(self.progress_of, after="attacking")
+            run = compute.defend(config, Path(folder) / "run", listen, self.stop_event)
         if run is None:
             self.words.value = "<p>Stopped before the model was ready: nothing to attack.</p>"
             return
@@ -438,43 +369,44 @@ class Defence(RunPanel):
         for live, draw in zip(self.figures, (draw_epsilon, draw_price), strict=True):
             live.show(draw(self._measured, self.runs))
         self.words.value = words.defended(run, self._measured[0], ATTACKS)
-        self.command.value = defended_command(config)
-
-    def _listen(self, event: Event) -> None:
-        if isinstance(event, StepDone):
-            done, of = event.epoch * event.steps + event.step, event.epochs * event.steps
-            self.progress(done, of, f"epoch {event.epoch + 1} of {event.epochs}" if done < of else "attacking")
+        attack = "edp-lab attack loss --run runs/noised\nedp-lab attack lira --run runs/noised --shadows 32"
+        self.command.value = f"{train_command(config, 'runs/noised')}\n{attack}"
 
 
 Runs = Sequence[Defended]
 RUN_COLORS = {"loss": PURPLE, "lira-online": BLUE}
+SERIES = (  # attack, symbol, and the variant of the runs; None: without noise
+    ("loss", "square", "as printed"),
+    ("loss", "square-open", "sound"),
+    ("lira-online", "circle", "as printed"),
+    ("lira-online", "circle-open", "sound"),
+    ("loss", "x", None),
+    ("lira-online", "x", None),
+)
 
 
 def draw_epsilon(runs: Runs, yours: Runs) -> Figure:
     """AUC of both attacks against the epsilon that holds, and without noise."""
-    plain = next((run for run in runs if run.epsilon is None), None)
+    plain = next((run.found for run in runs if run.epsilon is None), {})
     shapes, notes = [], []
     for attack, color in RUN_COLORS.items():
-        there = plain is not None and attack in plain.found
-        level = plain.found[attack].auc if plain is not None and there else 0.5
-        shapes.append(fig.hline(level, line={"color": color, "dash": "dash", "width": 1.5}, visible=there))
-        notes.append(_note(f"SGD, {ATTACKS[attack]}" if there else "", level, "bottom", x=0, xanchor="left"))
+        level, text = (plain[attack].auc, f"SGD, {ATTACKS[attack]}") if attack in plain else (0.5, "")
+        look = {"color": color, "dash": "dash", "width": 1.5}
+        shapes.append(fig.hline(level, line=look, visible=attack in plain))
+        notes.append(_level(text, level, "bottom", x=0, xanchor="left"))
     epsilons = [math.log10(run.epsilon) for run in (*runs, *yours) if run.epsilon]
+    span = [math.floor(min(epsilons, default=0)), math.ceil(max(epsilons, default=6))]
     return figure(
         _traces(runs, yours, lambda run, found: (run.epsilon, found.auc, found.auc_interval)),
         "Does less ε mean less leakage?",
         "Gaussian DP, replace-one, disjoint batches; void: seeds are<br>"
         "published, α private as printed. Each ε allows an AUC of 1",
         HEIGHT,
-        margin={"t": 146},
+        top=146,
         shapes=[*shapes, fig.hline(0.5, line=CHANCE)],
-        annotations=[*notes, _note("guessing", 0.5, "bottom")],
-        xaxis={
-            "title": "true ε, were α public (at δ = n<sup>-1.1</sup>)",
-            **fig.LOG,
-            "range": [math.floor(min(epsilons, default=0)), math.ceil(max(epsilons, default=6))],
-        },
-        yaxis={"title": "AUC of the attack", "range": [0.45, 1]},
+        annotations=[*notes, _level("guessing", 0.5, "bottom")],
+        xaxis=fig.logs("true ε, were α public (at δ = n<sup>-1.1</sup>)", span),
+        yaxis=fig.axis("AUC of the attack", [0.45, 1]),
     )
 
 
@@ -492,61 +424,45 @@ def draw_price(runs: Runs, yours: Runs) -> Figure:
         f"{config.corpus}, {config.epochs} epochs, seed {config.seed}; left: useful, low: leaks little;<br>"
         "a cross: without noise, no guarantee; rings: your runs",
         HEIGHT,
-        margin={"t": 146},
+        top=146,
         shapes=[fig.hline(1, line=CHANCE)],
-        annotations=[_note("guessing", 1, "top")],
-        xaxis={"title": "SER on the validation set", "range": [0, 1.1]},
-        yaxis={"title": "members found at 1 % FPR (%)", "rangemode": "tozero"},
+        annotations=[_level("guessing", 1, "top")],
+        xaxis=fig.axis("SER on the validation set", [0, 1.1]),
+        yaxis=fig.axis("members found at 1 % FPR (%)", rangemode="tozero"),
     )
 
 
-Place = Callable[[Defended, Found], tuple[float | None, float, tuple[float, float]]]
+Place = Callable[[Defended, Found], tuple[float | None, float, tuple[float, float]]]  # x, y, and y's interval
 
 
 def _traces(runs: Runs, yours: Runs, place: Place) -> list[Trace]:
-    """A trace for every attack and variant, one for runs without noise, and rings around the reader's own."""
-    symbols = {("loss", True): "square", ("loss", False): "square-open"}
-    symbols |= {("lira-online", True): "circle", ("lira-online", False): "circle-open"}
-    traces: list[Trace] = []
-    for attack, printed in (*symbols, *((attack, None) for attack in RUN_COLORS)):
-        color = RUN_COLORS[attack]
-        kind = [run for run in (*runs, *yours) if attack in run.found and _variant(run) == printed]
-        points = [place(run, run.found[attack]) for run in kind]
-        marker = {"symbol": "x", "size": 11, "color": color, "line": {"width": 1, "color": BLACK}}
-        look: Trace = {"name": f"{ATTACKS[attack]}, SGD", "showlegend": False}
-        if printed is not None:
-            marker = {"symbol": symbols[attack, printed], "size": 10, "color": color, "line": {"width": 2}}
-            look = {"name": f"{ATTACKS[attack]}, {'as printed' if printed else 'sound'}"}
-        values = [y for _, y, _ in points]
-        bars = _bars(values, [interval for *_, interval in points], color="#444" if printed is None else color)
-        told = [f"z0 = {run.config.z0:g}, SER {run.ser:.2f}" for run in kind]
-        places = {"x": [x for x, _, _ in points], "y": values, "error_y": bars, "text": told}
+    """A trace for every attack and variant, and rings around the reader's own."""
+    traces = []
+    for attack, symbol, variant in SERIES:
+        kind, color = [], RUN_COLORS[attack]
+        for run in (*runs, *yours):
+            own = None if run.config.method == "sgd" else "as printed" if run.config.as_printed else "sound"
+            kind += [run] if attack in run.found and own == variant else []
+        places = [place(run, run.found[attack]) for run in kind]
+        values, intervals = [y for _, y, _ in places], [interval for *_, interval in places]
+        marker: Trace = {"symbol": symbol, "size": 10, "color": color, "line": {"width": 2}}
+        if variant is None:
+            marker |= {"size": 11, "line": {"width": 1, "color": BLACK}}
         traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                **look,
-                "marker": marker,
-                **places,
-                "hovertemplate": "%{text}: %{y:.3g}",
-            }
+            fig.trace(
+                f"{ATTACKS[attack]}, {variant or 'SGD'}",
+                {"mode": "markers", "marker": marker, "showlegend": variant is not None},
+                x=[x for x, _, _ in places],
+                y=values,
+                error_y=fig.error_bars(values, intervals, width=4, color=color if variant else "#444"),
+                text=[f"z0 = {run.config.z0:g}, SER {run.ser:.2f}" for run in kind],
+                hover="%{text}: %{y:.3g}",
+            )
         )
     rings = [place(run, found) for run in yours for found in run.found.values()]
-    ring = {"symbol": "circle-open", "size": 20, "color": VERMILLION, "line": {"width": 3}}
-    look = {"type": "scatter", "mode": "markers", "name": "your runs", "showlegend": False, "hoverinfo": "skip"}
-    return [*traces, {**look, "marker": ring, "x": [x for x, _, _ in rings], "y": [y for _, y, _ in rings]}]
-
-
-def _variant(run: Defended) -> bool | None:
-    return None if run.config.method == "sgd" else run.config.as_printed
-
-
-def defended_command(config: TrainConfig) -> str:
-    """The calls that train such a run and attack it."""
-    run = "runs/noised"
-    return (
-        f"{train_command(config, run)}\nedp-lab attack loss --run {run}\nedp-lab attack lira --run {run} --shadows 32"
-    )
+    marker = {"symbol": "circle-open", "size": 20, "color": VERMILLION, "line": {"width": 3}}
+    look = {"mode": "markers", "marker": marker, "showlegend": False, "hoverinfo": "skip"}
+    return [*traces, fig.trace("your runs", look, x=[x for x, _, _ in rings], y=[y for _, y, _ in rings])]
 
 
 # ---- Drawn once ----------------------------------------------------------------------------------------------------
@@ -559,13 +475,10 @@ def two_attacks(attacks: Mapping[str, tuple[Array, Array]]) -> go.Figure:
         curve = roc_curve(*sides)
         for plot in (1, 2):
             traces.append(line(name, color, dash, x=curve.fpr, y=curve.tpr, showlegend=plot == 1, **fig.at(plot)))
-    diagonal = {"type": "scatter", "x": [1e-3, 1], "y": [1e-3, 1], "mode": "lines", "line": CHANCE}
-    traces += [{**diagonal, "showlegend": False, **fig.at(plot)} for plot in (1, 2)]
-    titles = {f"{axis}axis{k}": {"title": f"{rate}-positive rate"} for axis, rate in AXES for k in ("", "2")}
-    logs = {name: {**LOG, "range": [-3, 0.03]} for name in ("xaxis2", "yaxis2")}
-    layout = fig.merged(fig.plots(1, 2, horizontal_spacing=0.14), titles, logs)
+    diagonal = {"mode": "lines", "line": CHANCE, "x": [1e-3, 1], "y": [1e-3, 1], "showlegend": False}
+    traces += [fig.trace("", diagonal, **fig.at(plot)) for plot in (1, 2)]
+    rates = ("false-positive rate", "true-positive rate")
+    linear, logs = ([fig.axis(rate, span, **look) for rate in rates] for span, look in ((None, {}), ([-3, 0.03], LOG)))
+    layout = fig.plots(1, 2, axes=[tuple(linear), tuple(logs)], horizontal_spacing=0.14)
     told = "made-up scores, no model: no guarantee; dotted: guessing"
     return go.Figure(figure(traces, "One comparison, two pictures", told, 400, **layout))
-
-
-AXES = (("x", "false"), ("y", "true"))

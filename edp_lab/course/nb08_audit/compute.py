@@ -10,9 +10,8 @@ Limits of error rates, lower bounds, claims and guarantees come from `edp_lab.at
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
-from functools import cache
-from numbers import Integral
+from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,32 +19,20 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from scipy.stats import binom
 
-from edp_lab.attacks.audit.bounds import (
-    Bounds,
-    ErrorRate,
-    Finding,
-    OneRunBounds,
-    Tally,
-    error_rate,
-    lower_bounds,
-    one_run_bounds,
-    one_run_epsilon,
-    upper_limit,
-)
+from edp_lab.attacks.audit import bounds as proofs
+from edp_lab.attacks.audit.bounds import Bounds, ErrorRate, Finding, OneRunBounds, Tally, lower_bounds, one_run_bounds
 from edp_lab.attacks.audit.one_run import OneRunAudit
 from edp_lab.attacks.audit.step_audit import DIRECTIONS, LAYOUT
+from edp_lab.course.kit.controls import Array, attacked_mechanism, check_seed, check_whole
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Alpha, Guarantee, Mechanism, judge
+from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.accountants import check_delta
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
 from edp_lab.training.noise import Share, standard_noise
 
-Array = NDArray[np.float64]
-
 CONFIDENCE = 0.95
 DELTA = 1e-5
-MICRO_BATCH = 8  # utterances: more than one, so that an utterance moves the clipped mean by 2C
 MOST_DRAWS = 10_000  # a side
 BINS = 48
 REACH = 4.5  # standard deviations that a histogram shows beyond the means
@@ -64,57 +51,40 @@ class StepNoise:
     """
 
     def __init__(self, seed: int) -> None:
-        if seed < 0:
-            raise UsageError(f"seed is {seed}: it must be 0 or more")
+        check_seed(seed)
         key, self.seed = key_from_seed(seed), seed
         steps = torch.stack([standard_noise(key, step, LAYOUT.size, Share()) for step in range(2 * MOST_DRAWS)])
         self.along = {variant: (steps.double() @ e.double()).numpy() for variant, e in DIRECTIONS.items()}
 
 
-@dataclass(frozen=True, eq=False)
-class StepAudit:
-    """One step of the first epoch, drawn `draws` times without a canary and as often with it.
+class StepAudit(NamedTuple):
+    """One step of the first epoch, drawn many times without a canary and as often with it.
 
     Attributes:
         guarantee: of the step, were the seed secret; layer scales alpha are public (as printed) or 1 (sound).
-        claimed: the epsilon under test; as printed, the paper's zCDP; sound, the epsilon that holds.
+        claimed, holds: the epsilon under test (as printed, the paper's zCDP; sound, the true one), and the true one.
         absent, present: (draws), the released gradient along the canary's direction, from the midpoint of both means.
         distance, std: between the means, and of either side.
         edges, shares: (BINS + 1) and by side (BINS), of the histograms.
         bounds, ceiling: lower bounds on epsilon at `CONFIDENCE`, and the Gaussian one of draws without an error.
     """
 
+    seed: int
     mechanism: Mechanism
     guarantee: Guarantee
     claimed: float
-    seed: int
+    holds: float
     absent: Array
     present: Array
     distance: float
     std: float
     edges: Array
-    shares: tuple[Array, Array]
+    shares: list[Array]
     false_positives: ErrorRate
     false_negatives: ErrorRate
     bounds: Bounds
     ceiling: float
-
-    @property
-    def draws(self) -> int:
-        return len(self.absent)
-
-    @property
-    def delta(self) -> float:
-        return self.guarantee.delta
-
-    @property
-    def holds(self) -> float:
-        assert self.guarantee.epsilon is not None  # noise, and a public alpha
-        return self.guarantee.epsilon
-
-    @property
-    def verdict(self) -> Finding:
-        return verdict(self.bounds.gaussian, self.claimed, self.ceiling)
+    verdict: Finding
 
 
 def audit_step(
@@ -138,57 +108,26 @@ def audit_step(
     Raises:
         UsageError: no noise, no finite claim, draws no whole number from 1 to 10,000; as `Mechanism` and `judge`.
     """
-    if not isinstance(draws, Integral) or not 1 <= draws <= MOST_DRAWS:
-        raise UsageError(f"the number of draws is {draws}: it must be a whole number from 1 to {MOST_DRAWS:,}")
-    mechanism = step_mechanism(as_printed, clip_norm, z0, num_devices, alpha_max)
+    check_whole("number of draws", draws, 1, MOST_DRAWS)
+    mechanism = attacked_mechanism(as_printed, clip_norm, z0, num_devices, alpha_max)
     guarantee = judge(mechanism, 1, delta, seed_published=False)
-    claimed = guarantee.epsilon_claimed if as_printed else guarantee.epsilon
-    if claimed is None or guarantee.epsilon is None:
-        raise UsageError(f"there is no claim to audit ({guarantee.reason or 'no noise'}): choose a larger z0")
+    claimed, holds = proofs.claim_under_test(guarantee, mechanism), guarantee.epsilon
+    assert holds is not None  # where there is a claim there is noise, and alpha is public
+
     distance, std = mechanism.sensitivity() / num_devices, mechanism.noise_std(0) / num_devices
     along = std * noise.along[mechanism.variant]
     absent, present = along[:draws] - distance / 2, along[draws : 2 * draws] + distance / 2
-    errors = [error_rate(wrong, CONFIDENCE) for wrong in (absent > 0, present <= 0)]
-    least = upper_limit(0, draws, CONFIDENCE)
     edges = np.linspace(-1, 1, BINS + 1) * (distance / 2 + REACH * std)
-    return StepAudit(
-        mechanism,
-        guarantee,
-        claimed,
-        noise.seed,
-        absent,
-        present,
-        distance,
-        std,
-        edges,
-        shares=(_shares(absent, edges), _shares(present, edges)),
-        false_positives=errors[0],
-        false_negatives=errors[1],
-        bounds=lower_bounds(errors[0].upper_limit, errors[1].upper_limit, delta),
-        ceiling=lower_bounds(least, least, delta).gaussian,
-    )
+    inside = (np.clip(side, edges[0], edges[-1]) for side in (absent, present))
+    shares = [np.histogram(side, edges)[0] / draws for side in inside]
 
-
-def step_mechanism(
-    as_printed: bool, clip_norm: float, z0: float, num_devices: int, alpha_max: float = 1.0
-) -> Mechanism:
-    """What the audited step releases: alpha public as printed, none where sound; micro-batches of 8."""
-    if as_printed:
-        return Mechanism.as_printed(clip_norm, z0, num_devices, MICRO_BATCH, alpha=Alpha.PUBLIC, alpha_max=alpha_max)
-    return Mechanism.sound(clip_norm, z0, num_devices, MICRO_BATCH)
-
-
-def verdict(lower_bound: float, claimed: float, ceiling: float) -> Finding:
-    """What an audit says of a claim: the rule of `edp_lab.attacks`, on numbers."""
-    if lower_bound > claimed:
-        return Finding.REFUTED
-    return Finding.NO_POWER if ceiling <= claimed else Finding.CONSISTENT
-
-
-def _shares(values: Array, edges: Array) -> Array:
-    """Of all draws in each bin; those beyond the edges are in the outermost bins."""
-    inside = np.clip(values, edges[0], edges[-1])
-    return np.histogram(inside, edges)[0] / len(values)
+    errors = [proofs.error_rate(wrong, CONFIDENCE) for wrong in (absent > 0, present <= 0)]
+    bounds = lower_bounds(errors[0].upper_limit, errors[1].upper_limit, delta)
+    least = proofs.upper_limit(0, draws, CONFIDENCE)
+    ceiling = lower_bounds(least, least, delta).gaussian
+    verdict, _ = proofs.conclude(f"{draws} draws", bounds.gaussian, claimed, ceiling, CONFIDENCE)
+    drawn = absent, present, distance, std, edges, shares
+    return StepAudit(noise.seed, mechanism, guarantee, claimed, holds, *drawn, *errors, bounds, ceiling, verdict)
 
 
 # ---- What guesses can prove ----------------------------------------------------------------------------------------
@@ -197,20 +136,18 @@ FEWEST, MOST = 10, 10_000  # canaries
 SIZES = (10, 30, 100, 300, 1000, 3000, 10_000)  # guesses, of the curves that are drawn
 
 
-@dataclass(frozen=True, eq=False)
-class Guesses:
+class Guesses(NamedTuple):
     """What so many right guesses about canaries of one run prove.
 
     Attributes:
         canaries, made, right: m, r, v.
         tested: an epsilon put to the test.
-        bounds: lower bounds on epsilon at `CONFIDENCE`.
-        best: the same, had all guesses been right.
-        counts, chances: (K) numbers of right guesses, and how likely each is if every guess is right with `chance`.
+        bounds, best: lower bounds on epsilon at `CONFIDENCE`, and the same had all guesses been right.
         chance: most that (tested, 0)-DP allows for one guess.
+        counts, chances: (K) numbers of right guesses, and how likely each is if every guess is right with `chance`.
         tail: P[v or more right] at this chance.
         ceiling: guesses -> bounds if m = r = v.
-        same_share: (J) pairs of guesses and the distribution-free bound, with the same share of them right.
+        same_share: guesses -> the distribution-free bound, with the same share of them right.
     """
 
     canaries: int
@@ -225,7 +162,7 @@ class Guesses:
     chances: Array
     tail: float
     ceiling: dict[int, OneRunBounds]
-    same_share: tuple[tuple[int, float], ...]
+    same_share: dict[int, float]
 
 
 def guess(canaries: int, made: float, right: float, tested: float = 1.0, delta: float = DELTA) -> Guesses:
@@ -241,8 +178,7 @@ def guess(canaries: int, made: float, right: float, tested: float = 1.0, delta: 
         UsageError: canaries no whole number from 10 to 10,000, a percentage outside [0, 100], epsilon negative or
             above 700, or delta outside (0, 1).
     """
-    if not isinstance(canaries, Integral) or not FEWEST <= canaries <= MOST:
-        raise UsageError(f"the number of canaries is {canaries}: it must be a whole number from {FEWEST} to {MOST:,}")
+    check_whole("number of canaries", canaries, FEWEST, MOST)
     for what, share in (("guesses made", made), ("right guesses", right)):
         if not 0 <= share <= 100:
             raise UsageError(f"the share of {what} is {share} %: it must lie between 0 and 100")
@@ -251,31 +187,22 @@ def guess(canaries: int, made: float, right: float, tested: float = 1.0, delta: 
     check_delta(delta)
     r = max(1, round(canaries * made / 100))
     v, chance = round(r * right / 100), float(expit(tested))
+    bounds, best = (_proven(canaries, r, correct, delta) for correct in (v, r))
     low, high = sorted((v, int(binom.median(r, chance))))
     counts = np.arange(max(0, low - 4 * round(r**0.5) - 2), min(r, high + 4 * round(r**0.5) + 2) + 1)
     sizes = sorted({n for n in SIZES if n <= canaries} | {r})
+    free = partial(proofs.one_run_epsilon, canaries, delta=delta, beta=1 - CONFIDENCE)
     return Guesses(
-        canaries,
-        r,
-        v,
-        delta,
-        tested,
-        bounds=proven(canaries, r, v, delta),
-        best=proven(canaries, r, r, delta),
-        chance=chance,
-        counts=counts,
+        *(canaries, r, v, delta, tested, bounds, best, chance, counts),
         chances=binom.pmf(counts, r, chance),
         tail=float(binom.sf(v - 1, r, chance)),
-        ceiling={n: proven(n, n, n, delta) for n in SIZES},
-        same_share=tuple(
-            (n, one_run_epsilon(canaries, n, round(n * right / 100), delta, 1 - CONFIDENCE)) for n in sizes
-        ),
+        ceiling={n: _proven(n, n, n, delta) for n in SIZES},
+        same_share={n: free(n, round(n * right / 100)) for n in sizes},
     )
 
 
 @cache
-def proven(canaries: int, guesses: int, right: int, delta: float) -> OneRunBounds:
-    """The bounds of `edp_lab.attacks.audit.bounds` at `CONFIDENCE` from one number of guesses."""
+def _proven(canaries: int, guesses: int, right: int, delta: float) -> OneRunBounds:
     return one_run_bounds(canaries, [Tally(guesses, right)], delta, CONFIDENCE, gaussian=True)
 
 
@@ -294,9 +221,8 @@ def needed(audit: OneRunAudit, guesses: int) -> int | None:
 
     def refutes(right: int) -> bool:
         tally = [Tally(guesses, right)]
-        return (
-            one_run_bounds(audit.canaries, tally, audit.delta, confidence, gaussian=True).best > audit.epsilon_claimed
-        )
+        found = one_run_bounds(audit.canaries, tally, audit.delta, confidence, gaussian=True)
+        return found.best > audit.epsilon_claimed
 
     found = bisect_left(range(guesses + 1), True, key=refutes)
     return found if found <= guesses else None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from edp_lab.attacks.audit.bounds import error_rate, lower_bounds
-from edp_lab.course.kit.exercises import Exercise, close
-from edp_lab.course.nb08_audit.compute import CONFIDENCE, DELTA, StepAudit, StepNoise, audit_step
+from edp_lab.attacks.audit.bounds import Finding, error_rate, lower_bounds
+from edp_lab.course.kit.exercises import Exercise, chosen, close
+from edp_lab.course.nb08_audit.compute import CONFIDENCE, DELTA, StepNoise, audit_step
 from edp_lab.privacy import gdp_epsilon
 
 AUDITS = 30  # of a step whose epsilon is known
@@ -21,7 +20,6 @@ QUESTIONS = {
     "as printed, N = 8, z0 = 0.3, 10 draws": (True, 8, 0.3, 10),
     "sound, N = 8, z0 = 1, 10,000 draws": (False, 8, 1.0, 10_000),
 }
-VERDICTS = ("refuted", "consistent", "no power")
 
 
 def _at_least(answer: Any, cases: np.random.Generator) -> str | None:
@@ -39,39 +37,33 @@ def _at_least(answer: Any, cases: np.random.Generator) -> str | None:
 
 def _verdicts(answer: Any, cases: np.random.Generator) -> str | None:
     """The audits themselves."""
-    if not isinstance(answer, Mapping) or answer.keys() != QUESTIONS.keys():
-        return f"a prediction is a dictionary with the questions {', '.join(map(repr, QUESTIONS))}."
-    if None in answer.values():
-        raise NotImplementedError
-    for question in QUESTIONS:
-        if answer[question] not in VERDICTS:
-            return f"{question}: {answer[question]!r} is not one of {', '.join(map(repr, VERDICTS))}."
-        audit = _audited(question)
-        if answer[question] != audit.verdict:
-            return (
-                f"{question}: you said {answer[question]!r}, but with ε = {audit.claimed:.3g} claimed, "
-                f"{audit.bounds.gaussian:.3g} proven and {audit.ceiling:.3g} provable at most, it is "
-                f"{str(audit.verdict)!r}."
-            )
-    return None
+    verdicts = [str(finding) for finding in Finding]
+    return chosen(answer, _audited(), verdicts, f"not one of {', '.join(map(repr, verdicts))}")
 
 
 @cache
-def _audited(question: str) -> StepAudit:
-    printed, num_devices, z0, draws = QUESTIONS[question]
-    return audit_step(_noise(), printed, 1.0, z0, num_devices, 1.0, draws)
-
-
-@cache
-def _noise() -> StepNoise:
-    return StepNoise(0)
+def _audited() -> dict[str, tuple[str, str]]:
+    """Each question's verdict, and what is said to another."""
+    noise, right = StepNoise(0), {}
+    for question, (printed, num_devices, z0, draws) in QUESTIONS.items():
+        audit = audit_step(noise, printed, 1.0, z0, num_devices, 1.0, draws)
+        told = (
+            f"you said {{!r}}, but with ε = {audit.claimed:.3g} claimed, {audit.bounds.gaussian:.3g} proven and "
+            f"{audit.ceiling:.3g} provable at most, it is {str(audit.verdict)!r}"
+        )
+        right[question] = str(audit.verdict), told
+    return right
 
 
 def _honest(answer: Any, cases: np.random.Generator) -> str | None:
     """Against the library on Gaussian steps; a wrong one is told how often it proves more than the truth."""
+
+    def drawn(mu: float, draws: int) -> tuple[np.ndarray, np.ndarray]:
+        return cases.normal(-mu / 2, 1, draws), cases.normal(mu / 2, 1, draws)
+
     differs = None
     for mu, draws in ((1.0, 100), (3.0, 400), (0.4, 50), (6.0, 100)):
-        absent, present = _draws(cases, mu, draws)
+        absent, present = drawn(mu, draws)
         limits = [error_rate(wrong, CONFIDENCE).upper_limit for wrong in (absent > 0, present <= 0)]
         wanted = lower_bounds(limits[0], limits[1], DELTA).gaussian
         said = f"{draws} draws a side of a step with true ε = {gdp_epsilon(mu, DELTA):.3g}; what they prove"
@@ -79,12 +71,8 @@ def _honest(answer: Any, cases: np.random.Generator) -> str | None:
     if differs is None:
         return None
     true = gdp_epsilon(1.0, DELTA)
-    more = sum(answer(*_draws(cases, 1.0, 100), DELTA) > true for _ in range(AUDITS))
+    more = sum(answer(*drawn(1.0, 100), DELTA) > true for _ in range(AUDITS))
     return f"{differs}\n   Of {AUDITS} audits of a step whose ε is {true:.3g}, yours proves more than that in {more}."
-
-
-def _draws(cases: np.random.Generator, mu: float, draws: int) -> tuple[np.ndarray, np.ndarray]:
-    return cases.normal(-mu / 2, 1, draws), cases.normal(mu / 2, 1, draws)
 
 
 EXERCISES = (

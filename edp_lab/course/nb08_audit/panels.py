@@ -6,7 +6,7 @@ What a result holds is in `compute`; nothing is computed here but axis ranges.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,9 @@ from edp_lab.attacks.audit.bounds import Finding
 from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import DEVICES, choice, decades, devices, number, number_box
-from edp_lab.course.kit.figure import Figure, figure, line
+from edp_lab.course.kit.figure import Figure, Trace, figure, line
 from edp_lab.course.kit.panel import Panel, RunPanel, StoppedError, panel
-from edp_lab.course.kit.text import Words, columns
+from edp_lab.course.kit.text import Words, columns, count
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb08_audit import compute
@@ -29,7 +29,6 @@ from edp_lab.training import TrainConfig
 
 words = Words(__file__)
 HEIGHT = 500
-HATCH = {"fillmode": "overlay", "fgcolor": "white", "size": 6}
 VARIANTS = {"as printed": True, "sound": False}
 SURE = f"{100 * CONFIDENCE:g} %"
 MEANINGS = {
@@ -39,13 +38,17 @@ MEANINGS = {
 }
 
 
-def _name(mechanism: Mechanism) -> str:
-    return "as printed" if mechanism.variant is Variant.AS_PRINTED else "sound"
+def _printed(mechanism: Mechanism) -> bool:
+    return mechanism.variant is Variant.AS_PRINTED
 
 
 def _source(mechanism: Mechanism) -> str:
     """Where the claim under test comes from."""
-    return "the paper's zCDP" if mechanism.variant is Variant.AS_PRINTED else "the true one"
+    return "the paper's zCDP" if _printed(mechanism) else "the true one"
+
+
+def _marks(name: str, marker: Trace, **more: Any) -> Trace:
+    return fig.trace(name, {"mode": "markers", "marker": marker}, **more)
 
 
 # ---- One step ------------------------------------------------------------------------------------------------------
@@ -70,48 +73,40 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
         partial(compute.audit_step, noise),
         [draw_step, draw_scale],
         lambda result: words.step(result, SURE, MEANINGS[result.verdict]),
-        lambda result, **_: step_command(result),
-        idle=lambda result: ("alpha_max",) if result.mechanism.variant is Variant.SOUND else (),
+        step_command,
+        idle=lambda result: () if _printed(result.mechanism) else ("alpha_max",),
     )
 
 
 def draw_step(result: StepAudit) -> Figure:
     """Both histograms of what a step releases along the canary's direction, and the threshold between them."""
-    middles, width = (result.edges[1:] + result.edges[:-1]) / 2, result.edges[1] - result.edges[0]
-    bars, bells = [], []
-    looks = (("without the canary", BLUE, "", "solid", -1), ("with it", ORANGE, "/", "dash", 1))
-    for (name, color, shape, dash, side), shares in zip(looks, result.shares, strict=True):
-        marker = {"color": color, "opacity": 0.6, "pattern": {**HATCH, "shape": shape}, "line": {"width": 0}}
-        hover = f"%{{x:.3g}}: %{{y:.2f}} % of the draws {name}"
-        bar = {"type": "bar", "name": name, "marker": marker, "hovertemplate": hover, "width": width}
-        bars.append({**bar, "x": middles, "y": 100 * shares})
-        density = 100 * width * norm.pdf(result.edges, side * result.distance / 2, result.std)
-        look = {"line": {"width": 2}, "showlegend": False, "hoverinfo": "skip"}
-        bells.append(fig.merged(line("", color, dash, x=result.edges, y=density), look))
+    looks = (("without the canary", BLUE, ""), ("with it", ORANGE, "/"))
+    bars, bells = fig.histograms(result.edges, result.shares, looks, "the draws "), []
+    for color, dash, side in ((BLUE, "solid", -1), (ORANGE, "dash", 1)):
+        density = norm.pdf(result.edges, side * result.distance / 2, result.std)
+        on = {"x": result.edges, "y": 100 * (result.edges[1] - result.edges[0]) * density}
+        bells.append(line("", color, dash, width=2, showlegend=False, hoverinfo="skip", **on))
     top = 1.15 * max(float(trace["y"].max()) for trace in (*bars, bells[0]))
-    guesses = [
-        {"text": text, "xanchor": anchor, "xshift": shift, "x": 0, "yref": "paper", "y": 1, "yanchor": "top"}
-        for text, anchor, shift in (("guess: absent", "right", -6), ("guess: present", "left", 6))
-    ]
+    middle = {"x": 0, "yref": "paper", "y": 1, "yanchor": "top"}
+    mechanism = result.mechanism
+    alpha = f", largest α = {mechanism.alpha_max:g}" if _printed(mechanism) else ""
+    setting = f"N = {mechanism.num_devices}, C = {mechanism.clip_norm:g}, z0 = {mechanism.z0:g}{alpha}"
     return figure(
         [*bars, *bells],
         "What one step gives away",
-        f"{_step_settings(result)},<br>{result.draws:,} draws a side, seed {result.seed}",
+        f"{'as printed' if _printed(mechanism) else 'sound'}: {setting},<br>"
+        f"{len(result.absent):,} draws a side, seed {result.seed}",
         HEIGHT,
         barmode="overlay",
         bargap=0,
         shapes=[fig.vline(0)],
-        annotations=[{**guess, "showarrow": False} for guess in guesses],
-        xaxis={"title": "released along the canary (gradient norm)", "range": result.edges[[0, -1]].tolist()},
-        yaxis={"title": "share of the draws (%)", "range": [0, top]},
+        annotations=[
+            fig.note("guess: absent", xanchor="right", xshift=-6, **middle),
+            fig.note("guess: present", xanchor="left", xshift=6, **middle),
+        ],
+        xaxis=fig.axis("released along the canary (gradient norm)", result.edges[[0, -1]].tolist()),
+        yaxis=fig.axis("share of the draws (%)", [0, top]),
     )
-
-
-def _step_settings(result: StepAudit) -> str:
-    mechanism = result.mechanism
-    alpha = f", largest α = {mechanism.alpha_max:g}" if mechanism.variant is Variant.AS_PRINTED else ""
-    numbers = f"N = {mechanism.num_devices}, C = {mechanism.clip_norm:g}, z0 = {mechanism.z0:g}{alpha}"
-    return f"{_name(mechanism)}: {numbers}"
 
 
 ROWS = ("claimed", "true", "proven:<br>Gaussian", "proven: any<br>mechanism", "at most<br>provable")
@@ -128,43 +123,31 @@ def draw_scale(result: StepAudit) -> Figure:
         (most, BLACK, "line-ns-open", result.ceiling),
     )
     last = max(2.0, math.ceil(math.log10(max(value for *_, value in (*ranges, *points))) + 0.4))
-    told: fig.Trace = {"type": "scatter", "hovertemplate": "%{text}<extra></extra>"}
     traces = []
     for name, color, dash, bound in ranges:
         ends = {"symbol": ["line-ns-open", "triangle-right"], "size": 15, "line": {"width": 3, "color": color}}
-        traces.append(
-            {
-                **told,
-                "name": name,
-                "mode": "lines+markers+text",
-                "x": [max(bound, FLOOR), 0.9 * 10**last],
-                "y": [name] * 2,
-                "text": [f"≥ {d(bound)}", ""],
-                "textposition": "top left" if bound > 10 ** (last - 1) else "top right",
-                "line": {"color": color, "width": 7, "dash": dash},
-                "marker": {**ends, "color": color},
-            }
-        )
+        side = "top left" if bound > 10 ** (last - 1) else "top right"
+        beside = {"textposition": side, "text": [f"≥ {d(bound)}", ""]}
+        look: Trace = {"mode": "lines+markers+text", "marker": {**ends, "color": color}, **beside}
+        traces.append(line(name, color, dash, width=7, x=[max(bound, FLOOR), 0.9 * 10**last], y=[name] * 2, **look))
     for name, color, symbol, value in points:
-        beside = "middle right" if name == claimed else "top center"  # of the line of the claim
+        # The claim has a line of its own, which its number must not stand on.
+        beside = {"textposition": "middle right" if name == claimed else "top center", "text": [d(value)]}
         marker = {"symbol": symbol, "size": 14, "color": color, "line": {"width": 3, "color": color}}
-        place = {"x": [max(value, FLOOR)], "y": [name], "text": [d(value)], "textposition": beside}
-        traces.append({**told, **place, "name": name, "mode": "markers+text", "marker": marker})
+        traces.append(_marks(name, marker, x=[max(value, FLOOR)], y=[name], **beside, mode="markers+text"))
+    delta = result.guarantee.delta
     return figure(
         traces,
         "Which ε can it be?",
-        f"δ = {result.delta:.2g}, zero-out, disjoint batches; true: Gaussian DP;<br>"
+        f"δ = {delta:.2g}, zero-out, disjoint batches; true: Gaussian DP;<br>"
         f"claimed: {_source(result.mechanism)}; proven at {SURE}, seed {result.seed}",
         HEIGHT,
+        top=90,
+        hover="%{text}<extra></extra>",
         showlegend=False,
-        margin={"t": 90},
         shapes=[fig.vline(result.claimed, line={"color": ORANGE, "dash": "dash", "width": 1.5}, layer="below")],
-        xaxis={
-            "title": f"ε of one step (at δ = {result.delta:.2g})",
-            **fig.LOG,
-            "range": [math.log10(FLOOR) - 0.1, last],
-        },
-        yaxis={"title": "epsilon", "categoryorder": "array", "categoryarray": ROWS[::-1], "range": [-0.6, 4.8]},
+        xaxis=fig.logs(f"ε of one step (at δ = {delta:.2g})", [math.log10(FLOOR) - 0.1, last]),
+        yaxis=fig.axis("epsilon", [-0.6, 4.8], categoryorder="array", categoryarray=ROWS[::-1]),
     )
 
 
@@ -177,15 +160,14 @@ def table(results: Mapping[str, StepAudit]) -> str:
     return columns(rows)
 
 
-def step_command(result: StepAudit) -> str:
+def step_command(
+    result: StepAudit, as_printed: bool, clip_norm: float, z0: float, num_devices: int, alpha_max: float, draws: int
+) -> str:
     """The call of `edp-lab audit mechanism` that draws the same."""
-    mechanism = result.mechanism
-    printed = mechanism.variant is Variant.AS_PRINTED
-    alpha = f" --alpha-max {mechanism.alpha_max:g}" if printed else ""
+    flag, alpha = (" --as-printed", f" --alpha-max {alpha_max:g}") if as_printed else ("", "")
     return (
-        f"edp-lab audit mechanism{' --as-printed' if printed else ''} --gpus {mechanism.num_devices} "
-        f"--z0 {mechanism.z0!r} --clip {mechanism.clip_norm!r}{alpha} --delta {result.delta!r} --draws {result.draws} "
-        f"--seed {result.seed}"
+        f"edp-lab audit mechanism{flag} --gpus {num_devices} --z0 {z0!r} --clip {clip_norm!r}{alpha} "
+        f"--delta {result.guarantee.delta!r} --draws {draws} --seed {result.seed}"
     )
 
 
@@ -218,15 +200,12 @@ def guesses(canaries: int = 1000, made: float = 30.0, right: float = 90.0, teste
 def draw_luck(result: Guesses) -> Figure:
     """How many guesses are right under the tested epsilon, and how many were."""
     beyond, bars = result.counts >= result.right, []
-    looks = (("fewer", SKY, "", ~beyond), ("as many, or more", VERMILLION, "/", beyond))
-    for name, color, shape, these in looks:
-        marker = {"color": color, "pattern": {**HATCH, "shape": shape}, "line": {"width": 0}}
-        bar = {"type": "bar", "name": name, "marker": marker, "hovertemplate": "%{x} right: %{y:.3g} %"}
-        bars.append({**bar, "x": result.counts[these], "y": 100 * result.chances[these]})
+    for name, color, hatch, these in (("fewer", SKY, "", ~beyond), ("as many, or more", VERMILLION, "/", beyond)):
+        on = {"x": result.counts[these], "y": 100 * result.chances[these], "hover": "%{x} right: %{y:.3g} %"}
+        bars.append(fig.bar(name, color, hatch, marker={"pattern": {"size": 6}, "line": {"width": 0}}, **on))
     low, high = int(result.counts[0]), int(result.counts[-1])
     left = result.right > (low + high) / 2
     side = {"xanchor": "right", "xshift": -6} if left else {"xanchor": "left", "xshift": 6}
-    here = {"x": result.right, "yref": "paper", "y": 1, "yanchor": "top", "text": f"you: {result.right:,}", **side}
     return figure(
         bars,
         "Could it have been luck?",
@@ -236,53 +215,42 @@ def draw_luck(result: Guesses) -> Figure:
         barmode="overlay",
         bargap=0,
         shapes=[fig.vline(result.right)],
-        annotations=[{**here, "showarrow": False}],
-        xaxis={"title": "right guesses", "range": [low - 1, high + 1]},
-        yaxis={"title": "chance at the tested ε (%)", "range": [0, 118 * float(result.chances.max())]},
+        annotations=[fig.note(f"you: {result.right:,}", x=result.right, yref="paper", y=1, yanchor="top", **side)],
+        xaxis=fig.axis("right guesses", [low - 1, high + 1]),
+        yaxis=fig.axis("chance at the tested ε (%)", [0, 118 * float(result.chances.max())]),
     )
 
 
 def draw_ceiling(result: Guesses) -> Figure:
     """What r guesses prove if all are right, or as many as were; the ring is what these guesses prove."""
-    sizes, best = list(result.ceiling), list(result.ceiling.values())
-    share = list(zip(*result.same_share, strict=True))
-    hover = {"hovertemplate": "%{x:,} guesses: ε at least %{y:.3g}"}
-    traces: list[fig.Trace] = []
+    perfect, shares = result.ceiling.values(), result.same_share
+    traces: list[Trace] = []
     for name, color, dash, symbol, x, y in (
-        ("best, Gaussian", BLUE, "solid", "diamond", sizes, [bounds.gaussian for bounds in best]),
-        ("best, any", PURPLE, "dash", "square", sizes, [bounds.distribution_free for bounds in best]),
-        ("your share, any", ORANGE, "dot", "circle", *share),
+        ("best, Gaussian", BLUE, "solid", "diamond", list(result.ceiling), [best.gaussian for best in perfect]),
+        ("best, any", PURPLE, "dash", "square", list(result.ceiling), [best.distribution_free for best in perfect]),
+        ("your share, any", ORANGE, "dot", "circle", list(shares), list(shares.values())),
     ):
-        look = {"line": {"color": color, "dash": dash}, "marker": {"symbol": symbol}}
-        traces.append({"type": "scatter", "name": name, "mode": "lines+markers", **look, "x": x, "y": y, **hover})
-    bounds = result.bounds
+        traces.append(line(name, color, dash, x=x, y=y, mode="lines+markers", marker={"symbol": symbol}))
     for name, symbol, bound in (
-        ("you, Gaussian", "diamond-open", bounds.gaussian),
-        ("you, any", "square-open", bounds.distribution_free),
+        ("you, Gaussian", "diamond-open", result.bounds.gaussian),
+        ("you, any", "square-open", result.bounds.distribution_free),
     ):
         marker = {"symbol": symbol, "size": 15, "color": BLACK, "line": {"width": 2.5}}
-        mark = {"type": "scatter", "name": name, "mode": "markers", "marker": marker, **hover}
-        traces.append({**mark, "x": [result.made], "y": [bound]})
-    tested = {"xref": "paper", "x": 1, "xanchor": "right", "y": result.tested, "yanchor": "bottom"}
+        traces.append(_marks(name, marker, x=[result.made], y=[bound]))
+    highest = result.ceiling[compute.SIZES[-1]].gaussian or 0
+    place = {"xref": "paper", "x": 1, "xanchor": "right", "y": result.tested, "yanchor": "bottom"}
     return figure(
         traces,
         "What guesses can prove",
         f"δ = {result.delta:.2g}, confidence {SURE}, m = {result.canaries:,} canaries;<br>"
         "Steinke et al. (any mechanism), Mahloujifar et al. (Gaussian)",
         HEIGHT,
-        margin={"t": 146},
+        top=146,
+        hover="%{x:,} guesses: ε at least %{y:.3g}",
         shapes=[fig.hline(result.tested, line={"color": VERMILLION, "dash": "dashdot", "width": 1.5})],
-        annotations=[{**tested, "text": "the tested ε", "showarrow": False}],
-        xaxis={
-            "title": "guesses r",
-            "type": "log",
-            "dtick": 1,
-            "range": [min(0.9, math.log10(result.made) - 0.1), 4.1],
-        },
-        yaxis={
-            "title": f"ε is at least (δ = {result.delta:.2g})",
-            "range": [-0.4, 1.06 * max(result.tested, best[-1].gaussian or 0)],
-        },
+        annotations=[fig.note("the tested ε", **place)],
+        xaxis=fig.axis("guesses r", [min(0.9, math.log10(result.made) - 0.1), 4.1], type="log", dtick=1),
+        yaxis=fig.axis(f"ε is at least (δ = {result.delta:.2g})", [-0.4, 1.06 * max(result.tested, highest)]),
     )
 
 
@@ -357,46 +325,30 @@ class OneRun(RunPanel):
 
 def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
     """Of the last run: the share of right guesses, and the share that would refute the claim."""
-    seed, audit = list(audits.items())[-1] if audits else (0, None)
-    tallies: Sequence[Any] = audit.tallies if audit else ()
-    names = [f"{tally.guesses:,} of {audit.canaries:,}" for tally in tallies] if audit else []
-    asked = [needed(audit, tally.guesses) for tally in tallies] if audit else []
-    inside: dict[str, Any] = {"textposition": "inside", "insidetextanchor": "start", "textfont": {"color": BLACK}}
-    right: fig.Trace = {
-        "type": "bar",
-        "name": "right",
-        "marker": {"color": SKY},
-        "width": 0.55,
-        **inside,
-        "x": names,
-        "y": [100 * tally.correct / tally.guesses for tally in tallies],
-        "text": [f"{tally.correct:,} right" for tally in tallies],
-        "hovertemplate": "%{y:.1f} % right",
-    }
-    wanted = {
-        "type": "scatter",
-        "name": "needed to refute the claim",
-        "mode": "markers",
-        "marker": {"symbol": "line-ew-open", "size": 60, "color": VERMILLION, "line": {"width": 4}},
-        "x": names,
-        "y": [None if n is None else 100 * n / tally.guesses for n, tally in zip(asked, tallies, strict=True)],
-        "hovertemplate": "%{y:.1f} % would refute the claim",
-    }
-    coin = {"text": "coin", "xref": "x domain", "x": 1, "xanchor": "right", "yref": "y", "y": 50, "yanchor": "bottom"}
-    caption = f"{_run_settings(audit)},<br>seed {seed}; claimed ε = {d(audit.epsilon_claimed)}" if audit else ""
+    names, right, told, asked, caption = [], [], [], [], ""
+    for seed, audit in list(audits.items())[-1:]:
+        caption = f"{_run_settings(audit)},<br>seed {seed}; claimed ε = {d(audit.epsilon_claimed)}"
+        for tally in audit.tallies:
+            least = needed(audit, tally.guesses)
+            names.append(f"{tally.guesses:,} of {audit.canaries:,}")
+            right.append(100 * tally.correct / tally.guesses)
+            told.append(f"{tally.correct:,} right")
+            asked.append(None if least is None else 100 * least / tally.guesses)
+    inside = {"text": told, "textposition": "inside", "insidetextanchor": "start", "textfont": {"color": BLACK}}
+    dash = {"symbol": "line-ew-open", "size": 60, "color": VERMILLION, "line": {"width": 4}}
+    coin = {"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y", "y": 50, "yanchor": "bottom"}
     return figure(
-        [right, wanted],
+        [
+            fig.bar("right", SKY, width=0.55, x=names, y=right, hover="%{y:.1f} % right", **inside),
+            _marks("needed to refute the claim", dash, x=names, y=asked, hover="%{y:.1f} % would refute the claim"),
+        ],
         "Guesses about the last run",
         caption,
         HEIGHT,
         shapes=[fig.hline(50)],
-        annotations=[{**coin, "showarrow": False}],
-        xaxis={
-            "title": "guesses made: the surest ones first",
-            "type": "category",
-            "range": [-0.5, (len(names) or 3) - 0.5],
-        },
-        yaxis={"title": "right guesses (%)", "range": [0, 104]},
+        annotations=[fig.note("coin", **coin)],
+        xaxis=fig.axis("guesses made: the surest ones first", [-0.5, (len(names) or 3) - 0.5], type="category"),
+        yaxis=fig.axis("right guesses (%)", [0, 104]),
     )
 
 
@@ -404,39 +356,36 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
     """What each audit proves, beside the epsilon that is claimed and the one that holds; of one setting, by seed."""
     rows = list(audits.values())
     numbers, ends = list(range(1, len(rows) + 1)), [0.5, len(rows) + 0.5] if rows else []
-    hover = {"hovertemplate": "audit %{x}: ε %{y:.3g}"}
     traces = []
     for name, color, symbol, proven in (
         ("proven, Gaussian", BLUE, "triangle-up", [audit.epsilon_lower_bound for audit in rows]),
         ("proven, any mechanism", PURPLE, "triangle-up-open", [audit.bounds.distribution_free for audit in rows]),
     ):
-        marker = {"symbol": symbol, "size": 11, "color": color}
-        mark = {"type": "scatter", "name": name, "mode": "markers", "marker": marker, **hover}
-        traces.append({**mark, "x": numbers, "y": proven})
+        traces.append(_marks(name, {"symbol": symbol, "size": 11, "color": color}, x=numbers, y=proven))
     for name, color, dash, levels in (
         ("claimed", ORANGE, "dash", [audit.epsilon_claimed for audit in rows[:1]]),
         ("true", GREEN, "solid", [audit.epsilon_holds for audit in rows[:1]]),
     ):
-        traces.append(fig.merged(line(name, color, dash, x=ends, y=levels * 2, **hover), {"line": {"width": 2.5}}))
+        traces.append(line(name, color, dash, width=2.5, x=ends, y=levels * 2))
     caption = rows and (
         f"{_run_settings(rows[0])}; δ = {rows[0].delta:.2g},<br>"
         f"zero-out, disjoint batches; proven at {SURE}; true: Gaussian DP"
     )
-    axis = {"title": "audit, a training run each", "tickformat": "d"}
     return figure(
         traces,
         "What each audit proves",
         caption or "",
         HEIGHT,
-        xaxis=axis | ({"range": ends} if rows else {}),
-        yaxis={"title": "ε of the run", "rangemode": "tozero"},
+        hover="audit %{x}: ε %{y:.3g}",
+        xaxis=fig.axis("audit, a training run each", ends or None, tickformat="d"),
+        yaxis=fig.axis("ε of the run", rangemode="tozero"),
     )
 
 
 def _run_settings(audit: OneRunAudit) -> str:
-    mechanism = audit.mechanism
-    epochs = "1 epoch" if audit.epochs == 1 else f"{audit.epochs} epochs"
-    return f"{_name(mechanism)}: N = {mechanism.num_devices}, z0 = {mechanism.z0:g}, {epochs}, m = {audit.canaries:,}"
+    mechanism, name = audit.mechanism, "as printed" if _printed(audit.mechanism) else "sound"
+    setting = f"N = {mechanism.num_devices}, z0 = {mechanism.z0:g}, {count(audit.epochs, 'epoch')}"
+    return f"{name}: {setting}, m = {audit.canaries:,}"
 
 
 def one_run_command(config: TrainConfig, canaries: int) -> str:
