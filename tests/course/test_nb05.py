@@ -101,7 +101,7 @@ def test_a_corpus_without_tags_can_be_looked_at(tmp_path: Path) -> None:
     rows = [{"tokens": [f"word{k}"], "intent": "ab"[k % 2]} for k in range(40)]
     path.write_text("\n".join(map(json.dumps, rows)))
     result = browse(str(path), 1, "slots", 0)
-    assert (result.counts, result.own, result.look.majority.slot_f1) == ({}, (), None)
+    assert (result.counts, result.own, result.look.majority.slot_f1) == ({}, [], None)
     assert panels.draw_labels(result)["data"][0]["x"] == panels.draw_ranks(result)["data"][0]["x"] == []
     assert "no tags" in panels.words.browse(result)
 

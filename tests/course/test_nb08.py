@@ -70,17 +70,15 @@ def test_bad_input_is_one_sentence(function: Any, change: dict[str, Any], says: 
     [PRINTED, SOUND, (True, 0.3, 0.5, 16, 2.0, 40), (True, 1.0, 0.3, 8, 1.0, 10), (False, 1.0, 8.0, 1, 1.0, 200)],
 )
 def test_step_audit_is_the_librarys_own_for_the_same_seed(noise: StepNoise, settings: Any) -> None:
-    ours = audit_step(noise, *settings)
-    theirs = audit_mechanism(ours.mechanism, 1e-5, key_from_seed(3), settings[-1])
-    assert (ours.false_positives, ours.false_negatives) == (theirs.false_positive_rate, theirs.false_negative_rate)
-    assert (ours.bounds, ours.ceiling, ours.verdict) == (theirs.bounds, theirs.ceiling, theirs.verdict)
-    assert (ours.claimed, ours.holds) == (theirs.epsilon_claimed, theirs.epsilon_if_alpha_public)
+    ours = audit_step(noise, *settings).audit
+    assert ours == audit_mechanism(ours.mechanism, 1e-5, key_from_seed(3), settings[-1])
+    assert ours.epsilon_holds == ours.epsilon_if_alpha_public
 
 
 def test_draws_lie_where_the_real_steps_draws_lie(noise: StepNoise) -> None:
     for settings in (PRINTED, SOUND):
         ours = audit_step(noise, *settings)
-        absent, present = draw_statistics(ours.mechanism, settings[-1], key_from_seed(3))
+        absent, present = draw_statistics(ours.audit.mechanism, settings[-1], key_from_seed(3))
         assert ours.absent == pytest.approx(absent, abs=1e-4 * ours.std)
         assert ours.present == pytest.approx(present, abs=1e-4 * ours.std)
 
@@ -89,13 +87,13 @@ def test_histograms_hold_every_draw_and_c_only_stretches_them(noise: StepNoise) 
     one, tenfold = audit_step(noise, *PRINTED), audit_step(noise, True, 10.0, *PRINTED[2:])
     assert [shares.sum() for shares in one.shares] == pytest.approx([1, 1])
     assert tenfold.edges == pytest.approx(10 * one.edges)
-    assert tenfold.bounds == one.bounds
+    assert tenfold.audit.bounds == one.audit.bounds
 
 
 def test_claims_that_hold_are_refuted_in_few_audits_and_the_printed_one_in_all() -> None:
     runs = [(StepNoise(seed), draws) for seed in range(3) for draws in (50, 500, 5000)]
-    assert [audit_step(n, False, 1.0, 1.0, 8, 1.0, k).verdict for n, k in runs].count(Finding.REFUTED) <= 1
-    assert {audit_step(n, True, 1.0, 1.0, 8, 1.0, k).verdict for n, k in runs} == {Finding.REFUTED}
+    assert [audit_step(n, False, 1.0, 1.0, 8, 1.0, k).audit.verdict for n, k in runs].count(Finding.REFUTED) <= 1
+    assert {audit_step(n, True, 1.0, 1.0, 8, 1.0, k).audit.verdict for n, k in runs} == {Finding.REFUTED}
 
 
 # ---- Guesses -------------------------------------------------------------------------------------------------------
@@ -143,10 +141,10 @@ def test_needed_guesses_are_the_fewest_that_refute() -> None:
 def test_step_command_makes_the_same_audit(noise: StepNoise) -> None:
     panel = panels.step(noise, True, 1.0, 1.0, 8, 1000)
     panel.set(draws=200, z0=2.5, clip_norm=0.3, num_devices=16, alpha_max=1.5)
-    assert report(panel.command.value)["bounds"]["gaussian"] == panel.result.bounds.gaussian
+    assert report(panel.command.value)["bounds"]["gaussian"] == panel.result.audit.bounds.gaussian
     panel.set(as_printed=False)
-    told = report(panel.command.value)
-    assert (told["verdict"], told["epsilon_claimed"]) == (panel.result.verdict, panel.result.claimed)
+    told, audit = report(panel.command.value), panel.result.audit
+    assert (told["verdict"], told["epsilon_claimed"]) == (audit.verdict, audit.epsilon_claimed)
 
 
 def test_guess_command_prints_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,7 +206,7 @@ def test_notebook_follows_its_parameters_and_solves_its_exercises(
 
 def test_numbers_that_the_notebook_states_are_computed() -> None:
     noise, text = StepNoise(0), prose("08")
-    hundred, ten = audit_step(noise, True, 1.0, 1.0, 8, 1.0, 100), audit_step(noise, True, 1.0, 0.3, 8, 1.0, 10)
+    hundred, ten = (audit_step(noise, True, 1.0, z0, 8, 1.0, draws).audit for z0, draws in ((1.0, 100), (0.3, 10)))
     assert hundred.verdict is Finding.REFUTED
     for says, numbers, values in (
         ("ε = 21 with Gaussian noise, 3.3 without", (hundred.ceiling, hundred.bounds.distribution_free), (21.1, 3.28)),

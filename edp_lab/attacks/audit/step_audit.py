@@ -98,9 +98,19 @@ def audit_mechanism(
     if not (isinstance(draws, Integral) and 1 <= draws <= MOST_DRAWS):
         raise UsageError(f"the number of draws is {draws}: it must be a whole number from 1 to {MOST_DRAWS}")
     check_confidence(confidence)
-    guarantee = judge(mechanism, 1, delta, seed_published=False)
-    claim_under_test(guarantee, mechanism)  # there is one
-    absent, present = draw_statistics(mechanism, draws, key, progress)
+    claim_under_test(judge(mechanism, 1, delta, seed_published=False), mechanism)  # there is one
+    return audit_draws(mechanism, delta, *draw_statistics(mechanism, draws, key, progress), confidence)
+
+
+def audit_draws(
+    mechanism: Mechanism, delta: float, absent: np.ndarray, present: np.ndarray, confidence: float = 0.95
+) -> MechanismAudit:
+    """What equally many draws without and with the canary prove, along e from the midpoint of both means.
+
+    Raises:
+        UsageError: no finite claim; delta out of range.
+    """
+    guarantee, draws = judge(mechanism, 1, delta, seed_published=False), len(absent)
     fpr, fnr = (error_rate(wrong, confidence) for wrong in (absent > 0, present <= 0))
     bounds, least = lower_bounds(fpr.upper_limit, fnr.upper_limit, delta), upper_limit(0, draws, confidence)
     as_if = "; alpha was audited as if it were public, which can only help the claim"

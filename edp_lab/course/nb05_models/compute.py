@@ -159,7 +159,7 @@ class Browsed(NamedTuple):
     utterance: Utterance
     kind: str
     counts: Mapping[str, int]
-    own: tuple[str, ...]
+    own: list[str]
     rare: int
 
 
@@ -176,9 +176,9 @@ def browse(corpus: str, utterance: int, labels: str, seed: int) -> Browsed:
     if not 0 <= utterance < n:
         raise UsageError(f"utterance {utterance} is not in {corpus}: it has {n:,}, counted from 0")
     chosen = look.corpus.utterances[utterance]
-    counts, own = look.intents, (chosen.intent,)
+    counts, own = look.intents, [chosen.intent]
     if labels == "slots":
-        counts, own = look.slots, tuple(dict.fromkeys(label for _, _, label in spans(chosen.tags or ())))
+        counts, own = look.slots, list(dict.fromkeys(label for _, _, label in spans(chosen.tags or ())))
     rare = sum(count * look.parts["train"] / n < 10 for count in counts.values())
     return Browsed(look, utterance, chosen, labels, counts, own, rare)
 
@@ -206,7 +206,8 @@ class Architecture(NamedTuple):
 
 WORD_PIECES = 30_522  # vocabulary of the BERT that the paper starts from
 POSITIONS = ("bert.embeddings.position", "bert.embeddings.token_type", "bert.embeddings.LayerNorm")
-ENCODERS: dict[str, tuple[str, list[tuple[str, str, str, tuple[str, ...]]]]] = {  # the last: where its parameters are
+Part = tuple[str, str, str, tuple[str, ...]]  # name, what it is, what comes out, and how its parameters' names begin
+ENCODERS: dict[str, tuple[str, list[Part]]] = {
     "clc": (
         "CLC",
         [
@@ -241,20 +242,20 @@ def architecture(kind: str, corpus: Corpus) -> Architecture:
     if kind not in ENCODERS:
         raise UsageError(f"unknown model {kind!r}: choose clc or bert")
     labels, (name, encoder) = Labels.of(corpus), ENCODERS[kind]
-    heads = [("intent head", "one linear map, softmax", f"{len(labels.intents)} intents", ("intent.",))]
+    heads: list[Part] = [("intent head", "one linear map, softmax", f"{len(labels.intents)} intents", ("intent.",))]
     if labels.tags:
         heads += [
             ("slot head", "one linear map per word", f"{len(labels.tags)} tag scores", ("slots.",)),
             ("CRF", "scores of neighbouring tags", "one path of tags", ("crf.",)),
         ]
     with torch.device("meta"):  # shapes only
-        model = CLC(labels, WordFeatures()) if kind == "clc" else _bert(labels)
+        model: IntentSlotModel = CLC(labels, WordFeatures()) if kind == "clc" else _bert(labels)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
 
-    def counted(layers: list[tuple[str, str, str, tuple[str, ...]]]) -> tuple[Layer, ...]:
+    def counted(parts: list[Part]) -> tuple[Layer, ...]:
         return tuple(
-            Layer(*told, sum(size for parameter, size in sizes.items() if parameter.startswith(prefixes)))
-            for *told, prefixes in layers
+            Layer(name, what, out, sum(size for parameter, size in sizes.items() if parameter.startswith(prefixes)))
+            for name, what, out, prefixes in parts
         )
 
     return Architecture(name, counted(encoder), counted(heads), sum(sizes.values()))

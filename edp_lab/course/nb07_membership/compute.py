@@ -134,9 +134,9 @@ def show_roc(
     check_whole("number of members", people, stats.LEAST_MEMBERS, len(target.members))
     if not 0 < called <= 100:
         raise UsageError(f"the share called members is {called} %: it must be above 0 and at most 100")
-    sides = [side[:people] for side in target.sides(attacks[attack].scores)]
+    inside, outside = sides = [side[:people] for side in target.sides(attacks[attack].scores)]
     texts, other_texts = (side[:people] for side in target.sides(target.texts))
-    result = summarise(attack, *sides, texts=(texts, other_texts))
+    result = summarise(attack, inside, outside, texts=(texts, other_texts))
     threshold = float(np.sort(np.concatenate(sides))[-max(1, round(2 * people * called / 100))])
     passed = [int((side >= threshold).sum()) for side in sides]
     hits, alarms = (Rate(number / people, clopper_pearson(number, people)) for number in passed)
@@ -267,15 +267,16 @@ def kept_lira(loss: Attacked, path: Path = KEPT) -> Attacked | None:
     if not kept or not target.config.keep_duplicates_together:
         return None
     told = kept[0]
-    means = [
+    inside, outside = (
         np.frombuffer(base64.b64decode(told[side]), "<f2").astype(np.float64).reshape(told["pool"], -1)
         for side in ("inside", "outside")
-    ]
-    shadows = Moments(told["models"], *means, np.array(told["v_in"]), np.array(told["v_out"])).shadows()
+    )
+    shadows = Moments(told["models"], inside, outside, np.array(told["v_in"]), np.array(told["v_out"])).shadows()
     scores = lira_scores(aligned(signals(target.model, target.pool), shadows), shadows)
-    bound, texts = loss.result.bound or {}, target.sides(target.texts)
-    promised = bound.get("epsilon"), bound.get("delta"), loss.result.guards
-    result = summarise("lira-online", *target.sides(scores), *promised, texts=texts)
+    bound = loss.result.bound or {}
+    members, non_members = target.sides(scores)
+    promised: Any = {"epsilon": bound.get("epsilon"), "delta": bound.get("delta"), "guards": loss.result.guards}
+    result = summarise("lira-online", members, non_members, texts=target.sides(target.texts), **promised)
     about = {"run": str(target.folder), "shadows": told["models"], "shadow_size": "small", "shadow_epochs": EPOCHS}
     return replace(loss, result=result, scores=scores, about=about)
 

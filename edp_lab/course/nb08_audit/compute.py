@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from scipy.stats import binom
 
-from edp_lab.attacks.audit import bounds as proofs
-from edp_lab.attacks.audit.bounds import Bounds, ErrorRate, Finding, OneRunBounds, Tally, lower_bounds, one_run_bounds
+from edp_lab.attacks.audit.bounds import OneRunBounds, Tally, one_run_bounds, one_run_epsilon
 from edp_lab.attacks.audit.one_run import OneRunAudit
-from edp_lab.attacks.audit.step_audit import DIRECTIONS, LAYOUT
+from edp_lab.attacks.audit.step_audit import DIRECTIONS, LAYOUT, MechanismAudit, audit_draws
 from edp_lab.course.kit.controls import Array, attacked_mechanism, check_seed, check_whole
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.accountants import check_delta
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
@@ -61,30 +59,20 @@ class StepAudit(NamedTuple):
     """One step of the first epoch, drawn many times without a canary and as often with it.
 
     Attributes:
-        guarantee: of the step, were the seed secret; layer scales alpha are public (as printed) or 1 (sound).
-        claimed, holds: the epsilon under test (as printed, the paper's zCDP; sound, the true one), and the true one.
+        audit: what the draws prove; layer scales alpha are public (as printed) or 1 (sound).
         absent, present: (draws), the released gradient along the canary's direction, from the midpoint of both means.
         distance, std: between the means, and of either side.
         edges, shares: (BINS + 1) and by side (BINS), of the histograms.
-        bounds, ceiling: lower bounds on epsilon at `CONFIDENCE`, and the Gaussian one of draws without an error.
     """
 
     seed: int
-    mechanism: Mechanism
-    guarantee: Guarantee
-    claimed: float
-    holds: float
+    audit: MechanismAudit
     absent: Array
     present: Array
     distance: float
     std: float
     edges: Array
     shares: list[Array]
-    false_positives: ErrorRate
-    false_negatives: ErrorRate
-    bounds: Bounds
-    ceiling: float
-    verdict: Finding
 
 
 def audit_step(
@@ -103,31 +91,22 @@ def audit_step(
         alpha_max: largest layer scale; matters only as printed, where noise comes after scaling back.
         draws: a side.
 
-    Guarantee: as there, epsilon is at least `bounds.gaussian` with probability 95 % if the noise is as good as random.
+    Guarantee: as there, epsilon is at least `epsilon_lower_bound` with probability 95 % if the noise is as good as
+    random.
 
     Raises:
         UsageError: no noise, no finite claim, draws no whole number from 1 to 10,000; as `Mechanism` and `judge`.
     """
     check_whole("number of draws", draws, 1, MOST_DRAWS)
     mechanism = attacked_mechanism(as_printed, clip_norm, z0, num_devices, alpha_max)
-    guarantee = judge(mechanism, 1, delta, seed_published=False)
-    claimed, holds = proofs.claim_under_test(guarantee, mechanism), guarantee.epsilon
-    assert holds is not None  # where there is a claim there is noise, and alpha is public
-
     distance, std = mechanism.sensitivity() / num_devices, mechanism.noise_std(0) / num_devices
     along = std * noise.along[mechanism.variant]
     absent, present = along[:draws] - distance / 2, along[draws : 2 * draws] + distance / 2
+    audit = audit_draws(mechanism, delta, absent, present, CONFIDENCE)
     edges = np.linspace(-1, 1, BINS + 1) * (distance / 2 + REACH * std)
     inside = (np.clip(side, edges[0], edges[-1]) for side in (absent, present))
     shares = [np.histogram(side, edges)[0] / draws for side in inside]
-
-    errors = [proofs.error_rate(wrong, CONFIDENCE) for wrong in (absent > 0, present <= 0)]
-    bounds = lower_bounds(errors[0].upper_limit, errors[1].upper_limit, delta)
-    least = proofs.upper_limit(0, draws, CONFIDENCE)
-    ceiling = lower_bounds(least, least, delta).gaussian
-    verdict, _ = proofs.conclude(f"{draws} draws", bounds.gaussian, claimed, ceiling, CONFIDENCE)
-    drawn = absent, present, distance, std, edges, shares
-    return StepAudit(noise.seed, mechanism, guarantee, claimed, holds, *drawn, *errors, bounds, ceiling, verdict)
+    return StepAudit(noise.seed, audit, absent, present, distance, std, edges, shares)
 
 
 # ---- What guesses can prove ----------------------------------------------------------------------------------------
@@ -191,7 +170,7 @@ def guess(canaries: int, made: float, right: float, tested: float = 1.0, delta: 
     low, high = sorted((v, int(binom.median(r, chance))))
     counts = np.arange(max(0, low - 4 * round(r**0.5) - 2), min(r, high + 4 * round(r**0.5) + 2) + 1)
     sizes = sorted({n for n in SIZES if n <= canaries} | {r})
-    free = partial(proofs.one_run_epsilon, canaries, delta=delta, beta=1 - CONFIDENCE)
+    free = partial(one_run_epsilon, canaries, delta=delta, beta=1 - CONFIDENCE)
     return Guesses(
         *(canaries, r, v, delta, tested, bounds, best, chance, counts),
         chances=binom.pmf(counts, r, chance),

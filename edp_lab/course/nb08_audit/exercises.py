@@ -46,10 +46,10 @@ def _audited() -> dict[str, tuple[str, str]]:
     """Each question's verdict, and what is said to another."""
     noise, right = StepNoise(0), {}
     for question, (printed, num_devices, z0, draws) in QUESTIONS.items():
-        audit = audit_step(noise, printed, 1.0, z0, num_devices, 1.0, draws)
+        audit = audit_step(noise, printed, 1.0, z0, num_devices, 1.0, draws).audit
         told = (
-            f"you said {{!r}}, but with ε = {audit.claimed:.3g} claimed, {audit.bounds.gaussian:.3g} proven and "
-            f"{audit.ceiling:.3g} provable at most, it is {str(audit.verdict)!r}"
+            f"you said {{!r}}, but with ε = {audit.epsilon_claimed:.3g} claimed, {audit.bounds.gaussian:.3g} proven "
+            f"and {audit.ceiling:.3g} provable at most, it is {str(audit.verdict)!r}"
         )
         right[question] = str(audit.verdict), told
     return right

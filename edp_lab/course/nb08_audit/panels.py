@@ -72,9 +72,9 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
         },
         partial(compute.audit_step, noise),
         [draw_step, draw_scale],
-        lambda result: words.step(result, SURE, MEANINGS[result.verdict]),
+        lambda result: words.step(result, SURE, MEANINGS[result.audit.verdict]),
         step_command,
-        idle=lambda result: () if _printed(result.mechanism) else ("alpha_max",),
+        idle=lambda result: () if _printed(result.audit.mechanism) else ("alpha_max",),
     )
 
 
@@ -88,14 +88,14 @@ def draw_step(result: StepAudit) -> Figure:
         bells.append(line("", color, dash, width=2, showlegend=False, hoverinfo="skip", **on))
     top = 1.15 * max(float(trace["y"].max()) for trace in (*bars, bells[0]))
     middle = {"x": 0, "yref": "paper", "y": 1, "yanchor": "top"}
-    mechanism = result.mechanism
+    mechanism = result.audit.mechanism
     alpha = f", largest α = {mechanism.alpha_max:g}" if _printed(mechanism) else ""
     setting = f"N = {mechanism.num_devices}, C = {mechanism.clip_norm:g}, z0 = {mechanism.z0:g}{alpha}"
     return figure(
         [*bars, *bells],
         "What one step gives away",
         f"{'as printed' if _printed(mechanism) else 'sound'}: {setting},<br>"
-        f"{len(result.absent):,} draws a side, seed {result.seed}",
+        f"{result.audit.draws:,} draws a side, seed {result.seed}",
         HEIGHT,
         barmode="overlay",
         bargap=0,
@@ -116,11 +116,12 @@ FLOOR = 0.05  # a lower bound of 0 has no place on a log axis
 def draw_scale(result: StepAudit) -> Figure:
     """The epsilon that is claimed, the one that holds, and those that the draws leave possible."""
     claimed, true, gaussian, free, most = ROWS
-    ranges = ((gaussian, BLUE, "solid", result.bounds.gaussian), (free, PURPLE, "dot", result.bounds.distribution_free))
+    audit, bounds = result.audit, result.audit.bounds
+    ranges = ((gaussian, BLUE, "solid", bounds.gaussian), (free, PURPLE, "dot", bounds.distribution_free))
     points = (
-        (claimed, ORANGE, "square", result.claimed),
-        (true, GREEN, "circle", result.holds),
-        (most, BLACK, "line-ns-open", result.ceiling),
+        (claimed, ORANGE, "square", audit.epsilon_claimed),
+        (true, GREEN, "circle", audit.epsilon_holds or 0.0),
+        (most, BLACK, "line-ns-open", audit.ceiling),
     )
     last = max(2.0, math.ceil(math.log10(max(value for *_, value in (*ranges, *points))) + 0.4))
     traces = []
@@ -135,18 +136,17 @@ def draw_scale(result: StepAudit) -> Figure:
         beside = {"textposition": "middle right" if name == claimed else "top center", "text": [d(value)]}
         marker = {"symbol": symbol, "size": 14, "color": color, "line": {"width": 3, "color": color}}
         traces.append(_marks(name, marker, x=[max(value, FLOOR)], y=[name], **beside, mode="markers+text"))
-    delta = result.guarantee.delta
     return figure(
         traces,
         "Which ε can it be?",
-        f"δ = {delta:.2g}, zero-out, disjoint batches; true: Gaussian DP;<br>"
-        f"claimed: {_source(result.mechanism)}; proven at {SURE}, seed {result.seed}",
+        f"δ = {audit.delta:.2g}, zero-out, disjoint batches; true: Gaussian DP;<br>"
+        f"claimed: {_source(audit.mechanism)}; proven at {SURE}, seed {result.seed}",
         HEIGHT,
         top=90,
         hover="%{text}<extra></extra>",
         showlegend=False,
-        shapes=[fig.vline(result.claimed, line={"color": ORANGE, "dash": "dash", "width": 1.5}, layer="below")],
-        xaxis=fig.logs(f"ε of one step (at δ = {delta:.2g})", [math.log10(FLOOR) - 0.1, last]),
+        shapes=[fig.vline(audit.epsilon_claimed, line={"color": ORANGE, "dash": "dash", "width": 1.5}, layer="below")],
+        xaxis=fig.logs(f"ε of one step (at δ = {audit.delta:.2g})", [math.log10(FLOOR) - 0.1, last]),
         yaxis=fig.axis("epsilon", [-0.6, 4.8], categoryorder="array", categoryarray=ROWS[::-1]),
     )
 
@@ -154,9 +154,9 @@ def draw_scale(result: StepAudit) -> Figure:
 def table(results: Mapping[str, StepAudit]) -> str:
     """Audits of steps side by side in plain text, one a line, under a heading."""
     rows: list[tuple[str, ...]] = [("", "claimed", "true", "proven", "any mechanism", "verdict")]
-    for label, r in results.items():
-        numbers = map(d, (r.claimed, r.holds, r.bounds.gaussian, r.bounds.distribution_free))
-        rows.append((label, *numbers, str(r.verdict)))
+    for label, audit in ((label, result.audit) for label, result in results.items()):
+        bounds = audit.bounds.gaussian, audit.bounds.distribution_free
+        rows.append((label, *map(d, (audit.epsilon_claimed, audit.epsilon_holds, *bounds)), str(audit.verdict)))
     return columns(rows)
 
 
@@ -167,7 +167,7 @@ def step_command(
     flag, alpha = (" --as-printed", f" --alpha-max {alpha_max:g}") if as_printed else ("", "")
     return (
         f"edp-lab audit mechanism{flag} --gpus {num_devices} --z0 {z0!r} --clip {clip_norm!r}{alpha} "
-        f"--delta {result.guarantee.delta!r} --draws {draws} --seed {result.seed}"
+        f"--delta {result.audit.delta!r} --draws {draws} --seed {result.seed}"
     )
 
 
