@@ -87,8 +87,8 @@ class IntentSlotModel(nn.Module):
         for batch in self.inference_batches(data, batch_size):
             log_intent, emissions, mask = self.scores(batch)
             intents = log_intent.argmax(-1).tolist()
-            tags: list[list[int]] = [[] for _ in intents]
-            chosen: list[list[float]] = tags  # type: ignore[assignment]
+            tags: list[list[int]] = [[]] * len(intents)
+            chosen: list[list[float]] = [[]] * len(intents)
             if emissions is not None:
                 tags = self.crf.decode(emissions, mask)
                 if probabilities:
@@ -99,7 +99,7 @@ class IntentSlotModel(nn.Module):
                     self.labels.intents[intents[k]],
                     float(log_intent[k, intents[k]].exp()),
                     tuple(self.labels.tags[t] for t in tags[k]),
-                    tuple(chosen[k]) if probabilities else (),
+                    tuple(chosen[k]),
                 )
         return [predictions[k] for k in range(len(data))]
 

@@ -170,41 +170,39 @@ def read_fasttext_bin(path: Path, most: int) -> tuple[list[str], Tensor]:
     Raises:
         UsageError: not a fastText file, a supervised or quantised model, or a file that ends too early.
     """
-    try:
-        with open(path, "rb") as file:  # the map closes with its last view, also where an error holds one
-            return _read_mapped(path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), most)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror})") from error
-    except (struct.error, ValueError, OverflowError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"{path} is no whole fastText .bin file: download it again") from error
-
-
-def _read_mapped(path: Path, data: mmap.mmap, most: int) -> tuple[list[str], Tensor]:
     from gensim.models.fasttext import ft_ngram_hashes  # slow to import
 
-    header = HEADER.unpack_from(data)
-    magic, columns, buckets, shortest, longest = (header[k] for k in (0, 2, 10, 11, 12))
-    if magic != MAGIC:
-        raise UsageError(f"{path} is not a fastText .bin file: give one, or a .vec text file")
-    entries, words_stored, labels, _, pruned = COUNTS.unpack_from(data, HEADER.size)
-    words, at = [], HEADER.size + COUNTS.size
-    for k in range(entries):
-        end = data.find(b"\0", at)
-        if end < 0:
-            raise ValueError("the file ends inside the vocabulary")
-        if k < most:
-            words.append(data[at:end].decode(errors="replace"))
-        at = end + 1 + ENTRY.size
-    quantised, rows, matrix_columns = MATRIX.unpack_from(data, at)
-    if labels or quantised or pruned > 0:
-        raise UsageError(f"{path} is a supervised or quantised fastText model: give one of unsupervised word vectors")
-    if (rows, matrix_columns) != (words_stored + buckets, columns):
-        raise ValueError("the matrix does not fit the vocabulary")
-    table = np.frombuffer(data, "<f4", rows * columns, at + MATRIX.size).reshape(rows, columns)
-    vectors = np.empty((len(words), columns), dtype=np.float32)
-    for k, word in enumerate(words):
-        hashes = ft_ngram_hashes(word, shortest, longest, buckets) if buckets else []
-        vectors[k] = table[[k, *(words_stored + h for h in hashes)]].mean(0)
-    return words, torch.from_numpy(vectors)
+    try:
+        with open(path, "rb") as file:  # the map closes with its last view, also where an error holds one
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        header = HEADER.unpack_from(data)
+        magic, columns, buckets, shortest, longest = (header[k] for k in (0, 2, 10, 11, 12))
+        if magic != MAGIC:
+            raise UsageError(f"{path} is not a fastText .bin file: give one, or a .vec text file")
+        entries, words_stored, labels, _, pruned = COUNTS.unpack_from(data, HEADER.size)
+        words, at = [], HEADER.size + COUNTS.size
+        for k in range(entries):
+            end = data.find(b"\0", at)
+            if end < 0:
+                raise ValueError("the file ends inside the vocabulary")
+            if k < most:
+                words.append(data[at:end].decode(errors="replace"))
+            at = end + 1 + ENTRY.size
+        quantised, rows, matrix_columns = MATRIX.unpack_from(data, at)
+        if labels or quantised or pruned > 0:
+            told = f"{path} is a supervised or quantised fastText model"
+            raise UsageError(f"{told}: give one of unsupervised word vectors")
+        if (rows, matrix_columns) != (words_stored + buckets, columns):
+            raise ValueError("the matrix does not fit the vocabulary")
+        table = np.frombuffer(data, "<f4", rows * columns, at + MATRIX.size).reshape(rows, columns)
+        vectors = np.empty((len(words), columns), dtype=np.float32)
+        for k, word in enumerate(words):
+            hashes = ft_ngram_hashes(word, shortest, longest, buckets) if buckets else []
+            vectors[k] = table[[k, *(words_stored + h for h in hashes)]].mean(0)
+        return words, torch.from_numpy(vectors)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror})") from error
+    except UsageError:
+        raise
+    except (struct.error, ValueError, OverflowError) as error:
+        raise UsageError(f"{path} is no whole fastText .bin file: download it again") from error

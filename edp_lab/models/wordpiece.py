@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-from torch import Tensor
 
 from edp_lab.corpora.corpus import Ragged, Words
 from edp_lab.corpora.encoding import WordFeatures
@@ -173,25 +172,13 @@ class ContextFeatures:
         found, every, device = self.pieces.rows(sentences), np.arange(len(sentences)), self.bert.device
         pieces, rows = (part.to(device) for part in found["pieces"].take(every))
         words, lengths = (part.to(device) for part in found["words"].take(every))
-        layers = list(encode_layers(self.bert, pieces, rows))
-        mixed = word_means(torch.stack(layers).mean(0), rows, words, lengths)
-        return [part.float().cpu().numpy() for part in mixed.split(lengths.tolist())]
-
-
-def word_means(hidden: Tensor, rows: Tensor, words: Tensor, lengths: Tensor) -> Tensor:
-    """Means over the pieces of each word, (P, D) -> (R, D); see `PieceFeatures.rows` for `words`.
-
-    Args:
-        hidden: of all pieces, each utterance's [CLS] first and [SEP] last.
-        rows: (B) pieces of each utterance; `lengths`: (B) its words.
-        words: (R) places of first pieces within their utterance.
-    """
-    stop = rows.cumsum(0)  # behind each utterance's [SEP]
-    start = (stop - rows).repeat_interleave(lengths) + words
-    ends = torch.cat([start[1:], start.new_zeros(1)])
-    ends[lengths.cumsum(0) - 1] = stop - 1
-    counts = ends - start
-    word = torch.arange(len(words), device=hidden.device).repeat_interleave(counts)
-    inner = torch.arange(len(word), device=hidden.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    sums = hidden.new_zeros(len(words), hidden.shape[1]).index_add_(0, word, hidden[start[word] + inner])
-    return sums / counts[:, None]
+        hidden = torch.stack(list(encode_layers(self.bert, pieces, rows))).mean(0)  # (P, D)
+        stop = rows.cumsum(0)  # behind each utterance's [SEP]
+        start = stop - rows  # its [CLS]
+        first = start.repeat_interleave(lengths) + words  # piece of each word
+        inside = torch.ones_like(pieces, dtype=torch.bool)
+        inside[start] = inside[stop - 1] = False
+        word = torch.zeros_like(pieces).index_fill_(0, first, 1).cumsum(0)[inside] - 1
+        sums = hidden.new_zeros(len(words), hidden.shape[1]).index_add_(0, word, hidden[inside])
+        means = sums / word.bincount(minlength=len(words))[:, None]
+        return [part.float().cpu().numpy() for part in means.split(lengths.tolist())]
