@@ -179,29 +179,17 @@ def gaussian_release(values: ArrayLike, sigma: float, rng: np.random.Generator) 
 def exponential_probabilities(
     scores: ArrayLike, sensitivity: float, epsilon: float, monotone: bool = False
 ) -> NDArray[np.float64]:
-    """With what probability `exponential_choice` picks each candidate: proportional to e^(score / scale).
+    """With what probability the exponential mechanism picks each candidate: proportional to e^(score / scale).
 
     Scale is 2 sensitivity / epsilon, or half of that for monotone scores; scores are (..., candidates).
+    `report_noisy_max` with Gumbel noise draws from them: see there for the guarantee.
+    Source: McSherry and Talwar 2007, theorem 6; Dwork and Roth 2014, theorem 3.10.
     """
     scale = laplace_scale(sensitivity, epsilon) * (1 if monotone else 2)
     points = _behind_the_best(scores)
     with np.errstate(over="ignore"):
         weights = np.exp(points / scale)
     return weights / weights.sum(axis=-1, keepdims=True)
-
-
-def exponential_choice(
-    scores: ArrayLike, sensitivity: float, epsilon: float, rng: np.random.Generator, monotone: bool = False
-) -> NDArray[np.intp]:
-    """The exponential mechanism: the index of a good candidate, drawn by `exponential_probabilities`.
-
-    Scores are (..., candidates), one choice per row; drawn as the largest score plus Gumbel noise, which never
-    leaves the range of floats.
-    Guarantee: each choice is epsilon-DP, if no score moves by more than `sensitivity` between neighbours. With
-    `monotone` it is so at half the noise, if moreover no neighbour moves one score up and another down.
-    Source: McSherry and Talwar 2007, theorem 6; Dwork and Roth 2014, theorem 3.10.
-    """
-    return report_noisy_max(scores, sensitivity, epsilon, rng, Noise.GUMBEL, monotone)
 
 
 def report_noisy_max(

@@ -28,7 +28,6 @@ from edp_lab.privacy.foundations import (
     class_sizes,
     classic_gaussian_sigma,
     estimate_frequencies,
-    exponential_choice,
     exponential_probabilities,
     gaussian_epsilon,
     gaussian_release,
@@ -228,8 +227,8 @@ def test_extreme_scores_and_a_single_candidate(rng):
     assert exponential_probabilities([1e300, -1e300, 1e300], 1e-3, 1.0).tolist() == [0.5, 0, 0.5]
     two = exponential_probabilities([[0, 2], [2, 0]], 1.0, 1.0)[0]
     assert two == pytest.approx([1 / (1 + math.e), 1 - 1 / (1 + math.e)])
-    assert int(exponential_choice([-1e6, 0.0, -1e6], 1.0, 1.0, rng)) == 1
-    assert exponential_choice([1e15, 1e15 + 4], 1.0, 50.0, rng) == 1
+    assert int(report_noisy_max([-1e6, 0.0, -1e6], 1.0, 1.0, rng, "gumbel")) == 1
+    assert report_noisy_max([1e15, 1e15 + 4], 1.0, 50.0, rng, "gumbel") == 1
     assert report_noisy_max([3.0], 1.0, 1.0, rng, "exponential") == 0
 
 
@@ -256,7 +255,6 @@ def test_noisy_max_chooses_with_the_probabilities_of_its_noise(noise, monotone, 
     chosen = report_noisy_max(many, sensitivity, epsilon, rng, noise, monotone)
     assert stats.chisquare(np.bincount(chosen), expected / expected.sum() * DRAWS).pvalue > 1e-3
     if noise is Noise.GUMBEL:
-        chosen = exponential_choice(many, sensitivity, epsilon, rng, monotone)
         expected = exponential_probabilities(scores, sensitivity, epsilon, monotone)
         assert stats.chisquare(np.bincount(chosen), expected * DRAWS).pvalue > 1e-3
 
@@ -398,7 +396,7 @@ def test_the_same_seed_gives_the_same_answers():
         ("sigma", lambda x, rng: gaussian_epsilon(1, x, DELTA)),
         ("sigma", lambda x, rng: gaussian_release([0], x, rng)),
         ("epsilon", lambda x, rng: exponential_probabilities([0], 1, x)),
-        ("sensitivity", lambda x, rng: exponential_choice([0], x, 1, rng)),
+        ("sensitivity", lambda x, rng: report_noisy_max([0], x, 1, rng)),
         ("epsilon", lambda x, rng: report_noisy_max([0], 1, x, rng)),
         ("scale", lambda x, rng: averaging_attack([0], x)),
         ("people", lambda x, rng: local_count_error(x, 1)),
@@ -430,10 +428,10 @@ def test_numbers_that_must_be_positive(name, call, bad, rng):
         ("values contain NaN", lambda rng: gaussian_release(math.inf, 1, rng)),
         ("scores contain NaN", lambda rng: exponential_probabilities([math.nan], 1, 1)),
         ("no scores", lambda rng: report_noisy_max([], 1, 1, rng)),
-        ("no scores", lambda rng: exponential_choice(3.0, 1, 1, rng)),
+        ("no scores", lambda rng: report_noisy_max(3.0, 1, 1, rng)),
         ("unknown noise 'gaussian': choose one of laplace", lambda rng: report_noisy_max([1], 1, 1, rng, "gaussian")),
         ("noise scale, sensitivity / epsilon, is 0.0", lambda rng: laplace_release([1], 1e-300, 1e300, rng)),
-        ("noise scale, sensitivity / epsilon, is inf", lambda rng: exponential_choice([1], 1e300, 1e-300, rng)),
+        ("noise scale, sensitivity / epsilon, is inf", lambda rng: report_noisy_max([1], 1e300, 1e-300, rng)),
         ("standard deviation .* is inf", lambda rng: analytic_gaussian_sigma(1e300, 1e-300, 1e-300)),
         ("standard deviation .* is inf", lambda rng: analytic_gaussian_sigma(1.0, 5e-324, 1e-300)),
     ],
