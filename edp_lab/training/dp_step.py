@@ -48,9 +48,7 @@ def layer_scales(gradient: Tensor, layout: Layout) -> Tensor:
     """
     norms = layer_norms(gradient[None], layout)
     check_finite(norms, layout)
-    if norms.max() == 0:
-        return torch.ones_like(norms[0])
-    scales = norms[0] / norms.max()
+    scales = (norms / norms.max().clamp_min(torch.finfo(norms.dtype).tiny))[0]
     return torch.where(scales > 0, scales.clamp_min(SMALLEST_ALPHA), torch.ones_like(scales))
 
 
@@ -139,10 +137,6 @@ def add_noise(clipped: Clipped, epoch: int, noise: Noise) -> Released:
     Guarantee: as judged by `edp_lab.privacy.judge` for this mechanism, if the noise is fresh, independent of the data
     and secret. Up to float32 rounding of clip and noise. On one of several ranks, `clipped` and `noise` are its share,
     and the guarantee is that of the sum over ranks.
-
-    Raises:
-        TypeError: something that was not clipped.
-        Exception: as `Noise.add_to`.
     """
     if not isinstance(clipped, Clipped):
         raise TypeError(f"noise hides only what was clipped, not a {type(clipped).__name__}: call clip(...) first")
@@ -167,10 +161,7 @@ def release(
     noise: Tensor,
     divisor: int | None = None,
 ) -> Released:
-    """One eDP-SGD step as a function of given standard normal draws (P): `clip`, then `add_noise`.
-
-    Arguments, guarantee and errors: as there.
-    """
+    """One eDP-SGD step as a function of given standard normal draws (P): `clip`, then `add_noise`, which see."""
     clipped = clip(mechanism, gradients, layout, alpha, divisor, torch.empty_like(noise))
     return add_noise(clipped, epoch, DrawnNoise(noise))
 
@@ -183,11 +174,7 @@ def noise_stds(mechanism: Mechanism, epoch: int, alpha: Tensor | None, divisor: 
 
 
 def clip_factors(mechanism: Mechanism, norms: Tensor, layout: Layout, alpha: Tensor | None) -> Tensor:
-    """min(1, C / ||g_m / alpha||) for each micro-batch: norms (M, K) -> (M), float64.
-
-    Raises:
-        UsageError: a gradient is not finite, or a layer scale is too small for float32 or larger than judged.
-    """
+    """min(1, C / ||g_m / alpha||) for each micro-batch: norms (M, K) -> (M), float64. Raises as `clip`."""
     if alpha is not None and not float(alpha.min()) >= SMALLEST_ALPHA:
         raise UsageError(f"a layer scale alpha is {float(alpha.min())}: it must be at least {SMALLEST_ALPHA:.1e}")
     if alpha is not None and not float(alpha.max()) <= mechanism.alpha_max * (1 + 1e-6):
@@ -230,9 +217,7 @@ class FlatGradient:
 class PlainStep(FlatGradient):
     """Plain training, which protects nobody: nothing is clipped, and no noise is added."""
 
-    def clip_and_noise(
-        self, epoch: int, step: int, gradients: PlainGradient, entry: Future[None] | None = None
-    ) -> None:
+    def clip_and_noise(self, epoch: int, step: int, gradients: PlainGradient, entry: Future[None] | None) -> None:
         """Neither: leave this process's share of the mean gradient in every ``.grad``."""
         gradients.leave_in_grad()
         if self.world > 1:
@@ -282,10 +267,7 @@ class PrivateStep(FlatGradient):
     def clip_and_noise(
         self, epoch: int, step: int, gradients: MicroGradients, entry: Future[None] | None = None
     ) -> Released:
-        """This process's share of the step: clip its gradients, and add its noise.
-
-        Args:
-            entry: the step's entry into a ledger; no noise is drawn before it is done.
+        """This process's share of the step. `entry`: its line in a ledger, before which no noise is drawn.
 
         Raises:
             UsageError: as `clip`; a step that was taken before; or what `entry` raised.
@@ -302,8 +284,7 @@ class PrivateStep(FlatGradient):
     def __call__(self, epoch: int, step: int, losses: Sequence[Callable[[], Tensor]]) -> Released:
         """One whole step of any module, in a loop over this process's micro-batches; then the optimizer may step.
 
-        Args:
-            losses: for each micro-batch, what computes the losses of its examples.
+        `losses`: for each micro-batch, what computes the losses of its examples.
         """
         released = self.clip_and_noise(epoch, step, LoopGradients(self.parameters, losses, self.layout))
         self.reduce()

@@ -114,10 +114,7 @@ class PrivacyLedger:
             self._append({"epoch": epoch, "step": step, "key": place[1]})
 
     def begin(self, epoch: int, step: int, key: int) -> Future[None]:
-        """`write` in the background, while the step's gradients are computed; its result is the entry on the disk.
-
-        One at a time. `bill` counts what was begun.
-        """
+        """`write` in the background, while the step's gradients are computed. One at a time; `bill` counts it."""
         self._begun = self._writer.submit(self.write, epoch, step, key)
         return self._begun
 

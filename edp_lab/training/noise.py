@@ -112,13 +112,12 @@ class NoiseSource:
 
     On a CPU a block is drawn and added while it lies in the cache, once the gradient is done: drawn during the
     backward pass, which keeps all cores busy itself, it would cost more time than it hides. For a GPU, which leaves the
-    CPU idle, it is drawn `ahead`.
+    CPU idle, it is drawn `ahead`: in the background, as soon as a step's noise is asked for.
 
     Args:
         key: 128 bits, see `edp_lab.privacy.csprng`.
         size: P.
         threads: how many draw at a time.
-        ahead: draw in the background as soon as a step's noise is asked for.
     """
 
     def __init__(
@@ -149,14 +148,15 @@ class NoiseSource:
         if step <= self._last:
             raise UsageError(f"the noise of step {step} may have been used already: number all steps upwards")
         self._last = step
-        drawn = None if self._ahead is None else self._pool.submit(self._draw_ahead, step, entry, self._ahead)
-        return _StepNoise(self, step, entry, drawn)
 
-    def _draw_ahead(self, step: int, entry: Future[None] | None, out: Tensor) -> Tensor:
-        if entry is not None:
-            entry.result()
-        self.draw(step, out.numpy().__setitem__)
-        return out
+        def draw_ahead(out: Tensor) -> Tensor:
+            if entry is not None:
+                entry.result()
+            self.draw(step, out.numpy().__setitem__)
+            return out
+
+        drawn = None if self._ahead is None else self._pool.submit(draw_ahead, self._ahead)
+        return _StepNoise(self, step, entry, drawn)
 
     def draw(self, step: int, use: Callable[[slice, np.ndarray], None]) -> None:
         """Call `use` with every block of this rank: its columns, and numbers that are valid until it returns."""

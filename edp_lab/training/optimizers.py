@@ -27,9 +27,8 @@ GAMMA = 1e-8  # DP-AdamBC's gamma', under the square root; the default of its au
 
 
 def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """The optimizer of one of the names in `OPTIMIZERS`, with learning rate `lr`.
+    """The optimizer of one of the names in `OPTIMIZERS`: Adam, `DPAdamBC`, or
 
-    * "adam": Adam on the released gradient.
     * "dp-adam": "Differentially Private Adam", Algorithm 7 of the thesis. It is Adam on the released gradient, so the
       same as "adam" to the last bit. Of its two printed changes to Adam (the thesis' Algorithm 6), clipping and
       Gaussian noise come before the optimizer; epsilon stands beside the root; it gives no constants, so they are
@@ -37,10 +36,6 @@ def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float) -> 
       correction of S_W that is meant for S_b, and the formulas' place after both loops. It corrects the bias with
       1 - beta^i where i counts the outer loop, called "training steps"; read as passes over the data, the correction
       would stay that of a first step for a whole pass, so we count updates as Kingma and Ba do.
-    * "dp-adambc": `DPAdamBC`.
-
-    Raises:
-        UsageError: no such optimizer.
     """
     if name in ("adam", "dp-adam"):
         return torch.optim.Adam(parameters, lr=lr, betas=BETAS, eps=EPSILON, fused=True)
@@ -68,10 +63,7 @@ class DPAdamBC(torch.optim.Optimizer):
     Per parameter the state holds tensors only: "exp_avg" m and "exp_avg_sq" v of its shape, "noise_sq" n and "step" t
     of shape (). Between steps it is all there is, so a loaded `state_dict()` goes on bit for bit.
 
-    Args:
-        parameters: float tensors, each with the released gradient in `.grad` at every step.
-        lr: learning rate, also `param_groups[i]["lr"]`.
-        gamma: gamma', above 0, in squared units of the gradient.
+    Each parameter has the released gradient in ``.grad`` at every step. `gamma`: gamma', in its squared units.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, gamma: float = GAMMA) -> None:
@@ -88,13 +80,8 @@ class DPAdamBC(torch.optim.Optimizer):
     def noise_std(self, stds: Sequence[float]) -> None:
         """Say, before every step, how much noise is in its gradients.
 
-        Args:
-            stds: for each parameter tensor, in order, the standard deviation of the noise on each coordinate of its
-                released mean gradient: s / N, and alpha_k s / N in the sound step with layer scales, where s is
-                `Mechanism.noise_std(epoch)` and N what `release` divides by. Must be public.
-
-        Raises:
-            UsageError: not one finite number from 0 up for each parameter tensor.
+        For each parameter tensor, in order, the standard deviation of the noise on each coordinate of its released mean
+        gradient (see `edp_lab.training.dp_step.noise_stds`), which must be public.
         """
         wanted = len(self.param_groups[0]["params"])
         if len(stds) != wanted:
@@ -108,11 +95,7 @@ class DPAdamBC(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update. No closure: evaluating the loss again would be another release.
-
-        Raises:
-            UsageError: `noise_std` has not been called since the last step.
-        """
+        """One update, after `noise_std`. No closure: evaluating the loss again would be another release."""
         if self._stds is None:
             raise UsageError("DP-AdamBC does not know the noise of this step: call noise_std(...) before every step()")
         stds, self._stds = self._stds, None

@@ -86,11 +86,7 @@ def pretrain_vectors(
     epochs: int = 10,
     seed: int = 0,
 ) -> WordVectors:
-    """Train fastText vectors (see `train_vectors`) and save them to a folder that `load_vectors` reads.
-
-    Raises:
-        UsageError: as for `pretrain_bert`.
-    """
+    """Train fastText vectors (see `train_vectors`) and save them to a folder that `load_vectors` reads."""
     _check(sentences, epochs)
     with new_folder(Path(folder)) as inside:
         vectors = train_vectors(sentences, size, epochs, seed)

@@ -39,14 +39,10 @@ class Ranks:
     """The ranks of one run on this machine; as a context manager, it ends those that are left.
 
     Args:
-        processes: number of ranks.
         arguments: a module, which calls ``run_rank``, and its argument, as after ``python -m``. Rank 0 flushes each
             line it prints.
         threads: OMP_NUM_THREADS of a rank (default: its share of the cores that this process may use).
         environment: further variables for every rank.
-
-    Raises:
-        UsageError: ``processes`` is not positive.
     """
 
     def __init__(
@@ -95,11 +91,8 @@ class Ranks:
     def lines(self, cure: str | None = None, stop: threading.Event | None = None) -> Iterator[str]:
         """Yield what rank 0 prints, without line ends, until all ranks have ended with status 0.
 
-        KeyboardInterrupt ends no rank by itself: after ``stop``, a second call relays the rest.
-
-        Args:
-            cure: ends the sentence about a rank that left none of its own, for instance "resume the run with ...".
-            stop: as soon as it is set, `stop` is called.
+        KeyboardInterrupt ends no rank by itself: after ``stop``, which a `stop` that is set calls, too, a second call
+        relays the rest. `cure` ends the sentence about a rank that left none of its own.
 
         Raises:
             UsageError: a rank ended otherwise. By then the other ranks, which might wait for it forever, are gone,
@@ -226,8 +219,7 @@ def end_rank(status: int) -> NoReturn:
 def obey(stop: threading.Event) -> None:
     """In a rank that ``Ranks`` started: set ``stop`` when the parent asks for an orderly end.
 
-    A daemon thread listens on standard input. At its end, which means that the parent is gone, the thread ends this
-    process with status 1, wherever it stands.
+    At the end of standard input, which means that the parent is gone, this process ends with status 1, wherever it is.
     """
 
     def listen() -> None:

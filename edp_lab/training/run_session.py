@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.metrics import Scores
 from edp_lab.errors import UsageError, writing
+from edp_lab.privacy import Mechanism
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
@@ -51,10 +52,7 @@ LOCK = ".lock"
 
 
 def train(
-    config: TrainConfig,
-    out: str | Path,
-    listener: Listener = lambda event: None,
-    stop: threading.Event | None = None,
+    config: TrainConfig, out: str | Path, listener: Listener = lambda event: None, stop: threading.Event | None = None
 ) -> dict[str, Any]:
     """Train one model and return its run record, which also lies in ``out/record.json``.
 
@@ -88,11 +86,7 @@ def resume(
 
 
 def run_config(record: dict[str, Any]) -> TrainConfig:
-    """The configuration of a recorded run.
-
-    Raises:
-        UsageError: the record is of another version.
-    """
+    """The configuration of a recorded run; UsageError where the record is of another version."""
     try:
         return TrainConfig(**record["config"])
     except TypeError as error:
@@ -107,11 +101,7 @@ def rank() -> int:
 def train_here(
     config: TrainConfig, folder: Path, listener: Listener, stop: threading.Event, resuming: bool
 ) -> dict[str, Any]:
-    """This process's part of a run.
-
-    Raises:
-        UsageError: as `train`; not as many processes as `config` says.
-    """
+    """This process's part of a run; UsageError as `train`, and for another number of processes than `config` says."""
     accelerator = start_accelerator(config.processes)
     with _files(folder, resuming, config.processes) if accelerator.is_main_process else nullcontext():
         corpus = load_corpus(config.corpus)
@@ -125,9 +115,8 @@ def train_here(
         if config.processes > 1:
             state = [asdict(run.progress), digest(dict(run.parameters))]
             _agree(accelerator, state, "states: resume with one folder")
-        if run.main and run.mechanism is not None:
-            run.ledger = _ledger(folder, run, earlier)
         if run.main:
+            run.ledger = None if run.mechanism is None else _ledger(folder, run.mechanism, run.progress.chain, earlier)
             run.bill()
             write_record(folder, run.record)
         _train(run, folder, listener, stop)
@@ -136,14 +125,13 @@ def train_here(
     return run.record
 
 
-def _ledger(folder: Path, run: Trainer, earlier: dict[str, Any] | None) -> PrivacyLedger:
+def _ledger(folder: Path, mechanism: Mechanism, chain: str | None, earlier: dict[str, Any] | None) -> PrivacyLedger:
     """A new one, or the earlier one; UsageError if that lacks what record or state remember, or is of other noise."""
     if earlier is None:
-        assert run.mechanism is not None
-        return PrivacyLedger(folder / LEDGER, run.mechanism)
-    for remembered in (earlier["ledger"], run.progress.chain):
+        return PrivacyLedger(folder / LEDGER, mechanism)
+    for remembered in (earlier["ledger"], chain):
         ledger = PrivacyLedger.open(folder / LEDGER, chain=remembered)
-    if ledger.mechanism != run.mechanism:
+    if ledger.mechanism != mechanism:
         raise UsageError(f"the ledger in {folder} is of another mechanism than its record: restore both from a copy")
     return ledger
 

@@ -1,12 +1,18 @@
-"""A corpus of the user's own, small enough to be learnt in seconds, and how the tests train on it."""
+"""A corpus of the user's own, small enough to be learnt in seconds, an encoder, and how the tests train on them."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
+from transformers import BertForMaskedLM
 
+from edp_lab.models.bert import BertSize, bert_config
+from edp_lab.models.wordpiece import train_wordpieces
 from edp_lab.training import TrainConfig
 
 NAMES = ("anna", "bob", "carla", "dev", "eve", "fred")
@@ -27,6 +33,32 @@ def write_corpus(path: Path, utterances: int = 120, tags: bool = True, first: in
     return path
 
 
+def write_encoder(folder: Path, texts: Sequence[Sequence[str]], layers: int = 1) -> str:
+    """An untrained BERT, too small to be of use: a private one needs pretrained weights."""
+    tokenizer = train_wordpieces(texts)
+    size = BertSize(layers=layers, heads=2, hidden=16, intermediate=32, positions=24)
+    torch.manual_seed(1)
+    BertForMaskedLM(bert_config(size.architecture(tokenizer.get_vocab_size()))).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
 def config(corpus: str | Path, **changes: object) -> TrainConfig:
     settings = {"size": "small", "epochs": 2, "batch_size": 16, "num_devices": 4, "lr": 1e-2, **changes}
     return TrainConfig(corpus=str(corpus), **settings)  # type: ignore[arg-type]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Whether it came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def runs(pid: int) -> bool:
+    """Orphans are reaped by whatever adopts them; one that waits for that does not run."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

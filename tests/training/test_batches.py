@@ -61,12 +61,6 @@ def test_each_utterance_takes_part_with_the_chance_that_is_accounted_for(batches
     assert stats.binomtest(together, steps, rate**2).pvalue > 1e-4  # independently
 
 
-def test_a_poisson_epoch_has_the_steps_that_are_accounted_for():
-    assert POISSON.steps_per_epoch == math.ceil(400 / 32)
-    assert replace(POISSON, examples=20).steps_per_epoch == 1
-    assert sorted(everyone(replace(POISSON, examples=20).devices(0, 0, 3))) == list(range(20))
-
-
 @pytest.mark.parametrize("batches", [POISSON, ALONE])
 def test_one_utterance_more_moves_no_other(batches):
     """What add/remove adjacency under Poisson sampling rests on."""
@@ -80,16 +74,15 @@ def test_one_utterance_more_moves_no_other(batches):
             assert with_it == places(few)
 
 
-def test_poisson_micro_batches_are_as_likely_as_one_another():
+def test_poisson_micro_batches_are_as_likely_as_one_another_and_alone_means_that_no_clip_is_shared():
     numbers = [i * 2 + m for step in range(1000) for i, m in places(POISSON.devices(0, 0, step)).values()]
     assert stats.chisquare(np.bincount(numbers, minlength=8)).pvalue > 1e-4
+    assert {len(part) for step in range(200) for device in ALONE.devices(0, 0, step) for part in device} == {1}
 
 
-def test_alone_means_that_no_clip_is_shared():
-    for step in range(200):
-        assert {len(part) for device in ALONE.devices(0, 0, step) for part in device} == {1}
-
-
-def test_a_step_may_draw_nobody():
+def test_a_poisson_epoch_has_the_steps_that_are_accounted_for_in_which_nobody_may_be_drawn():
+    assert POISSON.steps_per_epoch == math.ceil(400 / 32)
+    assert replace(POISSON, examples=20).steps_per_epoch == 1
+    assert sorted(everyone(replace(POISSON, examples=20).devices(0, 0, 3))) == list(range(20))
     rare = Batches(KEY, 10, 1, 2, 2, "poisson", alone=False)
     assert min(len(everyone(rare.devices(0, 0, step))) for step in range(50)) == 0

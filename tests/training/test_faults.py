@@ -33,6 +33,7 @@ from edp_lab.training import run_session as trainer
 from edp_lab.training import trainer as run
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
 from edp_lab.training.run_folder import MODEL, RECORD, SECRET, STATE
+from tests.training.own_corpus import runs, wait_for, write_corpus
 
 EPOCHS, STEPS = 3, 5  # steps in an epoch
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, and limits files of other processes")
@@ -87,7 +88,7 @@ def hold(ledger: PrivacyLedger, *entry: int) -> None:
     die("write", LEDGER)
     if len(ledger.releases) == FAULTS["hold_at"]:
         (FAULTS["home"] / "held").touch()
-        wait_for(lambda: not (FAULTS["home"] / "held").exists())
+        waited(lambda: not (FAULTS["home"] / "held").exists())
 
 
 def note(out: Any, key: int, step: int, *rest: Any) -> None:
@@ -129,7 +130,7 @@ class Job:
 
     def held(self) -> dict[str, int]:
         """Waits until it is held; its process ids."""
-        wait_for(lambda: (self.home / "held").exists() or not self.process.is_alive())
+        waited(lambda: (self.home / "held").exists() or not self.process.is_alive())
         assert self.process.is_alive(), (self.home / "log").read_text()
         return self.pids()
 
@@ -138,7 +139,7 @@ class Job:
         self.process.join(PATIENCE)
         said, drawn, folder = (self.home / "log").read_text(), self.home / "drawn", self.folder
         assert self.process.exitcode == status, said
-        wait_for(lambda: not any(map(runs, self.pids().values())))
+        waited(lambda: not any(map(runs, self.pids().values())))
         if drawn.exists():  # no noise that is not in the ledger
             assert {*map(tuple, map(json.loads, drawn.open()))} <= set(run_ledger(folder).releases)
         assert len(read_record(folder)["epochs"]) < 2 or load_model(folder / MODEL)  # it follows the first record
@@ -151,18 +152,8 @@ class Job:
         return said.removeprefix("error: ")
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+def waited(condition: Callable[[], bool]) -> None:
+    assert wait_for(condition, PATIENCE)
 
 
 def contents(folder: Path) -> dict[str, int]:
@@ -197,10 +188,7 @@ def resumed(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Also sees to it that processes find all modules imported, and run on the CPU, where sums have a fixed order."""
-    path = tmp_path_factory.mktemp("corpus") / "own.jsonl"
-    words = [(("call", "text")[k % 2], "anna", str(k)) for k in range(110)]
-    rows = [{"tokens": three, "tags": ("O", "B-name", "O"), "intent": three[0]} for three in words]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    path = write_corpus(tmp_path_factory.mktemp("corpus") / "own.jsonl", 110)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait should not keep others waiting
@@ -278,8 +266,8 @@ def test_others_are_refused_and_ctrl_c_ends_after_the_step_with_a_model_of_use(c
     assert "is not empty" in Job(folder, new(corpus, folder, processes)).error()
     assert contents(folder) == before
     os.kill(parent, signal.SIGINT)
-    wait_for(lambda: "ending after" in (job.home / "log").read_text())
-    wait_for(lambda: processes == 1 or (job.home / "told").exists())
+    waited(lambda: "ending after" in (job.home / "log").read_text())
+    waited(lambda: processes == 1 or (job.home / "told").exists())
     (job.home / "held").unlink()
     assert f"interrupted: go on with edp-lab train --resume {folder}" in job.ends(130)
     record = read_record(folder)

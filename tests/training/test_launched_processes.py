@@ -18,6 +18,7 @@ import pytest
 from edp_lab.errors import UsageError
 from edp_lab.training import processes as launch
 from edp_lab.training.processes import Ranks
+from tests.training.own_corpus import runs, wait_for
 
 ROOT = Path(__file__).parents[2]
 HOUR = "time.sleep(3600)"
@@ -71,13 +72,6 @@ def parent(tmp_path):
     return lambda: subprocess.Popen(command, stdout=subprocess.PIPE, **options)
 
 
-def wait_for(condition, seconds=5):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
 def pids(folder, count=2):
     """Of the toy ranks, once all of them listen to their parent."""
     files = [folder / f"pid{rank}" for rank in range(count)]
@@ -92,14 +86,6 @@ def exists(pid):
     except ProcessLookupError:
         return False
     return True
-
-
-def runs(pid):
-    """Orphans are reaped by whatever adopts them; one that waits for that does not run."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return not Path("/proc/self").exists() and exists(pid)
 
 
 def test_lines_of_rank_0_arrive_whole_and_in_order_and_nothing_else_is_shown(toy, capfd):

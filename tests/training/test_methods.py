@@ -10,14 +10,12 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from transformers import BertForMaskedLM
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
-from edp_lab.models.bert import BertSize, bert_config
-from edp_lab.models.wordpiece import train_wordpieces
 from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Trainer
+from tests.training.own_corpus import config, write_encoder
 
 WORDS = ("play", "the", "song", "again", "please", "now")
 
@@ -26,35 +24,21 @@ WORDS = ("play", "the", "song", "again", "please", "now")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     """60 utterances of 2 to 7 words."""
     path, rng = tmp_path_factory.mktemp("corpus") / "own.jsonl", np.random.default_rng(0)
-    with path.open("w") as file:
-        for k in range(60):
-            words = [*rng.choice(WORDS, rng.integers(1, 7)), str(k)]
-            tags = ["O"] * (len(words) - 1) + ["B-number"]
-            file.write(json.dumps({"tokens": words, "tags": tags, "intent": str(words[0])}) + "\n")
+    texts = [[*rng.choice(WORDS, rng.integers(1, 7)).tolist(), str(k)] for k in range(60)]
+    rows = [{"tokens": text, "tags": ["O"] * (len(text) - 1) + ["B-number"], "intent": text[0]} for text in texts]
+    path.write_text("\n".join(map(json.dumps, rows)))
     return str(path)
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An untrained BERT, too small to be of use: a private one needs pretrained weights."""
-    folder = tmp_path_factory.mktemp("encoder")
-    tokenizer = train_wordpieces([WORDS, [str(k) for k in range(10)]])
-    size = BertSize(layers=2, heads=2, hidden=16, intermediate=32, positions=24)
-    torch.manual_seed(1)
-    BertForMaskedLM(bert_config(size.architecture(tokenizer.get_vocab_size()))).save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return str(folder)
-
-
-def config(corpus: str, **changes: object) -> TrainConfig:
-    settings = {"size": "small", "batch_size": 16, "num_devices": 4, "lr": 1e-3, **changes}
-    return TrainConfig(corpus, **settings)  # type: ignore[arg-type]
+    return write_encoder(tmp_path_factory.mktemp("encoder"), [WORDS, [str(k) for k in range(10)]], layers=2)
 
 
 def after(corpus: str, steps: int, **changes: object) -> torch.Tensor:
     """All parameters after some steps, (P)."""
-    loaded, chosen = load_corpus(corpus), config(corpus, **changes)
-    run = Trainer(chosen, loaded, split(loaded, 0))
+    loaded = load_corpus(corpus)
+    run = Trainer(config(corpus, lr=1e-3, **changes), loaded, split(loaded, 0))
     for _ in range(steps):
         run.step()
     return torch.cat([p.detach().flatten() for _, p in run.parameters])
@@ -91,21 +75,17 @@ def test_dp_sgd_trains_where_nobody_was_drawn(corpus, encoder, sampling, model):
 @given(
     n=st.integers(1, 80),
     batch_size=st.integers(1, 40),
-    devices=st.integers(1, 9),
-    size=st.none() | st.integers(1, 20),
+    num_devices=st.integers(1, 9),
+    micro_batch_size=st.none() | st.integers(1, 20),
     sampling=st.sampled_from(["shuffle", "poisson"]),
     method=st.sampled_from(["edp-sgd", "dp-sgd"]),
     step=st.integers(0, 5),
 )
 @settings(deadline=None, max_examples=300)
-def test_no_clip_is_shared_by_more_utterances_than_are_accounted_for(
-    n, batch_size, devices, size, sampling, method, step
-):
+def test_no_clip_is_shared_by_more_utterances_than_are_accounted_for(n, sampling, step, **settings):
     """The sensitivity is C where everyone is alone and 2C elsewhere, so alone has to mean alone."""
     try:
-        chosen = TrainConfig(
-            "x", method=method, batch_size=batch_size, num_devices=devices, micro_batch_size=size, sampling=sampling
-        )
+        chosen = TrainConfig("x", sampling=sampling, **settings)
     except UsageError:
         assume(False)
     batches, mechanism = chosen.batches(1, n), chosen.mechanism(n)
@@ -119,9 +99,8 @@ def test_no_clip_is_shared_by_more_utterances_than_are_accounted_for(
 
 def test_noise_grows_down_the_ladder_only_through_the_divisor(corpus):
     """Smaller micro-batches: more of them, so less noise on the mean at the same z."""
-    stds = []
+    loaded, stds = load_corpus(corpus), []
     for size in (None, 4, 2):
-        loaded = load_corpus(corpus)
         run = Trainer(config(corpus, micro_batch_size=size, num_devices=2), loaded, split(loaded, 0))
         stds.append(run.private.noise_stds(0)[0])
     assert [larger / smaller for larger, smaller in pairwise(stds)] == pytest.approx([2, 2])
@@ -145,4 +124,4 @@ def test_noise_grows_down_the_ladder_only_through_the_divisor(corpus):
 )
 def test_settings_without_meaning_are_refused_in_one_sentence(corpus, changes, says):
     with pytest.raises(UsageError, match=says):
-        config(corpus, **changes)
+        config(corpus, lr=1e-3, **changes)

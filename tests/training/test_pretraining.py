@@ -41,22 +41,18 @@ def test_the_loss_falls_to_what_cannot_be_known(tmp_path, monkeypatch):
     assert math.log(4) / 6 < losses[-1] < 0.6  # one word in six, the room, cannot be known better than 1 in 4
 
 
-def test_the_same_arguments_give_the_same_files(tmp_path):
+def test_the_same_arguments_give_the_same_files_which_load_here_and_with_transformers(tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         torch.manual_seed(len(name) + seed)
         pretrain_bert(TEXT[:20], tmp_path / name, epochs=2, seed=seed, size=TINY)
     assert files(tmp_path / "a") == files(tmp_path / "b")
     assert files(tmp_path / "a") != files(tmp_path / "c")
-
-
-def test_what_is_saved_loads_here_and_with_transformers(tmp_path):
-    pretrain_bert(TEXT[:20], tmp_path / "out", epochs=1, size=TINY)
-    bert, tokenizer = load_bert(str(tmp_path / "out"))
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    bert, tokenizer = load_bert(str(tmp_path / "a"))
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "a")
     sentence = "Turn ON the zebra lights"
     pieces = PieceFeatures(tokenizer, TINY.positions).rows([sentence.split()])["pieces"].values
     assert theirs(sentence)["input_ids"] == tokenizer.encode(sentence).ids == pieces.tolist()
-    language_model = AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    language_model = AutoModelForMaskedLM.from_pretrained(tmp_path / "a")
     for name, tensor in bert.state_dict().items():
         assert torch.equal(language_model.bert.state_dict()[name], tensor)
 
@@ -82,7 +78,13 @@ def test_every_sentence_is_seen_once_per_epoch():
     assert {len(b) for b in batches} <= {64, 10_000 % 64}
 
 
-def test_one_short_sentence_is_enough(tmp_path):
+def test_one_short_sentence_is_enough_and_an_interrupted_run_leaves_nothing_behind(tmp_path):
+    def stop(progress: PretrainingEpoch) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pretrain_bert(TEXT[:4], tmp_path / "out", epochs=2, size=TINY, progress=stop)
+    assert not list(tmp_path.iterdir())
     assert np.isfinite(pretrain_bert([("hi",)], tmp_path / "out", epochs=3, size=TINY)).all()
 
 
@@ -91,30 +93,19 @@ def test_bad_input_leaves_nothing_behind(tmp_path, train):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     (tmp_path / "file").touch()
-    cases = {
-        "exists already": (TEXT[:2], tmp_path / "full", 1),
-        "file exists already": (TEXT[:2], tmp_path / "file", 1),
-        "cannot be made": (TEXT[:2], tmp_path / "file" / "below", 1),
-        "is empty": ([()], tmp_path / "new", 1),
-        "0 epochs": (TEXT[:2], tmp_path / "new", 0),
-    }
-    for message, (text, folder, epochs) in cases.items():
+    for message, text, folder, epochs in (
+        ("exists already", TEXT[:2], "full", 1),
+        ("file exists already", TEXT[:2], "file", 1),
+        ("cannot be made", TEXT[:2], "file/below", 1),
+        ("is empty", [()], "new", 1),
+        ("0 epochs", TEXT[:2], "new", 0),
+    ):
         with pytest.raises(UsageError, match=message):
-            train(text, folder, epochs=epochs)
+            train(text, tmp_path / folder, epochs=epochs)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full"]
 
 
-def test_an_interrupted_run_leaves_nothing_behind(tmp_path):
-    def stop(progress: PretrainingEpoch) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        pretrain_bert(TEXT[:4], tmp_path / "out", epochs=2, size=TINY, progress=stop)
-    assert not list(tmp_path.iterdir())
-
-
 def test_vectors_are_saved_where_they_are_found(tmp_path):
-    (tmp_path / "out").mkdir()
     vectors = pretrain_vectors(TEXT[:20], tmp_path / "out", size=4, epochs=1)
     read = load_vectors(tmp_path / "out")
     assert (read.words, read.matrix.tolist()) == (vectors.words, vectors.matrix.tolist())
@@ -149,17 +140,16 @@ def test_the_command_makes_what_build_model_reads(tmp_path, model):
 def test_the_text_of_pretraining(tmp_path):
     (tmp_path / "ok.txt").write_text("Turn  on\n\n café \n", encoding="utf-8")
     assert read_sentences(str(tmp_path / "ok.txt"), 0) == [("Turn", "on"), ("café",)]
-    generated = read_sentences(None, 30)
-    assert len(generated) == 30
     corpus = smart_home.generate(30, smart_home.EMBEDDED_SEED)
     smart_home.write_jsonl(corpus, tmp_path / "corpus.jsonl")
     assert read_sentences(str(tmp_path / "corpus.jsonl"), 0) == [u.tokens for u in corpus.utterances]
+    generated = read_sentences(None, 30)  # the default text is another than the embedded corpus
+    assert len(generated) == 30
     assert generated != [u.tokens for u in corpus.utterances]
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(UsageError, match="not UTF-8"):
-        read_sentences(str(tmp_path / "latin.txt"), 0)
-    with pytest.raises(UsageError, match=r"none\.txt cannot be read"):
-        read_sentences(str(tmp_path / "none.txt"), 0)
+    for name, says in (("latin.txt", "not UTF-8"), ("none.txt", r"none\.txt cannot be read")):
+        with pytest.raises(UsageError, match=says):
+            read_sentences(str(tmp_path / name), 0)
 
 
 @pytest.mark.parametrize("option", ["model", "size"])

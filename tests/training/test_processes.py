@@ -18,15 +18,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import BertForMaskedLM
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
-from edp_lab.models.bert import BertSize, bert_config
-from edp_lab.models.wordpiece import train_wordpieces
 from edp_lab.training import TrainConfig, read_record, run_ledger, train
 from edp_lab.training.processes import Ranks, run_rank
 from edp_lab.training.trainer import Trainer
+from tests.training.own_corpus import write_corpus, write_encoder
 
 HERE = Path(__file__)
 EPOCHS, STEPS = 4, 20
@@ -44,19 +42,6 @@ CASES: dict[str, dict[str, Any]] = {
     "shared noise": {"noise": "shared"},
     "micro-batches": {"micro_batch_size": 3, "sampling": "poisson", "noise": "aggregate"},
 }
-
-
-def write_files(folder: Path) -> None:
-    """A corpus of 99 training utterances, and an untrained BERT encoder, too small to be of use."""
-    texts = [("call", ("anna", "bob")[k % 2], str(k)) if k % 3 else ("play", "song", str(k)) for k in range(220)]
-    tags = {"call": ("O", "B-name", "B-number"), "play": ("O", "O", "B-title")}
-    rows = [{"tokens": words, "tags": tags[words[0]], "intent": words[0]} for words in texts]
-    (folder / CORPUS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenizer = train_wordpieces(texts)
-    size = BertSize(layers=1, heads=2, hidden=16, intermediate=32, positions=24)
-    torch.manual_seed(1)
-    BertForMaskedLM(bert_config(size.architecture(tokenizer.get_vocab_size()))).save_pretrained(folder / ENCODER)
-    tokenizer.save(str(folder / ENCODER / "tokenizer.json"))
 
 
 def config(folder: Path, processes: int, **changes: Any) -> TrainConfig:
@@ -102,8 +87,10 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a corpus of 99 training utterances, and an encoder."""
     folder = tmp_path_factory.mktemp("processes")
-    write_files(folder)
+    rows = map(json.loads, write_corpus(folder / CORPUS, 220).open())
+    write_encoder(folder / ENCODER, [row["tokens"] for row in rows])
     return folder
 
 
