@@ -33,18 +33,14 @@ LABELS = Labels(("alarm", "call"), ("O", "B-time", "I-time"))
 
 def utterances(count: int, seed: int = 0) -> list[Utterance]:
     rng = np.random.default_rng(seed)
-    made = []
-    for _ in range(count):
-        tokens = tuple(rng.choice(WORDS, size=rng.integers(1, 9)).tolist())
-        tags = tuple("B-time" if t == "noon" else "O" for t in tokens)
-        made.append(Utterance(tokens, tags, LABELS.intents[int(rng.integers(2))]))
-    return made
+    texts = [tuple(rng.choice(WORDS, size=rng.integers(1, 9)).tolist()) for _ in range(count)]
+    tags = [tuple("B-time" if t == "noon" else "O" for t in text) for text in texts]
+    return [Utterance(*one, LABELS.intents[int(rng.integers(2))]) for one in zip(texts, tags, strict=True)]
 
 
 def small_model():
     size = {"hidden": 6, "layers": 2, "word": 5, "character": 4, "filters": 3, "dropout": 0.0}
-    model = build_model("clc", LABELS, seed=1, private=True, size=size)
-    return model.double()
+    return build_model("clc", LABELS, seed=1, private=True, size=size).double()
 
 
 def algorithm_1(model, data, batch, devices, clip, z_t, alpha, key, step):
@@ -114,13 +110,6 @@ def test_scaling_alpha_is_scaling_clip_and_noise(scale, clip, z, seed):
     assert scaled.noise_multiplier(0) == pytest.approx(plain.noise_multiplier(0))
 
 
-def test_scales_beyond_those_that_are_judged_are_refused():
-    layout = fake_layout()
-    gradients, noise = StackedGradients(torch.ones(4, layout.size), layout), torch.zeros(layout.size)
-    with pytest.raises(UsageError, match="normalise"):
-        release(Mechanism.as_printed(1, 1, 4, 8), 0, gradients, layout, torch.tensor([1.0, 6.6, 0.1]), noise)
-
-
 @given(
     size=st.floats(1e-30, 1e15),
     bound=st.floats(1e-3, 10),
@@ -184,12 +173,8 @@ def test_noise_is_what_the_mechanism_says(kind, variant):
         divisor = 20 if "20" in variant else None
         expected = [2 * 2.0 * 0.5 / (divisor or devices)] * 3
     zero, share = StackedGradients(torch.zeros(devices, layout.size), layout), Share(kind, devices)
-    draws = torch.stack(
-        [
-            release(mechanism, 3, zero, layout, alpha, standard_noise(5, step, layout.size, share), divisor).gradient
-            for step in range(40)
-        ]
-    )
+    noises = [standard_noise(5, step, layout.size, share) for step in range(40)]
+    draws = torch.stack([release(mechanism, 3, zero, layout, alpha, noise, divisor).gradient for noise in noises])
     standardised, steps = [], draws.clone()
     for columns, std in zip(layout.columns, expected, strict=True):
         layer = (draws[:, columns] / std).flatten().double().numpy()
@@ -203,14 +188,17 @@ def test_noise_is_what_the_mechanism_says(kind, variant):
     assert np.abs(correlation - np.eye(40)).max() < 5.5 / math.sqrt(layout.size)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_gradient_that_is_not_finite_names_its_layer(value):
+@pytest.mark.parametrize(
+    ("value", "alpha", "says"),
+    [(math.nan, None, "layer 1"), (math.inf, None, "layer 1"), (1.0, [1.0, 6.6, 0.1], "normalise")],
+)
+def test_gradients_that_are_not_finite_and_scales_beyond_those_that_are_judged_are_refused(value, alpha, says):
     layout = fake_layout()
     gradients = torch.zeros(2, layout.size)
     gradients[1, 10] = value
-    stack = StackedGradients(gradients, layout)
-    with pytest.raises(UsageError, match="layer 1"):
-        release(Mechanism.sound(1, 1, 2, 4), 0, stack, layout, None, torch.zeros(layout.size))
+    scales, silence = alpha and torch.tensor(alpha), torch.zeros(layout.size)
+    with pytest.raises(UsageError, match=says):
+        release(Mechanism.as_printed(1, 1, 2, 4), 0, StackedGradients(gradients, layout), layout, scales, silence)
 
 
 @pytest.mark.parametrize("naive", [False, True])
