@@ -30,22 +30,11 @@ from edp_lab.corpora.metrics import Scores
 from edp_lab.errors import UsageError, writing
 from edp_lab.privacy import Mechanism
 from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.training import run_folder
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
 from edp_lab.training.processes import TIMEOUT, Ranks, run_rank
-from edp_lab.training.run_folder import (
-    RECORD,
-    SECRET,
-    STATE,
-    bill,
-    digest,
-    new_run_folder,
-    read_record,
-    read_secret,
-    surroundings,
-    write_record,
-    write_secret,
-)
+from edp_lab.training.run_folder import RECORD, SECRET, STATE, read_record, write_record
 from edp_lab.training.trainer import EpochDone, Event, Listener, StepDone, Trainer
 
 LOCK = ".lock"
@@ -64,7 +53,7 @@ def train(
         UsageError: bad configuration or corpus, `out` already holds a run (nothing is written then), a gradient that is
             not finite, a full disk, a process that died (what was learnt so far stays).
     """
-    folder = new_run_folder(out) if rank() == 0 else Path(out)
+    folder = run_folder.new_run_folder(out) if rank() == 0 else Path(out)
     return _start(config, folder, listener, stop or threading.Event(), resuming=False)
 
 
@@ -113,7 +102,7 @@ def train_here(
         if resuming:
             run.take_up(folder)
         if config.processes > 1:
-            state = [asdict(run.progress), digest(dict(run.parameters))]
+            state = [asdict(run.progress), run_folder.digest(dict(run.parameters))]
             _agree(accelerator, state, "states: resume with one folder")
         if run.main:
             run.ledger = None if run.mechanism is None else _ledger(folder, run.mechanism, run.progress.chain, earlier)
@@ -207,7 +196,7 @@ def _bill_failed(folder: Path, error: UsageError) -> None:
             ledger = None if record["ledger"] is None else PrivacyLedger.open(folder / LEDGER, chain=record["ledger"])
             epochs = min(len(record["epochs"]) + 1, record["config"]["epochs"])
             mechanism = None if ledger is None else ledger.mechanism
-            _write_failed(folder, record, bill(record, mechanism, ledger, epochs), error)
+            _write_failed(folder, record, run_folder.bill(record, mechanism, ledger, epochs), error)
 
 
 def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
@@ -245,7 +234,7 @@ def _key(
     subtracted. So it gets a fresh key, and the ledger bills what is redone as further releases. So does one whose key
     is lost, and one on a GPU, where sums have no fixed order.
     """
-    here = surroundings(accelerator, inputs)
+    here = run_folder.surroundings(accelerator, inputs)
     _agree(accelerator, here, "options, files, versions or numbers of threads: start them all alike")
     key, keys = None, 0
     if accelerator.is_main_process:
@@ -253,14 +242,14 @@ def _key(
         same = earlier is not None and earlier.get("surroundings") == here and here["device"] == "cpu"
         same = same and (keys == 0 or (folder / STATE).exists())  # a later key did not begin at the first step
         if config.private_seed:
-            key = read_secret(folder) if same else None
+            key = run_folder.read_secret(folder) if same else None
         elif earlier is None or same:
             key = _published_key(config.seed, keys)
         if key is None:
             keys += earlier is not None
             key = secrets.randbits(128) if config.private_seed else _published_key(config.seed, keys)
             if config.private_seed:
-                write_secret(folder, key)  # before the record says that it is in use
+                run_folder.write_secret(folder, key)  # before the record says that it is in use
     key, keys = broadcast_object_list([key, keys])
     return key, keys
 

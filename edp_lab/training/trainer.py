@@ -33,6 +33,7 @@ from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
+from edp_lab.training import run_folder
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import PlainStep, PrivateStep, check_finite
 from edp_lab.training.gradients import PlainGradient, model_gradients, trainable
@@ -40,18 +41,6 @@ from edp_lab.training.inference import evaluate_model
 from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.noise import part
 from edp_lab.training.optimizers import DPAdamBC, make_optimizer
-from edp_lab.training.run_folder import (
-    MODEL,
-    NOT_PRIVATE,
-    RunPosition,
-    bill,
-    inputs_digest,
-    load_state,
-    save_state,
-    surroundings,
-    versions,
-    write_record,
-)
 
 MOST_SHARED = 0.1  # of "public" utterances that may also be in the training set: short commands coincide
 SAVE_EVERY = 60.0  # seconds between two states within an epoch
@@ -120,7 +109,7 @@ class Trainer:
         self.delta = config.delta or max(len(data.train), 2) ** -1.1
         settled = {**asdict(config), "delta": self.delta, "lr": config.learning_rate}
         alpha = load_corpus(config.alpha_corpus).sha256 if config.alpha_corpus else config.alpha
-        self.inputs = inputs_digest(self.model, {**settled, "corpus": corpus.sha256, "alpha": alpha})
+        self.inputs = run_folder.inputs_digest(self.model, {**settled, "corpus": corpus.sha256, "alpha": alpha})
         keys = 0
         if callable(key):
             key, keys = key(self.inputs)
@@ -129,7 +118,7 @@ class Trainer:
         self.validation, self.test = data.validation, data.test
         self.parameters = trainable(self.model)
         self.optimizer = make_optimizer(config.optimizer, [p for _, p in self.parameters], config.learning_rate)
-        self.progress, self.memory = RunPosition(), Memory()
+        self.progress, self.memory = run_folder.RunPosition(), Memory()
         self.batches = config.batches(self.key, len(self.train_data))
         self.private: PrivateStep | None = None
         if self.mechanism is not None:
@@ -166,7 +155,7 @@ class Trainer:
 
     def _described(self, corpus: Corpus, data: Split, own_words: bool) -> dict[str, Any]:
         """For the record of a run that begins."""
-        flags = [*NOT_PRIVATE]
+        flags = [*run_folder.NOT_PRIVATE]
         if not corpus.labels_declared:
             flags.append("label sets (read off the corpus)")
         if own_words:
@@ -180,12 +169,12 @@ class Trainer:
         if self.mechanism is not None:
             shared = f"{devices} device{'s' if devices > 1 else ''}: {shared}, {devices - world} simulated"
         return {
-            "versions": versions(),
+            "versions": run_folder.versions(),
             "device": str(self.accelerator.device),
             "threads": torch.get_num_threads(),
             "world_size": world,
             "devices": shared,
-            "surroundings": surroundings(self.accelerator, self.inputs),
+            "surroundings": run_folder.surroundings(self.accelerator, self.inputs),
             "parameters": self.layout.size,
             "corpus": {
                 "name": corpus.name,
@@ -211,7 +200,7 @@ class Trainer:
         Raises:
             UsageError: it is damaged or belongs to another run.
         """
-        earlier = load_state(folder, self.parameters, self.optimizer)
+        earlier = run_folder.load_state(folder, self.parameters, self.optimizer)
         if earlier is not None:
             self.progress, alpha = earlier
             self.record["epochs"] = self.progress.rows
@@ -319,17 +308,17 @@ class Trainer:
         if self.main:
             self.progress.chain = None if self.ledger is None else self.ledger.chain
             alpha = None if self.private is None else self.private.alpha
-            save_state(folder, self.progress, self.parameters, self.optimizer, alpha)
+            run_folder.save_state(folder, self.progress, self.parameters, self.optimizer, alpha)
 
     def save_model(self, folder: Path, status: str) -> None:
         """Beside its record, which comes first."""
         self.record["status"] = status
         if self.main:
             self.record["model_sha256"] = model_checksum(self.model)
-            write_record(folder, self.record)
-            save_model(self.model, folder / MODEL)
+            run_folder.write_record(folder, self.record)
+            save_model(self.model, folder / run_folder.MODEL)
 
     def bill(self) -> dict[str, float | None]:
         """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record."""
         begun = self.progress.epoch + (self.progress.step_in_epoch > 0)
-        return bill(self.record, self.mechanism, self.ledger, max(begun, 1))
+        return run_folder.bill(self.record, self.mechanism, self.ledger, max(begun, 1))
