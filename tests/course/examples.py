@@ -17,10 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from edp_lab.attacks.membership.attacks import attack_loss
 from edp_lab.course.kit.panel import PANELS
+from edp_lab.course.nb00_start.compute import SmallModel
+from edp_lab.course.nb03_edp_sgd.compute import GradientHistory
 from edp_lab.course.nb06_tradeoff.compute import BASE, load_grid
+from edp_lab.course.nb07_membership.compute import measured, target_config
+from edp_lab.course.nb08_audit.compute import StepNoise
+from edp_lab.course.nb10_phases.compute import Sketch
+from edp_lab.reproduce.claims import read_table
 from edp_lab.three_phase.phases import ThreePhaseSettings
-from edp_lab.training import TrainConfig
+from edp_lab.training import TrainConfig, train
 
 
 class Wrong(NamedTuple):
@@ -33,65 +40,33 @@ class Wrong(NamedTuple):
 SMALL = TrainConfig("smart-home", as_printed=True, size="small", lr=0.02)
 
 
-@cache
-def small_model() -> Any:
-    from edp_lab.course.nb00_start.compute import SmallModel
+def once(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Made once, on one thread."""
 
-    torch.set_num_threads(1)
-    return SmallModel(SMALL, epochs=1)
+    @cache
+    def made() -> Any:
+        torch.set_num_threads(1)
+        return make()
 
-
-@cache
-def gradient_history() -> Any:
-    from edp_lab.course.nb03_edp_sgd.compute import GradientHistory
-
-    torch.set_num_threads(1)
-    return GradientHistory(TrainConfig("smart-home", size="small", lr=0.02), epochs=2)
+    return made
 
 
-@cache
-def claims_table() -> Any:
-    from edp_lab.reproduce.claims import read_table
-
-    return read_table()
-
-
-@cache
-def step_noise() -> Any:
-    from edp_lab.course.nb08_audit.compute import StepNoise
-
-    return StepNoise(3)
+small_model = once(lambda: SmallModel(SMALL, epochs=1))
+gradient_history = once(lambda: GradientHistory(TrainConfig("smart-home", size="small", lr=0.02), epochs=2))
+claims_table, measured_attacks = cache(read_table), cache(measured)
+step_noise = cache(lambda: StepNoise(3))
+phases_sketch = once(lambda: Sketch(0))
 
 
-@cache
+@once
 def attacked_target() -> Any:
     """A little model that has overfitted, under the attack by its loss and under one that is right about everybody."""
-    from edp_lab.attacks.membership.attacks import attack_loss
-    from edp_lab.course.nb07_membership.compute import target_config
-    from edp_lab.training import train
-
-    torch.set_num_threads(1)
     folder = Path(mkdtemp(prefix="edp-lab-")) / "target"
     atexit.register(rmtree, folder.parent, ignore_errors=True)
     train(target_config("smart-home-health", 0, 3), folder)
     loss = attack_loss(folder)
     sure = np.repeat([1.0, 0.0], len(loss.target.members))
     return {"loss": loss, "lira-online": replace(loss, result=replace(loss.result, attack="lira-online"), scores=sure)}
-
-
-@cache
-def measured_attacks() -> Any:
-    from edp_lab.course.nb07_membership.compute import measured
-
-    return measured()
-
-
-@cache
-def phases_sketch() -> Any:
-    from edp_lab.course.nb10_phases.compute import Sketch
-
-    torch.set_num_threads(1)
-    return Sketch(0)
 
 
 THESIS = ThreePhaseSettings(epochs=1)

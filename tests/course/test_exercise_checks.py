@@ -19,6 +19,7 @@ from edp_lab.course.kit.exercises import (
     WrongAnswerError,
     close,
     exercises,
+    first_wrong,
     in_words,
     mark,
     predicted,
@@ -36,9 +37,7 @@ exec(
 )  # a judge lives in the package
 
 DOUBLE = Exercise("double", "Double it", space["twice"], "add it to itself.", "Twice is x + x.")
-SIGN = Exercise(
-    "sign", "The sign", lambda answer, cases: None if answer == "+" else "it is not that.", "look.", "Plus."
-)
+SIGN = Exercise("sign", "The sign", lambda answer, _: None if answer == "+" else "it is not that.", "look.", "Plus.")
 
 
 @pytest.fixture
@@ -50,7 +49,9 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Checks:
     return Checks("99", seed=3)
 
 
-def test_each_verdict_is_printed_with_what_the_student_needs(check: Checks, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_verdict_is_printed_and_the_score_says_what_is_left_and_is_written_as_json(
+    check: Checks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     check("double", lambda x: 2 * x)
     check("sign", "-")
     check("sign", None)
@@ -60,11 +61,7 @@ def test_each_verdict_is_printed_with_what_the_student_needs(check: Checks, caps
         "   Hint: look.",
         "○ The sign: still to do",
     ]
-
-
-def test_the_score_says_what_is_left_and_is_written_as_json(
-    check: Checks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    check("double", None)
     check("sign", "-")
     check.score(tmp_path / "score.json")
     assert capsys.readouterr().out.endswith("0 of 2 exercises solved; wrong: sign; open: double\n")
@@ -78,10 +75,9 @@ def test_the_score_says_what_is_left_and_is_written_as_json(
 def test_strict_raises_for_wrong_and_for_missing_answers_only(check: Checks) -> None:
     strict = Checks("99", strict=True)
     strict("sign", "+")
-    with pytest.raises(WrongAnswerError, match=r"exercise 99\.sign: it is not that"):
-        strict("sign", "-")
-    with pytest.raises(WrongAnswerError, match="still to do"):
-        strict("double", None)
+    for name, answer, says in (("sign", "-", r"exercise 99\.sign: it is not that"), ("double", None, "still to do")):
+        with pytest.raises(WrongAnswerError, match=says):
+            strict(name, answer)
 
 
 def test_cases_depend_on_the_seed_and_on_the_exercise_and_repeat() -> None:
@@ -108,22 +104,19 @@ def test_unknown_notebooks_and_exercises_are_refused_and_a_broken_one_is_not_cal
 # ---- Errors in the student's code ----------------------------------------------------------------------------------
 
 
-def test_an_error_is_told_with_the_students_own_line() -> None:
-    def double(x: float) -> float:
+def test_an_error_is_told_with_the_students_own_line_however_deep_it_is_raised() -> None:
+    def double(x: float) -> Any:
         share = x / 0
         return share
+
+    def joined(x: float) -> Any:
+        return np.concatenate([np.ones((2, 2)), np.ones(3)])
 
     verdict = mark(DOUBLE, double, 0)
     assert verdict.status == "wrong"
     assert verdict.message.startswith("your code stops with ZeroDivisionError: float division by zero, in line ")
     assert " of double: `share = x / 0`." in verdict.message
-
-
-def test_an_error_deep_in_a_library_is_told_with_the_line_that_called_it() -> None:
-    def double(x: float) -> Any:
-        return np.concatenate([np.ones((2, 2)), np.ones(3)])
-
-    assert "of double: `return np.concatenate([np.ones((2, 2)), np.ones(3)])`." in mark(DOUBLE, double, 0).message
+    assert "of joined: `return np.concatenate([np.ones((2, 2)), np.ones(3)])`." in mark(DOUBLE, joined, 0).message
 
 
 @pytest.mark.parametrize(
@@ -140,16 +133,13 @@ def test_an_answer_that_the_check_cannot_use_is_not_called_an_error_of_a_line(an
     assert says in message
 
 
-def test_neither_exit_nor_a_missing_return_stops_the_notebook() -> None:
-    assert mark(DOUBLE, lambda x: sys.exit(2), 0).message.startswith("your code stops with SystemExit: 2")
-    silent = mark(DOUBLE, lambda x: None, 0)
-    assert silent == Mark("double", "open", "still to do (your function returns None: is there a `return`?)")
-
-
-def test_a_student_can_still_interrupt_an_endless_loop() -> None:
+def test_neither_exit_nor_a_missing_return_stops_the_notebook_but_a_student_can() -> None:
     def interrupted(x: float) -> float:
         raise KeyboardInterrupt
 
+    assert mark(DOUBLE, lambda x: sys.exit(2), 0).message.startswith("your code stops with SystemExit: 2")
+    silent = mark(DOUBLE, lambda x: None, 0)
+    assert silent == Mark("double", "open", "still to do (your function returns None: is there a `return`?)")
     with pytest.raises(KeyboardInterrupt):
         mark(DOUBLE, interrupted, 0)
 
@@ -173,10 +163,7 @@ MEASURED = {"more noise": (2.0, 1.0), "more people": (2.0, 2.0)}
     ("prediction", "says"),
     [
         ({"more noise": "falls", "more people": "stays"}, None),
-        (
-            {"more noise": "rises", "more people": "stays"},
-            "more noise: you said 'rises', but ε is 2 before and 1 after.",
-        ),
+        ({"more noise": "rises", "more people": "stays"}, "you said 'rises', but ε is 2 before and 1 after."),
         ({"more noise": "falls", "more people": "drops"}, "more people: 'drops' is not one of"),
         ({"more noise": "falls"}, "a prediction is a dictionary with the questions 'more noise', 'more people'"),
         ("falls", "a prediction is a dictionary"),
@@ -187,6 +174,16 @@ def test_a_prediction_is_answered_with_the_numbers(prediction: Any, says: str | 
     assert found is None if says is None else says in (found or "")
 
 
-def test_a_prediction_with_a_gap_is_still_open() -> None:
+def test_a_prediction_with_a_gap_and_what_is_untouched_are_still_open() -> None:
     with pytest.raises(NotImplementedError):
         predicted({"more noise": "rises", "more people": None}, MEASURED, "ε")
+    with pytest.raises(NotImplementedError, match="it is still there"):
+        first_wrong(["differs"], True, "it is still there")
+    assert first_wrong([None, "first", "second"]) == "first"
+    assert first_wrong([None]) is None
+
+
+def test_a_known_slip_is_named_instead() -> None:
+    assert close(4, 2, "x", slips={"that is the square.": 4.0}) == "that is the square."
+    assert close([4], 2, "x", slips={"that is a list.": [4]}) == "that is a list."
+    assert close(2, 2, "x", slips={"never said.": 2}) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edp_lab.course.kit.figure import LiveFigure, differences, figure, line, merged, plots, points, vline
+from edp_lab.course.kit.figure import (
+    LiveFigure,
+    axis,
+    differences,
+    error_bars,
+    figure,
+    gaps,
+    line,
+    log_axis,
+    plots,
+    points,
+    vline,
+)
 
 
 @pytest.fixture
@@ -26,7 +39,7 @@ def draw(move: int, shapes: int = 1) -> dict[str, Any]:
     return figure(curves, f"move {move}", "and a caption", **axes)
 
 
-def test_a_move_is_one_message_with_what_differs(sent):
+def test_a_move_is_one_message_with_what_differs_and_none_where_nothing_does(sent):
     live = LiveFigure(draw(0))
     for move in (1, 2):
         sent.clear()
@@ -34,26 +47,16 @@ def test_a_move_is_one_message_with_what_differs(sent):
         [message] = sent
         [(name, update)] = message["state"].items()
         assert name == "_py2js_update"
-        assert update["style_traces"] == [0]
-        assert list(update["style_data"]) == ["y"]
-        layout = update["layout_data"]
+        assert (update["style_traces"], list(update["style_data"])) == ([0], ["y"])
         changed = {"title.text": f"move {move}", "xaxis.range": [0, move], "shapes[0].x0": move, "shapes[0].x1": move}
-        assert layout == changed
-
-
-def test_a_move_that_changes_nothing_is_no_message(sent):
-    live = LiveFigure(draw(1))
+        assert update["layout_data"] == changed
     sent.clear()
-    live.show(draw(1))
+    live.show(draw(2))
     assert sent == []
-
-
-def test_what_was_sent_is_not_kept_and_a_page_that_is_loaded_again_has_the_last_figure(sent):
-    live = LiveFigure(draw(0))
-    live.show(draw(5))
+    # What was sent is not kept, and a page that is loaded again has the last figure.
     assert live.get_state()["_py2js_update"] is None
-    assert list(live.data[0].y) == [5, 6, 7]
-    assert (live.layout.title.text, live.layout.xaxis.range, live.layout.shapes[0].x0) == ("move 5", (0, 5), 5)
+    assert list(live.data[0].y) == [2, 3, 4]
+    assert (live.layout.title.text, live.layout.xaxis.range, live.layout.shapes[0].x0) == ("move 2", (0, 2), 2)
 
 
 @settings(deadline=None, max_examples=20)
@@ -101,12 +104,24 @@ def test_differences_are_paths_and_none_where_something_has_gone():
 
 
 def test_drawing_helpers_give_what_plotly_takes():
-    layout = merged(plots(2, 1, ["above", "below"], vertical_spacing=0.3), {"xaxis2": {"title": "x"}})
-    assert go.Figure(figure([], "two plots", **layout)).layout.annotations[1].text == "below"
-    assert plots(2, 1, vertical_spacing=0.3)["yaxis"]["domain"][0] == pytest.approx(0.65)
-    drawn = line("l", "red", symbol="circle", size=9, x=[1], y=[1], line={"width": 4})
-    assert (drawn["mode"], drawn["line"], drawn["marker"]["size"]) == (
-        "lines+markers",
-        {"color": "red", "dash": "solid", "width": 4},
-        9,
-    )
+    layout = plots(2, 1, ["above", "below"], [({}, {}), (axis("x", [0, 1]), {"title": "y"})], vertical_spacing=0.3)
+    drawn = go.Figure(figure([], "two plots", top=90, **layout)).layout
+    assert (drawn.annotations[1].text, drawn.xaxis2.title.text, drawn.yaxis2.title.text) == ("below", "x", "y")
+    assert drawn.yaxis.domain[0] == pytest.approx(0.65)
+    assert drawn.margin.t == 90
+    curve = line("l", "red", symbol="circle", size=9, width=4, x=[1], y=[1])
+    assert (curve["mode"], curve["marker"]["size"]) == ("lines+markers", 9)
+    assert curve["line"] == {"color": "red", "dash": "solid", "width": 4}
+    told = figure([curve, {**curve, "hovertemplate": "own"}, {**curve, "hoverinfo": "skip"}], "hover", hover="all")
+    assert [trace.get("hovertemplate") for trace in told["data"]] == ["all", "own", None]
+    assert gaps([1, 2], [3, 4], "ab") == {"x": [1, 3, None, 2, 4, None], "y": ["a", "a", None, "b", "b", None]}
+    bars = error_bars([1.0, 5.0], [(0.5, 3.0), (5.0, 6.0)])
+    assert (bars["array"], bars["arrayminus"]) == ([2.0, 1.0], [0.5, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("values", "margin", "span"),
+    [([0.02, 300], 0, [-2.05, 3.05]), ([1, 100], 0.05, [-1, 3]), ([None, -1, math.inf], 0.05, [-1, 1])],
+)
+def test_a_log_axis_stands_on_powers_of_ten_around_what_it_can_show(values, margin, span):
+    assert log_axis("x", values, margin=margin)["range"] == pytest.approx(span)
