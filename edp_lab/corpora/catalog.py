@@ -37,34 +37,22 @@ PIECE = 1 << 16  # bytes read at a time
 
 
 class Source(NamedTuple):
-    """One file that `edp-lab data fetch` brings.
+    """One file that `edp-lab data fetch` brings."""
 
-    Attributes:
-        path: where it lies below a data folder, with forward slashes.
-        size: bytes, or None where unknown.
-        digest: hexadecimal; 64 digits are the sha256 of the content, 40 its git blob sha1.
-        url: where it is published, pinned to a commit.
-    """
-
-    path: str
-    size: int | None
-    digest: str
-    url: str
+    path: str  # where it lies below a data folder, with forward slashes
+    size: int | None  # bytes, where known
+    digest: str  # hexadecimal; 64 digits are the sha256 of the content, 40 its git blob sha1
+    url: str  # where it is published, pinned to a commit
 
 
 class CorpusInfo(NamedTuple):
-    """What is known of a corpus without loading it.
-
-    Attributes:
-        where: the file or folder where it lies complete, or None.
-        utterances: how many it holds; None where that is known only after loading.
-    """
+    """What is known of a corpus without loading it."""
 
     name: str
     description: str
     licence: str
-    where: Path | None
-    utterances: int | None
+    where: Path | None  # the file or folder where it lies complete
+    utterances: int | None  # where that is known before loading
 
 
 class _Entry(NamedTuple):

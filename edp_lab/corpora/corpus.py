@@ -19,7 +19,7 @@ import shutil
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
@@ -40,15 +40,10 @@ RATIOS = (45, 5, 50)  # as in the paper (sec. 4.1): about as many non-members as
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One annotated sentence, the unit of privacy throughout the project.
+    """One annotated sentence, the unit of privacy throughout the project."""
 
-    Attributes:
-        tokens: the words, at least one.
-        tags: one BIO tag per token ("O", "B-city", "I-city"), or None where a corpus has no slot annotation.
-    """
-
-    tokens: tuple[str, ...]
-    tags: tuple[str, ...] | None
+    tokens: tuple[str, ...]  # the words, at least one
+    tags: tuple[str, ...] | None  # a BIO tag for each ("O", "B-city", "I-city"), or None without slot annotation
     intent: str
 
     @property
@@ -63,22 +58,16 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A pooled corpus: every utterance of every official split, in file order.
+    """A pooled corpus: every utterance of every official split, in file order."""
 
-    Attributes:
-        name: the catalogue's name, or the path the user gave.
-        utterances: either all have tags or none has.
-        intents, slots: all names, sorted; of slots without their B-/I- prefix, and none without tags.
-        labels_declared: True where these are public knowledge (a published corpus, a declared list) rather than read
-            off the utterances, which a private run must flag.
-    """
-
-    name: str
-    utterances: Sequence[Utterance]
-    intents: tuple[str, ...]
-    slots: tuple[str, ...]
+    name: str  # the catalogue's, or the path the user gave
+    utterances: Sequence[Utterance]  # either all have tags or none has
+    intents: tuple[str, ...]  # sorted
+    slots: tuple[str, ...]  # sorted, without their B-/I- prefix; none without tags
+    # Label sets are public knowledge (a published corpus, a declared list) rather than read off the utterances, which a
+    # private run must flag.
     labels_declared: bool = True
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
     @property
     def has_tags(self) -> bool:
@@ -110,19 +99,12 @@ def tag_set(slots: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of n examples end to end.
+    """Rows of n examples end to end."""
 
-    Attributes:
-        codes: (R, ...) the rows, or with a `table` their numbers in it.
-        offsets: (m + 1) where each stored example's rows begin, and the last one's end.
-        table: (C, ...) what a number stands for.
-        chosen: (n) which of the m stored examples these are; None: all, in their order.
-    """
-
-    codes: np.ndarray
-    offsets: np.ndarray
-    table: np.ndarray | None = None
-    chosen: np.ndarray | None = None
+    codes: np.ndarray  # (R, ...) the rows, or with a `table` their numbers in it
+    offsets: np.ndarray  # (m + 1) where each stored example's rows begin, and the last one's end
+    table: np.ndarray | None = None  # (C, ...) what a number stands for
+    chosen: np.ndarray | None = None  # (n) which of the m stored examples these are; None: all, in their order
 
     @classmethod
     def of(cls, rows: Sequence[np.ndarray]) -> Ragged:
@@ -193,18 +175,13 @@ class Words(NamedTuple):
 
 
 class Coded(NamedTuple):
-    """n annotated utterances.
-
-    Attributes:
-        intents: (n) numbers among `intent_names`.
-        tags: of each token its number among `tag_names`; None without slot annotation.
-    """
+    """n annotated utterances."""
 
     words: Words
     intent_names: Sequence[str]
-    intents: np.ndarray
+    intents: np.ndarray  # (n) numbers among `intent_names`
     tag_names: Sequence[str]
-    tags: Ragged | None
+    tags: Ragged | None  # of each token its number among `tag_names`; None without slot annotation
 
 
 def coded(utterances: Sequence[Utterance]) -> Coded:
@@ -230,15 +207,10 @@ def _numbered(rows: Sequence[Sequence[str]]) -> tuple[list[str], Ragged]:
 
 @dataclass(frozen=True, eq=False)
 class PackedUtterances(Sequence[Utterance]):
-    """Some utterances of a packed corpus, in an order of their own.
+    """Some utterances of a packed corpus, in an order of their own."""
 
-    Attributes:
-        coded: them, their arrays mapped.
-        sha256: of the whole corpus, as `Corpus.sha256`.
-    """
-
-    coded: Coded
-    sha256: str
+    coded: Coded  # their arrays lie on disk, mapped
+    sha256: str  # of the whole corpus, as `Corpus.sha256`
 
     def __len__(self) -> int:
         return len(self.coded.intents)
@@ -357,16 +329,12 @@ def _checksum(file: Path) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """Three disjoint parts that together hold every utterance of the corpus, each in shuffled order.
-
-    Attributes:
-        duplicates: the test utterances whose token string occurs in train: none if duplicates were kept together.
-    """
+    """Three disjoint parts that together hold every utterance of the corpus, each in shuffled order."""
 
     train: Sequence[Utterance]
     validation: Sequence[Utterance]
     test: Sequence[Utterance]
-    duplicates: Sequence[Utterance] = ()
+    duplicates: Sequence[Utterance] = ()  # of test, whose token string occurs in train: none if kept together
 
     @property
     def counts(self) -> dict[str, int]:

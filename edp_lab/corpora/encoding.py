@@ -51,15 +51,10 @@ class Features(Protocol):
 
 @dataclass(frozen=True)
 class WordFeatures:
-    """Word numbers and UTF-8 bytes, for the CLC.
+    """Word numbers and UTF-8 bytes, for the CLC."""
 
-    Attributes:
-        words: the vocabulary, numbered from 0. A private run takes it from public text, or leaves it empty.
-        buckets: rows that all other words share, chosen by a stable hash of the lower-cased word.
-    """
-
-    words: tuple[str, ...] = ()
-    buckets: int = HASH_BUCKETS
+    words: tuple[str, ...] = ()  # numbered from 0. A private run takes them from public text, or none
+    buckets: int = HASH_BUCKETS  # rows that all others share, chosen by a stable hash of the lower-cased word
 
     @classmethod
     def from_training_words(cls, utterances: Sequence[Utterance]) -> WordFeatures:
@@ -84,21 +79,13 @@ class WordFeatures:
 
 
 class Batch(NamedTuple):
-    """Some examples of a data set.
+    """Some examples of a data set."""
 
-    Attributes:
-        examples: (B) their numbers in the data set, which key their dropout masks.
-        lengths: (B) tokens of each.
-        inputs: flat features by name, and "<name>_rows" (B) where their number differs from `lengths`.
-        intents: (B) label numbers.
-        tags: (R) label numbers, or None without slot annotation.
-    """
-
-    examples: Tensor
-    lengths: Tensor
-    inputs: dict[str, Tensor]
-    intents: Tensor
-    tags: Tensor | None
+    examples: Tensor  # (B) their numbers in the data set, which key their dropout masks
+    lengths: Tensor  # (B) tokens of each
+    inputs: dict[str, Tensor]  # flat features by name, and "<name>_rows" (B) where their number differs from `lengths`
+    intents: Tensor  # (B) label numbers
+    tags: Tensor | None  # (R) label numbers, or None without slot annotation
 
     def to(self, device: torch.device) -> Batch:
         tags = None if self.tags is None else self.tags.to(device)

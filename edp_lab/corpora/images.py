@@ -23,17 +23,11 @@ INNER = 0.8  # the smaller radius, scikit-learn's default
 
 @dataclass(frozen=True)
 class Images:
-    """Labelled examples in two parts.
-
-    Attributes:
-        train, test: (n, channels, height, width) float32 in [0, 1]; of "circles" (n, 2), points in [-1, 1].
-        train_labels, test_labels: (n) int64, from 0 up to `classes` - 1.
-        classes: how many there are.
-    """
+    """Labelled examples in two parts."""
 
     name: str
-    train: NDArray[np.float32]
-    train_labels: NDArray[np.int64]
+    train: NDArray[np.float32]  # (n, channels, height, width) in [0, 1]; of "circles" (n, 2), points in [-1, 1]
+    train_labels: NDArray[np.int64]  # (n) from 0 up to `classes` - 1
     test: NDArray[np.float32]
     test_labels: NDArray[np.int64]
     classes: int

@@ -58,17 +58,13 @@ class Clipped:
 
     Guarantee: one utterance moves it by at most `sensitivity()` (L2), if it is in at most one micro-batch; up to
     float32 rounding of the sum. Sound, that is measured where the noise is added: in each layer divided by alpha_k.
-
-    Attributes:
-        divisor: the fixed number of micro-batches over which the mean is taken.
-        total: where the mean lies; on one of several ranks, its share of it.
     """
 
     mechanism: Mechanism
     layout: Layout
     alpha: Tensor | None
-    divisor: int
-    total: ClippedSum
+    divisor: int  # the fixed number of micro-batches over which the mean is taken
+    total: ClippedSum  # where the mean lies; on one of several ranks, its share of it
 
     def sensitivity(self, adjacency: Adjacency | str | None = None) -> float:
         """As `Mechanism.sensitivity`, of the mean."""
@@ -83,17 +79,11 @@ class Clipped:
 
 
 class Released(NamedTuple):
-    """One step's output and what the panels show of it.
+    """One step's output and what the panels show of it."""
 
-    Attributes:
-        parts: the released mean gradient, in one or several flat pieces; on one of several ranks, its share of it.
-        clip_factors: (M) in (0, 1], what each micro-batch's gradient was multiplied by. Not private.
-        norms: (M, K) unclipped, unscaled gradient norms. Not private.
-    """
-
-    parts: Sequence[Tensor]
-    clip_factors: Tensor
-    norms: Tensor
+    parts: Sequence[Tensor]  # the released mean gradient, in flat pieces; on one of several ranks, its share of it
+    clip_factors: Tensor  # (M) in (0, 1], what each micro-batch's gradient was multiplied by. Not private
+    norms: Tensor  # (M, K) of the unclipped, unscaled gradients. Not private
 
     @property
     def gradient(self) -> Tensor:

@@ -43,16 +43,11 @@ class ClippedSum(NamedTuple):
     """sum_m f_m g_m over M micro-batches, as it lies in memory.
 
     Whoever adds noise scales in the same pass through memory, and adds the few rows of large tables afterwards.
-
-    Attributes:
-        norms: (M, K), float64, of the gradients as they were.
-        factors: (M) f, float64.
-        spans: what they mean, end to end, is the sum (P), but for the rows.
     """
 
-    norms: Tensor
-    factors: Tensor
-    spans: Sequence[Span]
+    norms: Tensor  # (M, K), float64, of the gradients as they were
+    factors: Tensor  # (M) f, float64
+    spans: Sequence[Span]  # what they mean, end to end, is the sum (P), but for the rows
     rows: Sequence[Rows] = ()
 
     @classmethod
@@ -98,22 +93,15 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 @dataclass
 class KeptGradients:
-    """Of one of our models: one forward and one backward pass for all micro-batches, by book-keeping.
-
-    Attributes:
-        parts: micro-batches, as numbers of examples in `data`. Empty ones have gradient zero.
-        dropout_key: None for no dropout.
-        memory: what earlier gradients used, which are over.
-        loss: summed over the utterances, once the gradients are; so it is of all the others.
-    """
+    """Of one of our models: one forward and one backward pass for all micro-batches, by book-keeping."""
 
     model: IntentSlotModel
     data: Dataset
-    parts: Sequence[np.ndarray]
-    dropout_key: int | None
+    parts: Sequence[np.ndarray]  # micro-batches, as numbers of examples in `data`. Empty ones have gradient zero
+    dropout_key: int | None  # None for no dropout
     layout: Layout
-    memory: Memory | None = None
-    loss: Tensor = field(init=False)
+    memory: Memory | None = None  # what earlier gradients used, which are over
+    loss: Tensor = field(init=False)  # summed over the utterances, once the gradients are; so below
 
     def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
         self.loss = out.zero_().new_zeros(())
@@ -222,17 +210,13 @@ class BatchGradient:
 
 @dataclass
 class PlainGradient:
-    """The mean gradient of plain training. It is not clipped, so no noise can be added to it.
-
-    Attributes:
-        weight: of this process's share in the batch.
-    """
+    """The mean gradient of plain training. It is not clipped, so no noise can be added to it."""
 
     model: IntentSlotModel
     data: Dataset
     part: np.ndarray
     dropout_key: int | None
-    weight: float
+    weight: float  # of this process's share in the batch
     loss: Tensor = field(init=False)
 
     def leave_in_grad(self) -> None:

@@ -35,16 +35,11 @@ BLOCK = 2**19  # to begin a stream takes time, and keeps all threads waiting
 
 
 class Span(NamedTuple):
-    """Some columns of a sum of P numbers, as they lie in memory.
+    """Some columns of a sum of P numbers, as they lie in memory: the sum is `scale` times the numbers."""
 
-    Attributes:
-        columns: which of the P.
-        numbers: (n) that lie together; the sum is `scale` times them. With 0, what stands there does not matter.
-    """
-
-    columns: slice
-    numbers: Tensor
-    scale: float = 1.0
+    columns: slice  # which of the P
+    numbers: Tensor  # (n) that lie together
+    scale: float = 1.0  # with 0, what stands there does not matter
 
 
 class Noise(Protocol):

@@ -141,24 +141,16 @@ def read_secret(folder: Path) -> int | None:
 
 @dataclass
 class RunPosition:
-    """How far a run has come.
-
-    Attributes:
-        epoch, step_in_epoch: the next step.
-        step: how many steps were taken in all.
-        loss, examples, seconds: of this epoch so far, summed.
-        rows: one for each whole epoch, for the record.
-        chain: the ledger's, see `edp_lab.training.ledger`.
-    """
+    """How far a run has come."""
 
     epoch: int = 0
-    step_in_epoch: int = 0
-    step: int = 0
-    loss: float = 0.0
+    step_in_epoch: int = 0  # the next one
+    step: int = 0  # how many were taken in all
+    loss: float = 0.0  # of this epoch so far, summed, and so are
     examples: int = 0
     seconds: float = 0.0
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    chain: str | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)  # one for each whole epoch, for the record
+    chain: str | None = None  # the ledger's, see `edp_lab.training.ledger`
 
 
 def save_state(
