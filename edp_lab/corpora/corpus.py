@@ -295,11 +295,7 @@ def is_packed(path: Path) -> bool:
 
 
 def load_packed(path: str | Path) -> Corpus:
-    """The corpus in a folder that `write_packed` made; its arrays stay on disk.
-
-    Raises:
-        UsageError: a file is missing or not the one that was written.
-    """
+    """The corpus in a folder that `write_packed` made; its arrays stay on disk."""
     folder = Path(path)
     try:
         meta = json.loads((folder / META).read_text())
@@ -352,9 +348,6 @@ def split(corpus: Corpus, seed: int, keep_duplicates_together: bool = True) -> S
     Groups of utterances with the same token string (without `keep_duplicates_together`: single utterances)
     are shuffled by PCG64(seed) and dealt in that order; train, and train with validation, end before the
     first group that exceeds their share. So each part's size is within one group of its ratio.
-
-    Raises:
-        UsageError: a negative seed, or a part that would be empty.
     """
     if seed < 0:
         raise UsageError(f"seed {seed} is negative: use 0 or more")

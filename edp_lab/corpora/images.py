@@ -1,4 +1,7 @@
-"""The thesis' data sets: scikit-learn's digits, MNIST from its original files, and points on two circles."""
+"""The thesis' data sets: scikit-learn's digits, MNIST from its original files, and points on two circles.
+
+What is unknown, missing, damaged or impossible is a UsageError.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +43,6 @@ def load_images(name: str, seed: int = 0) -> Images:
     * "mnist": 60,000 and 10,000 images of 1 x 28 x 28, from the original idx files, gzipped or not, in ``mnist/`` below
       a data folder (`edp_lab.corpora.data_folders`). No `seed`: the published split.
     * "circles": `two_circles`, 1,000 points to train on and 1,000 to test.
-
-    Raises:
-        UsageError: an unknown name; MNIST's files are missing or damaged, or hold a label outside 0..9.
     """
     if name == "digits":
         from sklearn.datasets import load_digits
@@ -67,9 +67,6 @@ def two_circles(train: int, test: int, seed: int = 0, noise: float = 0.0) -> Ima
 
     Args:
         noise: standard deviation of Gaussian noise on each coordinate, in both parts.
-
-    Raises:
-        UsageError: no points in a part, or noise below 0.
     """
     if min(train, test) < 1:
         raise UsageError(f"two circles of {min(train, test)} points: give at least 1")
@@ -94,11 +91,7 @@ def _mnist_part(prefix: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """An idx file of unsigned bytes in so many dimensions; gzipped if its name ends in ``.gz``.
-
-    Raises:
-        UsageError: it cannot be read, is no idx file of that kind, or is longer or shorter than its header says.
-    """
+    """An idx file of unsigned bytes in so many dimensions; gzipped if its name ends in ``.gz``."""
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content

@@ -22,6 +22,8 @@ a uniform number, so that the first entries are frequent and most are rare. Peop
 and an invented last name; telephone numbers are 555-01xx, kept for fiction, or four-digit extensions;
 streets, shops, titles and all but a few generic medicines are invented. The file is frozen: whatever
 changes the draws needs a new "version".
+
+UsageError: an unknown domain, fewer than one utterance, a file that cannot be read, a folder that does not exist.
 """
 
 from __future__ import annotations
@@ -69,9 +71,6 @@ def generate(utterances: int, seed: int, domain: str | None = None) -> Corpus:
     Returns:
         A corpus with declared labels. `generate(n, seed, domain)` is the first n utterances of
         `generate(m, seed, domain)` for every m > n. One domain alone is not a subset of the mix of that seed.
-
-    Raises:
-        UsageError: fewer than 1 utterance, or an unknown domain.
     """
     return _corpus((s.annotated for s in _samples(utterances, seed, domain)), domain)
 
@@ -83,22 +82,14 @@ def pack(
     domain: str | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Write `generate(utterances, seed, domain)` as a packed corpus (see `edp_lab.corpora.corpus`), without holding it.
-
-    Raises:
-        UsageError: as `generate` and `write_packed`.
-    """
+    """Write `generate(utterances, seed, domain)` as a packed corpus, without holding it in memory."""
     made = (s.annotated for s in _samples(utterances, seed, domain))
     declared = _corpus((), domain)
     write_packed(made, declared.intents, declared.slots, folder, progress)
 
 
 def load(domain: str | None = None) -> Corpus:
-    """The embedded corpus, `generate(EMBEDDED_UTTERANCES, EMBEDDED_SEED)`, or its utterances of one domain.
-
-    Raises:
-        UsageError: the file is missing or unreadable, or the domain is unknown.
-    """
+    """The embedded corpus, `generate(EMBEDDED_UTTERANCES, EMBEDDED_SEED)`, or its utterances of one domain."""
     corpus = _corpus((), domain)
     try:
         with gzip.open(EMBEDDED, "rt", encoding="utf-8") as lines:
@@ -117,9 +108,6 @@ def write_jsonl(corpus: Corpus, path: Path | str) -> None:
     """Write one {"tokens", "tags", "intent"} per line, compressed if the name ends in ".gz".
 
     The file appears whole or not at all.
-
-    Raises:
-        UsageError: the folder does not exist.
     """
     path = Path(path)
     if not path.parent.is_dir():

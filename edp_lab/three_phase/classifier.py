@@ -28,11 +28,11 @@ from edp_lab.models.image import ImageClassifier, ImageData, build_classifier
 from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.training.batches import Batches
 from edp_lab.training.dp_step import PrivateStep
 from edp_lab.training.gradients import KeptGradients, plain_gradient, trainable
 from edp_lab.training.optimizers import DPAdamBC, make_optimizer
 from edp_lab.training.run_folder import versions
+from edp_lab.training.trainer import Batches
 
 PLAIN = ("sgd", "momentum", "rmsprop", "adam")
 PRIVATE = ("dp-sgd", "dp-momentum", "dp-rmsprop", "dp-adam", "dp-adambc")

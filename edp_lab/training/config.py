@@ -14,7 +14,7 @@ from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
     from edp_lab.privacy import Alpha, Mechanism
-    from edp_lab.training.batches import Batches
+    from edp_lab.training.trainer import Batches
 
 METHODS = ("sgd", "edp-sgd", "dp-sgd", "dp-sgd-naive")
 SAMPLINGS = ("shuffle", "poisson")
@@ -42,24 +42,13 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
 class TrainConfig:
     """One training run; the command line, a notebook panel and a test all build this same object.
 
-    Beside each field stands what it is, which is also the help of ``edp-lab train``. More of some:
+    Beside each field stands what it is, which is also the help of ``edp-lab train``; see also
+    `edp_lab.privacy.Mechanism` (what z0 means), `edp_lab.training.trainer` (sampling) and
+    `edp_lab.training.optimizers`. A setting that is out of range or does not go with another is a UsageError.
 
-    Attributes:
-        method: "dp-sgd-naive" gives the numbers of "dp-sgd" from one backward pass per utterance.
-        clip_norm, z0, decay, tau: the paper's C, z0, d and tau; see `edp_lab.privacy.Mechanism` for what z0 means.
-        micro_batch_size: between ceil(batch / N), as in the paper, and 1 lies the ladder: a device holds several
-            micro-batches.
-        sampling, optimizer: see `edp_lab.training.batches` and `edp_lab.training.optimizers`.
-        size: see `SIZES`, and `LEARNING_RATES` for `lr`.
-        intent_weight: a clipped gradient points where the larger part of the loss is.
-        dropout: the same units for all words of an utterance.
-        pretrained: frozen word vectors or a frozen encoder for the CLC, what BERT starts from (`edp-lab pretrain`).
-        seed: of order, dropout and noise unless `private_seed`, whose key is drawn from the operating system and never
-            published.
-        noise: "aggregate" has the right variance; "shared" is on one process the aggregate.
-
-    Raises:
-        UsageError: a setting is out of range, or does not go with another.
+    Between micro-batches of ceil(batch / N), as in the paper, and of 1 lies the ladder: a device holds several. The
+    weight of the intent matters because a clipped gradient points where the larger part of the loss is. Dropout drops
+    the same units for all words of an utterance. A secret key is drawn from the operating system and never published.
     """
 
     corpus: str
@@ -243,7 +232,7 @@ class TrainConfig:
 
     def batches(self, key: int, examples: int) -> Batches:
         """Who takes part in which step; plain training just spreads each batch over its processes."""
-        from edp_lab.training.batches import Batches
+        from edp_lab.training.trainer import Batches
 
         plain, sampling = self.method == "sgd", "poisson" if self.poisson else "shuffle"
         devices, micro_batches = (self.processes,) * 2 if plain else (self.num_devices, self.micro_batches)

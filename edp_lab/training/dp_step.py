@@ -257,11 +257,7 @@ class PrivateStep(FlatGradient):
     def clip_and_noise(
         self, epoch: int, step: int, gradients: MicroGradients, entry: Future[None] | None = None
     ) -> Released:
-        """This process's share of the step. `entry`: its line in a ledger, before which no noise is drawn.
-
-        Raises:
-            UsageError: as `clip`; a step that was taken before; or what `entry` raised.
-        """
+        """This process's share of the step. `entry`: its line in a ledger, before which no noise is drawn."""
         noise = self._noise.of(step, entry)  # for a GPU it is drawn from now on
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = self.scales(gradients)

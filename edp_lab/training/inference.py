@@ -1,4 +1,7 @@
-"""What a model says: its scores on annotated utterances, and, going back to a run, its answer to a sentence."""
+"""What a model says: its scores on annotated utterances, and, going back to a run, its answer to a sentence.
+
+UsageError where there is no run, or its model, corpus or ledger is damaged or has changed since.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +46,7 @@ def evaluate_model(
 
 
 def evaluate_run(run: str | Path) -> dict[str, float | None]:
-    """SER, intent accuracy, slot F1 and exact match on the run's own test split.
-
-    Raises:
-        UsageError: no run there, a damaged model, or a corpus whose content has changed since.
-    """
+    """SER, intent accuracy, slot F1 and exact match on the run's own test split."""
     record = read_record(run)
     config = record["config"]
     corpus = load_corpus(config["corpus"])
@@ -59,11 +58,7 @@ def evaluate_run(run: str | Path) -> dict[str, float | None]:
 
 
 def run_ledger(run: str | Path) -> PrivacyLedger:
-    """The ledger of a run, checked against its record.
-
-    Raises:
-        UsageError: no run there, no private one, or a ledger that is damaged, edited or cut off.
-    """
+    """The ledger of a run, checked against its record."""
     record = read_record(run)
     if record.get("ledger") is None:
         raise UsageError(f"{run} has no ledger: it was trained without noise, or before there were ledgers")
@@ -71,11 +66,7 @@ def run_ledger(run: str | Path) -> PrivacyLedger:
 
 
 def predict_texts(run: str | Path, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """For each sentence: intent, its probability, and slots with their values and probabilities.
-
-    Raises:
-        UsageError: no run there, a damaged model, or a sentence without words.
-    """
+    """For each sentence: intent, its probability, and slots with their values and probabilities."""
     read_record(run)
     model = load_model(Path(run) / MODEL)
     sentences = [text.split() for text in texts]

@@ -32,9 +32,6 @@ class PrivacyLedger:
         releases: epoch of each (step, fingerprint of its key).
         chain: digest of everything written so far; the run record repeats it, so that lines cut off are missed.
         size: bytes up to the end of the last entry, its line break not counted.
-
-    Raises:
-        UsageError: the file of this new ledger exists or cannot be written.
     """
 
     def __init__(self, path: Path, mechanism: Mechanism) -> None:

@@ -3,6 +3,8 @@
 Where no published weights can be had. A private run may start from the result because its text is other
 people's, or nobody's: nothing here is private, and pretraining on the text that a run is to protect voids
 that run's guarantee.
+
+UsageError: no sentences, fewer than one epoch, a sentence too long for the model, or a folder that is not empty.
 """
 
 from __future__ import annotations
@@ -60,10 +62,6 @@ def pretrain_bert(
         folder: receives ``config.json``, ``model.safetensors`` and ``tokenizer.json``, which `load_bert` and
             transformers' ``from_pretrained`` read; it appears when all is done.
         size: the paper's by default; its dropout is not used.
-
-    Raises:
-        UsageError: no sentences, fewer than one epoch, a sentence too long for `size`, or a folder that
-            exists and is not empty.
     """
     _check(sentences, epochs)
     size = size or BertSize()
@@ -98,9 +96,6 @@ def shorten_bert(name: str, layers: int, folder: Path | str) -> None:
     """The first `layers` layers of a published encoder, as a folder that `load_bert` reads.
 
     How a published BERT comes down to the paper's four layers (section 4.2). A function of its arguments.
-
-    Raises:
-        UsageError: as `load_bert`; it has fewer layers; or a folder that exists and is not empty.
     """
     bert, tokenizer = load_bert(name)
     if not 1 <= layers <= len(bert.encoder.layer):

@@ -73,11 +73,7 @@ def content_key(areas: Sequence[str], *parts: Any) -> str:
 
 
 def content_of(pretrained: str) -> str:
-    """A digest of a file or folder, the same for whoever keeps it elsewhere; of a name on a hub, the name.
-
-    Raises:
-        UsageError: the folder holds no files.
-    """
+    """A digest of a file or folder, the same for whoever keeps it elsewhere; of a name on a hub, the name."""
     path = Path(pretrained).expanduser()
     if not path.exists():
         return pretrained
@@ -117,11 +113,7 @@ class ResultCache:
         return read_result(self.folder, key)
 
     def write(self, key: str, found: dict[str, Any]) -> dict[str, Any]:
-        """Atomically, also where two processes write the same; returns what `read` will.
-
-        Raises:
-            UsageError: it cannot be written.
-        """
+        """Atomically, also where two processes write the same; returns what `read` will."""
         entry = self.folder / f"{key}.json"
         own = entry.with_name(f"{entry.name}.{os.getpid()}")
         with writing(entry, "make room there"):
@@ -145,9 +137,6 @@ class ResultCache:
             said: called with how many of the jobs are done, at first and after each; or with that and a job's news.
                 What it raises ends the work.
             function, workers, cure, name: see `run_jobs`.
-
-        Raises:
-            UsageError: as `run_jobs` and `write`.
         """
         found = {key: self.read(key) for key in keys}
         missing = {key: job for key, job in zip(keys, jobs, strict=True) if found[key] is None}

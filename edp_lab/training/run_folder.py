@@ -6,7 +6,8 @@ DIR/secret.key      the key of a run with a private seed, while it lasts
 DIR/state.safetensors   parameters, the optimizer's moments and how far the run had come, while it lasts
 DIR/model/          the model (see `edp_lab.models.factory`)
 
-Whoever reads finds an old file or a new one, never a part; what cannot be written is a UsageError.
+Whoever reads finds an old file or a new one, never a part; what is damaged or cannot be written is a
+UsageError.
 """
 
 from __future__ import annotations
@@ -59,11 +60,7 @@ def versions() -> dict[str, str]:
 
 
 def new_run_folder(out: str | Path) -> Path:
-    """The folder for a new run, not yet created.
-
-    Raises:
-        UsageError: it already holds something.
-    """
+    """The folder for a new run, not yet created."""
     folder = Path(out)
     parent = next(p for p in (folder.absolute().parents) if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
@@ -83,11 +80,7 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:
-    """The record of a finished, interrupted or running run.
-
-    Raises:
-        UsageError: the folder holds no run, or the record is damaged.
-    """
+    """The record of a finished, interrupted or running run."""
     path = Path(folder) / RECORD
     if not path.is_file():
         raise UsageError(f"{folder} holds no run ({RECORD} is missing): give the --out folder of edp-lab train")
@@ -176,11 +169,7 @@ def save_state(
 def load_state(
     folder: Path, parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
 ) -> tuple[RunPosition, Tensor | None] | None:
-    """Position and alpha, after parameters and moments were set; None if the run never came to a first state.
-
-    Raises:
-        UsageError: the file is damaged, or of another model.
-    """
+    """Position and alpha, after parameters and moments were set; None if the run never came to a first state."""
     path = folder / STATE
     if not path.exists():
         return None

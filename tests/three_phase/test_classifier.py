@@ -32,8 +32,8 @@ from edp_lab.three_phase.classifier import (
     eq33_sigma,
     train_classifier,
 )
-from edp_lab.training.batches import Batches
 from edp_lab.training.gradients import KeptGradients
+from edp_lab.training.trainer import Batches
 
 
 @cache

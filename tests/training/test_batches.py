@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from edp_lab.training.batches import Batches, Devices
+from edp_lab.training.trainer import Batches, Devices
 
 KEY = 2**90 + 7
 SHUFFLED = Batches(KEY, 103, 20, 4, 4, "shuffle", alone=False)

@@ -39,7 +39,6 @@ from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.training import StepDone, TrainConfig
-from edp_lab.training.batches import Batches, Devices
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import (
     ClippedSum,
@@ -51,7 +50,7 @@ from edp_lab.training.gradients import (
     stacked_gradients,
 )
 from edp_lab.training.noise import Share, part, standard_noise
-from edp_lab.training.trainer import Trainer
+from edp_lab.training.trainer import Batches, Devices, Trainer
 
 MOST_CANARIES = 10**6
 DELTA = 1e-5

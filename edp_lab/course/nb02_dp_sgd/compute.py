@@ -30,12 +30,11 @@ from edp_lab.privacy.accountants import rdp_epsilon
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.three_phase.clipping import RULES
 from edp_lab.training import TrainConfig
-from edp_lab.training.batches import Batches
 from edp_lab.training.dp_step import noise_stds, release
 from edp_lab.training.gradients import Layout, StackedGradients, model_gradients, plain_gradient
 from edp_lab.training.noise import Share, standard_noise
 from edp_lab.training.optimizers import BETAS, DPAdamBC, make_optimizer
-from edp_lab.training.trainer import Trainer
+from edp_lab.training.trainer import Batches, Trainer
 
 DELTA = 1e-5
 
