@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,34 +42,34 @@ from edp_lab.privacy import gdp_epsilon
 from edp_lab.training import TrainConfig, train
 from edp_lab.training.config import SIZES
 from edp_lab.training.inference import run_ledger
+from edp_lab.training.run_folder import read_record
 
-TINY = {"size": "small", "batch_size": 32, "dropout": 0.0, "num_devices": 4}
-
-
-def corpus_file(folder: Path, utterances: int, seed: int) -> str:
-    path = folder / "own.jsonl"
-    write_jsonl(generate(utterances, seed), path)
-    return str(path)
+TINY = {"size": "small", "batch_size": 32, "dropout": 0.0, "num_devices": 4, "delta": 1e-4}
+Trains = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
+def trains(tmp_path_factory: pytest.TempPathFactory) -> Trains:
+    """Trains a run of that name on 400 utterances, or on another corpus, and gives its folder."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_jsonl(generate(400, 5), folder / "own.jsonl")
+
+    def run(name: str, corpus: str | Path = folder / "own.jsonl", **settings: Any) -> Path:
+        train(TrainConfig(corpus=str(corpus), **{"epochs": 1, **TINY, **settings}), folder / name)
+        return folder / name
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def overfitted(folder: Path) -> Path:
+def overfitted(trains: Trains) -> Path:
     """Trained on few utterances until it knows them by heart."""
-    corpus = corpus_file(folder, 400, 5)
-    train(TrainConfig(corpus=corpus, method="sgd", epochs=25, **TINY), folder / "plain")
-    return folder / "plain"
+    return trains("plain", method="sgd", epochs=25)
 
 
 @pytest.fixture(scope="module")
-def private(folder: Path, overfitted: Path) -> Path:
-    corpus = str(folder / "own.jsonl")
-    train(TrainConfig(corpus=corpus, method="edp-sgd", z0=8.0, epochs=2, delta=1e-4, **TINY), folder / "private")
-    return folder / "private"
+def private(trains: Trains) -> Path:
+    return trains("private", method="edp-sgd", z0=8.0, epochs=2)
 
 
 # ---- The target
@@ -82,38 +83,25 @@ def test_members_are_of_the_training_set_and_non_members_of_the_test_set(overfit
     assert len(target.members) == len(target.non_members) == min(len(data.train), len(data.test))
 
 
-def test_a_guarantee_counts_for_utterances_that_change_places(private, folder):
+def test_a_guarantee_counts_for_utterances_that_change_places(private, trains):
     """Replace-one costs 2C where a micro-batch is one utterance: twice what zero-out does."""
-    target = load_target(private)
-    ledger = run_ledger(private)
-    ratio = ledger.mechanism.noise_multiplier(0)
-    mu = 2**0.5 / ratio  # two epochs
-    assert target.guarantee.epsilon == pytest.approx(gdp_epsilon(mu, 1e-4), rel=1e-6)
-    alone = TrainConfig(corpus=target.config.corpus, method="edp-sgd", z0=8.0, epochs=1, micro_batch_size=1, **TINY)
-    train(replace(alone, delta=1e-4), folder / "alone")
-    swapped = load_target(folder / "alone").guarantee
-    assert swapped.epsilon == pytest.approx(gdp_epsilon(2 / 8.0, 1e-4), rel=1e-6)
+    mu = 2**0.5 / run_ledger(private).mechanism.noise_multiplier(0)  # two epochs
+    assert load_target(private).guarantee.epsilon == pytest.approx(gdp_epsilon(mu, 1e-4), rel=1e-6)
+    alone = load_target(trains("alone", method="edp-sgd", z0=8.0, micro_batch_size=1)).guarantee
+    assert alone.epsilon == pytest.approx(gdp_epsilon(2 / 8.0, 1e-4), rel=1e-6)
+    sampled = trains("sampled", method="dp-sgd", z0=2.0)  # under Poisson sampling it costs more than going
+    assert load_target(sampled).guarantee.epsilon > 1.5 * read_record(sampled)["final"]["epsilon"]
 
 
-def test_under_poisson_sampling_changing_places_costs_more_than_going(folder, overfitted):
-    config = TrainConfig(corpus=str(folder / "own.jsonl"), method="dp-sgd", z0=2.0, epochs=1, delta=1e-4, **TINY)
-    record = train(config, folder / "sampled")
-    assert load_target(folder / "sampled").guarantee.epsilon > 1.5 * record["final"]["epsilon"]
-
-
-def test_copies_of_a_text_are_protected_together(folder):
+def test_copies_of_a_text_are_protected_together(trains, tmp_path):
     """All copies are on one side of the split, so who has k of them is a group of k."""
     corpus = generate(150, 9)
-    write_jsonl(replace(corpus, utterances=corpus.utterances * 4), folder / "copies.jsonl")
-    config = TrainConfig(corpus=str(folder / "copies.jsonl"), method="edp-sgd", z0=60.0, epochs=1, delta=1e-4, **TINY)
-    train(config, folder / "copies")
-    target = load_target(folder / "copies")
+    write_jsonl(replace(corpus, utterances=corpus.utterances * 4), tmp_path / "copies.jsonl")
+    attacked = attack_loss(trains("copies", tmp_path / "copies.jsonl", method="edp-sgd", z0=60.0))
+    target, (low, high) = attacked.target, attacked.result.auc_interval
     assert target.copies >= 4
     assert target.guarantee.epsilon == pytest.approx(gdp_epsilon(target.copies / 60, 1e-4), rel=1e-6)
-    attacked = attack_loss(folder / "copies")
-    low, high = attacked.result.auc_interval
-    members, others = target.sides(attacked.scores)
-    narrow = auc_interval(members, others)
+    narrow = auc_interval(*target.sides(attacked.scores))
     assert high - low > 1.5 * (narrow[1] - narrow[0])
 
 
@@ -126,29 +114,30 @@ def test_a_split_that_leaks_makes_an_attack_worthless(overfitted):
     assert "more than epsilon allows" in replace(attacked, result=replace(attacked.result, bound=bound)).verdict
 
 
-def test_bad_targets_are_refused_in_a_sentence(overfitted, tmp_path):
+def test_bad_targets_are_refused_in_a_sentence(overfitted, trains, tmp_path):
     with pytest.raises(UsageError, match="holds no run"):
         load_target(tmp_path)
     with pytest.raises(UsageError, match=f"it takes {LEAST_MEMBERS}"):
         equal_sides(split(generate(100, 1), 0), 0)
     own = load_target(overfitted).config.corpus
-    # Of other labels; and of another seed, so with the same labels and size but other members.
-    for name, corpus, seed in (("labels", "smart-home-health", 0), ("members", own, 1)):
-        train(TrainConfig(corpus=corpus, method="sgd", epochs=1, seed=seed, **TINY), tmp_path / name)
-        shutil.copy(overfitted / "record.json", tmp_path / name / "record.json")
+    labels = trains("labels", "smart-home-health", method="sgd")
+    members = trains("members", own, method="sgd", seed=1)  # with the same labels and size
+    for run in (labels, members):
+        shutil.copy(overfitted / "record.json", run / "record.json")
         with pytest.raises(UsageError, match="not the one of the run's record"):
-            load_target(tmp_path / name)
+            load_target(run)
+    write_jsonl(generate(400, 6), tmp_path / "changed.jsonl")
     record = json.loads((overfitted / "record.json").read_text())
-    changed = {**record["config"], "corpus": corpus_file(tmp_path, 400, 6)}
+    config = record["config"]
     for spoilt, said in (
         ({name: value for name, value in record.items() if name != "status"}, "is damaged"),
         ({**record, "status": "running"}, "is running: finish it with edp-lab train --resume"),
-        ({**record, "config": {**record["config"], "corpus": str(tmp_path / "gone.jsonl")}}, r"gone\.jsonl"),
-        ({**record, "config": changed}, "has changed since"),
+        ({**record, "config": {**config, "corpus": str(tmp_path / "gone.jsonl")}}, r"gone\.jsonl"),
+        ({**record, "config": {**config, "corpus": str(tmp_path / "changed.jsonl")}}, "has changed since"),
     ):
-        (tmp_path / "members" / "record.json").write_text(json.dumps(spoilt))
+        (members / "record.json").write_text(json.dumps(spoilt))
         with pytest.raises(UsageError, match=said):
-            load_target(tmp_path / "members")
+            load_target(members)
 
 
 # ---- The paper's attack
@@ -194,13 +183,8 @@ def test_the_shadow_is_another_corpus_with_the_targets_settings(monkeypatch):
     first = [{u.tokens for u in one.utterances[:200]} for one in (own, load_corpus("smart-home-health"))]
     assert first[0] != first[1]
     public = TrainConfig(corpus="atis", as_printed=True, alpha="public:smart-home", z0=0.5, private_seed=True)
-    settings = shadow_config(public, own)
-    assert (settings.z0, settings.as_printed, settings.alpha_source, settings.private_seed) == (
-        0.5,
-        True,
-        "private",
-        False,
-    )
+    found = shadow_config(public, own)
+    assert (found.z0, found.as_printed, found.alpha_source, found.private_seed) == (0.5, True, "private", False)
 
 
 def test_a_plain_shadow_is_the_same_for_every_method(overfitted, private, monkeypatch, tmp_path):
@@ -271,14 +255,14 @@ def test_people_read_what_was_found_and_what_could_not_be(overfitted):
     assert all(words in printed for words in said)
 
 
-def test_noise_lowers_the_auc_by_a_measured_amount(overfitted, private, tmp_path):
+def test_noise_lowers_the_auc_by_a_measured_amount(overfitted, private, trains):
     status, printed, _ = run_command("loss", "--run", private, "--against", overfitted, "--json")
     assert status == 0
     changed = json.loads(printed)["change"]
     assert changed["relative"] < changed["interval"][1] < 0
     assert "AUC against" in run_command("loss", "--run", private, "--against", overfitted)[1]
-    train(TrainConfig(corpus="smart-home-health", method="sgd", epochs=1, **TINY), tmp_path / "other")
-    status, _, error = run_command("loss", "--run", private, "--against", tmp_path / "other")
+    other = trains("other", "smart-home-health", method="sgd")
+    status, _, error = run_command("loss", "--run", private, "--against", other)
     assert status == 2
     assert "other members" in error
 
