@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from functools import lru_cache
@@ -26,6 +25,7 @@ from edp_lab.attacks.audit.bounds import (
 )
 from edp_lab.attacks.audit.one_run import Directions, Kind, OneLayer, Plan, RealModel, audit_one_run, gradient_scores
 from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon, judge
 from edp_lab.privacy.csprng import key_from_seed
@@ -44,13 +44,8 @@ def config(corpus: str = "none", **changes: object) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path, rng = tmp_path_factory.mktemp("corpus") / "own.jsonl", np.random.default_rng(0)
-    with path.open("w") as file:
-        for k in range(90):
-            intent = str(rng.choice(["call", "play", "stop"]))
-            words = [intent, *rng.choice(["the", "song", "again", "now"], rng.integers(1, 5)), str(k)]
-            tags = ["O"] * (len(words) - 1) + ["B-number"]
-            file.write(json.dumps({"tokens": words, "tags": tags, "intent": intent}) + "\n")
+    path = tmp_path_factory.mktemp("corpus") / "own.jsonl"
+    write_jsonl(generate(90, 0, "health"), path)
     return str(path)
 
 
