@@ -1,8 +1,4 @@
-"""Models of the joint task (one intent per utterance, one BIO tag per word): the CLC and BERT.
-
->>> model = build_model("clc", labels, seed=0, training=utterances, private=False)  # doctest: +SKIP
->>> losses = model.losses(model.dataset(utterances).batch([0, 1, 2]))  # (3)  # doctest: +SKIP
-"""
+"""Models of the joint task (one intent per utterance, one BIO tag per word): the CLC and BERT."""
 
 from edp_lab.models.factory import KINDS, build_model, load_model, save_model, seeded
 from edp_lab.models.intent_slot import IntentSlotModel, Prediction

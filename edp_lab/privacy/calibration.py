@@ -51,7 +51,7 @@ class Budget:
         if mechanism.no_guarantee():
             raise NoGuarantee(mechanism.no_guarantee())
         mechanism.sensitivity(self.adjacency)
-        bill = bill if isinstance(bill, Mapping) else mechanism.bill(bill)
+        bill = mechanism.bill(bill)
         try:
             representable(0.0, mechanism, bill)
         except NoGuarantee:
@@ -87,7 +87,7 @@ def _tightened(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Budg
 
     Not below a third of that: it comes so far only where delta is so large that it covers any loss.
     """
-    bill = bill if isinstance(bill, Mapping) else mechanism.bill(bill)
+    bill = mechanism.bill(bill)
     interval = max(FINEST_GRID, COARSE_GRID * budget.epsilon)
 
     def excess(z0: float) -> float:

@@ -104,12 +104,10 @@ def judge(
     method, neighbours, sampling, reason = "none", "", "", "trained without clipping and noise"
     unit = "one utterance (someone with several loses more: see utterances per person)"
     if mechanism is not None:
-        bill = mechanism.bill(bill) if not isinstance(bill, Mapping) else bill
+        bill = mechanism.bill(bill)
         neighbours, reason = mechanism.neighbours(adjacency), mechanism.no_guarantee()
-        method, sampling = (
-            _kind(mechanism, utterances_per_person, tight).method,
-            "disjoint, one shuffled pass per epoch",
-        )
+        method = _kind(mechanism, utterances_per_person, tight).method
+        sampling = "disjoint, one shuffled pass per epoch"
         if mechanism.sampling_rate is not None:
             sampling = f"Poisson, each utterance in each step with chance {mechanism.sampling_rate:.4g}"
         if utterances_per_person > 1:

@@ -248,12 +248,16 @@ class Mechanism:
         """
         return self.noise_std(epoch) / self.sensitivity(adjacency)
 
-    def bill(self, epochs: int | None = None, steps: int | None = None) -> dict[int, int]:
+    def bill(self, epochs: int | Mapping[int, int] | None = None, steps: int | None = None) -> dict[int, int]:
         """How many releases an utterance may take part in, by epoch: of whole epochs, or of so many Poisson steps.
+
+        What is a bill already is given back.
 
         Raises:
             UsageError: numbers that are not whole, or steps with disjoint batches.
         """
+        if isinstance(epochs, Mapping):
+            return dict(epochs)
         if epochs is not None:
             whole = isinstance(epochs, Integral) and 0 <= epochs <= MOST
             _check("number of epochs", epochs, whole, f"a whole number from 0 to {MOST:,}")
