@@ -47,30 +47,19 @@ def check_option(what: str, name: str, options: Collection[str]) -> None:
 
 
 class CorpusLook(NamedTuple):
-    """What there is to see of a corpus; its 45:5:50 split keeps utterances of the same text together.
-
-    Attributes:
-        intents, slots: numbers of occurrences, the most frequent first.
-        lengths: (n) words in each utterance.
-        parts: utterances in "train", "validation" and "test".
-        delta: what the library takes where none is given: n^-1.1 for n training utterances.
-        repeated: utterances whose text occurs more than once.
-        leaked: test utterances whose text is in the training set if utterances are shuffled one by one.
-        patterns: share of the test utterances whose pattern (slot values struck out) occurs in the training set.
-        majority: on the test set, of always the training set's most frequent intent and no slots.
-    """
+    """What there is to see of a corpus; its 45:5:50 split keeps utterances of the same text together."""
 
     corpus: Corpus
     seed: int
-    intents: Mapping[str, int]
+    intents: Mapping[str, int]  # numbers of occurrences, the most frequent first
     slots: Mapping[str, int]
-    lengths: NDArray[np.int64]
-    parts: Mapping[str, int]
-    delta: float
-    repeated: int
-    leaked: int
-    patterns: float
-    majority: Scores
+    lengths: NDArray[np.int64]  # (n) words in each utterance
+    parts: Mapping[str, int]  # utterances in "train", "validation" and "test"
+    delta: float  # what the library takes where none is given: n^-1.1 for n training utterances
+    repeated: int  # utterances whose text occurs more than once
+    leaked: int  # test utterances whose text is in the training set if utterances are shuffled one by one
+    patterns: float  # share of test utterances whose pattern (slot values struck out) occurs in the training set
+    majority: Scores  # on the test set, of always the training set's most frequent intent and no slots
 
 
 def available(corpus: str) -> dict[str, bool]:
@@ -145,22 +134,15 @@ def _missed(utterance: Utterance, intent: str) -> tuple[int, ...]:
 
 
 class Browsed(NamedTuple):
-    """One utterance of a corpus, and the frequencies of its labels' kind.
-
-    Attributes:
-        number: of the utterance in the corpus.
-        kind, counts: "intents" or "slots", and the number of occurrences of all of these.
-        own: those of them that the utterance has.
-        rare: how many of them have fewer than ten occurrences in the training set, about (its share of the corpus).
-    """
+    """One utterance of a corpus, and the frequencies of its labels' kind."""
 
     look: CorpusLook
-    number: int
+    number: int  # of the utterance in the corpus
     utterance: Utterance
-    kind: str
-    counts: Mapping[str, int]
-    own: list[str]
-    rare: int
+    kind: str  # "intents" or "slots"
+    counts: Mapping[str, int]  # occurrences of all of these
+    own: list[str]  # those of them that the utterance has
+    rare: int  # how many have fewer than ten occurrences in the training set, about (its share of the corpus)
 
 
 def browse(corpus: str, utterance: int, labels: str, seed: int) -> Browsed:
@@ -293,15 +275,11 @@ def leaky_pool(tokens: Tensor, lengths: Tensor) -> Tensor:
 
 
 class Leak(NamedTuple):
-    """The intent loss of one utterance, by the length of its longest neighbour in the batch.
-
-    Attributes:
-        losses: by way of pooling: the model's own, and two that read padding.
-    """
+    """The intent loss of one utterance, by the length of its longest neighbour in the batch."""
 
     utterance: Utterance
     neighbours: tuple[int, ...]
-    losses: Mapping[str, Sequence[float]]
+    losses: Mapping[str, Sequence[float]]  # by way of pooling: the model's own, and two that read padding
 
 
 @torch.no_grad()
@@ -342,27 +320,17 @@ LEARNT = {("B-name", "I-name"): 1.0, ("B-date", "I-date"): 0.5}  # added to the 
 
 
 class CrfView(NamedTuple):
-    """Five words under a CRF of five tags, one transition and one emission of which may be changed.
+    """Five words under a CRF of five tags, one transition and one emission of which may be changed."""
 
-    Attributes:
-        emissions: (T, K) scores of each tag for each word.
-        transitions: (K, K) from row to column; start: (K).
-        path: the best one (Viterbi); alone: the best tag of each word by itself.
-        marginals: (T, K) p(tag at t), by forward-backward.
-        log_partition: log of the summed exp(score) of all K^T paths.
-        best: the five likeliest paths and their probabilities.
-        loss: -log p(true path), what training makes small.
-    """
-
-    emissions: Array
-    transitions: Array
-    start: Array
-    path: tuple[str, ...]
-    alone: tuple[str, ...]
-    marginals: Array
-    log_partition: float
-    best: list[tuple[tuple[str, ...], float]]
-    loss: float
+    emissions: Array  # (T, K) scores of each tag for each word
+    transitions: Array  # (K, K) from row to column
+    start: Array  # (K)
+    path: tuple[str, ...]  # the best one (Viterbi)
+    alone: tuple[str, ...]  # the best tag of each word by itself
+    marginals: Array  # (T, K) p(tag at t), by forward-backward
+    log_partition: float  # log of the summed exp(score) of all K^T paths
+    best: list[tuple[tuple[str, ...], float]]  # the five likeliest paths and their probabilities
+    loss: float  # -log p(true path), what training makes small
 
 
 def toy_crf() -> CRF:
@@ -438,21 +406,15 @@ EXTRAS = {"none": "O", "one slot invented": "B-app"}
 
 
 class Scored(NamedTuple):
-    """One utterance as predicted, and the scores of it together with others that are all right.
-
-    Attributes:
-        predicted: tags; `intent_wrong` 0 or 1; `slot_errors` is the edit distance of its slots.
-        others: further utterances, copies of the reference without an error.
-        errors, items: numerator and denominator of SER.
-    """
+    """One utterance as predicted, and the scores of it together with others that are all right."""
 
     intent: str
-    predicted: tuple[str, ...]
-    intent_wrong: int
-    slot_errors: int
-    others: int
-    errors: int
-    items: int
+    predicted: tuple[str, ...]  # tags
+    intent_wrong: int  # 0 or 1
+    slot_errors: int  # the edit distance of its slots
+    others: int  # further utterances, copies of the reference without an error
+    errors: int  # the numerator of SER
+    items: int  # its denominator
     scores: Scores
 
 

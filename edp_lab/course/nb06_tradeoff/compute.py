@@ -62,21 +62,17 @@ METHODS = {
 class Point:
     """One run of `config.epochs` epochs, measured.
 
-    Attributes:
-        utterances: n, that it was trained on.
-        ser, intent_accuracy, slot_f1: on the test set.
-        validation_ser: on the validation set, a tenth as large.
-        seconds: of training. In a grid, CPU seconds of one thread, the same for all runs of a method and micro-batch
-            size; of a live run, seconds by the clock.
+    In a grid the seconds are those of one processor, the same for all runs of a method and micro-batch size; of a live
+    run, those of the clock.
     """
 
     config: TrainConfig
-    utterances: int
-    ser: float
+    utterances: int  # n, that it was trained on
+    ser: float  # on the test set, as the next two
     intent_accuracy: float
     slot_f1: float
-    validation_ser: float
-    seconds: float
+    validation_ser: float  # on a tenth as many utterances
+    seconds: float  # of training
 
     @property
     def method(self) -> str:
@@ -284,25 +280,15 @@ def _split(name: str, seed: int) -> tuple[Corpus, Split]:
 
 
 class Explored(NamedTuple):
-    """A measured point, and its place among the others.
+    """A measured point, and its place among the others."""
 
-    Attributes:
-        point: measured, nearest to what was asked for.
-        differs: of what was asked for, what the point does not have, by name: (asked, measured).
-        others: all measured points after as many epochs, `point` among them.
-        path: the same run after 1, 2, ... epochs.
-        seeds: SER of the same setting with each seed that was measured.
-        cheaper: of all measured points with at most this SER, the one with the smallest epsilon; None for SGD.
-        live: points that were made since.
-    """
-
-    point: Point
-    differs: dict[str, tuple[Any, Any]]
-    others: tuple[Point, ...]
-    path: tuple[Point, ...]
-    seeds: tuple[float, ...]
-    cheaper: Point | None
-    live: tuple[Point, ...]
+    point: Point  # measured, nearest to what was asked for
+    differs: dict[str, tuple[Any, Any]]  # of what was asked for, what the point does not have: (asked, measured)
+    others: tuple[Point, ...]  # all measured points after as many epochs, `point` among them
+    path: tuple[Point, ...]  # the same run after 1, 2, ... epochs
+    seeds: tuple[float, ...]  # SER of the same setting with each seed that was measured
+    cheaper: Point | None  # of all measured points with at most this SER, the least epsilon; None for SGD
+    live: tuple[Point, ...]  # that were made since
 
 
 def explore(
@@ -343,39 +329,26 @@ def explore(
 
 
 class Rung(NamedTuple):
-    """One micro-batch size.
+    """One micro-batch size."""
 
-    Attributes:
-        micro_batch, micro_batches: m, and how many of them a batch has.
-        sensitivity: how far one utterance moves the sum of clipped micro-batch gradients.
-        noise: standard deviation per weight on the mean of the micro-batches, at the ladder's z.
-        epsilon: at the ladder's z; under zero-out the same on every rung. None where there is no guarantee.
-        equal_z, equal_epsilon: z with which this rung has the *chosen* rung's noise on the mean, and its epsilon.
-    """
-
-    micro_batch: int
-    micro_batches: int
-    sensitivity: float
-    noise: float
-    epsilon: float | None
-    equal_z: float
-    equal_epsilon: float | None
+    micro_batch: int  # m
+    micro_batches: int  # how many of them a batch has
+    sensitivity: float  # how far one utterance moves the sum of clipped micro-batch gradients
+    noise: float  # standard deviation per weight on the mean of the micro-batches, at the ladder's z
+    epsilon: float | None  # at the ladder's z; under zero-out the same on every rung; None: no guarantee
+    equal_z: float  # with which this rung has the *chosen* rung's noise on the mean
+    equal_epsilon: float | None  # at that z
 
 
 class Ladder(NamedTuple):
-    """Rungs from per-example DP-SGD (m = 1) to eDP-SGD (m = batch / N), and Algorithm 1 as printed at the same z0.
+    """Rungs from per-example DP-SGD (m = 1) to eDP-SGD (m = batch / N), and Algorithm 1 as printed at the same z0."""
 
-    Attributes:
-        config: of the chosen rung.
-        printed, printed_noise: of Algorithm 1 as printed, alpha taken to be public; noise on the mean.
-    """
-
-    config: TrainConfig
+    config: TrainConfig  # of the chosen rung
     adjacency: Adjacency
     chosen: Rung
     rungs: tuple[Rung, ...]
-    printed: Guarantee
-    printed_noise: float
+    printed: Guarantee  # of Algorithm 1 as printed, alpha taken to be public
+    printed_noise: float  # on the mean
 
 
 def ladder(
@@ -430,18 +403,12 @@ def ladder(
 
 
 class Decayed(NamedTuple):
-    """One decay, once at the same z0 as the others and once at the same epsilon.
-
-    Attributes:
-        epsilon: (T) after each epoch, at the same z0.
-        z0: with which it ends at the epsilon that no decay has.
-        noise: (T) the noise multiplier z_t of each epoch, from that z0.
-    """
+    """One decay, once at the same z0 as the others and once at the same epsilon."""
 
     decay: Decay
-    epsilon: Array
-    z0: float
-    noise: Array
+    epsilon: Array  # (T) after each epoch, at the same z0
+    z0: float  # with which it ends at the epsilon that no decay has
+    noise: Array  # (T) the noise multiplier z_t of each epoch, from that z0
 
 
 def decays(z0: float, tau: float, epochs: int, delta: float) -> list[Decayed]:
@@ -462,24 +429,16 @@ def decays(z0: float, tau: float, epochs: int, delta: float) -> list[Decayed]:
 
 
 class Tuning(NamedTuple):
-    """What it costs to try settings on private data; all trials with the same noise.
-
-    Attributes:
-        trials: numbers of trials, for which the others are given.
-        free: epsilon of one run, which is all that is usually quoted.
-        published: everything about that many runs may be published, the best one too.
-        random: only the best of a secret random number of runs is published, whose mean that is; None for 1.
-        chosen: the place of the number that was asked for.
-    """
+    """What it costs to try settings on private data; all trials with the same noise."""
 
     z0: float
     epochs: int
     delta: float
-    trials: tuple[int, ...]
-    free: float
-    published: tuple[float, ...]
-    random: tuple[float | None, ...]
-    chosen: int
+    trials: tuple[int, ...]  # numbers of trials, for which the others are given
+    free: float  # epsilon of one run, which is all that is usually quoted
+    published: tuple[float, ...]  # everything about that many runs may be published, the best one too
+    random: tuple[float | None, ...]  # only the best of a secret random number of runs is, with that mean; None for 1
+    chosen: int  # the place of the number that was asked for
 
 
 def tuning(z0: float, epochs: int, trials: int, delta: float) -> Tuning:

@@ -78,34 +78,23 @@ def guard(loss: Attacked, copies: int = 100) -> dict[str, Guards]:
 
 
 class Shown(NamedTuple):
-    """An attack on some members and as many non-members, one threshold, and the bounds of a mechanism.
-
-    Attributes:
-        called: percent of all that score `threshold` or more.
-        hits, alarms: TPR and FPR there, each with its Clopper-Pearson interval.
-        curve: (4, P) FPR, TPR, and both ends of the TPR's interval, pointwise; thinned out for a log axis.
-        edges, shares: (BINS + 1) and by side (2, BINS), histograms of `view(attack, scores)`.
-        mark: the threshold's place among the edges.
-        guarantee: of a run of the mechanism against replacing one utterance; void, as its seed is published.
-        claimed, true: what the paper's epsilon, and what the true mu, let any attack reach.
-        beyond: for both, whether somewhere on the curve the TPR exceeds the bound, intervals of both rates granted.
-    """
+    """An attack on some members and as many non-members, one threshold, and the bounds of a mechanism."""
 
     result: AttackResult
     seed: int
-    called: float
+    called: float  # percent of all that score `threshold` or more
     threshold: float
-    hits: Rate
-    alarms: Rate
-    curve: Array
-    edges: Array
-    shares: Array
-    mark: float
+    hits: Rate  # TPR there, with its Clopper-Pearson interval
+    alarms: Rate  # FPR there
+    curve: Array  # (4, P) FPR, TPR, and both ends of the TPR's interval, pointwise; thinned out for a log axis
+    edges: Array  # (BINS + 1), of the histograms of `view(attack, scores)`
+    shares: Array  # (2, BINS), of members and of non-members
+    mark: float  # the threshold's place among the edges
     mechanism: Mechanism
-    guarantee: Guarantee
-    claimed: Bound
-    true: Bound
-    beyond: tuple[bool, ...]
+    guarantee: Guarantee  # of a run against replacing one utterance; void, as its seed is published
+    claimed: Bound  # what the paper's epsilon lets any attack reach
+    true: Bound  # what the true mu does
+    beyond: tuple[bool, ...]  # whether somewhere the TPR exceeds either bound, intervals of both rates granted
 
 
 def show_roc(
@@ -180,17 +169,12 @@ CanaryGrid = Mapping[tuple[str, float | None], Sequence[Memorisation]]  # by met
 
 
 class Remembered(NamedTuple):
-    """What models have stored of canaries, by how often these were in the training set.
+    """What models have stored of canaries, by how often these were in the training set."""
 
-    Attributes:
-        method, chosen: of the model looked at, and what it has stored of canaries with so many copies.
-        rows: by method, those of all numbers of copies; all models with noise have the same z0.
-    """
-
-    method: str
-    z0: float
-    chosen: Memorisation
-    rows: Mapping[str, Sequence[Memorisation]]
+    method: str  # of the model looked at
+    z0: float  # of all models with noise
+    chosen: Memorisation  # what it has stored of canaries with so many copies
+    rows: Mapping[str, Sequence[Memorisation]]  # by method, those of all numbers of copies
 
 
 def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Remembered:
@@ -216,18 +200,12 @@ def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) ->
 
 
 class Moments(NamedTuple):
-    """What LiRA with one variance for all utterances needs of many shadow models, on a pool of n; d logits each.
+    """What LiRA with one variance for all utterances needs of many shadow models, on a pool of n; d logits each."""
 
-    Attributes:
-        models: how many there were.
-        inside, outside: (n, d), mean logits of the models with and without each utterance.
-        v_in, v_out: (d), their variances over models, the mean over utterances.
-    """
-
-    models: int
-    inside: Array
-    outside: Array
-    v_in: Array
+    models: int  # how many there were
+    inside: Array  # (n, d), mean logits of the models with each utterance
+    outside: Array  # and without it
+    v_in: Array  # (d), their variances over models, the mean over utterances
     v_out: Array
 
     @classmethod
@@ -296,20 +274,14 @@ class Found:
 
 @dataclass(frozen=True)
 class Defended:
-    """A run under attack: how well it does its work, what it promises, and what attacks find.
-
-    Attributes:
-        ser: on the validation set.
-        epsilon_claimed, epsilon: the paper's, and the true one were seed secret and alpha public; None without noise.
-        found: by attack; "lira-online" is missing where no shadow models are kept.
-    """
+    """A run under attack: how well it does its work, what it promises, and what attacks find."""
 
     config: TrainConfig
-    ser: float
+    ser: float  # on the validation set
     delta: float
-    epsilon_claimed: float | None
-    epsilon: float | None
-    found: Mapping[str, Found]
+    epsilon_claimed: float | None  # the paper's; None without noise
+    epsilon: float | None  # the true one, were seed secret and alpha public; None without noise
+    found: Mapping[str, Found]  # by attack; "lira-online" is missing where no shadow models are kept
 
 
 def under_attack(*attacks: Attacked) -> Defended:

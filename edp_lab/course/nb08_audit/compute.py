@@ -42,10 +42,7 @@ REACH = 4.5  # standard deviations that a histogram shows beyond the means
 class StepNoise:
     """The standard normal noise of many steps, as training with this seed adds it, along each canary's direction.
 
-    A step is linear in its noise, so one draw of the noise serves every C, z0, N and alpha.
-
-    Attributes:
-        along: by variant, (2 x `MOST_DRAWS`).
+    `along`: by variant, (2 x `MOST_DRAWS`). A step is linear in its noise, so one draw serves every C, z0, N and alpha.
     """
 
     def __init__(self, seed: int) -> None:
@@ -56,23 +53,16 @@ class StepNoise:
 
 
 class StepAudit(NamedTuple):
-    """One step of the first epoch, drawn many times without a canary and as often with it.
-
-    Attributes:
-        audit: what the draws prove; layer scales alpha are public (as printed) or 1 (sound).
-        absent, present: (draws), the released gradient along the canary's direction, from the midpoint of both means.
-        distance, std: between the means, and of either side.
-        edges, shares: (BINS + 1) and by side (BINS), of the histograms.
-    """
+    """One step of the first epoch, drawn many times without a canary and as often with it."""
 
     seed: int
-    audit: MechanismAudit
-    absent: Array
+    audit: MechanismAudit  # what the draws prove; layer scales alpha are public (as printed) or 1 (sound)
+    absent: Array  # (draws), the released gradient along the canary's direction, from the midpoint of both means
     present: Array
-    distance: float
-    std: float
-    edges: Array
-    shares: list[Array]
+    distance: float  # between the means
+    std: float  # of either side
+    edges: Array  # (BINS + 1), of the histograms
+    shares: list[Array]  # by side, (BINS)
 
 
 def audit_step(
@@ -116,32 +106,21 @@ SIZES = (10, 30, 100, 300, 1000, 3000, 10_000)  # guesses, of the curves that ar
 
 
 class Guesses(NamedTuple):
-    """What so many right guesses about canaries of one run prove.
+    """What so many right guesses about canaries of one run prove."""
 
-    Attributes:
-        canaries, made, right: m, r, v.
-        tested: an epsilon put to the test.
-        bounds, best: lower bounds on epsilon at `CONFIDENCE`, and the same had all guesses been right.
-        chance: most that (tested, 0)-DP allows for one guess.
-        counts, chances: (K) numbers of right guesses, and how likely each is if every guess is right with `chance`.
-        tail: P[v or more right] at this chance.
-        ceiling: guesses -> bounds if m = r = v.
-        same_share: guesses -> the distribution-free bound, with the same share of them right.
-    """
-
-    canaries: int
-    made: int
-    right: int
+    canaries: int  # m
+    made: int  # r
+    right: int  # v
     delta: float
-    tested: float
-    bounds: OneRunBounds
-    best: OneRunBounds
-    chance: float
-    counts: NDArray[np.int64]
-    chances: Array
-    tail: float
-    ceiling: dict[int, OneRunBounds]
-    same_share: dict[int, float]
+    tested: float  # an epsilon put to the test
+    bounds: OneRunBounds  # lower bounds on epsilon at `CONFIDENCE`
+    best: OneRunBounds  # the same, had all guesses been right
+    chance: float  # most that (tested, 0)-DP allows for one guess
+    counts: NDArray[np.int64]  # (K) numbers of right guesses
+    chances: Array  # (K) how likely each is if every guess is right with `chance`
+    tail: float  # P[v or more right] at this chance
+    ceiling: dict[int, OneRunBounds]  # guesses -> bounds if m = r = v
+    same_share: dict[int, float]  # guesses -> the distribution-free bound, with the same share of them right
 
 
 def guess(canaries: int, made: float, right: float, tested: float = 1.0, delta: float = DELTA) -> Guesses:
