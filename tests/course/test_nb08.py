@@ -47,7 +47,6 @@ def guesses(**change: Any) -> None:
         (step, {"z0": 0.0}, "there is no claim to audit"),
         (step, {"z0": -1.0}, "z0"),
         (step, {"num_devices": 0}, "devices"),
-        (step, {"delta": 1.5}, "delta"),
         (StepNoise, {"seed": -1}, "seed is -1"),
         (guesses, {"canaries": 5}, "number of canaries is 5"),
         (guesses, {"made": 101}, "share of guesses made is 101"),
@@ -126,12 +125,12 @@ def test_an_epsilon_is_refuted_where_the_tail_is_below_five_percent_and_delta_do
 
 
 def test_needed_guesses_are_the_fewest_that_refute() -> None:
-    audit = audit_one_run(compute.one_run_config(True, 4.0, 8, 1, 1e-5, 0), 200, linear=True)
+    audit = audit_one_run(compute.one_run_config(True, 4.0, 8, 1, 0), 200, linear=True)
     assert audit.verdict is Finding.REFUTED
     least = compute.needed(audit, audit.guesses)
     assert least is not None
     assert least <= audit.correct
-    false_at_one = audit_one_run(compute.one_run_config(False, 0.3, 8, 1, 1e-5, 0), 50, linear=True)
+    false_at_one = audit_one_run(compute.one_run_config(False, 0.3, 8, 1, 0), 50, linear=True)
     assert compute.needed(false_at_one, 5) is None
 
 

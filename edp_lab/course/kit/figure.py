@@ -152,6 +152,12 @@ def note(text: str, **place: Any) -> dict[str, Any]:
     return {"text": text, "showarrow": False, **place}
 
 
+def beside(text: str, x: Any, left: bool) -> dict[str, Any]:
+    """An annotation at the top of the plot, to the left or to the right of a vertical line there."""
+    side = {"xanchor": "right", "xshift": -6} if left else {"xanchor": "left", "xshift": 6}
+    return note(text, x=x, yref="paper", y=1, yanchor="top", **side)
+
+
 def vline(x: Any, axis: str = "x", **look: Any) -> dict[str, Any]:
     """A shape: a line from top to bottom of the plot of that x axis, dashed and dotted like `HERE`."""
     of = f"{axis.replace('x', 'y', 1)} domain"

@@ -79,7 +79,7 @@ class Explorer(Panel):
         live: runs that were made here; `add` draws one more.
     """
 
-    def __init__(self, grid: Grid, start: TrainConfig, method: str = "sound", micro_batch: int = 8) -> None:
+    def __init__(self, grid: Grid, start: TrainConfig) -> None:
         self.live: list[Point] = []
         methods = {"SGD": "sgd", "eDP-SGD as printed": "printed", "sound": "sound", "DP-SGD, Poisson": "poisson"}
         tips = ["no noise", "Algorithm 1 of the paper, verbatim", "micro-batches of m; 1 is DP-SGD", "m = 1, sampled"]
@@ -88,8 +88,8 @@ class Explorer(Panel):
             "Runs that were measured once. The ring is the one nearest to your sliders: first what it costs in ε, then "
             "in seconds. Lower is better.",
             {
-                "method": choice("method", method, methods, tooltips=tips),
-                "micro_batch": number("micro-batch size m", micro_batch, [1, 2, 4, 8], unit="if sound"),
+                "method": choice("method", "sound", methods, tooltips=tips),
+                "micro_batch": number("micro-batch size m", 8, [1, 2, 4, 8], unit="if sound"),
                 "z0": number("noise multiplier z0", start.z0, decades(-3, 0), unit="no unit"),
                 "decay": decay_of(start.decay),
                 "epochs": number("epochs", start.epochs, range(1, 9), unit="passes"),

@@ -15,10 +15,9 @@ import base64
 import json
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
-from itertools import islice
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +76,9 @@ def guard(loss: Attacked, copies: int = 100) -> dict[str, Guards]:
 # ---- A curve, a threshold, and what epsilon allows -----------------------------------------------------------------
 
 
+Attacks = Mapping[str, Attacked]  # by name
+
+
 class Shown(NamedTuple):
     """An attack on some members and as many non-members, one threshold, and the bounds of a mechanism."""
 
@@ -98,7 +100,7 @@ class Shown(NamedTuple):
 
 
 def show_roc(
-    attacks: Mapping[str, Attacked],
+    attacks: Attacks,
     attack: str,
     called: float,
     people: int,
@@ -297,7 +299,7 @@ def under_attack(*attacks: Attacked) -> Defended:
     return Defended(target.config, ser, held.delta, held.epsilon_claimed, held.epsilon_if_alpha_public, found)
 
 
-def defended(attacks: Mapping[str, Attacked], kept: Measured) -> list[Defended]:
+def defended(attacks: Attacks, kept: Measured) -> list[Defended]:
     """The target under these attacks, then the measured runs with noise of the same corpus and seed."""
     plain = under_attack(*attacks.values())
     same = [run for run in kept.defended if run.config.method != "sgd" and run.config.corpus == plain.config.corpus]
@@ -323,21 +325,17 @@ def defend(
     return replace(under_attack(loss) if lira is None else under_attack(loss, lira), config=config)
 
 
-def sharp_and_blunt(people: int, seed: int, found: float = 0.05, shift: float = 0.36) -> dict[str, tuple[Array, Array]]:
+def sharp_and_blunt(people: int, seed: int) -> dict[str, tuple[Array, Array]]:
     """Scores of two attacks that never were: one a little right about all, one wholly right about a few.
 
-    Args:
-        people: members, and as many non-members.
-        found: share of members that the sharp attack knows for certain; it guesses the others.
-        shift: how far the blunt attack's scores of members lie above those of non-members, in standard deviations.
-
     Returns:
-        By attack, scores of members and of non-members.
+        By attack, scores of so many members and of as many non-members. Blunt, those of members lie 0.36 standard
+        deviations higher; sharp, it knows one member in twenty for certain and guesses the others.
     """
     rng = np.random.default_rng([seed, 7])
-    known = np.where(np.arange(people) < round(found * people), 10.0, 0.0)
+    known = np.where(np.arange(people) < round(people / 20), 10.0, 0.0)
     return {
-        "blunt": (rng.normal(shift, 1, people), rng.normal(0, 1, people)),
+        "blunt": (rng.normal(0.36, 1, people), rng.normal(0, 1, people)),
         "sharp": (rng.normal(0, 1, people) + known, rng.normal(0, 1, people)),
     }
 
@@ -382,47 +380,47 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def measure(
-    path: Path, corpora: tuple[str, ...] = tuple(SHADOWS), told: Callable[[str], None] = print, most: int | None = None
-) -> None:
+def measure(path: Path, told: Callable[[str], None] = print) -> None:
     """Measure what `path` lacks and write it after each item.
-
-    Args:
-        corpora: of kept shadow models; the rest is measured on the embedded smart-home corpus.
-        most: items to be measured at most.
 
     Raises:
         UsageError: a corpus that is not at hand; the file is damaged or cannot be written.
     """
     torch.set_num_threads(1)
-    content = read_kept(path, *PARTS) if path.exists() else {}
-    content = {part: content.get(part, []) for part in PARTS}
-    for part, what, item in islice(_missing(content, corpora, path), most):
-        told(what)
-        rounded = json.loads(json.dumps(item()), parse_float=lambda digits: float(f"{float(digits):.5g}"))
-        content[part].append(rounded)
+    kept = read_kept(path, *PARTS) if path.exists() else {}
+    content = {part: kept.get(part, []) for part in PARTS}
+
+    def lacks(part: str, what: str, **key: Any) -> bool:
+        missing = not any(key.items() <= item.items() for item in content[part])
+        if missing:
+            told(what)
+        return missing
+
+    def keep(part: str, item: dict[str, Any]) -> None:
+        content[part].append(json.loads(json.dumps(item), parse_float=lambda digits: float(f"{float(digits):.5g}")))
         write_kept(path, f"{__name__}.measure(path)", **content)
 
-
-def _missing(
-    content: Mapping[str, Any], corpora: tuple[str, ...], path: Path
-) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """Part, name and maker of each item that is not there."""
-    for corpus in corpora:
-        if corpus not in [item["corpus"] for item in content["shadows"]]:
-            yield "shadows", f"shadow models on {corpus}", partial(_measure_shadows, corpus)
+    for corpus in SHADOWS:
+        if lacks("shadows", f"shadow models on {corpus}", corpus=corpus):
+            keep("shadows", _measured_shadows(corpus))
     plain = target_config("smart-home", 0)
     noised = [replace(plain, method="edp-sgd", as_printed=printed, z0=z0) for printed in (True, False) for z0 in Z0S]
-    for config in [plain, *noised]:
-        if changed_settings(config) not in [item["config"] for item in content["defended"]]:
-            yield "defended", f"attack on {changed_settings(config)}", partial(_measure_defended, config, path)
+    for config in (plain, *noised):
+        settings = changed_settings(config)
+        if lacks("defended", f"attack on {settings}", config=settings):
+            with tempfile.TemporaryDirectory() as folder:
+                run = defend(config, Path(folder) / "run", shadows=path)
+            assert run is not None  # nobody has stopped it
+            keep("defended", {**asdict(run), "config": settings})
     for method in METHODS:
         for z0 in (None,) if method == "sgd" else Z0S:
-            if (method, z0) not in [(item["method"], item["z0"]) for item in content["canaries"]]:
-                yield "canaries", f"canaries, {method}, z0 = {z0}", partial(_measure_canaries, method, z0)
+            if lacks("canaries", f"canaries, {method}, z0 = {z0}", method=method, z0=z0):
+                config = CANARIES if z0 is None else replace(CANARIES, z0=z0)
+                rows = [asdict(row) for row in measure_memorisation(config, [method], REPETITIONS)]
+                keep("canaries", {"method": method, "z0": z0, "config": changed_settings(config), "rows": rows})
 
 
-def _measure_shadows(name: str) -> dict[str, Any]:
+def _measured_shadows(name: str) -> dict[str, Any]:
     corpus, config = load_corpus(name), target_config(name, 0)
     members, non_members = equal_sides(split(corpus, 0), 0)
     moments = Moments.of(shadow_signals(config, corpus, members + non_members, SHADOWS[name]))
@@ -430,16 +428,3 @@ def _measure_shadows(name: str) -> dict[str, Any]:
     sides = {"inside": packed(moments.inside), "outside": packed(moments.outside)}
     variances = {"v_in": moments.v_in.round(5).tolist(), "v_out": moments.v_out.round(5).tolist()}
     return {**about, "models": moments.models, "pool": len(moments.inside), **variances, **sides}
-
-
-def _measure_defended(config: TrainConfig, path: Path) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        run = defend(config, Path(folder) / "run", shadows=path)
-    assert run is not None
-    return {**asdict(run), "config": changed_settings(config)}
-
-
-def _measure_canaries(method: str, z0: float | None) -> dict[str, Any]:
-    config = CANARIES if z0 is None else replace(CANARIES, z0=z0)
-    rows = measure_memorisation(config, [method], REPETITIONS)
-    return {"method": method, "z0": z0, "config": changed_settings(config), "rows": [asdict(row) for row in rows]}

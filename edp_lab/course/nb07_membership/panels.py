@@ -28,7 +28,7 @@ from edp_lab.course.kit.text import Words, account_command, at_most, columns, co
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb07_membership import compute
-from edp_lab.course.nb07_membership.compute import CANARIES, Array, CanaryGrid, Defended, Found, Remembered, Shown
+from edp_lab.course.nb07_membership.compute import Array, Attacks, CanaryGrid, Defended, Found, Remembered, Shown
 from edp_lab.privacy import Variant
 from edp_lab.training import TrainConfig
 
@@ -51,7 +51,7 @@ def _level(text: str, y: float, side: str, **place: Any) -> dict[str, Any]:
 
 
 @panel("07")
-def roc(attacks: Mapping[str, Attacked], as_printed: bool, z0: float, num_devices: int, epochs: int) -> Panel:
+def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs: int) -> Panel:
     """Attacks as curves, beside the bounds of a mechanism; `result` is a `Shown`."""
     most = len(next(iter(attacks.values())).target.members)
     sizes = [*(n for n in (LEAST_MEMBERS, 100, 200, 500, 1000, 2000) if n < most), most]
@@ -129,9 +129,8 @@ SCORES = {
 def draw_scores(result: Shown) -> Figure:
     """Histograms of the attack's scores, of members and of non-members; the line is the threshold."""
     attack, ends = result.result.attack, result.edges[[0, -1]]
-    told: dict[str, Any] = {"text": "← others", "xanchor": "right", "xshift": -6}
-    if result.mark < ends.sum() / 2:
-        told = {"text": "called members →", "xanchor": "left", "xshift": 6}
+    right = result.mark < ends.sum() / 2
+    told = fig.beside("called members →" if right else "← others", result.mark, left=not right)
     return figure(
         fig.histograms(result.edges, result.shares, (("members", ORANGE, "/"), ("non-members", BLUE, ""))),
         "What the attack sees",
@@ -142,7 +141,7 @@ def draw_scores(result: Shown) -> Figure:
         barmode="overlay",
         bargap=0,
         shapes=[fig.vline(result.mark)],
-        annotations=[fig.note(**told, x=result.mark, yref="paper", y=1, yanchor="top")],
+        annotations=[told],
         xaxis=fig.axis(SCORES[attack], ends.tolist()),
         yaxis=fig.axis("share of that side (%)", [0, 115 * float(result.shares.max())]),
     )
@@ -168,7 +167,7 @@ def roc_command(result: Shown, attacked: Attacked) -> str:
     return f"{train_command(attacked.target.config, run)}\nedp-lab attack {attack}\n{account}"
 
 
-def attacks_table(attacks: Mapping[str, Attacked]) -> str:
+def attacks_table(attacks: Attacks) -> str:
     """Attacks side by side in plain text, one a line, under a heading; shares in percent, 95 % intervals."""
     rows: list[Sequence[str]] = [("attack", "AUC", "TPR at 1 % FPR", "TPR at 0.1 % FPR")]
     for name, found in ((name, attacked.result) for name, attacked in attacks.items()):
@@ -210,7 +209,9 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
 
 def canaries_in_words(result: Remembered) -> str:
     """The read-out beside the sliders: HTML."""
-    return words.canaries(result, METHOD_NAMES[result.method], CANARIES, max(result.chosen.trace[1:], key=_likelier))
+    return words.canaries(
+        result, METHOD_NAMES[result.method], compute.CANARIES, max(result.chosen.trace[1:], key=_likelier)
+    )
 
 
 def _likelier(token: Traced) -> float:
@@ -304,15 +305,15 @@ def canary_caption(result: Remembered) -> str:
     else:
         promise = f"all copies: ε = {at_most(row.epsilon)} (Gaussian DP, δ = {row.delta:.1g}), void"
     noise = "" if result.method == "sgd" else f", z0 = {result.z0:g}"
-    return f"{METHOD_NAMES[result.method]}{noise}, {row.repetitions} copies, seed {CANARIES.seed};<br>{promise}"
+    return f"{METHOD_NAMES[result.method]}{noise}, {row.repetitions} copies, seed {compute.CANARIES.seed};<br>{promise}"
 
 
 def canaries_command(result: Remembered) -> str:
     """The call of `edp-lab attack canaries` that measures this model."""
-    counts = ",".join(str(row.repetitions) for row in result.rows[result.method])
+    asked, counts = compute.CANARIES, ",".join(str(row.repetitions) for row in result.rows[result.method])
     return (
-        f"edp-lab attack canaries --corpus {CANARIES.corpus} --methods {result.method} --repetitions {counts} "
-        f"--epochs {CANARIES.epochs} --size {CANARIES.size} --z0 {result.z0!r} --seed {CANARIES.seed}"
+        f"edp-lab attack canaries --corpus {asked.corpus} --methods {result.method} --repetitions {counts} "
+        f"--epochs {asked.epochs} --size {asked.size} --z0 {result.z0!r} --seed {asked.seed}"
     )
 
 
@@ -332,16 +333,11 @@ class Defence(RunPanel):
     """
 
     def __init__(
-        self,
-        plain: TrainConfig,
-        measured: Sequence[Defended],
-        as_printed: bool,
-        z0: float,
-        num_devices: int,
-        clip_norm: float,
+        self, plain: TrainConfig, measured: Runs, as_printed: bool, z0: float, num_devices: int, clip_norm: float
     ) -> None:
         self._base = replace(plain, method="edp-sgd", num_devices=num_devices, clip_norm=clip_norm)
-        self._measured, self.runs = measured, []  # type: tuple[Sequence[Defended], list[Defended]]
+        self._measured: Runs = measured
+        self.runs: list[Defended] = []
         self.variant = choice("variant", as_printed, VARIANTS)
         self.z0, self.epochs = number_box("z0", float(z0), "8rem"), number_box("epochs", plain.epochs, "7rem")
         super().__init__(

@@ -66,14 +66,7 @@ class StepAudit(NamedTuple):
 
 
 def audit_step(
-    noise: StepNoise,
-    as_printed: bool,
-    clip_norm: float,
-    z0: float,
-    num_devices: int,
-    alpha_max: float,
-    draws: int,
-    delta: float = DELTA,
+    noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_devices: int, alpha_max: float, draws: int
 ) -> StepAudit:
     """Test the claimed epsilon of one step; the very draws of `edp_lab.attacks.audit.step_audit.audit_mechanism`.
 
@@ -92,7 +85,7 @@ def audit_step(
     distance, std = mechanism.sensitivity() / num_devices, mechanism.noise_std(0) / num_devices
     along = std * noise.along[mechanism.variant]
     absent, present = along[:draws] - distance / 2, along[draws : 2 * draws] + distance / 2
-    audit = audit_draws(mechanism, delta, absent, present, CONFIDENCE)
+    audit = audit_draws(mechanism, DELTA, absent, present, CONFIDENCE)
     edges = np.linspace(-1, 1, BINS + 1) * (distance / 2 + REACH * std)
     inside = (np.clip(side, edges[0], edges[-1]) for side in (absent, present))
     shares = [np.histogram(side, edges)[0] / draws for side in inside]
@@ -167,9 +160,9 @@ def _proven(canaries: int, guesses: int, right: int, delta: float) -> OneRunBoun
 # ---- One run, audited ----------------------------------------------------------------------------------------------
 
 
-def one_run_config(as_printed: bool, z0: float, num_devices: int, epochs: int, delta: float, seed: int) -> TrainConfig:
-    """What `edp-lab audit one-run --model linear` makes of these options."""
-    settings = {"alpha": "none", "dropout": 0.0, "delta": delta, "seed": seed}
+def one_run_config(as_printed: bool, z0: float, num_devices: int, epochs: int, seed: int) -> TrainConfig:
+    """What `edp-lab audit one-run --model linear` makes of these options, with delta 1e-5."""
+    settings = {"alpha": "none", "dropout": 0.0, "delta": DELTA, "seed": seed}
     return TrainConfig("", as_printed=as_printed, z0=z0, num_devices=num_devices, epochs=epochs, **settings)  # type: ignore[arg-type]
 
 

@@ -87,7 +87,6 @@ def draw_step(result: StepAudit) -> Figure:
         on = {"x": result.edges, "y": 100 * (result.edges[1] - result.edges[0]) * density}
         bells.append(line("", color, dash, width=2, showlegend=False, hoverinfo="skip", **on))
     top = 1.15 * max(float(trace["y"].max()) for trace in (*bars, bells[0]))
-    middle = {"x": 0, "yref": "paper", "y": 1, "yanchor": "top"}
     mechanism = result.audit.mechanism
     alpha = f", largest α = {mechanism.alpha_max:g}" if _printed(mechanism) else ""
     setting = f"N = {mechanism.num_devices}, C = {mechanism.clip_norm:g}, z0 = {mechanism.z0:g}{alpha}"
@@ -100,10 +99,7 @@ def draw_step(result: StepAudit) -> Figure:
         barmode="overlay",
         bargap=0,
         shapes=[fig.vline(0)],
-        annotations=[
-            fig.note("guess: absent", xanchor="right", xshift=-6, **middle),
-            fig.note("guess: present", xanchor="left", xshift=6, **middle),
-        ],
+        annotations=[fig.beside("guess: absent", 0, left=True), fig.beside("guess: present", 0, left=False)],
         xaxis=fig.axis("released along the canary (gradient norm)", result.edges[[0, -1]].tolist()),
         yaxis=fig.axis("share of the draws (%)", [0, top]),
     )
@@ -204,8 +200,6 @@ def draw_luck(result: Guesses) -> Figure:
         on = {"x": result.counts[these], "y": 100 * result.chances[these], "hover": "%{x} right: %{y:.3g} %"}
         bars.append(fig.bar(name, color, hatch, marker={"pattern": {"size": 6}, "line": {"width": 0}}, **on))
     low, high = int(result.counts[0]), int(result.counts[-1])
-    left = result.right > (low + high) / 2
-    side = {"xanchor": "right", "xshift": -6} if left else {"xanchor": "left", "xshift": 6}
     return figure(
         bars,
         "Could it have been luck?",
@@ -215,7 +209,7 @@ def draw_luck(result: Guesses) -> Figure:
         barmode="overlay",
         bargap=0,
         shapes=[fig.vline(result.right)],
-        annotations=[fig.note(f"you: {result.right:,}", x=result.right, yref="paper", y=1, yanchor="top", **side)],
+        annotations=[fig.beside(f"you: {result.right:,}", result.right, left=result.right > (low + high) / 2)],
         xaxis=fig.axis("right guesses", [low - 1, high + 1]),
         yaxis=fig.axis("chance at the tested ε (%)", [0, 118 * float(result.chances.max())]),
     )
@@ -293,7 +287,7 @@ class OneRun(RunPanel):
     def prepare(self) -> tuple[list[TrainConfig], int]:
         if not 1 <= self.runs.value <= 100:
             raise UsageError(f"the number of runs is {self.runs.value}: it must be a whole number from 1 to 100")
-        settings = (self.variant.value, self.z0.value, self.num_devices.value, self.epochs.value, compute.DELTA)
+        settings = self.variant.value, self.z0.value, self.num_devices.value, self.epochs.value
         seeds = range(self._seed, self._seed + self.runs.value)
         return [compute.one_run_config(*settings, seed) for seed in seeds], self.canaries.value
 
