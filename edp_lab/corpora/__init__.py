@@ -4,14 +4,6 @@ from edp_lab.corpora.catalog import CorpusInfo, FetchProgress, data_folders, fet
 from edp_lab.corpora.corpus import Corpus, Split, Utterance, split
 
 __all__ = [
-    "Corpus",
-    "CorpusInfo",
-    "FetchProgress",
-    "Split",
-    "Utterance",
-    "data_folders",
-    "fetch",
-    "list_corpora",
-    "load_corpus",
-    "split",
-]
+    "Corpus", "CorpusInfo", "FetchProgress", "Split", "Utterance", "data_folders", "fetch", "list_corpora",
+    "load_corpus", "split",
+]  # fmt: skip

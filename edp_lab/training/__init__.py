@@ -22,19 +22,9 @@ _WHERE = {
     "trainer": ("EpochDone", "StepDone"),
 }
 __all__ = [
-    "EpochDone",
-    "PrivateStep",
-    "StepDone",
-    "TrainConfig",
-    "evaluate_run",
-    "predict_texts",
-    "read_record",
-    "resume",
-    "run_ledger",
-    "train",
-    "trainable",
-    "versions",
-]
+    "EpochDone", "PrivateStep", "StepDone", "TrainConfig", "evaluate_run", "predict_texts", "read_record", "resume",
+    "run_ledger", "train", "trainable", "versions",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -113,16 +113,7 @@ class KeptGradients:
             return ClippedSum.flat(norms, factors, out, float(factors[0]))
         norms = out.new_zeros(len(self.parts), len(self.layout.names), dtype=torch.float64)
         factors = factors_of(norms)
-        for own in self._passes():
-            ops = self._pass([self.parts[m] for m in own])
-            norms[own] = ops.norms()
-            factors[own] = factors_of(norms[own])
-            ops.add_weighted_sum(out, factors[own])
-        return ClippedSum.flat(norms, factors, out)
-
-    def _passes(self) -> list[list[int]]:
-        """Numbers of micro-batches that go through together: as many as memory allows, the empty ones left out."""
-        passes: list[list[int]] = []
+        passes: list[list[int]] = []  # micro-batches that go through together, as many as memory allows
         total = MOST_EXAMPLES
         for m, part in enumerate(self.parts):
             if len(part):
@@ -131,7 +122,12 @@ class KeptGradients:
                     total = 0
                 passes[-1].append(m)
                 total += len(part)
-        return passes
+        for own in passes:
+            ops = self._pass([self.parts[m] for m in own])
+            norms[own] = ops.norms()
+            factors[own] = factors_of(norms[own])
+            ops.add_weighted_sum(out, factors[own])
+        return ClippedSum.flat(norms, factors, out)
 
     def _pass(self, parts: Sequence[np.ndarray]) -> MicroBatchOps:
         sizes = [len(part) for part in parts]

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import IO, NoReturn
 
 from edp_lab.errors import UsageError
@@ -35,7 +35,7 @@ CUT_OFF = re.compile(r"connection .*(closed|reset)|(closed|reset) by peer|remote
 IN_VAIN = re.compile(r"timed ?out", re.IGNORECASE)
 
 
-class Ranks:
+class Ranks(AbstractContextManager["Ranks"]):
     """The ranks of one run on this machine; as a context manager, it ends those that are left.
 
     Args:
@@ -81,9 +81,6 @@ class Ranks:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Ranks:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

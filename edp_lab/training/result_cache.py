@@ -224,7 +224,8 @@ def run_jobs(
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edp_lab-"))
         for k in range(workers):
-            worker = stack.enter_context(_started(Path(folder, str(k)), function, list(enumerate(jobs))[k::workers], 1))
+            share = list(enumerate(jobs))[k::workers]
+            worker = stack.enter_context(_started(Path(folder, str(k)), (function, share), 1, 1))
             threading.Thread(target=relay, args=(worker,), daemon=True).start()
         while workers:
             match heard.get():
@@ -255,7 +256,7 @@ def run_apart(
     found: list[Result] = []
     with (
         tempfile.TemporaryDirectory(prefix="edp_lab-") as folder,
-        _started(Path(folder, "job"), function, [(0, job)], threads, environment, processes) as worker,
+        _started(Path(folder, "job"), (function, [(0, job)]), processes, threads, environment) as worker,
     ):
         for line in worker.lines():
             _, finished, what = _read(line)
@@ -263,17 +264,11 @@ def run_apart(
     return found[0]
 
 
-def _started(
-    share: Path,
-    function: Callable[[Job, Say], Result],
-    jobs: Sequence[tuple[int, Job]],
-    threads: int | None,
-    environment: Mapping[str, str] | None = None,
-    processes: int = 1,
-) -> Ranks:
+def _started(share: Path, work: tuple[Any, Sequence[tuple[int, Any]]], processes: int = 1, *options: Any) -> Ranks:
+    """Workers, or ranks of one, that do the jobs of `work` by its function. `options`: of `Ranks`."""
     for rank in range(processes):
-        Path(f"{share}-{rank}").write_bytes(pickle.dumps((function, jobs)))
-    return Ranks(processes, ["edp_lab.training.result_cache", str(share)], threads, environment)
+        Path(f"{share}-{rank}").write_bytes(pickle.dumps(work))
+    return Ranks(processes, ["edp_lab.training.result_cache", str(share)], *options)
 
 
 def _read(line: str) -> tuple[int, bool, Any]:

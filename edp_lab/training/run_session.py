@@ -201,11 +201,19 @@ def _bill_failed(folder: Path, error: UsageError) -> None:
 
 def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
     """Accelerate's, on the CPU where there is no GPU; UsageError if not as many processes take part as asked for."""
-    _as_many_as(processes, int(os.environ.get("WORLD_SIZE", 1)))  # before they wait for others that never come
+
+    def check(started: int) -> None:
+        if started != processes:
+            raise UsageError(
+                f"processes that take part: {started}, asked for: {processes}; start as many as --processes says, or "
+                "let edp-lab start them"
+            )
+
+    check(int(os.environ.get("WORLD_SIZE", 1)))  # before they wait for others that never come
     patience = InitProcessGroupKwargs(timeout=_patience())
     cpu = device == "cpu" or not torch.cuda.is_available()
     accelerator = Accelerator(cpu=cpu, kwargs_handlers=[patience])
-    _as_many_as(processes, accelerator.num_processes)
+    check(accelerator.num_processes)
     return accelerator
 
 
@@ -215,14 +223,6 @@ def _patience() -> timedelta:
         if float(given) > 0:
             return timedelta(seconds=float(given))
     raise UsageError(f"{TIMEOUT} is {given!r}: give seconds, more than 0")
-
-
-def _as_many_as(asked: int, started: int) -> None:
-    if started != asked:
-        raise UsageError(
-            f"processes that take part: {started}, asked for: {asked}; start as many as --processes says, or let "
-            "edp-lab start them"
-        )
 
 
 def _key(

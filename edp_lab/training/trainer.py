@@ -185,9 +185,8 @@ class Trainer:
         self.layout = self.rule.layout
         if self.private is not None and self.private.mechanism.alpha is Alpha.PUBLIC:
             self.private.alpha = self._public_alpha(self.private)
-        own = Path(config.corpus)
-        if own.exists() and config.corpus == corpus.name:
-            settled["corpus"] = str(own.resolve())  # so that it is found from another folder, too
+        if config.corpus == corpus.name and Path(config.corpus).exists():
+            settled["corpus"] = str(Path(config.corpus).resolve())  # so that it is found from another folder, too
         description = self._described(corpus, data, own_words)
         self.record = {"status": "running", "config": settled, **description, "keys": keys}
 
