@@ -21,6 +21,7 @@ from edp_lab.course.publish.build import read_source
 from edp_lab.errors import UsageError
 from edp_lab.reproduce import claims
 from edp_lab.reproduce.claims import Verdict, read_table, registry
+from tests.course.examples import Wrong
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "11_claims.ipynb"
 PAPER = {"num_devices": 8, "z0": 1.0, "micro_batch": 8, "training": 2641, "delta": 5e-4}
@@ -278,9 +279,6 @@ def judged(falls: Callable[[float, float], bool], partly: bool = True) -> Callab
     return verdict
 
 
-THE_LOWER_END = judged(lambda mean, half: mean - half < 0)
-
-
 def guess(*words: str) -> dict[str, str]:
     return dict(zip(QUESTIONS, words, strict=True))
 
@@ -289,14 +287,14 @@ WRONG: dict[str, dict[str, Any]] = {
     "verdict": {
         "takes every fall for one beyond chance": judged(lambda mean, half: mean < 0),
         "takes a rise beyond chance for a fall": judged(lambda mean, half: abs(mean) > half),
-        "looks at the wrong end of the interval": THE_LOWER_END,
+        "looks at the wrong end of the interval": Wrong(judged(lambda mean, half: mean - half < 0), "±"),
         "forgets that some may": judged(lambda mean, half: mean + half < 0, partly=False),
         "answers true or false": lambda changes: all(mean + half < 0 for mean, half in changes),
         "takes a pair for a number (crash)": lambda changes: [change < 0 for change in changes],
     },
     "noise": {
         "divides by N once more": lambda n, c, z: c * z / n**2,
-        "forgets the mean": lambda n, c, z: c * z / math.sqrt(n),
+        "forgets the mean": Wrong(lambda n, c, z: c * z / math.sqrt(n), "with N = "),
         "takes variances for deviations": lambda n, c, z: (c * z / n) ** 2 / n,
         "leaves out the clip norm": lambda n, c, z: z / n**1.5,
     },
@@ -316,7 +314,5 @@ def test_what_is_open_and_what_differs_is_said_with_the_case() -> None:
     assert "the bug is still in" in untouched.message
     nothing = mark(predict, dict.fromkeys(QUESTIONS), 0), mark(verdict, lambda changes: None, 0)
     assert {one.status for one in (*nothing, mark(noise, lambda n, c, z: None, 0))} == {"open"}
-    wrong = mark(verdict, THE_LOWER_END, 3)
+    wrong = mark(verdict, judged(lambda mean, half: mean - half < 0), 3)
     assert "yours is 'holds', it should be 'holds under conditions'" in wrong.message
-    assert "±" in wrong.message
-    assert "with N = " in mark(noise, lambda n, c, z: c * z / math.sqrt(n), 0).message

@@ -190,19 +190,25 @@ def close(
     Raises:
         NotImplementedError: there is nothing to compare yet, `got` is None.
     """
-    if got is None:
-        raise NotImplementedError(NOTHING)
-    mine, theirs = np.asarray(got, dtype=float), np.asarray(wanted, dtype=float)
-    if mine.shape != theirs.shape:
-        return instead(got, slips) or f"{what}: yours has shape {mine.shape}, it should be {theirs.shape}."
-    wrong = ~np.isclose(mine, theirs, rtol=rtol, atol=atol)
-    if not wrong.any():
+    mine, theirs = np.asarray(given(got), dtype=float), np.asarray(wanted, dtype=float)
+    wrong = mine.shape != theirs.shape or ~np.isclose(mine, theirs, rtol=rtol, atol=atol)
+    if not np.any(wrong):
         return None
-    if known := instead(got, slips):
-        return known
+    for sentence, value in slips.items():
+        if mine.shape == np.shape(value) and np.allclose(mine, value, rtol=1e-4, atol=1e-12):
+            return sentence
+    if mine.shape != theirs.shape:
+        return f"{what}: yours has shape {mine.shape}, it should be {theirs.shape}."
     first = tuple(int(i) for i in np.argwhere(wrong)[0])
     where = f" (first at {list(first)})" if first else ""
     return f"{what}{where}: yours is {mine[first]:.4g}, it should be {theirs[first]:.4g}."
+
+
+def given(got: Any) -> Any:
+    """What a student's function has returned; NotImplementedError where that is nothing."""
+    if got is None:
+        raise NotImplementedError(NOTHING)
+    return got
 
 
 def first_wrong(differences: Iterable[str | None], untouched: bool = False, still: str = "") -> str | None:
@@ -256,14 +262,4 @@ def chosen(
             return f"{question}: {prediction[question]!r} is {otherwise}."
         if prediction[question] != option:
             return f"{question}: {told.format(prediction[question])}."
-    return None
-
-
-def instead(got: Any, slips: Mapping[str, Any]) -> str | None:
-    """The sentence of the known slip that gives this very answer."""
-    mine = np.asarray(got, dtype=float)
-    for sentence, value in slips.items():
-        other = np.asarray(value, dtype=float)
-        if mine.shape == other.shape and np.allclose(mine, other, rtol=1e-4, atol=1e-12):
-            return sentence
     return None

@@ -206,16 +206,6 @@ def log_range(values: Iterable[float | None], margin: float = 0.0) -> list[float
     return [math.floor(min(logs) - margin) - beyond, math.ceil(max(logs) + margin) + beyond]
 
 
-def whole_decades(values: Iterable[float | None], room: float = 0.05) -> list[float]:
-    """Exponents of the powers of ten around the values, with some room: as `log_range`, from label to label."""
-    return log_range(values, room)
-
-
-def decade_axis(title: str, values: Iterable[float | None], labels: int, **more: Any) -> dict[str, Any]:
-    """A logarithmic axis over `whole_decades`, with about so many labels at most."""
-    return log_axis(title, values, margin=0.05, labels=labels, **more)
-
-
 # ---- Several plots -------------------------------------------------------------------------------------------------
 
 Axes = Sequence[tuple[dict[str, Any], dict[str, Any]]]  # (x axis, y axis) of each plot
@@ -246,18 +236,7 @@ def at(plot: int) -> dict[str, Any]:
     return {"xaxis": "x", "yaxis": "y"} if plot == 1 else {"xaxis": f"x{plot}", "yaxis": f"y{plot}"}
 
 
-ABOVE, BELOW = at(1), {**at(2), "legend": "legend2"}  # where the traces of `two_rows` go
-
-
-def two_rows(legend_at: float, **options: Any) -> dict[str, Any]:
-    """The layout of two plots, one over the other, each with a legend of its own, see `ABOVE` and `BELOW`.
-
-    Args:
-        legend_at: where the lower plot's legend stands, in shares of the height.
-        options: as of `plots`.
-    """
-    legend = {**LEGEND, "x": 0, "xanchor": "left", "y": legend_at, "yanchor": "bottom"}
-    return {**plots(2, 1, **options), "legend2": legend}
+ABOVE, BELOW = at(1), {**at(2), "legend": "legend2"}  # where the traces of `two_plots` go
 
 
 def two_plots(
@@ -271,9 +250,17 @@ def two_plots(
     spacing: Any = 0.3,
     **more: Any,
 ) -> Figure:
-    """A `figure` of `two_rows` with these `axes`, so far apart (a share of the height)."""
+    """A `figure` with two plots one over the other, each with a legend of its own: see `ABOVE` and `BELOW`.
+
+    Args:
+        axes: of both plots.
+        legend_at: where the lower plot's legend stands, in shares of the height.
+        spacing: between the plots, as a share of the height.
+        more: as of `figure`.
+    """
     layout = {name: more.pop(name) for name in more.keys() - {"top", "hover"}}
-    rows = two_rows(legend_at, axes=axes, vertical_spacing=spacing)
+    legend = {**LEGEND, "x": 0, "xanchor": "left", "y": legend_at, "yanchor": "bottom"}
+    rows = {**plots(2, 1, axes=axes, vertical_spacing=spacing), "legend2": legend}
     return figure(data, title, caption, height, **more, **merged(rows, layout))
 
 

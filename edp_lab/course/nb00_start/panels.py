@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import decades, decay_of, devices, number, number_box, variant
-from edp_lab.course.kit.figure import Figure, axis, line, log_axis, logs, points, positive, whole_decades
+from edp_lab.course.kit.figure import Figure, axis, line, log_axis, log_range, logs, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.text import Words, count, guarantee_of, plain, settings, short, train_command
 from edp_lab.course.kit.theme import BLUE, GREEN, ORANGE, SKY, VERMILLION
@@ -87,7 +87,7 @@ def draw_layers(result: StepResult) -> Figure:
         top=138,
         hover="%{y}: %{x:.3g}",
         shapes=[fig.hline(0.5, line={"color": "#888", "width": 1})],
-        xaxis=logs("L2 norm, in units of the gradient", whole_decades([*signal, *noise, *draw], 0.1)),
+        xaxis=logs("L2 norm, in units of the gradient", log_range([*signal, *noise, *draw], 0.1)),
         yaxis=axis(
             "layer", categoryorder="array", categoryarray=[TOTAL, *order[::-1]], tickfont={"size": 12},
             showgrid=False, ticks="",
@@ -115,7 +115,7 @@ def draw_privacy(result: StepResult) -> Figure:
         axis("epochs trained (dotted line: this step's)", [0.5, epochs[-1] + 0.5]),
         log_axis(f"ε (at δ = {held.delta:.2g})", [*claimed, *true], margin=0.1, labels=6),
     )
-    kept = axis("device"), logs("kept by the clip", [whole_decades(factors, 0.1)[0], 0.15])
+    kept = axis("device"), logs("kept by the clip", [log_range(factors, 0.1)[0], 0.15])
     return figure(
         [
             line(name, ORANGE, "dash", symbol="square-open", size=10, y=claimed, **on),

@@ -337,7 +337,7 @@ def draw_accounts(accounts: Sequence[Account], caption: str) -> Figure:
         "textposition": "top center", "cliponaxis": False, "hovertemplate": "%{y}: ε = %{x:.4g}",
         "marker": {"color": colors, "symbol": symbols, "size": 15, "line": {"width": 2, "color": colors}},
     }  # fmt: skip
-    low, high = fig.whole_decades(marks["x"])
+    low, high = fig.log_range(marks["x"], 0.05)
     span, every = ([low - 0.2, high + 0.4], {"dtick": math.ceil((high - low) / 6)}) if accounts else ([-1, 3], {})
     return figure(
         [marks],

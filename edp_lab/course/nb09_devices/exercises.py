@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, close, first_wrong, predicted
+from edp_lab.course.kit.exercises import Exercise, close, first_wrong, given, predicted
 from edp_lab.privacy import Mechanism, true_epsilon
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training.noise import Share, standard_noise
@@ -62,11 +62,9 @@ def _ranks(answer: Any, cases: np.random.Generator) -> str | None:
         key, other = map(int, cases.choice(2**31, 2, replace=False))
         std = round(float(cases.uniform(0.5, 3)), 2)
         draws = [
-            [[answer(own, step, rank, ranks, SIZE, std) for rank in range(ranks)] for step in STEPS]
+            [[given(answer(own, step, rank, ranks, SIZE, std)) for rank in range(ranks)] for step in STEPS]
             for own in (key, key, other)
         ]
-        if any(draw is None for own in draws for step in own for draw in step):
-            raise NotImplementedError("(your function returns None: is there a `return`?)")
         noise, again, another = np.array(draws, dtype=float)  # (steps, ranks, SIZE) each
         if noise.shape != (len(STEPS), ranks, SIZE):
             return f"a rank's noise should have {SIZE} numbers; yours has shape {noise.shape[2:]}."

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, first_wrong, predicted
+from edp_lab.course.kit.exercises import Exercise, first_wrong, given, predicted
 from edp_lab.three_phase.pate import Aggregator, Vote, composed_epsilons, label_probabilities, partition_cost
 
 DRAWS = 3_000  # of one vote: shares of wins are then known to 0.01
@@ -19,9 +19,7 @@ def _gnmax(answer: Any, cases: np.random.Generator) -> str | None:
     """How often each label wins, against the exact chances."""
     for labels in (3, 10):
         counts, sigma = cases.integers(0, 12, labels), round(float(cases.uniform(2.5, 6)), 1)
-        won = [answer(counts.copy(), sigma, cases) for _ in range(DRAWS)]
-        if None in won:
-            raise NotImplementedError("(your function returns None: is there a `return`?)")
+        won = [given(answer(counts.copy(), sigma, cases)) for _ in range(DRAWS)]
         winners = np.asarray(won, dtype=float)
         if not np.isin(winners, np.arange(labels)).all():
             return f"votes {counts.tolist()}: a label from 0 to {labels - 1} should come out, yours gives {won[0]!r}."
@@ -56,9 +54,7 @@ def _budget(answer: Any, cases: np.random.Generator) -> str | None:
     untouched, verdicts = True, []
     for _ in range(3):
         total, labels = round(float(cases.uniform(0.2, 20)), 1), int(cases.integers(10, 10_000))
-        scale = answer(total, labels)
-        if scale is None:
-            raise NotImplementedError("(your function returns None: is there a `return`?)")
+        scale = given(answer(total, labels))
         untouched &= math.isclose(scale, 1 / total)
         verdicts.append(_overspent(float(scale), total, labels))
     return first_wrong(verdicts, untouched, "the noise is still the same for one label and for a thousand")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, first_wrong, predicted
+from edp_lab.course.kit.exercises import Exercise, first_wrong, given, predicted
 from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.reproduce.claims import Verdict
 from edp_lab.reproduce.paper.claims_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
@@ -28,9 +28,7 @@ def _verdict(answer: Any, cases: np.random.Generator) -> str | None:
         scale = float(cases.uniform(0.5, 2))
         scaled = [(scale * mean, scale * half) for mean, half in changes]
         cases.shuffle(scaled)
-        got, falls = answer(list(scaled)), [Change("", *change).falls for change in scaled]
-        if got is None:
-            raise NotImplementedError("(your function returns None: is there a `return`?)")
+        got, falls = given(answer(list(scaled))), [Change("", *change).falls for change in scaled]
         if str(got) not in tuple(Verdict):
             return f"a verdict is one of {', '.join(map(repr, map(str, Verdict)))}; yours is {got!r}."
         if str(got) != (wanted := Verdict.of(all(falls), any(falls))):
@@ -44,14 +42,12 @@ def _noise(answer: Any, cases: np.random.Generator) -> str | None:
     untouched, differences = True, []
     for devices in (1, *map(int, cases.integers(2, 33, 3))):
         c, z0 = (round(float(cases.uniform(0.1, 5)), 2) for _ in range(2))
-        got = answer(devices, c, z0)
-        if got is None:
-            raise NotImplementedError("(your function returns None: is there a `return`?)")
+        got = given(answer(devices, c, z0))
         right = Mechanism.as_printed(c, z0, devices, 2, alpha=Alpha.PUBLIC).noise_std(0) / devices
         untouched &= math.isclose(float(got), c * z0 / devices)
         if not math.isclose(float(got), right, rel_tol=1e-6):
-            given = f"with N = {devices}, C = {c}, z0 = {z0}"
-            differences.append(f"{given} yours is {float(got):.4g}; it should be {right:.4g}.")
+            case = f"with N = {devices}, C = {c}, z0 = {z0}"
+            differences.append(f"{case} yours is {float(got):.4g}; it should be {right:.4g}.")
     still = "the bug is still in: this is what the paper counts on, not what it draws"
     return first_wrong(differences, untouched, still)
 
