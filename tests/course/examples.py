@@ -6,6 +6,8 @@ A panel whose arguments all have defaults needs no entry here.
 from __future__ import annotations
 
 import atexit
+import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -16,9 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from typer.testing import CliRunner
 
 from edp_lab.attacks.membership.attacks import attack_loss
-from edp_lab.course.kit.panel import PANELS
+from edp_lab.cli import app
+from edp_lab.course.kit.panel import PANELS, Panel, all_panels
 from edp_lab.course.nb00_start.compute import SmallModel
 from edp_lab.course.nb03_edp_sgd.compute import GradientHistory
 from edp_lab.course.nb06_tradeoff.compute import BASE, load_grid
@@ -112,3 +116,26 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "11 Again": lambda: (PANELS["11 Ledger"](claims_table()),),
     "11 turn": lambda: (8, 1.0, 8, 2641, 5e-4),
 }
+
+
+@cache
+def _made(name: str) -> Any:
+    return all_panels()[name](*ARGUMENTS.get(name, tuple)())
+
+
+def panel_of(name: str, **values: Any) -> Any:
+    """A panel of the registry as it is at its start, whatever the test before has done to it, moved to these values."""
+    panel = _made(name)
+    if isinstance(panel, Panel):
+        panel.reset()
+        panel.errors.clear()
+        if values:
+            panel.set(**values)
+    return panel
+
+
+def report_of(line: str) -> dict[str, Any]:
+    """What a call of `edp-lab` says as JSON."""
+    result = CliRunner().invoke(app, [*shlex.split(line)[1:], "--json"])
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))

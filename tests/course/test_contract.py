@@ -10,7 +10,6 @@ import inspect
 import os
 import re
 import shlex
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from edp_lab.cli import app
 from edp_lab.course.kit.figure import LiveFigure
 from edp_lab.course.kit.panel import Frame, Panel, RunPanel, all_panels
 from edp_lab.errors import UsageError
-from tests.course.examples import ARGUMENTS
+from tests.course.examples import panel_of
 
 
 def made_by(make: Any) -> type:
@@ -37,19 +36,9 @@ PANELS = all_panels()
 WITH_SLIDERS = [name for name, make in PANELS.items() if issubclass(made_by(make), Panel)]
 
 
-@cache
-def panel_of(name: str) -> Any:
-    return PANELS[name](*ARGUMENTS.get(name, tuple)())
-
-
 @pytest.fixture
 def panel(request: pytest.FixtureRequest) -> Any:
-    """As it is at its start, whatever the test before has done to it."""
-    found = panel_of(request.param)
-    if isinstance(found, Panel):
-        found.reset()
-        found.errors.clear()
-    return found
+    return panel_of(request.param)
 
 
 every_panel = pytest.mark.parametrize("panel", list(PANELS), indirect=True)

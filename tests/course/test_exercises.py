@@ -19,6 +19,10 @@ from tests.course.examples import Wrong
 
 SOURCES = sorted((Path(__file__).parents[2] / "notebooks" / "source").glob("*.ipynb"))
 EXERCISES = [(path.name[:2], name) for path in SOURCES for name in exercise_cells(read_source(path))]
+STILL = {  # what an accountant does that nobody has touched
+    ("01", "total"): "still to do (it still says that many releases cost as much as one)",
+    ("04", "bill"): "still to do (it still bills shuffled batches as a sample",
+}
 SEEDS = range(5)
 Answer = Callable[[str, str], Any]
 each_exercise = pytest.mark.parametrize(("number", "name"), EXERCISES, ids=lambda part: part)
@@ -66,7 +70,9 @@ def test_the_solution_is_right_whatever_the_seed(number: str, name: str, solutio
 
 @each_exercise
 def test_the_stub_is_open(number: str, name: str, stub: Answer) -> None:
-    assert mark(exercises(number)[name], stub(number, name), 0).status == "open"
+    verdict = mark(exercises(number)[name], stub(number, name), 0)
+    assert verdict.status == "open"
+    assert STILL.get((number, name), "") in verdict.message
 
 
 @each_exercise

@@ -231,13 +231,7 @@ class Decayed(NamedTuple):
 
 
 def decayed(
-    history: GradientHistory,
-    as_printed: bool,
-    clip_norm: float,
-    z0: float,
-    decay: str,
-    tau: float,
-    num_devices: int,
+    history: GradientHistory, as_printed: bool, clip_norm: float, z0: float, decay: str, tau: float, num_devices: int
 ) -> Decayed:
     """How the noise of eDP-SGD would compare with these gradients, and what it would cost.
 
