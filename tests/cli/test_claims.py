@@ -7,26 +7,21 @@ import json
 import pytest
 
 from edp_lab.reproduce import claims as study
-from edp_lab.reproduce.claims import Verdict, read_table, registry
+from edp_lab.reproduce.claims import read_table, registry
 
 
 def test_json_is_the_committed_ledger_and_nothing_else(cli):
     status, out, err = cli("claims", "--json")
     assert (status, err) == (0, "")
-    rows = json.loads(out)
-    assert [row["id"] for row in rows] == list(registry())
-    assert all(list(row) == ["id", "claim", "source", "verdict", "evidence", "cell", "test"] for row in rows)
-    assert {row["verdict"] for row in rows} <= set(map(str, Verdict))
-    assert rows == [entry.as_json() for entry in read_table().entries]
+    assert json.loads(out) == [entry.as_json() for entry in read_table().entries]
 
 
 def test_all_claims_stand_in_a_table_that_fits_and_are_counted(cli):
     status, out, _ = cli("claims")
     assert status == 0
     assert max(map(len, out.splitlines())) <= 120
-    assert [line.split()[0] for line in out.splitlines() if line.split()[:1] and line.split()[0] in registry()] == list(
-        registry()
-    )
+    firsts = [(line.split() or [""])[0] for line in out.splitlines()]
+    assert [first for first in firsts if first in registry()] == list(registry())
     assert f"{len(registry())} claims: " in out
     assert f"as committed ({read_table().date}" in out
 
@@ -49,8 +44,7 @@ def test_a_claim_is_computed_again_and_said_to_be(cli):
     [row] = json.loads(out)
     assert row["evidence"]["measured"]["epsilon"] > 100
     assert err.split()[:4] == ["P22", "does", "not", "hold"]
-    _, out, _ = cli("claims", "--run", "--only", "P22")
-    assert "computed now" in out
+    assert "computed now" in cli("claims", "--run", "--only", "P22")[1]
 
 
 def test_the_whole_ledger_is_written_with_where_it_comes_from(cli, monkeypatch, tmp_path):
