@@ -143,9 +143,8 @@ def test_a_gradient_comes_back_as_long_as_the_largest_scale_allows():
 @pytest.mark.parametrize(("micro_batch", "moved", "ratio"), [(1, 1, 1), (2, 2, 4), (8, 2, 16), (64, 2, 128)])
 def test_one_utterance_moves_a_clipped_mean_by_2c_unless_it_is_alone(micro_batch, moved, ratio):
     evidence = mechanism.p5_micro_batches(micro_batch, 0.5)
-    assert evidence.measured["sensitivity"] == pytest.approx(0.5 * moved)
-    assert evidence.measured["noise_at_equal_epsilon"] == pytest.approx(ratio)
-    assert evidence.measured["z_that_holds"] == pytest.approx(1 / moved)
+    found = [evidence.measured[name] for name in ("sensitivity", "noise_at_equal_epsilon", "z_that_holds")]
+    assert found == pytest.approx([0.5 * moved, ratio, 1 / moved])
     assert evidence.verdict == (HOLDS if micro_batch == 1 else CONDITIONAL)
 
 
@@ -200,10 +199,8 @@ def test_one_utterance_in_16_of_atis_has_a_twin_in_training(real_data):
 
 def test_public_epochs_are_fixed_time():
     """Two equations by hand for BERT, from ATIS and NLU-eval, come close to the line through three."""
-    slope = (3.5 - 2.5) / (11571 - 2641)
-    assert printed.p28_time_is_training().measured["bert_fixed_percent"] == pytest.approx(
-        100 * (2.5 - slope * 2641) / 2.5, abs=3
-    )
+    fixed = 2.5 - (3.5 - 2.5) / (11571 - 2641) * 2641
+    assert printed.p28_time_is_training().measured["bert_fixed_percent"] == pytest.approx(100 * fixed / 2.5, abs=3)
 
 
 def test_a_benchmark_that_is_not_there_is_one_sentence(tmp_path):

@@ -1,4 +1,5 @@
-"""Runs behind a table: a kill at any point loses no finished run, and what comes out is the same."""
+"""Runs behind a table: a kill at any point loses no finished run, and what comes out is the same; what they start from
+is public, whatever machine makes it."""
 
 from __future__ import annotations
 
@@ -11,40 +12,62 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import edp_lab
 from edp_lab.errors import UsageError
+from edp_lab.models.bert import BertSize, load_bert
+from edp_lab.models.vectors import load_vectors
 from edp_lab.reproduce import pareto, run_cache
 from edp_lab.reproduce.paper import table1
 from edp_lab.reproduce.results_io import RESULTS
-from edp_lab.reproduce.run_cache import Inputs, Job, TableRuns
+from edp_lab.reproduce.run_cache import (
+    VECTORS,
+    Inputs,
+    Job,
+    TableRuns,
+    content,
+    encoder_at_hand,
+    layers_of,
+    made,
+    words_of,
+)
 from edp_lab.training import TrainConfig
+from edp_lab.training.pretraining import pretrain_bert
 from edp_lab.training.result_cache import NUMERICS, ResultCache
 
-WORK = """
-import sys
-from pathlib import Path
-from edp_lab.reproduce.run_cache import Job, TableRuns
-from edp_lab.training import TrainConfig
-base = dict(size="small", epochs=3, batch_size=16, num_devices=4)
-jobs = [Job(TrainConfig(sys.argv[1], seed=seed, **base)) for seed in range(4)]
-TableRuns(Path(sys.argv[2]), 2).results(jobs, "test")
-"""
-KEY = """
+JOBS = """
 import sys
 from pathlib import Path
 import edp_lab
 from edp_lab.reproduce.run_cache import Inputs, Job, TableRuns
 from edp_lab.training import TrainConfig
-job = Job(TrainConfig(sys.argv[1], seed=0, size="small", epochs=3, batch_size=16, num_devices=4))
-print(Path(edp_lab.__file__).parent, TableRuns(Path(sys.argv[2])).key(job, Inputs()))
+base = dict(size="small", epochs=3, batch_size=16, num_devices=4)
+jobs = [Job(TrainConfig(sys.argv[1], seed=seed, **base)) for seed in range(4)]
 """
+WORK = f"{JOBS}TableRuns(Path(sys.argv[2]), 2).results(jobs, 'test')"
+KEY = f"{JOBS}print(Path(edp_lab.__file__).parent, TableRuns(Path(sys.argv[2])).key(jobs[0], Inputs()))"
 
 
-def write_corpus(path: Path) -> str:
+def jobs(corpus: str) -> list[Job]:
+    base: Any = {"size": "small", "epochs": 3, "batch_size": 16, "num_devices": 4}
+    return [Job(TrainConfig(corpus, seed=seed, **base)) for seed in range(4)]
+
+
+def cells(out: Path) -> dict[str, tuple[int, bytes]]:
+    return {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in (out / "cells").glob("*.json")}
+
+
+def key_of(job: Job, out: Path) -> str:
+    return TableRuns(out).key(job, Inputs())
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
     draw = np.random.default_rng(0)
     rows = [
         {"tokens": ["call", str(draw.integers(9)), str(k)], "tags": ["O", "B-name", "B-number"], "intent": "call"}
@@ -52,27 +75,8 @@ def write_corpus(path: Path) -> str:
         else {"tokens": ["play", "song", str(k)], "tags": ["O", "O", "B-title"], "intent": "play"}
         for k in range(160)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def jobs(corpus: str) -> list[Job]:
-    return [
-        Job(TrainConfig(corpus, seed=seed, size="small", epochs=3, batch_size=16, num_devices=4)) for seed in range(4)
-    ]
-
-
-def cells(out: Path) -> dict[str, tuple[int, bytes]]:
-    return {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in (out / "cells").glob("*.json")}
-
-
-def without_times(found: list[dict]) -> list[dict]:
-    return [{name: value for name, value in one.items() if name != "seconds"} for one in found]
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> str:
-    return write_corpus(tmp_path / "own.jsonl")
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(tmp_path / "own.jsonl")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills by signals")
@@ -93,15 +97,11 @@ def test_after_a_kill_no_finished_run_is_repeated_and_the_results_are_the_same(c
     assert before.items() <= after.items()
     assert len(after) == 4
     whole = TableRuns(tmp_path / "whole", 2).results(jobs(corpus), "test")
-    assert without_times(found) == without_times(whole)
+    assert [{**one, "seconds": 0} for one in found] == [{**one, "seconds": 0} for one in whole]
     assert TableRuns(out, 1).results(jobs(corpus), "test") == found
 
 
 # ---- Keys ------------------------------------------------------------------------------------------------------------
-
-
-def key_of(job: Job, out: Path) -> str:
-    return TableRuns(out).key(job, Inputs())
 
 
 def test_the_key_follows_settings_corpus_attack_and_the_declared_numerics(corpus, tmp_path, monkeypatch):
@@ -124,19 +124,13 @@ def test_neither_a_renamed_or_edited_source_file_nor_a_new_option_that_is_off_ch
     shutil.copytree(Path(edp_lab.__file__).parent, tmp_path / "edp_lab", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "edp_lab" / "course").rename(tmp_path / "edp_lab" / "lessons")
     config = tmp_path / "edp_lab" / "training" / "config.py"
-    text = config.read_text()
     options = "    new: bool = False\n    other: str | None = None\n\n    def __post_init__"
-    new = text.replace("    def __post_init__", options, 1)
-    assert new != text
+    new = config.read_text().replace("    def __post_init__", options, 1)
+    assert options in new
     config.write_text(f"# An edit.\n{new}")
-    answer = subprocess.run(
-        [sys.executable, "-c", KEY, corpus, str(tmp_path / "out")],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-c", KEY, corpus, str(tmp_path / "out")]
+    there = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    answer = subprocess.run(command, cwd=tmp_path, env=there, capture_output=True, text=True, check=True)
     assert answer.stdout.split() == [str(config.parent.parent), key_of(jobs(corpus)[0], tmp_path / "out")]
 
 
@@ -151,13 +145,11 @@ def test_the_key_follows_what_pretrained_weights_are_not_where_they_lie(corpus, 
 
 
 def test_the_key_of_an_attack_follows_the_corpus_of_its_shadow_model(corpus, tmp_path, monkeypatch):
-    [job, *_], keys = jobs(corpus), {}
+    [job, *_], keys = jobs(corpus), []
     for shadow in ("generated", "smart-home-video"):
         monkeypatch.setattr(run_cache, "default_shadow", lambda own, has, shadow=shadow: shadow)
-        keys[shadow] = key_of(Job(job.config, attack=True), tmp_path), key_of(job, tmp_path)
-    (first, plain), (second, same) = keys.values()
-    assert plain == same
-    assert first != second
+        keys.append([key_of(Job(job.config, attack), tmp_path) for attack in (False, True)])
+    assert [one == other for one, other in zip(*keys, strict=True)] == [True, False]
 
 
 # ---- What comes with a checkout --------------------------------------------------------------------------------------
@@ -190,11 +182,10 @@ def test_committed_runs_are_joined_without_their_corpus_unless_fresh(committed, 
 
 
 def test_committed_runs_of_another_corpus_of_that_name_are_not_joined(committed, tmp_path):
-    [job, *_], content = committed, Path(f"{committed[0].config.corpus}.gone").read_text()
-    Path(job.config.corpus).write_text(content)
-    assert TableRuns(tmp_path / "out").known(job) == {"ser": 1}
-    Path(job.config.corpus).write_text(content.replace("song", "tune"))
-    assert TableRuns(tmp_path / "out").known(job) is None
+    [job, *_], text = committed, Path(f"{committed[0].config.corpus}.gone").read_text()
+    for own, known in ((text, {"ser": 1}), (text.replace("song", "tune"), None)):
+        Path(job.config.corpus).write_text(own)
+        assert TableRuns(tmp_path / "out").known(job) == known
 
 
 def test_new_runs_are_not_set_beside_committed_ones_that_were_made_of_something_else(committed, tmp_path, monkeypatch):
@@ -226,8 +217,8 @@ def nothing_at_hand(monkeypatch):
 def test_the_committed_table_1_is_that_of_the_committed_runs_found_without_corpora_or_encoder(
     nothing_at_hand, tmp_path
 ):
-    made = table1.table1(TableRuns(tmp_path), table1.FULL, table1.MODELS, list(table1.CORPORA)[:3])
-    found = json.loads(json.dumps([cell for row in made for cell in row]))
+    made_now = table1.table1(TableRuns(tmp_path), table1.FULL, table1.MODELS, list(table1.CORPORA)[:3])
+    found = json.loads(json.dumps([cell for row in made_now for cell in row]))
     committed = json.loads((RESULTS / "table1.json").read_text())
     for cell in (*found, *committed):
         del cell["about"]["machine"]  # of one seed, run again since then with the same result
@@ -237,11 +228,10 @@ def test_the_committed_table_1_is_that_of_the_committed_runs_found_without_corpo
 def test_the_committed_points_are_those_of_the_committed_runs_with_z0_in_nine_digits(nothing_at_hand, tmp_path):
     scale = replace(pareto.FULL["bert"], seeds=1, epsilons=(8.0,))
     [points] = pareto.pareto(TableRuns(tmp_path), [scale], ["atis"])
-    found = json.loads(json.dumps(points))
     committed = [point for point in json.loads((RESULTS / "pareto.json").read_text()) if point["model"] == "bert"]
     for point in committed:
         del point["about"]["command"], point["about"]["date"]
-    assert found == committed
+    assert json.loads(json.dumps(points)) == committed
 
 
 # ---- What goes wrong -------------------------------------------------------------------------------------------------
@@ -256,13 +246,79 @@ def test_fresh_forgets_all_that_is_finished(corpus, tmp_path):
     assert not (tmp_path / "public").exists()
 
 
-def test_a_run_that_fails_ends_in_one_sentence(corpus, tmp_path):
-    job = Job(TrainConfig(corpus, size="small", epochs=1, batch_size=16, num_devices=4, lr=1e30, method="sgd"))
+def test_a_run_that_fails_and_a_folder_that_cannot_be_written_end_in_one_sentence(corpus, tmp_path):
+    job = Job(replace(jobs(corpus)[0].config, method="sgd", epochs=1, lr=1e30))
     with pytest.raises(UsageError, match="lower --lr"):
         TableRuns(tmp_path / "out").results([job], "test")
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="choose another --out"):
-        TableRuns(tmp_path / "file")
+        TableRuns(Path(corpus))
+
+
+# ---- What networks start from ----------------------------------------------------------------------------------------
+
+CORPUS = "smart-home-health"
+SENTENCES = [("turn", "on", "the", "lights"), ("turning", "lights", "off", "[", "now", "]")] * 30
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("published") / "bert"
+    pretrain_bert(SENTENCES, folder, epochs=1, size=BertSize(2, 2, 4, 6, positions=32))
+    return str(folder)
+
+
+def test_a_published_encoders_whole_words_are_the_clcs_vectors_to_the_last_bit(published: str, tmp_path: Path) -> None:
+    start = made(words_of(published), CORPUS, tmp_path, Inputs())
+    vectors = load_vectors(str(start))
+    assert {"turn", "lights", "["} <= set(vectors.words)
+    assert not any(word.startswith("##") or word in ("[CLS]", "[PAD]") for word in vectors.words)
+    bert, tokenizer = load_bert(published)
+    own = bert.embeddings.word_embeddings.weight[tokenizer.get_vocab()["lights"]].detach()
+    assert torch.equal(vectors.matrix[vectors.words.index("lights")], 8 * own)
+
+
+def test_bert_starts_from_the_first_layers_which_are_made_once(published: str, tmp_path: Path) -> None:
+    start = made(layers_of(published, 1), CORPUS, tmp_path, Inputs())
+    assert len(load_bert(str(start))[0].encoder.layer) == 1
+    assert made(layers_of(published, 1), CORPUS, tmp_path, Inputs()) == start
+    assert len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(UsageError, match=r"the public encoder .* cannot be used.* has 2 layers"):
+        made(layers_of(published, 3), CORPUS, tmp_path, Inputs())
+
+
+def test_an_encoder_is_known_by_its_weights_and_pieces_not_by_its_files(published: str, tmp_path: Path) -> None:
+    here, elsewhere = Inputs(), str(shutil.copytree(published, tmp_path / "elsewhere"))
+    Path(elsewhere, "README.md").write_text("the same")
+    assert here.encoder(published) == here.encoder(elsewhere)
+    starts = layers_of(published, 1), layers_of(published, 2), words_of(published)
+    assert len({content(start, CORPUS, here) for start in starts}) == 3
+    pretrain_bert(SENTENCES[1:], tmp_path / "other", epochs=1, size=BertSize(2, 2, 4, 6, positions=32))
+    assert here.encoder(str(tmp_path / "other")) != here.encoder(published)
+
+
+def test_of_an_encoder_that_is_not_at_hand_the_index_is_believed_and_of_one_that_is_its_weights(published: str) -> None:
+    index = Inputs({"encoders": {"far/away": "its content", published: "something else"}})
+    assert index.encoder("far/away") == "its content"
+    assert index.encoder(published) == Inputs().encoder(published)
+    assert not encoder_at_hand("far/away")
+    assert not encoder_at_hand("no such: name")
+
+
+def test_fasttext_vectors_never_read_the_corpus_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    texts: list[Any] = []
+
+    class Here(Inputs):
+        def has(self, corpus: str) -> bool:
+            asked.append(corpus)
+            return corpus == "nlu-eval"
+
+        def corpus(self, name: str) -> str:
+            return f"content of {name}"
+
+    monkeypatch.setattr(run_cache, "load_corpus", lambda name: run_cache.generate(3, 1, "health"))
+    monkeypatch.setattr(run_cache, "pretrain_vectors", lambda text, folder: texts.append(text) or folder.mkdir())
+    start = made(VECTORS, "snips", tmp_path, Here())
+    assert set(asked) == {"atis", "nlu-eval"}
+    assert len(texts[0]) == run_cache.TEXT + 3
+    assert start != made(VECTORS, "nlu-eval", tmp_path, Here())

@@ -58,6 +58,11 @@ class Runs:
         }
 
 
+def tolerable() -> Runs:
+    """Whatever the noise, the error is SGD's."""
+    return Runs(dict.fromkeys(Z0, 0.1))
+
+
 def cells(runs: Any, **changes: Any) -> list[dict[str, Any]]:
     [row] = table1(runs, replace(SCALE, **changes), ["clc"], [CORPUS])
     return row
@@ -106,7 +111,7 @@ def judged(config: TrainConfig) -> np.ndarray:
 
 
 def test_a_control_trains_half_as_long_and_all_seeds_of_sgd_come_first():
-    runs = Runs(dict.fromkeys(Z0, 0.1))
+    runs = tolerable()
     plain, half, *_ = cells(runs)
     assert (half["about"]["epochs"], plain["about"]["epochs"]) == (2, 4)
     assert half["ser_change"]["mean"] == pytest.approx(50)
@@ -125,11 +130,11 @@ def test_a_corpus_is_read_an_even_number_of_times_about_as_often_as_the_steps_al
 def test_where_all_noise_costs_too_much_the_smallest_error_is_chosen_and_the_row_says_so():
     row = cells(Runs({1e-3: 0.5, 1e-2: 0.4, 1e-1: 0.6}))
     assert {(cell["z0"], cell["within_tolerance"]) for cell in row if cell["decay"] == "none"} == {(1e-2, False)}
-    found = {cell["decay"]: cell["within_tolerance"] for cell in cells(Runs(dict.fromkeys(Z0, 0.1)))}
+    found = {cell["decay"]: cell["within_tolerance"] for cell in cells(tolerable())}
     assert found == {None: None, "none": True, "linear": False, "exponential": False}  # 0.13 at levels not named
 
 
-def test_the_epsilon_of_a_row_is_the_largest_of_its_seeds():
+def test_a_row_has_the_largest_epsilon_of_its_seeds_and_every_device_they_ran_on():
     """A run that went on elsewhere is billed for the steps that it did twice."""
 
     class Billed(Runs):
@@ -137,18 +142,15 @@ def test_the_epsilon_of_a_row_is_the_largest_of_its_seeds():
             found = super().result(job)
             return found if found["epsilon"] is None else {**found, "epsilon": 7.0 + job.config.seed}
 
-    row = [cell for cell in cells(Billed(dict.fromkeys(Z0, 0.1))) if cell["decay"]]
-    assert {(cell["variant"], cell["epsilon"]) for cell in row} == {("as printed", None), ("sound", 9.0)}
-
-
-def test_a_row_names_every_device_that_its_seeds_ran_on():
-    about = cells(Runs(dict.fromkeys(Z0, 0.1)))[0]["about"]
-    assert (about["device"], about["machine"]) == ("cpu, cuda", "two cores")
+    row = cells(Billed(dict.fromkeys(Z0, 0.1)))
+    found = {(cell["variant"], cell["epsilon"]) for cell in row if cell["decay"]}
+    assert found == {("as printed", None), ("sound", 9.0)}
+    assert (row[0]["about"]["device"], row[0]["about"]["machine"]) == ("cpu, cuda", "two cores")
 
 
 def test_changes_are_formed_within_a_seed():
     """The error grows threefold from seed to seed, and the change is the same in each."""
-    plain, _, *others = cells(Runs(dict.fromkeys(Z0, 0.1)))
+    plain, _, *others = cells(tolerable())
     assert plain["ser"]["mean"] == pytest.approx(20)
     assert plain["ser_change"] is plain["auc_change"] is plain["epsilon"] is None
     for cell in others:
@@ -160,7 +162,7 @@ def test_changes_are_formed_within_a_seed():
 
 def test_beside_ours_stands_what_the_paper_prints_and_what_holds():
     printed = next(row for row in TABLE_1 if (row.model, row.corpus) == ("CLC", "Health"))
-    plain, _, *others = cells(Runs(dict.fromkeys(Z0, 0.1)))
+    plain, _, *others = cells(tolerable())
     assert (plain["stands_for"], plain["paper"]) == ("Health", {"ser": None, "auc": None})
     for cell in others:
         change = printed.changes[Decay(cell["decay"])]
@@ -181,7 +183,7 @@ def test_claimed_epsilon_is_the_papers_formula_at_the_papers_delta():
 @pytest.mark.parametrize(("published", "start"), [(False, VECTORS), (True, words_of("it"))])
 def test_all_methods_start_alike_from_public_words_and_bert_from_a_published_encoder(published, start):
     """Else a sound run, which may not read words off its training set, would differ from SGD in more than noise."""
-    runs = Runs(dict.fromkeys(Z0, 0.1))
+    runs = tolerable()
     list(table1(runs, replace(SCALE, published=published), ["clc", "bert"], [CORPUS], "it"))  # type: ignore[arg-type]
     found = {(job.config.model, job.config.pretrained) for job in runs.jobs}
     assert found == {("clc", start), ("bert", layers_of("it", SCALE.layers))}
