@@ -130,7 +130,19 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
     what = f"{scale.model.upper()} on {corpus}"
 
     def private(place: tuple[str, float], one: tuple[float, float], seed: int) -> TrainConfig:
-        return _private(corpus, *place, *one, seed, examples[seed], scale, start)
+        """A run of this method that meets the target: z0 is the smallest that does, in nine digits.
+
+        The digits beyond differ between processors (Fourier transforms), and a run is known by its settings.
+        """
+        (method, epsilon), (rate, weight), n = place, one, examples[seed]
+        batch, epochs, _ = _amount(scale, n)
+        config = TrainConfig(
+            corpus, scale.model, num_devices=DEVICES, batch_size=batch, epochs=epochs, clip_norm=0.1, lr=rate,
+            intent_weight=weight, dropout=0.0, size=scale.size, pretrained=start, seed=seed, **METHODS[method],
+        )  # fmt: skip
+        mechanism, budget = config.mechanism(n), Budget(epsilon, n**-1.1)
+        assert mechanism is not None
+        return replace(config, z0=float(upward(calibrate_z0(mechanism, epochs, budget, tight=True), 9)))
 
     def done(configs: Sequence[TrainConfig], part: str) -> dict[TrainConfig, Result]:
         return dict(zip(configs, runs.results([Job(config) for config in configs], f"{what}: {part}"), strict=True))
@@ -222,42 +234,6 @@ def _plain(corpus: str, seed: int, examples: int, scale: Scale, start: str) -> T
     if scale.model == "bert":
         config = replace(config, pretrained=start, lr=FINE_TUNING)
     return replace(config, epochs=whole_epochs(scale.plain_steps, config.batch_size, examples, scale.plain_epochs))
-
-
-def _private(
-    corpus: str,
-    method: str,
-    epsilon: float,
-    rate: float,
-    weight: float,
-    seed: int,
-    examples: int,
-    scale: Scale,
-    start: str,
-) -> TrainConfig:
-    """A run of this method that meets the target: z0 is the smallest that does, in nine digits.
-
-    The digits beyond differ between processors (Fourier transforms), and a run is known by its settings.
-    """
-    batch, epochs, _ = _amount(scale, examples)
-    config = TrainConfig(
-        corpus,
-        scale.model,
-        num_devices=DEVICES,
-        batch_size=batch,
-        epochs=epochs,
-        clip_norm=0.1,
-        lr=rate,
-        intent_weight=weight,
-        dropout=0.0,
-        size=scale.size,
-        pretrained=start,
-        seed=seed,
-        **METHODS[method],
-    )
-    mechanism, delta = config.mechanism(examples), examples**-1.1
-    assert mechanism is not None
-    return replace(config, z0=float(upward(calibrate_z0(mechanism, epochs, Budget(epsilon, delta), tight=True), 9)))
 
 
 def _held(config: TrainConfig, result: Result) -> float:

@@ -236,10 +236,10 @@ def _explain(
             claimed = math.log10(claimed_epsilon(_mechanism(decay, tau, z0), count, row.delta))
             tried.append(Setting(tau, count, z0, (low, high) if low <= high else None, claimed))
     settings = [setting for setting in tried if setting.z0_range]
-    closest = min(
-        settings or tried,
-        key=lambda one: _from_round(one.z0) if settings else abs(one.log10_epsilon - printed),
-    )
+    if settings:  # the one nearest to 1, 2 or 5 times a power of ten, by |log10 of the ratio|
+        closest = min(settings, key=lambda one: float(np.min(np.abs(ROUND - math.log10(one.z0) % 1))))
+    else:
+        closest = min(tried, key=lambda one: abs(one.log10_epsilon - printed))
     mechanism = _mechanism(decay, closest.tau, closest.z0)
     fits = np.flatnonzero((search[0] <= search[2]).any(axis=0)) + 1
     return ExplainedEpsilon(
@@ -259,8 +259,3 @@ def _explain(
 def _mechanism(decay: Decay, tau: float | None, z0: float) -> Mechanism:
     """Algorithm 1 on the paper's machine; neither the clip norm nor more utterances per device would change epsilon."""
     return Mechanism.as_printed(1.0, z0, NUM_GPUS, 2, decay, tau or 0.0, Alpha.PUBLIC)
-
-
-def _from_round(z0: float) -> float:
-    """How far z0 lies from 1, 2 or 5 times a power of ten, as |log10 of the ratio|."""
-    return float(np.min(np.abs(ROUND - math.log10(z0) % 1)))
