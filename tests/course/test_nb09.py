@@ -179,8 +179,10 @@ def test_benchmark_runs_on_demand_and_stops(monkeypatch: pytest.MonkeyPatch) -> 
 
     panel = panels.Measure("smart-home")
     monkeypatch.setattr(panels, "bench_steps", bench)
+    assert panel.children[-1].children == ()  # no command yet
     panel.run(wait=True)
     panel.check()
+    assert panel.command in panel.children[-1].children
     assert panel.rows == kept
     assert list(panel.figures[0].data[0].x) == [row["ratio_to_sgd"] for row in kept[1:]]
     assert "Measured here, a moment ago, 1 process" in panel.words.value

@@ -42,11 +42,9 @@ class Control:
                 widget.disabled = disabled
 
 
-def number(label: str, value: float, stops: Sequence[float], *, unit: str = "", tooltip: str = "") -> Control:
+def number(label: str, value: float, stops: Sequence[float], *, unit: str = "") -> Control:
     """A slider that stops at the increasing `stops`, and a box for any number; whole numbers if the stops are."""
-    slider = widgets.SelectionSlider(
-        options=stops, description=label, style=WHOLE_LABEL, readout=False, tooltip=tooltip or label
-    )
+    slider = widgets.SelectionSlider(options=stops, description=label, style=WHOLE_LABEL, readout=False, tooltip=label)
     whole = all(isinstance(stop, int) for stop in stops)
     box = (widgets.IntText if whole else widgets.FloatText)(value)
 

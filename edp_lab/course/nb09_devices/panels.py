@@ -79,7 +79,7 @@ def noise(C: float, z0: float, num_devices: int, epochs: int, delta: float, seed
         "N devices, one noise",
         "First, the noise on the mean gradient, drawn by one or N; then, how it depends on N, and what the run costs.",
         {
-            "variant": choice("variant", AS_PRINTED, {name: name for name in (AS_PRINTED, SOUND)}),
+            "variant": choice("variant", AS_PRINTED, (AS_PRINTED, SOUND)),
             "num_devices": devices(num_devices),
             "clip_norm": number("clip norm C", C, decades(-2, 2), unit="gradient norm"),
             "z0": number("noise multiplier z0", z0, decades(-3, 1), unit="no unit"),

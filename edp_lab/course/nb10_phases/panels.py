@@ -59,7 +59,7 @@ def _controls(start: ThreePhaseSettings, *names: str) -> dict[str, Control]:
         "sigma": lambda: number("noise on a pixel σ", start.sigma, sigmas, unit="pixel: 0 to 1"),
         "delta": lambda: delta_of(start.delta),
         "instructors": lambda: number("instructors N", start.instructors, voters, unit="models"),
-        "vote": lambda: choice("vote", str(start.vote), {str(vote): str(vote) for vote in PRIVATE}, tooltips=kinds),
+        "vote": lambda: choice("vote", str(start.vote), map(str, PRIVATE), tooltips=kinds),
         "vote_epsilon": lambda: number("vote ε", start.vote_epsilon, decades(-2, 2), unit="per label"),
     }
     return {name: make[name]() for name in names}

@@ -1,1 +1,0 @@
-"""What the notebooks are made of: panels (ipywidgets), figures (plotly), and the runner that executes them."""
