@@ -7,6 +7,7 @@ import json
 import pytest
 
 from edp_lab.corpora import smart_home
+from tests.cli.conftest import write_rows
 
 # ---- What a model's answers give away --------------------------------------------------------------------------------
 
@@ -147,27 +148,24 @@ def test_json_states_claim_bounds_and_guesses(cli):
     assert report["adjacency"] == "REPLACE_SPECIAL"
 
 
-def test_table_for_people_says_that_the_print_is_refuted(cli):
-    status, out, _ = cli("audit", "one-run", "--model", "linear", "--as-printed", "--z0", "4", "--canaries", "400")
+REFUTED = ("Algorithm 1 as printed", "zCDP, z at face value", "refuted: 400 canaries in one run refute the claim")
+SAMPLED = ("Poisson sampling", "add or remove one utterance", "for any mechanism")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [("--as-printed --z0 4 --canaries 400", REFUTED), ("--method dp-sgd --canaries 100", SAMPLED)],
+)
+def test_table_for_people_says_what_is_refuted_and_by_which_neighbours(cli, options, said):
+    status, out, _ = cli("audit", "one-run", "--model", "linear", *options.split())
     assert status == 0
-    assert "Algorithm 1 as printed" in out
-    assert "zCDP, z at face value" in out
-    assert "refuted: 400 canaries in one run refute the claim" in out
+    assert [one for one in said if one not in out] == []
     assert max(map(len, out.splitlines())) <= 100
-
-
-def test_table_for_people_names_poisson_sampling(cli):
-    _, out, _ = cli("audit", "one-run", *LINEAR, "--method", "dp-sgd", "--canaries", "100")
-    assert "Poisson sampling" in out
-    assert "add or remove one utterance" in out
-    assert "for any mechanism" in out
 
 
 @pytest.mark.parametrize("kind", ["gradient", "mislabelled"])
 def test_a_real_corpus_is_audited(cli, kind, tmp_path):
-    path = tmp_path / "own.jsonl"
-    rows = ({"tokens": [verb, str(k)], "intent": verb} for k in range(40) for verb in ("call", "play"))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_rows(tmp_path / "own.jsonl", 80)
     settings = ("--kind", kind, "--canaries", "20", "--batch-size", "16", "--json")
     report = json.loads(cli("audit", "one-run", "--corpus", str(path), *settings)[1])
     assert (report["kind"], report["corpus"], report["canaries"]) == (kind, str(path), 20)
