@@ -98,8 +98,9 @@ def account(
             raise UsageError("Algorithm 1 as printed has disjoint batches: drop --sampling-rate or --as-printed")
         if alpha_source is None:
             alpha_source = Alpha.PRIVATE if as_printed else Alpha.NONE
-        sizes = clip, z0, gpus, micro_batch_size
-        mechanism = _described(as_printed, alpha_max, sampling_rate, *sizes, decay=decay, tau=tau, alpha=alpha_source)
+        noise: dict[str, Any] = {"clip_norm": clip, "z0": z0, "decay": decay, "tau": tau, "alpha": alpha_source}
+        sizes = {"num_devices": gpus, "micro_batch_size": micro_batch_size}
+        mechanism = _described(as_printed, alpha_max, sampling_rate, **noise, **sizes)
         if z0 == 0:
             raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")
         bill = mechanism.bill(epochs) if steps is None else mechanism.bill(steps=steps)
@@ -134,23 +135,14 @@ def _refuse_contradictions(named: set[str], decay: str, sampling_rate: float | N
         raise UsageError("--tight counts only with --sampling-rate, as disjoint batches are accounted exactly: drop it")
 
 
-def _described(
-    as_printed: bool,
-    alpha_max: float,
-    sampling_rate: float | None,
-    clip: float,
-    z0: float,
-    gpus: int,
-    micro_batch_size: int,
-    **settings: Any,
-) -> Mechanism:
+def _described(as_printed: bool, alpha_max: float, sampling_rate: float | None, **settings: Any) -> Mechanism:
     from edp_lab.privacy import Mechanism
 
     if as_printed:
-        return Mechanism.as_printed(clip, z0, gpus, micro_batch_size, alpha_max=alpha_max, **settings)
+        return Mechanism.as_printed(alpha_max=alpha_max, **settings)
     if alpha_max != 1:
         raise UsageError("--alpha-max matters only as printed (sound noise comes before scaling back): drop it")
-    return Mechanism.sound(clip, z0, gpus, micro_batch_size, sampling_rate=sampling_rate, **settings)
+    return Mechanism.sound(sampling_rate=sampling_rate, **settings)
 
 
 def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) -> dict[str, Any]:
@@ -276,7 +268,8 @@ def mechanism(
     check_seed(seed)
     if alpha is None:
         alpha = Alpha.PUBLIC if as_printed else Alpha.NONE
-    described = _described(as_printed, alpha_max, None, clip, z0, gpus, micro_batch_size, alpha=alpha)
+    sizes = {"num_devices": gpus, "micro_batch_size": micro_batch_size}
+    described = _described(as_printed, alpha_max, None, clip_norm=clip, z0=z0, alpha=alpha, **sizes)
     with bar("draws", total=2 * draws, patience=PATIENCE) as (update, _):
         audit = audit_mechanism(described, delta, key_from_seed(seed), draws, confidence, update)
     if as_json:
