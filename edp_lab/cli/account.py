@@ -229,11 +229,6 @@ Confidence = Annotated[float, "With which the lower bound on epsilon holds."]
 audit_app = App(no_args_is_help=True, help="Audits: put a claimed epsilon to the test.")
 
 
-@audit_app.callback()
-def _audits() -> None:
-    pass
-
-
 @audit_app.command()
 def mechanism(
     as_printed: AsPrinted = False,

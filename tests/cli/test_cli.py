@@ -1,15 +1,12 @@
-"""The command line as a person uses it: results, an interrupt; how its options are declared."""
+"""The command line as a person uses it: results, and how its options are declared."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from typing import Annotated, Any
 
 import pytest
@@ -120,28 +117,3 @@ def test_corpora_are_made_trained_on_and_listed(cli, tmp_path):
     rows, shown = json.loads(cli("data", "list", "--json")[1]), cli("data", "list")[1]
     assert {"atis", "snips", "nlu-eval", "smart-home"} <= {row["name"] for row in rows}
     assert all(row["name"] in shown and row["licence"] in shown for row in rows)
-
-
-def test_interrupt_of_a_real_process_leaves_a_usable_run(cli, corpus, tmp_path):
-    """Ctrl-C (SIGINT) in the middle of training: status 130, a record that says so, a model that can be used."""
-    run = tmp_path / "run"
-    command = [sys.executable, "-m", "edp_lab", "train", "--corpus", corpus, "--out", str(run)]
-    process = subprocess.Popen(
-        [*command, *SMALL, "--epochs", "100000"],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )
-    assert process.stderr is not None
-    for _ in range(3):
-        process.stderr.readline()
-    time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
-    assert "interrupted" in err
-    assert json.loads((run / "record.json").read_text())["status"] == "interrupted"
-    [answer] = json.loads(cli("predict", "--run", str(run), "call 7", "--json")[1])
-    assert answer["intent"] in ("call", "play")

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from edp_lab.corpora.images import two_circles
-from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, judge
 from edp_lab.privacy.accountants import gdp_delta
 from edp_lab.privacy.composition import best_composition
@@ -112,18 +111,12 @@ def test_every_table_and_figure_is_made_and_every_printed_value_has_ours_beside_
         json.dumps(part.as_json(), allow_nan=False)
 
 
-@pytest.mark.parametrize(
-    ("table", "row", "column", "claimed"),
-    [
-        ("4.8", "epsilon 5", "recall", (5, 1e-6)),
-        ("6.2", "DPSGD", "epsilon 2", (2, 1e-5)),
-        ("4.5", "VGG-Net", "accuracy", (2.5, 1e-5)),
-        ("4.4", "VGG-Net", "accuracy", None),
-        ("6.1", "no privacy, SGD", "accuracy", None),
-    ],
-)
-def test_a_claim_is_that_of_the_row_of_the_column_or_of_the_table(table, row, column, claimed):
-    assert [one.claimed for one in TABLES[table].cells() if one[:2] == (row, column)] == [claimed]
+def test_a_claim_is_that_of_the_row_of_the_column_or_of_the_table():
+    claimed = {(table.id, one.row, one.column): one.claimed for table in TABLES.values() for one in table.cells()}
+    assert claimed["4.8", "epsilon 5", "recall"] == (5, 1e-6)
+    assert claimed["6.2", "DPSGD", "epsilon 2"] == (2, 1e-5)
+    assert claimed["4.5", "VGG-Net", "accuracy"] == (2.5, 1e-5)
+    assert claimed["4.4", "VGG-Net", "accuracy"] is claimed["6.1", "no privacy, SGD", "accuracy"] is None
 
 
 def test_accuracies_are_those_that_a_run_of_the_three_phases_shows():
@@ -317,27 +310,3 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped_and_makes_the_same_table
     assert resumed.drawing == whole.drawing
     first, second = ([replace(one, seconds=0.0) for one in part.cells] for part in (resumed, whole))
     assert first == second
-
-
-# ---- What is refused -------------------------------------------------------------------------------------------------
-
-
-def test_unknown_names_are_refused_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(Job, "train", no_training)
-    with pytest.raises(UsageError, match=r"unknown table or figure '9\.9': choose 2\.2, .*figure 4\.2"):
-        reproduce(Lab(tmp_path, TINY), ["4.4", "9.9"])
-
-
-@pytest.mark.parametrize(
-    ("out", "changes", "seed", "said"),
-    [
-        ("out", {}, -1, "seed is -1"),
-        ("out", {"data": "circles"}, 0, "unknown image data 'circles': choose digits or mnist"),
-        ("out", {"repeats": 0}, 0, "the number of repeats is 0"),
-        ("file", {}, 0, "choose another --out"),
-    ],
-)
-def test_impossible_settings_are_refused_at_once(tmp_path, out, changes, seed, said):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=said):
-        Lab(tmp_path / out, replace(TINY, **changes), seed)

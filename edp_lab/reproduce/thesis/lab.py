@@ -418,18 +418,8 @@ PARTS: dict[str, Callable[[Lab, Part], None]] = {
 
 
 def reproduce(lab: Lab, parts: Sequence[str] = tuple(PARTS)) -> Iterator[Part]:
-    """The tables and figures of these names, one by one.
-
-    Raises:
-        UsageError: an unknown name, before anything is trained; later, what training or the folder gives rise to.
-    """
-    unknown = [name for name in parts if name not in PARTS]
-    if unknown:
-        raise UsageError(f"unknown table or figure {unknown[0]!r}: choose {', '.join(PARTS)}")
-
-    def made(name: str) -> Part:
+    """The tables and figures of these names, one by one."""
+    for name in parts:
         part = Part(PRINTED[name], lab.seed)
         PARTS[name](lab, part)
-        return part
-
-    return map(made, parts)
+        yield part
