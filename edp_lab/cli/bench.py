@@ -25,16 +25,11 @@ from edp_lab.cli.options import (
     check_seed,
     numbers,
 )
-from edp_lab.cli.output import bar, print_json, table
+from edp_lab.cli.output import bar, print_json, table, words
 from edp_lab.errors import UsageError
 
 LONG, LONG_KEYS, LONG_AUDITS = 100_000, 3_000_000, 2_000  # of verify --long
 KEYS, AUDITS = 30_000, 40
-FOUND = """{settings} settings, {too_small} of them with epsilon too small; {seconds:.0f} s
-closed form: at most {closed_form_error:.1e} from pessimistic privacy loss distributions, relative
-RDP: at most {renyi_error:.1e} from dp_accounting's at whole orders, relative; {renyi_compared} settings compared
-noise: {keys} streams, {repeated_first_draws} of them with a first draw seen before
-audit: {refuted} of {audits} audits refute a claim that is true; 5 % may"""
 bench_app = App(no_args_is_help=True, help="Time the library beside its peers.")
 
 
@@ -69,8 +64,7 @@ def verify(
     if as_json:
         print_json(result)
     else:
-        print(FOUND.format_map(found))
-        print("passed" if passed(found) else "FAILED: see above")
+        print(words("verify", found, passed(found)))
     if not passed(found):
         raise typer.Exit(1)
 

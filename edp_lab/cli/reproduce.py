@@ -23,7 +23,7 @@ from rich.table import Table
 
 from edp_lab.cli.bench import surroundings
 from edp_lab.cli.options import App, Json, check_file, commas, write_text
-from edp_lab.cli.output import Tell, as_csv, bar, html_table, print_json, screen, table, telling
+from edp_lab.cli.output import Tell, as_csv, bar, html_table, print_json, screen, table, telling, words
 from edp_lab.cli.thesis import thesis
 from edp_lab.errors import UsageError
 
@@ -98,7 +98,7 @@ def table1(
         runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
         rows = rows_of(runs, scale, models.split(","), corpora.split(","), encoder or ENCODER)
         made = _written(rows, out, tell, _page1)
-    _finish(made, _parts1(made), NOTE1, out, as_json)
+    _finish(made, _parts1(made), "table1_note", out, as_json)
 
 
 @reproduce_app.command()
@@ -172,7 +172,7 @@ def pareto(
         runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
         points = points_of(runs, scales, corpora.split(","), encoder or ENCODER)
         made = _written(points, out, tell, _pareto_page)
-    _finish(made, _pareto_parts(made), NOTE_PARETO, out, as_json)
+    _finish(made, _pareto_parts(made), "pareto_note", out, as_json)
 
 
 reproduce_app.command()(thesis)
@@ -202,7 +202,12 @@ def page(title: str, parts: Parts, note: str = "", figure: go.Figure | None = No
     drawn = ["" if figure is None else figure.to_html(CONFIG, include_plotlyjs=True, full_html=False)]
     for heading, lines in parts:
         drawn.append((f"<h2>{html.escape(heading)}</h2>" if heading else "") + html_table(lines))
-    return PAGE.format(title=html.escape(title), parts="\n".join(drawn), note=html.escape(note))
+    return PAGE.format(title=html.escape(title), parts="\n".join(drawn), note=html.escape(_note(note)))
+
+
+def _note(macro: str) -> str:
+    """A macro's words as one paragraph."""
+    return " ".join(words(macro).split()) if macro else ""
 
 
 def _written(rows: Iterable[list[Row]], out: Path, tell: Tell, page_of: Callable[[Made], str]) -> list[list[Row]]:
@@ -245,7 +250,7 @@ def _finish(made: Made, parts: Parts, note: str, out: Path, as_json: bool) -> No
         console.print(f"\n{title}")
         console.print(table(lines, wrap=True, padding=(0, 1, 0, 0)))
     if note:
-        print(f"\n{textwrap.fill(note, 120)}")
+        print(f"\n{textwrap.fill(_note(note), 120)}")
     print(f"written: {', '.join(str(out / name) for name in FILES)}")
 
 
@@ -270,21 +275,7 @@ HEADINGS1 = (
 
 
 def _parts1(made: Made) -> Parts:
-    return [(_title1(cells[0]), [HEADINGS1, *map(_line1, cells)]) for cells in made]
-
-
-def _title1(first: Row) -> str:
-    own = first["stands_for"].lower() == first["corpus"].lower()
-    stands = (
-        first["stands_for"] if own else f"{first['corpus']} (in place of the paper's internal {first['stands_for']})"
-    )
-    about, theirs = first["about"], first["paper"]
-    printed = "" if theirs["ser"] is None else f" (the paper's SGD: SER {theirs['ser']}, AUC {theirs['auc']})"
-    return (
-        f"{first['model'].upper()} on {stands}{printed}: {about['size']} size, {about['epochs']} epochs of batches of "
-        f"{about['batch_size']}, {first['seeds']} {'seed' if first['seeds'] == 1 else 'seeds'}, "
-        f"n = {about['examples']}, {about['device']}, shadow {', '.join(about['shadow_corpora'])}"
-    )
+    return [(words("table1_title", cells[0]), [HEADINGS1, *map(_line1, cells)]) for cells in made]
 
 
 def _line1(cell: Row) -> list[str]:
@@ -310,27 +301,10 @@ def _line1(cell: Row) -> list[str]:
     ]
 
 
-NOTE1 = (
-    "Mean over seeds ± Student's 95 % interval, narrow for any other sample, as the seeds' test splits overlap; "
-    "changes are relative to SGD within a seed. AUC: the paper's attack, its shadow model trained by SGD for as many "
-    "epochs; by loss: an attack without one. Half the epochs: a control, what learning less does. log10 ε: as the "
-    "paper accounts, at its delta (5e-4 for public corpora, else 5e-5). That holds, rounded up: Gaussian DP at delta "
-    "= n^-1.1, one utterance zeroed out or replaced, disjoint batches, were the seed secret; with layer scales from "
-    "private gradients, as printed, there is none (in brackets: were they public). z0 without decay was chosen on the "
-    "validation split of seed 0, by so many trials, which no epsilon covers: the most noise with at most 1.15 times "
-    "SGD's error there, else the least error; so changes of SER say where that line is, not which method is better. "
-    "Decays (linear 0.3, exponential 0.2) start as much higher as leaves epsilon the same. *: above that line on seed "
-    "0. C (1), batches, epochs and levels of z0 come from some thirty earlier runs of the CLC on ATIS, with these "
-    "seeds and test scores in sight. The paper states neither its epochs nor its batches. All methods read the same "
-    "frozen public word vectors, which are not the paper's; BERT is 384 wide, not 312, and without dropout, like the "
-    "CLC."
-)
-
-
 def _page1(made: Made) -> str:
     from edp_lab.course.nb11_claims.panels import table1_figure
 
-    return page("Table 1, measured anew", _parts1(made), NOTE1, table1_figure([*chain(*made)]))
+    return page("Table 1, measured anew", _parts1(made), "table1_note", table1_figure([*chain(*made)]))
 
 
 # ---- Table 2 in text -------------------------------------------------------------------------------------------------
@@ -353,19 +327,6 @@ HEADINGS_PARETO = (
     "method", "ε that\nholds", "ε with\ntrials", "SER %", "intent %", "slot F1 %", "x SGD's\ntime",
     "size", "epochs x\nbatch", "z0", "lr", "intent\nweight", "trials",
 )  # fmt: skip
-NOTE_PARETO = (
-    "SER, intent accuracy and slot F1 on test splits: mean over seeds ± Student's 95 % interval, narrow for any other "
-    "sample, as the seeds' test splits overlap. Epsilon: of one training utterance at delta = n^-1.1, by privacy loss "
-    "distributions with Poisson sampling (DP-SGD: one added or removed) or by Gaussian DP with disjoint batches "
-    "(eDP-SGD: one zeroed out), were the seed secret. ε with trials: of all runs of the row, those that were compared "
-    "on the first seed's validation split and those of all seeds, were they all published and each noised by a secret "
-    "key of its own (as run, those of one seed draw the same noise); it does not cover the utterances of that split "
-    "(other seeds' splits overlap with it), nor the thirty runs or so on ATIS and SNIPS, with other seeds, in which "
-    "the recipe was found with test scores in sight (a test split is half of the corpus, so most of its utterances "
-    "had been scored then), nor ten on a million smart-home utterances. Time: of training on one thread, steps taken "
-    "in turn, reading by the encoder included, as a multiple of SGD's at the paper's size, which reads nothing. "
-    "Encoder and word vectors come from other text, which is taken to be public."
-)
 
 
 def _pareto_parts(made: Made) -> Parts:
@@ -399,7 +360,7 @@ def _pareto_line(point: Row) -> list[str]:
 def _pareto_page(made: Made) -> str:
     from edp_lab.course.nb06_tradeoff.panels import pareto_figure
 
-    return page("Utility, privacy and time", _pareto_parts(made), NOTE_PARETO, pareto_figure([*chain(*made)]))
+    return page("Utility, privacy and time", _pareto_parts(made), "pareto_note", pareto_figure([*chain(*made)]))
 
 
 # ---- Claims ----------------------------------------------------------------------------------------------------------
