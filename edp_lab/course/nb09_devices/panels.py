@@ -27,7 +27,7 @@ from edp_lab.course.kit.controls import (
 )
 from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, Trace, axis, figure, line, log_axis, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, StoppedError, panel
-from edp_lab.course.kit.text import Words, account_of, command, count, guarantee_of, html_table, short, train_command
+from edp_lab.course.kit.text import Words, account_of, command, count, guarantee_of, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, VERMILLION
 from edp_lab.course.nb09_devices import compute
@@ -65,6 +65,7 @@ words = Words(
     guarantee_of=guarantee_of,
     isclose=math.isclose,
     printed=printed,
+    where=compute.where,
     who=who,
 )
 
@@ -109,7 +110,7 @@ def draw_drawn(result: DeviceNoise) -> Figure:
             line("N times the same draw", VERMILLION, "dot", y=same, **stairs),
         ],
         "Noise on the mean",
-        f"{_settings(result)}, seed {result.seed}<br>1 process, {result.mechanism.num_devices - 1} devices simulated",
+        words.drawn_caption(result),
         top=140,
         hover="%{x:.3g}: %{y} coordinates",
         xaxis=axis("noise on one coordinate (gradient)", [-reach, reach]),
@@ -119,10 +120,9 @@ def draw_drawn(result: DeviceNoise) -> Figure:
 
 def draw_devices(result: DeviceNoise) -> Figure:
     """Above: the deviation of the noise on the mean by N. Below: epsilon, claimed and true. Log scales."""
-    held, here = result.guarantee, result.here
-    name, dash, symbol = ("ε that holds", "solid", "circle")
-    if held.epsilon is None:
-        name, dash, symbol = ("ε if α were public", "dot", "circle-open")
+    name, dash, symbol, here = "ε that holds", "solid", "circle", result.here
+    if result.guarantee.epsilon is None:
+        name, dash, symbol = "ε if α were public", "dot", "circle-open"
     wanted, added, claimed, true = map(positive, (result.wanted, result.on_mean, result.claimed, result.true))
     on: dict[str, Any] = {"x": result.counts, "hover": "N = %{x}: %{y:.3g}"}
     chosen: dict[str, Any] = {**on, "x": result.counts[[here]], "hoverinfo": "skip"}
@@ -142,16 +142,11 @@ def draw_devices(result: DeviceNoise) -> Figure:
     return fig.two_plots(
         traces,
         "By number of devices",
-        f"{_settings(result)}<br>{held.epochs} epochs, δ = {d(held.delta)}; zCDP, Gaussian DP; zero-out",
+        words.devices_caption(result),
         axes=[(by_count, noise), (by_count, cost)],
         legend_at=0.4,
         spacing=0.27,
     )
-
-
-def _settings(result: DeviceNoise) -> str:
-    m = result.mechanism
-    return f"{m.variant}, N = {m.num_devices}, C = {d(m.clip_norm)}, z0 = {d(m.z0)}"
 
 
 # ---- Runs on real processes ----------------------------------------------------------------------------------------
@@ -208,11 +203,8 @@ class Processes(RunPanel):
         self.command.value = run_command(config)
 
     def _draw(self, config: TrainConfig, *running: tuple[str, Sequence[float]]) -> None:
-        variant = "as printed" if config.as_printed else "sound"
-        settings = f"N = {config.num_devices}, C = {config.clip_norm:g}, z0 = {short(config.z0)}, seed {config.seed}"
-        caption = f"last run: {variant}, {settings}; void ε: seed published"
         runs = [*((r.record["devices"], r.losses) for r in self.runs), *running]
-        self.figures[0].show(draw_losses(runs, caption))
+        self.figures[0].show(draw_losses(runs, words.losses_caption(config)))
 
 
 LOOKS: list[dict[str, Any]] = [
@@ -291,16 +283,8 @@ def _row(method: str, gpus: int) -> str:
 
 def table2_table(rows: Sequence[Row]) -> str:
     """Ours beside the paper's factors, one method a row, as HTML."""
-    model, paper = rows[0]["model"], printed(rows[0]["model"])
-    factors = {("edp-sgd", 8): paper.edp_sgd_factor, ("dp-sgd-naive", 1): paper.dp_sgd_factor}
-    table = [["", "s a step", "s an epoch", "× SGD", "quartiles", "paper ×"]]
-    for row in rows:
-        (low, high), factor = row["ratio_spread"], factors.get((row["method"], row["gpus"]))
-        seconds = f"{row['seconds']:.3f}", f"{row['seconds'] * row['steps_per_epoch']:.1f}"
-        spread = f"{low:.2f} to {high:.2f}" if row["method"] != "sgd" else ""
-        table.append([who(row), *seconds, f"{row['ratio_to_sgd']:.2f}", spread, f"{factor:g}" if factor else ""])
-    what = f"<b>{model.upper()} on ATIS</b>, batches of {rows[0]['batch_size']} ({compute.where(rows[0])})"
-    return f"<p>{what}</p>{html_table(table)}<p>With <code>{rows[0]['command']}</code></p>"
+    paper = printed(rows[0]["model"])
+    return words.table2(rows, {("edp-sgd", 8): paper.edp_sgd_factor, ("dp-sgd-naive", 1): paper.dp_sgd_factor})
 
 
 def two_processes_text() -> str:
@@ -413,7 +397,7 @@ def draw_step(result: Scaling) -> Figure:
     return figure(
         bars,
         "One step",
-        _scaling_caption(result),
+        words.scaling_caption(result),
         top=140,
         hover="N = %{x}: %{y:.3g} ms",
         barmode="stack",
@@ -449,18 +433,11 @@ def draw_speed(result: Scaling) -> Figure:
     return fig.two_plots(
         traces,
         "Speed",
-        _scaling_caption(result),
+        words.scaling_caption(result),
         hover="N = %{x}: %{y:.3g}",
         axes=[(by_count, faster), (by_count, slower)],
         legend_at=0.4,
         spacing=0.27,
-    )
-
-
-def _scaling_caption(result: Scaling) -> str:
-    return (
-        f"{result.shares.model.upper()}, batch {result.batch}, {d(result.bandwidth)} GB/s, {d(result.latency)} µs<br>"
-        f"one core measured, speed × {d(result.speed)}; N > 1 extrapolated; no ε"
     )
 
 

@@ -24,7 +24,7 @@ from edp_lab.course.nb10_phases import compute
 from edp_lab.course.nb10_phases.compute import Ballot, LabelBill, NoisedImages, Partition, Sketch
 from edp_lab.errors import UsageError
 from edp_lab.three_phase import phases
-from edp_lab.three_phase.pate import PRIVATE, Vote
+from edp_lab.three_phase.pate import PRIVATE
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, CLAIMED_SIGMA
 from edp_lab.three_phase.phases import Event, ThreePhaseRecord, ThreePhaseSettings
 
@@ -112,8 +112,7 @@ def draw_images(result: NoisedImages) -> Figure:
     return figure(
         [{**PICTURE, "z": _tiles(result.shown), "hovertemplate": "pixel %{z:.2f}<extra></extra>"}],
         "What noise leaves",
-        f"σ = {result.settings.sigma:g}, seed {result.settings.seed}; 0 is black, 1 white;<br>"
-        f"the resize makes {result.copies:,} copies of each pixel",
+        words.images_caption(result),
         310,
         top=100,
         xaxis=axis("label, passed on without noise", **bare, **labels),
@@ -150,7 +149,7 @@ def draw_epsilon(result: NoisedImages) -> Figure:
     return figure(
         [*curves, *marks],
         "ε of one image",
-        f"one image replaced, δ = {delta:.2g}, exact Gaussian<br>accountant; its label: no guarantee at any σ",
+        words.epsilon_caption(result),
         top=196,
         legend=LIST,
         xaxis=axis("σ of the noise on a pixel (0 to 1)", dtick=1, **NUMBERS),
@@ -184,14 +183,9 @@ def votes(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
     )
 
 
-def _delta(settings: ThreePhaseSettings) -> str:
-    """At which delta the epsilon of one label holds."""
-    return "δ = 0" if settings.vote == Vote.LAPLACE else f"δ = {settings.delta:.2g}"
-
-
 def draw_ballot(result: Ballot) -> Figure:
     """One public image, the votes on it, with noise, and the chance of each label to come out."""
-    settings, labels = result.settings, [str(k) for k in range(len(result.counts))]
+    labels = [str(k) for k in range(len(result.counts))]
     hatched = {"color": GREEN, "pattern": {"shape": "/"}}
     won = {"marker": hatched, "x": labels, "y": result.chances, "hover": "%{x}: %{y:.1%}", **fig.at(3)}
     drawn = {"x": labels, "y": result.noisy, "hover": "with noise %{y:.1f}", **fig.at(2)}
@@ -211,10 +205,7 @@ def draw_ballot(result: Ballot) -> Figure:
             bar("chance to come out", GREEN, **won),
         ],
         f"One vote: on a {result.truth}",
-        "bars: votes; diamonds: with one draw of noise;<br>"
-        f"{settings.vote}, ε = {result.query_epsilon:.3g} for one label ({_delta(settings)}, one<br>"
-        f"example replaced), N = {settings.instructors}, σ = {settings.sigma:g}, image {result.image},<br>"
-        f"seed {settings.seed}, draw {result.draw}",
+        words.ballot_caption(result),
         580,
         top=100,
         bargap=0.3,
@@ -242,9 +233,7 @@ def draw_survival(result: Ballot) -> Figure:
             bar("", BLUE, showlegend=False, **agreed, **fig.at(2)),
         ],
         "All votes",
-        f"{settings.vote} noise, {_delta(settings)}, one example replaced;<br>"
-        f"{result.answered} of {result.queries} labels come out in draw {result.draw},<br>"
-        f"σ = {settings.sigma:g}, seed {settings.seed}",
+        words.survival_caption(result),
         540,
         top=178,
         legend=LIST,
@@ -289,8 +278,7 @@ def draw_parts(result: Partition) -> Figure:
             line("the thesis: one model's ε over N", ORANGE, "dash", symbol="square-open", size=9, y=claimed, **on),
         ],
         "ε, split into N parts",
-        f"DP-Adam, batches of {result.batch_size}, {result.epochs} epochs, z = {result.noise_multiplier:g};<br>"
-        f"Rényi DP, δ = {result.delta:.2g}, Poisson sampling,<br>one example added or removed",
+        words.parts_caption(result),
         420,
         top=156,
         legend=LIST,
@@ -355,8 +343,7 @@ def draw_bill(result: LabelBill) -> Figure:
             points("these very votes: not releasable", BLACK, "x-open", 11, edge=2, **very),
         ],
         "What labels cost",
-        f"{settings.vote} vote, ε = {settings.vote_epsilon:g} per label, δ = {settings.delta:.2g},<br>"
-        f"one example replaced; least by {spelt(result.accountant)}, seed {settings.seed}",
+        words.bill_caption(result),
         540,
         top=212,
         legend=LIST,
@@ -382,8 +369,7 @@ def draw_learnt(result: LabelBill) -> Figure:
     return figure(
         curves,
         "What they teach",
-        f"linear understudy, tested on {result.tested} images,<br>"
-        f"mean of {compute.DRAWS} draws of the noise, seed {result.settings.seed}",
+        words.learnt_caption(result),
         540,
         top=142,
         legend={**LIST, "traceorder": "normal"},
@@ -440,7 +426,7 @@ class Pipeline(RunPanel):
         so_far: list[tuple[str, float, tuple[float, float]]] = []
 
         def draw(scores: Scores, what: str) -> None:
-            caption = f"{what}: {told(settings).replace(', ε', ',<br>ε')}; bars: 95 % of 60 images"
+            caption = f"{what}: {words.told(settings, '<br>')}; bars: 95 % of 60 images"
             thesis = phases.THESIS_ACCURACY[settings.model]
             self.figures[0].show(draw_parts_so_far(scores, thesis, caption))
 
@@ -463,12 +449,6 @@ class Pipeline(RunPanel):
         draw(scores, f"run {len(self.runs)}")
         self.figures[1].show(draw_runs(self.runs))
         self.words.value = words.run(record, len(self.runs))
-
-
-def told(settings: ThreePhaseSettings) -> str:
-    """What a caption says of the settings."""
-    vote = f"{settings.vote} vote, ε = {settings.vote_epsilon:g} per label"
-    return f"σ = {settings.sigma:g}, N = {settings.instructors}, {vote}, seed {settings.seed}"
 
 
 NAMES = {"one instructor": "one on all images", "instructors": "each of N"}  # of parts, as a reader meets them
@@ -518,7 +498,7 @@ def draw_runs(runs: Sequence[ThreePhaseRecord]) -> Figure:
         y=accuracies,
         error_y=fig.error_bars(accuracies, [score.interval for score in scores], color=GREEN, thickness=1.5),
         text=[str(number) for number in range(1, len(runs) + 1)],
-        hovertext=[f"{told(run.settings)}, {one.queries} labels" for run, one in zip(runs, paid, strict=True)],
+        hovertext=[f"{words.told(run.settings)}, {one.queries} labels" for run, one in zip(runs, paid, strict=True)],
         hoverinfo="text",
     )
     caption = "ε by the least of the accountants, δ = {:.2g},<br>one training example replaced; bars: 95 %"
