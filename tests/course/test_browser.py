@@ -50,6 +50,8 @@ return JSON.stringify({
         trace => Object.fromEntries(['x', 'y', 'z'].map(key => [key, numbers(trace[key])])))),
 });
 """
+BOX = "return arguments[0].closest('.widget-hbox').querySelector('input')"
+BUTTONS = "return [...document.querySelectorAll('.edp-panel .modebar-btn')].map(e => e.dataset.title ?? '')"
 AS_TEXT = "const e = document.createElement('div'); e.innerHTML = arguments[0]; return e.textContent"
 # Right edges of a panel's figures, of their drawings, and of the panel.
 EDGES = """
@@ -140,10 +142,14 @@ def assert_panel_follows(driver: Chrome, move: Callable[[WebElement], None]) -> 
     pytest.fail("no slider of the panel changes both its read-out and a figure")
 
 
-def test_all_cells_run_and_no_panel_holds_an_error(page: tuple[Chrome, str]) -> None:
-    driver, _ = page
+def test_all_cells_run_no_panel_holds_an_error_and_no_button_shares_a_figure(page: tuple[Chrome, str]) -> None:
+    driver, name = page
     assert driver.execute_script(ERRORS) == []
     assert driver.execute_script(PANELS)
+    buttons = driver.execute_script(BUTTONS)
+    assert not [button for button in buttons if "cloud" in button.lower() or "share" in button.lower()]
+    if name == "00_start":  # JupyterLab offers to fetch news
+        assert "news" not in driver.find_element("css selector", "body").text.lower()
 
 
 def test_main_panel_follows_the_mouse(page: tuple[Chrome, str]) -> None:
@@ -170,6 +176,17 @@ def test_main_panel_follows_the_keyboard(page: tuple[Chrome, str]) -> None:
         driver.switch_to.active_element.send_keys(Keys.ARROW_LEFT if at_end else Keys.ARROW_RIGHT)
 
     assert_panel_follows(driver, press)
+
+
+def test_a_value_that_makes_no_sense_is_one_visible_sentence_until_it_is_mended(page: tuple[Chrome, str]) -> None:
+    driver, _ = page
+    handle = driver.execute_script(SLIDERS)[0]
+    good, box = shown(driver, handle)["box"], driver.execute_script(BOX, handle)
+    for value, refused in (("-1000000", 1), (good, 0)):
+        box.send_keys(Keys.CONTROL, "a")
+        box.send_keys(value, Keys.ENTER)
+        until(lambda n=refused: len(driver.execute_script(ERRORS)) == n, SECONDS, f"{value} is not answered")
+        assert not [error for error in driver.execute_script(ERRORS) if "fault of the course" in error]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

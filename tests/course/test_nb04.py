@@ -265,9 +265,10 @@ def test_command_of_the_bill_says_what_is_shown(change: dict[str, Any]) -> None:
     panel = panel_of("04 bill", **change)
     assert panel.controls["tau"].slider.disabled == (change.get("decay") == "none")
     lines, result = panel.command.value.splitlines(), panel.result
-    report = report_of(lines[0])["holds"]
-    assert report["epsilon"] == pytest.approx(result.guarantee.epsilon)
-    assert report["epsilon_if_alpha_public"] == pytest.approx(result.exact[-1])
+    claimed, holds = (report_of(lines[0])[what] for what in ("claimed", "holds"))
+    assert claimed["epsilon"] == pytest.approx(result.claimed[-1])
+    assert holds["epsilon"] == pytest.approx(result.guarantee.epsilon)
+    assert holds["epsilon_if_alpha_public"] == pytest.approx(result.exact[-1])
     assert len(lines) == (2 if result.guarantee.epsilon is None else 1)
     calibration = report_of(lines[-1])["calibration"]  # with a public alpha, where a private one meets no target
     assert calibration["z0"] == pytest.approx(result.z0_needed)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edp_lab.course.kit.controls import PUBLIC_ALPHA, SOUND
+from edp_lab.course.kit.controls import SOUND
 from edp_lab.course.nb01_coins.compute import GAUSSIAN
 from edp_lab.course.nb03_edp_sgd.compute import CLAIMED, PRINTED
 from edp_lab.course.nb03_edp_sgd.compute import SOUND as SOUND_VARIANT
@@ -238,9 +238,6 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ("03 promise", [{}, {"micro_batch_size": 1, "epochs": 5}], 0, "holds", lambda r: r.epsilon[PRINTED]),
     ("03 promise", [{}, {"alpha_max": 3.0, "delta": 1e-7}], 0, "claimed", lambda r: r.epsilon[CLAIMED]),
     ("03 promise", [{}, {"alpha_max": 3.0, "delta": 1e-7}], 1, "holds", lambda r: r.epsilon[SOUND_VARIANT]),
-    ("04 bill", [{}, {"variant": SOUND, "utterances": 2}], 0, "claimed", lambda r: r.claimed[-1]),
-    ("04 bill", [{"variant": PUBLIC_ALPHA, "decay": "none"}], 0, "holds", lambda r: r.exact[-1]),
-    ("04 bill", [{"variant": SOUND, "utterances": 2}], 0, "holds", lambda r: r.guarantee.epsilon),
     ("04 loss", [{}], 0, "holds", lambda r: r.epsilon),
     ("04 sampling", [{}], 0, "holds", lambda r: r.sampled[-1]),
     ("04 sampling", [{}], 1, "holds", lambda r: r.shuffled[-1]),

@@ -20,27 +20,10 @@ from scipy.special import expit, logit, ndtri
 
 from edp_lab.course.kit.controls import Array, check_positive, check_share, check_whole, rng_of
 from edp_lab.errors import UsageError
+from edp_lab.privacy import foundations as basic
 from edp_lab.privacy.accountants import check_delta, gdp_delta, gdp_epsilon, zcdp_epsilon
 from edp_lab.privacy.composition import advanced_composition, gaussian_loss_density, gaussian_loss_tail
-from edp_lab.privacy.foundations import (
-    Average,
-    CachedCounter,
-    NoisyCounter,
-    averaging_attack,
-    classic_gaussian_sigma,
-    estimate_frequencies,
-    exponential_probabilities,
-    laplace_release,
-    laplace_scale,
-    randomised_response,
-    report_noisy_max,
-)
-from edp_lab.reproduce.thesis.thesis_foundations import (
-    CREDIT_EPSILON,
-    CREDIT_RATINGS,
-    loss_figures,
-    summarise_counts,
-)
+from edp_lab.reproduce.thesis import thesis_foundations as thesis
 
 LIMIT = 100_000  # people, answers: beyond it a slider would stall
 COUNTABLE = 10**9  # releases: only counted
@@ -85,9 +68,9 @@ def poll(epsilon: float, people: int, share: float, seed: int) -> Poll:
     check_whole("number of people", people, 2, LIMIT)
     check_share("yes", share)
     truth = (rng_of(seed, 1).random(people) < share).astype(np.int64)
-    responses = randomised_response(truth, epsilon, rng_of(seed, 2))
+    responses = basic.randomised_response(truth, epsilon, rng_of(seed, 2))
     asked = spread(max(2, min(10, people // 5)), people)
-    found = [estimate_frequencies(responses[:n], epsilon) for n in asked]
+    found = [basic.estimate_frequencies(responses[:n], epsilon) for n in asked]
     estimate, error = np.array([(frequencies.estimate[1], frequencies.standard_error[1]) for frequencies in found]).T
     yes = np.cumsum(responses)[asked - 1] / asked
     return Poll(epsilon, share, seed, truth, responses, asked, yes, estimate, error)
@@ -100,7 +83,7 @@ def belief(before: Array | float, loss: float) -> Array:
 
 # ---- One question, asked again and again ---------------------------------------------------------------------------
 
-TRUE_COUNT = CREDIT_RATINGS["bad"]  # table 2.1 of the thesis: 3
+TRUE_COUNT = thesis.CREDIT_RATINGS["bad"]  # table 2.1 of the thesis: 3
 
 
 class Averaging(NamedTuple):
@@ -112,7 +95,7 @@ class Averaging(NamedTuple):
     seed: int
     scale: float  # of the noise; its standard deviation is sqrt(2) times that
     answers: Array  # (queries,), without a limit
-    average: Average  # of the first answers, with 90 % intervals
+    average: basic.Average  # of the first answers, with 90 % intervals
     allowed: int  # how many of the answers the budget pays for
     cached: Array  # (queries,), the answers of a counter with that budget and a cache; empty if it refuses
     decisive: int  # after how many answers the interval is narrower than +-1/2, so that a count is known
@@ -133,11 +116,11 @@ def averaging(epsilon: float, sensitivity: int, queries: int, budget: float, see
     """
     check_whole("sensitivity", sensitivity, 1, LIMIT)
     check_whole("number of queries", queries, 1, LIMIT)
-    answers = laplace_release(np.full(queries, TRUE_COUNT), sensitivity, epsilon, rng_of(seed, 0))
-    scale = laplace_scale(sensitivity, epsilon)
-    average = averaging_attack(answers, scale)
+    answers = basic.laplace_release(np.full(queries, TRUE_COUNT), sensitivity, epsilon, rng_of(seed, 0))
+    scale = basic.laplace_scale(sensitivity, epsilon)
+    average = basic.averaging_attack(answers, scale)
 
-    def ask(kind: type[NoisyCounter]) -> Array:
+    def ask(kind: type[basic.NoisyCounter]) -> Array:
         counter, told = kind([True] * TRUE_COUNT, budget / sensitivity, rng_of(seed, 0)), []
         with suppress(UsageError):  # the same question costs the same again: once refused, it stays refused
             for _ in range(queries):
@@ -145,7 +128,7 @@ def averaging(epsilon: float, sensitivity: int, queries: int, budget: float, see
         return np.array(told)
 
     decisive = math.floor((2 * float(average.half_width[0])) ** 2) + 1  # half-widths fall as 1 / sqrt(n)
-    allowed, cached = ask(NoisyCounter).size, ask(CachedCounter)
+    allowed, cached = ask(basic.NoisyCounter).size, ask(basic.CachedCounter)
     return Averaging(epsilon, sensitivity, budget, seed, scale, answers, average, allowed, cached, decisive)
 
 
@@ -154,8 +137,8 @@ def interval_coverage(tables: int, seed: int, answers: int = 5) -> tuple[float, 
 
     The first divides the squares by n - 1, the second by n; Laplace noise of standard deviation 2, as in the thesis.
     """
-    fresh = laplace_release(np.full((tables, answers), TRUE_COUNT), 1.0, CREDIT_EPSILON, rng_of(seed, 0))
-    both = [(table.interval, table.interval_dividing_by_n) for table in map(summarise_counts, fresh)]
+    fresh = basic.laplace_release(np.full((tables, answers), TRUE_COUNT), 1.0, thesis.CREDIT_EPSILON, rng_of(seed, 0))
+    both = [(table.interval, table.interval_dividing_by_n) for table in map(thesis.summarise_counts, fresh)]
     right, printed = np.mean([[low < TRUE_COUNT < high for low, high in pair] for pair in both], axis=0)
     return float(right), float(printed)
 
@@ -197,7 +180,7 @@ def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> Gaussian
     """
     mu = check_positive("sensitivity", sensitivity) / check_positive("standard deviation sigma", sigma)
     with np.errstate(over="ignore"):  # e^loss, which is not used here
-        figures = loss_figures(mu**-2, epsilon, points=301)
+        figures = thesis.loss_figures(mu**-2, epsilon, points=301)
     classic = 0 < epsilon < 1 and 0 < figures.delta < 1
     neighbour = figures.density_neighbour / sensitivity
     loss = mu * (np.linspace(-4, 4, 301) + mu / 2)
@@ -205,7 +188,7 @@ def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> Gaussian
     epsilons = np.linspace(0, max(1.25 * epsilon, 4 * mu + mu * mu / 2), POINTS)
     return GaussianCount(
         epsilon, sigma, sensitivity, mu, figures.delta, figures.tail,
-        classic_gaussian_sigma(sensitivity, epsilon, figures.delta) if classic else None,
+        basic.classic_gaussian_sigma(sensitivity, epsilon, figures.delta) if classic else None,
         output=1000 + sensitivity * (figures.output - 1000),
         density=figures.density / sensitivity,
         density_neighbour=neighbour,
@@ -290,6 +273,6 @@ def choices(votes: Mapping[str, int], epsilons: Sequence[float], draws: int, see
     """One vote, chosen privately at each epsilon."""
     scores, rng = np.array(list(votes.values()), dtype=np.float64), rng_of(seed, 0)
     many = np.tile(scores, (draws, 1))
-    exact = [exponential_probabilities(scores, 1.0, epsilon) for epsilon in epsilons]
-    drawn = [np.bincount(report_noisy_max(many, 1.0, e, rng), minlength=scores.size) / draws for e in epsilons]
+    exact = [basic.exponential_probabilities(scores, 1.0, epsilon) for epsilon in epsilons]
+    drawn = [np.bincount(basic.report_noisy_max(many, 1.0, e, rng), minlength=scores.size) / draws for e in epsilons]
     return Choices(dict(votes), tuple(epsilons), draws, seed, np.array(exact), np.array(drawn))

@@ -15,20 +15,7 @@ import plotly.graph_objects as go
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import decades, number, seed_of
-from edp_lab.course.kit.figure import (
-    ABOVE,
-    BELOW,
-    Figure,
-    area,
-    axis,
-    bar,
-    between,
-    line,
-    logs,
-    points,
-    positive,
-    ring,
-)
+from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, area, axis, between, line, logs, points, positive
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import Words, account_command, python
 from edp_lab.course.kit.text import digits as d
@@ -121,7 +108,7 @@ def draw_poll(result: compute.Poll) -> Figure:
             line("after a yes", VERMILLION, y=yes, **below),
             line("after a no", BLUE, "dash", y=no, **below),
             line("", BLACK, "dot", width=1.5, **same, **BELOW),
-            ring(10, x=[here] * 2, y=np.array([yes[here], no[here]]), **BELOW),
+            fig.ring(10, x=[here] * 2, y=np.array([yes[here], no[here]]), **BELOW),
         ],
         "All of them, and one",
         f"{words.poll_caption(result)}band: 90 % interval of the estimate",
@@ -271,7 +258,7 @@ def draw_loss(result: compute.GaussianCount) -> Figure:
             line("density", BLUE, x=result.loss, y=result.loss_density, **ABOVE),
             line("P[loss > ε]", BLUE, "dash", x=result.epsilons, y=positive(result.tails), **BELOW),
             line("the smallest δ", VERMILLION, x=result.epsilons, y=positive(result.deltas), **BELOW),
-            ring(10, x=[result.epsilon] * 2, y=positive([result.tail, result.delta]), **BELOW),
+            fig.ring(10, x=[result.epsilon] * 2, y=positive([result.tail, result.delta]), **BELOW),
         ],
         "The privacy loss",
         words.gaussian_caption(result),
@@ -375,7 +362,7 @@ def choices_figure(result: compute.Choices) -> go.Figure:
     for row, epsilon in enumerate(result.epsilons):
         color, hatch = (SKY, ORANGE, GREEN)[row % 3], ("", "/", "x")[row % 3]
         told, on = f"ε = {d(epsilon)} per choice", {"x": labels, "offsetgroup": row}
-        bars.append(bar(told, color, hatch, y=100 * result.exponential[row], **on))
+        bars.append(fig.bar(told, color, hatch, y=100 * result.exponential[row], **on))
         look: dict[str, Any] = {"edge": 2, "showlegend": row == 0, "cliponaxis": False, **on}
         marks.append(points("noisy max, Laplace", BLACK, "diamond-open", 10, y=100 * result.noisy_max[row], **look))
     drawn = figure(
@@ -400,7 +387,7 @@ def linkage_figure(table: LinkageTable, seed: int) -> go.Figure:
     }
     ks = ["as it is" if row.k == 1 else f"k = {row.k}" for row in table.rows]
     drawn = figure(
-        [bar(*look, x=ks, y=y, text=[f"{v:.0f}" for v in y], textposition="outside") for look, y in shares.items()],
+        [fig.bar(*look, x=ks, y=y, text=[f"{v:.0f}" for v in y], textposition="outside") for look, y in shares.items()],
         "Who is found in a table without names?",
         f"k-anonymity has no ε: no guarantee; synthetic people, seed {seed}",
         height=420,

@@ -83,10 +83,8 @@ TITLES = {
     "rescale": "rescale: × α",
     "noise": "add noise",
 }
-FIXED: dict[str, Any] = {
-    "automargin": False,
-    "fixedrange": True,
-}  # many axes are slow: nothing to measure, nothing to drag
+# Many axes are slow: nothing to measure, nothing to drag.
+FIXED: dict[str, Any] = {"automargin": False, "fixedrange": True}
 ALLOWED = {"name": "what C allows", "line": {"color": BLACK, "dash": "dash", "width": 1.5}}
 
 

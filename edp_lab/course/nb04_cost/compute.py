@@ -24,18 +24,8 @@ from scipy.special import log_ndtr, ndtri
 from edp_lab.attacks.statistics import Rate, Roc, auc, clopper_pearson, roc
 from edp_lab.course.kit.controls import Array, check_whole, mechanism_of
 from edp_lab.errors import UsageError
-from edp_lab.privacy.accountants import (
-    Accountant,
-    GaussianDP,
-    PrivacyLossDistribution,
-    RenyiDP,
-    ReshufflingZCDP,
-    check_delta,
-    gdp_delta,
-    rdp_epsilon,
-    zcdp_delta,
-    zcdp_epsilon,
-)
+from edp_lab.privacy import accountants
+from edp_lab.privacy.accountants import GaussianDP, RenyiDP, ReshufflingZCDP
 from edp_lab.privacy.calibration import Budget, affordable_epochs, calibrate_z0
 from edp_lab.privacy.composition import gaussian_loss_density
 from edp_lab.privacy.guarantee import Guarantee, accountant_for, claim, claimed_accountant, judge
@@ -146,16 +136,16 @@ class Account(NamedTuple):
 
 def accounts(schedule: Schedule, delta: float) -> list[Account]:
     """The same releases, everyone in each of them, by four accountants; the closed form last, which is exact."""
-    kinds: dict[str, type[Accountant]] = {
+    kinds: dict[str, type[accountants.Accountant]] = {
         "zCDP": ReshufflingZCDP,
         "Rényi DP": RenyiDP,
-        "privacy loss distribution": PrivacyLossDistribution,
+        "privacy loss distribution": accountants.PrivacyLossDistribution,
         "Gaussian DP": GaussianDP,
     }
     return [_timed(name, kind, schedule, delta) for name, kind in kinds.items()]
 
 
-def _timed(name: str, kind: type[Accountant], schedule: Schedule, delta: float) -> Account:
+def _timed(name: str, kind: type[accountants.Accountant], schedule: Schedule, delta: float) -> Account:
     start = time.perf_counter()
     epsilon = kind(schedule).epsilon(delta)
     return Account(name, epsilon, time.perf_counter() - start)
@@ -223,8 +213,8 @@ def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) 
         without=density[::-1],
         excess=density * -np.expm1(np.minimum(epsilon - loss, 0)),
         epsilons=epsilons,
-        deltas=np.array([gdp_delta(every.mu, e) for e in epsilons]),
-        zcdp_deltas=np.array([zcdp_delta(zcdp.rho, e) for e in epsilons]),
+        deltas=np.array([accountants.gdp_delta(every.mu, e) for e in epsilons]),
+        zcdp_deltas=np.array([accountants.zcdp_delta(zcdp.rho, e) for e in epsilons]),
         fpr=fpr,
         fnr=1 - every.best_tpr(fpr),
         fnr_each=1 - one.best_tpr(fpr),
@@ -269,7 +259,7 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
         UsageError: a rate outside (0, 1], no noise, steps no whole number from 1 to 10^6, delta outside (0, 1).
     """
     check_whole("number of steps", steps, 1, 10**6)
-    check_delta(delta)
+    accountants.check_delta(delta)
     one = RenyiDP(releases_of(noise_multiplier, 1, rate))
     after = np.unique(np.geomspace(1, steps, POINTS).round().astype(np.int64))
     passes, whole = [whole_passes(int(k), rate) for k in after], round(1 / rate)
@@ -284,7 +274,7 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
     )
     return Sampled(
         rate, noise_multiplier, delta, steps, passes[-1], after, everyone, shuffled,
-        sampled=np.array([rdp_epsilon(one.rdp * float(k), delta) for k in after]),
+        sampled=np.array([accountants.rdp_epsilon(one.rdp * float(k), delta) for k in after]),
         at_least=shuffled_at_least(noise_multiplier, whole, delta) if steps >= whole else 0.0,
         output=output,
         without=without,
@@ -321,7 +311,7 @@ def tight_accounts(result: Sampled) -> Iterator[Account]:
     yield _timed("every utterance in every step", GaussianDP, releases_of(z, result.steps), delta)
     yield _timed("shuffled, exact", GaussianDP, releases_of(z, result.passes), delta)
     yield _timed("Poisson, Rényi DP", RenyiDP, sampled, delta)
-    yield _timed("Poisson, loss distribution", PrivacyLossDistribution, sampled, delta)
+    yield _timed("Poisson, loss distribution", accountants.PrivacyLossDistribution, sampled, delta)
 
 
 # ---- Table 1 -------------------------------------------------------------------------------------------------------
@@ -385,7 +375,7 @@ def _rho_of(epsilon: float, delta: float) -> float:
     """The rho that the paper's conversion turns into epsilon."""
 
     def excess(log_rho: float) -> float:
-        return math.log(zcdp_epsilon(math.exp(log_rho), delta) / epsilon)
+        return math.log(accountants.zcdp_epsilon(math.exp(log_rho), delta) / epsilon)
 
     return math.exp(brentq(excess, -50.0, math.log(epsilon), xtol=1e-14))
 

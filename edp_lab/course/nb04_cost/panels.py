@@ -12,18 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from edp_lab.course.kit import controls
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import (
-    AS_PRINTED,
-    VARIANTS,
-    choice,
-    decades,
-    decay_of,
-    delta_of,
-    devices,
-    number,
-    seed_of,
-)
+from edp_lab.course.kit.controls import choice, decades, decay_of, delta_of, devices, number, seed_of
 from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, Trace, axis, figure, line, log_axis, logs, points, positive
 from edp_lab.course.kit.panel import COPY, Panel, RunPanel, panel
 from edp_lab.course.kit.text import Words, account_command, account_of, at_most, columns, duration, python
@@ -58,10 +49,11 @@ def bill(
         """The call of `edp-lab account` that says the same; with a private alpha also that with a public one."""
         m, budget, held = result.mechanism, result.budget, result.guarantee
         private = held.epsilon is None and held.epsilon_if_alpha_public is not None
-        bill = {"epochs": result.epochs, "delta": budget.delta, "utterances-per-person": budget.utterances_per_person}
+        run = {"epochs": result.epochs, "delta": budget.delta, "utterances-per-person": budget.utterances_per_person}
         both = [m, m.with_public_alpha()] if private else [m]
-        return "\n".join(account_of(one, **bill, **{"target-epsilon": budget.epsilon}) for one in both)
+        return "\n".join(account_of(one, **run, **{"target-epsilon": budget.epsilon}) for one in both)
 
+    variants = {name: name for name in controls.VARIANTS}
     tooltips = [
         "Algorithm 1 of the paper, verbatim: α from private gradients",
         "the same, with α from public text",
@@ -72,7 +64,7 @@ def bill(
         "First, the privacy loss after each epoch: claimed, bounded and exact; then, the noise of each epoch, and its "
         "share of the bill.",
         {
-            "variant": choice("variant", AS_PRINTED, {name: name for name in VARIANTS}, tooltips=tooltips),
+            "variant": choice("variant", controls.AS_PRINTED, variants, tooltips=tooltips),
             "clip_norm": number("clip norm C", C, decades(-2, 2), unit="gradient norm"),
             "z0": number("noise multiplier z0", z0, decades(-6, 2), unit="no unit"),
             "decay": decay_of(decay),
