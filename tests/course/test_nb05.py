@@ -339,11 +339,6 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_maximum_that_still_reads_padding_is_open_and_says_so(stub: Callable[[str, str], Any]) -> None:
-    verdict = mark(exercises("05")["pool"], stub("05", "pool"), 0)
-    assert verdict.message == "still to do (the maximum still reads the zeros of the padding)"
-
-
 def test_limits_of_an_error_rate_are_found_whatever_the_seed() -> None:
     for seed in range(60):
         for wrong in (rate(most=1.0), rate(errors=as_bags)):

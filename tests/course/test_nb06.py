@@ -16,12 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.nb06_tradeoff import compute, panels
 from edp_lab.course.nb06_tradeoff.compute import BASE, Grid, Point, explore, ladder, load_grid, measure, tuning
 from edp_lab.course.nb06_tradeoff.exercises import EPOCHS, PAIRS
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Adjacency, gdp_epsilon, judge
+from edp_lab.privacy import Adjacency, gdp_epsilon
 from edp_lab.privacy.composition import best_of_random
 from edp_lab.training import TrainConfig, train
 from tests.course.conftest import report, source
@@ -93,13 +92,9 @@ def test_the_grid_holds_every_run_of_the_plan_after_each_mark(grid: Grid) -> Non
     assert len(grid.points) == len(planned)
     assert {"command", "machine", "versions"} <= set(grid.about)
     assert all(0 < p.ser < 1.2 and p.seconds > 0 for p in grid.points)
-
-
-def test_every_epsilon_is_the_judge_s(grid: Grid) -> None:
-    for point in grid.after(8):
-        found = judge(point.config.mechanism(point.utterances), 8, point.utterances**-1.1)
-        assert (point.guarantee, point.epsilon) == (found, found.epsilon_if_alpha_public)
-        assert found.status == ("none" if point.method in ("sgd", "printed") else "void: seed published")
+    unproven = {p.method for p in grid.points if p.guarantee.status == "none"}
+    assert unproven == {"sgd", "printed"}
+    assert {p.guarantee.status for p in grid.points if p.method not in unproven} == {"void: seed published"}
 
 
 def test_what_the_notebook_s_prose_says_of_the_runs_holds(grid: Grid) -> None:
@@ -450,8 +445,3 @@ WRONG: dict[str, dict[str, Any]] = {
         ),
     },
 }
-
-
-def test_a_report_that_is_untouched_is_open_and_says_so(stub: Callable[[str, str], Any]) -> None:
-    verdict = mark(exercises("06")["report"], stub("06", "report"), 0)
-    assert verdict.message == "still to do (it still picks by the test set and pays for the winner only)"

@@ -13,7 +13,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from edp_lab.corpora import Utterance
-from edp_lab.corpora.metrics import Scores, spans
+from edp_lab.corpora.metrics import spans
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import Array, choice, number
 from edp_lab.course.kit.figure import Figure, Trace, bar, figure, line
@@ -24,7 +24,9 @@ from edp_lab.course.nb05_models import compute
 from edp_lab.course.nb05_models.compute import TAGS, WORDS, Browsed, CrfView, Scored
 from edp_lab.models import Prediction
 
-words = Words(__file__)
+words = Words(__file__, PAPER_DELTA=compute.PAPER_DELTA)
+corpora_table, scores_table = words.corpora_table, words.scores_table  # of `CorpusLook`s, of scores by name
+network_drawing = words.network  # an `Architecture` from input to output, with bars for what each layer learns
 ROWS = {"autorange": "reversed", "ticks": "", "showgrid": False}  # of an axis with names, from top to bottom
 WIDE = {**ROWS, "ticklabelstandoff": 4}
 
@@ -98,15 +100,14 @@ def draw_ranks(result: Browsed) -> Figure:
     """How often each label occurs, by rank, on log axes; and where ten training examples are."""
     counts, labels = list(result.counts.values()), list(result.counts)
     ten = 10 * len(result.look.lengths) / result.look.parts["train"]
-    own = {"color": ORANGE, "symbol": "diamond", "size": 12, "line": {"color": BLACK, "width": 1}}
     mine = {"x": [labels.index(label) + 1 for label in result.own], "y": [result.counts[label] for label in result.own]}
-    ranks: Trace = {"mode": "lines+markers", "marker": {"color": BLUE, "size": 6}, "x": list(range(1, len(counts) + 1))}
+    edge = {"line": {"color": BLACK}}
     log = {"type": "log", "dtick": 1, "tickformat": ","}
     ends = [math.floor(math.log10(min([ten, *counts]))), math.ceil(math.log10(max([ten, *counts])))]
     return figure(
         [
-            line("labels", BLUE, y=counts, **ranks),
-            fig.trace("of this utterance", {"mode": "markers", "marker": own}, **mine),
+            line("labels", BLUE, symbol="circle", size=6, x=list(range(1, len(counts) + 1)), y=counts),
+            fig.points("of this utterance", ORANGE, "diamond", 12, edge=1, marker=edge, **mine),
         ],
         "How many examples a label has",
         f"{result.rare} of {len(counts)} {result.kind} are below the dotted line:<br>"
@@ -124,11 +125,6 @@ def _short(name: str) -> str:
     return escape(name if len(name) <= 26 else f"{name[:12]}…{name[-12:]}")
 
 
-def corpora_table(looks: Sequence[compute.CorpusLook]) -> str:
-    """Properties of corpora, one column each: HTML."""
-    return words.corpora_table(looks, compute.PAPER_DELTA)
-
-
 def missing_corpora(available: Mapping[str, bool]) -> str:
     """Which corpora are not there, and how to get them."""
     commands = [f"edp-lab data fetch {name}" for name, there in available.items() if not there]
@@ -136,11 +132,6 @@ def missing_corpora(available: Mapping[str, bool]) -> str:
 
 
 # ---- Networks ------------------------------------------------------------------------------------------------------
-
-
-def network_drawing(network: compute.Architecture) -> str:
-    """A network from input to output, with a bar for what each layer learns: SVG."""
-    return words.network(network)
 
 
 def predicted(utterances: Sequence[Utterance], predictions: Sequence[Prediction]) -> str:
@@ -151,11 +142,6 @@ def predicted(utterances: Sequence[Utterance], predictions: Sequence[Prediction]
         told = [mine if mine == true else f"{mine} ({true})" for mine, true in tags]
         pairs.append((utterance, said, told, [mine != true for mine, true in tags]))
     return words.predicted(pairs)
-
-
-def scores_table(rows: Mapping[str, Scores]) -> str:
-    """Scores by name: HTML."""
-    return words.scores_table(rows)
 
 
 def leak_figure(leak: compute.Leak, told: str) -> go.Figure:
@@ -223,22 +209,16 @@ def _lattice(
     result: CrfView, values: Array, form: str, low: float, high: float, hover: str, title: str, caption: str
 ) -> Figure:
     """A number for each tag of each word (T, K), the best path through them, and the best tag of each word alone."""
-    square = {"symbol": "square-open", "size": 34, "color": BLACK, "line": {"width": 1.5}}
-    path = {"color": "rgba(213, 94, 0, 0.45)", "width": 12}  # numbers stay readable through it
-    numbers: Trace = {
-        "mode": "text",
-        "text": [form.format(value) for value in values.T.ravel()],
-        "textfont": {"color": BLACK},
-        "showlegend": False,
-    }
+    sheer = "rgba(213, 94, 0, 0.45)"  # numbers stay readable through it
+    silent: dict[str, Any] = {"x": WORDS, "hoverinfo": "skip"}
+    text = [form.format(value) for value in values.T.ravel()]
     places = {"x": [word for _ in TAGS for word in WORDS], "y": [tag for tag in TAGS for _ in WORDS]}
+    numbers = {"mode": "text", "text": text, "textfont": {"color": BLACK}, "showlegend": False, "hoverinfo": "skip"}
     traces = [
         _heat(WORDS, TAGS, values.T.tolist(), low, high, f"%{{x}} as %{{y}}: {hover}"),
-        fig.trace("Viterbi path", {"mode": "lines", "line": path}, x=WORDS, y=result.path, hoverinfo="skip"),
-        fig.trace(
-            "each word by itself", {"mode": "markers", "marker": square}, x=WORDS, y=result.alone, hoverinfo="skip"
-        ),
-        fig.trace("", numbers, **places, hoverinfo="skip"),
+        line("Viterbi path", sheer, width=12, y=result.path, **silent),
+        fig.points("each word by itself", BLACK, "square-open", 34, y=result.alone, **silent),
+        fig.trace("", numbers, **places),
     ]
     axes = {"xaxis": fig.axis("word", showgrid=False, ticks=""), "yaxis": fig.axis("tag", **ROWS)}
     return figure(traces, title, caption, 400, top=116, **axes)

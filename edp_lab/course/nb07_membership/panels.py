@@ -22,7 +22,7 @@ from edp_lab.attacks.statistics import LEAST_MEMBERS, Guards
 from edp_lab.attacks.statistics import roc as roc_curve
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, devices, number, number_box
-from edp_lab.course.kit.figure import Figure, Trace, figure, line
+from edp_lab.course.kit.figure import Figure, Trace, figure, line, points
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.text import Words, account_command, at_most, columns, count, train_command
 from edp_lab.course.kit.text import digits as d
@@ -93,7 +93,6 @@ def draw_roc(result: Shown) -> Figure:
         value, (least, most) = max(rate.value, floor), rate.interval
         reach = fig.error_bars([value], [(min(value, max(least, floor)), most)], width=4, color="#444")
         point |= {axis: [value], f"error_{axis}": reach}
-    marker = {"color": BLACK, "symbol": "circle-open", "size": 13, "line": {"width": 3}}
     hover = "FPR %{x:.3g}: TPR %{y:.3g}"
     silent: dict[str, Any] = {"hoverinfo": "skip", "hover": hover}
     chance, span = {"mode": "lines", "line": CHANCE}, [math.log10(SMALLEST), 0.03]
@@ -104,7 +103,7 @@ def draw_roc(result: Shown) -> Figure:
             line(claimed, ORANGE, "dash", width=2.5, x=grid, y=result.claimed.tpr(grid)),
             line(true, GREEN, "longdashdot", width=2.5, x=grid, y=result.true.tpr(grid)),
             fig.trace("guessing", chance, x=[SMALLEST, 1], y=[SMALLEST, 1], **silent),
-            fig.trace("threshold", {"mode": "markers", "marker": marker}, **point),
+            points("threshold", BLACK, "circle-open", 13, edge=3, **point),
         ],
         "Members found, non-members accused",
         f"{result.result.members:,} a side; target: SGD, no guarantee, seed {result.seed};<br>"
@@ -149,10 +148,8 @@ def draw_scores(result: Shown) -> Figure:
 
 def bound_settings(result: Shown) -> str:
     """The mechanism whose bounds are drawn."""
-    mechanism = result.mechanism
-    name = "as printed" if mechanism.variant is Variant.AS_PRINTED else "sound"
-    epochs = count(result.guarantee.epochs, "epoch")
-    return f"{name}, N = {mechanism.num_devices}, z0 = {mechanism.z0:g}, {epochs}"
+    mechanism, epochs = result.mechanism, count(result.guarantee.epochs, "epoch")
+    return f"{mechanism.variant.replace('-', ' ')}, N = {mechanism.num_devices}, z0 = {mechanism.z0:g}, {epochs}"
 
 
 def roc_command(result: Shown, attacked: Attacked) -> str:
@@ -226,17 +223,16 @@ def draw_exposure(result: Remembered) -> Figure:
     for (method, rows), (color, dash, symbol) in zip(result.rows.items(), looks, strict=True):
         exposures = [row.exposure for row in rows]
         reach = fig.error_bars(exposures, [row.interval for row in rows], width=4, color=color, thickness=1.2)
-        look: dict[str, Any] = {"mode": "lines+markers", "marker": {"symbol": symbol, "size": 9}, "error_y": reach}
-        on = {"x": [str(row.repetitions) for row in rows], "y": exposures, "hover": "%{x} times: %{y:.1f} bits"}
-        traces.append(line(METHOD_NAMES[method], color, dash, **look, **on))
-    ring = {"color": VERMILLION, "symbol": "circle-open", "size": 18, "line": {"width": 3}}
-    chosen = {"x": [str(result.chosen.repetitions)], "y": [result.chosen.exposure], "showlegend": False}
+        on: Trace = {"x": [str(row.repetitions) for row in rows], "y": exposures, "error_y": reach}
+        traces.append(line(METHOD_NAMES[method], color, dash, symbol=symbol, size=9, **on))
+    chosen: Trace = {"x": [str(result.chosen.repetitions)], "y": [result.chosen.exposure], "showlegend": False}
     forgotten, cap = math.log2(math.e), result.chosen.cap
     return figure(
-        [*traces, fig.trace("", {"mode": "markers", "marker": ring, "hoverinfo": "skip"}, **chosen)],
+        [*traces, points("", VERMILLION, "circle-open", 18, edge=3, hoverinfo="skip", **chosen)],
         "How well it remembers",
         canary_caption(result),
         HEIGHT,
+        hover="%{x} times: %{y:.1f} bits",
         shapes=[fig.hline(forgotten, line=CHANCE), fig.hline(cap)],
         annotations=[
             _level("nothing remembered", forgotten, "bottom"),
@@ -456,9 +452,8 @@ def _traces(runs: Runs, yours: Runs, place: Place) -> list[Trace]:
             )
         )
     rings = [place(run, found) for run in yours for found in run.found.values()]
-    marker = {"symbol": "circle-open", "size": 20, "color": VERMILLION, "line": {"width": 3}}
-    look = {"mode": "markers", "marker": marker, "showlegend": False, "hoverinfo": "skip"}
-    return [*traces, fig.trace("your runs", look, x=[x for x, _, _ in rings], y=[y for _, y, _ in rings])]
+    on: Trace = {"x": [x for x, _, _ in rings], "y": [y for _, y, _ in rings], "showlegend": False}
+    return [*traces, points("your runs", VERMILLION, "circle-open", 20, edge=3, hoverinfo="skip", **on)]
 
 
 # ---- Drawn once ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from scipy.stats import norm
 
@@ -16,7 +15,7 @@ from edp_lab.attacks.audit.bounds import Finding
 from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import DEVICES, choice, decades, devices, number, number_box
-from edp_lab.course.kit.figure import Figure, Trace, figure, line
+from edp_lab.course.kit.figure import Figure, Trace, figure, line, points
 from edp_lab.course.kit.panel import Panel, RunPanel, StoppedError, panel
 from edp_lab.course.kit.text import Words, columns, count
 from edp_lab.course.kit.text import digits as d
@@ -38,17 +37,11 @@ MEANINGS = {
 }
 
 
-def _printed(mechanism: Mechanism) -> bool:
-    return mechanism.variant is Variant.AS_PRINTED
+SOURCES = {Variant.AS_PRINTED: "the paper's zCDP", Variant.SOUND: "the true one"}  # of the claim under test
 
 
-def _source(mechanism: Mechanism) -> str:
-    """Where the claim under test comes from."""
-    return "the paper's zCDP" if _printed(mechanism) else "the true one"
-
-
-def _marks(name: str, marker: Trace, **more: Any) -> Trace:
-    return fig.trace(name, {"mode": "markers", "marker": marker}, **more)
+def _name(mechanism: Mechanism) -> str:
+    return mechanism.variant.replace("-", " ")
 
 
 # ---- One step ------------------------------------------------------------------------------------------------------
@@ -74,7 +67,7 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
         [draw_step, draw_scale],
         lambda result: words.step(result, SURE, MEANINGS[result.audit.verdict]),
         step_command,
-        idle=lambda result: () if _printed(result.audit.mechanism) else ("alpha_max",),
+        idle=lambda result: ("alpha_max",) if result.audit.mechanism.variant is Variant.SOUND else (),
     )
 
 
@@ -88,13 +81,12 @@ def draw_step(result: StepAudit) -> Figure:
         bells.append(line("", color, dash, width=2, showlegend=False, hoverinfo="skip", **on))
     top = 1.15 * max(float(trace["y"].max()) for trace in (*bars, bells[0]))
     mechanism = result.audit.mechanism
-    alpha = f", largest α = {mechanism.alpha_max:g}" if _printed(mechanism) else ""
+    alpha = f", largest α = {mechanism.alpha_max:g}" if mechanism.variant is Variant.AS_PRINTED else ""
     setting = f"N = {mechanism.num_devices}, C = {mechanism.clip_norm:g}, z0 = {mechanism.z0:g}{alpha}"
     return figure(
         [*bars, *bells],
         "What one step gives away",
-        f"{'as printed' if _printed(mechanism) else 'sound'}: {setting},<br>"
-        f"{result.audit.draws:,} draws a side, seed {result.seed}",
+        f"{_name(mechanism)}: {setting},<br>{result.audit.draws:,} draws a side, seed {result.seed}",
         HEIGHT,
         barmode="overlay",
         bargap=0,
@@ -114,29 +106,30 @@ def draw_scale(result: StepAudit) -> Figure:
     claimed, true, gaussian, free, most = ROWS
     audit, bounds = result.audit, result.audit.bounds
     ranges = ((gaussian, BLUE, "solid", bounds.gaussian), (free, PURPLE, "dot", bounds.distribution_free))
-    points = (
+    numbers = (
         (claimed, ORANGE, "square", audit.epsilon_claimed),
         (true, GREEN, "circle", audit.epsilon_holds or 0.0),
         (most, BLACK, "line-ns-open", audit.ceiling),
     )
-    last = max(2.0, math.ceil(math.log10(max(value for *_, value in (*ranges, *points))) + 0.4))
+    last = max(2.0, math.ceil(math.log10(max(value for *_, value in (*ranges, *numbers))) + 0.4))
     traces = []
     for name, color, dash, bound in ranges:
-        ends = {"symbol": ["line-ns-open", "triangle-right"], "size": 15, "line": {"width": 3, "color": color}}
+        ends: Trace = {"symbol": ["line-ns-open", "triangle-right"], "size": 15}
+        ends["marker"] = {"line": {"width": 3, "color": color}}
         side = "top left" if bound > 10 ** (last - 1) else "top right"
-        beside = {"textposition": side, "text": [f"≥ {d(bound)}", ""]}
-        look: Trace = {"mode": "lines+markers+text", "marker": {**ends, "color": color}, **beside}
-        traces.append(line(name, color, dash, width=7, x=[max(bound, FLOOR), 0.9 * 10**last], y=[name] * 2, **look))
-    for name, color, symbol, value in points:
+        beside = {"textposition": side, "text": [f"≥ {d(bound)}", ""], "mode": "lines+markers+text"}
+        on = {"x": [max(bound, FLOOR), 0.9 * 10**last], "y": [name] * 2}
+        traces.append(line(name, color, dash, width=7, **ends, **beside, **on))
+    for name, color, symbol, value in numbers:
         # The claim has a line of its own, which its number must not stand on.
-        beside = {"textposition": "middle right" if name == claimed else "top center", "text": [d(value)]}
-        marker = {"symbol": symbol, "size": 14, "color": color, "line": {"width": 3, "color": color}}
-        traces.append(_marks(name, marker, x=[max(value, FLOOR)], y=[name], **beside, mode="markers+text"))
+        side = "middle right" if name == claimed else "top center"
+        told: Trace = {"mode": "markers+text", "text": [d(value)], "textposition": side}
+        traces.append(points(name, color, symbol, 14, edge=3, x=[max(value, FLOOR)], y=[name], **told))
     return figure(
         traces,
         "Which ε can it be?",
         f"δ = {audit.delta:.2g}, zero-out, disjoint batches; true: Gaussian DP;<br>"
-        f"claimed: {_source(audit.mechanism)}; proven at {SURE}, seed {result.seed}",
+        f"claimed: {SOURCES[audit.mechanism.variant]}; proven at {SURE}, seed {result.seed}",
         HEIGHT,
         top=90,
         hover="%{text}<extra></extra>",
@@ -224,13 +217,12 @@ def draw_ceiling(result: Guesses) -> Figure:
         ("best, any", PURPLE, "dash", "square", list(result.ceiling), [best.distribution_free for best in perfect]),
         ("your share, any", ORANGE, "dot", "circle", list(shares), list(shares.values())),
     ):
-        traces.append(line(name, color, dash, x=x, y=y, mode="lines+markers", marker={"symbol": symbol}))
+        traces.append(line(name, color, dash, symbol=symbol, size=6, x=x, y=y))
     for name, symbol, bound in (
         ("you, Gaussian", "diamond-open", result.bounds.gaussian),
         ("you, any", "square-open", result.bounds.distribution_free),
     ):
-        marker = {"symbol": symbol, "size": 15, "color": BLACK, "line": {"width": 2.5}}
-        traces.append(_marks(name, marker, x=[result.made], y=[bound]))
+        traces.append(points(name, BLACK, symbol, 15, edge=2.5, x=[result.made], y=[bound]))
     highest = result.ceiling[compute.SIZES[-1]].gaussian or 0
     place = {"xref": "paper", "x": 1, "xanchor": "right", "y": result.tested, "yanchor": "bottom"}
     return figure(
@@ -313,7 +305,7 @@ class OneRun(RunPanel):
             live.show(draw(self.audits))
         rows = list(self.audits.values())
         refuted = sum(audit.verdict is Finding.REFUTED for audit in rows)
-        self.words.value = words.runs(rows, refuted, _source(rows[-1].mechanism))
+        self.words.value = words.runs(rows, refuted, SOURCES[rows[-1].mechanism.variant])
         self.command.value = one_run_command(config, canaries)
 
 
@@ -329,12 +321,12 @@ def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
             told.append(f"{tally.correct:,} right")
             asked.append(None if least is None else 100 * least / tally.guesses)
     inside = {"text": told, "textposition": "inside", "insidetextanchor": "start", "textfont": {"color": BLACK}}
-    dash = {"symbol": "line-ew-open", "size": 60, "color": VERMILLION, "line": {"width": 4}}
+    wanted: Trace = {"x": names, "y": asked, "hover": "%{y:.1f} % would refute the claim"}
     coin = {"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y", "y": 50, "yanchor": "bottom"}
     return figure(
         [
             fig.bar("right", SKY, width=0.55, x=names, y=right, hover="%{y:.1f} % right", **inside),
-            _marks("needed to refute the claim", dash, x=names, y=asked, hover="%{y:.1f} % would refute the claim"),
+            points("needed to refute the claim", VERMILLION, "line-ew-open", 60, edge=4, **wanted),
         ],
         "Guesses about the last run",
         caption,
@@ -355,7 +347,8 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
         ("proven, Gaussian", BLUE, "triangle-up", [audit.epsilon_lower_bound for audit in rows]),
         ("proven, any mechanism", PURPLE, "triangle-up-open", [audit.bounds.distribution_free for audit in rows]),
     ):
-        traces.append(_marks(name, {"symbol": symbol, "size": 11, "color": color}, x=numbers, y=proven))
+        marker = {"symbol": symbol, "size": 11, "color": color}
+        traces.append(fig.trace(name, {"mode": "markers", "marker": marker}, x=numbers, y=proven))
     for name, color, dash, levels in (
         ("claimed", ORANGE, "dash", [audit.epsilon_claimed for audit in rows[:1]]),
         ("true", GREEN, "solid", [audit.epsilon_holds for audit in rows[:1]]),
@@ -377,9 +370,8 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
 
 
 def _run_settings(audit: OneRunAudit) -> str:
-    mechanism, name = audit.mechanism, "as printed" if _printed(audit.mechanism) else "sound"
-    setting = f"N = {mechanism.num_devices}, z0 = {mechanism.z0:g}, {count(audit.epochs, 'epoch')}"
-    return f"{name}: {setting}, m = {audit.canaries:,}"
+    setting = f"N = {audit.mechanism.num_devices}, z0 = {audit.mechanism.z0:g}, {count(audit.epochs, 'epoch')}"
+    return f"{_name(audit.mechanism)}: {setting}, m = {audit.canaries:,}"
 
 
 def one_run_command(config: TrainConfig, canaries: int) -> str:
