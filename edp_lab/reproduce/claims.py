@@ -103,10 +103,6 @@ class Claim:
         return evidence
 
     @property
-    def document(self) -> str:
-        return DOCUMENTS[self.id[0]]
-
-    @property
     def function(self) -> str:
         return f"{self.evidence.__module__}.{self.evidence.__name__}"
 

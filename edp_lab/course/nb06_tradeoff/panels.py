@@ -458,7 +458,7 @@ PARETO_CAPTION = (
 
 
 def pareto_points(path: Path = RESULTS / "pareto.json") -> list[dict[str, Any]]:
-    """What was measured, as `edp_lab.reproduce.pareto.Point.as_json` has it.
+    """What was measured, as `edp_lab.reproduce.pareto._point` has it.
 
     Raises:
         UsageError: as `rows`.

@@ -238,31 +238,22 @@ class _CRFLoss(nn.Module):
 
 
 class _ImagePeer(nn.Module):
-    """A copy of one of our image classifiers, with a loss for each image."""
+    """A copy of one of our image classifiers as a row of torch's modules, with a loss for each image."""
 
     def __init__(self, model: ImageClassifier) -> None:
         super().__init__()
-        self.network = plain_copy(model)
+        act = nn.ReLU if model.activation == "relu" else nn.Tanh
+        modules: list[nn.Module] = []
+        for stage, layer in zip(model.stages, model.convolutions, strict=True):
+            pool = [nn.MaxPool2d(stage.pool, stage.pool_stride)] if stage.pool else []
+            modules += [deepcopy(layer), *pool, act()]
+        modules.append(nn.Flatten())
+        for layer in model.dense:
+            modules += [deepcopy(layer), act()]
+        self.network, self.convolves = nn.Sequential(*modules[:-1]), bool(model.stages)
 
     def forward(self, batch: ImageBatch) -> Tensor:
-        return F.cross_entropy(self.network(batch.images), batch.labels, reduction="none")
-
-
-class _Centred(nn.Module):
-    """What `ImageClassifier` does to an image before its first convolution."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (2 * x - 1).contiguous(memory_format=torch.channels_last)
-
-
-def plain_copy(model: ImageClassifier) -> nn.Sequential:
-    """The same network and weights as a row of torch's modules."""
-    act = nn.ReLU if model.activation == "relu" else nn.Tanh
-    modules: list[nn.Module] = [_Centred()] if model.stages else []
-    for stage, layer in zip(model.stages, model.convolutions, strict=True):
-        pool = [nn.MaxPool2d(stage.pool, stage.pool_stride)] if stage.pool else []
-        modules += [deepcopy(layer), *pool, act()]
-    modules.append(nn.Flatten())
-    for layer in model.dense:
-        modules += [deepcopy(layer), act()]
-    return nn.Sequential(*modules[:-1])
+        x = batch.images
+        if self.convolves:
+            x = (2 * x - 1).contiguous(memory_format=torch.channels_last)
+        return F.cross_entropy(self.network(x), batch.labels, reduction="none")
