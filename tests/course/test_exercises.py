@@ -7,7 +7,7 @@ together with what is said. One that is meant to stop with an error has "(crash)
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,7 @@ each_exercise = pytest.mark.parametrize(("number", "name"), EXERCISES, ids=lambd
 
 
 def wrong_answers(number: str) -> dict[str, dict[str, Any]]:
-    path = Path(__file__).with_name(f"test_nb{number}.py")
-    path = path if path.exists() else path.with_name(f"test_exercises_nb{number}.py")
-    spec = spec_from_file_location(path.stem, path)
-    assert spec
-    assert spec.loader
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.WRONG
+    return import_module(f"tests.course.test_nb{number}").WRONG
 
 
 @pytest.mark.parametrize("path", SOURCES[1:], ids=lambda path: path.stem)
