@@ -304,10 +304,11 @@ def turned_command(result: Turned, **values: float) -> str:
 
 # ---- Table 1, theirs and ours ----------------------------------------------------------------------------------------
 
-VARIANTS = {  # name, colour, symbol, shift
+VARIANTS: dict[str, tuple[str, str, str, float]] = {  # name, colour, symbol, shift
     "as printed": ("ours, as printed", BLUE, "circle", -0.17),
     "sound": ("ours, sound", VERMILLION, "square", 0.17),
     HALF: ("SGD, half the epochs", GREEN, "x", 0.0),
+    "theirs": ("theirs", BLACK, "diamond-open", 0),
 }
 CHANGES = {"ser_change": "SER (error)", "auc_change": "AUC, shadow", "loss_auc_change": "AUC, loss"}
 TABLE1_CAPTION = (
@@ -323,56 +324,48 @@ def table1_figure(cells: Sequence[Cell]) -> go.Figure:
 
     `cells` are those of `edp_lab.course.nb11_claims.compute.table1_cells`.
     """
-    lines = list(dict.fromkeys(_line(cell) for cell in cells if cell["ser_change"]))
     of = {variant: [cell for cell in cells if cell["variant"] == variant] for variant in VARIANTS}
-    printed = of["as printed"]
-
-    def marks(variant: str, x: Sequence[float | None], plot: int, what: str = "", hollow: str = "") -> fig.Trace:
-        name, color, symbol, shift = VARIANTS[variant]
-        look = {"mode": "markers", "marker": {"symbol": symbol + hollow, "size": 9, "color": color}}
-        y = [lines.index(_line(cell)) + shift for cell in of[variant]]
-        return trace(name + what, look, legendgroup=variant, x=x, y=y, showlegend=plot == 1, **fig.at(plot))
-
-    def theirs(x: Sequence[float | None], plot: int) -> fig.Trace:
-        look = {"mode": "markers", "marker": {"symbol": "diamond-open", "size": 10, "color": BLACK}}
-        y = [lines.index(_line(cell)) for cell in printed]
-        return trace("theirs", look, legendgroup="theirs", x=x, y=y, showlegend=plot == 1, **fig.at(plot))
-
+    of["theirs"] = of["as printed"]
+    lines = list(dict.fromkeys(_line(cell) for cell in cells if cell["ser_change"]))
     traces, shapes, notes, axes = [], [], [], []
+
+    def marks(
+        variant: str, x: Sequence[float | None], plot: int, what: str = "", hollow: str = "", **more: Any
+    ) -> None:
+        name, color, symbol, shift = VARIANTS[variant]
+        marker = {"symbol": symbol + hollow, "size": 10 if variant == "theirs" else 9, "color": color}
+        y = [lines.index(_line(cell)) + shift for cell in of[variant]]
+        shown = {"legendgroup": variant, "showlegend": plot == 1, **fig.at(plot), **more}
+        traces.append(trace(name + what, {"mode": "markers", "marker": marker}, x=x, y=y, **shown))
+
     rows = {"tickvals": list(range(len(lines))), "ticktext": lines, "range": [len(lines) - 0.4, -0.6]}
     for plot, name in enumerate(CHANGES, 1):
         (low, high), at = _range(cells, name), fig.at(plot)
-        for variant, own in of.items():
-            changes = [cell[name]["mean"] for cell in own]
-            half = [0 if cell[name]["high"] is None else cell[name]["high"] - cell[name]["mean"] for cell in own]
-            half = [width if low <= x <= high else 0 for x, width in zip(changes, half, strict=True)]
-            traces.append({**marks(variant, changes, plot), "error_x": {"array": half}})
-            for cell, change in zip(own, changes, strict=True):
-                if not low <= change <= high:  # it would leave no room for the others
+        for variant in ("as printed", "sound", HALF):
+            changes = [cell[name] for cell in of[variant]]
+            seen = [low <= one["mean"] <= high and one["high"] is not None for one in changes]
+            half = [one["high"] - one["mean"] if bar else 0 for one, bar in zip(changes, seen, strict=True)]
+            marks(variant, [one["mean"] for one in changes], plot, error_x={"array": half})
+            for cell in of[variant]:
+                if not low <= (change := cell[name]["mean"]) <= high:  # it would leave no room for the others
                     place = {"x": high, "xanchor": "right"} if change > high else {"x": low, "xanchor": "left"}
-                    place |= {
-                        "y": lines.index(_line(cell)),
-                        "xref": fig.at(plot)["xaxis"],
-                        "yref": fig.at(plot)["yaxis"],
-                    }
+                    place |= {"y": lines.index(_line(cell)), "xref": at["xaxis"], "yref": at["yaxis"]}
                     text = f"{change:+.0f} ▸" if change > high else f"◂ {change:+.0f}"
                     notes.append(fig.note(text, font={"color": VARIANTS[variant][1]}, **place))
-        if name in printed[0]["paper"]:
-            traces.append(theirs([cell["paper"][name] for cell in printed], plot))
+        if name in of["theirs"][0]["paper"]:
+            marks("theirs", [cell["paper"][name] for cell in of["theirs"]], plot)
         shapes.append(fig.vline(0, at["xaxis"], line={"width": 1, "color": "#888"}))
         axes.append((axis("change (%)", [low, high]), rows))
     for variant, what in (("as printed", "were alpha public"), ("sound", "holds")):
-        claimed = [_power(cell["log10_claimed"]) for cell in of[variant]]
+        marks(variant, [_power(cell["log10_claimed"]) for cell in of[variant]], 4, ": claimed", "-open")
         held = [cell["epsilon"] or cell["epsilon_if_alpha_public"] for cell in of[variant]]
-        traces.append(marks(variant, claimed, 4, ": claimed", "-open"))
-        traces.append(marks(variant, held, 4, f": {what}"))
-    traces.append(theirs([_power(cell["paper"]["log10_claimed"]) for cell in printed], 4))
+        marks(variant, held, 4, f": {what}")
+    marks("theirs", [_power(cell["paper"]["log10_claimed"]) for cell in of["theirs"]], 4)
     axes.append((axis("ε (no unit)", type="log", exponentformat="power", nticks=4), rows))
-    titles = (*CHANGES.values(), "ε")
-    layout = fig.plots(1, 4, titles, axes, shared_yaxes=True, horizontal_spacing=0.02)
+    layout = fig.plots(1, 4, (*CHANGES.values(), "ε"), axes, shared_yaxes=True, horizontal_spacing=0.02)
     layout["annotations"] += notes
-    legend, height = {"y": 1 + 1 / len(lines), "yanchor": "bottom"}, 30 * len(lines) + 250
-    layout |= {"shapes": shapes, "legend": legend, "template": TEMPLATE}
+    layout |= {"shapes": shapes, "legend": {"y": 1 + 1 / len(lines), "yanchor": "bottom"}, "template": TEMPLATE}
+    height = 30 * len(lines) + 250
     return go.Figure(figure(traces, "Table 1, theirs and ours", TABLE1_CAPTION, height, top=180, **layout))
 
 
