@@ -164,10 +164,5 @@ def layer_name(parameter: str) -> str:
 
 def reading_order(parameters: Sequence[str]) -> list[str]:
     """Parameters from input to output; unknown ones before the heads, in the order given."""
-    known = list(LAYERS)
-
-    def place(parameter: str) -> int:
-        first = parameter.partition(".")[0]
-        return known.index(first) if first in known else known.index("intent")
-
-    return sorted(parameters, key=place)
+    places = {layer: place for place, layer in enumerate(LAYERS)}
+    return sorted(parameters, key=lambda name: places.get(name.partition(".")[0], places["intent"]))
