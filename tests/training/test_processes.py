@@ -134,9 +134,9 @@ def test_another_number_of_processes_than_asked_for_is_refused_in_one_sentence(f
 
 def test_a_launcher_may_start_the_processes_and_hears_one_summary(folder, simulated):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    options = {"--processes": 2, "--gpus": 4, "--batch-size": 20, "--epochs": EPOCHS, "--size": "small", "--lr": 1e-3}
-    options |= {"--corpus": folder / CORPUS, "--out": folder / "launched", "--precision": "float64"}
-    command = [*launcher, "-m", "edp_lab", "train", *(str(part) for pair in options.items() for part in pair)]
+    options = f"--processes 2 --gpus 4 --batch-size 20 --epochs {EPOCHS} --size small --lr 1e-3 --precision float64"
+    options += f" --corpus {folder / CORPUS} --out {folder / 'launched'}"
+    command = [*launcher, "-m", "edp_lab", "train", *options.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parents[2], timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("run: ") == done.stdout.count("test: SER") == 1

@@ -43,14 +43,11 @@ def test_record_has_every_field_and_a_guarantee_from_the_mechanism(corpus, tmp_p
     settings = config(corpus, z0=0.7, decay="linear", tau=0.5, delta=1e-3)
     record = train(settings, tmp_path / "run")
     assert record == read_record(tmp_path / "run")
-    names = ("config", "versions", "device", "world_size", "corpus", "epochs", "final", "guarantee")
-    assert set(names) <= set(record)
+    assert {"config", "versions", "device", "world_size", "corpus", "epochs", "final", "guarantee"} <= set(record)
     assert record["corpus"]["sha256"] == load_corpus(corpus).sha256
-    keys = {"loss", "seconds", "ser", "intent_accuracy", "slot_f1", "z_t"}
+    keys = {"loss", "seconds", "ser", "intent_accuracy", "slot_f1", "exact_match", "z_t", "noise_multiplier"}
     keys |= {"epsilon_claimed", "epsilon", "epsilon_if_alpha_public"}
-    assert len(record["epochs"]) == 2
-    for row in (*record["epochs"], record["final"]):
-        assert keys <= set(row)
+    assert [set(row) for row in (*record["epochs"], record["final"])] == [keys] * 3
     assert [row["z_t"] for row in record["epochs"]] == pytest.approx([0.7, 0.7 / 1.5])
     mechanism = Mechanism.sound(1.0, 0.7, 4, 4, "linear", 0.5)
     assert record["final"]["epsilon"] == pytest.approx(true_epsilon(mechanism, 2, 1e-3))
@@ -80,8 +77,7 @@ def test_seed_and_weight_of_the_intent_make_another_loss_and_the_same_seed_the_s
 def test_model_with_an_epsilon_does_not_depend_on_words_of_the_training_set(corpus, settings):
     """Where an epsilon is shown, the vocabulary must not come from private text: only hash buckets are left."""
     loaded = load_corpus(corpus)
-    here = Trainer(config(corpus, **settings), loaded, split(loaded, 0))
-    assert here.model.features.words == ()
+    assert Trainer(config(corpus, **settings), loaded, split(loaded, 0)).model.features.words == ()
 
 
 def test_public_alpha_from_the_private_corpus_is_refused(corpus, tmp_path):
