@@ -81,7 +81,8 @@ class CellBegun(NamedTuple):
     of: int
 
 
-class CourseRun(NamedTuple):
+@dataclass(frozen=True)
+class CourseRun:
     """All notebooks of one ``run_course``, in course order, and the page that lists them."""
 
     runs: tuple[NotebookRun, ...]
@@ -274,7 +275,11 @@ def _run_all(
     Where the caller leaves early, what waits is dropped, and the kernels of what runs are killed.
     """
     alone = {} if jobs == 1 or "OMP_NUM_THREADS" in os.environ else ONE_THREAD
-    watches = {path: Watch(lambda done, of, path=path: listen(CellBegun(path, done, of))) for path in todo}
+
+    def watch(path: Path) -> Watch:
+        return Watch(lambda done, of: listen(CellBegun(path, done, of)))
+
+    watches = {path: watch(path) for path in todo}
     run = partial(run_notebook, timeout=timeout, environment=alone)
     pool = ThreadPoolExecutor(jobs)
     try:
