@@ -276,10 +276,10 @@ def _run_all(
     """
     alone = {} if jobs == 1 or "OMP_NUM_THREADS" in os.environ else ONE_THREAD
 
-    def watch(path: Path) -> Watch:
+    def watched(path: Path) -> Watch:
         return Watch(lambda done, of: listen(CellBegun(path, done, of)))
 
-    watches = {path: watch(path) for path in todo}
+    watches = {path: watched(path) for path in todo}
     run = partial(run_notebook, timeout=timeout, environment=alone)
     pool = ThreadPoolExecutor(jobs)
     try:
