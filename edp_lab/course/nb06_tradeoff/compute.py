@@ -74,10 +74,16 @@ class Point:
     validation_ser: float  # on a tenth as many utterances
     seconds: float  # of training
 
-    @property
+    @cached_property
     def method(self) -> str:
         """A key of `METHODS`."""
         return method_of(self.config)
+
+    @cached_property
+    def setting(self) -> dict[str, Any]:
+        """What its configuration says, but for epochs and seed."""
+        told = changed_settings(self.config)
+        return {name: value for name, value in told.items() if name not in ("epochs", "seed")}
 
     @property
     def micro_batch(self) -> int:
@@ -107,7 +113,8 @@ class Grid(NamedTuple):
 
     def seeds(self, point: Point) -> list[Point]:
         """The same setting with every seed that was measured."""
-        return [p for p in self.points if replace(p.config, seed=point.config.seed) == point.config]
+        own = point.config.epochs, point.setting
+        return [p for p in self.points if (p.config.epochs, p.setting) == own]
 
 
 def method_of(config: TrainConfig) -> str:
@@ -318,7 +325,7 @@ def explore(
         point,
         differs={name: pair for name, pair in pairs.items() if pair[0] != pair[1]},
         others=tuple(grid.after(point.config.epochs)),
-        path=tuple(p for p in known if replace(p.config, epochs=1) == replace(point.config, epochs=1)),
+        path=tuple(p for p in known if p.setting == point.setting),
         seeds=tuple(p.ser for p in grid.seeds(point)),
         cheaper=None if point.epsilon is None else min(good, key=lambda p: p.epsilon or math.inf),
         live=tuple(live),
