@@ -60,6 +60,13 @@ def patched(copy: Path, section: str, python: str, **environment: str) -> str:
     ).stdout
 
 
+@pytest.mark.parametrize("section", [name for name, text in TEXTS.items() if "```python" in text])
+def test_the_examples_are_in_the_style_that_ci_asks_for(section: str) -> None:
+    command = [sys.executable, "-m", "ruff", "check", "--stdin-filename", "edp_lab/example.py", "-"]
+    checked = subprocess.run(command, cwd=ROOT, input=code(section), text=True, capture_output=True)
+    assert checked.returncode == 0, checked.stdout
+
+
 @pytest.mark.parametrize("section", TEXTS)
 def test_each_addition_takes_at_most_15_lines_beside_imports(section: str) -> None:
     for kind, text in re.findall(r"```(diff|python)\n(.*?)```", TEXTS[section], re.DOTALL):

@@ -40,7 +40,7 @@ class Accountant(ABC):
 
     @abstractmethod
     def delta(self, epsilon: float) -> float:
-        """The smallest delta it can vouch for at `epsilon`; in [0, 1]."""
+        """The smallest delta it can vouch for at `epsilon`, in [0, 1]; 0 for an empty schedule."""
 
     def best_tpr(self, fpr: np.ndarray) -> np.ndarray:
         """The most true positives any membership attack reaches at these false-positive rates: (F) -> (F).

@@ -207,6 +207,7 @@ def test_wording_is_the_one_that_was_read_and_approved(panel: Panel, request: py
     if os.environ.get("EDP_LAB_SNAPSHOTS") == "write":
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    assert path.exists(), f"{path.name} is missing: EDP_LAB_SNAPSHOTS=write pytest writes it; then read it"
     assert text == path.read_text(encoding="utf-8")
 
 

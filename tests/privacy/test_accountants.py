@@ -23,8 +23,9 @@ from edp_lab.privacy import (
     ReshufflingZCDP,
     SamplingZCDP,
     Schedule,
+    gdp_epsilon,
 )
-from edp_lab.privacy.accountants import ORDERS, log_moments
+from edp_lab.privacy.accountants import ORDERS, gdp_delta, log_moments
 
 DELTA = 1e-5
 WHOLE = ORDERS % 1 == 0
@@ -95,6 +96,19 @@ class AccountantContract:
             for epsilon in (0.0, 0.5, 2.0):
                 assert accountant.delta(epsilon) >= floor.get_delta_for_epsilon(epsilon) - 1e-12
 
+    @pytest.mark.parametrize("z", [0.05, 0.15, 1000.0])
+    def test_little_and_much_noise_are_never_below_the_truth(self, z):
+        if self.sound:
+            accountant = self.build(Schedule([z], [1]))
+            for delta, epsilon in ((1e-5, 1.0), (1e-12, 0.0)):
+                assert accountant.epsilon(delta) >= gdp_epsilon(1 / z, delta) * (1 - 1e-9)
+                assert accountant.delta(epsilon) >= gdp_delta(1 / z, epsilon) * (1 - 1e-9)
+
+    def test_sampling_is_judged_or_refused(self):
+        if all(schedule.sampling_rate == 1 for schedule in self.schedules()):
+            with pytest.raises(UsageError, match="Poisson sampling"):
+                self.build(SAMPLED[0])
+
     def test_attack_bounds_cover_every_pair_of_epsilon_and_delta(self):
         fpr, x = np.array([0.0, 1e-3, 0.01, 0.1, 0.5, 0.9, 1.0]), np.linspace(0, 1, 20_001)
         for accountant in self.accountants():
@@ -162,8 +176,6 @@ class TestGroupOfThree(AccountantContract):
 
 
 def test_attack_bounds_of_the_closed_form_are_those_of_two_normals():
-    with pytest.raises(UsageError, match="Poisson"):
-        GaussianDP(SAMPLED[0])
     account, fpr = GaussianDP(FULL[0]), np.array([1e-4, 0.01, 0.3])
     assert account.best_auc() == pytest.approx(norm.cdf(1 / math.sqrt(2)))
     assert account.best_tpr(fpr) == pytest.approx(norm.sf(norm.isf(fpr) - 1))
