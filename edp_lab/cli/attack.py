@@ -103,8 +103,8 @@ def canaries(
         epsilon = number(row.epsilon, 3) if row.repetitions else "-"
         lines.append([row.method, str(row.repetitions), *exposure, *extracted, epsilon])
     Console(highlight=False, markup=False).print(table(lines, groups=1, **PACKED))
-    # a row of each method; of those inserted and without a guarantee the last, if there are any
-    by_method = {row.method: row for row in sorted(rows, key=lambda row: row.repetitions > 0 and row.epsilon is None)}
+    by_method = {row.method: row for row in rows}  # one of each, in the table's order
+    by_method |= {row.method: row for row in rows if row.repetitions and row.epsilon is None}
     print(words("canaries", config, rows, list(by_method.values()), fillings))
 
 

@@ -338,7 +338,7 @@ class Split:
         return {part: len(utterances) for part, utterances in vars(self).items()}
 
 
-def split(corpus: Corpus, seed: int, keep_duplicates_together: bool = True) -> Split:
+def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -> Split:
     """Split the pooled corpus 45:5:50 at random, the same way for the same corpus, seed and option.
 
     The official splits are not exchangeable, so a membership attack could tell them apart by style; and a text that

@@ -190,7 +190,7 @@ def _sized(size: type[Size], given: Mapping[str, Any] | None) -> Size:
 
 def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlotModel:
     """The architecture that `IntentSlotModel.config` describes, with arbitrary weights."""
-    if "bert" not in config:
+    if kind == "clc" and "bert" not in config:
         words, columns = tuple(config["words"]), config["vector_size"]
         vectors = None if columns is None else torch.zeros(len(words), columns)
         return CLC(labels, WordFeatures(words, config["buckets"]), CLCSize(**config["size"]), vectors)

@@ -228,11 +228,11 @@ def convolve(x: Tensor, layer: Any, ops: PlainOps) -> Tensor:
         return layer(x)  # type: ignore[no-any-return]
     parameters = layer.weight, layer.bias
 
-    def back(d: Tensor, wanted: bool) -> Tensor | None:
+    def back(d: Tensor, wanted: bool, x: Tensor, weight: Tensor) -> Tensor | None:
         ops.keep(ConvolutionUse(parameters, x.detach(), d, layer.stride, layer.padding))
-        return _convolution_backward(d, x, layer.weight, layer.stride, layer.padding, 0) if wanted else None
+        return _convolution_backward(d, x, weight, layer.stride, layer.padding, 0) if wanted else None
 
-    return Kept.apply(lambda: layer(x), back, x, *parameters)  # type: ignore[no-any-return]
+    return Kept.apply(lambda: (layer(x), x, layer.weight), back, x, *parameters)  # type: ignore[no-any-return]
 
 
 def _convolution_backward(d: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any, which: int) -> Tensor:

@@ -477,7 +477,8 @@ def anonymise(rows: ArrayLike, hierarchies: Sequence[Hierarchy], k: int, most_su
         if release.suppressed.mean() <= most_suppressed and release.anonymity >= k:
             breadth = sum(level / max(1, len(h.widen) - 1) for level, h in zip(levels, hierarchies, strict=True))
             cost = breadth, int(release.suppressed.sum())
-            best, least = (release, cost) if cost < least else (best, least)
+            if cost < least:
+                best, least = release, cost
     if best is None:
         raise UsageError(f"no levels make the table {k}-anonymous: let the last level of every column be {STAR!r}")
     return best

@@ -101,40 +101,30 @@ def judge(
     """
     check_delta(delta)
     _check_people(utterances_per_person)
-    method, neighbours, sampling, reason = "none", "", "", "trained without clipping and noise"
-    unit = "one utterance (someone with several loses more: see utterances per person)"
-    if mechanism is not None:
-        bill = mechanism.bill(bill)
-        neighbours, reason = mechanism.neighbours(adjacency), mechanism.no_guarantee()
-        method = _kind(mechanism, utterances_per_person, tight).method
-        sampling = "disjoint, one shuffled pass per epoch"
-        if mechanism.sampling_rate is not None:
-            sampling = f"Poisson, each utterance in each step with chance {mechanism.sampling_rate:.4g}"
-        if utterances_per_person > 1:
-            unit = f"anyone with up to {utterances_per_person} utterances"
-    told = NEIGHBOURS.get(neighbours, neighbours)
-    scope = SCOPE.format(method=method, unit=unit, neighbours=told, sampling=sampling)
-    epochs = len(bill) if isinstance(bill, Mapping) else int(bill)
-    nothing = None, None, None, None
-    verdict = Guarantee("none", scope, reason, delta, method, str(neighbours), sampling, epochs, *nothing)
-    if mechanism is None or mechanism.z0 == 0:
-        return verdict
-    assert isinstance(bill, Mapping)
-    verdict = replace(verdict, epsilon_claimed=claim(mechanism, bill, delta).epsilon)
+    if mechanism is None:
+        epochs = len(bill) if isinstance(bill, Mapping) else bill
+        return _nothing("trained without clipping and noise", delta, "none", "", "", int(epochs), 1)
+    bill = mechanism.bill(bill)
+    neighbours = mechanism.neighbours(adjacency)
+    method = _kind(mechanism, utterances_per_person, tight).method
+    blank = _nothing("", delta, method, neighbours, _sampling(mechanism), len(bill), utterances_per_person)
+    if mechanism.z0 == 0:
+        return replace(blank, reason=mechanism.no_guarantee())
+    blank = replace(blank, epsilon_claimed=claim(mechanism, bill, delta).epsilon)
     try:
         accountant = accountant_for(mechanism.with_public_alpha(), bill, neighbours, utterances_per_person, tight)
         epsilon = representable(accountant.epsilon(delta), mechanism, bill)
     except NoGuarantee as none:
-        return replace(verdict, reason=reason or str(none))
-    verdict = replace(verdict, epsilon_if_alpha_public=epsilon)
-    if reason:
-        return verdict
-    status, reason = "holds", "secret randomness, and noise as described"
-    if seed_published:
-        status = "void: seed published"
-        reason = "epsilon assumes secret randomness, and this run's noise can be redrawn from its published seed"
+        return replace(blank, reason=mechanism.no_guarantee() or str(none))
+    blank = replace(blank, epsilon_if_alpha_public=epsilon)
+    if mechanism.no_guarantee():
+        return replace(blank, reason=mechanism.no_guarantee())
     mu = accountant.mu if isinstance(accountant, GaussianDP) else None
-    return replace(verdict, status=status, reason=reason, mu=mu, epsilon=epsilon)
+    held = replace(blank, mu=mu, epsilon=epsilon)
+    if seed_published:
+        reason = "epsilon assumes secret randomness, and this run's noise can be redrawn from its published seed"
+        return replace(held, status="void: seed published", reason=reason)
+    return replace(held, status="holds", reason="secret randomness, and noise as described")
 
 
 def accountant_for(
@@ -201,6 +191,27 @@ def true_epsilon(mechanism: Mechanism, epochs: int, delta: float, adjacency: Adj
 def claimed_epsilon(mechanism: Mechanism, epochs: int, delta: float) -> float:
     """What the paper's accounting states for as many epochs; UsageError as `claimed_accountant`."""
     return claimed_accountant(mechanism, mechanism.bill(epochs)).epsilon(delta)
+
+
+def _nothing(
+    reason: str, delta: float, method: str, adjacency: str, sampling: str, epochs: int, people: int
+) -> Guarantee:
+    """The verdict "none", to be filled in."""
+    many = f"anyone with up to {people} utterances"
+    one = "one utterance (someone with several loses more: see utterances per person)"
+    scope = SCOPE.format(
+        method=method,
+        unit=one if people == 1 else many,
+        neighbours=NEIGHBOURS.get(adjacency, adjacency),
+        sampling=sampling,
+    )
+    return Guarantee("none", scope, reason, delta, method, str(adjacency), sampling, epochs, None, None, None, None)
+
+
+def _sampling(mechanism: Mechanism) -> str:
+    if mechanism.sampling_rate is None:
+        return "disjoint, one shuffled pass per epoch"
+    return f"Poisson, each utterance in each step with chance {mechanism.sampling_rate:.4g}"
 
 
 def representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int]) -> float:

@@ -160,7 +160,7 @@ class Mechanism:
             ("micro_batch_size", "micro-batch size", int, 1, MOST, whole),
         ):
             value = getattr(self, name)
-            _check(told, value, least <= value <= most and (kind is float or isinstance(value, Integral)), cure)
+            _check(told, value, (kind is float or isinstance(value, Integral)) and least <= value <= most, cure)
             object.__setattr__(self, name, kind(value))
         if self.alpha is Alpha.NONE and self.alpha_max != 1:
             raise UsageError(f"alpha 'none' means that every layer scale is 1, not {self.alpha_max}: choose 'public'")
@@ -206,7 +206,9 @@ class Mechanism:
         bound by max alpha.
 
         Raises:
-            NoGuarantee: no accountant here bounds what these neighbours differ in.
+            NoGuarantee: add/remove with disjoint batches, because removing an utterance shifts every later batch of
+                a shuffled pass; under Poisson sampling replace-one, and zero-out where utterances share a clip, which
+                no accountant here bounds.
         """
         adjacency, sampled = self.neighbours(adjacency), self.sampling_rate is not None
         if not sampled and adjacency is Adjacency.ADD_OR_REMOVE_ONE:
@@ -257,6 +259,8 @@ class Mechanism:
             UsageError: numbers that are not whole, or steps with disjoint batches.
         """
         if isinstance(epochs, Mapping):
+            if steps is not None:
+                raise UsageError("a bill and a number of steps: give one of them")
             return dict(epochs)
         if epochs is not None:
             whole = isinstance(epochs, Integral) and 0 <= epochs <= MOST

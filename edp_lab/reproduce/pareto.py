@@ -257,8 +257,9 @@ def _point(
     trials: int,
     timing: Mapping[str, Any],
 ) -> Point:
-    results, config = [done[config] for config in configs], configs[0]
-    first, (mechanism, tuning) = results[0], (config.mechanism(results[0]["examples"]), None)
+    results, config, tuning = [done[config] for config in configs], configs[0], None
+    first = results[0]
+    mechanism = config.mechanism(first["examples"])
     if mechanism is not None:
         every = trials + len(results) - 1  # the first seed's run is one of the trials
         tuning = composed(mechanism.schedule(mechanism.bill(config.epochs)), every, first["delta"], tight=True)

@@ -48,7 +48,9 @@ def layer_scales(gradient: Tensor, layout: Layout) -> Tensor:
     """
     norms = layer_norms(gradient[None], layout)
     check_finite(norms, layout)
-    scales = (norms / norms.max().clamp_min(torch.finfo(norms.dtype).tiny))[0]
+    if norms.max() == 0:
+        return torch.ones_like(norms[0])
+    scales = norms[0] / norms.max()
     return torch.where(scales > 0, scales.clamp_min(SMALLEST_ALPHA), torch.ones_like(scales))
 
 

@@ -69,6 +69,8 @@ class DPAdamBC(torch.optim.Optimizer):
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, gamma: float = GAMMA) -> None:
         super().__init__(parameters, {"lr": lr, "gamma": gamma})
         self._stds: list[float] | None = None
+        if len(self.param_groups) > 1:
+            raise UsageError("DP-AdamBC takes one group of parameters: give a list of tensors")
         for p in self.param_groups[0]["params"]:
             self.state[p] = {
                 "step": torch.tensor(0.0),
@@ -81,7 +83,8 @@ class DPAdamBC(torch.optim.Optimizer):
         """Say, before every step, how much noise is in its gradients.
 
         For each parameter tensor, in order, the standard deviation of the noise on each coordinate of its released mean
-        gradient (see `edp_lab.training.dp_step.noise_stds`), which must be public.
+        gradient: s / N, and alpha_k s / N in the sound step with layer scales, where s is `Mechanism.noise_std(epoch)`
+        and N what `release` divides by (see `edp_lab.training.dp_step.noise_stds`). Must be public.
         """
         wanted = len(self.param_groups[0]["params"])
         if len(stds) != wanted:

@@ -118,10 +118,14 @@ def bill(
 def write_secret(folder: Path, key: int) -> None:
     """The noise key, readable by its owner alone; it never goes into the record and is deleted when the run ends."""
     with writing(folder / SECRET, "choose another --out"):
-        partial = folder / f"{SECRET}.partial"  # what `write_whole` fills, with a mode from the start
+        partial = folder / f"{SECRET}.partial"
         partial.unlink(missing_ok=True)
-        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        write_whole(folder / SECRET, f"{key:032x}\n".encode())
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # of that mode from the start
+        with open(descriptor, "w") as file:
+            file.write(f"{key:032x}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, folder / SECRET)
 
 
 def read_secret(folder: Path) -> int | None:

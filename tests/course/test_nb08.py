@@ -45,6 +45,8 @@ def guesses(**change: Any) -> None:
         (step, {"draws": 0}, "the number of draws is 0"),
         (step, {"draws": 10_001}, "from 1 to 10,000"),
         (step, {"z0": 0.0}, "there is no claim to audit"),
+        (step, {"z0": 1e-6}, "there is no claim to audit"),  # no guarantee: float32 swallows such noise
+        (step, {"clip_norm": 1e-35}, "there is no claim to audit"),
         (step, {"z0": -1.0}, "z0"),
         (step, {"num_devices": 0}, "devices"),
         (StepNoise, {"seed": -1}, "seed is -1"),

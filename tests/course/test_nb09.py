@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.controls import AS_PRINTED, SOUND
 from edp_lab.course.kit.exercises import exercises, mark
+from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
 from edp_lab.course.nb09_devices import compute, panels
 from edp_lab.course.nb09_devices.compute import DeviceNoise, device_noise, ring_bytes, scaling, shares
 from edp_lab.errors import UsageError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edp_lab.course.kit.controls import SOUND
+from edp_lab.course.kit.inputs import SOUND
 from edp_lab.course.nb01_coins.compute import GAUSSIAN
 from edp_lab.course.nb03_edp_sgd.compute import CLAIMED, PRINTED
 from edp_lab.course.nb03_edp_sgd.compute import SOUND as SOUND_VARIANT

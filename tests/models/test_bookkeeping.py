@@ -449,3 +449,25 @@ def test_lookups_of_repeated_ids_equal_the_explicit_table(parts, height, shape, 
         use.add_sum(lambda _, out=out: out, cut, weight)
         whole = expected if weight is None else expected * weight[:, None, None]
         torch.testing.assert_close(out, whole.sum(0), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["linear", "layer_norm", "convolution"])
+@pytest.mark.parametrize("changed", ["x", "weight"])
+def test_what_is_changed_in_place_before_the_backward_pass_is_refused(name: str, changed: str) -> None:
+    """Else norms, and with them the clip, would be those of other numbers than the forward pass has used."""
+    x, bias = torch.randn(2, 3, 4, 4), nn.Parameter(torch.zeros(3))
+    shape = {"linear": (3, 4), "layer_norm": (3,), "convolution": (3, 3, 2, 2)}[name]
+    weight = nn.Parameter(torch.ones(shape))
+    ops = MicroBatchOps([weight, bias], [1, 1])
+    x = x.clone().requires_grad_() * 1
+    flat = x.flatten(1)[:, : shape[-1]]
+    if name == "convolution":
+        layer = nn.Conv2d(3, 3, 2)
+        layer.weight, layer.bias = weight, bias
+        y = image.convolve(x, layer, ops)
+    else:
+        y = ops.linear(flat, weight, bias) if name == "linear" else ops.layer_norm(flat, weight, bias, 1e-5)
+    with torch.no_grad():
+        {"x": x if name == "convolution" else flat, "weight": weight}[changed].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

@@ -89,7 +89,7 @@ def test_decay_starts_at_z0_never_rises_and_follows_the_formulas_of_the_paper(z,
     ("field", "bad"),
     [(field, bad) for field in GOOD for bad in (math.nan, math.inf, -math.inf, -1.0)]
     + [("clip_norm", 0.0)]
-    + [(field, bad) for field in ("num_devices", "micro_batch_size") for bad in (0, 1.5)],
+    + [(field, bad) for field in ("num_devices", "micro_batch_size") for bad in (0, 1.5, "3", None)],
 )
 def test_impossible_numbers_are_refused(build, field, bad):
     build(**GOOD)

@@ -16,7 +16,7 @@ from edp_lab.corpora.encoding import Labels
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model
 from edp_lab.privacy import Alpha, Mechanism
-from edp_lab.training.dp_step import add_noise, clip, layer_scales, release
+from edp_lab.training.dp_step import PrivateStep, add_noise, clip, layer_scales, release
 from edp_lab.training.gradients import (
     Layout,
     StackedGradients,
@@ -217,3 +217,16 @@ def test_empty_micro_batches_add_nothing_and_the_divisor_stays(naive):
         alone = release(mechanism, 0, gradients, layout, None, noise)
         torch.testing.assert_close(alone.gradient, noise * mechanism.noise_std(0) / 4, rtol=1e-9, atol=0)
         assert float(gradients.loss) == 0
+
+
+def test_the_step_survives_zero_grad_and_refuses_to_use_noise_twice():
+    """`optimizer.zero_grad()` sets gradients to None, behind the back of whoever holds views of them."""
+    model = torch.nn.Linear(3, 2)
+    step = PrivateStep(trainable(model), Mechanism.sound(1.0, 1.0, 2, 4), key=1)
+    losses = [lambda: model(torch.ones(4, 3)).square().sum(1)] * 2
+    for number in (0, 1):
+        model.zero_grad()
+        released = step(0, number, losses).gradient
+        assert torch.equal(torch.cat([p.grad.flatten() for p in model.parameters()]), released)
+    with pytest.raises(UsageError, match="number all steps upwards"):
+        step(0, 1, losses)

@@ -32,6 +32,12 @@ def parameters_like(tensors: list[Tensor]) -> list[nn.Parameter]:
     return [nn.Parameter(t.clone()) for t in tensors]
 
 
+def test_a_second_group_of_parameters_is_refused() -> None:
+    groups = [{"params": parameters_like(random_tensors(0))}, {"params": parameters_like(random_tensors(1)), "lr": 1.0}]
+    with pytest.raises(UsageError, match="one group of parameters"):
+        DPAdamBC(groups, LR)  # type: ignore[arg-type]
+
+
 def take_steps(
     optimizer: torch.optim.Optimizer, gradients: list[list[Tensor]], stds: list[tuple[float, float]]
 ) -> list[Tensor]:

@@ -11,7 +11,6 @@ from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from scipy import stats
 
-from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism
 from edp_lab.training.dp_step import PrivateStep, release
 from edp_lab.training.gradients import Layout, LoopGradients, StackedGradients, trainable
@@ -110,16 +109,3 @@ def test_with_noise_the_distribution_is_that_of_opacus(kind):
         assert np.abs(sample.mean(0)).max() < 5 * std / 300**0.5
     assert stats.ks_2samp(left.flatten().numpy(), right.flatten().numpy()).pvalue > 1e-3
     assert left.std() / right.std() == pytest.approx(1, abs=0.02)
-
-
-def test_the_step_survives_zero_grad_and_refuses_to_use_noise_twice():
-    """`optimizer.zero_grad()` sets gradients to None, behind the back of whoever holds views of them."""
-    model = torch.nn.Linear(3, 2)
-    step = PrivateStep(trainable(model), Mechanism.sound(1.0, 1.0, 2, 4), key=1)
-    losses = [lambda: model(torch.ones(4, 3)).square().sum(1)] * 2
-    for number in (0, 1):
-        model.zero_grad()
-        released = step(0, number, losses).gradient
-        assert torch.equal(torch.cat([p.grad.flatten() for p in model.parameters()]), released)
-    with pytest.raises(UsageError, match="number all steps upwards"):
-        step(0, 1, losses)

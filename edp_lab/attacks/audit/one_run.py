@@ -234,7 +234,8 @@ def gradient_scores(
         # Put canary and companion into micro-batches: their mean gradients without both become those with. A canary's
         # push B is ten times as large as all that the clip must cut and as the others' share, which the adversary
         # knows. With a companion the mean gets -B e from it, and 2 B e more if the canary is in; alone, B e or nothing.
-        (gradients, rows), sizes = trainee.gradients(others, rows_of), np.array([len(own) for own in rows_of], float)
+        gradients, rows = trainee.gradients(others, rows_of)
+        sizes = np.array([len(own) for own in rows_of], float)
         rows *= torch.from_numpy(sizes / (sizes + 1 + plan.companions)).to(rows)[:, None]
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         push = FAR * norms.clamp_min(mechanism.clip_norm)

@@ -1,21 +1,14 @@
-"""The inputs of a panel: a slider with a box for any number, and buttons; and what is refused of what they give."""
+"""The inputs of a panel: a slider with a box for any number, and buttons."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import ipywidgets as widgets
-import numpy as np
-from numpy.typing import NDArray
 
-from edp_lab.errors import UsageError
-from edp_lab.privacy import Alpha, Decay, Mechanism
-
-Array = NDArray[np.float64]
+from edp_lab.privacy import Decay
 
 WHOLE_LABEL = {"description_width": "initial"}
 
@@ -131,75 +124,3 @@ def delta_of(delta: float, low: int = -9, high: int = -2) -> Control:
 def seed_of(seed: int) -> Control:
     """Another draw."""
     return number("seed", seed, range(21), unit="another draw")
-
-
-# ---- What computations take ----------------------------------------------------------------------------------------
-
-BATCH = 64  # utterances in a step, cut into one micro-batch per device
-AS_PRINTED, PUBLIC_ALPHA, SOUND = "as printed", "as printed, α public", "sound"
-VARIANTS = (AS_PRINTED, PUBLIC_ALPHA, SOUND)
-
-
-def check_whole(name: str, value: int, least: int, most: int) -> None:
-    """UsageError unless `value` is a whole number from `least` to `most`."""
-    if not isinstance(value, Integral) or not least <= value <= most:
-        raise UsageError(f"the {name} is {value}: it must be a whole number from {least} to {most:,}")
-
-
-def check_positive(name: str, value: float) -> float:
-    """The value; UsageError unless it is a finite number above 0."""
-    if not 0 < value < math.inf:
-        raise UsageError(f"the {name} is {value}: it must be a finite number greater than 0")
-    return value
-
-
-def check_share(name: str, share: float) -> None:
-    """UsageError unless a share lies in [0, 1]."""
-    if not 0 <= share <= 1:
-        raise UsageError(f"the share of {name} is {share}: it must lie between 0 and 1")
-
-
-def check_seed(seed: int) -> None:
-    """UsageError where a seed is negative."""
-    if seed < 0:
-        raise UsageError(f"seed is {seed}: it must be 0 or more")
-
-
-def rng_of(seed: int, purpose: int) -> np.random.Generator:
-    """Random numbers of a seed, others for each purpose; UsageError where the seed is negative."""
-    check_seed(seed)
-    return np.random.default_rng([seed, purpose])
-
-
-def mechanism_of(variant: str, clip_norm: float, z0: float, decay: str, tau: float, num_devices: int) -> Mechanism:
-    """One of `VARIANTS` on batches of 64, one micro-batch per device.
-
-    Raises:
-        UsageError: as `Mechanism`; 64 devices or more.
-    """
-    if num_devices >= BATCH:
-        raise UsageError(
-            f"{num_devices} devices for a batch of {BATCH}: Algorithm 1 asks for fewer devices than utterances in a "
-            "batch; lower N"
-        )
-    size = math.ceil(BATCH / max(1, num_devices))
-    if variant == SOUND:
-        return Mechanism.sound(clip_norm, z0, num_devices, size, decay, tau)
-    alpha = Alpha.PRIVATE if variant == AS_PRINTED else Alpha.PUBLIC
-    return Mechanism.as_printed(clip_norm, z0, num_devices, size, decay, tau, alpha)
-
-
-SHARED = 8  # utterances in a micro-batch: with more than one, replace-one costs the same as zero-out, a move by 2C
-
-
-def attacked_mechanism(
-    as_printed: bool, clip_norm: float, z0: float, num_devices: int, alpha_max: float = 1.0
-) -> Mechanism:
-    """What attacks and audits are held against: eDP-SGD with public layer scales (as printed), or none (sound).
-
-    Raises:
-        UsageError: as `Mechanism`.
-    """
-    if as_printed:
-        return Mechanism.as_printed(clip_norm, z0, num_devices, SHARED, alpha=Alpha.PUBLIC, alpha_max=alpha_max)
-    return Mechanism.sound(clip_norm, z0, num_devices, SHARED)

@@ -22,7 +22,7 @@ from scipy.special import expit
 from torch import Tensor, nn
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.controls import Array, check_positive, check_seed, check_share, check_whole, rng_of
+from edp_lab.course.kit.inputs import Array, check_positive, check_seed, check_share, check_whole, rng_of
 from edp_lab.errors import UsageError
 from edp_lab.models.ghost_clipping.bookkeeping import Memory
 from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, RenyiDP, accountant_for, judge

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.course.kit.controls import Array
 from edp_lab.course.kit.exercises import Exercise, close
+from edp_lab.course.kit.inputs import Array
 from edp_lab.privacy import Mechanism
 from edp_lab.three_phase.clipping import by_norm, clipped_mean
 from edp_lab.training.dp_step import release

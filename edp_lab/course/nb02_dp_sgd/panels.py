@@ -14,8 +14,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import Array, Control, choice, decades, number, seed_of
+from edp_lab.course.kit.controls import Control, choice, decades, number, seed_of
 from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, axis, figure, line, logs, points, positive, two_plots
+from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import Words, account_command, python
 from edp_lab.course.kit.text import digits as d

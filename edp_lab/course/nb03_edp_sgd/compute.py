@@ -20,7 +20,7 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.controls import Array, rng_of
+from edp_lab.course.kit.inputs import Array, rng_of
 from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Schedule, judge

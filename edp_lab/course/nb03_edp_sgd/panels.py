@@ -14,8 +14,9 @@ import plotly.graph_objects as go
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.controls import Array, Control, decades, decay_of, delta_of, devices, number, seed_of, variant
+from edp_lab.course.kit.controls import Control, decades, decay_of, delta_of, devices, number, seed_of, variant
 from edp_lab.course.kit.figure import Figure, Trace, axis, line, log_axis, log_range, logs, points, positive
+from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import Words, account_command, python, train_command
 from edp_lab.course.kit.text import digits as d
@@ -107,12 +108,10 @@ def draw_stages(result: compute.Stages) -> Figure:
             told, ending, shape = ("with noise", ", with noise", "-open") if noisy else ("a device", "", "")
             on = {**fig.at(cell + 1), "cliponaxis": False}
             others, first = {"x": inside[1:, 0], "y": inside[1:, 1]}, {"x": inside[:1, 0], "y": inside[:1, 1]}
-            (noised if noisy else silent).extend(
-                (
-                    points(told, BLUE, f"circle{shape}", 7, showlegend=cell == 3 * noisy, **others, **on),
-                    points(f"device 1{ending}", VERMILLION, f"diamond{shape}", 10, showlegend=not cell, **first, **on),
-                )
-            )
+            traces = noised if noisy else silent
+            traces.append(points(told, BLUE, f"circle{shape}", 7, showlegend=cell == 3 * noisy, **others, **on))
+            first |= {"showlegend": not cell}
+            traces.append(points(f"device 1{ending}", VERMILLION, f"diamond{shape}", 10, **first, **on))
         if cell:
             refs = {"xref": f"x{cell + 1}", "yref": f"y{cell + 1}"}
             shapes.append({**_ellipse(np.zeros(2), allowed), **ALLOWED, "showlegend": cell == 1, **refs})

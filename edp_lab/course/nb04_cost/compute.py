@@ -22,7 +22,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
 from edp_lab.attacks.statistics import Rate, Roc, auc, clopper_pearson, roc
-from edp_lab.course.kit.controls import Array, check_whole, mechanism_of
+from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of
 from edp_lab.errors import UsageError
 from edp_lab.privacy import accountants
 from edp_lab.privacy.accountants import GaussianDP, RenyiDP, ReshufflingZCDP

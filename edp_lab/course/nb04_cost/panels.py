@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit import controls
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, decay_of, delta_of, devices, number, seed_of
 from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, Trace, axis, figure, line, log_axis, logs, points, positive
+from edp_lab.course.kit.inputs import AS_PRINTED, VARIANTS
 from edp_lab.course.kit.panel import COPY, Panel, RunPanel, panel
 from edp_lab.course.kit.text import Words, account_command, account_of, at_most, columns, duration, python
 from edp_lab.course.kit.text import digits as d
@@ -53,7 +53,7 @@ def bill(
         both = [m, m.with_public_alpha()] if private else [m]
         return "\n".join(account_of(one, **run, **{"target-epsilon": budget.epsilon}) for one in both)
 
-    variants = {name: name for name in controls.VARIANTS}
+    variants = {name: name for name in VARIANTS}
     tooltips = [
         "Algorithm 1 of the paper, verbatim: α from private gradients",
         "the same, with α from public text",
@@ -64,7 +64,7 @@ def bill(
         "First, the privacy loss after each epoch: claimed, bounded and exact; then, the noise of each epoch, and its "
         "share of the bill.",
         {
-            "variant": choice("variant", controls.AS_PRINTED, variants, tooltips=tooltips),
+            "variant": choice("variant", AS_PRINTED, variants, tooltips=tooltips),
             "clip_norm": number("clip norm C", C, decades(-2, 2), unit="gradient norm"),
             "z0": number("noise multiplier z0", z0, decades(-6, 2), unit="no unit"),
             "decay": decay_of(decay),

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from edp_lab.corpora import Corpus, Split, Utterance, list_corpora, load_corpus, split
 from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.corpora.metrics import Frame, Scores, Tally, evaluate, spans
-from edp_lab.course.kit.controls import Array
+from edp_lab.course.kit.inputs import Array
 from edp_lab.errors import UsageError
 from edp_lab.models.clc import CLC
 from edp_lab.models.crf import CRF, forward_backward, path_score

@@ -15,8 +15,9 @@ import plotly.graph_objects as go
 from edp_lab.corpora import Utterance
 from edp_lab.corpora.metrics import spans
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import Array, choice, number
+from edp_lab.course.kit.controls import choice, number
 from edp_lab.course.kit.figure import Figure, Trace, bar, figure, line
+from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import Words
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION

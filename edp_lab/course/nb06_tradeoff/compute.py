@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from edp_lab.corpora import Corpus, Split, load_corpus, split
-from edp_lab.course.kit.controls import Array
+from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
 from edp_lab.models.files import read_json

@@ -30,7 +30,7 @@ from edp_lab.attacks.membership.signals import ShadowSignals, Signals, shadow_si
 from edp_lab.attacks.memorisation import Memorisation, Traced, measure_memorisation
 from edp_lab.attacks.statistics import AttackResult, Bound, Guards, Rate, check_split, clopper_pearson, summarise
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.controls import Array, attacked_mechanism, check_whole
+from edp_lab.course.kit.inputs import Array, attacked_mechanism, check_whole
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge
 from edp_lab.reproduce.results_io import RESULTS, changed_settings, read_kept, write_kept

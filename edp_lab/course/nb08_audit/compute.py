@@ -22,8 +22,9 @@ from scipy.stats import binom
 from edp_lab.attacks.audit.bounds import OneRunBounds, Tally, one_run_bounds, one_run_epsilon
 from edp_lab.attacks.audit.one_run import OneRunAudit
 from edp_lab.attacks.audit.step_audit import DIRECTIONS, LAYOUT, MechanismAudit, audit_draws
-from edp_lab.course.kit.controls import Array, attacked_mechanism, check_seed, check_whole
+from edp_lab.course.kit.inputs import Array, attacked_mechanism, check_seed, check_whole
 from edp_lab.errors import UsageError
+from edp_lab.privacy import judge
 from edp_lab.privacy.accountants import check_delta
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
@@ -86,6 +87,9 @@ def audit_step(
     along = std * noise.along[mechanism.variant]
     absent, present = along[:draws] - distance / 2, along[draws : 2 * draws] + distance / 2
     audit = audit_draws(mechanism, DELTA, absent, present, CONFIDENCE)
+    if audit.epsilon_holds is None:
+        reason = judge(mechanism, 1, DELTA, seed_published=False).reason
+        raise UsageError(f"there is no claim to audit ({reason}): choose a larger z0")
     edges = np.linspace(-1, 1, BINS + 1) * (distance / 2 + REACH * std)
     inside = (np.clip(side, edges[0], edges[-1]) for side in (absent, present))
     shares = [np.histogram(side, edges)[0] / draws for side in inside]

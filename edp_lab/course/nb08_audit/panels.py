@@ -105,10 +105,11 @@ def draw_scale(result: StepAudit) -> Figure:
     """The epsilon that is claimed, the one that holds, and those that the draws leave possible."""
     claimed, true, gaussian, free, most = ROWS
     audit, bounds = result.audit, result.audit.bounds
+    assert audit.epsilon_holds is not None  # see `audit_step`
     ranges = ((gaussian, BLUE, "solid", bounds.gaussian), (free, PURPLE, "dot", bounds.distribution_free))
     numbers = (
         (claimed, ORANGE, "square", audit.epsilon_claimed),
-        (true, GREEN, "circle", audit.epsilon_holds or 0.0),
+        (true, GREEN, "circle", audit.epsilon_holds),
         (most, BLACK, "line-ns-open", audit.ceiling),
     )
     last = max(2.0, math.ceil(math.log10(max(value for *_, value in (*ranges, *numbers))) + 0.4))

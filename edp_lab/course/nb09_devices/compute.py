@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from edp_lab.corpora.smart_home import generate, write_jsonl
-from edp_lab.course.kit.controls import Array, check_whole, mechanism_of
+from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of
 from edp_lab.errors import UsageError
 from edp_lab.models import load_model
 from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, claim, judge, true_epsilon

@@ -14,18 +14,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import (
-    AS_PRINTED,
-    SOUND,
-    choice,
-    decades,
-    delta_of,
-    devices,
-    number,
-    number_box,
-    seed_of,
-)
+from edp_lab.course.kit.controls import choice, decades, delta_of, devices, number, number_box, seed_of
 from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, Trace, axis, figure, line, log_axis, points, positive
+from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
 from edp_lab.course.kit.panel import Panel, RunPanel, StoppedError, panel
 from edp_lab.course.kit.text import Words, account_of, command, count, guarantee_of, train_command
 from edp_lab.course.kit.text import digits as d

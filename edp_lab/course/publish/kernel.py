@@ -193,8 +193,12 @@ class KernelManager(AsyncKernelManager):
     def _encrypt_where_possible(self) -> str:
         return "auto" if zmq.has("curve") else "disabled"
 
+    busy = False  # a cell is running
+
     async def _async_interrupt_kernel(self) -> None:
-        """Nothing: before a shutdown a kernel would be interrupted, and one that is idle reports that as an error."""
+        """Of a kernel that is busy: before its shutdown every kernel would be, and an idle one reports an error."""
+        if self.busy:
+            await super()._async_interrupt_kernel()
 
 
 class _Client(PapermillNotebookClient):
@@ -213,6 +217,7 @@ class _Client(PapermillNotebookClient):
             failure = exception
         except CellTimeoutError:
             cell.outputs.append(_error("TimeoutError", f"the cell took longer than {self.timeout:g} s"))
+            self.km.busy = True
             run_sync(self.km.shutdown_kernel)(now=True)
         except DeadKernelError:
             cell.outputs.append(_error("DeadKernelError", "the kernel died (out of memory?)"))

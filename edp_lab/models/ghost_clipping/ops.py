@@ -69,7 +69,7 @@ class LookupOps(PlainOps):
                 raise ValueError("a table is used twice in one pass: use plain autograd")
             self.lookups[id(table)] = summed_by(ids.flatten(), d.flatten(0, -2))
 
-        return Kept.apply(lambda: F.embedding(ids, table), keep, ids, table)  # type: ignore[no-any-return]
+        return Kept.apply(lambda: (F.embedding(ids, table),), keep, ids, table)  # type: ignore[no-any-return]
 
 
 class MicroBatchOps(PlainOps):
@@ -126,11 +126,11 @@ class MicroBatchOps(PlainOps):
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None) -> Tensor:
         parameters = (weight,) if bias is None else (weight, bias)
 
-        def back(d: Tensor, wanted: bool) -> Tensor | None:
+        def back(d: Tensor, wanted: bool, x: Tensor, weight: Tensor) -> Tensor | None:
             self.keep(books.LinearUse(parameters, x.detach(), d, rows))
             return d @ weight if wanted else None
 
-        return Kept.apply(lambda: F.linear(x, weight, bias), back, x, *parameters)  # type: ignore[no-any-return]
+        return Kept.apply(lambda: (F.linear(x, weight, bias), x, weight), back, x, *parameters)  # type: ignore[no-any-return]
 
     def embedding(self, ids: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor:
         if id(table) not in self._place:
@@ -139,20 +139,19 @@ class MicroBatchOps(PlainOps):
         def back(d: Tensor, wanted: bool) -> None:
             self.keep(books.LookupUse((table,), ids, d, rows))
 
-        return Kept.apply(lambda: F.embedding(ids, table), back, ids, table)  # type: ignore[no-any-return]
+        return Kept.apply(lambda: (F.embedding(ids, table),), back, ids, table)  # type: ignore[no-any-return]
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
-        found: list[Tensor] = []  # mean, 1 / standard deviation
+        parameters = weight, bias
 
-        def run() -> Tensor:
-            y, *found[:] = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
-            return y
+        def run() -> tuple[Tensor, ...]:
+            y, mean, inverse = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+            return y, x, mean, inverse, weight, bias
 
-        def back(d: Tensor, wanted: bool) -> Tensor | None:
-            mean, inverse = found
-            self.keep(books.SumUse((weight,), d * ((x - mean) * inverse), rows))
-            self.keep(books.SumUse((bias,), d, rows))
-            given = d, x, weight.shape, mean, inverse, weight, bias, [wanted, False, False]
+        def back(d: Tensor, wanted: bool, x: Tensor, mean: Tensor, inverse: Tensor, *scale: Tensor) -> Tensor | None:
+            self.keep(books.SumUse(parameters[:1], d * ((x - mean) * inverse), rows))
+            self.keep(books.SumUse(parameters[1:], d, rows))
+            given = d, x, scale[0].shape, mean, inverse, *scale, [wanted, False, False]
             return torch.ops.aten.native_layer_norm_backward(*given)[0]
 
         return Kept.apply(run, back, x, weight, bias)  # type: ignore[no-any-return]
@@ -176,18 +175,24 @@ def column_slices(parameters: Sequence[Tensor]) -> list[slice]:
 
 
 class Kept(torch.autograd.Function):
-    """An operation on x and parameters. `back(d, wanted)` keeps what the parameters' gradients are made of, and returns
-    the gradient of x, None where that is not wanted."""
+    """An operation on x and parameters.
+
+    `run` returns its output, and what `back` needs: autograd frees that in time, and refuses what was changed in place.
+    `back(d, wanted, *needed)` keeps what the parameters' gradients are made of, and returns the gradient of x, None
+    where that is not wanted.
+    """
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[[], Tensor], back: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, run: Callable[[], tuple[Tensor, ...]], back: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+        output, *needed = run()
+        ctx.save_for_backward(*needed)
         ctx.back, ctx.count = back, len(parameters)
-        return run()
+        return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: Tensor) -> Any:
-        return None, None, ctx.back(d, ctx.needs_input_grad[2]), *[None] * ctx.count
+        return None, None, ctx.back(d, ctx.needs_input_grad[2], *ctx.saved_tensors), *[None] * ctx.count
 
 
 class _CRF(torch.autograd.Function):

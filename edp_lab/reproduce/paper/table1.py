@@ -76,8 +76,22 @@ class Scale:
     seeds: int = 3
 
 
-QUICK = Scale("medium", False, 2, {"clc": 500, "bert": 300}, {"clc": 6, "bert": 4}, (1e-3, 3e-3, 1e-2))
-FULL = Scale("paper", True, 4, {"clc": 1600, "bert": 600}, {"clc": 8, "bert": 4}, (3e-4, 1e-3, 3e-3, 1e-2, 3e-2))
+QUICK = Scale(
+    size="medium",
+    published=False,
+    layers=2,
+    steps={"clc": 500, "bert": 300},
+    most_epochs={"clc": 6, "bert": 4},
+    z0=(1e-3, 3e-3, 1e-2),
+)
+FULL = Scale(
+    size="paper",
+    published=True,
+    layers=4,
+    steps={"clc": 1600, "bert": 600},
+    most_epochs={"clc": 8, "bert": 4},
+    z0=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+)
 
 
 def estimate(values: Sequence[float]) -> dict[str, float | None]:
