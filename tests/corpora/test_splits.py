@@ -30,7 +30,7 @@ def parts_of(found: Split) -> list[list[Utterance]]:
 @given(TEXTS, SEEDS, st.booleans())
 def test_split_is_a_partition_of_the_right_sizes_with_duplicates_on_one_side_or_counted(texts, seed, together):
     try:
-        found = split(corpus(texts), seed, together)
+        found = split(corpus(texts), seed, keep_duplicates_together=together)
     except UsageError:
         assume(False)
     parts = parts_of(found)
@@ -38,7 +38,7 @@ def test_split_is_a_partition_of_the_right_sizes_with_duplicates_on_one_side_or_
     group = max(Counter(texts).values()) if together else 1
     for part, ratio in zip(parts, (45, 5, 50), strict=True):
         assert abs(len(part) - len(texts) * ratio / 100) < group + 1
-    assert found == split(corpus(texts), seed, together)
+    assert found == split(corpus(texts), seed, keep_duplicates_together=together)
     sides = [{u.text for u in part} for part in parts]
     if together:
         assert sum(map(len, sides)) == len(set.union(*sides))
