@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +28,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models import load_model
 from edp_lab.training import TrainConfig, result_cache, train
 from edp_lab.training.result_cache import NUMERICS
+from tests.training.own_corpus import runs, wait_for
 
 ROOT = Path(__file__).parents[2]
 CORPUS = generate(60, seed=1, domain="health")
@@ -67,21 +66,6 @@ def children(pid: int) -> list[int]:
     listed = Path(f"/proc/{pid}/task").glob("*/children")
     started = [child for file in listed for child in file.read_text().split()]
     return [int(child) for child in started if "training.result_cache" in Path(f"/proc/{child}/cmdline").read_text()]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
-
-
-def runs(pid: int) -> bool:
-    """A zombie, which waits for whatever adopted it, does not run."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 # ---- One shadow model ------------------------------------------------------------------------------------------------
@@ -266,7 +250,7 @@ def test_a_parent_that_is_killed_leaves_no_worker_no_corpus_and_what_was_finishe
     assert len(workers) == 2
     parent.send_signal(how)
     _, errors = parent.communicate(timeout=20)
-    assert wait_for(lambda: not any(map(runs, workers)))
+    assert wait_for(lambda: not any(map(runs, workers)), 10)
     if how == signal.SIGINT:
         assert errors.strip().splitlines()[-1].startswith("KeyboardInterrupt: interrupted; finished shadow models are")
         assert not list(scratch.iterdir())
