@@ -35,12 +35,32 @@ class Accountant(ABC):
         self.schedule = schedule
 
     @abstractmethod
-    def epsilon(self, delta: float) -> float:
-        """The smallest epsilon it can vouch for at `delta`; 0 for an empty schedule, inf where there is no bound."""
-
-    @abstractmethod
     def delta(self, epsilon: float) -> float:
         """The smallest delta it can vouch for at `epsilon`, in [0, 1]; 0 for an empty schedule."""
+
+    def log_delta(self, epsilon: float) -> float:
+        """ln delta(epsilon); -inf where that is 0."""
+        delta = self.delta(epsilon)
+        return math.log(delta) if delta else -math.inf
+
+    def epsilon(self, delta: float) -> float:
+        """The smallest epsilon it can vouch for at `delta`; 0 for an empty schedule, inf where there is no bound.
+
+        Found by bisection of `log_delta` and rounded up, unless an accountant has a formula.
+        """
+        check_delta(delta)
+        target = math.log(delta)
+        if self.log_delta(0.0) <= target:
+            return 0.0
+        low, high = 0.0, 1.0
+        while self.log_delta(high) > target:  # log_delta(high) <= target from here on, whatever the curve's shape
+            low, high = high, 2 * high
+            if high > 1e300:
+                return math.inf
+        while high - low > 1e-9 * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.log_delta(middle) > target else (low, middle)
+        return high
 
     def best_tpr(self, fpr: np.ndarray) -> np.ndarray:
         """The most true positives any membership attack reaches at these false-positive rates: (F) -> (F).
@@ -238,20 +258,7 @@ class GroupRenyiDP(RenyiDP):
         falling = math.expm1(-epsilon) / math.expm1(-each) if each > 1e-12 else self.size
         return min(0.0, super().log_delta(each) + (self.size - 1) * each + math.log(falling) + 1e-9)
 
-    def epsilon(self, delta: float) -> float:
-        check_delta(delta)
-        target = math.log(delta)
-        if self.log_delta(0.0) <= target:
-            return 0.0
-        low, high = 0.0, 1.0
-        while self.log_delta(high) > target:  # log_delta(high) <= target from here on, whatever the curve's shape
-            low, high = high, 2 * high
-            if high > 1e300:
-                return math.inf
-        while high - low > 1e-9 * high:
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.log_delta(middle) > target else (low, middle)
-        return high
+    epsilon = Accountant.epsilon
 
 
 def rdp_epsilon(rdp: np.ndarray, delta: float) -> float:
