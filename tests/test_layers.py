@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "edp_lab"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-# From top to bottom; a layer may import itself, the layers after it, and edp_lab.errors.
+# From top to bottom; a layer may import itself, the layers after it, and edp_lab.files and errors beside them.
 LAYERS = ("cli", "course", "reproduce", "attacks", "three_phase", "training", "models", "corpora", "privacy")
 # Of the course, from top to bottom: publishing finds notebooks and their rooms by name and imports the kit alone.
 COURSE = ("publish", "nb", "kit")
@@ -72,12 +72,12 @@ each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path
 
 
 def test_layers_of_the_package_are_the_known_ones() -> None:
-    assert {layer(name) for name in NAMES} <= {*LAYERS, "", "errors", "__main__"}
+    assert {layer(name) for name in NAMES} <= {*LAYERS, "", "files", "errors", "__main__"}
 
 
 @each_module
 def test_imports_point_down(path: Path) -> None:
-    order = ("__main__", *LAYERS, "errors", "")
+    order = ("__main__", *LAYERS, "files", "errors", "")
     own = order.index(layer(dotted(path)))
     above = {name for name in imports_of(path) if order.index(layer(name)) < own}
     assert not above, f"{dotted(path)} imports {', '.join(sorted(above))}, which lies above it"

@@ -148,7 +148,7 @@ def write_text(path: Path, text: str, cure: str = "choose another --out") -> Non
     Raises:
         UsageError: it cannot be written.
     """
-    from edp_lab.models.files import write_whole
+    from edp_lab.files import write_whole
 
     with writing(path, cure):
         write_whole(path.resolve(), text.encode())

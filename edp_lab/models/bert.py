@@ -24,7 +24,7 @@ from transformers.utils import cached_file
 
 from edp_lab.corpora.encoding import Batch, Labels
 from edp_lab.errors import UsageError
-from edp_lab.models.files import read_json
+from edp_lab.files import read_json
 from edp_lab.models.ghost_clipping.ops import PLAIN, PlainOps
 from edp_lab.models.intent_slot import IntentSlotModel, dropout
 from edp_lab.models.wordpiece import PieceFeatures, parse_tokenizer, wordpiece_tokenizer

@@ -23,9 +23,10 @@ from torch import Tensor
 from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.errors import UsageError
+from edp_lab.files import read_bytes, read_json, write_whole
 from edp_lab.models.clc import CLC, CLCSize
-from edp_lab.models.files import parse_tensors, read_bytes, read_json, write_whole
 from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.models.tensor_file import parse_tensors
 from edp_lab.models.vectors import load_vectors
 from edp_lab.models.wordpiece import ContextFeatures, PieceFeatures, parse_tokenizer, train_wordpieces
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream

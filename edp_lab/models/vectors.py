@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from edp_lab.errors import UsageError
-from edp_lab.models.files import parse_tensors, read_bytes, read_json, write_whole
+from edp_lab.files import read_bytes, read_json, write_whole
+from edp_lab.models.tensor_file import parse_tensors
 
 DIMENSIONS = 100  # of vectors trained here
 SUBWORD_BUCKETS = 50_000  # rows for hashed character n-grams; gensim's default of 2 million is for web-sized text

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import edp_lab
 from edp_lab.errors import UsageError
-from edp_lab.models.files import read_json, write_whole
+from edp_lab.files import read_json, write_whole
 
 if TYPE_CHECKING:
     from edp_lab.training import TrainConfig

@@ -37,8 +37,8 @@ from edp_lab.corpora import Corpus, load_corpus, split
 from edp_lab.corpora.catalog import list_corpora
 from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
+from edp_lab.files import new_folder, read_json
 from edp_lab.models.bert import load_bert
-from edp_lab.models.files import new_folder, read_json
 from edp_lab.models.vectors import WordVectors
 from edp_lab.reproduce.results_io import RESULTS, machine
 from edp_lab.training import TrainConfig, resume, train

@@ -22,9 +22,9 @@ from transformers import BertForMaskedLM, BertTokenizer
 
 from edp_lab.corpora.corpus import Ragged
 from edp_lab.errors import UsageError
+from edp_lab.files import new_folder
 from edp_lab.models.bert import BertSize, bert_config, encode_pieces, load_bert, quiet
 from edp_lab.models.factory import seeded
-from edp_lab.models.files import new_folder
 from edp_lab.models.vectors import DIMENSIONS, WordVectors, train_vectors
 from edp_lab.models.wordpiece import SPECIAL, PieceFeatures, train_wordpieces
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from edp_lab.errors import UsageError, writing
-from edp_lab.models.files import read_json, write_whole
+from edp_lab.files import read_json, write_whole
 from edp_lab.training.processes import Ranks, run_rank
 
 # Versions of what turns settings and data into results. Raise one when its code begins to make something else of the

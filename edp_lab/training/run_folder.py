@@ -31,8 +31,9 @@ from torch import Tensor, nn
 
 import edp_lab
 from edp_lab.errors import UsageError, writing
-from edp_lab.models.files import parse_tensors, read_bytes, write_whole
+from edp_lab.files import read_bytes, write_whole
 from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.models.tensor_file import parse_tensors
 from edp_lab.models.wordpiece import PieceFeatures
 from edp_lab.privacy import Mechanism, judge
 from edp_lab.training.ledger import PrivacyLedger

@@ -141,7 +141,7 @@ class Checks:
         verdicts = list(self.verdicts.values())
         print(in_words(verdicts))
         if path is not None:
-            from edp_lab.models.files import write_whole
+            from edp_lab.files import write_whole
 
             score = {
                 "notebook": self.notebook,

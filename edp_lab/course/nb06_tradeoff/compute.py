@@ -30,7 +30,7 @@ from edp_lab.corpora import Corpus, Split, load_corpus, split
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
-from edp_lab.models.files import read_json
+from edp_lab.files import read_json
 from edp_lab.privacy import Adjacency, Decay, Guarantee, Mechanism, gdp_epsilon, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.composition import best_of_random, composed

@@ -33,7 +33,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from edp_lab.errors import UsageError
-from edp_lab.models.files import write_whole
+from edp_lab.files import write_whole
 
 INSTRUCTOR = "instructor"  # the tag of a teacher's cell, and the folder of the teacher's notebooks
 _EXERCISE = re.compile(r"# EXERCISE (\w+)[ \t]*(?:\n|$)")

@@ -33,7 +33,7 @@ from nbformat.v4 import new_markdown_cell, new_output
 import edp_lab
 from edp_lab.course.kit.theme import CONFIG
 from edp_lab.errors import UsageError
-from edp_lab.models.files import write_whole
+from edp_lab.files import write_whole
 
 if TYPE_CHECKING:
     from edp_lab.course.publish.runner import NotebookRun

@@ -34,7 +34,7 @@ import edp_lab
 from edp_lab.course.publish import pages
 from edp_lab.course.publish.kernel import ENGINE, Watch
 from edp_lab.errors import UsageError
-from edp_lab.models.files import read_json, write_whole
+from edp_lab.files import read_json, write_whole
 
 TIMEOUT = 600.0  # seconds that one cell may take
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

@@ -10,10 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
-from torch import Tensor
-
 from edp_lab.errors import UsageError
 
 
@@ -69,16 +65,3 @@ def read_json(path: Path) -> Any:
         return json.loads(read_bytes(path))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UsageError(f"{path} is damaged: it is not JSON ({error})") from error
-
-
-def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
-    """The tensors in the bytes of a safetensors file, whose format is a JSON header and raw numbers: nothing
-    runs.
-
-    Raises:
-        UsageError: the bytes are not a whole safetensors file.
-    """
-    try:
-        return safetensors.torch.load(content)
-    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{path} is damaged: it is not a whole safetensors file ({error})") from error
