@@ -19,9 +19,6 @@ from edp_lab.training.gradients import Layout, StackedGradients
 ROUNDING = 1e-4  # the library clips a little below C, so that float32 cannot exceed it
 
 
-# ---- Clip every example --------------------------------------------------------------------------------------------
-
-
 def _clip(answer: Callable[[Tensor, float], Tensor], rng: np.random.Generator) -> str | None:
     for _ in range(4):
         clip_norm, gradients = float(rng.uniform(0.5, 3)), _gradients(rng)
@@ -59,9 +56,6 @@ def _gradients(rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(rows / np.linalg.norm(rows, axis=1, keepdims=True) * lengths[:, None])
 
 
-# ---- Scale the noise -----------------------------------------------------------------------------------------------
-
-
 def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generator) -> str | None:
     alone = "an example alone in its clip moves the sum from its share to nothing, by C at most."
     for _ in range(4):
@@ -77,9 +71,6 @@ def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generato
         if differs := close(answer(c, z, batch), wanted, f"noise_std({c:.3g}, {z:.3g}, {batch})", slips=slips):
             return differs
     return None
-
-
-# ---- Mend a step ---------------------------------------------------------------------------------------------------
 
 
 def _bug(answer: Callable[[Tensor, float, float, Tensor], Tensor], rng: np.random.Generator) -> str | None:

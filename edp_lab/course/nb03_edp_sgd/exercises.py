@@ -13,8 +13,6 @@ from edp_lab.privacy import Mechanism, claimed_epsilon, true_epsilon
 
 DELTA = 1e-5
 
-# ---- The noise of the mean -----------------------------------------------------------------------------------------
-
 
 def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generator) -> str | None:
     for _ in range(4):
@@ -33,8 +31,6 @@ def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generato
             return differs
     return None
 
-
-# ---- More devices --------------------------------------------------------------------------------------------------
 
 WORDS = ("rises", "falls", "stays")
 
@@ -64,9 +60,6 @@ def _devices(answer: Any, rng: np.random.Generator) -> str | None:
 
 def _printed(z: float, devices: int, alpha_max: float) -> Mechanism:
     return Mechanism.as_printed(1.0, z, devices, 8, alpha="public", alpha_max=alpha_max)
-
-
-# ---- An accountant with two bugs -----------------------------------------------------------------------------------
 
 
 def _accountant(answer: Callable[[float, int, list[float]], float], rng: np.random.Generator) -> str | None:

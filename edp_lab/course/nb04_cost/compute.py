@@ -30,18 +30,8 @@ from edp_lab.privacy.calibration import Budget, affordable_epochs, calibrate_z0
 from edp_lab.privacy.composition import gaussian_loss_density
 from edp_lab.privacy.guarantee import Guarantee, accountant_for, claim, claimed_accountant, judge
 from edp_lab.privacy.mechanism import Decay, Mechanism, NoGuarantee, Schedule
-from edp_lab.reproduce.paper.printed import (
-    HALF_DIGIT,
-    MAX_EPOCHS,
-    NUM_GPUS,
-    TABLE_1,
-    TAUS,
-    Z0_RANGE,
-    ExplainedEpsilon,
-    Setting,
-    Table1Row,
-    explain_table1,
-)
+from edp_lab.reproduce.paper import printed
+from edp_lab.reproduce.paper.printed import MAX_EPOCHS, Z0_RANGE, ExplainedEpsilon, Setting, Table1Row
 
 POINTS = 40  # of a curve
 LIMIT = 100_000  # draws: beyond it a slider would stall
@@ -331,7 +321,7 @@ class Behind(NamedTuple):
     reachable: int  # how many of the 36 printed values T explains
 
 
-table1 = cache(explain_table1)  # the search behind Table 1, made once
+table1 = cache(printed.explain_table1)  # the search behind Table 1, made once
 
 
 def behind(model: str, corpus: str, decay: str, epochs: int) -> Behind:
@@ -345,9 +335,10 @@ def behind(model: str, corpus: str, decay: str, epochs: int) -> Behind:
     if not cells:
         raise UsageError(f"Table 1 has no cell for {model}, {corpus} and {decay} decay")
     [cell] = cells
-    taus, rho = TAUS.get(cell.decay, (0.0,)), _rho_by_epochs(cell.decay)
+    taus, rho = printed.TAUS.get(cell.decay, (0.0,)), _rho_by_epochs(cell.decay)
     most, z0, least = (
-        np.sqrt(rho / _rho_of(10 ** (cell.log10_epsilon + shift), cell.delta)) for shift in (-HALF_DIGIT, 0, HALF_DIGIT)
+        np.sqrt(rho / _rho_of(10 ** (cell.log10_epsilon + shift), cell.delta))
+        for shift in (-printed.HALF_DIGIT, 0, printed.HALF_DIGIT)
     )
     low = np.maximum(least[:, epochs - 1], Z0_RANGE[0]).tolist()
     high = np.minimum(most[:, epochs - 1], Z0_RANGE[1]).tolist()
@@ -365,10 +356,10 @@ def _rho_by_epochs(decay: Decay) -> Array:
     """(taus, 120), the paper's rho of 1 ... 120 epochs at z0 = 1; it falls as 1 / z0^2."""
 
     def rho(tau: float, epochs: int) -> float:
-        mechanism = Mechanism.as_printed(1.0, 1.0, NUM_GPUS, 2, decay, tau)
+        mechanism = Mechanism.as_printed(1.0, 1.0, printed.NUM_GPUS, 2, decay, tau)
         return claimed_accountant(mechanism, mechanism.bill(epochs)).rho
 
-    return np.array([[rho(tau, t) for t in range(1, MAX_EPOCHS + 1)] for tau in TAUS.get(decay, (0.0,))])
+    return np.array([[rho(tau, t) for t in range(1, MAX_EPOCHS + 1)] for tau in printed.TAUS.get(decay, (0.0,))])
 
 
 def _rho_of(epsilon: float, delta: float) -> float:
@@ -383,4 +374,4 @@ def _rho_of(epsilon: float, delta: float) -> float:
 def fallen_by_decay() -> list[tuple[Table1Row, Decay]]:
     """The cells whose printed epsilon is below that of the same row without decay."""
     decays = (Decay.LINEAR, Decay.EXPONENTIAL)
-    return [(r, d) for r in TABLE_1 for d in decays if r.changes[d].log10_epsilon < r.none.log10_epsilon]
+    return [(r, d) for r in printed.TABLE_1 for d in decays if r.changes[d].log10_epsilon < r.none.log10_epsilon]

@@ -9,17 +9,8 @@ import numpy as np
 
 from edp_lab.course.kit.exercises import Exercise, close, first_wrong, predicted
 from edp_lab.course.nb04_cost.compute import releases_of
-from edp_lab.privacy import (
-    Alpha,
-    Decay,
-    GaussianDP,
-    Mechanism,
-    RenyiDP,
-    ReshufflingZCDP,
-    Schedule,
-    claimed_epsilon,
-    true_epsilon,
-)
+from edp_lab.privacy import Alpha, Decay, Mechanism, Schedule, claimed_epsilon, true_epsilon
+from edp_lab.privacy.accountants import GaussianDP, RenyiDP, ReshufflingZCDP
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 
 BATCH = 64

@@ -23,7 +23,7 @@ from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VE
 from edp_lab.course.nb04_cost import compute
 from edp_lab.course.nb04_cost.compute import Account, Behind, Loss, RunBill, Sampled
 from edp_lab.privacy import Decay, Mechanism, NoGuarantee, true_epsilon
-from edp_lab.reproduce.paper.printed import TABLE_1, Z0_RANGE
+from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_1, Z0_RANGE
 
 EPOCHS = [*range(1, 41), 45, 50, 60, 80, 100, 120]
 DECAYS = {Decay.NONE: "no decay", Decay.LINEAR: "linear decay", Decay.EXPONENTIAL: "exponential decay"}
@@ -353,7 +353,7 @@ def table1(epochs: int) -> Panel:
         """The search over all cells, and a setting behind this one: with T epochs, if there is one."""
         cell, setting = result.cell, result.setting
         options = {
-            "z0": setting.z0, "epochs": setting.epochs, "delta": cell.delta, "gpus": compute.NUM_GPUS,
+            "z0": setting.z0, "epochs": setting.epochs, "delta": cell.delta, "gpus": NUM_GPUS,
             "decay": None if setting.tau is None else cell.decay, "tau": setting.tau, "alpha-source": "public",
         }  # fmt: skip
         return f"edp-lab table1-epsilon\n{_account(options, '--as-printed')}"

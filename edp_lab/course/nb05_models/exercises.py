@@ -51,9 +51,6 @@ def _pool(answer: Any, cases: np.random.Generator) -> str | None:
     return first_wrong(verdicts, untouched, "the maximum still reads the zeros of the padding")
 
 
-# ---- SER -----------------------------------------------------------------------------------------------------------
-
-
 def _ser(answer: Any, cases: np.random.Generator) -> str | None:
     drawn = [[_meaning(cases) for _ in range(size)] for size in (1, 1, 2, 5)]
     spoiled = [(meanings, [_spoiled(meaning, cases) for meaning in meanings]) for meanings in drawn]

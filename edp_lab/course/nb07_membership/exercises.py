@@ -48,8 +48,6 @@ def _compare(answer: Any, cases: np.random.Generator) -> str | None:
     return chosen(answer, right, attacks, "neither 'blunt' nor 'sharp'")
 
 
-# ---- An advantage that flatters ------------------------------------------------------------------------------------
-
 Audience = tuple[np.ndarray, np.ndarray, np.ndarray]  # scores, who is a member, texts
 
 

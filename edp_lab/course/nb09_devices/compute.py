@@ -49,30 +49,21 @@ LITTLE = 600  # utterances of the corpus for real processes: five steps an epoch
 
 
 class DeviceNoise(NamedTuple):
-    """One step's noise on the mean over N devices, and what the run costs.
-
-    Attributes:
-        aggregate, per_device: (4000,), drawn once for the sum, and as the mean of N devices' own draws.
-        same: (4000,), where all devices draw the same numbers, each at the deviation that is meant for its own.
-        counts: (K,), numbers of devices; N is at `here`.
-        on_mean, wanted: (K,), deviation of the noise on the mean: as it is, and z0 times what an utterance moves it by.
-        claimed, true: (K,), epsilon of the run; `true` takes alpha to be public. NaN where there is none.
-        guarantee: of the run on N devices.
-    """
+    """One step's noise on the mean over N devices, and what the run costs."""
 
     mechanism: Mechanism
     parameters: int
     seed: int
-    aggregate: Array
-    per_device: Array
-    same: Array
-    counts: NDArray[np.int64]
-    here: int
-    on_mean: Array
-    wanted: Array
-    claimed: Array
-    true: Array
-    guarantee: Guarantee
+    aggregate: Array  # (4000,), drawn once for the sum
+    per_device: Array  # (4000,), as the mean of N devices' own draws
+    same: Array  # (4000,), where all devices draw the same numbers, each at the deviation that is meant for its own
+    counts: NDArray[np.int64]  # (K,), numbers of devices
+    here: int  # where N is among them
+    on_mean: Array  # (K,), deviation of the noise on the mean
+    wanted: Array  # (K,), z0 times what an utterance moves the mean by
+    claimed: Array  # (K,), epsilon of the run; NaN where there is none
+    true: Array  # (K,), the same with a public alpha
+    guarantee: Guarantee  # of the run on N devices
 
 
 def device_noise(
@@ -125,20 +116,13 @@ def ring_bytes(parameters: int, devices: int | NDArray[np.int64]) -> Any:
 
 
 class LittleRun(NamedTuple):
-    """One training run on a little corpus.
-
-    Attributes:
-        record: its run record; `devices` says how many processes were real and how many devices simulated.
-        losses: mean over the batch, of each step (not private).
-        parameters: (P,), of the trained model.
-        seconds: with starting the processes, scoring and saving.
-    """
+    """One training run on a little corpus."""
 
     config: TrainConfig
-    record: dict[str, Any]
-    losses: list[float]
-    parameters: Array
-    seconds: float
+    record: dict[str, Any]  # "devices" says how many processes were real and how many devices simulated
+    losses: list[float]  # mean over the batch, of each step (not private)
+    parameters: Array  # (P,), of the trained model
+    seconds: float  # with starting the processes, scoring and saving
 
 
 def little_run(
@@ -211,18 +195,13 @@ def printed(model: str) -> Table2Row:
 
 
 class Shares(NamedTuple):
-    """Seconds of a step by batch size, one process on one core: `data/results/bench_shares.json`.
-
-    Attributes:
-        batches: rising; `sgd` and `edp_sgd` are the seconds of such a step.
-        parameters: of the private model, P.
-    """
+    """Seconds of a step by batch size, one process on one core: `data/results/bench_shares.json`."""
 
     model: str
-    batches: tuple[int, ...]
-    sgd: tuple[float, ...]
+    batches: tuple[int, ...]  # rising
+    sgd: tuple[float, ...]  # seconds of such a step
     edp_sgd: tuple[float, ...]
-    parameters: int
+    parameters: int  # of the private model, P
     where: str
     command: str
 
@@ -251,35 +230,23 @@ def shares(model: str) -> Shares:
 
 
 class Scaling(NamedTuple):
-    """Seconds of a step on N devices, a share of the batch each, then one ring all-reduce of the gradient.
+    """Seconds of a step on N devices, a share of the batch each, then one ring all-reduce of the gradient."""
 
-    Attributes:
-        shares: what was measured, on one core.
-        batch: utterances of a step, over all devices.
-        bandwidth, latency: assumed, of each link: GB/s, and microseconds for each of the ring's 2 (N - 1) messages.
-        speed: assumed: how many times as fast as that core a device is.
-        counts: (K,), numbers of devices, at least two utterances each; N, `devices`, is at `here`.
-        measured: (K,), whether a step on one device with such a share was measured, and no line drawn.
-        sgd, extra, message: (K,), seconds of a step: SGD's share, what eDP-SGD adds by clipping and noise, all-reduce.
-        step: (K,), their sum.
-        speed_up, ratio: (K,), over eDP-SGD on one device, and eDP-SGD's step to SGD's on as many devices.
-    """
-
-    shares: Shares
-    batch: int
-    bandwidth: float
-    latency: float
-    speed: float
-    counts: NDArray[np.int64]
-    devices: int
-    here: int
-    measured: NDArray[np.bool_]
-    sgd: Array
-    extra: Array
-    message: Array
-    step: Array
-    speed_up: Array
-    ratio: Array
+    shares: Shares  # what was measured, on one core
+    batch: int  # utterances of a step, over all devices
+    bandwidth: float  # assumed, of each link: GB/s
+    latency: float  # assumed: microseconds for each of the ring's 2 (N - 1) messages
+    speed: float  # assumed: how many times as fast as that core a device is
+    counts: NDArray[np.int64]  # (K,), numbers of devices, at least two utterances each
+    devices: int  # N
+    here: int  # where N is among them
+    measured: NDArray[np.bool_]  # (K,), whether a step on one device with such a share was measured, and no line drawn
+    sgd: Array  # (K,), seconds of a step: SGD's share
+    extra: Array  # (K,), what eDP-SGD adds by clipping and noise
+    message: Array  # (K,), the all-reduce
+    step: Array  # (K,), all three
+    speed_up: Array  # (K,), over eDP-SGD on one device
+    ratio: Array  # (K,), of eDP-SGD's step to SGD's on as many devices
 
 
 def scaling(model: str, devices: int, batch: int, bandwidth: float, latency: float, speed: float) -> Scaling:

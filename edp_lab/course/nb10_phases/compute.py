@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from edp_lab.corpora.images import load_images
+from edp_lab.course.kit.inputs import Array
 from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import gaussian_release, laplace_release
@@ -91,19 +92,19 @@ class Sketch:
         return np.array([predict_linear(model, test) for model in models])
 
 
-def fit_linear(x: NDArray[np.floating[Any]], y: Labels, classes: int) -> NDArray[np.float64]:
+def fit_linear(x: NDArray[np.floating[Any]], y: Labels, classes: int) -> Array:
     """Least squares from pixels and a constant to 1 for the label, 0 for others: (n, ...), (n) -> (pixels + 1, K)."""
     features = _features(x)
     gram = features.T @ features + RIDGE * np.eye(features.shape[1])
     return np.asarray(np.linalg.solve(gram, features.T @ np.eye(classes)[y]), dtype=np.float64)
 
 
-def predict_linear(weights: NDArray[np.float64], x: NDArray[np.floating[Any]]) -> Labels:
+def predict_linear(weights: Array, x: NDArray[np.floating[Any]]) -> Labels:
     """(n, ...) -> (n), the class of the largest output."""
     return (_features(x) @ weights).argmax(axis=1)
 
 
-def _features(x: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+def _features(x: NDArray[np.floating[Any]]) -> Array:
     flat = x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float64)  # also of no images
     return np.concatenate([flat, np.ones((len(x), 1))], axis=1)
 
@@ -112,27 +113,18 @@ def _features(x: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
 
 
 class NoisedImages(NamedTuple):
-    """Phase I on digits.
-
-    Attributes:
-        shown: (3, SHOWN, 8, 8) images as they are, noised, and resized, noised and averaged back; `labels` (SHOWN).
-        copies: of each pixel after the resize.
-        pixels: the thesis' statistics of the training set.
-        guarantee: what holds; mnist: for images of 28 x 28; resized: if the noise came after the resize.
-        sensitivity_needed: with which this noise would have the claimed epsilon; 0 without noise.
-        curves: epsilon over `SIGMAS` by name of a line.
-    """
+    """Phase I on digits."""
 
     settings: ThreePhaseSettings
-    labels: Labels
-    shown: NDArray[np.float64]
-    copies: int
-    pixels: Perturbation
-    guarantee: ImageGuarantee
-    mnist: ImageGuarantee
-    resized: ImageGuarantee
-    sensitivity_needed: float
-    curves: dict[str, list[float]]
+    labels: Labels  # (SHOWN)
+    shown: Array  # (3, SHOWN, 8, 8) images as they are, noised, and resized, noised and averaged back
+    copies: int  # of each pixel after the resize
+    pixels: Perturbation  # the thesis' statistics of the training set
+    guarantee: ImageGuarantee  # what holds
+    mnist: ImageGuarantee  # what would for images of 28 x 28
+    resized: ImageGuarantee  # and if the noise came after the resize
+    sensitivity_needed: float  # with which this noise would have the claimed epsilon; 0 without noise
+    curves: dict[str, list[float]]  # epsilon over `SIGMAS` by name of a line
 
 
 def noise_images(sketch: Sketch, settings: ThreePhaseSettings) -> NoisedImages:
@@ -174,44 +166,29 @@ def epsilon_curves(shape: tuple[int, ...], delta: float) -> dict[str, list[float
 
 
 class Ballot(NamedTuple):
-    """Phase II: a vote on one public image, and what noise does to all of them.
-
-    Attributes:
-        image, draw: numbers of the image and of the noise; truth: the image's digit.
-        picture: (8, 8), as the instructors see it.
-        counts, noisy: (K) votes, and with one draw of noise; chances: (K) of each label to come out, if any does.
-        answer: chance that any does: below 1 for a confident vote only.
-        said: labels that have votes, and how many; best: the one with the most, or those that tie.
-        queries: public images; winners: (N + 1) how many of them have a winner with so many votes.
-        unanimous: chance that a label on which all N agree comes out, if any does.
-        curves: the same over `VOTE_EPSILONS`, by number of instructors.
-        query_epsilon: of one label; for Laplace noise at delta 0.
-        answered: labels that came out in this draw; majority, right: shares of these that the most instructors said,
-            and that are true.
-        right_without_noise, alone: shares true by counting the votes, and by one instructor on average.
-    """
+    """Phase II: a vote on one public image, and what noise does to all of them."""
 
     settings: ThreePhaseSettings
-    image: int
-    draw: int
-    truth: int
-    picture: NDArray[np.float64]
-    counts: NDArray[np.int64]
-    noisy: NDArray[np.float64]
-    chances: NDArray[np.float64]
-    answer: float
-    said: list[tuple[int, int]]
-    best: list[int]
-    queries: int
-    winners: NDArray[np.int64]
-    unanimous: float
-    curves: dict[int, NDArray[np.float64]]
-    query_epsilon: float
-    answered: int
-    majority: float
-    right: float
-    right_without_noise: float
-    alone: float
+    image: int  # its number
+    draw: int  # that of the noise
+    truth: int  # the image's digit
+    picture: Array  # (8, 8), as the instructors see it
+    counts: NDArray[np.int64]  # (K), votes
+    noisy: Array  # (K), with one draw of noise
+    chances: Array  # (K), of each label to come out, if any does
+    answer: float  # chance that any does: below 1 for a confident vote only
+    said: list[tuple[int, int]]  # labels that have votes, and how many
+    best: list[int]  # the one with the most, or those that tie
+    queries: int  # public images
+    winners: NDArray[np.int64]  # (N + 1), how many of them have a winner with so many votes
+    unanimous: float  # chance that a label on which all N agree comes out, if any does
+    curves: dict[int, Array]  # the same over `VOTE_EPSILONS`, by number of instructors
+    query_epsilon: float  # of one label; for Laplace noise at delta 0
+    answered: int  # labels that came out in this draw
+    majority: float  # share of these that the most instructors said
+    right: float  # and of those that are true
+    right_without_noise: float  # share true by counting the votes
+    alone: float  # and by one instructor on average
 
 
 def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw: int = 0) -> Ballot:
@@ -264,7 +241,7 @@ def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw
 
 
 @lru_cache(maxsize=64)
-def _survival(vote: str, instructors: int, delta: float) -> NDArray[np.float64]:
+def _survival(vote: str, instructors: int, delta: float) -> Array:
     """The chance that a unanimous label comes out, if any does, over `VOTE_EPSILONS`."""
     noise = [Aggregator.for_epsilon(vote, e, delta, instructors).noise for e in VOTE_EPSILONS]
     leads, chances = _survival_by_lead(Vote.LAPLACE if vote == Vote.LAPLACE else Vote.GAUSSIAN)
@@ -272,7 +249,7 @@ def _survival(vote: str, instructors: int, delta: float) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=2)
-def _survival_by_lead(vote: Vote) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _survival_by_lead(vote: Vote) -> tuple[Array, Array]:
     """Only lead over noise matters: the logarithms of that, and the chances."""
     leads = np.geomspace(0.01, 50, 60)
     unit = Aggregator(vote, 1.0)
@@ -317,31 +294,21 @@ _partition_cost = lru_cache(maxsize=512)(pate.partition_cost)
 
 
 class LabelBill(NamedTuple):
-    """Phase III: what labels cost, and what an understudy learns from them.
-
-    Attributes:
-        account: of the labels put to the vote, `spent`; accountant: the way of adding up that gives the least epsilon.
-        composed: epsilon over `LABEL_COUNTS`, whatever the votes are, by accountant.
-        sizes: labels from which an understudy learns; those spent are at `here`.
-        accuracy, low, high: of that understudy on the `tested` images that nobody labels, with its 95 % interval, as
-            means over draws of the noise.
-        right: share of the labels that are true.
-        silent: accuracy with the votes counted without noise.
-    """
+    """Phase III: what labels cost, and what an understudy learns from them."""
 
     settings: ThreePhaseSettings
-    account: VoteAccount
-    spent: int
-    accountant: str
-    composed: dict[str, list[float]]
-    sizes: list[int]
-    here: int
-    accuracy: list[float]
-    low: list[float]
+    account: VoteAccount  # of the labels put to the vote
+    spent: int  # how many these are
+    accountant: str  # the way of adding up that gives the least epsilon
+    composed: dict[str, list[float]]  # epsilon over `LABEL_COUNTS`, whatever the votes are, by accountant
+    sizes: list[int]  # labels from which an understudy learns
+    here: int  # where those spent are among them
+    accuracy: list[float]  # of that understudy on images that nobody labels, mean over draws of the noise
+    low: list[float]  # of its 95 % interval
     high: list[float]
-    right: list[float]
-    silent: list[float]
-    tested: int
+    right: list[float]  # share of the labels that are true
+    silent: list[float]  # accuracy with the votes counted without noise
+    tested: int  # images that nobody labels
 
 
 def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:

@@ -36,21 +36,13 @@ class Span(NamedTuple):
 
 
 class View(NamedTuple):
-    """The table through a filter.
+    """The table through a filter."""
 
-    Attributes:
-        entries: that pass it, in the table's order.
-        selected: the row that is shown in full; None where none passes.
-        counts: rows by document and verdict.
-        spans: of the rows about one number, in the table's order.
-        table: all of it, and where it comes from.
-    """
-
-    entries: tuple[Entry, ...]
-    selected: Entry | None
-    counts: Mapping[str, Mapping[Verdict, int]]
-    spans: tuple[Span, ...]
-    table: ClaimsTable
+    entries: tuple[Entry, ...]  # that pass it, in the table's order
+    selected: Entry | None  # the row that is shown in full; None where none passes
+    counts: Mapping[str, Mapping[Verdict, int]]  # rows by document and verdict
+    spans: tuple[Span, ...]  # of the rows about one number, in the table's order
+    table: ClaimsTable  # all of it, and where it comes from
 
 
 def view(
@@ -100,19 +92,12 @@ def rows_of(table: ClaimsTable, cell: str) -> list[Entry]:
 
 
 class Turned(NamedTuple):
-    """Claims P2, P5, P10 and P22 of a paper with other settings.
-
-    Attributes:
-        evidence: by id.
-        beyond: how many times as much as is claimed or allowed was found, in the direction that hurts; 1 is as claimed.
-        claimed, epsilon: of one epoch, as the paper claims by zCDP, and exactly (Gaussian DP, zero-out) if alpha were
-            public with largest value 1.
-    """
+    """Claims P2, P5, P10 and P22 of a paper with other settings, by id."""
 
     evidence: Mapping[str, Evidence]
-    beyond: Mapping[str, float]
-    claimed: float
-    epsilon: float
+    beyond: Mapping[str, float]  # how many times as much as claimed or allowed was found, in the direction that hurts
+    claimed: float  # epsilon of one epoch, as the paper claims by zCDP
+    epsilon: float  # and exactly (Gaussian DP, zero-out) if alpha were public with largest value 1
     delta: float
 
 
