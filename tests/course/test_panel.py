@@ -13,6 +13,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from edp_lab.course.kit.controls import choice, decades, number
 from edp_lab.course.kit.figure import figure, points
 from edp_lab.course.kit.panel import Panel, command_box
+from edp_lab.course.kit.text import Html
 from edp_lab.course.publish.runner import NotebookRun, run_notebook
 from edp_lab.errors import UsageError
 
@@ -58,7 +59,7 @@ def make(**start: Any) -> Panel:
         "kind": choice("kind", values["kind"], {"plus": "plus", "minus": "minus"}),
     }
     idle = {"idle": lambda result: ("n",) if result == 0 else ()}
-    return Panel("a test", "A number.", controls, compute, [draw], lambda result: f"<p>{result}</p>", command, **idle)
+    return Panel("a test", "A number.", controls, compute, [draw], Html("<p>{}</p>").format, command, **idle)
 
 
 def command(result: float, **values: Any) -> str:

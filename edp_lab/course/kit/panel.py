@@ -9,7 +9,7 @@
             controls,
             compute,                        # (clip_norm, z) -> result: pure
             [draw],                         # result -> figure, a dict: see `edp_lab.course.kit.figure`
-            words,                          # result -> HTML
+            words,                          # result -> text or `Html`
             command,                        # (result, **values) -> what to type to get the same
         )
 
@@ -24,16 +24,17 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ipywidgets as widgets
+from markupsafe import escape
+from traitlets import validate
 
 from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
-from edp_lab.course.kit.text import python
+from edp_lab.course.kit.text import Html, python
 from edp_lab.course.kit.theme import STYLE, Fit
 from edp_lab.errors import UsageError
 
@@ -41,6 +42,14 @@ if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
     from edp_lab.training.trainer import Event
 
 Draw = Callable[[Any], Figure]
+
+
+class Told(widgets.HTML):
+    """A place in a page for text, or for markup that says so: whatever is no `Markup` is escaped."""
+
+    @validate("value")
+    def _asked_for(self, proposal: dict[str, Any]) -> str:
+        return str(escape(proposal["value"]))
 
 
 class Frame(widgets.VBox):
@@ -56,8 +65,8 @@ class Frame(widgets.VBox):
         self, title: str, looking_at: str, above: Sequence[widgets.Widget], below: Sequence[widgets.Widget]
     ) -> None:
         self.errors: list[Exception] = []
-        self.error_box = widgets.HTML().add_class("edp-lab-error")
-        heading = widgets.HTML(f"{STYLE}<h3>{title}</h3>What am I looking at? {looking_at}")
+        self.error_box = Told().add_class("edp-lab-error")
+        heading = Told(STYLE + Html("<h3>{}</h3>What am I looking at? {}").format(title, looking_at))
         super().__init__([Fit(), heading, *above, self.error_box, *below])
         self.add_class("edp-panel")
 
@@ -71,7 +80,7 @@ class Frame(widgets.VBox):
             self.errors.append(error)
             known = isinstance(error, UsageError)
             text = str(error) if known else f"{type(error).__name__}: {error} (a fault of the course, not yours)"
-            self.error_box.value = f'<span role="alert">{escape(text)}</span>'
+            self.error_box.value = Html('<span role="alert">{}</span>').format(text)
 
     def check(self) -> None:
         """Raise the first error that was not bad input, so that a run without a browser fails on it."""
@@ -103,20 +112,20 @@ def command_box(rows: int = 4) -> widgets.Textarea:
     return box
 
 
-COPY = "<b>Copy as command</b>"
+COPY = Html("<b>Copy as command</b>")
 
 
 class Panel(Frame):
     """Sliders over a pure function: figures that follow, a read-out in words, and the command that says the same.
 
     Args:
-        title: what the panel is about, in a few words: HTML.
-        looking_at: the answer to "What am I looking at?", one or two sentences: HTML.
+        title: what the panel is about, in a few words.
+        looking_at: the answer to "What am I looking at?", one or two sentences.
         controls: by name; `compute` gets their values as keyword arguments.
         compute: pure, and fast enough for a slider. Its UsageError becomes one sentence in the error box.
         figures: for each figure what draws a result as a dict, see `edp_lab.course.kit.figure`, alone or with the width
             of its place (CSS). Side by side where the window is wide enough.
-        words: a result as HTML.
+        words: a result in words: text, or `Html`.
         command: from a result and, as keywords, the controls' values; without one, the Python call of `compute`.
         idle: from a result, the names of controls that change nothing at present.
 
@@ -147,7 +156,7 @@ class Panel(Frame):
         self.draws = [draw for draw, _ in places]
         self.result = compute(**self.values)
         self.figures = [LiveFigure(draw(self.result)) for draw in self.draws]
-        self.words, self.command = widgets.HTML(), command_box()
+        self.words, self.command = Told(), command_box()
         self._tell()
         for control in self.controls.values():
             control.source.observe(self._changed, "value")
@@ -155,7 +164,7 @@ class Panel(Frame):
         reset = widgets.Button(description="Reset", tooltip="back to the values this panel started with")
         reset.on_click(lambda _: self.reset())
         left = widgets.VBox([*(control.row for control in self.controls.values()), reset])
-        right = widgets.VBox([self.words, widgets.HTML(COPY), self.command])
+        right = widgets.VBox([self.words, Told(COPY), self.command])
         for column, flex in ((left, "1 1 30rem"), (right, "1 1 24rem")):
             column.layout.flex, column.layout.min_width = flex, "0"
         frames = [framed(live, flex) for live, (_, flex) in zip(self.figures, places, strict=True)]
@@ -248,8 +257,8 @@ class RunPanel(Frame):
         row = widgets.HBox(buttons, layout={"align_items": "center", "flex_flow": "row wrap"}).add_class("edp-wide")
         self.figures = [LiveFigure(drawn) for drawn in figures]
         pictures = [framed(live, HALF if self.figures[1:] else "1 1 auto") for live in self.figures]
-        self.words, self.command = widgets.HTML(), command_box(rows)
-        told = widgets.VBox([widgets.HTML(copy or f"{COPY} (of the last run)"), self.command])
+        self.words, self.command = Told(), command_box(rows)
+        told = widgets.VBox([Told(copy or COPY + " (of the last run)"), self.command])
         shown = told.children
 
         def follow(_: object) -> None:

@@ -15,6 +15,7 @@ import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 from ipywidgets.widgets.widget import _instances
+from markupsafe import Markup
 
 from edp_lab.course.kit.panel import Frame, Panel
 
@@ -29,7 +30,7 @@ def panels() -> list[Panel]:
 def heading(panel: Frame) -> str:
     """The panel's heading, without the line below it."""
     found = re.search(r"<h3>(.*?)</h3>", panel.children[1].value)
-    return re.sub(r"<[^>]+>", "", found[1]) if found else type(panel).__name__
+    return Markup(found[1]).striptags() if found else type(panel).__name__
 
 
 def shown(panel: Panel) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def shown(panel: Panel) -> dict[str, Any]:
         "heading": heading(panel),
         "sliders": len(_sliders(panel)),
         "values": panel.values,
-        "words": [widget.value for widget in inside if type(widget) is widgets.HTML],
+        "words": [widget.value for widget in inside if isinstance(widget, widgets.HTML)],
         "figures": [[_numbers(trace) for trace in figure.data] for figure in figures],
     }
 

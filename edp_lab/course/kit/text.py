@@ -6,7 +6,6 @@ import math
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,19 @@ if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
 # ---- Read-outs -----------------------------------------------------------------------------------------------------
 
 
+class Html(Markup):
+    """HTML that was made here, of text that was escaped; the last line of a cell shows it as it is.
+
+    All else that panels, tables and figures get is text.
+    """
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
+
+CELL = Html('style="text-align:left; vertical-align:top; white-space:normal"')  # how a cell of a table looks
+
+
 class Words:
     """The sentences of a room: each macro of the ``words.html.j2`` beside a file is a method that renders it.
 
@@ -29,21 +41,22 @@ class Words:
         words.stages(result)    # HTML in one line
 
     Templates have the functions of this file as filters (``d`` for `digits`, `at_most`, `short`, `percent`, `duration`)
-    and as functions (`count`, `details`, ``table`` for `html_table`), the macros ``privacy`` and ``scope`` of the kit's
-    own ``words.html.j2``, and what a room gives by name. What is filled in is escaped. An unknown name is an error.
+    and as functions (`count`, `details`, ``table`` for `html_table`), ``cell`` for `CELL`, the macros ``privacy`` and
+    ``scope`` of the kit's own ``words.html.j2``, and what a room gives by name. What is filled in is escaped. An
+    unknown name is an error.
     """
 
     def __init__(self, beside: str, **names: Any) -> None:
         here = Environment(loader=FileSystemLoader(Path(beside).parent), undefined=StrictUndefined, autoescape=True)
         here.filters |= {"d": digits, "at_most": at_most, "short": short, "percent": percent, "duration": duration}
-        here.globals |= {"count": count, "details": details, "table": lambda rows: Markup(html_table(rows)), **names}
+        here.globals |= {"count": count, "details": details, "table": html_table, "cell": CELL, **names}
         shared: Any = here.from_string(Path(__file__).with_name("words.html.j2").read_text(encoding="utf-8")).module
         here.globals |= {"privacy": shared.privacy, "scope": shared.scope}
         self._macros = here.get_template("words.html.j2").module
 
-    def __getattr__(self, name: str) -> Callable[..., str]:
+    def __getattr__(self, name: str) -> Callable[..., Html]:
         macro = getattr(self._macros, name)
-        return lambda *results, **more: " ".join(str(macro(*results, **more)).split())
+        return lambda *results, **more: Html(" ".join(str(macro(*results, **more)).split()))
 
 
 # ---- Numbers -------------------------------------------------------------------------------------------------------
@@ -98,17 +111,18 @@ def _plain(number: str) -> str:
 # ---- Paragraphs and tables -----------------------------------------------------------------------------------------
 
 
-def details(text: str, summary: str = "what this ε covers") -> Markup:
-    """Text that is one click away: HTML, of plain text."""
-    return Markup(f"<details><summary>{summary}</summary>{escape(text)}</details>")
+def details(text: str, summary: str = "what this ε covers") -> Html:
+    """Text that is one click away."""
+    return Html("<details><summary>{}</summary>{}</details>").format(summary, text)
 
 
-def html_table(rows: Sequence[Sequence[str]]) -> str:
-    """Headings and rows of cells, which are HTML."""
-    look = 'style="text-align:left; vertical-align:top; white-space:normal"'
-    tags = ["th", *["td"] * (len(rows) - 1)]
-    cells = ["".join(f"<{tag} {look}>{cell}</{tag}>" for cell in row) for row, tag in zip(rows, tags, strict=True)]
-    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+def html_table(rows: Sequence[Sequence[str]]) -> Html:
+    """Headings and rows of cells."""
+    cell, lines = Html("<{0} {1}>{2}</{0}>").format, []
+    for place, row in enumerate(rows):
+        cells = (cell("td" if place else "th", CELL, text) for text in row)
+        lines.append(Html("<tr>{}</tr>").format(Html().join(cells)))
+    return Html("<table>{}</table>").format(Html().join(lines))
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

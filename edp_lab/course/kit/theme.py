@@ -13,6 +13,7 @@ import anywidget
 import plotly.graph_objects as go
 import plotly.io as pio
 import traitlets
+from markupsafe import Markup
 from plotly.io.base_renderers import HtmlRenderer
 
 # Okabe and Ito's palette. One role, one colour, in every figure; dash and marker vary with it.
@@ -24,6 +25,7 @@ CONFIG: dict[str, Any] = {
     "showSendToCloud": False,
     "displaylogo": False,
     "responsive": True,
+    "typesetMath": False,  # a page's MathJax would read formulas, and links in them, in what is text
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
 }
 
@@ -63,7 +65,7 @@ TEMPLATE = go.layout.Template(
     }
 )
 
-STYLE = """<style>
+STYLE = Markup("""<style>
 .edp-panel { color: #222; background: white; border: 1px solid #ccc; border-radius: 6px; padding: 12px 16px; }
 .edp-panel .widget-label { min-width: 9.5rem; text-align: left; }
 .edp-panel .edp-wide .widget-label, .edp-panel .edp-unit, .edp-panel .widget-toggle-button { min-width: 0; }
@@ -81,7 +83,7 @@ STYLE = """<style>
     border-left: 5px solid #D55E00; background: #fdf0e8; padding: 6px 10px; font-weight: 600; }
 .edp-figure { contain: strict; }
 .edp-figure > div, .edp-figure .js-plotly-plot { width: 100%; height: 100%; }
-</style>"""
+</style>""")
 
 
 class Fit(anywidget.AnyWidget):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
+from markupsafe import Markup
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
@@ -64,7 +65,7 @@ def step(model: SmallModel, start: TrainConfig) -> Panel:
     )
 
 
-TOTAL = "<b>all layers</b>"
+TOTAL = Markup("<b>all layers</b>")
 
 
 def draw_layers(result: StepResult) -> Figure:
@@ -123,7 +124,7 @@ def draw_privacy(result: StepResult) -> Figure:
             points("device", SKY, "circle", 10, marker={"line": {"color": BLUE}}, **below),
         ],
         "Privacy loss ε of the run",
-        f"claimed: zCDP at face value; other: {held.method.partition(',')[0].replace('-', ' ')};<br>"
+        f"claimed: zCDP at face value; other: {held.method.partition(',')[0].replace('-', ' ')};\n"
         f"δ = {held.delta:.2g}, one utterance (zero-out), disjoint batches",
         shapes=[fig.vline(result.epoch + 1, line={"color": "#666", "dash": "dot", "width": 1})],
         **fig.plots(2, 1, axes=(above, kept), row_heights=(0.64, 0.36), vertical_spacing=0.25),
@@ -215,7 +216,7 @@ def draw_training(rows: Rows, epochs: int, caption: str) -> Figure:
     for plot, (what, key) in enumerate({"loss": "loss", "SER": "ser"}.items(), 1):
         for method, (name, color, dash, symbol, size) in METHODS.items():
             values = [row[key] for row in rows[method]]
-            hover = f"epoch %{{x}}: {what} %{{y:.3f}}<extra>{name}</extra>"
+            hover = f"epoch %{{x}}: {what} %{{y:.3f}}"
             on = {"x": list(range(1, len(values) + 1)), "y": values, "hover": hover, **fig.at(plot)}
             group = {"legendgroup": method, "showlegend": plot == 1}
             lines.append(line(name, color, dash, symbol=symbol, size=size, **on, **group))

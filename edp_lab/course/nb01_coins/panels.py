@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
+from markupsafe import Markup
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import decades, number, seed_of
 from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, area, axis, between, line, logs, points, positive
 from edp_lab.course.kit.panel import Panel, panel
-from edp_lab.course.kit.text import Words, account_command, python
+from edp_lab.course.kit.text import Html, Words, account_command, html_table, python
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb01_coins import compute
@@ -84,7 +85,7 @@ def draw_people(result: compute.Poll) -> Figure:
     return figure(
         marks,
         f"What the first {SHOWN} say",
-        f"{words.poll_caption(result)}the collector cannot see who lies",
+        words.poll_caption(result) + "the collector cannot see who lies",
         hover="person %{y}%{x}",
         xaxis=axis("person: last digit of the number", [-0.6, 9.6], **ticks),
         yaxis=axis("person: tens of the number", [9.6, -0.6], **ticks),
@@ -111,7 +112,7 @@ def draw_poll(result: compute.Poll) -> Figure:
             fig.ring(10, x=[here] * 2, y=np.array([yes[here], no[here]]), **BELOW),
         ],
         "All of them, and one",
-        f"{words.poll_caption(result)}band: 90 % interval of the estimate",
+        words.poll_caption(result) + "band: 90 % interval of the estimate",
         hover="%{x:.3g}: %{y:.3g} %",
         axes=(
             (
@@ -162,7 +163,7 @@ def draw_answers(result: compute.Averaging) -> Figure:
             line("true count", BLACK, "dot", width=1.5, x=[0, queries + 1], y=[TRUE_COUNT] * 2),
         ],
         "Averaging the noise away",
-        f"{words.averaging_caption(result)}; band: 90 %",
+        words.averaging_caption(result) + "; band: 90 %",
         hover="answer %{x}: %{y:.3g}",
         xaxis=axis("answers so far", [0, queries + 1]),
         yaxis=axis("count of bad ratings (people)", [TRUE_COUNT - room, TRUE_COUNT + room]),
@@ -235,7 +236,7 @@ def draw_delta(result: compute.GaussianCount) -> Figure:
             area("δ", VERMILLION, 0.7, **between(output, np.minimum(raised, result.density), result.density)),
             line("without", BLUE, x=output, y=result.density),
             line("with", ORANGE, "dash", x=output, y=result.density_neighbour),
-            line("with, × e<sup>ε</sup>", GREEN, "dot", x=output, y=np.minimum(raised, 100 * top)),
+            line(Markup("with, × e<sup>ε</sup>"), GREEN, "dot", x=output, y=np.minimum(raised, 100 * top)),
         ],
         "δ as an area",
         words.gaussian_caption(result),
@@ -320,7 +321,7 @@ def draw_total(result: compute.Composed) -> Figure:
     return figure(
         [*lines, line("", BLACK, "dot", width=1.5, **allowed, **over)],
         "The cost of many releases",
-        f"ε = {d(result.epsilon)} per release (pure);<br>the total at δ = {d(result.delta)}, the plain sum at 0",
+        f"ε = {d(result.epsilon)} per release (pure);\nthe total at δ = {d(result.delta)}, the plain sum at 0",
         hover="%{x:,} releases: ε = %{y:.3g}",
         xaxis=logs("releases about the same data", [-0.03, max(1.0, math.log10(most) + 0.05)]),
         yaxis=logs("total ε (nats)", [_decade(result.epsilon) - 0.05, _decade(top) + 1]),
@@ -339,11 +340,11 @@ def draw_allowed(result: compute.Composed) -> Figure:
     }  # fmt: skip
     most = _decade(max(allowed))
     order = {"categoryorder": "array", "categoryarray": list(LOOKS)[::-1]}
-    broken = {"tickvals": list(LOOKS), "ticktext": [name.replace(" ", "<br>", 1) for name in LOOKS]}
+    broken = {"tickvals": list(LOOKS), "ticktext": [name.replace(" ", "\n", 1) for name in LOOKS]}
     return figure(
         [marks],
         "What a total ε pays for",
-        f"total ε = {d(result.budget)} at δ = {d(result.delta)} (the plain sum at 0);<br>"
+        f"total ε = {d(result.budget)} at δ = {d(result.delta)} (the plain sum at 0);\n"
         f"ε = {d(result.epsilon)} per release (pure)",
         top=90,
         hover="%{y}: %{text} releases",
@@ -357,7 +358,7 @@ def draw_allowed(result: compute.Composed) -> Figure:
 
 def choices_figure(result: compute.Choices) -> go.Figure:
     """Bars: chances by the exponential mechanism. Marks: how often noisy max chose the label."""
-    labels = [f"{label}<br>{votes} votes" for label, votes in result.votes.items()]
+    labels = [f"{label}\n{votes} votes" for label, votes in result.votes.items()]
     bars, marks = [], []
     for row, epsilon in enumerate(result.epsilons):
         color, hatch = (SKY, ORANGE, GREEN)[row % 3], ("", "/", "x")[row % 3]
@@ -368,7 +369,7 @@ def choices_figure(result: compute.Choices) -> go.Figure:
     drawn = figure(
         [*bars, *marks],
         "Who wins a vote with noise?",
-        "ε pure, one vote replaced; bars: exponential mechanism, exact;<br>"
+        "ε pure, one vote replaced; bars: exponential mechanism, exact;\n"
         f"marks: noisy max, share of {result.draws:,} draws, seed {result.seed}",
         height=420,
         scattermode="group",
@@ -426,10 +427,10 @@ def side_by_side(table: LinkageTable, rows: int = 5) -> str:
     return "\n".join([f"{'as it is':<16}{table.rows[-1].k}-anonymous", *lines])
 
 
-def verdicts(evidence: Iterable[Evidence]) -> str:
-    """Claims and what became of them, as a table in Markdown."""
-    rows = [f"| {e.id} | {e.about.says} ({e.about.source}) | **{e.verdict}** | {e.said} |" for e in evidence]
-    return "\n".join(["| | The thesis says | Verdict | Measured |", "|---|---|---|---|", *rows])
+def verdicts(evidence: Iterable[Evidence]) -> Html:
+    """Claims and what became of them."""
+    rows = [(e.id, f"{e.about.says} ({e.about.source})", fig.bold(e.verdict), e.said) for e in evidence]
+    return html_table([("", "The thesis says", "Verdict", "Measured"), *rows])
 
 
 def _decade(value: float) -> int:

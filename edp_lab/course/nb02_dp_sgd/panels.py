@@ -57,11 +57,11 @@ def norms_figure(result: compute.PerExample, clip_norm: float) -> go.Figure:
     drawn = figure(
         rows,
         "How long the gradients of one batch are",
-        f"{result.config.corpus}, small model, seed {result.config.seed}; a bar is one gradient;<br>"
+        f"{result.config.corpus}, small model, seed {result.config.seed}; a bar is one gradient;\n"
         "read off private data: no guarantee",
         height=340,
         top=100,
-        hover="%{x:.3g}<extra></extra>",
+        hover="%{x:.3g}" + fig.ALONE,
         shapes=[fig.vline(clip_norm)],
         annotations=[fig.note(f"C = {d(clip_norm)}", **here)],
         xaxis=axis("L2 norm of the mean gradient", type="log", tickformat="~g", dtick="D2"),
@@ -220,7 +220,7 @@ def draw_path(result: compute.Training) -> Figure:
     landscape = {
         "type": "contour", **_losses(), "colorscale": [[0, "#f2f2f2"], [1, "#9a9a9a"]], "line": {"width": 0.6},
         "contours": {"start": 0.44, "end": 2.4, "size": 0.08}, "showscale": False,
-        "hovertemplate": "loss %{z:.2f}<extra></extra>",
+        "hovertemplate": "loss %{z:.2f}" + fig.ALONE,
     }  # fmt: skip
     ways = [line(**PATHS[name], size=5, width=2, **_xy(path)) for name, path in result.paths.items()]
     text = {"text": ["start"], "textposition": "middle left", "mode": "markers+text"}
@@ -316,7 +316,7 @@ def draw_denominators(result: compute.Denominators) -> Figure:
     return two_plots(
         traces,
         "What Adam divides by",
-        f"noise of deviation {d(result.noise_std)} on each of {len(result.gradient)} weights,<br>"
+        f"noise of deviation {d(result.noise_std)} on each of {len(result.gradient)} weights,\n"
         f"after {result.steps} steps, γ′ = {d(result.gamma)}, seed {result.seed}",
         height=640,
         hover="gradient %{x:.2g}: %{y:.3g}",

@@ -181,7 +181,7 @@ def alpha_figure(history: compute.GradientHistory) -> go.Figure:
         ],
         "Layer scales α, and what became of the gradients",
         f"{history.config.corpus}, small model, first batch of each of {history.epochs} epochs, seed "
-        f"{history.config.seed};<br>read off private data: no guarantee",
+        f"{history.config.seed};\nread off private data: no guarantee",
         height=480,
         hover="%{y}: %{x:.3g}",
         xaxis=logs("length of the gradient, over the largest layer's at first"),

@@ -175,7 +175,7 @@ def draw_loss(result: Loss) -> Figure:
             fig.ring(x=[result.epsilon, result.zcdp], y=[result.delta] * 2, **BELOW),
         ],
         "Privacy loss",
-        f"{words.releases(result)}<br>Gaussian DP, exact; one utterance, zero-out",
+        words.releases(result) + "\nGaussian DP, exact; one utterance, zero-out",
         hover="%{x:.3g}: %{y:.3g}",
         axes=(
             (loss, axis("density (per nat)", rangemode="tozero")),
@@ -199,8 +199,8 @@ def draw_tradeoff(result: Loss) -> Figure:
             line("guessing", BLACK, "dot", width=1.5, **guessing),
         ],
         "What attackers can do",
-        f"{words.releases(result)}, Gaussian DP<br>one utterance, zero-out; {result.draws:,} runs a side, seed "
-        f"{result.seed}",
+        words.releases(result)
+        + f", Gaussian DP\none utterance, zero-out; {result.draws:,} runs a side, seed {result.seed}",
         top=90,
         hover="%{x:.3g} % against %{y:.3g} %",
         legend={"orientation": "v", "x": 1, "xanchor": "right", "y": 1, "yanchor": "top"},  # above guessing is nothing
@@ -251,7 +251,7 @@ def draw_sampled(result: Sampled) -> Figure:
             line("Poisson (Rényi DP)", GREEN, "dashdot", width=3, y=sampled, **on),
         ],
         "Three ways to batch",
-        f"{words.sampled_settings(result)}<br>Gaussian DP; with Poisson sampling Rényi DP",
+        words.sampled_settings(result) + "\nGaussian DP; with Poisson sampling Rényi DP",
         top=152,
         hover="%{x:,} steps: ε = %{y:.3g}",
         xaxis=logs("steps", [-0.03, max(0.5, math.log10(result.steps) + 0.03)]),
@@ -268,7 +268,7 @@ def draw_output(result: Sampled) -> Figure:
             line("with, in the batch with chance q", GREEN, "dashdot", x=result.output, y=result.sampled_with),
         ],
         "One step",
-        f"{words.sampled_settings(result)}<br>Gaussian DP; with Poisson sampling Rényi DP",
+        words.sampled_settings(result) + "\nGaussian DP; with Poisson sampling Rényi DP",
         top=140,
         hover="%{x:.3g}: %{y:.3g}",
         xaxis=axis("noisy sum along its gradient (in C)"),
@@ -312,7 +312,8 @@ class TightAccounts(RunPanel):
         for account in compute.tight_accounts(task):
             self.accounts.append(account)
             self.progress(len(self.accounts), 4, account.name)
-            self.figures[0].show(draw_accounts(self.accounts, f"{task.steps:,} steps; {words.sampled_settings(task)}"))
+            caption = f"{task.steps:,} steps; " + words.sampled_settings(task)
+            self.figures[0].show(draw_accounts(self.accounts, caption))
             if self.stopping:
                 return
         self.words.value = words.tight(self.accounts)
@@ -324,7 +325,7 @@ def draw_accounts(accounts: Sequence[Account], caption: str) -> Figure:
     colors, symbols = [VERMILLION, BLUE, GREEN, GREEN], ["circle", "square", "diamond", "diamond-open"]
     marks: Trace = {
         "type": "scatter", "mode": "markers+text", "x": positive(account.epsilon for account in accounts),
-        "y": [account.name.replace(", ", ",<br>") for account in accounts],
+        "y": [account.name.replace(", ", ",\n") for account in accounts],
         "text": [f"{at_most(account.epsilon)} in {d(1000 * account.seconds)} ms" for account in accounts],
         "textposition": "top center", "cliponaxis": False, "hovertemplate": "%{y}: ε = %{x:.4g}",
         "marker": {"color": colors, "symbol": symbols, "size": 15, "line": {"width": 2, "color": colors}},
@@ -385,7 +386,7 @@ def draw_reach(result: Behind) -> Figure:
     return figure(
         [line("", BLUE, symbol="circle", size=4, line={"shape": "hvh"}, x=x, y=y), ring],
         "Cells that T explains",
-        f"T = {result.epochs}: {result.reachable} of 36 printed ε (zCDP, z0 at face value)<br>"
+        f"T = {result.epochs}: {result.reachable} of 36 printed ε (zCDP, z0 at face value)\n"
         f"δ = 5e-4 (public corpora) or 5e-5; z0 from {d(Z0_RANGE[0])} to {d(Z0_RANGE[1])}",
         height=420,
         top=90,
@@ -405,14 +406,14 @@ def draw_settings(result: Behind) -> Figure:
         name, on = "", {"x": [], "y": [], "visible": False}
         if k < len(result.taus):
             name = "no decay" if cell.decay is Decay.NONE else f"τ {result.taus[k]:g}"
-            hover = f"{name}, T = %{{x}}: z0 = %{{y:.3g}}<extra></extra>"
+            hover = f"{name}, T = %{{x}}: z0 = %{{y:.3g}}" + fig.ALONE
             on = {"x": np.arange(1, z0.shape[1] + 1), "y": positive(z0[k]), "hovertemplate": hover, "visible": True}
         lines.append(line(name, color, dashes[k % 4], line={"width": 2 if k < 4 else 3}, **on))
     band = {"y0": Z0_RANGE[0], "y1": Z0_RANGE[1], "fillcolor": SKY, "opacity": 0.15, "line": {"width": 0}}
     return figure(
         lines,
         "Which z0 fits?",
-        f"{cell.model}, {cell.corpus}, {DECAYS[cell.decay]}: log₁₀ ε = {cell.log10_epsilon}<br>"
+        f"{cell.model}, {cell.corpus}, {DECAYS[cell.decay]}: log₁₀ ε = {cell.log10_epsilon}\n"
         f"claimed by zCDP, z0 at face value, δ = {d(cell.delta)}",
         height=420,
         top=140,
@@ -446,7 +447,7 @@ def draw_cells(result: Behind) -> Figure:
         traces,
         "What the cells of Table 1 really are",
         f"ring: {chosen}, {DECAYS[result.cell.decay]}; printed: zCDP; circles: Gaussian DP, N = {table.num_gpus}"
-        "<br>δ = 5e-4 (public corpora) or 5e-5; one utterance, zero-out, disjoint batches",
+        "\nδ = 5e-4 (public corpora) or 5e-5; one utterance, zero-out, disjoint batches",
         height=500,
         top=150,
         **layout | {"legend": {"y": 1.09}},

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
@@ -19,7 +18,7 @@ from edp_lab.course.kit.controls import choice, number
 from edp_lab.course.kit.figure import Figure, Trace, bar, figure, line
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, panel
-from edp_lab.course.kit.text import Words
+from edp_lab.course.kit.text import Html, Words
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb05_models import compute
 from edp_lab.course.nb05_models.compute import TAGS, WORDS, Browsed, CrfView, Scored
@@ -85,11 +84,11 @@ def draw_labels(result: Browsed) -> Figure:
             bar("of this utterance", ORANGE, "/", orientation="h", **shares(mine)),
         ],
         f"{result.kind.capitalize()} by frequency",
-        f"{_short(result.look.corpus.name)}: {len(top)} of {len(result.counts)} {result.kind};<br>"
+        f"{_short(result.look.corpus.name)}: {len(top)} of {len(result.counts)} {result.kind};\n"
         f"those not shown together: {rest / total:.0%}",
         460,
         top=116,
-        hover="%{y}: %{x:.2f} %<extra></extra>",
+        hover="%{y}: %{x:.2f} %" + fig.ALONE,
         barmode="overlay",
         bargap=0.25,
         xaxis=fig.axis(f"share of all {'slots' if result.kind == 'slots' else 'utterances'} (%)"),
@@ -111,11 +110,11 @@ def draw_ranks(result: Browsed) -> Figure:
             fig.points("of this utterance", ORANGE, "diamond", 12, edge=1, marker=edge, **mine),
         ],
         "How many examples a label has",
-        f"{result.rare} of {len(counts)} {result.kind} are below the dotted line:<br>"
+        f"{result.rare} of {len(counts)} {result.kind} are below the dotted line:\n"
         "fewer than ten examples in the training set, expected",
         460,
         top=116,
-        hover="rank %{x}: %{y} times<extra></extra>",
+        hover="rank %{x}: %{y} times" + fig.ALONE,
         shapes=[fig.hline(ten, line={"color": "#666", "dash": "dot", "width": 1.5})],
         xaxis=fig.axis("rank of the label (1 is the most frequent)", **log),
         yaxis=fig.axis("occurrences in the corpus", ends, **log),
@@ -123,7 +122,7 @@ def draw_ranks(result: Browsed) -> Figure:
 
 
 def _short(name: str) -> str:
-    return escape(name if len(name) <= 26 else f"{name[:12]}…{name[-12:]}")
+    return name if len(name) <= 26 else f"{name[:12]}…{name[-12:]}"
 
 
 def missing_corpora(available: Mapping[str, bool]) -> str:
@@ -135,8 +134,8 @@ def missing_corpora(available: Mapping[str, bool]) -> str:
 # ---- Networks ------------------------------------------------------------------------------------------------------
 
 
-def predicted(utterances: Sequence[Utterance], predictions: Sequence[Prediction]) -> str:
-    """Utterances as a network reads them; what it gets wrong stands out: HTML."""
+def predicted(utterances: Sequence[Utterance], predictions: Sequence[Prediction]) -> Html:
+    """Utterances as a network reads them; what it gets wrong stands out."""
     pairs = []
     for utterance, said in zip(utterances, predictions, strict=True):
         tags = list(zip(said.tags, utterance.tags or (), strict=True))
@@ -187,8 +186,8 @@ def crf() -> Panel:
     )
 
 
-def crf_in_words(result: CrfView) -> str:
-    """The read-out: the best path, what its neighbours change, and the likeliest paths: HTML."""
+def crf_in_words(result: CrfView) -> Html:
+    """The read-out: the best path, what its neighbours change, and the likeliest paths."""
     steps = zip(("O", *result.path), result.path, strict=False)
     inside = ((before, after) for before, after in steps if after.startswith("I-"))
     return words.crf(
@@ -203,7 +202,7 @@ def crf_in_words(result: CrfView) -> str:
 
 def _heat(x: Sequence[str], y: Sequence[str], z: Any, low: float, high: float, hover: str, **more: Any) -> Trace:
     look = {"type": "heatmap", "colorscale": [[0.0, "#ffffff"], [1.0, SKY]], "showscale": False, "xgap": 2, "ygap": 2}
-    return fig.trace("", look, x=x, y=y, z=z, zmin=low, zmax=high, hover=f"{hover}<extra></extra>", **more)
+    return fig.trace("", look, x=x, y=y, z=z, zmin=low, zmax=high, hover=hover + fig.ALONE, **more)
 
 
 def _lattice(
@@ -227,7 +226,7 @@ def _lattice(
 
 def draw_emissions(result: CrfView) -> Figure:
     """What each word says of itself, the best tag of each alone, and the best path."""
-    told = "numbers: score of each tag for each word by itself;<br>colour: the same"
+    told = "numbers: score of each tag for each word by itself;\ncolour: the same"
     hover = "score of the word alone: %{z:.1f}"
     return _lattice(result, result.emissions, "{:.1f}", -4, 4, hover, "Emissions and the best path", told)
 
@@ -235,7 +234,7 @@ def draw_emissions(result: CrfView) -> Figure:
 def draw_marginals(result: CrfView) -> Figure:
     """p(tag) of each word over all paths, and the best path."""
     paths = f"{len(TAGS) ** len(WORDS):,} paths"
-    told = f"p(tag of a word), forward-backward over {paths};<br>each column sums to 1"
+    told = f"p(tag of a word), forward-backward over {paths};\neach column sums to 1"
     return _lattice(result, result.marginals, "{:.2f}", 0, 1, "p = %{z:.3f}", "Marginals: all paths together", told)
 
 
@@ -244,7 +243,7 @@ def draw_transitions(result: CrfView) -> Figure:
     scores = result.transitions.tolist()
     text = [[f"{score:.1f}" for score in row] for row in scores]
     heat = _heat(TAGS, TAGS, scores, -4, 2, "%{y}, then %{x}: %{z:.1f}", text=text, texttemplate="%{text}")
-    told = "score from row to column; -4 is where BIO forbids it,<br>unless you move it"
+    told = "score from row to column; -4 is where BIO forbids it,\nunless you move it"
     columns, rows = fig.axis("tag of the next word", showgrid=False, ticks=""), fig.axis("tag of a word", **ROWS)
     return figure([heat], "Transitions", told, 400, top=116, xaxis=columns, yaxis=rows)
 
@@ -272,8 +271,8 @@ def ser() -> Panel:
     )
 
 
-def scored_in_words(result: Scored) -> str:
-    """The read-out: the utterance in truth and as predicted, and its scores: HTML."""
+def scored_in_words(result: Scored) -> Html:
+    """The read-out: the utterance in truth and as predicted, and its scores."""
     wrong = [mine != tag for mine, tag in zip(result.predicted, compute.REFERENCE.tags or (), strict=True)]
     return words.ser(result, compute.REFERENCE, compute.SLOTS, wrong)
 
@@ -288,7 +287,7 @@ def draw_errors(result: Scored) -> Figure:
     ):
         inside = {"texttemplate": "%{x}", "textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
         on = {"orientation": "h", "x": counts, "y": ["errors", "to get right"], **inside}
-        bars.append(bar(name, color, hatch, hover=f"{name}: %{{x}}<extra></extra>", **on))
+        bars.append(bar(name, color, hatch, hover=f"{name}: %{{x}}" + fig.ALONE, **on))
     return figure(
         bars,
         "What SER divides by what",
@@ -310,7 +309,7 @@ def draw_scores(result: Scored) -> Figure:
     on: Trace = {"x": shown, "y": ["SER", "intent accuracy", "slot F1", "exactly right"], "showlegend": False}
     marker = {"color": [VERMILLION, BLUE, BLUE, BLUE], "pattern": {"shape": ["/", "", "", ""]}}
     text = {"mode": "text", "textposition": "middle right", "texttemplate": " %{x:.2f}", "hoverinfo": "skip"}
-    hover = "%{y}: %{x:.3f}<extra></extra>"
+    hover = "%{y}: %{x:.3f}" + fig.ALONE
     return figure(
         [bar("", BLUE, "/", orientation="h", marker=marker, hover=hover, **on), fig.trace("", text, **on)],
         "Four scores",

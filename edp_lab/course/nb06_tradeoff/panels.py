@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
+from markupsafe import Markup
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import Control, choice, decades, decay_of, number
 from edp_lab.course.kit.figure import Figure, Trace, figure, line, log_axis, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
-from edp_lab.course.kit.text import Words, account_command, at_most, count, html_table, train_command
+from edp_lab.course.kit.text import Html, Words, account_command, at_most, count, html_table, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb06_tradeoff import compute
@@ -123,8 +124,8 @@ def draw_epsilon(result: Explored) -> Figure:
     """SER on the test set against epsilon, of all measured runs that are as long as the chosen one."""
     shown = [point.epsilon for point in (*result.others, *result.path, *result.live)]
     caption = (
-        f"test set; dashed: SGD, no guarantee<br>δ = {d(result.point.guarantee.delta)}; one utterance zeroed out, "
-        "Gaussian DP<br>(Poisson: added or removed, Rényi DP); seed 0, published:<br>"
+        f"test set; dashed: SGD, no guarantee\nδ = {d(result.point.guarantee.delta)}; one utterance zeroed out, "
+        "Gaussian DP\n(Poisson: added or removed, Rényi DP); seed 0, published:\n"
         "every ε is void; open squares: and if α were public"
     )
     axis = log_axis("ε (smaller is more private)", shown, margin=ROOM)
@@ -135,7 +136,7 @@ def draw_time(result: Explored) -> Figure:
     """SER on the test set against time, of the same runs."""
     times = [point.seconds for point in (*result.others, *result.path, *result.live)]
     caption = (
-        "test set, seed 0; dashed: SGD<br>CPU time, median of an epoch (stars: by the clock);<br>"
+        "test set, seed 0; dashed: SGD\nCPU time, median of an epoch (stars: by the clock);\n"
         "ε of each run: in the other picture"
     )
     span = [math.log10(min(times) / 1.6), math.log10(max(times) * 1.6)]
@@ -147,7 +148,7 @@ def _draw_runs(result: Explored, what: str, title: str, caption: str, xaxis: dic
     """`what`: the attribute of a point that goes to the right."""
 
     def of(shown: Sequence[Point]) -> dict[str, Any]:
-        text = [f"{told(p)}<br>SER {p.ser:.3f}, ε {epsilon(p.epsilon)}, {p.seconds:.1f} s" for p in shown]
+        text = [f"{told(p)}\nSER {p.ser:.3f}, ε {epsilon(p.epsilon)}, {p.seconds:.1f} s" for p in shown]
         places = {"x": positive(getattr(p, what) for p in shown), "y": [p.ser for p in shown]}
         return {**places, "text": text, "hoverinfo": "text"}
 
@@ -209,7 +210,7 @@ class Live(RunPanel):
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
             record = train(config, Path(folder) / "run", self.progress_of, self.stop_event)
         if not record["epochs"]:
-            self.words.value = "<p>Stopped before the first epoch was over: there is nothing to draw.</p>"
+            self.words.value = "Stopped before the first epoch was over: there is nothing to draw."
             return
         self.points.append(compute.live_point(config, record))
         self._explorer.add(self.points[-1])
@@ -248,13 +249,13 @@ def draw_noise(result: Ladder) -> Figure:
     """Noise on the mean gradient by micro-batch size, at the same z."""
     config, sizes, noise = result.config, _sizes(result), [rung.noise for rung in result.rungs]
     traces = [
-        line("sound", BLUE, symbol="circle", size=9, x=sizes, y=noise, hover="m = %{x}: %{y:.3g}<extra></extra>"),
-        _printed("as printed", "square-open", result, result.printed_noise, "%{y:.3g}<extra></extra>"),
+        line("sound", BLUE, symbol="circle", size=9, x=sizes, y=noise, hover="m = %{x}: %{y:.3g}" + fig.ALONE),
+        _printed("as printed", "square-open", result, result.printed_noise, "%{y:.3g}" + fig.ALONE),
         _chosen("chosen m", result.chosen.micro_batch, result.chosen.noise),
     ]
     caption = (
-        f"batch {config.batch_size}, N = {config.num_devices}, C = {config.clip_norm:g}, z = {config.z0:g};<br>"
-        "at every m the same z; as printed: the same z0<br>"
+        f"batch {config.batch_size}, N = {config.num_devices}, C = {config.clip_norm:g}, z = {config.z0:g};\n"
+        "at every m the same z; as printed: the same z0\n"
         f"ε of each: in the other picture ({NEIGHBOURS[result.adjacency]})"
     )
     yaxis = log_axis("standard deviation per weight", [*noise, result.printed_noise], margin=ROOM)
@@ -263,10 +264,10 @@ def draw_noise(result: Ladder) -> Figure:
 
 def draw_ladder(result: Ladder) -> Figure:
     """Epsilon by micro-batch size: at the same z, and at the chosen rung's noise on the mean."""
-    on: dict[str, Any] = {"x": _sizes(result), "hover": "m = %{x}: ε %{y:.3g}<extra></extra>"}
+    on: dict[str, Any] = {"x": _sizes(result), "hover": "m = %{x}: ε %{y:.3g}" + fig.ALONE}
     same, equal = (positive(getattr(r, name) for r in result.rungs) for name in ("epsilon", "equal_epsilon"))
     held, claimed = positive([result.printed.epsilon, result.printed.epsilon_claimed])
-    hover = "ε %{y:.3g}<extra></extra>"
+    hover = "ε %{y:.3g}" + fig.ALONE
     traces = [
         line("same z", GREEN, "dash", symbol="diamond", size=9, y=same, **on),
         line("same noise on the mean", BLUE, width=3, symbol="circle", size=9, y=equal, **on),
@@ -274,8 +275,8 @@ def draw_ladder(result: Ladder) -> Figure:
         _printed("as printed, claimed", "square-x-open", result, claimed, hover),
     ]
     caption = (
-        f"δ = {d(result.printed.delta)}, Gaussian DP (claimed: zCDP), disjoint batches,<br>"
-        f"{NEIGHBOURS[result.adjacency]}; {result.config.epochs} epochs;<br>if the seed is secret"
+        f"δ = {d(result.printed.delta)}, Gaussian DP (claimed: zCDP), disjoint batches,\n"
+        f"{NEIGHBOURS[result.adjacency]}; {result.config.epochs} epochs;\nif the seed is secret"
     )
     yaxis = log_axis("ε", [*same, *equal, held, claimed], margin=ROOM)
     return _draw_rungs(result, traces, "ε of the run", caption, yaxis)
@@ -338,15 +339,15 @@ def decay_figure(decays: Sequence[Decayed], grid: Grid, epochs: int, delta: floa
         own.sort(key=lambda p: p.epsilon or 0.0)
         bought = {"x": [p.epsilon for p in own], "y": [p.ser for p in own], "text": [told(p) for p in own]}
         cost = {"x": list(range(1, len(decayed.epsilon) + 1)), "y": decayed.epsilon}
-        hover = "%{text}<br>SER %{y:.3f}, ε %{x:.3g}<extra></extra>"
+        hover = "%{text}\nSER %{y:.3f}, ε %{x:.3g}" + fig.ALONE
         traces += [
-            curve(**cost, hover=f"{name}: %{{x}} epochs, ε %{{y:.3g}}<extra></extra>", **fig.at(1)),
+            curve(**cost, hover=f"{name}: %{{x}} epochs, ε %{{y:.3g}}" + fig.ALONE, **fig.at(1)),
             curve(**bought, hover=hover, showlegend=False, **fig.at(2)),
         ]
     left = fig.axis("epochs trained"), fig.axis("ε", **ROUND)
     right = fig.logs("ε"), fig.axis("SER on the test set", [0, 1.05])
     caption = (
-        f"δ = {d(delta)}, Gaussian DP, one utterance zeroed out, disjoint batches;<br>left: all from z0 = "
+        f"δ = {d(delta)}, Gaussian DP, one utterance zeroed out, disjoint batches;\nleft: all from z0 = "
         f"{decays[0].z0:g}; right: DP-SGD, measured, {epochs} epochs, seed 0 (void)"
     )
     layout = fig.plots(1, 2, axes=[left, right], horizontal_spacing=0.13)
@@ -385,13 +386,13 @@ def draw_tuning(result: Tuning) -> Figure:
     )
     traces = []
     for name, color, dash, symbol, width, y in looks:
-        hover = f"%{{x}} trials: ε %{{y:.3g}}<extra>{name}</extra>"
+        hover = "%{x} trials: ε %{y:.3g}"
         traces.append(line(name, color, dash, width=width, symbol=symbol, x=result.trials, y=y, hover=hover))
     chosen = _chosen("chosen", result.trials[result.chosen], result.published[result.chosen])
     return figure(
         [*traces, chosen],
         "The price of tuning",
-        f"δ = {d(result.delta)}, one utterance zeroed out, disjoint batches;<br>z0 = {result.z0:g}, "
+        f"δ = {d(result.delta)}, one utterance zeroed out, disjoint batches;\nz0 = {result.z0:g}, "
         f"{result.epochs} epochs each; Gaussian DP, secret number: Rényi DP",
         460,
         top=150,
@@ -414,7 +415,7 @@ def tuning_command(result: Tuning, z0: float, epochs: int, trials: int, delta: f
 # ---- Tables of runs ------------------------------------------------------------------------------------------------
 
 
-def points_table(runs: Sequence[Point]) -> str:
+def points_table(runs: Sequence[Point]) -> Html:
     """Runs side by side."""
     table = [["", "SER", "ε, α public, seed secret", "ε claimed", "seconds"]]
     for run in runs:
@@ -423,7 +424,7 @@ def points_table(runs: Sequence[Point]) -> str:
     return html_table(_spaced(table))
 
 
-def seeds_table(grid: Grid, runs: Sequence[Point]) -> str:
+def seeds_table(grid: Grid, runs: Sequence[Point]) -> Html:
     """SER of the same setting with other seeds, which also deal other splits."""
     table = [["", "SER with seed 0, 1, 2", "from best to worst"]]
     for run in runs:
@@ -432,7 +433,7 @@ def seeds_table(grid: Grid, runs: Sequence[Point]) -> str:
     return html_table(_spaced(table))
 
 
-def pace_table(grid: Grid) -> str:
+def pace_table(grid: Grid) -> Html:
     """Seconds of an epoch, the fastest first."""
     seconds = {}
     for run in grid.points:
@@ -445,15 +446,15 @@ def pace_table(grid: Grid) -> str:
 
 def _spaced(table: Sequence[Sequence[str]]) -> list[list[str]]:
     """With room between the columns, which a panel's narrow place would close."""
-    return [[f"{cell}&emsp;" for cell in row] for row in table]
+    return [[f"{cell}\N{EM SPACE}" for cell in row] for row in table]
 
 
 # ---- Utility, privacy and time: what ``edp-lab reproduce pareto`` measured ------------------------------------------
 
-PARETO_CAPTION = (
+PARETO_CAPTION = Markup(
     "ε of one utterance at δ = n<sup>-1.1</sup>, were the seeds secret. DP-SGD: privacy loss distributions, Poisson "
-    "sampling,<br>add or remove one; eDP-SGD: Gaussian DP, shuffled batches, zero-out, so it lacks what sampling "
-    "hides. Bars: 95 % over seeds.<br>x: time as a multiple of SGD's at the paper's size (batches of 64)"
+    "sampling,\nadd or remove one; eDP-SGD: Gaussian DP, shuffled batches, zero-out, so it lacks what sampling "
+    "hides. Bars: 95 % over seeds.\nx: time as a multiple of SGD's at the paper's size (batches of 64)"
 )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from markupsafe import Markup
 
 from edp_lab.attacks.membership.attacks import Attacked
 from edp_lab.attacks.memorisation import AROUND, DIGITS, Traced
@@ -24,7 +25,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, devices, number, number_box
 from edp_lab.course.kit.figure import Figure, Trace, figure, line, points
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
-from edp_lab.course.kit.text import Words, account_command, at_most, columns, count, train_command
+from edp_lab.course.kit.text import Html, Words, account_command, at_most, columns, count, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb07_membership import compute
@@ -106,7 +107,7 @@ def draw_roc(result: Shown) -> Figure:
             points("threshold", BLACK, "circle-open", 13, edge=3, **point),
         ],
         "Members found, non-members accused",
-        f"{result.result.members:,} a side; target: SGD, no guarantee, seed {result.seed};<br>"
+        f"{result.result.members:,} a side; target: SGD, no guarantee, seed {result.seed};\n"
         f"lines: {bound_settings(result)}, δ = {held.delta:.1g}, replace-one",
         HEIGHT,
         top=90,
@@ -119,7 +120,7 @@ def draw_roc(result: Shown) -> Figure:
 
 
 SCORES = {
-    "loss": "minus log<sub>10</sub> of the loss (nats)",
+    "loss": "minus log₁₀ of the loss (nats)",
     "shadow": "probability of 'member', by the forest",
     "lira-online": "log-likelihood ratio (nats; cut at ±10)",
 }
@@ -133,7 +134,7 @@ def draw_scores(result: Shown) -> Figure:
     return figure(
         fig.histograms(result.edges, result.shares, (("members", ORANGE, "/"), ("non-members", BLUE, ""))),
         "What the attack sees",
-        f"{ATTACKS[attack]}, {result.result.members:,} a side, right: looks like a member;<br>"
+        f"{ATTACKS[attack]}, {result.result.members:,} a side, right: looks like a member;\n"
         f"the top {result.called:g} % are called members",
         HEIGHT,
         top=116,
@@ -204,8 +205,8 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
     )
 
 
-def canaries_in_words(result: Remembered) -> str:
-    """The read-out beside the sliders: HTML."""
+def canaries_in_words(result: Remembered) -> Html:
+    """The read-out beside the sliders."""
     return words.canaries(
         result, METHOD_NAMES[result.method], compute.CANARIES, max(result.chosen.trace[1:], key=_likelier)
     )
@@ -251,7 +252,7 @@ def draw_tokens(result: Remembered) -> Figure:
     def hover(token: Traced) -> str:
         word = token.token if len(token.token) < 20 else "the whole utterance"
         chances = f"probability {d(token.probability)}, after other numbers {d(token.elsewhere)}"
-        return f"{word}: {token.label}<br>{chances}"
+        return f"{word}: {token.label}\n{chances}"
 
     def each(told: Callable[[Traced], Any]) -> list[list[Any]]:
         return [[told(token) for token in row.trace] for row in rows]
@@ -271,7 +272,7 @@ def draw_tokens(result: Remembered) -> Figure:
         "texttemplate": "%{text}",
         "textfont": {"size": 14},
         "customdata": each(hover),
-        "hovertemplate": "%{customdata}<extra></extra>",
+        "hovertemplate": "%{customdata}" + fig.ALONE,
         "colorbar": {**ticks, "title": {"text": "times likelier", "side": "right"}, "thickness": 12},
     }
     names = ["intent", *AROUND, *(f"digit {k}" for k in range(1, 8))]
@@ -301,7 +302,7 @@ def canary_caption(result: Remembered) -> str:
     else:
         promise = f"all copies: ε = {at_most(row.epsilon)} (Gaussian DP, δ = {row.delta:.1g}), void"
     noise = "" if result.method == "sgd" else f", z0 = {result.z0:g}"
-    return f"{METHOD_NAMES[result.method]}{noise}, {row.repetitions} copies, seed {compute.CANARIES.seed};<br>{promise}"
+    return f"{METHOD_NAMES[result.method]}{noise}, {row.repetitions} copies, seed {compute.CANARIES.seed};\n{promise}"
 
 
 def canaries_command(result: Remembered) -> str:
@@ -355,7 +356,7 @@ class Defence(RunPanel):
             listen = partial(self.progress_of, after="attacking")
             run = compute.defend(config, Path(folder) / "run", listen, self.stop_event)
         if run is None:
-            self.words.value = "<p>Stopped before the model was ready: nothing to attack.</p>"
+            self.words.value = "Stopped before the model was ready: nothing to attack."
             return
         self.runs.append(run)
         for live, draw in zip(self.figures, (draw_epsilon, draw_price), strict=True):
@@ -391,13 +392,13 @@ def draw_epsilon(runs: Runs, yours: Runs) -> Figure:
     return figure(
         _traces(runs, yours, lambda run, found: (run.epsilon, found.auc, found.auc_interval)),
         "Does less ε mean less leakage?",
-        "Gaussian DP, replace-one, disjoint batches; void: seeds are<br>"
+        "Gaussian DP, replace-one, disjoint batches; void: seeds are\n"
         "published, α private as printed. Each ε allows an AUC of 1",
         HEIGHT,
         top=146,
         shapes=[*shapes, fig.hline(0.5, line=CHANCE)],
         annotations=[*notes, _level("guessing", 0.5, "bottom")],
-        xaxis=fig.logs("true ε, were α public (at δ = n<sup>-1.1</sup>)", span),
+        xaxis=fig.logs(Markup("true ε, were α public (at δ = n<sup>-1.1</sup>)"), span),
         yaxis=fig.axis("AUC of the attack", [0.45, 1]),
     )
 
@@ -413,7 +414,7 @@ def draw_price(runs: Runs, yours: Runs) -> Figure:
     return figure(
         _traces(runs, yours, place),
         "What does it cost?",
-        f"{config.corpus}, {config.epochs} epochs, seed {config.seed}; left: useful, low: leaks little;<br>"
+        f"{config.corpus}, {config.epochs} epochs, seed {config.seed}; left: useful, low: leaks little;\n"
         "a cross: without noise, no guarantee; rings: your runs",
         HEIGHT,
         top=146,

@@ -86,7 +86,7 @@ def draw_step(result: StepAudit) -> Figure:
     return figure(
         [*bars, *bells],
         "What one step gives away",
-        f"{_name(mechanism)}: {setting},<br>{result.audit.draws:,} draws a side, seed {result.seed}",
+        f"{_name(mechanism)}: {setting},\n{result.audit.draws:,} draws a side, seed {result.seed}",
         HEIGHT,
         barmode="overlay",
         bargap=0,
@@ -97,7 +97,7 @@ def draw_step(result: StepAudit) -> Figure:
     )
 
 
-ROWS = ("claimed", "true", "proven:<br>Gaussian", "proven: any<br>mechanism", "at most<br>provable")
+ROWS = ("claimed", "true", "proven:\nGaussian", "proven: any\nmechanism", "at most\nprovable")
 FLOOR = 0.05  # a lower bound of 0 has no place on a log axis
 
 
@@ -129,11 +129,11 @@ def draw_scale(result: StepAudit) -> Figure:
     return figure(
         traces,
         "Which ε can it be?",
-        f"δ = {audit.delta:.2g}, zero-out, disjoint batches; true: Gaussian DP;<br>"
+        f"δ = {audit.delta:.2g}, zero-out, disjoint batches; true: Gaussian DP;\n"
         f"claimed: {SOURCES[audit.mechanism.variant]}; proven at {SURE}, seed {result.seed}",
         HEIGHT,
         top=90,
-        hover="%{text}<extra></extra>",
+        hover="%{text}" + fig.ALONE,
         showlegend=False,
         shapes=[fig.vline(audit.epsilon_claimed, line={"color": ORANGE, "dash": "dash", "width": 1.5}, layer="below")],
         xaxis=fig.logs(f"ε of one step (at δ = {audit.delta:.2g})", [math.log10(FLOOR) - 0.1, last]),
@@ -197,7 +197,7 @@ def draw_luck(result: Guesses) -> Figure:
     return figure(
         bars,
         "Could it have been luck?",
-        f"{result.made:,} guesses, each right with chance {result.chance:.1%} at most<br>"
+        f"{result.made:,} guesses, each right with chance {result.chance:.1%} at most\n"
         f"if ε = {d(result.tested)} (δ = 0; one canary added, removed or zeroed out)",
         HEIGHT,
         barmode="overlay",
@@ -229,7 +229,7 @@ def draw_ceiling(result: Guesses) -> Figure:
     return figure(
         traces,
         "What guesses can prove",
-        f"δ = {result.delta:.2g}, confidence {SURE}, m = {result.canaries:,} canaries;<br>"
+        f"δ = {result.delta:.2g}, confidence {SURE}, m = {result.canaries:,} canaries;\n"
         "Steinke et al. (any mechanism), Mahloujifar et al. (Gaussian)",
         HEIGHT,
         top=146,
@@ -314,7 +314,7 @@ def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
     """Of the last run: the share of right guesses, and the share that would refute the claim."""
     names, right, told, asked, caption = [], [], [], [], ""
     for seed, audit in list(audits.items())[-1:]:
-        caption = f"{_run_settings(audit)},<br>seed {seed}; claimed ε = {d(audit.epsilon_claimed)}"
+        caption = f"{_run_settings(audit)},\nseed {seed}; claimed ε = {d(audit.epsilon_claimed)}"
         for tally in audit.tallies:
             least = needed(audit, tally.guesses)
             names.append(f"{tally.guesses:,} of {audit.canaries:,}")
@@ -356,7 +356,7 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
     ):
         traces.append(line(name, color, dash, width=2.5, x=ends, y=levels * 2))
     caption = rows and (
-        f"{_run_settings(rows[0])}; δ = {rows[0].delta:.2g},<br>"
+        f"{_run_settings(rows[0])}; δ = {rows[0].delta:.2g},\n"
         f"zero-out, disjoint batches; proven at {SURE}; true: Gaussian DP"
     )
     return figure(

@@ -18,7 +18,7 @@ from edp_lab.course.kit.controls import choice, decades, delta_of, devices, numb
 from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, Trace, axis, figure, line, log_axis, points, positive
 from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
 from edp_lab.course.kit.panel import Panel, RunPanel, StoppedError, panel
-from edp_lab.course.kit.text import Words, account_of, command, count, guarantee_of, train_command
+from edp_lab.course.kit.text import Html, Words, account_of, command, count, guarantee_of, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, VERMILLION
 from edp_lab.course.nb09_devices import compute
@@ -211,7 +211,7 @@ def draw_losses(runs: Sequence[tuple[str, Sequence[float]]], caption: str) -> Fi
     lines = []
     for look, (name, losses, there) in zip(LOOKS, [*shown, *[("", [], False)] * len(LOOKS)], strict=False):
         steps: dict[str, Any] = {"x": list(range(1, len(losses) + 1)), "y": losses, "visible": there}
-        lines.append(line(name, hover=f"step %{{x}}: %{{y:.6f}}<extra>{name}</extra>", **look, **steps))
+        lines.append(line(name, hover="step %{x}: %{y:.6f}", **look, **steps))
     last = max([5, *(len(losses) for _, losses, _ in shown)]) + 1 if shown else 20
     steps, loss = axis("step", [0, last], tickformat="d"), axis("loss per utterance (nats)", rangemode="tozero")
     return figure(lines, "The same run, step by step?", caption, 380, top=110, xaxis=steps, yaxis=loss)
@@ -252,10 +252,10 @@ def table2_figure(tables: Mapping[str, Sequence[Row]]) -> go.Figure:
             points("the paper, 8 GPUs", ORANGE, "square-open", 12, edge=3, showlegend=plot == 1, **factors, **at),
         ]
         place = {"xref": f"{at['xaxis']} domain", "yref": f"{at['yaxis']} domain", "x": 0.98, "y": 1}
-        headings.append(fig.note(f"<b>{model.upper()}, ATIS</b>", **place, xanchor="right", yanchor="top"))
+        headings.append(fig.note(fig.bold(f"{model.upper()}, ATIS"), **place, xanchor="right", yanchor="top"))
     layout = fig.merged(layout, {"yaxis": {"title": BY_METHOD}, "annotations": headings})
     where = compute.where(next(iter(tables.values()))[0])
-    caption = f"ours: {where}, batches of 64;<br>processes: 1, further devices simulated; no ε"
+    caption = f"ours: {where}, batches of 64;\nprocesses: 1, further devices simulated; no ε"
     return go.Figure(figure(traces, "Table 2: how much slower than SGD?", caption, 430, top=120, **layout))
 
 
@@ -272,8 +272,8 @@ def _row(method: str, gpus: int) -> str:
     return f"eDP-SGD, N = {gpus}" if method == "edp-sgd" else SHORT[method]
 
 
-def table2_table(rows: Sequence[Row]) -> str:
-    """Ours beside the paper's factors, one method a row, as HTML."""
+def table2_table(rows: Sequence[Row]) -> Html:
+    """Ours beside the paper's factors, one method a row."""
     paper = printed(rows[0]["model"])
     return words.table2(rows, {("edp-sgd", 8): paper.edp_sgd_factor, ("dp-sgd-naive", 1): paper.dp_sgd_factor})
 
@@ -379,7 +379,7 @@ def scaling(num_devices: int) -> Panel:
 
 def draw_step(result: Scaling) -> Figure:
     """The parts of eDP-SGD's step by N, stacked."""
-    x = [f"<b>{n}</b>" if n == result.devices else str(n) for n in result.counts]
+    x = [fig.bold(n) if n == result.devices else str(n) for n in result.counts]
     bars = [
         fig.bar("forward, backward, Adam", BLUE, "", x=x, y=1000 * result.sgd),
         fig.bar("clip and noise", ORANGE, "x", x=x, y=1000 * result.extra),

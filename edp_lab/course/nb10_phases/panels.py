@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from edp_lab.course.kit import figure as fig
@@ -73,8 +74,8 @@ def command(settings: ThreePhaseSettings, take: Sequence[int] = (1, 2, 3)) -> st
     return shlex.join(["edp-lab", "three-phase", "run", "--data", "digits", *options])
 
 
-def settings_table(sketch: Sketch, rows: Mapping[str, ThreePhaseSettings]) -> str:
-    """What the vote keeps, what the labels teach and what they cost, by settings: an HTML table."""
+def settings_table(sketch: Sketch, rows: Mapping[str, ThreePhaseSettings]) -> text.Html:
+    """What the vote keeps, what the labels teach and what they cost, by settings."""
     results = {name: (compute.take_vote(sketch, one), compute.spend_labels(sketch, one)) for name, one in rows.items()}
     return words.side_by_side(results)
 
@@ -97,7 +98,7 @@ def pixels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
     )
 
 
-ROWS = ("as it is", "noised", "resized first,<br>noised,<br>averaged")
+ROWS = ("as it is", "noised", "resized first,\nnoised,\naveraged")
 PICTURE = {"type": "heatmap", "colorscale": [[0, "black"], [1, "white"]], "zmin": 0, "zmax": 1, "showscale": False}
 BARE = {"ticks": "", "showline": False, "constrain": "domain"}  # axes of a picture
 
@@ -110,7 +111,7 @@ def draw_images(result: NoisedImages) -> Figure:
     labels = {"tickvals": places, "ticktext": [str(label) for label in result.labels]}
     rows = {"tickvals": places[: len(ROWS)], "ticktext": ROWS, "autorange": "reversed"}
     return figure(
-        [{**PICTURE, "z": _tiles(result.shown), "hovertemplate": "pixel %{z:.2f}<extra></extra>"}],
+        [{**PICTURE, "z": _tiles(result.shown), "hovertemplate": "pixel %{z:.2f}" + fig.ALONE}],
         "What noise leaves",
         words.images_caption(result),
         310,
@@ -400,11 +401,13 @@ class Pipeline(RunPanel):
         self.method = choice("understudy trains with", start.understudy_method, methods)
         super().__init__(
             "Run it",
-            "A real run of all three phases on digits, with networks and the values of the panel above: how good each "
-            "part is, and what each of your runs paid for it. The <i>plain model</i> has learnt from all private "
-            "images without noise, <i>one on all images</i> from the same after phase I. The instructors' votes "
-            "without noise: <i>hard</i>, the label that most of them say; <i>soft</i>, the label of the largest mean "
-            "probability.",
+            Markup(
+                "A real run of all three phases on digits, with networks and the values of the panel above: how good "
+                "each part is, and what each of your runs paid for it. The <i>plain model</i> has learnt from all "
+                "private images without noise, <i>one on all images</i> from the same after phase I. The instructors' "
+                "votes without noise: <i>hard</i>, the label that most of them say; <i>soft</i>, the label of the "
+                "largest mean probability."
+            ),
             [self.method.row, self.epochs],
             [draw_parts_so_far([], {}, ""), draw_runs([])],
             rows=3,
@@ -426,7 +429,7 @@ class Pipeline(RunPanel):
         so_far: list[tuple[str, float, tuple[float, float]]] = []
 
         def draw(scores: Scores, what: str) -> None:
-            caption = f"{what}: {words.told(settings, '<br>')}; bars: 95 % of 60 images"
+            caption = f"{what}: " + words.told(settings, Markup("<br>")) + "; bars: 95 % of 60 images"
             thesis = phases.THESIS_ACCURACY[settings.model]
             self.figures[0].show(draw_parts_so_far(scores, thesis, caption))
 
@@ -442,7 +445,7 @@ class Pipeline(RunPanel):
         try:
             record = phases.run_three_phase(settings, self._sketch.images, listen)
         except StoppedError:
-            self.words.value = "<p>Stopped before an understudy was ready: nothing released, nothing to pay.</p>"
+            self.words.value = "Stopped before an understudy was ready: nothing released, nothing to pay."
             return
         self.runs.append(record)
         scores = [(part.name, part.scores.accuracy, part.scores.interval) for part in record.parts]
@@ -498,10 +501,10 @@ def draw_runs(runs: Sequence[ThreePhaseRecord]) -> Figure:
         y=accuracies,
         error_y=fig.error_bars(accuracies, [score.interval for score in scores], color=GREEN, thickness=1.5),
         text=[str(number) for number in range(1, len(runs) + 1)],
-        hovertext=[f"{words.told(run.settings)}, {one.queries} labels" for run, one in zip(runs, paid, strict=True)],
+        hovertext=[words.told(run.settings) + f", {one.queries} labels" for run, one in zip(runs, paid, strict=True)],
         hoverinfo="text",
     )
-    caption = "ε by the least of the accountants, δ = {:.2g},<br>one training example replaced; bars: 95 %"
+    caption = "ε by the least of the accountants, δ = {:.2g},\none training example replaced; bars: 95 %"
     caption = caption.format(runs[-1].settings.delta) if runs else ""
     cost = log_axis("ε of the labels, composed", [0.5, 2000.0, *epsilons], margin=0.05)
     accuracy = axis("accuracy of the understudy", [0, 1.08], **PERCENT)

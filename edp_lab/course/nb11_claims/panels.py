@@ -9,12 +9,13 @@ from typing import Any
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
+from markupsafe import Markup
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import WHOLE_LABEL, Control, choice, decades, delta_of, devices, number
 from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, trace
 from edp_lab.course.kit.panel import COPY, Panel, RunPanel, StoppedError, panel
-from edp_lab.course.kit.text import Words, account_command
+from edp_lab.course.kit.text import Html, Words, account_command
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, SKY, TEMPLATE, VERMILLION
 from edp_lab.course.nb11_claims import compute
 from edp_lab.course.nb11_claims.compute import DRAWS, EVERY, HALF, Cell, Turned, View
@@ -24,7 +25,7 @@ from edp_lab.reproduce.claims import ClaimsTable, Entry, Verdict
 from edp_lab.reproduce.paper.claims_mechanism import DRAWS as TABLE_DRAWS
 
 words = Words(__file__, draws=DRAWS, table_draws=TABLE_DRAWS)
-table, numbers = words.table, words.numbers  # of rows of the table, and of what was measured: HTML
+table, numbers = words.table, words.numbers  # of rows of the table, and of what was measured
 LONGEST = 60  # letters of a claim in a list
 LOOKS = {  # mark in a list, colour, hatch of a bar, symbol
     Verdict.HOLDS: ("✓", GREEN, "", "circle"),
@@ -108,14 +109,12 @@ def draw_counts(result: View) -> Figure:
         look = {"type": "bar", "orientation": "h", "marker": {"color": color, "pattern": pattern}}
         text = {"textfont": {"color": "black", "size": 14}, "textposition": "inside", "insidetextanchor": "middle"}
         told = {"text": [str(value) if value else "" for value in values], **text}
-        bars.append(
-            trace(str(verdict), look, x=values, y=documents, hover=f"%{{y}}: %{{x}}<extra>{verdict}</extra>", **told)
-        )
+        bars.append(trace(str(verdict), look, x=values, y=documents, hover="%{y}: %{x}", **told))
     passing = f"{len(result.entries)} of {len(result.table.entries)} claims pass the filter"
     return figure(
         bars,
         "Claims by verdict",
-        f"{passing};<br>evidence of {result.table.date}",
+        f"{passing};\nevidence of {result.table.date}",
         330,
         barmode="stack",
         legend={"traceorder": "normal"},
@@ -140,7 +139,7 @@ def draw_spans(result: View) -> Figure:
             _outlined(color="#000", symbol="circle-open", size=22, **ring, **silent),
         ],
         "What is claimed, and what was found",
-        "each row has its own unit; each ε has the accountant and δ<br>that its claim names; ring: the selected row",
+        "each row has its own unit; each ε has the accountant and δ\nthat its claim names; ring: the selected row",
         680,
         hover="%{y}: %{x:.3g}",
         margin={"b": 90, "r": 36},
@@ -225,14 +224,14 @@ class Again(RunPanel):
         try:
             self.entry = claims.compute(claims.registry()[task.id], hear)
         except StoppedError:
-            self.words.value = "<p>Stopped: nothing was changed.</p>"
+            self.words.value = "Stopped: nothing was changed."
         else:
             self.bar.value = 1
             self.words.value = changed_in_words(task, self.entry)
 
 
-def changed_in_words(before: Entry, now: Entry) -> str:
-    """A claim that was computed again beside the committed one: HTML."""
+def changed_in_words(before: Entry, now: Entry) -> Html:
+    """A claim that was computed again beside the committed one."""
     moved = [name.replace("_", " ") for name, value in now.measured.items() if value != before.measured.get(name)]
     return words.again(now, before, moved)
 
@@ -279,10 +278,10 @@ def draw_beyond(result: Turned) -> Figure:
     return figure(
         marks,
         "How far the truth is from the claim",
-        f"ε of one epoch: {result.epsilon:.3g} (Gaussian DP, were α public),<br>"
+        f"ε of one epoch: {result.epsilon:.3g} (Gaussian DP, were α public),\n"
         f"claimed {result.claimed:.3g} (zCDP); δ = {result.delta:.2g}, seed 0",
         400,
-        hover="%{y}: %{x:.3g} times<extra></extra>",
+        hover="%{y}: %{x:.3g} times" + fig.ALONE,
         margin={"b": 60, "r": 36},
         legend={"orientation": "v"},
         shapes=[fig.vline(1, line={"color": "#444", "dash": "dot", "width": 2})],
@@ -311,10 +310,10 @@ VARIANTS: dict[str, tuple[str, str, str, float]] = {  # name, colour, symbol, sh
     "theirs": ("theirs", BLACK, "diamond-open", 0),
 }
 CHANGES = {"ser_change": "SER (error)", "auc_change": "AUC, shadow", "loss_auc_change": "AUC, loss"}
-TABLE1_CAPTION = (
+TABLE1_CAPTION = Markup(
     "Changes: left of 0 is better; bars: Student's 95 % interval over seeds, formed within a seed; theirs have none, "
-    "nor has one seed.<br>ε hollow: as the paper accounts, δ = 5e-4 (public corpora). Filled: what would hold, were "
-    "the seeds secret (as printed: and the<br>layer scales public), for one utterance zeroed out, disjoint batches, "
+    "nor has one seed.\nε hollow: as the paper accounts, δ = 5e-4 (public corpora). Filled: what would hold, were "
+    "the seeds secret (as printed: and the\nlayer scales public), for one utterance zeroed out, disjoint batches, "
     "Gaussian DP, δ = n<sup>-1.1</sup>."
 )
 
