@@ -1,7 +1,23 @@
-"""The one exception that means "the user can mend this": bad input, said in one sentence."""
+"""Bad input and faults of the machine: each is said in one sentence, which names the culprit and the cure."""
 
+from __future__ import annotations
+
+import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+# What Rust's writers of weights and tokenizers say of the machine; they raise kinds of their own.
+RUST = re.compile(r"\(os error \d+\)|\bOs \{ code: \d+.*?message: \"(?P<why>[^\"]*)")
+ROOM = "make room there, then run it again"
+CURES = {
+    errno.ENAMETOOLONG: "give a shorter one",
+    errno.ENOENT: "check the path",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), ROOM),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "mend its permissions, or give another path"),
+    **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP), "give another path"),
+}
 
 
 class UsageError(ValueError):
@@ -11,10 +27,39 @@ class UsageError(ValueError):
     """
 
 
+def sentence(error: BaseException) -> str | None:
+    """What a user is told of bad input and of faults of the machine; None where the fault is the library's own."""
+    match error:
+        case UsageError():
+            return str(error)
+        case OSError():
+            place = "a file or standard output" if error.filename is None else error.filename
+            return f"{place}: {why(error)}: {CURES.get(error.errno or 0, 'mend that, then run it again')}"
+        case MemoryError():
+            return f"out of memory{f' ({error})' if str(error) else ''}: ask for less at once, or end other programs"
+        case RecursionError():
+            return f"something given is nested too deeply ({error}): make it flat"
+        case UnicodeError():
+            return f"text in an encoding that does not fit ({error}): save it as UTF-8"
+    return None
+
+
+def why(error: BaseException) -> str | None:
+    """The machine's reason for an error, such as "No space left on device"; None where it is none of the machine's."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    found = RUST.search(str(error))
+    return found and (found["why"] or str(error))
+
+
 @contextmanager
 def writing(what: object, cure: str) -> Iterator[None]:
     """Where the block's file or folder cannot be written, as on a full disk, say so by a UsageError."""
     try:
         yield
-    except OSError as error:
-        raise UsageError(f"{what} cannot be written ({error.strerror}): {cure}") from error
+    except UsageError:
+        raise
+    except Exception as error:
+        if reason := why(error):
+            raise UsageError(f"{what} cannot be written ({reason}): {cure}") from error
+        raise

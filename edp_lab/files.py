@@ -6,26 +6,31 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, writing
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that `path` holds its old or its new content, never a part, however the process
-    ends."""
+def write_whole(path: Path, content: bytes, cure: str = "make room there, or give another path") -> None:
+    """Write a file so that `path` holds its old or its new content, never a part, however the process ends.
+
+    Raises:
+        UsageError: it cannot be written; ends in `cure`.
+    """
     partial = path.with_name(f"{path.name}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        partial.unlink(missing_ok=True)  # a full disk should not stay full
-        raise
-    os.replace(partial, path)
+    with writing(path, cure):
+        try:
+            with open(partial, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink()  # a full disk should not stay full
+            raise
 
 
 @contextmanager
@@ -33,22 +38,19 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """A scratch folder that becomes `folder` where the block ends well, and disappears where it does not.
 
     Raises:
-        UsageError: at once, if `folder` exists and is not empty, or cannot be made.
+        UsageError: at once, if `folder` exists and is not empty, or cannot be made; later, if the disk is full.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists already: choose another output folder, or remove it")
-    try:
+    with writing(folder, "make room there, or choose another output folder"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-")
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be made ({error.strerror}): choose another output folder") from error
-    with scratch:
-        inside = Path(scratch.name, folder.name)
-        inside.mkdir()
-        yield inside
-        if folder.exists():
-            folder.rmdir()
-        os.replace(inside, folder)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as scratch:
+            inside = Path(scratch, folder.name)
+            inside.mkdir()
+            yield inside
+            if folder.exists():
+                folder.rmdir()
+            os.replace(inside, folder)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -63,5 +65,5 @@ def read_json(path: Path) -> Any:
     """A JSON file; UsageError where it cannot be read or is no JSON."""
     try:
         return json.loads(read_bytes(path))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: it is not JSON ({error})") from error

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
+from contextlib import suppress
 
 import typer
 
@@ -13,10 +16,11 @@ from edp_lab.cli.bench import bench_app, verify
 from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
 from edp_lab.cli.options import App
+from edp_lab.cli.output import open_streams
 from edp_lab.cli.reproduce import claims, reproduce_app
 from edp_lab.cli.thesis import three_phase_app
 from edp_lab.cli.train import data_app, evaluate, predict, pretrain, train
-from edp_lab.errors import UsageError
+from edp_lab.errors import sentence
 
 app = App(
     no_args_is_help=True,
@@ -53,9 +57,32 @@ def _root(
 
 
 def main() -> None:
-    """Entry point. Exit status: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Entry point. Exit status: 0 done, 1 failed, 2 bad input or a fault of the machine, 130 interrupted.
+
+    Bad input and faults of the machine, whoever meets them, end here in one sentence.
+    """
+    warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"
+    status: str | int | None = 0
+    said = None
     try:
+        open_streams()
         app(prog_name="edp-lab")
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    except SystemExit as ended:
+        status = ended.code
+    except Exception as error:
+        said = sentence(error)
+        if said is None:
+            raise
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except OSError as error:  # what was printed has not arrived
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends
+        status = 1
+        if not isinstance(error, BrokenPipeError):  # which is no fault: whoever reads has read enough
+            said = f"standard output cannot be written ({error.strerror}): send it elsewhere"
+    if said:
+        with suppress(OSError):
+            print(f"error: {said}", file=sys.stderr)
+        status = 2
+    sys.exit(status)

@@ -24,6 +24,7 @@ from edp_lab.cli.options import (
     check_file,
     check_seed,
     numbers,
+    write_text,
 )
 from edp_lab.cli.output import bar, print_json, table, words
 from edp_lab.errors import UsageError
@@ -60,7 +61,7 @@ def verify(
         found = run(total, keys, audits, seed, update)
     result = {**found, **surroundings()}
     if out is not None:
-        out.write_text(json.dumps(result, indent=2) + "\n")
+        write_text(out, json.dumps(result, indent=2) + "\n")
     if as_json:
         print_json(result)
     else:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import typer
 
 from edp_lab.errors import UsageError, writing
+from edp_lab.files import write_whole
 
 S = TypeVar("S")
 Number = TypeVar("Number", int, float)
@@ -148,7 +149,4 @@ def write_text(path: Path, text: str, cure: str = "choose another --out") -> Non
     Raises:
         UsageError: it cannot be written.
     """
-    from edp_lab.files import write_whole
-
-    with writing(path, cure):
-        write_whole(path.resolve(), text.encode())
+    write_whole(path.resolve(), text.encode(), cure)

@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,12 +20,33 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 
+from edp_lab.errors import UsageError
+
 WIDTH = 120  # of what is printed to a file
 PATIENCE = 2.0  # seconds before a bar for what is mostly done sooner
 
 
-def print_json(value: Any, indent: int = 2, **how: Any) -> None:
-    print(json.dumps(value, indent=indent, **how))
+def open_streams() -> None:
+    """Standard output and error take every character, one that they cannot encode as an escape.
+
+    Raises:
+        UsageError: standard output is closed.
+    """
+    while (free := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # a closed one: else the next file would get its number, and what C prints
+    os.close(free)
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115 - as long as the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if sys.stdout is None:
+        raise UsageError("standard output is closed: send it to a file, or to /dev/null")
+
+
+def print_json(value: Any, indent: int = 2, readable: bool = False, **how: Any) -> None:
+    """`readable`: letters as they are, where standard output can encode them."""
+    plain = not readable or not (sys.stdout.encoding or "").lower().startswith("utf")
+    print(json.dumps(value, indent=indent, ensure_ascii=plain, **how))
 
 
 def number(value: float | None, digits: int = 6, absent: str = "none") -> str:

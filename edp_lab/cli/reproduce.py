@@ -392,7 +392,7 @@ def claims(
         write_text(out, ledger.as_json())
     entries = [entry for entry in ledger.entries if entry.id in [claim.id for claim in chosen]]
     if as_json:
-        print_json([entry.as_json() for entry in entries], indent=1, allow_nan=False, ensure_ascii=False)
+        print_json([entry.as_json() for entry in entries], indent=1, readable=True, allow_nan=False)
         return
     _show_claims(entries)
     counts = Counter(entry.verdict for entry in entries)

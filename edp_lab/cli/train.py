@@ -247,7 +247,7 @@ def predict(
 
     answers = predict_texts(run, text)
     if as_json:
-        print_json(answers, ensure_ascii=False)
+        print_json(answers, readable=True)
         return
     for answer in answers:
         print(f"{answer['text']}\n  intent  {answer['intent']}  ({answer['intent_probability']:.2f})")

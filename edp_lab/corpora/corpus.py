@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 import numpy as np
 
 from edp_lab.errors import UsageError
+from edp_lab.files import new_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -262,8 +260,7 @@ def write_packed(
     intent_number, tag_number = ({name: k for k, name in enumerate(names)} for names in (intents, tag_set(slots)))
     words, tags, chosen, offsets = array("i"), array("H"), array("H"), array("q", [0])
     digest = hashlib.sha256()
-    scratch = Path(tempfile.mkdtemp(prefix=".packing-", dir=folder.absolute().parent))
-    try:
+    with new_folder(folder) as scratch:
         for done, u in enumerate(utterances, 1):
             try:
                 tags.extend([tag_number[tag] for tag in u.tags or ()])
@@ -284,10 +281,6 @@ def write_packed(
         labels = {"format": FORMAT, "intents": [*intents], "tags": [*tag_number]}
         counts = {"utterances": len(chosen), "sha256": digest.hexdigest(), "files": files}
         (scratch / META).write_text(json.dumps({**labels, **counts, "slots": [*slots]}, indent=1))
-        os.replace(scratch, folder)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
 
 
 def is_packed(path: Path) -> bool:

@@ -281,7 +281,7 @@ def text_lines(path: Path) -> list[str]:
 def _json(text: str, place: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{place}: not JSON ({error})") from None
 
 

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,6 +42,7 @@ from typing import NamedTuple
 from edp_lab.corpora.corpus import Corpus, Utterance, write_packed
 from edp_lab.corpora.metrics import edit_distance, spans
 from edp_lab.errors import UsageError
+from edp_lab.files import write_whole
 
 _DATA = json.loads(Path(__file__).with_name("smart_home.json").read_text(encoding="utf-8"))
 GRAMMAR_VERSION: int = _DATA["version"]
@@ -114,12 +114,7 @@ def write_jsonl(corpus: Corpus, path: Path | str) -> None:
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}; create it first")
     rows = ({"tokens": u.tokens, "tags": u.tags, "intent": u.intent} for u in corpus.utterances)
     content = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
 def best_ser(utterances: int, seed: int, domain: str | None = None) -> float:

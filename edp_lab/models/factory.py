@@ -22,7 +22,7 @@ from torch import Tensor
 
 from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.encoding import Labels, WordFeatures
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, writing
 from edp_lab.files import read_bytes, read_json, write_whole
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.intent_slot import IntentSlotModel
@@ -80,23 +80,21 @@ def build_model(
         return CLC(labels, WordFeatures(vectors.words), shape, vectors.matrix)
 
 
-def save_model(model: IntentSlotModel, folder: Path | str) -> None:
+def save_model(model: IntentSlotModel, folder: Path | str, cure: str = "choose another folder") -> None:
     """Write a model to a folder, which is made if need be; an older model in it is replaced.
 
     Raises:
-        UsageError: the folder cannot be written.
+        UsageError: the folder cannot be written; ends in `cure`.
     """
     folder = Path(folder)
     about, weights = _content(model)
     checksum = _checksum(about, weights)
-    try:
+    with writing(folder, cure):
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(_weights_file(folder, checksum), weights)
-        write_whole(folder / "model.json", json.dumps({**about, "sha256": checksum}).encode())
+        write_whole(_weights_file(folder, checksum), weights, cure)
+        write_whole(folder / "model.json", json.dumps({**about, "sha256": checksum}).encode(), cure)
         for old in set(folder.glob("weights-*")) - {_weights_file(folder, checksum)}:
             old.unlink()
-    except OSError as error:
-        raise UsageError(f"the model cannot be saved to {folder} ({error.strerror}): choose another folder") from error
 
 
 def model_checksum(model: IntentSlotModel) -> str:

@@ -36,11 +36,9 @@ class PrivacyLedger:
 
     def __init__(self, path: Path, mechanism: Mechanism) -> None:
         self._begin_at(path, 0)
-        try:
+        with writing(f"ledger {path}", "choose another --out"):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open("xb").close()
-        except OSError as error:
-            raise UsageError(f"ledger {path} cannot be made ({error.strerror}): choose another --out") from error
         try:
             self._append({"mechanism": asdict(mechanism)})
         except UsageError:
@@ -130,7 +128,8 @@ class PrivacyLedger:
     def _append(self, entry: dict[str, Any]) -> None:
         line = _sealed(entry, self.chain)
         text = b"\n" + line if self.size else line
-        with writing(f"ledger {self.path}", "mend the disk"), self.path.open("r+b") as file:
+        cure = f"then go on with edp-lab train --resume {self.path.parent}" if self.chain else "or choose another --out"
+        with writing(f"ledger {self.path}", f"mend the disk, {cure}"), self.path.open("r+b") as file:
             file.seek(self.size)
             if b"}" in file.read(4096):
                 raise UsageError(f"ledger {self.path} holds entries of another process: let only one go on with it")

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import IO, NoReturn
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, sentence
 
 LOOK_AGAIN = 0.05  # seconds between two looks at which ranks still run
 SETTLE = 0.3  # seconds that a rank gets to end by itself, if its failure has already ended another
@@ -185,7 +185,8 @@ def run_rank(main: Callable[[str, threading.Event], None]) -> NoReturn:
     """What a module does in a rank that ``Ranks`` started: ``main`` on its argument, then the end of this process.
 
     The event is set when the parent asks for an orderly end. The process ends with status 1 and a last line
-    "error: SENTENCE" after UsageError, with status 1 and a traceback after any other error, and else with status 0.
+    "error: SENTENCE" after bad input or a fault of the machine, with status 1 and a traceback after any other error,
+    and else with status 0.
     """
     status = 1
     try:
@@ -193,10 +194,10 @@ def run_rank(main: Callable[[str, threading.Event], None]) -> NoReturn:
         obey(stop)
         main(sys.argv[1], stop)
         status = 0
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        # That it was cut off from another rank, whose own sentence is to be heard, is none.
+        said = None if isinstance(error, ConnectionError) else sentence(error)
+        print(f"error: {said}" if said else traceback.format_exc(), file=sys.stderr)
     finally:
         end_rank(status)
 

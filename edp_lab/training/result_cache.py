@@ -116,9 +116,8 @@ class ResultCache:
         """Atomically, also where two processes write the same; returns what `read` will."""
         entry = self.folder / f"{key}.json"
         own = entry.with_name(f"{entry.name}.{os.getpid()}")
-        with writing(entry, "make room there"):
-            write_whole(own, json.dumps({**found, "sha256": _checksum(key, found)}, indent=1).encode())
-            os.replace(own, entry)
+        write_whole(own, json.dumps({**found, "sha256": _checksum(key, found)}, indent=1).encode(), "make room there")
+        os.replace(own, entry)
         return dict(json.loads(json.dumps(found)))
 
     def results(

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -36,12 +37,14 @@ from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.tensor_file import parse_tensors
 from edp_lab.models.wordpiece import PieceFeatures
 from edp_lab.privacy import Mechanism, judge
-from edp_lab.training.ledger import PrivacyLedger
+from edp_lab.training.ledger import LEDGER, PrivacyLedger
 
 RECORD = "record.json"
 MODEL = "model"
 SECRET = "secret.key"
 STATE = "state.safetensors"
+LOCK = ".lock"
+BEFORE_A_RECORD = {LOCK, SECRET, f"{SECRET}.partial", LEDGER, f"{RECORD}.partial"}
 PACKAGES = (
     "edp-lab", "torch", "numpy", "numba", "llvmlite", "scipy", "accelerate", "transformers", "gensim", "dp-accounting",
 )  # fmt: skip
@@ -68,16 +71,35 @@ def new_run_folder(out: str | Path) -> Path:
         raise UsageError(f"output folder {folder} cannot be made in {parent}: choose another --out")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"output folder {folder} is a file: choose another --out")
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and not may_begin(folder):
         raise UsageError(f"output folder {folder} is not empty: it may hold a run; choose another --out")
     return folder
 
 
+def may_begin(folder: Path) -> bool:
+    """Whether the folder is empty but for what a run leaves that is killed before its record, and so its first step."""
+    names = {path.name for path in folder.iterdir()}
+    entries = (folder / LEDGER).read_bytes().count(b"\n") if LEDGER in names else 0  # the first names the mechanism
+    return not names or (LOCK in names and names <= BEFORE_A_RECORD and entries <= 1)
+
+
+def go_on(folder: Path) -> str:
+    """The cure where a run cannot be written that has a record."""
+    return f"make room, then go on with edp-lab train --resume {folder}"
+
+
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """``record.json``; the folder is made if need be."""
-    with writing(folder / RECORD, "make room there, or choose another --out"):
+    """``record.json``, with a checksum; the folder is made if need be."""
+    content = json.loads(json.dumps(record, allow_nan=False))
+    path, text = folder / RECORD, json.dumps({**content, "sha256": _checksum(content)}, indent=2)
+    cure = go_on(folder) if path.exists() else "make room there, or choose another --out"
+    with writing(path, cure):
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / RECORD, (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
+    write_whole(path, f"{text}\n".encode(), cure)
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    return digest({}, json.dumps(record, sort_keys=True).encode())
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:
@@ -85,15 +107,21 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / RECORD
     if not path.is_file():
         raise UsageError(f"{folder} holds no run ({RECORD} is missing): give the --out folder of edp-lab train")
+    content, cure = read_bytes(path), "train again, or restore it from a copy"
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(content)
+        known = record.pop("sha256", None)
         config = record["config"]
         needed = [config["corpus"], config["keep_duplicates_together"], record["corpus"]["sha256"]]
         needed += [record["guarantee"], record["status"], record["parameters"]]
         assert all(value is not None for value in needed)
         assert isinstance(config["seed"], int)
-    except (ValueError, KeyError, TypeError, AssertionError):
-        raise UsageError(f"{path} is damaged: train again, or restore it from a copy") from None
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
+        raise UsageError(f"{path} is damaged: {cure}") from None
+    if known is None:
+        warnings.warn(f"{path} is of an earlier version, without a checksum: damage would not show", stacklevel=1)
+    elif known != _checksum(record):
+        raise UsageError(f"{path} is damaged or was edited (its checksum differs): {cure}")
     return dict(record)
 
 
@@ -167,8 +195,7 @@ def save_state(
     tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     told = json.dumps(asdict(position))
     content = save(tensors, {"progress": told, "sha256": digest(tensors, told.encode())})
-    with writing(folder / STATE, "make room, then go on with edp-lab train --resume"):
-        write_whole(folder / STATE, content)
+    write_whole(folder / STATE, content, go_on(folder))
 
 
 def load_state(

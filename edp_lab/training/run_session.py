@@ -34,10 +34,8 @@ from edp_lab.training import run_folder
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
 from edp_lab.training.processes import TIMEOUT, Ranks, run_rank
-from edp_lab.training.run_folder import RECORD, SECRET, STATE, read_record, write_record
+from edp_lab.training.run_folder import LOCK, RECORD, SECRET, STATE, read_record, write_record
 from edp_lab.training.trainer import EpochDone, Event, Listener, StepDone, Trainer
-
-LOCK = ".lock"
 
 
 def train(
@@ -260,15 +258,21 @@ def _published_key(seed: int, number: int) -> int:
 
 @contextmanager
 def _files(folder: Path, resuming: bool, processes: int) -> Iterator[None]:
-    """A new run that fails before its first state leaves nothing in the folder, unless it was cut off from a rank."""
+    """A new run that fails before its first state leaves nothing in the folder.
+
+    Unless there is a record, and it was cut off from a rank or the disk was full: then it can be taken up.
+    """
     with _locked(folder):
-        if not resuming and any(path.name != LOCK for path in folder.iterdir()):
-            raise UsageError(f"another process was faster to begin a run in {folder}: choose another --out")
+        if not resuming:
+            if not run_folder.may_begin(folder):
+                raise UsageError(f"another process was faster to begin a run in {folder}: choose another --out")
+            _tidy(folder, LEDGER)
         try:
             yield
         except BaseException as error:
-            cut_off = processes > 1 and not isinstance(error, UsageError) and (folder / RECORD).exists()
-            if not (resuming or cut_off or (folder / STATE).exists()):
+            cut_off = processes > 1 and not isinstance(error, UsageError)
+            full = isinstance(error.__cause__, OSError)
+            if not (resuming or (folder / STATE).exists() or ((cut_off or full) and (folder / RECORD).exists())):
                 _tidy(folder, RECORD, LEDGER)
             raise
 

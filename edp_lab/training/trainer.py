@@ -367,7 +367,7 @@ class Trainer:
         if self.main:
             self.record["model_sha256"] = model_checksum(self.model)
             run_folder.write_record(folder, self.record)
-            save_model(self.model, folder / run_folder.MODEL)
+            save_model(self.model, folder / run_folder.MODEL, run_folder.go_on(folder))
 
     def bill(self) -> dict[str, float | None]:
         """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record."""

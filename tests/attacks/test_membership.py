@@ -42,7 +42,7 @@ from edp_lab.privacy import gdp_epsilon
 from edp_lab.training import TrainConfig, train
 from edp_lab.training.config import SIZES
 from edp_lab.training.inference import run_ledger
-from edp_lab.training.run_folder import read_record
+from edp_lab.training.run_folder import read_record, write_record
 
 TINY = {"size": "small", "batch_size": 32, "dropout": 0.0, "num_devices": 4, "delta": 1e-4}
 Trains = Callable[..., Path]
@@ -127,7 +127,7 @@ def test_bad_targets_are_refused_in_a_sentence(overfitted, trains, tmp_path):
         with pytest.raises(UsageError, match="not the one of the run's record"):
             load_target(run)
     write_jsonl(generate(400, 6), tmp_path / "changed.jsonl")
-    record = json.loads((overfitted / "record.json").read_text())
+    record = read_record(overfitted)
     config = record["config"]
     for spoilt, said in (
         ({name: value for name, value in record.items() if name != "status"}, "is damaged"),
@@ -135,7 +135,7 @@ def test_bad_targets_are_refused_in_a_sentence(overfitted, trains, tmp_path):
         ({**record, "config": {**config, "corpus": str(tmp_path / "gone.jsonl")}}, r"gone\.jsonl"),
         ({**record, "config": {**config, "corpus": str(tmp_path / "changed.jsonl")}}, "has changed since"),
     ):
-        (members / "record.json").write_text(json.dumps(spoilt))
+        write_record(members, spoilt)
         with pytest.raises(UsageError, match=said):
             load_target(members)
 

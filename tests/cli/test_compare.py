@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edp_lab.training import TrainConfig, train
+from edp_lab.training.run_folder import read_record, write_record
 
 SETTINGS = {"plain": {"method": "sgd"}, "noised": {"z0": 0.5}, "secret": {"z0": 0.5, "private_seed": True}}
 
@@ -41,7 +42,7 @@ def compare(cli, monkeypatch, trained):
 
 
 def final(trained: Path, name: str) -> dict:
-    return json.loads((trained / name / "record.json").read_text())["final"]
+    return read_record(trained / name)["final"]
 
 
 # ---- Tables --------------------------------------------------------------------------------------------------------
@@ -79,12 +80,12 @@ def test_few_runs_stand_side_by_side_on_a_narrow_terminal(compare, trained):
 def test_many_runs_stand_in_rows_of_tables_that_fit(compare, tmp_path):
     names = []
     for k in range(12):
-        one = json.loads(Path("noised/record.json").read_text())
+        one = read_record("noised")
         one["config"]["z0"] = k + 0.123
         one["final"]["exact_match"] = k / 1000
         folder = tmp_path / ("a-name-that-is-far-too-long-for-a-table" if k == 5 else f"[bold]:cat:{k}")
         folder.mkdir()
-        (folder / "record.json").write_text(json.dumps(one))
+        write_record(folder, one)
         names.append(str(folder))
     out = compare(*names)
     assert max(map(len, out.splitlines())) <= 80
@@ -106,9 +107,9 @@ def test_any_terminal_is_wide_enough_and_shows_every_number(compare, trained, mo
 
 
 def test_a_reason_not_to_compare_is_noted(compare, tmp_path):
-    other = json.loads(Path("noised/record.json").read_text())
+    other = read_record("noised")
     other["config"]["seed"] = 7
-    (tmp_path / "record.json").write_text(json.dumps(other))
+    write_record(tmp_path, other)
     assert "note: seeds 0 and 7 make different splits" in compare("noised", str(tmp_path))
     assert "note:" not in compare("noised", "secret")
 
@@ -146,7 +147,7 @@ def test_page_draws_the_runs_and_needs_no_network(compare, trained, tmp_path):
     lines = {trace["name"]: trace for trace in data if trace["mode"] == "lines+markers"}
     assert list(lines) == list(SETTINGS)
     for name, line in lines.items():
-        rows = json.loads((trained / name / "record.json").read_text())["epochs"]
+        rows = read_record(trained / name)["epochs"]
         assert line["y"] == [row["ser"] for row in rows]
     looks = {(t["line"]["color"], t["line"]["dash"], t["marker"]["symbol"]) for t in lines.values()}
     assert len(looks) == 3

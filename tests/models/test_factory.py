@@ -11,10 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edp_lab import files
 from edp_lab.corpora import Utterance
 from edp_lab.corpora.encoding import HASH_BUCKETS, Labels
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model, files, load_model, save_model, seeded, train_vectors
+from edp_lab.models import build_model, load_model, save_model, seeded, train_vectors
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.models.clc import CLC
 from edp_lab.training.pretraining import pretrain_bert
@@ -181,7 +182,7 @@ def test_what_is_no_model_is_refused(tmp_path, about, build):
     (tmp_path / "model.json").write_text(about)
     with pytest.raises(UsageError, match=r"model\.json does not describe a model"):
         load_model(tmp_path)
-    with pytest.raises(UsageError, match="cannot be saved"):
+    with pytest.raises(UsageError, match="cannot be written"):
         save_model(build("clc"), tmp_path / "model.json" / "run")
 
 

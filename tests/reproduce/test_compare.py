@@ -20,6 +20,7 @@ from edp_lab.errors import UsageError
 from edp_lab.reproduce.compare import _settings, compare
 from edp_lab.training import train
 from edp_lab.training.config import TrainConfig
+from edp_lab.training.run_folder import write_record
 
 SCORES = {"ser": 0.5, "intent_accuracy": 0.25, "slot_f1": 0.125, "exact_match": 0.0625}
 VOID = "void: seed published"
@@ -156,7 +157,7 @@ def test_a_run_that_was_killed_is_billed_by_its_ledger_not_by_its_last_whole_epo
     whole = train(TrainConfig("smart-home-health", size="small", epochs=2, num_devices=4), tmp_path / "killed")
     for epochs in (1, 0):
         cut = {**whole, "status": "running", "final": None, "epochs": whole["epochs"][:epochs]}
-        (tmp_path / "killed" / "record.json").write_text(json.dumps(cut))
+        write_record(tmp_path / "killed", cut)
         found = compare([tmp_path / "killed"])
         assert whole["epochs"][0]["epsilon"] < whole["final"]["epsilon"] == found.runs[0]["epsilon_if_seed_secret"]
         assert "what its ledger holds now" in found.notes[0]

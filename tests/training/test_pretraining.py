@@ -96,7 +96,7 @@ def test_bad_input_leaves_nothing_behind(tmp_path, train):
     for message, text, folder, epochs in (
         ("exists already", TEXT[:2], "full", 1),
         ("file exists already", TEXT[:2], "file", 1),
-        ("cannot be made", TEXT[:2], "file/below", 1),
+        ("cannot be written", TEXT[:2], "file/below", 1),
         ("is empty", [()], "new", 1),
         ("0 epochs", TEXT[:2], "new", 0),
     ):

@@ -20,7 +20,7 @@ from edp_lab.privacy import judge
 from edp_lab.training import StepDone, evaluate_run, noise, read_record, resume, run_ledger, train
 from edp_lab.training import trainer as run
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
-from edp_lab.training.run_folder import MODEL, SECRET
+from edp_lab.training.run_folder import MODEL, SECRET, write_record
 from edp_lab.training.run_session import train_here
 from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import config, write_corpus
@@ -130,7 +130,7 @@ def test_a_ledger_that_does_not_fit_its_record_is_refused(corpus, tmp_path):
         *((raw, other, "lacks entries") for other in ("0" * 16, ["x"], 3)),
     ):
         (folder / LEDGER).unlink() if content is None else (folder / LEDGER).write_bytes(content)
-        (folder / "record.json").write_text(json.dumps({**record, "ledger": remembered}))
+        write_record(folder, {**record, "ledger": remembered})
         with pytest.raises(UsageError, match=says):
             run_ledger(folder)
 
@@ -148,11 +148,17 @@ def test_a_step_that_cannot_be_billed_is_not_taken(corpus, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
-def test_a_disk_that_is_full_before_the_first_record_leaves_no_file(corpus, tmp_path, no_room_after, room):
+def test_where_the_disk_is_full_before_the_first_state_a_run_begins_anew_or_goes_on(
+    corpus, tmp_path, monkeypatch, no_room_after, room
+):
+    cure = f"go on with edp-lab train --resume {tmp_path}" if room else "choose another --out"
     no_room_after(room)
-    with pytest.raises(UsageError, match="ledger"):
+    with pytest.raises(UsageError, match=f"ledger .*{cure}"):
         train(config(corpus, private_seed=True), tmp_path / "run")
-    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert (tmp_path / "run").exists() is (room > 0)
+    monkeypatch.undo()
+    again = resume(tmp_path / "run") if room else train(config(corpus, private_seed=True), tmp_path / "run")
+    assert (again["status"], run_ledger(tmp_path / "run").bill()) == ("finished", {0: 1, 1: 1})
 
 
 def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(corpus, tmp_path, monkeypatch, nan_in_epoch):
@@ -171,6 +177,7 @@ def test_two_runs_into_one_folder_do_not_touch_each_other(corpus, tmp_path):
     folder = tmp_path / "run"
     first = PrivacyLedger(folder / LEDGER, config(corpus).mechanism())
     (folder / SECRET).write_text("of the first")
+    (folder / "record.json").touch()
     with pytest.raises(UsageError, match="--out"):
         train_here(config(corpus), folder, lambda event: None, threading.Event(), resuming=False)
     assert (folder / SECRET).read_text() == "of the first"
@@ -254,7 +261,7 @@ def test_a_ledger_of_other_noise_or_that_lost_what_state_or_record_remembers_is_
         (b"".join(raw.splitlines(keepends=True)[:-1]), record, "lacks entries"),
     ):
         (folder / LEDGER).write_bytes(content)
-        (folder / "record.json").write_text(json.dumps(told))
+        write_record(folder, told)
         with pytest.raises(UsageError, match=says):
             resume(folder)
 
@@ -268,7 +275,7 @@ def test_a_run_that_goes_on_with_other_inputs_gets_a_fresh_key(corpus, tmp_path,
     if change == "learning rate":
         record = read_record(folder)
         record["config"]["lr"] = 1e-3
-        (folder / "record.json").write_text(json.dumps(record))
+        write_record(folder, record)
     elif change == "public text":
         public.write_text(other.replace('"9', '"8'))
     else:

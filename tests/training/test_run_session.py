@@ -90,10 +90,10 @@ def test_no_model_is_left_whose_epochs_were_not_billed(corpus, tmp_path, monkeyp
     """Broken off between its two writes, a save has written the bill, not the model."""
     original, saved = run.save_model, []
 
-    def once(model, folder):
+    def once(model, folder, *cure):
         if saved:
             raise OSError("the power went")
-        saved.append(original(model, folder))
+        saved.append(original(model, folder, *cure))
 
     monkeypatch.setattr(run, "save_model", once)
     with pytest.raises(OSError, match="power"):
