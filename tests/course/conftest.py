@@ -80,7 +80,8 @@ def run_notebook() -> Callable[..., dict[str, Any]]:
     """From a notebook's number and parameters: what its code cells leave behind, run here and in strict mode.
 
     All its parameters but ``mode`` are to be given, so that a new one is not forgotten. The cells are run until one
-    fails; at last a fault is put into the first panel, which must make the last cell with ``.check()`` fail.
+    fails, and must solve all exercises; at last a fault is put into the first panel, which must make the last cell with
+    ``.check()`` fail.
     """
 
     def run(number: str, **values: Any) -> dict[str, Any]:
@@ -98,6 +99,8 @@ def run_notebook() -> Callable[..., dict[str, Any]]:
         [last] = [cell for cell in cells if ".check()" in cell.source]
         with pytest.raises(ZeroDivisionError):
             exec(last.source, space)
+        solved = {name: verdict.status for name, verdict in space["check"].verdicts.items()} if number != "00" else {}
+        assert solved == dict.fromkeys(exercise_cells(source(number)), "solved")
         return space
 
     return run

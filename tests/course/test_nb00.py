@@ -67,48 +67,20 @@ def test_signal_and_noise_add_up_to_what_the_step_releases(model: SmallModel, co
 
 def test_epsilons_are_the_accountants(model: SmallModel) -> None:
     result = take(model, OTHER)
-    assert len(result.claimed) == len(result.true) == OTHER.epochs
-    for epochs in (1, OTHER.epochs):
-        assert result.claimed[epochs - 1] == claimed_epsilon(result.mechanism, epochs, model.delta)
-        assert result.true[epochs - 1] == true_epsilon(result.mechanism, epochs, model.delta)
+    for accountant, epsilons in ((claimed_epsilon, result.claimed), (true_epsilon, result.true)):
+        assert epsilons == [accountant(result.mechanism, t, model.delta) for t in range(1, OTHER.epochs + 1)]
 
 
-def test_same_batch_whatever_the_number_of_devices(model: SmallModel) -> None:
+def test_the_batch_is_the_same_whatever_the_number_of_devices_and_a_step_needs_noise_and_its_own_devices(
+    model: SmallModel,
+) -> None:
     one, many = model.on(1), model.on(16)
-    assert many is model.on(16)  # computed once
     torch.testing.assert_close(one.per_device[0], many.per_device.mean(0), rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(one.alpha, many.alpha, rtol=1e-3, atol=1e-5)
-
-
-def test_a_step_without_noise_or_of_other_devices_is_refused(model: SmallModel) -> None:
     with pytest.raises(UsageError, match="plain SGD adds no noise"):
         take(model, plain(SMALL, 3))
     with pytest.raises(UsageError, match="4 gradients for 8 devices"):
         one_step(model.on(4), SMALL, 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "changes", "keeps"),
-    [
-        ("as_printed", False, {"noise", "signal", "true", "clip_factors", "guarantee"}, {"claimed"}),
-        ("clip_norm", 0.5, {"noise", "signal", "draw", "clip_factors"}, {"claimed", "true"}),
-        ("z0", 0.1, {"noise", "draw", "claimed", "true"}, {"signal", "clip_factors"}),
-        ("decay", "linear", {"claimed", "true"}, {"signal", "noise"}),
-        ("epoch", 5, {"epoch"}, {"noise", "claimed", "true"}),
-        ("num_devices", 2, {"noise", "signal", "true", "clip_factors"}, {"claimed"}),
-        ("epochs", 20, {"claimed", "true"}, {"signal", "noise"}),
-    ],
-)
-def test_each_slider_changes_what_it_should(
-    panel: Panel, name: str, value: Any, changes: set[str], keeps: set[str]
-) -> None:
-    before, control = panel.result, panel.controls[name]
-    (control.slider or control.source).value = value
-    after = panel.result
-    assert (panel.errors, panel.values[name]) == ([], value)
-    assert {field for field in changes if getattr(after, field) == getattr(before, field)} == set()
-    assert {field for field in keeps if getattr(after, field) != getattr(before, field)} == set()
-    assert panel.figures[0].data[2].x[-1] == after.total_noise
 
 
 def test_decay_slider_is_alive_only_with_decay(panel: Panel) -> None:
@@ -116,10 +88,6 @@ def test_decay_slider_is_alive_only_with_decay(panel: Panel) -> None:
     assert tau.disabled
     panel.set(decay="exponential", epoch=3)
     assert not tau.disabled
-    before = panel.result
-    tau.value = 0.5
-    assert panel.result.total_noise == pytest.approx(before.total_noise * math.exp(-0.4 * 3))
-    assert panel.result.true[-1] > before.true[-1]
 
 
 def test_redraw_keeps_up_with_a_dragged_slider(panel: Panel) -> None:
@@ -189,51 +157,6 @@ def test_live_run_trains_both_methods_with_the_sliders_values(
     assert f"SER {record['epochs'][0]['ser']:.2f} with eDP-SGD" in live.words.value
     assert "With a secret seed" in live.words.value
     assert (live.state.value, live.run_button.disabled, live.stop_button.disabled) == ("done", False, True)
-
-
-def test_stop_ends_a_run_early_with_a_usable_record(live: panels.Training) -> None:
-    live.epochs.value = 50
-    live.run()
-    assert live.run_button.disabled
-    live.run()
-    assert "a run is going on" in live.error_box.value
-    until = time.monotonic() + 60
-    while not live.bar.value and time.monotonic() < until:
-        time.sleep(0.02)
-    live.stop_button.click()
-    live.wait()
-    assert live.records["sgd"]["status"] == "interrupted"
-    assert (live.state.value, live.run_button.disabled) == ("stopped", False)
-    assert "Stopped" in live.words.value
-    live.check()
-
-
-def test_live_run_with_bad_settings_is_one_sentence_and_no_run(live: panels.Training, panel: Panel) -> None:
-    panel.set(num_devices=64)
-    live.run(wait=True)
-    assert "64 devices for a batch of 64" in live.error_box.value
-    live.check()
-    panel.reset()
-    live.epochs.value = 0
-    live.run(wait=True)
-    assert "number of epochs is 0" in live.error_box.value
-    assert live.records == {}
-
-
-@pytest.mark.parametrize("fault", [UsageError("the gradient is not finite"), RuntimeError("out of memory")])
-def test_error_in_the_background_reaches_the_panel(
-    live: panels.Training, fault: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def train(*_: object) -> None:
-        raise fault
-
-    monkeypatch.setattr(panels, "train", train)
-    live.run(wait=True)
-    assert str(fault) in live.error_box.value
-    assert (live.errors, live.run_button.disabled) == ([fault], False)
-    if isinstance(fault, RuntimeError):
-        with pytest.raises(RuntimeError, match="out of memory"):
-            live.check()
 
 
 # ---- The notebook --------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.kit.inputs import AS_PRINTED, PUBLIC_ALPHA, SOUND
 from edp_lab.course.nb04_cost import compute, panels
 from edp_lab.course.nb04_cost.compute import RunBill, behind, privacy_loss, run_bill, sampling
-from edp_lab.errors import UsageError
 from edp_lab.privacy import (
     GaussianDP,
     Mechanism,
@@ -46,18 +46,22 @@ def bill(**change: Any) -> RunBill:
 # ---- The bill of a run ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", [PUBLIC_ALPHA, SOUND])
+@pytest.mark.parametrize("variant", [AS_PRINTED, PUBLIC_ALPHA, SOUND])
 @pytest.mark.parametrize("decay", ["none", "linear", "exponential"])
 def test_bills_are_the_librarys_at_every_epoch(variant: str, decay: str) -> None:
     result = bill(variant=variant, decay=decay)
+    private = variant == AS_PRINTED  # then the curve is that of a public alpha, and nothing is guaranteed
+    mechanism = replace(result.mechanism, alpha="public") if private else result.mechanism
     for place, epochs in enumerate(result.after.tolist()):
-        assert result.claimed[place] == claimed_epsilon(result.mechanism, epochs, 1e-5)
-        assert result.exact[place] == true_epsilon(result.mechanism, epochs, 1e-5)
+        assert result.claimed[place] == claimed_epsilon(mechanism, epochs, 1e-5)
+        assert result.exact[place] == true_epsilon(mechanism, epochs, 1e-5)
         assert result.zcdp[place] > result.exact[place]
     assert result.epochs == result.after[-1] == 20
-    assert result.exact[-1] == result.guarantee.epsilon
+    held = result.guarantee
+    assert result.exact[-1] == (held.epsilon_if_alpha_public if private else held.epsilon)
+    assert (held.epsilon is None) == private
     assert result.z_set[5] == result.mechanism.noise_multiplier_setting(5)
-    assert result.z_true[5] == pytest.approx(result.mechanism.noise_multiplier(5))
+    assert result.z_true[5] == pytest.approx(mechanism.noise_multiplier(5))
 
 
 def test_shares_of_the_bill_are_those_of_the_squared_mu() -> None:
@@ -82,13 +86,6 @@ def test_z0_that_is_needed_meets_the_target_and_little_less_does_not(variant: st
     assert met.exact[-1] == pytest.approx(8, rel=1e-5)
     assert met.epochs_allowed == 20
     assert bill(variant=variant, z0=0.99 * result.z0_needed).epochs_allowed < 20
-
-
-def test_as_printed_has_the_curve_of_a_public_alpha_and_no_guarantee() -> None:
-    private, public = bill(variant=AS_PRINTED), bill(variant=PUBLIC_ALPHA)
-    assert private.guarantee.epsilon is None
-    assert (private.exact == public.exact).all()
-    assert private.guarantee.epsilon_if_alpha_public == public.guarantee.epsilon == public.exact[-1]
 
 
 def test_without_noise_or_with_all_of_it_decayed_there_is_no_number() -> None:
@@ -127,13 +124,6 @@ def test_area_of_delta_is_delta_and_both_bells_are_whole(mu: float, releases: in
         beyond = result.loss >= result.epsilon
         assert trapezoid(result.excess[beyond], result.loss[beyond]) == pytest.approx(delta, rel=0.1)  # of a drawing
     assert np.interp(result.epsilon, result.epsilons, result.deltas) == pytest.approx(delta, rel=0.1)
-
-
-def test_losses_compose_like_the_accountant() -> None:
-    result = privacy_loss(0.5, 9, 1e-5, 20, 0)
-    assert result.mu == pytest.approx(1.5)
-    assert result.epsilon == GaussianDP(Schedule(np.array([2.0]), np.array([9]))).epsilon(1e-5)
-    assert result.zcdp > result.epsilon
 
 
 def test_trade_off_curves_are_ordered_and_the_pair_promises_less_than_the_curve() -> None:
@@ -204,11 +194,6 @@ def test_a_shuffled_pass_billed_as_a_sample_is_refuted() -> None:
     assert sampling(0.01, 1.0, 99, 1e-5).at_least == 0  # no whole pass yet
 
 
-@given(st.integers(1, 10_000), st.integers(1, 5000))
-def test_passes_are_counted_as_begun(batches: int, steps: int) -> None:
-    assert compute.whole_passes(steps, 1 / batches) == -(-steps // batches)
-
-
 # ---- Table 1 -------------------------------------------------------------------------------------------------------
 
 CELLS = [(row.model, row.corpus, str(decay)) for row in TABLE_1 for decay in row.changes]
@@ -247,18 +232,6 @@ def test_three_cells_fell_by_decay_which_no_decay_can_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: bill(decay="sudden"), "unknown decay 'sudden'"),
-        (lambda: behind("CLC", "MNIST", "none", 30), "Table 1 has no cell for CLC, MNIST and none decay"),
-    ],
-)
-def test_a_name_that_is_unknown_is_refused(call: Any, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        call()
-
-
-@pytest.mark.parametrize(
     "change", [{}, {"variant": SOUND, "utterances": 2}, {"variant": PUBLIC_ALPHA, "decay": "none"}]
 )
 def test_command_of_the_bill_says_what_is_shown(change: dict[str, Any]) -> None:
@@ -292,7 +265,6 @@ def test_tight_accounts_follow_the_panel_and_only_run_on_demand() -> None:
     assert (everyone, shuffled) == (above.result.everyone[-1], above.result.shuffled[-1])
     assert tight < renyi == pytest.approx(above.result.sampled[-1])
     assert report_of(panel.command.value)["holds"]["epsilon"] == pytest.approx(tight)
-    assert f"<b>{panels.at_most(tight)}</b> by privacy loss distributions" in panel.words.value
     assert panel.figures[0].data[0].x[-1] == tight
 
 
@@ -307,9 +279,8 @@ def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
     }  # fmt: skip
     assert space["loss_panel"].values["seed"] == 3
     assert space["sampling_panel"].values["delta"] == 1e-6
-    claimed, out = run_bill(**space["bill_panel"].values).claimed[-1], capsys.readouterr().out
-    assert f"ε = {claimed:.6g} by hand, {claimed:.6g} by the library" in out
-    assert "3 of 3 exercises solved" in out
+    claimed = run_bill(**space["bill_panel"].values).claimed[-1]
+    assert f"ε = {claimed:.6g} by hand, {claimed:.6g} by the library" in capsys.readouterr().out
 
 
 # ---- Exercises -----------------------------------------------------------------------------------------------------

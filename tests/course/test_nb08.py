@@ -16,7 +16,6 @@ from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.nb08_audit import compute, panels
 from edp_lab.course.nb08_audit.compute import StepNoise, audit_step, guess
 from edp_lab.course.nb08_audit.exercises import QUESTIONS
-from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import key_from_seed
 from tests.course.conftest import prose, report
 from tests.course.examples import Wrong, step_noise
@@ -28,39 +27,6 @@ SOUND = (False, 2.0, 0.7, 4, 1.0, 300)
 @pytest.fixture(scope="module")
 def noise() -> StepNoise:
     return step_noise()
-
-
-def step(**change: Any) -> None:
-    names = ("as_printed", "clip_norm", "z0", "num_devices", "alpha_max", "draws")
-    audit_step(step_noise(), **{**dict(zip(names, PRINTED, strict=True)), **change})
-
-
-def guesses(**change: Any) -> None:
-    guess(**{"canaries": 100, "made": 10, "right": 90, **change})
-
-
-@pytest.mark.parametrize(
-    ("function", "change", "says"),
-    [
-        (step, {"draws": 0}, "the number of draws is 0"),
-        (step, {"draws": 10_001}, "from 1 to 10,000"),
-        (step, {"z0": 0.0}, "there is no claim to audit"),
-        (step, {"z0": 1e-6}, "there is no claim to audit"),  # no guarantee: float32 swallows such noise
-        (step, {"clip_norm": 1e-35}, "there is no claim to audit"),
-        (step, {"z0": -1.0}, "z0"),
-        (step, {"num_devices": 0}, "devices"),
-        (StepNoise, {"seed": -1}, "seed is -1"),
-        (guesses, {"canaries": 5}, "number of canaries is 5"),
-        (guesses, {"made": 101}, "share of guesses made is 101"),
-        (guesses, {"right": -1}, "share of right guesses is -1"),
-        (guesses, {"tested": -0.1}, "epsilon is -0.1"),
-        (guesses, {"delta": 0.0}, "delta"),
-    ],
-)
-def test_bad_input_is_one_sentence(function: Any, change: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says) as told:
-        function(**change)
-    assert "\n" not in str(told.value)
 
 
 # ---- One step ------------------------------------------------------------------------------------------------------
@@ -158,10 +124,8 @@ def test_guess_command_prints_what_is_shown(capsys: pytest.CaptureFixture[str]) 
 
 def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
     panel = panels.OneRun(True, 4.0, 8, 200, 3, seed=5)
-    assert panel.children[-1].children == ()  # no command before the first run
     panel.run(wait=True)
     panel.check()
-    assert panel.children[-1].children[-1] is panel.command
     assert (list(panel.audits), panel.state.value) == ([5, 6, 7], "done")
     told, last = report(panel.command.value), panel.audits[7]
     assert told["epsilon_lower_bound"] == last.epsilon_lower_bound
@@ -172,29 +136,10 @@ def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
     assert "audits refute" in panel.words.value
 
 
-def test_stopped_panel_keeps_the_runs_that_were_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    panel = panels.OneRun(False, 1.0, 8, 100, 50, seed=0)
-    real = panel._one
-    monkeypatch.setattr(panel, "_one", lambda *told: (real(*told), panel.stop()))
-    panel.run(wait=True)
-    assert (list(panel.audits), panel.state.value) == ([0], "stopped")
-
-
-def test_bad_run_is_one_sentence() -> None:
-    panel = panels.OneRun(True, 4.0, 8, 100, 1, seed=0)
-    for runs, z0, says in ((0, 4.0, "the number of runs is 0"), (1, 0.0, "there is no claim to audit")):
-        panel.runs.value, panel.z0.value = runs, z0
-        panel.run(wait=True)
-        assert says in panel.error_box.value
-    panel.check()
-
-
 # ---- The notebook and its exercises --------------------------------------------------------------------------------
 
 
-def test_notebook_follows_its_parameters_and_solves_its_exercises(
-    capsys: pytest.CaptureFixture[str], run_notebook: Any
-) -> None:
+def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(run_notebook: Any) -> None:
     own = {"C": 0.5, "z0": 2.0, "z0_run": 3.0, "num_devices": 4, "draws": 50, "canaries": 100, "seed": 2}
     space = run_notebook("08", **own)
     step = {"as_printed": True, "clip_norm": 0.5, "z0": 2.0, "num_devices": 4, "alpha_max": 1.0, "draws": 50}
@@ -202,7 +147,6 @@ def test_notebook_follows_its_parameters_and_solves_its_exercises(
     assert space["guesses"].values["canaries"] == 100
     assert list(space["one_run"].audits) == [2, 3, 4, 5, 6]
     assert space["one_run"].audits[2].mechanism.z0 == 3.0
-    assert "3 of 3 exercises solved" in capsys.readouterr().out
 
 
 def test_numbers_that_the_notebook_states_are_computed() -> None:

@@ -12,7 +12,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from edp_lab.course.kit.controls import choice, decades, number
 from edp_lab.course.kit.figure import figure, points
-from edp_lab.course.kit.panel import Panel, command_box
+from edp_lab.course.kit.panel import Panel, RunPanel, command_box
 from edp_lab.course.kit.text import Html
 from edp_lab.course.publish.runner import NotebookRun, run_notebook
 from edp_lab.errors import UsageError
@@ -91,6 +91,21 @@ def test_an_executed_page_says_the_number_of_the_box_and_its_unit(executed: Call
     page = executed("panel.set(x=1.1)\npanel").html.read_text()
     assert "x <b>1.1 (metres)</b>" in page
     assert "n <b>3 (pieces)</b>" in page
+
+
+class Counting(RunPanel):
+    def prepare(self) -> int:
+        return 3
+
+    def work(self, task: int) -> None:
+        self.command.value = f"count to {task}"
+
+
+def test_a_command_is_shown_once_there_is_one() -> None:
+    panel = Counting("Count", "It counts.", rows=1)
+    assert panel.children[-1].children == ()
+    panel.run(wait=True)
+    assert panel.children[-1].children[-1] is panel.command
 
 
 def test_command_box_grows_until_the_whole_command_is_seen_and_never_shrinks() -> None:
