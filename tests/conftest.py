@@ -1,7 +1,5 @@
 """Fixtures shared by all tests. Real corpora are optional: without EDP_LAB_DATA their tests are skipped by name."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What CONTRIBUTING.md and the README say works as it stands there, and is as short as it promises."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -128,9 +126,6 @@ def test_a_new_decay_is_accounted_like_the_others(copy: Path) -> None:
     multiplier, epsilon = map(float, patched(copy, "A noise decay", ask).split())
     assert multiplier == pytest.approx(0.5)
     assert epsilon == pytest.approx(gdp_epsilon(sum(1 + 3 * t for t in range(5)) ** 0.5, 1e-5))
-
-
-# ---- README ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b != OWN_MODEL])

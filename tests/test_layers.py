@@ -1,7 +1,5 @@
 """The shape of the package: imports point down and in no circle, rooms stay apart, importing is cheap."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

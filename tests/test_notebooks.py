@@ -1,7 +1,5 @@
 """Every notebook of the course: stored clean, in short cells, and running through papermill without error."""
 
-from __future__ import annotations
-
 import os
 import re
 import statistics

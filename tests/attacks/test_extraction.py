@@ -1,7 +1,5 @@
 """Attacks by the API: who may learn from what, what an attack may ask, and what it gets; references by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -98,9 +96,6 @@ def test_an_api_bills_every_image_and_can_keep_probabilities_to_itself():
     np.testing.assert_allclose(answers.sum(axis=1), 1, rtol=1e-5)
 
 
-# --- extraction
-
-
 def test_a_model_of_epsilon_0_is_copied_by_labels_alone_and_better_by_more_queries(strangers, brief_study):
     few, many = extract([strangers], SHARES, [300, 20], labels_only=True)
     assert (few.queries, many.queries, many.epsilon) == (20, 300, 0.0)
@@ -146,9 +141,6 @@ def test_an_attack_can_be_repeated(strangers, monkeypatch):
     assert first == again
     drawn, redrawn = (invert([strangers], SHARES, [20], labels_only=True) for _ in range(2))
     assert drawn == redrawn
-
-
-# --- inversion
 
 
 class TemplateApi(PredictionApi):
@@ -218,9 +210,6 @@ def test_correlations_are_pearsons_and_0_for_one_shade():
     expected = np.corrcoef(images.reshape(3, 8), averages)[:3, 3:]
     np.testing.assert_allclose(correlations(images, averages), expected, rtol=1e-6)
     assert (correlations(np.ones_like(images), averages) == 0).all()
-
-
-# --- bad input
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """Membership inference on whole runs: the target, the paper's attack, LiRA, the command line. LiRA also on numbers with
 a known likelihood ratio, on a model that knows nothing, and on one that knows by heart."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -72,9 +70,6 @@ def private(trains: Trains) -> Path:
     return trains("private", method="edp-sgd", z0=8.0, epochs=2)
 
 
-# ---- The target
-
-
 def test_members_are_of_the_training_set_and_non_members_of_the_test_set(overfitted):
     target = load_target(overfitted)
     data = split(target.corpus, 0)
@@ -138,9 +133,6 @@ def test_bad_targets_are_refused_in_a_sentence(overfitted, trains, tmp_path):
         write_record(members, spoilt)
         with pytest.raises(UsageError, match=said):
             load_target(members)
-
-
-# ---- The paper's attack
 
 
 def test_the_attack_finds_members_of_an_overfitted_model(overfitted, tmp_path):
@@ -218,9 +210,6 @@ def test_shadow_attacks_refuse_what_makes_no_sense(overfitted, tmp_path):
             attack_shadow(overfitted, (shadow,), **settings)
 
 
-# ---- All attacks side by side
-
-
 def test_lira_finds_members_and_says_what_it_does(overfitted, tmp_path):
     told: list[str] = []
     attacked = attack_lira(overfitted, shadows=8, epochs=8, cache=tmp_path, told=told.append)
@@ -287,9 +276,6 @@ def test_lira_aligns_the_target_with_shadows_that_keep_its_learning_rate_if_they
     found = attack_lira(overfitted, 8, size=size, cache=tmp_path)
     assert asked[0].lr == rate
     assert np.abs(found.scores).max() < 300  # unaligned, every logit lies hundreds of deviations below the shadows'
-
-
-# ---- LiRA on numbers
 
 
 SMALLEST = {"hidden": 16, "layers": 1, "word": 16, "filters": 8}

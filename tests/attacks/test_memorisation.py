@@ -1,7 +1,5 @@
 """Canaries: their ranks are fair until a model has stored them, and the guarantee is that of all copies together."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -87,9 +85,6 @@ def never_inserted(text, seed: int, each: int = 300):
     return drawn.utterances[0], drawn.references
 
 
-# ---- Ranks and exposure --------------------------------------------------------------------------------------------
-
-
 def test_rank_is_the_mean_over_all_orders_of_equal_losses(monkeypatch):
     """So a model that says the same of all fillings extracts nothing."""
     generator = np.random.default_rng(0)
@@ -107,9 +102,6 @@ def test_losses_are_those_of_training(untrained, text):
             alone = model.dataset([replace(canary, tokens=text) for text in references[:7]])
             expected = model.losses(alone.batch(range(7))).detach()
             torch.testing.assert_close(torch.from_numpy(row).float(), expected, rtol=1e-5, atol=1e-5)
-
-
-# ---- Without memorisation ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("model", "seed"), [("words", 0), ("buckets", 1), ("trained", 7)])
@@ -175,9 +167,6 @@ def test_canaries_depend_on_the_seed_alone(text):
     assert first.utterances != other.utterances
 
 
-# ---- With memorisation ---------------------------------------------------------------------------------------------
-
-
 def test_plain_training_remembers_a_number_the_better_the_more_often_it_occurs_and_noise_prevents_it(measured):
     never, once, often = (measured["sgd", times] for times in (0, 1, 16))
     assert never.exposure < 3
@@ -229,9 +218,6 @@ def test_trace_has_the_probabilities_of_all_tag_sequences(untrained, text):
     assert traced[0].probability == pytest.approx(weight.sum(), rel=1e-4)  # what is left is p(intent)
 
 
-# ---- What holds ----------------------------------------------------------------------------------------------------
-
-
 def test_epsilon_is_that_of_all_copies_together(measured):
     for times in (1, 16):
         row, mu = measured["edp-sgd", times], math.sqrt(EPOCHS) / Z0
@@ -266,9 +252,6 @@ def test_interval_of_equal_values_is_no_point_and_covers_the_mean():
         low, high = mean_interval(np.where(rng.random(8) < 0.9, 10.0, 0.0), 0.0, 10.0)
         missed += not low <= 9 <= high
     assert missed < 50
-
-
-# ---- Bad input -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

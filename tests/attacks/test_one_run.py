@@ -1,7 +1,5 @@
 """The audit by one run: its bounds hold and match published numbers, its canaries are as far apart as one may be."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import lru_cache
@@ -47,9 +45,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("corpus") / "own.jsonl"
     write_jsonl(generate(90, 0, "health"), path)
     return str(path)
-
-
-# The distribution-free bound
 
 
 @pytest.mark.parametrize(
@@ -109,9 +104,6 @@ def test_randomized_response_is_refuted_exactly_as_often_as_promised_or_less(eps
     assert 0.005 < wrongly <= 0.05
 
 
-# The Gaussian bound
-
-
 @pytest.mark.parametrize("beta", [0.55, 0.8, 0.99])
 def test_with_one_canary_the_gaussian_bound_is_exact(beta):
     """Right with probability Phi(mu / 2) at most."""
@@ -163,9 +155,6 @@ def test_gaussian_bound_needs_less_than_the_distribution_free_one():
     assert (free.best, free.mu, free.gaussian) == (bounds.distribution_free, None, None)
 
 
-# Guesses
-
-
 def test_guesses_are_made_on_the_extreme_scores_of_both_ends():
     scores = np.arange(20.0)
     included = scores >= 10
@@ -180,9 +169,6 @@ def test_looking_at_several_tallies_is_paid_for():
     assert three.mu == one_run_mu(1000, 100, 80, 0.05 / 3) < one.mu
     mixed = one_run_bounds(1000, [Tally(100, 80), Tally(1000, 600)], DELTA, 0.95, gaussian=True)
     assert mixed.tally == Tally(100, 80)
-
-
-# The audit of the one-layer model
 
 
 def test_true_epsilon_of_4_is_bounded_from_below_and_not_exceeded():
@@ -246,9 +232,6 @@ def test_few_canaries_have_no_power_and_the_seed_decides_everything():
     first, again, other = (audit_one_run(config(seed=seed, **FAST), 200, linear=True) for seed in (1, 1, 2))
     assert first == again
     assert first.included != other.included
-
-
-# Canaries
 
 
 @pytest.mark.parametrize(("size", "reserved"), [(1, 1), (2, 2), (8, 2), (8, 1)])
@@ -397,9 +380,6 @@ def test_canaries_that_are_out_leave_no_trace_but_their_slot(corpus, monkeypatch
     first, second, other = (torch.cat([p.detach().flatten() for _, p in run.parameters]) for run in runs)
     assert torch.allclose(first, second, atol=1e-9)  # up to the order of sums
     assert not torch.allclose(first, other, atol=1e-3)
-
-
-# Bad input
 
 
 @pytest.mark.parametrize(

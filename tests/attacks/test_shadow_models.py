@@ -1,7 +1,5 @@
 """Shadow models by real workers: what is kept, what is trained again, and what is left when something dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -66,9 +64,6 @@ def children(pid: int) -> list[int]:
     listed = Path(f"/proc/{pid}/task").glob("*/children")
     started = [child for file in listed for child in file.read_text().split()]
     return [int(child) for child in started if "training.result_cache" in Path(f"/proc/{child}/cmdline").read_text()]
-
-
-# ---- One shadow model ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["sgd", "edp-sgd", "dp-sgd"])
@@ -145,9 +140,6 @@ def test_whatever_a_shadow_model_depends_on_is_in_its_key_and_nothing_else(
     assert len(asked) == len(others) + 1
 
 
-# ---- The design ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shadows", [4, 16])
 def test_each_utterance_is_in_half_of_the_training_sets_beside_its_duplicates(shadows: int) -> None:
     pool = (*generate(300, seed=2).utterances, *POOL, *POOL[:30])
@@ -169,9 +161,6 @@ def test_each_utterance_is_in_half_of_the_training_sets_beside_its_duplicates(sh
 def test_a_design_that_cannot_be_is_refused(pool: tuple[Utterance, ...], shadows: int, seed: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         shadow_signals(CONFIG, CORPUS, pool, shadows, seed)
-
-
-# ---- Side by side ----------------------------------------------------------------------------------------------------
 
 
 def test_signals_are_kept_and_are_those_of_models_of_the_rows_halves(

@@ -1,7 +1,5 @@
 """Signals against the model's own losses, against all tag sequences one by one, and where p is as good as 0 or 1."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise, product
 

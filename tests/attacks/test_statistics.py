@@ -1,7 +1,5 @@
 """Statistics of attacks: they agree with peers, intervals cover, bounds bound, and guards see what words give away."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -48,9 +46,6 @@ RATES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(1e-300, 1))
 
 def labelled(members, non_members):
     return [1] * len(members) + [0] * len(non_members), [*members, *non_members]
-
-
-# ---- ROC and AUC -------------------------------------------------------------------------------------------
 
 
 @given(SCORES, SCORES)
@@ -112,9 +107,6 @@ def test_auc_interval_without_variance_is_exact_for_disjoint_pairs():
     assert auc_interval([0.3] * 50, [0.3] * 70) == pytest.approx(clopper_pearson(25, 50))
 
 
-# ---- TPR at a low FPR, advantage ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("successes", [0, 1, 30, 59, 60])
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.999])
 def test_clopper_pearson_is_scipys(successes, confidence):
@@ -172,9 +164,6 @@ def test_advantage_is_the_one_sided_distance_of_kolmogorov_and_smirnov(members, 
     assert best.value == pytest.approx(stats.ks_2samp(members, non_members, alternative="less").statistic)
     called = [np.mean(np.array(side) >= best.threshold) for side in (members, non_members)]
     assert called[0] - called[1] == pytest.approx(best.value)
-
-
-# ---- What privacy allows -----------------------------------------------------------------------------------
 
 
 def exact_dp(epsilon, delta, fpr):
@@ -259,9 +248,6 @@ def test_no_privacy_bounds_nothing_and_perfect_privacy_leaves_guessing():
         np.testing.assert_allclose(perfect.tpr([0, 1e-12, 0.5, 1]), [0, 1e-12, 0.5, 1])
 
 
-# ---- The summary -------------------------------------------------------------------------------------------
-
-
 def test_summary_as_json_has_what_is_promised():
     rng = np.random.default_rng(7)
     members, non_members = rng.normal(1, 1, 300), rng.normal(0, 1, 200)
@@ -327,9 +313,6 @@ def test_importing_statistics_brings_neither_torch_nor_scikit_learn():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-# ---- Two attacks on the same utterances ---------------------------------------------------------------------
-
-
 def test_the_interval_of_a_change_covers_it_and_is_narrower_for_the_same_utterances():
     draw, hits, widths = np.random.default_rng(5), 0, []
     true = stats.norm.cdf(0.5 / math.sqrt(2)) / stats.norm.cdf(1.0 / math.sqrt(2)) - 1
@@ -354,8 +337,6 @@ def test_nothing_changes_between_a_model_and_itself():
     with pytest.raises(UsageError, match="wrong way round"):
         auc_change(([0.0], [1.0]), ([0.0], [1.0]))
 
-
-# ---- Guards: could the texts alone tell members from non-members? ----------------------------------------------------
 
 UTTERANCES = generate(600, seed=1).utterances
 Sides = tuple[tuple[Utterance, ...], tuple[Utterance, ...]]

@@ -1,7 +1,5 @@
 """The audit of the bare mechanism: it refutes what is false, spares what is true, and draws the real step."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -52,9 +50,6 @@ def limit(errors: int, draws: int) -> float:
 def counts(repeats: int, draws: int, mu: float) -> np.ndarray:
     """False positives and false negatives of so many audits of a mu-GDP step: (repeats, 2)."""
     return np.random.default_rng(0).binomial(draws, stats.norm.sf(mu / 2), (repeats, 2))
-
-
-# What the audit says
 
 
 def test_a_hundred_draws_refute_the_print_and_take_a_private_alpha_for_public():
@@ -111,9 +106,6 @@ def test_a_faulty_step_is_caught(monkeypatch, fault):
     assert audit_mechanism(mechanism, DELTA, KEY, draws=200).verdict is Finding.REFUTED
 
 
-# What is drawn
-
-
 @pytest.mark.parametrize("mechanism", MECHANISMS.values(), ids=MECHANISMS)
 def test_draws_have_the_spread_and_distance_that_the_accounting_says(mechanism):
     draws, devices = 150, mechanism.num_devices
@@ -147,9 +139,6 @@ def test_every_draw_has_noise_of_its_own_which_errs_as_often_as_the_closed_form_
     again, other = (draw_statistics(SOUND, 5, key) for key in (KEY, key_from_seed(1)))
     assert np.array_equal(again[0], absent[:5])
     assert not np.isin(other[0], absent).any()
-
-
-# That the bounds hold
 
 
 def test_upper_limit_is_clopper_pearson():
@@ -207,9 +196,6 @@ def test_epsilon_is_rounded_down(rate, delta):
         exact = mpmath.ncdf(-e / m + m / 2) - mpmath.exp(e) * mpmath.ncdf(-e / m - m / 2)
         assert epsilon == 0 or exact >= delta
     assert epsilon == pytest.approx(gdp_epsilon(mu, delta), rel=1e-9, abs=1e-9)
-
-
-# Bad input, and the command
 
 
 @pytest.mark.parametrize(

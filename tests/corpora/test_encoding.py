@@ -1,7 +1,5 @@
 """From utterances to tensors: rows follow their examples, unseen words never raise, bad input is refused."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -27,9 +25,6 @@ def dataset(*utterances: Utterance) -> Dataset:
     return Dataset(utterances or (FIRST, SECOND, THIRD), LABELS, WordFeatures(("play", "the"), buckets=5))
 
 
-# Ragged
-
-
 @given(st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=6), st.data())
 def test_take_returns_the_rows_in_the_order_asked_also_twice_or_none(rows, data):
     ragged = Ragged.of([np.array(r, dtype=np.int64) for r in rows])
@@ -47,9 +42,6 @@ def test_take_keeps_the_shape_of_a_row_and_integers_also_of_nothing():
     assert lengths.tolist() == [3, 0, 2]
     values, lengths = Ragged.of([]).take(np.zeros(0, dtype=np.int64))
     assert (len(values), len(lengths), lengths.dtype) == (0, 0, torch.int64)
-
-
-# Batches
 
 
 @given(st.lists(st.integers(0, 2), max_size=6))
@@ -93,9 +85,6 @@ def test_an_utterance_that_does_not_fit_is_refused_by_its_text(bad):
 def test_an_empty_split_is_refused_in_words():
     with pytest.raises(UsageError, match="empty"):
         Dataset([], LABELS, WordFeatures())
-
-
-# Words
 
 
 def test_words_are_numbered_by_the_vocabulary_without_case_and_others_by_the_hash():
@@ -156,9 +145,6 @@ def test_a_word_has_the_same_features_whatever_else_is_encoded():
 def test_training_words_occur_twice():
     twice = [Utterance(("Play", "it"), None, "play"), Utterance(("play", "that"), None, "play")]
     assert WordFeatures.from_training_words(twice).words == ("play",)
-
-
-# Labels
 
 
 def test_labels_cover_what_they_name():

@@ -1,7 +1,5 @@
 """Digits, MNIST from its idx files, and two circles: what is loaded, and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Metrics against hand-computed values, an independent conlleval, and each other."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,9 +78,6 @@ def test_what_each_score_counts(references, predictions, ser, accuracy, f1, exac
 def test_what_cannot_be_scored_is_refused(references, predictions, message):
     with pytest.raises(UsageError, match=message):
         evaluate(references, predictions)
-
-
-# --- independent references ---
 
 
 def conlleval_counts(references: list[list[str]], predictions: list[list[str]]) -> tuple[int, int, int]:

@@ -1,7 +1,5 @@
 """A packed corpus: what is read is what was written, splits and batches are those of the same corpus in memory."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The smart-home generator: frozen, reproducible, varied, validly annotated, and as hard as it says."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Splits: nothing is lost, sizes follow the ratio, duplicates stay on one side, seeds decide."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

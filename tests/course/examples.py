@@ -3,8 +3,6 @@
 A panel whose arguments all have defaults needs no entry here.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import shlex

@@ -1,7 +1,5 @@
 """`edp-lab bench panels`: finds the cheap panels of a notebook and times them, in the kernel and in a browser."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

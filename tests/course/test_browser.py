@@ -3,8 +3,6 @@
 A screenshot of each panel at two widths is kept under runs/screenshots/.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress

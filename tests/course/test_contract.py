@@ -4,8 +4,6 @@ A panel is drawn anew as it is patched, says a bad value in one sentence and kee
 start, gives a command that runs, and has figures with axis titles that can be read without colour.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import os

@@ -1,7 +1,5 @@
 """The dashboard (Voila) in a real browser: a token is asked for, panels without code follow, and nothing leaves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -4,8 +4,6 @@ The wrong answers of notebook 02 are `WRONG` in `test_nb02.py`: by exercise, the
 together with what is said. One that is meant to stop with an error has "(crash)" in its name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path

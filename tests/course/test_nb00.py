@@ -1,8 +1,6 @@
 """Notebook 00: what a slider shows is what the mechanism and the accountant say, and its training runs are real ones.
 What holds for all panels is in `test_contract`, numbers in words and what is refused in `test_read_outs`."""
 
-from __future__ import annotations
-
 import math
 import re
 import time
@@ -44,9 +42,6 @@ def panel(model: SmallModel) -> Panel:
 
 def take(model: SmallModel, config: TrainConfig = SMALL, epoch: int = 0) -> StepResult:
     return one_step(model.on(config.num_devices), config, epoch)
-
-
-# ---- One step ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("config", [SMALL, OTHER], ids=["as printed", "sound"])
@@ -100,9 +95,6 @@ def test_redraw_keeps_up_with_a_dragged_slider(panel: Panel) -> None:
     assert min(seconds) < 0.1
 
 
-# ---- In words and figures ------------------------------------------------------------------------------------------
-
-
 def test_table_says_what_its_epsilons_are_and_fits_a_narrow_window(model: SmallModel) -> None:
     lines = panels.table({"this step": take(model, replace(SMALL, epochs=12))}).splitlines()
     assert lines[0] == f"ε of all 12 epochs at δ = {short(model.delta)}; zero-out, disjoint batches"
@@ -127,9 +119,6 @@ def test_page_of_a_figure_loads_nothing_from_elsewhere(model: SmallModel) -> Non
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", page)
     assert '"showSendToCloud": false' in page
     assert LiveFigure({"data": [], "layout": {}})._config["showSendToCloud"] is False
-
-
-# ---- The live panel ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -157,9 +146,6 @@ def test_live_run_trains_both_methods_with_the_sliders_values(
     assert f"SER {record['epochs'][0]['ser']:.2f} with eDP-SGD" in live.words.value
     assert "With a secret seed" in live.words.value
     assert (live.state.value, live.run_button.disabled, live.stop_button.disabled) == ("done", False, True)
-
-
-# ---- The notebook --------------------------------------------------------------------------------------------------
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(

@@ -1,8 +1,6 @@
 """Notebook 01: what its panels draw and say is what mechanisms and accountants give, whatever the sliders say, and what
 students get wrong is found. What holds for all panels is in `test_contract`, numbers in words in `test_read_outs`."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
@@ -42,9 +40,6 @@ LN3 = math.log(3)
 epsilons = st.floats(1e-3, 20)
 
 
-# ---- The coin ------------------------------------------------------------------------------------------------------
-
-
 @given(st.floats(0.001, 0.999), epsilons)
 def test_belief_is_bayes_rule_for_the_coins_own_probabilities(before: float, epsilon: float) -> None:
     truth = truth_probability(epsilon)
@@ -79,9 +74,6 @@ def test_people_keep_their_coins_while_epsilon_and_the_crowd_change() -> None:
     assert not (fewer & ~lies).any()
     assert (poll(0.1, 100, 0.3, seed=1).responses == much.responses[:100]).all()
     assert (poll(0.1, 500, 0.3, seed=2).responses != much.responses).any()
-
-
-# ---- One question, again and again ---------------------------------------------------------------------------------
 
 
 def test_the_thesis_figure_2_4_is_one_setting_of_the_panel_and_its_interval_a_little_too_narrow() -> None:
@@ -126,9 +118,6 @@ def test_noise_follows_the_sensitivity_and_its_density() -> None:
     assert near.mean() == pytest.approx(trapezoid(one.density(inside, 0), inside), abs=0.03)
 
 
-# ---- Delta as an area ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("epsilon", "sigma", "sensitivity"), [(LN3, math.sqrt(2), 1.0), (0.0, 1.0, 1.0), (2, 5, 8)])
 def test_every_area_that_is_drawn_is_the_number_that_is_said(epsilon: float, sigma: float, sensitivity: float) -> None:
     result = gaussian_count(epsilon, sigma, sensitivity)
@@ -148,9 +137,6 @@ def test_the_thesis_example_is_one_setting_and_only_the_ratio_counts() -> None:
     assert ours.tail == pytest.approx(evidence.measured["tail"])
     assert (doubled.delta, doubled.tail) == pytest.approx((ours.delta, ours.tail))
     assert doubled.output[-1] - 1000 == pytest.approx(2 * (ours.output[-1] - 1000))
-
-
-# ---- Composition ---------------------------------------------------------------------------------------------------
 
 
 def test_totals_are_the_accountants() -> None:
@@ -193,9 +179,6 @@ def test_choices_of_both_mechanisms_favour_the_votes_the_more_the_larger_epsilon
     assert result.exponential[0, 0] / result.exponential[0, 1] == pytest.approx(math.exp(0.2 * (5 - 3) / 2))
 
 
-# ---- Panels and notebook -------------------------------------------------------------------------------------------
-
-
 def test_a_command_names_a_million_releases_with_all_digits() -> None:
     assert "--epochs 1000000 " in panel_of("01 composition", releases=1_000_000).command.value
 
@@ -232,9 +215,6 @@ def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
     }
     assert repr(panels["averaging"].result) == repr(averaging(**asked))
     assert "44 answers, ε = 31" in capsys.readouterr().out
-
-
-# ---- Exercises -----------------------------------------------------------------------------------------------------
 
 
 def corrected(of: Callable[[Any, float], Any]) -> Callable[[Any, float], Any]:

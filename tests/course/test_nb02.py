@@ -1,8 +1,6 @@
 """Notebook 02: what its panels draw and say is what clip, noise, optimizers and accountants give, and what students get
 wrong is found. What holds for all panels is in `test_contract`, numbers in words in `test_read_outs`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -53,9 +51,6 @@ def trained(**change: Any) -> compute.Training:
     return training(**{**BASE, **change})
 
 
-# ---- The gradients of a batch --------------------------------------------------------------------------------------
-
-
 def test_book_keeping_gives_the_norms_of_a_loop_and_of_every_cut_of_the_batch() -> None:
     found = per_example(PLAIN, epochs=0)
     assert found.disagreement < 1e-5
@@ -69,9 +64,6 @@ def test_book_keeping_gives_the_norms_of_a_loop_and_of_every_cut_of_the_batch() 
     figure = panels.norms_figure(found, 1.0)
     assert [len(trace.x) for trace in figure.data] == [64, 16, 4, 1]
     assert "no guarantee" in figure.layout.title.subtitle.text
-
-
-# ---- Clipping as geometry ------------------------------------------------------------------------------------------
 
 
 def test_a_cloud_clipped_by_norm_is_what_the_private_step_releases() -> None:
@@ -125,9 +117,6 @@ def test_more_examples_keep_the_first_ones_and_outliers_come_one_by_one() -> Non
     more = cloud(1.0, 1.0, 200, 0.4, "by norm", 2).gradients
     changed = (more != many).any(1)
     assert 0.2 < changed.mean() < 0.4
-
-
-# ---- A whole training ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", compute.OPTIMIZERS)
@@ -200,9 +189,6 @@ def test_tuned_finds_the_best_of_the_rates_for_each_optimizer() -> None:
     assert "DP-AdamBC" in panels.optimizers(rows)
 
 
-# ---- What Adam divides by ------------------------------------------------------------------------------------------
-
-
 def test_after_one_step_adam_divides_by_gradient_and_noise_together() -> None:
     silent, noisy = denominators(0.0, 1, 1e-8, 0), denominators(0.2, 1, 1e-8, 0)
     draw = torch.from_numpy(np.random.default_rng([0, 2]).standard_normal((1, compute.COORDINATES)))[0].numpy()
@@ -222,9 +208,6 @@ def test_noise_slows_adam_down_where_gradients_are_smaller_than_it(noise_std: fl
     assert np.median(result.corrected_move[small]) > np.median(result.adam_move[small])
 
 
-# ---- Bad input, panels and notebook --------------------------------------------------------------------------------
-
-
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(run_notebook: Any) -> None:
     space = run_notebook("02", corpus="smart-home", C=0.5, z0=3.0, batch_size=40, optimizer="adam", seed=2)
     assert space["cloud_panel"].values["clip_norm"] == 0.5
@@ -232,9 +215,6 @@ def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(run_noteboo
     assert space["training_panel"].values.items() >= given.items()
     assert repr(space["training_panel"].result) == repr(trained(**given))
     assert space["batch"].config.seed == 2
-
-
-# ---- Exercises -----------------------------------------------------------------------------------------------------
 
 
 def step(of: Callable[..., Tensor]) -> Callable[..., Tensor]:

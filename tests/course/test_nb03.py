@@ -2,8 +2,6 @@
 and what students get wrong is found. What holds for all panels is in `test_contract`, numbers in words in
 `test_read_outs`."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any
@@ -47,9 +45,6 @@ alphas, both = st.floats(0.05, 10), st.booleans()
 @pytest.fixture
 def history() -> GradientHistory:
     return gradient_history()
-
-
-# ---- Algorithm 1, line by line -------------------------------------------------------------------------------------
 
 
 @relaxed
@@ -115,9 +110,6 @@ def test_the_first_sentence_stays_within_its_ellipse(
         assert np.linalg.norm(inside) == pytest.approx(1, abs=1e-4)
 
 
-# ---- A short real run ----------------------------------------------------------------------------------------------
-
-
 def test_products_of_gradients_give_the_norms_of_every_cut(history: GradientHistory) -> None:
     for devices in (1, 8, 32):
         rows = history.per_device(devices).double()
@@ -173,9 +165,6 @@ def test_library_step_is_algorithm_1_written_down(history: GradientHistory) -> N
     )
 
 
-# ---- Claimed and true ----------------------------------------------------------------------------------------------
-
-
 @relaxed
 @given(st.floats(0.05, 5), st.sampled_from([1, 4, 8, 64]), st.floats(0.1, 10), st.integers(1, 8), st.integers(1, 20))
 def test_promises_are_the_judges_and_the_formula_holds(
@@ -199,9 +188,6 @@ def test_reference_values_of_one_step() -> None:
     assert result.curves[PRINTED][3] == result.epsilon[PRINTED]
     assert list(result.curves[PRINTED]) == sorted(result.curves[PRINTED])
     assert len(set(result.curves[CLAIMED])) == len(set(result.curves[SOUND])) == 1
-
-
-# ---- Panels and notebook -------------------------------------------------------------------------------------------
 
 
 def test_a_step_without_noise_has_no_account() -> None:
@@ -229,8 +215,6 @@ def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
     assert (space["promise_panel"].values["z"], space["promise_panel"].result.num_devices) == (2.0, 4)
     assert re.search(r"largest difference [0-9]e-0[6-9]", capsys.readouterr().out)
 
-
-# ---- Exercises -----------------------------------------------------------------------------------------------------
 
 WRONG: dict[str, dict[str, Any]] = {
     "noise": {

@@ -2,8 +2,6 @@
 and what students get wrong is found. What holds for all panels is in `test_contract`, numbers in words in
 `test_read_outs`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,9 +39,6 @@ BILL: dict[str, Any] = {
 
 def bill(**change: Any) -> RunBill:
     return run_bill(**{**BILL, **change})
-
-
-# ---- The bill of a run ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", [AS_PRINTED, PUBLIC_ALPHA, SOUND])
@@ -109,9 +104,6 @@ def test_four_accounts_never_say_less_than_the_exact_one() -> None:
     assert said["privacy loss distribution"] == pytest.approx(exact, rel=1e-3)
 
 
-# ---- Privacy losses ------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.floats(0.05, 3), st.integers(1, 40), st.sampled_from([0.1, 0.01, 1e-5]))
 def test_area_of_delta_is_delta_and_both_bells_are_whole(mu: float, releases: int, delta: float) -> None:
@@ -143,9 +135,6 @@ def test_simulated_attack_reaches_the_bound_and_does_not_beat_it() -> None:
     assert np.mean([result.attack_auc for result in results]) == pytest.approx(results[0].best_auc, abs=0.005)
     covered = [result.found.interval[0] <= result.best_found <= result.found.interval[1] for result in results]
     assert np.mean(covered) > 0.85
-
-
-# ---- Sampling ------------------------------------------------------------------------------------------------------
 
 
 def test_three_ways_to_batch_are_billed_by_the_library() -> None:
@@ -194,8 +183,6 @@ def test_a_shuffled_pass_billed_as_a_sample_is_refuted() -> None:
     assert sampling(0.01, 1.0, 99, 1e-5).at_least == 0  # no whole pass yet
 
 
-# ---- Table 1 -------------------------------------------------------------------------------------------------------
-
 CELLS = [(row.model, row.corpus, str(decay)) for row in TABLE_1 for decay in row.changes]
 
 
@@ -226,9 +213,6 @@ def test_three_cells_fell_by_decay_which_no_decay_can_do() -> None:
     fell = [(row.model, row.corpus) for row, _ in compute.fallen_by_decay()]
     assert fell == [("BERT", "SNIPS"), ("BERT", "NLU-eval"), ("BERT", "Video")]
     assert bill(decay="linear", tau=0.02).claimed[-1] > bill(decay="none").claimed[-1]
-
-
-# ---- Bad input, panels and notebook --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -281,9 +265,6 @@ def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
     assert space["sampling_panel"].values["delta"] == 1e-6
     claimed = run_bill(**space["bill_panel"].values).claimed[-1]
     assert f"ε = {claimed:.6g} by hand, {claimed:.6g} by the library" in capsys.readouterr().out
-
-
-# ---- Exercises -----------------------------------------------------------------------------------------------------
 
 
 def guess(first: str, claimed: str, holds: str, needed: str) -> dict[str, str]:

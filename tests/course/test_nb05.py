@@ -1,7 +1,5 @@
 """Notebook 05: what its panels draw and say is what corpora, networks, the CRF and the scores give."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -40,9 +38,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("corpus") / "home.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
     return str(path)
-
-
-# ---- Corpora -------------------------------------------------------------------------------------------------------
 
 
 def test_a_look_counts_what_is_there(home: str) -> None:
@@ -92,9 +87,6 @@ def test_published_corpora_are_in_the_table_where_they_are_there(real_data: Path
     assert re.search(r"5,871.*5,?0?|atis_flight, 73%", table)
 
 
-# ---- Networks ------------------------------------------------------------------------------------------------------
-
-
 def test_every_parameter_is_in_one_layer_of_the_picture_which_loads_nothing_from_elsewhere() -> None:
     corpus = load_corpus("smart-home")
     model = build_model("clc", Labels.of(corpus), seed=0, private=True)
@@ -140,9 +132,6 @@ def test_only_careless_pooling_lets_a_neighbour_change_a_loss() -> None:
         compute.padding_leak(model, corpus.utterances[:1])
 
 
-# ---- The CRF -------------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(TAGS), st.sampled_from(TAGS), st.floats(-6, 6), st.sampled_from(WORDS), st.sampled_from(TAGS),
@@ -184,9 +173,6 @@ def test_neighbours_make_april_a_name_until_the_forbidden_transition_pays() -> N
     assert (crf_view(**start).transitions == compute.toy_crf().transitions.detach().double().numpy()).all()
 
 
-# ---- SER -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("errors", "wrong"),
     [
@@ -212,9 +198,6 @@ def test_scores_beside_ser_are_the_library_s() -> None:
     assert result.scores == evaluate([right, right], [(result.intent, right[1], result.predicted), right])
     assert result.scores.slot_f1 == pytest.approx(2 * 5 / (6 + 7))
     assert score_errors("wrong", "split in two", "missed", "one slot invented", 0).scores.ser > 1
-
-
-# ---- The notebook and its exercises --------------------------------------------------------------------------------
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(home: str, run_notebook: Any) -> None:

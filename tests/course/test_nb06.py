@@ -1,8 +1,6 @@
 """Notebook 06: measured runs are real runs, what panels say of them is what mechanisms and accountants say, and what
 students get wrong is found. What holds for all panels is in `test_contract`."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex
@@ -44,9 +42,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     path = tmp_path_factory.mktemp("corpus") / "commands.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     return replace(BASE, corpus=str(path), epochs=2, z0=0.01)
-
-
-# ---- The measured runs ---------------------------------------------------------------------------------------------
 
 
 def test_the_grid_holds_every_run_of_the_plan_after_each_mark(grid: Grid) -> None:
@@ -131,9 +126,6 @@ def test_settings_become_runs(method: str, micro_batch: int, expected: dict[str,
     assert {name: getattr(config, name) for name in wanted} == wanted
 
 
-# ---- The nearest ---------------------------------------------------------------------------------------------------
-
-
 def test_every_measured_point_is_nearest_to_itself(grid: Grid) -> None:
     for point in grid.points:
         if point.config.seed == 0 and point.method != "naive":
@@ -172,9 +164,6 @@ def test_words_never_call_a_printed_or_seeded_run_private(grid: Grid) -> None:
         text = panels.words.explored(explore(grid, method, 8, z0, "none", 8))
         assert says in text
         assert ("what this ε covers" in text) == (method != "sgd")
-
-
-# ---- The ladder, decay and tuning ----------------------------------------------------------------------------------
 
 
 @given(
@@ -232,9 +221,6 @@ def test_tuning_is_priced_by_the_library() -> None:
     assert result.random[0] is None
 
 
-# ---- Commands ------------------------------------------------------------------------------------------------------
-
-
 def test_the_tuning_panel_s_command_prints_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     panel = panels.tuning(1.0, 8, 20, DELTA)
     paid, (line, account) = panel.result, panel.command.value.splitlines()
@@ -262,9 +248,6 @@ def test_sliders_of_delta_stand_at_the_number_in_the_box(panel: Any) -> None:
     assert "--delta 0.000231" in panel.command.value
 
 
-# ---- One more run --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def live(grid: Grid, small: TrainConfig) -> panels.Live:
     return panels.Live(small, panels.Explorer(grid, replace(small, epochs=1)))
@@ -288,9 +271,6 @@ def test_a_run_becomes_a_star_in_both_pictures(live: panels.Live) -> None:
     live.run(wait=True)
     assert [p.method for p in explorer.live] == ["dp", "sgd"]
     assert "No guarantee" in live.words.value
-
-
-# ---- The notebook and its exercises --------------------------------------------------------------------------------
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(small: TrainConfig, run_notebook: Any) -> None:
@@ -324,11 +304,11 @@ def chosen(letters: str) -> dict[str, str]:
     return dict(zip(PAIRS, letters, strict=True))
 
 
+Trials = Sequence[dict[str, float]]
+
+
 def together(trials: Trials, delta: float) -> float:
     return gdp_epsilon(math.hypot(*(trial["mu"] for trial in trials)), delta)
-
-
-Trials = Sequence[dict[str, float]]
 
 
 def reported(

@@ -1,7 +1,5 @@
 """Notebook 07: what its panels draw and say of an attack is what the library's attacks and accountants give."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import warnings
@@ -49,9 +47,6 @@ def shown(attacks: Mapping[str, Attacked], attack: str = "loss", **change: Any) 
 
 def in_words(result: Shown) -> str:
     return panels.words.roc(result, "", panels.bound_settings(result))
-
-
-# ---- Kept shadow models --------------------------------------------------------------------------------------------
 
 
 def drawn_shadows(loss: Attacked, models: int, seed: int = 0) -> ShadowSignals:
@@ -111,9 +106,6 @@ def test_damaged_results_are_one_sentence(tmp_path: Path, content: str) -> None:
         measured(path)
     with pytest.raises(UsageError, match="is missing"):
         measured(tmp_path / "none.json")
-
-
-# ---- The curve -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("called", "people"), [(1.0, 500), (10.0, 500), (50.0, 60), (100.0, 200)])
@@ -185,9 +177,6 @@ def test_guards_find_both_careless_splits(loss: Attacked) -> None:
     assert [line.split()[-1] for line in panels.guards_table(found).splitlines()[1:]] == ["yes", "no", "no"]
 
 
-# ---- Canaries ------------------------------------------------------------------------------------------------------
-
-
 def test_canaries_are_the_measured_ones() -> None:
     grid = measured().canaries
     result = show_canaries(grid, "edp-sgd", 0.03, 4)
@@ -234,9 +223,6 @@ def test_the_sharp_attack_wins_where_few_are_accused() -> None:
     assert tails["sharp"] > tails["blunt"] + 0.02
 
 
-# ---- Panels --------------------------------------------------------------------------------------------------------
-
-
 def test_commands_of_the_curve_attack_the_run_and_account_for_the_lines(attacks: dict[str, Attacked]) -> None:
     roc, run = panels.roc(attacks, True, 4.0, 8, 8), attacks["loss"].target.folder
     roc.set(attack="loss")
@@ -262,9 +248,6 @@ def test_defence_trains_attacks_and_draws_a_run(loss: Attacked) -> None:
     assert "zCDP" in panel.words.value
     assert "--z0 0.05" in panel.command.value
     assert "--as-printed" in panel.command.value
-
-
-# ---- The notebook and its exercises --------------------------------------------------------------------------------
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(run_notebook: Any) -> None:

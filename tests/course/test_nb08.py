@@ -1,7 +1,5 @@
 """Notebook 08: its panels draw what the library's audits draw, and say what these say."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from typing import Any
@@ -27,9 +25,6 @@ SOUND = (False, 2.0, 0.7, 4, 1.0, 300)
 @pytest.fixture(scope="module")
 def noise() -> StepNoise:
     return step_noise()
-
-
-# ---- One step ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -61,9 +56,6 @@ def test_claims_that_hold_are_refuted_in_few_audits_and_the_printed_one_in_all()
     runs = [(StepNoise(seed), draws) for seed in range(3) for draws in (50, 500, 5000)]
     assert [audit_step(n, False, 1.0, 1.0, 8, 1.0, k).audit.verdict for n, k in runs].count(Finding.REFUTED) <= 1
     assert {audit_step(n, True, 1.0, 1.0, 8, 1.0, k).audit.verdict for n, k in runs} == {Finding.REFUTED}
-
-
-# ---- Guesses -------------------------------------------------------------------------------------------------------
 
 
 def test_guesses_prove_the_reference_values_of_the_paper() -> None:
@@ -102,9 +94,6 @@ def test_needed_guesses_are_the_fewest_that_refute() -> None:
     assert compute.needed(false_at_one, 5) is None
 
 
-# ---- Panels --------------------------------------------------------------------------------------------------------
-
-
 def test_step_command_makes_the_same_audit(noise: StepNoise) -> None:
     panel = panels.step(noise, True, 1.0, 1.0, 8, 1000)
     panel.set(draws=200, z0=2.5, clip_norm=0.3, num_devices=16, alpha_max=1.5)
@@ -134,9 +123,6 @@ def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
     assert drawn[0].y == tuple(audit.epsilon_lower_bound for audit in panel.audits.values())
     assert drawn[2].y[0] == pytest.approx(panel.audits[5].epsilon_claimed)
     assert "audits refute" in panel.words.value
-
-
-# ---- The notebook and its exercises --------------------------------------------------------------------------------
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(run_notebook: Any) -> None:

@@ -1,8 +1,6 @@
 """Notebook 09: noise of N devices is the trainer's, real processes are started, what was not measured says so, and what
 students get wrong is found. What holds for all panels is in `test_contract`."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -52,9 +50,6 @@ def noise(**change: Any) -> DeviceNoise:
     return device_noise(**{**NOISE, **change})
 
 
-# ---- The noise of N devices ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("variant", [AS_PRINTED, SOUND])
 @pytest.mark.parametrize("num_devices", [1, 8, 32])
 def test_drawn_noise_has_the_deviation_that_is_said(variant: str, num_devices: int) -> None:
@@ -97,9 +92,6 @@ def test_small_model_has_the_parameters_that_are_said() -> None:
     assert run.layout.size == panels.SMALL
 
 
-# ---- Runs on real processes ----------------------------------------------------------------------------------------
-
-
 def above() -> Any:
     return panels.noise(1.0, 1.0, 8, 10, 1e-5, 0)
 
@@ -125,9 +117,6 @@ def test_panel_takes_the_sliders_values_and_refuses_more_processes_than_devices(
     assert "16 processes for 4 devices: some would idle" in panel.error_box.value
     assert panel.runs == []
     panel.check()
-
-
-# ---- Table 2 -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["clc", "bert"])
@@ -179,9 +168,6 @@ def test_command_of_the_benchmark_is_the_task(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(train_step, "bench_steps", lambda task, progress: seen.append(task) or [])
     CliRunner().invoke(app, [*shlex.split(panels.measure_command(task))[1:], "--json"])
     assert seen == [task]
-
-
-# ---- What N devices would give -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["clc", "bert"])
@@ -240,9 +226,6 @@ def test_shares_have_the_parameters_of_the_papers_models(real_data: Path) -> Non
     assert run.layout.size == shares("clc").parameters
 
 
-# ---- Panels and notebook -------------------------------------------------------------------------------------------
-
-
 def test_commands_of_the_scaling_measure_and_extrapolate(capsys: pytest.CaptureFixture[str]) -> None:
     panel = panels.scaling(8)
     measured, extrapolated = panel.command.value.splitlines()
@@ -276,9 +259,6 @@ def test_executed_notebook_follows_its_parameters_and_starts_two_ranks(run_noteb
     assert "the same model, up to the order of sums" in real.words.value
     assert list(real.figures[0].data[1].y) == list(real.runs[1].losses)
     assert_readable(real.figures[0])
-
-
-# ---- Exercises -----------------------------------------------------------------------------------------------------
 
 
 def guess(*words: str) -> dict[str, str]:

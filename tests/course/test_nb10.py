@@ -1,7 +1,5 @@
 """The notebook on the three phases: its sketch is the real pipeline's, and what a slider shows is what holds."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex
@@ -33,9 +31,6 @@ CLEAR = replace(THESIS, sigma=0.0, instructors=30)
 @pytest.fixture(scope="module")
 def sketch() -> Sketch:
     return phases_sketch()
-
-
-# ---- The sketch ----------------------------------------------------------------------------------------------------
 
 
 class CalledError(Exception):
@@ -97,9 +92,6 @@ def test_votes_of_many_are_better_than_one_of_them_alone(sketch: Sketch) -> None
     assert ballot.alone < 0.6 < 0.8 < ballot.right_without_noise
 
 
-# ---- Phase I -------------------------------------------------------------------------------------------------------
-
-
 def test_phase_one_has_the_ledgers_epsilon(sketch: Sketch) -> None:
     result, ledger = noise_images(sketch, THESIS), t1_pixel_noise().measured
     assert result.mnist.epsilon == pytest.approx(ledger["epsilon"])
@@ -125,9 +117,6 @@ def test_words_without_noise_promise_nothing(sketch: Sketch) -> None:
     assert "no guarantee" in text
     assert not re.search("ε =|inf", re.sub("<[^>]+>", "", text).split("statistics")[0])
     assert "Image: no guarantee" in panels.words.architecture(noised, spend_labels(sketch, silent))
-
-
-# ---- Phase II ------------------------------------------------------------------------------------------------------
 
 
 def test_unanimous_label_survives_as_the_ledger_says(sketch: Sketch) -> None:
@@ -183,9 +172,6 @@ def test_parts_cost_what_the_ledger_says_and_more_parts_cost_more() -> None:
     assert together == sorted(together)
 
 
-# ---- Phase III -----------------------------------------------------------------------------------------------------
-
-
 def test_labels_cost_their_composed_epsilon_whatever_the_pixels(sketch: Sketch) -> None:
     noised, clear = spend_labels(sketch, THESIS), spend_labels(sketch, replace(THESIS, sigma=0.0))
     assert noised.account.epsilon == clear.account.epsilon == pytest.approx(31.73, abs=0.01)
@@ -225,9 +211,6 @@ def test_without_any_answer_there_is_an_understudy_all_the_same(sketch: Sketch) 
     assert 0 <= bill.accuracy[0] <= 1
 
 
-# ---- Commands ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "settings",
     [THESIS, replace(CLEAR, vote="gaussian", labels=100, delta=1e-6, seed=3, understudy_method="dp-adam")],
@@ -248,9 +231,6 @@ def test_command_for_parts_gives_the_epsilon_of_one_of_them() -> None:
     assert result.exit_code == 0, result.output
     found = {f"{float(number):.4g}" for number in re.findall(r"\d+\.\d+", result.output)}
     assert f"{partition.cost.each:.4g}" in found
-
-
-# ---- What is shown -------------------------------------------------------------------------------------------------
 
 
 def test_histogram_of_votes_counts_every_public_image(sketch: Sketch) -> None:
@@ -283,9 +263,6 @@ def test_a_run_is_paid_for_and_stopped_nothing_is(sketch: Sketch) -> None:
     panel.check()
     assert "nothing released, nothing to pay" in panel.words.value
     assert len(panel.runs) == 1
-
-
-# ---- What students get wrong ---------------------------------------------------------------------------------------
 
 
 def guess(*words: str) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Notebook 11: what its panels show is the ledger, and verdicts follow whatever numbers the sliders give."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -29,9 +27,6 @@ OTHERS = {"num_devices": 1, "z0": 0.5, "micro_batch": 1, "training": 100_000, "d
 FOUND = read_table()
 
 
-# ---- Rows ------------------------------------------------------------------------------------------------------------
-
-
 def test_without_a_filter_all_rows_are_there_counted_and_drawn_from_the_evidence() -> None:
     view = compute.view(FOUND)
     assert view.entries == FOUND.entries
@@ -53,9 +48,6 @@ def test_a_filter_lets_pass_what_it_says_and_a_row_that_does_not_pass_gives_way(
         assert compute.view(FOUND, document, row="T3").selected.id == selected  # type: ignore[union-attr]
     nothing = compute.view(FOUND, text="no such words anywhere")
     assert (nothing.entries, nothing.selected, nothing.spans) == ((), None, ())
-
-
-# ---- The panel on the ledger -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -120,9 +112,6 @@ def test_counts_and_spans_are_drawn_from_the_rows_that_pass(rows: panels.Ledger)
     assert ring.y == ("P2  noise",)
 
 
-# ---- Compute it again ------------------------------------------------------------------------------------------------
-
-
 def test_run_computes_the_selected_claim_and_compares(rows: panels.Ledger) -> None:
     again = panels.Again(rows)
     rows.controls["row"].source.value = "P10"
@@ -161,9 +150,6 @@ def test_stop_ends_it_at_the_next_network(rows: panels.Ledger, monkeypatch: pyte
     assert again.entry is None
     assert "Stopped" in again.words.value
     again.check()
-
-
-# ---- Change the evidence ---------------------------------------------------------------------------------------------
 
 
 def test_the_papers_settings_have_the_verdicts_of_the_ledger() -> None:
@@ -210,9 +196,6 @@ def test_the_commands_print_what_is_shown(capsys: pytest.CaptureFixture[str]) ->
     assert f"{panel.result.claimed:.4g}" in panel.words.value
 
 
-# ---- The notebook ----------------------------------------------------------------------------------------------------
-
-
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
     capsys: pytest.CaptureFixture[str], run_notebook: Any
 ) -> None:
@@ -238,8 +221,6 @@ def test_everything_in_full_mode_is_computed_again(monkeypatch: pytest.MonkeyPat
     exec(cell.source, {"found": FOUND, "claims": claims, "mode": "full"})
     assert asked == list(registry())
 
-
-# ---- Exercises -------------------------------------------------------------------------------------------------------
 
 QUESTIONS = (
     "P2: noise claimed over noise found, with four times as many GPUs",

@@ -1,7 +1,5 @@
 """Panels without a browser: sliders and boxes follow each other, and no error of a callback is lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The wording is a snapshot of `test_contract`; here are numbers.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

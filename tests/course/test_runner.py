@@ -1,7 +1,5 @@
 """The notebook runner on tiny notebooks: no error passes, wherever it hides; pages load nothing remote."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

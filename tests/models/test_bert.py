@@ -1,8 +1,6 @@
 """BERT: word pieces stay aligned with words, examples do not touch each other, pretrained weights load or say
 why not."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -71,9 +69,6 @@ def save_pretrained(folder: Path, **changes: object) -> None:
     wordpiece_tokenizer(VOCABULARY).save(str(folder / "tokenizer.json"))
 
 
-# Word pieces
-
-
 @given(st.lists(sentences, min_size=1, max_size=4))
 def test_every_word_points_at_its_own_first_piece_and_short_utterances_are_cut_as_bert_cuts_running_text(tokens):
     rows, tokenizer = features().rows(tokens), wordpiece_tokenizer(VOCABULARY)
@@ -107,9 +102,6 @@ def test_wordpieces_are_a_function_of_the_text_and_cover_it():
     assert tokenizer.token_to_id("[UNK]") not in rows["pieces"].values
     assert tokenizer.token_to_id("turn") in rows["pieces"].values
     assert [tokenizer.token_to_id(p) for p in SPECIAL] == list(range(5))
-
-
-# The encoder
 
 
 def test_output_is_that_of_transformers_on_the_tokenized_text():
@@ -187,9 +179,6 @@ def test_the_papers_shape():
     bert = BertModel(bert_config(BertSize().architecture(30522)), add_pooling_layer=False)
     assert sum(p.numel() for p in bert.parameters()) == pytest.approx(14.25e6, rel=0.01)
     assert bert.embeddings.word_embeddings.weight.numel() == 30522 * 312
-
-
-# Pretrained weights
 
 
 def test_pretrained_weights_from_a_folder(tmp_path, capfd):

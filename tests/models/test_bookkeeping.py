@@ -1,8 +1,6 @@
 """Norms and sums from one backward pass, against a loop that runs the model once per micro-batch by plain autograd; how
 rows are cut into blocks; squared norms of products and of table rows against the explicit gradients."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -134,9 +132,6 @@ def check(model, data, sizes, examples=ORDER, key=KEY, memory=None) -> None:
     torch.testing.assert_close(ops.losses, alone, rtol=0, atol=1e-11)
 
 
-# Whole models
-
-
 @pytest.fixture(params=["as it is", "gradients formed", "some formed", "none formed", "small blocks"])
 def room(request, monkeypatch) -> None:
     """In what pieces, and in how much memory, the gradients of micro-batches are formed."""
@@ -196,9 +191,6 @@ def test_losses_repeat_with_a_key_and_change_with_it(kind):
     assert not torch.equal(one, other)
     assert not torch.equal(one, none)
     assert torch.equal(torch.get_rng_state(), before), "torch's own generator must not be used"
-
-
-# Float32
 
 
 @pytest.mark.parametrize("sizes", [[1] * 8, [3, 0, 1, 4]], ids=str)
@@ -264,9 +256,6 @@ def test_row_norms_of_many_equal_numbers_in_float32(count):
     torch.testing.assert_close(row_norms(x), x.double().norm(dim=1), rtol=1e-6, atol=0)
 
 
-# Frozen parameters, and parameters used twice
-
-
 SINGLE = ["bias", "w_hh", "weight", "start", "transitions"]
 FROZEN = {
     "clc": ["characters", "convolution", "lstm.0", "lstm.1", "slots", "crf", "intent", "words", *SINGLE],
@@ -314,9 +303,6 @@ def test_a_parameter_used_twice_is_refused():
             model.losses(data.batch(ORDER), ops, KEY).sum().backward()
 
 
-# Operations one by one
-
-
 def operations(ops: PlainOps, x: Tensor, rows: Tensor, parameters: list[Tensor]) -> dict[str, Tensor]:
     weight, bias, scale, shift, *lstm = parameters
     normal = ops.layer_norm(x.tanh(), scale, shift, 1e-5, rows)
@@ -340,9 +326,6 @@ def test_gradients_are_passed_on_to_the_inputs_and_second_ones_refused_rather_th
         torch.testing.assert_close(ours, plain, rtol=0, atol=1e-12)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             ours.square().sum().backward()
-
-
-# How rows are cut into blocks
 
 
 @st.composite
@@ -378,9 +361,6 @@ def test_blocks_of_two_row_counts_are_not_confused():
     for counts in ([2, 3], [4, 1], [1, 1], [3, 2]) * 5:
         places = torch.cat([block.rows.flatten() for block in cut.blocks(torch.tensor(counts), 1)])
         assert set(places.tolist()) - {sum(counts)} == set(range(sum(counts)))
-
-
-# Norms of products and of table rows
 
 
 @settings(deadline=None)

@@ -1,8 +1,6 @@
 """The CLC's parts against torch's own, dropout keyed by example, and predictions that are well formed. That nothing of
 its batch leaks into an utterance's loss or gradient: test_bookkeeping.py."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -85,9 +83,6 @@ def test_the_intent_sees_the_maximum_over_the_utterance_and_the_loss_is_the_pape
             torch.testing.assert_close(model.losses(batch)[0], expected, check_dtype=False)
 
 
-# Dropout
-
-
 def test_dropout_masks_are_shared_by_tokens_differ_by_example_key_and_place_and_are_unbiased():
     _, data = build()
     batch = data.batch([5, 3, 4])
@@ -109,9 +104,6 @@ def test_dropout_masks_are_shared_by_tokens_differ_by_example_key_and_place_and_
     pooled = dropout(torch.ones(3, 400, dtype=torch.float64), batch, 0.25, KEY, 0)
     assert torch.equal(pooled, torch.stack([own[0] for own in per_example]))
     assert abs(torch.stack([dropout(ones, batch, 0.5, key, 0) for key in range(100)]).mean() - 1) < 0.02
-
-
-# Predictions
 
 
 @pytest.mark.parametrize("tagged", [True, False])
@@ -166,9 +158,6 @@ def test_vectors_are_frozen_and_other_words_start_at_zero():
     for count in (2, 4):  # one too many would move all hashed words by one row
         with pytest.raises(UsageError, match="one vector per word"):
             build(vectors=torch.zeros(count, 6))
-
-
-# The LSTM
 
 
 LENGTHS = [[5], [1], [1, 1, 1], [3, 7, 1, 7, 2], [2, 2, 2], [1, 9], [9, 1], [4, 1, 1, 6, 3, 8, 8, 2]]

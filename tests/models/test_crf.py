@@ -1,8 +1,6 @@
 """The CRF against enumeration of all paths and pytorch-crf, at scores so large that exp underflows, and its factors.
 Gradients of micro-batches: test_bookkeeping.py."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Models are built from their seed alone, and read back exactly as saved or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

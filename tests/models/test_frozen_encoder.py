@@ -1,7 +1,5 @@
 """A CLC on a frozen encoder: what it reads is transformers' own, utterance by utterance; none of it is trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

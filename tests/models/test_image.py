@@ -1,7 +1,5 @@
 """The thesis' networks: their sizes and what they say. Gradients of micro-batches: test_bookkeeping.py."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """Word vectors: fastText's two formats as gensim reads them, our own folder, and plain words about what is
 damaged."""
 
-from __future__ import annotations
-
 import pickle
 import struct
 from contextlib import suppress

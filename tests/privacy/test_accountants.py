@@ -1,7 +1,5 @@
 """What every accountant must do, whatever its method; and each against a peer: dp_accounting's RDP and PLD."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -172,9 +170,6 @@ class TestGroupOfThree(AccountantContract):
         return SAMPLED[:1]
 
 
-# Each one's own
-
-
 def test_attack_bounds_of_the_closed_form_are_those_of_two_normals():
     account, fpr = GaussianDP(FULL[0]), np.array([1e-4, 0.01, 0.3])
     assert account.best_auc() == pytest.approx(norm.cdf(1 / math.sqrt(2)))
@@ -230,9 +225,6 @@ def test_three_utterances_in_one_direction_never_cost_more(schedule):
 def test_large_groups_at_nearly_full_sampling_cost_what_they_must(z, steps, size, least):
     """delta of one utterance underflows there; lower bounds from likelihood ratios."""
     assert GroupRenyiDP(Schedule([z], [steps], 0.999), size).epsilon(DELTA) >= least
-
-
-# Against peers
 
 
 def random_schedule(sampled: bool, number: int) -> Schedule:

@@ -1,7 +1,5 @@
 """From a budget to the noise, the epochs or the decay it allows: met when judged again, and spent to a millionth."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

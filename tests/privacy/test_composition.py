@@ -1,7 +1,5 @@
 """Composition and amplification against exact worst cases, the privacy loss against samples and integrals."""
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting as dp
@@ -106,9 +104,6 @@ def test_composition_and_amplification_agree_with_another_library():
         assert amplify_by_subsampling(2.0, 0.0, rate).epsilon == pytest.approx(peer, abs=2e-3)
 
 
-# --- amplification
-
-
 @settings(deadline=None)
 @given(st.floats(1e-6, 20), st.floats(1e-6, 1))
 def test_amplification_is_the_exact_ratio_of_a_sampled_randomised_response(epsilon, rate):
@@ -137,9 +132,6 @@ def test_known_and_extreme_amplification(epsilon, delta, rate, expected):
     assert amplify_by_subsampling(epsilon, delta, rate) == expected
 
 
-# --- the privacy-loss distribution
-
-
 def test_the_blue_eyes_of_the_thesis():
     """Variance 2, sensitivity 1, epsilon ln 3; said to have delta 0.054."""
     mu = 1 / math.sqrt(2)
@@ -164,9 +156,6 @@ def test_density_tail_and_tight_delta_belong_together(mu, epsilon):
     tight = integrate.simpson(density * -np.expm1(epsilon - losses), losses)
     assert tight == pytest.approx(gdp_delta(mu, epsilon), rel=1e-9)
     assert tight < tail
-
-
-# --- the price of tuning, against the definitions themselves: slow loops, long sums, and no shared code
 
 
 DELTA = 1e-6
@@ -261,9 +250,6 @@ def test_for_many_trials_it_is_far_below_publishing_them_all(z, mean, eta):
     single = GaussianDP(quiet).epsilon(DELTA)
     assert single < 0.5
     assert 1.9 * single < best_of_random(quiet, mean, DELTA) < 3.4 * single
-
-
-# --- bad input
 
 
 @pytest.mark.parametrize(

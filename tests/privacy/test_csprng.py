@@ -1,7 +1,5 @@
 """Keyed randomness: different places never share numbers, and the numbers are what they claim to be."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os
@@ -220,9 +218,6 @@ def test_every_number_is_filled_whatever_the_size_and_the_precision(size):
     if size > 100:  # float64 noise has bits of its own down to the last, or a float64 gradient would show through
         assert (double * 2.0**48 % 1 != 0).mean() > 0.9
         assert stats.kstest(double, "norm").pvalue > 1e-3
-
-
-# The hash behind dropout masks
 
 
 @pytest.mark.parametrize("key", [0, 1, 2**64, key_from_seed(1)])

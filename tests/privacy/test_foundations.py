@@ -1,7 +1,5 @@
 """The textbook mechanisms: each guarantee as a likelihood ratio, each sampler against its distribution."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal
 from unittest.mock import Mock
@@ -56,9 +54,6 @@ def rng() -> np.random.Generator:
 
 def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
     return st.floats(math.log(low), math.log(high)).map(math.exp)
-
-
-# --- randomised response
 
 
 @settings(deadline=None)
@@ -132,9 +127,6 @@ def test_the_estimate_is_unbiased_and_its_standard_error_is_honest(rng):
     assert np.all((covered > 0.93) & (covered < 0.97))
 
 
-# --- Laplace and Gaussian noise
-
-
 @settings(deadline=None)
 @given(logarithmic(1e-3, 1e3), logarithmic(1e-3, 100))
 def test_the_log_density_ratio_of_laplace_noise_is_epsilon(sensitivity, epsilon):
@@ -193,9 +185,6 @@ def test_the_classic_formula_is_wrong_for_large_epsilon_and_for_the_pixel_noise_
     assert gaussian_epsilon(1, 0.6, DELTA) == pytest.approx(8.0, abs=0.05)
     assert 0.6 / (root / 2.5) == pytest.approx(0.31, abs=0.005)
     assert 0.6 / analytic_gaussian_sigma(1, 2.5, DELTA) == pytest.approx(0.37, abs=0.005)
-
-
-# --- choosing
 
 
 @st.composite
@@ -274,9 +263,6 @@ def test_noisy_max_keeps_epsilon_for_counts(noise, before, after, scale):
     p, q = (winning_probabilities(np.array(scores, float), noise, scale) for scores in (before, after))
     loss = np.abs(np.log(p / q)).max()
     assert loss <= 1 + 2e-3 if len(before) == 3 else loss > 1.7
-
-
-# --- noisy counting
 
 
 def test_counts_carry_laplace_noise_of_their_epsilon(rng):
@@ -361,9 +347,6 @@ def test_the_same_seed_gives_the_same_answers():
     assert run(3) != run(4)
 
 
-# --- bad input
-
-
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize(
     ("name", "call"),
@@ -429,9 +412,6 @@ def test_other_bad_input_is_named_before_anything_is_drawn(sentence, call, rng):
         call(rng)
     assert rng.bit_generator.state == state
     assert randomised_response([], 1.0, rng).size == laplace_release([], 1.0, 1.0, rng).size == 0
-
-
-# --- k-anonymity: counted by hand, kept by every release, and broken by whoever knows one thing more
 
 
 CODE = Hierarchy("postal code", generalise_code(3))

@@ -1,7 +1,5 @@
 """Epsilon against reference values, a 60-digit evaluation, another accountant, and monotonicity."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -42,9 +40,6 @@ def exact_delta(mu: float, epsilon: float) -> mpmath.mpf:
 
 def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
     return st.floats(math.log(low), math.log(high)).map(math.exp)
-
-
-# The closed form
 
 
 @pytest.mark.parametrize(
@@ -167,9 +162,6 @@ def test_agrees_with_privacy_loss_distributions(mechanism, epochs, adjacency):
     assert ours <= theirs * (1 + 1e-6)  # theirs is an upper bound, ours exact
 
 
-# What is claimed
-
-
 def test_the_paper_claims_5_30_where_39_38_holds():
     mechanism = Mechanism.as_printed(1.0, 1.0, num_devices=8, micro_batch_size=8, alpha="public")
     assert claimed_epsilon(mechanism, 1, DELTA) == pytest.approx(5.30, abs=0.005)
@@ -183,9 +175,6 @@ def test_claimed_formula():
     rho = sum(1 / (2 * (0.7 * math.exp(-0.3 * t)) ** 2) for t in range(9))
     expected = rho + 2 * math.sqrt(rho * math.log(1 / 5e-4))
     assert claimed_epsilon(mechanism, 9, 5e-4) == pytest.approx(expected, rel=1e-12)
-
-
-# Monotonicity
 
 
 mechanisms = st.builds(
@@ -247,9 +236,6 @@ def test_the_sound_version_never_exceeds_its_claim_whatever_clip_norm_and_device
     assert true_epsilon(mechanism, epochs, DELTA) == pytest.approx(one, rel=1e-9)
 
 
-# Bills and sampling
-
-
 def test_bills_count_every_release():
     mechanism = Mechanism.sound(1.0, 1.0, 8, 8, "exponential", 0.1)
     twice = judge(mechanism, {0: 2, 1: 1}, DELTA)
@@ -273,9 +259,6 @@ def test_poisson_sampling_has_add_or_remove_and_at_size_1_zero_out():
     assert judge(shared, 3, DELTA, False, utterances_per_person=3).epsilon > 3 * verdict.epsilon
     disjoint = Mechanism.sound(1.0, 3.0, 8, 8)
     assert judge(disjoint, 4, DELTA, utterances_per_person=5).mu == pytest.approx(5 * judge(disjoint, 4, DELTA).mu)
-
-
-# Judgements
 
 
 @given(st.sampled_from(["none", "linear"]), logarithmic(1e-6, 1e6), st.integers(1, 40), st.booleans())

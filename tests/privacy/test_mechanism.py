@@ -1,7 +1,5 @@
 """What a step releases: noise, sensitivity and their ratio, as printed and sound."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

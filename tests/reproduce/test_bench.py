@@ -1,7 +1,5 @@
 """The benchmarks: who takes part and what is reported. The ratios themselves are for `edp-lab bench`."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -20,9 +18,6 @@ from edp_lab.reproduce.bench.train_step import (
     bench_steps,
     extrapolated,
 )
-
-# ---- Steps -----------------------------------------------------------------------------------------------------------
-
 
 FIELDS = {"model", "corpus", "method", "gpus", "processes", "seconds", "ratio_to_sgd", "ratio_spread", "peak_memory_mb"}
 
@@ -90,9 +85,6 @@ def test_a_benchmark_without_meaning_is_refused(changes, says):
         task(**changes)
 
 
-# ---- Sizes -----------------------------------------------------------------------------------------------------------
-
-
 def test_twenty_times_the_utterances_take_no_more_memory_to_train_on():
     small, large = bench_scale((2_000, 40_000), steps=2, size="small", threads=1)
     assert large["train_utterances"] == 20 * small["train_utterances"] == 18_000
@@ -114,9 +106,6 @@ def test_an_epoch_on_eight_gpus_is_their_share_and_a_ring_around_them():
 def test_bad_input_is_refused(sizes, steps):
     with pytest.raises(UsageError, match="at least"):
         next(bench_scale(sizes, steps))
-
-
-# ---- Contests --------------------------------------------------------------------------------------------------------
 
 
 def test_in_a_race_all_take_turns_the_slow_ones_two_and_who_is_absent_none():

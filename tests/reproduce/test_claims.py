@@ -1,7 +1,5 @@
 """The claims table: every verdict turns with counter-evidence; what is committed is what the functions say."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -48,9 +46,6 @@ def cells(notebook: str) -> dict[str, str]:
     """Source of every cell by id, of a notebook's source."""
     told = json.loads((ROOT / "notebooks" / "source" / f"{notebook}.ipynb").read_text(encoding="utf-8"))
     return {cell["id"]: "".join(cell["source"]) for cell in told["cells"]}
-
-
-# ---- Every claim -----------------------------------------------------------------------------------------------------
 
 
 @each_claim
@@ -144,9 +139,6 @@ def test_a_claim_is_written_in_one_place(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (entry.measured, entry.function) == ({"price": 2.0}, f"{__name__}.p99_price")
 
 
-# ---- The committed table ---------------------------------------------------------------------------------------------
-
-
 def test_the_committed_table_is_that_of_the_registry() -> None:
     told = json.loads(TABLE.read_text(encoding="utf-8"))
     assert {"command", "date", "machine", "versions"} < told.keys()
@@ -186,9 +178,6 @@ def test_a_damaged_or_missing_table_is_one_sentence(tmp_path: Path, text: str | 
         (tmp_path / "claims.json").write_text(text)
     with pytest.raises(UsageError, match=r"^\S* is (damaged|not there)[^\n]*, or add --run$"):
         read_table(tmp_path / "claims.json")
-
-
-# ---- Finding and computing -------------------------------------------------------------------------------------------
 
 
 def test_claims_are_found_in_the_tables_order() -> None:

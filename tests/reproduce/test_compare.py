@@ -1,7 +1,5 @@
 """Runs side by side: what differs, what each number means, what does not compare, and no table from a bad record."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools
@@ -64,8 +62,6 @@ def runs(tmp_path):
     return write
 
 
-# ---- Settings ------------------------------------------------------------------------------------------------------
-
 OLDER = record()
 for name in ("processes", "micro_batch_size", "sampling", "optimizer", "precision"):
     del OLDER["config"][name]
@@ -108,9 +104,6 @@ def test_defaults_are_filled_in_as_by_the_configuration_itself():
         assert (shown["sampling"] == "poisson") == config.poisson
         assert shown["micro_batch_size"] == config.largest_micro_batch
         assert shown["alpha"] == config.alpha_source
-
-
-# ---- Numbers -------------------------------------------------------------------------------------------------------
 
 
 def test_an_epsilon_stands_only_where_what_it_assumes_is_said(runs):
@@ -169,9 +162,6 @@ def test_names_are_as_short_as_tells_them_apart(runs):
     assert [run["name"] for run in found.runs] == ["x/same", "y/same", "other"]
 
 
-# ---- What does not compare -----------------------------------------------------------------------------------------
-
-
 def changed(path: str, value: Any, **told: Any) -> dict[str, Any]:
     one = record(**told)
     *parents, last = path.split(".")
@@ -205,8 +195,6 @@ def test_each_reason_not_to_compare_is_said_once(runs, other, saying):
     assert len(notes) == bool(saying)
     assert saying in "".join(notes)
 
-
-# ---- Bad input -----------------------------------------------------------------------------------------------------
 
 BAD = {
     "no status": lambda r: r.pop("status"),
@@ -268,9 +256,6 @@ def test_whatever_stands_in_a_record_it_is_compared_or_refused(runs, data):
     assert len(list(csv.DictReader(io.StringIO(csv_of(found), newline="")))) == 2
     assert latex_of(found).count(r"\\" + "\n") == 3
     assert explanation(found)
-
-
-# ---- Files ---------------------------------------------------------------------------------------------------------
 
 
 def test_csv_gives_every_number_back_in_full(runs):

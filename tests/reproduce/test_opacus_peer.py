@@ -1,7 +1,5 @@
 """The Opacus peer is the same model and the same step: without noise and dropout it moves every weight as we do."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

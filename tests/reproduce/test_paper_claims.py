@@ -1,7 +1,5 @@
 """The paper's claims: what is measured about them agrees with derivations, simulations and values by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -97,9 +95,6 @@ def test_the_verdict_follows_what_is_given(function, arguments, verdict):
     assert function(*arguments).verdict == verdict
 
 
-# ---- The mechanism
-
-
 @settings(deadline=None, max_examples=50)
 @given(
     st.integers(1, 6),
@@ -162,9 +157,6 @@ def test_one_utterance_on_one_device_has_the_epsilon_of_one_gaussian():
     assert alone["epsilon"] == pytest.approx(4.38, abs=0.005)
 
 
-# ---- What epsilons mean
-
-
 def test_a_leak_is_as_likely_as_in_a_simulation():
     m = printed.p10_delta().measured
     leaks = np.random.default_rng(0).binomial(2641, 5e-4, 100_000) > 0
@@ -196,9 +188,6 @@ def test_one_utterance_in_16_of_atis_has_a_twin_in_training(real_data):
     assert shares["nlu-eval"] < 0.2
 
 
-# ---- What is printed
-
-
 def test_public_epochs_are_fixed_time():
     """Two equations by hand for BERT, from ATIS and NLU-eval, come close to the line through three."""
     fixed = 2.5 - (3.5 - 2.5) / (11571 - 2641) * 2641
@@ -208,9 +197,6 @@ def test_public_epochs_are_fixed_time():
 def test_a_benchmark_that_is_not_there_is_one_sentence(tmp_path):
     with pytest.raises(UsageError, match="bench step --json"):
         printed.benchmark(tmp_path / "missing.json")
-
-
-# ---- Changes and their intervals
 
 
 def test_half_width_of_a_changed_auc_covers_as_often_as_it_says():
@@ -300,9 +286,6 @@ def test_without_table_1_there_are_small_runs_and_a_broken_one_is_refused(tmp_pa
         (tmp_path / "table1.json").write_text(text)
         with pytest.raises(UsageError, match="edp-lab reproduce table1"):
             runs.table1_anew(tmp_path / "table1.json")
-
-
-# ---- Small runs: trained once, side by side, with the same results as one after the other
 
 
 @pytest.fixture

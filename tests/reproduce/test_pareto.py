@@ -1,7 +1,5 @@
 """Utility, privacy and time: every private run meets its target, settings are chosen on the validation split."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The paper's tables as typed in, and the settings behind Table 1's epsilons: they give the printed values back, and
 none was missed."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -25,8 +23,6 @@ FALLS = {  # 1 / d(t), by tau
     "linear": lambda tau, t: 1 + tau * t,
     "exponential": lambda tau, t: math.exp(tau * t),
 }
-
-# ---- As typed in -----------------------------------------------------------------------------------------------------
 
 
 def cell(table, model, corpus):
@@ -63,9 +59,6 @@ def test_sums_of_all_columns_and_grids():
     numbers = [astuple(row)[2:] for row in TABLE_2]
     assert list(map(sum, zip(*numbers, strict=True))) == pytest.approx([984.6, 765.4, 17.28])
     assert [(len(taus), sum(taus)) for taus in TAUS.values()] == [(8, pytest.approx(2.64)), (8, pytest.approx(1.31))]
-
-
-# ---- What explains the epsilons --------------------------------------------------------------------------------------
 
 
 def rho(row, setting, z0):
@@ -162,9 +155,6 @@ def test_a_value_that_nothing_explains_gets_its_nearest_miss(printed, z0, tau, e
     assert (closest.z0_range, closest.tau, closest.epochs) == (None, tau, epochs)
     assert closest.z0 == pytest.approx(z0)
     assert closest.log10_epsilon == pytest.approx(log10_epsilon(missed, closest, z0))
-
-
-# ---- The command -----------------------------------------------------------------------------------------------------
 
 
 def test_command_prints_json(capsys):

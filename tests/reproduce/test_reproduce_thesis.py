@@ -4,8 +4,6 @@ trained twice, whatever happens in between.
 What only concerns the tables is tested on networks that guess; the others are trained, shortly.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import signal
@@ -94,9 +92,6 @@ def cell(part: Part, row: str, column: str = "accuracy") -> Cell:
     return next(cell for cell in part.cells if (cell.row, cell.column) == (row, column))
 
 
-# ---- The tables ------------------------------------------------------------------------------------------------------
-
-
 def test_every_table_and_figure_is_made_and_every_printed_value_has_ours_beside_it(made):
     assert list(made) == list(PARTS) == list(PRINTED)
     for table in TABLES.values():
@@ -151,9 +146,6 @@ def test_the_worst_epsilon_is_that_of_all_and_a_vote_that_of_the_majority():
     assert vote_scores([data, data], [[right], [wrong]]).accuracy == 0.5
 
 
-# ---- The epsilons ----------------------------------------------------------------------------------------------------
-
-
 def test_noise_on_images_leaves_labels_bare_and_costs_what_their_sensitivity_makes_of_it(made):
     for one in (*made["4.4"].cells, *made["4.5"].cells):
         assert (one.epsilon_holds, one.guarantee) == (None, "no guarantee")
@@ -198,9 +190,6 @@ def test_each_answer_about_bad_ratings_adds_to_what_is_spent(made):
     assert made["2.2"].cells[5].ours == pytest.approx(np.mean([one.ours for one in made["2.2"].cells[:5]]))
 
 
-# ---- Circles ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_pair_of_the_thesis_makes_75_of_epsilon_02_and_a_point_of_the_disc_has_sensitivity_2():
     assert (circle_sigma(0.2), circle_sigma(None)) == (pytest.approx(7.5), 0)
     assert (point_epsilon(2.0), point_epsilon(0.0)) == (pytest.approx(4.38, abs=0.005), None)  # mu = 1
@@ -222,9 +211,6 @@ def test_perceptrons_come_close_to_the_best_classifier_and_not_beyond(tmp_path):
         _, [found] = lab.perceptrons(2000, sigma)
         best = best_accuracy(sigma, 0.8)
         assert best - worst < found / 100 < best + 0.015
-
-
-# ---- Phases ----------------------------------------------------------------------------------------------------------
 
 
 def test_instructors_share_the_training_set_and_nothing_else(asked):
@@ -258,9 +244,6 @@ def test_repeats_have_seeds_and_test_images_of_their_own(tmp_path, monkeypatch):
     assert first.settings.seed != second.settings.seed
     assert not np.array_equal(first.test_x, second.test_x)
     assert np.array_equal(second.test_x, Lab(tmp_path, TINY, seed=6).images(0).test)
-
-
-# ---- Once ------------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_finished_is_not_trained_again(made, folder, monkeypatch):

@@ -1,8 +1,6 @@
 """Runs behind a table: a kill at any point loses no finished run, and what comes out is the same; what they start from
 is public, whatever machine makes it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -101,9 +99,6 @@ def test_after_a_kill_no_finished_run_is_repeated_and_the_results_are_the_same(c
     assert TableRuns(out, 1).results(jobs(corpus), "test") == found
 
 
-# ---- Keys ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_key_follows_settings_corpus_attack_and_the_declared_numerics(corpus, tmp_path, monkeypatch):
     [job, other, *_] = jobs(corpus)
     attacked = Job(job.config, attack=True)
@@ -150,9 +145,6 @@ def test_the_key_of_an_attack_follows_the_corpus_of_its_shadow_model(corpus, tmp
         monkeypatch.setattr(run_cache, "default_shadow", lambda own, has, shadow=shadow: shadow)
         keys.append([key_of(Job(job.config, attack), tmp_path) for attack in (False, True)])
     assert [one == other for one, other in zip(*keys, strict=True)] == [True, False]
-
-
-# ---- What comes with a checkout --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -234,9 +226,6 @@ def test_the_committed_points_are_those_of_the_committed_runs_with_z0_in_nine_di
     assert json.loads(json.dumps(points)) == committed
 
 
-# ---- What goes wrong -------------------------------------------------------------------------------------------------
-
-
 def test_fresh_forgets_all_that_is_finished(corpus, tmp_path):
     runs, [job, *_] = TableRuns(tmp_path), jobs(corpus)
     runs.cells.write(runs.key(job, Inputs()), {"ser": 1})
@@ -253,8 +242,6 @@ def test_a_run_that_fails_and_a_folder_that_cannot_be_written_end_in_one_sentenc
     with pytest.raises(UsageError, match="choose another --out"):
         TableRuns(Path(corpus))
 
-
-# ---- What networks start from ----------------------------------------------------------------------------------------
 
 CORPUS = "smart-home-health"
 SENTENCES = [("turn", "on", "the", "lights"), ("turning", "lights", "off", "[", "now", "]")] * 30

@@ -1,7 +1,5 @@
 """Table 1: settings are chosen on the validation split, changes are formed within a seed, intervals are Student's."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

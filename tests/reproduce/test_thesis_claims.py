@@ -2,8 +2,6 @@
 ones, which are attacked and watched as they learn.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 from dataclasses import replace
@@ -144,9 +142,6 @@ def test_eq_2_17_as_printed_promises_no_more_than_is_true(epsilon, releases, sla
 def test_the_variance_whose_tail_is_printed_has_it():
     fitting = noise.t21_loss_tail().measured["variance_with_that_tail"]
     assert noise.t21_loss_tail(fitting).verdict == HOLDS
-
-
-# ---- Attacks by the API
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Chapter 2 of the thesis as data: the printed values give themselves back, ours have the stated distribution."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -32,9 +30,6 @@ def rng() -> np.random.Generator:
 def test_the_printed_sigma_is_the_theorems_below_1_and_goes_on_above():
     assert printed_sigma(0.5, 1e-5) == pytest.approx(math.sqrt(2 * math.log(125000)) / 0.5)
     assert printed_sigma(7, 1e-5) == pytest.approx(0.6921, abs=1e-4)
-
-
-# --- noisy counting
 
 
 def test_table_2_2_divides_its_variance_by_n():
@@ -72,9 +67,6 @@ def test_the_averaging_attack_averages_and_its_intervals_cover(rng):
         averaging_attack([1.0], 1, 1)
 
 
-# --- privacy loss
-
-
 def test_the_loss_figures_are_the_two_densities_and_their_ratio():
     figures = loss_figures(points=20_001)
     assert figures.density == pytest.approx(stats.norm(1000, math.sqrt(2)).pdf(figures.output))
@@ -96,9 +88,6 @@ def test_the_bad_events_are_as_wide_as_the_tail_and_the_tight_delta_is_their_exc
     assert integrate.trapezoid(gap, figures.output) == pytest.approx(figures.delta, abs=1e-3)
     with pytest.raises(UsageError, match="variance is 0"):
         loss_figures(0)
-
-
-# --- local and global
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
@@ -124,9 +113,6 @@ def test_from_three_people_on_the_local_count_is_the_worse_one(people, epsilon):
     table = local_and_global([people, 4 * people], [epsilon])
     assert table.local[1, 0] == pytest.approx(2 * table.local[0, 0])
     assert table.local[0, 0] > table.central[0]
-
-
-# --- k-anonymity
 
 
 def test_the_roll_identifies_no_one_in_k_anonymous_releases_but_one_thing_more_does(rng):

@@ -1,7 +1,5 @@
 """The long checks in short: that they look at what they say, and that they would notice."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training image classifiers: what is released, what is guaranteed, what is learnt, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -49,9 +47,6 @@ def train(settings: ClassifierSettings, examples: int | None = None, scored: boo
 
 def flat(trained: Trained) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in trained.model.parameters()])
-
-
-# What is released
 
 
 DP_SGD = ClassifierSettings(method="dp-sgd", lr=1.0, epochs=1)
@@ -159,9 +154,6 @@ def test_a_run_is_a_function_of_its_seed_and_a_private_one_is_not():
     assert "key" not in json.dumps(hidden[0].record)
 
 
-# What is guaranteed
-
-
 @pytest.mark.parametrize(("rate", "epochs", "epsilon"), [(0.25, 10, 1.0), (0.05, 3, 7.0), (1.0, 5, 0.1)])
 def test_calibrated_noise_spends_epsilon_and_no_more_by_another_accountant(rate: float, epochs: int, epsilon: float):
     z0 = calibrated_noise(1.0, rate, epochs, epsilon, 1e-5)
@@ -215,9 +207,6 @@ def test_the_record_can_be_written_and_holds_what_the_thesis_leaves_out():
     assert record["rows"][0].keys() == {"epoch", "loss", "test_loss", "accuracy", "seconds"}
 
 
-# What is learnt
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns_the_digits(method: str):
     trained = train(ClassifierSettings(method=method, **({"epsilon": 8.0, "epochs": 30} if method in PRIVATE else {})))
@@ -255,9 +244,6 @@ def test_defaults_take_smaller_batches_of_small_data_and_what_is_given_stays():
     assert ClassifierSettings(method="dp-adam").resolved(60_000).batch_size == DEFAULTS["dp-adam"]["batch_size"]
     given = ClassifierSettings(method="dp-adam", batch_size=90, lr=7.0).resolved(100)
     assert (given.batch_size, given.lr) == (90, 7.0)
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(

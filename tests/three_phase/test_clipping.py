@@ -1,7 +1,5 @@
 """Each way to bound a gradient keeps the sensitivity that it states, and no smaller one would do."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 """PATE: how often noise changes a label, that each query keeps its promise exactly, and what many cost: against
 published figures, hand-computed sums, and exact divergences by numerical integration."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from functools import partial

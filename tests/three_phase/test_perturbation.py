@@ -1,7 +1,5 @@
 """Phase I: the noise is as asked, the statistics are the thesis', and the epsilon is that of a whole image."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The pipeline on few digits: who learns from what, what it costs, and the same result in any number of processes."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A corpus of the user's own, small enough to be learnt in seconds, an encoder, and how the tests train on them."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Which utterance is where in which step: nobody twice, nobody forgotten, and nobody moved by a neighbour."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The eDP-SGD step against Algorithm 1 written out line by line, and its noise against its own description."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every method takes the step that its mechanism describes; what cannot be judged is refused before anything starts."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """A step's noise: the same standard normal vector however many ranks and threads draw it, and never drawn twice."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import threading

@@ -1,7 +1,5 @@
 """DP-AdamBC against its formula with plain weighted means, against Adam, and what it promises about noise."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

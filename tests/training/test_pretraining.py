@@ -1,7 +1,5 @@
 """Pretraining: the loss falls, the result is a function of the arguments, and others can read it."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run and its ledger, and what a private seed promises: the key is nowhere but in the run's memory and one file."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -75,9 +73,6 @@ def no_room_after(monkeypatch, tmp_path):
         monkeypatch.setattr(os, "fsync", sync)
 
     return fill
-
-
-# The ledger of a run
 
 
 def test_every_step_is_on_the_disk_before_its_noise_is_drawn(corpus, tmp_path, monkeypatch):
@@ -184,9 +179,6 @@ def test_two_runs_into_one_folder_do_not_touch_each_other(corpus, tmp_path):
     first.write(0, 0, 1)
 
 
-# The private seed
-
-
 def spelled(key: int) -> set[bytes]:
     ways = {f"{key:x}", f"{key:X}", f"{key:032x}", str(key)}
     raw = {key.to_bytes(16, order) for order in ("big", "little")}
@@ -241,9 +233,6 @@ def test_a_private_seed_is_drawn_anew_for_every_run(corpus, tmp_path):
     runs = [Trainer(settings, loaded, split(loaded, settings.seed), key=key) for key in (1, 2)]
     weights = [np.concatenate([p.detach().numpy().ravel() for p in one.model.parameters()]) for one in runs]
     assert np.array_equal(*weights)
-
-
-# Taking a run up again
 
 
 def broken_off(corpus: str, folder: Path, **changes: object) -> Path:

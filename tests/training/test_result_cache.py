@@ -1,7 +1,5 @@
 """Kept results and the pool that makes them: nothing twice, nothing half, nothing left running."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

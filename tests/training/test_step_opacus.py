@@ -1,7 +1,5 @@
 """A trusted peer: with one utterance per micro-batch and no layer scales, our step is Opacus's DPOptimizer."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
