@@ -1,4 +1,5 @@
-"""Files and folders that appear whole or not at all, and readers that say plainly when one is damaged."""
+"""Files and folders that appear whole or not at all, readers that say plainly when one is damaged, and where what
+comes with edp_lab is: the folders data and notebooks."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import edp_lab
 from edp_lab.errors import UsageError, writing
+
+CARRIED = Path(edp_lab.__file__).resolve().parent / "_carried"  # only in a wheel (setup.py)
+
+
+def comes_with(folder: str) -> Path:
+    """The folder "data" or "notebooks": inside the package if it came as a wheel, else beside it, in a checkout."""
+    return (CARRIED if CARRIED.is_dir() else CARRIED.parents[1]) / folder
 
 
 def write_whole(path: Path, content: bytes, cure: str = "make room there, or give another path") -> None:

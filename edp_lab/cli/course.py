@@ -17,18 +17,19 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-import edp_lab
 from edp_lab.cli.options import App, output_folder
 from edp_lab.cli.output import print_json
 from edp_lab.errors import UsageError
+from edp_lab.files import CARRIED, comes_with
 
 if TYPE_CHECKING:
     from edp_lab.course.publish.grading import Grade
     from edp_lab.course.publish.runner import CellBegun, CourseRun, NotebookRun
 
-DEFAULT_NOTEBOOKS = Path(edp_lab.__file__).parents[1] / "notebooks"  # beside the package in a clone of the project
+DEFAULT_NOTEBOOKS = comes_with("notebooks")
 DEFAULT_JOBS = min(2, os.cpu_count() or 1)
 DEFAULT_OUT = Path("runs/course")
+LAB_COPY = Path("edp-lab-course")  # where a reader of a wheel works
 
 
 class Mode(StrEnum):
@@ -189,12 +190,16 @@ def build(
 def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
     """Open JupyterLab on the first notebook, on this machine only; it asks for no news and no updates.
 
+    From an installed wheel, on a copy of the notebooks in edp-lab-course/; what is there already stays as it is.
     Further options go to JupyterLab, such as --no-browser, --port 8899, or --allow-root in a container.
     """
     from edp_lab.course.publish.runner import course_notebooks
-    from edp_lab.course.publish.serve import lab_command, serve
+    from edp_lab.course.publish.serve import lab_command, own_copy, serve
 
     course_notebooks(notebooks_dir)  # else Jupyter says in its own way that there is none
+    if CARRIED in notebooks_dir.parents:
+        notebooks_dir = own_copy(notebooks_dir, LAB_COPY.resolve())
+        print(f"your own notebooks are in {notebooks_dir}", file=sys.stderr)
     command, environment = lab_command(notebooks_dir)
     raise typer.Exit(serve([*command, *context.args], environment))
 

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import edp_lab
 from edp_lab.corpora import readers
 from edp_lab.corpora.corpus import Corpus, is_packed, load_packed
 from edp_lab.corpora.readers import Reading
 from edp_lab.errors import UsageError
+from edp_lab.files import CARRIED, comes_with
 
 NO_TAGS = "the corpus has no tags: only the intent head is trained, and slots are not scored"
 TIMEOUT = 30.0  # seconds without a byte
@@ -148,12 +148,12 @@ def find(name: str) -> Path | None:
 
 def data_folders() -> list[Path]:
     """Where corpora are looked for: $EDP_LAB_DATA, then a checkout's ``data/``, then the user's cache."""
-    root = Path(edp_lab.__file__).parent.parent
+    beside = comes_with("data")
     given = os.environ.get("EDP_LAB_DATA")
     cache_home = os.environ.get("XDG_CACHE_HOME")
     return [
         *([Path(given).expanduser()] if given else []),
-        *([root / "data"] if (root / "pyproject.toml").exists() else []),
+        *([beside] if CARRIED not in beside.parents else []),
         (Path(cache_home) if cache_home else Path.home() / ".cache") / "edp_lab",
     ]
 

@@ -42,7 +42,7 @@ from typing import NamedTuple
 from edp_lab.corpora.corpus import Corpus, Utterance, write_packed
 from edp_lab.corpora.metrics import edit_distance, spans
 from edp_lab.errors import UsageError
-from edp_lab.files import write_whole
+from edp_lab.files import comes_with, write_whole
 
 _DATA = json.loads(Path(__file__).with_name("smart_home.json").read_text(encoding="utf-8"))
 GRAMMAR_VERSION: int = _DATA["version"]
@@ -54,7 +54,7 @@ NOISE = 0.03  # share of utterances with one annotation error
 MISSPELT = 0.04  # share of utterances with a misspelt word, if one of their words is long enough
 LENGTHS = range(3, 16)  # tokens in an utterance; a longer or shorter one is drawn again
 EMBEDDED_UTTERANCES, EMBEDDED_SEED = 4500, 0
-EMBEDDED = Path(__file__).resolve().parents[2] / "data" / "smart_home" / "utterances.jsonl.gz"
+EMBEDDED = comes_with("data") / "smart_home" / "utterances.jsonl.gz"
 
 Uniform = Callable[[], float]  # draws from [0, 1)
 Tags = tuple[str, ...]

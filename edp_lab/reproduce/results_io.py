@@ -10,14 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import edp_lab
 from edp_lab.errors import UsageError
-from edp_lab.files import read_json, write_whole
+from edp_lab.files import comes_with, read_json, write_whole
 
 if TYPE_CHECKING:
     from edp_lab.training import TrainConfig
 
-RESULTS = Path(edp_lab.__file__).parents[1] / "data" / "results"
+RESULTS = comes_with("data") / "results"
 
 
 def rows(path: Path, command: str) -> list[dict[str, Any]]:

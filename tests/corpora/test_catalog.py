@@ -29,9 +29,7 @@ def folders(tmp_path, monkeypatch) -> list[Path]:
     """Three empty data folders, as found by the three rules, of which the second need not exist."""
     monkeypatch.setenv("EDP_LAB_DATA", str(tmp_path / "given"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(catalog.edp_lab, "__file__", str(tmp_path / "repo/edp_lab/__init__.py"))
-    (tmp_path / "repo").mkdir()
-    (tmp_path / "repo/pyproject.toml").touch()
+    monkeypatch.setattr(catalog, "comes_with", (tmp_path / "repo").joinpath)
     return [tmp_path / "given", tmp_path / "repo/data", tmp_path / "cache/edp_lab"]
 
 
@@ -60,8 +58,8 @@ def test_folders_are_searched_in_order_and_a_published_corpus_declares_its_label
     assert corpus.tags == ("O", "B-place", "I-place")
 
 
-def test_cache_is_the_only_folder_without_checkout_and_variable(folders, tmp_path, monkeypatch):
-    (tmp_path / "repo/pyproject.toml").unlink()
+def test_cache_is_the_only_folder_without_checkout_and_variable(folders, monkeypatch):
+    monkeypatch.setattr(catalog, "comes_with", catalog.CARRIED.joinpath)
     monkeypatch.delenv("EDP_LAB_DATA")
     assert data_folders() == folders[2:]
     monkeypatch.delenv("XDG_CACHE_HOME")

@@ -34,7 +34,7 @@ import edp_lab
 from edp_lab.course.publish import pages
 from edp_lab.course.publish.kernel import ENGINE, Watch
 from edp_lab.errors import UsageError
-from edp_lab.files import read_json, write_whole
+from edp_lab.files import CARRIED, read_json, write_whole
 
 TIMEOUT = 600.0  # seconds that one cell may take
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -176,7 +176,8 @@ def run_notebook(
     environment: Mapping[str, str] | None = None,
     watch: Watch | None = None,
 ) -> NotebookRun:
-    """Execute one notebook in its own folder and write the executed copy and its page into ``out_dir``.
+    """Execute one notebook in its own folder, or in the working folder if it came with a wheel; write the executed copy
+    and its page into ``out_dir``.
 
     Args:
         path: the notebook; it is not changed.
@@ -315,7 +316,8 @@ def _execute(
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
         options = {"engine_name": ENGINE, "kernel_name": "python3", "progress_bar": False}
-        ours = {"execution_timeout": timeout, "folder": path.parent, "environment": environment, "watch": watch}
+        place = Path.cwd() if CARRIED in path.parents else path.parent
+        ours = {"execution_timeout": timeout, "folder": place, "environment": environment, "watch": watch}
         fallback = None
         try:
             papermill.execute_notebook(path, copy, parameters, **options, **ours)

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edp_lab.errors import UsageError
+from edp_lab.files import write_whole
 
 SETTINGS = Path(__file__).parent / "jupyter"  # no offer to fetch news; the dashboard's template
 
@@ -56,6 +57,16 @@ def dashboard_command(folder: Path) -> tuple[list[str], dict[str, str]]:
         str(folder),
     ]
     return command, _with_settings("JUPYTER_PATH")
+
+
+def own_copy(notebooks_dir: Path, folder: Path) -> Path:
+    """Students' notebooks, glossary and images, copied into a folder where they may be changed; what is there stays."""
+    for path in [*notebooks_dir.glob("*.*"), *notebooks_dir.glob("images/*")]:
+        copy = folder / path.relative_to(notebooks_dir)
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(copy, path.read_bytes())
+    return folder
 
 
 def serve(command: Sequence[str], environment: Mapping[str, str]) -> int:
