@@ -5,7 +5,6 @@ The CSV has every column; tables for people leave out columns that are empty, an
 
 from __future__ import annotations
 
-import html
 import math
 import os
 import re
@@ -22,12 +21,11 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from edp_lab.cli.options import Json, write_text
-from edp_lab.cli.output import as_csv, print_json
+from edp_lab.cli.output import Section, as_csv, html_page, print_json
 from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
+    from edp_lab.course.kit.figure import Figure
     from edp_lab.reproduce.compare import Comparison, Row
 
 NOTHING = "-"
@@ -307,29 +305,14 @@ MARKERS = (
     "a filled marker is an ε that holds; an open one would hold if the seed were secret, and one with a dot if alpha "
     "and words came from public text as well"
 )
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>Runs side by side</title>
-<style>
-body {{ font: 14px/1.5 system-ui, sans-serif; color: #222; max-width: 1300px; margin: 1.5em auto; padding: 0 1em }}
-h1 {{ font-size: 1.4em; margin: 0 }}
-p {{ margin: .4em 0; max-width: 60em }}
-</style></head>
-<body><h1>Runs side by side</h1>
-{figure}
-{lines}
-</body></html>
-"""
 
 
 def page(comparison: Comparison) -> str:
     """A web page with the figure, what is the same in all runs and what does not compare; it needs no network."""
-    from edp_lab.course.kit.theme import CONFIG
-
     _, same = fold(comparison)
     said = [same, MARKERS if any(map(_point, comparison.runs)) else "", *map("note: {}".format, comparison.notes)]
-    lines = "\n".join(f"<p>{html.escape(line[0].upper() + line[1:])}.</p>" for line in said if line)
-    drawn = _figure(comparison).to_html(CONFIG, include_plotlyjs=True, full_html=False, div_id="figure")
-    return PAGE.format(figure=drawn, lines=lines)
+    lines = [f"{line[0].upper()}{line[1:]}." for line in said if line]
+    return html_page("Runs side by side", [Section(figures=[_figure(comparison)], notes=lines)])
 
 
 def _point(run: Row) -> tuple[str, float] | None:
@@ -338,57 +321,53 @@ def _point(run: Row) -> tuple[str, float] | None:
     return found if run["test_ser"] is not None and found[1] else None
 
 
-def _figure(comparison: Comparison) -> go.Figure:
+def _figure(comparison: Comparison) -> Figure:
     """SER on the validation set by epoch and, where a run has an epsilon, SER on the test set against it."""
-    from plotly.subplots import make_subplots
-
+    from edp_lab.course.kit import figure as fig
     from edp_lab.course.kit.theme import TEMPLATE
 
     runs, points, colors = comparison.runs, [*map(_point, comparison.runs)], TEMPLATE.layout.colorway
-    lines = [{"color": colors[k % len(colors)], "dash": DASHES[k % len(DASHES)]} for k in range(len(runs))]
-    titles = ["Validation SER by epoch", "Test SER against ε"][: 2 if any(points) else 1]
-    figure, right = make_subplots(1, len(titles), subplot_titles=titles, horizontal_spacing=0.09), {"row": 1, "col": 2}
-    for place, (run, point, line) in enumerate(zip(runs, points, lines, strict=True)):
-        symbol, named = SYMBOLS[place % len(SYMBOLS)], {"name": html.escape(run["name"]), "legendgroup": run["name"]}
-        figure.add_scatter(
-            x=list(range(1, run["epochs"] + 1)), y=run["validation_ser"], **named,
-            mode="lines+markers" if run["epochs"] <= MANY_EPOCHS else "lines",
-            line=line, marker={"symbol": symbol, "size": 9}, row=1, col=1, hovertemplate="epoch %{x}: SER %{y:.4f}",
-        )  # fmt: skip
+    data, lines, labels = [], [], []
+    for place, (run, point) in enumerate(zip(runs, points, strict=True)):
+        line = {"color": colors[place % len(colors)], "dash": DASHES[place % len(DASHES)]}
+        symbol, named = SYMBOLS[place % len(SYMBOLS)], {"name": run["name"], "legendgroup": run["name"]}
+        mode = "lines+markers" if run["epochs"] <= MANY_EPOCHS else "lines"
+        curve = {"mode": mode, "line": line, "marker": {"symbol": symbol, "size": 9}, **fig.at(1)}
+        epochs, hover = list(range(1, run["epochs"] + 1)), "epoch %{x}: SER %{y:.4f}"
+        data.append(fig.trace(look=curve, x=epochs, y=run["validation_ser"], hover=hover, **named))
         if point is not None:
             suffix, assumed = KINDS[point[0]]
             size = 14 if suffix else 9  # a filled marker leaves an open one around it to be seen
-            figure.add_scatter(
-                x=[point[1]], y=[run["test_ser"]], **named, mode="markers", showlegend=False, **right,
-                marker={"symbol": symbol + suffix, "size": size, "color": line["color"], "line_width": 2},
-                hovertemplate=f"{assumed}: %{{x:.4g}}<br>SER %{{y:.4f}}",
-            )  # fmt: skip
+            marker = {"symbol": symbol + suffix, "size": size, "color": line["color"], "line": {"width": 2}}
+            look = {"mode": "markers", "marker": marker, "showlegend": False, **fig.at(2)}
+            hover = f"{assumed}: %{{x:.4g}}\nSER %{{y:.4f}}"
+            data.append(fig.trace(look=look, x=[point[1]], y=[run["test_ser"]], hover=hover, **named))
+        elif any(points) and run["test_ser"] is not None:
+            lacks = "no ε" if all(run[name] is None for name in KINDS) else "ε is 0"
+            place_of = {"x": 1, "xref": "x2 domain", "xanchor": "right", "yref": "y2", "yanchor": "bottom"}
+            lines.append(fig.hline(run["test_ser"], "y2", line=line))
+            labels.append(fig.note(f"{run['name']}: {lacks}", y=run["test_ser"], **place_of))
     for name, (suffix, assumed) in KINDS.items():  # what filled and open markers mean, in the legend only
         if any(point is not None and point[0] == name for point in points):
-            marker = {"symbol": f"circle{suffix}", "size": 11, "color": "#666", "line_width": 2}
-            figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=assumed, **right)
-    for run, point, line in zip(runs, points, lines, strict=True) if any(points) else ():
-        if run["test_ser"] is not None and point is None:
-            lacks = "no ε" if all(run[name] is None for name in KINDS) else "ε is 0"
-            label = f"{html.escape(run['name'])}: {lacks}"
-            figure.add_hline(run["test_ser"], line=line, annotation_text=label, **right)
+            data.append(fig.points(assumed, "#666", f"circle{suffix}", 11, edge=2, x=[None], y=[None], **fig.at(2)))
     deltas = {run["delta"] for run, point in zip(runs, points, strict=True) if point and run["delta"] is not None}
-    _lay_out(figure, runs, sorted(deltas))
-    return figure
+    layout = _layout(runs, sorted(deltas), two=any(points))
+    layout |= {"template": TEMPLATE, "shapes": lines, "annotations": [*layout["annotations"], *labels]}
+    return fig.figure(data, "", height=520, top=50, **layout)
 
 
-def _lay_out(figure: go.Figure, runs: Sequence[Row], deltas: Sequence[float]) -> None:
-    """Titles and axes; `deltas` of the runs whose epsilon is shown."""
-    from edp_lab.course.kit.theme import TEMPLATE
+def _layout(runs: Sequence[Row], deltas: Sequence[float], two: bool) -> dict[str, Any]:
+    """Of one plot or of two: titles, axes, legend; `deltas` of the runs whose epsilon is shown."""
+    from edp_lab.course.kit import figure as fig
 
     scores = [score for run in runs for score in (*run["validation_ser"], run["test_ser"]) if score is not None]
-    legend = {"x": 1.01, "y": 1, "yanchor": "top", "tracegroupgap": 0}
-    figure.update_layout(template=TEMPLATE, height=520, margin={"t": 50, "b": 60}, legend=legend)
-    figure.update_yaxes(range=[0, 1.06 * (max(scores, default=0.0) or 1.0)])
-    figure.update_yaxes(title="semantic error rate (SER)", row=1, col=1)
+    span = [0, 1.06 * (max(scores, default=0.0) or 1.0)]
     tick = max(1, math.ceil(max(run["epochs"] for run in runs) / 10))
-    figure.update_xaxes(title="epochs trained", dtick=tick, tick0=0, row=1, col=1)
-    if deltas:
-        title = f"ε (at δ = {' or '.join(f'{delta:.2g}' for delta in deltas)})"
+    axes = [(fig.axis("epochs trained", dtick=tick, tick0=0), fig.axis("semantic error rate (SER)", span))]
+    if two:
         power = {"type": "log", "exponentformat": "power", "nticks": 6, "minor": {"showgrid": False}}
-        figure.update_xaxes(title=title, **power, row=1, col=2)
+        title = f"ε (at δ = {' or '.join(f'{delta:.2g}' for delta in deltas)})" if deltas else ""
+        axes.append((fig.axis(title, **power) if deltas else {}, {"range": span}))
+    legend = {"orientation": "v", "x": 1.01, "y": 1, "yanchor": "top", "tracegroupgap": 0}
+    titles = ["Validation SER by epoch", "Test SER against ε"][: len(axes)]
+    return {**fig.plots(1, len(axes), titles, axes, horizontal_spacing=0.09), "legend": legend, "margin": {"b": 60}}

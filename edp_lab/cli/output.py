@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 import json
 import os
@@ -12,8 +11,9 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -55,8 +55,8 @@ def number(value: float | None, digits: int = 6, absent: str = "none") -> str:
 
 @cache
 def _template(name: str) -> Any:
-    """Of this folder: ``words.txt.j2``, or the page of a command."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    """Of this folder: ``words.txt.j2`` or ``page.html.j2``."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
     from edp_lab.privacy.guarantee import upward
 
@@ -64,8 +64,8 @@ def _template(name: str) -> Any:
         return textwrap.fill(text, 100, initial_indent=indent, subsequent_indent=3 * indent)
 
     look: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    beside, escaped = FileSystemLoader(Path(__file__).parent), name.endswith(".html.j2")
-    here = Environment(loader=beside, undefined=StrictUndefined, autoescape=escaped, **look)
+    beside = FileSystemLoader(Path(__file__).parent)
+    here = Environment(loader=beside, undefined=StrictUndefined, autoescape=select_autoescape(["html.j2"]), **look)
     here.filters |= {"n": number, "up": lambda bound: "none" if bound is None else upward(bound, 6), "fill": fill}
     return here.get_template(name)
 
@@ -75,8 +75,23 @@ def words(macro: str, *values: Any) -> str:
     return str(getattr(_template("words.txt.j2").module, macro)(*values)).removesuffix("\n")
 
 
-def html_page(template: str, **values: Any) -> str:
-    return str(_template(template).render(values))
+class Section(NamedTuple):
+    """Part of a page: a table, whose first line holds the headings, notes and figures; all of it text."""
+
+    title: str = ""
+    lines: Sequence[Sequence[str]] = ()
+    notes: Sequence[str] = ()
+    figures: Sequence[Any] = ()  # see `edp_lab.course.kit.figure`
+
+
+def html_page(title: str, sections: Sequence[Section], names: int = 1) -> str:
+    """A page that needs no network; the first so many columns of its tables hold names."""
+    from edp_lab.course.kit.figure import figure_html
+
+    numbers = count(1)
+    drawn = [[figure_html(one, next(numbers)) for one in section.figures] for section in sections]
+    parts = [section._replace(figures=own) for section, own in zip(sections, drawn, strict=True)]
+    return str(_template("page.html.j2").render(title=title, sections=parts, names=names))
 
 
 def screen(width: int = WIDTH, markup: bool = False) -> Console:
@@ -106,15 +121,6 @@ def table(lines: Sequence[Sequence[str]], groups: int = 0, wrap: bool = False, *
         made.add_row(*([""] * groups if again else row[:groups]), *row[groups:])
         before = row[0]
     return made
-
-
-def html_table(lines: Sequence[Sequence[str]]) -> str:
-    """The first line holds the headings."""
-    rows = []
-    for place, line in enumerate(lines):
-        tag = "td" if place else "th"
-        rows.append("<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in line) + "</tr>")
-    return f"<table>{''.join(rows)}</table>"
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

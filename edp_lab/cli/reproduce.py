@@ -5,7 +5,6 @@ And ``edp-lab claims``: what the two sources claim, and what holds.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import textwrap
@@ -23,7 +22,7 @@ from rich.table import Table
 
 from edp_lab.cli.bench import surroundings
 from edp_lab.cli.options import App, Json, check_file, commas, write_text
-from edp_lab.cli.output import Tell, as_csv, bar, html_table, print_json, screen, table, telling, words
+from edp_lab.cli.output import Section, Tell, as_csv, bar, html_page, print_json, screen, table, telling, words
 from edp_lab.cli.thesis import thesis
 from edp_lab.errors import UsageError
 
@@ -183,26 +182,12 @@ reproduce_app.command()(thesis)
 Row = dict[str, Any]  # of a table, as its JSON has it
 Made = Sequence[Sequence[Row]]  # the rows of one model on one corpus after the other
 Parts = Sequence[tuple[str, Sequence[Sequence[str]]]]  # tables, the first line of each its headings, under their titles
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<style>
-body {{ font: 14px/1.5 system-ui, sans-serif; color: #222; max-width: 1200px; margin: 1.5em auto; padding: 0 1em }}
-h1 {{ font-size: 1.4em }} h2 {{ font-size: 1.05em; margin-top: 2em }}
-table {{ border-collapse: collapse }} td, th {{ padding: .1em .5em; text-align: right; white-space: nowrap;
-   border-bottom: 1px solid #ddd }}
-td:first-child, th:first-child {{ text-align: left }} p {{ color: #555 }}
-</style></head><body><h1>{title}</h1>{parts}<p>{note}</p></body></html>
-"""
 
 
 def page(title: str, parts: Parts, note: str = "", figure: go.Figure | None = None) -> str:
-    """A page that needs no network."""
-    from edp_lab.course.kit.theme import CONFIG
-
-    drawn = ["" if figure is None else figure.to_html(CONFIG, include_plotlyjs=True, full_html=False)]
-    for heading, lines in parts:
-        drawn.append((f"<h2>{html.escape(heading)}</h2>" if heading else "") + html_table(lines))
-    return PAGE.format(title=html.escape(title), parts="\n".join(drawn), note=html.escape(_note(note)))
+    """A page with the figure, the tables and a macro's words."""
+    tables = [Section(heading, lines) for heading, lines in parts]
+    return html_page(title, [Section(figures=[figure] if figure else []), *tables, Section(notes=[_note(note)])])
 
 
 def _note(macro: str) -> str:

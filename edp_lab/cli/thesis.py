@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import statistics
 import time
@@ -16,12 +15,23 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edp_lab.cli.options import App, Delta, Json, chosen, commas, write_text
-from edp_lab.cli.output import Tell, as_csv, bar, html_page, number, print_json, screen, table, telling, words
+from edp_lab.cli.output import (
+    Section,
+    Tell,
+    as_csv,
+    bar,
+    html_page,
+    number,
+    print_json,
+    screen,
+    table,
+    telling,
+    words,
+)  # fmt: skip
 from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
+    from edp_lab.course.kit.figure import Figure, Trace
     from edp_lab.reproduce.thesis.lab import Lab
     from edp_lab.reproduce.thesis.thesis_tables import Cell, Part
     from edp_lab.three_phase.phases import Event, ThreePhaseRecord
@@ -173,19 +183,15 @@ def _as_json(lab: Lab, parts: Sequence[Part]) -> str:
 
 def _page(lab: Lab, parts: Sequence[Part]) -> str:
     """Every table and figure; it needs no network."""
-    from edp_lab.course.kit.theme import CONFIG
-
-    sections, library = [], True
+    sections = []
     for part in parts:
-        title, lines, drawn = _title(part), [list(HEADINGS)], []
+        title, lines = _title(part), [list(HEADINGS)]
         for cell in part.cells:
             numbers = [number(value, 4, "") for value in (cell.thesis, cell.ours, cell.low, cell.high)]
             lines.append([cell.row, cell.column, *numbers, *_epsilons(cell), cell.guarantee, f"{cell.seconds:.1f}"])
-        for figure in _figures(part):
-            drawn.append(figure.to_html(CONFIG, include_plotlyjs=library, full_html=False))
-            library = False
-        sections.append((title[0].upper() + title[1:], lines, _notes(part), drawn))
-    return html_page("thesis.html.j2", explained=EXPLAINED.format(lab=lab), parts=sections)
+        sections.append(Section(title[0].upper() + title[1:], lines, _notes(part), [*_figures(part)]))
+    explained = Section(notes=[EXPLAINED.format(lab=lab)])
+    return html_page("The thesis, made anew", [explained, *sections], names=2)
 
 
 # ---- Figures ---------------------------------------------------------------------------------------------------------
@@ -194,7 +200,7 @@ COLUMNS = 4  # of small figures beside each other
 BY_SIZE = {"title": "training points"}, {"title": "test accuracy (%)"}
 
 
-def _figures(part: Part) -> Iterator[go.Figure]:
+def _figures(part: Part) -> Iterator[Figure]:
     from edp_lab.course.kit.theme import BLUE, VERMILLION
 
     name, drawing = part.printed.id, part.drawing
@@ -213,9 +219,7 @@ def _figures(part: Part) -> Iterator[go.Figure]:
     elif name == "figure 3.5":
         yield _images(drawing["image"], "Greys_r")
     elif "confusion" in drawing:
-        yield _images(drawing["confusion"], "Blues").update_layout(
-            title={"text": "Confusion: true class (down), predicted (across)", "y": 1}
-        )
+        yield _images(drawing["confusion"], "Blues", "Confusion: true class (down), predicted (across)")
         looks = {"loss": ("training", BLUE, "solid"), "test_loss": ("test", VERMILLION, "dash")}
         curves = {
             one: [
@@ -230,22 +234,20 @@ def _figures(part: Part) -> Iterator[go.Figure]:
 
 
 def _grid(
-    small: Mapping[str, Sequence[dict[str, Any]]], height: int, across: dict[str, Any], down: dict[str, Any]
-) -> go.Figure:
+    small: Mapping[str, Sequence[Trace]], height: int, across: dict[str, Any], down: dict[str, Any], title: str = ""
+) -> Figure:
     """Small figures by name, each with its traces, and the same axes for all."""
-    from plotly.subplots import make_subplots
-
+    from edp_lab.course.kit import figure as fig
     from edp_lab.course.kit.theme import TEMPLATE
 
-    rows, titles = -(-len(small) // COLUMNS), [html.escape(name) for name in small]
-    figure = make_subplots(rows, min(len(small), COLUMNS), subplot_titles=titles, vertical_spacing=0.3 / rows)
-    figure.update_layout(template=TEMPLATE, height=height * rows + 60, width=1050, margin={"t": 40, "b": 50})
-    figure.update_annotations(font_size=11)
-    for place, traces in enumerate(small.values()):
-        for trace in traces:
-            where = {"row": place // COLUMNS + 1, "col": place % COLUMNS + 1}
-            figure.add_trace({"showlegend": place == 0, **trace}, **where)
-    return figure.update_xaxes(across).update_yaxes(down)
+    rows, columns = -(-len(small) // COLUMNS), min(len(small), COLUMNS)
+    layout = fig.plots(rows, columns, [*small], [(across, down)] * (rows * columns), vertical_spacing=0.3 / rows)
+    for name in layout["annotations"]:
+        name["font"] = {"size": 11}
+    own = enumerate(small.values(), 1)
+    data = [{"showlegend": plot == 1, **trace, **fig.at(plot)} for plot, traces in own for trace in traces]
+    layout |= {"template": TEMPLATE, "width": 1050, "margin": {"b": 50}}
+    return fig.figure(data, title, height=height * rows + 60, top=40, **layout)
 
 
 def _clouds(told: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -264,11 +266,13 @@ def _clouds(told: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _images(matrices: Mapping[str, Any], colors: str) -> go.Figure:
+def _images(matrices: Mapping[str, Any], colors: str, title: str = "") -> Figure:
     """Matrices: an image, or how often each class (down) was taken for each (across)."""
+    from edp_lab.course.kit.figure import ALONE
+
     look = {"type": "heatmap", "showscale": False, "colorscale": colors, "showlegend": None}
-    look["hovertemplate"] = "%{y}, %{x}: %{z}<extra></extra>"
-    return _grid({name: [{**look, "z": z}] for name, z in matrices.items()}, 230, {}, {"autorange": "reversed"})
+    look["hovertemplate"] = "%{y}, %{x}: %{z}" + ALONE
+    return _grid({name: [{**look, "z": z}] for name, z in matrices.items()}, 230, {}, {"autorange": "reversed"}, title)
 
 
 # ---- The three phases ------------------------------------------------------------------------------------------------

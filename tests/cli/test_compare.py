@@ -129,7 +129,7 @@ def test_files_are_written_and_named(compare, tmp_path):
 
 def drawing(page: str) -> list:
     """What plotly is told to draw: data, layout, configuration."""
-    rest, found = page[page.rindex("Plotly.newPlot(") :].partition('"figure",')[2], []
+    rest, found = page[page.rindex("Plotly.newPlot(") :].partition('"figure-1",')[2], []
     for _ in range(3):
         part, end = json.JSONDecoder().raw_decode(rest := rest.lstrip(" \n,"))
         found.append(part)

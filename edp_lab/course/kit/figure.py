@@ -27,12 +27,14 @@ from typing import Any
 import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
+import plotly.io as pio
 from markupsafe import Markup
 from numpy.typing import NDArray
 from plotly.basedatatypes import Undefined
 from plotly.subplots import make_subplots
 
 from edp_lab.course.kit import theme
+from edp_lab.course.kit.text import Html
 
 Figure = dict[str, Any]  # {"data": [trace, ...], "layout": {...}}
 Trace = dict[str, Any]
@@ -305,6 +307,12 @@ def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # ---- Showing -------------------------------------------------------------------------------------------------------
+
+
+def figure_html(drawn: Figure | go.Figure, number: int) -> Html:
+    """A page's figure of that number: the first brings plotly.js with it."""
+    how = {"include_plotlyjs": number == 1, "full_html": False, "div_id": f"figure-{number}"}
+    return Html(pio.to_html(drawn, theme.CONFIG, **how))  # noqa: S704
 
 
 class LiveFigure(go.FigureWidget):

@@ -5,6 +5,7 @@ Imported by code that is sent to a kernel, from the browser tests and from ``edp
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import time
@@ -15,7 +16,6 @@ import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 from ipywidgets.widgets.widget import _instances
-from markupsafe import Markup
 
 from edp_lab.course.kit.panel import Frame, Panel
 
@@ -30,7 +30,7 @@ def panels() -> list[Panel]:
 def heading(panel: Frame) -> str:
     """The panel's heading, without the line below it."""
     found = re.search(r"<h3>(.*?)</h3>", panel.children[1].value)
-    return Markup(found[1]).striptags() if found else type(panel).__name__
+    return html.unescape(re.sub(r"<[^>]+>", "", found[1])) if found else type(panel).__name__
 
 
 def shown(panel: Panel) -> dict[str, Any]:

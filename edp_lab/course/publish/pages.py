@@ -11,7 +11,6 @@ reveal.js 6.0.2 (MIT licence) lies in ``reveal/`` as it is published, with a the
 
 from __future__ import annotations
 
-import html
 import re
 import shutil
 import threading
@@ -25,6 +24,7 @@ import jinja2
 import nbformat
 import plotly
 from latex2mathml import converter
+from markupsafe import Markup
 from nbconvert.exporters import HTMLExporter, SlidesExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
@@ -46,9 +46,10 @@ _ADDING = threading.Lock()
 TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
 _templates = jinja2.Environment(loader=TEMPLATES, autoescape=True)
 ABOUT = (
-    f"Executed by edp_lab {edp_lab.__version__}: sliders stand where they ended. `edp-lab course lab` opens live pages."
+    f"Executed by edp_lab {edp_lab.__version__}: sliders stand where they ended. “edp-lab course lab” opens live pages."
 )
-ABOUT_SLIDES = "Arrow keys move right and down, `o` shows all slides, `f` fills the screen, `?` lists all keys."
+ABOUT_SLIDES = "Arrow keys move right and down, “o” shows all slides, “f” fills the screen, “?” lists all keys."
+NOTHING = Markup()
 ANCHOR = re.compile(r'<a\b([^>]*?)href="([^"]*)"([^>]*)>(.*?)</a>', re.DOTALL)
 REVEAL = Path(__file__).parent / "reveal"
 HEADING = re.compile(r"(#+) ")
@@ -80,8 +81,8 @@ def freeze_widgets(notebook: NotebookNode) -> None:
             cell.outputs = [frozen for output in cell.outputs for frozen in _frozen(output, states, figures)]
 
 
-def page_html(notebook: NotebookNode, name: str, navigation: str = "") -> str:
-    """A page of ``notebook`` (its widgets frozen), with ``navigation`` (HTML) above and below."""
+def page_html(notebook: NotebookNode, name: str, navigation: Markup = NOTHING) -> str:
+    """A page of ``notebook`` (its widgets frozen), with ``navigation`` above and below."""
     note = new_markdown_cell("*An executed copy: sliders stand where they ended. `make lab` opens the live notebook.*")
     page = NotebookNode(notebook, cells=[note, *notebook.cells])
     exporter = MathExporter(extra_loaders=[TEMPLATES], template_file="course.html.j2")
@@ -105,14 +106,15 @@ def store_page(text: str, path: Path) -> None:
     write_whole(path, text.encode())
 
 
-def markdown_to_html(text: str, attachments: dict[str, dict[str, str]] | None = None) -> str:
-    """Markdown as the notebooks' pages show it: formulas as MathML."""
-    return MarkdownWithMath(renderer=_MathML(escape=False, attachments=dict(attachments or {}))).render(text)
+def markdown_to_html(text: str, attachments: dict[str, dict[str, str]] | None = None) -> Markup:
+    """Markdown of the course's authors, with HTML in it, as the notebooks' pages show it: formulas as MathML."""
+    made = MarkdownWithMath(renderer=_MathML(escape=False, attachments=dict(attachments or {}))).render(text)
+    return Markup(made)  # noqa: S704
 
 
-def filled(template: str, **values: Any) -> str:
+def filled(template: str, **values: Any) -> Markup:
     """A template of this folder with these values, which are escaped."""
-    return _templates.get_template(template).render(values)
+    return Markup(_templates.get_template(template).render(values))  # noqa: S704
 
 
 class _MathML(IPythonRenderer):
@@ -131,7 +133,7 @@ class _MathML(IPythonRenderer):
         try:
             return converter.convert(tex, display=display)
         except Exception:  # the converter has no common base class for its errors
-            return f"<code>{html.escape(tex)}</code>"
+            return str(Markup("<code>{}</code>").format(tex))
 
 
 class MathExporter(HTMLExporter):
@@ -174,13 +176,13 @@ def _text(state: Mapping[str, Any]) -> str:
         return str(state["value"])
     value = state.get("value")
     if state.get("_model_name") == "TextareaModel":
-        return f"<pre>{html.escape(str(value))}</pre>"
+        return str(Markup("<pre>{}</pre>").format(value))
     if "_options_labels" in state and isinstance(state.get("index"), int):
         value = state["_options_labels"][state["index"]]
     name = state.get("description")
     if value is None or not name:  # a slider's number box repeats what the slider says
         return ""
-    return f"<div>{html.escape(name)} <b>{html.escape(str(value))}</b></div>"
+    return str(Markup("<div>{} <b>{}</b></div>").format(name, value))
 
 
 def _with_plotly_html(cell: NotebookNode) -> NotebookNode:
@@ -238,8 +240,8 @@ def write_site(runs: Sequence[NotebookRun], notebooks_dir: Path, out: Path) -> P
 
 def write_contents(heading: str, chapters: Sequence[Entry], others: Sequence[Entry], about: str, out: Path) -> Path:
     """Write ``index.html``: the chapters numbered, other pages below them."""
-    text = filled("contents.md.j2", heading=heading, chapters=chapters, others=others, about=about)
-    page = filled("document.html.j2", title=heading, body=markdown_to_html(text), navigation="")
+    body = filled("contents.html.j2", heading=heading, chapters=chapters, others=others, about=about)
+    page = filled("document.html.j2", title=heading, body=body)
     write_whole(out / "index.html", page.encode())
     return out / "index.html"
 
@@ -251,8 +253,8 @@ def _write_document(entry: Entry, out: Path, navigation: str, names: Collection[
         if (entry.source.parent / picture).is_file():
             (out / picture).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(entry.source.parent / picture, out / picture)
-    made = filled("document.html.j2", title=entry.title, navigation=navigation, body=fit_links(body, names))
-    write_whole(out / entry.page, made.encode())
+    made = filled("document.html.j2", title=entry.title, navigation=navigation, body=body)
+    write_whole(out / entry.page, fit_links(made, names).encode())
 
 
 def fit_links(html: str, names: Collection[str]) -> str:
