@@ -1,0 +1,43 @@
+"""Text that would do harm as markup, and what shows it in every place that there is: for tests and a notebook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edp_lab.course.kit import figure as fig
+from edp_lab.course.kit.controls import choice, number
+from edp_lab.course.kit.panel import Panel
+from edp_lab.course.kit.text import html_table
+
+__all__ = ["EVIL", "draw", "fig", "html_table", "show"]  # for the notebook
+
+RUN = "(window.pwned=1)"
+SHORT = f"<svg onload={RUN}>"
+NAME = f"""'"><img src=x onerror="{RUN}">{SHORT}<a href="javascript:{RUN}">click"""  # a file may be called so
+EVIL = f"{NAME}</a></script></title></textarea><script>{RUN}</script><a href='https://a.org'>away</a>"
+
+
+def draw(result: Any) -> fig.Figure:
+    """A figure with the text in every place that shows one."""
+    on = {"x": [EVIL, "b"], "y": [1, 2], "text": [EVIL] * 2, "hovertext": EVIL, "customdata": np.array([EVIL, "b"])}
+    traces = [
+        fig.line(EVIL, fig.theme.BLUE, symbol="circle", size=9, **on, mode="lines+markers+text"),
+        fig.bar(EVIL, fig.theme.ORANGE, **on, hover=f"{EVIL} %{{customdata}} %{{text}}" + fig.ALONE),
+    ]
+    x = fig.axis(EVIL, ticktext=[EVIL, "b"], tickvals=[0, 1])
+    layout = fig.plots(1, 1, [EVIL], [(x, fig.axis(EVIL, ticksuffix=EVIL))])
+    layout["annotations"].append(fig.note(EVIL, x=0, y=0, hovertext=EVIL))
+    legend = {"title": {"text": EVIL}}
+    return fig.figure(traces, EVIL, EVIL, hover=EVIL, **layout, legend=legend, barmode="overlay")
+
+
+def show() -> Panel:
+    """A panel with the text in every place that shows one; in a notebook, too."""
+    controls = {
+        "a": number(EVIL, 1.0, [1.0, 2.0], unit=EVIL),
+        "b": choice(EVIL, EVIL, {SHORT: EVIL, NAME: NAME}, tooltips=[EVIL, EVIL]),
+    }
+    said = {"command": lambda result, **values: EVIL}
+    return Panel(EVIL, EVIL, controls, lambda a, b: 1 / (2 - a), [draw], lambda result: EVIL, **said)
