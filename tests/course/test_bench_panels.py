@@ -28,9 +28,9 @@ def compute(C):
     return C
 
 theme.activate()
-draw = lambda C: figure([line("c", "black", x=[0, 1], y=[C, 2 * C])], "a line", height=300)
+draw = lambda C: figure("a line", "", line("c", "black", x=[0, 1], y=[C, 2 * C]), height=300)
 controls = {"C": number("clip norm", 1.0, [0.5, 1.0, 2.0, 4.0])}
-panel = Panel("Clip", "A line.", controls, compute, [draw], str, lambda result, C: f"clip {C}")
+panel = Panel("Clip", "A line.", compute, [draw], str, lambda result, C: f"clip {C}", **controls)
 panel
 """
 
@@ -53,7 +53,7 @@ def small_panel() -> tuple[Panel, list[float]]:
         seen.append(result)
         return ""
 
-    return Panel("A <b>panel</b>", "It.", controls, lambda C, way, N: C * N, [], words, lambda result, **_: ""), seen
+    return Panel("A <b>panel</b>", "It.", lambda C, way, N: C * N, [], words, lambda result, **_: "", **controls), seen
 
 
 def test_moves_are_shared_among_sliders_turn_round_at_the_ends_and_are_undone() -> None:
@@ -69,10 +69,9 @@ def test_moves_are_shared_among_sliders_turn_round_at_the_ends_and_are_undone() 
 def test_what_a_panel_shows_is_told_in_numbers() -> None:
     def draw(C: float) -> Figure:
         heat = {"type": "heatmap", "z": [[1, 2], [3, C]]}
-        return figure([line("l", "black", x=["a", "b"], y=[C, None]), heat], "two traces", height=300)
+        return figure("two traces", "", line("l", "black", x=["a", "b"], y=[C, None]), heat, height=300)
 
-    controls = {"C": number("C", 4.0, [1.0, 4.0])}
-    panel = Panel("P", "It.", controls, lambda C: C, [draw], str, lambda result, C: "")
+    panel = Panel("P", "It.", lambda C: C, [draw], str, lambda result, C: "", C=number("C", 4.0, [1.0, 4.0]))
     shown = live.shown(panel)
     assert shown["values"] == {"C": 4.0}
     assert shown["sliders"] == 1

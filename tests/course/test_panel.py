@@ -46,7 +46,7 @@ def compute(x: float, n: int, kind: str) -> float:
 
 def draw(result: float) -> dict[str, Any]:
     draw.calls = getattr(draw, "calls", 0) + 1
-    return figure([points("it", "red", "x", 5, x=[0], y=[result])], str(result))
+    return figure(str(result), "", points("it", "red", "x", 5, x=[0], y=[result]))
 
 
 def make(**start: Any) -> Panel:
@@ -56,8 +56,11 @@ def make(**start: Any) -> Panel:
         "n": number("n", values["n"], [1, 2, 4, 8], unit="pieces"),
         "kind": choice("kind", values["kind"], {"plus": "plus", "minus": "minus"}),
     }
-    idle = {"idle": lambda result: ("n",) if result == 0 else ()}
-    return Panel("a test", "A number.", controls, compute, [draw], Html("<p>{}</p>").format, command, **idle)
+
+    def idle(result: float) -> tuple[str, ...]:
+        return ("n",) if result == 0 else ()
+
+    return Panel("a test", "A number.", compute, [draw], Html("<p>{}</p>").format, command, idle=idle, **controls)
 
 
 def command(result: float, **values: Any) -> str:

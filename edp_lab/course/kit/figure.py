@@ -3,7 +3,7 @@
     def draw(result):                                    # pure; the same function draws and redraws
         curve = line("loss", BLUE, x=result.steps, y=result.losses)
         steps, loss = axis("step", [0, result.steps[-1]]), log_axis("loss", result.losses)
-        return figure([curve], "Training", caption(result), xaxis=steps, yaxis=loss, hover="step %{x}: %{y:.3g}")
+        return figure("Training", caption(result), curve, xaxis=steps, yaxis=loss, hover="step %{x}: %{y:.3g}")
 
     live = LiveFigure(draw(first))
     live.show(draw(second))                              # one message with what has changed
@@ -38,10 +38,13 @@ from edp_lab.course.kit.text import Html
 
 Figure = dict[str, Any]  # {"data": [trace, ...], "layout": {...}}
 Trace = dict[str, Any]
+Mark = dict[str, Any]  # a trace, a shape or an annotation
+Still = go.Figure
 NUMBERS = {bool, int, float, type(None)}
 
 LEGEND = {"orientation": "h"}
 HERE = {"color": "#444", "dash": "dashdot", "width": 1.5}  # a line at the value that a slider has
+DOTTED = {"color": "#666", "dash": "dot", "width": 1.5}
 LOG = {"type": "log", "dtick": 1, "exponentformat": "power"}
 ALONE = Markup("<extra></extra>")  # after a ``hovertemplate``: without the trace's name beside it
 
@@ -49,20 +52,13 @@ ALONE = Markup("<extra></extra>")  # after a ``hovertemplate``: without the trac
 
 
 def figure(
-    data: Sequence[Trace],
-    title: str,
-    caption: str = "",
-    height: int = 560,
-    *,
-    top: Any = None,
-    hover: Any = "",
-    **layout: Any,
+    title: str, caption: str, *marks: Mark, height: int = 560, top: Any = None, hover: Any = "", **layout: Any
 ) -> Figure:
     """A figure with a title, a caption under it, and a legend in a row.
 
     Args:
-        data: traces, see `line`, `points`, `area` and `bar`.
         title, caption: text, as all strings in a figure.
+        marks: traces (`line`, `points`, `area`, `bar`), shapes (`vline`, `hline`) and annotations (`note`, `beside`).
         height: pixels.
         top: pixels above the plot, for title, caption and legend.
         hover: the ``hovertemplate`` of all traces that do not say what they show there.
@@ -76,9 +72,21 @@ def figure(
     for name, place in whole.items():  # plotly.js knows no title that is mere text
         if name[1:5] == "axis" and isinstance(place.get("title"), str):
             whole[name] = {**place, "title": {"text": place["title"]}}
-    if hover:
-        data = [one if {"hovertemplate", "hoverinfo"} & one.keys() else {**one, "hovertemplate": hover} for one in data]
-    return {"data": as_text(list(data)), "layout": as_text(whole)}
+    data: list[Trace] = []
+    for mark in marks:
+        if "showarrow" in mark:
+            whole["annotations"] = [*whole.get("annotations", ()), mark]
+        elif "x0" in mark:
+            whole["shapes"] = [*whole.get("shapes", ()), mark]
+        else:
+            silent = not hover or {"hovertemplate", "hoverinfo"} & mark.keys()
+            data.append(mark if silent else {**mark, "hovertemplate": hover})
+    return {"data": as_text(data), "layout": as_text(whole)}
+
+
+def still(title: str, caption: str, *marks: Mark, **more: Any) -> Still:
+    """A `figure` for a cell that shows it once."""
+    return go.Figure(figure(title, caption, *marks, **more))
 
 
 def as_text(value: Any) -> Any:
@@ -111,8 +119,10 @@ def line(name: str, color: str, dash: str = "solid", *, width: Any = None, **mor
 
 
 def points(name: str, color: str, symbol: str, size: int, *, edge: Any = 1.5, **more: Any) -> Trace:
-    """Marks without a line, whose outline is `edge` pixels wide. `more`: see `trace`."""
-    marker = {"color": color, "symbol": symbol, "size": size, "line": {"width": edge, "color": color}}
+    """Marks without a line, whose outline, if any, is `edge` pixels wide. `more`: see `trace`."""
+    marker: Trace = {"color": color, "symbol": symbol, "size": size}
+    if edge is not None:
+        marker["line"] = {"width": edge, "color": color}
     return trace(name, {"mode": "markers", "marker": marker}, **more)
 
 
@@ -177,6 +187,11 @@ def error_bars(values: Iterable[float], intervals: Iterable[tuple[float, float]]
 def note(text: str, **place: Any) -> dict[str, Any]:
     """An annotation without an arrow."""
     return {"text": text, "showarrow": False, **place}
+
+
+def over(text: str, y: Any, side: str = "bottom", **place: Any) -> Mark:
+    """An annotation at the right end of a horizontal line there, which is at the text's `side`."""
+    return note(text, **{"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y", "y": y, "yanchor": side, **place})
 
 
 def beside(text: str, x: Any, left: bool) -> dict[str, Any]:
@@ -267,15 +282,7 @@ ABOVE, BELOW = at(1), {**at(2), "legend": "legend2"}  # where the traces of `two
 
 
 def two_plots(
-    data: Sequence[Trace],
-    title: str,
-    caption: str,
-    height: int = 560,
-    *,
-    axes: Any = (),
-    legend_at: Any = 0.38,
-    spacing: Any = 0.3,
-    **more: Any,
+    title: str, caption: str, *marks: Mark, axes: Any = (), legend_at: Any = 0.38, spacing: Any = 0.3, **more: Any
 ) -> Figure:
     """A `figure` with two plots one over the other, each with a legend of its own: see `ABOVE` and `BELOW`.
 
@@ -285,10 +292,10 @@ def two_plots(
         spacing: between the plots, as a share of the height.
         more: as of `figure`.
     """
-    layout = {name: more.pop(name) for name in more.keys() - {"top", "hover"}}
+    layout = {name: more.pop(name) for name in more.keys() - {"height", "top", "hover"}}
     legend = {**LEGEND, "x": 0, "xanchor": "left", "y": legend_at, "yanchor": "bottom"}
     rows = {**plots(2, 1, axes=axes, vertical_spacing=spacing), "legend2": legend}
-    return figure(data, title, caption, height, **more, **merged(rows, layout))
+    return figure(title, caption, *marks, **more, **merged(rows, layout))
 
 
 def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
     @panel("03")
     def stages(clip_norm: float, z: float) -> Panel:
-        controls = {"clip_norm": number("clip norm C", clip_norm, decades(-2, 1)), "z": number("z", z, decades(-2, 1))}
         return Panel(
             "Algorithm 1, line by line",
             "The gradients of N devices after each line.",
-            controls,
             compute,                        # (clip_norm, z) -> result: pure
             [draw],                         # result -> figure, a dict: see `edp_lab.course.kit.figure`
             words,                          # result -> text or `Html`
             command,                        # (result, **values) -> what to type to get the same
+            clip_norm=number("clip norm C", clip_norm, decades(-2, 1)),
+            z=number("z", z, decades(-2, 1)),
         )
 
 It can be driven without a browser: ``panel.set(z=0.1)``, then read ``panel.result``. Jupyter swallows an error that a
@@ -22,7 +22,7 @@ from __future__ import annotations
 import textwrap
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -121,13 +121,13 @@ class Panel(Frame):
     Args:
         title: what the panel is about, in a few words.
         looking_at: the answer to "What am I looking at?", one or two sentences.
-        controls: by name; `compute` gets their values as keyword arguments.
         compute: pure, and fast enough for a slider. Its UsageError becomes one sentence in the error box.
         figures: for each figure what draws a result as a dict, see `edp_lab.course.kit.figure`, alone or with the width
             of its place (CSS). Side by side where the window is wide enough.
         words: a result in words: text, or `Html`.
         command: from a result and, as keywords, the controls' values; without one, the Python call of `compute`.
         idle: from a result, the names of controls that change nothing at present.
+        controls: by name; `compute` gets their values as keyword arguments.
 
     Attributes:
         result: of the last values that `compute` accepted.
@@ -142,14 +142,16 @@ class Panel(Frame):
         self,
         title: str,
         looking_at: str,
-        controls: Mapping[str, Control],
         compute: Callable[..., Any],
         figures: Sequence[Draw | tuple[Draw, str]],
         words: Callable[[Any], str],
         command: Callable[..., str] | None = None,
+        /,
+        *,
         idle: Callable[[Any], Collection[str]] = lambda result: (),
+        **controls: Control,
     ) -> None:
-        self.controls, self._compute, self._held = dict(controls), compute, False
+        self.controls, self._compute, self._held = controls, compute, False
         self._words, self._idle = words, idle
         self._command = command or (lambda result, **values: python(compute, **values))
         places = [one if isinstance(one, tuple) else (one, HALF) for one in figures]

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
 from markupsafe import Markup
 
 from edp_lab.course.kit import figure as fig
@@ -47,21 +46,19 @@ def step(model: SmallModel, start: TrainConfig) -> Panel:
         "One step of eDP-SGD",
         "First, how far one batch pulls each layer of a small trained model (signal) and how far the noise pushes it; "
         "then, what the whole run costs in privacy.",
-        {
-            "as_printed": variant(start.as_printed),
-            "clip_norm": number("clip norm C", start.clip_norm, decades(-2, 2), unit="gradient norm"),
-            "z0": number("noise multiplier z0", start.z0, decades(-6, 1), unit="no unit"),
-            "decay": decay_of(start.decay),
-            "tau": number("decay rate τ", start.tau, [k / 100 for k in range(101)], unit="per epoch"),
-            "epoch": number("epoch t of this step", 0, range(40), unit="first is 0"),
-            "num_devices": devices(start.num_devices),
-            "epochs": number("length T of the run", start.epochs, range(1, 41), unit="epochs"),
-        },
         compute,
         [(draw_layers, "3 1 28rem"), (draw_privacy, "2 1 24rem")],
         words.step,
         lambda result, **_: train_command(result.config),
         idle=lambda result: ("tau",) if result.config.decay == Decay.NONE else (),
+        as_printed=variant(start.as_printed),
+        clip_norm=number("clip norm C", start.clip_norm, decades(-2, 2), unit="gradient norm"),
+        z0=number("noise multiplier z0", start.z0, decades(-6, 1), unit="no unit"),
+        decay=decay_of(start.decay),
+        tau=number("decay rate τ", start.tau, [k / 100 for k in range(101)], unit="per epoch"),
+        epoch=number("epoch t of this step", 0, range(40), unit="first is 0"),
+        num_devices=devices(start.num_devices),
+        epochs=number("length T of the run", start.epochs, range(1, 41), unit="epochs"),
     )
 
 
@@ -76,29 +73,25 @@ def draw_layers(result: StepResult) -> Figure:
     )
     gaps: dict[str, Any] = {**fig.gaps(signal, noise, rows), "hoverinfo": "skip", "showlegend": False}
     order = [theme.layer_name(name) for name in theme.reading_order(result.layers)]
+    rising = {"categoryorder": "array", "categoryarray": [TOTAL, *order[::-1]], "tickfont": {"size": 12}}
     return figure(
-        [
-            line("", "#bbb", width=2, **gaps),
-            points("signal: mean clipped gradient", BLUE, "circle", 11, edge=2, x=signal, y=rows),
-            points("noise, expected", VERMILLION, "diamond-open", 13, edge=2, x=noise, y=rows),
-            points("noise, one draw", VERMILLION, "x-thin-open", 7, edge=2, x=draw, y=rows),
-        ],
         "Signal and noise of one step, by layer",
         f"{settings(result.config)}, t = {result.epoch}, seed {result.config.seed}",
+        line("", "#bbb", width=2, **gaps),
+        points("signal: mean clipped gradient", BLUE, "circle", 11, edge=2, x=signal, y=rows),
+        points("noise, expected", VERMILLION, "diamond-open", 13, edge=2, x=noise, y=rows),
+        points("noise, one draw", VERMILLION, "x-thin-open", 7, edge=2, x=draw, y=rows),
+        fig.hline(0.5, line={"color": "#888", "width": 1}),
         top=138,
         hover="%{y}: %{x:.3g}",
-        shapes=[fig.hline(0.5, line={"color": "#888", "width": 1})],
         xaxis=logs("L2 norm, in units of the gradient", log_range([*signal, *noise, *draw], 0.1)),
-        yaxis=axis(
-            "layer", categoryorder="array", categoryarray=[TOTAL, *order[::-1]], tickfont={"size": 12},
-            showgrid=False, ticks="",
-        ),
-    )  # fmt: skip
+        yaxis=axis("layer", **rising, showgrid=False, ticks=""),
+    )
 
 
-def layers_figure(result: StepResult) -> go.Figure:
+def layers_figure(result: StepResult) -> fig.Still:
     """The first of the panel's figures, for a cell of its own."""
-    return go.Figure(draw_layers(result))
+    return fig.Still(draw_layers(result))
 
 
 def draw_privacy(result: StepResult) -> Figure:
@@ -118,15 +111,13 @@ def draw_privacy(result: StepResult) -> Figure:
     )
     kept = axis("device"), logs("kept by the clip", [log_range(factors, 0.1)[0], 0.15])
     return figure(
-        [
-            line(name, ORANGE, "dash", symbol="square-open", size=10, y=claimed, **on),
-            line(told, GREEN, dash, symbol=symbol, size=6, y=true, **on),
-            points("device", SKY, "circle", 10, marker={"line": {"color": BLUE}}, **below),
-        ],
         "Privacy loss ε of the run",
         f"claimed: zCDP at face value; other: {held.method.partition(',')[0].replace('-', ' ')};\n"
         f"δ = {held.delta:.2g}, one utterance (zero-out), disjoint batches",
-        shapes=[fig.vline(result.epoch + 1, line={"color": "#666", "dash": "dot", "width": 1})],
+        line(name, ORANGE, "dash", symbol="square-open", size=10, y=claimed, **on),
+        line(told, GREEN, dash, symbol=symbol, size=6, y=true, **on),
+        points("device", SKY, "circle", 10, marker={"line": {"color": BLUE}}, **below),
+        fig.vline(result.epoch + 1, line={"color": "#666", "dash": "dot", "width": 1}),
         **fig.plots(2, 1, axes=(above, kept), row_heights=(0.64, 0.36), vertical_spacing=0.25),
     )
 
@@ -225,4 +216,4 @@ def draw_training(rows: Rows, epochs: int, caption: str) -> Figure:
     loss = axis("loss per utterance (nats)", rangemode="tozero")
     ser = axis("SER on the validation set", [0, 1.05 * max(worst, 1.0)])
     layout = fig.plots(1, 2, axes=((trained, loss), (trained, ser)), horizontal_spacing=0.12)
-    return figure(lines, "Training, epoch by epoch", caption, height=380, top=120, **layout)
+    return figure("Training, epoch by epoch", caption, *lines, height=380, top=120, **layout)

@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 from markupsafe import Markup
 
 from edp_lab.course.kit import figure as fig
@@ -53,15 +52,13 @@ def coin(epsilon: float, people: int, share: float, seed: int) -> Panel:
         "A coin for everyone",
         "First, what people say once a coin has decided whether they tell the truth; then, what this gives away about "
         "all of them, and about one.",
-        {
-            "epsilon": number("ε of one answer", epsilon, decades(-2, 1), unit=EPSILON),
-            "people": number("number of people", people, crowds, unit="people"),
-            "share": number("share of yes", share, [k / 100 for k in range(101)], unit="of 1"),
-            "seed": seed_of(seed),
-        },
         compute.poll,
         [draw_people, draw_poll],
         words.coin,
+        epsilon=number("ε of one answer", epsilon, decades(-2, 1), unit=EPSILON),
+        people=number("number of people", people, crowds, unit="people"),
+        share=number("share of yes", share, [k / 100 for k in range(101)], unit="of 1"),
+        seed=seed_of(seed),
     )
 
 
@@ -83,9 +80,9 @@ def draw_people(result: compute.Poll) -> Figure:
         marks.append(points(*look, 11, edge=2.5, x=who % 10, y=who // 10))
     ticks: dict[str, Any] = {"showgrid": False, "tickvals": list(range(0, 10, 3))}
     return figure(
-        marks,
         f"What the first {SHOWN} say",
         words.poll_caption(result) + "the collector cannot see who lies",
+        *marks,
         hover="person %{y}%{x}",
         xaxis=axis("person: last digit of the number", [-0.6, 9.6], **ticks),
         yaxis=axis("person: tens of the number", [9.6, -0.6], **ticks),
@@ -101,18 +98,16 @@ def draw_poll(result: compute.Poll) -> Figure:
     same: dict[str, Any] = {"x": [0, 100], "y": [0, 100], "hoverinfo": "skip", "showlegend": False}
     below: dict[str, Any] = {"x": 100 * before, **BELOW}
     return two_plots(
-        [
-            area("", **BAND, **between(asked, estimate - half, estimate + half), **ABOVE),
-            line("estimate", BLUE, x=asked, y=estimate, **ABOVE),
-            line("as heard", ORANGE, "dash", x=asked, y=100 * result.yes, **ABOVE),
-            line("truth", BLACK, "dot", width=1.5, x=asked[[0, -1]], y=[share] * 2, **ABOVE),
-            line("after a yes", VERMILLION, y=yes, **below),
-            line("after a no", BLUE, "dash", y=no, **below),
-            line("", BLACK, "dot", width=1.5, **same, **BELOW),
-            fig.ring(10, x=[here] * 2, y=np.array([yes[here], no[here]]), **BELOW),
-        ],
         "All of them, and one",
         words.poll_caption(result) + "band: 90 % interval of the estimate",
+        area("", **BAND, **between(asked, estimate - half, estimate + half), **ABOVE),
+        line("estimate", BLUE, x=asked, y=estimate, **ABOVE),
+        line("as heard", ORANGE, "dash", x=asked, y=100 * result.yes, **ABOVE),
+        line("truth", BLACK, "dot", width=1.5, x=asked[[0, -1]], y=[share] * 2, **ABOVE),
+        line("after a yes", VERMILLION, y=yes, **below),
+        line("after a no", BLUE, "dash", y=no, **below),
+        line("", BLACK, "dot", width=1.5, **same, **BELOW),
+        fig.ring(10, x=[here] * 2, y=np.array([yes[here], no[here]]), **BELOW),
         hover="%{x:.3g}: %{y:.3g} %",
         axes=(
             (
@@ -134,16 +129,14 @@ def averaging(epsilon: float, sensitivity: int, queries: int, budget: float, see
         "One question, again and again",
         "First, noisy answers to one question and their average; then, what they cost, and how alike one answer is "
         "with and without a person.",
-        {
-            "epsilon": number("ε of one answer", epsilon, decades(-2, 1), unit=EPSILON),
-            "sensitivity": number("sensitivity Δ", sensitivity, range(1, 21), unit="records/person"),
-            "queries": number("number of queries", queries, [1, 2, 5, 10, 20, 50, 100, 200, 500], unit="answers"),
-            "budget": number("budget", budget, decades(-1, 3), unit=EPSILON),
-            "seed": seed_of(seed),
-        },
         compute.averaging,
         [draw_answers, draw_price],
         words.averaging,
+        epsilon=number("ε of one answer", epsilon, decades(-2, 1), unit=EPSILON),
+        sensitivity=number("sensitivity Δ", sensitivity, range(1, 21), unit="records/person"),
+        queries=number("number of queries", queries, [1, 2, 5, 10, 20, 50, 100, 200, 500], unit="answers"),
+        budget=number("budget", budget, decades(-1, 3), unit=EPSILON),
+        seed=seed_of(seed),
     )
 
 
@@ -155,20 +148,18 @@ def draw_answers(result: compute.Averaging) -> Figure:
     side = "left" if result.allowed < queries / 2 else "right"
     over: dict[str, Any] = {"x": stop, "xref": "x", "xanchor": side, "y": 1, "yref": "y domain", "yanchor": "top"}
     return figure(
-        [
-            area("", **BAND, **between(asked, mean - half, mean + half)),
-            line("average", BLUE, x=asked, y=mean, mode="lines" if queries > 1 else "lines+markers"),
-            fig.trace("one answer", one, x=asked, y=result.answers),
-            line("from a cache", PURPLE, "dash", x=asked[: result.cached.size], y=result.cached),
-            line("true count", BLACK, "dot", width=1.5, x=[0, queries + 1], y=[TRUE_COUNT] * 2),
-        ],
         "Averaging the noise away",
         words.averaging_caption(result) + "; band: 90 %",
+        area("", **BAND, **between(asked, mean - half, mean + half)),
+        line("average", BLUE, x=asked, y=mean, mode="lines" if queries > 1 else "lines+markers"),
+        fig.trace("one answer", one, x=asked, y=result.answers),
+        line("from a cache", PURPLE, "dash", x=asked[: result.cached.size], y=result.cached),
+        line("true count", BLACK, "dot", width=1.5, x=[0, queries + 1], y=[TRUE_COUNT] * 2),
+        fig.vline(stop, visible=stops),
+        fig.note("the budget is spent" if stops else "", **over),
         hover="answer %{x}: %{y:.3g}",
         xaxis=axis("answers so far", [0, queries + 1]),
         yaxis=axis("count of bad ratings (people)", [TRUE_COUNT - room, TRUE_COUNT + room]),
-        shapes=[fig.vline(stop, visible=stops)],
-        annotations=[fig.note("the budget is spent" if stops else "", **over)],
     )
 
 
@@ -179,15 +170,13 @@ def draw_price(result: compute.Averaging) -> Figure:
     output = np.union1d(np.linspace(*ends, 201), [TRUE_COUNT, with_person])
     once = ([0, 1, queries], [0, result.epsilon, result.epsilon]) if result.cached.size else ([], [])
     return two_plots(
-        [
-            line("no limit", VERMILLION, x=[0, queries], y=[0, queries * result.epsilon], **ABOVE),
-            line("with a cache", PURPLE, "dash", x=once[0], y=once[1], **ABOVE),
-            line("budget", BLACK, "dashdot", width=1.5, x=[0, queries + 1], y=[result.budget] * 2, **ABOVE),
-            line("without the person", BLUE, x=output, y=result.density(output, 0), **BELOW),
-            line("with the person", ORANGE, "dash", x=output, y=result.density(output, result.sensitivity), **BELOW),
-        ],
         "The price, and one answer",
         words.averaging_caption(result),
+        line("no limit", VERMILLION, x=[0, queries], y=[0, queries * result.epsilon], **ABOVE),
+        line("with a cache", PURPLE, "dash", x=once[0], y=once[1], **ABOVE),
+        line("budget", BLACK, "dashdot", width=1.5, x=[0, queries + 1], y=[result.budget] * 2, **ABOVE),
+        line("without the person", BLUE, x=output, y=result.density(output, 0), **BELOW),
+        line("with the person", ORANGE, "dash", x=output, y=result.density(output, result.sensitivity), **BELOW),
         hover="%{x:.3g}: %{y:.3g}",
         axes=(
             (axis("answers so far", [0, queries + 1]), axis("total ε (pure)", rangemode="tozero")),
@@ -210,15 +199,13 @@ def delta(epsilon: float, sigma: float, sensitivity: float) -> Panel:
         "δ, drawn",
         "First, the two densities that an attacker weighs against each other; then, how much an answer betrays, and "
         "how large δ must be for each ε.",
-        {
-            "epsilon": number("ε of one answer", epsilon, [0.0, *decades(-2, 1)], unit=EPSILON),
-            "sigma": number("noise σ", sigma, decades(-1, 2), unit="people"),
-            "sensitivity": number("sensitivity Δ", sensitivity, [float(k) for k in range(1, 21)], unit="people"),
-        },
         compute.gaussian_count,
         [draw_delta, draw_loss],
         words.delta,
         command,
+        epsilon=number("ε of one answer", epsilon, [0.0, *decades(-2, 1)], unit=EPSILON),
+        sigma=number("noise σ", sigma, decades(-1, 2), unit="people"),
+        sensitivity=number("sensitivity Δ", sensitivity, [float(k) for k in range(1, 21)], unit="people"),
     )
 
 
@@ -232,14 +219,12 @@ def draw_delta(result: compute.GaussianCount) -> Figure:
     """The density without the person, above e^epsilon times the one with them: the area between is delta."""
     output, raised, top = result.output, result.raised, 1.2 * float(result.density.max())
     return figure(
-        [
-            area("δ", VERMILLION, 0.7, **between(output, np.minimum(raised, result.density), result.density)),
-            line("without", BLUE, x=output, y=result.density),
-            line("with", ORANGE, "dash", x=output, y=result.density_neighbour),
-            line(Markup("with, × e<sup>ε</sup>"), GREEN, "dot", x=output, y=np.minimum(raised, 100 * top)),
-        ],
         "δ as an area",
         words.gaussian_caption(result),
+        area("δ", VERMILLION, 0.7, **between(output, np.minimum(raised, result.density), result.density)),
+        line("without", BLUE, x=output, y=result.density),
+        line("with", ORANGE, "dash", x=output, y=result.density_neighbour),
+        line(Markup("with, × e<sup>ε</sup>"), GREEN, "dot", x=output, y=np.minimum(raised, 100 * top)),
         hover="%{x:.4g}: %{y:.3g}",
         xaxis=axis("noisy count (people)", output[[0, -1]]),
         yaxis=axis("density (per person)", [0, top]),
@@ -253,22 +238,20 @@ def draw_loss(result: compute.GaussianCount) -> Figure:
     span = [float(result.loss[0]), max(float(result.loss[-1]), 1.1 * result.epsilon)]
     powers = [min(-2, max(-12, _decade(result.deltas.min()))), 0.1]
     return two_plots(
-        [
-            area("P[loss > ε]", SKY, 0.6, **between(loss, zero, result.loss_density[beyond]), **ABOVE),
-            area("δ", VERMILLION, 0.7, **between(loss, zero, result.loss_excess[beyond]), **ABOVE),
-            line("density", BLUE, x=result.loss, y=result.loss_density, **ABOVE),
-            line("P[loss > ε]", BLUE, "dash", x=result.epsilons, y=positive(result.tails), **BELOW),
-            line("the smallest δ", VERMILLION, x=result.epsilons, y=positive(result.deltas), **BELOW),
-            fig.ring(10, x=[result.epsilon] * 2, y=positive([result.tail, result.delta]), **BELOW),
-        ],
         "The privacy loss",
         words.gaussian_caption(result),
+        area("P[loss > ε]", SKY, 0.6, **between(loss, zero, result.loss_density[beyond]), **ABOVE),
+        area("δ", VERMILLION, 0.7, **between(loss, zero, result.loss_excess[beyond]), **ABOVE),
+        line("density", BLUE, x=result.loss, y=result.loss_density, **ABOVE),
+        line("P[loss > ε]", BLUE, "dash", x=result.epsilons, y=positive(result.tails), **BELOW),
+        line("the smallest δ", VERMILLION, x=result.epsilons, y=positive(result.deltas), **BELOW),
+        fig.ring(10, x=[result.epsilon] * 2, y=positive([result.tail, result.delta]), **BELOW),
+        fig.vline(result.epsilon),
         hover="%{x:.3g}: %{y:.3g}",
         axes=(
             (axis("privacy loss of an outcome (nats)", span), axis("density (per nat)", rangemode="tozero")),
             (axis("ε (nats)"), logs("probability", powers, dtick=math.ceil((powers[1] - powers[0]) / 6))),
         ),
-        shapes=[fig.vline(result.epsilon)],
     )
 
 
@@ -287,16 +270,14 @@ def composition(epsilon: float, releases: int, delta: float, budget: float) -> P
     return Panel(
         "Many releases",
         "First, what releases cost together, by four accounts; then, how many of them the same total pays for.",
-        {
-            "epsilon": number("ε of one release", epsilon, decades(-3, 1), unit=EPSILON),
-            "releases": number("number of releases", releases, whole, unit="releases"),
-            "delta": number("δ of the total", delta, decades(-12, -1), unit="probability"),
-            "budget": number("total ε allowed", budget, decades(-1, 3), unit=EPSILON),
-        },
         compute.composed,
         [draw_total, draw_allowed],
         words.composition,
         command,
+        epsilon=number("ε of one release", epsilon, decades(-3, 1), unit=EPSILON),
+        releases=number("number of releases", releases, whole, unit="releases"),
+        delta=number("δ of the total", delta, decades(-12, -1), unit="probability"),
+        budget=number("total ε allowed", budget, decades(-1, 3), unit=EPSILON),
     )
 
 
@@ -319,9 +300,10 @@ def draw_total(result: compute.Composed) -> Figure:
     over = {"x": [1, 10 * most], "y": [result.budget] * 2, "showlegend": False}
     top = max(result.budget, *(total for name, total in result.last.items() if name != ADVANCED))
     return figure(
-        [*lines, line("", BLACK, "dot", width=1.5, **allowed, **over)],
         "The cost of many releases",
         f"ε = {d(result.epsilon)} per release (pure);\nthe total at δ = {d(result.delta)}, the plain sum at 0",
+        *lines,
+        line("", BLACK, "dot", width=1.5, **allowed, **over),
         hover="%{x:,} releases: ε = %{y:.3g}",
         xaxis=logs("releases about the same data", [-0.03, max(1.0, math.log10(most) + 0.05)]),
         yaxis=logs("total ε (nats)", [_decade(result.epsilon) - 0.05, _decade(top) + 1]),
@@ -342,10 +324,10 @@ def draw_allowed(result: compute.Composed) -> Figure:
     order = {"categoryorder": "array", "categoryarray": list(LOOKS)[::-1]}
     broken = {"tickvals": list(LOOKS), "ticktext": [name.replace(" ", "\n", 1) for name in LOOKS]}
     return figure(
-        [marks],
         "What a total ε pays for",
         f"total ε = {d(result.budget)} at δ = {d(result.delta)} (the plain sum at 0);\n"
         f"ε = {d(result.epsilon)} per release (pure)",
+        marks,
         top=90,
         hover="%{y}: %{text} releases",
         xaxis=logs("releases that are allowed", [-0.5, max(2.0, most + 1.3)], dtick=math.ceil(most / 5) or 1),
@@ -356,7 +338,7 @@ def draw_allowed(result: compute.Composed) -> Figure:
 # ---- Drawn once ----------------------------------------------------------------------------------------------------
 
 
-def choices_figure(result: compute.Choices) -> go.Figure:
+def choices_figure(result: compute.Choices) -> fig.Still:
     """Bars: chances by the exponential mechanism. Marks: how often noisy max chose the label."""
     labels = [f"{label}\n{votes} votes" for label, votes in result.votes.items()]
     bars, marks = [], []
@@ -366,20 +348,20 @@ def choices_figure(result: compute.Choices) -> go.Figure:
         bars.append(fig.bar(told, color, hatch, y=100 * result.exponential[row], **on))
         look: dict[str, Any] = {"edge": 2, "showlegend": row == 0, "cliponaxis": False, **on}
         marks.append(points("noisy max, Laplace", BLACK, "diamond-open", 10, y=100 * result.noisy_max[row], **look))
-    drawn = figure(
-        [*bars, *marks],
+    return fig.still(
         "Who wins a vote with noise?",
         "ε pure, one vote replaced; bars: exponential mechanism, exact;\n"
         f"marks: noisy max, share of {result.draws:,} draws, seed {result.seed}",
+        *bars,
+        *marks,
         height=420,
         scattermode="group",
         xaxis=axis("label, and how many of the voters chose it"),
         yaxis=axis("chance of winning (%)", [0, 104]),
     )
-    return go.Figure(drawn)
 
 
-def linkage_figure(table: LinkageTable, seed: int) -> go.Figure:
+def linkage_figure(table: LinkageTable, seed: int) -> fig.Still:
     """Shares of the patients that are singled out or betrayed, by k."""
     shares = {
         ("singled out by the voter list", BLUE, ""): [100 * row.identified for row in table.rows],
@@ -387,18 +369,20 @@ def linkage_figure(table: LinkageTable, seed: int) -> go.Figure:
         ("singled out, month of visit known", VERMILLION, "x"): [100 * row.identified_with_month for row in table.rows],
     }
     ks = ["as it is" if row.k == 1 else f"k = {row.k}" for row in table.rows]
-    drawn = figure(
-        [fig.bar(*look, x=ks, y=y, text=[f"{v:.0f}" for v in y], textposition="outside") for look, y in shares.items()],
+    return fig.still(
         "Who is found in a table without names?",
         f"k-anonymity has no ε: no guarantee; synthetic people, seed {seed}",
+        *[
+            fig.bar(*look, x=ks, y=y, text=[f"{v:.0f}" for v in y], textposition="outside")
+            for look, y in shares.items()
+        ],
         height=420,
         xaxis=axis("released table"),
         yaxis=axis("share of the patients (%)", [0, 109]),
     )
-    return go.Figure(drawn)
 
 
-def local_figure(result: LocalAndGlobal) -> go.Figure:
+def local_figure(result: LocalAndGlobal) -> fig.Still:
     """Standard error of a count by the number of people: local DP against global DP."""
     looks, lines = ((SKY, "circle"), (ORANGE, "square"), (GREEN, "diamond")), []
     for column, epsilon in enumerate(result.epsilon):
@@ -408,16 +392,15 @@ def local_figure(result: LocalAndGlobal) -> go.Figure:
             line(f"local, {told}", color, symbol=symbol, x=result.people, y=result.local[:, column]),
             line(f"global, {told}", color, "dash", symbol=f"{symbol}-open", x=ends, y=[result.central[column]] * 2),
         ]
-    drawn = figure(
-        lines,
+    return fig.still(
         "A count of people, local or global",
         "ε of one answer, pure, one answer replaced; randomised response, Laplace",
+        *lines,
         height=460,
         hover="%{x:,} people: ±%{y:.3g}",
         xaxis=logs("people asked"),
         yaxis=logs("standard error of the count (people)"),
     )
-    return go.Figure(drawn)
 
 
 def side_by_side(table: LinkageTable, rows: int = 5) -> str:

@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import Control, choice, decades, number, seed_of
@@ -45,7 +44,7 @@ def _account(z: float, **bill: Any) -> str:
 # ---- The gradients of a batch --------------------------------------------------------------------------------------
 
 
-def norms_figure(result: compute.PerExample, clip_norm: float) -> go.Figure:
+def norms_figure(result: compute.PerExample, clip_norm: float) -> fig.Still:
     """Lengths of the gradients of one batch, by how many examples share one."""
     bar = {"symbol": "line-ns-open", "size": 22, "line": {"width": 1.6}, "color": BLUE}
     look = {"type": "scatter", "mode": "markers", "marker": bar, "showlegend": False}
@@ -54,20 +53,19 @@ def norms_figure(result: compute.PerExample, clip_norm: float) -> go.Figure:
         for size, norms in result.norms.items()
     ]
     here = {"x": math.log10(clip_norm), "y": 1, "yref": "paper", "yanchor": "bottom"}  # on a log axis, the logarithm
-    drawn = figure(
-        rows,
+    return fig.still(
         "How long the gradients of one batch are",
         f"{result.config.corpus}, small model, seed {result.config.seed}; a bar is one gradient;\n"
         "read off private data: no guarantee",
+        *rows,
+        fig.vline(clip_norm),
+        fig.note(f"C = {d(clip_norm)}", **here),
         height=340,
         top=100,
         hover="%{x:.3g}" + fig.ALONE,
-        shapes=[fig.vline(clip_norm)],
-        annotations=[fig.note(f"C = {d(clip_norm)}", **here)],
         xaxis=axis("L2 norm of the mean gradient", type="log", tickformat="~g", dtick="D2"),
         yaxis=axis("mean of", autorange="reversed"),
     )
-    return go.Figure(drawn)
 
 
 def ways(result: compute.PerExample) -> str:
@@ -102,17 +100,15 @@ def cloud(clip_norm: float, z: float, examples: int, outliers: float, seed: int)
         "Clip, average, add noise",
         "First, the gradient of every example of a batch, for a model with two weights, and what is made of them; "
         "then, how far the result is off, for every C.",
-        {
-            **_clip_and_noise(clip_norm, z),
-            "examples": number("batch size B", examples, sizes, unit="examples"),
-            "outliers": number("share of outliers", outliers, [k / 50 for k in range(51)], unit="of 1"),
-            "rule": choice("clip", "by norm", {name: name for name in RULES}, tooltips=tips),
-            "seed": seed_of(seed),
-        },
         compute.cloud,
         [draw_cloud, draw_error],
         words.cloud,
         command,
+        **_clip_and_noise(clip_norm, z),
+        examples=number("batch size B", examples, sizes, unit="examples"),
+        outliers=number("share of outliers", outliers, [k / 50 for k in range(51)], unit="of 1"),
+        rule=choice("clip", "by norm", {name: name for name in RULES}, tooltips=tips),
+        seed=seed_of(seed),
     )
 
 
@@ -129,18 +125,16 @@ def draw_cloud(result: compute.Cloud) -> Figure:
     noise = result.clipped_mean + result.noise_std * CIRCLE
     ticks: dict[str, Any] = {"dtick": 2, "constrain": "domain"}
     return figure(
-        [
-            line("", "#bbb", width=1, **_xy(moves), hoverinfo="skip", showlegend=False),
-            points("gradient of an example", SKY, "circle-open", 7, **_xy(before)),
-            points("after the clip", BLUE, "circle", 5, **_xy(after)),
-            line("bound C", BLACK, "dash", width=1.5, **_xy(bound)),
-            points("mean as it is", GREEN, "star", 16, **_xy(result.mean[None])),
-            points("mean after the clip", ORANGE, "square", 12, **_xy(result.clipped_mean[None])),
-            line("noise, 1 deviation", VERMILLION, "dot", **_xy(noise)),
-            points("released", VERMILLION, "x-thin-open", 14, **_xy(result.released[None])),
-        ],
         "A batch of gradients",
         words.cloud_caption(result),
+        line("", "#bbb", width=1, **_xy(moves), hoverinfo="skip", showlegend=False),
+        points("gradient of an example", SKY, "circle-open", 7, **_xy(before)),
+        points("after the clip", BLUE, "circle", 5, **_xy(after)),
+        line("bound C", BLACK, "dash", width=1.5, **_xy(bound)),
+        points("mean as it is", GREEN, "star", 16, **_xy(result.mean[None])),
+        points("mean after the clip", ORANGE, "square", 12, **_xy(result.clipped_mean[None])),
+        line("noise, 1 deviation", VERMILLION, "dot", **_xy(noise)),
+        points("released", VERMILLION, "x-thin-open", 14, **_xy(result.released[None])),
         top=170,
         hover="%{x:.3g}, %{y:.3g}",
         xaxis=axis("gradient of weight 1", [-6, 4.5], **ticks),
@@ -157,16 +151,14 @@ def draw_error(result: compute.Cloud) -> Figure:
     """How far the released mean is off, by C: through clipping, through noise, and through both."""
     both = np.hypot(result.biases, result.noises)
     return figure(
-        [
-            line("bias of the clip", ORANGE, "dash", x=CLIPS, y=positive(result.biases)),
-            line("noise, expected", VERMILLION, "dot", x=CLIPS, y=positive(result.noises)),
-            line("both", BLACK, width=3, x=CLIPS, y=positive(both)),
-        ],
         "How far off is the released mean?",
         words.cloud_caption(result),
+        line("bias of the clip", ORANGE, "dash", x=CLIPS, y=positive(result.biases)),
+        line("noise, expected", VERMILLION, "dot", x=CLIPS, y=positive(result.noises)),
+        line("both", BLACK, width=3, x=CLIPS, y=positive(both)),
+        fig.vline(result.mechanism.clip_norm),
         top=130,
         hover="C = %{x:.3g}: %{y:.3g}",
-        shapes=[fig.vline(result.mechanism.clip_norm)],
         xaxis=logs("clip norm C, in units of the gradient", np.log10(CLIPS[[0, -1]])),
         yaxis=logs("distance to the mean as it is", [-3, 1.2]),
     )
@@ -190,19 +182,17 @@ def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: fl
         "Thirty private steps",
         "First, the way of two weights down the loss of a small classifier, without clip and noise, with the clip, "
         "with both; then, loss and ε step by step.",
-        {
-            **_clip_and_noise(clip_norm, z),
-            "batch_size": number("batch size B", batch_size, [2, 5, 10, 20, 40, 80, 160, 200, 400], unit="people"),
-            "optimizer": choice("optimizer", optimizer, {NAMES[name]: name for name in OPTIMIZERS}),
-            "lr": number("learning rate", lr, decades(-2, 1), unit="no unit"),
-            "gamma": number("floor γ′ (DP-AdamBC)", 1e-3, decades(-6, 0), unit="gradient²"),
-            "sampling": choice("batches", "poisson", {"Poisson": "poisson", "shuffled": "shuffle"}),
-            "seed": seed_of(seed),
-        },
         compute.training,
         [draw_path, draw_learning],
         words.training,
         command,
+        **_clip_and_noise(clip_norm, z),
+        batch_size=number("batch size B", batch_size, [2, 5, 10, 20, 40, 80, 160, 200, 400], unit="people"),
+        optimizer=choice("optimizer", optimizer, {NAMES[name]: name for name in OPTIMIZERS}),
+        lr=number("learning rate", lr, decades(-2, 1), unit="no unit"),
+        gamma=number("floor γ′ (DP-AdamBC)", 1e-3, decades(-6, 0), unit="gradient²"),
+        sampling=choice("batches", "poisson", {"Poisson": "poisson", "shuffled": "shuffle"}),
+        seed=seed_of(seed),
     )
 
 
@@ -226,9 +216,11 @@ def draw_path(result: compute.Training) -> Figure:
     text = {"text": ["start"], "textposition": "middle left", "mode": "markers+text"}
     start = fig.ring(11, **_xy(compute.START[None]), hoverinfo="skip", **text)
     return figure(
-        [landscape, *ways, start],
         "Thirty steps downhill",
         words.training_caption(result),
+        landscape,
+        *ways,
+        start,
         top=130,
         hover="%{x:.2f}, %{y:.2f}",
         xaxis=axis("weight 1 (its feature is large)", WINDOW[0]),
@@ -257,9 +249,9 @@ def draw_learning(result: compute.Training) -> Figure:
     step = axis("step", [0, STEPS + 0.5])
     costs = [epsilon for spent in result.spent.values() for epsilon in spent]
     return two_plots(
-        lines,
         "What it learns, and what it costs",
         words.training_caption(result),
+        *lines,
         hover="step %{x}: %{y:.3g}",
         axes=(
             (step, axis("loss (nats per person)", [0.35, highest])),
@@ -287,15 +279,13 @@ def denominators(noise_std: float, steps: int, gamma: float, seed: int) -> Panel
         "What Adam divides by",
         "Every point is a weight; to the right those with large gradients. Above, what its average gradient is divided "
         "by; below, how far the true gradient then moves it.",
-        {
-            "noise_std": number("noise deviation", noise_std, [0.0, *decades(-3, 0)], unit="gradient"),
-            "steps": number("steps so far", steps, [1, 2, 3, 5, 10, 20, 30, 50, 80], unit="steps"),
-            "gamma": number("floor γ′", gamma, decades(-8, 0), unit="gradient²"),
-            "seed": seed_of(seed),
-        },
         compute.denominators,
         [(draw_denominators, "1 1 30rem")],
         words.denominators,
+        noise_std=number("noise deviation", noise_std, [0.0, *decades(-3, 0)], unit="gradient"),
+        steps=number("steps so far", steps, [1, 2, 3, 5, 10, 20, 30, 50, 80], unit="steps"),
+        gamma=number("floor γ′", gamma, decades(-8, 0), unit="gradient²"),
+        seed=seed_of(seed),
     )
 
 
@@ -314,10 +304,10 @@ def draw_denominators(result: compute.Denominators) -> Figure:
     traces.append(line("noise alone", ORANGE, "dot", x=ends, y=positive(result.noise_std * one), **ABOVE))
     size = logs("size of the weight's gradient", np.log10([8e-4, 1.2]))
     return two_plots(
-        traces,
         "What Adam divides by",
         f"noise of deviation {d(result.noise_std)} on each of {len(result.gradient)} weights,\n"
         f"after {result.steps} steps, γ′ = {d(result.gamma)}, seed {result.seed}",
+        *traces,
         height=640,
         hover="gradient %{x:.2g}: %{y:.3g}",
         axes=(

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
@@ -60,20 +59,18 @@ def stages(clip_norm: float, z: float, num_devices: int, seed: int) -> Panel:
         "Algorithm 1, line by line",
         "First, the gradients of N devices (one point each) after each line, in a model of two layers with one weight "
         "each; then their mean, and the noise on it.",
-        {
-            "as_printed": variant(True),
-            "alpha_large": number("scale α, large layer", 1.0, ALPHAS, unit="no unit"),
-            "alpha_small": number("scale α, small layer", 0.2, ALPHAS, unit="no unit"),
-            "clip_norm": _clip_norm(clip_norm),
-            "z": number("noise multiplier z", z, [0.0, *decades(-2, 1)], unit="no unit"),
-            "num_devices": devices(num_devices),
-            "pull": number("pull of sentence 1", 0.0, pulls, unit="mean gradients"),
-            "seed": seed_of(seed),
-        },
         compute.stages,
         [(draw_stages, "3 1 34rem"), (draw_mean, "2 1 22rem")],
         words.stages,
         command,
+        as_printed=variant(True),
+        alpha_large=number("scale α, large layer", 1.0, ALPHAS, unit="no unit"),
+        alpha_small=number("scale α, small layer", 0.2, ALPHAS, unit="no unit"),
+        clip_norm=_clip_norm(clip_norm),
+        z=number("noise multiplier z", z, [0.0, *decades(-2, 1)], unit="no unit"),
+        num_devices=devices(num_devices),
+        pull=number("pull of sentence 1", 0.0, pulls, unit="mean gradients"),
+        seed=seed_of(seed),
     )
 
 
@@ -123,7 +120,7 @@ def draw_stages(result: compute.Stages) -> Figure:
         text = ", ".join(f"{numbered[one]}. {TITLES[one]}" for one in lines)
         layout["annotations"][cell] |= {"text": text, "font": {"size": 13}}
     layout |= {"shapes": shapes, "margin": {"t": 162, "l": 56, "b": 48, "autoexpand": False}, "legend": {"y": 1.12}}
-    return figure([*silent, *noised], "Algorithm 1, line by line", words.stages_caption(result), **layout)
+    return figure("Algorithm 1, line by line", words.stages_caption(result), *silent, *noised, **layout)
 
 
 def _spans(line: str, held: Array, axes: Array) -> list[list[float]]:
@@ -146,17 +143,13 @@ def draw_mean(result: compute.Stages) -> Figure:
     half = 1.1 * float(max(2 * result.half_axes.max(), 2.5 * result.noise.max()))
     spans = [[centre - half, centre + half] for centre in result.reach.tolist()]
     return figure(
-        [
-            points("without noise", BLUE, "square", 10, x=x, y=y),
-            points("released", BLACK, "x-thin-open", 13, x=u, y=v),
-        ],
         "6. mean, and one sentence",
         words.stages_caption(result),
+        points("without noise", BLUE, "square", 10, x=x, y=y),
+        points("released", BLACK, "x-thin-open", 13, x=u, y=v),
+        {**_ellipse(result.reach, result.half_axes), **below, **reach},
+        {**_ellipse(result.silent, result.noise), **below, **noise},
         hover="%{x:.3g}, %{y:.3g}",
-        shapes=[
-            {**_ellipse(result.reach, result.half_axes), **below, **reach},
-            {**_ellipse(result.silent, result.noise), **below, **noise},
-        ],
         margin={"t": 184, "l": 64, "b": 48, "autoexpand": False},
         xaxis=axis("large layer (gradient)", spans[0], **FIXED, constrain="domain"),
         yaxis=axis("small layer (gradient)", spans[1], **FIXED, constrain="domain", scaleanchor="x"),
@@ -168,26 +161,23 @@ def _ellipse(centre: Array, half_axes: Array) -> dict[str, Any]:
     return {"type": "circle", **dict(zip(("x0", "y0", "x1", "y1"), corners, strict=True))}
 
 
-def alpha_figure(history: compute.GradientHistory) -> go.Figure:
+def alpha_figure(history: compute.GradientHistory) -> fig.Still:
     """Per layer: the gradient's length in the first step, which becomes alpha, and the largest later on."""
     norms, names = history.layer_norms().numpy(), history.layout.names
     largest = norms[0].max()
     order = [theme.layer_name(name) for name in theme.reading_order(names)]
     rows = [theme.layer_name(name) for name in names]
-    drawn = figure(
-        [
-            points("first step: α", ORANGE, "diamond", 10, x=norms[0] / largest, y=rows),
-            points("largest later", BLUE, "circle-open", 10, x=norms[1:].max(0) / largest, y=rows),
-        ],
+    return fig.still(
         "Layer scales α, and what became of the gradients",
         f"{history.config.corpus}, small model, first batch of each of {history.epochs} epochs, seed "
         f"{history.config.seed};\nread off private data: no guarantee",
+        points("first step: α", ORANGE, "diamond", 10, x=norms[0] / largest, y=rows),
+        points("largest later", BLUE, "circle-open", 10, x=norms[1:].max(0) / largest, y=rows),
         height=480,
         hover="%{y}: %{x:.3g}",
         xaxis=logs("length of the gradient, over the largest layer's at first"),
         yaxis=axis("layer", categoryorder="array", categoryarray=order[::-1]),
     )
-    return go.Figure(drawn)
 
 
 # ---- Decay ---------------------------------------------------------------------------------------------------------
@@ -213,18 +203,16 @@ def decay(
         "Noise that decays",
         "First, how long the gradient of a batch is in every epoch of a short run, and how long the noise would be; "
         "then, what the noise costs in privacy.",
-        {
-            "as_printed": variant(as_printed),
-            "clip_norm": _clip_norm(clip_norm),
-            "z0": number("noise multiplier z0", z0, [0.0, *decades(-6, 1)], unit="no unit"),
-            "decay": decay_of(decay),
-            "tau": number("decay rate τ", tau, [k / 50 for k in range(51)], unit="per epoch"),
-            "num_devices": devices(num_devices),
-        },
         partial(compute.decayed, history),
         [draw_decay, draw_spent],
         words.decay,
         command,
+        as_printed=variant(as_printed),
+        clip_norm=_clip_norm(clip_norm),
+        z0=number("noise multiplier z0", z0, [0.0, *decades(-6, 1)], unit="no unit"),
+        decay=decay_of(decay),
+        tau=number("decay rate τ", tau, [k / 50 for k in range(51)], unit="per epoch"),
+        num_devices=devices(num_devices),
     )
 
 
@@ -248,9 +236,9 @@ def draw_decay(result: compute.Decayed) -> Figure:
     lines.append(line("no decay, same cost", "#777", "longdashdot", x=same, y=[result.same_cost] * len(same)))
     shown = [*result.gradient, *result.signal, *(value for noise in result.noise.values() for value in noise)]
     return figure(
-        lines,
         "Noise against gradients",
         words.decay_caption(result),
+        *lines,
         top=176,
         hover="t = %{x}: %{y:.3g}",
         xaxis=axis("epoch t (first is 0)", [-0.2, max(epochs[-1], 1) + 0.2], dtick=1),
@@ -269,9 +257,9 @@ def draw_spent(result: compute.Decayed) -> Figure:
         line("α public, no decay", GREEN, "dashdot", width=1.5, x=epochs, y=true[1]),
     ]
     return figure(
-        lines,
         "What it costs",
         words.decay_caption(result),
+        *lines,
         top=150,
         hover="after %{x} epochs: %{y:.3g}",
         xaxis=axis("epochs trained", [0.8, max(epochs[-1], 2) + 0.2], dtick=1),
@@ -302,18 +290,16 @@ def promise(z: float, num_devices: int, epochs: int) -> Panel:
         "Sound or printed?",
         "First, what may come out of one step without a sentence and with it, if the noise were what z says, and as "
         "it is; then, what ε that makes, for every N.",
-        {
-            "z": number("noise multiplier z", z, decades(-2, 1), unit="no unit"),
-            "num_devices": devices(num_devices, MANY),
-            "alpha_max": number("largest scale α", 1.0, ALPHAS, unit="no unit"),
-            "micro_batch_size": number("micro-batch size", 8, sizes, unit="sentences"),
-            "epochs": number("epochs", epochs, [1, 2, 3, 5, 8, 12, 20, 30, 40], unit="epochs"),
-            "delta": delta_of(DELTA),
-        },
         compute.promise,
         [draw_bells, draw_by_devices],
         words.promise,
         command,
+        z=number("noise multiplier z", z, decades(-2, 1), unit="no unit"),
+        num_devices=devices(num_devices, MANY),
+        alpha_max=number("largest scale α", 1.0, ALPHAS, unit="no unit"),
+        micro_batch_size=number("micro-batch size", 8, sizes, unit="sentences"),
+        epochs=number("epochs", epochs, [1, 2, 3, 5, 8, 12, 20, 30, 40], unit="epochs"),
+        delta=delta_of(DELTA),
     )
 
 
@@ -336,9 +322,9 @@ def draw_bells(result: compute.Promise) -> Figure:
     for heading, title in zip(layout["annotations"], titles, strict=True):
         heading |= {"text": title, "font": {"size": 13}}
     return figure(
-        lines,
         "One step, with and without a sentence",
         words.promise_caption(result),
+        *lines,
         top=176,
         hover="%{x:.3g}: %{y:.3g}",
         **layout | {"legend": {"y": 1.09}},
@@ -356,12 +342,12 @@ def draw_by_devices(result: compute.Promise) -> Figure:
         line(*look, symbol=symbol, x=MANY, y=positive(result.curves[name])) for name, (*look, symbol) in looks.items()
     ]
     return figure(
-        lines,
         "ε by the number of devices",
         words.promise_caption(result),
+        *lines,
+        fig.vline(result.num_devices),
         top=150,
         hover="N = %{x}: %{y:.3g}",
-        shapes=[fig.vline(result.num_devices)],
         xaxis=axis("devices N, at equal micro-batches", type="log", tickvals=MANY),
         yaxis=_epsilon_axis(lines, result.delta),
     )

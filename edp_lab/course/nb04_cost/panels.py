@@ -63,23 +63,21 @@ def bill(
         "The bill of a run",
         "First, the privacy loss after each epoch: claimed, bounded and exact; then, the noise of each epoch, and its "
         "share of the bill.",
-        {
-            "variant": choice("variant", AS_PRINTED, variants, tooltips=tooltips),
-            "clip_norm": number("clip norm C", C, decades(-2, 2), unit="gradient norm"),
-            "z0": number("noise multiplier z0", z0, decades(-6, 2), unit="no unit"),
-            "decay": decay_of(decay),
-            "tau": number("decay rate τ", tau, [k / 100 for k in range(101)], unit="per epoch"),
-            "num_devices": devices(num_devices),
-            "epochs": number("length T of the run", epochs, EPOCHS, unit="epochs"),
-            "delta": delta_of(delta, -12, -1),
-            "utterances": number("utterances of a person", 1, [1, 2, 3, 5, 10, 20, 50, 100], unit="utterances"),
-            "target": number("target ε", target, decades(-1, 3), unit="nats"),
-        },
         compute.run_bill,
         [draw_bill, draw_spend],
         words.bill,
         command,
         idle=lambda result: ["tau"] if result.mechanism.decay is Decay.NONE else [],
+        variant=choice("variant", AS_PRINTED, variants, tooltips=tooltips),
+        clip_norm=number("clip norm C", C, decades(-2, 2), unit="gradient norm"),
+        z0=number("noise multiplier z0", z0, decades(-6, 2), unit="no unit"),
+        decay=decay_of(decay),
+        tau=number("decay rate τ", tau, [k / 100 for k in range(101)], unit="per epoch"),
+        num_devices=devices(num_devices),
+        epochs=number("length T of the run", epochs, EPOCHS, unit="epochs"),
+        delta=delta_of(delta, -12, -1),
+        utterances=number("utterances of a person", 1, [1, 2, 3, 5, 10, 20, 50, 100], unit="utterances"),
+        target=number("target ε", target, decades(-1, 3), unit="nats"),
     )
 
 
@@ -92,14 +90,12 @@ def draw_bill(result: RunBill) -> Figure:
     claimed, zcdp, exact = map(positive, (result.claimed, result.zcdp, result.exact))
     limit: dict[str, Any] = {"x": [0, result.epochs + 1], "y": [target] * 2, "hoverinfo": "skip"}
     return figure(
-        [
-            line("claimed (zCDP, z0 at face value)", ORANGE, "dash", symbol="square-open", x=after, y=claimed),
-            line("zCDP, true noise", PURPLE, "dashdot", mode=mode, x=after, y=zcdp),
-            line(held, GREEN, dash, **mark, x=after, y=exact),
-            line("target", BLACK, "dot", width=1.5, **limit),
-        ],
         "Privacy spent, by epoch",
         words.bill_caption(result),
+        line("claimed (zCDP, z0 at face value)", ORANGE, "dash", symbol="square-open", x=after, y=claimed),
+        line("zCDP, true noise", PURPLE, "dashdot", mode=mode, x=after, y=zcdp),
+        line(held, GREEN, dash, **mark, x=after, y=exact),
+        line("target", BLACK, "dot", width=1.5, **limit),
         top=164,
         hover="after %{x} epochs: ε = %{y:.3g}",
         xaxis=axis("epochs trained", [0.5, result.epochs + 0.5]),
@@ -114,13 +110,11 @@ def draw_spend(result: RunBill) -> Figure:
     noise: dict[str, Any] = {"mode": "lines+markers" if result.epochs <= 40 else "lines", **ABOVE, **on}
     t = axis("epoch t (the first is 0)", [-0.6, result.epochs - 0.4])
     return two_plots(
-        [
-            line("z as set", ORANGE, "dash", symbol="square-open", y=set_, **noise),
-            line("noise over true sensitivity", GREEN, symbol="circle", size=7, y=true, **noise),
-            {"type": "bar", "marker": {"color": SKY}, "showlegend": False, "y": 100 * result.share, **BELOW, **on},
-        ],
         "Noise, and who pays",
         words.bill_caption(result),
+        line("z as set", ORANGE, "dash", symbol="square-open", y=set_, **noise),
+        line("noise over true sensitivity", GREEN, symbol="circle", size=7, y=true, **noise),
+        {"type": "bar", "marker": {"color": SKY}, "showlegend": False, "y": 100 * result.share, **BELOW, **on},
         hover="t = %{x}: %{y:.3g}",
         axes=(
             (t, log_axis("noise multiplier", [*set_, *true], margin=0.05, labels=4)),
@@ -145,17 +139,15 @@ def loss(mu: float, epochs: int, delta: float, draws: int, seed: int) -> Panel:
         "Privacy losses and attacks",
         "First, how much all releases together betray of one utterance, and δ for each ε; then, the errors that this "
         "forces upon any attacker.",
-        {
-            "mu": number("μ of one epoch", mu, decades(-2, 1), unit="no unit"),
-            "releases": number("epochs", epochs, EPOCHS, unit="epochs"),
-            "delta": delta_of(delta, -12, -1),
-            "draws": number("simulated runs", draws, [50, 100, 200, 500, 1000, 2000, 5000], unit="with, without"),
-            "seed": seed_of(seed),
-        },
         compute.privacy_loss,
         [draw_loss, draw_tradeoff],
         words.loss,
         command,
+        mu=number("μ of one epoch", mu, decades(-2, 1), unit="no unit"),
+        releases=number("epochs", epochs, EPOCHS, unit="epochs"),
+        delta=delta_of(delta, -12, -1),
+        draws=number("simulated runs", draws, [50, 100, 200, 500, 1000, 2000, 5000], unit="with, without"),
+        seed=seed_of(seed),
     )
 
 
@@ -166,22 +158,20 @@ def draw_loss(result: Loss) -> Figure:
     lowest = math.floor(math.log10(result.delta)) - 1
     loss = axis("privacy loss (nats); dotted: ε", result.loss[[0, -1]])
     return two_plots(
-        [
-            fig.area("δ", VERMILLION, 0.7, **fig.between(x, np.zeros_like(top), top), **ABOVE),
-            line("with", BLUE, x=result.loss, y=result.with_it, **ABOVE),
-            line("without", ORANGE, "dash", x=result.loss, y=result.without, **ABOVE),
-            line("Gaussian DP, exact", GREEN, x=result.epsilons, y=positive(result.deltas), **BELOW),
-            line("zCDP", PURPLE, "dashdot", x=result.epsilons, y=positive(result.zcdp_deltas), **BELOW),
-            fig.ring(x=[result.epsilon, result.zcdp], y=[result.delta] * 2, **BELOW),
-        ],
         "Privacy loss",
         words.releases(result) + "\nGaussian DP, exact; one utterance, zero-out",
+        fig.area("δ", VERMILLION, 0.7, **fig.between(x, np.zeros_like(top), top), **ABOVE),
+        line("with", BLUE, x=result.loss, y=result.with_it, **ABOVE),
+        line("without", ORANGE, "dash", x=result.loss, y=result.without, **ABOVE),
+        line("Gaussian DP, exact", GREEN, x=result.epsilons, y=positive(result.deltas), **BELOW),
+        line("zCDP", PURPLE, "dashdot", x=result.epsilons, y=positive(result.zcdp_deltas), **BELOW),
+        fig.ring(x=[result.epsilon, result.zcdp], y=[result.delta] * 2, **BELOW),
+        fig.vline(result.epsilon, line=HERE),
         hover="%{x:.3g}: %{y:.3g}",
         axes=(
             (loss, axis("density (per nat)", rangemode="tozero")),
             (axis("ε (nats)"), logs("δ", [lowest, 0.1], dtick=math.ceil(-lowest / 5))),
         ),
-        shapes=[fig.vline(result.epsilon, line=HERE)],
     )
 
 
@@ -191,16 +181,14 @@ def draw_tradeoff(result: Loss) -> Figure:
     attack = {"x": 100 * result.attack.fpr[shown], "y": 100 * (1 - result.attack.tpr[shown]), "line": {"shape": "hv"}}
     fpr, guessing = 100 * result.fpr, {"x": [0, 100], "y": [100, 0], "hoverinfo": "skip"}
     return figure(
-        [
-            line("all epochs: least possible", GREEN, width=3, x=fpr, y=100 * result.fnr),
-            line("one epoch", SKY, "dashdot", x=fpr, y=100 * result.fnr_each),
-            line("(ε, δ) alone promises", PURPLE, "dash", x=fpr, y=100 * result.fnr_pair),
-            line("simulated attack", VERMILLION, "longdash", **attack),
-            line("guessing", BLACK, "dot", width=1.5, **guessing),
-        ],
         "What attackers can do",
         words.releases(result)
         + f", Gaussian DP\none utterance, zero-out; {result.draws:,} runs a side, seed {result.seed}",
+        line("all epochs: least possible", GREEN, width=3, x=fpr, y=100 * result.fnr),
+        line("one epoch", SKY, "dashdot", x=fpr, y=100 * result.fnr_each),
+        line("(ε, δ) alone promises", PURPLE, "dash", x=fpr, y=100 * result.fnr_pair),
+        line("simulated attack", VERMILLION, "longdash", **attack),
+        line("guessing", BLACK, "dot", width=1.5, **guessing),
         top=90,
         hover="%{x:.3g} % against %{y:.3g} %",
         legend={"orientation": "v", "x": 1, "xanchor": "right", "y": 1, "yanchor": "top"},  # above guessing is nothing
@@ -225,16 +213,14 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
         "Sampling",
         "First, what the same noise costs, step by step, under three ways to make batches; then, why a secret sample "
         "hides an utterance.",
-        {
-            "rate": number("sampling rate q", rate, decades(-4, 0), unit="of the corpus"),
-            "noise_multiplier": number("noise multiplier z", noise_multiplier, decades(-1, 1), unit="no unit"),
-            "steps": number("steps", steps, whole, unit="steps"),
-            "delta": delta_of(delta, -12, -1),
-        },
         compute.sampling,
         [draw_sampled, draw_output],
         words.sampling,
         command,
+        rate=number("sampling rate q", rate, decades(-4, 0), unit="of the corpus"),
+        noise_multiplier=number("noise multiplier z", noise_multiplier, decades(-1, 1), unit="no unit"),
+        steps=number("steps", steps, whole, unit="steps"),
+        delta=delta_of(delta, -12, -1),
     )
 
 
@@ -244,14 +230,12 @@ def draw_sampled(result: Sampled) -> Figure:
     whole = [round(1 / result.rate), 2 * result.steps] if result.at_least else []
     everyone, shuffled, sampled = map(positive, (result.everyone, result.shuffled, result.sampled))
     return figure(
-        [
-            line("all in every step", VERMILLION, y=everyone, **on),
-            line("shuffled, disjoint", BLUE, "dash", line={"shape": "hv"}, y=shuffled, **on),
-            line("shuffled: at least", BLACK, "dot", **{**on, "x": whole}, y=[result.at_least] * len(whole)),
-            line("Poisson (Rényi DP)", GREEN, "dashdot", width=3, y=sampled, **on),
-        ],
         "Three ways to batch",
         words.sampled_settings(result) + "\nGaussian DP; with Poisson sampling Rényi DP",
+        line("all in every step", VERMILLION, y=everyone, **on),
+        line("shuffled, disjoint", BLUE, "dash", line={"shape": "hv"}, y=shuffled, **on),
+        line("shuffled: at least", BLACK, "dot", **{**on, "x": whole}, y=[result.at_least] * len(whole)),
+        line("Poisson (Rényi DP)", GREEN, "dashdot", width=3, y=sampled, **on),
         top=152,
         hover="%{x:,} steps: ε = %{y:.3g}",
         xaxis=logs("steps", [-0.03, max(0.5, math.log10(result.steps) + 0.03)]),
@@ -262,13 +246,11 @@ def draw_sampled(result: Sampled) -> Figure:
 def draw_output(result: Sampled) -> Figure:
     """One step's noisy sum without the utterance, with it, and with it in the batch by chance."""
     return figure(
-        [
-            line("without", ORANGE, "dash", x=result.output, y=result.without),
-            line("with, in the batch for sure", VERMILLION, x=result.output, y=result.with_it),
-            line("with, in the batch with chance q", GREEN, "dashdot", x=result.output, y=result.sampled_with),
-        ],
         "One step",
         words.sampled_settings(result) + "\nGaussian DP; with Poisson sampling Rényi DP",
+        line("without", ORANGE, "dash", x=result.output, y=result.without),
+        line("with, in the batch for sure", VERMILLION, x=result.output, y=result.with_it),
+        line("with, in the batch with chance q", GREEN, "dashdot", x=result.output, y=result.sampled_with),
         top=140,
         hover="%{x:.3g}: %{y:.3g}",
         xaxis=axis("noisy sum along its gradient (in C)"),
@@ -333,9 +315,9 @@ def draw_accounts(accounts: Sequence[Account], caption: str) -> Figure:
     low, high = fig.log_range(marks["x"], 0.05)
     span, every = ([low - 0.2, high + 0.4], {"dtick": math.ceil((high - low) / 6)}) if accounts else ([-1, 3], {})
     return figure(
-        [marks],
         "The same run, by four accounts",
         caption,
+        marks,
         height=330,
         top=90,
         xaxis=logs("ε (nats)", span, **every),
@@ -366,16 +348,14 @@ def table1(epochs: int) -> Panel:
         "Table 1, decoded",
         "First, how many printed ε some z0 and τ of the paper's grid explain with T epochs; then, for one cell, which "
         "z0; last, what all cells really are.",
-        {
-            "model": choice("model", models[0], {name: name for name in models}),
-            "corpus": choice("corpus", corpora[0], {name: name for name in corpora}),
-            "decay": choice("decay", Decay.EXPONENTIAL, {str(kind): kind for kind in Decay}),
-            "epochs": number("number of epochs T", epochs, range(1, 121), unit="epochs"),
-        },
         compute.behind,
         [draw_reach, draw_settings, (draw_cells, "1 1 100%")],
         words.behind,
         command,
+        model=choice("model", models[0], {name: name for name in models}),
+        corpus=choice("corpus", corpora[0], {name: name for name in corpora}),
+        decay=choice("decay", Decay.EXPONENTIAL, {str(kind): kind for kind in Decay}),
+        epochs=number("number of epochs T", epochs, range(1, 121), unit="epochs"),
     )
 
 
@@ -384,10 +364,11 @@ def draw_reach(result: Behind) -> Figure:
     x, y = zip(*((reach.epochs, reach.reachable) for reach in compute.table1().epochs), strict=True)
     ring = points("", BLACK, "circle-open", 12, edge=2, x=[result.epochs], y=[result.reachable], hoverinfo="skip")
     return figure(
-        [line("", BLUE, symbol="circle", size=4, line={"shape": "hvh"}, x=x, y=y), ring],
         "Cells that T explains",
         f"T = {result.epochs}: {result.reachable} of 36 printed ε (zCDP, z0 at face value)\n"
         f"δ = 5e-4 (public corpora) or 5e-5; z0 from {d(Z0_RANGE[0])} to {d(Z0_RANGE[1])}",
+        line("", BLUE, symbol="circle", size=4, line={"shape": "hvh"}, x=x, y=y),
+        ring,
         height=420,
         top=90,
         hover="T = %{x}: %{y} of 36",
@@ -411,13 +392,14 @@ def draw_settings(result: Behind) -> Figure:
         lines.append(line(name, color, dashes[k % 4], line={"width": 2 if k < 4 else 3}, **on))
     band = {"y0": Z0_RANGE[0], "y1": Z0_RANGE[1], "fillcolor": SKY, "opacity": 0.15, "line": {"width": 0}}
     return figure(
-        lines,
         "Which z0 fits?",
         f"{cell.model}, {cell.corpus}, {DECAYS[cell.decay]}: log₁₀ ε = {cell.log10_epsilon}\n"
         f"claimed by zCDP, z0 at face value, δ = {d(cell.delta)}",
+        *lines,
+        {**fig.hline(0), "type": "rect", **band},
+        fig.vline(result.epochs, line=HERE),
         height=420,
         top=140,
-        shapes=[{**fig.hline(0), "type": "rect", **band}, fig.vline(result.epochs, line=HERE)],
         xaxis=axis("number of epochs T", [0, 121]),
         yaxis=logs("z0 (band: the paper's)", [-7, 1]),
     )
@@ -444,10 +426,10 @@ def draw_cells(result: Behind) -> Figure:
         1, 3, [*DECAYS.values()], axes=((x, y), (x, {}), (x, {})), shared_yaxes=True, horizontal_spacing=0.03
     )
     return figure(
-        traces,
         "What the cells of Table 1 really are",
         f"ring: {chosen}, {DECAYS[result.cell.decay]}; printed: zCDP; circles: Gaussian DP, N = {table.num_gpus}"
         "\nδ = 5e-4 (public corpora) or 5e-5; one utterance, zero-out, disjoint batches",
+        *traces,
         height=500,
         top=150,
         **layout | {"legend": {"y": 1.09}},

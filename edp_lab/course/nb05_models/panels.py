@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import plotly.graph_objects as go
-
 from edp_lab.corpora import Utterance
 from edp_lab.corpora.metrics import spans
 from edp_lab.course.kit import figure as fig
@@ -52,16 +50,14 @@ def browse(corpus: str = "smart-home", seed: int = 0) -> Panel:
     return Panel(
         "Look into a corpus",
         "One annotated utterance in the text, and in the pictures how often its labels occur beside all others.",
-        {
-            "corpus": choice("corpus", corpus, {name if len(name) <= 26 else f"…{name[-24:]}": name for name in there}),
-            "utterance": number("utterance", 0, range(301), unit="its number"),
-            "labels": choice("labels", "intents", ("intents", "slots")),
-            "seed": number("seed of the split", seed, range(max(21, seed + 1)), unit="another split"),
-        },
         compute.browse,
         [draw_labels, draw_ranks],
         words.browse,
         call(compute.browse),
+        corpus=choice("corpus", corpus, {name if len(name) <= 26 else f"…{name[-24:]}": name for name in there}),
+        utterance=number("utterance", 0, range(301), unit="its number"),
+        labels=choice("labels", "intents", ("intents", "slots")),
+        seed=number("seed of the split", seed, range(max(21, seed + 1)), unit="another split"),
     )
 
 
@@ -79,14 +75,12 @@ def draw_labels(result: Browsed) -> Figure:
 
     mine = [label for label in top if label in result.own]
     return figure(
-        [
-            bar("other labels", BLUE, orientation="h", **shares(top)),
-            bar("of this utterance", ORANGE, "/", orientation="h", **shares(mine)),
-        ],
         f"{result.kind.capitalize()} by frequency",
         f"{_short(result.look.corpus.name)}: {len(top)} of {len(result.counts)} {result.kind};\n"
         f"those not shown together: {rest / total:.0%}",
-        460,
+        bar("other labels", BLUE, orientation="h", **shares(top)),
+        bar("of this utterance", ORANGE, "/", orientation="h", **shares(mine)),
+        height=460,
         top=116,
         hover="%{y}: %{x:.2f} %" + fig.ALONE,
         barmode="overlay",
@@ -105,17 +99,15 @@ def draw_ranks(result: Browsed) -> Figure:
     log = {"type": "log", "dtick": 1, "tickformat": ","}
     ends = [math.floor(math.log10(min([ten, *counts]))), math.ceil(math.log10(max([ten, *counts])))]
     return figure(
-        [
-            line("labels", BLUE, symbol="circle", size=6, x=list(range(1, len(counts) + 1)), y=counts),
-            fig.points("of this utterance", ORANGE, "diamond", 12, edge=1, marker=edge, **mine),
-        ],
         "How many examples a label has",
         f"{result.rare} of {len(counts)} {result.kind} are below the dotted line:\n"
         "fewer than ten examples in the training set, expected",
-        460,
+        line("labels", BLUE, symbol="circle", size=6, x=list(range(1, len(counts) + 1)), y=counts),
+        fig.points("of this utterance", ORANGE, "diamond", 12, edge=1, marker=edge, **mine),
+        fig.hline(ten, line={"color": "#666", "dash": "dot", "width": 1.5}),
+        height=460,
         top=116,
         hover="rank %{x}: %{y} times" + fig.ALONE,
-        shapes=[fig.hline(ten, line={"color": "#666", "dash": "dot", "width": 1.5})],
         xaxis=fig.axis("rank of the label (1 is the most frequent)", **log),
         yaxis=fig.axis("occurrences in the corpus", ends, **log),
     )
@@ -144,7 +136,7 @@ def predicted(utterances: Sequence[Utterance], predictions: Sequence[Prediction]
     return words.predicted(pairs)
 
 
-def leak_figure(leak: compute.Leak, told: str) -> go.Figure:
+def leak_figure(leak: compute.Leak, told: str) -> fig.Still:
     """The loss of one utterance by the length of its longest neighbour, for three ways to pool; `told`: the caption."""
     looks = (
         ("masked maximum (the library's)", GREEN, "solid", {"width": 3, "symbol": "circle", "size": 7}),
@@ -157,7 +149,7 @@ def leak_figure(leak: compute.Leak, told: str) -> go.Figure:
     ]
     title, hover = "Loss of one utterance, whose words never change", "%{x} words: loss %{y:.4f}"
     x, y = fig.axis("words in the longest utterance of its batch"), fig.axis("its intent loss (nats)")
-    return go.Figure(figure(curves, title, told, 400, top=126, hover=hover, xaxis=x, yaxis=y))
+    return fig.still(title, told, *curves, height=400, top=126, hover=hover, xaxis=x, yaxis=y)
 
 
 # ---- The CRF -------------------------------------------------------------------------------------------------------
@@ -171,18 +163,16 @@ def crf() -> Panel:
         "A CRF, word by word",
         "First, what each word says of its own tag, with the best path; then, how likely each tag is over all paths; "
         "last, what the CRF thinks of neighbours.",
-        {
-            "before": choice("transition from", "B-date", TAGS),
-            "after": choice("to", "I-name", TAGS),
-            "transition": number("transition set to", -4.0, scores, unit="score"),
-            "word": choice("emission of", "april", WORDS),
-            "tag": choice("as", "B-date", TAGS),
-            "emission": number("emission raised by", 0.0, scores, unit="score"),
-        },
         compute.crf_view,
         [draw_emissions, draw_marginals, draw_transitions],
         crf_in_words,
         call(compute.crf_view),
+        before=choice("transition from", "B-date", TAGS),
+        after=choice("to", "I-name", TAGS),
+        transition=number("transition set to", -4.0, scores, unit="score"),
+        word=choice("emission of", "april", WORDS),
+        tag=choice("as", "B-date", TAGS),
+        emission=number("emission raised by", 0.0, scores, unit="score"),
     )
 
 
@@ -221,7 +211,7 @@ def _lattice(
         fig.trace("", numbers, **places),
     ]
     axes = {"xaxis": fig.axis("word", showgrid=False, ticks=""), "yaxis": fig.axis("tag", **ROWS)}
-    return figure(traces, title, caption, 400, top=116, **axes)
+    return figure(title, caption, *traces, height=400, top=116, **axes)
 
 
 def draw_emissions(result: CrfView) -> Figure:
@@ -245,7 +235,7 @@ def draw_transitions(result: CrfView) -> Figure:
     heat = _heat(TAGS, TAGS, scores, -4, 2, "%{y}, then %{x}: %{z:.1f}", text=text, texttemplate="%{text}")
     told = "score from row to column; -4 is where BIO forbids it,\nunless you move it"
     columns, rows = fig.axis("tag of the next word", showgrid=False, ticks=""), fig.axis("tag of a word", **ROWS)
-    return figure([heat], "Transitions", told, 400, top=116, xaxis=columns, yaxis=rows)
+    return figure("Transitions", told, heat, height=400, top=116, xaxis=columns, yaxis=rows)
 
 
 # ---- SER -----------------------------------------------------------------------------------------------------------
@@ -257,17 +247,15 @@ def ser() -> Panel:
     return Panel(
         "Break a prediction",
         "One prediction that you spoil: first, what SER counts, then four scores of it.",
-        {
-            "intent": choice("intent", "right", list(compute.INTENTS)),
-            "name": choice("the name", "cut short", list(compute.NAME_ERRORS)),
-            "time": choice("the time", "right", list(compute.TIME_ERRORS)),
-            "extra": choice("besides", "none", list(compute.EXTRAS)),
-            "others": number("others, all right", 0, range(21), unit="utterances"),
-        },
         compute.score_errors,
         [draw_errors, draw_scores],
         scored_in_words,
         call(compute.score_errors),
+        intent=choice("intent", "right", list(compute.INTENTS)),
+        name=choice("the name", "cut short", list(compute.NAME_ERRORS)),
+        time=choice("the time", "right", list(compute.TIME_ERRORS)),
+        extra=choice("besides", "none", list(compute.EXTRAS)),
+        others=number("others, all right", 0, range(21), unit="utterances"),
     )
 
 
@@ -289,10 +277,10 @@ def draw_errors(result: Scored) -> Figure:
         on = {"orientation": "h", "x": counts, "y": ["errors", "to get right"], **inside}
         bars.append(bar(name, color, hatch, hover=f"{name}: %{{x}}" + fig.ALONE, **on))
     return figure(
-        bars,
         "What SER divides by what",
         f"errors: {result.errors}, to get right: {result.items}; SER {result.scores.ser:.3f}",
-        340,
+        *bars,
+        height=340,
         top=116,
         barmode="stack",
         bargap=0.35,
@@ -311,10 +299,11 @@ def draw_scores(result: Scored) -> Figure:
     text = {"mode": "text", "textposition": "middle right", "texttemplate": " %{x:.2f}", "hoverinfo": "skip"}
     hover = "%{y}: %{x:.3f}" + fig.ALONE
     return figure(
-        [bar("", BLUE, "/", orientation="h", marker=marker, hover=hover, **on), fig.trace("", text, **on)],
         "Four scores",
         f"utterances: {1 + result.others}; hatched: lower is better",
-        340,
+        bar("", BLUE, "/", orientation="h", marker=marker, hover=hover, **on),
+        fig.trace("", text, **on),
+        height=340,
         top=116,
         bargap=0.35,
         xaxis=fig.axis("score (as a fraction)", [0, 1.12 * max(1.0, *shown)]),

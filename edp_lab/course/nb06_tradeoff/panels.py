@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
 from markupsafe import Markup
 
 from edp_lab.course.kit import figure as fig
@@ -88,18 +87,16 @@ class Explorer(Panel):
             "Error, privacy, time",
             "Runs that were measured once. The ring is the one nearest to your sliders: first what it costs in ε, then "
             "in seconds. Lower is better.",
-            {
-                "method": choice("method", "sound", methods, tooltips=tips),
-                "micro_batch": number("micro-batch size m", 8, [1, 2, 4, 8], unit="if sound"),
-                "z0": number("noise multiplier z0", start.z0, decades(-3, 0), unit="no unit"),
-                "decay": decay_of(start.decay),
-                "epochs": number("epochs", start.epochs, range(1, 9), unit="passes"),
-            },
             lambda **values: compute.explore(grid, **values, live=self.live),
             [draw_epsilon, draw_time],
             words.explored,
             lambda result, **_: run_command(result.point.config),
             idle=lambda _: IDLE[self.values["method"]],
+            method=choice("method", "sound", methods, tooltips=tips),
+            micro_batch=number("micro-batch size m", 8, [1, 2, 4, 8], unit="if sound"),
+            z0=number("noise multiplier z0", start.z0, decades(-3, 0), unit="no unit"),
+            decay=decay_of(start.decay),
+            epochs=number("epochs", start.epochs, range(1, 9), unit="passes"),
         )
 
     def add(self, point: Point) -> None:
@@ -165,9 +162,9 @@ def _draw_runs(result: Explored, what: str, title: str, caption: str, xaxis: dic
     traces.append(points("your runs", BLACK, "star", 15, marker=star, **of(result.live)))
     traces.append(_chosen("chosen", getattr(result.point, what), result.point.ser))
     return figure(
-        traces,
         title,
         f"Runs of {count(result.point.config.epochs, 'epoch')}, {caption}",
+        *traces,
         top=236,
         legend={"entrywidth": 118, "entrywidthmode": "pixels"},
         xaxis=xaxis,
@@ -229,19 +226,17 @@ def ladder(start: TrainConfig, delta: float) -> Panel:
         "The ladder",
         "The same noise multiplier with micro-batches of all sizes: first, the noise that reaches the model; then ε, "
         "and what it would be with as much noise on every rung.",
-        {
-            "micro_batch": number("micro-batch size m", start.largest_micro_batch, sizes, unit="utterances"),
-            "num_devices": number("devices N", start.num_devices, [1, 2, 4, 8, 16, 32], unit="devices"),
-            "batch_size": number("batch size", start.batch_size, [16, 32, 64, 128, 256, 512], unit="utterances"),
-            "z": number("noise multiplier z", start.z0, decades(-3, 1), unit="noise/sensit."),
-            "epochs": number("epochs", start.epochs, range(1, 41), unit="passes"),
-            "delta": _delta(delta),
-            "adjacency": choice("neighbours", str(Adjacency.ZERO_OUT), neighbours),
-        },
         partial(compute.ladder, clip_norm=start.clip_norm),
         [draw_noise, draw_ladder],
         lambda result: words.ladder(result, _rungs(result)),
         ladder_command,
+        micro_batch=number("micro-batch size m", start.largest_micro_batch, sizes, unit="utterances"),
+        num_devices=number("devices N", start.num_devices, [1, 2, 4, 8, 16, 32], unit="devices"),
+        batch_size=number("batch size", start.batch_size, [16, 32, 64, 128, 256, 512], unit="utterances"),
+        z=number("noise multiplier z", start.z0, decades(-3, 1), unit="noise/sensit."),
+        epochs=number("epochs", start.epochs, range(1, 41), unit="passes"),
+        delta=_delta(delta),
+        adjacency=choice("neighbours", str(Adjacency.ZERO_OUT), neighbours),
     )
 
 
@@ -295,7 +290,7 @@ def _draw_rungs(result: Ladder, traces: Sequence[Trace], title: str, caption: st
     sizes = _sizes(result)
     span = [-0.15, math.log10(sizes[-1]) + 0.15]
     xaxis = fig.axis("micro-batch size m (utterances that share a clip)", span, type="log", tickvals=sizes)
-    return figure(traces, title, caption, 480, top=170, xaxis=xaxis, yaxis=yaxis)
+    return figure(title, caption, *traces, height=480, top=170, xaxis=xaxis, yaxis=yaxis)
 
 
 def _rungs(result: Ladder) -> list[list[str]]:
@@ -329,7 +324,7 @@ DECAYS: dict[Decay, tuple[str, str, str]] = {
 }
 
 
-def decay_figure(decays: Sequence[Decayed], grid: Grid, epochs: int, delta: float) -> go.Figure:
+def decay_figure(decays: Sequence[Decayed], grid: Grid, epochs: int, delta: float) -> fig.Still:
     """Left: what each decay costs at the same z0. Right: what it bought, measured, against what it cost."""
     traces: list[Trace] = []
     for decayed in decays:
@@ -351,7 +346,7 @@ def decay_figure(decays: Sequence[Decayed], grid: Grid, epochs: int, delta: floa
         f"{decays[0].z0:g}; right: DP-SGD, measured, {epochs} epochs, seed 0 (void)"
     )
     layout = fig.plots(1, 2, axes=[left, right], horizontal_spacing=0.13)
-    return go.Figure(figure(traces, "What decay costs, and what it buys", caption, 440, top=150, **layout))
+    return fig.still("What decay costs, and what it buys", caption, *traces, height=440, top=150, **layout)
 
 
 # ---- Tuning --------------------------------------------------------------------------------------------------------
@@ -364,16 +359,14 @@ def tuning(z0: float, epochs: int, trials: int, delta: float) -> Panel:
     return Panel(
         "The price of tuning",
         "One private run has an ε. Here is what it costs to try several settings on private data and keep the best.",
-        {
-            "z0": number("noise multiplier z0", z0, decades(-1, 2), unit="no unit"),
-            "epochs": number("epochs of a trial", epochs, range(1, 41), unit="passes"),
-            "trials": number("trials", trials, stops, unit="runs"),
-            "delta": _delta(delta),
-        },
         compute.tuning,
         [(draw_tuning, "1 1 30rem")],
         words.tuning,
         tuning_command,
+        z0=number("noise multiplier z0", z0, decades(-1, 2), unit="no unit"),
+        epochs=number("epochs of a trial", epochs, range(1, 41), unit="passes"),
+        trials=number("trials", trials, stops, unit="runs"),
+        delta=_delta(delta),
     )
 
 
@@ -390,11 +383,12 @@ def draw_tuning(result: Tuning) -> Figure:
         traces.append(line(name, color, dash, width=width, symbol=symbol, x=result.trials, y=y, hover=hover))
     chosen = _chosen("chosen", result.trials[result.chosen], result.published[result.chosen])
     return figure(
-        [*traces, chosen],
         "The price of tuning",
         f"δ = {d(result.delta)}, one utterance zeroed out, disjoint batches;\nz0 = {result.z0:g}, "
         f"{result.epochs} epochs each; Gaussian DP, secret number: Rényi DP",
-        460,
+        *traces,
+        chosen,
+        height=460,
         top=150,
         xaxis=fig.axis("trials (of a random number: its mean)", type="log", dtick=1),
         yaxis=log_axis("ε", [result.free, *result.published, *result.random], margin=ROOM),
@@ -467,7 +461,7 @@ def pareto_points(path: Path = RESULTS / "pareto.json") -> list[dict[str, Any]]:
     return rows(path, "edp-lab reproduce pareto --json")
 
 
-def pareto_figure(measured: Sequence[Mapping[str, Any]]) -> go.Figure:
+def pareto_figure(measured: Sequence[Mapping[str, Any]]) -> fig.Still:
     """Error by epsilon, a picture for each model and corpus, a line a method; errors without privacy are levels."""
     pictures: dict[str, list[Mapping[str, Any]]] = {}
     for one in measured:
@@ -495,7 +489,8 @@ def pareto_figure(measured: Sequence[Mapping[str, Any]]) -> go.Figure:
             notes.append(fig.note(text, yref=at["yaxis"], **place))
     layout |= {"template": theme.TEMPLATE, "shapes": shapes, "annotations": notes}
     layout |= {"legend": {"y": 1 + 0.12 / lines, "yanchor": "bottom"}}
-    return go.Figure(figure(traces, "Utility, privacy, time", PARETO_CAPTION, 360 * lines + 150, top=150, **layout))
+    height = 360 * lines + 150
+    return fig.still("Utility, privacy, time", PARETO_CAPTION, *traces, height=height, top=150, **layout)
 
 
 def _pareto_line(method: str, own: Sequence[Mapping[str, Any]], color: str, dash: str, symbol: str) -> Trace:

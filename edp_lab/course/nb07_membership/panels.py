@@ -1,7 +1,4 @@
-"""The panels of ``07_membership_inference.ipynb``: two that follow their sliders, and one that trains with noise.
-
-What a result holds is in `compute`; nothing is computed here but axis ranges.
-"""
+"""The panels of ``07_membership_inference.ipynb``: two that follow their sliders, and one that trains with noise."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 from markupsafe import Markup
 
 from edp_lab.attacks.membership.attacks import Attacked
@@ -23,7 +19,7 @@ from edp_lab.attacks.statistics import LEAST_MEMBERS, Guards
 from edp_lab.attacks.statistics import roc as roc_curve
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, devices, number, number_box
-from edp_lab.course.kit.figure import Figure, Trace, figure, line, points
+from edp_lab.course.kit.figure import DOTTED, Figure, Trace, line, points
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.text import Html, Words, account_command, at_most, columns, count, train_command
 from edp_lab.course.kit.text import digits as d
@@ -37,15 +33,8 @@ words = Words(__file__)
 VARIANTS = {"as printed": True, "sound": False}
 ATTACKS = {"loss": "loss", "shadow": "shadow model", "lira-online": "LiRA"}
 METHOD_NAMES = {"sgd": "SGD", "edp-sgd-as-printed": "as printed", "edp-sgd": "sound"}
-HEIGHT = 520
-CHANCE = {"color": "#666", "dash": "dot", "width": 1.5}
+figure = partial(fig.figure, height=520)
 LOG = {"type": "log", "dtick": 1, "tickformat": "~g"}
-
-
-def _level(text: str, y: float, side: str, **place: Any) -> dict[str, Any]:
-    """What a horizontal line says at its right end, above or below it."""
-    end = {"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y", "y": y, "yanchor": side}
-    return fig.note(text, **end | place)
 
 
 # ---- The curve and the scores --------------------------------------------------------------------------------------
@@ -61,19 +50,17 @@ def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs:
         "Who was in the training set?",
         "First, how many members an attack finds for every share of strangers it accuses, and what two epsilons would "
         "allow; then, the scores behind it.",
-        {
-            "attack": choice("attack", list(attacks)[-1], {ATTACKS[name]: name for name in attacks}),
-            "called": number("call as members", 10.0, called, unit="top % of all"),
-            "people": number("members", most, sizes, unit="a side"),
-            "as_printed": choice("line of", as_printed, VARIANTS),
-            "z0": number("noise multiplier z0", z0, decades(-1, 2), unit="no unit"),
-            "num_devices": devices(num_devices),
-            "epochs": number("epochs T", epochs, range(1, 41), unit="passes"),
-        },
         partial(compute.show_roc, attacks),
         [draw_roc, draw_scores],
         lambda result: words.roc(result, ATTACKS[result.result.attack], bound_settings(result)),
         lambda result, attack, **_: roc_command(result, attacks[attack]),
+        attack=choice("attack", list(attacks)[-1], {ATTACKS[name]: name for name in attacks}),
+        called=number("call as members", 10.0, called, unit="top % of all"),
+        people=number("members", most, sizes, unit="a side"),
+        as_printed=choice("line of", as_printed, VARIANTS),
+        z0=number("noise multiplier z0", z0, decades(-1, 2), unit="no unit"),
+        num_devices=devices(num_devices),
+        epochs=number("epochs T", epochs, range(1, 41), unit="passes"),
     )
 
 
@@ -96,20 +83,17 @@ def draw_roc(result: Shown) -> Figure:
         point |= {axis: [value], f"error_{axis}": reach}
     hover = "FPR %{x:.3g}: TPR %{y:.3g}"
     silent: dict[str, Any] = {"hoverinfo": "skip", "hover": hover}
-    chance, span = {"mode": "lines", "line": CHANCE}, [math.log10(SMALLEST), 0.03]
+    chance, span = {"mode": "lines", "line": DOTTED}, [math.log10(SMALLEST), 0.03]
     return figure(
-        [
-            fig.area("95 % band", SKY, 0.35, **band, **silent),
-            line(ATTACKS[result.result.attack], BLUE, width=2.5, x=fpr, y=tpr, line={"shape": "hv"}),
-            line(claimed, ORANGE, "dash", width=2.5, x=grid, y=result.claimed.tpr(grid)),
-            line(true, GREEN, "longdashdot", width=2.5, x=grid, y=result.true.tpr(grid)),
-            fig.trace("guessing", chance, x=[SMALLEST, 1], y=[SMALLEST, 1], **silent),
-            points("threshold", BLACK, "circle-open", 13, edge=3, **point),
-        ],
         "Members found, non-members accused",
         f"{result.result.members:,} a side; target: SGD, no guarantee, seed {result.seed};\n"
         f"lines: {bound_settings(result)}, δ = {held.delta:.1g}, replace-one",
-        HEIGHT,
+        fig.area("95 % band", SKY, 0.35, **band, **silent),
+        line(ATTACKS[result.result.attack], BLUE, width=2.5, x=fpr, y=tpr, line={"shape": "hv"}),
+        line(claimed, ORANGE, "dash", width=2.5, x=grid, y=result.claimed.tpr(grid)),
+        line(true, GREEN, "longdashdot", width=2.5, x=grid, y=result.true.tpr(grid)),
+        fig.trace("guessing", chance, x=[SMALLEST, 1], y=[SMALLEST, 1], **silent),
+        points("threshold", BLACK, "circle-open", 13, edge=3, **point),
         top=90,
         hover=hover,
         # No attack is worse than guessing for long: the corner is free.
@@ -132,16 +116,15 @@ def draw_scores(result: Shown) -> Figure:
     right = result.mark < ends.sum() / 2
     told = fig.beside("called members →" if right else "← others", result.mark, left=not right)
     return figure(
-        fig.histograms(result.edges, result.shares, (("members", ORANGE, "/"), ("non-members", BLUE, ""))),
         "What the attack sees",
         f"{ATTACKS[attack]}, {result.result.members:,} a side, right: looks like a member;\n"
         f"the top {result.called:g} % are called members",
-        HEIGHT,
+        *fig.histograms(result.edges, result.shares, (("members", ORANGE, "/"), ("non-members", BLUE, ""))),
+        fig.vline(result.mark),
+        told,
         top=116,
         barmode="overlay",
         bargap=0,
-        shapes=[fig.vline(result.mark)],
-        annotations=[told],
         xaxis=fig.axis(SCORES[attack], ends.tolist()),
         yaxis=fig.axis("share of that side (%)", [0, 115 * float(result.shares.max())]),
     )
@@ -193,15 +176,13 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
         "What does it remember?",
         "First, how far up a hidden number ranks among ten thousand others; then, for one canary a row, by how much "
         "each token gives it away.",
-        {
-            "method": choice("method", method, {METHOD_NAMES[name]: name for name in compute.METHODS}),
-            "z0": number("noise multiplier z0", z0, compute.Z0S, unit="measured"),
-            "repetitions": number("copies of a canary", repetitions, compute.REPETITIONS, unit="times"),
-        },
         partial(compute.show_canaries, grid),
         [(draw_exposure, "2 1 22rem"), (draw_tokens, "3 1 30rem")],
         canaries_in_words,
         lambda result, **_: canaries_command(result),
+        method=choice("method", method, {METHOD_NAMES[name]: name for name in compute.METHODS}),
+        z0=number("noise multiplier z0", z0, compute.Z0S, unit="measured"),
+        repetitions=number("copies of a canary", repetitions, compute.REPETITIONS, unit="times"),
     )
 
 
@@ -229,16 +210,15 @@ def draw_exposure(result: Remembered) -> Figure:
     chosen: Trace = {"x": [str(result.chosen.repetitions)], "y": [result.chosen.exposure], "showlegend": False}
     forgotten, cap = math.log2(math.e), result.chosen.cap
     return figure(
-        [*traces, points("", VERMILLION, "circle-open", 18, edge=3, hoverinfo="skip", **chosen)],
         "How well it remembers",
         canary_caption(result),
-        HEIGHT,
+        *traces,
+        points("", VERMILLION, "circle-open", 18, edge=3, hoverinfo="skip", **chosen),
+        fig.hline(forgotten, line=DOTTED),
+        fig.hline(cap),
+        fig.over("nothing remembered", forgotten),
+        fig.over("the most we can measure", cap, x=0, xanchor="left"),
         hover="%{x} times: %{y:.1f} bits",
-        shapes=[fig.hline(forgotten, line=CHANCE), fig.hline(cap)],
-        annotations=[
-            _level("nothing remembered", forgotten, "bottom"),
-            _level("the most we can measure", cap, "bottom", x=0, xanchor="left"),
-        ],
         xaxis=fig.axis("times that a canary is in the training set", type="category"),
         yaxis=fig.axis("exposure (bits)", [-0.3, 15]),
     )
@@ -280,12 +260,11 @@ def draw_tokens(result: Remembered) -> Figure:
     frame = {"type": "rect", "line": {"color": VERMILLION, "width": 3}, "fillcolor": "rgba(0,0,0,0)", **across}
     kinds = {"type": "category", "ticks": "", "ticklabelstandoff": 4, "showgrid": False}
     return figure(
-        [heat],
         "What is remembered, token by token",
         canary_caption(result),
-        HEIGHT,
+        heat,
+        frame,
         top=100,
-        shapes=[frame],
         xaxis=fig.axis("token of the canary", tickvals=list(range(len(names))), ticktext=names, tickangle=-40),
         yaxis=fig.axis("copies in the training set", **kinds),
     )
@@ -386,18 +365,19 @@ def draw_epsilon(runs: Runs, yours: Runs) -> Figure:
         level, text = (plain[attack].auc, f"SGD, {ATTACKS[attack]}") if attack in plain else (0.5, "")
         look = {"color": color, "dash": "dash", "width": 1.5}
         shapes.append(fig.hline(level, line=look, visible=attack in plain))
-        notes.append(_level(text, level, "bottom", x=0, xanchor="left"))
+        notes.append(fig.over(text, level, x=0, xanchor="left"))
     epsilons = [math.log10(run.epsilon) for run in (*runs, *yours) if run.epsilon]
     span = [math.floor(min(epsilons, default=0)), math.ceil(max(epsilons, default=6))]
     return figure(
-        _traces(runs, yours, lambda run, found: (run.epsilon, found.auc, found.auc_interval)),
         "Does less ε mean less leakage?",
         "Gaussian DP, replace-one, disjoint batches; void: seeds are\n"
         "published, α private as printed. Each ε allows an AUC of 1",
-        HEIGHT,
+        *_traces(runs, yours, lambda run, found: (run.epsilon, found.auc, found.auc_interval)),
+        *shapes,
+        fig.hline(0.5, line=DOTTED),
+        *notes,
+        fig.over("guessing", 0.5),
         top=146,
-        shapes=[*shapes, fig.hline(0.5, line=CHANCE)],
-        annotations=[*notes, _level("guessing", 0.5, "bottom")],
         xaxis=fig.logs(Markup("true ε, were α public (at δ = n<sup>-1.1</sup>)"), span),
         yaxis=fig.axis("AUC of the attack", [0.45, 1]),
     )
@@ -412,14 +392,13 @@ def draw_price(runs: Runs, yours: Runs) -> Figure:
 
     config = runs[0].config
     return figure(
-        _traces(runs, yours, place),
         "What does it cost?",
         f"{config.corpus}, {config.epochs} epochs, seed {config.seed}; left: useful, low: leaks little;\n"
         "a cross: without noise, no guarantee; rings: your runs",
-        HEIGHT,
+        *_traces(runs, yours, place),
+        fig.hline(1, line=DOTTED),
+        fig.over("guessing", 1, "top"),
         top=146,
-        shapes=[fig.hline(1, line=CHANCE)],
-        annotations=[_level("guessing", 1, "top")],
         xaxis=fig.axis("SER on the validation set", [0, 1.1]),
         yaxis=fig.axis("members found at 1 % FPR (%)", rangemode="tozero"),
     )
@@ -460,17 +439,17 @@ def _traces(runs: Runs, yours: Runs, place: Place) -> list[Trace]:
 # ---- Drawn once ----------------------------------------------------------------------------------------------------
 
 
-def two_attacks(attacks: Mapping[str, tuple[Array, Array]]) -> go.Figure:
+def two_attacks(attacks: Mapping[str, tuple[Array, Array]]) -> fig.Still:
     """ROC curves of two attacks on linear axes and, to the right, on log axes."""
     traces: list[Trace] = []
     for (name, sides), (color, dash) in zip(attacks.items(), ((BLUE, "solid"), (VERMILLION, "dash")), strict=True):
         curve = roc_curve(*sides)
         for plot in (1, 2):
             traces.append(line(name, color, dash, x=curve.fpr, y=curve.tpr, showlegend=plot == 1, **fig.at(plot)))
-    diagonal = {"mode": "lines", "line": CHANCE, "x": [1e-3, 1], "y": [1e-3, 1], "showlegend": False}
+    diagonal = {"mode": "lines", "line": DOTTED, "x": [1e-3, 1], "y": [1e-3, 1], "showlegend": False}
     traces += [fig.trace("", diagonal, **fig.at(plot)) for plot in (1, 2)]
     rates = ("false-positive rate", "true-positive rate")
     linear, logs = ([fig.axis(rate, span, **look) for rate in rates] for span, look in ((None, {}), ([-3, 0.03], LOG)))
     layout = fig.plots(1, 2, axes=[tuple(linear), tuple(logs)], horizontal_spacing=0.14)
     told = "made-up scores, no model: no guarantee; dotted: guessing"
-    return go.Figure(figure(traces, "One comparison, two pictures", told, 400, **layout))
+    return fig.still("One comparison, two pictures", told, *traces, height=400, **layout)

@@ -1,7 +1,4 @@
-"""The panels of ``08_audit_it.ipynb``: an audit of one step, what guesses prove, audits of training runs.
-
-What a result holds is in `compute`; nothing is computed here but axis ranges.
-"""
+"""The panels of ``08_audit_it.ipynb``: an audit of one step, what guesses prove, audits of training runs."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from edp_lab.attacks.audit.bounds import Finding
 from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import DEVICES, choice, decades, devices, number, number_box
-from edp_lab.course.kit.figure import Figure, Trace, figure, line, points
+from edp_lab.course.kit.figure import Figure, Trace, line, points
 from edp_lab.course.kit.panel import Panel, RunPanel, StoppedError, panel
 from edp_lab.course.kit.text import Words, columns, count
 from edp_lab.course.kit.text import digits as d
@@ -27,7 +24,7 @@ from edp_lab.privacy import Mechanism, Variant
 from edp_lab.training import TrainConfig
 
 words = Words(__file__)
-HEIGHT = 500
+figure = partial(fig.figure, height=500)
 VARIANTS = {"as printed": True, "sound": False}
 SURE = f"{100 * CONFIDENCE:g} %"
 MEANINGS = {
@@ -35,8 +32,6 @@ MEANINGS = {
     Finding.CONSISTENT: "the proven bound lies below the claim, which proves nothing: another attack might do better",
     Finding.NO_POWER: "even draws without a single error could not have refuted this claim: draw more",
 }
-
-
 SOURCES = {Variant.AS_PRINTED: "the paper's zCDP", Variant.SOUND: "the true one"}  # of the claim under test
 
 
@@ -55,19 +50,17 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
         "Audit one step",
         "First, what a step releases along one utterance's direction, without that utterance and with it; then, which "
         "ε this leaves possible, beside the claim.",
-        {
-            "as_printed": choice("variant", as_printed, VARIANTS),
-            "clip_norm": number("clip norm C", clip_norm, decades(-2, 2), unit="gradient norm"),
-            "z0": number("noise multiplier z0", z0, decades(-2, 1), unit="no unit"),
-            "num_devices": devices(num_devices, [*DEVICES, 64]),
-            "alpha_max": number("largest α, as printed", 1.0, decades(-1, 1), unit="of a layer"),
-            "draws": number("draws", draws, counts, unit="a side"),
-        },
         partial(compute.audit_step, noise),
         [draw_step, draw_scale],
         lambda result: words.step(result, SURE, MEANINGS[result.audit.verdict]),
         step_command,
         idle=lambda result: ("alpha_max",) if result.audit.mechanism.variant is Variant.SOUND else (),
+        as_printed=choice("variant", as_printed, VARIANTS),
+        clip_norm=number("clip norm C", clip_norm, decades(-2, 2), unit="gradient norm"),
+        z0=number("noise multiplier z0", z0, decades(-2, 1), unit="no unit"),
+        num_devices=devices(num_devices, [*DEVICES, 64]),
+        alpha_max=number("largest α, as printed", 1.0, decades(-1, 1), unit="of a layer"),
+        draws=number("draws", draws, counts, unit="a side"),
     )
 
 
@@ -84,14 +77,15 @@ def draw_step(result: StepAudit) -> Figure:
     alpha = f", largest α = {mechanism.alpha_max:g}" if mechanism.variant is Variant.AS_PRINTED else ""
     setting = f"N = {mechanism.num_devices}, C = {mechanism.clip_norm:g}, z0 = {mechanism.z0:g}{alpha}"
     return figure(
-        [*bars, *bells],
         "What one step gives away",
         f"{_name(mechanism)}: {setting},\n{result.audit.draws:,} draws a side, seed {result.seed}",
-        HEIGHT,
+        *bars,
+        *bells,
+        fig.vline(0),
+        fig.beside("guess: absent", 0, left=True),
+        fig.beside("guess: present", 0, left=False),
         barmode="overlay",
         bargap=0,
-        shapes=[fig.vline(0)],
-        annotations=[fig.beside("guess: absent", 0, left=True), fig.beside("guess: present", 0, left=False)],
         xaxis=fig.axis("released along the canary (gradient norm)", result.edges[[0, -1]].tolist()),
         yaxis=fig.axis("share of the draws (%)", [0, top]),
     )
@@ -127,15 +121,14 @@ def draw_scale(result: StepAudit) -> Figure:
         told: Trace = {"mode": "markers+text", "text": [d(value)], "textposition": side}
         traces.append(points(name, color, symbol, 14, edge=3, x=[max(value, FLOOR)], y=[name], **told))
     return figure(
-        traces,
         "Which ε can it be?",
         f"δ = {audit.delta:.2g}, zero-out, disjoint batches; true: Gaussian DP;\n"
         f"claimed: {SOURCES[audit.mechanism.variant]}; proven at {SURE}, seed {result.seed}",
-        HEIGHT,
+        *traces,
+        fig.vline(audit.epsilon_claimed, line={"color": ORANGE, "dash": "dash", "width": 1.5}, layer="below"),
         top=90,
         hover="%{text}" + fig.ALONE,
         showlegend=False,
-        shapes=[fig.vline(audit.epsilon_claimed, line={"color": ORANGE, "dash": "dash", "width": 1.5}, layer="below")],
         xaxis=fig.logs(f"ε of one step (at δ = {audit.delta:.2g})", [math.log10(FLOOR) - 0.1, last]),
         yaxis=fig.axis("epsilon", [-0.6, 4.8], categoryorder="array", categoryarray=ROWS[::-1]),
     )
@@ -173,17 +166,15 @@ def guesses(canaries: int = 1000, made: float = 30.0, right: float = 90.0, teste
         "What do right guesses prove?",
         "First, how many guesses would be right if the tested ε held, and how many were; then, the largest ε that so "
         "many guesses can prove.",
-        {
-            "canaries": number("canaries m", canaries, [20, 50, 100, 200, 500, 1000, 2000, 5000], unit="in one run"),
-            "made": number("guesses made (% of m)", made, [1.0, 2.0, 5.0, *shares[9::10]]),
-            "right": number("of these right (%)", right, shares[39:]),
-            "tested": number("ε put to the test", tested, [k / 10 for k in range(81)], unit="nats"),
-            "delta": number("δ", compute.DELTA, deltas, unit="probability"),
-        },
         compute.guess,
         [draw_luck, draw_ceiling],
         lambda result: words.guesses(result, SURE),
         lambda result, **_: guesses_command(result),
+        canaries=number("canaries m", canaries, [20, 50, 100, 200, 500, 1000, 2000, 5000], unit="in one run"),
+        made=number("guesses made (% of m)", made, [1.0, 2.0, 5.0, *shares[9::10]]),
+        right=number("of these right (%)", right, shares[39:]),
+        tested=number("ε put to the test", tested, [k / 10 for k in range(81)], unit="nats"),
+        delta=number("δ", compute.DELTA, deltas, unit="probability"),
     )
 
 
@@ -195,15 +186,14 @@ def draw_luck(result: Guesses) -> Figure:
         bars.append(fig.bar(name, color, hatch, marker={"pattern": {"size": 6}, "line": {"width": 0}}, **on))
     low, high = int(result.counts[0]), int(result.counts[-1])
     return figure(
-        bars,
         "Could it have been luck?",
         f"{result.made:,} guesses, each right with chance {result.chance:.1%} at most\n"
         f"if ε = {d(result.tested)} (δ = 0; one canary added, removed or zeroed out)",
-        HEIGHT,
+        *bars,
+        fig.vline(result.right),
+        fig.beside(f"you: {result.right:,}", result.right, left=result.right > (low + high) / 2),
         barmode="overlay",
         bargap=0,
-        shapes=[fig.vline(result.right)],
-        annotations=[fig.beside(f"you: {result.right:,}", result.right, left=result.right > (low + high) / 2)],
         xaxis=fig.axis("right guesses", [low - 1, high + 1]),
         yaxis=fig.axis("chance at the tested ε (%)", [0, 118 * float(result.chances.max())]),
     )
@@ -211,31 +201,24 @@ def draw_luck(result: Guesses) -> Figure:
 
 def draw_ceiling(result: Guesses) -> Figure:
     """What r guesses prove if all are right, or as many as were; the ring is what these guesses prove."""
-    perfect, shares = result.ceiling.values(), result.same_share
-    traces: list[Trace] = []
-    for name, color, dash, symbol, x, y in (
-        ("best, Gaussian", BLUE, "solid", "diamond", list(result.ceiling), [best.gaussian for best in perfect]),
-        ("best, any", PURPLE, "dash", "square", list(result.ceiling), [best.distribution_free for best in perfect]),
-        ("your share, any", ORANGE, "dot", "circle", list(shares), list(shares.values())),
-    ):
-        traces.append(line(name, color, dash, symbol=symbol, size=6, x=x, y=y))
-    for name, symbol, bound in (
-        ("you, Gaussian", "diamond-open", result.bounds.gaussian),
-        ("you, any", "square-open", result.bounds.distribution_free),
-    ):
-        traces.append(points(name, BLACK, symbol, 15, edge=2.5, x=[result.made], y=[bound]))
+    sizes, perfect, shares = list(result.ceiling), result.ceiling.values(), result.same_share
+    gaussian, free = [best.gaussian for best in perfect], [best.distribution_free for best in perfect]
     highest = result.ceiling[compute.SIZES[-1]].gaussian or 0
     place = {"xref": "paper", "x": 1, "xanchor": "right", "y": result.tested, "yanchor": "bottom"}
+    ring: Trace = {"color": BLACK, "size": 15, "edge": 2.5, "x": [result.made]}
     return figure(
-        traces,
         "What guesses can prove",
         f"δ = {result.delta:.2g}, confidence {SURE}, m = {result.canaries:,} canaries;\n"
         "Steinke et al. (any mechanism), Mahloujifar et al. (Gaussian)",
-        HEIGHT,
+        line("best, Gaussian", BLUE, symbol="diamond", size=6, x=sizes, y=gaussian),
+        line("best, any", PURPLE, "dash", symbol="square", size=6, x=sizes, y=free),
+        line("your share, any", ORANGE, "dot", symbol="circle", size=6, x=list(shares), y=list(shares.values())),
+        points("you, Gaussian", symbol="diamond-open", y=[result.bounds.gaussian], **ring),
+        points("you, any", symbol="square-open", y=[result.bounds.distribution_free], **ring),
+        fig.hline(result.tested, line={"color": VERMILLION, "dash": "dashdot", "width": 1.5}),
+        fig.note("the tested ε", **place),
         top=146,
         hover="%{x:,} guesses: ε at least %{y:.3g}",
-        shapes=[fig.hline(result.tested, line={"color": VERMILLION, "dash": "dashdot", "width": 1.5})],
-        annotations=[fig.note("the tested ε", **place)],
         xaxis=fig.axis("guesses r", [min(0.9, math.log10(result.made) - 0.1), 4.1], type="log", dtick=1),
         yaxis=fig.axis(f"ε is at least (δ = {result.delta:.2g})", [-0.4, 1.06 * max(result.tested, highest)]),
     )
@@ -323,17 +306,13 @@ def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
             asked.append(None if least is None else 100 * least / tally.guesses)
     inside = {"text": told, "textposition": "inside", "insidetextanchor": "start", "textfont": {"color": BLACK}}
     wanted: Trace = {"x": names, "y": asked, "hover": "%{y:.1f} % would refute the claim"}
-    coin = {"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y", "y": 50, "yanchor": "bottom"}
     return figure(
-        [
-            fig.bar("right", SKY, width=0.55, x=names, y=right, hover="%{y:.1f} % right", **inside),
-            points("needed to refute the claim", VERMILLION, "line-ew-open", 60, edge=4, **wanted),
-        ],
         "Guesses about the last run",
         caption,
-        HEIGHT,
-        shapes=[fig.hline(50)],
-        annotations=[fig.note("coin", **coin)],
+        fig.bar("right", SKY, width=0.55, x=names, y=right, hover="%{y:.1f} % right", **inside),
+        points("needed to refute the claim", VERMILLION, "line-ew-open", 60, edge=4, **wanted),
+        fig.hline(50),
+        fig.over("coin", 50),
         xaxis=fig.axis("guesses made: the surest ones first", [-0.5, (len(names) or 3) - 0.5], type="category"),
         yaxis=fig.axis("right guesses (%)", [0, 104]),
     )
@@ -343,27 +322,19 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
     """What each audit proves, beside the epsilon that is claimed and the one that holds; of one setting, by seed."""
     rows = list(audits.values())
     numbers, ends = list(range(1, len(rows) + 1)), [0.5, len(rows) + 0.5] if rows else []
-    traces = []
-    for name, color, symbol, proven in (
-        ("proven, Gaussian", BLUE, "triangle-up", [audit.epsilon_lower_bound for audit in rows]),
-        ("proven, any mechanism", PURPLE, "triangle-up-open", [audit.bounds.distribution_free for audit in rows]),
-    ):
-        marker = {"symbol": symbol, "size": 11, "color": color}
-        traces.append(fig.trace(name, {"mode": "markers", "marker": marker}, x=numbers, y=proven))
-    for name, color, dash, levels in (
-        ("claimed", ORANGE, "dash", [audit.epsilon_claimed for audit in rows[:1]]),
-        ("true", GREEN, "solid", [audit.epsilon_holds for audit in rows[:1]]),
-    ):
-        traces.append(line(name, color, dash, width=2.5, x=ends, y=levels * 2))
+    gaussian, free = [audit.epsilon_lower_bound for audit in rows], [audit.bounds.distribution_free for audit in rows]
+    claimed, true = ([getattr(audit, name) for audit in rows[:1]] * 2 for name in ("epsilon_claimed", "epsilon_holds"))
     caption = rows and (
         f"{_run_settings(rows[0])}; δ = {rows[0].delta:.2g},\n"
         f"zero-out, disjoint batches; proven at {SURE}; true: Gaussian DP"
     )
     return figure(
-        traces,
         "What each audit proves",
         caption or "",
-        HEIGHT,
+        points("proven, Gaussian", BLUE, "triangle-up", 11, edge=None, x=numbers, y=gaussian),
+        points("proven, any mechanism", PURPLE, "triangle-up-open", 11, edge=None, x=numbers, y=free),
+        line("claimed", ORANGE, "dash", width=2.5, x=ends, y=claimed),
+        line("true", GREEN, width=2.5, x=ends, y=true),
         hover="audit %{x}: ε %{y:.3g}",
         xaxis=fig.axis("audit, a training run each", ends or None, tickformat="d"),
         yaxis=fig.axis("ε of the run", rangemode="tozero"),

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, delta_of, devices, number, number_box, seed_of
@@ -70,20 +69,18 @@ def noise(C: float, z0: float, num_devices: int, epochs: int, delta: float, seed
     return Panel(
         "N devices, one noise",
         "First, the noise on the mean gradient, drawn by one or N; then, how it depends on N, and what the run costs.",
-        {
-            "variant": choice("variant", AS_PRINTED, (AS_PRINTED, SOUND)),
-            "num_devices": devices(num_devices),
-            "clip_norm": number("clip norm C", C, decades(-2, 2), unit="gradient norm"),
-            "z0": number("noise multiplier z0", z0, decades(-3, 1), unit="no unit"),
-            "epochs": number("length of the run", epochs, range(1, 41), unit="epochs"),
-            "parameters": choice("model", SMALL, MODELS),
-            "delta": delta_of(delta),
-            "seed": seed_of(seed),
-        },
         compute.device_noise,
         [draw_drawn, draw_devices],
         words.noise,
         lambda result, **_: account_of(result.mechanism, epochs=result.guarantee.epochs, delta=result.guarantee.delta),
+        variant=choice("variant", AS_PRINTED, (AS_PRINTED, SOUND)),
+        num_devices=devices(num_devices),
+        clip_norm=number("clip norm C", C, decades(-2, 2), unit="gradient norm"),
+        z0=number("noise multiplier z0", z0, decades(-3, 1), unit="no unit"),
+        epochs=number("length of the run", epochs, range(1, 41), unit="epochs"),
+        parameters=choice("model", SMALL, MODELS),
+        delta=delta_of(delta),
+        seed=seed_of(seed),
     )
 
 
@@ -95,13 +92,11 @@ def draw_drawn(result: DeviceNoise) -> Figure:
     stairs: dict[str, Any] = {"x": (edges[1:] + edges[:-1]) / 2, "line": {"shape": "hvh"}}
     once, own, same = (np.histogram(draw, edges)[0] for draw in draws)
     return figure(
-        [
-            line("one draw for the sum", BLUE, y=once, **stairs),
-            line("N draws, averaged", GREEN, "dash", width=3, y=own, **stairs),
-            line("N times the same draw", VERMILLION, "dot", y=same, **stairs),
-        ],
         "Noise on the mean",
         words.drawn_caption(result),
+        line("one draw for the sum", BLUE, y=once, **stairs),
+        line("N draws, averaged", GREEN, "dash", width=3, y=own, **stairs),
+        line("N times the same draw", VERMILLION, "dot", y=same, **stairs),
         top=140,
         hover="%{x:.3g}: %{y} coordinates",
         xaxis=axis("noise on one coordinate (gradient)", [-reach, reach]),
@@ -131,9 +126,9 @@ def draw_devices(result: DeviceNoise) -> Figure:
         for title, values in (("noise on the mean", [*wanted, *added]), ("ε (nats)", [*claimed, *true]))
     )
     return fig.two_plots(
-        traces,
         "By number of devices",
         words.devices_caption(result),
+        *traces,
         axes=[(by_count, noise), (by_count, cost)],
         legend_at=0.4,
         spacing=0.27,
@@ -214,7 +209,7 @@ def draw_losses(runs: Sequence[tuple[str, Sequence[float]]], caption: str) -> Fi
         lines.append(line(name, hover="step %{x}: %{y:.6f}", **look, **steps))
     last = max([5, *(len(losses) for _, losses, _ in shown)]) + 1 if shown else 20
     steps, loss = axis("step", [0, last], tickformat="d"), axis("loss per utterance (nats)", rangemode="tozero")
-    return figure(lines, "The same run, step by step?", caption, 380, top=110, xaxis=steps, yaxis=loss)
+    return figure("The same run, step by step?", caption, *lines, height=380, top=110, xaxis=steps, yaxis=loss)
 
 
 def run_command(config: TrainConfig) -> str:
@@ -235,7 +230,7 @@ TIME = {"title": "time of a step (× SGD's)", "type": "log", "tickvals": [1, 2, 
 BY_METHOD = "method (DP-SGD, unless named)"
 
 
-def table2_figure(tables: Mapping[str, Sequence[Row]]) -> go.Figure:
+def table2_figure(tables: Mapping[str, Sequence[Row]]) -> fig.Still:
     """Steps as a ratio to SGD's: ours with quartiles, and the paper's on eight GPUs."""
     order = [_row("edp-sgd", n) for n in (1, 2, 4, 8)] + [_row(m, 1) for m in ("dp-sgd", "dp-sgd-naive", "opacus")]
     axes = (
@@ -256,7 +251,7 @@ def table2_figure(tables: Mapping[str, Sequence[Row]]) -> go.Figure:
     layout = fig.merged(layout, {"yaxis": {"title": BY_METHOD}, "annotations": headings})
     where = compute.where(next(iter(tables.values()))[0])
     caption = f"ours: {where}, batches of 64;\nprocesses: 1, further devices simulated; no ε"
-    return go.Figure(figure(traces, "Table 2: how much slower than SGD?", caption, 430, top=120, **layout))
+    return fig.still("Table 2: how much slower than SGD?", caption, *traces, height=430, top=120, **layout)
 
 
 def _ratios(name: str, color: str, symbol: str, rows: Sequence[Row], **more: Any) -> Trace:
@@ -342,7 +337,7 @@ def draw_measured(rows: Sequence[Row], caption: str) -> Figure:
         _ratios("committed, two cores, paper's size", BLUE, "circle", beside, showlegend=True),
     ]
     time, methods = {**TIME, "range": [-0.1, 1.1]}, axis(BY_METHOD, autorange="reversed")
-    return figure(traces, "A few cells, measured here", caption, 400, top=120, xaxis=time, yaxis=methods)
+    return figure("A few cells, measured here", caption, *traces, height=400, top=120, xaxis=time, yaxis=methods)
 
 
 def measure_command(task: Task) -> str:
@@ -362,18 +357,16 @@ def scaling(num_devices: int) -> Panel:
         "What would N GPUs give?",
         "First, the parts of one step of eDP-SGD; then, how much faster N devices are than one, and how much slower "
         "than SGD. Only one core was measured.",
-        {
-            "model": choice("model", "clc", {"CLC": "clc", "BERT": "bert"}),
-            "devices": devices(num_devices, [*COUNTS, 64]),
-            "batch": number("batch", 64, [16, 32, 64, 128, 256, 512, 1024], unit="utterances"),
-            "bandwidth": number("bandwidth", 10.0, decades(-1, 3), unit="GB/s"),
-            "latency": number("latency", 10.0, [0.0, *decades(0, 4)], unit="µs a message"),
-            "speed": number("speed of a device", 1.0, decades(0, 3), unit="× one core"),
-        },
         compute.scaling,
         [draw_step, draw_speed],
         words.scaling,
         scaling_command,
+        model=choice("model", "clc", {"CLC": "clc", "BERT": "bert"}),
+        devices=devices(num_devices, [*COUNTS, 64]),
+        batch=number("batch", 64, [16, 32, 64, 128, 256, 512, 1024], unit="utterances"),
+        bandwidth=number("bandwidth", 10.0, decades(-1, 3), unit="GB/s"),
+        latency=number("latency", 10.0, [0.0, *decades(0, 4)], unit="µs a message"),
+        speed=number("speed of a device", 1.0, decades(0, 3), unit="× one core"),
     )
 
 
@@ -386,9 +379,9 @@ def draw_step(result: Scaling) -> Figure:
         fig.bar("all-reduce", VERMILLION, "/", x=x, y=1000 * result.message),
     ]
     return figure(
-        bars,
         "One step",
         words.scaling_caption(result),
+        *bars,
         top=140,
         hover="N = %{x}: %{y:.3g} ms",
         barmode="stack",
@@ -422,9 +415,9 @@ def draw_speed(result: Scaling) -> Figure:
     )
     slower = axis("step (× SGD's)", [0, max(2.0, 1.15 * result.ratio.max())], rangemode="tozero")
     return fig.two_plots(
-        traces,
         "Speed",
         words.scaling_caption(result),
+        *traces,
         hover="N = %{x}: %{y:.3g}",
         axes=[(by_count, faster), (by_count, slower)],
         legend_at=0.4,

@@ -90,11 +90,11 @@ def pixels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
         "Phase I: noise on the pixels",
         "First, six private images before and after noise; then, what this noise promises about one image, and what is "
         "claimed.",
-        _controls(start, "sigma", "delta"),
         lambda **values: compute.noise_images(sketch, replace(start, **values)),
         [draw_images, draw_epsilon],
         words.pixels,
         lambda result, **_: command(result.settings, (1,)),
+        **_controls(start, "sigma", "delta"),
     )
 
 
@@ -111,10 +111,10 @@ def draw_images(result: NoisedImages) -> Figure:
     labels = {"tickvals": places, "ticktext": [str(label) for label in result.labels]}
     rows = {"tickvals": places[: len(ROWS)], "ticktext": ROWS, "autorange": "reversed"}
     return figure(
-        [{**PICTURE, "z": _tiles(result.shown), "hovertemplate": "pixel %{z:.2f}" + fig.ALONE}],
         "What noise leaves",
         words.images_caption(result),
-        310,
+        {**PICTURE, "z": _tiles(result.shown), "hovertemplate": "pixel %{z:.2f}" + fig.ALONE},
+        height=310,
         top=100,
         xaxis=axis("label, passed on without noise", **bare, **labels),
         yaxis={**bare, **rows, "scaleanchor": "x", "constraintoward": "top"},
@@ -148,9 +148,10 @@ def draw_epsilon(result: NoisedImages) -> Figure:
         points("the slider's σ", GREEN, "circle", 12, x=here[0], y=here[1], marker=EDGE, hover="σ %{x:g}: ε %{y:.4g}"),
     ]
     return figure(
-        [*curves, *marks],
         "ε of one image",
         words.epsilon_caption(result),
+        *curves,
+        *marks,
         top=196,
         legend=LIST,
         xaxis=axis("σ of the noise on a pixel (0 to 1)", dtick=1, **NUMBERS),
@@ -172,15 +173,13 @@ def votes(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
         "Phase II: instructors vote",
         "First, the votes on one public image, before and after noise; then, how often noise lets the majority have "
         "its label, and how far the instructors agree.",
-        {
-            **_controls(start, "instructors", "vote", "vote_epsilon", "sigma"),
-            "image": number("public image", 0, range(sketch.public), unit="number"),
-            "draw": number("draw of the noise", 0, range(21), unit="number"),
-        },
         take,
         [draw_ballot, draw_survival],
         words.votes,
         lambda result, **_: command(result.settings, (1, 2)),
+        **_controls(start, "instructors", "vote", "vote_epsilon", "sigma"),
+        image=number("public image", 0, range(sketch.public), unit="number"),
+        draw=number("draw of the noise", 0, range(21), unit="number"),
     )
 
 
@@ -199,15 +198,13 @@ def draw_ballot(result: Ballot) -> Figure:
         (by_label, axis("chance to win", [0, 1], **PERCENT)),
     ]
     return figure(
-        [
-            {**PICTURE, "hoverinfo": "skip", "z": result.picture.tolist()},
-            bar("votes", BLUE, x=labels, y=result.counts, hover="%{y} say %{x}", **fig.at(2)),
-            points("with noise, one draw", VERMILLION, "diamond-open", 11, edge=2, **drawn),
-            bar("chance to come out", GREEN, **won),
-        ],
         f"One vote: on a {result.truth}",
         words.ballot_caption(result),
-        580,
+        {**PICTURE, "hoverinfo": "skip", "z": result.picture.tolist()},
+        bar("votes", BLUE, x=labels, y=result.counts, hover="%{y} say %{x}", **fig.at(2)),
+        points("with noise, one draw", VERMILLION, "diamond-open", 11, edge=2, **drawn),
+        bar("chance to come out", GREEN, **won),
+        height=580,
         top=100,
         bargap=0.3,
         showlegend=False,
@@ -227,19 +224,17 @@ def draw_survival(result: Ballot) -> Figure:
         (axis("votes for the winner", [-0.7, voters + 0.7], tickformat="d"), axis("public images")),
     ]
     return figure(
-        [
-            *(line(f"{n} who all agree", *look, y=result.curves[n], visible=n != voters, **on) for n, *look in looks),
-            line(f"{voters} who all agree", VERMILLION, width=3, y=result.curves[voters], **on),
-            points("these votes: share that it wins", GREEN, "square", 12, marker=EDGE, **own),
-            bar("", BLUE, showlegend=False, **agreed, **fig.at(2)),
-        ],
         "All votes",
         words.survival_caption(result),
-        540,
+        *(line(f"{n} who all agree", *look, y=result.curves[n], visible=n != voters, **on) for n, *look in looks),
+        line(f"{voters} who all agree", VERMILLION, width=3, y=result.curves[voters], **on),
+        points("these votes: share that it wins", GREEN, "square", 12, marker=EDGE, **own),
+        bar("", BLUE, showlegend=False, **agreed, **fig.at(2)),
+        fig.vline(settings.vote_epsilon, **HERE),
+        height=540,
         top=178,
         legend=LIST,
         bargap=0.1,
-        shapes=[fig.vline(settings.vote_epsilon, **HERE)],
         **fig.plots(2, 1, axes=axes, row_heights=(0.58, 0.42), vertical_spacing=0.24),
     )
 
@@ -254,16 +249,14 @@ def parts(start: ThreePhaseSettings) -> Panel:
         "Phase II: what ten instructors do to ε",
         "The same private training, on all of MNIST's images or on N parts of them, and the thesis' rule that N "
         "instructors are N times as private.",
-        {
-            "instructors": number("instructors N", start.instructors, compute.PARTS, unit="parts"),
-            "batch_size": number("batch size", 250, [50, 100, 150, 200, 250, 300, 500, 1000], unit="images"),
-            "epochs": number("epochs", 10, [1, 2, 5, 10, 15, 20, 30, 40, 60], unit="epochs"),
-            "noise_multiplier": number("noise multiplier z", 1.1, [k / 10 for k in range(5, 51)], unit="no unit"),
-        },
         partial(compute.split_training, delta=start.delta),
         [(draw_parts, "1 1 30rem")],
         words.parts,
         lambda result, **_: account_command(result),
+        instructors=number("instructors N", start.instructors, compute.PARTS, unit="parts"),
+        batch_size=number("batch size", 250, [50, 100, 150, 200, 250, 300, 500, 1000], unit="images"),
+        epochs=number("epochs", 10, [1, 2, 5, 10, 15, 20, 30, 40, 60], unit="epochs"),
+        noise_multiplier=number("noise multiplier z", 1.1, [k / 10 for k in range(5, 51)], unit="no unit"),
     )
 
 
@@ -273,17 +266,15 @@ def draw_parts(result: Partition) -> Figure:
     on: dict[str, Any] = {"x": numbers, "hover": "%{x} instructors: ε %{y:.3g}"}
     one, together, claimed = zip(*((cost.one, cost.together, cost.claimed) for cost in costs), strict=True)
     return figure(
-        [
-            line("one model on all images", BLUE, "dot", y=one, **on),
-            line("N on parts: the maximum", GREEN, width=3, symbol="circle", y=together, **on),
-            line("the thesis: one model's ε over N", ORANGE, "dash", symbol="square-open", size=9, y=claimed, **on),
-        ],
         "ε, split into N parts",
         words.parts_caption(result),
-        420,
+        line("one model on all images", BLUE, "dot", y=one, **on),
+        line("N on parts: the maximum", GREEN, width=3, symbol="circle", y=together, **on),
+        line("the thesis: one model's ε over N", ORANGE, "dash", symbol="square-open", size=9, y=claimed, **on),
+        fig.vline(result.instructors, **HERE),
+        height=420,
         top=156,
         legend=LIST,
-        shapes=[fig.vline(result.instructors, **HERE)],
         xaxis=axis("instructors N, on 60,000 images", tickangle=0, tickvals=numbers, **NUMBERS),
         yaxis=log_axis(f"ε (at δ = {result.delta:.2g})", [*one, *together, *claimed], margin=0.05),
     )
@@ -307,14 +298,12 @@ def labels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
         "Phase III: the understudy learns from noisy labels",
         "First, what all labels cost together, by several accountants; then, how well a model does that has learnt "
         "from nothing else.",
-        {
-            "labels": number("labels spent", start.labels or sketch.public, spent, unit="public images"),
-            **_controls(start, "instructors", "vote", "vote_epsilon", "sigma", "delta"),
-        },
         lambda **values: compute.spend_labels(sketch, replace(start, **values)),
         [draw_bill, draw_learnt],
         words.labels,
         lambda result, **_: command(result.settings),
+        labels=number("labels spent", start.labels or sketch.public, spent, unit="public images"),
+        **_controls(start, "instructors", "vote", "vote_epsilon", "sigma", "delta"),
     )
 
 
@@ -338,17 +327,15 @@ def draw_bill(result: LabelBill) -> Figure:
     claimed = {"x": [1, compute.MNIST_QUERIES], "y": [settings.vote_epsilon] * 2}
     very = {"x": [result.spent], "y": [own], "hover": "ε %{y:.4g} for these votes"}
     return figure(
-        [
-            *lines,
-            line("the thesis: as for one label", ORANGE, "dash", **claimed),
-            points("these very votes: not releasable", BLACK, "x-open", 11, edge=2, **very),
-        ],
         "What labels cost",
         words.bill_caption(result),
-        540,
+        *lines,
+        line("the thesis: as for one label", ORANGE, "dash", **claimed),
+        points("these very votes: not releasable", BLACK, "x-open", 11, edge=2, **very),
+        fig.vline(result.spent, **HERE),
+        height=540,
         top=212,
         legend=LIST,
-        shapes=[fig.vline(result.spent, **HERE)],
         xaxis=axis("labels spent (thesis: 9,000)", [0, 4.05], type="log", tickformat=",", dtick=1),
         yaxis=log_axis(f"ε of all labels (at δ = {settings.delta:.2g})", shown, margin=0.05),
     )
@@ -368,13 +355,13 @@ def draw_learnt(result: LabelBill) -> Figure:
     ]
     ticks = [10, 20, 40, 80, 160, 320, max(result.sizes)]
     return figure(
-        curves,
         "What they teach",
         words.learnt_caption(result),
-        540,
+        *curves,
+        fig.vline(result.spent, **HERE),
+        height=540,
         top=142,
         legend={**LIST, "traceorder": "normal"},
-        shapes=[fig.vline(result.spent, **HERE)],
         xaxis=axis("labels spent", tickangle=0, tickvals=ticks, **NUMBERS),
         yaxis=axis("accuracy, and share of labels", [0, 1.02], **PERCENT),
     )
@@ -472,10 +459,11 @@ def draw_parts_so_far(scores: Scores, thesis: Mapping[str, float], caption: str)
     there = {"x": list(thesis.values()), "y": [NAMES.get(name, name) for name in thesis], "hover": "%{y}: %{x:.0%}"}
     names = {"categoryorder": "array", "categoryarray": NETWORKS[::-1], "range": [-0.5, len(NETWORKS) - 0.5]}
     return figure(
-        [here, points("the thesis, on MNIST", ORANGE, "diamond-open", 12, edge=2, **there)],
         "Part by part",
         caption,
-        400,
+        here,
+        points("the thesis, on MNIST", ORANGE, "diamond-open", 12, edge=2, **there),
+        height=400,
         top=130,
         legend=LIST,
         xaxis=axis("accuracy on 60 images", [0, 1.03], **PERCENT),
@@ -508,4 +496,4 @@ def draw_runs(runs: Sequence[ThreePhaseRecord]) -> Figure:
     caption = caption.format(runs[-1].settings.delta) if runs else ""
     cost = log_axis("ε of the labels, composed", [0.5, 2000.0, *epsilons], margin=0.05)
     accuracy = axis("accuracy of the understudy", [0, 1.08], **PERCENT)
-    return figure([marks], "Your runs", caption, 400, top=84, xaxis=cost, yaxis=accuracy)
+    return figure("Your runs", caption, marks, height=400, top=84, xaxis=cost, yaxis=accuracy)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import ipywidgets as widgets
-import plotly.graph_objects as go
 from markupsafe import Markup
 
 from edp_lab.course.kit import figure as fig
@@ -56,16 +55,14 @@ class Ledger(Panel):
             "The ledger",
             "First, every claim of the two documents with its verdict; then, the selected one with the numbers that "
             "its verdict follows from.",
-            {
-                "document": choice("source", EVERY, {EVERY: EVERY, "paper (P)": "paper", "thesis (T)": "thesis"}),
-                "verdict": choice("verdict", EVERY, verdicts),
-                "text": Control(search, search, ""),
-                "row": Control(self._list, self._list, row),
-            },
             partial(compute.view, found),
             [draw_counts, draw_spans],
             words.view,
             view_command,
+            document=choice("source", EVERY, {EVERY: EVERY, "paper (P)": "paper", "thesis (T)": "thesis"}),
+            verdict=choice("verdict", EVERY, verdicts),
+            text=Control(search, search, ""),
+            row=Control(self._list, self._list, row),
         )
 
     def set(self, **values: Any) -> None:
@@ -112,10 +109,10 @@ def draw_counts(result: View) -> Figure:
         bars.append(trace(str(verdict), look, x=values, y=documents, hover="%{y}: %{x}", **told))
     passing = f"{len(result.entries)} of {len(result.table.entries)} claims pass the filter"
     return figure(
-        bars,
         "Claims by verdict",
         f"{passing};\nevidence of {result.table.date}",
-        330,
+        *bars,
+        height=330,
         barmode="stack",
         legend={"traceorder": "normal"},
         xaxis=axis("number of claims", tickformat="d"),
@@ -132,15 +129,13 @@ def draw_spans(result: View) -> Figure:
     ring: dict[str, Any] = {"name": "selected", "x": [found[k] for k in chosen], "y": [names[k] for k in chosen]}
     dot = {"mode": "markers", "marker": {"color": BLUE, "symbol": "circle", "size": 9}}
     return figure(
-        [
-            line("", "#bbb", width=2, **fig.gaps(claimed, found, names), **silent),
-            _outlined("claimed or allowed", ORANGE, "square-open", 10, x=claimed, y=names),
-            trace("found", dot, x=found, y=names),
-            _outlined(color="#000", symbol="circle-open", size=22, **ring, **silent),
-        ],
         "What is claimed, and what was found",
         "each row has its own unit; each ε has the accountant and δ\nthat its claim names; ring: the selected row",
-        680,
+        line("", "#bbb", width=2, **fig.gaps(claimed, found, names), **silent),
+        _outlined("claimed or allowed", ORANGE, "square-open", 10, x=claimed, y=names),
+        trace("found", dot, x=found, y=names),
+        _outlined(color="#000", symbol="circle-open", size=22, **ring, **silent),
+        height=680,
         hover="%{y}: %{x:.3g}",
         margin={"b": 90, "r": 36},
         legend={"orientation": "v"},
@@ -247,17 +242,15 @@ def turn(num_devices: int, z0: float, micro_batch: int, training: int, delta: fl
         "Change the evidence",
         "Four claims of the paper, with the numbers of your choice in the place of its own: evidence is computed, and "
         "verdicts follow.",
-        {
-            "num_devices": devices(num_devices),
-            "z0": number("noise multiplier z0", z0, decades(-2, 1), unit="no unit"),
-            "micro_batch": number("micro-batch size", micro_batch, [1, 2, 4, 8, 16, 32, 64], unit="utterances"),
-            "training": number("training set n", training, sizes, unit="utterances"),
-            "delta": delta_of(delta),
-        },
         compute.turn,
         [(draw_beyond, "1 1 30rem")],
         words.turned,
         turned_command,
+        num_devices=devices(num_devices),
+        z0=number("noise multiplier z0", z0, decades(-2, 1), unit="no unit"),
+        micro_batch=number("micro-batch size", micro_batch, [1, 2, 4, 8, 16, 32, 64], unit="utterances"),
+        training=number("training set n", training, sizes, unit="utterances"),
+        delta=delta_of(delta),
     )
 
 
@@ -276,15 +269,15 @@ def draw_beyond(result: Turned) -> Figure:
         marks.append(_outlined(str(verdict), color, symbol, 14, **places))
     order = {"categoryorder": "array", "categoryarray": list(NAMES.values())}
     return figure(
-        marks,
         "How far the truth is from the claim",
         f"ε of one epoch: {result.epsilon:.3g} (Gaussian DP, were α public),\n"
         f"claimed {result.claimed:.3g} (zCDP); δ = {result.delta:.2g}, seed 0",
-        400,
+        *marks,
+        fig.vline(1, line={"color": "#444", "dash": "dot", "width": 2}),
+        height=400,
         hover="%{y}: %{x:.3g} times" + fig.ALONE,
         margin={"b": 60, "r": 36},
         legend={"orientation": "v"},
-        shapes=[fig.vline(1, line={"color": "#444", "dash": "dot", "width": 2})],
         xaxis=log_axis("found over claimed or allowed (times)", [1.0, *result.beyond.values()], margin=0.1),
         yaxis=axis("claim", autorange="reversed", **order),
     )
@@ -318,7 +311,7 @@ TABLE1_CAPTION = Markup(
 )
 
 
-def table1_figure(cells: Sequence[Cell]) -> go.Figure:
+def table1_figure(cells: Sequence[Cell]) -> fig.Still:
     """Changes of error and of attacks' success against SGD's, and epsilon: a line for each model, corpus and decay.
 
     `cells` are those of `edp_lab.course.nb11_claims.compute.table1_cells`.
@@ -365,7 +358,7 @@ def table1_figure(cells: Sequence[Cell]) -> go.Figure:
     layout["annotations"] += notes
     layout |= {"shapes": shapes, "legend": {"y": 1 + 1 / len(lines), "yanchor": "bottom"}, "template": TEMPLATE}
     height = 30 * len(lines) + 250
-    return go.Figure(figure(traces, "Table 1, theirs and ours", TABLE1_CAPTION, height, top=180, **layout))
+    return fig.still("Table 1, theirs and ours", TABLE1_CAPTION, *traces, height=height, top=180, **layout)
 
 
 def _range(cells: Sequence[Cell], change: str) -> tuple[float, float]:
