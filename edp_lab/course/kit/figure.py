@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import ipywidgets as widgets
 import numpy as np
@@ -39,7 +39,7 @@ from edp_lab.course.kit.text import Html
 Figure = dict[str, Any]  # {"data": [trace, ...], "layout": {...}}
 Trace = dict[str, Any]
 Mark = dict[str, Any]  # a trace, a shape or an annotation
-Still = go.Figure
+Still: TypeAlias = go.Figure
 NUMBERS = {bool, int, float, type(None)}
 
 LEGEND = {"orientation": "h"}

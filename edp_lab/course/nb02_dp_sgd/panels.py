@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import Control, choice, decades, number, seed_of
+from edp_lab.course.kit.controls import choice, decades, number, seed_of
 from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, axis, figure, line, logs, points, positive, two_plots
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, panel
@@ -28,7 +28,7 @@ NAMES = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam", "dp-adambc": "DP-
 words = Words(__file__, length=np.linalg.norm, names=NAMES, delta=DELTA)
 
 
-def _clip_and_noise(clip_norm: float, z: float) -> dict[str, Control]:
+def _clip_and_noise(clip_norm: float, z: float) -> dict[str, Any]:
     stops = [stop for stop in decades(-2, 2) if stop <= 20]
     return {
         "clip_norm": number("clip norm C", clip_norm, [stop for stop in stops if stop > 0.04], unit="gradient norm"),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
-from edp_lab.course.kit.controls import Control, choice, decades, delta_of, number, number_box
+from edp_lab.course.kit.controls import choice, decades, delta_of, number, number_box
 from edp_lab.course.kit.figure import Figure, axis, bar, figure, line, log_axis, logs, points
 from edp_lab.course.kit.panel import Panel, RunPanel, StoppedError, panel
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
@@ -50,7 +50,7 @@ NUMBERS: dict[str, Any] = {"type": "log", "tickformat": "~g"}  # a log axis with
 PERCENT: dict[str, Any] = {"tickformat": ".0%"}
 
 
-def _controls(start: ThreePhaseSettings, *names: str) -> dict[str, Control]:
+def _controls(start: ThreePhaseSettings, *names: str) -> dict[str, Any]:
     """The inputs for settings of these names, in this order."""
     if "vote" in names and start.vote not in PRIVATE:
         raise UsageError(f"a {start.vote} vote has no noise to look at: choose {', '.join(PRIVATE)}")
