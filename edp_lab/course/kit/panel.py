@@ -217,7 +217,7 @@ class Panel(Frame):
 
 
 class StoppedError(Exception):
-    """Stop was pressed."""
+    """Stop was pressed: see `RunPanel.heed_stop`."""
 
 
 class RunPanel(Frame):
@@ -288,10 +288,10 @@ class RunPanel(Frame):
     def stopping(self) -> bool:
         return self.stop_event.is_set()
 
-    def heed_stop(self) -> None:
-        """End the work here if Stop was pressed, by a `StoppedError`: for what only tells how far it is."""
+    def heed_stop(self, told: str = "") -> None:
+        """End the work here if Stop was pressed, and say what is `told`: for what only tells how far it is."""
         if self.stopping:
-            raise StoppedError
+            raise StoppedError(told)
 
     def progress(self, done: int, of: int, text: str) -> None:
         """Move the bar to `done` of `of` and say what is going on."""
@@ -337,7 +337,10 @@ class RunPanel(Frame):
     def _guarded(self, task: Any) -> None:
         try:
             with self.guard():
-                self.work(task)
+                try:
+                    self.work(task)
+                except StoppedError as stopped:
+                    self.words.value = str(stopped) or self.words.value
         finally:
             self.state.value = "stopped" if self.stopping else "done"
             self.run_button.disabled, self.stop_button.disabled = False, True

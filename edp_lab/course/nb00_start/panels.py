@@ -1,7 +1,4 @@
-"""The panels of ``00_start.ipynb``: one step under the sliders, and a short training run with their values.
-
-What a result holds is in `compute`; nothing is computed here but axis ranges.
-"""
+"""The panels of ``00_start.ipynb``: one step under the sliders, and a short training run with their values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The panels of ``01_coins_to_composition.ipynb``: a coin, one question again and again, delta, many releases.
-
-What a result holds is in `compute`; nothing is computed here but outlines and axis ranges.
-"""
+"""The panels of ``01_coins_to_composition.ipynb``: a coin, one question again and again, delta, many releases."""
 
 from __future__ import annotations
 
@@ -292,17 +289,16 @@ LOOKS = {
 def draw_total(result: compute.Composed) -> Figure:
     """Total epsilon against the number of releases, by four accounts; log scales."""
     mode, most = "lines" if result.releases.size > 1 else "markers", int(result.releases[-1])
-    lines = [
-        line(name, color, dash, x=result.releases, y=positive(result.total[name]), mode=mode)
-        for name, (color, dash, _) in LOOKS.items()
-    ]
     allowed = {"mode": "lines+text", "text": ["allowed"], "textposition": "top right", "cliponaxis": False}
     over = {"x": [1, 10 * most], "y": [result.budget] * 2, "showlegend": False}
     top = max(result.budget, *(total for name, total in result.last.items() if name != ADVANCED))
     return figure(
         "The cost of many releases",
         f"ε = {d(result.epsilon)} per release (pure);\nthe total at δ = {d(result.delta)}, the plain sum at 0",
-        *lines,
+        *(
+            line(name, color, dash, x=result.releases, y=positive(result.total[name]), mode=mode)
+            for name, (color, dash, _) in LOOKS.items()
+        ),
         line("", BLACK, "dot", width=1.5, **allowed, **over),
         hover="%{x:,} releases: ε = %{y:.3g}",
         xaxis=logs("releases about the same data", [-0.03, max(1.0, math.log10(most) + 0.05)]),

@@ -1,7 +1,4 @@
-"""The panels of ``02_dp_sgd.ipynb``: a batch of gradients, a whole training, and what Adam divides by.
-
-What a result holds is in `compute`; nothing is computed here but outlines and axis ranges.
-"""
+"""The panels of ``02_dp_sgd.ipynb``: a batch of gradients, a whole training, and what Adam divides by."""
 
 from __future__ import annotations
 
@@ -48,16 +45,15 @@ def norms_figure(result: compute.PerExample, clip_norm: float) -> fig.Still:
     """Lengths of the gradients of one batch, by how many examples share one."""
     bar = {"symbol": "line-ns-open", "size": 22, "line": {"width": 1.6}, "color": BLUE}
     look = {"type": "scatter", "mode": "markers", "marker": bar, "showlegend": False}
-    rows = [
-        {**look, "x": norms, "y": ["1 example" if size == 1 else f"{size} examples"] * len(norms)}
-        for size, norms in result.norms.items()
-    ]
     here = {"x": math.log10(clip_norm), "y": 1, "yref": "paper", "yanchor": "bottom"}  # on a log axis, the logarithm
     return fig.still(
         "How long the gradients of one batch are",
         f"{result.config.corpus}, small model, seed {result.config.seed}; a bar is one gradient;\n"
         "read off private data: no guarantee",
-        *rows,
+        *(
+            {**look, "x": norms, "y": ["1 example" if size == 1 else f"{size} examples"] * len(norms)}
+            for size, norms in result.norms.items()
+        ),
         fig.vline(clip_norm),
         fig.note(f"C = {d(clip_norm)}", **here),
         height=340,
@@ -107,7 +103,7 @@ def cloud(clip_norm: float, z: float, examples: int, outliers: float, seed: int)
         **_clip_and_noise(clip_norm, z),
         examples=number("batch size B", examples, sizes, unit="examples"),
         outliers=number("share of outliers", outliers, [k / 50 for k in range(51)], unit="of 1"),
-        rule=choice("clip", "by norm", {name: name for name in RULES}, tooltips=tips),
+        rule=choice("clip", "by norm", list(RULES), tooltips=tips),
         seed=seed_of(seed),
     )
 

@@ -1,7 +1,4 @@
-"""The panels of ``03_edp_sgd.ipynb``: Algorithm 1 line by line, its decay, and what is claimed and true.
-
-What a result holds is in `compute`; nothing is computed here but outlines and axis ranges.
-"""
+"""The panels of ``03_edp_sgd.ipynb``: Algorithm 1 line by line, its decay, and what is claimed and true."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The panels of ``04_what_does_it_cost.ipynb``: a run's bill, privacy losses, sampling (one is slow), Table 1; tables.
-
-What a result holds is in `compute`; nothing is computed here but axes.
-"""
+"""The panels of ``04_what_does_it_cost.ipynb``: a run's bill, privacy losses, sampling (one is slow), Table 1."""
 
 from __future__ import annotations
 
@@ -29,11 +26,7 @@ EPOCHS = [*range(1, 41), 45, 50, 60, 80, 100, 120]
 DECAYS = {Decay.NONE: "no decay", Decay.LINEAR: "linear decay", Decay.EXPONENTIAL: "exponential decay"}
 words = Words(__file__, decays=DECAYS, z0_range=Z0_RANGE, table1=compute.table1)
 two_plots = partial(fig.two_plots, legend_at=0.4, spacing=0.27)
-HERE = {"color": "#666", "dash": "dot", "width": 1.5}
-
-
-def _account(options: Mapping[str, Any], *flags: str) -> str:
-    return account_command(options, *flags, precision=12)
+_account = partial(account_command, precision=12)
 
 
 # ---- The bill of a run ---------------------------------------------------------------------------------------------
@@ -53,7 +46,6 @@ def bill(
         both = [m, m.with_public_alpha()] if private else [m]
         return "\n".join(account_of(one, **run, **{"target-epsilon": budget.epsilon}) for one in both)
 
-    variants = {name: name for name in VARIANTS}
     tooltips = [
         "Algorithm 1 of the paper, verbatim: α from private gradients",
         "the same, with α from public text",
@@ -68,7 +60,7 @@ def bill(
         words.bill,
         command,
         idle=lambda result: ["tau"] if result.mechanism.decay is Decay.NONE else [],
-        variant=choice("variant", AS_PRINTED, variants, tooltips=tooltips),
+        variant=choice("variant", AS_PRINTED, VARIANTS, tooltips=tooltips),
         clip_norm=number("clip norm C", C, decades(-2, 2), unit="gradient norm"),
         z0=number("noise multiplier z0", z0, decades(-6, 2), unit="no unit"),
         decay=decay_of(decay),
@@ -166,7 +158,7 @@ def draw_loss(result: Loss) -> Figure:
         line("Gaussian DP, exact", GREEN, x=result.epsilons, y=positive(result.deltas), **BELOW),
         line("zCDP", PURPLE, "dashdot", x=result.epsilons, y=positive(result.zcdp_deltas), **BELOW),
         fig.ring(x=[result.epsilon, result.zcdp], y=[result.delta] * 2, **BELOW),
-        fig.vline(result.epsilon, line=HERE),
+        fig.vline(result.epsilon, line=fig.DOTTED),
         hover="%{x:.3g}: %{y:.3g}",
         axes=(
             (loss, axis("density (per nat)", rangemode="tozero")),
@@ -352,8 +344,8 @@ def table1(epochs: int) -> Panel:
         [draw_reach, draw_settings, (draw_cells, "1 1 100%")],
         words.behind,
         command,
-        model=choice("model", models[0], {name: name for name in models}),
-        corpus=choice("corpus", corpora[0], {name: name for name in corpora}),
+        model=choice("model", models[0], models),
+        corpus=choice("corpus", corpora[0], corpora),
         decay=choice("decay", Decay.EXPONENTIAL, {str(kind): kind for kind in Decay}),
         epochs=number("number of epochs T", epochs, range(1, 121), unit="epochs"),
     )
@@ -397,7 +389,7 @@ def draw_settings(result: Behind) -> Figure:
         f"claimed by zCDP, z0 at face value, δ = {d(cell.delta)}",
         *lines,
         {**fig.hline(0), "type": "rect", **band},
-        fig.vline(result.epochs, line=HERE),
+        fig.vline(result.epochs, line=fig.DOTTED),
         height=420,
         top=140,
         xaxis=axis("number of epochs T", [0, 121]),

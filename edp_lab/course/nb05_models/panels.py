@@ -1,7 +1,4 @@
-"""The panels of ``05_data_and_models.ipynb``: a corpus to browse, a CRF to bend, a score to break.
-
-What a result holds is in `compute`; nothing is computed here but places.
-"""
+"""The panels of ``05_data_and_models.ipynb``: a corpus to browse, a CRF to bend, a score to break."""
 
 from __future__ import annotations
 
@@ -104,7 +101,7 @@ def draw_ranks(result: Browsed) -> Figure:
         "fewer than ten examples in the training set, expected",
         line("labels", BLUE, symbol="circle", size=6, x=list(range(1, len(counts) + 1)), y=counts),
         fig.points("of this utterance", ORANGE, "diamond", 12, edge=1, marker=edge, **mine),
-        fig.hline(ten, line={"color": "#666", "dash": "dot", "width": 1.5}),
+        fig.hline(ten, line=fig.DOTTED),
         height=460,
         top=116,
         hover="rank %{x}: %{y} times" + fig.ALONE,

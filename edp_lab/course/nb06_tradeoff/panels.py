@@ -1,7 +1,4 @@
-"""The panels of ``06_train_and_trade_off.ipynb``: measured runs, one more run, the ladder, tuning; figures, tables.
-
-What a result holds is in `compute`; nothing is computed here but axis ranges.
-"""
+"""The panels of ``06_train_and_trade_off.ipynb``: measured runs, one more run, the ladder, tuning; figures, tables."""
 
 from __future__ import annotations
 

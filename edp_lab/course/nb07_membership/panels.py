@@ -73,7 +73,6 @@ def draw_roc(result: Shown) -> Figure:
     fpr, tpr, low, high = np.maximum(result.curve, floor)
     corners = np.repeat(fpr, 2)[1:]  # the band has steps like the curve
     upper, lower = np.repeat(high, 2)[:-1], np.repeat(low, 2)[:-1]
-    band = {"x": np.concatenate([corners, corners[::-1]]), "y": np.concatenate([upper, lower[::-1]])}
     grid, held = np.geomspace(SMALLEST, 1, 80), result.guarantee
     claimed, true = f"claimed: ε = {d(held.epsilon_claimed)} (zCDP)", f"true: ε = {at_most(held.epsilon)} (Gaussian DP)"
     point: Trace = {}
@@ -88,7 +87,7 @@ def draw_roc(result: Shown) -> Figure:
         "Members found, non-members accused",
         f"{result.result.members:,} a side; target: SGD, no guarantee, seed {result.seed};\n"
         f"lines: {bound_settings(result)}, δ = {held.delta:.1g}, replace-one",
-        fig.area("95 % band", SKY, 0.35, **band, **silent),
+        fig.area("95 % band", SKY, 0.35, **fig.between(corners, upper, lower), **silent),
         line(ATTACKS[result.result.attack], BLUE, width=2.5, x=fpr, y=tpr, line={"shape": "hv"}),
         line(claimed, ORANGE, "dash", width=2.5, x=grid, y=result.claimed.tpr(grid)),
         line(true, GREEN, "longdashdot", width=2.5, x=grid, y=result.true.tpr(grid)),
@@ -360,12 +359,12 @@ SERIES = (  # attack, symbol, and the variant of the runs; None: without noise
 def draw_epsilon(runs: Runs, yours: Runs) -> Figure:
     """AUC of both attacks against the epsilon that holds, and without noise."""
     plain = next((run.found for run in runs if run.epsilon is None), {})
-    shapes, notes = [], []
+    levels = []
     for attack, color in RUN_COLORS.items():
         level, text = (plain[attack].auc, f"SGD, {ATTACKS[attack]}") if attack in plain else (0.5, "")
         look = {"color": color, "dash": "dash", "width": 1.5}
-        shapes.append(fig.hline(level, line=look, visible=attack in plain))
-        notes.append(fig.over(text, level, x=0, xanchor="left"))
+        levels.append(fig.hline(level, line=look, visible=attack in plain))
+        levels.append(fig.over(text, level, x=0, xanchor="left"))
     epsilons = [math.log10(run.epsilon) for run in (*runs, *yours) if run.epsilon]
     span = [math.floor(min(epsilons, default=0)), math.ceil(max(epsilons, default=6))]
     return figure(
@@ -373,9 +372,8 @@ def draw_epsilon(runs: Runs, yours: Runs) -> Figure:
         "Gaussian DP, replace-one, disjoint batches; void: seeds are\n"
         "published, α private as printed. Each ε allows an AUC of 1",
         *_traces(runs, yours, lambda run, found: (run.epsilon, found.auc, found.auc_interval)),
-        *shapes,
+        *levels,
         fig.hline(0.5, line=DOTTED),
-        *notes,
         fig.over("guessing", 0.5),
         top=146,
         xaxis=fig.logs(Markup("true ε, were α public (at δ = n<sup>-1.1</sup>)"), span),

@@ -13,7 +13,7 @@ from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import DEVICES, choice, decades, devices, number, number_box
 from edp_lab.course.kit.figure import Figure, Trace, line, points
-from edp_lab.course.kit.panel import Panel, RunPanel, StoppedError, panel
+from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.text import Words, columns, count
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
@@ -281,10 +281,7 @@ class OneRun(RunPanel):
             self.heed_stop()
             self.progress(done * steps + step, of * steps, f"run {done + 1} of {of}: step {step} of {steps}")
 
-        try:
-            self.audits[config.seed] = audit_one_run(config, canaries, linear=True, progress=progress)
-        except StoppedError:
-            return
+        self.audits[config.seed] = audit_one_run(config, canaries, linear=True, progress=progress)
         for live, draw in zip(self.figures, (draw_tallies, draw_runs), strict=True):
             live.show(draw(self.audits))
         rows = list(self.audits.values())

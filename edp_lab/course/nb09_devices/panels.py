@@ -1,7 +1,4 @@
-"""The panels of ``09_many_gpus.ipynb``: noise of N devices, real processes, a benchmark, what N devices would give.
-
-What a result holds is in `compute`; nothing is computed here but axes and histograms.
-"""
+"""The panels of ``09_many_gpus.ipynb``: noise of N devices, real processes, a benchmark, what N devices would give."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, delta_of, devices, number, number_box, seed_of
 from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, Trace, axis, figure, line, log_axis, points, positive
 from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
-from edp_lab.course.kit.panel import Panel, RunPanel, StoppedError, panel
+from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.text import Html, Words, account_of, command, count, guarantee_of, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, VERMILLION
@@ -112,14 +109,6 @@ def draw_devices(result: DeviceNoise) -> Figure:
     wanted, added, claimed, true = map(positive, (result.wanted, result.on_mean, result.claimed, result.true))
     on: dict[str, Any] = {"x": result.counts, "hover": "N = %{x}: %{y:.3g}"}
     chosen: dict[str, Any] = {**on, "x": result.counts[[here]], "hoverinfo": "skip"}
-    traces = [
-        line("z0 × what one utterance moves", ORANGE, "dash", symbol="square-open", size=9, y=wanted, **on, **ABOVE),
-        line("is added", GREEN, symbol="circle", y=added, **on, **ABOVE),
-        fig.ring(13, y=[added[here]], **chosen, **ABOVE),
-        line("ε claimed", ORANGE, "dash", symbol="square-open", size=9, y=claimed, **on, **BELOW),
-        line(name, GREEN, dash, symbol=symbol, y=true, **on, **BELOW),
-        fig.ring(13, y=[true[here]], **chosen, **BELOW),
-    ]
     by_count = axis("devices N", [-0.08, math.log10(max(32, *result.counts)) + 0.08], **OCTAVES)
     noise, cost = (
         log_axis(title, values, margin=0.05, labels=4)
@@ -128,7 +117,12 @@ def draw_devices(result: DeviceNoise) -> Figure:
     return fig.two_plots(
         "By number of devices",
         words.devices_caption(result),
-        *traces,
+        line("z0 × what one utterance moves", ORANGE, "dash", symbol="square-open", size=9, y=wanted, **on, **ABOVE),
+        line("is added", GREEN, symbol="circle", y=added, **on, **ABOVE),
+        fig.ring(13, y=[added[here]], **chosen, **ABOVE),
+        line("ε claimed", ORANGE, "dash", symbol="square-open", size=9, y=claimed, **on, **BELOW),
+        line(name, GREEN, dash, symbol=symbol, y=true, **on, **BELOW),
+        fig.ring(13, y=[true[here]], **chosen, **BELOW),
         axes=[(by_count, noise), (by_count, cost)],
         legend_at=0.4,
         spacing=0.27,
@@ -319,10 +313,7 @@ class Measure(RunPanel):
             self.progress(steps, most, name)
 
         self.progress(0, 1, "starting a process")
-        try:
-            self.rows = bench_steps(task, told)
-        except StoppedError:
-            return
+        self.rows = bench_steps(task, told)
         caption = f"here: CLC ({task.size}) on {task.corpus}, one thread, {task.rounds} rounds; no ε"
         self.figures[0].show(draw_measured(self.rows, caption))
         self.words.value = words.measured(self.rows)
@@ -373,15 +364,12 @@ def scaling(num_devices: int) -> Panel:
 def draw_step(result: Scaling) -> Figure:
     """The parts of eDP-SGD's step by N, stacked."""
     x = [fig.bold(n) if n == result.devices else str(n) for n in result.counts]
-    bars = [
-        fig.bar("forward, backward, Adam", BLUE, "", x=x, y=1000 * result.sgd),
-        fig.bar("clip and noise", ORANGE, "x", x=x, y=1000 * result.extra),
-        fig.bar("all-reduce", VERMILLION, "/", x=x, y=1000 * result.message),
-    ]
     return figure(
         "One step",
         words.scaling_caption(result),
-        *bars,
+        fig.bar("forward, backward, Adam", BLUE, "", x=x, y=1000 * result.sgd),
+        fig.bar("clip and noise", ORANGE, "x", x=x, y=1000 * result.extra),
+        fig.bar("all-reduce", VERMILLION, "/", x=x, y=1000 * result.message),
         top=140,
         hover="N = %{x}: %{y:.3g} ms",
         barmode="stack",
@@ -400,13 +388,6 @@ def draw_speed(result: Scaling) -> Figure:
     hollow = ["circle" if exact and k == 1 else "circle-open" for k, exact in zip(n, result.measured, strict=True)]
     drawn: dict[str, Any] = {"x": n, "symbol": hollow, "size": 9}
     paper = {"x": [8], "y": [printed(shares.model).edp_sgd_factor]}
-    traces = [
-        line("ideal", BLACK, "dot", width=1.5, x=n, y=n, **ABOVE),
-        line("extrapolated", BLUE, "dash", y=result.speed_up, **drawn, **ABOVE),
-        points("measured, 2 processes", GREEN, "diamond", 13, edge=0, **measured, **ABOVE),
-        line("extrapolated", BLUE, "dash", y=result.ratio, showlegend=False, **drawn, **BELOW),
-        points("the paper, 8 GPUs", ORANGE, "square-open", 13, edge=3, **paper, **BELOW),
-    ]
     edge = math.log10(max(8, *n)) + 0.08
     lowest = min(-0.35, math.log10(result.speed_up.min()) - 0.1)
     by_count, faster = (
@@ -417,7 +398,11 @@ def draw_speed(result: Scaling) -> Figure:
     return fig.two_plots(
         "Speed",
         words.scaling_caption(result),
-        *traces,
+        line("ideal", BLACK, "dot", width=1.5, x=n, y=n, **ABOVE),
+        line("extrapolated", BLUE, "dash", y=result.speed_up, **drawn, **ABOVE),
+        points("measured, 2 processes", GREEN, "diamond", 13, edge=0, **measured, **ABOVE),
+        line("extrapolated", BLUE, "dash", y=result.ratio, showlegend=False, **drawn, **BELOW),
+        points("the paper, 8 GPUs", ORANGE, "square-open", 13, edge=3, **paper, **BELOW),
         hover="N = %{x}: %{y:.3g}",
         axes=[(by_count, faster), (by_count, slower)],
         legend_at=0.4,

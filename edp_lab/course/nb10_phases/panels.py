@@ -1,7 +1,4 @@
-"""The panels of ``10_three_phases.ipynb``: four that follow their sliders, and one that runs the pipeline.
-
-What a result holds is in `compute`; nothing is computed here but places and axis ranges.
-"""
+"""The panels of ``10_three_phases.ipynb``: four that follow their sliders, and one that runs the pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, delta_of, number, number_box
 from edp_lab.course.kit.figure import Figure, axis, bar, figure, line, log_axis, logs, points
-from edp_lab.course.kit.panel import Panel, RunPanel, StoppedError, panel
+from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb10_phases import compute
 from edp_lab.course.nb10_phases.compute import Ballot, LabelBill, NoisedImages, Partition, Sketch
@@ -138,20 +135,16 @@ def draw_epsilon(result: NoisedImages) -> Figure:
         {"color": GREEN, "width": 3},
         {"color": ORANGE, "dash": "dash"},
     )
-    curves = [
-        line(name, **look, x=compute.SIGMAS, y=curve, hover="σ %{x:.2g}: ε %{y:.3g}")
-        for (name, curve), look in zip(result.curves.items(), looks, strict=True)
-    ]
     claimed, here = ([CLAIMED_SIGMA], [CLAIMED_EPSILON]), ([sigma], [result.guarantee.epsilon]) if sigma else ([], [])
-    marks = [
-        points("the thesis: σ = 0.6, ε = 2.5", ORANGE, "star", 15, x=claimed[0], y=claimed[1], marker=EDGE),
-        points("the slider's σ", GREEN, "circle", 12, x=here[0], y=here[1], marker=EDGE, hover="σ %{x:g}: ε %{y:.4g}"),
-    ]
     return figure(
         "ε of one image",
         words.epsilon_caption(result),
-        *curves,
-        *marks,
+        *(
+            line(name, **look, x=compute.SIGMAS, y=curve, hover="σ %{x:.2g}: ε %{y:.3g}")
+            for (name, curve), look in zip(result.curves.items(), looks, strict=True)
+        ),
+        points("the thesis: σ = 0.6, ε = 2.5", ORANGE, "star", 15, x=claimed[0], y=claimed[1], marker=EDGE),
+        points("the slider's σ", GREEN, "circle", 12, x=here[0], y=here[1], marker=EDGE, hover="σ %{x:g}: ε %{y:.4g}"),
         top=196,
         legend=LIST,
         xaxis=axis("σ of the noise on a pixel (0 to 1)", dtick=1, **NUMBERS),
@@ -320,16 +313,13 @@ def draw_bill(result: LabelBill) -> Figure:
     """Epsilon of all labels by their number: by each accountant, for these very votes, and the thesis' claim."""
     settings, composed, own = result.settings, result.composed, result.account.data_dependent_epsilon
     on: dict[str, Any] = {"x": compute.LABEL_COUNTS, "hover": "%{x:,} labels: ε %{y:.3g}"}
-    lines = [
-        line(spelt(way), y=composed.get(way, []), visible=way in composed, **look, **on) for way, look in WAYS.items()
-    ]
     shown = [settings.vote_epsilon, own, *(epsilon for epsilons in composed.values() for epsilon in epsilons)]
     claimed = {"x": [1, compute.MNIST_QUERIES], "y": [settings.vote_epsilon] * 2}
     very = {"x": [result.spent], "y": [own], "hover": "ε %{y:.4g} for these votes"}
     return figure(
         "What labels cost",
         words.bill_caption(result),
-        *lines,
+        *(line(spelt(way), y=composed.get(way, []), visible=way in composed, **WAYS[way], **on) for way in WAYS),
         line("the thesis: as for one label", ORANGE, "dash", **claimed),
         points("these very votes: not releasable", BLACK, "x-open", 11, edge=2, **very),
         fig.vline(result.spent, **HERE),
@@ -346,18 +336,15 @@ def draw_learnt(result: LabelBill) -> Figure:
     on: dict[str, Any] = {"x": result.sizes, "hover": "%{x} labels: %{y:.0%}"}
     band: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
     band |= {"type": "scatter", "x": result.sizes}
-    curves = [
+    ticks = [10, 20, 40, 80, 160, 320, max(result.sizes)]
+    return figure(
+        "What they teach",
+        words.learnt_caption(result),
         {**band, "y": result.low},
         {**band, "y": result.high, "fill": "tonexty", "fillcolor": "rgba(0,158,115,0.18)"},
         line("understudy, noisy labels; 95 %", GREEN, width=3, symbol="circle", size=9, y=result.accuracy, **on),
         line("understudy, votes without noise", BLUE, "dot", symbol="triangle-up-open", size=9, y=result.silent, **on),
         line("noisy labels that are true", VERMILLION, "dash", symbol="diamond-open", size=9, y=result.right, **on),
-    ]
-    ticks = [10, 20, 40, 80, 160, 320, max(result.sizes)]
-    return figure(
-        "What they teach",
-        words.learnt_caption(result),
-        *curves,
         fig.vline(result.spent, **HERE),
         height=540,
         top=142,
@@ -422,18 +409,14 @@ class Pipeline(RunPanel):
 
         def listen(event: Event) -> None:
             """What the networks report, epoch by epoch."""
-            self.heed_stop()
+            self.heed_stop("Stopped before an understudy was ready: nothing released, nothing to pay.")
             self.state.value = f"{event.part}: epoch {event.epoch} of {event.epochs}"
             if event.epoch == event.epochs and event.accuracy is not None:
                 self.bar.value += 1
                 so_far.append((event.part, event.accuracy, (event.accuracy, event.accuracy)))
                 draw(so_far, "running")
 
-        try:
-            record = phases.run_three_phase(settings, self._sketch.images, listen)
-        except StoppedError:
-            self.words.value = "Stopped before an understudy was ready: nothing released, nothing to pay."
-            return
+        record = phases.run_three_phase(settings, self._sketch.images, listen)
         self.runs.append(record)
         scores = [(part.name, part.scores.accuracy, part.scores.interval) for part in record.parts]
         draw(scores, f"run {len(self.runs)}")

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import WHOLE_LABEL, Control, choice, decades, delta_of, devices, number
 from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, trace
-from edp_lab.course.kit.panel import COPY, Panel, RunPanel, StoppedError, panel
+from edp_lab.course.kit.panel import COPY, Panel, RunPanel, panel
 from edp_lab.course.kit.text import Html, Words, account_command
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, SKY, TEMPLATE, VERMILLION
 from edp_lab.course.nb11_claims import compute
@@ -212,17 +212,13 @@ class Again(RunPanel):
 
     def work(self, task: Entry) -> None:
         def hear(what: str) -> None:
-            self.heed_stop()
+            self.heed_stop("Stopped: nothing was changed.")
             self.state.value = what
 
         self.words.value, self.bar.max, self.bar.value = "", 1, 0
-        try:
-            self.entry = claims.compute(claims.registry()[task.id], hear)
-        except StoppedError:
-            self.words.value = "Stopped: nothing was changed."
-        else:
-            self.bar.value = 1
-            self.words.value = changed_in_words(task, self.entry)
+        self.entry = claims.compute(claims.registry()[task.id], hear)
+        self.bar.value = 1
+        self.words.value = changed_in_words(task, self.entry)
 
 
 def changed_in_words(before: Entry, now: Entry) -> Html:
