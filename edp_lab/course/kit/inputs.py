@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from numbers import Integral
 
 import numpy as np
@@ -17,29 +18,37 @@ AS_PRINTED, PUBLIC_ALPHA, SOUND = "as printed", "as printed, α public", "sound"
 VARIANTS = (AS_PRINTED, PUBLIC_ALPHA, SOUND)
 
 
+def require(holds: object, sentence: str) -> None:
+    """UsageError with this sentence, which names culprit and cure, unless something `holds`."""
+    if not holds:
+        raise UsageError(sentence)
+
+
 def check_whole(name: str, value: int, least: int, most: int) -> None:
     """UsageError unless `value` is a whole number from `least` to `most`."""
-    if not isinstance(value, Integral) or not least <= value <= most:
-        raise UsageError(f"the {name} is {value}: it must be a whole number from {least} to {most:,}")
+    whole = isinstance(value, Integral) and least <= value <= most
+    require(whole, f"the {name} is {value}: it must be a whole number from {least} to {most:,}")
 
 
 def check_positive(name: str, value: float) -> float:
     """The value; UsageError unless it is a finite number above 0."""
-    if not 0 < value < math.inf:
-        raise UsageError(f"the {name} is {value}: it must be a finite number greater than 0")
+    require(0 < value < math.inf, f"the {name} is {value}: it must be a finite number greater than 0")
     return value
 
 
 def check_share(name: str, share: float) -> None:
     """UsageError unless a share lies in [0, 1]."""
-    if not 0 <= share <= 1:
-        raise UsageError(f"the share of {name} is {share}: it must lie between 0 and 1")
+    require(0 <= share <= 1, f"the share of {name} is {share}: it must lie between 0 and 1")
 
 
 def check_seed(seed: int) -> None:
     """UsageError where a seed is negative."""
-    if seed < 0:
-        raise UsageError(f"seed is {seed}: it must be 0 or more")
+    require(seed >= 0, f"seed is {seed}: it must be 0 or more")
+
+
+def check_option(what: str, name: str, options: Collection[str]) -> None:
+    """UsageError unless the name is one of the options."""
+    require(name in options, f"unknown {what} {name!r}: choose {', '.join(options)}")
 
 
 def rng_of(seed: int, purpose: int) -> np.random.Generator:
@@ -54,11 +63,8 @@ def mechanism_of(variant: str, clip_norm: float, z0: float, decay: str, tau: flo
     Raises:
         UsageError: as `Mechanism`; 64 devices or more.
     """
-    if num_devices >= BATCH:
-        raise UsageError(
-            f"{num_devices} devices for a batch of {BATCH}: Algorithm 1 asks for fewer devices than utterances in a "
-            "batch; lower N"
-        )
+    told = "Algorithm 1 asks for fewer devices than utterances in a batch; lower N"
+    require(num_devices < BATCH, f"{num_devices} devices for a batch of {BATCH}: {told}")
     size = math.ceil(BATCH / max(1, num_devices))
     if variant == SOUND:
         return Mechanism.sound(clip_norm, z0, num_devices, size, decay, tau)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from edp_lab.corpora import load_corpus, split
+from edp_lab.course.kit.inputs import require
 from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
 from edp_lab.models.intent_slot import IntentSlotModel
@@ -77,13 +78,10 @@ def one_step(gradients: Gradients, config: TrainConfig, epoch: int) -> StepResul
     mechanism = config.mechanism()
     if mechanism is None:
         raise UsageError("plain SGD adds no noise: choose method 'edp-sgd'")
-    if not 0 <= epoch < config.epochs:
-        raise UsageError(
-            f"epoch t = {epoch} lies outside a run of {config.epochs} epochs (t = 0 to {config.epochs - 1}): "
-            "lower t or raise the number of epochs"
-        )
-    if len(gradients.per_device) != mechanism.num_devices:
-        raise UsageError(f"{len(gradients.per_device)} gradients for {mechanism.num_devices} devices")
+    outside = f"epoch t = {epoch} lies outside a run of {config.epochs} epochs (t = 0 to {config.epochs - 1})"
+    require(0 <= epoch < config.epochs, f"{outside}: lower t or raise the number of epochs")
+    held, due = len(gradients.per_device), mechanism.num_devices
+    require(held == due, f"{held} gradients for {due} devices")
     alpha = None if mechanism.alpha is Alpha.NONE else gradients.alpha
     layout, draws = gradients.layout, gradients.noise
     rows = StackedGradients(gradients.per_device, layout)

@@ -22,8 +22,8 @@ from scipy.special import expit
 from torch import Tensor, nn
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.inputs import Array, check_positive, check_seed, check_share, check_whole, rng_of
-from edp_lab.errors import UsageError
+from edp_lab.course.kit import inputs
+from edp_lab.course.kit.inputs import Array, check_option, check_positive, check_whole, require, rng_of
 from edp_lab.models.ghost_clipping.bookkeeping import Memory
 from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, RenyiDP, accountant_for, judge
 from edp_lab.privacy.accountants import rdp_epsilon
@@ -140,11 +140,10 @@ def cloud(clip_norm: float, z: float, examples: int, outliers: float, rule: str,
         UsageError: C not above 0, z negative, examples none from 1 to 2,000, a share outside [0, 1], an unknown rule,
             seed negative.
     """
-    if rule not in RULES:
-        raise UsageError(f"unknown rule {rule!r}: choose {', '.join(RULES)}")
+    check_option("rule", rule, RULES)
     chosen, mechanism = RULES[rule], Mechanism.sound(clip_norm, z, 1, 1)
     check_whole("number of examples", examples, 1, MOST)
-    check_share("outliers", outliers)
+    inputs.check_share("outliers", outliers)
     rng = rng_of(seed, 2)
     spread, odd = rng.standard_normal((MOST, 2)), rng.random(MOST) < outliers
     gradients = torch.from_numpy((np.where(odd[:, None], ODD, USUAL) + spread)[:examples])
@@ -239,11 +238,9 @@ def training(
             400, lr or gamma not positive and finite, seed negative.
     """
     check_whole("batch size", batch_size, 1, PEOPLE)
-    if optimizer not in OPTIMIZERS:
-        raise UsageError(f"unknown optimizer {optimizer!r}: choose {', '.join(OPTIMIZERS)}")
-    if sampling not in SAMPLINGS:
-        raise UsageError(f"unknown sampling {sampling!r}: choose {' or '.join(SAMPLINGS)}")
-    check_seed(seed)
+    check_option("optimizer", optimizer, OPTIMIZERS)
+    require(sampling in SAMPLINGS, f"unknown sampling {sampling!r}: choose {' or '.join(SAMPLINGS)}")
+    inputs.check_seed(seed)
     check_positive("learning rate", lr)
     check_positive("floor gamma'", gamma)
     recipe = Recipe(batch_size, optimizer, lr, sampling, seed, gamma)

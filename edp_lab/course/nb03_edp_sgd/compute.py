@@ -20,9 +20,8 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.inputs import Array, rng_of
+from edp_lab.course.kit.inputs import Array, require, rng_of
 from edp_lab.course.kit.text import plain
-from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Schedule, judge
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.training import TrainConfig
@@ -74,9 +73,8 @@ def stages(
     Raises:
         UsageError: as `Mechanism`; more than 64 devices, a scale not above 0, a pull or seed below 0.
     """
-    for name, scale in (("large", alpha_large), ("small", alpha_small)):
-        if not 0 < scale < math.inf:
-            raise UsageError(f"alpha of the {name} layer is {scale}: it must be a finite number greater than 0")
+    for layer, scale in (("large layer", alpha_large), ("small layer", alpha_small)):
+        require(0 < scale < math.inf, f"alpha of the {layer} is {scale}: it must be a finite number greater than 0")
     alpha = torch.tensor([alpha_large, alpha_small], dtype=torch.float64)
     size, largest, unit = math.ceil(SENTENCES / max(num_devices, 1)), float(alpha.max()), alpha
     if as_printed:
@@ -112,10 +110,9 @@ def stages(
 
 def _device_gradients(num_devices: int, pull: float, seed: int) -> Tensor:
     """Mean gradients of N micro-batches of the same 64 sentences: (N, 2), float64."""
-    if num_devices > SENTENCES:
-        raise UsageError(f"{num_devices} devices for a batch of {SENTENCES}: some would have no sentence; lower N")
-    if not 0 <= pull < math.inf:
-        raise UsageError(f"the pull of the first sentence is {pull}: it must be 0 or more")
+    idle = f"{num_devices} devices for a batch of {SENTENCES}: some would have no sentence; lower N"
+    require(num_devices <= SENTENCES, idle)
+    require(0 <= pull < math.inf, f"the pull of the first sentence is {pull}: it must be 0 or more")
     sentences = MEAN + SPREAD * rng_of(seed, 3).standard_normal((SENTENCES, 2))
     if pull:
         sentences[0] = -pull * MEAN
@@ -176,8 +173,8 @@ class GradientHistory:
         Raises:
             UsageError: a number of devices into which the batch cannot be cut evenly.
         """
-        if num_devices not in DEVICES:
-            raise UsageError(f"this batch was cut for {', '.join(map(str, DEVICES))} devices, not for {num_devices}")
+        known = ", ".join(map(str, DEVICES))
+        require(num_devices in DEVICES, f"this batch was cut for {known} devices, not for {num_devices}")
         each = FINEST // num_devices
         return self._grams.unflatten(3, (num_devices, each)).unflatten(2, (num_devices, each)).mean((3, 5))
 

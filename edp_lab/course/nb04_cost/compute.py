@@ -22,7 +22,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
 from edp_lab.attacks.statistics import Rate, Roc, auc, clopper_pearson, roc
-from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of
+from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of, require
 from edp_lab.errors import UsageError
 from edp_lab.privacy import accountants
 from edp_lab.privacy.accountants import GaussianDP, RenyiDP, ReshufflingZCDP
@@ -180,8 +180,7 @@ def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) 
         UsageError: mu not from 0.001 to 1000, releases no whole number from 1 to 1000, draws none from 20 to 100,000
             or beyond 10^6 numbers in all, delta outside (0, 1), a negative seed.
     """
-    if not 1e-3 <= mu <= 1e3:
-        raise UsageError(f"mu is {mu}: it must lie between 0.001 and 1000")
+    require(1e-3 <= mu <= 1e3, f"mu is {mu}: it must lie between 0.001 and 1000")
     check_whole("number of epochs", releases, 1, 1000)
     check_whole("number of draws", draws, 20, min(LIMIT, 10**6 // releases))
     check_whole("seed", seed, 0, 2**31)
@@ -332,8 +331,7 @@ def behind(model: str, corpus: str, decay: str, epochs: int) -> Behind:
     """
     check_whole("number of epochs T", epochs, 1, MAX_EPOCHS)
     cells = [c for c in table1().rows if (c.model, c.corpus, c.decay) == (model, corpus, decay)]
-    if not cells:
-        raise UsageError(f"Table 1 has no cell for {model}, {corpus} and {decay} decay")
+    require(cells, f"Table 1 has no cell for {model}, {corpus} and {decay} decay")
     [cell] = cells
     taus, rho = printed.TAUS.get(cell.decay, (0.0,)), _rho_by_epochs(cell.decay)
     most, z0, least = (

@@ -9,7 +9,7 @@ Corpora, metrics, networks, decoding and recursions of the CRF are the library's
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from functools import cache, lru_cache
 from itertools import product
@@ -24,8 +24,7 @@ from torch.nn import functional as F
 from edp_lab.corpora import Corpus, Split, Utterance, list_corpora, load_corpus, split
 from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.corpora.metrics import Frame, Scores, Tally, evaluate, spans
-from edp_lab.course.kit.inputs import Array
-from edp_lab.errors import UsageError
+from edp_lab.course.kit.inputs import Array, check_option, require
 from edp_lab.models.clc import CLC
 from edp_lab.models.crf import CRF, forward_backward, path_score
 from edp_lab.models.ghost_clipping.ops import PLAIN
@@ -35,12 +34,6 @@ from edp_lab.training.trainer import Trainer
 
 PAPER_DELTA = 5e-4  # table 1, public corpora
 PUBLISHED = ("atis", "snips", "nlu-eval")
-
-
-def check_option(what: str, name: str, options: Collection[str]) -> None:
-    """UsageError unless the name is one of the options."""
-    if name not in options:
-        raise UsageError(f"unknown {what} {name!r}: choose {', '.join(options)}")
 
 
 # ---- Corpora -------------------------------------------------------------------------------------------------------
@@ -152,11 +145,9 @@ def browse(corpus: str, utterance: int, labels: str, seed: int) -> Browsed:
         UsageError: no such corpus, utterance or kind of label.
     """
     look = look_at(corpus, seed)
-    if labels not in ("intents", "slots"):
-        raise UsageError(f"unknown labels {labels!r}: choose intents or slots")
+    require(labels in ("intents", "slots"), f"unknown labels {labels!r}: choose intents or slots")
     n = len(look.corpus.utterances)
-    if not 0 <= utterance < n:
-        raise UsageError(f"utterance {utterance} is not in {corpus}: it has {n:,}, counted from 0")
+    require(0 <= utterance < n, f"utterance {utterance} is not in {corpus}: it has {n:,}, counted from 0")
     chosen = look.corpus.utterances[utterance]
     counts, own = look.intents, [chosen.intent]
     if labels == "slots":
@@ -221,8 +212,7 @@ def architecture(kind: str, corpus: Corpus) -> Architecture:
     Raises:
         UsageError: another kind.
     """
-    if kind not in ENCODERS:
-        raise UsageError(f"unknown model {kind!r}: choose clc or bert")
+    require(kind in ENCODERS, f"unknown model {kind!r}: choose clc or bert")
     labels, (name, encoder) = Labels.of(corpus), ENCODERS[kind]
     heads: list[Part] = [("intent head", "one linear map, softmax", f"{len(labels.intents)} intents", ("intent.",))]
     if labels.tags:
@@ -291,8 +281,7 @@ def padding_leak(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Lea
     """
     by_length = {len(u.tokens): u for u in utterances}
     shortest, *others = sorted(by_length)
-    if not others:
-        raise UsageError("all utterances are of one length, so that nothing is padded: take a larger corpus")
+    require(others, "all utterances are of one length, so that nothing is padded: take a larger corpus")
     pairs = [[by_length[shortest]], *([by_length[shortest], by_length[length]] for length in others)]
     losses: dict[str, list[float]] = {"the library's": [], "max, padding as 0": [], "mean, padding as 0": []}
     for pair in pairs:
@@ -352,8 +341,7 @@ def crf_view(before: str, after: str, transition: float, word: str, tag: str, em
     for name in (before, after, tag):
         check_option("tag", name, TAGS)
     for score in (transition, emission):
-        if not -100 <= score <= 100:
-            raise UsageError(f"a score of {score}: take one from -100 to 100")
+        require(-100 <= score <= 100, f"a score of {score}: take one from -100 to 100")
     check_option("word", word, WORDS)
     crf, emissions = toy_crf(), torch.tensor([EMISSIONS], dtype=torch.float64)
     emissions[0, WORDS.index(word), TAGS.index(tag)] += emission
@@ -432,8 +420,7 @@ def score_errors(intent: str, name: str, time: str, extra: str, others: int) -> 
     check_option("intent", intent, INTENTS)
     check_option("name", name, NAME_ERRORS)
     check_option("time", time, TIME_ERRORS)
-    if not 0 <= others <= 1000:
-        raise UsageError(f"{others} further utterances: take 0 to 1000")
+    require(0 <= others <= 1000, f"{others} further utterances: take 0 to 1000")
     check_option("extra", extra, EXTRAS)
     tags = (EXTRAS[extra], *NAME_ERRORS[name], *(REFERENCE.tags or ())[3:7], TIME_ERRORS[time])
     [right] = frames([REFERENCE])

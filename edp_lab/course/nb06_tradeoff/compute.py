@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from edp_lab.corpora import Corpus, Split, load_corpus, split
-from edp_lab.course.kit.inputs import Array
+from edp_lab.course.kit.inputs import Array, require
 from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
 from edp_lab.files import read_json
@@ -138,8 +138,7 @@ def configured(base: TrainConfig, method: str, micro_batch: int, z0: float, deca
         "sound": single if micro_batch == 1 else {"micro_batch_size": micro_batch},
         "poisson": {"method": "dp-sgd"},
     }
-    if method not in kinds:
-        raise UsageError(f"unknown method {method!r}: choose sgd, printed, sound or poisson")
+    require(method in kinds, f"unknown method {method!r}: choose sgd, printed, sound or poisson")
     if method == "sgd":
         return plain(base, epochs)
     return replace(base, z0=z0, decay=decay, epochs=epochs, **kinds[method])
@@ -306,8 +305,8 @@ def explore(
     Raises:
         UsageError: as `configured`; a z0 that is not positive.
     """
-    if method != "sgd" and not (0 < z0 < math.inf):
-        raise UsageError(f"z0 is {z0}: the measured runs have noise, so give a number above 0")
+    noised = method == "sgd" or 0 < z0 < math.inf
+    require(noised, f"z0 is {z0}: the measured runs have noise, so give a number above 0")
     asked = configured(BASE, method, micro_batch, z0, decay, epochs)
     methods = ("sound", "dp") if method == "sound" else (method,)
     known = [p for p in grid.points if p.config.seed == BASE.seed and p.method in methods]
@@ -375,17 +374,14 @@ def ladder(
             and replace-one.
     """
     neighbours = Adjacency(adjacency)
-    if neighbours is Adjacency.ADD_OR_REMOVE_ONE:
-        raise UsageError("with disjoint batches there is no number for add/remove: choose zero-out or replace-one")
+    unknown = "with disjoint batches there is no number for add/remove: choose zero-out or replace-one"
+    require(neighbours is not Adjacency.ADD_OR_REMOVE_ONE, unknown)
     base = TrainConfig(
         "smart-home", z0=z, clip_norm=clip_norm, num_devices=num_devices, batch_size=batch_size, epochs=epochs
     )
     largest = base.largest_micro_batch
-    if not 1 <= micro_batch <= largest:
-        raise UsageError(
-            f"micro-batches of {micro_batch}: a batch of {batch_size} on {num_devices} devices has at most {largest} "
-            "utterances in each"
-        )
+    most = f"a batch of {batch_size} on {num_devices} devices has at most {largest} utterances in each"
+    require(1 <= micro_batch <= largest, f"micro-batches of {micro_batch}: {most}")
     held = partial(judge, bill=epochs, delta=delta, seed_published=False, adjacency=neighbours)
     mechanisms: dict[int, tuple[Mechanism, int, float]] = {}  # with the number of micro-batches and the noise at z = 1
     for m in sorted({micro_batch, largest, *(2**k for k in range(largest.bit_length()))}):
@@ -454,10 +450,10 @@ def tuning(z0: float, epochs: int, trials: int, delta: float) -> Tuning:
     Raises:
         UsageError: z0 not positive, trials no whole number from 1 to 1000; as `judge`.
     """
-    if not 1 <= trials <= MOST_TRIALS:
-        raise UsageError(f"the number of trials is {trials}: it must be a whole number from 1 to {MOST_TRIALS}")
-    if not 0 < z0 < math.inf:
-        raise UsageError(f"z0 is {z0}: it must be greater than 0, for a run without noise has no epsilon to begin with")
+    whole = f"it must be a whole number from 1 to {MOST_TRIALS}"
+    require(1 <= trials <= MOST_TRIALS, f"the number of trials is {trials}: {whole}")
+    noised = "it must be greater than 0, for a run without noise has no epsilon to begin with"
+    require(0 < z0 < math.inf, f"z0 is {z0}: {noised}")
     mechanism = Mechanism.sound(1.0, z0, 1, 1)
     trial = mechanism.schedule(mechanism.bill(epochs))
     numbers = tuple(sorted({1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000, trials}))

@@ -30,8 +30,7 @@ from edp_lab.attacks.membership.signals import ShadowSignals, Signals, shadow_si
 from edp_lab.attacks.memorisation import Memorisation, Traced, measure_memorisation
 from edp_lab.attacks.statistics import AttackResult, Bound, Guards, Rate, check_split, clopper_pearson, summarise
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.inputs import Array, attacked_mechanism, check_whole
-from edp_lab.errors import UsageError
+from edp_lab.course.kit.inputs import Array, attacked_mechanism, check_whole, require
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge
 from edp_lab.reproduce.results_io import RESULTS, changed_settings, read_kept, write_kept
 from edp_lab.training import TrainConfig, train
@@ -119,12 +118,10 @@ def show_roc(
         UsageError: an attack that was not made, fewer than 50 people or more than there are, a share outside (0, 100];
             as `Mechanism` and `judge`.
     """
-    if attack not in attacks:
-        raise UsageError(f"no attack {attack!r} was made: choose {' or '.join(attacks)}")
+    require(attack in attacks, f"no attack {attack!r} was made: choose {' or '.join(attacks)}")
     target = attacks[attack].target
     check_whole("number of members", people, stats.LEAST_MEMBERS, len(target.members))
-    if not 0 < called <= 100:
-        raise UsageError(f"the share called members is {called} %: it must be above 0 and at most 100")
+    require(0 < called <= 100, f"the share called members is {called} %: it must be above 0 and at most 100")
     inside, outside = sides = [side[:people] for side in target.sides(attacks[attack].scores)]
     texts, other_texts = (side[:people] for side in target.sides(target.texts))
     result = summarise(attack, inside, outside, texts=(texts, other_texts))
@@ -186,15 +183,12 @@ def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) ->
         UsageError: a method, z0 or number of repetitions that was not measured.
     """
     noised = sorted({key[1] for key in grid if key[1] is not None})
-    if method not in METHODS:
-        raise UsageError(f"no canaries were hidden from {method!r}: choose {', '.join(METHODS)}")
-    if z0 not in noised:
-        known = ", ".join(f"{value:g}" for value in noised)
-        raise UsageError(f"z0 = {z0:g} was not measured: choose {known}, or run `edp-lab attack canaries --z0 {z0:g}`")
+    require(method in METHODS, f"no canaries were hidden from {method!r}: choose {', '.join(METHODS)}")
+    known = ", ".join(f"{value:g}" for value in noised)
+    require(z0 in noised, f"z0 = {z0:g} was not measured: choose {known}, or run `edp-lab attack canaries --z0 {z0:g}`")
     rows = {name: grid[name, None if name == "sgd" else z0] for name in METHODS}
     counts = {row.repetitions: row for row in rows[method]}
-    if repetitions not in counts:
-        raise UsageError(f"{repetitions} repetitions were not measured: choose {', '.join(map(str, counts))}")
+    require(repetitions in counts, f"{repetitions} repetitions were not measured: choose {', '.join(map(str, counts))}")
     return Remembered(method, z0, counts[repetitions], rows)
 
 

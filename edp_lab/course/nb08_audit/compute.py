@@ -22,7 +22,7 @@ from scipy.stats import binom
 from edp_lab.attacks.audit.bounds import OneRunBounds, Tally, one_run_bounds, one_run_epsilon
 from edp_lab.attacks.audit.one_run import OneRunAudit
 from edp_lab.attacks.audit.step_audit import DIRECTIONS, LAYOUT, MechanismAudit, audit_draws
-from edp_lab.course.kit.inputs import Array, attacked_mechanism, check_seed, check_whole
+from edp_lab.course.kit.inputs import Array, attacked_mechanism, check_seed, check_whole, require
 from edp_lab.errors import UsageError
 from edp_lab.privacy import judge
 from edp_lab.privacy.accountants import check_delta
@@ -135,10 +135,8 @@ def guess(canaries: int, made: float, right: float, tested: float = 1.0, delta: 
     """
     check_whole("number of canaries", canaries, FEWEST, MOST)
     for what, share in (("guesses made", made), ("right guesses", right)):
-        if not 0 <= share <= 100:
-            raise UsageError(f"the share of {what} is {share} %: it must lie between 0 and 100")
-    if not 0 <= tested <= 700:
-        raise UsageError(f"epsilon is {tested}: it must lie between 0 and 700")
+        require(0 <= share <= 100, f"the share of {what} is {share} %: it must lie between 0 and 100")
+    require(0 <= tested <= 700, f"epsilon is {tested}: it must lie between 0 and 700")
     check_delta(delta)
     r = max(1, round(canaries * made / 100))
     v, chance = round(r * right / 100), float(expit(tested))

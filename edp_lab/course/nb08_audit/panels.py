@@ -13,13 +13,13 @@ from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import DEVICES, choice, decades, devices, number, number_box
 from edp_lab.course.kit.figure import Figure, Trace, line, points
+from edp_lab.course.kit.inputs import check_whole
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.text import Words, columns, count
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb08_audit import compute
 from edp_lab.course.nb08_audit.compute import CONFIDENCE, Guesses, StepAudit, StepNoise, needed
-from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, Variant
 from edp_lab.training import TrainConfig
 
@@ -261,8 +261,7 @@ class OneRun(RunPanel):
         )
 
     def prepare(self) -> tuple[list[TrainConfig], int]:
-        if not 1 <= self.runs.value <= 100:
-            raise UsageError(f"the number of runs is {self.runs.value}: it must be a whole number from 1 to 100")
+        check_whole("number of runs", self.runs.value, 1, 100)
         settings = self.variant.value, self.z0.value, self.num_devices.value, self.epochs.value
         seeds = range(self._seed, self._seed + self.runs.value)
         return [compute.one_run_config(*settings, seed) for seed in seeds], self.canaries.value

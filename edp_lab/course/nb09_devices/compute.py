@@ -25,8 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from edp_lab.corpora.smart_home import generate, write_jsonl
-from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of
-from edp_lab.errors import UsageError
+from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of, require
 from edp_lab.models import load_model
 from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, claim, judge, true_epsilon
 from edp_lab.privacy.csprng import key_from_seed
@@ -221,8 +220,7 @@ def shares(model: str) -> Shares:
     """
     measured = rows(RESULTS / "bench_shares.json", "edp-lab bench step --json")
     of = {(row["method"], row["batch_size"]): row for row in measured if row["model"] == model}
-    if not of:
-        raise UsageError(f"no steps of {model!r} were measured: choose clc or bert")
+    require(of, f"no steps of {model!r} were measured: choose clc or bert")
     batches = sorted({batch for _, batch in of})
     sgd, edp_sgd = (tuple(of[method, batch]["seconds"] for batch in batches) for method in ("sgd", "edp-sgd"))
     last = of["edp-sgd", batches[-1]]
@@ -258,10 +256,8 @@ def scaling(model: str, devices: int, batch: int, bandwidth: float, latency: flo
     check_whole("batch", batch, 4, 4096)
     check_whole("number of devices", devices, 1, batch // 2)
     for name, value in (("bandwidth", bandwidth), ("speed of a device", speed)):
-        if not 0 < value < math.inf:
-            raise UsageError(f"the {name} is {value}: it must be greater than 0")
-    if not 0 <= latency < math.inf:
-        raise UsageError(f"the latency is {latency}: it must be 0 or more")
+        require(0 < value < math.inf, f"the {name} is {value}: it must be greater than 0")
+    require(0 <= latency < math.inf, f"the latency is {latency}: it must be 0 or more")
     known, counts = shares(model), np.unique([*(n for n in (*COUNTS, 64) if 2 * n <= batch), devices])
     sgd, edp_sgd = (np.array([known.seconds(m, batch / n) for n in counts]) / speed for m in ("sgd", "edp-sgd"))
     message = ring_bytes(known.parameters, counts) / (1e9 * bandwidth) + 2 * (counts - 1) * 1e-6 * latency

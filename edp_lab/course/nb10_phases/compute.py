@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from edp_lab.corpora.images import load_images
-from edp_lab.course.kit.inputs import Array
-from edp_lab.errors import UsageError
+from edp_lab.course.kit.inputs import Array, require
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import gaussian_release, laplace_release
 from edp_lab.reproduce.claims import Evidence
@@ -81,11 +80,8 @@ class Sketch:
 
     def _predictions(self, sigma: float, instructors: int) -> Labels:
         fewest = int(np.bincount(self.images.train_labels).min())
-        if instructors > fewest:
-            raise UsageError(
-                f"{instructors} instructors cannot all see the rarest digit, which has {fewest} training images: "
-                f"take {fewest} at most"
-            )
+        rarest = f"the rarest digit, which has {fewest} training images: take {fewest} at most"
+        require(instructors <= fewest, f"{instructors} instructors cannot all see {rarest}")
         train, test = self.noised(sigma)
         parts = np.array_split(self.order, instructors)
         models = [fit_linear(train[part], self.images.train_labels[part], self.images.classes) for part in parts]
@@ -198,10 +194,8 @@ def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw
         UsageError: an image or draw that is not there, more instructors than the rarest digit has images, or a vote
             without noise.
     """
-    if not 0 <= image < sketch.public:
-        raise UsageError(f"there is no public image {image}: choose 0 to {sketch.public - 1}")
-    if draw < 0:
-        raise UsageError(f"the number of the draw is {draw}: it must be 0 or more")
+    require(0 <= image < sketch.public, f"there is no public image {image}: choose 0 to {sketch.public - 1}")
+    require(draw >= 0, f"the number of the draw is {draw}: it must be 0 or more")
     aggregator, votes, voters = settings.aggregator(), sketch.counts(settings), settings.instructors
     predictions = sketch.predictions(settings.sigma, voters)[:, : sketch.public]
     truth, labels, winners = sketch.images.test_labels[: sketch.public], sketch.labels(settings, draw), votes.argmax(1)
@@ -319,8 +313,8 @@ def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
             without noise.
     """
     spent = settings.labels or sketch.public
-    if spent > sketch.public:
-        raise UsageError(f"{spent} labels, but there are {sketch.public} public images: ask for no more than that")
+    there = f"there are {sketch.public} public images: ask for no more than that"
+    require(spent <= sketch.public, f"{spent} labels, but {there}")
     aggregator, counts = settings.aggregator(), sketch.counts(settings)
     bills = [pate.composed_epsilons(aggregator, n, settings.delta) for n in LABEL_COUNTS]
     account = pate.account_votes(aggregator, counts[:spent], settings.delta)

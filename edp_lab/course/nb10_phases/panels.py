@@ -16,11 +16,11 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, delta_of, number, number_box
 from edp_lab.course.kit.figure import Figure, axis, bar, figure, line, log_axis, logs, points
+from edp_lab.course.kit.inputs import require
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb10_phases import compute
 from edp_lab.course.nb10_phases.compute import Ballot, LabelBill, NoisedImages, Partition, Sketch
-from edp_lab.errors import UsageError
 from edp_lab.three_phase import phases
 from edp_lab.three_phase.pate import PRIVATE
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, CLAIMED_SIGMA
@@ -49,8 +49,8 @@ PERCENT: dict[str, Any] = {"tickformat": ".0%"}
 
 def _controls(start: ThreePhaseSettings, *names: str) -> dict[str, Any]:
     """The inputs for settings of these names, in this order."""
-    if "vote" in names and start.vote not in PRIVATE:
-        raise UsageError(f"a {start.vote} vote has no noise to look at: choose {', '.join(PRIVATE)}")
+    noised = "vote" not in names or start.vote in PRIVATE
+    require(noised, f"a {start.vote} vote has no noise to look at: choose {', '.join(PRIVATE)}")
     kinds = ["most votes after Laplace noise", "the same with Gaussian noise", "Gaussian, where voters agree only"]
     voters, sigmas = [1, 2, 3, 5, 10, 15, 20, 30, 50, 100], [k / 20 for k in range(41)]
     make = {

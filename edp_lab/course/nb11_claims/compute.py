@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edp_lab.course.kit.inputs import require
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, claimed_epsilon, true_epsilon
 from edp_lab.privacy.guarantee import upward
@@ -83,8 +84,7 @@ def rows_of(table: ClaimsTable, cell: str) -> list[Entry]:
     """
     name = cell if "#" in cell else f"11_claims#{cell}"
     found = [entry for entry in table.entries if entry.cell == name]
-    if not found:
-        raise UsageError(f"no claim is shown by the cell {name!r}")
+    require(found, f"no claim is shown by the cell {name!r}")
     return found
 
 

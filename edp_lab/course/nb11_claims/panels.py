@@ -13,6 +13,7 @@ from markupsafe import Markup
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import WHOLE_LABEL, Control, choice, decades, delta_of, devices, number
 from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, trace
+from edp_lab.course.kit.inputs import require
 from edp_lab.course.kit.panel import COPY, Panel, RunPanel, panel
 from edp_lab.course.kit.text import Html, Words, account_command
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, SKY, TEMPLATE, VERMILLION
@@ -74,8 +75,8 @@ class Ledger(Panel):
         row = values.pop("row", None)
         super().set(**values)
         if row is not None:
-            if row not in [entry.id for entry in self.result.entries]:
-                raise UsageError(f"claim {row!r} does not pass the filter: choose another, or reset the panel")
+            passing = [entry.id for entry in self.result.entries]
+            require(row in passing, f"claim {row!r} does not pass the filter: choose another, or reset the panel")
             super().set(row=row)
 
     def _tell(self) -> None:
