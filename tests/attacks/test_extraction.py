@@ -20,7 +20,6 @@ from edp_lab.attacks.extraction import (
     train_victims,
 )
 from edp_lab.corpora.images import load_images
-from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier, build_classifier
 from edp_lab.three_phase.phases import Job
 
@@ -210,20 +209,3 @@ def test_correlations_are_pearsons_and_0_for_one_shade():
     expected = np.corrcoef(images.reshape(3, 8), averages)[:3, 3:]
     np.testing.assert_allclose(correlations(images, averages), expected, rtol=1e-6)
     assert (correlations(np.ones_like(images), averages) == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: train_victims(SHARES, []), "choose some of plain"),
-        (lambda: extract([], SHARES, []), "queries are none"),
-        (lambda: extract([], SHARES, [25, 0]), "queries are 0"),
-        (lambda: extract([], SHARES, [401]), "the attacker has 400 public images"),
-        (lambda: extract([], SHARES, [25], inputs="tea leaves"), "unknown inputs 'tea leaves'"),
-        (lambda: invert([], SHARES, [1]), "queries are 1: give numbers of at least 2"),
-    ],
-)
-def test_bad_input_is_one_sentence(call, message):
-    with pytest.raises(UsageError, match=message) as error:
-        call()
-    assert "\n" not in str(error.value)

@@ -225,35 +225,26 @@ def run_command(*arguments: object) -> tuple[int, str, str]:
     return 2 if isinstance(done.exception, UsageError) else done.exit_code, done.stdout, said
 
 
-def test_json_of_an_attack_has_what_a_script_needs(private, tmp_path):
+def test_the_command_tells_scripts_and_people_what_was_found_and_what_could_not_be(
+    overfitted, private, trains, tmp_path
+):
     out = tmp_path / "loss.json"
     status, printed, _ = run_command("loss", "--run", private, "--json", "--out", out)
-    assert status == 0
     told = json.loads(printed)
-    assert json.loads(out.read_text()) == told
+    assert (status, json.loads(out.read_text())) == (0, told)
     assert {"auc", "auc_interval", "tpr_at_fpr", "bound", "guards", "members", "non_members"} <= set(told)
     assert set(told["tpr_at_fpr"]["0.01"]) >= {"value", "interval"}
     assert told["tpr_at_fpr"]["0.001"]["value"] is None  # 180 non-members cannot resolve it
     assert told["bound"]["epsilon"] > 0
-
-
-def test_people_read_what_was_found_and_what_could_not_be(overfitted):
     status, printed, _ = run_command("loss", "--run", overfitted)
-    assert status == 0
     said = ("AUC", "TPR at 0.1 %   no number", "guarantee: none (plain training)", "verdict: membership leaks")
-    assert all(words in printed for words in said)
-
-
-def test_noise_lowers_the_auc_by_a_measured_amount(overfitted, private, trains):
-    status, printed, _ = run_command("loss", "--run", private, "--against", overfitted, "--json")
-    assert status == 0
-    changed = json.loads(printed)["change"]
-    assert changed["relative"] < changed["interval"][1] < 0
-    assert "AUC against" in run_command("loss", "--run", private, "--against", overfitted)[1]
-    other = trains("other", "smart-home-health", method="sgd")
-    status, _, error = run_command("loss", "--run", private, "--against", other)
-    assert status == 2
-    assert "other members" in error
+    assert [words for words in said if words not in printed] == []
+    against = ("loss", "--run", private, "--against")
+    changed = json.loads(run_command(*against, overfitted, "--json")[1])["change"]
+    assert changed["relative"] < changed["interval"][1] < 0  # noise lowers the AUC
+    assert "AUC against" in run_command(*against, overfitted)[1]
+    status, _, error = run_command(*against, trains("other", "smart-home-health", method="sgd"))
+    assert (status, "other members" in error) == (2, True)
 
 
 @pytest.mark.parametrize(("size", "rate"), [("small", 0.011), ("medium", None), (None, 0.011)])

@@ -146,11 +146,13 @@ def test_models_tell_all_digits_apart(features):
     assert len(set(rows.tolist())) == len(DIGITS)
 
 
-def test_each_canary_is_inserted_as_often_as_its_group_says(text):
-    drawn = draw_canaries(*text, (0, 2, 5), 3, 9, seed=0)
+def test_each_canary_is_inserted_as_often_as_its_group_says_and_the_seed_draws_all(text):
+    drawn, again, other = (draw_canaries(*text, (0, 2, 5), 3, 9, seed) for seed in (0, 0, 1))
     copies = Counter(drawn.inserted)
     found = {times: [copies[u] for u in group] for times, group in drawn.utterances.items()}
     assert found == {times: [times] * 3 for times in (0, 2, 5)}
+    assert drawn == again
+    assert drawn.utterances != other.utterances
 
 
 def test_labels_of_canaries_are_arbitrary_and_known_to_every_model(text):
@@ -159,12 +161,6 @@ def test_labels_of_canaries_are_arbitrary_and_known_to_every_model(text):
     assert len({(u.intent, u.tags) for u in canaries}) > 200  # of 300
     for u in canaries:
         assert [tag[0] for tag in u.tags] == ["O"] * len(AROUND) + ["B"] + ["I"] * 6
-
-
-def test_canaries_depend_on_the_seed_alone(text):
-    first, again, other = (draw_canaries(*text, (1,), 3, 9, seed) for seed in (0, 0, 1))
-    assert first == again
-    assert first.utterances != other.utterances
 
 
 def test_plain_training_remembers_a_number_the_better_the_more_often_it_occurs_and_noise_prevents_it(measured):
@@ -227,51 +223,33 @@ def test_epsilon_is_that_of_all_copies_together(measured):
         assert row.extraction_limit == pytest.approx(stats.norm.cdf(fair + times * mu), rel=1e-6)
 
 
-def test_where_nothing_is_guaranteed_nothing_is_said(measured):
-    plain, control = measured["sgd", 16], measured["edp-sgd", 0]
-    for row in (plain, control):
-        assert row.guarantee == "none"
-        assert row.epsilon is row.extraction_limit is row.delta is None
-    assert "without clipping and noise" in plain.reason
-    assert "never inserted" in control.reason
-
-
-def test_interval_of_the_mean_is_student_s_cut_to_what_is_possible():
+def test_interval_of_the_mean_is_student_s_cut_to_what_is_possible_and_of_equal_values_no_point():
+    """Eight canaries that are all extracted say little about a ninth: 0.9 of them may be."""
     values = np.array([4.0, 5.0, 7.0, 8.0])
     expected = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
     assert mean_interval(values, 0.0, 10.0) == pytest.approx(expected)
     assert mean_interval(values, 5.0, 7.0) == (5.0, 7.0)
-
-
-def test_interval_of_equal_values_is_no_point_and_covers_the_mean():
-    """Eight canaries that are all extracted say little about a ninth: 0.9 of them may be."""
     assert mean_interval(np.full(8, 10.0), 0.0, 10.0) == (pytest.approx(10 * 0.025 ** (1 / 8)), 10.0)
     rng = np.random.default_rng(5)
-    missed = 0
-    for _ in range(1000):
-        low, high = mean_interval(np.where(rng.random(8) < 0.9, 10.0, 0.0), 0.0, 10.0)
-        missed += not low <= 9 <= high
-    assert missed < 50
+    found = [mean_interval(np.where(rng.random(8) < 0.9, 10.0, 0.0), 0.0, 10.0) for _ in range(1000)]
+    assert np.mean([low <= 9 <= high for low, high in found]) > 0.95
 
 
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ({"methods": ["sdg"]}, "unknown method 'sdg'"),
         ({"methods": []}, "no method"),
         ({"repetitions": ()}, "missing or given twice"),
-        ({"repetitions": (1, -4)}, "-4"),
         ({"repetitions": (1.5,)}, "1.5"),
         ({"references": 0}, "references is 0"),
         ({"references": 30_000}, "20,000 in all"),
         ({"repetitions": (0, 100)}, "outnumber"),
     ],
-    ids=lambda told: str(told)[:40],
 )
 def test_bad_input_is_refused_in_a_sentence(config, told, message):
-    with pytest.raises(UsageError, match=message) as refused:
+    """What the command line can be given wrongly is in the table of its refusals."""
+    with pytest.raises(UsageError, match=f"^[^\n]*{message}[^\n]*$"):
         measure_memorisation(config, **told)
-    assert "\n" not in str(refused.value)
 
 
 def test_corpora_that_do_not_suit_are_refused(text):

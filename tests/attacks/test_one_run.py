@@ -232,6 +232,7 @@ def test_few_canaries_have_no_power_and_the_seed_decides_everything():
     first, again, other = (audit_one_run(config(seed=seed, **FAST), 200, linear=True) for seed in (1, 1, 2))
     assert first == again
     assert first.included != other.included
+    assert Plan.draw(config(), 10, 0, Kind.GRADIENT).key != key_from_seed(0)  # which is that of the noise
 
 
 @pytest.mark.parametrize(("size", "reserved"), [(1, 1), (2, 2), (8, 2), (8, 1)])
@@ -324,16 +325,6 @@ def test_gradient_canaries_of_a_real_run_are_told_apart_once_the_noise_is_gone(c
     assert audit.verdict is Finding.NO_POWER
 
 
-@pytest.mark.parametrize("changes", [{"method": "dp-sgd"}, {"as_printed": True}], ids=["Poisson", "printed"])
-def test_real_runs_of_every_method_are_audited(corpus, changes):
-    told = []
-    chosen = config(corpus, z0=0.3, batch_size=16, num_devices=4, **changes)
-    audit = audit_one_run(chosen, 30, progress=lambda done, steps: told.append((done, steps)))
-    assert told == [(step + 1, audit.steps) for step in range(audit.steps)]
-    assert audit.epsilon_lower_bound <= audit.epsilon_holds
-    assert (audit.model, audit.kind) == ("clc", "gradient")
-
-
 def test_mislabelled_utterances_are_remembered_by_a_run_without_much_noise(corpus, monkeypatch):
     seen = {}
     real = one_run.mislabelled_scores
@@ -358,6 +349,8 @@ def test_a_mislabelled_utterance_keeps_its_words_and_loses_its_intent(corpus):
     for canary in canaries:
         assert known[canary.tokens].tags == canary.tags
         assert known[canary.tokens].intent != canary.intent in loaded.intents
+    with pytest.raises(UsageError, match="left to mislabel"):
+        audit_one_run(config(corpus, batch_size=16, num_devices=4), 1000, "mislabelled")
 
 
 @pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
@@ -387,13 +380,10 @@ def test_canaries_that_are_out_leave_no_trace_but_their_slot(corpus, monkeypatch
     [
         (lambda: one_run_epsilon(10, 11, 5, DELTA, 0.05), "11 guesses on 10"),
         (lambda: one_run_mu(10, 5, 6, 0.05), "6 right of 5"),
-        (lambda: one_run_mu(10, 5, -1, 0.05), "-1 right"),
         (lambda: one_run_mu(10, 5, 5, 1.0), "beta is 1"),
         (lambda: one_run_epsilon(10, 5, 5, 1.0, 0.05), "delta is 1"),
         (lambda: audit_one_run(config(alpha="private", as_printed=True), linear=True), "alpha"),
-        (lambda: audit_one_run(config(z0=1e-200, as_printed=True), linear=True), "no claim to audit"),
         (lambda: audit_one_run(config(), kind="loud", linear=True), "unknown kind of canary 'loud'"),
-        (lambda: audit_one_run(config(), 0, linear=True), "number of canaries is 0"),
         (lambda: audit_one_run(config(), 2.5, linear=True), "number of canaries is 2.5"),
         (lambda: audit_one_run(config(), confidence=1.0, linear=True), "confidence is 1"),
         (lambda: audit_one_run(config(), target_epsilon=-1.0, linear=True), "target epsilon is -1"),
@@ -403,12 +393,3 @@ def test_bad_input_is_refused_in_a_sentence(call, culprit):
     """What the command line can be given wrongly is in the table of its refusals."""
     with pytest.raises(UsageError, match=culprit):
         call()
-
-
-def test_more_canaries_than_utterances_to_mislabel_are_refused(corpus):
-    with pytest.raises(UsageError, match="left to mislabel"):
-        audit_one_run(config(corpus, batch_size=16, num_devices=4), 1000, "mislabelled")
-
-
-def test_key_of_the_canaries_is_not_that_of_the_noise():
-    assert Plan.draw(config(), 10, 0, Kind.GRADIENT).key != key_from_seed(0)

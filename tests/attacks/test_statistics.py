@@ -2,10 +2,7 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -35,7 +32,6 @@ from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_delta
 
-ROOT = Path(__file__).parents[2]
 # Few distinct values, so that ties abound.
 SCORES = st.lists(st.integers(0, 12).map(float), min_size=1, max_size=40)
 ANY_SCORES = st.lists(st.sampled_from([-math.inf, -1.5, 0.0, 1e-300, 2.0, math.inf]), min_size=1, max_size=12)
@@ -185,16 +181,6 @@ def test_dp_bound_is_never_below_the_truth_and_close_to_it(epsilon, delta, fpr):
         assert exact <= ours <= min(1.0, exact * (1 + 1e-10))
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0, 9.0])
-@pytest.mark.parametrize("delta", [0.0, 1e-5, 0.2])
-def test_dp_bound_on_auc_and_advantage_belong_to_its_curve(epsilon, delta):
-    bound = dp_bound(epsilon, delta)
-    fpr = np.concatenate([[0.0], np.logspace(-9, 0, 200_001)])
-    tpr = bound.tpr(fpr)
-    assert bound.auc == pytest.approx(np.trapezoid(tpr, fpr), abs=1e-6)
-    assert bound.advantage == pytest.approx((tpr - fpr).max(), abs=1e-4)
-
-
 def scores_of_a_leak(epsilon, delta, n=40_000):
     """With probability delta it gives membership away (scores -1 and 2), else it is randomised response (0 and 1)."""
     rng, truth = np.random.default_rng(5), math.exp(epsilon) / (1 + math.exp(epsilon))
@@ -240,12 +226,12 @@ def test_gaussian_bound_is_never_below_the_truth_and_close_to_it(mu, fpr):
 
 
 def test_no_privacy_bounds_nothing_and_perfect_privacy_leaves_guessing():
-    for nothing in (dp_bound(math.inf, 1e-5), dp_bound(0, 1), gaussian_bound(math.inf)):
-        assert (nothing.auc, nothing.advantage) == (1, 1)
-        np.testing.assert_array_equal(nothing.tpr([0, 0.5, 1]), 1)
-    for perfect in (dp_bound(0, 0), gaussian_bound(0)):
-        assert (perfect.auc, perfect.advantage) == (pytest.approx(0.5), 0)
-        np.testing.assert_allclose(perfect.tpr([0, 1e-12, 0.5, 1]), [0, 1e-12, 0.5, 1])
+    """By Gaussian DP; epsilon of 0 and infinity: above."""
+    for mu, ends, rates in ((math.inf, (1, 1), [1, 1, 1, 1]), (0, (0.5, 0), [0, 1e-12, 0.5, 1])):
+        bound = gaussian_bound(mu)
+        assert (bound.auc, bound.advantage) == pytest.approx(ends)
+        np.testing.assert_allclose(bound.tpr([0, 1e-12, 0.5, 1]), rates)
+        assert mu or summarise("loss", [1.0], [0.0], math.inf, 1e-5).bound is None
 
 
 def test_summary_as_json_has_what_is_promised():
@@ -269,15 +255,10 @@ def test_summary_as_json_has_what_is_promised():
     assert content["guards"] == {"leaks": False}
 
 
-@pytest.mark.parametrize("epsilon", [None, math.inf])
-def test_run_without_a_finite_epsilon_has_no_bound(epsilon):
-    assert summarise("loss", [1.0], [0.0], epsilon, 1e-5).bound is None
-
-
 def test_confidence_reaches_every_interval():
     members, non_members = np.arange(200.0) + 20, np.arange(200.0)
-    narrow, wide = (summarise("loss", members, non_members, confidence=c) for c in (0.5, 0.99))
-    for of in (lambda r: r.auc_interval, lambda r: r.tpr_at_fpr["0.01"]["interval"]):
+    wide, narrow = (summarise("loss", members, non_members, confidence=c).to_json() for c in (0.99, 0.5))
+    for of in (lambda told: told["auc_interval"], lambda told: told["tpr_at_fpr"]["0.01"]["interval"]):
         assert of(wide)[0] < of(narrow)[0] < of(narrow)[1] < of(wide)[1]
 
 
@@ -290,12 +271,9 @@ def test_confidence_reaches_every_interval():
         (lambda: advantage([math.nan, 1.0, math.nan], [1.0]), "2 of the members' scores are NaN"),
         (lambda: tpr_at_fpr([1.0], [math.nan], 0.5), "non-members' scores are NaN"),
         (lambda: tpr_at_fpr([1.0], [0.0], 0.0), "false-positive rate is 0.0"),
-        (lambda: tpr_at_fpr([1.0], [0.0], 1.0), "false-positive rate is 1.0"),
         (lambda: auc_interval([1.0], [0.0], 1.0), "confidence is 1.0"),
         (lambda: tpr_at_fpr([1.0], [0.0], 0.5, 95), "confidence is 95"),
         (lambda: dp_bound(-1, 1e-5), "epsilon is -1"),
-        (lambda: dp_bound(math.nan, 1e-5), "epsilon is nan"),
-        (lambda: dp_bound(1, 1.5), "delta is 1.5"),
         (lambda: dp_bound(1, math.nan), "delta is nan"),
         (lambda: gaussian_bound(-0.1), "mu is -0.1"),
         (lambda: dp_bound(1, 0).tpr(1.1), "false-positive rate"),
@@ -306,11 +284,6 @@ def test_confidence_reaches_every_interval():
 def test_bad_input_names_the_culprit(call, culprit):
     with pytest.raises(UsageError, match=culprit):
         call()
-
-
-def test_importing_statistics_brings_neither_torch_nor_scikit_learn():
-    code = "import sys, edp_lab.attacks.statistics; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 def test_the_interval_of_a_change_covers_it_and_is_narrower_for_the_same_utterances():
@@ -401,13 +374,10 @@ def test_a_split_that_words_give_away_is_caught(leak):
     assert guards.said.endswith("pool and split at random.")
 
 
-def test_texts_on_both_sides_are_counted_and_are_no_hint_to_the_classifier():
+def test_texts_on_both_sides_are_counted_and_copies_are_no_hint_or_evidence():
     guards = check_split(UTTERANCES[:100], UTTERANCES[:100])
     assert (guards.duplicates, guards.text_auc, guards.leaks) == (100, 0.5, False)
     assert guards.said == "100 texts are on both sides: keep duplicates together when splitting."
-
-
-def test_copies_within_a_side_are_no_further_evidence():
     once, thrice = (check_split(UTTERANCES[:60] * k, UTTERANCES[60:120] * k) for k in (1, 3))
     assert (thrice.text_auc, thrice.text_auc_interval) == (once.text_auc, once.text_auc_interval)
     assert thrice.members == 180

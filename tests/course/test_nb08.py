@@ -58,13 +58,6 @@ def test_claims_that_hold_are_refuted_in_few_audits_and_the_printed_one_in_all()
     assert {audit_step(n, True, 1.0, 1.0, 8, 1.0, k).audit.verdict for n, k in runs} == {Finding.REFUTED}
 
 
-def test_guesses_prove_the_reference_values_of_the_paper() -> None:
-    assert guess(1000, 10, 75, delta=1e-4).bounds.distribution_free == pytest.approx(0.673, abs=5e-4)
-    perfect = guess(1000, 100, 100).ceiling
-    assert perfect[100].distribution_free == pytest.approx(3.49, abs=5e-3)
-    assert perfect[1000].distribution_free == pytest.approx(5.78, abs=5e-3)
-
-
 def test_chances_and_tail_are_those_of_a_coin() -> None:
     result = guess(400, 25, 80, tested=1.0)
     assert (result.made, result.right) == (100, 80)

@@ -23,7 +23,6 @@ from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
 from edp_lab.course.nb09_devices import compute, panels
 from edp_lab.course.nb09_devices.compute import DeviceNoise, device_noise, ring_bytes, scaling, shares
-from edp_lab.privacy import claimed_epsilon, true_epsilon
 from edp_lab.reproduce.bench import train_step
 from edp_lab.reproduce.bench.train_step import DEVICES, NETWORKS, Task, extrapolated
 from edp_lab.reproduce.paper.printed import TABLE_2
@@ -69,14 +68,6 @@ def test_printed_noise_falls_short_by_the_root_and_a_factor_of_two_and_sound_noi
     assert (np.diff(printed.true) > 0).all()
     assert sound.true == pytest.approx(sound.true[0])
     assert (printed.claimed == printed.claimed[0]).all()
-
-
-def test_epsilons_are_the_librarys() -> None:
-    result = noise(variant=SOUND, num_devices=4, z0=2.0)
-    assert result.true[result.here] == true_epsilon(result.mechanism, 10, 1e-5) == result.guarantee.epsilon
-    assert result.claimed[result.here] == claimed_epsilon(result.mechanism, 10, 1e-5)
-    assert noise().guarantee.epsilon is None  # alpha is private
-    assert np.isnan(noise(z0=0.0).true).all()
 
 
 @given(st.integers(1, 10**9), st.integers(1, 1000))

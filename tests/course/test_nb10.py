@@ -134,16 +134,6 @@ def test_curve_of_survival_is_the_exact_chance(sketch: Sketch, vote: str, voters
         assert result.curves[voters][place] == pytest.approx(exact, abs=0.005)
 
 
-@pytest.mark.parametrize("vote", ["laplace", "gaussian"])
-def test_shares_of_a_draw_are_near_the_chances(sketch: Sketch, vote: str) -> None:
-    settings = replace(CLEAR, vote=vote, vote_epsilon=0.5, instructors=5)
-    counts = sketch.counts(settings)
-    rows, times = np.unique(counts, axis=0, return_counts=True)
-    chances = [label_probabilities(row, settings.aggregator())[row.argmax()] for row in rows]
-    drawn = np.mean([take_vote(sketch, settings, draw=draw).majority for draw in range(20)])
-    assert drawn == pytest.approx(np.average(chances, weights=times), abs=0.02)
-
-
 @pytest.mark.parametrize(("vote", "spread"), [("laplace", math.sqrt(2)), ("gaussian", 1.0), ("confident", 1.0)])
 def test_noise_that_is_shown_is_that_of_the_vote(sketch: Sketch, vote: str, spread: float) -> None:
     settings = replace(THESIS, vote=vote)
@@ -238,13 +228,6 @@ def test_histogram_of_votes_counts_every_public_image(sketch: Sketch) -> None:
     bars = panels.draw_survival(ballot)["data"][-1]
     strongest = sketch.counts(THESIS).max(axis=1)
     assert dict(zip(bars["x"], bars["y"], strict=True)) == {k: int((strongest == k).sum()) for k in range(11)}
-
-
-def test_drawing_of_the_phases_says_what_each_guarantees(sketch: Sketch) -> None:
-    drawing = panels.words.architecture(noise_images(sketch, THESIS), spend_labels(sketch, THESIS))
-    for text in ("ε = 144.9 (exact Gaussian)", "Label: no guarantee", "ε = 31.7", "Rényi DP", "instructors: 10"):
-        assert text in drawing
-    assert "<style" not in drawing  # it would reach the figures of the page
 
 
 def test_a_run_is_paid_for_and_stopped_nothing_is(sketch: Sketch) -> None:

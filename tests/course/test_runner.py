@@ -333,24 +333,6 @@ def test_command_line_runs_prints_the_index_last_and_tells_failure_by_its_status
     assert re.match(r"\[1/1\] 00_good +failed", failed.stderr)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--parameter", "clip_norm"], "NAME=VALUE"),
-        (["--parameter", "clip=1"], "no parameter 'clip'"),
-        (["01_other"], "no notebook '01_other'"),
-        (["--only", "00,07"], "no notebook '07'"),
-        (["--jobs", "0"], "the number of jobs is 0"),
-        (["--timeout", "0"], "--timeout is 0"),
-    ],
-)
-def test_command_line_refuses_bad_arguments(options: list[str], message: str, tmp_path: Path) -> None:
-    write(tmp_path / "00_good.ipynb")
-    result = CliRunner().invoke(course_app, ["run", "--notebooks", str(tmp_path), *options])
-    assert isinstance(result.exception, UsageError)
-    assert message in str(result.exception)
-
-
 def test_list_names_notebooks_and_their_parameters(tmp_path: Path) -> None:
     write(tmp_path / "00_good.ipynb")
     result = CliRunner().invoke(course_app, ["list", "--notebooks", str(tmp_path)])

@@ -217,15 +217,6 @@ def test_forward_and_backward_equal_torch(lengths):
                 torch.testing.assert_close(to_torch_gates(own[d]), expected, rtol=0, atol=1e-11)
 
 
-def test_two_layers_equal_torch_in_float32():
-    lengths = torch.tensor([3, 12, 1, 5])
-    first, second = random_layer(6, 8, 1, torch.float32), random_layer(16, 8, 2, torch.float32)
-    x = torch.randn(21, 6)
-    ours = apply(second, apply(first, x, lengths), lengths)
-    theirs = run_torch(torch_lstm(second), run_torch(torch_lstm(first), x, lengths), lengths)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-
-
 def test_initialisation_is_what_the_docstring_says():
     layer = BiLSTM(5, 4)
     _i, f, _o, _g = layer.bias.chunk(4, dim=1)

@@ -132,13 +132,6 @@ def test_known_and_extreme_amplification(epsilon, delta, rate, expected):
     assert amplify_by_subsampling(epsilon, delta, rate) == expected
 
 
-def test_the_blue_eyes_of_the_thesis():
-    """Variance 2, sensitivity 1, epsilon ln 3; said to have delta 0.054."""
-    mu = 1 / math.sqrt(2)
-    assert gaussian_loss_tail(math.log(3), mu) == pytest.approx(0.115, abs=5e-4)
-    assert gdp_delta(mu, math.log(3)) == pytest.approx(0.030, abs=5e-4)
-
-
 @pytest.mark.parametrize("mu", [0.3, 1.0, 4.0])
 def test_the_loss_of_samples_has_the_stated_distribution(mu):
     outputs = np.random.default_rng(5).normal(mu, 1.0, 20_000)  # from the data set whose answer is mu, not 0

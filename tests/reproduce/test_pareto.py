@@ -56,15 +56,17 @@ def of_times(*seconds: float) -> dict[str, Any]:
     return {"seconds": list(seconds), "machine": "another"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def runs() -> Runs:
+    """Of the points below."""
     return Runs()
 
 
-@pytest.fixture
-def points(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    monkeypatch.setattr(study, "_timing", lambda *_: of_times(10.0, 4.0, 5.0, 5.0))
-    [made] = pareto(runs, [SCALE], [CORPUS], "it")  # type: ignore[arg-type]
+@pytest.fixture(scope="module")
+def points(runs: Runs) -> list[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study, "_timing", lambda *_: of_times(10.0, 4.0, 5.0, 5.0))
+        [made] = pareto(runs, [SCALE], [CORPUS], "it")  # type: ignore[arg-type]
     return made
 
 
@@ -108,9 +110,8 @@ def test_private_runs_read_words_with_the_encoder_and_sgd_once_without(points: l
     assert {job.config.method for job in runs.jobs if job.config.pretrained is None} == {"sgd"}
 
 
-def test_bert_is_trained_on_from_the_published_one_with_and_without_privacy(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bert_is_trained_on_from_the_published_one_with_and_without_privacy(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs()
     monkeypatch.setattr(study, "_timing", lambda *_: of_times(10.0, 10.0, 12.0, 12.0))
     scale = replace(SCALE, model="bert", epsilons=(8.0,))
     [made] = pareto(runs, [scale], [CORPUS], "it")  # type: ignore[arg-type]
@@ -119,7 +120,8 @@ def test_bert_is_trained_on_from_the_published_one_with_and_without_privacy(
     assert f"BERT on {CORPUS}" in _page([made])
 
 
-def test_a_large_corpus_is_read_with_vectors_of_other_text(monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
+def test_a_large_corpus_is_read_with_vectors_of_other_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs()
     monkeypatch.setattr(study, "_timing", lambda *_: of_times(10.0, 4.0, 4.0, 4.0))
     monkeypatch.setattr(study, "ENCODED", 10)
     [made] = pareto(runs, [SCALE], [CORPUS], "no such encoder")  # type: ignore[arg-type]
@@ -184,6 +186,6 @@ def test_the_points_that_come_with_a_checkout_are_drawn() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"seeds": 0}, {"epsilons": ()}, {"epsilons": (3.0, -1.0)}])
-def test_seeds_and_targets_that_make_no_sense_are_refused(runs: Runs, changes: dict[str, Any]) -> None:
+def test_seeds_and_targets_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="at least one seed and one epsilon"):
-        next(pareto(runs, [replace(FULL["clc"], **changes)], [CORPUS]))  # type: ignore[arg-type]
+        next(pareto(Runs(), [replace(FULL["clc"], **changes)], [CORPUS]))  # type: ignore[arg-type]

@@ -87,12 +87,6 @@ def test_on_mnist_the_correlation_is_045_where_081_is_printed(real_data):
     assert evidence.verdict == FAILS
 
 
-@pytest.mark.parametrize("batch", [1, 10, 250])
-def test_batch_clipping_moves_by_2c_whatever_the_batch(batch):
-    m = noise.t8_batch_clipping(batch, 3.0).measured
-    assert (m["moved_by_batch_clipping"], m["moved_by_example_clipping"]) == pytest.approx((6, 6 / batch))
-
-
 def test_phases_in_series_are_two_coins_on_two_coins():
     """3/4 * 3/4 + 1/4 * 1/4 = 5/8 truth: ln(5/3)."""
     assert composition.in_series([math.log(3)] * 2) == pytest.approx(math.log(5 / 3))

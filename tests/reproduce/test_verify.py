@@ -22,12 +22,6 @@ def test_the_peers_agree():
     assert check(random_setting(0, 3, True), peer=True)["renyi_error"] < 1e-4
 
 
-def test_settings_repeat_and_differ():
-    one, again, other = random_setting(0, 1, True), random_setting(0, 1, True), random_setting(0, 2, True)
-    assert np.array_equal(one.schedule.noise_multipliers, again.schedule.noise_multipliers)
-    assert one.epsilon == again.epsilon != other.epsilon
-
-
 def test_60_000_keys_steps_and_devices_give_distinct_first_draws():
     """Three million are `edp-lab verify --long`; a generator of 32 seed bits would repeat a thousand of those."""
     assert len(np.unique(first_draws(range(60_000)))) == 60_000

@@ -11,7 +11,6 @@ from sklearn import metrics
 from edp_lab.corpora.images import Images, load_images, two_circles
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon
-from edp_lab.three_phase import phases
 from edp_lab.three_phase.phases import (
     HARD,
     ONE,
@@ -187,16 +186,6 @@ def test_private_instructors_are_as_private_as_the_worst_and_a_private_understud
     assert "adds nothing" in found.part(UNDERSTUDY).why
 
 
-def test_the_thesis_stands_beside_what_holds(record):
-    here = {row.row: row.here for row in record.comparisons}
-    assert list(here) == ["T1", "T3", "T9", "4.2", "T12", "T13", "T11"]
-    assert "144.9" in here["T1"]
-    assert "no epsilon" in here["T9"]
-    assert "of 90: " in here["T12"]
-    assert "(plain sum 18)" in here["T12"]
-    assert phases.THESIS_ACCURACY["vgg"][UNDERSTUDY] == 0.97
-
-
 def test_the_record_is_plain_json_without_networks(record):
     found = json.loads(json.dumps(record.as_json(), allow_nan=False))
     assert found["image_guarantee"]["label_epsilon"] is None
@@ -216,24 +205,6 @@ def test_scores_are_those_of_scikit_learn():
     assert (found.precision, found.recall, found.f_score) == pytest.approx(wanted)
     assert found.confusion == metrics.confusion_matrix(truth, predicted).tolist()
     assert score_labels(truth[:1], truth[:1], 10).interval == pytest.approx((0.025, 1))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"delta": 0.0}, "delta is 0.0"),
-        ({"instructors": 0}, "number of instructors is 0"),
-        ({"epochs": 0}, "number of epochs is 0"),
-        ({"labels": 0}, "number of labels is 0"),
-        ({"phases": ()}, "phases are none"),
-        ({"seed": -1}, "seed is -1"),
-        ({"method": "dp-adam", "train_epsilon": -1.0}, "of a private training is -1"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(change, message):
-    """Others are in the table of the command line's refusals."""
-    with pytest.raises(UsageError, match=message):
-        ThreePhaseSettings(**change)
 
 
 RAREST = int(np.bincount(FEW.train_labels).min())

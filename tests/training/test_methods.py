@@ -102,24 +102,3 @@ def test_noise_grows_down_the_ladder_only_through_the_divisor(corpus):
         run = Trainer(config(corpus, micro_batch_size=size, num_devices=2), loaded, split(loaded, 0))
         stds.append(run.private.noise_stds(0)[0])
     assert [larger / smaller for larger, smaller in pairwise(stds)] == pytest.approx([2, 2])
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"method": "dp-sgd", "as_printed": True}, "clips every utterance alone: drop --as-printed"),
-        ({"method": "dp-sgd-naive", "micro_batch_size": 4}, "drop --as-printed and --micro-batch-size"),
-        ({"processes": 5}, "5 processes for 4 devices"),
-        ({"micro_batch_size": 8}, "do not fit into a batch of 16"),
-        ({"micro_batch_size": 0}, "micro-batch size is 0"),
-        ({"processes": 1.5}, "number of processes is 1.5"),
-        ({"sampling": "poisson", "as_printed": True}, "as printed has disjoint batches"),
-        ({"noise": "shared", "as_printed": True}, "as printed has disjoint batches and independent noise"),
-        ({"sampling": "random"}, "unknown sampling 'random'"),
-        ({"optimizer": "sgd"}, "unknown optimizer 'sgd'"),
-        ({"precision": "float16"}, "unknown precision 'float16'"),
-    ],
-)
-def test_settings_without_meaning_are_refused_in_one_sentence(corpus, changes, says):
-    with pytest.raises(UsageError, match=says):
-        config(corpus, lr=1e-3, **changes)

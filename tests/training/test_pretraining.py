@@ -148,9 +148,3 @@ def test_the_text_of_pretraining(tmp_path):
     for name, says in (("latin.txt", "not UTF-8"), ("none.txt", r"none\.txt cannot be read")):
         with pytest.raises(UsageError, match=says):
             read_sentences(str(tmp_path / name), 0)
-
-
-@pytest.mark.parametrize("option", ["model", "size"])
-def test_unknown_choices_are_refused(tmp_path, option):
-    with pytest.raises(UsageError, match=f"unknown {option} 'huge'"):
-        pretrain(out=tmp_path / "out", **{option: "huge"})
