@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from inspect import unwrap
 
 import torch
 from torch import nn
@@ -38,13 +39,27 @@ def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float) -> 
       would stay that of a first step for a whole pass, so we count updates as Kingma and Ba do.
     """
     if name in ("adam", "dp-adam"):
-        return torch.optim.Adam(parameters, lr=lr, betas=BETAS, eps=EPSILON, fused=True)
+        return Adam(parameters, lr=lr, betas=BETAS, eps=EPSILON, fused=True)
     if name == "dp-adambc":
         return DPAdamBC(parameters, lr)
     raise UsageError(f"there is no optimizer {name!r}: choose one of {', '.join(OPTIMIZERS)}")
 
 
-class DPAdamBC(torch.optim.Optimizer):
+class Uncompiled(torch.optim.Optimizer):
+    """An optimizer that does not load torch's compiler, which takes a second, only to say what it must not compile."""
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+class Adam(Uncompiled, torch.optim.Adam):
+    """The same as torch's, to the last bit."""
+
+    step = torch.no_grad()(unwrap(torch.optim.Adam.step))
+
+
+class DPAdamBC(Uncompiled):
     """DP-AdamBC (Tang, Shpilevskiy and Lecuyer 2024), for noise that may differ by step and by parameter tensor.
 
         m <- beta1 m + (1 - beta1) g          m_hat = m / (1 - beta1^t)

@@ -137,13 +137,15 @@ def test_dp_adam_and_adam_are_the_printed_update_on_the_released_gradient(name):
             root = weighted_mean([g**2 for g in past], 0.999).sqrt()
             expected -= LR * weighted_mean(past, 0.9) / (root + 1e-8)
         assert float((end - expected).abs().max()) < 1e-12
+    torchs = torch.optim.Adam(parameters_like(start), LR, fused=True)
+    assert all(map(torch.equal, taken, take_steps(torchs, gradients, STDS)))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_name_makes_an_optimizer_whose_bits_follow_from_the_gradients(name):
     gradients, start = noisy_gradients(STDS, torch.float32), random_tensors(9, torch.float32)
     made = [make_optimizer(name, parameters_like(start), LR) for _ in range(2)]
-    assert type(made[0]) is (DPAdamBC if name == "dp-adambc" else torch.optim.Adam)
+    assert isinstance(made[0], DPAdamBC if name == "dp-adambc" else torch.optim.Adam)
     assert made[0].param_groups[0]["lr"] == LR
     assert made[0].param_groups[0].get("gamma", GAMMA) == GAMMA
     for once, again, initial in zip(*(take_steps(one, gradients, STDS) for one in made), start, strict=True):
