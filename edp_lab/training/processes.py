@@ -3,6 +3,8 @@
 A rank is a new Python with the variables that torch.distributed's ``env://`` reads; never a fork, which deadlocks
 under a notebook kernel's threads. Its standard input is a pipe that the parent holds open: "stop" asks for an orderly
 end, and end of file says that the parent is gone, however it died (see ``run_rank``).
+
+Of several machines each starts its part of the ranks (see `edp_lab.training.machines`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import os
 import queue
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,16 +24,14 @@ from contextlib import AbstractContextManager, suppress
 from typing import IO, NoReturn
 
 from edp_lab.errors import UsageError, sentence
+from edp_lab.training.machines import CUT_OFF, Machines, lost
 
 LOOK_AGAIN = 0.05  # seconds between two looks at which ranks still run
 SETTLE = 0.3  # seconds that a rank gets to end by itself, if its failure has already ended another
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
-TIMEOUT = "EDP_LAB_TIMEOUT"  # environment variable: seconds that ranks wait for one another (600)
 TAIL = 16_384  # bytes at the end of a rank's standard error among which its last line is sought
 PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch puts it before each line of a traceback
 AT_EXIT = re.compile(r"^(\[[IW]\d{4} |terminate called without)")  # torch may say this after the error itself
-CUT_OFF = re.compile(r"connection .*(closed|reset)|(closed|reset) by peer|remote process exited", re.IGNORECASE)
-IN_VAIN = re.compile(r"timed ?out", re.IGNORECASE)
 
 
 class Ranks(AbstractContextManager["Ranks"]):
@@ -43,6 +42,7 @@ class Ranks(AbstractContextManager["Ranks"]):
             line it prints.
         threads: OMP_NUM_THREADS of a rank (default: its share of the cores that this process may use).
         environment: further variables for every rank.
+        machines: that share the `processes`; the others do the same.
     """
 
     def __init__(
@@ -51,32 +51,32 @@ class Ranks(AbstractContextManager["Ranks"]):
         arguments: Sequence[str],
         threads: int | None = None,
         environment: Mapping[str, str] | None = None,
+        machines: Machines | None = None,
     ) -> None:
-        if processes < 1:
-            raise UsageError(f"a run cannot have {processes} processes: give 1 or more")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))  # a free port
-            world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-        world["WORLD_SIZE"] = world["LOCAL_WORLD_SIZE"] = str(processes)
-        world["OMP_NUM_THREADS"] = str(threads or max(1, usable_cores() // processes))
+        self._machines, self._processes = machines or Machines(), processes
+        self._numbers = self._machines.ranks(processes)
+        here = len(self._numbers)
+        world = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(here), **self._machines.environment()}
+        world["OMP_NUM_THREADS"] = str(threads or max(1, usable_cores() // here))
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[bytes]] = []
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._stopping = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         try:
-            for rank in map(str, range(processes)):
+            for local, rank in enumerate(self._numbers):
+                numbers = {"RANK": str(rank), "LOCAL_RANK": str(local)}
                 self._errors.append(tempfile.TemporaryFile())  # noqa: SIM115 - closed in `close`
                 own = subprocess.Popen(
                     [sys.executable, "-m", *arguments],
-                    env={**os.environ, **world, **(environment or {}), "RANK": rank, "LOCAL_RANK": rank},
+                    env={**os.environ, **world, **(environment or {}), **numbers},
                     stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL if self._ranks else subprocess.PIPE,
+                    stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
                     stderr=self._errors[-1],
                     start_new_session=True,  # a terminal's Ctrl-C reaches the parent only
                 )
                 self._ranks.append(own)
-                if rank == "0":
+                if rank == 0:
                     self._reader.start()
         except BaseException:
             self.close()
@@ -141,7 +141,8 @@ class Ranks(AbstractContextManager["Ranks"]):
 
     def _failed(self) -> dict[int, int]:
         """The status of each rank that has ended badly: minus the signal's number where one killed it."""
-        return {number: status for number, rank in enumerate(self._ranks) if (status := rank.poll())}
+        ended = {number: rank.poll() for number, rank in zip(self._numbers, self._ranks, strict=False)}
+        return {number: status for number, status in ended.items() if status}
 
     def _end(self) -> None:
         try:
@@ -162,23 +163,21 @@ class Ranks(AbstractContextManager["Ranks"]):
 
     def _sentence(self, failed: dict[int, int], cure: str | None) -> str:
         """About the rank that explains the failure of the others; those were only cut off from it."""
-        last = []  # line with content that each left on standard error; "" if none
-        for errors in self._errors:
+        last = {}  # line with content that each left on standard error; "" if none
+        for number, errors in zip(self._numbers, self._errors, strict=True):
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - TAIL))
             lines = [PREFIX.sub("", line).strip() for line in errors.read().decode(errors="replace").splitlines()]
-            last.append(next((line for line in reversed(lines) if line and not AT_EXIT.match(line)), ""))
-        for line in last:
+            last[number] = next((line for line in reversed(lines) if line and not AT_EXIT.match(line)), "")
+        for line in last.values():
             if line.startswith("error: "):
                 return line.removeprefix("error: ")
         rank = min(failed, key=lambda rank: bool(CUT_OFF.search(last[rank])))
-        status, many = failed[rank], len(self._ranks)
-        silent = [str(number) for number in range(many) if number not in failed]
+        status, silent = failed[rank], [f"rank {number}" for number in self._numbers if number not in failed]
         how = f"was killed by signal {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         why = "out of memory?" if status == -signal.SIGKILL else last[rank]
-        if silent and IN_VAIN.search(last[rank]):
-            how, why = f"waited in vain for rank {' and '.join(silent)}", f"{TIMEOUT} says how many seconds at most"
-        sentence = f"rank {rank} of {many} {how}" + (f" ({why})" if why else "")
-        return f"{sentence}: {cure}" if cure else sentence
+        said = lost(last[rank], [*self._machines.others, *silent])
+        said = said or f"rank {rank} of {self._processes} {how}" + (f" ({why})" if why else "")
+        return f"{said}: {cure}" if cure else said
 
 
 def run_rank(main: Callable[[str, threading.Event], None]) -> NoReturn:
@@ -205,13 +204,17 @@ def run_rank(main: Callable[[str, threading.Event], None]) -> NoReturn:
 def end_rank(status: int) -> NoReturn:
     """Leave the group, and end this process without Python's clean-up, in which torch's threads abort now and then."""
     try:
-        distributed = sys.modules.get("torch.distributed")
-        if distributed and distributed.is_initialized():
-            distributed.destroy_process_group()
+        leave_group()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(status)
+
+
+def leave_group() -> None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def obey(stop: threading.Event) -> None:

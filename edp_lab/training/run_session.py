@@ -33,7 +33,8 @@ from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import run_folder
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
-from edp_lab.training.processes import TIMEOUT, Ranks, run_rank
+from edp_lab.training.machines import TIMEOUT, Machines, lost
+from edp_lab.training.processes import Ranks, leave_group, run_rank
 from edp_lab.training.run_folder import LOCK, RECORD, SECRET, STATE, read_record, write_record
 from edp_lab.training.trainer import EpochDone, Event, Listener, StepDone, Trainer
 
@@ -81,8 +82,8 @@ def run_config(record: dict[str, Any]) -> TrainConfig:
 
 
 def rank() -> int:
-    """Which rank a launcher made this process; 0 without one."""
-    return int(os.environ.get("RANK", 0))
+    """Which rank a launcher made this process; without one, which of several machines this is. 0 speaks for all."""
+    return int(os.environ["RANK"]) if "RANK" in os.environ else Machines.given().own
 
 
 def train_here(
@@ -157,11 +158,21 @@ def _write_failed(folder: Path, record: dict[str, Any], bill: dict[str, float | 
 def _start(
     config: TrainConfig, folder: Path, listener: Listener, stop: threading.Event, resuming: bool
 ) -> dict[str, Any]:
-    if config.processes == 1 or "WORLD_SIZE" in os.environ:
-        return train_here(config, folder, listener, stop, resuming)
+    cure = f"go on with edp-lab train --resume {folder}"
+    machines = Machines.given()
+    if "WORLD_SIZE" in os.environ or config.processes == len(machines.names) == 1:
+        try:
+            return train_here(config, folder, listener, stop, resuming)
+        except RuntimeError as error:  # torch's, where another rank is gone
+            said = lost(str(error), ["another process"] if config.processes > 1 else [])
+            if said is None:
+                raise
+            leave_group()  # else torch aborts at exit
+            raise UsageError(f"{said}: {cure}") from None
     _patience()  # refused here rather than by every rank
     job = json.dumps({"config": asdict(config), "folder": str(folder), "resuming": resuming})
-    cure = f"go on with edp-lab train --resume {folder}"
+    if len(machines.names) > 1:
+        cure += " on each machine"
     record = folder / RECORD
     before = record.stat().st_mtime_ns if record.exists() else None
 
@@ -171,7 +182,7 @@ def _start(
             listener(EpochDone(**told) if "row" in told else StepDone(**told))
 
     try:
-        with Ranks(config.processes, ["edp_lab.training.run_session", job]) as ranks:
+        with Ranks(config.processes, ["edp_lab.training.run_session", job], machines=machines) as ranks:
             try:
                 relay(ranks)
             except KeyboardInterrupt:
@@ -180,7 +191,7 @@ def _start(
     except UsageError as error:
         if not record.exists():
             raise UsageError(str(error).removesuffix(f": {cure}")) from None  # there is nothing to go on with
-        if record.stat().st_mtime_ns != before:  # else the ranks were refused before they began
+        if machines.own == 0 and record.stat().st_mtime_ns != before:  # else the ranks were refused before they began
             _bill_failed(folder, error)
         raise
     return read_record(folder)

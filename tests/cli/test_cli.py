@@ -24,6 +24,7 @@ ALL_OF_PRIVACY = (
     "[importlib.import_module(m.name) for m in pkgutil.iter_modules(p.__path__, 'edp_lab.privacy.')]"
 )
 CALL = "from edp_lab.cli import app; app('{} --json'.split(), standalone_mode=False)"
+TRAIN = " ".join(("train --corpus smart-home --out run", *SMALL))
 
 
 @pytest.mark.parametrize(
@@ -35,11 +36,15 @@ CALL = "from edp_lab.cli import app; app('{} --json'.split(), standalone_mode=Fa
         (CALL.format("account --z0 1"), {"torch"}),
         (CALL.format("account --sampling-rate 0.1 --tight"), {"torch"}),
         (CALL.format("table1-epsilon"), {"torch"}),
+        (
+            CALL.format(TRAIN),
+            {"torch._dynamo", "transformers", "gensim", "pandas"},
+        ),
     ],
 )
-def test_nothing_slow_is_imported_before_it_is_needed(source, slow):
+def test_nothing_slow_is_imported_before_it_is_needed(source, slow, tmp_path):
     source = f"{source}; import sys; assert not {slow} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", source], capture_output=True, check=True)
+    subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, check=True)
 
 
 # ---- Declaring options -----------------------------------------------------------------------------------------------

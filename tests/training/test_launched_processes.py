@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from edp_lab.errors import UsageError
+from edp_lab.training import machines
 from edp_lab.training import processes as launch
+from edp_lab.training.machines import MACHINES, Machines, lost
 from edp_lab.training.processes import Ranks
 from tests.training.own_corpus import runs, wait_for
 
@@ -285,6 +287,52 @@ def test_ctrl_c_reaches_the_parent_alone_which_lets_the_ranks_finish(toy, tmp_pa
     assert not any(map(runs, started))
 
 
-def test_run_of_no_process_is_refused(toy):
-    with pytest.raises(UsageError, match="0 processes: give 1 or more"):
-        Ranks(0, toy(HOUR))
+# ---- Several machines ------------------------------------------------------------------------------------------------
+
+TWO = ("10.0.0.12", "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("given", "processes", "port", "refusal"),
+    [
+        ("", 0, "0", "a run cannot have 0 processes: give 1 or more"),
+        ("10.0.0.12,10.0.0.1", 1, "0", "a run on 2 machines cannot have 1 processes: give 2 or more"),
+        ("10.0.0.12,", 0, "0", "a run cannot have 0 processes"),
+        ("10.0.0.1,10.0.0.2", 2, "0", "'10.0.0.1,10.0.0.2', here 10.0.0.1, 10.0.0.2: just one of them must be"),
+        ("10.0.0.12,10.0.0.12", 2, "0", "just one of them must be an address by which the others reach this machine"),
+        ("a..b", 2, "0", "'a..b': give names or IPv4 addresses, with commas between"),
+        ("10.0.0.12,10.0.0.1", 2, "many", "port many is not free: give every machine another MASTER_PORT"),
+        ("10.0.0.12,10.0.0.1", 2, "29500", "port 29500 is not free"),  # here, it is not even an address of this machine
+    ],
+)
+def test_what_cannot_be_the_machines_of_a_run_is_refused(given, processes, port, refusal, toy, monkeypatch):
+    monkeypatch.setattr(machines, "_interfaces", lambda: {"10.0.0.12": "eth0"})
+    monkeypatch.setenv(MACHINES, given)
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(UsageError, match=refusal):
+        Ranks(processes, toy(HOUR), machines=Machines.given())
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("RuntimeError: Read error [10.0.0.1]:547: Connection reset by peer. This is", "machine 10.0.0.1 is gone"),
+        ("RuntimeError: Connection closed by peer", "machine a (10.0.0.12) or machine 10.0.0.1 is gone"),
+        (
+            "Timed out waiting",
+            "no word from machine a (10.0.0.12) or machine 10.0.0.1 for 600 seconds (EDP_LAB_TIMEOUT)",
+        ),
+        ("KeyError: 4", None),
+    ],
+)
+def test_the_machine_that_is_gone_is_named(line, sentence):
+    others = Machines(("a", "10.0.0.1", "c"), (*TWO, "10.0.0.3"), 2).others
+    assert lost(line, others) == sentence
+    assert lost(line, []) is None
+
+
+def test_machines_share_the_ranks():
+    for processes in (3, 8):
+        shares = [Machines(("a", "b", "c"), (*TWO, "10.0.0.3"), own).ranks(processes) for own in range(3)]
+        assert [rank for share in shares for rank in share] == list(range(processes))
+        assert min(map(len, shares)) >= processes // 3
