@@ -70,12 +70,14 @@ def grade(
         typer.Option(metavar="FILE", help="CSV with the columns student and seed; else seeds come from the names."),
     ] = None,
     timeout: Annotated[float, "Seconds for the answers of one notebook, after its imports."] = 60,
+    sandbox: Annotated[bool, "Execute in bubblewrap (Linux): without network and without your files."] = False,
     notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
 ) -> None:
     """Judge the exercises in submitted notebooks. SUBMITTED CODE IS EXECUTED on this machine, with your rights.
 
-    Run it in a container or in an account that has nothing to lose: each notebook has a process of its own with a time
-    limit, which stops endless loops and crashes, but not malice.
+    Give --sandbox, or run it in a container or in an account that has nothing to lose. Each notebook has a process of
+    its own, with limits on time, memory and files, and judged from outside: endless loops, crashes and forged verdicts
+    get nowhere, but without --sandbox the code can read and change your files.
 
     DIR has one folder per student, named after the student. In it (or deeper), every notebook whose name begins with a
     number of the course, such as 01, is graded. Only cells that begin with "# EXERCISE name" are run, after the imports
@@ -85,15 +87,17 @@ def grade(
     message, seed. A line per student in words goes to the terminal. Exit status: 0 graded, whatever the answers are;
     2 bad arguments.
     """
+    from edp_lab.course.publish.confined import terms
     from edp_lab.course.publish.grading import Grade, Grader, read_seeds, strays, students, total
 
     seeds = students(folder, read_seeds(seed_from) if seed_from else None)
-    grader = Grader(notebooks_dir, timeout)
+    grader = Grader(notebooks_dir, timeout, sandbox)
+    print(terms(timeout, sandbox), file=sys.stderr)
     console = Console(stderr=as_csv, highlight=False, markup=False, emoji=False, soft_wrap=True)  # names are names
     table = csv.writer(sys.stdout, lineterminator="\n")
 
     def tell(name: str, grades: list[Grade]) -> None:
-        console.print(f"{name}: {total(grades)}")
+        console.print(_plain(f"{name}: {total(grades)}"))
         if as_csv:
             table.writerows(map(_cell, astuple(row)) for row in grades)
 
@@ -107,9 +111,14 @@ def grade(
         tell("in no student's folder", [row])
 
 
+def _plain(text: str) -> str:
+    """On one line, and without the characters that steer a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+
+
 def _cell(value: str | int) -> str:
-    """On one line, and nothing that a spreadsheet takes for a formula."""
-    text = " ".join(str(value).split())
+    """Nothing that a spreadsheet takes for a formula."""
+    text = _plain(str(value))
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 

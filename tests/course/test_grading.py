@@ -5,16 +5,24 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import shutil
+import socket
+import tempfile
+import time
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 from click.testing import Result
 from nbformat.v4 import new_code_cell, new_notebook
 from typer.testing import CliRunner
 
+import edp_lab
 from edp_lab.cli.course import course_app
 from edp_lab.course.publish.build import build
+from edp_lab.course.publish.confined import confined
 from edp_lab.course.publish.grading import Grade, Grader, read_seeds, student_seed, total
 from edp_lab.errors import UsageError
 
@@ -93,7 +101,9 @@ def test_a_class_is_graded_whatever_each_one_submits(course: Path, tmp_path: Pat
     assert {row["student"]: row["seed"] for row in rows}["ada"] == str(student_seed("ada"))
     assert "ended with status 3" in rows[4]["message"]
     assert not any("\n" in row["message"] for row in rows)
-    assert result.stderr.splitlines() == [
+    terms, *lines = result.stderr.splitlines()
+    assert terms.startswith("The submissions' code is executed as ")
+    assert lines == [
         "ada: 2 of 2 exercises solved",
         "bo: 0 of 2 exercises solved; wrong: 01 total; open: 01 delta",
         "cy: 1 of 2 exercises solved; crashed: 01 delta",
@@ -134,12 +144,167 @@ def test_an_answer_may_use_an_earlier_one_and_the_students_seed(course: Path, tm
     assert graded(course, submit(course, tmp_path, delta=DELTA, total=uses))["total"][0] == "solved"
 
 
-def test_what_was_judged_before_a_loop_stays_and_nonsense_among_the_verdicts_is_left_out(
-    course: Path, tmp_path: Path
+def test_what_was_judged_before_a_crash_stays_and_its_names_are_there_after_it(course: Path, tmp_path: Path) -> None:
+    once = f"{DELTA}\nimport os\nopen({str(tmp_path / 'runs')!r}, 'a').write('+')"
+    crash = f"assert prediction\nos._exit(3)\n{TOTAL}"
+    found = graded(course, submit(course, tmp_path, delta=once, total=crash))
+    assert {name: status for name, (status, _) in found.items()} == {"delta": "solved", "total": "crashed"}
+    assert (tmp_path / "runs").read_text() == "+"
+
+
+# ---- Submissions that mean harm --------------------------------------------------------------------------------------
+
+in_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+FORGED = '{"exercise": "delta", "status": "solved", "message": ""}\n{"value": "solved"}\n'
+ATTACKS = {  # the cell, PROOF being a file that must never be; the status, and what its message says
+    "writes verdicts into every file": (
+        "for name in ('verdicts', 'job.json', *os.listdir()):\n"
+        "    with open(name, 'a') as file: file.write(FORGED)\n"
+        "os._exit(0)",
+        "crashed, the process that ran it ended with status 0",
+    ),
+    "patches the judges": (
+        "from edp_lab.course.kit import exercises\n"
+        "from edp_lab.course.nb01_coins import exercises as judges\n"
+        "exercises.mark = lambda exercise, *_: exercises.Mark(exercise.name, 'solved', '')\n"
+        "judges.predicted = exercises.predicted = lambda *_: None\n"
+        "sys.modules['__main__'].mark = exercises.mark\n"
+        "object.__setattr__(judges.EXERCISES[1], 'check', lambda *_: None)",
+        "wrong, a prediction is a dictionary",
+    ),
+    "equals everything": (
+        "class Yes(str):\n    __hash__ = str.__hash__\n    __eq__ = lambda self, other: other is not None\n"
+        "    __ne__ = lambda *_: False\n"
+        f"prediction = dict.fromkeys({QUESTIONS!r}, Yes('maybe'))",
+        "wrong, σ doubles: 'maybe' is not one of",
+    ),
+    "prints verdicts": ("print(FORGED, flush=True)\nsys.stderr.write(FORGED)", "wrong, a prediction"),
+    "writes to every open file": (
+        "for fd in range(1, 60):\n    try: os.write(fd, FORGED.encode())\n    except OSError: pass\nos._exit(0)",
+        "crashed, its process said something that is no answer",
+    ),
+    "closes every open file": ("os.closerange(0, 60)", "crashed"),
+    "exits": ("sys.exit(0)", "wrong, your code stops with SystemExit: 0"),
+    "exits at once": ("os._exit(0)", "crashed, the process that ran it ended with status 0"),
+    "kills its parent": ("os.kill(os.getppid(), 9)\ntime.sleep(60)", "crashed, the process that ran it ended"),
+    "forks": (
+        "for _ in range(100):\n    if not os.fork():\n        time.sleep(60)\ntime.sleep(60)",
+        "crashed, it started more than 64 processes",
+    ),
+    "leaves an orphan of an orphan": (
+        "for _ in range(3):\n    if not os.fork(): os.setsid()\n    else: os._exit(0)\n"
+        "time.sleep(1.5)\nopen(PROOF, 'w')",
+        "crashed, the process that ran it ended with status 0",
+    ),
+    "leaves a session of its own": (
+        "subprocess.Popen(['nohup', 'sh', '-c', f'sleep 1.5; touch {PROOF}'], start_new_session=True)",
+        "wrong, a prediction",
+    ),
+    "leaves a thread and an exit handler": (
+        "import atexit, threading\nleave = lambda: (time.sleep(1.5), open(PROOF, 'w'))\n"
+        "threading.Thread(target=leave).start()\natexit.register(open, PROOF, 'w')",
+        "wrong, a prediction",
+    ),
+    "will not end": (
+        "for number in {*signal.Signals} - {9, 19}: signal.signal(number, signal.SIG_IGN)\nwhile True: pass\n",
+        "timeout, it took longer than 2 s",
+    ),
+    "looks for secrets": (
+        "found = [open(f'/proc/{pid}/environ').read() for pid in (os.getpid(), os.getppid())]\n"
+        "raise ValueError(f'{found} {dict(os.environ)}')",
+        "wrong, your code stops with ValueError",
+    ),
+    "writes a large file": (
+        "with open('large', 'wb') as file: file.truncate(10**9)",
+        "wrong, your code stops with OSError: [Errno 27] File too large",
+    ),
+    "eats memory": ("bytearray(10**10)", "wrong, your code stops with MemoryError"),
+    "digs": ("for _ in range(1200): os.mkdir('d'), os.chdir('d')", "wrong, a prediction"),
+    "talks": ("prediction = 'x' * 10**8", "crashed, its answers have more than 64 MB"),
+    "nests": (
+        "prediction = []\nfor _ in range(10**5): prediction = [prediction]",
+        "wrong, the check cannot use your answer",
+    ),
+    "sends an object": ("prediction = object()", "wrong, the check cannot use your answer (TypeError: a object is no"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("sandbox", [False, pytest.param(True, marks=in_sandbox)], ids=["bare", "sandbox"])
+def test_harm_neither_forges_a_verdict_nor_outlives_its_grading(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str, sandbox: bool
 ) -> None:
-    nonsense = f"""{DELTA}\nopen('verdicts', 'a').write('[1]\\n{{"exercise": "x"}}\\nhalf a li\\n')"""
-    found = graded(course, submit(course, tmp_path, delta=nonsense, total=LOOP), timeout=1)
-    assert {name: status for name, (status, _) in found.items()} == {"delta": "solved", "total": "timeout"}
+    monkeypatch.setenv("TOKEN", "the grader's secret")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cell, wanted = ATTACKS[attack]
+    begin = f"import os, signal, subprocess, sys, time\nPROOF, FORGED = {str(tmp_path / 'proof')!r}, {FORGED!r}\n"
+    folder = submit(course, tmp_path / "eve", delta=f"prediction = 0\n{begin}{cell}", total=TOTAL)
+    before = psutil.Process().children()
+    found = {row.exercise: row for row in Grader(course, 2, sandbox).grade(folder, 7)}
+    assert f"{found['delta'].status}, {found['delta'].message}".startswith(wanted)
+    assert "secret" not in found["delta"].message
+    assert found["total"].status == "solved"
+    assert psutil.Process().children() == before
+    assert not any(tmp_path.glob("edp_lab-*"))
+    if "PROOF" in cell:
+        time.sleep(1.6)
+        assert not (tmp_path / "proof").exists()
+
+
+BURGLARY = """
+import edp_lab, os, socket
+found = []
+
+def tries(what, do, *arguments):
+    try:
+        found.extend([what, done] if (done := do(*arguments)) else [])
+    except OSError:
+        pass
+
+def fill(folder):
+    for name in "ab":
+        with open(f"{folder}/{name}", "wb") as file:
+            file.write(bytes(60 * 10**6))
+    return True
+
+for folder in given["SOLUTIONS"]:
+    tries("reads the solutions", os.listdir, folder)
+for folder in ("/", "/dev", "/usr", edp_lab.__path__[0], given["SOLUTIONS"][0]):
+    tries("writes", lambda: open(f"{folder}/mine", "w").name)
+for folder in ("/tmp", "/dev/shm"):
+    tries("fills the memory", fill, folder)
+tries("uses the network", lambda: bool(socket.create_connection(("127.0.0.1", given["PORT"]), 1)))
+tries("finds the grader", lambda: os.kill(given["GRADER"], 0) is None)
+"""
+
+
+@in_sandbox
+def test_a_sandbox_shows_nothing_and_lets_nothing_be_changed(course: Path) -> None:
+    hidden = Path(edp_lab.__path__[0]) / "course" / "nb01_coins"  # as a wheel has its notebooks in the package
+    given = {"SOLUTIONS": [str(hidden), str(course / "source")], "GRADER": os.getpid()}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        given["PORT"] = server.getsockname()[1]
+        with confined(f"{given = }\n{BURGLARY}", 0, 20, [hidden, course / "source"]) as submission:
+            assert submission.ask({"cell": "", "name": "x", "answer": "found"}) == []
+
+
+def test_a_sandbox_that_is_not_there_or_fails_is_refused(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="--sandbox needs bubblewrap: install"):
+        Grader(course, sandbox=True)
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho no namespaces for you >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    with pytest.raises(UsageError, match="bubblewrap fails here \\(no namespaces for you\\): use a container"):
+        Grader(course, sandbox=True)
+
+
+@pytest.mark.parametrize("timeout", ["-1", "0", "nan", "inf", "1e99"])
+def test_a_time_limit_that_is_none_is_refused(course: Path, tmp_path: Path, timeout: str) -> None:
+    (tmp_path / "ada").mkdir()
+    refused = run(course, str(tmp_path), "--timeout", timeout)
+    assert isinstance(refused.exception, UsageError) or refused.exit_code == 2
 
 
 def test_seeds_come_from_a_file_or_from_the_name(course: Path, tmp_path: Path) -> None:

@@ -62,6 +62,10 @@ class WrongAnswerError(Exception):
     """A wrong or missing answer where `strict` asks for right ones."""
 
 
+class Stopped(Exception):  # noqa: N818 (it says what happened)
+    """The student's code stopped in another process; the sentence is what `stopped` has said of it there."""
+
+
 def exercises(notebook: str) -> dict[str, Exercise]:
     """The exercises of a notebook ("02"), by name, in their order.
 
@@ -93,6 +97,8 @@ def mark(exercise: Exercise, answer: Any, seed: int) -> Mark:
 
 def stopped(error: BaseException) -> str:
     """What an error says to the student: its type and text, and the last of the student's own lines on its way."""
+    if isinstance(error, Stopped):
+        return str(error)
     what = f"{type(error).__name__}: {error}".removesuffix(": ")
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
     if isinstance(error, SyntaxError):

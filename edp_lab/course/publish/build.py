@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import ast
 import json
-import linecache
 import re
 from collections.abc import Iterator
 from copy import deepcopy
@@ -32,6 +31,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
+from edp_lab.course.publish.submission import evaluate
 from edp_lab.errors import UsageError
 from edp_lab.files import write_whole
 
@@ -164,23 +164,23 @@ def drift(notebooks_dir: Path) -> list[str]:
     return sentences + [f"{_short(path)} has no source" for path in present if path not in generated]
 
 
-def context(notebook: NotebookNode, name: str) -> dict[str, Any]:
-    """The names that an exercise's cell may use: what earlier cells import, and the ``parameters`` cell.
+def context(notebook: NotebookNode, name: str) -> str:
+    """Code for the names that an exercise's cell may use: what earlier cells import, and the ``parameters`` cell.
 
     Raises:
         UsageError: the notebook has no such exercise.
     """
-    space: dict[str, Any] = {"__name__": "__main__"}
+    made = ast.Module([], [])
     for cell in _code(notebook):
         if exercise_name(cell.source) == name:
-            return space
+            return ast.unparse(made)
         if exercise_name(cell.source) is None:
-            tree = ast.parse(cell.source)
-            if "parameters" not in cell.metadata.get("tags", ()):
-                tree.body = [
-                    statement for statement in tree.body if isinstance(statement, (ast.Import, ast.ImportFrom))
-                ]
-            exec(compile(tree, "<notebook>", "exec"), space)
+            parameters = "parameters" in cell.metadata.get("tags", ())
+            made.body += [
+                statement
+                for statement in ast.parse(cell.source).body
+                if parameters or isinstance(statement, (ast.Import, ast.ImportFrom))
+            ]
     raise UsageError(f"the notebook has no cell that begins with `# EXERCISE {name}`")
 
 
@@ -207,11 +207,10 @@ def answer(notebook: NotebookNode, name: str, text: str, space: dict[str, Any] |
         text: of its cell: the stub, the solution, or a student's.
         space: the names that the text may use; `context` if None. The text adds its own.
     """
-    space = context(notebook, name) if space is None else space
-    file = f"<exercise {name}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # so that an error can quote a line
-    exec(compile(text, file, "exec"), space)
-    return eval(answer_text(notebook, name), space)
+    if space is None:
+        space = {"__name__": "__main__"}
+        exec(compile(context(notebook, name), "<notebook>", "exec"), space)
+    return evaluate(name, text, answer_text(notebook, name), space)
 
 
 def _generated(notebooks_dir: Path) -> dict[Path, bytes]:

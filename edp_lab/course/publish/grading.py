@@ -3,38 +3,33 @@
 Launch: ``edp-lab course grade submissions --csv > grades.csv``. One folder per student, named after the student, holds
 notebooks whose names begin with their number: `submissions/ada/01_coins_to_composition.ipynb`.
 
-**Submitted code is executed**, with the rights of whoever grades: a process of its own keeps an endless loop or a crash
-away from the others, it keeps no secret and protects no file. Use a container or an account that has nothing to lose.
-An answer that means to could also forge its own verdict.
+**Submitted code is executed.** The module `confined` says what keeps it in its place and what does not. An exercise is
+judged here: what a submission's process sends is answers, as plain data, and its functions are asked from here.
 """
 
 from __future__ import annotations
 
 import csv
-import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 import unicodedata
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
 
-from edp_lab.course.kit.exercises import Exercise, Mark, exercises, mark, stopped
-from edp_lab.course.publish.build import answer, context, exercise_cells, exercise_name, read_source, student
+from edp_lab.course.kit.exercises import Exercise, Mark, Stopped, exercises, mark
+from edp_lab.course.publish.build import answer_text, context, exercise_cells, exercise_name, read_source, student
+from edp_lab.course.publish.confined import Ended, Submission, check_sandbox, confined
 from edp_lab.errors import UsageError
 
 STATUSES = ("solved", "wrong", "open", "missing", "timeout", "crashed", "unreadable")
-IMPORTING = 300  # seconds for a notebook's imports
+LONGEST = 86_400  # seconds: a day
+LARGEST = 50 * 10**6  # bytes of a notebook
+MESSAGE = 2_000  # characters
 
 
 @dataclass(frozen=True)
@@ -78,8 +73,8 @@ def read_seeds(path: Path) -> dict[str, int]:
     except KeyError:
         raise UsageError(f"{path} has no columns `student` and `seed`: its first line must name them") from None
     for name, seed in rows:
-        if not (seed and seed.isdecimal()):
-            raise UsageError(f"{path} gives {name!r} the seed {seed!r}: give a whole number from 0 on")
+        if not (seed and seed.isdecimal() and len(seed) <= 20):
+            raise UsageError(f"{path} gives {name!r} the seed {seed!r:.40}: give a whole number from 0 on")
     return {name: int(seed) for name, seed in rows}
 
 
@@ -111,12 +106,18 @@ class Grader:
         notebooks_dir: the course's; its `source/` has the notebooks with exercises.
         timeout: seconds that the answers of one notebook may take, after its imports; beyond it, the answer that is
             being judged is given up and the others are tried without it.
+        sandbox: execute submissions in bubblewrap.
 
     Raises:
-        UsageError: there are no sources, or one is not whole.
+        UsageError: there are no sources, one is not whole, or there can be no such time limit or sandbox.
     """
 
-    def __init__(self, notebooks_dir: Path, timeout: float = 60) -> None:
+    def __init__(self, notebooks_dir: Path, timeout: float = 60, sandbox: bool = False) -> None:
+        if not 0 < timeout <= LONGEST:
+            raise UsageError(f"the timeout is {timeout:g} s: give more than 0 and at most {LONGEST}")
+        if sandbox:
+            check_sandbox()
+        self._hidden = [notebooks_dir / name for name in ("source", "instructor")] if sandbox else None
         sources = {path.name[:2]: read_source(path) for path in sorted((notebooks_dir / "source").glob("*.ipynb"))}
         self._notebooks = {number: student(source) for number, source in sources.items()}
         self._exercises = {number: _places(source) for number, source in sources.items()}
@@ -130,7 +131,7 @@ class Grader:
         if not files:
             return [Grade(folder.name, "", "", "unreadable", "the folder has no notebook (*.ipynb)", seed)]
         return [
-            Grade(folder.name, path.stem, exercise, status, message, seed)
+            Grade(folder.name, path.stem, exercise, status, message[:MESSAGE], seed)
             for path in files
             for exercise, status, message in self._file(path, seed)
         ]
@@ -143,27 +144,47 @@ class Grader:
             yield "", "unreadable", f"the name does not begin with the number of a notebook ({known})"
             return
         try:
+            if not path.is_file() or path.stat().st_size > LARGEST:  # a pipe would never end
+                raise ValueError
             texts = _submitted(nbformat.read(path, as_version=4), self._exercises[number])
         except Exception:  # nbformat lets through whatever its walk over unexpected content meets
             yield "", "unreadable", "the file is not a notebook"
             return
-        verdicts = self._verdicts(number, texts, seed)
+        verdicts = self._verdicts(number, texts, seed) if texts else {}
         for name in self._exercises[number]:
             yield name, *verdicts.get(name, ("missing", f"no cell begins with `# EXERCISE {name}`"))
 
-    def _verdicts(self, number: str, texts: dict[str, str], seed: int) -> dict[str, tuple[str, str]]:
-        """Status and message of each text. What a process did not come to is left to the next one."""
-        done: dict[str, tuple[str, str]] = {}
-        alive = dict(texts)
-        while asked := [name for name in alive if name not in done]:
-            job = {"notebook": self._notebooks[number], "number": number, "texts": alive, "asked": asked, "seed": seed}
-            verdicts, failure = _run(job, self._timeout)
-            found = {verdict.exercise: (verdict.status, verdict.message) for verdict in verdicts}
-            if found.keys().isdisjoint(asked):  # the first one is at fault, and nothing before it
-                found[asked[0]] = failure
-                del alive[asked[0]]
-            done |= found
-        return done
+    def _verdicts(self, number: str, texts: Mapping[str, str], seed: int) -> dict[str, tuple[str, str]]:
+        """Status and message of each text. What comes after an endless loop or a crash is left to a new process."""
+        notebook, judges = self._notebooks[number], exercises(number)
+        setup, alive = context(notebook, list(judges)[-1]), dict(texts)
+        found: dict[str, Mark] = {}
+        while not found.keys() >= alive.keys():
+            name = ""
+            try:
+                with confined(setup, seed, self._timeout, self._hidden) as submission:
+                    for name, text in alive.items():
+                        cell = {"cell": text, "name": name, "answer": answer_text(notebook, name)}
+                        if name not in found:
+                            found[name] = _judged(submission, cell, judges[name], seed)
+                            continue
+                        with suppress(Stopped, NotImplementedError):  # later cells may need its names
+                            submission.ask(cell)
+            except Ended as ended:
+                found.setdefault(name, Mark(name, ended.status, ended.why))
+                del alive[name]
+        return {name: (verdict.status, verdict.message) for name, verdict in found.items()}
+
+
+def _judged(submission: Submission, cell: Mapping[str, str], judge: Exercise, seed: int) -> Mark:
+    try:
+        answer = submission.ask(cell)
+    except NotImplementedError:
+        return Mark(judge.name, "open", "still to do")
+    except Stopped as error:
+        return Mark(judge.name, "wrong", str(error))
+    with warnings.catch_warnings(action="ignore"):  # of what is computed from whatever the answer is
+        return mark(judge, answer, seed)
 
 
 def _places(source: NotebookNode) -> dict[str, str]:
@@ -184,58 +205,6 @@ def _submitted(notebook: NotebookNode, places: Mapping[str, str]) -> dict[str, s
     return {name: text for name, text in found.items() if text is not None}
 
 
-def _run(job: Mapping[str, Any], timeout: float) -> tuple[list[Mark], tuple[str, str]]:
-    """The verdicts that a new process came to, and what is to be said of the answer after these, if there is one."""
-    with tempfile.TemporaryDirectory(prefix="edp_lab-", ignore_cleanup_errors=True) as folder:
-        lines = Path(folder, "verdicts")
-        Path(folder, "job.json").write_text(json.dumps(job), encoding="utf-8")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "edp_lab.course.publish.grading", folder],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # so that what it starts can be ended with it
-        )
-        try:
-            failure = "crashed", f"the process that ran it ended with status {_wait(process, lines, timeout)}"
-        except subprocess.TimeoutExpired:
-            failure = "timeout", f"it took longer than {timeout:g} s: is there an endless loop?"
-        finally:
-            _end(process)
-        return _read_verdicts(lines), failure
-
-
-def _wait(process: subprocess.Popen[bytes], begun: Path, timeout: float) -> int:
-    """The exit status, within `timeout` of the moment when a file appears."""
-    deadline = time.monotonic() + IMPORTING
-    while process.poll() is None and not begun.exists():
-        if time.monotonic() > deadline:
-            raise UsageError(f"the notebook's imports take longer than {IMPORTING} s: try again when less is running")
-        time.sleep(0.02)
-    return process.wait(timeout)
-
-
-def _read_verdicts(lines: Path) -> list[Mark]:
-    """The verdicts in a file that the submission could have written to: what is none is left out."""
-    found = []
-    for line in lines.read_bytes().splitlines() if lines.exists() else ():
-        with suppress(ValueError, TypeError):
-            verdict = Mark(**json.loads(line))
-            if verdict.status in STATUSES:
-                found.append(verdict)
-    return found
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it has started, also where it has ended itself."""
-    if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.wait()
-
-
 def total(grades: Sequence[Grade]) -> str:
     """One student in words: "2 of 6 exercises solved; wrong: 01 delta; open: 10 gnmax, 10 parts".
 
@@ -249,53 +218,3 @@ def total(grades: Sequence[Grade]) -> str:
     counted = len(best) - len(of["unreadable"])
     rest = [f"; {status}: {', '.join(of[status])}" for status in STATUSES[1:] if of[status]]
     return f"{len(of['solved'])} of {counted} exercises solved{''.join(rest)}"
-
-
-# ---- In the process that runs one submission: ``python -m edp_lab.course.publish.grading FOLDER`` -------------------
-# FOLDER/job.json has the notebook without its solutions, the exercises to judge, the text of every exercise cell, and
-# the seed. FOLDER/verdicts appears once all is imported, and gets a line for each exercise that was judged; an endless
-# loop or a crash leaves the lines before it. What the submission prints goes nowhere.
-
-
-def attempt(notebook: NotebookNode, exercise: Exercise, text: str, space: dict[str, Any], seed: int) -> Mark:
-    """The verdict on the text of an exercise cell.
-
-    Args:
-        notebook: from which the imports, the parameters and the call of the check are taken.
-        exercise: the judge.
-        text: of the cell.
-        space: names of the student's earlier cells; this cell's are added.
-        seed: of the student; it replaces the notebook's parameter, too.
-    """
-    given = context(notebook, exercise.name)
-    given |= {"seed": seed} if "seed" in given else {}
-    for name in given.keys() - space.keys():
-        space[name] = given[name]
-    try:
-        answered = answer(notebook, exercise.name, text, space)
-    except NotImplementedError:
-        return Mark(exercise.name, "open", "still to do")
-    except (Exception, SystemExit) as error:  # whatever the student's code does
-        alone = " (of a submission, only the cells of exercises are run)" if isinstance(error, NameError) else ""
-        return Mark(exercise.name, "wrong", stopped(error) + alone)
-    return mark(exercise, answered, seed)
-
-
-def _work(folder: Path) -> None:
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    notebook, judges = nbformat.from_dict(job["notebook"]), exercises(job["number"])
-    context(notebook, list(judges)[-1])  # imports all that is needed, before the time begins to count
-    space: dict[str, Any] = {}
-    with (folder / "verdicts").open("x", encoding="utf-8") as file:
-        for name, text in job["texts"].items():
-            if name in job["asked"]:
-                file.write(json.dumps(asdict(attempt(notebook, judges[name], text, space, job["seed"]))) + "\n")
-                file.flush()
-            else:  # judged by a process before this one, in which a later cell failed
-                with suppress(Exception):
-                    answer(notebook, name, text, space)
-
-
-if __name__ == "__main__":
-    _work(Path(sys.argv[1]))
-    os._exit(0)  # whatever threads the submission has left behind
