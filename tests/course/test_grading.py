@@ -240,7 +240,8 @@ def test_harm_neither_forges_a_verdict_nor_outlives_its_grading(
     begin = f"import os, signal, subprocess, sys, time\nPROOF, FORGED = {str(tmp_path / 'proof')!r}, {FORGED!r}\n"
     folder = submit(course, tmp_path / "eve", delta=f"prediction = 0\n{begin}{cell}", total=TOTAL)
     before = psutil.Process().children()
-    found = {row.exercise: row for row in Grader(course, 2, sandbox).grade(folder, 7)}
+    seconds = 2 if "will not" in attack else 30
+    found = {row.exercise: row for row in Grader(course, seconds, sandbox).grade(folder, 7)}
     assert f"{found['delta'].status}, {found['delta'].message}".startswith(wanted)
     assert "secret" not in found["delta"].message
     assert found["total"].status == "solved"

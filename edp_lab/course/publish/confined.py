@@ -41,6 +41,7 @@ import edp_lab
 from edp_lab.course.kit.exercises import Stopped
 from edp_lab.course.publish.submission import decode, encode, prctl
 from edp_lab.errors import UsageError
+from edp_lab.files import comes_with
 
 IMPORTING = 300  # seconds for a notebook's imports
 MEMORY = 4 * 10**9  # bytes, of a submission's processes together
@@ -288,7 +289,7 @@ def _sandbox(hidden: Collection[Path] | None) -> list[str]:
     words = ["bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--proc", "/proc", "--dev", "/dev"]
     for folder in ("/tmp", "/dev/shm"):
         words += ["--size", str(FILE), "--tmpfs", folder]
-    shown = [*map(Path, SYSTEM), Path(sys.prefix), Path(sys.base_prefix), PACKAGE, PACKAGE.parent / "data"]
+    shown = [*map(Path, SYSTEM), Path(sys.prefix), Path(sys.base_prefix), PACKAGE, comes_with("data")]
     shown += [Path(site.getusersitepackages())] if site.ENABLE_USER_SITE else []
     for path in shown:
         words += ["--ro-bind-try", str(path), str(path)]
