@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency
-from edp_lab.training.run_folder import RECORD, read_record
+from edp_lab.training.run_folder import RECORD, bill, read_record, run_ledger
 
 IN_OWN_COLUMN = ("corpus", "model", "method", "epochs", "delta")
 PER_EXAMPLE = ("dp-sgd", "dp-sgd-naive")
@@ -127,9 +127,6 @@ def _read(folder: Path) -> Row:
         billed = None
         if record["status"] == "running" and record.get("ledger") is not None:
             # A private run that has not ended has released more than its record knows.
-            from edp_lab.training.inference import run_ledger
-            from edp_lab.training.run_folder import bill
-
             ledger = run_ledger(folder)
             billed = bill(record, ledger.mechanism, ledger, max(1, len(record["epochs"])))
         return _row(folder, record, billed)

@@ -42,9 +42,10 @@ from edp_lab.models.bert import load_bert
 from edp_lab.models.vectors import WordVectors
 from edp_lab.reproduce.results_io import RESULTS, machine
 from edp_lab.training import TrainConfig, resume, train
+from edp_lab.training.checkpoint import digest
 from edp_lab.training.pretraining import pretrain_vectors, shorten_bert
 from edp_lab.training.result_cache import ResultCache, Say, content_key, content_of, read_result
-from edp_lab.training.run_folder import RECORD, digest
+from edp_lab.training.run_folder import RECORD
 
 COMMITTED = RESULTS / "cells"
 INDEX = "index.json"  # there: {"corpora": {name: {"sha256", "utterances", "train": {seed: count}}}, "encoders": {...}}

@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from edp_lab.training.config import TrainConfig
     from edp_lab.training.dp_step import PrivateStep
     from edp_lab.training.gradients import trainable
-    from edp_lab.training.inference import evaluate_run, predict_texts, run_ledger
-    from edp_lab.training.run_folder import read_record, versions
+    from edp_lab.training.inference import evaluate_run, predict_texts
+    from edp_lab.training.run_folder import read_record, run_ledger, versions
     from edp_lab.training.run_session import resume, train
     from edp_lab.training.trainer import EpochDone, StepDone
 
@@ -16,8 +16,8 @@ _WHERE = {
     "config": ("TrainConfig",),
     "dp_step": ("PrivateStep",),
     "gradients": ("trainable",),
-    "inference": ("evaluate_run", "predict_texts", "run_ledger"),
-    "run_folder": ("read_record", "versions"),
+    "inference": ("evaluate_run", "predict_texts"),
+    "run_folder": ("read_record", "run_ledger", "versions"),
     "run_session": ("resume", "train"),
     "trainer": ("EpochDone", "StepDone"),
 }

@@ -18,7 +18,6 @@ from edp_lab.corpora.metrics import Scores, Tally, spans
 from edp_lab.errors import UsageError
 from edp_lab.models import load_model
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.training.ledger import LEDGER, PrivacyLedger
 from edp_lab.training.noise import part
 from edp_lab.training.run_folder import MODEL, read_record
 
@@ -55,14 +54,6 @@ def evaluate_run(run: str | Path) -> dict[str, float | None]:
     model = load_model(Path(run) / MODEL)
     parts = split(corpus, config["seed"], keep_duplicates_together=config["keep_duplicates_together"])
     return asdict(evaluate_model(model, parts.test))
-
-
-def run_ledger(run: str | Path) -> PrivacyLedger:
-    """The ledger of a run, checked against its record."""
-    record = read_record(run)
-    if record.get("ledger") is None:
-        raise UsageError(f"{run} has no ledger: it was trained without noise, or before there were ledgers")
-    return PrivacyLedger.open(Path(run) / LEDGER, chain=str(record["ledger"]))
 
 
 def predict_texts(run: str | Path, texts: Sequence[str]) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from edp_lab.corpora.metrics import Scores
 from edp_lab.errors import UsageError, writing
 from edp_lab.privacy import Mechanism
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.training import run_folder
+from edp_lab.training import checkpoint, run_folder
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
 from edp_lab.training.machines import TIMEOUT, Machines, lost
@@ -101,7 +101,7 @@ def train_here(
         if resuming:
             run.take_up(folder)
         if config.processes > 1:
-            state = [asdict(run.progress), run_folder.digest(dict(run.parameters))]
+            state = [asdict(run.progress), checkpoint.digest(dict(run.parameters))]
             _agree(accelerator, state, "states: resume with one folder")
         if run.main:
             run.ledger = None if run.mechanism is None else _ledger(folder, run.mechanism, run.progress.chain, earlier)
@@ -243,7 +243,7 @@ def _key(
     subtracted. So it gets a fresh key, and the ledger bills what is redone as further releases. So does one whose key
     is lost, and one on a GPU, where sums have no fixed order.
     """
-    here = run_folder.surroundings(accelerator, inputs)
+    here = checkpoint.surroundings(accelerator, inputs)
     _agree(accelerator, here, "options, files, versions or numbers of threads: start them all alike")
     key, keys = None, 0
     if accelerator.is_main_process:

@@ -34,7 +34,7 @@ from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream, uniform_hash
-from edp_lab.training import run_folder
+from edp_lab.training import checkpoint, run_folder
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import PlainStep, PrivateStep, check_finite
 from edp_lab.training.gradients import PlainGradient, model_gradients, trainable
@@ -165,7 +165,7 @@ class Trainer:
         self.delta = config.delta or max(len(data.train), 2) ** -1.1
         settled = {**asdict(config), "delta": self.delta, "lr": config.learning_rate}
         alpha = load_corpus(config.alpha_corpus).sha256 if config.alpha_corpus else config.alpha
-        self.inputs = run_folder.inputs_digest(self.model, {**settled, "corpus": corpus.sha256, "alpha": alpha})
+        self.inputs = checkpoint.inputs_digest(self.model, {**settled, "corpus": corpus.sha256, "alpha": alpha})
         keys = 0
         if callable(key):
             key, keys = key(self.inputs)
@@ -174,7 +174,7 @@ class Trainer:
         self.validation, self.test = data.validation, data.test
         self.parameters = trainable(self.model)
         self.optimizer = make_optimizer(config.optimizer, [p for _, p in self.parameters], config.learning_rate)
-        self.progress, self.memory = run_folder.RunPosition(), Memory()
+        self.progress, self.memory = checkpoint.RunPosition(), Memory()
         self.batches = config.batches(self.key, len(self.train_data))
         self.private: PrivateStep | None = None
         if self.mechanism is not None:
@@ -229,7 +229,7 @@ class Trainer:
             "threads": torch.get_num_threads(),
             "world_size": world,
             "devices": shared,
-            "surroundings": run_folder.surroundings(self.accelerator, self.inputs),
+            "surroundings": checkpoint.surroundings(self.accelerator, self.inputs),
             "parameters": self.layout.size,
             "corpus": {
                 "name": corpus.name,
@@ -251,7 +251,7 @@ class Trainer:
 
     def take_up(self, folder: Path) -> None:
         """Go on from the last state that was saved in `folder`, if there is one."""
-        earlier = run_folder.load_state(folder, self.parameters, self.optimizer)
+        earlier = checkpoint.load_state(folder, self.parameters, self.optimizer)
         if earlier is not None:
             self.progress, alpha = earlier
             self.record["epochs"] = self.progress.rows
@@ -359,7 +359,7 @@ class Trainer:
         if self.main:
             self.progress.chain = None if self.ledger is None else self.ledger.chain
             alpha = None if self.private is None else self.private.alpha
-            run_folder.save_state(folder, self.progress, self.parameters, self.optimizer, alpha)
+            checkpoint.save_state(folder, self.progress, self.parameters, self.optimizer, alpha)
 
     def save_model(self, folder: Path, status: str) -> None:
         """Beside its record, which comes first."""

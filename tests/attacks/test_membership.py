@@ -39,8 +39,7 @@ from edp_lab.models import build_model
 from edp_lab.privacy import gdp_epsilon
 from edp_lab.training import TrainConfig, train
 from edp_lab.training.config import SIZES
-from edp_lab.training.inference import run_ledger
-from edp_lab.training.run_folder import read_record, write_record
+from edp_lab.training.run_folder import read_record, run_ledger, write_record
 
 TINY = {"size": "small", "batch_size": 32, "dropout": 0.0, "num_devices": 4, "delta": 1e-4}
 Trains = Callable[..., Path]

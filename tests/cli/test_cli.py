@@ -32,6 +32,7 @@ TRAIN = " ".join(("train --corpus smart-home --out run", *SMALL))
     [
         ("import edp_lab.cli", {"torch", "scipy", "plotly", "numpy", "jinja2"}),
         ("import edp_lab.training.config", {"torch", "scipy", "plotly", "numpy"}),
+        ("import edp_lab.reproduce.compare, edp_lab.training.run_folder", {"torch"}),
         (ALL_OF_PRIVACY, {"torch"}),
         (CALL.format("account --z0 1"), {"torch"}),
         (CALL.format("account --sampling-rate 0.1 --tight"), {"torch"}),

@@ -49,8 +49,7 @@ from edp_lab.models import IntentSlotModel, load_model
 from edp_lab.models.factory import model_checksum
 from edp_lab.privacy import Adjacency, Guarantee, judge
 from edp_lab.training import TrainConfig
-from edp_lab.training.inference import run_ledger
-from edp_lab.training.run_folder import MODEL, read_record
+from edp_lab.training.run_folder import MODEL, read_record, run_ledger
 from edp_lab.training.run_session import run_config
 
 TITLES = {

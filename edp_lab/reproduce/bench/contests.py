@@ -25,8 +25,8 @@ from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.reproduce.bench.train_step import KEEP_PAGES
 from edp_lab.three_phase.classifier import ClassifierSettings, ClassifierTraining
 from edp_lab.training import TrainConfig
-from edp_lab.training.inference import run_ledger
 from edp_lab.training.result_cache import Say, run_apart
+from edp_lab.training.run_folder import run_ledger
 
 DELTA = 1e-5
 SUITE = "all but LiRA"

@@ -1,0 +1,125 @@
+"""Where a run can be taken up again: parameters, the optimizer's moments and how far it had come, in one file.
+
+What its next step's bits depend on beside these is compared by digest (`surroundings`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+import edp_lab
+from edp_lab.errors import UsageError
+from edp_lab.files import read_bytes, write_whole
+from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.models.tensor_file import parse_tensors
+from edp_lab.models.wordpiece import PieceFeatures
+from edp_lab.training.run_folder import STATE, go_on, versions
+
+
+@dataclass
+class RunPosition:
+    """How far a run has come."""
+
+    epoch: int = 0
+    step_in_epoch: int = 0  # the next one
+    step: int = 0  # how many were taken in all
+    loss: float = 0.0  # of this epoch so far, summed, and so are
+    examples: int = 0
+    seconds: float = 0.0
+    rows: list[dict[str, Any]] = field(default_factory=list)  # one for each whole epoch, for the record
+    chain: str | None = None  # the ledger's, see `edp_lab.training.ledger`
+
+
+def save_state(
+    folder: Path,
+    position: RunPosition,
+    parameters: Sequence[tuple[str, nn.Parameter]],
+    optimizer: torch.optim.Optimizer,
+    alpha: Tensor | None,
+) -> None:
+    """Where `load_state` takes the run up again."""
+    tensors = {f"parameter/{name}": p.detach() for name, p in parameters}
+    for number, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer/{number}/{name}": value for name, value in moments.items()}
+    if alpha is not None:
+        tensors["alpha"] = alpha
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    told = json.dumps(asdict(position))
+    content = save(tensors, {"progress": told, "sha256": digest(tensors, told.encode())})
+    write_whole(folder / STATE, content, go_on(folder))
+
+
+def load_state(
+    folder: Path, parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
+) -> tuple[RunPosition, Tensor | None] | None:
+    """Position and alpha, after parameters and moments were set; None if the run never came to a first state."""
+    path = folder / STATE
+    if not path.exists():
+        return None
+    tensors = parse_tensors(read_bytes(path), path)
+    with safe_open(path, framework="pt") as file:
+        told = file.metadata() or {}
+    if told.get("sha256") != digest(tensors, told.get("progress", "").encode()):
+        raise UsageError(f"{path} is damaged (its checksum differs): remove it to go on from the first step")
+    try:
+        position = RunPosition(**json.loads(told["progress"]))
+        with torch.no_grad():
+            for name, p in parameters:
+                p.copy_(tensors[f"parameter/{name}"])
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer/"):
+                _, number, key = name.split("/")
+                moments.setdefault(int(number), {})[key] = tensor
+        optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"{path} does not belong to this run or version: start a new run with the same options"
+        ) from error
+    return position, tensors.get("alpha")
+
+
+def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
+    """What a step's bits may depend on beside its key, training data and parameters; all ranks call it together."""
+    processor = [platform.machine(), torch.backends.cpu.get_cpu_capability(), platform.node()]
+    processes = accelerator.num_processes
+    return {
+        "inputs": inputs,
+        "device": accelerator.device.type,
+        "processors": gather_object([processor]) if processes > 1 else [processor],
+        "threads": torch.get_num_threads(),
+        "processes": processes,
+        "versions": versions(),
+    }
+
+
+def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any]) -> str:
+    """Of the code, the settings, the initial weights (also frozen ones) and the vocabulary."""
+    code = [path.read_bytes() for path in sorted(Path(edp_lab.__file__).parent.rglob("*.py"))]
+    features = model.features
+    words = features.tokenizer.to_str() if isinstance(features, PieceFeatures) else repr(features)
+    return digest(model.state_dict(), json.dumps(settings, sort_keys=True).encode(), words.encode(), *code)
+
+
+def digest(tensors: Mapping[str, Tensor], *more: bytes) -> str:
+    """SHA-256 of named tensors and whatever else."""
+    found = hashlib.sha256()
+    for part in more:
+        found.update(part)
+    for name, tensor in sorted(tensors.items()):
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().numpy().data)
+    return found.hexdigest()
