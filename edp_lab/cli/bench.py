@@ -140,6 +140,20 @@ def steps(
 
 
 @bench_app.command()
+def start(
+    rounds: Annotated[int, "Rounds; each has a turn in each."] = 5,
+    as_json: Json = False,
+) -> None:
+    """Seconds until a command answers and until training takes its first step, beside importing torch."""
+    from edp_lab.reproduce.bench.start import bench_start
+
+    line = "{start:<24} {seconds:6.2f} s, of the processor {processor_seconds:6.2f} s"
+    with Console(stderr=True).status("starting") as status:
+        rows = bench_start(rounds, progress=status.update)
+    _print_rows(rows, None if as_json else line.format_map)
+
+
+@bench_app.command()
 def attacks(
     run: RunFolder,
     shadows: Annotated[int, "LiRA's shadow models; 0 leaves LiRA out."] = 16,

@@ -7,6 +7,7 @@ import pytest
 from edp_lab.errors import UsageError
 from edp_lab.reproduce.bench import contests
 from edp_lab.reproduce.bench.contests import bench_accounting, bench_attacks, race
+from edp_lab.reproduce.bench.start import TRAIN, bench_start
 from edp_lab.reproduce.bench.train_step import (
     NETWORKS,
     Contestant,
@@ -157,3 +158,10 @@ def test_every_attack_is_a_row_and_the_suite_their_sum(attacks):
     assert rows[4]["seconds"] == pytest.approx(sum(row["seconds"] for row in rows[:4]))
     assert attacks == [("attack_loss", None), ("attack_shadow", None), ("attack_lira", "small")]
     assert list(bench_attacks("run", shadows=0))[-1]["attack"] == contests.SUITE
+
+
+def test_a_command_is_timed_to_its_end_and_training_to_its_first_step():
+    told, trained = bench_start(1, ("--help", TRAIN))
+    assert (told["start"], trained["start"]) == ("--help", TRAIN)
+    assert 0.1 < told["processor_seconds"] < trained["processor_seconds"] / 3
+    assert told["seconds"] > 0.1
