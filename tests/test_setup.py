@@ -90,3 +90,11 @@ def test_make_installs_by_the_constraints_and_every_target_is_one_command() -> N
         assert len(recipe[1].splitlines()) == 1
     for bound in re.findall(r"\d\.\d+", PYPROJECT["requires-python"]):
         assert f"({bound.replace('.', ', ')})" in makefile  # the check of the Python that make finds
+
+
+def test_workflow_tests_every_python_by_actions_that_cannot_change() -> None:
+    text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    pythons = yaml.safe_load(text)["jobs"]["test"]["strategy"]["matrix"]["python"]
+    known = SpecifierSet(PYPROJECT["requires-python"])
+    assert pythons == [f"3.{minor}" for minor in range(30) if f"3.{minor}" in known]
+    assert text.count("uses:") == len(re.findall(r"uses: [\w/-]+@[0-9a-f]{40}  # v\d", text))
