@@ -1,49 +1,35 @@
 """What ``06_train_and_trade_off.ipynb`` computes: measured runs, the nearest of them, the ladder, decay, tuning.
 
     grid = load_grid()                       # as they ship with the course
-    measure(Path("runs/tradeoff.json"))      # anew, in minutes; a file that is there is gone on with
     shown = explore(grid, "sound", micro_batch=8, z0=0.01, decay="none", epochs=8)
     rungs = ladder(micro_batch=8, num_devices=8, batch_size=64, z=1.0, epochs=8, delta=1e-4)
 
-No widgets; mechanism, training and accountants are the library's. A run with a constant learning rate that is stopped
-after k epochs *is* the run of k epochs, so that one run gives a point for each of `MARKS`. To measure on the command
-line: ``python -m edp_lab.course.nb06_tradeoff.compute runs/tradeoff.json``.
+No widgets, and no torch: mechanism and accountants are the library's, and the runs were measured by `measure.py`.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-import sys
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from edp_lab.corpora import Corpus, Split, load_corpus, split
 from edp_lab.course.kit.inputs import Array, require
 from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
-from edp_lab.files import read_json
 from edp_lab.privacy import Adjacency, Decay, Guarantee, Mechanism, gdp_epsilon, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.composition import best_of_random, composed
-from edp_lab.reproduce.results_io import RESULTS, changed_settings, read_kept, write_kept
-from edp_lab.training import StepDone, TrainConfig
-from edp_lab.training.inference import evaluate_model
-from edp_lab.training.trainer import Event, Trainer
+from edp_lab.reproduce.results_io import RESULTS, changed_settings, read_kept
+from edp_lab.training import TrainConfig
 
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
 SCORES = ("ser", "intent_accuracy", "slot_f1")
-MARKS = (1, 2, 4, 8)  # epochs after which a measured run is scored on the test set
 MOST_TRIALS = 1000
-COMMAND = "python -m edp_lab.course.nb06_tradeoff.compute PATH"
 
 METHODS = {
     "sgd": "SGD",
@@ -152,33 +138,8 @@ def live_point(config: TrainConfig, record: Mapping[str, Any]) -> Point:
     return Point(replace(config, epochs=len(record["epochs"])), utterances, validation_ser=last["ser"], **scores)
 
 
-# ---- Measuring -----------------------------------------------------------------------------------------------------
-
-
-def plan() -> list[TrainConfig]:
-    """The runs of the grid that ships with the course, the ones most worth having first."""
-    grid: list[tuple[str, int, str, tuple[float, ...]]] = [
-        ("sgd", 1, "none", (0.0,)),
-        ("sound", 8, "none", (0.003, 0.01, 0.03, 0.1, 0.3)),
-        ("sound", 1, "none", (0.01, 0.03, 0.1, 0.3, 1.0)),
-        ("printed", 8, "none", (0.001, 0.003, 0.01, 0.03, 0.1)),
-        ("sound", 2, "none", (0.01, 0.03, 0.1)),
-        ("sound", 4, "none", (0.01, 0.03, 0.1)),
-        ("poisson", 1, "none", (0.1, 0.3, 1.0)),
-        ("sound", 1, "exponential", (0.03, 0.1, 0.3)),
-        ("sound", 8, "exponential", (0.01, 0.03, 0.1)),
-        ("printed", 8, "exponential", (0.01, 0.03)),
-        ("sound", 1, "linear", (0.03, 0.1, 0.3)),
-    ]
-    runs = [configured(BASE, method, m, z0, decay, BASE.epochs) for method, m, decay, z0s in grid for z0 in z0s]
-    repeated = [("sgd", 1, 0.0), ("printed", 8, 0.01), ("sound", 1, 0.1)]
-    first = [configured(BASE, method, m, z0, "none", BASE.epochs) for method, m, z0 in repeated]
-    slow = replace(first[-1], method="dp-sgd-naive", epochs=1)
-    return [*runs, *(replace(run, seed=seed) for seed in (1, 2) for run in first), slow]
-
-
 def load_grid(path: Path = RESULTS / "tradeoff.json") -> Grid:
-    """The measured points of a file that `measure` wrote.
+    """The measured points of a file that `measure.py` wrote.
 
     Raises:
         UsageError: it is missing, damaged, or of another version.
@@ -188,7 +149,7 @@ def load_grid(path: Path = RESULTS / "tradeoff.json") -> Grid:
         points = []
         for run in told["runs"]:
             whole = TrainConfig(**run["config"])
-            pace = told["seconds_per_epoch"].get(_work(whole), math.nan)
+            pace = told["seconds_per_epoch"].get(work(whole), math.nan)
             for row in run["scores"]:
                 config, scores = replace(whole, epochs=row["epoch"]), {name: row[name] for name in SCORES}
                 seconds, validation = pace * row["epoch"], row["validation_ser"]
@@ -198,88 +159,9 @@ def load_grid(path: Path = RESULTS / "tradeoff.json") -> Grid:
         raise UsageError(f"{path} is damaged or of another version: restore it from the repository") from error
 
 
-def measure(
-    path: Path,
-    runs: Sequence[TrainConfig] | None = None,
-    say: Callable[[str], None] = lambda text: None,
-    stop: threading.Event | None = None,
-) -> Grid:
-    """Train what `path` lacks of `runs` (default: `plan()`), writing it after each one, and return all that it holds.
-
-    Raises:
-        UsageError: the file is damaged or cannot be written; as `train`.
-    """
-    wanted, stop = plan() if runs is None else list(runs), stop or threading.Event()
-    told = read_json(path) if path.exists() else {"seconds_per_epoch": {}, "runs": []}
-    pace, done = told["seconds_per_epoch"], told["runs"]
-    write = partial(write_kept, path, COMMAND, seconds_per_epoch=pace, runs=done)
-    torch.set_num_threads(1)
-    for number, config in enumerate(wanted, 1):
-        if changed_settings(config) not in [run["config"] for run in done]:
-            say(f"run {number} of {len(wanted)}: {METHODS[method_of(config)]}")
-            if (run := _train(config, stop)) is None:
-                break
-            done.append(run)
-            write()
-    missing = {_work(config): config for config in wanted if _work(config) not in pace}
-    if missing and not stop.is_set():
-        say("timing")
-        pace |= _paces(list(missing.values()))
-        write()
-    return load_grid(path)
-
-
-def _work(config: TrainConfig) -> str:
+def work(config: TrainConfig) -> str:
     """What decides how long an epoch takes."""
     return f"{method_of(config)}, m = {config.largest_micro_batch}"
-
-
-def _train(config: TrainConfig, stop: threading.Event) -> dict[str, Any] | None:
-    """One run with its scores after each of `MARKS`; None if it was stopped."""
-    corpus, data = _split(config.corpus, config.seed)
-    run, rows = Trainer(config, corpus, data), []
-    for epoch in range(1, config.epochs + 1):
-        if stop.is_set() or not run.epoch(stop=stop):
-            return None
-        if epoch in MARKS or epoch == config.epochs:
-            found = evaluate_model(run.model, data.test)
-            scores = {name: getattr(found, name) for name in SCORES}
-            scores["validation_ser"] = run.record["epochs"][-1]["ser"]
-            rounded = {name: None if score is None else round(score, 4) for name, score in scores.items()}
-            rows.append({"epoch": epoch, **rounded})
-    return {"config": changed_settings(config), "utterances": len(data.train), "scores": rows}
-
-
-def _paces(runs: Sequence[TrainConfig], rounds: int = 3) -> dict[str, float]:
-    """CPU seconds of an epoch, by `_work`: in turn, so that whatever else the machine does falls on all; the median."""
-    turns = {
-        _work(config): Trainer(replace(config, epochs=rounds), *_split(config.corpus, config.seed)) for config in runs
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in turns}
-    for number in range(rounds):
-        for name, run in turns.items():
-            if number == 0 or run.config.method != "dp-sgd-naive":  # it takes ten times as long
-                seconds[name].append(_cpu_seconds(run))
-    return {name: round(statistics.median(times), 3) for name, times in seconds.items()}
-
-
-def _cpu_seconds(run: Trainer) -> float:
-    """Of this process for an epoch, up to its last step, after which it is scored: other work hardly counts."""
-    start = last = time.process_time()
-
-    def tick(event: Event) -> None:
-        nonlocal last
-        if isinstance(event, StepDone):
-            last = time.process_time()
-
-    run.epoch(tick)
-    return last - start
-
-
-@cache
-def _split(name: str, seed: int) -> tuple[Corpus, Split]:
-    corpus = load_corpus(name)
-    return corpus, split(corpus, seed)
 
 
 # ---- The nearest measured point ------------------------------------------------------------------------------------
@@ -461,7 +343,3 @@ def tuning(z0: float, epochs: int, trials: int, delta: float) -> Tuning:
     random = tuple(best_of_random(trial, float(k), delta) if k > 1 else None for k in numbers)
     free = gdp_epsilon(trial.mu, delta)
     return Tuning(z0, epochs, delta, numbers, free, published, random, numbers.index(trials))
-
-
-if __name__ == "__main__":
-    measure(Path(sys.argv[1]), say=lambda text: print(text, flush=True))
