@@ -122,6 +122,42 @@ def test_import_is_cheap_and_brings_no_torch(module: str, seconds: float) -> Non
     assert min(times) < seconds
 
 
+WITHOUT_TORCH = """
+import sys
+class NotInstalled:
+    def find_spec(name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name=name)
+sys.meta_path.insert(0, NotInstalled)
+import edp_lab.reproduce.compare, edp_lab.training.run_folder
+from edp_lab.cli import app
+from edp_lab.course.kit.panel import PANELS
+from edp_lab.course.nb01_coins import panels
+from edp_lab.course.nb04_cost import panels
+from edp_lab.course.nb06_tradeoff import compute, panels
+for command in ("account --z0 1 --epochs 3", "account --sampling-rate 0.01 --steps 10 --tight"):
+    app(command.split(), standalone_mode=False)
+base = compute.replace(compute.BASE, z0=0.1)
+for name, arguments in {
+    "01 coin": (1.1, 300, 0.3, 0),
+    "01 composition": (0.1, 1000, 1e-5, 5.0),
+    "04 bill": (1.0, 1.0, "exponential", 0.1, 8, 30, 1e-5, 8.0),
+    "04 loss": (0.5, 10, 1e-5, 1000, 0),
+    "04 sampling": (0.01, 1.0, 1000, 1e-5),
+    "04 table1": (30,),
+    "06 Explorer": (compute.load_grid(), base),
+    "06 ladder": (base, 2e-4),
+    "06 tuning": (1.0, 8, 20, 2e-4),
+}.items():
+    PANELS[name](*arguments)  # draws, and tells
+"""
+
+
+def test_accounting_and_its_panels_need_no_torch() -> None:
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_nothing_a_user_reads_names_a_folder_outside_the_project() -> None:
     outside = "../" + "shared"
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *MODULES, *(ROOT / "notebooks").glob("*.ipynb")]

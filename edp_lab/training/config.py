@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 METHODS = ("sgd", "edp-sgd", "dp-sgd", "dp-sgd-naive")
 SAMPLINGS = ("shuffle", "poisson")
+NOISES = ("aggregate", "per-device", "shared")
+OPTIMIZERS = ("adam", "dp-adam", "dp-adambc")
 PRECISIONS = ("float32", "float64")
 LEARNING_RATES = {
     "paper": {"clc": 2e-3, "bert": 5e-4},
@@ -120,15 +122,13 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         from edp_lab.privacy import Alpha
-        from edp_lab.training.noise import KINDS
-        from edp_lab.training.optimizers import OPTIMIZERS
 
         for name, value, known in (
             ("model", self.model, ("clc", "bert")),
             ("method", self.method, METHODS),
             ("size", self.size, tuple(SIZES)),
             ("learning rate schedule", self.lr_schedule, ("linear", "constant")),
-            ("noise", self.noise, KINDS),
+            ("noise", self.noise, NOISES),
             ("sampling", self.sampling or "shuffle", SAMPLINGS),
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("precision", self.precision, PRECISIONS),

@@ -30,7 +30,6 @@ from torch import Tensor
 from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import Purpose, SecretStream, fill_normal
 
-KINDS = ("aggregate", "per-device", "shared")
 BLOCK = 2**19  # to begin a stream takes time, and keeps all threads waiting
 
 

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from edp_lab.errors import UsageError
+from edp_lab.training.config import OPTIMIZERS
 
-OPTIMIZERS = ("adam", "dp-adam", "dp-adambc")
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8  # Adam's, beside the square root
 GAMMA = 1e-8  # DP-AdamBC's gamma', under the square root; the default of its authors' code

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edp_lab.course.nb06_tradeoff import compute, panels
-from edp_lab.course.nb06_tradeoff.compute import BASE, Grid, Point, explore, ladder, load_grid, measure, tuning
+from edp_lab.course.nb06_tradeoff.compute import BASE, Grid, Point, explore, ladder, load_grid, tuning
 from edp_lab.course.nb06_tradeoff.exercises import EPOCHS, PAIRS
+from edp_lab.course.nb06_tradeoff.measure import MARKS, measure, plan
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, gdp_epsilon
 from edp_lab.privacy.composition import best_of_random
@@ -45,8 +46,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
 
 
 def test_the_grid_holds_every_run_of_the_plan_after_each_mark(grid: Grid) -> None:
-    planned = {replace(run, epochs=mark) for run in compute.plan() for mark in compute.MARKS if mark <= run.epochs}
-    assert len(compute.plan()) == 43
+    planned = {replace(run, epochs=mark) for run in plan() for mark in MARKS if mark <= run.epochs}
+    assert len(plan()) == 43
     assert {point.config for point in grid.points} == planned
     assert len(grid.points) == len(planned)
     assert {"command", "machine", "versions"} <= set(grid.about)
@@ -141,7 +142,7 @@ def test_what_the_nearest_point_has_instead_is_said(grid: Grid) -> None:
     assert found.differs == {"z0": (0.02, 0.03), "decay": ("linear", "none"), "epochs": (7, 8)}
     instead = "(z0 = 0.02: measured 0.03; decay = linear: measured none; epochs = 7: measured 8)"
     assert f"Nearest measured run {instead}" in panels.words.explored(found)
-    assert [p.config.epochs for p in found.path] == list(compute.MARKS)
+    assert [p.config.epochs for p in found.path] == list(MARKS)
     assert {p.config.epochs for p in found.others} == {8}
 
 

@@ -14,6 +14,7 @@ from edp_lab.corpora.encoding import Labels
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model
 from edp_lab.privacy import Alpha, Mechanism
+from edp_lab.training.config import NOISES
 from edp_lab.training.dp_step import PrivateStep, add_noise, clip, layer_scales, release
 from edp_lab.training.gradients import (
     Layout,
@@ -23,7 +24,7 @@ from edp_lab.training.gradients import (
     stacked_gradients,
     trainable,
 )
-from edp_lab.training.noise import KINDS, DrawnNoise, Share, standard_noise
+from edp_lab.training.noise import DrawnNoise, Share, standard_noise
 
 WORDS = ["set", "an", "alarm", "for", "noon", "please", "call", "my", "doctor", "now"]
 LABELS = Labels(("alarm", "call"), ("O", "B-time", "I-time"))
@@ -154,7 +155,7 @@ def test_norms_of_millions_of_numbers_are_exact_enough_for_the_clip():
     assert 1 - 1e-4 < float(released.gradient.double().norm()) <= 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NOISES)
 @pytest.mark.parametrize("variant", ["as printed", "sound", "sound with public alpha", "sound, 20 micro-batches"])
 def test_noise_is_what_the_mechanism_says(kind, variant):
     """Zero gradients released 40 times: per layer and in aggregate, Gaussian with the described deviation."""

@@ -16,7 +16,8 @@ from torch import Tensor
 from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import noise
-from edp_lab.training.noise import BLOCK, KINDS, DrawnNoise, NoiseSource, Share, Span, part, standard_noise
+from edp_lab.training.config import NOISES
+from edp_lab.training.noise import BLOCK, DrawnNoise, NoiseSource, Share, Span, part, standard_noise
 
 KEY, STEP, DEVICES = key_from_seed(0), 7, 8
 WORLDS = (1, 2, 3, 5)
@@ -58,7 +59,7 @@ def test_per_device_and_shared_noise_sum_up_to_the_same_whatever_the_number_of_r
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NOISES)
 def test_the_sum_over_ranks_is_standard_normal(kind, dtype):
     total = sum(shares(kind, 3 * BLOCK + 5, 3, dtype)).double().numpy()
     assert stats.kstest(total, "norm").pvalue > 1e-3
@@ -122,7 +123,7 @@ AHEAD = pytest.mark.parametrize("ahead", [False, True])
 
 @AHEAD
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NOISES)
 @pytest.mark.parametrize(("rank", "world"), [(0, 1), (1, 3)])
 def test_what_is_added_is_the_steps_noise_whoever_draws_it(kind, threads, ahead, rank, world, small_blocks):
     """With one deviation for all, and with one for each of several spans that end within blocks."""

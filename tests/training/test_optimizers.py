@@ -8,7 +8,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from edp_lab.errors import UsageError
-from edp_lab.training.optimizers import BETAS, EPSILON, GAMMA, OPTIMIZERS, DPAdamBC, make_optimizer
+from edp_lab.training.config import OPTIMIZERS
+from edp_lab.training.optimizers import BETAS, EPSILON, GAMMA, DPAdamBC, make_optimizer
 
 LR = 0.01
 SHAPES = ((40, 3), (7,))

@@ -10,9 +10,10 @@ from opacus.optimizers import DPOptimizer
 from scipy import stats
 
 from edp_lab.privacy import Mechanism
+from edp_lab.training.config import NOISES
 from edp_lab.training.dp_step import PrivateStep, release
 from edp_lab.training.gradients import Layout, LoopGradients, StackedGradients, trainable
-from edp_lab.training.noise import KINDS, Share, standard_noise
+from edp_lab.training.noise import Share, standard_noise
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")  # of Opacus, on a first layer
 
@@ -92,7 +93,7 @@ def test_a_stack_of_gradients_is_clipped_like_the_loop():
     assert float(released.clip_factors.min()) < 0.5 < 1 == float(released.clip_factors.max())  # both sides of the clip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NOISES)
 def test_with_noise_the_distribution_is_that_of_opacus(kind):
     """Two samples of 300 steps each: means, spread and shape of every coordinate."""
     size, z = 4, 0.7

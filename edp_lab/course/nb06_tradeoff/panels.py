@@ -11,6 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from edp_lab import training
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import Control, choice, decades, decay_of, number
@@ -24,7 +25,7 @@ from edp_lab.course.nb06_tradeoff.compute import METHODS, Decayed, Explored, Gri
 from edp_lab.privacy import Adjacency, Decay
 from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce.results_io import RESULTS, rows
-from edp_lab.training import TrainConfig, train
+from edp_lab.training import TrainConfig
 
 NEIGHBOURS = {Adjacency.ZERO_OUT: "one utterance zeroed out", Adjacency.REPLACE_ONE: "one utterance replaced"}
 ROUND = {  # ticks in full: plotly writes a 2 for 20 and for 200
@@ -202,7 +203,7 @@ class Live(RunPanel):
     def work(self, config: TrainConfig) -> None:
         self.words.value, self.command.value = "", run_command(config)
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
-            record = train(config, Path(folder) / "run", self.progress_of, self.stop_event)
+            record = training.train(config, Path(folder) / "run", self.progress_of, self.stop_event)
         if not record["epochs"]:
             self.words.value = "Stopped before the first epoch was over: there is nothing to draw."
             return
