@@ -7,7 +7,7 @@ DIR/state.safetensors   where to take the run up again, while it lasts (see `edp
 DIR/model/          the model (see `edp_lab.models.factory`)
 
 Whoever reads finds an old file or a new one, never a part; what is damaged or cannot be written is a
-UsageError. Accounting for a run needs no torch.
+UsageError.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from edp_lab.training.ledger import LEDGER, PrivacyLedger
 RECORD = "record.json"
 MODEL = "model"
 SECRET = "secret.key"
+STATE = "state.safetensors"
 LOCK = ".lock"
 BEFORE_A_RECORD = {LOCK, SECRET, f"{SECRET}.partial", LEDGER, f"{RECORD}.partial"}
 PACKAGES = (

@@ -35,7 +35,7 @@ from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
 from edp_lab.training.machines import TIMEOUT, Machines, lost
 from edp_lab.training.processes import Ranks, leave_group, run_rank
-from edp_lab.training.run_folder import LOCK, RECORD, SECRET, read_record, write_record
+from edp_lab.training.run_folder import LOCK, RECORD, SECRET, STATE, read_record, write_record
 from edp_lab.training.trainer import EpochDone, Event, Listener, StepDone, Trainer
 
 

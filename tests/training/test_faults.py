@@ -31,9 +31,8 @@ from edp_lab.training import evaluate_run, noise, read_record, run_ledger
 from edp_lab.training import processes as launch
 from edp_lab.training import run_session as trainer
 from edp_lab.training import trainer as run
-from edp_lab.training.checkpoint import STATE
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
-from edp_lab.training.run_folder import MODEL, RECORD, SECRET
+from edp_lab.training.run_folder import MODEL, RECORD, SECRET, STATE
 from tests.training.own_corpus import runs, wait_for, write_corpus
 
 EPOCHS, STEPS = 3, 5  # steps in an epoch
