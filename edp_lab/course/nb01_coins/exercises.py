@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, close, first_wrong, predicted
+from edp_lab.course.kit.exercise_texts import exercises_of
+from edp_lab.course.kit.exercises import close, first_wrong, predicted
 from edp_lab.privacy import gdp_delta
 from edp_lab.privacy.composition import best_composition
 from edp_lab.privacy.foundations import estimate_frequencies, randomised_response
@@ -50,29 +51,4 @@ def _total(answer: Any, cases: np.random.Generator) -> str | None:
     return first_wrong(differences, untouched, "it still says that many releases cost as much as one")
 
 
-EXERCISES = (
-    Exercise(
-        "estimate",
-        "What the coins hide",
-        _estimate,
-        "solve the formula for s: take off 1 - p, then divide by what s is multiplied with; a negative estimate is "
-        "unbiased, leave it so.",
-        "On average such estimates are right; the division by 2p - 1 is what makes them noisy where ε is small.",
-    ),
-    Exercise(
-        "delta",
-        "What moves δ",
-        _delta,
-        "only ε and the ratio Δ/σ enter into δ.",
-        "δ depends on ε and on Δ/σ, and on nothing else: how large the count is does not matter, how far one person "
-        "moves it does.",
-    ),
-    Exercise(
-        "total",
-        "An accountant that flatters",
-        _total,
-        "a person pays for every release, so losses add up; both totals hold, so the least of them may be quoted.",
-        "Losses add up. Averaging them would make a thousand answers as cheap as one, although panel 2 shows that they "
-        "give the count away.",
-    ),
-)
+EXERCISES = exercises_of(__file__, estimate=_estimate, delta=_delta, total=_total)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.course.kit.exercises import Exercise, close
+from edp_lab.course.kit.exercise_texts import exercises_of
+from edp_lab.course.kit.exercises import close
 from edp_lab.course.kit.inputs import Array
 from edp_lab.privacy import Mechanism
 from edp_lab.three_phase.clipping import by_norm, clipped_mean
@@ -100,27 +101,4 @@ def _bug(answer: Callable[[Tensor, float, float, Tensor], Tensor], rng: np.rando
     return None
 
 
-EXERCISES = (
-    Exercise(
-        "clip",
-        "Clip every example",
-        _clip,
-        "One number for each row: 1 where it is short enough, else C over its length.",
-        "Each example now moves the sum by C at most, whatever its gradient was.",
-    ),
-    Exercise(
-        "noise",
-        "How much noise is on the mean?",
-        _noise,
-        "The sensitivity of the sum is C. What does dividing a random number by B do to its deviation?",
-        "The sum gets one draw, however many it adds up: a larger batch has less noise on its mean, at the same ε.",
-    ),
-    Exercise(
-        "bug",
-        "Mend the step",
-        _bug,
-        "First bound what each example can do, then add noise to what comes of it. In which order are they here?",
-        "Clip, add up, add noise, divide: noise that passes through a clip is no longer Gaussian, and no longer large "
-        "enough.",
-    ),
-)
+EXERCISES = exercises_of(__file__, clip=_clip, noise=_noise, bug=_bug)

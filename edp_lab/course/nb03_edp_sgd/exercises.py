@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, close
+from edp_lab.course.kit.exercise_texts import exercises_of
+from edp_lab.course.kit.exercises import close
 from edp_lab.privacy import Mechanism, claimed_epsilon, true_epsilon
 
 DELTA = 1e-5
@@ -84,26 +85,4 @@ def _accountant(answer: Callable[[float, int, list[float]], float], rng: np.rand
     return None
 
 
-EXERCISES = (
-    Exercise(
-        "noise",
-        "The noise of the mean",
-        _noise,
-        "Independent variances add up: N of them, each (C z / N)^2. Then the mean divides the deviation by N.",
-        "C z / N^1.5, root N times less than the C z / N that an accountant takes z for.",
-    ),
-    Exercise(
-        "devices",
-        "From 8 GPUs to 32",
-        _devices,
-        "Does the claim contain N? And what falls faster with N: what a sentence does to the mean, or its noise?",
-        "A sentence's share falls as 1/N, the noise as 1/N^1.5: the more GPUs, the less the same claim stands for.",
-    ),
-    Exercise(
-        "accountant",
-        "Mend the accountant",
-        _accountant,
-        "How far apart can two clipped gradients be, and how much longer does the scaling back make that?",
-        "z / (2 root N max alpha): the multiplier that an accountant should have been given.",
-    ),
-)
+EXERCISES = exercises_of(__file__, noise=_noise, devices=_devices, accountant=_accountant)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, close, first_wrong, predicted
+from edp_lab.course.kit.exercise_texts import exercises_of
+from edp_lab.course.kit.exercises import close, first_wrong, predicted
 from edp_lab.course.nb04_cost.compute import releases_of
 from edp_lab.privacy import Alpha, Decay, Mechanism, Schedule, claimed_epsilon, true_epsilon
 from edp_lab.privacy.accountants import GaussianDP, RenyiDP, ReshufflingZCDP
@@ -79,28 +80,4 @@ def _bill(answer: Any, cases: np.random.Generator) -> str | None:
     return first_wrong(verdicts, untouched, "it still bills shuffled batches as a sample, and takes z0 at face value")
 
 
-EXERCISES = (
-    Exercise(
-        "compose",
-        "μ of a whole run",
-        _compose,
-        "one epoch has μ = 1/z; squares of μ add up, and the root comes last.",
-        "Losses of independent noises add like variances: four equal epochs cost twice the μ of one.",
-    ),
-    Exercise(
-        "decay",
-        "What decay costs",
-        _decay,
-        "decay leaves the first epoch alone and takes noise from all later ones.",
-        "At a fixed z0 decay can only raise ε. Where a decayed run is cheaper, it had another z0 or fewer epochs.",
-    ),
-    Exercise(
-        "bill",
-        "An accountant that undercharges",
-        _bill,
-        "ask how far one utterance moves the sum over devices, how much noise that sum carries, and how often an "
-        "utterance takes part in an epoch.",
-        "Two errors, one direction: both make ε too small. Shuffling is no sampling, and z0 of one device is not the "
-        "noise multiplier of the sum.",
-    ),
-)
+EXERCISES = exercises_of(__file__, compose=_compose, decay=_decay, bill=_bill)

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from edp_lab.corpora.metrics import Frame, evaluate
-from edp_lab.course.kit.exercises import Exercise, close, first_wrong
+from edp_lab.course.kit.exercise_texts import exercises_of
+from edp_lab.course.kit.exercises import close, first_wrong
 from edp_lab.course.nb05_models.compute import leaky_pool, look_at
 
 LABELS, VALUES = ("name", "date", "place"), ("anna", "sunday", "rome", "noon")
@@ -89,28 +90,4 @@ def _frames(reference: Meaning, prediction: Meaning) -> tuple[Frame, Frame]:
     return (intent, words, true), (said, words, mine)
 
 
-EXERCISES = (
-    Exercise(
-        "majority",
-        "The SER of the majority baseline",
-        _majority,
-        "it gets some intents right, but how many of all the slots, which stand in numerator and denominator alike?",
-        "It misses every slot, and slots are most of what there is to get right, so that SER stays above 0.9.",
-    ),
-    Exercise(
-        "pool",
-        "A maximum that does not read padding",
-        _pool,
-        "which value could padding have, so that it never wins a maximum, however negative the words are?",
-        "Padding of minus infinity never wins, so a sentence's loss is its own, and one sentence moves one gradient.",
-    ),
-    Exercise(
-        "ser",
-        "The semantic error rate",
-        _ser,
-        "sum the errors of all utterances first, sum what there was to get right (1 + slots of the *reference*), then "
-        "divide once.",
-        "One division for the whole corpus: an utterance with many slots weighs more, and invented slots can push SER "
-        "above 1.",
-    ),
-)
+EXERCISES = exercises_of(__file__, majority=_majority, pool=_pool, ser=_ser)

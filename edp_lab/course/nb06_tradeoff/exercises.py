@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import NOTHING, Exercise, chosen, close, first_wrong
+from edp_lab.course.kit.exercise_texts import exercises_of
+from edp_lab.course.kit.exercises import NOTHING, chosen, close, first_wrong
 from edp_lab.privacy import Mechanism, gdp_epsilon
 
 Setting = tuple[str, int, float, str]  # method, micro-batch size, z0, decay
@@ -89,30 +90,4 @@ def _trials(cases: np.random.Generator) -> list[dict[str, float]]:
     return [trials[k] for k in cases.permutation(count)]
 
 
-EXERCISES = (
-    Exercise(
-        "smaller",
-        "Whose ε is smaller?",
-        _smaller,
-        "ask of each run how much noise the model gets for how much one utterance can move, not which z0 it was given; "
-        "sampling hides an utterance only where the noise is large enough to hide in.",
-        "Equal errors, and epsilons that differ by factors of 180, 24 and 10: z0 alone says nothing.",
-    ),
-    Exercise(
-        "noise",
-        "Noise on the rungs of the ladder",
-        _noise,
-        "a micro-batch of one moves by C if its utterance disappears, a mean of several by up to 2C; and the mean "
-        "is taken over batch / m micro-batches.",
-        "From m = 1 to m = 2 the noise grows by a factor of 4, of which 2 is the sensitivity; from there on it grows "
-        "with m.",
-    ),
-    Exercise(
-        "report",
-        "The best of several private runs",
-        _report,
-        "two things leak for free: which run is chosen may depend on the validation scores only, and all runs were "
-        "looked at: their μ add up like the sides of a right angle.",
-        "A test set that chooses is a validation set, and every run that helped to choose was a release.",
-    ),
-)
+EXERCISES = exercises_of(__file__, smaller=_smaller, noise=_noise, report=_report)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from edp_lab.attacks.statistics import advantage, auc, tpr_at_fpr
-from edp_lab.course.kit.exercises import NOTHING, Exercise, chosen, close
+from edp_lab.course.kit.exercise_texts import exercises_of
+from edp_lab.course.kit.exercises import NOTHING, chosen, close
 from edp_lab.course.nb07_membership.compute import sharp_and_blunt
 
 AUDIENCES = 100  # made-up groups of people on which an advantage is measured
@@ -118,31 +119,4 @@ CROWDS = (  # who is drawn, between which numbers the mean advantage must lie, a
 )
 
 
-EXERCISES = (
-    Exercise(
-        "tpr",
-        "Members found at a low FPR",
-        _tpr,
-        "with k non-members allowed, the threshold lies just above the (k + 1)-th highest non-member; the members have "
-        "no say in it.",
-        "A few strangers set the threshold: at 1 % of 2,025 it is the 21st highest of them, at 0.1 % the third.",
-    ),
-    Exercise(
-        "compare",
-        "Two attacks",
-        _compare,
-        "the sharp attack is certain of one member in twenty and guesses the others: which part of its ROC curve does "
-        "that lift?",
-        "AUC and TPR - FPR are averages over everybody. Who is certain of a few people harms these few, and shows only "
-        "at the left end of the curve.",
-    ),
-    Exercise(
-        "advantage",
-        "An advantage that flatters",
-        _advantage,
-        "drop every text that is on both sides, from both; then choose the threshold on one half of the people, and "
-        "measure on the other.",
-        "A threshold that is chosen after the fact finds an advantage in noise, and a copy of a training text is no "
-        "stranger to the model.",
-    ),
-)
+EXERCISES = exercises_of(__file__, tpr=_tpr, compare=_compare, advantage=_advantage)

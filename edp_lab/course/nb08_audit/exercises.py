@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from edp_lab.attacks.audit.bounds import Finding, error_rate, lower_bounds
-from edp_lab.course.kit.exercises import Exercise, chosen, close
+from edp_lab.course.kit.exercise_texts import exercises_of
+from edp_lab.course.kit.exercises import chosen, close
 from edp_lab.course.nb08_audit.compute import CONFIDENCE, DELTA, StepNoise, audit_step
 from edp_lab.privacy import gdp_epsilon
 
@@ -75,28 +76,4 @@ def _honest(answer: Any, cases: np.random.Generator) -> str | None:
     return f"{differs}\n   Of {AUDITS} audits of a step whose ε is {true:.3g}, yours proves more than that in {more}."
 
 
-EXERCISES = (
-    Exercise(
-        "at_least",
-        "From errors to ε",
-        _at_least,
-        "solve both inequalities for ε and take the larger; where neither asks for an ε above 0, the answer is 0.",
-        "This bound needs no knowledge of the mechanism. That is why it proves so much less than the Gaussian one.",
-    ),
-    Exercise(
-        "honest",
-        "An audit that proves too much",
-        _honest,
-        "a threshold must be fixed before the draws are seen (the midpoint, 0, is known), and a rate that was counted "
-        "must be replaced by its upper limit, `error_rate(wrong, 0.95).upper_limit`.",
-        "Whoever picks the best threshold and takes the counted rates at face value refutes claims that are true.",
-    ),
-    Exercise(
-        "verdicts",
-        "Refuted, consistent, no power",
-        _verdicts,
-        "compare three numbers: the claim, what the draws prove, and what draws without any error would prove.",
-        "Even one device is refuted, because a micro-batch turns around by 2C; ten draws cannot refute a claim of "
-        "21.6, however false it is; and a claim that survives has not been proven.",
-    ),
-)
+EXERCISES = exercises_of(__file__, at_least=_at_least, honest=_honest, verdicts=_verdicts)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, close, first_wrong, given, predicted
+from edp_lab.course.kit.exercise_texts import exercises_of
+from edp_lab.course.kit.exercises import close, first_wrong, given, predicted
 from edp_lab.privacy import Mechanism, true_epsilon
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training.noise import Share, standard_noise
@@ -96,31 +97,4 @@ def _alike(one: np.ndarray, other: np.ndarray) -> bool:
     return abs(float(np.corrcoef(one, other)[0, 1])) > BY_CHANCE / math.sqrt(SIZE)
 
 
-EXERCISES = (
-    Exercise(
-        "aggregate",
-        "The noise of N devices, averaged",
-        _aggregate,
-        "variances of independent noises add up; a mean divides the sum by N, and its deviation as well.",
-        "Of equal deviations σ this leaves σ/√N, because independent draws partly cancel; had all devices added the "
-        "same vector, σ would have stayed.",
-    ),
-    Exercise(
-        "ranks",
-        "Noise that betrays itself",
-        _ranks,
-        "the numbers must follow from key, step and rank, all three: seed with [key, step, rank]. Adding them up would "
-        "let step 0 of rank 1 draw what step 1 of rank 0 draws; then ask what "
-        "the deviation of a sum of `ranks` independent draws is.",
-        "Noise must be fresh in every step and on every rank, and each rank adds 1 / √ranks of the deviation: its "
-        "square, the variance, is what adds up.",
-    ),
-    Exercise(
-        "processes",
-        "One process, then two",
-        _processes,
-        "each device's noise is a function of key, step and device; where the device lives does not matter.",
-        "Who draws the noise of a device changes nothing: simulation and reality release the same gradient, and "
-        "cost the same.",
-    ),
-)
+EXERCISES = exercises_of(__file__, aggregate=_aggregate, ranks=_ranks, processes=_processes)

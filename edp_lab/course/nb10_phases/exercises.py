@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, first_wrong, given, predicted
+from edp_lab.course.kit.exercise_texts import exercises_of
+from edp_lab.course.kit.exercises import first_wrong, given, predicted
 from edp_lab.three_phase.pate import Aggregator, Vote, composed_epsilons, label_probabilities, partition_cost
 
 DRAWS = 3_000  # of one vote: shares of wins are then known to 0.01
@@ -69,29 +70,4 @@ def _overspent(scale: float, total: float, labels: int) -> str | None:
     return f"with noise of scale {scale:.4g} on each count, {labels} labels cost ε = {spent:.4g}, and not {total}."
 
 
-EXERCISES = (
-    Exercise(
-        "gnmax",
-        "A vote under Gaussian noise",
-        _gnmax,
-        "draw one noise for each count, N(0, σ²) by `rng.normal(0, sigma, ...)`, add it, and return the place of the "
-        "largest sum, not the sum.",
-        "Only the name of the winner leaves the house; the noisy counts stay, although even they would be covered.",
-    ),
-    Exercise(
-        "parts",
-        "Ten instructors",
-        _parts,
-        "ask how large a share of the images is in one batch, and how many instructors one image reaches.",
-        "What counts is how often one image is drawn. Parts make that more often unless the batches shrink with them, "
-        "and ten instructors cost what one of them costs.",
-    ),
-    Exercise(
-        "budget",
-        "A vote that overspends",
-        _budget,
-        "each label costs its own ε, and they add up; one person moves a vote from one count to another, which changes "
-        "two counts by one.",
-        "This is how the thesis' 0.2 for one label becomes 1,800 for its 9,000 labels by the plain sum.",
-    ),
-)
+EXERCISES = exercises_of(__file__, gnmax=_gnmax, parts=_parts, budget=_budget)

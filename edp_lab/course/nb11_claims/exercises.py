@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Exercise, first_wrong, given, predicted
+from edp_lab.course.kit.exercise_texts import exercises_of
+from edp_lab.course.kit.exercises import first_wrong, given, predicted
 from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.reproduce.claims import Verdict
 from edp_lab.reproduce.paper.claims_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
@@ -67,28 +68,4 @@ def _predict(answer: Any, cases: np.random.Generator) -> str | None:
     return predicted(answer, measured, f"the number (z0 {z0}, {few} and {many} GPUs or utterances)")
 
 
-EXERCISES = (
-    Exercise(
-        "verdict",
-        "A verdict is a function",
-        _verdict,
-        "a fall is beyond chance where mean + half-width is still below 0; then count such falls: all, some, or none.",
-        "The rule was fixed before the numbers were known, and looks at nothing else. That is what makes it a verdict.",
-    ),
-    Exercise(
-        "noise",
-        "A bug in the evidence",
-        _noise,
-        "variances of independent draws add up, standard deviations do not.",
-        "This bug is the paper's own slip (P1): whoever makes it measures no contradiction in P2.",
-    ),
-    Exercise(
-        "predict",
-        "Where does the evidence go?",
-        _predict,
-        "ask which of the two enters, N or the micro-batch size: the claim sees neither, and for the truth a "
-        "micro-batch has two sizes, one and more than one.",
-        "The claims do not see N or the micro-batch size at all; the truth sees N everywhere, and the micro-batch size "
-        "only where it passes from one to two.",
-    ),
-)
+EXERCISES = exercises_of(__file__, verdict=_verdict, noise=_noise, predict=_predict)
