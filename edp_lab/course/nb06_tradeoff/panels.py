@@ -241,38 +241,36 @@ def ladder(start: TrainConfig, delta: float) -> Panel:
 def draw_noise(result: Ladder) -> Figure:
     """Noise on the mean gradient by micro-batch size, at the same z."""
     config, sizes, noise = result.config, _sizes(result), [rung.noise for rung in result.rungs]
-    traces = [
+    return _draw_rungs(
+        "Noise on the mean gradient",
+        f"batch {config.batch_size}, N = {config.num_devices}, C = {config.clip_norm:g}, z = {config.z0:g};\n"
+        "at every m the same z; as printed: the same z0\n"
+        f"ε of each: in the other picture ({NEIGHBOURS[result.adjacency]})",
         line("sound", BLUE, symbol="circle", size=9, x=sizes, y=noise, hover="m = %{x}: %{y:.3g}" + fig.ALONE),
         _printed("as printed", "square-open", result, result.printed_noise, "%{y:.3g}" + fig.ALONE),
         _chosen("chosen m", result.chosen.micro_batch, result.chosen.noise),
-    ]
-    caption = (
-        f"batch {config.batch_size}, N = {config.num_devices}, C = {config.clip_norm:g}, z = {config.z0:g};\n"
-        "at every m the same z; as printed: the same z0\n"
-        f"ε of each: in the other picture ({NEIGHBOURS[result.adjacency]})"
+        sizes=sizes,
+        yaxis=log_axis("standard deviation per weight", [*noise, result.printed_noise], margin=ROOM),
     )
-    yaxis = log_axis("standard deviation per weight", [*noise, result.printed_noise], margin=ROOM)
-    return _draw_rungs(result, traces, "Noise on the mean gradient", caption, yaxis)
 
 
 def draw_ladder(result: Ladder) -> Figure:
     """Epsilon by micro-batch size: at the same z, and at the chosen rung's noise on the mean."""
-    on: dict[str, Any] = {"x": _sizes(result), "hover": "m = %{x}: ε %{y:.3g}" + fig.ALONE}
+    sizes, hover = _sizes(result), "ε %{y:.3g}" + fig.ALONE
+    on: dict[str, Any] = {"x": sizes, "hover": "m = %{x}: " + hover}
     same, equal = (positive(getattr(r, name) for r in result.rungs) for name in ("epsilon", "equal_epsilon"))
     held, claimed = positive([result.printed.epsilon, result.printed.epsilon_claimed])
-    hover = "ε %{y:.3g}" + fig.ALONE
-    traces = [
+    return _draw_rungs(
+        "ε of the run",
+        f"δ = {d(result.printed.delta)}, Gaussian DP (claimed: zCDP), disjoint batches,\n"
+        f"{NEIGHBOURS[result.adjacency]}; {result.config.epochs} epochs;\nif the seed is secret",
         line("same z", GREEN, "dash", symbol="diamond", size=9, y=same, **on),
         line("same noise on the mean", BLUE, width=3, symbol="circle", size=9, y=equal, **on),
         _printed("as printed, if α were public", "square-open", result, held, hover),
         _printed("as printed, claimed", "square-x-open", result, claimed, hover),
-    ]
-    caption = (
-        f"δ = {d(result.printed.delta)}, Gaussian DP (claimed: zCDP), disjoint batches,\n"
-        f"{NEIGHBOURS[result.adjacency]}; {result.config.epochs} epochs;\nif the seed is secret"
+        sizes=sizes,
+        yaxis=log_axis("ε", [*same, *equal, held, claimed], margin=ROOM),
     )
-    yaxis = log_axis("ε", [*same, *equal, held, claimed], margin=ROOM)
-    return _draw_rungs(result, traces, "ε of the run", caption, yaxis)
 
 
 def _printed(name: str, symbol: str, result: Ladder, y: float | None, hover: str) -> Trace:
@@ -284,11 +282,10 @@ def _sizes(result: Ladder) -> list[int]:
     return [rung.micro_batch for rung in result.rungs]
 
 
-def _draw_rungs(result: Ladder, traces: Sequence[Trace], title: str, caption: str, yaxis: dict[str, Any]) -> Figure:
-    sizes = _sizes(result)
+def _draw_rungs(title: str, caption: str, *marks: Trace, sizes: Sequence[int], yaxis: dict[str, Any]) -> Figure:
     span = [-0.15, math.log10(sizes[-1]) + 0.15]
     xaxis = fig.axis("micro-batch size m (utterances that share a clip)", span, type="log", tickvals=sizes)
-    return figure(title, caption, *traces, height=480, top=170, xaxis=xaxis, yaxis=yaxis)
+    return figure(title, caption, *marks, height=480, top=170, xaxis=xaxis, yaxis=yaxis)
 
 
 def _rungs(result: Ladder) -> list[list[str]]:
@@ -370,24 +367,18 @@ def tuning(z0: float, epochs: int, trials: int, delta: float) -> Panel:
 
 def draw_tuning(result: Tuning) -> Figure:
     """Epsilon by the number of trials."""
-    looks = (
-        ("one run: as usually quoted", ORANGE, "dash", "square-open", None, [result.free] * len(result.trials)),
-        ("all trials may be seen", BLUE, "solid", "circle", 3, result.published),
-        ("only the best, number secret", GREEN, "dot", "diamond", None, result.random),
-    )
-    traces = []
-    for name, color, dash, symbol, width, y in looks:
-        hover = "%{x} trials: ε %{y:.3g}"
-        traces.append(line(name, color, dash, width=width, symbol=symbol, x=result.trials, y=y, hover=hover))
-    chosen = _chosen("chosen", result.trials[result.chosen], result.published[result.chosen])
+    x, quoted = result.trials, [result.free] * len(result.trials)
     return figure(
         "The price of tuning",
         f"δ = {d(result.delta)}, one utterance zeroed out, disjoint batches;\nz0 = {result.z0:g}, "
         f"{result.epochs} epochs each; Gaussian DP, secret number: Rényi DP",
-        *traces,
-        chosen,
+        line("one run: as usually quoted", ORANGE, "dash", symbol="square-open", x=x, y=quoted),
+        line("all trials may be seen", BLUE, width=3, symbol="circle", x=x, y=result.published),
+        line("only the best, number secret", GREEN, "dot", symbol="diamond", x=x, y=result.random),
+        _chosen("chosen", x[result.chosen], result.published[result.chosen]),
         height=460,
         top=150,
+        hover="%{x} trials: ε %{y:.3g}",
         xaxis=fig.axis("trials (of a random number: its mean)", type="log", dtick=1),
         yaxis=log_axis("ε", [result.free, *result.published, *result.random], margin=ROOM),
     )
@@ -472,42 +463,30 @@ def pareto_figure(measured: Sequence[Mapping[str, Any]]) -> fig.Still:
     y = fig.axis("SER on the test split (%)", rangemode="tozero")
     room = {"vertical_spacing": 0.32 / lines, "horizontal_spacing": 0.1}
     layout = fig.plots(lines, columns, list(pictures), [(x, y)] * (lines * columns), **room)
-    traces, shapes, notes = [], [], layout.pop("annotations")
+    marks = []
     for plot, own in enumerate(pictures.values(), 1):
         at = fig.at(plot)
         methods = dict.fromkeys(one["method"] for one in own if one["epsilon"])
         for method, look in zip(methods, ((BLUE, "solid", "circle"), (VERMILLION, "dash", "square")), strict=False):
             curve = sorted((one for one in own if one["method"] == method), key=lambda one: one["epsilon"] or 0)
-            traces.append({**_pareto_line(method, curve, *look), **at, "showlegend": plot == 1})
+            marks.append({**_pareto_line(method, curve, *look), **at, "showlegend": plot == 1})
         plain = sorted((one for one in own if one["epsilon"] is None), key=lambda one: one["ser"]["mean"])
         for level, dash, anchor in zip(plain, ("dashdot", "dot"), ("top", "bottom"), strict=False):
             error, text = level["ser"]["mean"], f"{level['method']}, x{level['time_ratio']:.2g}"
-            shapes.append(fig.hline(error, at["yaxis"], line={"dash": dash, "width": 1.5}))
             place = {"x": 0, "xanchor": "left", "xref": f"{at['xaxis']} domain", "y": error, "yanchor": anchor}
-            notes.append(fig.note(text, yref=at["yaxis"], **place))
-    layout |= {"template": theme.TEMPLATE, "shapes": shapes, "annotations": notes}
-    layout |= {"legend": {"y": 1 + 0.12 / lines, "yanchor": "bottom"}}
+            marks.append(fig.hline(error, at["yaxis"], line={"dash": dash, "width": 1.5}))
+            marks.append(fig.note(text, yref=at["yaxis"], **place))
+    layout |= {"template": theme.TEMPLATE, "legend": {"y": 1 + 0.12 / lines, "yanchor": "bottom"}}
     height = 360 * lines + 150
-    return fig.still("Utility, privacy, time", PARETO_CAPTION, *traces, height=height, top=150, **layout)
+    return fig.still("Utility, privacy, time", PARETO_CAPTION, *marks, height=height, top=150, **layout)
 
 
 def _pareto_line(method: str, own: Sequence[Mapping[str, Any]], color: str, dash: str, symbol: str) -> Trace:
-    errors = [one["ser"] for one in own]
+    errors, times = [one["ser"] for one in own], [f"x{one['time_ratio']:.2g}" for one in own]
     half = [0 if error["high"] is None else error["high"] - error["mean"] for error in errors]
-    return line(
-        method,
-        color,
-        dash,
-        symbol=symbol,
-        size=9,
-        legendgroup=method,
-        x=[_rounded(one) for one in own],
-        y=[error["mean"] for error in errors],
-        error_y={"array": half},
-        mode="lines+markers+text",
-        text=[f"x{one['time_ratio']:.2g}" for one in own],
-        textposition="top right",
-    )
+    places = {"x": [_rounded(one) for one in own], "y": [error["mean"] for error in errors], "error_y": {"array": half}}
+    text = {"mode": "lines+markers+text", "text": times, "textposition": "top right"}
+    return line(method, color, dash, symbol=symbol, size=9, legendgroup=method, **places, **text)
 
 
 def _rounded(one: Mapping[str, Any]) -> str:
