@@ -141,7 +141,6 @@ def draw_answers(result: compute.Averaging) -> Figure:
     """Every answer, and what averaging makes of them; the line is where a budget stops it."""
     queries, stop, room = result.answers.size, result.allowed + 0.5, 6 * result.scale
     asked, (mean, half), stops = np.arange(1, queries + 1), result.average, result.allowed < queries
-    one = {"mode": "markers", "marker": {"color": ORANGE, "symbol": "circle-open", "size": 7}}
     side = "left" if result.allowed < queries / 2 else "right"
     over: dict[str, Any] = {"x": stop, "xref": "x", "xanchor": side, "y": 1, "yref": "y domain", "yanchor": "top"}
     return figure(
@@ -149,7 +148,7 @@ def draw_answers(result: compute.Averaging) -> Figure:
         words.averaging_caption(result) + "; band: 90 %",
         area("", **BAND, **between(asked, mean - half, mean + half)),
         line("average", BLUE, x=asked, y=mean, mode="lines" if queries > 1 else "lines+markers"),
-        fig.trace("one answer", one, x=asked, y=result.answers),
+        points("one answer", ORANGE, "circle-open", 7, edge=None, x=asked, y=result.answers),
         line("from a cache", PURPLE, "dash", x=asked[: result.cached.size], y=result.cached),
         line("true count", BLACK, "dot", width=1.5, x=[0, queries + 1], y=[TRUE_COUNT] * 2),
         fig.vline(stop, visible=stops),

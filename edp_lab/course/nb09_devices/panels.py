@@ -232,20 +232,20 @@ def table2_figure(tables: Mapping[str, Sequence[Row]]) -> fig.Still:
         {"categoryorder": "array", "categoryarray": order[::-1]},
     )
     layout = fig.plots(1, len(tables), axes=[axes] * len(tables), shared_yaxes=True, horizontal_spacing=0.04)
-    traces, headings = [], []
+    marks = []
     for plot, (model, rows) in enumerate(tables.items(), 1):
         at, paper = fig.at(plot), printed(model)
         factors = {"x": [paper.edp_sgd_factor, paper.dp_sgd_factor], "y": [_row("edp-sgd", 8), _row("dp-sgd-naive", 1)]}
-        traces += [
+        place = {"xref": f"{at['xaxis']} domain", "yref": f"{at['yaxis']} domain", "x": 0.98, "y": 1}
+        marks += [
             _ratios("ours, median and quartiles", BLUE, "circle", rows, showlegend=plot == 1, **at),
             points("the paper, 8 GPUs", ORANGE, "square-open", 12, edge=3, showlegend=plot == 1, **factors, **at),
+            fig.note(fig.bold(f"{model.upper()}, ATIS"), **place, xanchor="right", yanchor="top"),
         ]
-        place = {"xref": f"{at['xaxis']} domain", "yref": f"{at['yaxis']} domain", "x": 0.98, "y": 1}
-        headings.append(fig.note(fig.bold(f"{model.upper()}, ATIS"), **place, xanchor="right", yanchor="top"))
-    layout = fig.merged(layout, {"yaxis": {"title": BY_METHOD}, "annotations": headings})
+    layout = fig.merged(layout, {"yaxis": {"title": BY_METHOD}})
     where = compute.where(next(iter(tables.values()))[0])
     caption = f"ours: {where}, batches of 64;\nprocesses: 1, further devices simulated; no ε"
-    return fig.still("Table 2: how much slower than SGD?", caption, *traces, height=430, top=120, **layout)
+    return fig.still("Table 2: how much slower than SGD?", caption, *marks, height=430, top=120, **layout)
 
 
 def _ratios(name: str, color: str, symbol: str, rows: Sequence[Row], **more: Any) -> Trace:

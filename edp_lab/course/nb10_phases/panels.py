@@ -436,15 +436,14 @@ def draw_parts_so_far(scores: Scores, thesis: Mapping[str, float], caption: str)
         bars.append((accuracy, accuracy) if one_of_many else interval)
         rows.append(NAMES["instructors"] if one_of_many else NAMES.get(name, name))
     accuracies = [accuracy for _, accuracy, _ in scores]
-    look = {"mode": "markers", "marker": {"color": BLUE, "symbol": "circle", "size": 11}}
     reach = fig.error_bars(accuracies, bars, color=BLUE, thickness=1.5)
-    here = fig.trace("this run (bar: 95 %)", look, x=accuracies, y=rows, error_x=reach, hover="%{y}: %{x:.1%}")
+    here = {"x": accuracies, "y": rows, "error_x": reach, "hover": "%{y}: %{x:.1%}"}
     there = {"x": list(thesis.values()), "y": [NAMES.get(name, name) for name in thesis], "hover": "%{y}: %{x:.0%}"}
     names = {"categoryorder": "array", "categoryarray": NETWORKS[::-1], "range": [-0.5, len(NETWORKS) - 0.5]}
     return figure(
         "Part by part",
         caption,
-        here,
+        points("this run (bar: 95 %)", BLUE, "circle", 11, edge=None, **here),
         points("the thesis, on MNIST", ORANGE, "diamond-open", 12, edge=2, **there),
         height=400,
         top=130,
@@ -459,22 +458,11 @@ def draw_runs(runs: Sequence[ThreePhaseRecord]) -> Figure:
     scores = [run.part(phases.UNDERSTUDY).scores for run in runs]
     paid = [run.privacy for run in runs if run.privacy is not None]  # so have all that have an understudy
     epsilons, accuracies = [account.epsilon for account in paid], [score.accuracy for score in scores]
-    marks = points(
-        "",
-        GREEN,
-        "circle",
-        12,
-        marker=EDGE,
-        mode="markers+text",
-        textposition="middle right",
-        showlegend=False,
-        x=epsilons,
-        y=accuracies,
-        error_y=fig.error_bars(accuracies, [score.interval for score in scores], color=GREEN, thickness=1.5),
-        text=[str(number) for number in range(1, len(runs) + 1)],
-        hovertext=[words.told(run.settings) + f", {one.queries} labels" for run, one in zip(runs, paid, strict=True)],
-        hoverinfo="text",
-    )
+    reach = fig.error_bars(accuracies, [score.interval for score in scores], color=GREEN, thickness=1.5)
+    on = {"x": epsilons, "y": accuracies, "error_y": reach, "marker": EDGE, "showlegend": False}
+    number = {"mode": "markers+text", "text": [str(k + 1) for k in range(len(runs))], "textposition": "middle right"}
+    told = [words.told(run.settings) + f", {one.queries} labels" for run, one in zip(runs, paid, strict=True)]
+    marks = points("", GREEN, "circle", 12, **on, **number, hovertext=told, hoverinfo="text")
     caption = "ε by the least of the accountants, δ = {:.2g},\none training example replaced; bars: 95 %"
     caption = caption.format(runs[-1].settings.delta) if runs else ""
     cost = log_axis("ε of the labels, composed", [0.5, 2000.0, *epsilons], margin=0.05)

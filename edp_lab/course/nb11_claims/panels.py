@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import WHOLE_LABEL, Control, choice, decades, delta_of, devices, number
-from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, trace
+from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, points, trace
 from edp_lab.course.kit.inputs import require
 from edp_lab.course.kit.panel import COPY, Panel, RunPanel, panel
 from edp_lab.course.kit.text import Html, Words, account_command
@@ -27,6 +27,7 @@ from edp_lab.reproduce.paper.claims_mechanism import DRAWS as TABLE_DRAWS
 words = Words(__file__, draws=DRAWS, table_draws=TABLE_DRAWS)
 table, numbers = words.table, words.numbers  # of rows of the table, and of what was measured
 LONGEST = 60  # letters of a claim in a list
+OUTLINED: dict[str, Any] = {"edge": None, "marker": {"line": {"width": 2}}}
 LOOKS = {  # mark in a list, colour, hatch of a bar, symbol
     Verdict.HOLDS: ("✓", GREEN, "", "circle"),
     Verdict.CONDITIONAL: ("◐", SKY, "/", "diamond"),
@@ -128,14 +129,13 @@ def draw_spans(result: View) -> Figure:
     chosen = [k for k, span in enumerate(result.spans) if result.selected and span.entry.id == result.selected.id]
     silent: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
     ring: dict[str, Any] = {"name": "selected", "x": [found[k] for k in chosen], "y": [names[k] for k in chosen]}
-    dot = {"mode": "markers", "marker": {"color": BLUE, "symbol": "circle", "size": 9}}
     return figure(
         "What is claimed, and what was found",
         "each row has its own unit; each ε has the accountant and δ\nthat its claim names; ring: the selected row",
         line("", "#bbb", width=2, **fig.gaps(claimed, found, names), **silent),
-        _outlined("claimed or allowed", ORANGE, "square-open", 10, x=claimed, y=names),
-        trace("found", dot, x=found, y=names),
-        _outlined(color="#000", symbol="circle-open", size=22, **ring, **silent),
+        points("claimed or allowed", ORANGE, "square-open", 10, **OUTLINED, x=claimed, y=names),
+        points("found", BLUE, "circle", 9, edge=None, x=found, y=names),
+        points(color="#000", symbol="circle-open", size=22, **OUTLINED, **ring, **silent),
         height=680,
         hover="%{y}: %{x:.3g}",
         margin={"b": 90, "r": 36},
@@ -143,11 +143,6 @@ def draw_spans(result: View) -> Figure:
         xaxis=log_axis("value, in the claim's own unit", [*claimed, *found], margin=0.1),
         yaxis=axis("claim, and what its number is", autorange="reversed", tickfont={"size": 11}, ticks=""),
     )
-
-
-def _outlined(name: str, color: str, symbol: str, size: int, **more: Any) -> fig.Trace:
-    marker = {"color": color, "symbol": symbol, "size": size, "line": {"width": 2}}
-    return trace(name, {"mode": "markers", "marker": marker}, **more)
 
 
 def provenance(table: ClaimsTable) -> str:
@@ -263,7 +258,7 @@ def draw_beyond(result: Turned) -> Figure:
         _, color, _, symbol = LOOKS[verdict]
         own = [name for name, one in result.evidence.items() if one.verdict == verdict]
         places = {"x": [result.beyond[name] for name in own], "y": [NAMES[name] for name in own]}
-        marks.append(_outlined(str(verdict), color, symbol, 14, **places))
+        marks.append(points(str(verdict), color, symbol, 14, **OUTLINED, **places))
     order = {"categoryorder": "array", "categoryarray": list(NAMES.values())}
     return figure(
         "How far the truth is from the claim",
@@ -316,16 +311,13 @@ def table1_figure(cells: Sequence[Cell]) -> fig.Still:
     of = {variant: [cell for cell in cells if cell["variant"] == variant] for variant in VARIANTS}
     of["theirs"] = of["as printed"]
     lines = list(dict.fromkeys(_line(cell) for cell in cells if cell["ser_change"]))
-    traces, shapes, notes, axes = [], [], [], []
+    marks, axes = [], []
 
-    def marks(
-        variant: str, x: Sequence[float | None], plot: int, what: str = "", hollow: str = "", **more: Any
-    ) -> None:
+    def draw(variant: str, x: Sequence[float | None], plot: int, what: str = "", hollow: str = "", **more: Any) -> None:
         name, color, symbol, shift = VARIANTS[variant]
-        marker = {"symbol": symbol + hollow, "size": 10 if variant == "theirs" else 9, "color": color}
-        y = [lines.index(_line(cell)) + shift for cell in of[variant]]
+        y, size = [lines.index(_line(cell)) + shift for cell in of[variant]], 10 if variant == "theirs" else 9
         shown = {"legendgroup": variant, "showlegend": plot == 1, **fig.at(plot), **more}
-        traces.append(trace(name + what, {"mode": "markers", "marker": marker}, x=x, y=y, **shown))
+        marks.append(points(name + what, color, symbol + hollow, size, edge=None, x=x, y=y, **shown))
 
     rows = {"tickvals": list(range(len(lines))), "ticktext": lines, "range": [len(lines) - 0.4, -0.6]}
     for plot, name in enumerate(CHANGES, 1):
@@ -334,28 +326,27 @@ def table1_figure(cells: Sequence[Cell]) -> fig.Still:
             changes = [cell[name] for cell in of[variant]]
             seen = [low <= one["mean"] <= high and one["high"] is not None for one in changes]
             half = [one["high"] - one["mean"] if bar else 0 for one, bar in zip(changes, seen, strict=True)]
-            marks(variant, [one["mean"] for one in changes], plot, error_x={"array": half})
+            draw(variant, [one["mean"] for one in changes], plot, error_x={"array": half})
             for cell in of[variant]:
                 if not low <= (change := cell[name]["mean"]) <= high:  # it would leave no room for the others
                     place = {"x": high, "xanchor": "right"} if change > high else {"x": low, "xanchor": "left"}
                     place |= {"y": lines.index(_line(cell)), "xref": at["xaxis"], "yref": at["yaxis"]}
                     text = f"{change:+.0f} ▸" if change > high else f"◂ {change:+.0f}"
-                    notes.append(fig.note(text, font={"color": VARIANTS[variant][1]}, **place))
+                    marks.append(fig.note(text, font={"color": VARIANTS[variant][1]}, **place))
         if name in of["theirs"][0]["paper"]:
-            marks("theirs", [cell["paper"][name] for cell in of["theirs"]], plot)
-        shapes.append(fig.vline(0, at["xaxis"], line={"width": 1, "color": "#888"}))
+            draw("theirs", [cell["paper"][name] for cell in of["theirs"]], plot)
+        marks.append(fig.vline(0, at["xaxis"], line={"width": 1, "color": "#888"}))
         axes.append((axis("change (%)", [low, high]), rows))
     for variant, what in (("as printed", "were alpha public"), ("sound", "holds")):
-        marks(variant, [_power(cell["log10_claimed"]) for cell in of[variant]], 4, ": claimed", "-open")
+        draw(variant, [_power(cell["log10_claimed"]) for cell in of[variant]], 4, ": claimed", "-open")
         held = [cell["epsilon"] or cell["epsilon_if_alpha_public"] for cell in of[variant]]
-        marks(variant, held, 4, f": {what}")
-    marks("theirs", [_power(cell["paper"]["log10_claimed"]) for cell in of["theirs"]], 4)
+        draw(variant, held, 4, f": {what}")
+    draw("theirs", [_power(cell["paper"]["log10_claimed"]) for cell in of["theirs"]], 4)
     axes.append((axis("ε (no unit)", type="log", exponentformat="power", nticks=4), rows))
     layout = fig.plots(1, 4, (*CHANGES.values(), "ε"), axes, shared_yaxes=True, horizontal_spacing=0.02)
-    layout["annotations"] += notes
-    layout |= {"shapes": shapes, "legend": {"y": 1 + 1 / len(lines), "yanchor": "bottom"}, "template": TEMPLATE}
+    layout |= {"legend": {"y": 1 + 1 / len(lines), "yanchor": "bottom"}, "template": TEMPLATE}
     height = 30 * len(lines) + 250
-    return fig.still("Table 1, theirs and ours", TABLE1_CAPTION, *traces, height=height, top=180, **layout)
+    return fig.still("Table 1, theirs and ours", TABLE1_CAPTION, *marks, height=height, top=180, **layout)
 
 
 def _range(cells: Sequence[Cell], change: str) -> tuple[float, float]:
