@@ -208,15 +208,13 @@ def draw_path(result: compute.Training) -> Figure:
         "contours": {"start": 0.44, "end": 2.4, "size": 0.08}, "showscale": False,
         "hovertemplate": "loss %{z:.2f}" + fig.ALONE,
     }  # fmt: skip
-    ways = [line(**PATHS[name], size=5, width=2, **_xy(path)) for name, path in result.paths.items()]
     text = {"text": ["start"], "textposition": "middle left", "mode": "markers+text"}
-    start = fig.ring(11, **_xy(compute.START[None]), hoverinfo="skip", **text)
     return figure(
         "Thirty steps downhill",
         words.training_caption(result),
         landscape,
-        *ways,
-        start,
+        *(line(**PATHS[name], size=5, width=2, **_xy(path)) for name, path in result.paths.items()),
+        fig.ring(11, **_xy(compute.START[None]), hoverinfo="skip", **text),
         top=130,
         hover="%{x:.2f}, %{y:.2f}",
         xaxis=axis("weight 1 (its feature is large)", WINDOW[0]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import Control, decades, decay_of, delta_of, devices, number, seed_of, variant
-from edp_lab.course.kit.figure import Figure, Trace, axis, line, log_axis, log_range, logs, points, positive
+from edp_lab.course.kit.figure import Figure, Trace, axis, line, log_axis, logs, points, positive
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import Words, account_command, python, train_command
@@ -223,19 +222,18 @@ DECAYS = {
 def draw_decay(result: compute.Decayed) -> Figure:
     """Lengths by epoch, on a log axis: gradient, what the clip leaves of it, and noise."""
     epochs, decay = list(range(len(result.gradient))), result.config.decay
-    lines = [
-        line("gradient as it is", BLACK, symbol="circle-open", x=epochs, y=result.gradient),
-        line("clipped mean: the signal", BLUE, symbol="circle", x=epochs, y=result.signal),
-    ]
-    for one, look in DECAYS.items():
-        lines.append(line(*look, width=4 if one == decay else 1.5, x=epochs, y=positive(result.noise[one])))
     same = [] if decay == Decay.NONE or result.same_cost is None else epochs
-    lines.append(line("no decay, same cost", "#777", "longdashdot", x=same, y=[result.same_cost] * len(same)))
     shown = [*result.gradient, *result.signal, *(value for noise in result.noise.values() for value in noise)]
     return figure(
         "Noise against gradients",
         words.decay_caption(result),
-        *lines,
+        line("gradient as it is", BLACK, symbol="circle-open", x=epochs, y=result.gradient),
+        line("clipped mean: the signal", BLUE, symbol="circle", x=epochs, y=result.signal),
+        *(
+            line(*look, width=4 if one == decay else 1.5, x=epochs, y=positive(result.noise[one]))
+            for one, look in DECAYS.items()
+        ),
+        line("no decay, same cost", "#777", "longdashdot", x=same, y=[result.same_cost] * len(same)),
         top=176,
         hover="t = %{x}: %{y:.3g}",
         xaxis=axis("epoch t (first is 0)", [-0.2, max(epochs[-1], 1) + 0.2], dtick=1),
@@ -247,27 +245,19 @@ def draw_spent(result: compute.Decayed) -> Figure:
     """Epsilon by epoch, claimed and true, with the decay chosen and without one."""
     epochs = list(range(1, len(result.gradient) + 1))
     claimed, true = ([positive(run[name]) for name in ("chosen", "none")] for run in (result.claimed, result.true))
-    lines = [
+    cost = [*claimed[0], *claimed[1], *true[0], *true[1]]
+    return figure(
+        "What it costs",
+        words.decay_caption(result),
         line("claimed", ORANGE, "dash", symbol="square-open", x=epochs, y=claimed[0]),
         line("if α were public", GREEN, symbol="circle", x=epochs, y=true[0]),
         line("claimed, no decay", ORANGE, "dot", width=1.5, x=epochs, y=claimed[1]),
         line("α public, no decay", GREEN, "dashdot", width=1.5, x=epochs, y=true[1]),
-    ]
-    return figure(
-        "What it costs",
-        words.decay_caption(result),
-        *lines,
         top=150,
         hover="after %{x} epochs: %{y:.3g}",
         xaxis=axis("epochs trained", [0.8, max(epochs[-1], 2) + 0.2], dtick=1),
-        yaxis=_epsilon_axis(lines, result.guarantee.delta),
+        yaxis=log_axis(f"ε (at δ = {d(result.guarantee.delta)})", cost, labels=8),
     )
-
-
-def _epsilon_axis(lines: list[Trace], delta: float) -> dict[str, Any]:
-    values = [value for one in lines for value in one["y"]]
-    low, high = log_range(values)
-    return log_axis(f"ε (at δ = {d(delta)})", values, dtick=max(1, math.ceil((high - low) / 8)))
 
 
 # ---- Sound or printed ----------------------------------------------------------------------------------------------
@@ -330,21 +320,16 @@ def draw_bells(result: compute.Promise) -> Figure:
 
 def draw_by_devices(result: compute.Promise) -> Figure:
     """Epsilon by the number of devices, at the same z."""
-    looks: dict[str, Any] = {
-        CLAIMED: (CLAIMED, ORANGE, "dash", "square-open"),
-        PRINTED: ("as printed, α public", VERMILLION, "solid", "diamond"),
-        SOUND: ("sound", GREEN, "dot", "circle"),
-    }
-    lines = [
-        line(*look, symbol=symbol, x=MANY, y=positive(result.curves[name])) for name, (*look, symbol) in looks.items()
-    ]
+    claimed, printed, sound = (positive(result.curves[name]) for name in (CLAIMED, PRINTED, SOUND))
     return figure(
         "ε by the number of devices",
         words.promise_caption(result),
-        *lines,
+        line(CLAIMED, ORANGE, "dash", symbol="square-open", x=MANY, y=claimed),
+        line("as printed, α public", VERMILLION, symbol="diamond", x=MANY, y=printed),
+        line("sound", GREEN, "dot", symbol="circle", x=MANY, y=sound),
         fig.vline(result.num_devices),
         top=150,
         hover="N = %{x}: %{y:.3g}",
         xaxis=axis("devices N, at equal micro-batches", type="log", tickvals=MANY),
-        yaxis=_epsilon_axis(lines, result.delta),
+        yaxis=log_axis(f"ε (at δ = {d(result.delta)})", [*claimed, *printed, *sound], labels=8),
     )

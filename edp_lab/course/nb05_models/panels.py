@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from edp_lab.corpora import Utterance
 from edp_lab.corpora.metrics import spans
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, number
-from edp_lab.course.kit.figure import Figure, Trace, bar, figure, line
+from edp_lab.course.kit.figure import Figure, Trace, bar, line
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import Html, Words
@@ -19,6 +20,7 @@ from edp_lab.course.nb05_models import compute
 from edp_lab.course.nb05_models.compute import TAGS, WORDS, Browsed, CrfView, Scored
 from edp_lab.models import Prediction
 
+figure = partial(fig.figure, top=116)
 words = Words(__file__, PAPER_DELTA=compute.PAPER_DELTA)
 corpora_table, scores_table = words.corpora_table, words.scores_table  # of `CorpusLook`s, of scores by name
 network_drawing = words.network  # an `Architecture` from input to output, with bars for what each layer learns
@@ -78,7 +80,6 @@ def draw_labels(result: Browsed) -> Figure:
         bar("other labels", BLUE, orientation="h", **shares(top)),
         bar("of this utterance", ORANGE, "/", orientation="h", **shares(mine)),
         height=460,
-        top=116,
         hover="%{y}: %{x:.2f} %" + fig.ALONE,
         barmode="overlay",
         bargap=0.25,
@@ -103,7 +104,6 @@ def draw_ranks(result: Browsed) -> Figure:
         fig.points("of this utterance", ORANGE, "diamond", 12, edge=1, marker=edge, **mine),
         fig.hline(ten, line=fig.DOTTED),
         height=460,
-        top=116,
         hover="rank %{x}: %{y} times" + fig.ALONE,
         xaxis=fig.axis("rank of the label (1 is the most frequent)", **log),
         yaxis=fig.axis("occurrences in the corpus", ends, **log),
@@ -208,7 +208,7 @@ def _lattice(
         fig.trace("", numbers, **places),
     ]
     axes = {"xaxis": fig.axis("word", showgrid=False, ticks=""), "yaxis": fig.axis("tag", **ROWS)}
-    return figure(title, caption, *traces, height=400, top=116, **axes)
+    return figure(title, caption, *traces, height=400, **axes)
 
 
 def draw_emissions(result: CrfView) -> Figure:
@@ -232,7 +232,7 @@ def draw_transitions(result: CrfView) -> Figure:
     heat = _heat(TAGS, TAGS, scores, -4, 2, "%{y}, then %{x}: %{z:.1f}", text=text, texttemplate="%{text}")
     told = "score from row to column; -4 is where BIO forbids it,\nunless you move it"
     columns, rows = fig.axis("tag of the next word", showgrid=False, ticks=""), fig.axis("tag of a word", **ROWS)
-    return figure("Transitions", told, heat, height=400, top=116, xaxis=columns, yaxis=rows)
+    return figure("Transitions", told, heat, height=400, xaxis=columns, yaxis=rows)
 
 
 # ---- SER -----------------------------------------------------------------------------------------------------------
@@ -278,7 +278,6 @@ def draw_errors(result: Scored) -> Figure:
         f"errors: {result.errors}, to get right: {result.items}; SER {result.scores.ser:.3f}",
         *bars,
         height=340,
-        top=116,
         barmode="stack",
         bargap=0.35,
         legend={"traceorder": "normal"},
@@ -301,7 +300,6 @@ def draw_scores(result: Scored) -> Figure:
         bar("", BLUE, "/", orientation="h", marker=marker, hover=hover, **on),
         fig.trace("", text, **on),
         height=340,
-        top=116,
         bargap=0.35,
         xaxis=fig.axis("score (as a fraction)", [0, 1.12 * max(1.0, *shown)]),
         yaxis=fig.axis("score", **WIDE),
