@@ -87,6 +87,8 @@ def test_source_distribution_builds_the_same_wheel(wheels: tuple[Path, Path]) ->
     names = [name for name in contents[0] if not name.endswith("RECORD")]
     assert {name: contents[1].get(name) for name in names} == {name: contents[0][name] for name in names}
     assert contents[0].keys() == contents[1].keys()
+    ours = [path for path in (ROOT / "edp_lab").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert {str(path.relative_to(ROOT)) for path in ours} <= contents[0].keys()
     assert not [name for name in names if "fetched" in name or "__pycache__" in name]
 
 
