@@ -37,10 +37,7 @@ class Machines(NamedTuple):
         names = tuple(filter(None, map(str.strip, given.split(","))))
         if not names:
             return cls()
-        try:
-            addresses = tuple(map(socket.gethostbyname, names))
-        except (OSError, UnicodeError):
-            raise UsageError(f"{MACHINES} is {given!r}: give names or IPv4 addresses, with commas between") from None
+        addresses = tuple(map(_address, names))
         own = [number for number, address in enumerate(addresses) if address in _interfaces()]
         if len(own) != 1:
             raise UsageError(
@@ -77,6 +74,13 @@ class Machines(NamedTuple):
         pairs = zip(self.names, self.addresses, strict=True)
         told = [f"machine {name}" + (f" ({address})" if name != address else "") for name, address in pairs]
         return [one for number, one in enumerate(told) if number != self.own]
+
+
+def _address(name: str) -> str:
+    try:
+        return socket.gethostbyname(name)
+    except (OSError, UnicodeError):
+        raise UsageError(f"{MACHINES} names {name!r}, which has no IPv4 address here: give the address") from None
 
 
 def _interfaces() -> dict[str, str]:

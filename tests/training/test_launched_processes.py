@@ -300,7 +300,7 @@ TWO = ("10.0.0.12", "10.0.0.1")
         ("10.0.0.12,", 0, "0", "a run cannot have 0 processes"),
         ("10.0.0.1,10.0.0.2", 2, "0", "'10.0.0.1,10.0.0.2', here 10.0.0.1, 10.0.0.2: just one of them must be"),
         ("10.0.0.12,10.0.0.12", 2, "0", "just one of them must be an address by which the others reach this machine"),
-        ("a..b", 2, "0", "'a..b': give names or IPv4 addresses, with commas between"),
+        ("a..b", 2, "0", "names 'a..b', which has no IPv4 address here: give the address"),
         ("10.0.0.12,10.0.0.1", 2, "many", "port many is not free: give every machine another MASTER_PORT"),
         ("10.0.0.12,10.0.0.1", 2, "29500", "port 29500 is not free"),  # here, it is not even an address of this machine
     ],
