@@ -14,8 +14,6 @@ PACKAGE = ROOT / "edp_lab"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # From top to bottom; a layer may import itself, the layers after it, and edp_lab.files and errors beside them.
 LAYERS = ("cli", "course", "reproduce", "attacks", "three_phase", "training", "models", "corpora", "privacy")
-# Of the course, from top to bottom: publishing finds notebooks and their rooms by name and imports the kit alone.
-COURSE = ("publish", "nb", "kit")
 IMPORT = """
 import sys, time
 start = time.perf_counter()

@@ -95,19 +95,32 @@ def test_an_api_bills_every_image_and_can_keep_probabilities_to_itself():
     np.testing.assert_allclose(answers.sum(axis=1), 1, rtol=1e-5)
 
 
-def test_a_model_of_epsilon_0_is_copied_by_labels_alone_and_better_by_more_queries(strangers, brief_study):
+def test_a_model_of_epsilon_0_is_copied_and_its_classes_are_drawn_and_better_by_more_queries(strangers, brief_study):
     few, many = extract([strangers], SHARES, [300, 20], labels_only=True)
     assert (few.queries, many.queries, many.epsilon) == (20, 300, 0.0)
     assert few.agreement + 0.1 < many.agreement
     assert many.agreement_interval[0] > 0.8
     assert many.guess_agreement_interval[1] < 0.5
     assert few.own_labels_agreement is not None
+    few, many, white_box = invert([strangers], SHARES, [400, 20])
+    assert [few.queries, many.queries, white_box.queries] == [20, 400, None]
+    for row in (many, white_box):
+        assert row.judged_interval[0] > row.guess_judged_interval[1]
+        assert row.correlation > row.others + 0.1
+        assert row.matched > row.guess_matched + 0.3
+    assert few.judged < many.judged
+    assert many.images == 30
 
 
-def test_an_attacker_without_images_still_learns_something(strangers, brief_study):
+def test_without_images_and_by_labels_alone_an_attacker_still_learns_something(strangers, brief_study, monkeypatch):
     [row] = extract([strangers], SHARES, [1000], inputs="noise")
     assert row.agreement_interval[0] > row.guess_agreement_interval[1]
     assert row.own_labels_agreement is None
+    answers, query = [], PredictionApi.query
+    monkeypatch.setattr(PredictionApi, "query", lambda self, x: answers.append(query(self, x)) or answers[-1])
+    [row] = invert([strangers], SHARES, [600], labels_only=True)
+    assert row.judged > row.guess_judged_interval[1]
+    assert set(np.unique(np.concatenate(answers))) == {0.0, 1.0}
 
 
 def test_a_copy_is_asked_for_with_the_pool_alone_and_never_scored_on_it_and_the_judge_saw_no_victims_images(
@@ -172,25 +185,6 @@ def test_drawing_asks_for_no_more_than_its_queries(queries, images):
     drawn = draw_by_queries(target, np.zeros(images, dtype=np.int64), (1, 8, 8), queries, np.random.default_rng(0))
     assert drawn.shape == (images, 1, 8, 8)
     assert images * queries / 2 < target.queries <= images * queries
-
-
-def test_classes_of_a_model_of_epsilon_0_are_drawn_and_better_by_more_queries(strangers, brief_study):
-    few, many, white_box = invert([strangers], SHARES, [400, 20])
-    assert [few.queries, many.queries, white_box.queries] == [20, 400, None]
-    for row in (many, white_box):
-        assert row.judged_interval[0] > row.guess_judged_interval[1]
-        assert row.correlation > row.others + 0.1
-        assert row.matched > row.guess_matched + 0.3
-    assert few.judged < many.judged
-    assert many.images == 30
-
-
-def test_labels_alone_give_no_gradient_and_yet_drawings(strangers, brief_study, monkeypatch):
-    answers, query = [], PredictionApi.query
-    monkeypatch.setattr(PredictionApi, "query", lambda self, x: answers.append(query(self, x)) or answers[-1])
-    [row] = invert([strangers], SHARES, [600], labels_only=True)
-    assert row.judged > row.guess_judged_interval[1]
-    assert set(np.unique(np.concatenate(answers))) == {0.0, 1.0}
 
 
 def test_perfect_drawings_are_like_their_own_class_and_as_like_others_as_classes_are(strangers, monkeypatch):

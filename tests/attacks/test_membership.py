@@ -313,16 +313,6 @@ def test_scores_are_the_log_likelihood_ratio_by_hand(fixed: bool, monkeypatch: p
         assert lira_scores(of(x), shadows, False)[i] == pytest.approx(z.sum() / np.sqrt(2))
 
 
-def test_with_many_models_the_score_is_the_closed_form_likelihood_ratio() -> None:
-    inside = np.arange(20_000)[:, None] % 2 == 0
-    draw = np.random.default_rng(1)
-    mean, spread = np.where(inside, [IN], [OUT]), np.where(inside, [SPREAD_IN], [SPREAD_OUT])
-    shadows = ShadowSignals(of((mean + spread * draw.standard_normal((20_000, 2)))[:, None]), inside)
-    for x in ([0.0, 0.0], [2.5, -1.0], [4.0, 3.0]):
-        exact = norm.logpdf(x, IN, SPREAD_IN).sum() - norm.logpdf(x, OUT, SPREAD_OUT).sum()
-        assert lira_scores(of(np.array([x])), shadows)[0] == pytest.approx(exact, rel=0.05, abs=0.1)
-
-
 def test_difficulty_of_utterances_cancels_where_it_defeats_the_loss() -> None:
     target, shadows = synthetic(models=16, utterances=4000)
     areas = {}

@@ -147,14 +147,6 @@ def test_a_gaussian_mechanism_is_refuted_no_more_often_than_allowed(mu, share):
         assert stats.binomtest(count, audits, 0.05, alternative="greater").pvalue > 1e-3
 
 
-def test_gaussian_bound_needs_less_than_the_distribution_free_one():
-    bounds = one_run_bounds(1000, [Tally(100, 83)], DELTA, 0.95, gaussian=True)
-    assert bounds.best == bounds.gaussian > bounds.distribution_free > 1
-    assert bounds.gaussian <= gdp_epsilon(bounds.mu, DELTA)
-    free = one_run_bounds(1000, [Tally(100, 83)], DELTA, 0.95, gaussian=False)
-    assert (free.best, free.mu, free.gaussian) == (bounds.distribution_free, None, None)
-
-
 def test_guesses_are_made_on_the_extreme_scores_of_both_ends():
     scores = np.arange(20.0)
     included = scores >= 10
@@ -163,12 +155,17 @@ def test_guesses_are_made_on_the_extreme_scores_of_both_ends():
     assert make_guesses(scores[:1], included[:1]) == (Tally(1, 0),)
 
 
-def test_looking_at_several_tallies_is_paid_for():
+def test_several_tallies_are_paid_for_and_the_gaussian_bound_needs_less_than_the_free_one():
     one, three = (one_run_bounds(1000, [Tally(100, 80)] * count, DELTA, 0.95, gaussian=True) for count in (1, 3))
     assert three.distribution_free == one_run_epsilon(1000, 100, 80, DELTA, 0.05 / 3) < one.distribution_free
     assert three.mu == one_run_mu(1000, 100, 80, 0.05 / 3) < one.mu
     mixed = one_run_bounds(1000, [Tally(100, 80), Tally(1000, 600)], DELTA, 0.95, gaussian=True)
     assert mixed.tally == Tally(100, 80)
+    bounds = one_run_bounds(1000, [Tally(100, 83)], DELTA, 0.95, gaussian=True)
+    assert bounds.best == bounds.gaussian > bounds.distribution_free > 1
+    assert bounds.gaussian <= gdp_epsilon(bounds.mu, DELTA)
+    free = one_run_bounds(1000, [Tally(100, 83)], DELTA, 0.95, gaussian=False)
+    assert (free.best, free.mu, free.gaussian) == (bounds.distribution_free, None, None)
 
 
 def test_true_epsilon_of_4_is_bounded_from_below_and_not_exceeded():

@@ -120,13 +120,10 @@ def test_logits_stay_finite_at_both_ends_and_in_order(gap: float) -> None:
     assert sure.loss[1] == pytest.approx(gap)
 
 
-def test_a_single_intent_is_certain() -> None:
+def test_a_single_intent_is_certain_and_without_slots_there_is_one_logit() -> None:
     found = signals(model(replace(TINY, intents=("call",))), SENTENCES[:1])
     assert found.intent_logit.tolist() == [MOST]
     assert found.loss[0] > 0
-
-
-def test_without_slots_there_is_one_logit_and_slot_scores_are_0() -> None:
     untagged = [replace(u, tags=None) for u in SENTENCES]
     made = model(replace(TINY, tags=()))
     found = signals(made, untagged)

@@ -71,13 +71,10 @@ def test_the_sound_mechanism_is_not_refuted(mechanism):
     assert audit.mu_lower_bound <= 1 / mechanism.z0
 
 
-def test_the_print_is_sound_for_one_utterance_on_one_device():
+def test_the_print_is_sound_for_one_utterance_and_without_power_the_audit_says_so():
     audit = audit_mechanism(Mechanism.as_printed(1.0, 1.0, 1, 1, alpha="public"), DELTA, KEY, draws=200)
     assert audit.verdict is Finding.CONSISTENT
     assert audit.epsilon_holds < audit.epsilon_claimed
-
-
-def test_without_power_the_audit_says_so_and_its_ceiling_is_the_closed_form():
     mechanism = Mechanism.as_printed(1.0, 0.01, 8, 8, alpha="public")
     audit = audit_mechanism(mechanism, DELTA, KEY, draws=40, confidence=0.9)
     assert audit.false_positive_rate.errors == audit.false_negative_rate.errors == 0
@@ -137,12 +134,16 @@ def test_every_draw_has_noise_of_its_own_which_errs_as_often_as_the_closed_form_
     assert not np.isin(other[0], absent).any()
 
 
-def test_upper_limit_is_clopper_pearson():
+def test_upper_limit_is_clopper_pearson_and_the_free_bound_takes_the_better_direction():
     """Of each side with half of what may go wrong, so that both hold jointly."""
     for draws in (1, 7, 100, 10_000):
         for errors in {0, 1, draws // 3, draws - 1, draws}:
             peer = stats.binomtest(errors, draws).proportion_ci(0.95, "exact").high
             assert peer <= limit(errors, draws) <= peer * (1 + 1e-8)
+    assert lower_bounds(0.01, 0.2, DELTA).distribution_free == pytest.approx(math.log((0.8 - DELTA) / 0.01))
+    assert lower_bounds(0.2, 0.01, DELTA).distribution_free == pytest.approx(math.log((0.8 - DELTA) / 0.01))
+    assert lower_bounds(1.0, 1.0, DELTA) == Bounds(0.0, 0.0)
+    assert lower_bounds(1.0, 0.1, DELTA).gaussian == 0
 
 
 @pytest.mark.parametrize("draws", [50, 10_000])
@@ -173,13 +174,6 @@ def test_power_against_the_print(draws, refuted):
     bounds = [lower_bounds(limit(a, draws), limit(b, draws), DELTA) for a, b in counts(500, draws, 32**0.5).tolist()]
     assert all(b.gaussian > claim for b in bounds)
     assert np.mean([b.distribution_free > claim for b in bounds]) == pytest.approx(refuted, abs=0.07)
-
-
-def test_distribution_free_bound_takes_the_better_direction():
-    assert lower_bounds(0.01, 0.2, DELTA).distribution_free == pytest.approx(math.log((0.8 - DELTA) / 0.01))
-    assert lower_bounds(0.2, 0.01, DELTA).distribution_free == pytest.approx(math.log((0.8 - DELTA) / 0.01))
-    assert lower_bounds(1.0, 1.0, DELTA) == Bounds(0.0, 0.0)
-    assert lower_bounds(1.0, 0.1, DELTA).gaussian == 0
 
 
 @pytest.mark.parametrize("delta", [1e-100, 1e-5, 0.3])

@@ -87,7 +87,7 @@ def test_an_empty_split_is_refused_in_words():
         Dataset([], LABELS, WordFeatures())
 
 
-def test_words_are_numbered_by_the_vocabulary_without_case_and_others_by_the_hash():
+def test_words_have_the_vocabularys_numbers_or_a_hash_that_is_the_same_in_all_processes():
     words = WordFeatures(("play", "the"), buckets=5).rows([("PLAY", "The", "zebra", "ZEBRA")])["words"].values
     assert words[:2].tolist() == [0, 1]
     assert 2 <= words[2] == words[3] < 7
@@ -96,10 +96,7 @@ def test_words_are_numbered_by_the_vocabulary_without_case_and_others_by_the_has
     assert len(counts) == HASH_BUCKETS
     assert counts.max() < 25  # 4.9 expected: no bucket draws a crowd
     assert (counts == 0).mean() < 0.02  # e^-4.9 = 0.0075
-
-
-def test_hashing_is_stable_across_processes():
-    """Python's own hash() is salted; a model read back elsewhere would see other words."""
+    # Python's own hash() is salted; a model read back elsewhere would see other words.
     tokens = ("zebra", "música", "日本語")
     code = (
         "from edp_lab.corpora.encoding import WordFeatures;"
@@ -126,36 +123,27 @@ def test_no_word_or_character_ever_raises(tokens):
     assert spelled[:, 0].all()
 
 
-def test_bytes_are_cut_at_the_limit_and_a_nul_byte_is_no_padding():
+def test_bytes_are_cut_at_the_limit_whatever_else_is_encoded_and_training_words_occur_twice():
     characters = WordFeatures().rows([("é" * 20, "\x00", "ab")])["characters"].values
     assert characters.shape == (3, WORD_BYTES)
     assert (characters[0] > 0).all()
     assert characters[1].tolist() == [1, *[0] * (WORD_BYTES - 1)]
     assert characters[2, :3].tolist() == [ord("a") + 1, ord("b") + 1, 0]
-
-
-def test_a_word_has_the_same_features_whatever_else_is_encoded():
     features = WordFeatures(("play",), buckets=7)
     alone = features.rows([("zebra",)])
     together = features.rows([("play", "aardvark"), ("zebra",), ("zzz",)])
     for name in alone:
         assert (alone[name].values[0] == together[name].values[2]).all()
-
-
-def test_training_words_occur_twice():
     twice = [Utterance(("Play", "it"), None, "play"), Utterance(("play", "that"), None, "play")]
     assert WordFeatures.from_training_words(twice).words == ("play",)
 
 
-def test_labels_cover_what_they_name():
-    none, unknown = Utterance(("x",), None, "play"), Utterance(("x",), ("B-city",), "play")
-    assert [LABELS.covers(u) for u in (FIRST, none, Utterance(("x",), ("O",), "fly"), unknown)] == [True, *[False] * 3]
-    assert all(Labels(("play",), ()).covers(u) for u in (FIRST, none, unknown))  # a model without slots reads no tags
-
-
-def test_labels_of_a_corpus_begin_with_o_and_pair_b_with_i():
+def test_labels_begin_with_o_pair_b_with_i_and_cover_what_they_name():
     corpus = Corpus("toy", (FIRST, SECOND), ("book", "play"), ("artist", "city"))
     assert Labels.of(corpus) == Labels(("book", "play"), ("O", "B-artist", "I-artist", "B-city", "I-city"))
     assert all(Labels.of(corpus).covers(u) for u in corpus.utterances)
     untagged = Corpus("toy", (Utterance(("x",), None, "play"),), ("play",), ())
     assert Labels.of(untagged) == Labels(("play",), ())
+    none, unknown = Utterance(("x",), None, "play"), Utterance(("x",), ("B-city",), "play")
+    assert [LABELS.covers(u) for u in (FIRST, none, Utterance(("x",), ("O",), "fly"), unknown)] == [True, *[False] * 3]
+    assert all(Labels(("play",), ()).covers(u) for u in (FIRST, none, unknown))  # a model without slots reads no tags

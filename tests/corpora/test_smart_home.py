@@ -21,21 +21,18 @@ def large() -> tuple[Utterance, ...]:
     return generate(200_000, seed=2).utterances
 
 
-def test_grammar_is_frozen():
+def test_grammar_is_frozen_and_seeds_and_domains_give_different_corpora():
     """Results rest on this corpus: whoever changes the draws must raise the version and make new results."""
     assert GRAMMAR_VERSION == 1
     assert generate(2000, seed=0).sha256 == "62f70eab942b9da3ca2c07bab737f08799e87896fe4399fd627b56029c36b3a0"
+    texts = [frozenset(u.text for u in generate(300, s, d).utterances) for s in (0, 1) for d in (None, *DOMAINS)]
+    assert all(len(a & b) < 10 for i, a in enumerate(texts) for b in texts[:i])
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(-5, 2**70), domains)
 def test_smaller_corpus_is_a_prefix_of_a_larger_one(few, more, seed, domain):
     assert generate(few + more, seed, domain).utterances[:few] == generate(few, seed, domain).utterances
-
-
-def test_seeds_and_domains_give_different_corpora():
-    texts = [frozenset(u.text for u in generate(300, s, d).utterances) for s in (0, 1) for d in (None, *DOMAINS)]
-    assert all(len(a & b) < 10 for i, a in enumerate(texts) for b in texts[:i])
 
 
 @pytest.mark.parametrize("domain", [None, *DOMAINS])
@@ -55,16 +52,13 @@ def test_annotation_is_valid_and_declared(domain):
     assert (len(intents), 8 <= len(corpus.slots) <= 27) == (8 if domain else 24, True)
 
 
-def test_domains_share_slots_but_no_intents_and_mix_evenly(large):
+def test_domains_mix_evenly_and_nearly_all_utterances_are_distinct(large):
     of = {intent: domain for domain, intents in INTENTS.items() for intent in intents}
     assert len(of) == sum(len(intents) for intents in INTENTS.values())
     drawn = [of[u.intent] for u in large]
     assert all(0.31 < drawn.count(domain) / len(drawn) < 0.36 for domain in DOMAINS)
     slots = [set(generate(1, 0, domain).slots) for domain in DOMAINS]
     assert {"date", "time"} <= slots[0] & slots[1] & slots[2]
-
-
-def test_nearly_all_utterances_are_distinct_and_unseen_ones_have_new_words(large):
     assert len({u.tokens for u in large}) >= 0.98 * len(large)  # 0.993 at 1,000,000
     known = {token for u in large[:20_000] for token in u.tokens}
     with_new_word = sum(any(token not in known for token in u.tokens) for u in large[20_000:40_000])
@@ -77,14 +71,11 @@ def test_paper_examples_are_drawn(large, text):
     assert any(f" {text} " in f" {u.text} " for u in large)
 
 
-def test_share_of_annotation_errors():
+def test_annotation_errors_are_as_frequent_as_said_and_the_oracle_annotates_equal_texts_equally():
     n = 40_000
     wrong = sum((u.tags, u.intent) != meant for u, meant, _ in smart_home._samples(n, 6, None))
     assert abs(wrong / n - 0.03) < 4 * (0.03 * 0.97 / n) ** 0.5
-
-
-def test_oracle_annotates_equal_texts_equally():
-    """Else some text is ambiguous where the grammar does not say so, and `best_ser` is too low."""
+    # Else some text is ambiguous where the grammar does not say so, and `best_ser` is too low.
     annotation: dict = {}
     different = 0
     for utterance, _, best in smart_home._samples(80_000, 7, "communication"):  # the domain with most repetitions
@@ -98,14 +89,11 @@ def test_best_possible_ser(domain):
     assert 0.02 < best_ser(20_000, seed=8, domain=domain) < 0.04
 
 
-def test_embedded_copy_is_what_the_generator_gives():
+def test_embedded_copy_is_what_the_generator_gives_and_its_domains_partition_it():
     corpus = load()
     assert corpus.sha256 == generate(smart_home.EMBEDDED_UTTERANCES, smart_home.EMBEDDED_SEED).sha256
     assert corpus.sha256 in smart_home.EMBEDDED.with_name("README.md").read_text(encoding="utf-8")
     assert smart_home.EMBEDDED.stat().st_size < 600_000
-
-
-def test_embedded_domains_partition_the_embedded_corpus():
     parts = [load(domain) for domain in DOMAINS]
     assert sorted(u.text for part in parts for u in part.utterances) == sorted(u.text for u in load().utterances)
     assert [part.name for part in parts] == [f"smart-home-{domain}" for domain in DOMAINS]

@@ -46,14 +46,11 @@ def test_split_is_a_partition_of_the_right_sizes_with_duplicates_on_one_side_or_
     )
 
 
-def test_seeds_give_different_splits_in_a_shuffled_order_of_exact_sizes():
+def test_seeds_give_different_splits_and_each_utterance_a_fair_chance():
     one, other = split(corpus(MANY), 1), split(corpus(MANY), 2)
     assert one.counts == {"train": 450, "validation": 50, "test": 500, "duplicates": 0}
     assert 150 < len(set(one.train) & set(other.train)) < 255  # 202.5 expected, standard deviation 7.9
     assert [u.intent for u in one.train] != sorted((u.intent for u in one.train), key=int)
-
-
-def test_each_utterance_is_a_member_with_the_probability_of_its_share():
     c = corpus(["twice", "twice", *MANY[:98]])
     members = Counter(u.intent for seed in range(400) for u in split(c, seed).train)
     assert all(abs(members[str(i)] / 400 - 0.45) < 0.125 for i in range(100))  # 5 standard deviations

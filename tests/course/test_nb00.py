@@ -2,18 +2,15 @@
 What holds for all panels is in `test_contract`, numbers in words and what is refused in `test_read_outs`."""
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import plotly.io as pio
 import pytest
 import torch
 
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.figure import LiveFigure
 from edp_lab.course.kit.panel import Panel
 from edp_lab.course.kit.text import plain
 from edp_lab.course.nb00_start import compute, panels
@@ -90,17 +87,6 @@ def test_every_layer_has_a_readable_name(model: SmallModel) -> None:
     assert {"LSTM 1 recurrent", "CRF transitions", "character CNN bias"} <= set(names)
     assert not [name for name in names if "_" in name or "." in name]
     assert theme.layer_name("bert.encoder.weight") == "bert encoder"
-
-
-def test_page_of_a_figure_loads_nothing_from_elsewhere(model: SmallModel) -> None:
-    theme.activate()
-    assert pio.renderers.default == "plotly_mimetype+notebook"
-    drawn = panels.layers_figure(take(model))
-    page = pio.renderers["notebook"].to_mimebundle(drawn.to_dict())["text/html"]
-    assert "Plotly.newPlot" in page
-    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", page)
-    assert '"showSendToCloud": false' in page
-    assert LiveFigure({"data": [], "layout": {}})._config["showSendToCloud"] is False
 
 
 @pytest.fixture

@@ -31,8 +31,7 @@ from edp_lab.privacy import GaussianDP, Schedule
 from edp_lab.privacy.composition import advanced_composition, basic_composition
 from edp_lab.privacy.foundations import NoisyCounter, estimate_frequencies, truth_probability
 from edp_lab.reproduce.thesis.claims_composition import t12_labels
-from edp_lab.reproduce.thesis.claims_noise import t21_loss_tail
-from edp_lab.reproduce.thesis.thesis_foundations import CREDIT_EPSILON, local_and_global, loss_figures
+from edp_lab.reproduce.thesis.thesis_foundations import CREDIT_EPSILON, local_and_global
 from tests.course.examples import Wrong, panel_of
 from tests.course.test_contract import assert_readable
 
@@ -50,7 +49,7 @@ def test_belief_is_bayes_rule_for_the_coins_own_probabilities(before: float, eps
     assert compute.exp(epsilon) == pytest.approx(truth / (1 - truth))
 
 
-def test_estimates_are_those_of_the_first_responses_and_end_with_all() -> None:
+def test_estimates_are_those_of_the_first_responses_and_intervals_cover_nine_times_in_ten() -> None:
     result = poll(1.1, 1000, 0.3, seed=3)
     assert (result.asked[0], result.asked[-1]) == (10, 1000)
     for place in (0, 20, -1):
@@ -58,9 +57,6 @@ def test_estimates_are_those_of_the_first_responses_and_end_with_all() -> None:
         assert result.estimate[place] == first.estimate[1]
         assert result.standard_error[place] == first.standard_error[1]
         assert result.yes[place] == result.responses[: result.asked[place]].mean()
-
-
-def test_the_interval_covers_the_population_nine_times_in_ten() -> None:
     results = [poll(1.0, 500, 0.3, seed) for seed in range(400)]
     covered = [abs(r.estimate[-1] - 0.3) < compute.HALF * r.standard_error[-1] for r in results]
     assert np.mean(covered) == pytest.approx(0.9, abs=0.05)
@@ -84,16 +80,13 @@ def test_the_thesis_figure_2_4_is_one_setting_of_the_panel_and_its_interval_a_li
     assert compute.interval_coverage(4000, seed=0) == pytest.approx((0.918, 0.886), abs=0.015)
 
 
-def test_budget_stops_the_very_answers_that_are_drawn() -> None:
+def test_budget_stops_the_very_answers_that_are_drawn_and_a_cache_answers_once() -> None:
     result = averaging(0.7, 4, 50, 5.0, seed=2)
     assert result.allowed == 7
     counter = NoisyCounter([True] * 3, 5.0 / 4, np.random.default_rng([2, 0]))
     assert result.answers[:7] == pytest.approx([counter.count(bool, 0.7 / 4) for _ in range(7)])
     with pytest.raises(UsageError, match=r"of the budget of 1\.25 is left"):
         counter.count(bool, 0.7 / 4)
-
-
-def test_cache_answers_once_and_a_budget_that_is_too_small_never() -> None:
     cached = averaging(0.7, 1, 50, 5.0, seed=0).cached
     assert cached.shape == (50,)
     assert len(set(cached)) == 1
@@ -130,15 +123,6 @@ def test_every_area_that_is_drawn_is_the_number_that_is_said(epsilon: float, sig
     assert np.interp(epsilon, result.epsilons, result.deltas) == pytest.approx(result.delta, rel=0.02)
 
 
-def test_the_thesis_example_is_one_setting_and_only_the_ratio_counts() -> None:
-    thesis, evidence = loss_figures(), t21_loss_tail()
-    ours, doubled = gaussian_count(LN3, math.sqrt(2), 1.0), gaussian_count(LN3, math.sqrt(8), 2.0)
-    assert (ours.delta, ours.tail) == pytest.approx((thesis.delta, thesis.tail))
-    assert ours.tail == pytest.approx(evidence.measured["tail"])
-    assert (doubled.delta, doubled.tail) == pytest.approx((ours.delta, ours.tail))
-    assert doubled.output[-1] - 1000 == pytest.approx(2 * (ours.output[-1] - 1000))
-
-
 def test_totals_are_the_accountants() -> None:
     result = composed(0.2, 9000, 1e-5, 5.0)
     assert (result.releases[0], result.releases[-1]) == (1, 9000)
@@ -168,22 +152,8 @@ def test_advanced_composition_pays_for_many_small_releases_only() -> None:
     assert composed(1.0, 100, 1e-5, 5.0).advanced_pays_from is None
 
 
-def test_choices_of_both_mechanisms_favour_the_votes_the_more_the_larger_epsilon() -> None:
-    result = compute.choices({"a": 5, "b": 3, "c": 0}, [0.2, 5.0], 4000, seed=0)
-    assert result.exponential.sum(axis=1) == pytest.approx([1, 1])
-    for chances in (result.exponential, result.noisy_max):
-        assert 0.3 < chances[0, 0] < 0.5
-        assert chances[1, 0] > 0.95
-        assert (np.diff(chances) < 0).all()
-    # Scale 2 / epsilon, for a vote that moves from one label to another
-    assert result.exponential[0, 0] / result.exponential[0, 1] == pytest.approx(math.exp(0.2 * (5 - 3) / 2))
-
-
-def test_a_command_names_a_million_releases_with_all_digits() -> None:
+def test_panels_and_figures_drawn_once_say_what_they_show() -> None:
     assert "--epochs 1000000 " in panel_of("01 composition", releases=1_000_000).command.value
-
-
-def test_figures_drawn_once_can_be_read_and_say_what_their_epsilon_is() -> None:
     votes = compute.choices({"a": 5, "b": 3}, [0.2, 1.0], 100, seed=0)
     local = local_and_global([10, 100], [0.2, 1.1])
     for figure in (panels.choices_figure(votes), panels.local_figure(local)):

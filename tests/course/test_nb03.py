@@ -59,22 +59,6 @@ def test_mean_of_what_the_devices_hold_is_what_the_library_releases(
     assert last.mean(0) == pytest.approx(result.released, rel=1e-6, abs=1e-9)
 
 
-@relaxed
-@given(alphas, alphas, st.floats(0.1, 5), st.floats(0.1, 3), st.sampled_from([1, 2, 8, 32]), st.floats(0.1, 20))
-def test_scales_times_s_are_clip_norm_times_s_and_noise_over_s(
-    large: float, small: float, clip_norm: float, z: float, devices: int, s: float
-) -> None:
-    scaled = stages(True, s * large, s * small, clip_norm, z, devices)
-    other = stages(True, large, small, s * clip_norm, z / s, devices)
-    assert scaled.released == pytest.approx(other.released, rel=1e-6)
-    assert scaled.mechanism.noise_multiplier(0) == pytest.approx(other.mechanism.noise_multiplier(0))
-    sound, same = (
-        stages(False, s * large, s * small, clip_norm, z, devices),
-        stages(False, large, small, s * clip_norm, z, devices),
-    )
-    assert sound.released == pytest.approx(same.released, rel=1e-6)
-
-
 def test_every_line_does_what_it_says() -> None:
     result = stages(**STEP, pull=50.0)
     held, alpha = result.points, np.array([1.0, 0.2])
@@ -172,11 +156,8 @@ def test_promises_are_the_judges_and_the_formula_holds(
     assert len(set(result.curves[CLAIMED])) == len(set(result.curves[SOUND])) == 1
 
 
-def test_a_step_without_noise_has_no_account() -> None:
+def test_commands_of_steps_and_decays_are_those_of_their_values(history: GradientHistory, trained: Any) -> None:
     assert "account" not in panel_of("03 stages", z=0.0).command.value
-
-
-def test_command_of_the_decay_panel_trains_with_its_values(history: GradientHistory, trained: Any) -> None:
     panel = panels.decay(history, **DECAY)
     panel.set(decay="linear", as_printed=False)
     assert trained(panel.command.value.splitlines()[1]) == panel.result.config

@@ -59,15 +59,12 @@ def test_bills_are_the_librarys_at_every_epoch(variant: str, decay: str) -> None
     assert result.z_true[5] == pytest.approx(mechanism.noise_multiplier(5))
 
 
-def test_shares_of_the_bill_are_those_of_the_squared_mu() -> None:
+def test_shares_are_those_of_the_squared_mu_and_a_person_with_k_utterances_pays_for_k() -> None:
     result = bill(decay="exponential", tau=0.2)
     assert result.share.sum() == pytest.approx(1)
     first = bill(decay="exponential", tau=0.2, epochs=5).mechanism
     mu = [judge(first, t, 1e-5, False).mu for t in (5, 20)]
     assert result.share[:5].sum() == pytest.approx((mu[0] / mu[1]) ** 2)
-
-
-def test_person_with_k_utterances_pays_for_k_and_the_claim_does_not_notice() -> None:
     one, ten = bill(), bill(utterances=10)
     assert ten.exact[-1] == pytest.approx(gdp_epsilon(10 * one.guarantee.mu, 1e-5))
     assert ten.claimed[-1] == one.claimed[-1]
@@ -108,7 +105,7 @@ def test_area_of_delta_is_delta_and_both_bells_are_whole(mu: float, releases: in
     assert np.interp(result.epsilon, result.epsilons, result.deltas) == pytest.approx(delta, rel=0.1)
 
 
-def test_trade_off_curves_are_ordered_and_the_pair_promises_less_than_the_curve() -> None:
+def test_trade_off_curves_are_ordered_and_the_simulated_attack_reaches_the_bound() -> None:
     result = privacy_loss(0.5, 10, 0.01, 20, 0)
     assert (result.fnr_pair <= result.fnr + 1e-9).all()
     assert (result.fnr <= result.fnr_each + 1e-9).all()
@@ -116,9 +113,6 @@ def test_trade_off_curves_are_ordered_and_the_pair_promises_less_than_the_curve(
     assert (result.fnr[0], result.fnr[-1]) == (1, 0)
     # The pair's lines touch the curve where the loss is epsilon.
     assert (result.fnr - result.fnr_pair).min() == pytest.approx(0, abs=5e-3)
-
-
-def test_simulated_attack_reaches_the_bound_and_does_not_beat_it() -> None:
     results = [privacy_loss(0.4, 10, 1e-5, 500, seed) for seed in range(40)]
     found = np.mean([result.found.value for result in results])
     assert found == pytest.approx(results[0].best_found, abs=0.01)
@@ -199,10 +193,13 @@ def test_setting_of_the_command_gives_the_printed_value(cell: tuple[str, str, st
     assert true == pytest.approx(result.cell.true_log10_epsilon, abs=0.11)
 
 
-def test_three_cells_fell_by_decay_which_no_decay_can_do() -> None:
+def test_three_cells_fell_by_decay_and_commands_of_table_1_search_it() -> None:
     fell = [(row.model, row.corpus) for row, _ in compute.fallen_by_decay()]
     assert fell == [("BERT", "SNIPS"), ("BERT", "NLU-eval"), ("BERT", "Video")]
     assert bill(decay="linear", tau=0.02).claimed[-1] > bill(decay="none").claimed[-1]
+    study, account = panel_of("04 table1").command.value.splitlines()
+    assert report_of(study)["common_epochs"] == [30, 31]
+    assert math.log10(report_of(account)["claimed"]["epsilon"]) == pytest.approx(24.4, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -220,12 +217,6 @@ def test_command_of_the_bill_says_what_is_shown(change: dict[str, Any]) -> None:
     calibration = report_of(lines[-1])["calibration"]  # with a public alpha, where a private one meets no target
     assert calibration["z0"] == pytest.approx(result.z0_needed)
     assert calibration["epochs"] == result.epochs_allowed
-
-
-def test_commands_of_table_1_search_it_and_give_a_setting() -> None:
-    study, account = panel_of("04 table1").command.value.splitlines()
-    assert report_of(study)["common_epochs"] == [30, 31]
-    assert math.log10(report_of(account)["claimed"]["epsilon"]) == pytest.approx(24.4, abs=0.05)
 
 
 def test_tight_accounts_follow_the_panel_and_only_run_on_demand() -> None:

@@ -87,7 +87,7 @@ def test_published_corpora_are_in_the_table_where_they_are_there(real_data: Path
     assert re.search(r"5,871.*5,?0?|atis_flight, 73%", table)
 
 
-def test_every_parameter_is_in_one_layer_of_the_picture_which_loads_nothing_from_elsewhere() -> None:
+def test_every_parameter_is_in_one_layer_of_the_picture_and_bert_has_the_papers_size() -> None:
     corpus = load_corpus("smart-home")
     model = build_model("clc", Labels.of(corpus), seed=0, private=True)
     drawn = compute.architecture("clc", corpus)
@@ -100,9 +100,6 @@ def test_every_parameter_is_in_one_layer_of_the_picture_which_loads_nothing_from
     assert all(name in picture and f"{size:,}" in picture for name, size in sizes.items())
     assert "http" not in picture
     assert "<style" not in picture
-
-
-def test_bert_has_the_paper_s_size_and_most_of_it_is_word_pieces() -> None:
     drawn = compute.architecture("bert", load_corpus("smart-home"))
     assert drawn.parameters == pytest.approx(14.28e6, rel=1e-3)
     assert drawn.encoder[0].parameters == 30_522 * 312

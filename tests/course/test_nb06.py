@@ -45,7 +45,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     return replace(BASE, corpus=str(path), epochs=2, z0=0.01)
 
 
-def test_the_grid_holds_every_run_of_the_plan_after_each_mark(grid: Grid) -> None:
+def test_the_grid_holds_every_run_of_the_plan_each_nearest_to_itself(grid: Grid) -> None:
     planned = {replace(run, epochs=mark) for run in plan() for mark in MARKS if mark <= run.epochs}
     assert len(plan()) == 43
     assert {point.config for point in grid.points} == planned
@@ -55,6 +55,13 @@ def test_the_grid_holds_every_run_of_the_plan_after_each_mark(grid: Grid) -> Non
     unproven = {p.method for p in grid.points if p.guarantee.status == "none"}
     assert unproven == {"sgd", "printed"}
     assert {p.guarantee.status for p in grid.points if p.method not in unproven} == {"void: seed published"}
+    for point in grid.points:
+        if point.config.seed == 0 and point.method != "naive":
+            method = "sound" if point.method == "dp" else point.method
+            config = point.config
+            found = explore(grid, method, point.micro_batch, config.z0, config.decay, config.epochs)
+            assert found.point is point
+            assert found.differs == {}
 
 
 def test_what_the_notebook_s_prose_says_of_the_runs_holds(grid: Grid) -> None:
@@ -127,26 +134,13 @@ def test_settings_become_runs(method: str, micro_batch: int, expected: dict[str,
     assert {name: getattr(config, name) for name in wanted} == wanted
 
 
-def test_every_measured_point_is_nearest_to_itself(grid: Grid) -> None:
-    for point in grid.points:
-        if point.config.seed == 0 and point.method != "naive":
-            method = "sound" if point.method == "dp" else point.method
-            config = point.config
-            found = explore(grid, method, point.micro_batch, config.z0, config.decay, config.epochs)
-            assert found.point is point
-            assert found.differs == {}
-
-
-def test_what_the_nearest_point_has_instead_is_said(grid: Grid) -> None:
+def test_what_the_nearest_point_has_instead_is_said_and_the_cheaper_run_is_as_good(grid: Grid) -> None:
     found = explore(grid, "sound", 4, 0.02, "linear", 7)
     assert found.differs == {"z0": (0.02, 0.03), "decay": ("linear", "none"), "epochs": (7, 8)}
     instead = "(z0 = 0.02: measured 0.03; decay = linear: measured none; epochs = 7: measured 8)"
     assert f"Nearest measured run {instead}" in panels.words.explored(found)
     assert [p.config.epochs for p in found.path] == list(MARKS)
     assert {p.config.epochs for p in found.others} == {8}
-
-
-def test_the_cheaper_run_is_as_good_and_the_cheapest(grid: Grid) -> None:
     found = explore(grid, "printed", 8, 0.01, "none", 8)
     assert found.cheaper is not None
     assert found.cheaper.ser <= found.point.ser
@@ -209,7 +203,7 @@ def test_decays_cost_more_from_the_same_z0_and_the_same_from_their_own(grid: Gri
     assert_readable(panels.decay_figure(curves, grid, 8, DELTA))
 
 
-def test_tuning_is_priced_by_the_library() -> None:
+def test_tuning_is_priced_by_the_library_and_its_command_prints_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     result = tuning(2.0, 4, 7, DELTA)
     assert result.trials[result.chosen] == 7
     assert result.published[result.chosen] == pytest.approx(gdp_epsilon(math.sqrt(7) * math.sqrt(4) / 2.0, DELTA))
@@ -220,9 +214,6 @@ def test_tuning_is_priced_by_the_library() -> None:
     assert result.published[0] == pytest.approx(result.free)
     assert list(result.published) == sorted(result.published)
     assert result.random[0] is None
-
-
-def test_the_tuning_panel_s_command_prints_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     panel = panels.tuning(1.0, 8, 20, DELTA)
     paid, (line, account) = panel.result, panel.command.value.splitlines()
     exec(shlex.split(line)[2], {})

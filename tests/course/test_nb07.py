@@ -122,7 +122,9 @@ def test_threshold_calls_the_share_that_is_asked_for(
     assert result.hits.interval[0] <= result.hits.value <= result.hits.interval[1]
 
 
-def test_thinned_curve_is_made_of_corners_of_the_whole_one_in_their_band(attacks: Mapping[str, Attacked]) -> None:
+def test_curve_lies_in_its_band_and_lines_are_bounds_of_the_guarantee(
+    attacks: Mapping[str, Attacked],
+) -> None:
     result = shown(attacks)
     fpr, tpr, low, high = result.curve
     assert {*zip(fpr, tpr, strict=True)} <= {*zip(result.result.roc.fpr, result.result.roc.tpr, strict=True)}
@@ -130,9 +132,6 @@ def test_thinned_curve_is_made_of_corners_of_the_whole_one_in_their_band(attacks
     assert (tpr <= high).all()
     *_, fewer_low, fewer_high = shown(attacks, people=50).curve
     assert np.max(fewer_high - fewer_low) > 2 * np.max(high - low)
-
-
-def test_lines_are_the_bounds_of_the_guarantee_that_is_told(attacks: Mapping[str, Attacked]) -> None:
     result, rates = shown(attacks), np.array([0.001, 0.01, 0.3])
     held = result.guarantee
     assert held.epsilon_claimed is not None
@@ -142,7 +141,9 @@ def test_lines_are_the_bounds_of_the_guarantee_that_is_told(attacks: Mapping[str
     assert (held.adjacency, held.epochs) == ("REPLACE_ONE", 8)
 
 
-def test_perfect_attack_is_beyond_what_small_epsilons_allow(attacks: Mapping[str, Attacked]) -> None:
+def test_a_perfect_attack_is_beyond_small_epsilons_and_no_noise_promises_nothing(
+    attacks: Mapping[str, Attacked],
+) -> None:
     assert "more than either line allows" in in_words(shown(attacks, "lira-online", z0=50.0))
     for attack, z0, beyond in (
         ("lira-online", 50.0, (True, True)),
@@ -151,6 +152,9 @@ def test_perfect_attack_is_beyond_what_small_epsilons_allow(attacks: Mapping[str
         ("loss", 1.0, (False, False)),
     ):
         assert shown(attacks, attack, z0=z0).beyond == beyond
+    result = shown(attacks, z0=0.0)
+    assert (result.claimed.auc, result.true.auc) == (1, 1)
+    assert "no guarantee" in in_words(result)
 
 
 def test_histograms_hold_everybody_in_the_order_of_their_scores(attacks: Mapping[str, Attacked]) -> None:
@@ -163,12 +167,6 @@ def test_histograms_hold_everybody_in_the_order_of_their_scores(attacks: Mapping
         assert (np.diff(compute.view(attack, scores)) <= 0).all()
 
 
-def test_without_noise_no_line_promises_anything(attacks: Mapping[str, Attacked]) -> None:
-    result = shown(attacks, z0=0.0)
-    assert (result.claimed.auc, result.true.auc) == (1, 1)
-    assert "no guarantee" in in_words(result)
-
-
 def test_guards_find_both_careless_splits(loss: Attacked) -> None:
     found = compute.guard(loss)
     random, ordered, copied = found.values()
@@ -177,7 +175,7 @@ def test_guards_find_both_careless_splits(loss: Attacked) -> None:
     assert [line.split()[-1] for line in panels.guards_table(found).splitlines()[1:]] == ["yes", "no", "no"]
 
 
-def test_canaries_are_the_measured_ones() -> None:
+def test_canaries_are_the_measured_ones_token_by_token() -> None:
     grid = measured().canaries
     result = show_canaries(grid, "edp-sgd", 0.03, 4)
     assert result.chosen is grid["edp-sgd", 0.03][3]
@@ -186,9 +184,6 @@ def test_canaries_are_the_measured_ones() -> None:
     often, never = (show_canaries(grid, "sgd", 0.03, times).chosen for times in (16, 0))
     assert often.exposure > 12 > 4 > never.exposure
     assert often.extracted == 8
-
-
-def test_token_picture_shows_what_each_token_gives_away() -> None:
     result = show_canaries(measured().canaries, "sgd", 0.01, 16)
     heat, trace = panels.draw_tokens(result)["data"][0], result.chosen.trace
     assert heat["z"][-1][-1] == pytest.approx(np.log10(trace[-1].probability / trace[-1].elsewhere))

@@ -37,15 +37,12 @@ def test_step_audit_is_the_librarys_own_for_the_same_seed(noise: StepNoise, sett
     assert ours.epsilon_holds == ours.epsilon_if_alpha_public
 
 
-def test_draws_lie_where_the_real_steps_draws_lie(noise: StepNoise) -> None:
+def test_draws_lie_where_the_real_steps_draws_lie_and_c_only_stretches_them(noise: StepNoise) -> None:
     for settings in (PRINTED, SOUND):
         ours = audit_step(noise, *settings)
         absent, present = draw_statistics(ours.audit.mechanism, settings[-1], key_from_seed(3))
         assert ours.absent == pytest.approx(absent, abs=1e-4 * ours.std)
         assert ours.present == pytest.approx(present, abs=1e-4 * ours.std)
-
-
-def test_histograms_hold_every_draw_and_c_only_stretches_them(noise: StepNoise) -> None:
     one, tenfold = audit_step(noise, *PRINTED), audit_step(noise, True, 10.0, *PRINTED[2:])
     assert [shares.sum() for shares in one.shares] == pytest.approx([1, 1])
     assert tenfold.edges == pytest.approx(10 * one.edges)
@@ -58,16 +55,13 @@ def test_claims_that_hold_are_refuted_in_few_audits_and_the_printed_one_in_all()
     assert {audit_step(n, True, 1.0, 1.0, 8, 1.0, k).audit.verdict for n, k in runs} == {Finding.REFUTED}
 
 
-def test_chances_and_tail_are_those_of_a_coin() -> None:
+def test_chances_are_those_of_a_coin_and_an_epsilon_is_refuted_below_five_percent() -> None:
     result = guess(400, 25, 80, tested=1.0)
     assert (result.made, result.right) == (100, 80)
     tosses = np.random.default_rng(0).binomial(100, result.chance, 200_000)
     assert (tosses >= 80).mean() == pytest.approx(result.tail, abs=0.01)
     assert result.chances[result.counts >= 80].sum() == pytest.approx(result.tail, abs=1e-3)
     assert result.chance == pytest.approx(np.e / (1 + np.e))
-
-
-def test_an_epsilon_is_refuted_where_the_tail_is_below_five_percent_and_delta_does_not_matter() -> None:
     proven = guess(1000, 10, 90, delta=1e-12).bounds
     at_the_bound = guess(1000, 10, 90, tested=proven.distribution_free, delta=1e-12)
     assert at_the_bound.tail == pytest.approx(0.05, abs=1e-4)
@@ -87,16 +81,13 @@ def test_needed_guesses_are_the_fewest_that_refute() -> None:
     assert compute.needed(false_at_one, 5) is None
 
 
-def test_step_command_makes_the_same_audit(noise: StepNoise) -> None:
+def test_commands_make_the_same_audit_and_print_it(noise: StepNoise, capsys: pytest.CaptureFixture[str]) -> None:
     panel = panels.step(noise, True, 1.0, 1.0, 8, 1000)
     panel.set(draws=200, z0=2.5, clip_norm=0.3, num_devices=16, alpha_max=1.5)
     assert report(panel.command.value)["bounds"]["gaussian"] == panel.result.audit.bounds.gaussian
     panel.set(as_printed=False)
     told, audit = report(panel.command.value), panel.result.audit
     assert (told["verdict"], told["epsilon_claimed"]) == (audit.verdict, audit.epsilon_claimed)
-
-
-def test_guess_command_prints_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     panel = panels.guesses()
     python, flag, code = shlex.split(panel.command.value)
     assert (python, flag) == ("python", "-c")

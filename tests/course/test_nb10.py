@@ -69,11 +69,17 @@ def test_labels_are_noised_as_in_a_real_run(sketch: Sketch, monkeypatch: pytest.
     assert (sketch.labels(settings, draw=1) != sketch.labels(settings)).any()
 
 
-def test_phase_one_shows_the_statistics_and_guarantee_of_a_real_run(sketch: Sketch) -> None:
+def test_phase_one_is_that_of_a_real_run_and_promises_nothing_without_noise(sketch: Sketch) -> None:
     record = run_three_phase(replace(THESIS, phases=(1,)), sketch.images)
     result = noise_images(sketch, THESIS)
     assert result.pixels == record.pixels["train"]
     assert result.guarantee == record.image_guarantee
+    silent = replace(THESIS, sigma=0.0)
+    noised = noise_images(sketch, silent)
+    text = panels.words.pixels(noised)
+    assert "no guarantee" in text
+    assert not re.search("ε =|inf", re.sub("<[^>]+>", "", text).split("statistics")[0])
+    assert "Image: no guarantee" in panels.words.architecture(noised, spend_labels(sketch, silent))
 
 
 def test_linear_model_is_scikit_learns_ridge(sketch: Sketch) -> None:
@@ -87,12 +93,18 @@ def test_linear_model_is_scikit_learns_ridge(sketch: Sketch) -> None:
     assert (compute.predict_linear(ours, x) == (features @ peer.coef_.T).argmax(axis=1)).all()
 
 
-def test_votes_of_many_are_better_than_one_of_them_alone(sketch: Sketch) -> None:
+def test_many_instructors_are_better_than_one_and_without_an_answer_there_is_an_understudy(sketch: Sketch) -> None:
     ballot = take_vote(sketch, replace(THESIS, sigma=0.0, instructors=100))
     assert ballot.alone < 0.6 < 0.8 < ballot.right_without_noise
+    bill = spend_labels(sketch, replace(CLEAR, instructors=100))
+    assert bill.accuracy[-1] > 0.8
+    assert bill.accuracy[-1] > bill.accuracy[0] + 0.3
+    bill = spend_labels(sketch, replace(THESIS, vote="confident", vote_epsilon=100.0, labels=1))
+    assert bill.spent == 1
+    assert 0 <= bill.accuracy[0] <= 1
 
 
-def test_phase_one_has_the_ledgers_epsilon(sketch: Sketch) -> None:
+def test_phase_one_has_the_ledgers_epsilon_and_copies_leave_their_share_of_the_noise(sketch: Sketch) -> None:
     result, ledger = noise_images(sketch, THESIS), t1_pixel_noise().measured
     assert result.mnist.epsilon == pytest.approx(ledger["epsilon"])
     assert result.sensitivity_needed == pytest.approx(ledger["sensitivity_needed"])
@@ -101,27 +113,24 @@ def test_phase_one_has_the_ledgers_epsilon(sketch: Sketch) -> None:
     assert result.resized.epsilon == image_guarantee((3, 256, 256), 0.6, 1e-5).epsilon
     at = compute.SIGMAS.index(1.0)
     assert result.curves["28 x 28 pixels, MNIST"][at] == image_guarantee((1, 28, 28), 1.0, 1e-5).epsilon
-
-
-def test_averaging_copies_leaves_their_share_of_the_noise(sketch: Sketch) -> None:
     result = noise_images(sketch, THESIS)
     clean, noised, averaged = result.shown
     assert result.copies == 3 * 256 * 256 / 64
     assert (averaged - clean) * math.sqrt(result.copies) == pytest.approx(noised - clean, abs=1e-4)
 
 
-def test_words_without_noise_promise_nothing(sketch: Sketch) -> None:
-    silent = replace(THESIS, sigma=0.0)
-    noised = noise_images(sketch, silent)
-    text = panels.words.pixels(noised)
-    assert "no guarantee" in text
-    assert not re.search("ε =|inf", re.sub("<[^>]+>", "", text).split("statistics")[0])
-    assert "Image: no guarantee" in panels.words.architecture(noised, spend_labels(sketch, silent))
-
-
-def test_unanimous_label_survives_as_the_ledger_says(sketch: Sketch) -> None:
+def test_unanimous_label_survives_and_a_confident_vote_answers_as_often_as_said(sketch: Sketch) -> None:
     ledger = t13_noisy_votes().measured["right_at_scale_2_over_epsilon"]
     assert take_vote(sketch, THESIS).unanimous == pytest.approx(ledger, abs=1e-6)
+    ballot = take_vote(sketch, THESIS)
+    bars = panels.draw_survival(ballot)["data"][-1]
+    strongest = sketch.counts(THESIS).max(axis=1)
+    assert dict(zip(bars["x"], bars["y"], strict=True)) == {k: int((strongest == k).sum()) for k in range(11)}
+    settings = replace(CLEAR, vote="confident", vote_epsilon=2.0)
+    chances = [take_vote(sketch, settings, image).answer for image in range(0, sketch.public, 5)]
+    answered = [take_vote(sketch, settings, draw=draw).answered for draw in range(10)]
+    assert np.mean(answered) / sketch.public == pytest.approx(np.mean(chances), abs=0.05)
+    assert take_vote(sketch, replace(settings, vote="gaussian")).answer == 1
 
 
 @pytest.mark.parametrize("vote", ["laplace", "gaussian", "confident"])
@@ -141,14 +150,6 @@ def test_noise_that_is_shown_is_that_of_the_vote(sketch: Sketch, vote: str, spre
     noise = np.array([result.noisy - result.counts for result in results])
     assert noise.std() == pytest.approx(spread * settings.aggregator().noise, rel=0.1)
     assert len({result.noisy[0] for result in results}) == len(results)
-
-
-def test_confident_vote_answers_as_often_as_it_says(sketch: Sketch) -> None:
-    settings = replace(CLEAR, vote="confident", vote_epsilon=2.0)
-    chances = [take_vote(sketch, settings, image).answer for image in range(0, sketch.public, 5)]
-    answered = [take_vote(sketch, settings, draw=draw).answered for draw in range(10)]
-    assert np.mean(answered) / sketch.public == pytest.approx(np.mean(chances), abs=0.05)
-    assert take_vote(sketch, replace(settings, vote="gaussian")).answer == 1
 
 
 def test_parts_cost_what_the_ledger_says_and_more_parts_cost_more() -> None:
@@ -173,32 +174,17 @@ def test_labels_cost_their_composed_epsilon_whatever_the_pixels(sketch: Sketch) 
     assert clear.accuracy[clear.here] > noised.accuracy[noised.here] + 0.1
 
 
-def test_data_dependent_epsilon_is_lower_where_voters_agree_and_never_released(sketch: Sketch) -> None:
-    bill = spend_labels(sketch, replace(CLEAR, vote_epsilon=1.0))
-    assert bill.account.data_dependent_epsilon < bill.account.epsilon
-    words = panels.words.labels(bill)
-    assert f"{bill.account.data_dependent_epsilon:.4g} would do" in words
-    assert "not releasable" in words
-
-
-def test_share_of_true_labels_is_that_of_the_labels_drawn(sketch: Sketch) -> None:
+def test_true_labels_are_those_drawn_and_agreement_lowers_an_epsilon_that_is_never_released(sketch: Sketch) -> None:
     settings = replace(CLEAR, labels=100)
     bill, truth = spend_labels(sketch, settings), sketch.images.test_labels[:100]
     drawn = [(sketch.labels(settings, draw)[:100] == truth).mean() for draw in range(compute.DRAWS)]
     assert bill.right[bill.here] == pytest.approx(np.mean(drawn))
     assert bill.low[bill.here] < bill.accuracy[bill.here] < bill.high[bill.here]
-
-
-def test_understudy_of_many_instructors_learns_through_the_noise(sketch: Sketch) -> None:
-    bill = spend_labels(sketch, replace(CLEAR, instructors=100))
-    assert bill.accuracy[-1] > 0.8
-    assert bill.accuracy[-1] > bill.accuracy[0] + 0.3
-
-
-def test_without_any_answer_there_is_an_understudy_all_the_same(sketch: Sketch) -> None:
-    bill = spend_labels(sketch, replace(THESIS, vote="confident", vote_epsilon=100.0, labels=1))
-    assert bill.spent == 1
-    assert 0 <= bill.accuracy[0] <= 1
+    bill = spend_labels(sketch, replace(CLEAR, vote_epsilon=1.0))
+    assert bill.account.data_dependent_epsilon < bill.account.epsilon
+    words = panels.words.labels(bill)
+    assert f"{bill.account.data_dependent_epsilon:.4g} would do" in words
+    assert "not releasable" in words
 
 
 @pytest.mark.parametrize(
@@ -221,13 +207,6 @@ def test_command_for_parts_gives_the_epsilon_of_one_of_them() -> None:
     assert result.exit_code == 0, result.output
     found = {f"{float(number):.4g}" for number in re.findall(r"\d+\.\d+", result.output)}
     assert f"{partition.cost.each:.4g}" in found
-
-
-def test_histogram_of_votes_counts_every_public_image(sketch: Sketch) -> None:
-    ballot = take_vote(sketch, THESIS)
-    bars = panels.draw_survival(ballot)["data"][-1]
-    strongest = sketch.counts(THESIS).max(axis=1)
-    assert dict(zip(bars["x"], bars["y"], strict=True)) == {k: int((strongest == k).sum()) for k in range(11)}
 
 
 def test_a_run_is_paid_for_and_stopped_nothing_is(sketch: Sketch) -> None:

@@ -81,7 +81,9 @@ def test_a_filter_and_a_row_are_set_together_whatever_was_before(rows: panels.Le
         rows.set(row="T9")
 
 
-def test_the_selected_claim_is_shown_with_all_that_its_verdict_rests_on(rows: panels.Ledger) -> None:
+def test_the_selected_claim_is_shown_with_all_that_its_verdict_rests_on(
+    rows: panels.Ledger,
+) -> None:
     for name in registry():
         rows.controls["row"].source.value = name
         entry = rows.result.selected
@@ -89,9 +91,6 @@ def test_the_selected_claim_is_shown_with_all_that_its_verdict_rests_on(rows: pa
             assert text in rows.words.value
         assert rows.words.value.count("<tr>") == len(entry.measured)
     rows.check()
-
-
-def test_the_command_prints_what_is_shown(rows: panels.Ledger) -> None:
     rows.set(document="thesis", verdict="does not hold", row="T12")
     one, several = (shlex.split(line)[1:] for line in rows.command.value.splitlines())
     said = CliRunner().invoke(app, one).stdout
@@ -152,13 +151,10 @@ def test_stop_ends_it_at_the_next_network(rows: panels.Ledger, monkeypatch: pyte
     again.check()
 
 
-def test_the_papers_settings_have_the_verdicts_of_the_ledger() -> None:
+def test_the_papers_settings_have_the_ledgers_verdicts_and_four_claims_hold_with_others() -> None:
     committed = {entry.id: entry.verdict for entry in FOUND.entries}
     for name, evidence in compute.turn(**PAPER).evidence.items():
         assert evidence.verdict == committed[name]
-
-
-def test_four_claims_hold_with_one_gpu_one_utterance_and_a_small_delta() -> None:
     turned = compute.turn(**OTHERS)
     assert {evidence.verdict for evidence in turned.evidence.values()} == {Verdict.HOLDS}
     assert turned.beyond["P22"] == 1

@@ -67,13 +67,22 @@ def command(result: float, **values: Any) -> str:
     return f"# {result} of {values}"
 
 
-def test_starts_with_the_values_given_if_they_make_sense() -> None:
+def test_starts_with_the_values_given_draws_once_when_set_and_goes_back() -> None:
     panel = make(x=2.5, kind="minus")
     assert panel.values == {"x": 2.5, "n": 3, "kind": "minus"}
     assert (panel.result, panel.words.value, panel.figures[0].layout.title.text) == (-7.5, "<p>-7.5</p>", "-7.5")
     assert panel.command.value == "# -7.5 of {'x': 2.5, 'n': 3, 'kind': 'minus'}"
     with pytest.raises(UsageError, match="x is negative"):
         make(x=-1.0)
+    panel = make()
+    before = draw.calls
+    panel.set(x=2.0, n=4, kind="minus")
+    assert (panel.result, draw.calls - before) == (-8, 1)
+    panel.reset()
+    assert panel.values == {"x": 1.0, "n": 3, "kind": "plus"}
+    assert panel.result == 3
+    with pytest.raises(UsageError, match="no control 'z'; it has x, n, kind"):
+        panel.set(z=1)
 
 
 def test_slider_and_box_follow_each_other_and_the_box_takes_what_lies_between_and_beyond_the_stops() -> None:
@@ -117,18 +126,6 @@ def test_command_box_grows_until_the_whole_command_is_seen_and_never_shrinks() -
     assert box.rows == 1 + 4
     box.value = "edp-lab attack lira"
     assert box.rows == 5
-
-
-def test_set_draws_once_and_reset_goes_back() -> None:
-    panel = make()
-    before = draw.calls
-    panel.set(x=2.0, n=4, kind="minus")
-    assert (panel.result, draw.calls - before) == (-8, 1)
-    panel.reset()
-    assert panel.values == {"x": 1.0, "n": 3, "kind": "plus"}
-    assert panel.result == 3
-    with pytest.raises(UsageError, match="no control 'z'; it has x, n, kind"):
-        panel.set(z=1)
 
 
 def test_bad_input_is_one_sentence_until_it_is_mended_and_a_fault_is_shown_kept_and_raised_by_check() -> None:

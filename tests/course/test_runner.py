@@ -107,15 +107,12 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> NotebookRun:
     return run_notebook(notebook, folder / "out", {"clip_norm": 2.5})
 
 
-def test_good_notebook_passes_with_its_parameters_in_this_interpreter(good: NotebookRun) -> None:
+def test_good_notebook_passes_and_its_copy_has_outputs_but_no_widget_state_and_no_path(good: NotebookRun) -> None:
     assert good.error is None
     assert good.title == "A title"
     assert good.seconds > 0
     last = nbformat.read(good.executed, as_version=4).cells[-1]
     assert last.outputs[0].text.split() == [sys.executable, "2.5"]
-
-
-def test_executed_copy_has_outputs_but_no_widget_state_and_no_path(good: NotebookRun) -> None:
     text = good.executed.read_text()
     assert "widget-view" not in text
     assert "widgets" not in json.loads(text)["metadata"]
@@ -128,7 +125,7 @@ def test_executed_copy_has_outputs_but_no_widget_state_and_no_path(good: Noteboo
     ]
 
 
-def test_page_shows_widgets_as_they_stand_at_the_end(good: NotebookRun) -> None:
+def test_page_shows_widgets_as_they_stand_at_the_end_and_loads_nothing_from_elsewhere(good: NotebookRun) -> None:
     page = good.html.read_text()
     figure = next(
         output.data["application/vnd.plotly.v1+json"]
@@ -142,9 +139,6 @@ def test_page_shows_widgets_as_they_stand_at_the_end(good: NotebookRun) -> None:
     assert "said in a widget" in page
     assert "C <b>7.0</b>" in page
     assert "Plotly.newPlot" in page
-
-
-def test_page_loads_nothing_from_elsewhere_and_shows_formulas(good: NotebookRun) -> None:
     page = good.html.read_text()
     loads = re.findall(r"(?:<script[^>]*src|<link[^>]*href|<img[^>]*src|<iframe[^>]*src)=[\"']([^\"']+)", page)
     assert loads == ["plotly.min.js"]
@@ -174,15 +168,12 @@ def test_error_fails_the_run_wherever_it_hides(name: str, tmp_path: Path) -> Non
     assert "never\n" not in run.executed.read_text()
 
 
-def test_error_is_counted_in_the_source_notebook_despite_injected_parameters(tmp_path: Path) -> None:
-    run = run_notebook(write(tmp_path / "a.ipynb", "1 / 0"), tmp_path / "out", {"mode": "full"})
-    assert run.error == "a.ipynb, cell 3 ('1 / 0'): ZeroDivisionError: division by zero"
-
-
-def test_error_that_comes_while_a_later_cell_runs_fails_the_run(tmp_path: Path) -> None:
+def test_error_of_a_later_moment_fails_the_run_and_is_counted_in_the_source_notebook(tmp_path: Path) -> None:
     run = run_notebook(write(tmp_path / "a.ipynb", LATE, "time.sleep(2)"), tmp_path / "out")
     assert run.error is not None
     assert "ZeroDivisionError" in run.error
+    run = run_notebook(write(tmp_path / "a.ipynb", "1 / 0"), tmp_path / "out", {"mode": "full"})
+    assert run.error == "a.ipynb, cell 3 ('1 / 0'): ZeroDivisionError: division by zero"
 
 
 @pytest.mark.parametrize(

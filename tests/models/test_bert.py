@@ -25,10 +25,6 @@ VOCABULARY = [*SPECIAL, "a", "b", "c", "##a", "##b", "##c", "turn", "on", "light
 TINY = BertSize(layers=2, heads=2, hidden=8, intermediate=16, positions=24)
 LABELS = Labels(("off", "on"), ("O", "B-room", "I-room"))
 CLS, SEP, UNK = (VOCABULARY.index(p) for p in ("[CLS]", "[SEP]", "[UNK]"))
-UTTERANCES = [
-    Utterance(tuple(t.split()), tuple("O" if k % 2 else "B-room" for k in range(len(t.split()))), "on")
-    for t in ("turn on lights", "x", "abcabc turn a b c turn lights !", "on on", "light a bbbb")
-]
 
 words = st.text("abcxq!", min_size=1, max_size=12) | st.sampled_from(
     ["turn", "Lights", "\u200b", "\x00", "naïve", "北京"]

@@ -363,22 +363,6 @@ def test_blocks_of_two_row_counts_are_not_confused():
         assert set(places.tolist()) - {sum(counts)} == set(range(sum(counts)))
 
 
-@settings(deadline=None)
-@given(cuts(), st.integers(1, 40), st.integers(1, 40), st.booleans(), st.integers(0, 2**32))
-def test_squared_norms_of_products_equal_the_explicit_product(parts, inputs, outputs, single, seed):
-    """Few rows and many numbers: by Gram matrices; many rows: by the product; bias and weight, empty micro-batches."""
-    cut, rows, counts = parts
-    generator = torch.Generator().manual_seed(seed)
-    dtype = torch.float32 if single else torch.float64
-    d, x = (torch.randn(sum(counts), n, dtype=dtype, generator=generator) for n in (outputs, inputs))
-    found = LinearUse((NO_GRADIENT, NO_GRADIENT), x, d, rows).squared_norms(cut)
-    for m, own in enumerate(cut.slices(rows)):
-        own_d, own_x = d[own].double(), x[own].double()
-        tolerance = {"rtol": 1e-5 if single else 1e-11, "atol": 1e-3 if single else 1e-9}
-        torch.testing.assert_close(found[0][m], (own_d.T @ own_x).square().sum(), **tolerance)
-        torch.testing.assert_close(found[1][m], own_d.sum(0).square().sum(), **tolerance)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gram_matrices_are_the_same_by_the_compiled_loop_and_by_a_product(dtype):
     """The loop for a CPU reads rows where they lie, of one of several parts; a GPU gathers them."""
@@ -406,29 +390,6 @@ def test_a_biass_norm_keeps_what_is_left_where_rows_cancel(dtype):
     d[2, 0] = 8
     use = LinearUse((NO_GRADIENT, NO_GRADIENT), torch.ones(3, 100, dtype=dtype), d, torch.tensor([3]))
     assert float(use.squared_norms(MicroBatches([1], CPU))[1][0]) == 64
-
-
-@settings(deadline=None)
-@given(cuts(), st.integers(1, 5), st.sampled_from([(), (1,), (3,)]), st.integers(0, 2**32))
-def test_lookups_of_repeated_ids_equal_the_explicit_table(parts, height, shape, seed):
-    cut, rows, counts = parts
-    if not sum(counts):
-        return
-    generator = torch.Generator().manual_seed(seed)
-    table = torch.zeros(height, 2, dtype=torch.float64)
-    ids = torch.randint(height, (sum(counts), *shape), generator=generator)
-    d = torch.randn(sum(counts), *shape, 2, dtype=torch.float64, generator=generator)
-    use = LookupUse((table,), ids, d, rows)
-    expected = torch.zeros(len(counts), height, 2, dtype=torch.float64)
-    for row, m in enumerate(cut.numbers(rows).tolist()):
-        expected[m].index_add_(0, ids[row].flatten(), d[row].reshape(-1, 2))
-    torch.testing.assert_close(use.squared_norms(cut)[0], expected.square().sum((1, 2)), rtol=1e-12, atol=1e-12)
-    factors = torch.rand(len(counts), dtype=torch.float64, generator=generator)
-    for weight in (factors, None):
-        out = torch.zeros_like(table)
-        use.add_sum(lambda _, out=out: out, cut, weight)
-        whole = expected if weight is None else expected * weight[:, None, None]
-        torch.testing.assert_close(out, whole.sum(0), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["linear", "layer_norm", "convolution"])

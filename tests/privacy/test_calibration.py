@@ -162,7 +162,7 @@ def test_known_values():
     assert affordable_epochs(Mechanism.sound(1.0, 10.001, 8, 8), budget) == 100
 
 
-def test_the_ends_of_the_scale():
+def test_the_ends_of_the_scale_and_no_noise_at_all():
     quiet, loud = Mechanism.sound(1.0, 1e-3, 8, 8, "linear", 0.1), Mechanism.sound(1.0, 1e8, 8, 8, "linear", 0.0)
     budget = Budget(1.0, DELTA)
     assert affordable_epochs(quiet, budget) == 0
@@ -173,6 +173,10 @@ def test_the_ends_of_the_scale():
     check_epochs(fading, budget)
     with pytest.raises(UsageError, match="no z0"):
         calibrate_z0(replace(fading, tau=300.0), 5, budget)
+    mechanism = Mechanism.sound(1.0, 0.0, 8, 8)
+    with pytest.raises(NoGuarantee, match="z0 is 0"):
+        affordable_epochs(mechanism, Budget(8.0, DELTA))
+    check_z0(mechanism, 5, Budget(8.0, DELTA))
 
 
 def test_a_budget_that_float32_could_not_carry_is_not_spent():
@@ -201,13 +205,6 @@ def test_what_has_no_guarantee_has_no_answer(mechanism, adjacency, reason):
     ):
         with pytest.raises(NoGuarantee, match=reason):
             ask()
-
-
-def test_without_noise_there_are_no_affordable_epochs_but_a_z0():
-    mechanism = Mechanism.sound(1.0, 0.0, 8, 8)
-    with pytest.raises(NoGuarantee, match="z0 is 0"):
-        affordable_epochs(mechanism, Budget(8.0, DELTA))
-    check_z0(mechanism, 5, Budget(8.0, DELTA))
 
 
 SOUND = Mechanism.sound(1.0, 1.0, 8, 8)

@@ -39,7 +39,7 @@ def worst_case_delta(epsilon: float, releases: int, target: float) -> float:
     return float(chance @ -np.expm1(np.minimum(target - loss, 0)))
 
 
-def test_the_queries_of_the_thesis_add_up():
+def test_the_queries_of_the_thesis_add_up_and_nothing_and_no_guarantee_too():
     """9000 labels, each 0.2-DP, are not 0.2-DP. The thesis prints epsilon inside the root (eq 2.17), where the bound
     would not shrink in proportion."""
     assert basic_composition([(0.2, 0.0)] * 9000) == pytest.approx((1800, 0), rel=1e-12)
@@ -49,6 +49,12 @@ def test_the_queries_of_the_thesis_add_up():
     assert advanced.epsilon == pytest.approx(0.2 * math.sqrt(18000 * math.log(1e5)) + 1800 * (math.exp(0.2) - 1))
     assert advanced.epsilon == pytest.approx(489.6, abs=0.1)
     assert best_composition(0.2, 0.0, 9000, 1e-5) == advanced
+    assert basic_composition([]) == parallel_composition([]) == (0, 0)
+    assert basic_composition([(1, 0.7), (1, 0.7)]) == (2, 1)
+    assert basic_composition(iter([(math.inf, 0), (1, 0)])).epsilon == math.inf
+    assert advanced_composition(800.0, 0.5, 3, 0.1) == (math.inf, 1)
+    assert best_composition(800.0, 0.5, 3, 0.1) == (2400, 1)
+    assert EpsilonDelta(1.0) == (1, 0)
 
 
 @settings(deadline=None)
@@ -61,15 +67,6 @@ def test_basic_composition_adds_and_parallel_takes_the_maximum(guarantees, rando
     assert basic_composition(shuffled) == total
     assert parallel_composition(shuffled) == most
     assert most.epsilon <= total.epsilon * (1 + 1e-12)
-
-
-def test_composition_of_nothing_and_of_no_guarantee():
-    assert basic_composition([]) == parallel_composition([]) == (0, 0)
-    assert basic_composition([(1, 0.7), (1, 0.7)]) == (2, 1)
-    assert basic_composition(iter([(math.inf, 0), (1, 0)])).epsilon == math.inf
-    assert advanced_composition(800.0, 0.5, 3, 0.1) == (math.inf, 1)
-    assert best_composition(800.0, 0.5, 3, 0.1) == (2400, 1)
-    assert EpsilonDelta(1.0) == (1, 0)
 
 
 @settings(deadline=None)
@@ -245,47 +242,36 @@ def test_for_many_trials_it_is_far_below_publishing_them_all(z, mean, eta):
     assert 1.9 * single < best_of_random(quiet, mean, DELTA) < 3.4 * single
 
 
+NAN, INF = math.nan, math.inf
+
+
 @pytest.mark.parametrize(
-    ("sentence", "call"),
+    ("sentence", "bad", "call"),
     [
-        *(
-            ("number of trials", lambda trials=trials: composed(DISJOINT, trials, DELTA))
-            for trials in (0, -1, 1.5, math.nan, math.inf, 10**30)
+        ("number of trials", (0, -1, 1.5, NAN, INF, 10**30), lambda trials: composed(DISJOINT, trials, DELTA)),
+        ("mean number of trials", (1.0, -3.0, NAN, INF, 1e7), lambda mean: best_of_random(DISJOINT, mean, DELTA)),
+        ("eta", (-1.0, -2.0, NAN, INF), lambda eta: best_of_random(DISJOINT, 10.0, DELTA, eta)),
+        (
+            "no shape",
+            ((1e6, -0.9999), (1 + 1e-15, 1.0), (1.5, 1e300)),
+            lambda m: best_of_random(DISJOINT, m[0], DELTA, m[1]),
         ),
-        *(
-            ("mean number of trials", lambda mean=mean: best_of_random(DISJOINT, mean, DELTA))
-            for mean in (1.0, 0.5, -3.0, math.nan, math.inf, 1e7)
-        ),
-        *(
-            ("eta", lambda eta=eta: best_of_random(DISJOINT, 10.0, DELTA, eta))
-            for eta in (-1.0, -2.0, math.nan, math.inf)
-        ),
-        *(
-            ("no shape", lambda shape=shape: best_of_random(DISJOINT, shape[0], DELTA, shape[1]))
-            for shape in ((1e6, -0.9999), (1 + 1e-15, 1.0), (1.5, 1e300))
-        ),
-        *(
-            ("delta", lambda delta=delta, call=call: call(DISJOINT, 2, delta))
-            for delta in (0.0, 1.0, math.nan)
-            for call in (composed, best_of_random)
-        ),
-        ("epsilon is -0.1:", lambda: basic_composition([(1, 0), (-0.1, 0)])),
-        ("epsilon is nan:", lambda: parallel_composition([(math.nan, 0)])),
-        ("delta is 1.1:", lambda: basic_composition([(1, 1.1)])),
-        ("delta is nan:", lambda: amplify_by_subsampling(1, math.nan, 0.5)),
-        ("epsilon is -1:", lambda: amplify_by_subsampling(-1, 0, 0.5)),
-        ("sampling rate is 0:", lambda: amplify_by_subsampling(1, 0, 0)),
-        ("sampling rate is 1.5:", lambda: amplify_by_subsampling(1, 0, 1.5)),
-        ("sampling rate is nan:", lambda: amplify_by_subsampling(1, 0, math.nan)),
-        ("slack is 0:", lambda: advanced_composition(1, 0, 5, 0)),
-        ("slack is 1:", lambda: best_composition(1, 0, 5, 1)),
-        ("number of releases is 0:", lambda: advanced_composition(1, 0, 0, 0.1)),
-        ("number of releases is 2.5:", lambda: best_composition(1, 0, 2.5, 0.1)),
-        ("epsilon is -1:", lambda: advanced_composition(-1, 0, 2, 0.1)),
-        ("mu is 0:", lambda: gaussian_loss_tail(1, 0)),
-        ("mu is nan:", lambda: gaussian_loss_density(1, math.nan)),
+        ("delta", (0.0, 1.0, NAN), lambda delta: composed(DISJOINT, 2, delta)),
+        ("delta", (0.0, 1.0, NAN), lambda delta: best_of_random(DISJOINT, 2, delta)),
+        ("epsilon is", (-0.1, NAN), lambda epsilon: basic_composition([(1, 0), (epsilon, 0)])),
+        ("epsilon is", (-0.1, NAN), lambda epsilon: parallel_composition([(epsilon, 0)])),
+        ("epsilon is", (-1,), lambda epsilon: advanced_composition(epsilon, 0, 2, 0.1)),
+        ("epsilon is", (-1,), lambda epsilon: amplify_by_subsampling(epsilon, 0, 0.5)),
+        ("delta is", (1.1, NAN), lambda delta: basic_composition([(1, delta)])),
+        ("delta is", (1.1, NAN), lambda delta: amplify_by_subsampling(1, delta, 0.5)),
+        ("sampling rate is", (0, 1.5, NAN), lambda rate: amplify_by_subsampling(1, 0, rate)),
+        ("slack is", (0, 1), lambda slack: best_composition(1, 0, 5, slack)),
+        ("number of releases is", (0, 2.5), lambda releases: best_composition(1, 0, releases, 0.1)),
+        ("mu is", (0, NAN), lambda mu: gaussian_loss_tail(1, mu)),
+        ("mu is", (0, NAN), lambda mu: gaussian_loss_density(1, mu)),
     ],
 )
-def test_bad_input_is_named(sentence, call):
-    with pytest.raises(UsageError, match=sentence):
-        call()
+def test_bad_input_is_named(sentence, bad, call):
+    for value in bad:
+        with pytest.raises(UsageError, match=sentence):
+            call(value)

@@ -193,14 +193,11 @@ def test_the_exponential_mechanism_keeps_epsilon_and_at_half_the_noise_for_monot
     assert np.all(np.abs(np.log(p) - np.log(q)) <= epsilon * (1 + 1e-9) + 1e-12)
 
 
-def test_the_epsilon_of_the_exponential_mechanism_is_tight_and_monotone_is_a_real_condition():
+def test_the_exponential_mechanism_is_tight_and_takes_extreme_scores(rng):
     up, down = np.array([0.0, 30.0]), np.array([1.0, 29.0])
     for monotone, loss in ((False, 1.0), (True, 2.0)):
         p, q = (exponential_probabilities(scores, 1.0, 1.0, monotone) for scores in (up, down))
         assert math.log(q[0] / p[0]) == pytest.approx(loss, rel=1e-6)
-
-
-def test_extreme_scores_and_a_single_candidate(rng):
     assert exponential_probabilities([5.0], 1.0, 1.0) == [1.0]
     assert exponential_probabilities([1e300, -1e300, 1e300], 1e-3, 1.0).tolist() == [0.5, 0, 0.5]
     two = exponential_probabilities([[0, 2], [2, 0]], 1.0, 1.0)[0]
@@ -254,14 +251,11 @@ def test_noisy_max_keeps_epsilon_for_counts(noise, before, after, scale):
     assert loss <= 1 + 2e-3 if len(before) == 3 else loss > 1.7
 
 
-def test_counts_carry_laplace_noise_of_their_epsilon(rng):
+def test_counts_carry_laplace_noise_each_record_counts_once_and_a_failing_predicate_is_billed(rng):
     counter = NoisyCounter([25, 47, 11, 30, 62], 2500.0, rng)
     noisy = [counter.count(lambda age: age < 31, 0.5) for _ in range(5000)]
     assert stats.kstest(noisy, stats.laplace(loc=3, scale=2).cdf).pvalue > 1e-3
     assert (counter.spent, counter.remaining) == (2500, 0)
-
-
-def test_records_are_those_of_the_start_each_counted_once_and_a_failing_predicate_is_billed(rng):
     records = ["a", "", "b"]
     counter = NoisyCounter(records, 1e6, rng)
     records.append("c")
@@ -365,17 +359,14 @@ def test_numbers_that_must_be_positive(name, call, bad, rng):
         ),
         ("number of categories is 1:", lambda rng: truth_probability(1.0, 1)),
         ("number of categories is 2.5:", lambda rng: response_epsilon(0.5, 2.5)),
-        ("probability of truth is 1.1:", lambda rng: response_epsilon(1.1)),
         ("probability of truth is nan:", lambda rng: response_epsilon(math.nan)),
         ("answers must be whole numbers from 0 to 1", lambda rng: randomised_response([0, 2], 1.0, rng)),
-        ("answers must be whole numbers", lambda rng: randomised_response([-1], 1.0, rng)),
         ("answers must be whole numbers", lambda rng: randomised_response([0.0], 1.0, rng)),
         ("answers must be whole numbers", lambda rng: estimate_frequencies([0, 3], 1.0, 3)),
         ("no responses", lambda rng: estimate_frequencies([], 1.0)),
         ("values contain NaN", lambda rng: laplace_release([1.0, math.nan], 1, 1, rng)),
         ("values contain NaN", lambda rng: gaussian_release(math.inf, 1, rng)),
         ("scores contain NaN", lambda rng: exponential_probabilities([math.nan], 1, 1)),
-        ("no scores", lambda rng: report_noisy_max([], 1, 1, rng)),
         ("no scores", lambda rng: report_noisy_max(3.0, 1, 1, rng)),
         ("unknown noise 'gaussian': choose one of laplace", lambda rng: report_noisy_max([1], 1, 1, rng, "gaussian")),
         ("noise scale, sensitivity / epsilon, is 0.0", lambda rng: laplace_release([1], 1e-300, 1e300, rng)),
@@ -426,16 +417,13 @@ def test_levels_get_broader_until_nothing_is_left():
     assert shown(SEX, "f") == ["f", "*"]
 
 
-def test_two_of_each_by_the_least_generalisation():
+def test_two_of_each_by_the_least_generalisation_which_suppression_saves():
     """42*, ten years, sex: classes {1, 2}, {3, 4}, {5, 6}; no single step less does it."""
     release = anonymise(TABLE, COLUMNS, 2, most_suppressed=0)
     assert release.levels == (1, 1, 0)
     assert release.anonymity == 2
     assert release.rows[[0, 2, 4]].tolist() == [["42*", "30-39", "f"], ["42*", "30-39", "m"], ["51*", "60-69", "f"]]
     assert not release.suppressed.any()
-
-
-def test_suppression_saves_generalisation_and_its_records_hide_among_k_too():
     odd = np.array([["420", "30", "f"]] * 3 + [["511", "61", "m"]])
     assert anonymise(odd, COLUMNS, 3, most_suppressed=0).rows.tolist() == [["*", "*", "*"]] * 4
     # One starred record would be alone among three others: it takes their whole class with it, or nothing is starred.
@@ -463,7 +451,7 @@ def test_every_release_is_k_anonymous_and_says_nothing_untrue(rows, k, most):
     assert linkage.identified.any() == (k == 1 and (linkage.people_per_row == 1).any())
 
 
-def test_the_roll_identifies_patients_in_the_plain_table_and_none_among_two():
+def test_the_roll_identifies_patients_in_the_plain_table_none_among_two_and_a_starred_row_anybody():
     plain = link(anonymise(TABLE, COLUMNS, 1), ROLL, SECRETS)
     assert plain.identified.all()
     assert plain.rows_per_person.tolist() == [1] * 6 + [0] * 3
@@ -474,9 +462,6 @@ def test_the_roll_identifies_patients_in_the_plain_table_and_none_among_two():
     assert not linked.identified.any()
     within = link(anonymise(TABLE, COLUMNS, 2, 0), TABLE, SECRETS)  # who share a secret are betrayed all the same
     assert within.disclosed.tolist() == [True, True, False, False, False, False]  # both have asthma
-
-
-def test_a_starred_row_can_be_anybodys():
     odd = np.array([["420", "30", "f"]] * 2 + [["511", "61", "m"], ["530", "25", "f"]])
     release = anonymise(odd, COLUMNS, 2, 0.5)
     linkage = link(release, odd, ["a", "a", "b", "b"])
@@ -489,8 +474,6 @@ def test_a_starred_row_can_be_anybodys():
     ("sentence", "call"),
     [
         ("k is 7: .*from 1 to the number of records, 6", lambda: anonymise(TABLE, COLUMNS, 7)),
-        ("k is 0:", lambda: anonymise(TABLE, COLUMNS, 0)),
-        ("k is 2.5:", lambda: anonymise(TABLE, COLUMNS, 2.5)),
         ("share of suppressed records is 1.5", lambda: anonymise(TABLE, COLUMNS, 2, 1.5)),
         ("2 hierarchies for 3 columns", lambda: anonymise(TABLE, COLUMNS[:2], 2)),
         ("no levels make the table 2-anonymous", lambda: anonymise(TABLE, [Hierarchy("x", (str,))] * 3, 2, 0)),

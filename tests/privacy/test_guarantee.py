@@ -162,15 +162,12 @@ def test_agrees_with_privacy_loss_distributions(mechanism, epochs, adjacency):
     assert ours <= theirs * (1 + 1e-6)  # theirs is an upper bound, ours exact
 
 
-def test_the_paper_claims_5_30_where_39_38_holds():
+def test_the_paper_claims_5_30_where_39_38_holds_by_its_formula():
     mechanism = Mechanism.as_printed(1.0, 1.0, num_devices=8, micro_batch_size=8, alpha="public")
     assert claimed_epsilon(mechanism, 1, DELTA) == pytest.approx(5.30, abs=0.005)
     assert true_epsilon(mechanism, 1, DELTA) == pytest.approx(39.38, abs=0.005)
     claimed, true = claimed_accountant(mechanism, mechanism.bill(3)), accountant_for(mechanism, mechanism.bill(3))
     assert true.schedule.mu**2 / claimed.schedule.mu**2 == pytest.approx(32)
-
-
-def test_claimed_formula():
     mechanism = Mechanism.as_printed(2.0, 0.7, 4, 16, "exponential", 0.3)
     rho = sum(1 / (2 * (0.7 * math.exp(-0.3 * t)) ** 2) for t in range(9))
     expected = rho + 2 * math.sqrt(rho * math.log(1 / 5e-4))

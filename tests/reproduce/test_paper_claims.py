@@ -152,37 +152,28 @@ def test_the_verdict_on_speed_does_not_follow_the_clock():
     assert replace(evidence, measured={**evidence.measured, **times}).verdict == evidence.verdict == FAILS
 
 
-def test_a_leak_is_as_likely_as_in_a_simulation():
+def test_what_epsilons_mean_agrees_with_simulation_bound_and_values_by_hand():
     m = printed.p10_delta().measured
     leaks = np.random.default_rng(0).binomial(2641, 5e-4, 100_000) > 0
     assert m["chance_of_a_leak_percent"] == pytest.approx(100 * leaks.mean(), abs=0.5)
     with pytest.raises(UsageError, match="delta must lie between 0 and 1"):
         printed.p10_delta({"ours": 1000}, {"ours": 1.0})
-
-
-def test_an_epsilon_that_binds_bounds_the_auc_at_99_percent():
     m = printed.p11_vacuous().measured
     assert dp_bound(m["epsilon_that_binds"], m["delta"]).auc == pytest.approx(0.99)
-
-
-def test_trials_compose():
     m = printed.p15_price_of_tuning().measured
     rho = (math.sqrt(math.log(2000) + 10**1.7) - math.sqrt(math.log(2000))) ** 2
     assert m["claimed_epsilon"] == pytest.approx(rho + 2 * math.sqrt(rho * math.log(2000)))
     for trials, epsilon in ((14, m["epsilon"]), (96, m["epsilon_of_all"])):
         assert epsilon == pytest.approx(trials * rho + 2 * math.sqrt(trials * rho * math.log(2000)))
+    # Two equations by hand for BERT, from ATIS and NLU-eval, come close to the line through three.
+    fixed = 2.5 - (3.5 - 2.5) / (11571 - 2641) * 2641
+    assert printed.p28_time_is_training().measured["bert_fixed_percent"] == pytest.approx(100 * fixed / 2.5, abs=3)
 
 
 def test_one_utterance_in_16_of_atis_has_a_twin_in_training(real_data):
     shares = printed.copied_texts(["atis", "nlu-eval"])
     assert shares["atis"] == pytest.approx(6.2, abs=0.1)
     assert shares["nlu-eval"] < 0.2
-
-
-def test_public_epochs_are_fixed_time():
-    """Two equations by hand for BERT, from ATIS and NLU-eval, come close to the line through three."""
-    fixed = 2.5 - (3.5 - 2.5) / (11571 - 2641) * 2641
-    assert printed.p28_time_is_training().measured["bert_fixed_percent"] == pytest.approx(100 * fixed / 2.5, abs=3)
 
 
 def test_a_benchmark_that_is_not_there_is_one_sentence(tmp_path):
@@ -200,21 +191,15 @@ def test_half_width_of_a_changed_auc_covers_as_often_as_it_says():
     assert inside.mean() == pytest.approx(0.95, abs=0.025)
 
 
-def test_change_is_a_mean_over_pairs_with_students_interval():
+def test_changes_are_means_over_pairs_and_decay_is_judged_at_one_claimed_epsilon():
     change = Change.of("a", [0.1, 0.2, 0.4], [0.11, 0.2, 0.36])
     assert change.mean == pytest.approx(0)
     assert change.half_width == pytest.approx(4.3027 * 10 / math.sqrt(3), rel=1e-4)
     assert str(change) == f"a +0.0 % (+-{change.half_width:.1f})" or "-0.0" in str(change)
-
-
-def test_decay_is_judged_at_one_claimed_epsilon():
     decayed = Mechanism.as_printed(1.0, runs.Z0, 8, 8, "exponential", runs.TAU)
     flat = Mechanism.as_printed(1.0, runs.equal_epsilon_z0(), 8, 8)
     both = [claimed_epsilon(one, runs.EPOCHS, 1e-5) for one in (decayed, flat)]
     assert both[0] == pytest.approx(both[1])
-
-
-def test_three_of_four_rows_have_a_better_decay_and_in_two_of_them_it_pays_with_epsilon():
     m = measured.p12_decay(WORSE, BETTER).measured
     assert (m["rows"], m["rows_with_a_better_decay"], m["rows_with_no_larger_epsilon"]) == (4, 3, 1)
     assert m["columns_with_a_smaller_epsilon"] == 3

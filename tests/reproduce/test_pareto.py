@@ -70,7 +70,7 @@ def points(runs: Runs) -> list[Any]:
     return made
 
 
-def test_each_method_meets_each_target_and_only_just(points: list[Any]) -> None:
+def test_each_method_meets_each_target_only_just_and_tuning_costs_no_more_than_the_plain_sum(points: list[Any]) -> None:
     ours, marked = METHODS
     targets = [*((ours, epsilon) for epsilon in SCALE.epsilons), (marked, max(SCALE.epsilons))]
     private = ((method, 2) for method, _ in targets)
@@ -79,6 +79,10 @@ def test_each_method_meets_each_target_and_only_just(points: list[Any]) -> None:
         assert point["epsilon"] is not None
         assert point["epsilon"] <= target
         assert point["epsilon"] == pytest.approx(target, rel=5e-3)
+    for point in points[2:]:
+        assert point["epsilon"] is not None
+        assert point["epsilon_of_tuning"] is not None
+        assert point["epsilon"] < point["epsilon_of_tuning"] < 4 * point["epsilon"]
 
 
 def test_every_seed_has_a_noise_of_its_own_split(runs: Runs, points: list[Any]) -> None:
@@ -92,20 +96,10 @@ def test_every_seed_has_a_noise_of_its_own_split(runs: Runs, points: list[Any]) 
         assert study._held(config, {**planned, "epsilon": 99.0}) == 99.0  # some steps were done twice
 
 
-def test_settings_are_chosen_on_the_validation_split_and_scored_on_the_test_split(points: list[Any]) -> None:
+def test_settings_are_chosen_on_the_validation_split_and_words_read_by_encoder(points: list[Any], runs: Runs) -> None:
     assert {p["settings"]["learning_rate"] for p in points[2:]} == {3e-2}  # the test split would have chosen 1e-2
     assert points[2]["ser"]["mean"] == pytest.approx(100 * (0.2 + 3e-2 + 0.01 * (FIRST_SEED + 0.5)))
     assert {(p["seconds"], p["time_ratio"], p["about"]["timed_on"]) for p in points[2:]} == {(5.0, 0.5, "another")}
-
-
-def test_tuning_costs_more_than_the_run_and_no_more_than_the_plain_sum(points: list[Any]) -> None:
-    for point in points[2:]:
-        assert point["epsilon"] is not None
-        assert point["epsilon_of_tuning"] is not None
-        assert point["epsilon"] < point["epsilon_of_tuning"] < 4 * point["epsilon"]
-
-
-def test_private_runs_read_words_with_the_encoder_and_sgd_once_without(points: list[Any], runs: Runs) -> None:
     assert {job.config.pretrained for job in runs.jobs} == {None, layers_of("it", SCALE.layers)}
     assert {job.config.method for job in runs.jobs if job.config.pretrained is None} == {"sgd"}
 
@@ -165,7 +159,7 @@ def test_where_utterances_abound_batches_are_larger_and_epochs_fewer(examples, b
     assert study._amount(FULL["clc"], examples) == (batch, epochs, FULL["clc"].tried[:trials])
 
 
-def test_table_and_page_show_every_point(points: list[Any]) -> None:
+def test_table_and_page_show_every_point_also_those_of_a_checkout(points: list[Any]) -> None:
     [(_, lines)] = _parts([points])
     assert [line[0] for line in lines[1:]] == [p["method"] for p in points]
     assert lines[1][1] == "none"
@@ -178,9 +172,6 @@ def test_table_and_page_show_every_point(points: list[Any]) -> None:
     page = _page([points, points])
     assert page.count("<table>") == 2
     assert "src=" not in page.split("</script>")[-1]
-
-
-def test_the_points_that_come_with_a_checkout_are_drawn() -> None:
     titles = {note.text for note in pareto_figure(pareto_points()).layout.annotations}
     assert {"CLC on atis", "CLC on snips"} <= titles
 

@@ -65,7 +65,7 @@ def test_every_setting_gives_the_printed_value_exactly_unless_a_bound_is_nearer(
         assert any(setting.z0 == pytest.approx(bound) for _, setting in SETTINGS)
 
 
-def test_ranges_of_z0_end_where_the_printed_value_or_the_search_ends():
+def test_ranges_of_z0_end_where_the_printed_value_ends_and_the_closest_is_the_roundest():
     for row, setting in SETTINGS:
         low, high = setting.z0_range
         assert 1e-6 * (1 - 1e-12) <= low <= setting.z0 * (1 + 1e-12)
@@ -73,6 +73,10 @@ def test_ranges_of_z0_end_where_the_printed_value_or_the_search_ends():
         at_low, at_high = (log10_epsilon(row, setting, z0) - row.log10_epsilon for z0 in (low, high))
         assert at_low == pytest.approx(0.05) or (low == pytest.approx(1e-6) and at_low < 0.05)
         assert at_high == pytest.approx(-0.05) or (high == pytest.approx(1) and at_high > -0.05)
+    for row in RESULT.rows:
+        distance = [min(abs(math.log(setting.z0 / r)) for r in ROUND) for setting in row.settings]
+        assert row.settings[int(np.argmin(distance))].z0 == pytest.approx(row.closest.z0)
+        assert row.closest in row.settings
 
 
 def test_brute_force_over_z0_reaches_the_same_cells_and_all_of_them_with_30_or_31_epochs_only():
@@ -96,13 +100,6 @@ def test_brute_force_over_z0_reaches_the_same_cells_and_all_of_them_with_30_or_3
         reachable[epochs - 1] += 1
     assert [(reach.epochs, reach.reachable) for reach in RESULT.epochs] == list(enumerate(reachable.tolist(), 1))
     assert RESULT.common_epochs == tuple(np.flatnonzero(reachable == 36) + 1) == (30, 31)
-
-
-def test_closest_is_the_setting_with_the_roundest_z0():
-    for row in RESULT.rows:
-        distance = [min(abs(math.log(setting.z0 / r)) for r in ROUND) for setting in row.settings]
-        assert row.settings[int(np.argmin(distance))].z0 == pytest.approx(row.closest.z0)
-        assert row.closest in row.settings
 
 
 def test_true_epsilon_is_that_of_algorithm_1_as_printed_with_public_alpha_if_float32_can_carry_the_noise():

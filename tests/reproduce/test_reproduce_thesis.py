@@ -106,15 +106,12 @@ def test_every_table_and_figure_is_made_and_every_printed_value_has_ours_beside_
         json.dumps(part.as_json(), allow_nan=False)
 
 
-def test_a_claim_is_that_of_the_row_of_the_column_or_of_the_table():
+def test_claims_and_accuracies_are_those_of_the_printed_tables():
     claimed = {(table.id, one.row, one.column): one.claimed for table in TABLES.values() for one in table.cells()}
     assert claimed["4.8", "epsilon 5", "recall"] == (5, 1e-6)
     assert claimed["6.2", "DPSGD", "epsilon 2"] == (2, 1e-5)
     assert claimed["4.5", "VGG-Net", "accuracy"] == (2.5, 1e-5)
     assert claimed["4.4", "VGG-Net", "accuracy"] is claimed["6.1", "no privacy, SGD", "accuracy"] is None
-
-
-def test_accuracies_are_those_that_a_run_of_the_three_phases_shows():
     for row, kind in MODELS.items():
         own = {PLAIN: TABLES["4.4"].rows[row], ONE: TABLES["4.5"].rows[row]}
         own[UNDERSTUDY] = TABLES["4.7"].rows[f"DP-{row}"]
@@ -155,7 +152,7 @@ def test_noise_on_images_leaves_labels_bare_and_costs_what_their_sensitivity_mak
     assert (not_printed.thesis, not_printed.epsilon_claimed, not_printed.delta) == (None, None, 1e-5)
 
 
-def test_private_rows_hold_what_their_networks_do_at_the_delta_of_their_table(made):
+def test_private_rows_understudies_and_answers_hold_what_their_networks_labels_and_counts_spend(made):
     for row, claimed in TABLES["4.8"].claimed.items():
         assert cell(made["4.8"], row).epsilon_holds == pytest.approx(0.999 * claimed[0])
         assert cell(made["4.8"], row).delta == 1e-6
@@ -165,6 +162,13 @@ def test_private_rows_hold_what_their_networks_do_at_the_delta_of_their_table(ma
             assert cell(made["6.2"], row, column).epsilon_holds == pytest.approx(factor * claimed[0])
     for one in made["4.6"].cells:
         assert (one.epsilon_holds, one.guarantee) == (pytest.approx(6.993), "void: seed published")
+    labels = best_composition(0.2, 0.0, 540, 1e-5).epsilon
+    for row in MODELS:
+        assert 20 < cell(made["4.7"], f"{row}, no DPAdam").epsilon_holds <= labels
+        assert cell(made["4.7"], f"DP-{row}").epsilon_holds == cell(made["4.6"], f"DP-{row}").epsilon_holds
+    spent = [one.epsilon_holds for one in made["2.2"].cells]
+    assert spent == pytest.approx([math.sqrt(0.5) * k for k in (1, 2, 3, 4, 5, 5, 5, 5)])
+    assert made["2.2"].cells[5].ours == pytest.approx(np.mean([one.ours for one in made["2.2"].cells[:5]]))
 
 
 def test_a_private_network_holds_what_is_asked_and_the_noise_of_equation_3_3_something_else(tmp_path):
@@ -177,24 +181,6 @@ def test_a_private_network_holds_what_is_asked_and_the_noise_of_equation_3_3_som
     assert printed.epsilon > 20
 
 
-def test_an_understudy_costs_its_labels_or_its_instructors_whichever_is_less(made):
-    labels = best_composition(0.2, 0.0, 540, 1e-5).epsilon
-    for row in MODELS:
-        assert 20 < cell(made["4.7"], f"{row}, no DPAdam").epsilon_holds <= labels
-        assert cell(made["4.7"], f"DP-{row}").epsilon_holds == cell(made["4.6"], f"DP-{row}").epsilon_holds
-
-
-def test_each_answer_about_bad_ratings_adds_to_what_is_spent(made):
-    spent = [one.epsilon_holds for one in made["2.2"].cells]
-    assert spent == pytest.approx([math.sqrt(0.5) * k for k in (1, 2, 3, 4, 5, 5, 5, 5)])
-    assert made["2.2"].cells[5].ours == pytest.approx(np.mean([one.ours for one in made["2.2"].cells[:5]]))
-
-
-def test_the_pair_of_the_thesis_makes_75_of_epsilon_02_and_a_point_of_the_disc_has_sensitivity_2():
-    assert (circle_sigma(0.2), circle_sigma(None)) == (pytest.approx(7.5), 0)
-    assert (point_epsilon(2.0), point_epsilon(0.0)) == (pytest.approx(4.38, abs=0.005), None)  # mu = 1
-
-
 def test_tables_on_circles_have_the_noise_that_their_epsilon_means_and_that_of_figure_4_2(made):
     for name, sigma in (("4.2", 7.5), ("4.3", 3.75)):
         own, other = (cell(made[name], "1000", column) for column in ("test accuracy", "at sigma 0.1"))
@@ -203,6 +189,8 @@ def test_tables_on_circles_have_the_noise_that_their_epsilon_means_and_that_of_f
         assert (own.epsilon_image, other.epsilon_image) == (point_epsilon(sigma), point_epsilon(0.1))
         assert other.ours == cell(made["figure 4.1"], "1000", "test accuracy").ours
     assert cell(made["4.1"], "1000", "test accuracy").note.startswith("no noise")
+    assert (circle_sigma(0.2), circle_sigma(None)) == (pytest.approx(7.5), 0)
+    assert (point_epsilon(2.0), point_epsilon(0.0)) == (pytest.approx(4.38, abs=0.005), None)  # mu = 1
 
 
 def test_perceptrons_come_close_to_the_best_classifier_and_not_beyond(tmp_path):

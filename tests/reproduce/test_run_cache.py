@@ -254,7 +254,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_a_published_encoders_whole_words_are_the_clcs_vectors_to_the_last_bit(published: str, tmp_path: Path) -> None:
+def test_networks_start_from_a_published_encoders_words_and_first_layers(published: str, tmp_path: Path) -> None:
     start = made(words_of(published), CORPUS, tmp_path, Inputs())
     vectors = load_vectors(str(start))
     assert {"turn", "lights", "["} <= set(vectors.words)
@@ -262,9 +262,6 @@ def test_a_published_encoders_whole_words_are_the_clcs_vectors_to_the_last_bit(p
     bert, tokenizer = load_bert(published)
     own = bert.embeddings.word_embeddings.weight[tokenizer.get_vocab()["lights"]].detach()
     assert torch.equal(vectors.matrix[vectors.words.index("lights")], 8 * own)
-
-
-def test_bert_starts_from_the_first_layers_which_are_made_once(published: str, tmp_path: Path) -> None:
     start = made(layers_of(published, 1), CORPUS, tmp_path, Inputs())
     assert len(load_bert(str(start))[0].encoder.layer) == 1
     assert made(layers_of(published, 1), CORPUS, tmp_path, Inputs()) == start
@@ -273,7 +270,7 @@ def test_bert_starts_from_the_first_layers_which_are_made_once(published: str, t
         made(layers_of(published, 3), CORPUS, tmp_path, Inputs())
 
 
-def test_an_encoder_is_known_by_its_weights_and_pieces_not_by_its_files(published: str, tmp_path: Path) -> None:
+def test_an_encoder_is_known_by_its_weights_or_else_by_the_index(published: str, tmp_path: Path) -> None:
     here, elsewhere = Inputs(), str(shutil.copytree(published, tmp_path / "elsewhere"))
     Path(elsewhere, "README.md").write_text("the same")
     assert here.encoder(published) == here.encoder(elsewhere)
@@ -281,9 +278,6 @@ def test_an_encoder_is_known_by_its_weights_and_pieces_not_by_its_files(publishe
     assert len({content(start, CORPUS, here) for start in starts}) == 3
     pretrain_bert(SENTENCES[1:], tmp_path / "other", epochs=1, size=BertSize(2, 2, 4, 6, positions=32))
     assert here.encoder(str(tmp_path / "other")) != here.encoder(published)
-
-
-def test_of_an_encoder_that_is_not_at_hand_the_index_is_believed_and_of_one_that_is_its_weights(published: str) -> None:
     index = Inputs({"encoders": {"far/away": "its content", published: "something else"}})
     assert index.encoder("far/away") == "its content"
     assert index.encoder(published) == Inputs().encoder(published)

@@ -155,22 +155,10 @@ def evidence(found) -> Evidence:
     return t24_api_attacks(*found)
 
 
-def test_attacks_on_small_networks_succeed_and_strangers_decide_nothing(evidence):
+def test_attacks_on_small_networks_succeed_also_on_a_model_of_epsilon_0(evidence):
     assert evidence.verdict == FAILS
     nothing = {"strangers_agreement_low": 0.0, "strangers_judged_low": 0.0}
     assert replace(evidence, measured={**evidence.measured, **nothing}).verdict == FAILS
-
-
-def test_the_verdict_looks_at_the_most_queries(evidence, found):
-    assert (evidence.measured["extraction_queries"], evidence.measured["inversion_queries"]) == (150, 400)
-    fewer = [[replace(row, queries=9) for row in rows if row.queries] for rows in found]
-    more = [[replace(row, queries=9000) for row in rows if row.queries] for rows in found]
-    extraction, inversion = ([*more, *rows, *fewer] for more, rows, fewer in zip(more, found, fewer, strict=True))
-    measured = t24_api_attacks(extraction, inversion).measured
-    assert measured["extraction_queries"] == measured["inversion_queries"] == 9000
-
-
-def test_a_model_of_epsilon_0_gives_as_much_as_one_without_privacy(evidence):
     m = evidence.measured
     assert m["strangers_epsilon"] == 0
     assert m["strangers_agreement"] > m["plain_agreement"] - 0.1
@@ -178,7 +166,13 @@ def test_a_model_of_epsilon_0_gives_as_much_as_one_without_privacy(evidence):
     assert "plain_epsilon" not in m
 
 
-def test_it_is_said_what_privacy_bounds_and_of_strangers_only_what_was_measured(found):
+def test_the_verdict_looks_at_the_most_queries_and_it_is_said_what_privacy_bounds(evidence, found):
+    assert (evidence.measured["extraction_queries"], evidence.measured["inversion_queries"]) == (150, 400)
+    fewer = [[replace(row, queries=9) for row in rows if row.queries] for rows in found]
+    more = [[replace(row, queries=9000) for row in rows if row.queries] for rows in found]
+    extraction, inversion = ([*more, *rows, *fewer] for more, rows, fewer in zip(more, found, fewer, strict=True))
+    measured = t24_api_attacks(extraction, inversion).measured
+    assert measured["extraction_queries"] == measured["inversion_queries"] == 9000
     extraction, inversion = found
     last = [row for row in extraction if row.victim == "strangers"][-1]
     assert f"at 150 queries, is copied to an agreement of {last.agreement:.1%}." in said("extraction", extraction)
@@ -226,17 +220,14 @@ def test_neither_what_is_slower_nor_what_is_within_chance_converges_faster(saved
     assert replace(trained["T25"], measured={**trained["T25"].measured, **changed}).verdict == FAILS
 
 
-def test_noise_takes_labels_and_with_them_accuracy(trained):
+def test_noise_takes_labels_and_each_method_is_tuned_for_itself(trained):
     assert trained["T28"].verdict == FAILS
     m = trained["T28"].measured
     assert m["labels"] == 540
     assert m["right"] > 0.6
     assert m["right_noised"] < 0.4
     assert m["lost"] > m["half_width"] > 0
-
-
-def test_each_method_is_tuned_for_itself_before_it_is_compared(trained):
-    """Of the two rates given, one hardly moves the weights."""
+    # Of the two rates given, one hardly moves the weights.
     m = trained["T25"].measured
     assert (m["adam_rate"], m["sgd_rate"]) == (5e-2, 8.0)
     assert m["adam_accuracy"] > 40
@@ -255,14 +246,11 @@ def test_rates_are_compared_on_images_that_are_not_tested_on(tmp_path, monkeypat
     assert not held & trained_on
 
 
-def test_who_is_first_is_measured_at_nine_tenths_of_the_lower_end():
+def test_who_is_first_and_what_is_lost_is_counted_as_by_hand():
     slow, fast = [0.1, 0.4, 0.7, 0.8], [0.1, 0.75, 0.9, 0.9]
     assert networks._epochs_to(slow, fast) == (4, 2)
     assert networks._epochs_to(fast, slow) == (2, 4)
     assert networks._epochs_to([0.5], [0.5]) == (1, 1)
-
-
-def test_what_is_lost_is_counted_image_by_image():
     truth = np.array([0, 1, 2, 3])
     right, wrong = (Network(np.array(labels), [], None, {}) for labels in ([0, 1, 2, 3], [0, 1, 2, 0]))
     assert networks._lost(truth, [right], [right]) == (0, 0)

@@ -62,7 +62,7 @@ def test_the_averaging_attack_averages_and_its_intervals_cover(rng):
         averaging_attack([1.0], 1, 1)
 
 
-def test_the_loss_figures_are_the_two_densities_and_their_ratio():
+def test_the_loss_figures_are_two_densities_whose_bad_events_are_the_tail_and_their_excess_delta():
     figures = loss_figures(points=20_001)
     assert figures.density == pytest.approx(stats.norm(1000, math.sqrt(2)).pdf(figures.output))
     assert figures.density_neighbour == pytest.approx(stats.norm(1001, math.sqrt(2)).pdf(figures.output))
@@ -70,9 +70,6 @@ def test_the_loss_figures_are_the_two_densities_and_their_ratio():
     ratio = stats.norm(1000, math.sqrt(2)).pdf(outcome) / stats.norm(1001, math.sqrt(2)).pdf(outcome)
     assert figures.loss_ratio == pytest.approx(ratio)
     assert (np.diff(figures.loss_ratio) < 0).all()  # the line that reaches infinity is the left one
-
-
-def test_the_bad_events_are_as_wide_as_the_tail_and_the_tight_delta_is_their_excess():
     figures = loss_figures(points=20_001)
     bad = figures.loss_ratio > 3
     assert bad.mean() == pytest.approx(figures.tail, abs=1e-4)

@@ -17,13 +17,10 @@ def test_an_epsilon_that_is_too_small_is_noticed(sampled):
     assert check(setting._replace(epsilon=setting.epsilon * 0.5), peer=False)["too_small"]
 
 
-def test_the_peers_agree():
+def test_the_peers_agree_and_60_000_keys_steps_and_devices_give_distinct_first_draws():
     assert check(random_setting(0, 3, False), peer=False)["closed_form_error"] < 1e-3
     assert check(random_setting(0, 3, True), peer=True)["renyi_error"] < 1e-4
-
-
-def test_60_000_keys_steps_and_devices_give_distinct_first_draws():
-    """Three million are `edp-lab verify --long`; a generator of 32 seed bits would repeat a thousand of those."""
+    # Three million are `edp-lab verify --long`; a generator of 32 seed bits would repeat a thousand of those.
     assert len(np.unique(first_draws(range(60_000)))) == 60_000
 
 

@@ -39,18 +39,15 @@ def test_the_sensitivity_is_reached(name: str):
     assert float(clipped.norm()) == pytest.approx(RULES[name].sensitivity(2.0, SIZE), rel=1e-6)
 
 
-def test_clipping_as_printed_bounds_nothing_and_enlarges_the_small():
-    rows = torch.tensor([[3e5, 4e5], [0.3, 0.4], [0.0, 0.0]])
-    assert as_printed(rows, 1.0).tolist() == [[3e5, 4e5], pytest.approx([0.6, 0.8]), [0.0, 0.0]]
-    assert RULES["as printed"].sensitivity(1.0, 2) == math.inf
-
-
-def test_rules_by_hand():
+def test_rules_by_hand_of_which_the_printed_one_bounds_nothing_and_enlarges_the_small():
     rows = torch.tensor([[3.0, -4.0], [0.3, 0.4], [0.0, 0.0]])
     assert by_norm(rows, 1.0).tolist() == [pytest.approx([0.6, -0.8]), pytest.approx([0.3, 0.4]), [0.0, 0.0]]
     assert by_value(rows, 1.0).tolist() == [[1.0, -1.0], pytest.approx([0.3, 0.4]), [0.0, 0.0]]
     assert normalising(rows, 1.0).tolist() == [pytest.approx([0.6, -0.8]), pytest.approx([0.6, 0.8]), [0.0, 0.0]]
     assert by_norm(rows, 1.0).dtype == torch.float32
+    rows = torch.tensor([[3e5, 4e5], [0.3, 0.4], [0.0, 0.0]])
+    assert as_printed(rows, 1.0).tolist() == [[3e5, 4e5], pytest.approx([0.6, 0.8]), [0.0, 0.0]]
+    assert RULES["as printed"].sensitivity(1.0, 2) == math.inf
 
 
 @pytest.mark.parametrize("size", [2, 2000])

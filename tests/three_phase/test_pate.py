@@ -55,12 +55,19 @@ def neighbours(counts: np.ndarray) -> list[np.ndarray]:
     return moved
 
 
-def test_counts_are_votes_per_class_which_a_soft_vote_weighs():
+def test_votes_are_counted_answered_where_instructors_agree_and_drawn_one_by_one():
     assert vote_counts([[0, 2], [0, 1], [1, 1]], 3).tolist() == [[2, 1, 0], [0, 2, 1]]
     probabilities = np.array([[[0.51, 0.49]], [[0.51, 0.49]], [[0.0, 1.0]]])
     assert Aggregator(Vote.HARD).labels(probabilities, RNG()).tolist() == [0]
     assert Aggregator(Vote.SOFT).labels(probabilities, RNG()).tolist() == [1]
     assert Aggregator(Vote.HARD).labels(one_hot([[2], [1]]), RNG()).tolist() == [1]  # tied: the lowest class wins
+    agree, differ = 200 * [[1, 0]], 100 * [[0, 1]]
+    votes = one_hot(np.concatenate([agree, [[1, 2]] * 40, differ]).tolist(), 3)
+    aggregator = Aggregator(Vote.CONFIDENT, noise=5.0, threshold=220, threshold_noise=3.0)
+    assert aggregator.labels(votes, RNG()).tolist() == [1, NO_LABEL]
+    votes = np.repeat(one_hot([[0], [1], [2]]), 200, axis=1)
+    for vote in (Vote.LAPLACE, Vote.GAUSSIAN):
+        assert len(set(Aggregator(vote, 1.0).labels(votes, RNG()).tolist())) == 3
 
 
 @pytest.mark.parametrize("vote", [Vote.LAPLACE, Vote.GAUSSIAN])
@@ -113,19 +120,6 @@ def test_noise_is_calibrated_to_the_epsilon_of_a_query_and_the_distance_that_one
     mu = math.sqrt(2 / confident.noise**2 + 1 / confident.threshold_noise**2)
     assert gdp_delta(mu, epsilon) == pytest.approx(1e-5, rel=1e-6)
     assert (confident.threshold, confident.threshold_noise / confident.noise) == (200, pytest.approx(150 / 40))
-
-
-def test_a_confident_vote_answers_where_instructors_agree():
-    agree, differ = 200 * [[1, 0]], 100 * [[0, 1]]
-    votes = one_hot(np.concatenate([agree, [[1, 2]] * 40, differ]).tolist(), 3)
-    aggregator = Aggregator(Vote.CONFIDENT, noise=5.0, threshold=220, threshold_noise=3.0)
-    assert aggregator.labels(votes, RNG()).tolist() == [1, NO_LABEL]
-
-
-def test_one_draw_never_serves_two_queries():
-    votes = np.repeat(one_hot([[0], [1], [2]]), 200, axis=1)
-    for vote in (Vote.LAPLACE, Vote.GAUSSIAN):
-        assert len(set(Aggregator(vote, 1.0).labels(votes, RNG()).tolist())) == 3
 
 
 def unanimous(voters: int, classes: int = 10) -> np.ndarray:
@@ -296,7 +290,7 @@ class TestDataDependentBounds:
             lost = 1 - label_probabilities(counts, aggregator).max()
             assert lost <= math.exp(log_miss(counts, aggregator)) + 1e-12
 
-    def test_agreement_makes_labels_cheap_and_a_tie_does_not(self):
+    def test_agreement_and_silence_are_cheap_a_tie_is_not_and_classes_do_not_matter(self):
         for vote in ("laplace", "gaussian"):
             aggregator = Aggregator.for_epsilon(vote, 0.2, DELTA, 250)
             agreed, tied = (
@@ -305,12 +299,13 @@ class TestDataDependentBounds:
             )
             assert agreed.data_dependent_epsilon < agreed.epsilon / 5
             assert tied.data_dependent_epsilon == tied.epsilon
-
-    def test_it_does_not_matter_which_class_has_the_votes(self):
         aggregator = Aggregator("laplace", 2.0)
         rows = [[9, 1, 0], [0, 9, 1], [1, 0, 9]]
         costs = [account_votes(aggregator, [row] * 3, DELTA) for row in rows]
         assert costs[0] == costs[1] == costs[2] == account_votes(aggregator, rows, DELTA)
+        aggregator = Aggregator("confident", noise=5.0, threshold=200.0, threshold_noise=30.0)
+        split = account_votes(aggregator, np.tile([25] * 10, (100, 1)), DELTA)
+        assert split.data_dependent_epsilon < split.epsilon / 10
 
     @settings(deadline=None, max_examples=40)
     @given(st.integers(0, 20), st.integers(0, 5), st.floats(0.5, 30), st.floats(0.5, 30), st.integers(0, 20))
@@ -333,11 +328,6 @@ class TestDataDependentBounds:
             )
             assert (log_moment / (ORDERS - 1) <= bound + 1e-6).all()
 
-    def test_queries_that_go_unanswered_cost_little(self):
-        aggregator = Aggregator("confident", noise=5.0, threshold=200.0, threshold_noise=30.0)
-        split = account_votes(aggregator, np.tile([25] * 10, (100, 1)), DELTA)
-        assert split.data_dependent_epsilon < split.epsilon / 10
-
     def test_bounds_are_finite_and_positive_over_the_whole_range(self):
         for noise in (1e-3, 1.0, 1e4):
             for counts in ([1, 0], [10**6, 0, 0], [3, 3]):
@@ -347,13 +337,11 @@ class TestDataDependentBounds:
 
 
 class TestPartitions:
-    def test_ten_instructors_are_not_ten_times_more_private(self):
+    def test_ten_instructors_are_not_ten_times_more_private_and_full_batches_change_nothing(self):
         """T9: each samples its part ten times as densely, and the guarantee is that of the worst one."""
         cost = partition_cost(60_000, 10, 256, 10, 1.0, DELTA)
         assert cost.claimed == pytest.approx(cost.one / 10)
         assert cost.together == cost.each > 2 * cost.one
-
-    def test_full_batches_gain_nothing_and_lose_nothing(self):
         cost = partition_cost(1000, 10, 100, 5, 2.0, DELTA)
         assert gdp_delta(math.sqrt(5) / 2, cost.each) == pytest.approx(DELTA, rel=1e-6)
 
@@ -364,18 +352,15 @@ class TestPartitions:
         *((partial(vote_counts, wrong, 3), "instructors may vote for 0 to 2") for wrong in ([[0, 3]], [[-1]], [[0.5]])),
         *((partial(vote_counts, wrong, 3), "at least one instructor") for wrong in ([0, 1], np.zeros((0, 4), int))),
         *(
-            (partial(Aggregator.for_epsilon, vote, epsilon, 1e-5, 10), "epsilon")
-            for vote in ("laplace", "gaussian", "confident")
-            for epsilon in (0, -1.0, math.inf, math.nan)
+            (partial(Aggregator.for_epsilon, "laplace", wrong, 1e-5, 10), "epsilon")
+            for wrong in (0, math.inf, math.nan)
         ),
         (partial(Aggregator, "laplace", 0.0), "noise of a laplace vote is 0.0: it must be a finite number greater"),
         (partial(Aggregator, "hard", 1.0), "noise of a hard vote is 1.0: it must be 0"),
-        (partial(Aggregator, "gaussian", math.inf), "noise of a gaussian vote is inf"),
         (partial(Aggregator, "gaussian", 1.0, 3.0, 1.0), "threshold noise of a gaussian vote is 1.0: it must be 0"),
         (partial(Aggregator, "confident", 1.0), "threshold noise of a confident vote is 0.0"),
         (partial(Aggregator, "loud", 1.0), "choose hard, soft, laplace, gaussian, confident"),
         (partial(label_probabilities, [1, 2], Aggregator("soft")), "no noise"),
-        (partial(account_votes, Aggregator("laplace", 1.0), [3, 0], DELTA), "counts of shape"),
         (partial(account_votes, Aggregator("laplace", 1.0), [[3]], DELTA), "counts of shape"),
         (partial(account_votes, Aggregator("laplace", 1.0), [[3, 0]], 0.0), "delta is 0"),
         (partial(composed_epsilons, Aggregator("hard"), 3, DELTA), "hard"),

@@ -27,7 +27,7 @@ def noised(sigma: float = 0.6, seed: int = 0) -> np.ndarray:
     return perturb(DIGITS, sigma, np.random.default_rng(seed))
 
 
-def test_noise_is_normal_independent_and_not_clipped():
+def test_noise_is_normal_independent_not_clipped_and_of_its_own_in_every_block():
     noise = (noised().astype(np.float64) - DIGITS).ravel()
     assert stats.kstest(noise / 0.6, "norm").pvalue > 1e-3
     assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 0.02
@@ -35,9 +35,6 @@ def test_noise_is_normal_independent_and_not_clipped():
     assert noised().min() < -0.5
     assert noised().max() > 1.5
     assert np.array_equal(noised(0.0), DIGITS)
-
-
-def test_every_block_of_images_has_noise_of_its_own():
     black = np.zeros((4001, 1, 8, 8), dtype=np.float32)
     found = perturb(black, 0.6, np.random.default_rng(0))
     assert not (found == 0).any()
@@ -61,7 +58,7 @@ def test_no_two_images_are_further_apart_than_the_sensitivity(shape, seed):
     assert distance <= image_sensitivity(shape) == np.linalg.norm(np.ones(shape).ravel())
 
 
-def test_statistics_are_those_of_numpy():
+def test_statistics_are_those_of_numpy_also_without_noise_or_contrast():
     found = compare(DIGITS, noised())
     x, y = DIGITS.ravel().astype(np.float64), noised().ravel().astype(np.float64)
     assert (found.before.mean, found.before.variance) == pytest.approx((x.mean(), x.var()))
@@ -72,18 +69,12 @@ def test_statistics_are_those_of_numpy():
     assert found.signal_noise_ratio == pytest.approx(x.var() / 0.36, rel=0.02)
     each = [np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in zip(DIGITS, noised(), strict=True)]
     assert found.image_correlation == pytest.approx(np.mean(each), rel=1e-5)
-
-
-def test_noise_moves_pixels_towards_a_normal_distribution_and_keeps_their_mean():
     found = compare(DIGITS, noised(2.0))
     assert found.after.normal_distance < 0.02 < 0.2 < found.before.normal_distance
     assert found.after.mean == pytest.approx(found.before.mean, abs=0.03)
     assert found.before.normal_distance == pytest.approx(
         stats.kstest((DIGITS.ravel() - DIGITS.mean()) / DIGITS.std(), "norm").statistic, abs=1e-4
     )
-
-
-def test_statistics_without_noise_or_without_contrast():
     same = compare(DIGITS, DIGITS)
     assert same.correlation == pytest.approx(1)
     assert same.image_correlation == pytest.approx(1)

@@ -49,13 +49,31 @@ def record() -> ThreePhaseRecord:
     return run_three_phase(QUICK, FEW)
 
 
-def test_all_parts_are_trained_and_scored_on_the_last_tenth(record):
+def test_all_parts_are_scored_on_the_last_tenth_and_privacy_is_that_of_the_labels_by_hand(record):
     instructors = [f"instructor {i}" for i in (1, 2, 3)]
     assert [part.name for part in record.parts] == [PLAIN, ONE, *instructors, HARD, "soft vote", UNDERSTUDY]
     assert [part.examples for part in record.parts] == [300, 300, 100, 100, 100, 300, 300, 90]
     assert {sum(map(sum, part.scores.confusion)) for part in record.parts} == {10}
     assert (record.data["public"], record.data["test"]) == (90, 10)
     assert set(record.models) == {PLAIN, ONE, *instructors, UNDERSTUDY}
+    # 90 labels, 0.2 each: plain sum 18; rho = 90 * 0.02 = 1.8, rho + 2 sqrt(rho ln 1e5) = 10.90.
+    assert record.privacy.queries == record.labels.answered == 90
+    assert record.privacy.query_epsilon == pytest.approx(0.2)
+    assert record.privacy.composed["plain sum"] == pytest.approx(18)
+    assert record.privacy.composed["zCDP"] == pytest.approx(1.8 + 2 * math.sqrt(1.8 * math.log(1e5)))
+    assert record.part(UNDERSTUDY).epsilon == record.privacy.epsilon < 10.91
+    assert record.part(PLAIN).epsilon is record.part(HARD).epsilon is None
+    assert record.part(ONE).image_epsilon == record.image_guarantee.epsilon == pytest.approx(144.89, abs=0.01)
+    assert record.part(UNDERSTUDY).image_epsilon == record.privacy.epsilon
+    assert record.part(PLAIN).image_epsilon is None
+    assert record.status == "void: seed published"
+    found = json.loads(json.dumps(record.as_json(), allow_nan=False))
+    assert found["image_guarantee"]["label_epsilon"] is None
+    assert found["settings"]["phases"] == [1, 2, 3]
+    assert len(found["parts"][0]["rows"]) == 2
+    assert len(found["digest"]) == len(found["data"]["sha256"]) == 64
+    assert "models" not in found
+    assert "not releasable" in found["privacy"]["data_dependent_note"]
 
 
 def test_each_network_learns_from_what_the_phases_say_with_weights_and_order_of_its_own(jobs):
@@ -94,28 +112,11 @@ def test_which_instructor_gets_an_example_does_not_depend_on_the_data(jobs):
     assert sorted(changed[f"instructor {i}"] for i in (1, 2, 3)) == [0, 0, 1]
 
 
-def test_privacy_is_that_of_the_labels_by_hand(record):
-    """90 labels, 0.2 each: plain sum 18; rho = 90 * 0.02 = 1.8, rho + 2 sqrt(rho ln 1e5) = 10.90."""
-    assert record.privacy.queries == record.labels.answered == 90
-    assert record.privacy.query_epsilon == pytest.approx(0.2)
-    assert record.privacy.composed["plain sum"] == pytest.approx(18)
-    assert record.privacy.composed["zCDP"] == pytest.approx(1.8 + 2 * math.sqrt(1.8 * math.log(1e5)))
-    assert record.part(UNDERSTUDY).epsilon == record.privacy.epsilon < 10.91
-    assert record.part(PLAIN).epsilon is record.part(HARD).epsilon is None
-    assert record.part(ONE).image_epsilon == record.image_guarantee.epsilon == pytest.approx(144.89, abs=0.01)
-    assert record.part(UNDERSTUDY).image_epsilon == record.privacy.epsilon
-    assert record.part(PLAIN).image_epsilon is None
-    assert record.status == "void: seed published"
-
-
-def test_fewer_labels_cost_less(jobs):
+def test_fewer_labels_cost_less_and_a_vote_without_noise_guarantees_nothing(jobs):
     found = run_three_phase(replace(QUICK, labels=20, vote="gaussian", vote_epsilon=1.0), FEW)
     assert len(jobs[UNDERSTUDY].x) == found.labels.queries == 20
     sigma = found.settings.aggregator().noise
     assert found.part(UNDERSTUDY).epsilon == pytest.approx(gdp_epsilon(math.sqrt(40) / sigma, 1e-5), rel=1e-9)
-
-
-def test_a_vote_without_noise_leaves_the_understudy_without_guarantee():
     found = run_three_phase(replace(QUICK, vote="hard"), FEW)
     assert found.part(UNDERSTUDY).epsilon is None
     assert found.labels.right == found.labels.right_without_noise
@@ -184,16 +185,6 @@ def test_private_instructors_are_as_private_as_the_worst_and_a_private_understud
     found = run_three_phase(replace(QUICK, understudy_method="dp-adam", **private), FEW)
     assert found.part(UNDERSTUDY).epsilon == found.privacy.epsilon
     assert "adds nothing" in found.part(UNDERSTUDY).why
-
-
-def test_the_record_is_plain_json_without_networks(record):
-    found = json.loads(json.dumps(record.as_json(), allow_nan=False))
-    assert found["image_guarantee"]["label_epsilon"] is None
-    assert found["settings"]["phases"] == [1, 2, 3]
-    assert len(found["parts"][0]["rows"]) == 2
-    assert len(found["digest"]) == len(found["data"]["sha256"]) == 64
-    assert "models" not in found
-    assert "not releasable" in found["privacy"]["data_dependent_note"]
 
 
 def test_scores_are_those_of_scikit_learn():

@@ -40,9 +40,12 @@ def test_a_shuffled_epoch_meets_every_utterance_once_in_even_parts(examples, bat
     assert sorted(seen) == list(range(examples))
 
 
-def test_orders_differ_between_epochs_and_keys():
+def test_orders_differ_and_poisson_micro_batches_are_as_likely_as_one_another_or_alone():
     orders = [everyone(b.devices(e, 0, 0)) for b in (SHUFFLED, replace(SHUFFLED, key=KEY + 1)) for e in (0, 1)]
     assert len({tuple(order) for order in orders}) == 4
+    numbers = [i * 2 + m for step in range(1000) for i, m in places(POISSON.devices(0, 0, step)).values()]
+    assert stats.chisquare(np.bincount(numbers, minlength=8)).pvalue > 1e-4
+    assert {len(part) for step in range(200) for device in ALONE.devices(0, 0, step) for part in device} == {1}
 
 
 @pytest.mark.parametrize("batches", [POISSON, ALONE])
@@ -70,12 +73,6 @@ def test_one_utterance_more_moves_no_other(batches):
             assert {k: i for k, (i, _) in with_it.items()} == {k: i for k, (i, _) in places(few).items()}
         else:
             assert with_it == places(few)
-
-
-def test_poisson_micro_batches_are_as_likely_as_one_another_and_alone_means_that_no_clip_is_shared():
-    numbers = [i * 2 + m for step in range(1000) for i, m in places(POISSON.devices(0, 0, step)).values()]
-    assert stats.chisquare(np.bincount(numbers, minlength=8)).pvalue > 1e-4
-    assert {len(part) for step in range(200) for device in ALONE.devices(0, 0, step) for part in device} == {1}
 
 
 def test_a_poisson_epoch_has_the_steps_that_are_accounted_for_in_which_nobody_may_be_drawn():

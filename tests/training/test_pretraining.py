@@ -55,7 +55,7 @@ def test_the_same_arguments_give_the_same_files_which_load_here_and_with_transfo
         assert torch.equal(language_model.bert.state_dict()[name], tensor)
 
 
-def test_masks_hide_replace_and_keep_in_the_stated_shares():
+def test_masks_have_the_stated_shares_and_every_sentence_is_seen_once_per_epoch():
     random = np.random.default_rng(0)
     truth = torch.cat([torch.tensor([CLS, SEP]), torch.full((200_000,), 7)])
     shown, chosen = mask_pieces(truth, 1005, random)
@@ -66,9 +66,6 @@ def test_masks_hide_replace_and_keep_in_the_stated_shares():
     assert (shown[chosen] == 7).float().mean() == pytest.approx(0.1, abs=0.01)
     assert shown[chosen].min() >= MASK
     assert shown.max() < 1005
-
-
-def test_every_sentence_is_seen_once_per_epoch():
     lengths = np.random.default_rng(1).integers(3, 9, 10_000)
     ragged = pretraining.Ragged.of([np.zeros(n, dtype=np.int64) for n in lengths])
     batches = list(pretraining._batches(ragged, np.random.default_rng(2)))

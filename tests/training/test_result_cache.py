@@ -120,15 +120,12 @@ def test_bad_input_is_told_in_the_jobs_words_and_what_was_done_before_is_kept(wo
     assert cache.read("b") is not None
 
 
-def test_what_a_listener_raises_ends_all_workers(tmp_path, monkeypatch):
+def test_what_a_listener_raises_ends_all_workers_and_no_folder_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     with pytest.raises(KeyboardInterrupt):
         run_jobs(about, JOBS, 2, said=Mock(side_effect=KeyboardInterrupt))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"file cannot be written \(.*\): choose another --cache"):
         ResultCache(tmp_path / "file", "choose another --cache")
