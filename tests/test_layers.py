@@ -67,8 +67,12 @@ def room(name: str) -> str:
 each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-def test_layers_of_the_package_are_the_known_ones() -> None:
+def test_layers_are_the_known_ones_and_no_two_files_have_one_name() -> None:
     assert {layer(name) for name in NAMES} <= {*LAYERS, "", "files", "errors", "__main__"}
+    # But for the rooms of the course, which are built alike, and the command line's, named after commands.
+    names = Counter(path.stem for path in MODULES if not room(dotted(path)).startswith("nb") and path.stem[0] != "_")
+    own = {path.stem for path in (PACKAGE / "cli").glob("*.py")}
+    assert [name for name, count in names.items() if count > 1 and name not in own] == []
 
 
 @each_module
@@ -100,13 +104,6 @@ def test_reader_of_imports_sees_lazy_and_relative_ones() -> None:
     source = "import edp_lab.cli.course\nfrom ..models import crf\ndef f():\n  from edp_lab import training"
     assert imported(source, ("edp_lab", "privacy")) == {"edp_lab.cli.course", "edp_lab.models.crf", "edp_lab.training"}
     assert imported(source, ("edp_lab", "privacy"), lazily=False) == {"edp_lab.cli.course", "edp_lab.models.crf"}
-
-
-def test_no_two_files_have_one_name() -> None:
-    """But for the rooms of the course, which are built alike, and the command line's, named after commands."""
-    names = Counter(path.stem for path in MODULES if not room(dotted(path)).startswith("nb") and path.stem[0] != "_")
-    own = {path.stem for path in (PACKAGE / "cli").glob("*.py")}
-    assert [name for name, count in names.items() if count > 1 and name not in own] == []
 
 
 @pytest.mark.parametrize(("module", "seconds"), [("edp_lab", 0.3), ("edp_lab.corpora", 2.0), ("edp_lab.privacy", 4.0)])

@@ -69,12 +69,18 @@ def private(trains: Trains) -> Path:
     return trains("private", method="edp-sgd", z0=8.0, epochs=2)
 
 
-def test_members_are_of_the_training_set_and_non_members_of_the_test_set(overfitted):
+def test_sides_are_those_of_the_split_and_one_that_leaks_makes_an_attack_worthless(overfitted):
     target = load_target(overfitted)
     data = split(target.corpus, 0)
     assert set(target.members) <= set(data.train)
     assert set(target.non_members) <= set(data.test)
     assert len(target.members) == len(target.non_members) == min(len(data.train), len(data.test))
+    attacked = attack_loss(overfitted)
+    for fault in ({"leaks": True}, {"duplicates": 3}):
+        guards = {**attacked.result.guards, **fault}
+        assert "worthless" in replace(attacked, result=replace(attacked.result, guards=guards)).verdict
+    bound = {"auc": 0.51}
+    assert "more than epsilon allows" in replace(attacked, result=replace(attacked.result, bound=bound)).verdict
 
 
 def test_a_guarantee_counts_for_utterances_that_change_places(private, trains):
@@ -97,15 +103,6 @@ def test_copies_of_a_text_are_protected_together(trains, tmp_path):
     assert target.guarantee.epsilon == pytest.approx(gdp_epsilon(target.copies / 60, 1e-4), rel=1e-6)
     narrow = auc_interval(*target.sides(attacked.scores))
     assert high - low > 1.5 * (narrow[1] - narrow[0])
-
-
-def test_a_split_that_leaks_makes_an_attack_worthless(overfitted):
-    attacked = attack_loss(overfitted)
-    for fault in ({"leaks": True}, {"duplicates": 3}):
-        guards = {**attacked.result.guards, **fault}
-        assert "worthless" in replace(attacked, result=replace(attacked.result, guards=guards)).verdict
-    bound = {"auc": 0.51}
-    assert "more than epsilon allows" in replace(attacked, result=replace(attacked.result, bound=bound)).verdict
 
 
 def test_bad_targets_are_refused_in_a_sentence(overfitted, trains, tmp_path):
@@ -134,12 +131,18 @@ def test_bad_targets_are_refused_in_a_sentence(overfitted, trains, tmp_path):
             load_target(members)
 
 
-def test_the_attack_finds_members_of_an_overfitted_model(overfitted, tmp_path):
+def test_the_paper_s_attack_and_lira_find_members_of_an_overfitted_model(overfitted, tmp_path):
     attacked = attack_shadow(overfitted, (GENERATED,), cache=tmp_path)
     low, _ = attacked.result.auc_interval
     assert low > 0.5
     assert "membership leaks" in attacked.verdict
     assert attacked.result.bound is None
+    told: list[str] = []
+    attacked = attack_lira(overfitted, shadows=8, epochs=8, cache=tmp_path, told=told.append)
+    assert attacked.result.auc_interval[0] > 0.5
+    assert told[-1] == "shadow model 8 of 8"
+    assert attacked.to_json()["shadow_epochs"] == 8
+    assert attack_loss(overfitted).result.auc_interval[0] > 0.5
 
 
 def test_noise_hides_members_and_the_bound_is_shown(private, tmp_path):
@@ -207,15 +210,6 @@ def test_shadow_attacks_refuse_what_makes_no_sense(overfitted, tmp_path):
     ):
         with pytest.raises(UsageError, match=said):
             attack_shadow(overfitted, (shadow,), **settings)
-
-
-def test_lira_finds_members_and_says_what_it_does(overfitted, tmp_path):
-    told: list[str] = []
-    attacked = attack_lira(overfitted, shadows=8, epochs=8, cache=tmp_path, told=told.append)
-    assert attacked.result.auc_interval[0] > 0.5
-    assert told[-1] == "shadow model 8 of 8"
-    assert attacked.to_json()["shadow_epochs"] == 8
-    assert attack_loss(overfitted).result.auc_interval[0] > 0.5
 
 
 def run_command(*arguments: object) -> tuple[int, str, str]:

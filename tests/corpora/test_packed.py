@@ -37,7 +37,7 @@ def both(folder: Path) -> tuple[Corpus, Corpus]:
     return load_corpus(str(folder)), generate(N, 3)
 
 
-def test_what_is_read_is_what_was_written(both) -> None:
+def test_what_is_read_is_what_was_written_and_unknown_labels_are_refused(both) -> None:
     packed, whole = both
     assert tuple(packed.utterances) == whole.utterances
     assert (packed.sha256, packed.intents, packed.tags) == (whole.sha256, whole.intents, whole.tags)
@@ -45,6 +45,14 @@ def test_what_is_read_is_what_was_written(both) -> None:
     assert tuple(packed.utterances[5:9]) == whole.utterances[5:9]
     with pytest.raises(IndexError):
         packed.utterances[N]
+    packed, _ = both
+    labels, first = Labels.of(packed), packed.utterances[0].intent
+    fewer = replace(labels, intents=tuple(i for i in labels.intents if i != first))
+    with pytest.raises(UsageError, match=f"intent '{first}'"):
+        Dataset(packed.utterances, fewer, WordFeatures())
+    tag = next(tag for u in packed.utterances for tag in u.tags if tag != "O")
+    with pytest.raises(UsageError, match="labels that the model knows"):
+        Dataset(packed.utterances, replace(labels, tags=tuple(t for t in labels.tags if t != tag)), WordFeatures())
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -94,17 +102,6 @@ def test_training_and_scores_are_those_of_the_same_corpus_in_memory(both, monkey
         monkeypatch.undo()
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
-
-
-def test_labels_that_a_model_does_not_know_are_refused_by_the_utterance(both) -> None:
-    packed, _ = both
-    labels, first = Labels.of(packed), packed.utterances[0].intent
-    fewer = replace(labels, intents=tuple(i for i in labels.intents if i != first))
-    with pytest.raises(UsageError, match=f"intent '{first}'"):
-        Dataset(packed.utterances, fewer, WordFeatures())
-    tag = next(tag for u in packed.utterances for tag in u.tags if tag != "O")
-    with pytest.raises(UsageError, match="labels that the model knows"):
-        Dataset(packed.utterances, replace(labels, tags=tuple(t for t in labels.tags if t != tag)), WordFeatures())
 
 
 @pytest.mark.parametrize("name", ["words.npy", "offsets.npy", "words.txt", "meta.json"])

@@ -117,12 +117,6 @@ def test_a_bad_value_is_one_sentence_and_the_last_result_stays(panel: Panel) -> 
             assert panel.error_box.value == ""
 
 
-@every_panel
-def test_figures_say_what_their_axes_are_and_need_no_colour(panel: Frame) -> None:
-    for figure in getattr(panel, "figures", ()):
-        assert_readable(figure)
-
-
 def assert_readable(figure: go.Figure) -> None:
     """Every axis has a title, the caption's lines are short, and no two lines of a legend differ by colour alone.
 
@@ -149,7 +143,7 @@ def assert_readable(figure: go.Figure) -> None:
 
 
 @every_panel
-def test_heading_says_what_one_is_looking_at_and_sliders_have_labels_and_units(panel: Frame) -> None:
+def test_headings_sliders_and_axes_say_what_they_are_and_need_no_colour(panel: Frame) -> None:
     heading = panel.children[1].value
     assert re.search(r"<h3>.+</h3>What am I looking at\? ", heading)
     for control in getattr(panel, "controls", {}).values():
@@ -158,6 +152,8 @@ def test_heading_says_what_one_is_looking_at_and_sliders_have_labels_and_units(p
             assert slider.description
             assert box.tooltip
             assert isinstance(unit, widgets.Label)
+    for figure in getattr(panel, "figures", ()):
+        assert_readable(figure)
 
 
 @with_sliders

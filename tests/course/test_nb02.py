@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.nb02_dp_sgd import compute, panels
 from edp_lab.course.nb02_dp_sgd.compute import (
     CLIPS,
@@ -229,6 +228,4 @@ def in_place(gradients: Tensor, C: float) -> Tensor:
     return torch.nan_to_num(gradients)
 
 
-@pytest.mark.parametrize("clip", [in_numpy, in_place])
-def test_a_clip_is_judged_by_what_it_returns(clip: Any) -> None:
-    assert mark(exercises("02")["clip"], clip, 0).status == "solved"
+RIGHT = {"clip": (in_numpy, in_place)}

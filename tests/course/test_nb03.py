@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.nb03_edp_sgd import compute, panels
 from edp_lab.course.nb03_edp_sgd.compute import (
     CLAIMED,
@@ -213,5 +212,4 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
-def test_words_of_a_prediction_may_be_written_in_any_case() -> None:
-    assert mark(exercises("03")["devices"], ["Stays", "RISES "], 0).status == "solved"
+RIGHT = {"devices": (["Stays", "RISES "],)}  # in any case

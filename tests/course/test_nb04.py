@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 
-from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.kit.inputs import AS_PRINTED, PUBLIC_ALPHA, SOUND
 from edp_lab.course.nb04_cost import compute, panels
 from edp_lab.course.nb04_cost.compute import RunBill, behind, privacy_loss, run_bill, sampling
@@ -300,6 +299,4 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_bound_that_holds_is_a_right_bill_too() -> None:
-    bound = billed(right, ReshufflingZCDP)
-    assert [mark(exercises("04")["bill"], bound, seed).status for seed in range(5)] == ["solved"] * 5
+RIGHT = {"bill": (billed(right, ReshufflingZCDP),)}  # a bound that holds

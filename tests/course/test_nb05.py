@@ -40,7 +40,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_a_look_counts_what_is_there(home: str) -> None:
+def test_a_look_counts_what_is_there_and_the_majority_misses_every_slot(home: str) -> None:
     look, corpus = look_at(home, seed=3), load_corpus(home)
     texts = [u.text for u in corpus.utterances]
     assert sum(look.parts.values()) == len(texts) == len(look.lengths) == 120
@@ -52,9 +52,6 @@ def test_a_look_counts_what_is_there(home: str) -> None:
     assert compute.pattern(anna) == ("call", "<name>", "at", "<place>")
     assert compute.pattern(Utterance(("hello",), None, "greet")) == ("hello",)
     assert look.patterns == 1.0  # every song is new, "play <song> now" is not
-
-
-def test_majority_is_the_training_sets_and_misses_every_slot() -> None:
     train = [Utterance(("a",), ("B-x",), "often")] * 3 + [Utterance(("b",), ("O",), "rare")]
     test = [Utterance(("c", "d"), ("B-x", "B-x"), "rare"), Utterance(("e",), ("O",), "often")]
     scores = compute.majority_scores(train, test)

@@ -1,7 +1,6 @@
 """Notebook 06: measured runs are real runs, what panels say of them is what mechanisms and accountants say, and what
 students get wrong is found. What holds for all panels is in `test_contract`."""
 
-import json
 import math
 import shlex
 import threading
@@ -25,6 +24,7 @@ from edp_lab.training import TrainConfig, train
 from tests.course.conftest import report, source
 from tests.course.examples import Wrong
 from tests.course.test_contract import assert_readable
+from tests.training.own_corpus import write_corpus
 
 DELTA = 2e-4
 
@@ -37,11 +37,7 @@ def grid() -> Grid:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     """Two epochs on a corpus of 400 short commands."""
-    rows = [
-        {"tokens": ["call", f"n{k % 40}", str(k)], "tags": ["O", "B-x", "O"], "intent": "ab"[k % 2]} for k in range(400)
-    ]
-    path = tmp_path_factory.mktemp("corpus") / "commands.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
+    path = write_corpus(tmp_path_factory.mktemp("corpus") / "commands.jsonl", 400)
     return replace(BASE, corpus=str(path), epochs=2, z0=0.01)
 
 

@@ -27,7 +27,7 @@ OTHERS = {"num_devices": 1, "z0": 0.5, "micro_batch": 1, "training": 100_000, "d
 FOUND = read_table()
 
 
-def test_without_a_filter_all_rows_are_there_counted_and_drawn_from_the_evidence() -> None:
+def test_a_filter_lets_pass_what_it_says_and_without_one_all_rows_are_there() -> None:
     view = compute.view(FOUND)
     assert view.entries == FOUND.entries
     assert view.selected is FOUND.entries[0]
@@ -35,9 +35,6 @@ def test_without_a_filter_all_rows_are_there_counted_and_drawn_from_the_evidence
     spans = {span.entry.id: span for span in view.spans}
     assert list(spans) == [name for name, claim in registry().items() if claim.pair is not None]
     assert (spans["T1"].claimed, spans["T1"].found) == pytest.approx((2.5, 1287), abs=0.5)
-
-
-def test_a_filter_lets_pass_what_it_says_and_a_row_that_does_not_pass_gives_way() -> None:
     for document, letter in (("paper", "P"), ("thesis", "T")):
         assert {entry.id[0] for entry in compute.view(FOUND, document).entries} == {letter}
     failed = compute.view(FOUND, verdict="does not hold").entries

@@ -111,14 +111,11 @@ class Counting(RunPanel):
         self.command.value = f"count to {task}"
 
 
-def test_a_command_is_shown_once_there_is_one() -> None:
+def test_a_command_is_shown_once_there_is_one_in_a_box_that_grows_and_never_shrinks() -> None:
     panel = Counting("Count", "It counts.", rows=1)
     assert panel.children[-1].children == ()
     panel.run(wait=True)
     assert panel.children[-1].children[-1] is panel.command
-
-
-def test_command_box_grows_until_the_whole_command_is_seen_and_never_shrinks() -> None:
     box = command_box(2)
     box.value = "edp-lab attack lira"
     assert box.rows == 2

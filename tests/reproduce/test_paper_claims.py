@@ -306,14 +306,11 @@ def test_runs_side_by_side_are_those_of_one_process_and_an_end_ends_them(one_epo
     assert all(rank.poll() is not None for worker in ranks for rank in worker._ranks)
 
 
-def test_one_utterance_moves_the_norms_of_the_first_gradient(one_epoch):
+def test_norms_follow_one_utterance_and_both_trainings(one_epoch):
     norms, neighbour = runs.first_gradient_norms(), runs.first_gradient_norms(3)
     assert norms == runs.first_gradient_norms()
     assert norms.keys() == neighbour.keys()
     assert mechanism.p4_private_scales(norms, neighbour).verdict == FAILS
-
-
-def test_norms_are_followed_through_both_trainings():
     random, tuned = runs.gradient_norms(1)
     assert random.shape == tuned.shape
     assert random.min() > 0

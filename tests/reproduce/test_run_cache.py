@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -37,6 +36,7 @@ from edp_lab.reproduce.run_cache import (
 from edp_lab.training import TrainConfig
 from edp_lab.training.pretraining import pretrain_bert
 from edp_lab.training.result_cache import NUMERICS, ResultCache
+from tests.training.own_corpus import write_corpus
 
 JOBS = """
 import sys
@@ -66,15 +66,7 @@ def key_of(job: Job, out: Path) -> str:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> str:
-    draw = np.random.default_rng(0)
-    rows = [
-        {"tokens": ["call", str(draw.integers(9)), str(k)], "tags": ["O", "B-name", "B-number"], "intent": "call"}
-        if draw.random() < 0.5
-        else {"tokens": ["play", "song", str(k)], "tags": ["O", "O", "B-title"], "intent": "play"}
-        for k in range(160)
-    ]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(tmp_path / "own.jsonl")
+    return str(write_corpus(tmp_path / "own.jsonl", 160))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills by signals")
@@ -265,7 +257,7 @@ def test_networks_start_from_a_published_encoders_words_and_first_layers(publish
     start = made(layers_of(published, 1), CORPUS, tmp_path, Inputs())
     assert len(load_bert(str(start))[0].encoder.layer) == 1
     assert made(layers_of(published, 1), CORPUS, tmp_path, Inputs()) == start
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.iterdir())) == 2  # of words, and of the first layers
     with pytest.raises(UsageError, match=r"the public encoder .* cannot be used.* has 2 layers"):
         made(layers_of(published, 3), CORPUS, tmp_path, Inputs())
 

@@ -87,10 +87,12 @@ def test_on_mnist_the_correlation_is_045_where_081_is_printed(real_data):
     assert evidence.verdict == FAILS
 
 
-def test_phases_in_series_are_two_coins_on_two_coins():
+def test_phases_in_series_and_the_printed_tail_by_hand():
     """3/4 * 3/4 + 1/4 * 1/4 = 5/8 truth: ln(5/3)."""
     assert composition.in_series([math.log(3)] * 2) == pytest.approx(math.log(5 / 3))
     assert composition.in_series([1e6, 7.0]) == 7.0
+    fitting = noise.t21_loss_tail().measured["variance_with_that_tail"]
+    assert noise.t21_loss_tail(fitting).verdict == HOLDS
 
 
 @settings(deadline=None)
@@ -105,7 +107,7 @@ def test_phases_in_series_multiply_the_tanh_of_half_epsilon(epsilons):
         assert total == pytest.approx(response_epsilon(truth), rel=1e-6, abs=1e-9)
 
 
-def test_a_unanimous_vote_survives_as_often_as_in_a_simulation():
+def test_votes_and_two_circles_agree_with_simulations():
     m = noise.t13_noisy_votes().measured
     votes = np.zeros((100_000, 10))
     votes[:, 3] = 10
@@ -113,9 +115,6 @@ def test_a_unanimous_vote_survives_as_often_as_in_a_simulation():
         chosen = report_noisy_max(votes, 1, 0.2, np.random.default_rng(4), Noise.LAPLACE, monotone)
         assert np.mean(chosen == 3) == pytest.approx(m[name], abs=0.006)
     assert noise.t13_noisy_votes(voters=0).measured["right_at_scale_1_over_epsilon"] == pytest.approx(0.1)
-
-
-def test_the_best_classifier_of_two_circles_agrees_with_a_simulation():
     rng = np.random.default_rng(3)
     radius = rng.choice([0.8, 1.0], 200_000)
     x, y = radius + rng.normal(0, 0.15, radius.size), rng.normal(0, 0.15, radius.size)
@@ -131,11 +130,6 @@ def test_eq_2_17_as_printed_promises_no_more_than_is_true(epsilon, releases, sla
     """Below 1 its root is larger than the theorem's; from ln 2 on its first term alone is the plain sum."""
     best = composition.best_composition(epsilon, 0.0, releases, slack).epsilon
     assert composition._eq_2_17(epsilon, releases, slack) >= best * (1 - 1e-9)
-
-
-def test_the_variance_whose_tail_is_printed_has_it():
-    fitting = noise.t21_loss_tail().measured["variance_with_that_tail"]
-    assert noise.t21_loss_tail(fitting).verdict == HOLDS
 
 
 @pytest.fixture(scope="module")

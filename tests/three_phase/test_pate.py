@@ -155,7 +155,7 @@ STARTS = {1.5: (2.8, 2.6, 427), 15: (4.8, 4.0, 4.7), 1500: (9.6, 8.8, 6.0), 1500
 
 
 class TestPublishedFigures:
-    def test_pate_2017_worked_example_of_its_analysis(self):
+    def test_pate_2017_worked_example_and_naive_composition(self):
         """100 teachers who agree on each of 100 queries, gamma 0.1, delta 1e-5: 1.52655 against 11.75646.
 
         As printed by the analysis code of the paper in its PySyft version, with 8 moments.
@@ -163,8 +163,12 @@ class TestPublishedFigures:
         rdp = 100 * laplace_bound(unanimous(100), 10.0)
         assert moments_epsilon(rdp) == pytest.approx(1.52655213289881, rel=1e-10)
         assert moments_epsilon(100 * pure_rdp(0.2)) == pytest.approx(11.756462732485105, rel=1e-10)
+        # 1000 labels at gamma 0.05: "still epsilon = 26" by strong composition, where ours rounds nothing off.
+        found = composed_epsilons(Aggregator(Vote.LAPLACE, 20.0), 1000, 1e-5)
+        assert found["advanced composition"] == pytest.approx(26, abs=0.5)
+        assert found["Renyi DP"] < found["zCDP"] < found["advanced composition"] < found["plain sum"]
 
-    def test_pate_2017_mnist_lies_between_agreement_and_any_votes(self):
+    def test_mnist_of_both_papers_lies_between_agreement_and_any_votes(self):
         """250 teachers, scale 20, 100 queries: published 2.04 for votes that we do not have.
 
         By the theorem with 8 moments, teachers who agree would give at least ln(1e5) / 8 = 1.44 and any votes at most
@@ -175,15 +179,7 @@ class TestPublishedFigures:
         assert (least, most) == (pytest.approx(1.4423, abs=1e-3), pytest.approx(5.3026, abs=1e-4))
         halves = [moments_epsilon(100 * laplace_bound([g, *[0] * 9], 20.0)) for g in (100, 150)]
         assert halves[0] > 2.04 > halves[1]
-
-    def test_pate_2017_naive_composition(self):
-        """1000 labels at gamma 0.05: "still epsilon = 26" by strong composition, where ours rounds nothing off."""
-        found = composed_epsilons(Aggregator(Vote.LAPLACE, 20.0), 1000, 1e-5)
-        assert found["advanced composition"] == pytest.approx(26, abs=0.5)
-        assert found["Renyi DP"] < found["zCDP"] < found["advanced composition"] < found["plain sum"]
-
-    def test_pate_2018_mnist_lies_between_agreement_and_any_votes(self):
-        """T = 200, sigma 150 and 40, 286 of 640 queries answered: published 1.97 for votes that we do not have."""
+        # T = 200, sigma 150 and 40, 286 of 640 queries answered: published 1.97 for votes that we do not have.
         aggregator = Aggregator(Vote.CONFIDENT, noise=40.0, threshold=200.0, threshold_noise=150.0)
         account = account_votes(aggregator, np.tile(unanimous(250), (640, 1)), DELTA)
         assert account.data_dependent_epsilon < 1.97 < account.epsilon
@@ -225,7 +221,7 @@ class TestPublishedFigures:
 
 
 class TestComposition:
-    def test_labels_of_the_thesis_by_hand(self):
+    def test_labels_of_the_thesis_and_gaussian_labels_by_hand(self):
         """9000 queries, 0.2 each: 9000 * 0.2; rho = 9000 * 0.2^2 / 2 = 180, rho + 2 sqrt(rho ln 1e5); T12."""
         aggregator = Aggregator.for_epsilon("laplace", 0.2, DELTA, 10)
         account = account_votes(aggregator, np.tile(unanimous(10), (9000, 1)), DELTA)
@@ -234,9 +230,7 @@ class TestComposition:
         assert account.composed["zCDP"] == pytest.approx(180 + 2 * math.sqrt(180 * math.log(1e5)))
         assert account.epsilon == pytest.approx(270.0, abs=0.1)
         assert account.data_dependent_epsilon == account.epsilon
-
-    def test_gaussian_labels_by_hand(self):
-        """540 queries of sigma 20: mu = sqrt(2 * 540) / 20, delta(epsilon) by its formula with 40 digits."""
+        # 540 queries of sigma 20: mu = sqrt(2 * 540) / 20, delta(epsilon) by its formula with 40 digits.
         account = account_votes(Aggregator("gaussian", 20.0), np.tile(unanimous(10), (540, 1)), DELTA)
         with mpmath.workdps(40):
             mu, e = mpmath.sqrt(1080) / 20, mpmath.mpf(account.epsilon)

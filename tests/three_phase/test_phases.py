@@ -158,7 +158,7 @@ def test_phases_can_be_left_out(chosen, parts, voters):
     assert json.loads(json.dumps(found.as_json(), allow_nan=False))
 
 
-def test_processes_give_the_same_networks_as_one(record):
+def test_processes_seeds_and_secret_ones_give_the_same_networks_or_others(record):
     events: list[Event] = []
     other = run_three_phase(replace(QUICK, workers=2), FEW, events.append)
     assert other.seconds["processes"] == 2
@@ -166,9 +166,6 @@ def test_processes_give_the_same_networks_as_one(record):
     assert [part.scores for part in other.parts] == [part.scores for part in record.parts]
     told = {event.part for event in events if event.epoch == event.epochs == 2}
     assert {PLAIN, ONE, "instructor 1", "instructor 3", UNDERSTUDY} <= told
-
-
-def test_seeds_decide_and_secret_ones_do_not_repeat(record):
     assert run_three_phase(QUICK, FEW).digest == record.digest
     assert run_three_phase(replace(QUICK, seed=1), FEW).digest != record.digest
     secret = [run_three_phase(replace(QUICK, phases=(1, 3), private_seed=True), FEW) for _ in range(2)]

@@ -52,7 +52,7 @@ def test_dp_sgd_is_the_naive_loop_made_fast(corpus, encoder, model, precision):
     torch.testing.assert_close(fast, naive, rtol=0, atol=1e-10 if precision == "float64" else 2e-5)
 
 
-def test_the_ladder_ends_at_dp_sgd(corpus):
+def test_the_ladder_ends_at_dp_sgd_and_its_noise_grows_only_through_the_divisor(corpus):
     """With micro-batches of one utterance, eDP-SGD takes DP-SGD's steps, however many devices there are."""
     shared = {"precision": "float64", "sampling": "shuffle"}
     per_example = after(corpus, 3, method="dp-sgd", **shared)
@@ -60,6 +60,12 @@ def test_the_ladder_ends_at_dp_sgd(corpus):
         ladder = after(corpus, 3, micro_batch_size=1, num_devices=devices, **shared)
         torch.testing.assert_close(ladder, per_example, rtol=0, atol=1e-10)
     assert not torch.allclose(after(corpus, 3, micro_batch_size=2, **shared), per_example, atol=1e-6)
+    # Smaller micro-batches: more of them, so less noise on the mean at the same z.
+    loaded, stds = load_corpus(corpus), []
+    for size in (None, 4, 2):
+        run = Trainer(config(corpus, micro_batch_size=size, num_devices=2), loaded, split(loaded, 0))
+        stds.append(run.private.noise_stds(0)[0])
+    assert [larger / smaller for larger, smaller in pairwise(stds)] == pytest.approx([2, 2])
 
 
 @pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
@@ -93,12 +99,3 @@ def test_no_clip_is_shared_by_more_utterances_than_are_accounted_for(n, sampling
     assert mechanism.sensitivity() == mechanism.clip_norm * (1 if mechanism.micro_batch_size == 1 else 2)
     assert mechanism.sampling_rate == (batches.sampling_rate if sampling == "poisson" else None)
     assert mechanism.releases_per_epoch >= (batches.steps_per_epoch if sampling == "poisson" else 1)
-
-
-def test_noise_grows_down_the_ladder_only_through_the_divisor(corpus):
-    """Smaller micro-batches: more of them, so less noise on the mean at the same z."""
-    loaded, stds = load_corpus(corpus), []
-    for size in (None, 4, 2):
-        run = Trainer(config(corpus, micro_batch_size=size, num_devices=2), loaded, split(loaded, 0))
-        stds.append(run.private.noise_stds(0)[0])
-    assert [larger / smaller for larger, smaller in pairwise(stds)] == pytest.approx([2, 2])
