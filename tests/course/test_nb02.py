@@ -14,16 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edp_lab.course.nb02_dp_sgd import compute, panels
-from edp_lab.course.nb02_dp_sgd.compute import (
-    CLIPS,
-    DELTA,
-    STEPS,
-    cloud,
-    denominators,
-    per_example,
-    training,
-    tuned,
-)
+from edp_lab.course.nb02_dp_sgd.compute import CLIPS, DELTA, STEPS, cloud, denominators, per_example, training, tuned
 from edp_lab.privacy import Mechanism, gdp_epsilon
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.three_phase.clipping import as_printed, by_norm, by_value, clipped_mean, normalising

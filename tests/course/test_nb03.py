@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from edp_lab.course.nb03_edp_sgd import compute, panels
-from edp_lab.course.nb03_edp_sgd.compute import (
-    CLAIMED,
-    PRINTED,
-    SOUND,
-    GradientHistory,
-    decayed,
-    promise,
-    stages,
-)
+from edp_lab.course.nb03_edp_sgd.compute import CLAIMED, PRINTED, SOUND, GradientHistory, decayed, promise, stages
 from edp_lab.privacy import Decay, Mechanism, claimed_epsilon, gdp_epsilon, true_epsilon
 from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import release
