@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -156,7 +158,9 @@ def test_what_was_judged_before_a_crash_stays_and_its_names_are_there_after_it(c
 
 in_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 FORGED = '{"exercise": "delta", "status": "solved", "message": ""}\n{"value": "solved"}\n'
-ATTACKS = {  # the cell, PROOF being a file that must never be; the status, and what its message says
+ATTACKS: dict[
+    str, tuple[str, str | tuple[str, ...]]
+] = {  # the cell, PROOF being a file that must never be; the status, and what its message says
     "writes verdicts into every file": (
         "for name in ('verdicts', 'job.json', *os.listdir()):\n"
         "    with open(name, 'a') as file: file.write(FORGED)\n"
@@ -189,7 +193,7 @@ ATTACKS = {  # the cell, PROOF being a file that must never be; the status, and 
     "kills its parent": ("os.kill(os.getppid(), 9)\ntime.sleep(60)", "crashed, the process that ran it ended"),
     "forks": (
         "for _ in range(100):\n    if not os.fork():\n        time.sleep(60)\ntime.sleep(60)",
-        "crashed, it started more than 64 processes",
+        ("crashed, it started more than 64 processes", "wrong, your code stops with BlockingIOError"),
     ),
     "leaves an orphan of an orphan": (
         "for _ in range(3):\n    if not os.fork(): os.setsid()\n    else: os._exit(0)\n"
@@ -250,6 +254,20 @@ def test_harm_neither_forges_a_verdict_nor_outlives_its_grading(
     if "PROOF" in cell:
         time.sleep(1.6)
         assert not (tmp_path / "proof").exists()
+
+
+def test_a_grading_that_is_ended_ends_what_it_has_started(course: Path, tmp_path: Path) -> None:
+    sleeps = "import subprocess, time\nsubprocess.Popen(['sleep', '99'], start_new_session=True)"
+    submit(course, tmp_path / "eve", delta=f"{sleeps}\nopen({str(tmp_path / 'begun')!r}, 'w')\ntime.sleep(60)")
+    command = [sys.executable, "-m", "edp_lab", "course", "grade", str(tmp_path), "--notebooks", str(course)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as grading:
+        while not (tmp_path / "begun").exists() and grading.poll() is None:
+            time.sleep(0.1)
+        started = psutil.Process(grading.pid).children(recursive=True)
+        grading.terminate()
+        assert grading.wait(60) == 130
+    assert len(started) == 3  # the submission, its parent and its child
+    assert not any(process.is_running() for process in started)
 
 
 BURGLARY = """

@@ -269,16 +269,21 @@ def _scratch() -> Iterator[Path]:
 
 def _environment(home: Path) -> dict[str, str]:
     """All that a submission's process finds there."""
-    folders = [PACKAGE.parent, *([Path(site.getusersitepackages())] if site.ENABLE_USER_SITE else [])]
     return {
         "HOME": str(home),
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": "1",
         "PATH": os.defpath,
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        "PYTHONPATH": os.pathsep.join(map(str, _packages())),
         "TMPDIR": str(home),
     }
+
+
+def _packages() -> list[Path]:
+    """Where this package is, and others, if not in folders that Python finds by itself."""
+    given = [Path(folder).absolute() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    return [PACKAGE.parent, *given, *([Path(site.getusersitepackages())] if site.ENABLE_USER_SITE else [])]
 
 
 def _sandbox(hidden: Collection[Path] | None) -> list[str]:
@@ -289,8 +294,8 @@ def _sandbox(hidden: Collection[Path] | None) -> list[str]:
     words = ["bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--proc", "/proc", "--dev", "/dev"]
     for folder in ("/tmp", "/dev/shm"):
         words += ["--size", str(FILE), "--tmpfs", folder]
-    shown = [*map(Path, SYSTEM), Path(sys.prefix), Path(sys.base_prefix), PACKAGE, comes_with("data")]
-    shown += [Path(site.getusersitepackages())] if site.ENABLE_USER_SITE else []
+    others = [folder for folder in _packages() if folder != PACKAGE.parent]
+    shown = [*map(Path, SYSTEM), Path(sys.prefix), Path(sys.base_prefix), *others, PACKAGE, comes_with("data")]
     for path in shown:
         words += ["--ro-bind-try", str(path), str(path)]
     for path in hidden:
