@@ -18,7 +18,6 @@ Linux, orphans are not found.
 from __future__ import annotations
 
 import base64
-import getpass
 import json
 import os
 import shutil
@@ -155,12 +154,7 @@ class Submission:
             raise Ended("crashed", f"it took more than {MEMORY / 1e9:g} GB of memory")
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "value": decode,
-    "function": base64.b64decode,
-    "stopped": str,
-    "open": str,
-}
+_READERS: dict[str, Callable[[Any], Any]] = {"value": decode, "function": base64.b64decode, "stopped": str, "open": str}
 
 
 class _Function:
@@ -187,7 +181,8 @@ def confined(setup: str, seed: int, timeout: float, hidden: Collection[Path] | N
     Raises:
         UsageError: `setup` fails.
     """
-    limits = {"CORE": 0, "CPU": IMPORTING + int(timeout), "DATA": MEMORY, "FSIZE": FILE, "NPROC": _tasks() + PROCESSES}
+    tasks = sum(process.info["num_threads"] or 0 for process in psutil.process_iter(["num_threads"]))
+    limits = {"CORE": 0, "CPU": IMPORTING + int(timeout), "DATA": MEMORY, "FSIZE": FILE, "NPROC": tasks + PROCESSES}
     ours, theirs = socket.socketpair()
     with _scratch() as folder, ours, theirs, _adopting() as spared:
         process = subprocess.Popen(
@@ -237,22 +232,14 @@ def _adopting() -> Iterator[Collection[psutil.Process]]:
 def _started(spared: Collection[psutil.Process]) -> list[psutil.Process]:
     """The descendants of this process, other than the spared ones and theirs."""
     children = defaultdict(list)
-    for process in psutil.process_iter():
+    for pid in psutil.pids():  # `process_iter` would miss one whose number has been another's
         with suppress(psutil.Error):
+            process = psutil.Process(pid)
             children[process.ppid()].append(process)
     found = [child for child in children[os.getpid()] if child not in spared]
     for process in found:  # which grows meanwhile
         found += children[process.pid]
     return found
-
-
-def _tasks() -> int:
-    """What counts against the system's limit on a user's processes: their threads."""
-    count = 0
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            count += process.num_threads() if process.uids().real == os.getuid() else 0
-    return count
 
 
 # ---- Where it runs ---------------------------------------------------------------------------------------------------
@@ -325,7 +312,8 @@ def terms(timeout: float, sandbox: bool) -> str:
     if sandbox:
         return f"The submissions' code is executed in bubblewrap, without network and without your files. {limits}"
     cure = "give --sandbox" if shutil.which("bwrap") else "install bubblewrap and give --sandbox, or use a container"
+    who = psutil.Process().username()
     return (
-        f"The submissions' code is executed as {getpass.getuser()}: it can read and change your files and use the "
-        f"network ({cure}). {limits}"
+        f"The submissions' code is executed as {who}: it can read and change your files and use the network ({cure}). "
+        f"{limits}"
     )
