@@ -11,12 +11,15 @@ from edp_lab.course.kit.controls import choice, number
 from edp_lab.course.kit.panel import Panel
 from edp_lab.course.kit.text import html_table
 
-__all__ = ["EVIL", "draw", "fig", "html_table", "show"]  # for the notebook
+__all__ = ["EVIL", "TEX", "draw", "fig", "html_table", "show"]  # for the notebook
 
 RUN = "(window.pwned=1)"
 SHORT = f"<svg onload={RUN}>"
 NAME = f"""'"><img src=x onerror="{RUN}">{SHORT}<a href="javascript:{RUN}">click"""  # a file may be called so
 EVIL = f"{NAME}</a></script></title></textarea><script>{RUN}</script><a href='https://a.org'>away</a>"
+
+
+TEX = r"$\href{https://a.org}{away}$"  # Jupyter reads formulas, and links in them, in HTML
 
 
 def draw(result: Any) -> fig.Figure:

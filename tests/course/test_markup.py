@@ -207,7 +207,7 @@ def test_names_from_outside_stay_text(shown: str, corpus: str):
 CLICKED = """
 const first = [{curveNumber: 0, pointNumber: 0}];
 document.querySelectorAll('.js-plotly-plot').forEach(plot => window.Plotly?.Fx.hover(plot, first));
-const links = [...document.querySelectorAll('svg a, .edp-panel a, [href^=javascript]')];
+const links = [...document.querySelectorAll('svg a, .edp-panel a, .jp-OutputArea table a, [href^=javascript]')];
 links.forEach(link => link.dispatchEvent(new MouseEvent('click', {bubbles: true})));
 return [Boolean(window.pwned), links.map(link => link.outerHTML), document.body.textContent.includes('window.pwned')];
 """
@@ -258,7 +258,7 @@ def test_no_script_runs_in_the_live_lab(browser: browsing.Chrome, tmp_path: Path
         "from tests.course.hostile import *\nfrom edp_lab.course.kit.theme import activate\nactivate()",
         "panel = show()\npanel",
         "panel.set(a=2.0)\nprint(EVIL)\nfig.go.Figure(draw(None))",
-        "html_table([[EVIL], [EVIL]])",
+        "html_table([[EVIL], [TEX]])",
         "EVIL",
         "raise ValueError(EVIL)",
     ]

@@ -28,7 +28,7 @@ class Html(Markup):
     """
 
     def _repr_html_(self) -> str:
-        return str(self)
+        return f'<div class="mathjax_ignore">{self}</div>'  # Jupyter would read what stands between dollars as TeX
 
 
 CELL = Html('style="text-align:left; vertical-align:top; white-space:normal"')  # how a cell of a table looks
