@@ -26,7 +26,7 @@ from edp_lab.cli.options import (
     numbers,
     write_text,
 )
-from edp_lab.cli.output import bar, print_json, table, words
+from edp_lab.cli.output import bar, doing, print_json, table, words
 from edp_lab.errors import UsageError
 
 LONG, LONG_KEYS, LONG_AUDITS = 100_000, 3_000_000, 2_000  # of verify --long
@@ -118,8 +118,8 @@ def steps(
 
     counts = numbers("--gpus", gpus, "1,8"), numbers("--processes", processes, "1,8")
     task = Task(corpus, model, tuple(methods.split(",")), *counts, batch_size, rounds, threads, size, device)
-    with Console(stderr=True).status("starting") as status:
-        rows = bench_steps(task, status.update)
+    with doing("starting") as say:
+        rows = bench_steps(task, say)
     if as_json:
         _print_rows(rows, None)
         return
@@ -136,7 +136,7 @@ def steps(
     )
     caption = "seconds: median; x SGD: median of the ratios within a round"
     framed: dict[str, Any] = {"box": HEAVY_HEAD, "show_edge": True, "pad_edge": True, "padding": (0, 0, 0, 1)}
-    Console().print(table(lines, title=title, caption=caption, **framed))
+    Console(markup=False).print(table(lines, title=title, caption=caption, **framed))
 
 
 @bench_app.command()
@@ -148,8 +148,8 @@ def start(
     from edp_lab.reproduce.bench.start import bench_start
 
     line = "{start:<24} {seconds:6.2f} s, of the processor {processor_seconds:6.2f} s"
-    with Console(stderr=True).status("starting") as status:
-        rows = bench_start(rounds, progress=status.update)
+    with doing("starting") as say:
+        rows = bench_start(rounds, progress=say)
     _print_rows(rows, None if as_json else line.format_map)
 
 
@@ -173,8 +173,8 @@ def attacks(
         found = ", ".join(f"{name} {brief(value)}" for name, value in row["found"].items())
         return f"{row['attack']:<24} {row['seconds']:8.1f} s  {found}"
 
-    with Console(stderr=True).status("loading") as status:
-        rows = bench_attacks(run, shadows, shadow_size, shadow_epochs, status.update)
+    with doing("loading") as say:
+        rows = bench_attacks(run, shadows, shadow_size, shadow_epochs, say)
         _print_rows(rows, None if as_json else line)
 
 
@@ -194,8 +194,8 @@ def images(
 
     ratio = "{ratio_to_adam:.2f} x Adam ({ratio_spread[0]:.2f} to {ratio_spread[1]:.2f})"
     line = "{method:<14} {seconds:8.3f} s a step  " + ratio + "  {seconds_per_epoch:6.1f} s an epoch"
-    with Console(stderr=True).status("starting") as status:
-        rows = bench_image(model, batch_size, rounds, threads, tuple(methods.split(",")), status.update)
+    with doing("starting") as say:
+        rows = bench_image(model, batch_size, rounds, threads, tuple(methods.split(",")), say)
     _print_rows(rows, None if as_json else line.format_map)
 
 
@@ -222,8 +222,8 @@ def panels(
         painted = "" if row["browser_ms_p95"] is None else f"{row['browser_ms_p95']:6.0f} ms"
         return f"{row['notebook']:<26} {row['kernel_ms_p95']:6.1f} ms {painted:>9}  {row['panel']}"
 
-    with Console(stderr=True).status("starting") as status:
-        rows = bench_panels(course_notebooks(notebooks_dir, names_in(only)), moves, browser_moves, status.update)
+    with doing("starting") as say:
+        rows = bench_panels(course_notebooks(notebooks_dir, names_in(only)), moves, browser_moves, say)
         _print_rows(map(asdict, rows), None if as_json else line)
 
 
@@ -240,8 +240,8 @@ def scale(
 
     trained = "{microseconds_per_utterance:.0f} us each in training, {peak_memory_mb:.0f} MB"
     line = "{utterances:>10,} utterances: generated in {generate_seconds:.1f} s, " + trained
-    with Console(stderr=True).status("starting") as status:
-        rows = bench_scale(numbers("--sizes", sizes, "1,8"), steps, size, threads, status.update)
+    with doing("starting") as say:
+        rows = bench_scale(numbers("--sizes", sizes, "1,8"), steps, size, threads, say)
         last = _print_rows(rows, None if as_json else line.format_map)[-1]
     for guess in () if as_json else last["extrapolation"]:
         print(f"extrapolated, {guess['network']}: {guess['epoch_seconds']:.0f} s an epoch of {last['utterances']:,}")

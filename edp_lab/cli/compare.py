@@ -281,7 +281,7 @@ def latex_of(comparison: Comparison) -> str:
     rows = [[_latex(column.text(run)) for column in kept] for run in comparison.runs]
     head, *lines = (" & ".join(row) + r" \\" for row in (titles, *rows))
     places = "".join("r" if column.number else "l" for column in kept)
-    said = "".join(f"% {comment}\n" for comment in comments if comment)
+    said = "".join(f"% {' '.join(comment.split())}\n" for comment in comments if comment)  # a name may have two lines
     return said + TABULAR % (places, head, "\n".join(lines))
 
 

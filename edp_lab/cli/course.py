@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from edp_lab.cli.options import App, output_folder
 from edp_lab.cli.output import print_json
@@ -106,7 +107,7 @@ def grade(
     if as_csv:
         table.writerow(field.name for field in fields(Grade))
     for place, seed in seeds.items():
-        with console.status(place.name):
+        with console.status(Text(place.name)):
             grades = grader.grade(place, seed)
         tell(place.name, grades)
     for row in strays(folder):
@@ -322,7 +323,7 @@ def listening(total: int, quiet: bool = False) -> Iterator[Callable[[CellBegun |
     from edp_lab.course.publish.runner import NotebookRun
 
     console, ended = Console(stderr=quiet), 0
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         running: dict[Path, TaskID] = {}
 

@@ -19,6 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn
 from rich.table import Table
+from rich.text import Text
 
 from edp_lab.errors import UsageError
 
@@ -140,6 +141,13 @@ class Tell(Protocol):
 
 
 @contextmanager
+def doing(first: str) -> Iterator[Callable[[str], None]]:
+    """Says on standard error, on a terminal, what is being done; names stay names, in which rich reads no markup."""
+    with Console(stderr=True).status(Text(first)) as status:
+        yield lambda line: status.update(Text(line))
+
+
+@contextmanager
 def telling(first: str = "loading") -> Iterator[Tell]:
     """Says on standard error what is being done: on a terminal in one changing line, else a line each.
 
@@ -149,10 +157,10 @@ def telling(first: str = "loading") -> Iterator[Tell]:
     if not console.is_terminal:
         yield lambda line, kept=None: None if kept is False else print(line, file=sys.stderr, flush=True)
         return
-    with console.status(first) as status:
+    with console.status(Text(first)) as status:
 
         def tell(line: str, kept: bool | None = None) -> None:
-            status.update(line)
+            status.update(Text(line))
             if kept:
                 console.print(line)
 

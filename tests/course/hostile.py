@@ -31,9 +31,9 @@ def draw(result: Any) -> fig.Figure:
     ]
     x = fig.axis(EVIL, ticktext=[EVIL, "b"], tickvals=[0, 1])
     layout = fig.plots(1, 1, [EVIL], [(x, fig.axis(EVIL, ticksuffix=EVIL))])
-    layout["annotations"].append(fig.note(EVIL, x=0, y=0, hovertext=EVIL))
     legend = {"title": {"text": EVIL}}
-    return fig.figure(traces, EVIL, EVIL, hover=EVIL, **layout, legend=legend, barmode="overlay")
+    told = fig.note(EVIL, x=0, y=0, hovertext=EVIL)
+    return fig.figure(EVIL, EVIL, *traces, told, hover=EVIL, **layout, legend=legend, barmode="overlay")
 
 
 def show() -> Panel:
