@@ -130,6 +130,8 @@ from edp_lab.course.kit.panel import PANELS
 from edp_lab.course.nb01_coins import panels
 from edp_lab.course.nb04_cost import panels
 from edp_lab.course.nb06_tradeoff import compute, panels
+from edp_lab.course.nb10_phases import panels
+from edp_lab.course.nb10_phases.compute import Sketch
 for command in ("account --z0 1 --epochs 3", "account --sampling-rate 0.01 --steps 10 --tight"):
     app(command.split(), standalone_mode=False)
 base = compute.replace(compute.BASE, z0=0.1)
@@ -143,6 +145,8 @@ for name, arguments in {
     "06 Explorer": (compute.load_grid(), base),
     "06 ladder": (base, 2e-4),
     "06 tuning": (1.0, 8, 20, 2e-4),
+    "10 pixels": (Sketch(0), panels.ThreePhaseSettings()),
+    "10 labels": (Sketch(0), panels.ThreePhaseSettings()),
 }.items():
     PANELS[name](*arguments)  # draws, and tells
 """

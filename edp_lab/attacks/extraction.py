@@ -29,7 +29,8 @@ from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier, build_classifier
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.three_phase.classifier import train_classifier
-from edp_lab.three_phase.phases import PLAIN, UNDERSTUDY, ThreePhaseSettings, run_three_phase
+from edp_lab.three_phase.phases import run_three_phase
+from edp_lab.three_phase.settings import PLAIN, UNDERSTUDY, ThreePhaseSettings
 
 Pixels = NDArray[np.float32]
 Labels = NDArray[np.int64]

@@ -180,7 +180,7 @@ def _attack_answers(ctx: typer.Context, cells: Callable[[Any], list[str]]) -> No
     from edp_lab.attacks.extraction import check_inputs, check_queries, extract, invert, share_out, train_victims
     from edp_lab.corpora.images import load_images
     from edp_lab.reproduce.thesis.claims_networks import said
-    from edp_lab.three_phase.phases import ThreePhaseSettings
+    from edp_lab.three_phase.settings import ThreePhaseSettings
 
     attack, data, queries, inputs = str(ctx.info_name), *map(ctx.params.get, ("data", "queries", "inputs"))
     asked = chosen(ctx, Victims)

@@ -310,7 +310,8 @@ def run(
 ) -> None:
     """Run the three phases: accuracy and epsilon of every part, and what the thesis says beside what holds."""
     from edp_lab.corpora.images import load_images
-    from edp_lab.three_phase.phases import ThreePhaseSettings, run_three_phase
+    from edp_lab.three_phase.phases import run_three_phase
+    from edp_lab.three_phase.settings import ThreePhaseSettings
 
     try:
         parts = tuple(int(part) for part in phases.split(","))
@@ -334,7 +335,8 @@ def run(
 
 
 def _show_run(record: ThreePhaseRecord) -> None:
-    from edp_lab.three_phase.phases import ONE, PLAIN, of_instructors
+    from edp_lab.three_phase.phases import of_instructors
+    from edp_lab.three_phase.settings import ONE, PLAIN
 
     console, settings = screen(), record.settings
     rows: dict[str, list[Trained]] = {}  # instructors share one
@@ -358,7 +360,7 @@ def _show_run(record: ThreePhaseRecord) -> None:
 
 def _scores(rows: Mapping[str, Sequence[Trained]], model: str) -> Table:
     """Accuracy with its 95 % interval; or of several networks the mean, and the range from worst to best."""
-    from edp_lab.three_phase.phases import THESIS_ACCURACY
+    from edp_lab.three_phase.settings import THESIS_ACCURACY
 
     thesis, scores = THESIS_ACCURACY.get(model, {}), ("precision", "recall", "F-score")
     lines = [["", "examples", "accuracy %", "thesis", *scores, "seconds", "epsilon", "of image"]]

@@ -12,9 +12,8 @@ import math
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -28,107 +27,14 @@ from edp_lab.models.image import ImageClassifier, ImageData, build_classifier
 from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.three_phase.settings import BETA, ClassifierSettings
 from edp_lab.training.dp_step import PrivateStep
 from edp_lab.training.gradients import KeptGradients, plain_gradient, trainable
 from edp_lab.training.optimizers import DPAdamBC, make_optimizer
 from edp_lab.training.run_folder import versions
 from edp_lab.training.trainer import Batches
 
-PLAIN = ("sgd", "momentum", "rmsprop", "adam")
-PRIVATE = ("dp-sgd", "dp-momentum", "dp-rmsprop", "dp-adam", "dp-adambc")
-METHODS = PLAIN + PRIVATE
-BETA = 0.9  # of momentum and RMSprop
-EPSILON, DELTA = 7.0, 1e-5  # the thesis' main setting (chapter 6)
-LARGEST_RATE = 0.25  # of Poisson sampling by default: small data sets get smaller batches,
-LEAST_STEPS = 300  # and more epochs
-
-# Chosen on the last 5,000 of MNIST's training images, at epsilon 2.93 and delta 1e-5 where private.
-ONE_RATE = ("sgd", "momentum", "dp-sgd", "dp-momentum")  # for all weights alike
-DEFAULTS: dict[str, dict[str, Any]] = {
-    name: {"lr": 0.3 if name in ONE_RATE else 2e-3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0}
-    for name in PLAIN
-} | {
-    name: {"batch_size": 2048, "epochs": 20, "clip_norm": 0.2}
-    | ({"lr": 8.0, "weight_decay": 0.0} if name in ONE_RATE else {"lr": 1e-2, "weight_decay": 0.1})
-    for name in PRIVATE
-}
-
 Listener = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class ClassifierSettings:
-    """One training run. Where a value is None, it is that of `DEFAULTS` for the method."""
-
-    model: str = "cnn"  # see `edp_lab.models.image.build_classifier`
-    activation: str = "tanh"
-    method: str = "adam"  # of `METHODS`; "dp-adam" is the thesis' Algorithm 7, "dp-adambc" its modern answer
-    # What a private method may spend at `delta`, by which its noise is calibrated; None is the thesis' 7, unless the
-    # noise multiplier is given.
-    epsilon: float | None = None
-    delta: float = DELTA
-    noise_multiplier: float | None = None  # deviation of the noise on the sum of clipped gradients, over the clip norm
-    clip_norm: float | None = None  # C, the L2 bound on each example's gradient
-    # Examples in a step; of a private method, expected: each takes part in each step with chance batch_size / n. None:
-    # of a private method at most a quarter of the examples.
-    batch_size: int | None = None
-    epochs: int | None = None  # passes, or as many Poisson steps; None: on small data as many as make 300 steps
-    lr: float | None = None  # learning rate of the first step, from which it falls linearly to 0
-    # lambda of decoupled decay (Loshchilov and Hutter 2019, arXiv 1711.05101): a step first takes lr lambda off every
-    # weight. Noise lets weights grow, until tanh saturates; this is free of privacy cost.
-    weight_decay: float | None = None
-    classes: int = 10  # labels are 0 up to classes - 1
-    # Of the weights, and of order and noise unless `private_seed`. Runs on different data need different seeds: two
-    # that share their noise could be subtracted.
-    seed: int = 0
-    private_seed: bool = False  # draw the key of order and noise from the operating system, and forget it
-    eq33: bool = False  # take the noise of the thesis' eq. 3.3 for epsilon and delta, not noise that suffices for them
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise UsageError(f"unknown method {self.method!r}: choose {', '.join(METHODS)}")
-        of_noise = (self.epsilon, self.noise_multiplier, self.clip_norm, self.eq33 or None)
-        if not self.private and any(value is not None for value in of_noise):
-            raise UsageError(
-                f"method {self.method!r} adds no noise: drop epsilon, noise multiplier, clip norm and eq. 3.3, or take "
-                f"dp-{self.method}"
-            )
-        if self.noise_multiplier is not None and (self.epsilon is not None or self.eq33):
-            raise UsageError("noise multiplier and epsilon both set the noise: give one of them")
-        for name in ("batch_size", "epochs"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, Integral) or value < 1):
-                raise UsageError(f"{name.replace('_', ' ')} is {value}: it must be a whole number, at least 1")
-        for what, rate in (("learning rate", self.lr), ("clip norm C", self.clip_norm)):
-            if rate is not None and not 0 < rate < math.inf:
-                raise UsageError(f"{what} is {rate}: it must be greater than 0")
-        if self.weight_decay is not None and not 0 <= self.weight_decay < math.inf:
-            raise UsageError(f"weight decay is {self.weight_decay}: it must be 0 or more")
-        if self.epsilon is not None or self.private:
-            Budget(EPSILON if self.epsilon is None else self.epsilon, self.delta)
-
-    @property
-    def private(self) -> bool:
-        return self.method in PRIVATE
-
-    def resolved(self, examples: int) -> ClassifierSettings:
-        """With the defaults for so many training examples in place of None."""
-        defaults = DEFAULTS[self.method]
-        most = max(1, int(LARGEST_RATE * examples)) if self.private else examples
-        given = {name: value for name, value in asdict(self).items() if value is not None}
-        size = given.get("batch_size", min(defaults["batch_size"], most))
-        if size > examples:
-            raise UsageError(f"batch size is {size}, for {examples} training examples: lower it")
-        epochs = max(defaults["epochs"], math.ceil(LEAST_STEPS * size / examples))
-        found = replace(self, **{**defaults, "batch_size": size, "epochs": epochs, **given})
-        if found.private and found.epsilon is None and found.noise_multiplier is None:
-            found = replace(found, epsilon=EPSILON)
-        if (found.lr or 0) * (found.weight_decay or 0) >= 1:
-            raise UsageError(
-                f"weight decay is {found.weight_decay} at learning rate {found.lr}: their product must be below 1, or "
-                "every step turns the weights' sign; lower one of them"
-            )
-        return found
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincinv
 
 from edp_lab.corpora.images import Images
 from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier
-from edp_lab.privacy.accountants import check_delta
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
-from edp_lab.three_phase.classifier import ClassifierSettings, Trained, train_classifier
+from edp_lab.three_phase.classifier import Trained, train_classifier
 from edp_lab.three_phase.pate import (
     NO_LABEL,
     PRIVATE,
@@ -46,120 +44,33 @@ from edp_lab.three_phase.pate import (
 from edp_lab.three_phase.perturbation import (
     ImageGuarantee,
     Perturbation,
-    check_sigma,
     compare,
     image_guarantee,
     perturb,
 )
+from edp_lab.three_phase.settings import (
+    HARD,
+    NOT_PRIVATE,
+    ONE,
+    PLAIN,
+    PUBLIC_SHARE,
+    UNDERSTUDY,
+    Classes,
+    ClassifierSettings,
+    Scores,
+    ThreePhaseSettings,
+    score_labels,
+)  # fmt: skip
 from edp_lab.training.processes import usable_cores
 from edp_lab.training.result_cache import run_jobs
 from edp_lab.training.run_folder import versions
 
-Classes = NDArray[np.int64]
 Rows = list[dict[str, Any]]
 
-PUBLIC_SHARE = 0.9  # of the test set
 PARALLEL_FROM = 10_000  # training examples: below, starting processes takes longer than they save
-PLAIN, ONE, HARD, UNDERSTUDY = "plain model", "one instructor", "hard vote", "understudy"
-# Tables 4.4 (no privacy), 4.5 (phase I alone) and 4.7 (all three).
-THESIS_ACCURACY = {
-    "cnn": {PLAIN: 0.98, ONE: 0.97, UNDERSTUDY: 0.95},
-    "alexnet": {PLAIN: 0.99, ONE: 0.98, UNDERSTUDY: 0.96},
-    "vgg": {PLAIN: 0.99, ONE: 0.98, UNDERSTUDY: 0.97},
-}
-FEWEST_STEPS = 300  # of a network without privacy, however few its examples
-SMALL, SMALL_BATCH, BATCH = 5000, 32, 64  # up to so many examples, smaller batches
-NOT_PRIVATE = (
-    "scores and losses of all but the understudy, the votes, their statistics, the data-dependent epsilon, statistics "
-    "of the pixels, checksum and size of the data, the record's own digest, and whether and where a run failed"
-)
 
 
-# ---- What is asked for, and what is left behind ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ThreePhaseSettings:
-    """One run of the pipeline."""
-
-    model: str = "cnn"  # or "alexnet", "vgg"; for instructors and understudy alike
-    phases: tuple[int, ...] = (1, 2, 3)  # that take part; without 2 there is one instructor, on all training examples
-    instructors: int = 10
-    sigma: float = 0.6  # standard deviation of the noise on a pixel, phase I
-    vote: str = "laplace"  # see `edp_lab.three_phase.pate`
-    vote_epsilon: float = 0.2  # of one label
-    labels: int | None = None  # public images put to the vote, from the first on; None: all
-    method: str = "adam"  # of training, see `ClassifierSettings`; the thesis has "dp-adam" for both
-    understudy_method: str = "adam"
-    train_epsilon: float = 7.0  # of each network whose method is private, at `delta`
-    delta: float = 1e-5
-    epochs: int | None = None  # of every network; None: as many as its examples need
-    seed: int = 0
-    private_seed: bool = False  # draw the keys of all noise from the operating system, and forget them
-    workers: int | None = None  # processes of one thread that train instructors; None: one, or on large data all cores
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "phases", tuple(sorted(set(self.phases))))
-        if not self.phases or not set(self.phases) <= {1, 2, 3}:
-            raise UsageError(f"phases are {', '.join(map(str, self.phases)) or 'none'}: choose some of 1, 2 and 3")
-        for name in ("instructors", "labels", "workers", "epochs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"the number of {name} is {value}: it must be at least 1")
-        if self.seed < 0:
-            raise UsageError(f"seed is {self.seed}: it must be 0 or more")
-        for of, epsilon in (("a vote", self.vote_epsilon), ("a private training", self.train_epsilon)):
-            if not 0 < epsilon < math.inf:  # also where nothing uses it
-                raise UsageError(f"the epsilon of {of} is {epsilon}: it must be a finite number greater than 0")
-        check_sigma(self.sigma)
-        check_delta(self.delta)
-        self.aggregator()
-        for method in (self.method, self.understudy_method):
-            self.training(method, 1000, 10, "")
-
-    @property
-    def voters(self) -> int:
-        return self.instructors if 2 in self.phases else 1
-
-    def aggregator(self) -> Aggregator:
-        return Aggregator.for_epsilon(self.vote, self.vote_epsilon, self.delta, self.voters)
-
-    def training(self, method: str, examples: int, classes: int, name: str) -> ClassifierSettings:
-        """How the network of that name is trained on so many examples."""
-        seed = key_from_seed(f"three phases {self.seed}: {name}") % 2**32
-        given = ClassifierSettings(self.model, method=method, delta=self.delta, classes=classes, seed=seed)
-        if given.private:
-            return replace(given, epochs=self.epochs, epsilon=self.train_epsilon, private_seed=self.private_seed)
-        batch = min(SMALL_BATCH if examples <= SMALL else BATCH, examples)
-        epochs = self.epochs or max(5, math.ceil(FEWEST_STEPS / math.ceil(examples / batch)))
-        return replace(given, batch_size=batch, epochs=epochs)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """On the last tenth of the test set."""
-
-    accuracy: float
-    interval: tuple[float, float]  # of the accuracy, 95 % by Clopper and Pearson
-    precision: float  # these three are means over the classes; 0 for a class that is never predicted, or not there
-    recall: float
-    f_score: float
-    confusion: list[list[int]]  # [true][predicted] counts
-
-
-def score_labels(truth: Classes, predicted: Classes, classes: int) -> Scores:
-    """Accuracy, and precision, recall and F-score averaged over classes: (n), (n) -> numbers; n at least 1."""
-    confusion = np.zeros((classes, classes), dtype=np.int64)
-    np.add.at(confusion, (truth, predicted), 1)
-    right, total = np.diag(confusion), int(confusion.sum())
-    precision = right / np.maximum(confusion.sum(axis=0), 1)
-    recall = right / np.maximum(confusion.sum(axis=1), 1)
-    f_score = 2 * precision * recall / np.maximum(precision + recall, 1e-300)
-    hits = int(right.sum())
-    low = float(betaincinv(hits, total - hits + 1, 0.025)) if hits else 0.0
-    high = float(betaincinv(hits + 1, total - hits, 0.975)) if hits < total else 1.0
-    means = [float(values.mean()) for values in (precision, recall, f_score)]
-    return Scores(hits / total, (low, high), means[0], means[1], means[2], confusion.tolist())
+# ---- What is left behind ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

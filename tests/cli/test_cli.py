@@ -61,7 +61,7 @@ def test_train_has_an_option_for_each_field_with_the_help_that_stands_beside_it(
 
 
 def test_three_phase_run_has_the_defaults_of_its_settings():
-    from edp_lab.three_phase.phases import ThreePhaseSettings
+    from edp_lab.three_phase.settings import ThreePhaseSettings
 
     options = inspect.signature(three_phase_run).parameters
     for field in dataclasses.fields(ThreePhaseSettings):

@@ -28,7 +28,7 @@ from edp_lab.course.nb07_membership.compute import measured, target_config
 from edp_lab.course.nb08_audit.compute import StepNoise
 from edp_lab.course.nb10_phases.compute import Sketch
 from edp_lab.reproduce.claims import read_table
-from edp_lab.three_phase.phases import ThreePhaseSettings
+from edp_lab.three_phase.settings import ThreePhaseSettings
 from edp_lab.training import TrainConfig, train
 
 

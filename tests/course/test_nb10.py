@@ -21,7 +21,8 @@ from edp_lab.reproduce.thesis.claims_noise import t1_pixel_noise, t13_noisy_vote
 from edp_lab.three_phase import phases as pipeline
 from edp_lab.three_phase.pate import Aggregator, label_probabilities
 from edp_lab.three_phase.perturbation import image_guarantee
-from edp_lab.three_phase.phases import ThreePhaseSettings, run_three_phase
+from edp_lab.three_phase.phases import run_three_phase
+from edp_lab.three_phase.settings import ThreePhaseSettings
 from tests.course.examples import Wrong, phases_sketch
 
 THESIS = ThreePhaseSettings(epochs=1)

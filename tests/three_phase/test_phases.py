@@ -11,18 +11,8 @@ from sklearn import metrics
 from edp_lab.corpora.images import Images, load_images, two_circles
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon
-from edp_lab.three_phase.phases import (
-    HARD,
-    ONE,
-    PLAIN,
-    UNDERSTUDY,
-    Event,
-    Job,
-    ThreePhaseRecord,
-    ThreePhaseSettings,
-    run_three_phase,
-    score_labels,
-)
+from edp_lab.three_phase.phases import Event, Job, ThreePhaseRecord, run_three_phase
+from edp_lab.three_phase.settings import HARD, ONE, PLAIN, UNDERSTUDY, ThreePhaseSettings, score_labels
 
 DIGITS = load_images("digits")
 FEW = Images("digits", DIGITS.train[:300], DIGITS.train_labels[:300], DIGITS.test[:100], DIGITS.test_labels[:100], 10)

@@ -26,7 +26,7 @@ from edp_lab.reproduce.thesis import claims_composition, claims_noise
 from edp_lab.three_phase import pate, perturbation
 from edp_lab.three_phase.pate import NO_LABEL, Aggregator, PartitionCost, Vote, VoteAccount, label_probabilities
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, RESIZED, ImageGuarantee, Perturbation, image_guarantee
-from edp_lab.three_phase.phases import PUBLIC_SHARE, ThreePhaseSettings, score_labels
+from edp_lab.three_phase.settings import PUBLIC_SHARE, ThreePhaseSettings, score_labels
 
 SHOWN = 6  # images of phase I in the figure
 RIDGE = 1.0  # keeps least squares stable where examples are fewer than pixels

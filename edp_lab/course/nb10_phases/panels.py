@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
@@ -21,10 +21,12 @@ from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb10_phases import compute
 from edp_lab.course.nb10_phases.compute import Ballot, LabelBill, NoisedImages, Partition, Sketch
-from edp_lab.three_phase import phases
 from edp_lab.three_phase.pate import PRIVATE
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, CLAIMED_SIGMA
-from edp_lab.three_phase.phases import Event, ThreePhaseRecord, ThreePhaseSettings
+from edp_lab.three_phase.settings import NOT_PRIVATE, THESIS_ACCURACY, UNDERSTUDY, ThreePhaseSettings
+
+if TYPE_CHECKING:
+    from edp_lab.three_phase.phases import Event, ThreePhaseRecord
 
 
 def spelt(accountant: str) -> str:
@@ -37,7 +39,7 @@ words = text.Words(
     claimed_epsilon=CLAIMED_EPSILON,
     claimed_sigma=CLAIMED_SIGMA,
     draws=compute.DRAWS,
-    not_private=phases.NOT_PRIVATE,
+    not_private=NOT_PRIVATE,
 )
 
 HERE: dict[str, Any] = {"line": {"color": "#666", "dash": "dot", "width": 1}}  # where the sliders stand
@@ -398,13 +400,15 @@ class Pipeline(RunPanel):
         return replace(self._start, **self._settings.values, **own)
 
     def work(self, settings: ThreePhaseSettings) -> None:
+        from edp_lab.three_phase import phases  # brings torch, which only networks need
+
         self.words.value, self.command.value = "", command(settings)
         self.bar.max, self.bar.value = settings.instructors + 3, 0
         so_far: list[tuple[str, float, tuple[float, float]]] = []
 
         def draw(scores: Scores, what: str) -> None:
             caption = f"{what}: " + words.told(settings, Markup("<br>")) + "; bars: 95 % of 60 images"
-            thesis = phases.THESIS_ACCURACY[settings.model]
+            thesis = THESIS_ACCURACY[settings.model]
             self.figures[0].show(draw_parts_so_far(scores, thesis, caption))
 
         def listen(event: Event) -> None:
@@ -455,7 +459,7 @@ def draw_parts_so_far(scores: Scores, thesis: Mapping[str, float], caption: str)
 
 def draw_runs(runs: Sequence[ThreePhaseRecord]) -> Figure:
     """Accuracy of the understudy against the epsilon of its labels, a point for each run."""
-    scores = [run.part(phases.UNDERSTUDY).scores for run in runs]
+    scores = [run.part(UNDERSTUDY).scores for run in runs]
     paid = [run.privacy for run in runs if run.privacy is not None]  # so have all that have an understudy
     epsilons, accuracies = [account.epsilon for account in paid], [score.accuracy for score in scores]
     reach = fig.error_bars(accuracies, [score.interval for score in scores], color=GREEN, thickness=1.5)

@@ -23,7 +23,8 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, PrivacyLossDistribution, RenyiDP, Schedule, true_epsilon
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.reproduce.bench.train_step import KEEP_PAGES
-from edp_lab.three_phase.classifier import ClassifierSettings, ClassifierTraining
+from edp_lab.three_phase.classifier import ClassifierTraining
+from edp_lab.three_phase.settings import ClassifierSettings
 from edp_lab.training import TrainConfig
 from edp_lab.training.result_cache import Say, run_apart
 from edp_lab.training.run_folder import run_ledger

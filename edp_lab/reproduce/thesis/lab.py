@@ -42,10 +42,10 @@ from edp_lab.reproduce.thesis.thesis_tables import (
     scores_of,
     vote_scores,
 )
-from edp_lab.three_phase.classifier import PRIVATE, ClassifierSettings
 from edp_lab.three_phase.pate import Aggregator, account_votes, vote_counts
 from edp_lab.three_phase.perturbation import compare, image_guarantee, perturb
-from edp_lab.three_phase.phases import PUBLIC_SHARE, Event, Job, usable_workers
+from edp_lab.three_phase.phases import Event, Job, usable_workers
+from edp_lab.three_phase.settings import PRIVATE_METHODS, PUBLIC_SHARE, ClassifierSettings
 from edp_lab.training.result_cache import ResultCache, Say, content_key
 
 CIRCLES_TEST = 10_000
@@ -124,7 +124,7 @@ class Lab:
 
     def job(self, name: str, repeat: int, data: Images, part: bool = False, method: str = "adam", **given: Any) -> Job:
         """With tanh if nothing else is given: under noise, networks with the thesis' ReLU may cease to learn."""
-        s, private = self.scale, method in PRIVATE
+        s, private = self.scale, method in PRIVATE_METHODS
         epochs = ((s.private_epochs, s.private_part_epochs) if private else (s.epochs, s.part_epochs))[part]
         defaults = {"epochs": epochs, "classes": data.classes, "seed": self._key(repeat, name) % 2**32}
         settings = ClassifierSettings(method=method, **{**defaults, **given})

@@ -1,0 +1,220 @@
+"""What is asked of the three phases and of each network, and what their labels are worth. It needs no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaincinv
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy.accountants import check_delta
+from edp_lab.privacy.calibration import Budget
+from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.three_phase.pate import Aggregator
+from edp_lab.three_phase.perturbation import check_sigma
+
+Classes = NDArray[np.int64]
+
+PUBLIC_SHARE = 0.9  # of the test set
+PLAIN, ONE, HARD, UNDERSTUDY = "plain model", "one instructor", "hard vote", "understudy"
+# Tables 4.4 (no privacy), 4.5 (phase I alone) and 4.7 (all three).
+THESIS_ACCURACY = {
+    "cnn": {PLAIN: 0.98, ONE: 0.97, UNDERSTUDY: 0.95},
+    "alexnet": {PLAIN: 0.99, ONE: 0.98, UNDERSTUDY: 0.96},
+    "vgg": {PLAIN: 0.99, ONE: 0.98, UNDERSTUDY: 0.97},
+}
+FEWEST_STEPS = 300  # of a network without privacy, however few its examples
+SMALL, SMALL_BATCH, BATCH = 5000, 32, 64  # up to so many examples, smaller batches
+NOT_PRIVATE = (
+    "scores and losses of all but the understudy, the votes, their statistics, the data-dependent epsilon, statistics "
+    "of the pixels, checksum and size of the data, the record's own digest, and whether and where a run failed"
+)
+
+
+# ---- A network -------------------------------------------------------------------------------------------------------
+
+PLAIN_METHODS = ("sgd", "momentum", "rmsprop", "adam")
+PRIVATE_METHODS = ("dp-sgd", "dp-momentum", "dp-rmsprop", "dp-adam", "dp-adambc")
+METHODS = PLAIN_METHODS + PRIVATE_METHODS
+BETA = 0.9  # of momentum and RMSprop
+EPSILON, DELTA = 7.0, 1e-5  # the thesis' main setting (chapter 6)
+LARGEST_RATE = 0.25  # of Poisson sampling by default: small data sets get smaller batches,
+LEAST_STEPS = 300  # and more epochs
+
+# Chosen on the last 5,000 of MNIST's training images, at epsilon 2.93 and delta 1e-5 where private.
+ONE_RATE = ("sgd", "momentum", "dp-sgd", "dp-momentum")  # for all weights alike
+DEFAULTS: dict[str, dict[str, Any]] = {
+    name: {"lr": 0.3 if name in ONE_RATE else 2e-3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0}
+    for name in PLAIN_METHODS
+} | {
+    name: {"batch_size": 2048, "epochs": 20, "clip_norm": 0.2}
+    | ({"lr": 8.0, "weight_decay": 0.0} if name in ONE_RATE else {"lr": 1e-2, "weight_decay": 0.1})
+    for name in PRIVATE_METHODS
+}
+
+
+@dataclass(frozen=True)
+class ClassifierSettings:
+    """One training run. Where a value is None, it is that of `DEFAULTS` for the method."""
+
+    model: str = "cnn"  # see `edp_lab.models.image.build_classifier`
+    activation: str = "tanh"
+    method: str = "adam"  # of `METHODS`; "dp-adam" is the thesis' Algorithm 7, "dp-adambc" its modern answer
+    # What a private method may spend at `delta`, by which its noise is calibrated; None is the thesis' 7, unless the
+    # noise multiplier is given.
+    epsilon: float | None = None
+    delta: float = DELTA
+    noise_multiplier: float | None = None  # deviation of the noise on the sum of clipped gradients, over the clip norm
+    clip_norm: float | None = None  # C, the L2 bound on each example's gradient
+    # Examples in a step; of a private method, expected: each takes part in each step with chance batch_size / n. None:
+    # of a private method at most a quarter of the examples.
+    batch_size: int | None = None
+    epochs: int | None = None  # passes, or as many Poisson steps; None: on small data as many as make 300 steps
+    lr: float | None = None  # learning rate of the first step, from which it falls linearly to 0
+    # lambda of decoupled decay (Loshchilov and Hutter 2019, arXiv 1711.05101): a step first takes lr lambda off every
+    # weight. Noise lets weights grow, until tanh saturates; this is free of privacy cost.
+    weight_decay: float | None = None
+    classes: int = 10  # labels are 0 up to classes - 1
+    # Of the weights, and of order and noise unless `private_seed`. Runs on different data need different seeds: two
+    # that share their noise could be subtracted.
+    seed: int = 0
+    private_seed: bool = False  # draw the key of order and noise from the operating system, and forget it
+    eq33: bool = False  # take the noise of the thesis' eq. 3.3 for epsilon and delta, not noise that suffices for them
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise UsageError(f"unknown method {self.method!r}: choose {', '.join(METHODS)}")
+        of_noise = (self.epsilon, self.noise_multiplier, self.clip_norm, self.eq33 or None)
+        if not self.private and any(value is not None for value in of_noise):
+            raise UsageError(
+                f"method {self.method!r} adds no noise: drop epsilon, noise multiplier, clip norm and eq. 3.3, or take "
+                f"dp-{self.method}"
+            )
+        if self.noise_multiplier is not None and (self.epsilon is not None or self.eq33):
+            raise UsageError("noise multiplier and epsilon both set the noise: give one of them")
+        for name in ("batch_size", "epochs"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, Integral) or value < 1):
+                raise UsageError(f"{name.replace('_', ' ')} is {value}: it must be a whole number, at least 1")
+        for what, rate in (("learning rate", self.lr), ("clip norm C", self.clip_norm)):
+            if rate is not None and not 0 < rate < math.inf:
+                raise UsageError(f"{what} is {rate}: it must be greater than 0")
+        if self.weight_decay is not None and not 0 <= self.weight_decay < math.inf:
+            raise UsageError(f"weight decay is {self.weight_decay}: it must be 0 or more")
+        if self.epsilon is not None or self.private:
+            Budget(EPSILON if self.epsilon is None else self.epsilon, self.delta)
+
+    @property
+    def private(self) -> bool:
+        return self.method in PRIVATE_METHODS
+
+    def resolved(self, examples: int) -> ClassifierSettings:
+        """With the defaults for so many training examples in place of None."""
+        defaults = DEFAULTS[self.method]
+        most = max(1, int(LARGEST_RATE * examples)) if self.private else examples
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        size = given.get("batch_size", min(defaults["batch_size"], most))
+        if size > examples:
+            raise UsageError(f"batch size is {size}, for {examples} training examples: lower it")
+        epochs = max(defaults["epochs"], math.ceil(LEAST_STEPS * size / examples))
+        found = replace(self, **{**defaults, "batch_size": size, "epochs": epochs, **given})
+        if found.private and found.epsilon is None and found.noise_multiplier is None:
+            found = replace(found, epsilon=EPSILON)
+        if (found.lr or 0) * (found.weight_decay or 0) >= 1:
+            raise UsageError(
+                f"weight decay is {found.weight_decay} at learning rate {found.lr}: their product must be below 1, or "
+                "every step turns the weights' sign; lower one of them"
+            )
+        return found
+
+
+# ---- The phases ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ThreePhaseSettings:
+    """One run of the pipeline."""
+
+    model: str = "cnn"  # or "alexnet", "vgg"; for instructors and understudy alike
+    phases: tuple[int, ...] = (1, 2, 3)  # that take part; without 2 there is one instructor, on all training examples
+    instructors: int = 10
+    sigma: float = 0.6  # standard deviation of the noise on a pixel, phase I
+    vote: str = "laplace"  # see `edp_lab.three_phase.pate`
+    vote_epsilon: float = 0.2  # of one label
+    labels: int | None = None  # public images put to the vote, from the first on; None: all
+    method: str = "adam"  # of training, see `ClassifierSettings`; the thesis has "dp-adam" for both
+    understudy_method: str = "adam"
+    train_epsilon: float = 7.0  # of each network whose method is private, at `delta`
+    delta: float = 1e-5
+    epochs: int | None = None  # of every network; None: as many as its examples need
+    seed: int = 0
+    private_seed: bool = False  # draw the keys of all noise from the operating system, and forget them
+    workers: int | None = None  # processes of one thread that train instructors; None: one, or on large data all cores
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "phases", tuple(sorted(set(self.phases))))
+        if not self.phases or not set(self.phases) <= {1, 2, 3}:
+            raise UsageError(f"phases are {', '.join(map(str, self.phases)) or 'none'}: choose some of 1, 2 and 3")
+        for name in ("instructors", "labels", "workers", "epochs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"the number of {name} is {value}: it must be at least 1")
+        if self.seed < 0:
+            raise UsageError(f"seed is {self.seed}: it must be 0 or more")
+        for of, epsilon in (("a vote", self.vote_epsilon), ("a private training", self.train_epsilon)):
+            if not 0 < epsilon < math.inf:  # also where nothing uses it
+                raise UsageError(f"the epsilon of {of} is {epsilon}: it must be a finite number greater than 0")
+        check_sigma(self.sigma)
+        check_delta(self.delta)
+        self.aggregator()
+        for method in (self.method, self.understudy_method):
+            self.training(method, 1000, 10, "")
+
+    @property
+    def voters(self) -> int:
+        return self.instructors if 2 in self.phases else 1
+
+    def aggregator(self) -> Aggregator:
+        return Aggregator.for_epsilon(self.vote, self.vote_epsilon, self.delta, self.voters)
+
+    def training(self, method: str, examples: int, classes: int, name: str) -> ClassifierSettings:
+        """How the network of that name is trained on so many examples."""
+        seed = key_from_seed(f"three phases {self.seed}: {name}") % 2**32
+        given = ClassifierSettings(self.model, method=method, delta=self.delta, classes=classes, seed=seed)
+        if given.private:
+            return replace(given, epochs=self.epochs, epsilon=self.train_epsilon, private_seed=self.private_seed)
+        batch = min(SMALL_BATCH if examples <= SMALL else BATCH, examples)
+        epochs = self.epochs or max(5, math.ceil(FEWEST_STEPS / math.ceil(examples / batch)))
+        return replace(given, batch_size=batch, epochs=epochs)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """On the last tenth of the test set."""
+
+    accuracy: float
+    interval: tuple[float, float]  # of the accuracy, 95 % by Clopper and Pearson
+    precision: float  # these three are means over the classes; 0 for a class that is never predicted, or not there
+    recall: float
+    f_score: float
+    confusion: list[list[int]]  # [true][predicted] counts
+
+
+def score_labels(truth: Classes, predicted: Classes, classes: int) -> Scores:
+    """Accuracy, and precision, recall and F-score averaged over classes: (n), (n) -> numbers; n at least 1."""
+    confusion = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(confusion, (truth, predicted), 1)
+    right, total = np.diag(confusion), int(confusion.sum())
+    precision = right / np.maximum(confusion.sum(axis=0), 1)
+    recall = right / np.maximum(confusion.sum(axis=1), 1)
+    f_score = 2 * precision * recall / np.maximum(precision + recall, 1e-300)
+    hits = int(right.sum())
+    low = float(betaincinv(hits, total - hits + 1, 0.025)) if hits else 0.0
+    high = float(betaincinv(hits + 1, total - hits, 0.975)) if hits < total else 1.0
+    means = [float(values.mean()) for values in (precision, recall, f_score)]
+    return Scores(hits / total, (low, high), means[0], means[1], means[2], confusion.tolist())
