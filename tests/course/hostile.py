@@ -42,5 +42,6 @@ def show() -> Panel:
         "a": number(EVIL, 1.0, [1.0, 2.0], unit=EVIL),
         "b": choice(EVIL, EVIL, {SHORT: EVIL, NAME: NAME}, tooltips=[EVIL, EVIL]),
     }
-    said = {"command": lambda result, **values: EVIL}
-    return Panel(EVIL, EVIL, controls, lambda a, b: 1 / (2 - a), [draw], lambda result: EVIL, **said)
+    return Panel(
+        EVIL, EVIL, lambda a, b: 1 / (2 - a), [draw], lambda result: EVIL, lambda *_, **values: EVIL, **controls
+    )
