@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import edp_lab
 from edp_lab.cli.course import course_app
 from edp_lab.course.publish.build import build
-from edp_lab.course.publish.confined import confined
+from edp_lab.course.publish.confined import Ended, confined
 from edp_lab.course.publish.grading import Grade, Grader, read_seeds, student_seed, total
 from edp_lab.errors import UsageError
 
@@ -84,7 +84,8 @@ def test_a_class_is_graded_whatever_each_one_submits(course: Path, tmp_path: Pat
     submit(course, tmp_path / "cy", delta=CRASH, total=TOTAL)
     (tmp_path / "dee").mkdir()
     (tmp_path / "dee" / "01_essay.ipynb").write_text("I could not open it")
-    (tmp_path / "eli").mkdir()
+    os.mkfifo(tmp_path / "dee" / "01_pipe.ipynb")
+    (tmp_path / "eli\x1b[2J").mkdir()
     submit(course, tmp_path, "01_nobody")
     result = run(course, str(tmp_path), "--csv")
     assert result.exit_code == 0, result.stderr
@@ -97,7 +98,8 @@ def test_a_class_is_graded_whatever_each_one_submits(course: Path, tmp_path: Pat
         ("cy", NAME, "delta", "crashed"),
         ("cy", NAME, "total", "solved"),
         ("dee", "01_essay", "", "unreadable"),
-        ("eli", "", "", "unreadable"),
+        ("dee", "01_pipe", "", "unreadable"),
+        ("eli?[2J", "", "", "unreadable"),
         ("", "01_nobody", "", "unreadable"),
     ]
     assert {row["student"]: row["seed"] for row in rows}["ada"] == str(student_seed("ada"))
@@ -109,8 +111,8 @@ def test_a_class_is_graded_whatever_each_one_submits(course: Path, tmp_path: Pat
         "ada: 2 of 2 exercises solved",
         "bo: 0 of 2 exercises solved; wrong: 01 total; open: 01 delta",
         "cy: 1 of 2 exercises solved; crashed: 01 delta",
-        "dee: 0 of 0 exercises solved; unreadable: 01_essay",
-        "eli: 0 of 0 exercises solved; unreadable: no notebook",
+        "dee: 0 of 0 exercises solved; unreadable: 01_essay, 01_pipe",
+        "eli?[2J: 0 of 0 exercises solved; unreadable: no notebook",
         "in no student's folder: 0 of 0 exercises solved; unreadable: 01_nobody",
     ]
 
@@ -270,6 +272,13 @@ def test_a_grading_that_is_ended_ends_what_it_has_started(course: Path, tmp_path
     assert not any(process.is_running() for process in started)
 
 
+def test_the_time_of_many_calls_adds_up() -> None:
+    with confined("import time", 0, 1) as submission:
+        sleep = submission.ask({"cell": "", "name": "x", "answer": "lambda: time.sleep(0.15)"})
+        with pytest.raises(Ended, match="it took longer than 1 s"):
+            [sleep() for _ in range(20)]
+
+
 BURGLARY = """
 import edp_lab, os, socket
 found = []
@@ -343,6 +352,7 @@ def test_seeds_come_from_a_file_or_from_the_name(course: Path, tmp_path: Path) -
         ("name,seed\nada,1\n", "no columns `student` and `seed`"),
         ("student,seed\nada,-1\n", "gives 'ada' the seed '-1'"),
         ("student,seed\nada\n", "gives 'ada' the seed None"),
+        (f"student,seed\nada,{'9' * 5000}\n", "gives 'ada' the seed '999"),
         (None, "cannot be read"),
     ],
 )
