@@ -265,18 +265,14 @@ def scored_in_words(result: Scored) -> Html:
 def draw_errors(result: Scored) -> Figure:
     """What SER counts: errors, by kind, above what there was to get right."""
     utterances = 1 + result.others
-    bars = []
-    for name, color, hatch, counts in (
-        ("intents", BLUE, None, [result.intent_wrong, utterances]),
-        ("slots", ORANGE, "/", [result.slot_errors, utterances * compute.SLOTS]),
-    ):
-        inside = {"texttemplate": "%{x}", "textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-        on = {"orientation": "h", "x": counts, "y": ["errors", "to get right"], **inside}
-        bars.append(bar(name, color, hatch, hover=f"{name}: %{{x}}" + fig.ALONE, **on))
+    intents, slots = [result.intent_wrong, utterances], [result.slot_errors, utterances * compute.SLOTS]
+    inside = {"texttemplate": "%{x}", "textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+    on: dict[str, Any] = {"orientation": "h", "y": ["errors", "to get right"], **inside}
     return figure(
         "What SER divides by what",
         f"errors: {result.errors}, to get right: {result.items}; SER {result.scores.ser:.3f}",
-        *bars,
+        bar("intents", BLUE, x=intents, hover="intents: %{x}" + fig.ALONE, **on),
+        bar("slots", ORANGE, "/", x=slots, hover="slots: %{x}" + fig.ALONE, **on),
         height=340,
         barmode="stack",
         bargap=0.35,

@@ -149,20 +149,19 @@ def _draw_runs(result: Explored, what: str, title: str, caption: str, xaxis: dic
 
     level = [p.ser for p in result.others if p.method == "sgd"][:1]
     sgd = {"x": [1e-3, 1e12] if level else [], "y": level * 2, "hoverinfo": "skip"}
-    traces = [
-        line("SGD", BLACK, "dash", width=1.5, **sgd),
-        line("other lengths", "#777", "dot", width=1, symbol="circle", size=5, **of(result.path)),
-    ]
-    for family, (name, color, symbol, size) in FAMILIES.items():
-        own = [p for p in result.others if (p.method, p.micro_batch) == family]
-        traces.append(points(name, color, symbol, size, edge=2 if symbol.endswith("-open") else 0, **of(own)))
+    own = {family: [p for p in result.others if (p.method, p.micro_batch) == family] for family in FAMILIES}
     star = {"color": "white", "line": {"width": 2, "color": BLACK}}
-    traces.append(points("your runs", BLACK, "star", 15, marker=star, **of(result.live)))
-    traces.append(_chosen("chosen", getattr(result.point, what), result.point.ser))
     return figure(
         title,
         f"Runs of {count(result.point.config.epochs, 'epoch')}, {caption}",
-        *traces,
+        line("SGD", BLACK, "dash", width=1.5, **sgd),
+        line("other lengths", "#777", "dot", width=1, symbol="circle", size=5, **of(result.path)),
+        *(
+            points(*look, edge=2 if look[2].endswith("-open") else 0, **of(own[family]))
+            for family, look in FAMILIES.items()
+        ),
+        points("your runs", BLACK, "star", 15, marker=star, **of(result.live)),
+        _chosen("chosen", getattr(result.point, what), result.point.ser),
         top=236,
         legend={"entrywidth": 118, "entrywidthmode": "pixels"},
         xaxis=xaxis,
