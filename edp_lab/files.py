@@ -3,9 +3,11 @@ comes with edp_lab is: the folders data and notebooks."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,15 +44,32 @@ def write_whole(path: Path, content: bytes, cure: str = "make room there, or giv
             raise
 
 
+def writable(folder: Path, cure: str) -> Path:
+    """The folder itself, which need not exist: whatever writes an output makes it, but not before there is something.
+
+    Raises:
+        UsageError: nothing can be written there; ends in `cure`.
+    """
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    with writing(folder, cure), tempfile.TemporaryFile(dir=there):
+        return folder
+
+
+def check_new(folder: Path) -> None:
+    """UsageError if the folder exists and is not empty, or cannot be made."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists already: choose another output folder, or remove it")
+    writable(folder, "choose another output folder")
+
+
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """A scratch folder that becomes `folder` where the block ends well, and disappears where it does not.
 
     Raises:
-        UsageError: at once, if `folder` exists and is not empty, or cannot be made; later, if the disk is full.
+        UsageError: at once, see `check_new`; later, if the disk is full.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists already: choose another output folder, or remove it")
+    check_new(folder)
     with writing(folder, "make room there, or choose another output folder"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as scratch:
@@ -62,12 +81,20 @@ def new_folder(folder: Path) -> Iterator[Path]:
             os.replace(inside, folder)
 
 
+def regular(path: Path) -> Path:
+    """The path itself; UsageError where it is a pipe or a device, which might never end, or a folder."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is {'a folder' if path.is_dir() else 'a pipe or a device'}: give a file")
+    return path
+
+
 def read_bytes(path: Path) -> bytes:
-    """The content of a file; UsageError where it cannot be read."""
+    """The content of a file, unpacked where its name ends in ``.gz``; UsageError where it cannot be read."""
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror})") from error
+        content = regular(path).read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
 def read_json(path: Path) -> Any:

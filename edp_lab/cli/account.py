@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edp_lab.cli.options import (
+    COUNT,
     AlphaMax,
     App,
     AsPrinted,
@@ -20,14 +21,13 @@ from edp_lab.cli.options import (
     Gpus,
     Json,
     MicroBatchSize,
-    check_seed,
     chosen,
     given,
 )
 from edp_lab.cli.output import PATIENCE, bar, print_json, screen, words
 from edp_lab.cli.train import one_thread_if_small
 from edp_lab.errors import UsageError
-from edp_lab.training.config import TrainConfig
+from edp_lab.training.config import SEED, TrainConfig
 
 if TYPE_CHECKING:
     from edp_lab.privacy import Guarantee, Mechanism
@@ -44,7 +44,7 @@ def account(
     ] = 1.0,
     decay: Annotated[str, "Of the noise by epoch: none, linear or exponential."] = "none",
     tau: Annotated[float, "Decay rate: linear 1/(1 + tau t), exponential e^(-tau t)."] = 0.1,
-    epochs: Annotated[int, "Passes over the corpus."] = 1,
+    epochs: Annotated[int, "Passes over the corpus.", COUNT] = 1,
     gpus: Gpus = 8,
     delta: Annotated[
         float, "Delta of (epsilon, delta): a slack that should be well below 1/n (with --run: the run's own)."
@@ -59,12 +59,12 @@ def account(
         float | None,
         "Poisson sampling at this rate q instead of disjoint batches; an epoch is ceil(1/q) steps.",
     ] = None,
-    steps: Annotated[int | None, "Poisson steps, instead of --epochs."] = None,
+    steps: Annotated[int | None, "Poisson steps, instead of --epochs.", {"min": 1}] = None,
     adjacency: Annotated[
         str | None,
         "zero_out, replace_one or add_or_remove_one (default: zero_out; add_or_remove_one if sampling).",
     ] = None,
-    utterances_per_person: Annotated[int, "Protect anyone with up to so many utterances."] = 1,
+    utterances_per_person: Annotated[int, "Protect anyone with up to so many utterances.", COUNT] = 1,
     target_epsilon: Annotated[float | None, "Also find the z0, the epochs and the tau that meet this epsilon."] = None,
     tight: Annotated[bool, "Poisson sampling by privacy loss distributions: seconds, less epsilon."] = False,
     run: Annotated[
@@ -249,7 +249,7 @@ def mechanism(
     ] = None,
     draws: Annotated[int, "Steps drawn with the canary, and as many without."] = 10_000,
     confidence: Confidence = 0.95,
-    seed: Annotated[int, "Of the noise."] = 0,
+    seed: Annotated[int, "Of the noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
     """Draw one step with and without a canary: a lower bound on epsilon beside the epsilon that is claimed.
@@ -260,7 +260,6 @@ def mechanism(
     from edp_lab.privacy import Alpha
     from edp_lab.privacy.csprng import key_from_seed
 
-    check_seed(seed)
     if alpha is None:
         alpha = Alpha.PUBLIC if as_printed else Alpha.NONE
     sizes = {"num_devices": gpus, "micro_batch_size": micro_batch_size}
@@ -280,7 +279,7 @@ def one_run(
     model: Annotated[
         str, "clc, bert, or linear (one layer and no corpus: gradient canaries alone, in a second)."
     ] = "clc",
-    canaries: Annotated[int, "How many; each is in with chance 1/2."] = 1000,
+    canaries: Annotated[int, "How many; each is in with chance 1/2.", COUNT] = 1000,
     kind: Annotated[
         str,
         "gradient (white box: each pushes the gradient its own way as hard as the clip allows) or mislabelled "
@@ -307,7 +306,7 @@ def one_run(
     pretrained: Annotated[str | None, "FastText .vec/.bin, a folder of edp-lab pretrain, or a BERT hub name."] = None,
     delta: Delta = 1e-5,
     confidence: Confidence = 0.95,
-    seed: Annotated[int, "Of split, weights, order, canaries and noise."] = 0,
+    seed: Annotated[int, "Of split, weights, order, canaries and noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
     """Train once with many canaries: a lower bound on the run's epsilon beside the epsilon that is claimed.
@@ -319,7 +318,6 @@ def one_run(
     """
     from edp_lab.attacks.audit.one_run import audit_one_run
 
-    check_seed(seed)
     linear = model == "linear"
     if model not in ("clc", "bert", "linear"):
         raise UsageError(f"unknown model {model!r}: choose clc, bert or linear")

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from edp_lab.cli.options import (
+    COUNT,
     App,
     Clip,
     Corpus,
@@ -31,8 +32,7 @@ from edp_lab.cli.options import (
 )
 from edp_lab.cli.output import number, print_json, table, telling, words
 from edp_lab.cli.train import listening, one_thread_if_small
-from edp_lab.errors import UsageError
-from edp_lab.training.config import TrainConfig
+from edp_lab.training.config import SEED, TrainConfig
 
 if TYPE_CHECKING:
     from edp_lab.attacks.extraction import ExtractionRow, InversionRow
@@ -58,16 +58,16 @@ def canaries(
         str, "Of sgd, edp-sgd-as-printed, edp-sgd and dp-sgd, with commas between."
     ] = "sgd,edp-sgd-as-printed,edp-sgd,dp-sgd",
     repetitions: Annotated[str, "How often a canary is inserted, with commas between; 0 is the control."] = "0,1,4,16",
-    each: Annotated[int, typer.Option("--canaries", help="Canaries for each repetition count.")] = 8,
+    each: Annotated[int, typer.Option("--canaries", help="Canaries for each repetition count.", **COUNT)] = 8,
     references: Annotated[
-        int, "Other numbers among which a canary is ranked; log2 of one more caps the exposure."
+        int, "Other numbers among which a canary is ranked; log2 of one more caps the exposure.", COUNT
     ] = 9_999,
     epochs: Epochs = 6,
     size: Size = "small",
     z0: Annotated[float, "Noise multiplier, with the meaning that each method gives it."] = 0.03,
     clip: Clip = 1.0,
     gpus: Gpus = 8,
-    seed: Annotated[int, "Split, canaries, initial weights, order, noise."] = 0,
+    seed: Annotated[int, "Split, canaries, initial weights, order, noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
     """Hide utterances with a personal number in the training set, and ask each trained model for the number.
@@ -77,7 +77,7 @@ def canaries(
     """
     from edp_lab.attacks.memorisation import measure_memorisation
 
-    counts = numbers("--repetitions", repetitions, "0,1,4,16")
+    counts = numbers("--repetitions", repetitions, "0,1,4,16", least=0)
     config = chosen(ctx, TrainConfig)
     one_thread_if_small(size)
     last_heard, fillings = "", references + 1
@@ -135,12 +135,12 @@ class Victims:
     victims: Annotated[str, "Some of plain, instructor, understudy, dp-adam and strangers, with commas between."] = (
         "plain,instructor,understudy,dp-adam,strangers"
     )
-    instructors: Annotated[int, "On disjoint parts of the private images; they teach the understudy."] = 10
+    instructors: Annotated[int, "On disjoint parts of the private images; they teach the understudy.", COUNT] = 10
     sigma: Annotated[float, "Noise on the pixels of instructors and understudy; the thesis has 0.6."] = 0.0
     vote_epsilon: Annotated[float, "Of one label of the understudy; the thesis has 0.2."] = 1.0
     train_epsilon: Annotated[float, "Of the network trained with DP-Adam."] = 7.0
-    epochs: Annotated[int | None, "Of every victim. (default: as its examples need)"] = None
-    seed: Annotated[int, "Published, so that the attack can be repeated."] = 0
+    epochs: Annotated[int | None, "Of every victim. (default: as its examples need)", COUNT] = None
+    seed: Annotated[int, "Published, so that the attack can be repeated.", SEED] = 0
 
 
 Data = Annotated[str, "digits (embedded) or mnist (takes many minutes)."]
@@ -184,7 +184,7 @@ def _attack_answers(ctx: typer.Context, cells: Callable[[Any], list[str]]) -> No
 
     attack, data, queries, inputs = str(ctx.info_name), *map(ctx.params.get, ("data", "queries", "inputs"))
     asked = chosen(ctx, Victims)
-    counts = check_queries([*numbers("--queries", str(queries), "25,100")], 2 if inputs is None else 1)
+    counts = check_queries(numbers("--queries", str(queries), "25,100"), 2 if inputs is None else 1)
     settings = chosen(ctx, ThreePhaseSettings, phases=(1, 2, 3) if asked.sigma else (2, 3))
     shares = share_out(load_images(str(data), asked.seed))
     if inputs is not None:
@@ -233,7 +233,7 @@ Confidence = Annotated[float, typer.Option(help="Of the intervals.", min=0.5, ma
 Cache = Annotated[
     Path | None, typer.Option(help="Where trained shadow models are kept. (default: the user's cache)", hidden=False)
 ]
-Seed = Annotated[int, "Of the shadow models and the classifier."]
+Seed = Annotated[int, "Of the shadow models and the classifier.", SEED]
 Against = Annotated[Path | None, "Also attack this run of the same corpus and seed, and show how the AUC changes."]
 Out = Annotated[Path | None, "Also write the JSON to this file."]
 
@@ -283,10 +283,10 @@ def shadow(
 def lira(
     ctx: typer.Context,
     run: RunFolder,
-    shadows: Annotated[int, "Shadow models, an even number; each is trained on half of the pool."] = 16,
+    shadows: Annotated[int, "Shadow models, an even number; each is trained on half of the pool.", COUNT] = 16,
     offline: Annotated[bool, "Use only the shadow models that were not trained on an utterance."] = False,
     size: Annotated[str | None, "Of the shadow models. (default: the target's)"] = None,
-    epochs: Annotated[int | None, "Of the shadow models. (default: the target's)"] = None,
+    epochs: Annotated[int | None, "Of the shadow models. (default: the target's)", COUNT] = None,
     fpr: Fpr = "0.01,0.001",
     confidence: Confidence = 0.95,
     seed: Seed = 0,
@@ -305,13 +305,8 @@ def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any
     """With what all three commands are told."""
     from edp_lab.attacks.membership.attacks import change, same_pool
 
-    run, against, out, text = (ctx.params[name] for name in ("run", "against", "out", "fpr"))
-    try:
-        rates = tuple(float(rate) for rate in text.split(","))
-    except ValueError:
-        rates = ()
-    if not rates or not all(0 < rate < 1 for rate in rates):
-        raise UsageError(f"--fpr is {text!r}: give rates between 0 and 1 with commas between, such as 0.01,0.001")
+    run, against, out, fpr = (ctx.params[name] for name in ("run", "against", "out", "fpr"))
+    rates = numbers("--fpr", fpr, "0.01,0.001", float, 1e-6, 1 - 1e-6)
     check_file(out)
     if against is not None:
         same_pool(against, run)
@@ -324,4 +319,4 @@ def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any
     result = json.dumps({**found, "change": changed}, indent=2, allow_nan=False)
     print(result if ctx.params["as_json"] else words("membership", found, attacked.title, changed))
     if out is not None:
-        write_text(out, f"{result}\n", "give another --out")
+        write_text(out, f"{result}\n")

@@ -15,6 +15,10 @@ from rich.console import Console
 
 from edp_lab.cli.course import DEFAULT_NOTEBOOKS, NotebooksDir, Only, names_in
 from edp_lab.cli.options import (
+    CORES,
+    COUNT,
+    SPARE,
+    UTTERANCES,
     App,
     BatchSize,
     Corpus,
@@ -22,12 +26,11 @@ from edp_lab.cli.options import (
     RunFolder,
     Size,
     check_file,
-    check_seed,
     numbers,
     write_text,
 )
 from edp_lab.cli.output import bar, doing, print_json, table, words
-from edp_lab.errors import UsageError
+from edp_lab.training.config import SEED
 
 LONG, LONG_KEYS, LONG_AUDITS = 100_000, 3_000_000, 2_000  # of verify --long
 KEYS, AUDITS = 30_000, 40
@@ -39,8 +42,8 @@ def verify(
         bool,
         f"{LONG:,} settings, {LONG_KEYS:,} keys, {LONG_AUDITS:,} audits; a quarter of an hour.",
     ] = False,
-    settings: Annotated[int, "Random settings to check (if not --long)."] = 200,
-    seed: Annotated[int, "Of the settings."] = 0,
+    settings: Annotated[int, "Random settings to check (if not --long).", COUNT] = 200,
+    seed: Annotated[int, "Of the settings.", SEED] = 0,
     out: Annotated[Path | None, "Also write the result to this JSON file."] = None,
     as_json: Json = False,
 ) -> None:
@@ -53,9 +56,6 @@ def verify(
     from edp_lab.reproduce.verify import verify as run
 
     check_file(out)
-    check_seed(seed)
-    if settings < 1:
-        raise UsageError(f"the number of settings is {settings}: it must be at least 1")
     total, keys, audits = (LONG, LONG_KEYS, LONG_AUDITS) if long else (settings, KEYS, AUDITS)
     with bar("settings checked", total=total) as (update, _):
         found = run(total, keys, audits, seed, update)
@@ -72,14 +72,12 @@ def verify(
 
 @bench_app.command()
 def accounting(
-    repeats: Annotated[int, "Rounds; those that take over a second run twice."] = 7,
+    repeats: Annotated[int, "Rounds; those that take over a second run twice.", COUNT] = 7,
     as_json: Json = False,
 ) -> None:
     """The accountants beside dp_accounting and prv_accountant, in the same run."""
     from edp_lab.reproduce.bench.contests import bench_accounting
 
-    if repeats < 1:
-        raise UsageError(f"the number of repeats is {repeats}: it must be at least 1")
     if as_json:
         print_json({**bench_accounting(repeats), **surroundings()})
         return
@@ -92,8 +90,8 @@ def accounting(
 
 ACCOUNTANT = "{seconds:>10.5f} s  {times_ours:>9.1f} x  epsilon {epsilon:.6g}"
 QUARTILES = "{ratio_spread[0]:.2f}-{ratio_spread[1]:.2f}"
-Rounds = Annotated[int, "Timed steps of each method, one after another in each round."]
-Threads = Annotated[int | None, "Of each process (default: its share of the cores)."]
+Rounds = Annotated[int, "Timed steps of each method, one after another in each round.", COUNT]
+Threads = Annotated[int | None, "Of each process (default: its share of the cores).", CORES]
 
 
 @bench_app.command("step", help="Seconds of a training step under each method, as a ratio to SGD, beside Table 2.")
@@ -116,7 +114,7 @@ def steps(
 ) -> None:
     from edp_lab.reproduce.bench.train_step import Task, bench_steps
 
-    counts = numbers("--gpus", gpus, "1,8"), numbers("--processes", processes, "1,8")
+    counts = numbers("--gpus", gpus, "1,8"), numbers("--processes", processes, "1,8", most=CORES["max"])
     task = Task(corpus, model, tuple(methods.split(",")), *counts, batch_size, rounds, threads, size, device)
     with doing("starting") as say:
         rows = bench_steps(task, say)
@@ -156,9 +154,9 @@ def start(
 @bench_app.command()
 def attacks(
     run: RunFolder,
-    shadows: Annotated[int, "LiRA's shadow models; 0 leaves LiRA out."] = 16,
+    shadows: Annotated[int, "LiRA's shadow models; 0 leaves LiRA out.", SPARE] = 16,
     shadow_size: Annotated[str, "Their size: paper, medium or small."] = "medium",
-    shadow_epochs: Annotated[int, "Their epochs."] = 8,
+    shadow_epochs: Annotated[int, "Their epochs.", COUNT] = 8,
     as_json: Json = False,
 ) -> None:
     """Seconds that each attack on a run takes, with nothing cached."""
@@ -184,7 +182,7 @@ def images(
     methods: Annotated[
         str, "Of adam, dp-adam, opacus and opacus-ghost, with commas between."
     ] = "adam,dp-adam,opacus,opacus-ghost",
-    batch_size: Annotated[int, "Images per step."] = 512,
+    batch_size: Annotated[int, "Images per step.", COUNT] = 512,
     rounds: Rounds = 15,
     threads: Threads = None,
     as_json: Json = False,
@@ -202,8 +200,8 @@ def images(
 @bench_app.command()
 def panels(
     only: Only = None,
-    moves: Annotated[int, "Slider moves of each panel in its kernel."] = 200,
-    browser_moves: Annotated[int, "Key presses on sliders in a real browser; 0: no browser."] = 100,
+    moves: Annotated[int, "Slider moves of each panel in its kernel.", COUNT] = 200,
+    browser_moves: Annotated[int, "Key presses on sliders in a real browser; 0: no browser.", SPARE] = 100,
     notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
     as_json: Json = False,
 ) -> None:
@@ -214,9 +212,6 @@ def panels(
     """
     from edp_lab.course.publish.browser import bench_panels
     from edp_lab.course.publish.runner import course_notebooks
-
-    if moves < 1 or browser_moves < 0:
-        raise UsageError("the number of moves must be at least 1, in the browser at least 0")
 
     def line(row: dict[str, Any]) -> str:
         painted = "" if row["browser_ms_p95"] is None else f"{row['browser_ms_p95']:6.0f} ms"
@@ -230,7 +225,7 @@ def panels(
 @bench_app.command()
 def scale(
     sizes: Annotated[str, "Numbers of utterances, with commas between."] = "10000,100000,1000000",
-    steps: Annotated[int, "Timed steps for each size."] = 40,
+    steps: Annotated[int, "Timed steps for each size.", COUNT] = 40,
     size: Size = "paper",
     threads: Threads = None,
     as_json: Json = False,
@@ -240,8 +235,9 @@ def scale(
 
     trained = "{microseconds_per_utterance:.0f} us each in training, {peak_memory_mb:.0f} MB"
     line = "{utterances:>10,} utterances: generated in {generate_seconds:.1f} s, " + trained
+    counts = numbers("--sizes", sizes, "10000,100000", least=1000, most=UTTERANCES["max"])
     with doing("starting") as say:
-        rows = bench_scale(numbers("--sizes", sizes, "1,8"), steps, size, threads, say)
+        rows = bench_scale(counts, steps, size, threads, say)
         last = _print_rows(rows, None if as_json else line.format_map)[-1]
     for guess in () if as_json else last["extrapolation"]:
         print(f"extrapolated, {guess['network']}: {guess['epoch_seconds']:.0f} s an epoch of {last['utterances']:,}")

@@ -6,7 +6,6 @@ The CSV has every column; tables for people leave out columns that are empty, an
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from edp_lab.cli.options import Json, write_text
+from edp_lab.cli.options import Json, check_file, write_text
 from edp_lab.cli.output import Section, as_csv, html_page, print_json
 from edp_lab.errors import UsageError
 
@@ -53,7 +52,7 @@ def compare(
     _refuse_files(files, comparison)
     contents = {option: outputs[option][1](comparison) for option in files}
     for option, path in files.items():
-        write_text(path, contents[option], f"choose another {option}")
+        write_text(path, contents[option], option)
     if as_json:
         print_json(json_of(comparison), allow_nan=False)
     else:
@@ -67,9 +66,7 @@ def _refuse_files(files: dict[str, Path], comparison: Comparison) -> None:
     places = {option: path.resolve() for option, path in files.items()}
     for option, place in places.items():
         given = files[option]
-        usable = place.parent.is_dir() and os.access(place.parent, os.W_OK) and (place.is_file() or not place.exists())
-        if not usable:
-            raise UsageError(f"{given} cannot be written: give {option} a file in a folder that exists")
+        check_file(given, option)
         if option == "--plot" and place.suffix not in (".html", ".htm"):
             raise UsageError(f"--plot writes a web page, {given} says otherwise: give a name that ends in .html")
         if list(places.values()).count(place) > 1:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from edp_lab.cli.options import App, output_folder
+from edp_lab.cli.options import CORES, App, output_folder
 from edp_lab.cli.output import print_json
 from edp_lab.errors import UsageError
 from edp_lab.files import CARRIED, comes_with
@@ -47,7 +47,7 @@ NotebooksDir = Annotated[
 ]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="quick: seconds per notebook; full: real training.")]
 Only = Annotated[str | None, "Numbers or names of notebooks, with commas between, such as 03,04; else all."]
-Jobs = Annotated[int, "Notebooks at once; with two or more, each has one thread."]
+Jobs = Annotated[int, "Notebooks at once; with two or more, each has one thread.", CORES]
 
 
 def names_in(only: str | None) -> list[str]:
@@ -138,7 +138,7 @@ def run(
         typer.Option(metavar="NAME=VALUE", help="A parameter, for the notebooks that have it; repeatable."),
     ] = None,
     jobs: Jobs = DEFAULT_JOBS,
-    timeout: Annotated[float, "Seconds that one cell may take."] = 600,
+    timeout: Annotated[float, "Seconds that one cell may take.", {"min": 1, "max": 604_800}] = 600,
     resume: Annotated[bool, "Skip what went well in --out before and has not changed since."] = False,
     out: Annotated[Path, "Folder for the executed copies and pages."] = DEFAULT_OUT,
     notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,

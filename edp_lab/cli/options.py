@@ -1,24 +1,31 @@
-"""How options are declared and checked. A string beside a type is the help: ``Annotated[int, "Devices N."]``."""
+"""How options are declared and checked. Beside a type stand help and bounds: ``Annotated[int, "Seed.", SEED]``."""
 
 from __future__ import annotations
 
 import inspect
-import tempfile
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from edp_lab.errors import UsageError, writing
-from edp_lab.files import write_whole
+from edp_lab.files import regular, writable, write_whole
+from edp_lab.training.config import MOST, MOST_PROCESSES, Bounds
 
 S = TypeVar("S")
 Number = TypeVar("Number", int, float)
 Command = Callable[..., None]
 
 FLAGS = {"clip_norm": "clip", "num_devices": "gpus", "understudy_method": "understudy"}  # fields: options
+
+COUNT: Bounds = {"min": 1, "max": MOST}  # of passes, rounds, models, queries: more would not end
+SPARE: Bounds = {**COUNT, "min": 0}  # may be left out
+CORES: Bounds = {"min": 1, "max": MOST_PROCESSES}  # threads, processes
+UTTERANCES: Bounds = {"min": 1, "max": 100_000_000}  # a packed corpus of some gigabytes
 
 AlphaMax = Annotated[float, "Largest layer scale alpha, as printed."]
 AsPrinted = Annotated[bool, "Algorithm 1 verbatim instead of the sound mechanism."]
@@ -37,11 +44,41 @@ Size = Annotated[str, "paper, medium or small."]
 # ---- Declaring -------------------------------------------------------------------------------------------------------
 
 
+class _Command(TyperCommand):
+    """Refuses before it begins what no option of any command can mean."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {option for parameter in self.params for option in parameter.opts}
+        for before, arg in zip(["", *args], args, strict=False):
+            option, equals, value = arg.partition("=")
+            option, value = (option, value) if equals and arg.startswith("--") else (before, arg)
+            if not value.strip() and (option in known or not option.startswith("-")):  # another program's may be empty
+                what = option if option.startswith("-") else "an argument"
+                raise UsageError(f"{what} is empty: give it a value, or drop it")
+        rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            value = ctx.params.get(str(parameter.name))
+            for one in value if isinstance(value, list | tuple) else [value]:
+                _refuse_nonsense(parameter.opts[-1], one)
+        return rest
+
+
+def _refuse_nonsense(option: str, value: Any) -> None:
+    """Numbers that are not finite, control characters, and ``-`` for a file."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{option} is {value}: give a finite number")
+    text = str(value) if isinstance(value, Path) else "".join(value.split()) if isinstance(value, str) else ""
+    if any(char < " " or char == "\x7f" for char in text):
+        raise UsageError(f"{option} is {str(value)!r}: give it without control characters")
+    if value == Path("-"):
+        raise UsageError(f"{option} is '-', but neither reads nor writes a pipe: give a name, such as ./-")
+
+
 class App(typer.Typer):
     """Typer, where a string is the help of its parameter, and a switch that is off has no ``--no-`` form."""
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:  # type: ignore[override]
-        register = super().command(name, **settings)
+        register = super().command(name, cls=_Command, **settings)
 
         def add(command: Command) -> Command:
             own = inspect.signature(command, eval_str=True).parameters.values()
@@ -56,7 +93,8 @@ def _option(parameter: inspect.Parameter) -> inspect.Parameter:
     if not (notes and isinstance(notes[0], str)):
         return parameter
     switch = [f"--{parameter.name.replace('_', '-')}"] if parameter.default is False else []
-    return parameter.replace(annotation=Annotated[kind, typer.Option(*switch, help=notes[0])])
+    bounds = notes[1] if notes[1:] else {}
+    return parameter.replace(annotation=Annotated[kind, typer.Option(*switch, help=notes[0], **bounds)])
 
 
 def options_of(settings: type) -> Callable[[Command], Command]:
@@ -100,16 +138,23 @@ def chosen(ctx: typer.Context, settings: type[S], **more: Any) -> S:
 # ---- Checking --------------------------------------------------------------------------------------------------------
 
 
-def numbers(option: str, text: str, example: str, kind: type[Number] = int) -> tuple[Number, ...]:  # type: ignore[assignment]
+def numbers(
+    option: str, text: str, example: str, kind: type[Number] = int, least: float = 1, most: float = MOST
+) -> tuple[Number, ...]:  # type: ignore[assignment]
     """
     Raises:
-        UsageError: not numbers of that kind, with commas between.
+        UsageError: not numbers of that kind from `least` to `most`, with commas between.
     """
+    what = "whole numbers" if kind is int else "numbers"
     try:
-        return tuple(kind(number) for number in text.split(","))
+        found = tuple(kind(number) for number in text.split(","))
     except ValueError:
-        what = "whole numbers" if kind is int else "numbers"
-        raise UsageError(f"{option} is {text!r}: give {what} with commas between, such as {example}") from None
+        found = ()
+    if not found or not all(least <= number <= most for number in found):
+        raise UsageError(
+            f"{option} is {text!r}: give {what} from {least:,} to {most:,} with commas between, such as {example}"
+        )
+    return found
 
 
 def commas(*texts: str) -> list[str]:
@@ -117,36 +162,27 @@ def commas(*texts: str) -> list[str]:
     return [name.strip() for text in texts for name in text.split(",")]
 
 
-def check_seed(seed: int) -> None:
-    if seed < 0:
-        raise UsageError(f"seed is {seed}: it must be 0 or more")
-
-
-def check_file(out: Path | None) -> None:
+def check_file(out: Path | None, option: str = "--out") -> None:
     """
     Raises:
         UsageError: no such file can be written; told before the work.
     """
-    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
-        raise UsageError(f"{out} cannot be written: give --out a file in a folder that exists")
+    if out is not None:
+        writable(regular(out).resolve().parent, f"choose another {option}")
 
 
 def output_folder(out: Path, option: str = "--out") -> Path:
-    """The folder as an absolute path; it need not exist, and is not created.
-
-    Raises:
-        UsageError: nothing can be written there.
-    """
-    out = out.resolve()
-    there = next(folder for folder in (out, *out.parents) if folder.exists())
-    with writing(out, f"choose another {option}"), tempfile.TemporaryFile(dir=there):
-        return out
+    """The folder as an absolute path; see `writable`."""
+    return writable(out.resolve(), f"choose another {option}")
 
 
-def write_text(path: Path, text: str, cure: str = "choose another --out") -> None:
-    """The whole file or nothing.
+def write_text(path: Path, text: str, option: str = "--out") -> None:
+    """The whole file or nothing; a missing folder is made.
 
     Raises:
         UsageError: it cannot be written.
     """
+    cure = f"choose another {option}"
+    with writing(path, cure):
+        path.resolve().parent.mkdir(parents=True, exist_ok=True)
     write_whole(path.resolve(), text.encode(), cure)

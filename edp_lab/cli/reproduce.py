@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.table import Table
 
 from edp_lab.cli.bench import surroundings
-from edp_lab.cli.options import App, Json, check_file, commas, write_text
+from edp_lab.cli.options import CORES, COUNT, App, Json, check_file, commas, numbers, write_text
 from edp_lab.cli.output import Section, Tell, as_csv, bar, html_page, print_json, screen, table, telling, words
 from edp_lab.cli.thesis import thesis
 from edp_lab.errors import UsageError
@@ -41,7 +41,7 @@ Corpora = Annotated[
     "Of atis, snips, nlu-eval, and for the paper's internal corpora smart-home-health, "
     "smart-home-communication, smart-home-video; with commas between.",
 ]
-Workers = Annotated[int | None, typer.Option(min=1, help="Runs at a time, a thread each. (default: all cores)")]
+Workers = Annotated[int | None, "Runs at a time, a thread each. (default: all cores)", CORES]
 Resume = Annotated[
     bool,
     typer.Option("--resume/--fresh", help="Use what is finished in --out or comes with the checkout, or do it anew."),
@@ -63,12 +63,11 @@ def table1(
         "reads its words' vectors (fastText made on the spot if --quick). (default: "
         "sentence-transformers/all-MiniLM-L6-v2)",
     ] = None,
-    seeds: Annotated[int | None, "Runs of each cell. (default: 3)"] = None,
+    seeds: Annotated[int | None, "Runs of each cell. (default: 3)", COUNT] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(
-            min=2, help="At most so many of each run, an even number. (default: 8, of BERT 4; 6 and 4 if --quick)"
-        ),
+        "At most so many of each run, an even number. (default: 8, of BERT 4; 6 and 4 if --quick)",
+        {**COUNT, "min": 2},
     ] = None,
     workers: Workers = None,
     resume: Resume = True,
@@ -141,7 +140,7 @@ def pareto(
     quick: Annotated[
         bool, typer.Option("--quick/--full", help="A smaller SGD, one seed, few steps: minutes, not hours.")
     ] = False,
-    seeds: Annotated[int | None, "Runs of each point. (default: 3; 1 if --quick)"] = None,
+    seeds: Annotated[int | None, "Runs of each point. (default: 3; 1 if --quick)", COUNT] = None,
     workers: Workers = None,
     resume: Resume = True,
     out: Annotated[Path, "Folder for table and figure, runs and what is finished."] = Path("runs/pareto"),
@@ -159,10 +158,8 @@ def pareto(
         from edp_lab.reproduce.run_cache import ENCODER, TableRuns
         from edp_lab.training.processes import usable_cores
 
-        try:
-            targets = tuple(sorted({float(part) for part in (epsilons or "").split(",") if part}, reverse=True))
-        except ValueError:
-            raise UsageError(f"--epsilons is {epsilons!r}: give numbers with commas between, such as 8,3,1") from None
+        asked = numbers("--epsilons", epsilons, "8,3,1", float, 1e-6) if epsilons else ()
+        targets = tuple(sorted(set(asked), reverse=True))
         check_names(models.split(","))
         scales = [
             replace(scale, seeds=scale.seeds if seeds is None else seeds, epsilons=targets or scale.epsilons)

@@ -14,7 +14,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from edp_lab.cli.options import App, Delta, Json, chosen, commas, write_text
+from edp_lab.cli.options import CORES, COUNT, App, Delta, Json, chosen, commas, numbers, write_text
 from edp_lab.cli.output import (
     Section,
     Tell,
@@ -29,6 +29,7 @@ from edp_lab.cli.output import (
     words,
 )  # fmt: skip
 from edp_lab.errors import UsageError
+from edp_lab.training.config import SEED
 
 if TYPE_CHECKING:
     from edp_lab.course.kit.figure import Figure, Trace
@@ -47,11 +48,11 @@ def thesis(
     figure: Annotated[list[str] | None, "3.2, 3.3, 3.5, 4.1 or 4.2, likewise. (default: all, if no --table)"] = None,
     quick: Annotated[bool, "Digits and short training: minutes on one core."] = False,
     data: Annotated[str | None, "digits or mnist. (default: mnist if at hand; digits if --quick)"] = None,
-    repeats: Annotated[int | None, "Of all that is trained on images (default: 3; 1 if --quick)."] = None,
+    repeats: Annotated[int | None, "Of all that is trained on images (default: 3; 1 if --quick).", COUNT] = None,
     out: Annotated[Path, "Folder for thesis.json, .csv and .html, and for finished networks."] = Path(
         "runs/reproduce-thesis"
     ),
-    seed: Annotated[int, "Of the first repeat; published, so that a table can be repeated."] = 0,
+    seed: Annotated[int, "Of the first repeat; published, so that a table can be repeated.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
     """Make the thesis' tables and figures anew: ours, theirs, and the epsilon that holds.
@@ -292,19 +293,19 @@ def run(
     model: Annotated[str, "cnn (two convolutions), alexnet, vgg or mlp."] = "cnn",
     phases: Annotated[str, "Which phases take part, such as 1,2,3 or 2,3."] = "1,2,3",
     sigma: Annotated[float, "Phase I: standard deviation of the noise on a pixel in [0, 1]."] = 0.6,
-    instructors: Annotated[int, "Phase II: networks on disjoint parts of the training set."] = 10,
+    instructors: Annotated[int, "Phase II: networks on disjoint parts of the training set.", COUNT] = 10,
     vote: Annotated[str, "hard, soft, laplace, gaussian or confident."] = "laplace",
     vote_epsilon: Annotated[float, "Of one noised label; all of them together cost more."] = 0.2,
-    labels: Annotated[int | None, "Public images put to the vote (default: all)."] = None,
+    labels: Annotated[int | None, "Public images put to the vote (default: all).", COUNT] = None,
     method: Annotated[str, "Training of the instructors: adam, dp-adam, sgd ..."] = "adam",
     understudy: Annotated[str, "Phase III: training of the understudy, likewise."] = "adam",
     train_epsilon: Annotated[float, "Of each network trained with a private method."] = 7.0,
     delta: Delta = 1e-5,
-    epochs: Annotated[int | None, "Of every network (default: as its examples need)."] = None,
-    seed: Annotated[int, "Published, so that the run can be repeated."] = 0,
+    epochs: Annotated[int | None, "Of every network (default: as its examples need).", COUNT] = None,
+    seed: Annotated[int, "Published, so that the run can be repeated.", SEED] = 0,
     private_seed: Annotated[bool, "Draw all noise from a secret key, so that epsilon holds."] = False,
     workers: Annotated[
-        int | None, "Processes that train instructors (default: one, or one per core for mnist)."
+        int | None, "Processes that train instructors (default: one, or one per core for mnist).", CORES
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -313,11 +314,7 @@ def run(
     from edp_lab.three_phase.phases import run_three_phase
     from edp_lab.three_phase.settings import ThreePhaseSettings
 
-    try:
-        parts = tuple(int(part) for part in phases.split(","))
-    except ValueError:
-        raise UsageError(f"phases are {phases!r}: give some of 1, 2 and 3, such as 1,2,3") from None
-    settings = chosen(ctx, ThreePhaseSettings, phases=parts)
+    settings = chosen(ctx, ThreePhaseSettings, phases=numbers("--phases", phases, "1,2,3", most=3))
     images = load_images(data, seed)
     with bar("training") as (update, say):
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from edp_lab.cli.options import App, Json, RunFolder, chosen, given, options_of, output_folder
+from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen, given, options_of, output_folder
 from edp_lab.cli.output import bar, number, print_json, words
 from edp_lab.errors import UsageError
-from edp_lab.training.config import SIZES, TrainConfig
+from edp_lab.files import check_new
+from edp_lab.training.config import SEED, SIZES, TrainConfig
 
 if TYPE_CHECKING:
     from edp_lab.training.pretraining import PretrainingEpoch
@@ -68,8 +69,8 @@ def fetch(
 def make(
     name: Annotated[str, typer.Argument(help="smart-home, or smart-home-communication, -health, -video.")],
     out: Annotated[Path, "JSONL file (.jsonl, .jsonl.gz) to write; any other name: packed."],
-    utterances: Annotated[int, typer.Option(min=1, help="How many.")] = 4500,
-    seed: Annotated[int, "Same seed, same corpus."] = 0,
+    utterances: Annotated[int, "How many.", UTTERANCES] = 4500,
+    seed: Annotated[int, "Same seed, same corpus.", SEED] = 0,
 ) -> None:
     """Generate the synthetic smart-home corpus, of any size.
 
@@ -268,18 +269,18 @@ def pretrain(
         "A corpus (name or path) or a .txt file with one sentence a line; never the text that a "
         "private run is to protect. (default: smart-home utterances generated for this purpose)",
     ] = None,
-    utterances: Annotated[int, typer.Option(min=1, help="How many to generate without --text.")] = 20_000,
+    utterances: Annotated[int, "How many to generate without --text.", UTTERANCES] = 20_000,
     published: Annotated[
         str | None,
         "Instead of training: the first --layers layers of this BERT, a hub name or folder, such as "
         "sentence-transformers/all-MiniLM-L6-v2.",
     ] = None,
-    layers: Annotated[int, typer.Option(min=1, help="Of --published.")] = 4,
-    epochs: Annotated[int, "Passes over the text."] = 10,
+    layers: Annotated[int, "Of --published.", COUNT] = 4,
+    epochs: Annotated[int, "Passes over the text.", COUNT] = 10,
     size: Annotated[
         str, "paper (BERT 4 layers, 312 wide; vectors 100) or small (2 layers, 64 wide; vectors 50)."
     ] = "paper",
-    seed: Annotated[int, "Initial weights, order, masks."] = 0,
+    seed: Annotated[int, "Initial weights, order, masks.", SEED] = 0,
 ) -> None:
     """Pretrain on separate text, where published word vectors or BERT weights cannot be had.
 
@@ -301,6 +302,7 @@ def pretrain(
         return
     if size not in SIZES:
         raise UsageError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
+    check_new(out)
     sentences, before = read_sentences(text, utterances), time.monotonic()
 
     def show(p: PretrainingEpoch) -> None:
@@ -332,10 +334,6 @@ def read_sentences(text: str | None, utterances: int) -> list[tuple[str, ...]]:
         from edp_lab.corpora import load_corpus
 
         return [u.tokens for u in load_corpus(text).utterances]
-    try:
-        lines = Path(text).expanduser().read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"{text} cannot be read ({error.strerror}): give a .txt file or a corpus") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{text} is not UTF-8 text (byte {error.start}): convert it") from error
-    return [tuple(words) for line in lines if (words := line.split())]
+    from edp_lab.corpora.readers import text_lines
+
+    return [tuple(words) for line in text_lines(Path(text).expanduser()) if (words := line.split())]

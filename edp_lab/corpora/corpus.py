@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 import numpy as np
 
 from edp_lab.errors import UsageError
-from edp_lab.files import new_folder
+from edp_lab.files import new_folder, regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,7 @@ CHUNK = 100_000  # utterances looked at together where all are: memory stays the
 FORMAT = "edp_lab packed corpus 1"
 META, WORDS = "meta.json", "words.txt"
 ARRAYS = ("words", "tags", "intents", "offsets")
+FILES = (WORDS, *(f"{name}.npy" for name in ARRAYS))
 RATIOS = (45, 5, 50)  # as in the paper (sec. 4.1): about as many non-members as members
 
 
@@ -277,7 +278,7 @@ def write_packed(
         for name, numbers in zip(ARRAYS, (words, tags, chosen, offsets), strict=True):
             np.save(scratch / f"{name}.npy", np.frombuffer(numbers, dtype=numbers.typecode))
         (scratch / WORDS).write_text("".join(f"{word}\n" for word in types), encoding="utf-8")
-        files = {name: _checksum(scratch / name) for name in (WORDS, *(f"{name}.npy" for name in ARRAYS))}
+        files = {name: _checksum(scratch / name) for name in FILES}
         labels = {"format": FORMAT, "intents": [*intents], "tags": [*tag_number]}
         counts = {"utterances": len(chosen), "sha256": digest.hexdigest(), "files": files}
         (scratch / META).write_text(json.dumps({**labels, **counts, "slots": [*slots]}, indent=1))
@@ -294,8 +295,8 @@ def load_packed(path: str | Path) -> Corpus:
         meta = json.loads((folder / META).read_text())
         if meta["format"] != FORMAT:
             raise ValueError(f"its format is {meta['format']!r}")
-        for name, known in meta["files"].items():
-            if _checksum(folder / name) != known:
+        for name in FILES:
+            if _checksum(regular(folder / name)) != meta["files"].get(name):
                 raise ValueError(f"{name} has another checksum")
         words, tags, intents, offsets = (
             np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS

@@ -5,9 +5,7 @@ What is unknown, missing, damaged or impossible is a UsageError.
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 
 from edp_lab.corpora.catalog import data_folders
 from edp_lab.errors import UsageError
+from edp_lab.files import read_bytes
 
 NAMES = ("digits", "mnist", "circles")
 CLASSES = 10
@@ -92,11 +91,7 @@ def _mnist_part(prefix: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """An idx file of unsigned bytes in so many dimensions; gzipped if its name ends in ``.gz``."""
-    try:
-        content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
-    except (OSError, EOFError, zlib.error) as error:
-        raise _damaged(path, f"it cannot be read: {error}") from None
+    content = read_bytes(path)
     start = 4 + 4 * dimensions
     magic = 0x800 + dimensions
     if len(content) < start or int.from_bytes(content[:4], "big") != magic:

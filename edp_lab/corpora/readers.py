@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from edp_lab.corpora.corpus import Utterance
 from edp_lab.errors import UsageError
+from edp_lab.files import read_bytes
 
 SPLIT_FOLDERS = ("train", "valid", "dev", "test")
 
@@ -255,7 +256,7 @@ def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
 def _text(path: Path, cesu8: bool = False) -> str:
     """The file's text. With `cesu8`, surrogates encoded one by one are joined, by way of UTF-16."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
         if cesu8:
             utf16 = data.decode("utf-8", "surrogatepass").encode("utf-16", "surrogatepass")
             data = utf16.decode("utf-16").encode()
@@ -263,8 +264,6 @@ def _text(path: Path, cesu8: bool = False) -> str:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UsageError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
 
 def text_lines(path: Path) -> list[str]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from edp_lab.errors import UsageError
-from edp_lab.files import read_bytes, read_json, write_whole
+from edp_lab.files import read_bytes, read_json, regular, write_whole
 from edp_lab.models.tensor_file import parse_tensors
 
 DIMENSIONS = 100  # of vectors trained here
@@ -79,7 +79,7 @@ def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
         return WordVectors(tuple(words[:most]), tensors["vectors"].float()[:most])
     if not path.exists():
         raise UsageError(f"{path} does not exist: give a .vec or .bin file, or a folder that `edp-lab pretrain` made")
-    if path.suffix == ".vec":
+    if regular(path).suffix == ".vec":
         return _read_text(path, most)
     if path.suffix == ".bin":
         return _first_of_each(*read_fasttext_bin(path, most))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from edp_lab.errors import UsageError
 
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from edp_lab.privacy import Alpha, Mechanism
     from edp_lab.training.trainer import Batches
 
+
+class Bounds(TypedDict):
+    """Of a number: the least and the largest."""
+
+    min: float
+    max: float
+
+
+SEED: Bounds = {"min": 0, "max": 2**63 - 1}
+MOST, MOST_PROCESSES = 1_000_000, 1024
 METHODS = ("sgd", "edp-sgd", "dp-sgd", "dp-sgd-naive")
 SAMPLINGS = ("shuffle", "poisson")
 NOISES = ("aggregate", "per-device", "shared")
@@ -101,7 +111,7 @@ class TrainConfig:
     ] = None
     lr_schedule: Annotated[str, "linear (falls to 0 over the run) or constant."] = "linear"
     epochs: Annotated[int, "Passes over the training set."] = 12
-    seed: Annotated[int, "Split, initial weights, order, noise."] = 0
+    seed: Annotated[int, "Split, initial weights, order, noise.", SEED] = 0
     private_seed: Annotated[
         bool,
         "Draw order, dropout and noise from a secret key, so that epsilon really holds.",
@@ -138,17 +148,18 @@ class TrainConfig:
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout is {self.dropout}: it must be at least 0 and below 1")
         for name, number in (("learning rate", self.learning_rate), ("weight of the intent", self.intent_weight)):
-            if not 0 < number < math.inf:
-                raise UsageError(f"{name} is {number}: it must be greater than 0")
-        for name, count in (
-            ("batch size", self.batch_size),
-            ("number of epochs", self.epochs),
-            ("number of devices (--gpus)", self.num_devices),
-            ("number of processes", self.processes),
-            ("micro-batch size", 1 if self.micro_batch_size is None else self.micro_batch_size),
+            if not 0 < number <= MOST:
+                raise UsageError(f"{name} is {number}: it must be greater than 0, at most {MOST:,}")
+        for name, count, least, most in (
+            ("batch size", self.batch_size, 1, MOST),
+            ("number of epochs", self.epochs, 1, MOST),
+            ("number of devices (--gpus)", self.num_devices, 1, MOST),
+            ("number of processes", self.processes, 1, MOST_PROCESSES),
+            ("micro-batch size", 1 if self.micro_batch_size is None else self.micro_batch_size, 1, MOST),
+            ("seed", self.seed, SEED["min"], SEED["max"]),
         ):
-            if not isinstance(count, Integral) or count < 1:
-                raise UsageError(f"{name} is {count}: it must be a whole number, at least 1")
+            if not isinstance(count, Integral) or not least <= count <= most:
+                raise UsageError(f"{name} is {count}: it must be a whole number from {least:,} to {most:,}")
         if self.delta is not None and not 0 < self.delta < 1:
             raise UsageError(f"delta is {self.delta}: it must lie between 0 and 1 (well below 1/n)")
         if self.alpha is not None and self.alpha_source is Alpha.PUBLIC and not self.alpha_corpus:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edp_lab.errors import UsageError, writing
+from edp_lab.files import regular
 from edp_lab.privacy import Mechanism
 
 LEDGER = "ledger.jsonl"
@@ -63,7 +64,7 @@ class PrivacyLedger:
         """
         cure = "its releases can no longer be counted, so restore it from a copy"
         try:
-            lines = path.read_bytes().split(b"\n")
+            lines = regular(path).read_bytes().split(b"\n")
         except OSError as error:
             raise UsageError(f"ledger {path} cannot be read ({error.strerror}): {cure}") from None
         ledger = cls.__new__(cls)

@@ -25,6 +25,7 @@ from edp_lab.course.kit.exercises import Exercise, Mark, Stopped, exercises, mar
 from edp_lab.course.publish.build import answer_text, context, exercise_cells, exercise_name, read_source, student
 from edp_lab.course.publish.confined import Ended, Submission, check_sandbox, confined
 from edp_lab.errors import UsageError
+from edp_lab.files import regular
 
 STATUSES = ("solved", "wrong", "open", "missing", "timeout", "crashed", "unreadable")
 LONGEST = 86_400  # seconds: a day
@@ -66,7 +67,7 @@ def read_seeds(path: Path) -> dict[str, int]:
         UsageError: no such file, no such columns, or a seed that is no whole number from 0 on.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with regular(path).open(encoding="utf-8-sig", newline="") as file:
             rows = [(row["student"], row["seed"]) for row in csv.DictReader(file)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"the seeds in {path} cannot be read ({error}): give a CSV file") from error
