@@ -321,8 +321,9 @@ def one_run(
     linear = model == "linear"
     if model not in ("clc", "bert", "linear"):
         raise UsageError(f"unknown model {model!r}: choose clc, bert or linear")
-    if linear and corpus is not None:
-        raise UsageError("the linear model is made of canaries alone: drop --corpus, or choose another --model")
+    for option, value in (("--corpus", corpus), ("--pretrained", pretrained)) if linear else ():
+        if value is not None:
+            raise UsageError(f"the linear model is made of canaries alone: drop {option}, or choose another --model")
     if not linear and corpus is None:
         raise UsageError("a run needs --corpus (or --model linear, which has none): name one")
     if z0 is not None and target_epsilon is not None:

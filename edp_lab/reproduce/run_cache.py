@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from edp_lab.corpora import Corpus, load_corpus, split
 from edp_lab.corpora.catalog import list_corpora
 from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
-from edp_lab.files import new_folder, read_json
+from edp_lab.files import new_folder, read_json, writable
 from edp_lab.models.bert import load_bert
 from edp_lab.models.vectors import WordVectors
 from edp_lab.reproduce.results_io import RESULTS, machine
@@ -89,16 +89,21 @@ class TableRuns:
         tell: Callable[[str, bool], None] = lambda line, kept: None,
         fresh: bool = False,
     ) -> None:
-        self.out, self.workers, self.tell = out, workers, tell
-        for folder in ("cells", "runs", "shadows", "public") if fresh else ():
-            shutil.rmtree(out / folder, ignore_errors=True)
-        self.cells = ResultCache(out / "cells", named=out)
-        if fresh:
-            (out / "fresh").touch()
+        self.out, self.workers, self.tell, self.fresh = writable(out, "choose another --out"), workers, tell, fresh
         index = COMMITTED / INDEX
-        self._committed = index.is_file() and not (out / "fresh").exists()
+        self._committed = index.is_file() and not (fresh or (out / "fresh").exists())
         self.at_hand, self.inputs = Inputs(), Inputs(read_json(index) if self._committed else None)
         self._joined: set[str] = set()
+
+    @cached_property
+    def cells(self) -> ResultCache:
+        """What is finished; only now, as no call that is refused should take it away, an older one makes room."""
+        if self.fresh:
+            for folder in ("cells", "runs", "shadows", "public"):
+                shutil.rmtree(self.out / folder, ignore_errors=True)
+            self.out.mkdir(parents=True, exist_ok=True)
+            (self.out / "fresh").touch()
+        return ResultCache(self.out / "cells", named=self.out)
 
     def key(self, job: Job, inputs: Inputs) -> str:
         """Of what the job comes to, if it is made from these."""

@@ -45,9 +45,9 @@ def perturb(images: Floats, sigma: float, rng: np.random.Generator) -> NDArray[n
 
 
 def check_sigma(sigma: float) -> None:
-    """Raises UsageError unless sigma is a finite number from 0 on."""
-    if not 0 <= sigma < math.inf:
-        raise UsageError(f"sigma is {sigma}: the standard deviation of the noise on a pixel must be finite, 0 or more")
+    """Raises UsageError unless sigma is from 0 to a million, where a pixel between 0 and 1 is long lost."""
+    if not 0 <= sigma <= 1e6:
+        raise UsageError(f"sigma is {sigma}: the noise on a pixel must have a standard deviation from 0 to 1,000,000")
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from edp_lab.errors import UsageError, writing
-from edp_lab.files import read_json, write_whole
+from edp_lab.files import read_json, writable, write_whole
 from edp_lab.training.processes import Ranks, run_rank
 
 # Versions of what turns settings and data into results. Raise one when its code begins to make something else of the
@@ -94,7 +94,7 @@ class ResultCache:
     """Results by their keys.
 
     Args:
-        folder: created.
+        folder: made with the first result.
         cure: what to do where it cannot be written.
         named: the folder that a message names; None: this one.
 
@@ -104,9 +104,7 @@ class ResultCache:
 
     def __init__(self, folder: Path, cure: str = "choose another --out", named: Path | None = None) -> None:
         self.folder = folder
-        with writing(named or folder, cure):
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
+        writable(folder if named is None else named, cure)
 
     def read(self, key: str) -> dict[str, Any] | None:
         """None where it is missing, damaged, or another's."""
@@ -116,6 +114,8 @@ class ResultCache:
         """Atomically, also where two processes write the same; returns what `read` will."""
         entry = self.folder / f"{key}.json"
         own = entry.with_name(f"{entry.name}.{os.getpid()}")
+        with writing(self.folder, "make room there"):
+            self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(own, json.dumps({**found, "sha256": _checksum(key, found)}, indent=1).encode(), "make room there")
         os.replace(own, entry)
         return dict(json.loads(json.dumps(found)))

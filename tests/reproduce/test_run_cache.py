@@ -144,9 +144,9 @@ def committed(corpus, tmp_path, monkeypatch) -> list[Job]:
     """The first of these jobs is finished in a checkout, and the corpus is gone."""
     folder, made_of = ResultCache(tmp_path / "committed"), Inputs()
     index = {"corpora": {"own.jsonl": {"sha256": made_of.corpus(corpus), "utterances": 160, "train": {"0": 72}}}}
+    folder.write(TableRuns(tmp_path / "out").key(jobs(corpus)[0], made_of), {"ser": 1})
     (folder.folder / run_cache.INDEX).write_text(json.dumps(index))
     monkeypatch.setattr(run_cache, "COMMITTED", folder.folder)
-    folder.write(TableRuns(tmp_path / "out").key(jobs(corpus)[0], made_of), {"ser": 1})
     Path(corpus).rename(f"{corpus}.gone")
     return jobs(corpus)
 
@@ -160,9 +160,12 @@ def test_committed_runs_are_joined_without_their_corpus_unless_fresh(committed, 
     assert (runs.inputs.utterances(job.config.corpus), runs.inputs.examples(job.config.corpus, 0)) == (160, 72)
     with pytest.raises(UsageError, match="no corpus at"):
         runs.results([job, other], "test")
-    for fresh in (True, False):  # a folder that was begun afresh stays so
-        with pytest.raises(UsageError, match="no corpus at"):
-            TableRuns(tmp_path / "out", fresh=fresh).results([job], "test")
+    with pytest.raises(UsageError, match="no corpus at"):
+        TableRuns(tmp_path / "out", fresh=True).results([job], "test")
+    assert not (tmp_path / "out").exists()  # what is refused begins nothing
+    assert TableRuns(tmp_path / "out", fresh=True).cells.folder.parent == tmp_path / "out"
+    with pytest.raises(UsageError, match="no corpus at"):  # a folder that was begun afresh stays so
+        TableRuns(tmp_path / "out").results([job], "test")
 
 
 def test_committed_runs_of_another_corpus_of_that_name_are_not_joined(committed, tmp_path):

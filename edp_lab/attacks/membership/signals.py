@@ -156,6 +156,7 @@ def train_shadow(
     with suppress(UsageError):  # not there, or damaged
         return load_model(entry).eval()
     model = _train(own, corpus, train)
+    entry.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=entry.parent) as scratch:  # another process may be at the same entry
         save_model(model, Path(scratch) / "model")
         shutil.rmtree(entry, ignore_errors=True)

@@ -19,7 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from edp_lab.attacks.membership.attacks import Attacked, attack_lira, attack_loss, attack_shadow, load_target
+from edp_lab.attacks.membership.signals import half_samples
 from edp_lab.errors import UsageError
+from edp_lab.models.image import build_classifier
 from edp_lab.privacy import Mechanism, PrivacyLossDistribution, RenyiDP, Schedule, true_epsilon
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.reproduce.bench.train_step import KEEP_PAGES
@@ -158,6 +160,7 @@ def bench_image(
         raise UsageError("ratios are to Adam: add adam to the methods")
     if min(rounds - 1, batch_size) < 1:
         raise UsageError(f"{rounds} rounds of {batch_size} examples: give at least 2 rounds and 1 example")
+    build_classifier(model, SHAPE, CLASSES, 0)  # refused before a process begins
     job = model, batch_size, rounds, tuple(sorted(methods, key=METHODS.index))
     seconds, used = run_apart(_image_steps, job, progress, threads, KEEP_PAGES)
     rows = []
@@ -217,7 +220,10 @@ def bench_attacks(
     Raises:
         UsageError: as `load_target`.
     """
-    load_target(run)  # refused before anything takes long
+    target = load_target(run)  # refused before anything takes long, and so are the shadow models
+    if shadows:
+        half_samples(target.pool, shadows, 0)
+        replace(target.config, lr=None, size=size or target.config.size, epochs=epochs or target.config.epochs)
     with tempfile.TemporaryDirectory() as folder:
         cache, total = Path(folder), 0.0
         suite: dict[str, Callable[[], dict[str, Any]]] = {

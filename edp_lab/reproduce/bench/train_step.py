@@ -130,6 +130,7 @@ def bench_steps(task: Task, progress: Callable[[str], None] = lambda name: None)
         UsageError: as `Task`; an unknown corpus; Opacus is asked for but not installed.
     """
     rows = []
+    load_corpus(task.corpus)  # refused before processes begin
     with tempfile.TemporaryDirectory() as folder:
         pretrained = _encoder(task, Path(folder)) if task.model == "bert" else None
 
@@ -317,6 +318,7 @@ def bench_scale(
     """
     if steps < 2 or not sizes or min(sizes) < 1000:
         raise UsageError("give at least 2 steps and corpora of at least 1000 utterances")
+    TrainConfig("", size=size)
     with tempfile.TemporaryDirectory() as folder:
         for utterances in sizes:
             corpus = Path(folder) / f"{utterances}"
