@@ -48,6 +48,7 @@ COMMANDS = {
     "audit mechanism": "--draws 100",
     "audit one-run": "--model linear",
     "bench accounting": "",
+    "bench start": "",
     "bench step": "--corpus own.jsonl",
     "bench epoch": "--corpus own.jsonl",
     "bench attacks": "--run noised",
