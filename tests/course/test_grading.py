@@ -231,7 +231,10 @@ ATTACKS: dict[
         "prediction = []\nfor _ in range(10**5): prediction = [prediction]",
         "wrong, the check cannot use your answer",
     ),
-    "sends an object": ("prediction = object()", "wrong, the check cannot use your answer (TypeError: a object is no"),
+    "sends an object": (
+        "prediction = object()",
+        "wrong, the check cannot use your answer (TypeError: its type is object",
+    ),
 }
 
 

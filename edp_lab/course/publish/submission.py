@@ -18,10 +18,10 @@ import linecache
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from numbers import Integral, Real
-from typing import Any
+from numbers import Integral
+from typing import Any, SupportsFloat
 
 import numpy as np
 
@@ -43,6 +43,8 @@ def encode(value: Any) -> Any:
         TypeError: anything else.
     """
     torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return {"tensor": encode(value.detach().cpu().numpy())}
     match value:
         case None | bool() | str():
             return value
@@ -50,21 +52,19 @@ def encode(value: Any) -> Any:
             return bool(value)
         case Integral():
             return int(value)
-        case Real():
-            return float(value)
-        case list():
-            return [*map(encode, value)]
         case tuple():
             return {"tuple": [*map(encode, value)]}
         case Mapping():
             return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
-        case np.ndarray() if value.dtype.kind in KINDS:
-            return {"array": [value.dtype.str, value.shape, base64.b64encode(value.tobytes()).decode()]}
+        case Sequence():
+            return [*map(encode, value)]
         case np.random.Generator():
             return {"generator": int(value.integers(2**63))}
-    if torch is not None and isinstance(value, torch.Tensor):
-        return {"tensor": encode(value.detach().cpu().numpy())}
-    raise TypeError(f"a {type(value).__name__} is no number, text, list, dictionary or array")
+        case np.ndarray() if value.dtype.kind in KINDS:
+            return {"array": [value.dtype.str, value.shape, base64.b64encode(value.tobytes()).decode()]}
+        case SupportsFloat():
+            return float(value)
+    raise TypeError(f"its type is {type(value).__name__}, not a number, text, list, dictionary or array")
 
 
 def decode(value: Any) -> Any:
