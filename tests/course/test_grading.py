@@ -231,9 +231,9 @@ ATTACKS: dict[
         "prediction = []\nfor _ in range(10**5): prediction = [prediction]",
         "wrong, the check cannot use your answer",
     ),
-    "sends an object": (
+    "is an object": (
         "prediction = object()",
-        "wrong, the check cannot use your answer (TypeError: its type is object",
+        "wrong, the check cannot use your answer (TypeError: its type is obj",
     ),
 }
 
