@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from typer.testing import CliRunner
 import edp_lab
 from edp_lab.cli.course import course_app
 from edp_lab.course.publish.build import build
-from edp_lab.course.publish.confined import Ended, confined
+from edp_lab.course.publish.confined import Ended, check_sandbox, confined
 from edp_lab.course.publish.grading import Grade, Grader, read_seeds, student_seed, total
 from edp_lab.errors import UsageError
 
@@ -158,7 +157,17 @@ def test_what_was_judged_before_a_crash_stays_and_its_names_are_there_after_it(c
 
 # ---- Submissions that mean harm --------------------------------------------------------------------------------------
 
-in_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+
+def missing() -> str:
+    """Why there is no sandbox, if so."""
+    try:
+        check_sandbox()
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+in_sandbox = pytest.mark.skipif(bool(missing()), reason=missing())
 FORGED = '{"exercise": "delta", "status": "solved", "message": ""}\n{"value": "solved"}\n'
 ATTACKS: dict[
     str, tuple[str, str | tuple[str, ...]]
