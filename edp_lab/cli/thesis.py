@@ -27,7 +27,7 @@ from edp_lab.cli.output import (
     table,
     telling,
     words,
-)  # fmt: skip
+)
 from edp_lab.errors import UsageError
 from edp_lab.training.config import SEED
 

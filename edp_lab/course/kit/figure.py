@@ -12,7 +12,7 @@ A dict costs next to nothing, while every property of a ``go.Figure`` is looked 
 slider takes 1 to 3 ms this way, and 80 to 190 with objects drawn anew.
 
 plotly.js takes all that it writes for HTML of a kind, with links. Here every string is text, wherever it comes from:
-`figure` escapes it, and a new line in it begins a new line. What is to be markup says so: ``Markup("e<sup>ε</sup>")``.
+`figure` escapes it, and a new line in it begins a new line. What is to be markup says so: ``Html("e<sup>ε</sup>")``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 import plotly.io as pio
-from markupsafe import Markup
 from numpy.typing import NDArray
 from plotly.basedatatypes import Undefined
 from plotly.subplots import make_subplots
@@ -46,7 +45,7 @@ LEGEND = {"orientation": "h"}
 HERE = {"color": "#444", "dash": "dashdot", "width": 1.5}  # a line at the value that a slider has
 DOTTED = {"color": "#666", "dash": "dot", "width": 1.5}
 LOG = {"type": "log", "dtick": 1, "exponentformat": "power"}
-ALONE = Markup("<extra></extra>")  # after a ``hovertemplate``: without the trace's name beside it
+ALONE = Html("<extra></extra>")  # after a ``hovertemplate``: without the trace's name beside it
 
 # ---- Drawing -------------------------------------------------------------------------------------------------------
 
@@ -90,7 +89,7 @@ def still(title: str, caption: str, *marks: Mark, **more: Any) -> Still:
 
 
 def as_text(value: Any) -> Any:
-    """Part of a figure with all its strings, but for `Markup`, escaped, so that plotly.js writes them as they are."""
+    """Part of a figure with all its strings, but for `Html`, escaped, so that plotly.js writes them as they are."""
     if isinstance(value, str):
         return (str(value) if hasattr(value, "__html__") else html.escape(value, quote=False)).replace("\n", "<br>")
     if isinstance(value, Mapping):
@@ -102,9 +101,9 @@ def as_text(value: Any) -> Any:
     return value
 
 
-def bold(text: Any) -> Markup:
+def bold(text: Any) -> Html:
     """A text in bold type."""
-    return Markup("<b>{}</b>").format(text)
+    return Html("<b>{}</b>").format(text)
 
 
 def line(name: str, color: str, dash: str = "solid", *, width: Any = None, **more: Any) -> Trace:

@@ -45,7 +45,7 @@ Draw = Callable[[Any], Figure]
 
 
 class Told(widgets.HTML):
-    """A place in a page for text, or for markup that says so: whatever is no `Markup` is escaped."""
+    """A place in a page for text, or for `Html`: whatever is not is escaped."""
 
     @validate("value")
     def _asked_for(self, proposal: dict[str, Any]) -> str:

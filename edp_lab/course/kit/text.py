@@ -22,10 +22,7 @@ if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
 
 
 class Html(Markup):
-    """HTML that was made here, of text that was escaped; the last line of a cell shows it as it is.
-
-    All else that panels, tables and figures get is text.
-    """
+    """Markup that was made here: a constant, or text that `format` escapes. All else that anything shows is text."""
 
     def _repr_html_(self) -> str:
         return f'<div class="mathjax_ignore">{self}</div>'  # Jupyter would read what stands between dollars as TeX

@@ -13,8 +13,9 @@ import anywidget
 import plotly.graph_objects as go
 import plotly.io as pio
 import traitlets
-from markupsafe import Markup
 from plotly.io.base_renderers import HtmlRenderer
+
+from edp_lab.course.kit.text import Html
 
 # Okabe and Ito's palette. One role, one colour, in every figure; dash and marker vary with it.
 BLUE, VERMILLION, ORANGE, GREEN = "#0072B2", "#D55E00", "#E69F00", "#009E73"
@@ -65,7 +66,7 @@ TEMPLATE = go.layout.Template(
     }
 )
 
-STYLE = Markup("""<style>
+STYLE = Html("""<style>
 .edp-panel { color: #222; background: white; border: 1px solid #ccc; border-radius: 6px; padding: 12px 16px; }
 .edp-panel .widget-label { min-width: 9.5rem; text-align: left; }
 .edp-panel .edp-wide .widget-label, .edp-panel .edp-unit, .edp-panel .widget-toggle-button { min-width: 0; }

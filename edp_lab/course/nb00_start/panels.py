@@ -10,14 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import decades, decay_of, devices, number, number_box, variant
 from edp_lab.course.kit.figure import Figure, axis, line, log_axis, log_range, logs, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
-from edp_lab.course.kit.text import Words, count, guarantee_of, plain, settings, short, train_command
+from edp_lab.course.kit.text import Html, Words, count, guarantee_of, plain, settings, short, train_command
 from edp_lab.course.kit.theme import BLUE, GREEN, ORANGE, SKY, VERMILLION
 from edp_lab.course.nb00_start.compute import SmallModel, StepResult, one_step
 from edp_lab.privacy import Decay
@@ -59,7 +57,7 @@ def step(model: SmallModel, start: TrainConfig) -> Panel:
     )
 
 
-TOTAL = Markup("<b>all layers</b>")
+TOTAL = Html("<b>all layers</b>")
 
 
 def draw_layers(result: StepResult) -> Figure:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from markupsafe import Markup
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import decades, number, seed_of
@@ -220,7 +219,7 @@ def draw_delta(result: compute.GaussianCount) -> Figure:
         area("δ", VERMILLION, 0.7, **between(output, np.minimum(raised, result.density), result.density)),
         line("without", BLUE, x=output, y=result.density),
         line("with", ORANGE, "dash", x=output, y=result.density_neighbour),
-        line(Markup("with, × e<sup>ε</sup>"), GREEN, "dot", x=output, y=np.minimum(raised, 100 * top)),
+        line(Html("with, × e<sup>ε</sup>"), GREEN, "dot", x=output, y=np.minimum(raised, 100 * top)),
         hover="%{x:.4g}: %{y:.3g}",
         xaxis=axis("noisy count (people)", output[[0, -1]]),
         yaxis=axis("density (per person)", [0, top]),

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from edp_lab import training
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
@@ -433,7 +431,7 @@ def _spaced(table: Sequence[Sequence[str]]) -> list[list[str]]:
 
 # ---- Utility, privacy and time: what ``edp-lab reproduce pareto`` measured ------------------------------------------
 
-PARETO_CAPTION = Markup(
+PARETO_CAPTION = Html(
     "ε of one utterance at δ = n<sup>-1.1</sup>, were the seeds secret. DP-SGD: privacy loss distributions, Poisson "
     "sampling,\nadd or remove one; eDP-SGD: Gaussian DP, shuffled batches, zero-out, so it lacks what sampling "
     "hides. Bars: 95 % over seeds.\nx: time as a multiple of SGD's at the paper's size (batches of 64)"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from edp_lab.attacks.membership.attacks import Attacked
 from edp_lab.attacks.memorisation import AROUND, DIGITS, Traced
@@ -376,7 +375,7 @@ def draw_epsilon(runs: Runs, yours: Runs) -> Figure:
         fig.hline(0.5, line=DOTTED),
         fig.over("guessing", 0.5),
         top=146,
-        xaxis=fig.logs(Markup("true ε, were α public (at δ = n<sup>-1.1</sup>)"), span),
+        xaxis=fig.logs(Html("true ε, were α public (at δ = n<sup>-1.1</sup>)"), span),
         yaxis=fig.axis("AUC of the attack", [0.45, 1]),
     )
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from markupsafe import Markup
 from numpy.typing import NDArray
 
 from edp_lab.course.kit import figure as fig
@@ -377,7 +376,7 @@ class Pipeline(RunPanel):
         self.method = choice("understudy trains with", start.understudy_method, methods)
         super().__init__(
             "Run it",
-            Markup(
+            text.Html(
                 "A real run of all three phases on digits, with networks and the values of the panel above: how good "
                 "each part is, and what each of your runs paid for it. The <i>plain model</i> has learnt from all "
                 "private images without noise, <i>one on all images</i> from the same after phase I. The instructors' "
@@ -407,7 +406,7 @@ class Pipeline(RunPanel):
         so_far: list[tuple[str, float, tuple[float, float]]] = []
 
         def draw(scores: Scores, what: str) -> None:
-            caption = f"{what}: " + words.told(settings, Markup("<br>")) + "; bars: 95 % of 60 images"
+            caption = f"{what}: " + words.told(settings, text.Html("<br>")) + "; bars: 95 % of 60 images"
             thesis = THESIS_ACCURACY[settings.model]
             self.figures[0].show(draw_parts_so_far(scores, thesis, caption))
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import ipywidgets as widgets
-from markupsafe import Markup
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import WHOLE_LABEL, Control, choice, decades, delta_of, devices, number
@@ -295,7 +294,7 @@ VARIANTS: dict[str, tuple[str, str, str, float]] = {  # name, colour, symbol, sh
     "theirs": ("theirs", BLACK, "diamond-open", 0),
 }
 CHANGES = {"ser_change": "SER (error)", "auc_change": "AUC, shadow", "loss_auc_change": "AUC, loss"}
-TABLE1_CAPTION = Markup(
+TABLE1_CAPTION = Html(
     "Changes: left of 0 is better; bars: Student's 95 % interval over seeds, formed within a seed; theirs have none, "
     "nor has one seed.\nε hollow: as the paper accounts, δ = 5e-4 (public corpora). Filled: what would hold, were "
     "the seeds secret (as printed: and the\nlayer scales public), for one utterance zeroed out, disjoint batches, "

@@ -49,7 +49,6 @@ ABOUT = (
     f"Executed by edp_lab {edp_lab.__version__}: sliders stand where they ended. “edp-lab course lab” opens live pages."
 )
 ABOUT_SLIDES = "Arrow keys move right and down, “o” shows all slides, “f” fills the screen, “?” lists all keys."
-NOTHING = Markup()
 ANCHOR = re.compile(r'<a\b([^>]*?)href="([^"]*)"([^>]*)>(.*?)</a>', re.DOTALL)
 REVEAL = Path(__file__).parent / "reveal"
 HEADING = re.compile(r"(#+) ")
@@ -81,7 +80,7 @@ def freeze_widgets(notebook: NotebookNode) -> None:
             cell.outputs = [frozen for output in cell.outputs for frozen in _frozen(output, states, figures)]
 
 
-def page_html(notebook: NotebookNode, name: str, navigation: Markup = NOTHING) -> str:
+def page_html(notebook: NotebookNode, name: str, navigation: str = "") -> str:
     """A page of ``notebook`` (its widgets frozen), with ``navigation`` above and below."""
     note = new_markdown_cell("*An executed copy: sliders stand where they ended. `make lab` opens the live notebook.*")
     page = NotebookNode(notebook, cells=[note, *notebook.cells])
