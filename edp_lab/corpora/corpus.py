@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 import numpy as np
 
 from edp_lab.errors import UsageError
-from edp_lab.files import new_folder, regular
+from edp_lab.files import new_folder, read_json, regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -292,7 +292,7 @@ def load_packed(path: str | Path) -> Corpus:
     """The corpus in a folder that `write_packed` made; its arrays stay on disk."""
     folder = Path(path)
     try:
-        meta = json.loads((folder / META).read_text())
+        meta = read_json(folder / META)
         if meta["format"] != FORMAT:
             raise ValueError(f"its format is {meta['format']!r}")
         for name in FILES:

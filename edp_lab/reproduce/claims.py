@@ -243,5 +243,5 @@ def read_table(path: Path = TABLE) -> ClaimsTable:
         return ClaimsTable(**{**told, "entries": tuple(Entry.of_json(row) for row in told["entries"])})
     except OSError:
         raise UsageError(f"{path} is not there: run this in a clone of the project, or add --run") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({type(error).__name__}): restore it, or add --run") from None

@@ -32,7 +32,7 @@ from nbformat.v4 import new_markdown_cell, new_output
 
 import edp_lab
 from edp_lab.course.kit.theme import CONFIG
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, writing
 from edp_lab.files import write_whole
 
 if TYPE_CHECKING:
@@ -287,7 +287,8 @@ def write_slides(runs: Sequence[NotebookRun], out: Path) -> Path:
     reveal.js and plotly.js lie beside the pages; nothing is loaded from elsewhere.
     """
     out.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(REVEAL, out / "reveal", dirs_exist_ok=True)
+    with writing(out, "make room there, or choose another --out"):
+        shutil.copytree(REVEAL, out / "reveal", dirs_exist_ok=True)
     names = {run.html.name for run in runs}
     for run in runs:
         notebook = nbformat.read(run.executed, as_version=4)
@@ -356,7 +357,7 @@ def write_api(out: Path) -> Path:
         raise UsageError("the reference pages are made by pdoc: pip install -c constraints.txt pdoc") from None
 
     pdoc.render.configure(docformat="google", search=True, footer_text=f"edp_lab {edp_lab.__version__}")
-    with warnings.catch_warnings():
+    with writing(out, "make room there, or choose another --out"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of annotations that only a type checker can read
         found = []
         for name in module_names():

@@ -109,7 +109,7 @@ def table1_anew(path: Path = RESULTS / "table1.json") -> tuple[Anew, ...]:
                     for told in (cell["ser_change"], cell["auc_change"])
                 )
                 found.append(Anew(cell["model"], cell["corpus"], Decay(decay), ser, auc, claimed))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{path} is not Table 1 ({type(error).__name__}: {error}): restore it, or make it "
             "anew with `edp-lab reproduce table1`"
