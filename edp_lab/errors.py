@@ -34,7 +34,7 @@ def sentence(error: BaseException) -> str | None:
             return str(error)
         case OSError():
             place = "a file or standard output" if error.filename is None else error.filename
-            return f"{place}: {why(error)}: {CURES.get(error.errno or 0, 'mend that, then run it again')}"
+            return f"{place}: {why(error)}: {cure_of(error)}"
         case MemoryError():
             return f"out of memory{f' ({error})' if str(error) else ''}: ask for less at once, or end other programs"
         case RecursionError():
@@ -50,6 +50,10 @@ def why(error: BaseException) -> str | None:
         return error.strerror or str(error)
     found = RUST.search(str(error))
     return found and (found["why"] or str(error))
+
+
+def cure_of(error: Exception) -> str:
+    return CURES.get(getattr(error, "errno", None) or 0, "mend that, then run it again")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import edp_lab
-from edp_lab.errors import UsageError, writing
+from edp_lab.errors import UsageError, cure_of, writing
 
 CARRIED = Path(edp_lab.__file__).resolve().parent / "_carried"  # only in a wheel (setup.py)
 
@@ -28,10 +28,10 @@ def write_whole(path: Path, content: bytes, cure: str = "make room there, or giv
     """Write a file so that `path` holds its old or its new content, never a part, however the process ends.
 
     Raises:
-        UsageError: it cannot be written; ends in `cure`.
+        UsageError: it cannot be written, where the sentence ends in `cure`, or is no file.
     """
-    partial = path.with_name(f"{path.name}.partial")
     with writing(path, cure):
+        partial = regular(path).with_name(f"{path.name}.partial")
         try:
             with open(partial, "wb") as file:
                 file.write(content)
@@ -94,7 +94,9 @@ def read_bytes(path: Path) -> bytes:
         content = regular(path).read_bytes()
         return gzip.decompress(content) if path.suffix == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        raise UsageError(
+            f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {cure_of(error)}"
+        ) from error
 
 
 def read_json(path: Path) -> Any:

@@ -292,7 +292,7 @@ def _files(folder: Path, resuming: bool, processes: int) -> Iterator[None]:
 def _locked(folder: Path) -> Iterator[None]:
     """Only one process may work in the folder, which is made if need be and does not stay if nothing is in it."""
     lock = FileLock(folder / LOCK)
-    with writing(folder, "make room there, or choose another --out"):
+    with writing(folder, "make room there and mend its permissions, or begin a run in another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ RELEASE = f"write {LEDGER}"
 KILLED = -signal.SIGKILL
 FAULTS: dict[str, Any] = {
     "die_at": None,  # SIGKILL comes before this operation, when it is due for the n-th time: ("unlink .lock", 1)
+    "die_before": None,  # as well as before this change to the run's folder, counted from 1
     "hold_at": None,  # before the entry of this release, from 0, the process waits until its file "held" is removed
     "save_every": 60.0,  # seconds between two states
     "threads": 1,  # of torch
@@ -60,6 +62,8 @@ def be(arguments: list[str], home: Path, faults: dict[str, Any]) -> None:
     os.dup2(os.dup2(os.open(home / "log", os.O_WRONLY | os.O_CREAT), 1), 2)
     for name in ("fsync", "replace", "unlink"):
         before(os, name, lambda *paths, name=name: die(name, *paths))
+    if FAULTS["die_before"] is not None:
+        sys.addaudithook(partial(count_down, [FAULTS["die_before"]], str(home)))
     before(PrivacyLedger, "write", hold)
     before(noise, "_fill", note)
     before(launch, "obey", lambda stop: threading.Thread(target=tell, args=[stop], daemon=True).start())
@@ -82,6 +86,15 @@ def die(name: str, *paths: Any) -> None:
     operations.append(f"{name} {Path(file).name.split('-')[0]}")  # weights-0123456789abcdef.safetensors
     if FAULTS["die_at"] == (operations[-1], operations.count(operations[-1])):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def count_down(left: list[int], home: str, event: str, arguments: tuple[Any, ...]) -> None:
+    changes = event in {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+    changes = changes or (event == "open" and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR)))
+    if changes and str(arguments[0]).startswith(str(Path(home).parent / "run")):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hold(ledger: PrivacyLedger, *entry: int) -> None:
@@ -230,6 +243,21 @@ def test_killed_twice_anywhere_a_run_ends_as_if_nothing_had_happened(corpus, who
     Job(folder, new(corpus, folder), die_at=first, save_every=save_every).ends(KILLED)
     Job(folder, again(folder), die_at=then, save_every=save_every).ends(KILLED)
     assert resumed(folder) == whole(1)
+
+
+def test_killed_at_any_change_before_there_is_a_record_a_run_may_begin_anew(corpus, folder):
+    """Each begins over what the one before has left."""
+    left = set()
+    for number in range(4, 40, 3):  # every one of them would do, and take three times as long
+        job = Job(folder, [*new(corpus, folder), "--private-seed"], die_before=number)
+        job.process.join(PATIENCE)
+        assert job.process.exitcode == KILLED, (job.home / "log").read_text()
+        left |= {*os.listdir(folder)}
+        if (folder / RECORD).exists():
+            break
+    assert {trainer.LOCK, SECRET, LEDGER} < left
+    Job(folder, again(folder)).ends(0)
+    assert (read_record(folder)["status"], run_ledger(folder).bill()) == ("finished", {0: 1, 1: 1, 2: 1})
 
 
 def test_a_rank_or_the_parent_is_killed_or_hangs_and_each_time_the_run_goes_on(corpus, whole, folder):

@@ -36,7 +36,7 @@ from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
 from edp_lab.course.kit.text import Html, python
 from edp_lab.course.kit.theme import STYLE, Fit
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, sentence
 
 if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
     from edp_lab.training.trainer import Event
@@ -78,8 +78,7 @@ class Frame(widgets.VBox):
             self.error_box.value = ""
         except Exception as error:
             self.errors.append(error)
-            known = isinstance(error, UsageError)
-            text = str(error) if known else f"{type(error).__name__}: {error} (a fault of the course, not yours)"
+            text = sentence(error) or f"{type(error).__name__}: {error} (a fault of the course, not yours)"
             self.error_box.value = Html('<span role="alert">{}</span>').format(text)
 
     def check(self) -> None:

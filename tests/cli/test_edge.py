@@ -1,0 +1,217 @@
+"""Faults of the machine and damaged files: one sentence that names file and cure, no traceback, no half file."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from edp_lab import corpora
+from edp_lab.cli import output
+from edp_lab.errors import UsageError
+from edp_lab.files import write_whole
+from edp_lab.training import TrainConfig, read_record, train
+from edp_lab.training.ledger import LEDGER
+from edp_lab.training.run_folder import RECORD
+
+LONG = "x" * 300
+DEEP = b"[" * 100_000 + b"]" * 100_000
+CLOSED = "error: standard output is closed: send it to a file, or to /dev/null\n2\n"
+FULL = "error: standard output cannot be written (No space left on device): send it elsewhere\n2\n"
+DIRECTLY = "error: a file or standard output: No space left on device: make room there, then run it again\n2\n"
+USING = ("predict --run {} hello", "compare {}", "account --run {}", "attack loss --run {}", "train --resume {}")
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    train(TrainConfig(corpus, size="small", epochs=1, batch_size=16, num_devices=4, z0=0.5), folder)
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+# ---- Standard output and error ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("EDP account --z0 1 --json > /dev/full", FULL),
+        ("EDP --help > /dev/full", FULL),
+        ("PYTHONUNBUFFERED=1 EDP --version > /dev/full", DIRECTLY),
+        ("EDP --version >&- <&-", CLOSED),
+        ("(EDP --help; echo $? >&2) | true", "1\n0\n"),  # nothing is said: who reads has read enough
+    ],
+)
+def test_output_that_cannot_be_written_is_one_sentence(script, said):
+    script = f"{script}; echo $? >&2".replace("EDP", f"{sys.executable} -m edp_lab")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, env=environment)
+    assert (ended.stdout, ended.stderr) == ("", said)
+
+
+def test_no_character_is_too_much_for_a_terminal(monkeypatch):
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", shown)
+    output.open_streams()
+    print("caf\xe9 \udcff")
+    output.print_json("caf\xe9 \udcff", readable=True)
+    shown.flush()
+    words, told = shown.buffer.getvalue().decode("ascii").splitlines()
+    assert (words, json.loads(told)) == (r"caf\xe9 \udcff", "caf\xe9 \udcff")
+
+
+# ---- The guard -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            PermissionError(13, "Permission denied", "a.json"),
+            "a.json: Permission denied: mend its permissions, or give",
+        ),
+        (OSError(28, "No space left on device"), "a file or standard output: No space left on device: make room"),
+        (RecursionError("too deep"), "something given is nested too deeply (too deep): make it flat"),
+        (MemoryError(), "out of memory: ask for less at once"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), "text in an encoding that does not fit ('utf-8' codec"),
+    ],
+)
+def test_a_fault_of_the_machine_is_one_sentence(cli, monkeypatch, error, said):
+    def fails():
+        raise error
+
+    monkeypatch.setattr(corpora, "list_corpora", fails)
+    status, out, err = cli("data", "list")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {said}")
+
+
+def test_a_fault_of_the_library_keeps_its_traceback(cli, monkeypatch):
+    monkeypatch.delattr(corpora, "list_corpora")
+    with pytest.raises(ImportError):
+        cli("data", "list")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "train --corpus {} --out new",
+        "train --corpus own --out {}",
+        "train --resume {}",
+        "compare {}",
+        "predict --run {} hello",
+        "data make smart-home --out {}",
+        "attack loss --run {}",
+    ],
+)
+def test_a_path_that_is_too_long_is_named(cli, tmp_path, monkeypatch, call):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = cli(*call.format(LONG).split())
+    assert (status, out, err.count("\n"), [*tmp_path.iterdir()]) == (2, "", 1, [])
+    assert f"{LONG}: File name too long: give a shorter one" in err or f"{LONG}/" in err
+
+
+# ---- Files that are damaged ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "call"),
+    [
+        (RECORD, "train --resume run"),
+        (RECORD, "compare run"),
+        (LEDGER, "account --run run"),
+        ("model/model.json", "predict --run run hello"),
+        ("corpus.jsonl", "train --corpus run/corpus.jsonl --out new"),
+        ("meta.json", "train --corpus run --out new"),
+    ],
+)
+def test_what_is_nested_without_end_is_named(cli, run, monkeypatch, file, call):
+    monkeypatch.chdir(run.parent)
+    (run / "words.npy").touch()  # beside meta.json, as in a packed corpus
+    (run / file).write_bytes(DEEP)
+    status, _, err = cli(*call.split())
+    assert (status, err.count("\n"), (run.parent / "new").exists()) == (2, 1, False)
+    assert Path(file).name in err or "packed corpus run" in err
+
+
+@pytest.mark.parametrize("call", USING)
+def test_a_record_that_was_changed_or_cannot_be_read_is_refused(cli, run, monkeypatch, call):
+    record, command = run / RECORD, call.format(run).split()
+    record.write_text(record.read_text().replace('"z0": 0.5', '"z0": 0.7'))
+    cure = "train again, or restore it from a copy"
+    assert cli(*command) == (2, "", f"error: {record} is damaged or was edited (its checksum differs): {cure}\n")
+    denied = PermissionError(13, "Permission denied", str(record))
+    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=denied))  # for the superuser, too
+    cure = "mend its permissions, or give another path"
+    assert cli(*command) == (2, "", f"error: {record} cannot be read (Permission denied): {cure}\n")
+
+
+def test_every_changed_bit_of_a_record_shows_or_means_nothing(run):
+    path, record = run / RECORD, read_record(run)
+    raw = path.read_bytes()
+    for place in range(0, len(raw), 11):
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 7]) + raw[place + 1 :])
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("warnings.warn", lambda *_, **__: None)
+                found = read_record(run)
+        except UsageError:
+            continue
+        assert {name: value for name, value in found.items() if name in record} == record
+
+
+def test_a_record_of_an_earlier_version_is_of_use_with_a_word_about_it(cli, run):
+    told = json.loads((run / RECORD).read_text())
+    del told["sha256"]
+    (run / RECORD).write_text(json.dumps(told))
+    with pytest.warns(UserWarning, match="of an earlier version, without a checksum"):
+        assert cli("compare", str(run))[0] == 0
+
+
+# ---- Disks that are full ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "data make smart-home --out new.jsonl",
+        "data make smart-home --out new.jsonl.gz",
+        "data make smart-home --out new",
+        "pretrain --out new --model clc --utterances 50 --epochs 1 --size small",
+        "pretrain --out new --model bert --utterances 50 --epochs 1 --size small",
+    ],
+)
+def test_a_full_disk_leaves_no_half_of_a_file(cli, tmp_path, monkeypatch, call):
+    monkeypatch.chdir(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
+    try:
+        status, out, err = cli(*call.split())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = err.splitlines()[-1]
+    assert (status, out, [*tmp_path.iterdir()]) == (2, "", [])
+    assert said.startswith("error: ")
+    assert "cannot be written" in said
+    assert "make room there" in said
+
+
+def test_a_pipe_stays_a_pipe(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is a pipe or a device: give a file"):
+        write_whole(pipe, b"content")
+    assert pipe.is_fifo()
