@@ -219,7 +219,7 @@ def test_lines_cut_off_that_the_record_remembers_are_missed(path):
 def test_an_unreadable_ledger_is_one_sentence(path):
     refused(path, "cannot be read")
     path.mkdir()
-    refused(path, "cannot be read")
+    refused(path, "is a folder: give a file")
     path.rmdir()
     for rubbish in (b"", b"\n", b"[" * 100_000 + b"\n", b"{}\n", b"null\n", b"\xff\xfe}\n", b'{"chain": NaN}\n'):
         path.write_bytes(rubbish)
