@@ -57,7 +57,6 @@ class Point:
     ser: float  # on the test set, as the next two
     intent_accuracy: float
     slot_f1: float
-    validation_ser: float  # on a tenth as many utterances
     seconds: float  # of training
 
     @cached_property
@@ -132,10 +131,9 @@ def configured(base: TrainConfig, method: str, micro_batch: int, z0: float, deca
 
 def live_point(config: TrainConfig, record: Mapping[str, Any]) -> Point:
     """The point of a run that `edp_lab.training.train` has made."""
-    final, last = record["final"], record["epochs"][-1]
-    scores = {name: final[name] for name in (*SCORES, "seconds")}
-    utterances = record["corpus"]["splits"]["train"]
-    return Point(replace(config, epochs=len(record["epochs"])), utterances, validation_ser=last["ser"], **scores)
+    scores = {name: record["final"][name] for name in (*SCORES, "seconds")}
+    done = replace(config, epochs=len(record["epochs"]))
+    return Point(done, record["corpus"]["splits"]["train"], **scores)
 
 
 def load_grid(path: Path = RESULTS / "tradeoff.json") -> Grid:
@@ -152,8 +150,7 @@ def load_grid(path: Path = RESULTS / "tradeoff.json") -> Grid:
             pace = told["seconds_per_epoch"].get(work(whole), math.nan)
             for row in run["scores"]:
                 config, scores = replace(whole, epochs=row["epoch"]), {name: row[name] for name in SCORES}
-                seconds, validation = pace * row["epoch"], row["validation_ser"]
-                points.append(Point(config, run["utterances"], **scores, validation_ser=validation, seconds=seconds))
+                points.append(Point(config, run["utterances"], **scores, seconds=pace * row["epoch"]))
         return Grid(tuple(points), {name: told[name] for name in ("command", "machine", "versions")})
     except (KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged or of another version: restore it from the repository") from error
