@@ -20,7 +20,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, devices, number, number_box
 from edp_lab.course.kit.figure import DOTTED, Figure, Trace, line, points
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
-from edp_lab.course.kit.text import Html, Words, account_command, at_most, columns, count, train_command
+from edp_lab.course.kit.text import Html, Words, account_command, at_most, columns, command, count, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb07_membership import compute
@@ -285,10 +285,8 @@ def canary_caption(result: Remembered) -> str:
 def canaries_command(result: Remembered) -> str:
     """The call of `edp-lab attack canaries` that measures this model."""
     asked, counts = compute.CANARIES, ",".join(str(row.repetitions) for row in result.rows[result.method])
-    return (
-        f"edp-lab attack canaries --corpus {asked.corpus} --methods {result.method} --repetitions {counts} "
-        f"--epochs {asked.epochs} --size {asked.size} --z0 {result.z0!r} --seed {asked.seed}"
-    )
+    options = {"corpus": asked.corpus, "methods": result.method, "repetitions": counts, "epochs": asked.epochs}
+    return command("attack canaries", {**options, "size": asked.size, "z0": result.z0, "seed": asked.seed})
 
 
 # ---- Runs with noise -----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from scipy.stats import norm
 
@@ -15,7 +16,7 @@ from edp_lab.course.kit.controls import DEVICES, choice, decades, devices, numbe
 from edp_lab.course.kit.figure import Figure, Trace, line, points
 from edp_lab.course.kit.inputs import check_whole
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
-from edp_lab.course.kit.text import Words, columns, count
+from edp_lab.course.kit.text import Words, columns, command, count
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from edp_lab.course.nb08_audit import compute
@@ -143,15 +144,14 @@ def table(results: Mapping[str, StepAudit]) -> str:
     return columns(rows)
 
 
-def step_command(
-    result: StepAudit, as_printed: bool, clip_norm: float, z0: float, num_devices: int, alpha_max: float, draws: int
-) -> str:
+def step_command(result: StepAudit, **_: Any) -> str:
     """The call of `edp-lab audit mechanism` that draws the same."""
-    flag, alpha = (" --as-printed", f" --alpha-max {alpha_max:g}") if as_printed else ("", "")
-    return (
-        f"edp-lab audit mechanism{flag} --gpus {num_devices} --z0 {z0!r} --clip {clip_norm!r}{alpha} "
-        f"--delta {result.audit.delta!r} --draws {draws} --seed {result.seed}"
-    )
+    audit, m = result.audit, result.audit.mechanism
+    printed = m.variant is Variant.AS_PRINTED
+    alpha = f"{m.alpha_max:g}" if printed else None
+    options: dict[str, Any] = {"gpus": m.num_devices, "z0": m.z0, "clip": m.clip_norm, "alpha-max": alpha}
+    options |= {"delta": audit.delta, "draws": audit.draws, "seed": result.seed}
+    return command("audit mechanism", options, *(["--as-printed"] if printed else []))
 
 
 # ---- Guesses -------------------------------------------------------------------------------------------------------
@@ -344,8 +344,6 @@ def _run_settings(audit: OneRunAudit) -> str:
 
 def one_run_command(config: TrainConfig, canaries: int) -> str:
     """The call of `edp-lab audit one-run` that makes this very audit."""
-    printed = " --as-printed" if config.as_printed else ""
-    return (
-        f"edp-lab audit one-run --model linear{printed} --z0 {config.z0!r} --gpus {config.num_devices} "
-        f"--epochs {config.epochs} --canaries {canaries} --delta {config.delta!r} --seed {config.seed}"
-    )
+    settings = {"z0": config.z0, "gpus": config.num_devices, "epochs": config.epochs, "canaries": canaries}
+    options = {**settings, "delta": config.delta, "seed": config.seed}
+    return command("audit one-run --model linear", options, *(["--as-printed"] if config.as_printed else []))

@@ -276,9 +276,9 @@ def draw_parts(result: Partition) -> Figure:
 
 def account_command(partition: Partition) -> str:
     """The call of `edp-lab account` that gives the epsilon of one of the instructors."""
-    rate, clip, z0 = partition.rate(partition.instructors), "--clip 1", f"--z0 {partition.noise_multiplier:g}"
-    poisson = f"--sampling-rate {rate!r} --epochs {partition.epochs} --delta {partition.delta:g}"
-    return f"edp-lab account {clip} {z0} --gpus 1 --micro-batch-size 1 {poisson}"
+    rate, z, delta = partition.rate(partition.instructors), partition.noise_multiplier, partition.delta
+    alone = {"clip": 1, "z0": f"{z:g}", "gpus": 1, "micro-batch-size": 1}
+    return text.command("account", {**alone, "sampling-rate": rate, "epochs": partition.epochs, "delta": f"{delta:g}"})
 
 
 # ---- Phase III: what labels cost, and teach ------------------------------------------------------------------------
