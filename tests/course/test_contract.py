@@ -130,6 +130,7 @@ def assert_readable(figure: go.Figure) -> None:
         bare = axis.showticklabels is False and (axis.matches or types == {"heatmap"})
         assert axis.title.text or axis.ticktext or axis.categoryarray or bare, f"{axis} has no title"
     assert figure.layout.title.text
+    assert not re.search(r"&lt;/?(br|b|i|sup|sub|extra)&gt;", figure.to_json()), "markup in a figure is `Html`"
     caption = figure.layout.title.subtitle.text or ""
     assert all(len(line) <= 100 for line in caption.split("<br>")), caption
     lines = [trace for trace in figure.data if trace.type == "scatter" and trace.showlegend is not False]
