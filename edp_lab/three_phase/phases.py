@@ -41,13 +41,7 @@ from edp_lab.three_phase.pate import (
     label_probabilities,
     vote_counts,
 )
-from edp_lab.three_phase.perturbation import (
-    ImageGuarantee,
-    Perturbation,
-    compare,
-    image_guarantee,
-    perturb,
-)
+from edp_lab.three_phase.perturbation import ImageGuarantee, Perturbation, compare, image_guarantee, perturb
 from edp_lab.three_phase.settings import (
     HARD,
     NOT_PRIVATE,
@@ -60,7 +54,7 @@ from edp_lab.three_phase.settings import (
     Scores,
     ThreePhaseSettings,
     score_labels,
-)  # fmt: skip
+)
 from edp_lab.training.processes import usable_cores
 from edp_lab.training.result_cache import run_jobs
 from edp_lab.training.run_folder import versions
@@ -68,9 +62,6 @@ from edp_lab.training.run_folder import versions
 Rows = list[dict[str, Any]]
 
 PARALLEL_FROM = 10_000  # training examples: below, starting processes takes longer than they save
-
-
-# ---- What is left behind ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

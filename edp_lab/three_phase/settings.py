@@ -36,8 +36,6 @@ NOT_PRIVATE = (
 )
 
 
-# ---- A network -------------------------------------------------------------------------------------------------------
-
 PLAIN_METHODS = ("sgd", "momentum", "rmsprop", "adam")
 PRIVATE_METHODS = ("dp-sgd", "dp-momentum", "dp-rmsprop", "dp-adam", "dp-adambc")
 METHODS = PLAIN_METHODS + PRIVATE_METHODS
@@ -131,9 +129,6 @@ class ClassifierSettings:
                 "every step turns the weights' sign; lower one of them"
             )
         return found
-
-
-# ---- The phases ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
