@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import shlex
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -59,15 +58,6 @@ def solution() -> Callable[[str, str], Any]:
 def stub() -> Callable[[str, str], Any]:
     """From a notebook's number and an exercise's name, what a student has not touched yet."""
     return lambda number, name: answer(source(number), name, exercise_cells(source(number))[name].stub)
-
-
-def report(line: str) -> dict[str, Any]:
-    """What a command of `edp-lab` that a panel gives prints as JSON."""
-    program, *words = shlex.split(line)
-    assert program == "edp-lab"
-    result = CliRunner().invoke(app, [*words, "--json"])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def prose(number: str) -> str:

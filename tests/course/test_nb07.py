@@ -21,8 +21,8 @@ from edp_lab.course.nb07_membership import compute, panels
 from edp_lab.course.nb07_membership.compute import Moments, Shown, kept_lira, measured, show_canaries, target_config
 from edp_lab.errors import UsageError
 from edp_lab.reproduce.results_io import write_kept
-from tests.course.conftest import prose, report
-from tests.course.examples import Wrong, attacked_target
+from tests.course.conftest import prose
+from tests.course.examples import Wrong, attacked_target, report_of
 
 CORPUS = "smart-home-health"
 LINES = {"as_printed": True, "z0": 4.0, "num_devices": 8, "epochs": 8}
@@ -211,8 +211,8 @@ def test_commands_of_the_curve_attack_the_run_and_account_for_the_lines(attacks:
     roc.set(attack="loss")
     training, attacking, accounting = roc.command.value.splitlines()
     assert training.startswith(f"edp-lab train --corpus {CORPUS} --method sgd")
-    assert report(attacking.replace("runs/target", shlex.quote(str(run))))["auc"] == roc.result.result.auc
-    told = report(accounting)
+    assert report_of(attacking.replace("runs/target", shlex.quote(str(run))))["auc"] == roc.result.result.auc
+    told = report_of(accounting)
     assert told["holds"]["epsilon"] == pytest.approx(roc.result.guarantee.epsilon, rel=1e-4)
     assert told["claimed"]["epsilon"] == pytest.approx(roc.result.guarantee.epsilon_claimed, rel=1e-4)
 

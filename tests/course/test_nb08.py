@@ -15,8 +15,8 @@ from edp_lab.course.nb08_audit import compute, panels
 from edp_lab.course.nb08_audit.compute import StepNoise, audit_step, guess
 from edp_lab.course.nb08_audit.exercises import QUESTIONS
 from edp_lab.privacy.csprng import key_from_seed
-from tests.course.conftest import prose, report
-from tests.course.examples import Wrong, step_noise
+from tests.course.conftest import prose
+from tests.course.examples import Wrong, report_of, step_noise
 
 PRINTED = (True, 1.0, 1.0, 8, 1.0, 300)
 SOUND = (False, 2.0, 0.7, 4, 1.0, 300)
@@ -84,9 +84,9 @@ def test_needed_guesses_are_the_fewest_that_refute() -> None:
 def test_commands_make_the_same_audit_and_print_it(noise: StepNoise, capsys: pytest.CaptureFixture[str]) -> None:
     panel = panels.step(noise, True, 1.0, 1.0, 8, 1000)
     panel.set(draws=200, z0=2.5, clip_norm=0.3, num_devices=16, alpha_max=1.5)
-    assert report(panel.command.value)["bounds"]["gaussian"] == panel.result.audit.bounds.gaussian
+    assert report_of(panel.command.value)["bounds"]["gaussian"] == panel.result.audit.bounds.gaussian
     panel.set(as_printed=False)
-    told, audit = report(panel.command.value), panel.result.audit
+    told, audit = report_of(panel.command.value), panel.result.audit
     assert (told["verdict"], told["epsilon_claimed"]) == (audit.verdict, audit.epsilon_claimed)
     panel = panels.guesses()
     python, flag, code = shlex.split(panel.command.value)
@@ -100,7 +100,7 @@ def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
     panel.run(wait=True)
     panel.check()
     assert (list(panel.audits), panel.state.value) == ([5, 6, 7], "done")
-    told, last = report(panel.command.value), panel.audits[7]
+    told, last = report_of(panel.command.value), panel.audits[7]
     assert told["epsilon_lower_bound"] == last.epsilon_lower_bound
     assert [tally["correct"] for tally in told["tallies"]] == [tally.correct for tally in last.tallies]
     drawn = panel.figures[1].data

@@ -19,7 +19,7 @@ from edp_lab.course.publish.build import read_source
 from edp_lab.errors import UsageError
 from edp_lab.reproduce import claims
 from edp_lab.reproduce.claims import Verdict, read_table, registry
-from tests.course.examples import Wrong
+from tests.course.examples import Wrong, report_of
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "11_claims.ipynb"
 PAPER = {"num_devices": 8, "z0": 1.0, "micro_batch": 8, "training": 2641, "delta": 5e-4}
@@ -184,8 +184,7 @@ def test_the_commands_print_what_is_shown(capsys: pytest.CaptureFixture[str]) ->
     exec(text, {})
     told = [f"{one.id} {one.verdict}: {one.said}" for one in panel.result.evidence.values()]
     assert capsys.readouterr().out.splitlines() == told
-    report = json.loads(CliRunner().invoke(app, [*shlex.split(line)[1:], "--json"]).stdout)
-    assert report["holds"]["epsilon"] == pytest.approx(panel.result.epsilon)
+    assert report_of(line)["holds"]["epsilon"] == pytest.approx(panel.result.epsilon)
     assert f"{panel.result.claimed:.4g}" in panel.words.value
 
 

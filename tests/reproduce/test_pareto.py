@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from edp_lab.training.pretraining import pretrain_bert
 
 CORPUS = "smart-home-health"
 SCALE = Scale((8.0, 1.0), ((1e-2, 0.5), (3e-2, 1.0)), 2, 30, 4, 10, 1, "small", "small", 64, layers=1)
+
+epsilon_of, judged = lru_cache(None)(true_epsilon), lru_cache(None)(study.judge)  # the tight ones take seconds
 
 
 class Runs:
@@ -44,7 +47,7 @@ class Runs:
             "ser": 0.2 + config.learning_rate + 0.01 * config.seed,
             "intent_accuracy": 0.9,
             "slot_f1": 0.8,
-            "epsilon": None if mechanism is None else true_epsilon(mechanism, config.epochs, delta),
+            "epsilon": None if mechanism is None else epsilon_of(mechanism, config.epochs, delta),
             "delta": delta,
             "examples": examples,
             "run": f"{config.method}-{config.z0:.3g}-{config.seed}",
@@ -65,6 +68,7 @@ def runs() -> Runs:
 @pytest.fixture(scope="module")
 def points(runs: Runs) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study, "judge", judged)
         patch.setattr(study, "_timing", lambda *_: of_times(10.0, 4.0, 5.0, 5.0))
         [made] = pareto(runs, [SCALE], [CORPUS], "it")  # type: ignore[arg-type]
     return made
@@ -85,7 +89,10 @@ def test_each_method_meets_each_target_only_just_and_tuning_costs_no_more_than_t
         assert point["epsilon"] < point["epsilon_of_tuning"] < 4 * point["epsilon"]
 
 
-def test_every_seed_has_a_noise_of_its_own_split(runs: Runs, points: list[Any]) -> None:
+def test_every_seed_has_a_noise_of_its_own_split(
+    runs: Runs, points: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "judge", judged)
     for point in points[2:]:
         assert len(set(point["runs"])) == SCALE.seeds
     private = [job.config for job in runs.jobs if job.config.method != "sgd"]
