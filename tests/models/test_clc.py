@@ -139,15 +139,6 @@ def test_certain_predictions_have_probability_at_most_1():
             assert all(0 <= q <= 1 for q in (p.intent_probability, *p.tag_probabilities))
 
 
-def test_unseen_words_and_characters_predict_like_any_other():
-    strange = ("\x00", "\U0010ffff", "İ", "ﬃ", "\ud83d")
-    for tagged in (True, False):
-        model, _ = build(tagged)
-        data = model.dataset([Utterance(strange, ("O",) * 5 if tagged else None, "x")])
-        assert torch.isfinite(model.losses(data.batch([0]))).all()
-        assert len(model.predict(data)) == 1
-
-
 def test_vectors_are_frozen_and_other_words_start_at_zero():
     vectors = torch.arange(18, dtype=torch.float64).view(3, 6)
     model, data = build(vectors=vectors)
@@ -215,12 +206,3 @@ def test_forward_and_backward_equal_torch(lengths):
             for own, name in ((w_ih, "weight_ih"), (w_hh, "weight_hh"), (bias, "bias_ih")):
                 expected = getattr(peer, f"{name}_l0{suffix}").grad
                 torch.testing.assert_close(to_torch_gates(own[d]), expected, rtol=0, atol=1e-11)
-
-
-def test_initialisation_is_what_the_docstring_says():
-    layer = BiLSTM(5, 4)
-    _i, f, _o, _g = layer.bias.chunk(4, dim=1)
-    assert (f == 1).all()
-    assert layer.bias.sum() == f.numel()
-    for gate in layer.w_hh.flatten(0, 1).split(4):
-        torch.testing.assert_close(gate @ gate.T, torch.eye(4), rtol=0, atol=1e-5)

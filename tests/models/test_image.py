@@ -8,7 +8,7 @@ from torch import nn
 from edp_lab.errors import UsageError
 from edp_lab.models import image
 from edp_lab.models.ghost_clipping.ops import MicroBatchOps
-from edp_lab.models.image import ImageBatch, ImageData, build_classifier
+from edp_lab.models.image import ImageBatch, build_classifier
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,6 @@ def test_predictions_are_the_largest_probabilities_whatever_the_size_of_a_pass(m
     with torch.no_grad():
         expected = nn.functional.softmax(model.logits(torch.from_numpy(x)), dim=1)
     assert np.allclose(whole, expected.numpy(), atol=1e-6)
-
-
-def test_batches_are_taken_by_number():
-    data = ImageData(np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6))
-    chosen = data.batch(np.array([4, 0]))
-    assert (chosen.images.tolist(), chosen.labels.tolist(), len(data)) == ([[8, 9], [0, 1]], [4, 0], 6)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from edp_lab.corpora.images import two_circles
-from edp_lab.privacy import Mechanism, judge
 from edp_lab.privacy.accountants import gdp_delta
 from edp_lab.privacy.composition import best_composition
 from edp_lab.reproduce.thesis.claims_noise import best_accuracy
@@ -35,7 +34,6 @@ from edp_lab.reproduce.thesis.thesis_tables import (
     largest,
     vote_scores,
 )
-from edp_lab.three_phase.classifier import eq33_sigma
 from edp_lab.three_phase.pate import Aggregator, Vote
 from edp_lab.three_phase.phases import Job
 from edp_lab.three_phase.settings import ONE, PLAIN, THESIS_ACCURACY, UNDERSTUDY, score_labels
@@ -170,16 +168,6 @@ def test_private_rows_understudies_and_answers_hold_what_their_networks_labels_a
     spent = [one.epsilon_holds for one in made["2.2"].cells]
     assert spent == pytest.approx([math.sqrt(0.5) * k for k in (1, 2, 3, 4, 5, 5, 5, 5)])
     assert made["2.2"].cells[5].ours == pytest.approx(np.mean([one.ours for one in made["2.2"].cells[:5]]))
-
-
-def test_a_private_network_holds_what_is_asked_and_the_noise_of_equation_3_3_something_else(tmp_path):
-    lab = Lab(tmp_path, TINY)
-    [sound] = lab.private("cnn", "dp-adam", 2.0)
-    [printed] = lab.private("cnn", "dp-adam", 2.0, eq33=True, clip_norm=4.0)
-    assert 1.96 < sound.epsilon <= 2
-    mechanism = Mechanism.sound(4.0, eq33_sigma(2, 1e-5) / 4, 1, 1, sampling_rate=299 / 1197)
-    assert printed.epsilon == pytest.approx(judge(mechanism, 8, 1e-5, tight=True).epsilon)
-    assert printed.epsilon > 20
 
 
 def test_tables_on_circles_have_the_noise_that_their_epsilon_means_and_that_of_figure_4_2(made):
