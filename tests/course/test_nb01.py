@@ -2,8 +2,6 @@
 students get wrong is found. What holds for all panels is in `test_contract`, numbers in words in `test_read_outs`."""
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -159,12 +157,6 @@ def test_panels_and_figures_drawn_once_say_what_they_show() -> None:
     for figure in (panels.choices_figure(votes), panels.local_figure(local)):
         assert_readable(figure)
         assert "pure" in figure.layout.title.subtitle.text
-
-
-def test_room_needs_no_torch() -> None:
-    rooms = "edp_lab.course.kit.exercises, edp_lab.course.nb01_coins.panels, edp_lab.course.nb01_coins.exercises"
-    code = f"import {rooms}, sys; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(

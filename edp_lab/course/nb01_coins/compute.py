@@ -176,9 +176,11 @@ def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> Gaussian
     """One Gaussian release of a count, at any epsilon.
 
     Raises:
-        UsageError: epsilon negative, sigma or sensitivity not positive and finite.
+        UsageError: epsilon negative or infinite, sigma or sensitivity not positive and finite.
     """
     mu = check_positive("sensitivity", sensitivity) / check_positive("standard deviation sigma", sigma)
+    if epsilon == math.inf:
+        raise UsageError("epsilon is inf: it must be a finite number, 0 or more")
     with np.errstate(over="ignore"):  # e^loss, which is not used here
         figures = thesis.loss_figures(mu**-2, epsilon, points=301)
     classic = 0 < epsilon < 1 and 0 < figures.delta < 1
