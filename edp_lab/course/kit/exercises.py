@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sysconfig
+import tomllib
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -77,6 +78,15 @@ def exercises(notebook: str) -> dict[str, Exercise]:
         raise UsageError(f"notebook {notebook!r} has no exercises")
     found = import_module(f"edp_lab.course.{rooms[0]}.exercises").EXERCISES
     return {exercise.name: exercise for exercise in found}
+
+
+def exercises_of(beside: str, **checks: Callable[..., str | None]) -> tuple[Exercise, ...]:
+    """A check for each exercise, by name and in their order; what is said of it is in the ``.toml`` beside a file.
+
+    EXERCISES = exercises_of(__file__, clip=_clip, noise=_noise)
+    """
+    texts: dict[str, dict[str, Any]] = tomllib.loads(Path(beside).with_suffix(".toml").read_text(encoding="utf-8"))
+    return tuple(Exercise(name, check=check, **texts[name]) for name, check in checks.items())
 
 
 def mark(exercise: Exercise, answer: Any, seed: int) -> Mark:

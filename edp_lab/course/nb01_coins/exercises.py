@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercise_texts import exercises_of
-from edp_lab.course.kit.exercises import close, first_wrong, predicted
+from edp_lab.course.kit.exercises import close, exercises_of, first_wrong, predicted
 from edp_lab.privacy import gdp_delta
 from edp_lab.privacy.composition import best_composition
 from edp_lab.privacy.foundations import estimate_frequencies, randomised_response

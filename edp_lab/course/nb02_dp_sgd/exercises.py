@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.course.kit.exercise_texts import exercises_of
-from edp_lab.course.kit.exercises import close
+from edp_lab.course.kit.exercises import close, exercises_of
 from edp_lab.course.kit.inputs import Array
 from edp_lab.privacy import Mechanism
 from edp_lab.three_phase.clipping import by_norm, clipped_mean

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercise_texts import exercises_of
-from edp_lab.course.kit.exercises import close
+from edp_lab.course.kit.exercises import close, exercises_of
 from edp_lab.privacy import Mechanism, claimed_epsilon, true_epsilon
 
 DELTA = 1e-5

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercise_texts import exercises_of
-from edp_lab.course.kit.exercises import close, first_wrong, predicted
+from edp_lab.course.kit.exercises import close, exercises_of, first_wrong, predicted
 from edp_lab.course.nb04_cost.compute import releases_of
 from edp_lab.privacy import Alpha, Decay, Mechanism, Schedule, claimed_epsilon, true_epsilon
 from edp_lab.privacy.accountants import GaussianDP, RenyiDP, ReshufflingZCDP

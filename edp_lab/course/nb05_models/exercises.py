@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from edp_lab.corpora.metrics import Frame, evaluate
-from edp_lab.course.kit.exercise_texts import exercises_of
-from edp_lab.course.kit.exercises import close, first_wrong
+from edp_lab.course.kit.exercises import close, exercises_of, first_wrong
 from edp_lab.course.nb05_models.compute import leaky_pool, look_at
 
 LABELS, VALUES = ("name", "date", "place"), ("anna", "sunday", "rome", "noon")

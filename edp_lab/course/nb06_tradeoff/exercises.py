@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercise_texts import exercises_of
-from edp_lab.course.kit.exercises import NOTHING, chosen, close, first_wrong
+from edp_lab.course.kit.exercises import NOTHING, chosen, close, exercises_of, first_wrong
 from edp_lab.privacy import Mechanism, gdp_epsilon
 
 Setting = tuple[str, int, float, str]  # method, micro-batch size, z0, decay

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from edp_lab.attacks.statistics import advantage, auc, tpr_at_fpr
-from edp_lab.course.kit.exercise_texts import exercises_of
-from edp_lab.course.kit.exercises import NOTHING, chosen, close
+from edp_lab.course.kit.exercises import NOTHING, chosen, close, exercises_of
 from edp_lab.course.nb07_membership.compute import sharp_and_blunt
 
 AUDIENCES = 100  # made-up groups of people on which an advantage is measured

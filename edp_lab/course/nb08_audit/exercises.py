@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from edp_lab.attacks.audit.bounds import Finding, error_rate, lower_bounds
-from edp_lab.course.kit.exercise_texts import exercises_of
-from edp_lab.course.kit.exercises import chosen, close
+from edp_lab.course.kit.exercises import chosen, close, exercises_of
 from edp_lab.course.nb08_audit.compute import CONFIDENCE, DELTA, StepNoise, audit_step
 from edp_lab.privacy import gdp_epsilon
 

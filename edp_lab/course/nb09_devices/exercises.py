@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercise_texts import exercises_of
-from edp_lab.course.kit.exercises import close, first_wrong, given, predicted
+from edp_lab.course.kit.exercises import close, exercises_of, first_wrong, given, predicted
 from edp_lab.privacy import Mechanism, true_epsilon
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training.noise import Share, standard_noise

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercise_texts import exercises_of
-from edp_lab.course.kit.exercises import first_wrong, given, predicted
+from edp_lab.course.kit.exercises import exercises_of, first_wrong, given, predicted
 from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.reproduce.claims import Verdict
 from edp_lab.reproduce.paper.claims_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
