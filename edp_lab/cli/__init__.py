@@ -16,7 +16,7 @@ from edp_lab.cli.bench import bench_app, verify
 from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
 from edp_lab.cli.options import App
-from edp_lab.cli.output import open_streams
+from edp_lab.cli.output import open_streams, shown
 from edp_lab.cli.reproduce import claims, reproduce_app
 from edp_lab.cli.thesis import three_phase_app
 from edp_lab.cli.train import data_app, evaluate, predict, pretrain, train
@@ -83,6 +83,6 @@ def main() -> None:
             said = f"standard output cannot be written ({error.strerror}): send it elsewhere"
     if said:
         with suppress(OSError):
-            print(f"error: {said}", file=sys.stderr)
+            print(f"error: {shown(said)}", file=sys.stderr)
         status = 2
     sys.exit(status)

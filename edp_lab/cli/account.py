@@ -24,7 +24,7 @@ from edp_lab.cli.options import (
     chosen,
     given,
 )
-from edp_lab.cli.output import PATIENCE, bar, print_json, screen, words
+from edp_lab.cli.output import PATIENCE, Screen, bar, echo, print_json, words
 from edp_lab.cli.train import one_thread_if_small
 from edp_lab.errors import UsageError
 from edp_lab.training.config import SEED, TrainConfig
@@ -121,7 +121,7 @@ def account(
         print_json(report, allow_nan=False)
     else:
         adjacent = Adjacency(guarantee.adjacency).name.lower().replace("_", "-")
-        print(words("account", report, mechanism, adjacent, tight))
+        echo(words("account", report, mechanism, adjacent, tight))
 
 
 def _refuse_contradictions(named: set[str], decay: str, sampling_rate: float | None) -> None:
@@ -196,9 +196,6 @@ def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget, tig
 
 def table1_epsilon(as_json: Json = False) -> None:
     """Every epsilon of the paper's Table 1: a setting that explains it, and the true epsilon of that setting."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from edp_lab.privacy import Decay
     from edp_lab.reproduce.paper.printed import ExplainedEpsilon, explain_table1
 
@@ -212,14 +209,14 @@ def table1_epsilon(as_json: Json = False) -> None:
     if as_json:
         print_json(asdict(result))
         return
-    console = screen(markup=True)
-    table = Table("model", "corpus", *(f"{decay} decay".replace("none", "no") for decay in Decay), box=SIMPLE_HEAD)
+    console = Screen(markup=True)
+    lines = [["model", "corpus", *(f"{decay} decay".replace("none", "no") for decay in Decay)]]
     for start in range(0, len(result.rows), len(Decay)):
         cells = result.rows[start : start + len(Decay)]
-        table.add_row(cells[0].model, cells[0].corpus, *map(cell, cells))
-    console.print(words("table1_above", result))
-    console.print(table)
-    console.print(words("table1_below", result))
+        lines.append([cells[0].model, cells[0].corpus, *map(cell, cells)])
+    echo(words("table1_above", result))
+    console.table(lines, kept=2)
+    echo(words("table1_below", result))
 
 
 # ---- Audits ----------------------------------------------------------------------------------------------------------
@@ -269,7 +266,7 @@ def mechanism(
     if as_json:
         print_json({**asdict(audit), "seed": seed}, allow_nan=False)
     else:
-        print(words("audited_step", audit))
+        echo(words("audited_step", audit))
 
 
 @audit_app.command("one-run")
@@ -343,4 +340,4 @@ def one_run(
     if as_json:
         print_json({**asdict(audit), "corpus": corpus, "seed": seed}, allow_nan=False)
     else:
-        print(words("audited_run", audit, corpus))
+        echo(words("audited_run", audit, corpus))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from edp_lab.cli.options import (
     COUNT,
@@ -30,7 +29,7 @@ from edp_lab.cli.options import (
     options_of,
     write_text,
 )
-from edp_lab.cli.output import number, print_json, table, telling, words
+from edp_lab.cli.output import Screen, columns, echo, number, print_json, telling, words
 from edp_lab.cli.train import listening, one_thread_if_small
 from edp_lab.training.config import SEED, TrainConfig
 
@@ -102,10 +101,10 @@ def canaries(
         extracted = f"{row.extracted}/{len(row.exposures)}", "{:.2f}-{:.2f}".format(*row.extracted_interval)
         epsilon = number(row.epsilon, 3) if row.repetitions else "-"
         lines.append([row.method, str(row.repetitions), *exposure, *extracted, epsilon])
-    Console(highlight=False, markup=False).print(table(lines, groups=1, **PACKED))
+    Screen().table(lines, groups=1, **PACKED)
     by_method = {row.method: row for row in rows}  # one of each, in the table's order
     by_method |= {row.method: row for row in rows if row.repetitions and row.epsilon is None}
-    print(words("canaries", config, rows, list(by_method.values()), fillings))
+    echo(words("canaries", config, rows, list(by_method.values()), fillings))
 
 
 # ---- What its answers give away --------------------------------------------------------------------------------------
@@ -206,8 +205,8 @@ def _attack_answers(ctx: typer.Context, cells: Callable[[Any], list[str]]) -> No
     for row in rows:
         asked_for = "white box" if row.queries is None else f"{row.queries:,}"
         lines.append([row.victim, number(row.epsilon, 3), f"{100 * row.victim_accuracy:.1f}", asked_for, *cells(row)])
-    Console(highlight=False, markup=False, width=WIDTH).print(table(lines, groups=3, **PACKED))
-    print("\n".join(["", *textwrap.wrap(NOTES[attack], WIDTH), "", *textwrap.wrap(conclusion, WIDTH)]))
+    Screen(WIDTH).table(lines, groups=3, **PACKED)
+    echo("\n".join(["", *textwrap.wrap(NOTES[attack], columns(WIDTH)), "", *textwrap.wrap(conclusion, columns(WIDTH))]))
 
 
 def _extraction_cells(row: ExtractionRow) -> list[str]:
@@ -317,6 +316,6 @@ def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any
     changed = None if before is None else change(before, attacked)
     found = attacked.to_json()
     result = json.dumps({**found, "change": changed}, indent=2, allow_nan=False)
-    print(result if ctx.params["as_json"] else words("membership", found, attacked.title, changed))
+    echo(result if ctx.params["as_json"] else words("membership", found, attacked.title, changed))
     if out is not None:
         write_text(out, f"{result}\n")

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import HEAVY_HEAD
-from rich.console import Console
 
 from edp_lab.cli.course import DEFAULT_NOTEBOOKS, NotebooksDir, Only, names_in
 from edp_lab.cli.options import (
@@ -29,7 +28,7 @@ from edp_lab.cli.options import (
     numbers,
     write_text,
 )
-from edp_lab.cli.output import bar, doing, print_json, table, words
+from edp_lab.cli.output import Screen, bar, doing, echo, fitted, print_json, words
 from edp_lab.training.config import SEED
 
 LONG, LONG_KEYS, LONG_AUDITS = 100_000, 3_000_000, 2_000  # of verify --long
@@ -65,7 +64,7 @@ def verify(
     if as_json:
         print_json(result)
     else:
-        print(words("verify", found, passed(found)))
+        echo(words("verify", found, passed(found)))
     if not passed(found):
         raise typer.Exit(1)
 
@@ -81,11 +80,11 @@ def accounting(
     if as_json:
         print_json({**bench_accounting(repeats), **surroundings()})
         return
-    result = bench_accounting(repeats, progress=lambda name: print(f"... {name}", file=sys.stderr))
+    result = bench_accounting(repeats, progress=lambda name: echo(f"... {name}", error=True))
     for task in ("closed_form", "sampled"):
-        print(f"\n{task}")
+        echo(f"\n{task}")
         for name, row in result[task].items():
-            print(f"  {name:<20} {row.get('absent') or ACCOUNTANT.format_map(row)}")
+            echo(fitted(f"  {name:<20} {row.get('absent') or ACCOUNTANT.format_map(row)}"))
 
 
 ACCOUNTANT = "{seconds:>10.5f} s  {times_ours:>9.1f} x  epsilon {epsilon:.6g}"
@@ -134,7 +133,7 @@ def steps(
     )
     caption = "seconds: median; x SGD: median of the ratios within a round"
     framed: dict[str, Any] = {"box": HEAVY_HEAD, "show_edge": True, "pad_edge": True, "padding": (0, 0, 0, 1)}
-    Console(markup=False).print(table(lines, title=title, caption=caption, **framed))
+    Screen().table(lines, title=title, caption=caption, **framed)
 
 
 @bench_app.command()
@@ -240,7 +239,8 @@ def scale(
         rows = bench_scale(counts, steps, size, threads, say)
         last = _print_rows(rows, None if as_json else line.format_map)[-1]
     for guess in () if as_json else last["extrapolation"]:
-        print(f"extrapolated, {guess['network']}: {guess['epoch_seconds']:.0f} s an epoch of {last['utterances']:,}")
+        per_epoch = f"{guess['epoch_seconds']:.0f} s an epoch of {last['utterances']:,}"
+        echo(fitted(f"extrapolated, {guess['network']}: {per_epoch}"))
 
 
 def _print_rows(rows: Iterable[dict[str, Any]], line: Callable[[dict[str, Any]], str] | None) -> list[Any]:
@@ -249,7 +249,7 @@ def _print_rows(rows: Iterable[dict[str, Any]], line: Callable[[dict[str, Any]],
     for row in rows:
         seen.append(row)
         if line is not None:
-            print(line(row), flush=True)
+            echo(fitted(line(row)))
     if line is None:
         print_json([{**row, **surroundings()} for row in seen])
     return seen

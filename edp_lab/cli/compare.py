@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -15,12 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from edp_lab.cli.options import Json, check_file, write_text
-from edp_lab.cli.output import Section, as_csv, html_page, print_json
+from edp_lab.cli.output import Screen, Section, as_csv, echo, html_page, print_json, shown
 from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def compare(
     else:
         _show(comparison)
         if files:
-            print(f"written: {', '.join(map(str, files.values()))}")
+            echo(f"written: {', '.join(map(str, files.values()))}")
 
 
 def _refuse_files(files: dict[str, Path], comparison: Comparison) -> None:
@@ -102,7 +101,7 @@ class Column(NamedTuple):
         value = self.value(run)
         if isinstance(value, bool):
             return "yes" if value else "no"
-        return NOTHING if value is None else format(value, self.spec if isinstance(value, float) else "")
+        return NOTHING if value is None else shown(format(value, self.spec if isinstance(value, float) else ""))
 
 
 def columns(comparison: Comparison) -> list[Column]:
@@ -177,13 +176,13 @@ def explanation(comparison: Comparison) -> str:
 
 def _show(comparison: Comparison) -> None:
     """One row per run if that fits into a line, else one column per run, else several tables of rows."""
-    console, runs = Console(highlight=False, markup=False, emoji=False), comparison.runs  # names are names
+    console, runs = Screen(shutil.get_terminal_size((80, 0)).columns), comparison.runs
     kept, same = fold(comparison)
     rows, turned = _by_run(runs, kept), _by_property(runs, columns(comparison))
     blocks: list[Table | str] = [same] if same else []
-    if _fits(rows, console):
+    if console.fits(rows):
         blocks.append(rows)
-    elif _fits(turned, console):
+    elif console.fits(turned):
         blocks = [turned]
     else:
         blocks += [_by_run(runs, part) for part in _cut(runs, kept, console)]
@@ -217,19 +216,15 @@ def _by_property(runs: Sequence[Row], columns: Sequence[Column]) -> Table:
     return table
 
 
-def _fits(table: Table, console: Console) -> bool:
-    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum <= console.width
-
-
-def _cut(runs: Sequence[Row], columns: Sequence[Column], console: Console) -> list[list[Column]]:
+def _cut(runs: Sequence[Row], columns: Sequence[Column], console: Screen) -> list[list[Column]]:
     """Tables as wide as fits, each with the names; a group is cut only where it does not fit by itself."""
     name, *properties = columns
     tables = [[name]]
     for _, members in groupby(properties, lambda column: column.group):
         group = list(members)
-        whole = _fits(_by_run(runs, [name, *group]), console)
+        whole = console.fits(_by_run(runs, [name, *group]))
         for part in [group] if whole else [[column] for column in group]:
-            if len(tables[-1]) > 1 and not _fits(_by_run(runs, [*tables[-1], *part]), console):
+            if len(tables[-1]) > 1 and not console.fits(_by_run(runs, [*tables[-1], *part])):
                 tables.append([name])
             tables[-1] += part
     return tables

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from edp_lab.cli.options import CORES, App, output_folder
-from edp_lab.cli.output import print_json
+from edp_lab.cli.output import echo, fitted, print_json, shown
 from edp_lab.errors import UsageError
 from edp_lab.files import CARRIED, comes_with
 
@@ -94,7 +94,7 @@ def grade(
 
     seeds = students(folder, read_seeds(seed_from) if seed_from else None)
     grader = Grader(notebooks_dir, timeout, sandbox)
-    print(terms(timeout, sandbox), file=sys.stderr)
+    echo(terms(timeout, sandbox), error=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does, it ends what submissions have started
     console = Console(stderr=as_csv, highlight=False, markup=False, emoji=False, soft_wrap=True)  # names are names
     table = csv.writer(sys.stdout, lineterminator="\n")
@@ -156,7 +156,7 @@ def run(
     if as_json:
         print_json([run.row for run in course.runs])
     else:
-        print(course.index)
+        echo(course.index)
     raise typer.Exit(0 if course.ok else 1)
 
 
@@ -170,8 +170,8 @@ def list_notebooks(notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
 
     for path in course_notebooks(notebooks_dir):
         parameters = notebook_parameters(path)
-        print(f"{path.stem}  {title(nbformat.read(path, as_version=4), path.stem)}")
-        print("  " + " ".join(f"{name}={default}" for name, default in parameters.items()))
+        echo(fitted(f"{path.stem}  {title(nbformat.read(path, as_version=4), path.stem)}"))
+        echo(fitted("  " + " ".join(f"{name}={default}" for name, default in parameters.items())))
 
 
 @course_app.command("build")
@@ -190,12 +190,12 @@ def build(
     if check:
         sentences = builder.drift(notebooks_dir)
         for sentence in sentences:
-            print(sentence, file=sys.stderr)
+            echo(sentence, error=True)
         if sentences:
-            print("run `edp-lab course build`, and remove what has no source", file=sys.stderr)
+            echo("run `edp-lab course build`, and remove what has no source", error=True)
         raise typer.Exit(1 if sentences else 0)
     for path in builder.build(notebooks_dir):
-        print(path)
+        echo(path)
 
 
 @course_app.command("lab", context_settings=OPTIONS_OF_OTHERS)
@@ -211,7 +211,7 @@ def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS)
     course_notebooks(notebooks_dir)  # else Jupyter says in its own way that there is none
     if CARRIED in notebooks_dir.parents:
         notebooks_dir = own_copy(notebooks_dir, LAB_COPY.resolve())
-        print(f"your own notebooks are in {notebooks_dir}", file=sys.stderr)
+        echo(f"your own notebooks are in {notebooks_dir}", error=True)
     command, environment = lab_command(notebooks_dir)
     raise typer.Exit(serve([*command, *context.args], environment))
 
@@ -247,7 +247,7 @@ def html(
     from edp_lab.course.publish.pages import write_site
 
     folder = output_folder(out)
-    print(write_site(_executed(notebooks_dir, executed, mode, None, jobs).runs, notebooks_dir, folder))
+    echo(write_site(_executed(notebooks_dir, executed, mode, None, jobs).runs, notebooks_dir, folder))
 
 
 @course_app.command()
@@ -266,7 +266,7 @@ def slides(
     from edp_lab.course.publish.pages import write_slides
 
     folder = output_folder(out)
-    print(write_slides(_executed(notebooks_dir, executed, mode, only, jobs).runs, folder))
+    echo(write_slides(_executed(notebooks_dir, executed, mode, only, jobs).runs, folder))
 
 
 @course_app.command()
@@ -274,7 +274,7 @@ def api(out: Annotated[Path, "Folder of the pages."] = Path("runs/api")) -> None
     """Write the reference of the Python package as web pages with a search box that need no network."""
     from edp_lab.course.publish.pages import write_api
 
-    print(write_api(output_folder(out)))
+    echo(write_api(output_folder(out)))
 
 
 @course_app.command(context_settings=OPTIONS_OF_OTHERS)
@@ -333,7 +333,7 @@ def listening(total: int, quiet: bool = False) -> Iterator[Callable[[CellBegun |
                 ended += 1
                 if event.path in running:
                     bars.remove_task(running.pop(event.path))
-                console.print(_line(event, ended, total), markup=False, highlight=False, soft_wrap=True)
+                console.print(shown(_line(event, ended, total)), markup=False, highlight=False, soft_wrap=True)
             else:
                 if event.path not in running:
                     running[event.path] = bars.add_task(f"{event.path.stem}, cell")

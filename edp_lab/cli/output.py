@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import os
+import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +27,9 @@ from rich.text import Text
 from edp_lab.errors import UsageError
 
 WIDTH = 120  # of what is printed to a file
+# Characters that command a terminal, and those that turn the direction of writing.
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for the beginning of one
 PATIENCE = 2.0  # seconds before a bar for what is mostly done sooner
 
 
@@ -31,7 +37,7 @@ def open_streams() -> None:
     """Standard output and error take every character, one that they cannot encode as an escape.
 
     Raises:
-        UsageError: standard output is closed.
+        UsageError: standard output is closed, or the working folder is gone.
     """
     while (free := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a closed one: else the next file would get its number, and what C prints
@@ -42,12 +48,42 @@ def open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
     if sys.stdout is None:
         raise UsageError("standard output is closed: send it to a file, or to /dev/null")
+    try:
+        os.getcwd()
+    except OSError:  # libraries of numbers would die of it
+        raise UsageError("the folder that you are in has been removed: change to one that exists") from None
+
+
+def shown(text: str) -> str:
+    """A text from a corpus, a record or a file as a terminal may have it: what would command it is an escape."""
+    return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def echo(text: object = "", error: bool = False) -> None:
+    """What every command prints with, be it people's text or its own."""
+    print(shown(str(text)), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def columns(most: int) -> int:
+    """Of the terminal or $COLUMNS, at most so many; just so many where there is neither."""
+    return max(20, min(most, shutil.get_terminal_size((most, 0)).columns))
+
+
+def fitted(text: str) -> str:
+    """Lines that go on below, further in, where the terminal is too narrow for them."""
+    width, lines = columns(1000), []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=f"{indent}  ", break_on_hyphens=False, drop_whitespace=len(line) > width
+        ) or [""]
+    return "\n".join(lines)
 
 
 def print_json(value: Any, indent: int = 2, readable: bool = False, **how: Any) -> None:
     """`readable`: letters as they are, where standard output can encode them."""
     plain = not readable or not (sys.stdout.encoding or "").lower().startswith("utf")
-    print(json.dumps(value, indent=indent, ensure_ascii=plain, **how))
+    echo(json.dumps(value, indent=indent, ensure_ascii=plain, **how))
 
 
 def number(value: float | None, digits: int = 6, absent: str = "none") -> str:
@@ -73,7 +109,7 @@ def _template(name: str) -> Any:
 
 def words(macro: str, *values: Any) -> str:
     """A macro of ``words.txt.j2``, filled in."""
-    return str(getattr(_template("words.txt.j2").module, macro)(*values)).removesuffix("\n")
+    return fitted(str(getattr(_template("words.txt.j2").module, macro)(*values)).removesuffix("\n"))
 
 
 class Section(NamedTuple):
@@ -95,11 +131,38 @@ def html_page(title: str, sections: Sequence[Section], names: int = 1) -> str:
     return str(_template("page.html.j2").render(title=title, sections=parts, names=names))
 
 
-def screen(width: int = WIDTH, markup: bool = False) -> Console:
-    """Standard output, at most so wide, and just so wide where it is no terminal."""
-    console = Console(highlight=False, markup=markup, emoji=False)
-    console.width = min(console.width, width) if console.is_terminal else width
-    return console
+class Screen(Console):
+    """Standard output for tables and words, in which rich reads no markup."""
+
+    def __init__(self, width: int = WIDTH, markup: bool = False) -> None:
+        super().__init__(highlight=False, markup=markup, emoji=False, width=columns(width))
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        super().print(*(shown(one) if isinstance(one, str) else one for one in objects), **how)
+
+    def fits(self, made: Table, wrap: bool = False) -> bool:
+        needs = Measurement.get(self, self.options.update(max_width=10_000), made)
+        return (needs.minimum if wrap else needs.maximum) <= self.width
+
+    def table(
+        self, lines: Sequence[Sequence[str]], groups: int = 0, wrap: bool = False, kept: int = 1, **look: Any
+    ) -> None:
+        """See `table`; where it is too wide, several tables below each other, each with the first columns."""
+        kept = max(kept, groups)
+        rest = list(range(kept, len(lines[0])))
+        while rest:
+            for some in range(len(rest), 0, -1):
+                places = [*range(kept), *rest[:some]]
+                made = table([[line[place] for place in places] for line in lines], groups, wrap, **look)
+                if self.fits(made, wrap):
+                    break
+            else:
+                for column in made.columns:
+                    column.no_wrap = False
+            super().print(made)
+            rest = rest[some:]
+            if rest:
+                super().print()
 
 
 def table(lines: Sequence[Sequence[str]], groups: int = 0, wrap: bool = False, **look: Any) -> Table:
@@ -110,6 +173,7 @@ def table(lines: Sequence[Sequence[str]], groups: int = 0, wrap: bool = False, *
         wrap: whether all columns but the first may go on in a next line.
         look: of the table, for rich.
     """
+    lines = [[*map(shown, line)] for line in lines]
     made = Table(**{"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, **look})
     heading, *rows = lines
     for place, name in enumerate(heading):
@@ -127,10 +191,22 @@ def table(lines: Sequence[Sequence[str]], groups: int = 0, wrap: bool = False, *
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """A column for each name that any row has, in the order of their appearance."""
     lines = io.StringIO()
-    writer = csv.DictWriter(lines, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(map(csv_cell, names))
+    writer.writerows([csv_cell(row.get(name, "")) for name in names] for row in rows)
     return lines.getvalue()
+
+
+def csv_cell(value: Any) -> Any:
+    """What a spreadsheet would take for a formula gets an apostrophe before it; numbers stay."""
+    if not isinstance(value, str) or not value.startswith(FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 # ---- How far the work has come ---------------------------------------------------------------------------------------
@@ -155,14 +231,14 @@ def telling(first: str = "loading") -> Iterator[Tell]:
     """
     console = Console(stderr=True, highlight=False, markup=False)
     if not console.is_terminal:
-        yield lambda line, kept=None: None if kept is False else print(line, file=sys.stderr, flush=True)
+        yield lambda line, kept=None: None if kept is False else echo(line, error=True)
         return
     with console.status(Text(first)) as status:
 
         def tell(line: str, kept: bool | None = None) -> None:
             status.update(Text(line))
             if kept:
-                console.print(line)
+                console.print(shown(line))
 
         yield tell
 
@@ -185,17 +261,17 @@ def bar(
         more: values of the task that columns show.
     """
     console = Console(stderr=True, highlight=False, markup=False)
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as shown:
-        task = shown.add_task(what, total=total, visible=not patience, **more)
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as moving:
+        task = moving.add_task(what, total=total, visible=not patience, **more)
 
         def update(completed: float | None = None, total: float | None = None, **change: Any) -> None:
-            patient = (shown.tasks[0].elapsed or 0) < patience
-            shown.update(task, completed=completed, total=total, visible=not patient, **change)
+            patient = (moving.tasks[0].elapsed or 0) < patience
+            moving.update(task, completed=completed, total=total, visible=not patient, **change)
 
         def say(line: str) -> None:
             if console.is_terminal and not quiet:
-                console.print(line)
+                console.print(shown(line))
             elif not quiet:
-                print(line, file=sys.stderr, flush=True)
+                echo(line, error=True)
 
         yield update, say

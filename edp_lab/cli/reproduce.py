@@ -22,7 +22,7 @@ from rich.table import Table
 
 from edp_lab.cli.bench import surroundings
 from edp_lab.cli.options import CORES, COUNT, App, Json, check_file, commas, numbers, write_text
-from edp_lab.cli.output import Section, Tell, as_csv, bar, html_page, print_json, screen, table, telling, words
+from edp_lab.cli.output import Screen, Section, Tell, as_csv, bar, columns, echo, html_page, print_json, telling, words
 from edp_lab.cli.thesis import thesis
 from edp_lab.errors import UsageError
 
@@ -227,13 +227,13 @@ def _finish(made: Made, parts: Parts, note: str, out: Path, as_json: bool) -> No
     if as_json:
         print_json([*chain(*made)], indent=1, allow_nan=False)
         return
-    console = screen(WIDTH)
+    console = Screen(WIDTH)
     for title, lines in parts:
         console.print(f"\n{title}")
-        console.print(table(lines, wrap=True, padding=(0, 1, 0, 0)))
+        console.table(lines, wrap=True, padding=(0, 1, 0, 0))
     if note:
-        print(f"\n{textwrap.fill(_note(note), 120)}")
-    print(f"written: {', '.join(str(out / name) for name in FILES)}")
+        echo(f"\n{textwrap.fill(_note(note), columns(120))}")
+    echo(f"written: {', '.join(str(out / name) for name in FILES)}")
 
 
 def interval(estimate: Row | None, sign: str = "") -> str:
@@ -381,7 +381,7 @@ def claims(
     each = ", ".join(f"{verdict} {counts[verdict]}" for verdict in Verdict if counts[verdict])
     when = f"{ledger.date}, {ledger.machine}, edp-lab {ledger.versions['edp-lab']}"
     told = f"computed now ({when})" if run else f"as committed ({when}); --run computes again"
-    screen().print(f"{len(entries)} claim{'s' if len(entries) > 1 else ''}: {each}; {told}")
+    Screen().print(f"{len(entries)} claim{'s' if len(entries) > 1 else ''}: {each}; {told}")
 
 
 def _computed(chosen: Sequence[Claim]) -> ClaimsTable:
@@ -403,7 +403,7 @@ def _computed(chosen: Sequence[Claim]) -> ClaimsTable:
 
 
 def _show_claims(entries: Sequence[Entry]) -> None:
-    console = screen()
+    console = Screen()
     if len(entries) > DETAILED:
         rows = Table("", "claim", "verdict", "what was found", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for column, ratio in zip(rows.columns, (None, 5, None, 9), strict=True):

@@ -16,15 +16,15 @@ from rich.table import Table
 
 from edp_lab.cli.options import CORES, COUNT, App, Delta, Json, chosen, commas, numbers, write_text
 from edp_lab.cli.output import (
+    Screen,
     Section,
     Tell,
     as_csv,
     bar,
+    echo,
     html_page,
     number,
     print_json,
-    screen,
-    table,
     telling,
     words,
 )
@@ -88,7 +88,7 @@ def thesis(
         print_json(cells, allow_nan=False)
     else:
         _show(lab, parts)
-        print(f"written: {', '.join(str(out / file) for file in FILES)}")
+        echo(f"written: {', '.join(str(out / file) for file in FILES)}")
 
 
 def _scale(quick: bool, data: str | None, repeats: int | None, tell: Tell) -> Any:
@@ -145,7 +145,7 @@ def _show(lab: Lab, parts: Sequence[Part]) -> None:
     """The scores of a network side by side; of everything else a value a line."""
     from edp_lab.reproduce.thesis.thesis_tables import SCORES
 
-    console, epsilons = screen(), ["epsilon\nclaimed", "epsilon\nthat holds", "epsilon\nof image", "delta"]
+    console, epsilons = Screen(), ["epsilon\nclaimed", "epsilon\nthat holds", "epsilon\nof image", "delta"]
     for part in parts:
         scores = {cell.column for cell in part.cells} == set(SCORES)
         lines = [["thesis / ours", *(SCORES if scores else ("",)), *epsilons, "seconds"]]
@@ -156,7 +156,7 @@ def _show(lab: Lab, parts: Sequence[Part]) -> None:
             seconds = f"{cells[0].seconds:.1f}" if cells[0].seconds else ""
             lines.append([name, *map(_both, cells), *_epsilons(cells[0]), seconds])
         console.print(f"\n{_title(part)}" + (f" ({part.printed.unit})" if part.printed.unit else ""))
-        console.print(table(lines, padding=(0, 1, 0, 0)))
+        console.table(lines, padding=(0, 1, 0, 0))
         for note in _notes(part):
             console.print(note, style="dim")
     console.print(f"\n{EXPLAINED.format(lab=lab)}")
@@ -335,7 +335,7 @@ def _show_run(record: ThreePhaseRecord) -> None:
     from edp_lab.three_phase.phases import of_instructors
     from edp_lab.three_phase.settings import ONE, PLAIN
 
-    console, settings = screen(), record.settings
+    console, settings = Screen(), record.settings
     rows: dict[str, list[Trained]] = {}  # instructors share one
     for part in record.parts:
         name = of_instructors(settings.instructors) if part.name.startswith("instructor") else part.name
@@ -346,7 +346,7 @@ def _show_run(record: ThreePhaseRecord) -> None:
             reasons.setdefault(part.why, {})[name] = None
     alone = f"the {ONE if 1 in settings.phases else PLAIN}"
     console.print(words("three_phases", record))
-    console.print(_scores(rows, settings.model))
+    console.table(_scores(rows, settings.model), show_edge=True, pad_edge=True)
     voters = of_instructors(settings.voters) if 2 in settings.phases else alone
     console.print(words("three_phases_cost", record, reasons, voters))
     beside = Table("", "the thesis says", "here", box=SIMPLE_HEAD)
@@ -355,7 +355,7 @@ def _show_run(record: ThreePhaseRecord) -> None:
     console.print(beside)
 
 
-def _scores(rows: Mapping[str, Sequence[Trained]], model: str) -> Table:
+def _scores(rows: Mapping[str, Sequence[Trained]], model: str) -> list[list[str]]:
     """Accuracy with its 95 % interval; or of several networks the mean, and the range from worst to best."""
     from edp_lab.three_phase.settings import THESIS_ACCURACY
 
@@ -373,4 +373,4 @@ def _scores(rows: Mapping[str, Sequence[Trained]], model: str) -> Table:
         both = zip(*((part.epsilon, part.image_epsilon) for part in parts), strict=True)
         epsilons = ["none" if None in values else f"{max(values):.4g}" for values in both]
         lines.append([name, f"{parts[0].examples:,}", accuracy, printed, *means, seconds, *epsilons])
-    return table(lines, show_edge=True, pad_edge=True)
+    return lines

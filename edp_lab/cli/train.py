@@ -17,7 +17,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen, given, options_of, output_folder
-from edp_lab.cli.output import bar, number, print_json, words
+from edp_lab.cli.output import bar, echo, fitted, number, print_json, words
 from edp_lab.errors import UsageError
 from edp_lab.files import check_new
 from edp_lab.training.config import SEED, SIZES, TrainConfig
@@ -47,7 +47,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON and n
     for row in rows:
         where = str(row.where) if row.where else f"not here: edp-lab data fetch {row.name}"
         count = "-" if row.utterances is None else f"{row.utterances:,}"
-        print(f"{row.name:<{width}}  {count:>7}  {row.description}\n{'':<{width}}  {row.licence}; {where}")
+        echo(fitted(f"{row.name:<{width}}  {count:>7}  {row.description}\n{'':<{width}}  {row.licence}; {where}"))
 
 
 @data_app.command()
@@ -62,7 +62,7 @@ def fetch(
         folder = run(
             name, to, progress=lambda p: update(p.done, p.size, description=f"file {p.number}/{p.of} {p.path}")
         )
-    print(folder)
+    echo(folder)
 
 
 @data_app.command()
@@ -89,7 +89,7 @@ def make(
     else:
         with bar("", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), total=utterances) as (update, _):
             pack(utterances, seed, out, domain or None, update)
-    print(out)
+    echo(out)
 
 
 # ---- Training --------------------------------------------------------------------------------------------------------
@@ -125,8 +125,6 @@ def train(
             option = superfluous[0].replace("_", "-")
             raise UsageError(f"--{option} is read from the run's record: drop it, or drop --resume")
         before = read_record(resume)
-        if before["status"] == "finished" and rank() == 0:
-            print("this run has finished: nothing is left to do", file=sys.stderr)
         folder, size, start = resume, before["config"]["size"], partial(take_up, resume)
     elif corpus is None or out is None:
         raise UsageError("a run needs --corpus and --out (or --resume DIR to go on with one): give both")
@@ -135,6 +133,8 @@ def train(
     one_thread_if_small(size)
     with on_interrupt() as stop, listening(quiet=rank() > 0) as listener:
         record = start(listener, stop)
+    if resume is not None and before["status"] == "finished" and rank() == 0:
+        echo("this run has finished: nothing is left to do", error=True)
     _finish(record, folder, as_json)
 
 
@@ -212,11 +212,11 @@ def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
         if as_json:
             print_json(record)
         else:
-            print(words("trained", record, out))
+            echo(words("trained", record, out))
         if record["status"] == "interrupted":
-            print(f"interrupted: go on with edp-lab train --resume {out}", file=sys.stderr)
+            echo(f"interrupted: go on with edp-lab train --resume {out}", error=True)
             if record["config"]["private_seed"]:
-                print("until then secret.key stays there: delete it before you share the folder", file=sys.stderr)
+                echo("until then secret.key stays there: delete it before you share the folder", error=True)
             raise typer.Exit(130)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # a launcher such as torchrun has started this process
         end_rank(0)
@@ -233,7 +233,7 @@ def evaluate(run: RunFolder, as_json: Json = False) -> None:
     if as_json:
         print_json(scores)
     else:
-        print("\n".join(f"{name:<16} {number(value, 4, '-')}" for name, value in scores.items()))
+        echo("\n".join(f"{name:<16} {number(value, 4, '-')}" for name, value in scores.items()))
 
 
 def predict(
@@ -251,11 +251,11 @@ def predict(
         print_json(answers, readable=True)
         return
     for answer in answers:
-        print(f"{answer['text']}\n  intent  {answer['intent']}  ({answer['intent_probability']:.2f})")
+        echo(f"{answer['text']}\n  intent  {answer['intent']}  ({answer['intent_probability']:.2f})")
         for slot in answer["slots"]:
-            print(f"  slot    {slot['slot']} = {slot['value']}  ({slot['probability']:.2f})")
+            echo(f"  slot    {slot['slot']} = {slot['value']}  ({slot['probability']:.2f})")
         if not answer["slots"]:
-            print("  no slots")
+            echo("  no slots")
 
 
 # ---- Pretraining -----------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def pretrain(
         if model != "bert":
             raise UsageError("--published takes a BERT: drop --model clc (published word vectors need no change)")
         shorten_bert(published, layers, out)
-        print(out)
+        echo(out)
         return
     if size not in SIZES:
         raise UsageError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
@@ -308,7 +308,7 @@ def pretrain(
     def show(p: PretrainingEpoch) -> None:
         nonlocal before
         now = time.monotonic()
-        print(f"epoch {p.epoch:>3}/{p.epochs}  loss {p.loss:.3f}  {now - before:.1f} s", file=sys.stderr, flush=True)
+        echo(f"epoch {p.epoch:>3}/{p.epochs}  loss {p.loss:.3f}  {now - before:.1f} s", error=True)
         before = now
 
     if model == "bert":
@@ -317,7 +317,7 @@ def pretrain(
     else:
         columns = SIZES[size]["clc"].get("word", DIMENSIONS)
         pretrain_vectors(sentences, out, size=columns, epochs=epochs, seed=seed)
-    print(out)
+    echo(out)
 
 
 def read_sentences(text: str | None, utterances: int) -> list[tuple[str, ...]]:

@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.metrics import Scores
 from edp_lab.errors import UsageError, writing
+from edp_lab.models import load_model
 from edp_lab.privacy import Mechanism
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import checkpoint, run_folder
@@ -35,7 +36,7 @@ from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
 from edp_lab.training.machines import TIMEOUT, Machines, lost
 from edp_lab.training.processes import Ranks, leave_group, run_rank
-from edp_lab.training.run_folder import LOCK, RECORD, SECRET, STATE, read_record, write_record
+from edp_lab.training.run_folder import LOCK, MODEL, RECORD, SECRET, STATE, read_record, write_record
 from edp_lab.training.trainer import EpochDone, Event, Listener, StepDone, Trainer
 
 
@@ -68,6 +69,7 @@ def resume(
     """
     record, folder = read_record(folder), Path(folder)
     if record["status"] == "finished":
+        load_model(folder / MODEL)  # refused where it is damaged
         _tidy(folder, LOCK)
         return record
     return _start(run_config(record), folder, listener, stop or threading.Event(), resuming=True)

@@ -187,6 +187,13 @@ def test_a_run_with_a_published_seed_does_not_hold(cli, account, corpus, tmp_pat
     assert "published seed" in cli("account", "--run", str(published))[1]
 
 
+def test_a_run_with_poisson_sampling_is_judged_tightly(account, corpus, tmp_path):
+    settings = {"method": "dp-sgd", "z0": 1.0, "size": "small", "epochs": 1, "batch_size": 16, "private_seed": True}
+    train(TrainConfig(corpus, **settings), tmp_path / "run")
+    renyi, tight = (account("--run", str(tmp_path / "run"), *more)["holds"]["epsilon"] for more in ((), ("--tight",)))
+    assert 0 < tight < renyi
+
+
 @pytest.mark.parametrize("z0", ["0.7", "1.3", "2.1", "3.3", "5.9"])
 def test_what_holds_is_printed_no_smaller_than_it_is(cli, account, z0):
     options = ("--z0", z0, "--epochs", "7")

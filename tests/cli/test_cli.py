@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import csv
 import dataclasses
+import importlib.util
 import inspect
+import io
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -14,9 +20,11 @@ import typer
 from typer.testing import CliRunner
 
 from edp_lab.cli import app as main_app
+from edp_lab.cli import output
 from edp_lab.cli.options import App, chosen, option_name, options_of
 from edp_lab.cli.thesis import run as three_phase_run
-from edp_lab.training import TrainConfig
+from edp_lab.corpora.readers import text_lines
+from edp_lab.training import TrainConfig, train
 
 SMALL = ("--size", "small", "--epochs", "1", "--batch-size", "16", "--gpus", "4")
 ALL_OF_PRIVACY = (
@@ -115,11 +123,100 @@ def test_summary_shows_the_claimed_and_the_true_epsilon(cli, corpus, tmp_path):
         assert said in out
 
 
-def test_corpora_are_made_trained_on_and_listed(cli, tmp_path):
-    path = tmp_path / "made.jsonl"
+@pytest.mark.parametrize("name", ["made.jsonl", "missing/made.jsonl.gz"])
+def test_corpora_are_made_trained_on_and_listed(cli, tmp_path, name):
+    path = tmp_path / name
     assert cli("data", "make", "smart-home", "--utterances", "200", "--seed", "3", "--out", str(path))[0] == 0
-    assert len(path.read_text().splitlines()) == 200
+    assert len(text_lines(path)) == 200
     assert cli("train", "--corpus", str(path), "--out", str(tmp_path / "run"), *SMALL)[0] == 0
     rows, shown = json.loads(cli("data", "list", "--json")[1]), cli("data", "list")[1]
     assert {"atis", "snips", "nlu-eval", "smart-home"} <= {row["name"] for row in rows}
     assert all(row["name"] in shown and row["licence"] in shown for row in rows)
+
+
+# ---- On a terminal and in a spreadsheet ------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = "go\x1b[31mred\x07\u202egnp.\x9b2J[bold]x[/bold]"
+HARMLESS = "go\\u001b[31mred\\u0007\\u202egnp.\\u009b2J[bold]x[/bold]"
+
+
+def test_what_a_corpus_holds_does_not_command_a_terminal(capsys):
+    output.echo(HOSTILE)
+    output.print_json([HOSTILE.replace("\x1b", "")], readable=True, indent=0)
+    output.Screen().print(HOSTILE)
+    output.Screen().table([["name", "x"], [HOSTILE, "1"]])
+    printed = capsys.readouterr().out
+    assert printed.count(HARMLESS) == 3
+    assert "\\u202e" in printed
+    assert not output.UNSAFE.search(printed)
+
+
+def test_all_that_is_printed_goes_through_what_escapes_it():
+    for path in (ROOT / "edp_lab" / "cli").glob("*.py"):
+        called = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        direct = [one for one in called if isinstance(one, ast.Name) and one.id == "print"]
+        assert len(direct) == {"output.py": 1, "__init__.py": 1}.get(path.name, 0), path.name
+
+
+def test_no_cell_is_a_formula_and_numbers_stay_numbers():
+    texts = ["=1+1", "+a", "-cmd", "@sum", "\t=1", "-1.5", "+2", "-inf", "plain", 'a,"b', "=1,2"]
+    rows = [*csv.reader(io.StringIO(output.as_csv([{"=name": text, "n": -1.5} for text in texts]), newline=""))]
+    assert rows[0] == ["'=name", "n"]
+    cells = ["'=1+1", "'+a", "'-cmd", "'@sum", "'\t=1", "-1.5", "+2", "-inf", "plain", 'a,"b', "'=1,2"]
+    assert rows[1:] == [[cell, "-1.5"] for cell in cells]
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory) -> str:
+    run = tmp_path_factory.mktemp("runs") / "run"
+    train(TrainConfig(corpus, size="small", epochs=2, batch_size=16, num_devices=4, z0=0.5), run)
+    return str(run)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize(
+    "command",
+    ["account --decay linear --target-epsilon 3", "account --as-printed", "table1-epsilon", "evaluate --run RUN",
+     "compare RUN", "data list", "course list", "claims", "claims --only P2", "audit mechanism --draws 100"],
+)  # fmt: skip
+def test_what_is_printed_fits_a_narrow_terminal(cli, monkeypatch, trained, command, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    status, out, _ = cli(*command.replace("RUN", trained).split())
+    long = [line for line in out.splitlines() if len(line) > columns and len(line.split()) > 2]  # but paths and names
+    assert (status, long) == (0, [])
+
+
+def test_tables_are_cut_into_those_that_fit(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = [["method", *(f"heading {k}" for k in range(9))], ["dp-sgd-naive", *(f"{k}.123456" for k in range(9))]]
+    output.Screen().table(lines)
+    printed = capsys.readouterr().out
+    assert all(printed.count(cell) == 1 for line in lines for cell in line[1:])
+    assert printed.count("dp-sgd-naive") == 3
+    assert max(map(len, printed.splitlines())) <= 60
+
+
+def test_a_working_folder_that_is_gone_is_one_sentence(cli, monkeypatch):
+    def gone():
+        raise FileNotFoundError
+
+    monkeypatch.setattr("os.getcwd", gone)
+    status, out, err = cli("account", "--z0", "1")
+    assert (status, out) == (2, "")
+    assert err.startswith("error: the folder that you are in has been removed")
+
+
+def test_commands_of_committed_results_exist():
+    for path in (ROOT / "data" / "results").glob("*.json"):
+        for command in set(re.findall(r'"command": "([^"]+)"', path.read_text())):
+            program, *arguments = command.split()
+            if program != "edp-lab":
+                module = arguments[1] if program == "python" else command.partition("(")[0].rpartition(".")[0]
+                assert importlib.util.find_spec(module), command
+                continue
+            tree = typer.main.get_command(main_app)
+            while arguments[0] in getattr(tree, "commands", {}):
+                tree = tree.commands[arguments.pop(0)]
+            known = {option for parameter in tree.params for option in parameter.opts}
+            assert {word for word in arguments if word.startswith("--")} <= known, command

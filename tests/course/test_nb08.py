@@ -109,6 +109,13 @@ def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
     assert "audits refute" in panel.words.value
 
 
+def test_run_panel_says_that_noise_too_small_for_float32_protects_nobody() -> None:
+    panel = panels.OneRun(True, 1e-6, 8, 200, 1, seed=5)
+    panel.run(wait=True)
+    assert panel.state.value == "done"
+    assert "none is true" in panel.words.value
+
+
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(run_notebook: Any) -> None:
     own = {"C": 0.5, "z0": 2.0, "z0_run": 3.0, "num_devices": 4, "draws": 50, "canaries": 100, "seed": 2}
     space = run_notebook("08", **own)
