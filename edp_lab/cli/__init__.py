@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from contextlib import suppress
 
 import typer
 
@@ -82,7 +81,6 @@ def main() -> None:
         if not isinstance(error, BrokenPipeError):  # which is no fault: whoever reads has read enough
             said = f"standard output cannot be written ({error.strerror}): send it elsewhere"
     if said:
-        with suppress(OSError):
-            print(f"error: {shown(said)}", file=sys.stderr)
+        print(f"error: {shown(said)}", file=sys.stderr)
         status = 2
     sys.exit(status)

@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -33,6 +33,19 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for
 PATIENCE = 2.0  # seconds before a bar for what is mostly done sooner
 
 
+class _Aside(io.TextIOWrapper):
+    """Standard error: no work ends because nobody can read how far it has come."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
 def open_streams() -> None:
     """Standard output and error take every character, one that they cannot encode as an escape.
 
@@ -43,6 +56,8 @@ def open_streams() -> None:
         pass  # a closed one: else the next file would get its number, and what C prints
     os.close(free)
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115 - as long as the process
+    if (own := sys.__stderr__) and sys.stderr is own:  # else somebody listens
+        sys.stderr = _Aside(own.buffer, encoding=own.encoding, line_buffering=True)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

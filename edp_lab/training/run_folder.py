@@ -1,6 +1,6 @@
 """A run's folder: the record, one JSON file from which every figure can be traced, and the files around it.
 
-DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee
+DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee; "sha256" is of all the rest
 DIR/ledger.jsonl    every private release (see `edp_lab.training.ledger`)
 DIR/secret.key      the key of a run with a private seed, while it lasts
 DIR/state.safetensors   where to take the run up again, while it lasts (see `edp_lab.training.checkpoint`)

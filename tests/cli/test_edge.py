@@ -53,6 +53,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
         ("EDP --help > /dev/full", FULL),
         ("PYTHONUNBUFFERED=1 EDP --version > /dev/full", DIRECTLY),
         ("EDP --version >&- <&-", CLOSED),
+        ("EDP account --z0 -1 2> /dev/full", "2\n"),
         ("(EDP --help; echo $? >&2) | true", "1\n0\n"),  # nothing is said: who reads has read enough
     ],
 )
@@ -72,6 +73,15 @@ def test_no_character_is_too_much_for_a_terminal(monkeypatch):
     shown.flush()
     words, told = shown.buffer.getvalue().decode("ascii").splitlines()
     assert (words, json.loads(told)) == (r"caf\xe9 \udcff", "caf\xe9 \udcff")
+
+
+def test_news_that_nobody_can_read_end_no_work(monkeypatch):
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(full, write_through=True))
+        monkeypatch.setattr(sys, "__stderr__", sys.stderr)
+        output.open_streams()
+        with output.telling() as tell:
+            tell("epoch 1")
 
 
 # ---- The guard -------------------------------------------------------------------------------------------------------
