@@ -219,14 +219,19 @@ def _signals(shadow: tuple[TrainConfig, Corpus, list[int]], say: Say) -> dict[st
     return {name: None if array is None else array.tolist() for name, array in found.items()}
 
 
+def check_shadows(shadows: int) -> None:
+    """UsageError where so many shadow models cannot be halved."""
+    if shadows < 4 or shadows % 2:
+        raise UsageError(f"{shadows} shadow models: use an even number, at least 4, so that each half has two")
+
+
 def half_samples(pool: Sequence[Utterance], shadows: int, seed: int) -> NDArray[np.bool_]:
     """Which utterance is in which training set: (K, n), each utterance in exactly K / 2 of them, drawn at random.
 
     Utterances with the same tokens are in the same ones, or the model of a training set without one of them would have
     seen it all the same. A training set holds about half of the pool: its size is random.
     """
-    if shadows < 4 or shadows % 2:
-        raise UsageError(f"{shadows} shadow models: use an even number, at least 4, so that each half has two")
+    check_shadows(shadows)
     if seed < 0:
         raise UsageError(f"seed {seed} is negative: use 0 or more")
     texts = group_ids(pool)

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from edp_lab.attacks.membership.attacks import Attacked, attack_lira, attack_loss, attack_shadow, load_target
-from edp_lab.attacks.membership.signals import half_samples
+from edp_lab.attacks.membership.signals import check_shadows
 from edp_lab.errors import UsageError
 from edp_lab.models.image import build_classifier
 from edp_lab.privacy import Mechanism, PrivacyLossDistribution, RenyiDP, Schedule, true_epsilon
@@ -220,10 +220,10 @@ def bench_attacks(
     Raises:
         UsageError: as `load_target`.
     """
-    target = load_target(run)  # refused before anything takes long, and so are the shadow models
+    load_target(run)  # refused before anything takes long, and so are the shadow models
     if shadows:
-        half_samples(target.pool, shadows, 0)
-        replace(target.config, lr=None, size=size or target.config.size, epochs=epochs or target.config.epochs)
+        check_shadows(shadows)
+        TrainConfig("", size=size or "small", epochs=epochs or 1)
     with tempfile.TemporaryDirectory() as folder:
         cache, total = Path(folder), 0.0
         suite: dict[str, Callable[[], dict[str, Any]]] = {
