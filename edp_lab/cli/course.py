@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from edp_lab.cli.options import CORES, App, output_folder
-from edp_lab.cli.output import echo, fitted, print_json, shown
+from edp_lab.cli.output import csv_cell, echo, fitted, print_json, shown
 from edp_lab.errors import UsageError
 from edp_lab.files import CARRIED, comes_with
 
@@ -100,9 +100,9 @@ def grade(
     table = csv.writer(sys.stdout, lineterminator="\n")
 
     def tell(name: str, grades: list[Grade]) -> None:
-        console.print(_plain(f"{name}: {total(grades)}"))
+        console.print(_one_line(f"{name}: {total(grades)}"))
         if as_csv:
-            table.writerows(map(_cell, astuple(row)) for row in grades)
+            table.writerows([csv_cell(_one_line(value)) for value in astuple(row)] for row in grades)
 
     if as_csv:
         table.writerow(field.name for field in fields(Grade))
@@ -114,15 +114,8 @@ def grade(
         tell("in no student's folder", [row])
 
 
-def _plain(text: str) -> str:
-    """On one line, and without the characters that steer a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
-
-
-def _cell(value: str | int) -> str:
-    """Nothing that a spreadsheet takes for a formula."""
-    text = _plain(str(value))
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+def _one_line(value: object) -> str:
+    return shown(" ".join(str(value).split()))
 
 
 # ---- Notebooks -------------------------------------------------------------------------------------------------------

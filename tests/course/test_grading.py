@@ -98,7 +98,7 @@ def test_a_class_is_graded_whatever_each_one_submits(course: Path, tmp_path: Pat
         ("cy", NAME, "total", "solved"),
         ("dee", "01_essay", "", "unreadable"),
         ("dee", "01_pipe", "", "unreadable"),
-        ("eli?[2J", "", "", "unreadable"),
+        ("eli\\u001b[2J", "", "", "unreadable"),
         ("", "01_nobody", "", "unreadable"),
     ]
     assert {row["student"]: row["seed"] for row in rows}["ada"] == str(student_seed("ada"))
@@ -111,7 +111,7 @@ def test_a_class_is_graded_whatever_each_one_submits(course: Path, tmp_path: Pat
         "bo: 0 of 2 exercises solved; wrong: 01 total; open: 01 delta",
         "cy: 1 of 2 exercises solved; crashed: 01 delta",
         "dee: 0 of 0 exercises solved; unreadable: 01_essay, 01_pipe",
-        "eli?[2J: 0 of 0 exercises solved; unreadable: no notebook",
+        "eli\\u001b[2J: 0 of 0 exercises solved; unreadable: no notebook",
         "in no student's folder: 0 of 0 exercises solved; unreadable: 01_nobody",
     ]
 

@@ -1,7 +1,7 @@
-"""Every option of every command with what is given by mistake: refused at once, or named in ``edges.txt`` as taken.
+"""Every option of every command with what is given by mistake: refused at once, or taken as `bad_options.txt` says.
 
-If an option takes other values on purpose, RENEW=1 python -m pytest tests/cli/test_edges.py writes that file anew: look
-at what git says has changed.
+If an option takes other values on purpose, RENEW=1 python -m pytest tests/cli/test_bad_options.py writes that file
+anew: look at what git says has changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edp_lab.training.pretraining import pretrain_bert
 
 from .conftest import write_rows
 
-FILE = Path(__file__).with_name("edges.txt")
+FILE = Path(__file__).with_name("bad_options.txt")
 KNOWN = dict(line.split(": ", 1) for line in FILE.read_text(encoding="utf-8").splitlines())
 TAKEN, REFUSED = "taken", "refused"
 # Each with what a command needs besides.
