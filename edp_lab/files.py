@@ -50,8 +50,8 @@ def writable(folder: Path, cure: str) -> Path:
     Raises:
         UsageError: nothing can be written there; ends in `cure`.
     """
-    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    with writing(folder, cure), tempfile.TemporaryFile(dir=there):
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    with writing(there if there.is_file() else folder, cure), tempfile.TemporaryFile(dir=there):
         return folder
 
 

@@ -131,8 +131,12 @@ def train(
     else:
         folder, size, start = out, options["size"], partial(run, chosen(ctx, TrainConfig), out)
     one_thread_if_small(size)
-    with on_interrupt() as stop, listening(quiet=rank() > 0) as listener:
-        record = start(listener, stop)
+    try:
+        with on_interrupt() as stop, listening(quiet=rank() > 0) as listener:
+            record = start(listener, stop)
+    except UsageError:
+        _tell_of_secret(folder)
+        raise
     if resume is not None and before["status"] == "finished" and rank() == 0:
         echo("this run has finished: nothing is left to do", error=True)
     _finish(record, folder, as_json)
@@ -215,11 +219,17 @@ def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
             echo(words("trained", record, out))
         if record["status"] == "interrupted":
             echo(f"interrupted: go on with edp-lab train --resume {out}", error=True)
-            if record["config"]["private_seed"]:
-                echo("until then secret.key stays there: delete it before you share the folder", error=True)
+            _tell_of_secret(out)
             raise typer.Exit(130)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # a launcher such as torchrun has started this process
         end_rank(0)
+
+
+def _tell_of_secret(folder: Path) -> None:
+    from edp_lab.training.run_folder import SECRET
+
+    if (folder / SECRET).exists():
+        echo("until then secret.key stays there: delete it before you share the folder", error=True)
 
 
 # ---- Using a run -----------------------------------------------------------------------------------------------------

@@ -53,13 +53,13 @@ class Accountant(ABC):
         if self.log_delta(0.0) <= target:
             return 0.0
         low, high = 0.0, 1.0
-        while self.log_delta(high) > target:  # log_delta(high) <= target from here on, whatever the curve's shape
+        while not self.log_delta(high) <= target:  # so it is from here on, whatever the curve's shape; NaN never is
             low, high = high, 2 * high
             if high > 1e300:
                 return math.inf
         while high - low > 1e-9 * high:
             middle = (low + high) / 2
-            low, high = (middle, high) if self.log_delta(middle) > target else (low, middle)
+            low, high = (low, middle) if self.log_delta(middle) <= target else (middle, high)
         return high
 
     def best_tpr(self, fpr: np.ndarray) -> np.ndarray:
@@ -258,7 +258,7 @@ class GroupRenyiDP(RenyiDP):
         falling = math.expm1(-epsilon) / math.expm1(-each) if each > 1e-12 else self.size
         return min(0.0, super().log_delta(each) + (self.size - 1) * each + math.log(falling) + 1e-9)
 
-    epsilon = Accountant.epsilon
+    epsilon = Accountant.epsilon  # the formula of RenyiDP is for one utterance
 
 
 def rdp_epsilon(rdp: np.ndarray, delta: float) -> float:

@@ -103,7 +103,7 @@ class TableRuns:
                 shutil.rmtree(self.out / folder, ignore_errors=True)
             self.out.mkdir(parents=True, exist_ok=True)
             (self.out / "fresh").touch()
-        return ResultCache(self.out / "cells", named=self.out)
+        return ResultCache(self.out / "cells")
 
     def key(self, job: Job, inputs: Inputs) -> str:
         """Of what the job comes to, if it is made from these."""

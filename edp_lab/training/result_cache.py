@@ -96,15 +96,13 @@ class ResultCache:
     Args:
         folder: made with the first result.
         cure: what to do where it cannot be written.
-        named: the folder that a message names; None: this one.
 
     Raises:
         UsageError: it cannot be written, which should show before hours of work.
     """
 
-    def __init__(self, folder: Path, cure: str = "choose another --out", named: Path | None = None) -> None:
-        self.folder = folder
-        writable(folder if named is None else named, cure)
+    def __init__(self, folder: Path, cure: str = "choose another --out") -> None:
+        self.folder = writable(folder, cure)
 
     def read(self, key: str) -> dict[str, Any] | None:
         """None where it is missing, damaged, or another's."""
@@ -116,8 +114,8 @@ class ResultCache:
         own = entry.with_name(f"{entry.name}.{os.getpid()}")
         with writing(self.folder, "make room there"):
             self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(own, json.dumps({**found, "sha256": _checksum(key, found)}, indent=1).encode(), "make room there")
-        os.replace(own, entry)
+            write_whole(own, json.dumps({**found, "sha256": _checksum(key, found)}, indent=1).encode())
+            os.replace(own, entry)
         return dict(json.loads(json.dumps(found)))
 
     def results(

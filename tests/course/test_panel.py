@@ -111,6 +111,24 @@ class Counting(RunPanel):
         self.command.value = f"count to {task}"
 
 
+class Stopping(RunPanel):
+    def prepare(self) -> bool:
+        return bool(self.words.value)
+
+    def work(self, task: bool) -> None:
+        if task:
+            self.stop()
+            self.heed_stop("")
+        self.words.value = Html("<p>It ran.</p>")
+
+
+def test_what_a_run_has_said_stays_as_it_is_where_the_next_is_stopped() -> None:
+    panel = Stopping("Stop", "It stops.")
+    for state in ("done", "stopped"):
+        panel.run(wait=True)
+        assert (panel.words.value, panel.state.value) == ("<p>It ran.</p>", state)
+
+
 def test_a_command_is_shown_once_there_is_one_in_a_box_that_grows_and_never_shrinks() -> None:
     panel = Counting("Count", "It counts.", rows=1)
     assert panel.children[-1].children == ()

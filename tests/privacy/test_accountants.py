@@ -69,6 +69,8 @@ class AccountantContract:
             for delta in (1e-9, 1e-5, 1e-2):
                 epsilon = accountant.epsilon(delta)
                 assert accountant.delta(epsilon) <= delta * (1 + 1e-6)
+                if type(accountant).epsilon is Accountant.epsilon:  # found by bisection: on the private side
+                    assert accountant.log_delta(epsilon) <= math.log(delta)
                 if epsilon > 1e-3:
                     assert accountant.delta(epsilon * 0.99 - 1e-3) > delta
 
@@ -160,6 +162,24 @@ class TestSamplingZCDP(AccountantContract):
 
     def schedules(self):
         return [SAMPLED[0], Schedule([1.5, 2.0], [10, 4000], 0.002)]
+
+
+class Unsure(Accountant):
+    """It says nothing for a while, or for ever."""
+
+    method = "none"
+
+    def __init__(self, schedule: Schedule, until: float) -> None:
+        super().__init__(schedule)
+        self.until = until
+
+    def delta(self, epsilon: float) -> float:
+        return math.exp(-epsilon) if epsilon > self.until else math.nan
+
+
+@pytest.mark.parametrize("until", [0.0, 20.0, math.inf])
+def test_a_delta_that_is_not_a_number_vouches_for_nothing(until):
+    assert Unsure(FULL[0], until).epsilon(DELTA) == pytest.approx(max(until, -math.log(DELTA)), rel=1e-8)
 
 
 class TestGroupOfThree(AccountantContract):

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import stat
+import tempfile
 import threading
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,7 +19,7 @@ from edp_lab.privacy import judge
 from edp_lab.training import StepDone, evaluate_run, noise, read_record, resume, run_ledger, train
 from edp_lab.training import trainer as run
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
-from edp_lab.training.run_folder import MODEL, SECRET, write_record
+from edp_lab.training.run_folder import LOCK, MODEL, SECRET, may_begin, write_record
 from edp_lab.training.run_session import train_here
 from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import config, write_corpus
@@ -128,6 +129,17 @@ def test_a_ledger_that_does_not_fit_its_record_is_refused(corpus, tmp_path):
         write_record(folder, {**record, "ledger": remembered})
         with pytest.raises(UsageError, match=says):
             run_ledger(folder)
+
+
+def test_a_folder_with_a_billed_step_or_with_files_of_somebody_else_is_not_empty(corpus, tmp_path):
+    train(config(corpus, epochs=1), tmp_path / "run")
+    mechanism, step, *_ = (tmp_path / "run" / LEDGER).read_bytes().splitlines(keepends=True)
+    for ledger, lock, empty in ((mechanism, True, True), (mechanism + step, True, False), (mechanism, False, False)):
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        (folder / LEDGER).write_bytes(ledger)
+        if lock:
+            (folder / LOCK).touch()
+        assert may_begin(folder) == empty
 
 
 def test_a_step_that_cannot_be_billed_is_not_taken(corpus, tmp_path, monkeypatch, no_room_after):

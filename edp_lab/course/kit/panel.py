@@ -339,7 +339,8 @@ class RunPanel(Frame):
                 try:
                     self.work(task)
                 except StoppedError as stopped:
-                    self.words.value = str(stopped) or self.words.value
+                    if str(stopped):
+                        self.words.value = str(stopped)
         finally:
             self.state.value = "stopped" if self.stopping else "done"
             self.run_button.disabled, self.stop_button.disabled = False, True

@@ -194,7 +194,7 @@ def table2(
         UsageError: an unknown model or corpus, one that is not at hand, or a folder that cannot be written.
     """
     check_names(models, corpora)
-    cache = ResultCache(out / "cells", named=out)
+    cache = ResultCache(out / "cells")
     machine = [platform.node(), platform.machine(), torch.get_num_threads(), torch.cuda.is_available()]
     for model, corpus in product(models, corpora):
         task, what = (

@@ -93,7 +93,7 @@ class Lab:
         self.scale, self.seed, self.repeats = scale, seed, range(scale.repeats)
         self.tell = tell or (lambda line, kept: None)
         self.known: dict[tuple[int, float], Images] = {}
-        self.cells = ResultCache(out / "cells", named=out)
+        self.cells = ResultCache(out / "cells")
 
     # ---- Data and settings
 
