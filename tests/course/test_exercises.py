@@ -94,6 +94,7 @@ class Elsewhere(Submission):
 
     def __init__(self, answer: Any) -> None:
         self.replies = Replies({"answer": answer})
+        self.allow(60)
 
     def _reply(self, request: bytes) -> bytes:
         return json.dumps(self.replies.to(json.loads(request))).encode()

@@ -23,8 +23,9 @@ from typer.testing import CliRunner
 import edp_lab
 from edp_lab.cli.course import course_app
 from edp_lab.course.publish.build import build
-from edp_lab.course.publish.confined import Ended, check_sandbox, confined
+from edp_lab.course.publish.confined import _READERS, SAID, Ended, check_sandbox, confined
 from edp_lab.course.publish.grading import Grade, Grader, read_seeds, student_seed, total
+from edp_lab.course.publish.submission import decode
 from edp_lab.errors import UsageError
 
 TOTAL = """def total(epsilon, releases, delta):
@@ -235,7 +236,15 @@ ATTACKS: dict[
     ),
     "eats memory": ("bytearray(10**10)", "wrong, your code stops with MemoryError"),
     "digs": ("for _ in range(1200): os.mkdir('d'), os.chdir('d')", "wrong, a prediction"),
-    "talks": ("prediction = 'x' * 10**8", "crashed, its answers have more than 64 MB"),
+    "talks": ("prediction = 'x' * 10**8", "crashed, its answer has more than 1 MB"),
+    "collides": (  # numbers of one hash: a dictionary of them takes quadratic time
+        "sys.modules['__main__'].encode = lambda _: {'dict': [[i * (2**61 - 1), 0] for i in range(9000)]}",
+        "crashed, its process said something that is no answer",
+    ),
+    "has keys that are numbers": (
+        "prediction = {1: 'falls'}",
+        "wrong, the check cannot use your answer (TypeError: a key of its dictionary has the type int, not str)",
+    ),
     "nests": (
         "prediction = []\nfor _ in range(10**5): prediction = [prediction]",
         "wrong, the check cannot use your answer",
@@ -284,11 +293,23 @@ def test_a_grading_that_is_ended_ends_what_it_has_started(course: Path, tmp_path
     assert not any(process.is_running() for process in started)
 
 
-def test_the_time_of_many_calls_adds_up() -> None:
+@pytest.mark.parametrize(("there", "here"), [(0.15, 0), (0, 0.15)])
+def test_the_time_of_many_calls_and_of_reading_them_adds_up(
+    monkeypatch: pytest.MonkeyPatch, there: float, here: float
+) -> None:
     with confined("import time", 0, 1) as submission:
-        sleep = submission.ask({"cell": "", "name": "x", "answer": "lambda: time.sleep(0.15)"})
+        monkeypatch.setitem(_READERS, "value", lambda _: time.sleep(here))
+        sleep = submission.ask({"cell": "", "name": "x", "answer": f"lambda: time.sleep({there})"})
         with pytest.raises(Ended, match="it took longer than 1 s"):
             [sleep() for _ in range(20)]
+
+
+@pytest.mark.parametrize("item", ["[]", '{"tuple":[]}', '{"dict":{}}', '{"generator":1}', '{"array":["|b1",[0],""]}'])
+def test_the_longest_reply_is_read_in_a_few_seconds(item: str) -> None:
+    reply = json.loads(f"[{','.join([item] * (SAID // (len(item) + 1)))}]")
+    begin = time.process_time()
+    decode(reply)
+    assert time.process_time() - begin < 5
 
 
 BURGLARY = """

@@ -46,7 +46,7 @@ IMPORTING = 300  # seconds for a notebook's imports
 MEMORY = 4 * 10**9  # bytes, of a submission's processes together
 PROCESSES = 64
 FILE = 100 * 10**6  # bytes
-SAID = 64 * 10**6  # bytes, of all replies of a process together
+SAID = 10**6  # bytes of a reply; the longest right one of the course has 43,000
 LOOK_AGAIN = 0.2  # seconds until processes are counted again
 ADOPT, DUMPABLE = 36, 4  # options of Linux' prctl
 PACKAGE = Path(edp_lab.__file__).parent
@@ -88,11 +88,13 @@ class Submission:
             Ended: there is no reply, in time and within the limits.
         """
         line = self._reply(json.dumps(request).encode() + b"\n")
+        begin = time.monotonic()
         try:
             [(kind, content)] = json.loads(line).items()
             value = _READERS[kind](content)
         except Exception as error:  # it can say anything
             raise Ended("crashed", "its process said something that is no answer") from error
+        self._left -= time.monotonic() - begin  # so that many replies that are long to read end it, too
         if kind == "stopped":
             raise Stopped(value)
         if kind == "open":
@@ -106,6 +108,7 @@ class Submission:
             self._channel.settimeout(max(self._left, 1e-3))
             self._channel.sendall(request)
             parts = [self._unread]
+            self._said = len(self._unread)
             while b"\n" not in parts[-1]:
                 if time.monotonic() > deadline:
                     raise TimeoutError
@@ -135,7 +138,7 @@ class Submission:
         if not part:
             raise self._crash()
         if self._said > SAID:
-            raise Ended("crashed", f"its answers have more than {SAID / 1e6:g} MB")
+            raise Ended("crashed", f"its answer has more than {SAID / 1e6:g} MB")
         return part
 
     def _crash(self) -> Ended:

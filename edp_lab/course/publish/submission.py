@@ -16,6 +16,7 @@ import base64
 import json
 import linecache
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,7 @@ def encode(value: Any) -> Any:
     A generator is replaced by a new one that it seeds.
 
     Raises:
-        TypeError: anything else.
+        TypeError: anything else, or a dictionary with keys that are no texts.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -55,7 +56,7 @@ def encode(value: Any) -> Any:
         case tuple():
             return {"tuple": [*map(encode, value)]}
         case Mapping():
-            return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
+            return {"dict": {_text(key): encode(item) for key, item in value.items()}}
         case Sequence():
             return [*map(encode, value)]
         case np.random.Generator():
@@ -67,11 +68,19 @@ def encode(value: Any) -> Any:
     raise TypeError(f"its type is {type(value).__name__}, not a number, text, list, dictionary or array")
 
 
+def _text(key: Any) -> str:
+    """A key. Only a text's hash is secret: numbers can be chosen so that a dictionary takes quadratic time."""
+    if isinstance(key, str):
+        return key
+    raise TypeError(f"a key of its dictionary has the type {type(key).__name__}, not str")
+
+
 def decode(value: Any) -> Any:
-    """What was encoded. Plain data only, whoever wrote it: nothing is executed, and arrays take what their bytes take.
+    """What was encoded. Plain data only, whoever wrote it: nothing is executed, and time and memory grow as its length.
 
     Raises:
-        ValueError, TypeError: it is nothing that `encode` makes.
+        ValueError, TypeError, OverflowError: it is nothing that `encode` makes.
+        RecursionError, MemoryError: it is too deep, or too large.
     """
     if isinstance(value, list):
         return [*map(decode, value)]
@@ -81,10 +90,10 @@ def decode(value: Any) -> Any:
     match kind, content:
         case "tuple", list():
             return tuple(map(decode, content))
-        case "dict", list():
-            return {decode(key): decode(item) for key, item in content}
-        case "array", [str() as kind, shape, data] if (dtype := np.dtype(kind)).kind in KINDS:
-            return np.frombuffer(base64.b64decode(data), dtype).reshape(shape).copy()
+        case "dict", dict():
+            return {key: decode(item) for key, item in content.items()}
+        case "array", [str() as kind, shape, data] if re.fullmatch(f"[<>|][{KINDS}][0-9]{{1,9}}", kind):
+            return np.frombuffer(base64.b64decode(data), kind).reshape(shape).copy()
         case "generator", int():
             return np.random.default_rng(content)
         case "tensor", dict():
