@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import edp_lab
 from edp_lab.cli.course import course_app
+from edp_lab.course.publish import confined as confined_module
 from edp_lab.course.publish.build import build
 from edp_lab.course.publish.confined import _READERS, SAID, Ended, check_sandbox, confined
 from edp_lab.course.publish.grading import Grade, Grader, read_seeds, student_seed, total
@@ -340,13 +341,23 @@ tries("finds the grader", lambda: os.kill(given["GRADER"], 0) is None)
 
 
 @in_sandbox
-def test_a_sandbox_shows_nothing_and_lets_nothing_be_changed(course: Path) -> None:
+def test_a_sandbox_shows_nothing_and_lets_nothing_be_changed(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hidden = Path(edp_lab.__path__[0]) / "course" / "nb01_coins"  # as a wheel has its notebooks in the package
-    given = {"SOLUTIONS": [str(hidden), str(course / "source")], "GRADER": os.getpid()}
+    carried, link, mine = tmp_path / "carried", tmp_path / "link", tmp_path / "mine"
+    for folder in (carried / "source" / "01.ipynb", mine / "secret"):
+        folder.mkdir(parents=True)
+    link.symlink_to(carried)
+    monkeypatch.setattr(confined_module, "comes_with", lambda _: link)
+    monkeypatch.setenv("PYTHONPATH", str(mine), os.pathsep)
+    unseen = [hidden, course / "source", link / "source", carried / "source", mine]
+    given = {"SOLUTIONS": [*map(str, unseen)], "GRADER": os.getpid()}
     with socket.create_server(("127.0.0.1", 0)) as server:
         given["PORT"] = server.getsockname()[1]
         with confined(f"{given = }\n{BURGLARY}", 0, 20, [hidden, course / "source"]) as submission:
-            assert submission.ask({"cell": "", "name": "x", "answer": "found"}) == []
+            answer = f"found + os.listdir({str(link)!r})"
+            assert submission.ask({"cell": "", "name": "x", "answer": answer}) == ["source"]
 
 
 def test_a_sandbox_that_is_not_there_or_fails_is_refused(

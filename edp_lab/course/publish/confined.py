@@ -49,7 +49,9 @@ FILE = 100 * 10**6  # bytes
 SAID = 10**6  # bytes of a reply; the longest right one of the course has 43,000
 LOOK_AGAIN = 0.2  # seconds until processes are counted again
 ADOPT, DUMPABLE = 36, 4  # options of Linux' prctl
-PACKAGE = Path(edp_lab.__file__).parent
+PACKAGE = Path(edp_lab.__file__).parent.resolve()
+PYTHON = ("bin", "lib", "lib64", "pyvenv.cfg")  # of its prefix, which can hold other files
+SOLUTIONS = ("source", "instructor")  # folders of notebooks
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
 
 
@@ -179,7 +181,8 @@ def confined(setup: str, seed: int, timeout: float, hidden: Collection[Path] | N
         setup: code to be executed first, which is not the student's.
         seed: if that has a `seed`, what it becomes.
         timeout: seconds for all replies together.
-        hidden: folders that a sandbox does not show; None: there is no sandbox.
+        hidden: folders that a sandbox does not show, besides the solutions that come with the package; None: there is
+            no sandbox.
 
     Raises:
         UsageError: `setup` fails.
@@ -273,24 +276,36 @@ def _environment(home: Path) -> dict[str, str]:
 def _packages() -> list[Path]:
     """Where this package is, and others, if not in folders that Python finds by itself."""
     given = [Path(folder).absolute() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    return [PACKAGE.parent, *given, *([Path(site.getusersitepackages())] if site.ENABLE_USER_SITE else [])]
+    return [PACKAGE.parent, *given, *_user_packages()]
+
+
+def _user_packages() -> list[Path]:
+    return [Path(site.getusersitepackages())] if site.ENABLE_USER_SITE else []
 
 
 def _sandbox(hidden: Collection[Path] | None) -> list[str]:
     """The words before a command that keep it in bubblewrap, if so: no network, no other process, and of all files
-    the system's, Python's and this package's, which cannot be written; `/tmp` is in memory."""
+    the system's, Python's and this package's, which cannot be written; `/tmp` is in memory.
+
+    A folder is shown where it is, and links lead to it: what is hidden there can be reached in no other way.
+    """
     if hidden is None:
         return []
     words = ["bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--proc", "/proc", "--dev", "/dev"]
     for folder in ("/tmp", "/dev/shm"):
         words += ["--size", str(FILE), "--tmpfs", folder]
-    others = [folder for folder in _packages() if folder != PACKAGE.parent]
-    shown = [*map(Path, SYSTEM), Path(sys.prefix), Path(sys.base_prefix), *others, PACKAGE, comes_with("data")]
-    for path in shown:
-        words += ["--ro-bind-try", str(path), str(path)]
-    for path in hidden:
-        if path.is_dir() and any(path.resolve().is_relative_to(folder.resolve()) for folder in shown):
-            words += ["--tmpfs", str(path.resolve()), "--remount-ro", str(path.resolve())]
+    python = [Path(prefix) / name for prefix in (sys.prefix, sys.base_prefix) for name in PYTHON]
+    shown: list[Path] = []
+    for path in [*map(Path, SYSTEM), *python, *_user_packages(), PACKAGE, comes_with("data")]:
+        place = path.resolve()
+        words += ["--ro-bind-try", str(place), str(place)]
+        if not any(path.is_relative_to(folder) for folder in [*shown, place]):
+            words += ["--symlink", str(place), str(path)]
+        shown += [path, place]
+    carried = [comes_with("notebooks") / name for name in SOLUTIONS]
+    for place in {path.resolve() for path in [*hidden, *carried] if path.is_dir()}:
+        if any(place.is_relative_to(folder) for folder in shown):
+            words += ["--tmpfs", str(place), "--remount-ro", str(place)]
     return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
 
 

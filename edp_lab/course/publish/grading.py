@@ -23,7 +23,7 @@ from nbformat import NotebookNode
 
 from edp_lab.course.kit.exercises import Exercise, Mark, Stopped, exercises, mark
 from edp_lab.course.publish.build import answer_text, context, exercise_cells, exercise_name, read_source, student
-from edp_lab.course.publish.confined import Ended, Submission, check_sandbox, confined
+from edp_lab.course.publish.confined import SOLUTIONS, Ended, Submission, check_sandbox, confined
 from edp_lab.errors import UsageError
 from edp_lab.files import regular
 
@@ -118,7 +118,7 @@ class Grader:
             raise UsageError(f"the timeout is {timeout:g} s: give more than 0 and at most {LONGEST}")
         if sandbox:
             check_sandbox()
-        self._hidden = [notebooks_dir / name for name in ("source", "instructor")] if sandbox else None
+        self._hidden = [notebooks_dir / name for name in SOLUTIONS] if sandbox else None
         sources = {path.name[:2]: read_source(path) for path in sorted((notebooks_dir / "source").glob("*.ipynb"))}
         self._notebooks = {number: student(source) for number, source in sources.items()}
         self._exercises = {number: _places(source) for number, source in sources.items()}
