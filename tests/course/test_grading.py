@@ -107,6 +107,7 @@ def test_a_class_is_graded_whatever_each_one_submits(course: Path, tmp_path: Pat
     assert "ended with status 3" in rows[4]["message"]
     assert not any("\n" in row["message"] for row in rows)
     terms, *lines = result.stderr.splitlines()
+    assert "memory (files that are kept in memory are not counted)" in terms
     assert terms.startswith("The submissions' code is executed as ")
     assert lines == [
         "ada: 2 of 2 exercises solved",
@@ -236,6 +237,14 @@ ATTACKS: dict[
         "wrong, your code stops with OSError: [Errno 27] File too large",
     ),
     "eats memory": ("bytearray(10**10)", "wrong, your code stops with MemoryError"),
+    "eats memory with its children": (
+        "held = b'x' * 3 * 10**8\nfor _ in range(20):\n    if not os.fork(): break\ntime.sleep(60)",
+        "crashed, it took more than 4 GB of memory",
+    ),
+    "would become another user": (
+        "assert 'NoNewPrivs:\\t1\\n' in open('/proc/self/status').read()",
+        "wrong, a prediction",
+    ),
     "digs": ("for _ in range(1200): os.mkdir('d'), os.chdir('d')", "wrong, a prediction"),
     "talks": ("prediction = 'x' * 10**8", "crashed, its answer has more than 1 MB"),
     "collides": (  # numbers of one hash: a dictionary of them takes quadratic time

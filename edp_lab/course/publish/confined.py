@@ -11,8 +11,9 @@ What holds on Linux, without further rights:
 
 What does not hold: the code has the rights of whoever grades. It can read and change their files, the solutions and
 this program among them, fill the disk with many files, use the network, and kill this process, which ends the grading
-and lets go of what the code has started. In a `sandbox` (bubblewrap) it can do none of this. Where the system is not
-Linux, orphans are not found.
+and lets go of what the code has started. In a `sandbox` (bubblewrap) it can do none of this. With or without one, it
+can fill the memory with files that are kept there (memfd, tmpfs): what is counted is the memory of processes, and only
+a container limits both. Where the system is not Linux, orphans are not found.
 """
 
 from __future__ import annotations
@@ -324,8 +325,8 @@ def check_sandbox() -> None:
 def terms(timeout: float, sandbox: bool) -> str:
     """What is said before anything is executed: as whom, and what is limited."""
     limits = (
-        f"A notebook has {timeout:g} s, {MEMORY / 1e9:g} GB of memory, {PROCESSES} processes and files of "
-        f"{FILE / 1e6:g} MB; what it starts is ended with it."
+        f"A notebook has {timeout:g} s, {MEMORY / 1e9:g} GB of memory (files that are kept in memory are not counted), "
+        f"{PROCESSES} processes and files of {FILE / 1e6:g} MB; what it starts is ended with it."
     )
     if sandbox:
         return f"The submissions' code is executed in bubblewrap, without network and without your files. {limits}"
