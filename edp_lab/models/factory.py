@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -18,7 +19,6 @@ from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
-from torch import Tensor
 
 from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.encoding import Labels, WordFeatures
@@ -26,7 +26,7 @@ from edp_lab.errors import UsageError, writing
 from edp_lab.files import read_bytes, read_json, write_whole
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.models.tensor_file import parse_tensors
+from edp_lab.models.tensor_file import parse_tensors, shapes
 from edp_lab.models.vectors import load_vectors
 from edp_lab.models.wordpiece import ContextFeatures, PieceFeatures, parse_tokenizer, train_wordpieces
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
@@ -123,7 +123,7 @@ def load_model(folder: Path | str) -> IntentSlotModel:
         raise UsageError(f"{folder} holds no saved model (no model.json): give the folder of a finished run")
     about = read_json(folder / "model.json")
     checksum = about.pop("sha256", None) if isinstance(about, dict) else None
-    if not isinstance(checksum, str):
+    if not isinstance(checksum, str) or not re.fullmatch("[0-9a-f]{64}", checksum):
         raise UsageError(f"{folder / 'model.json'} does not describe a model: restore the folder or train again")
     file = _weights_file(folder, checksum)
     weights = read_bytes(file)
@@ -132,13 +132,15 @@ def load_model(folder: Path | str) -> IntentSlotModel:
     state = parse_tensors(weights, file)
     try:
         labels = Labels(tuple(about["labels"]["intents"]), tuple(about["labels"]["tags"]))
-        with seeded(0):
-            model = _rebuild(about["kind"], labels, about["config"])
-        model.to(next(iter(state.values())).dtype)
-        if _shapes(model.state_dict()) != _shapes(state):
+        dtype = next(iter(state.values())).dtype
+        with torch.device("meta"):  # shapes only: no memory for weights that the file does not hold
+            blank = _rebuild(about["kind"], labels, about["config"]).to(dtype)
+        if shapes(blank.state_dict()) != shapes(state):
             raise ValueError("other tensors than this version's")
-    except (KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # torch, transformers and tokenizers raise a dozen kinds, bare Exception among them
         raise UsageError(f"the model in {folder} is of another version of edp_lab: train it again") from error
+    with seeded(0):
+        model = _rebuild(about["kind"], labels, about["config"]).to(dtype)
     model.load_state_dict(state)
     return model
 
@@ -210,7 +212,3 @@ def _checksum(about: Mapping[str, Any], weights: bytes) -> str:
 
 def _weights_file(folder: Path, checksum: str) -> Path:
     return folder / f"weights-{checksum[:16]}.safetensors"
-
-
-def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}

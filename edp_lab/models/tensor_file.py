@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from edp_lab.errors import UsageError
@@ -21,3 +23,8 @@ def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
         return safetensors.torch.load(content)
     except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise UsageError(f"{path} is damaged: it is not a whole safetensors file ({error})") from error
+
+
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """What must agree before numbers are taken over: copying would stretch or convert them silently."""
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}

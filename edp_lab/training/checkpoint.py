@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,7 +26,7 @@ import edp_lab
 from edp_lab.errors import UsageError
 from edp_lab.files import read_bytes, write_whole
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.models.tensor_file import parse_tensors
+from edp_lab.models.tensor_file import parse_tensors, shapes
 from edp_lab.models.wordpiece import PieceFeatures
 from edp_lab.training.run_folder import STATE, go_on, versions
 
@@ -63,33 +65,74 @@ def save_state(
 
 
 def load_state(
-    folder: Path, parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
+    folder: Path, parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, steps: int
 ) -> tuple[RunPosition, Tensor | None] | None:
-    """Position and alpha, after parameters and moments were set; None if the run never came to a first state."""
+    """Position and alpha, after parameters and moments were set; None if the run never came to a first state.
+
+    Args:
+        steps: in an epoch.
+
+    Raises:
+        UsageError: the state is damaged, or that of another run.
+    """
     path = folder / STATE
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     tensors = parse_tensors(read_bytes(path), path)
     with safe_open(path, framework="pt") as file:
         told = file.metadata() or {}
-    if told.get("sha256") != digest(tensors, told.get("progress", "").encode()):
-        raise UsageError(f"{path} is damaged (its checksum differs): remove it to go on from the first step")
     try:
-        position = RunPosition(**json.loads(told["progress"]))
+        if told.get("sha256") != digest(tensors, told.get("progress", "").encode()):
+            raise UsageError(f"{path} is damaged (its checksum differs): remove it to go on from the first step")
+        position, alpha = _position(json.loads(told["progress"]), steps), tensors.pop("alpha", None)
+        if alpha is not None and (alpha.shape != (len(parameters),) or not alpha.is_floating_point()):
+            raise ValueError("no layer scales of this run's")
+        moments = _moments(tensors, parameters, optimizer)
         with torch.no_grad():
             for name, p in parameters:
                 p.copy_(tensors[f"parameter/{name}"])
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            if name.startswith("optimizer/"):
-                _, number, key = name.split("/")
-                moments.setdefault(int(number), {})[key] = tensor
         optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except UsageError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise UsageError(
             f"{path} does not belong to this run or version: start a new run with the same options"
         ) from error
-    return position, tensors.get("alpha")
+    return position, alpha
+
+
+def _position(told: Any, steps: int) -> RunPosition:
+    """ValueError, TypeError or the like where no run of so many steps in an epoch can have come there."""
+    position = RunPosition(**told)
+    whole = (position.epoch, position.step_in_epoch, position.step, position.examples)
+    sums = [position.loss, position.seconds, *(row[name] for row in position.rows for name in ("loss", "seconds"))]
+    if any(type(one) is not int or one < 0 for one in whole) or not all(math.isfinite(one) for one in sums):
+        raise ValueError("a number that no run has")
+    if position.step_in_epoch >= steps or position.step != position.epoch * steps + position.step_in_epoch:
+        raise ValueError("another number of steps")
+    if len(position.rows) != position.epoch or not isinstance(position.chain, str | None):
+        raise ValueError("other epochs, or no chain")
+    return position
+
+
+def _moments(
+    tensors: Mapping[str, Tensor], parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
+) -> dict[int, dict[str, Tensor]]:
+    """The optimizer's tensors by parameter; ValueError or KeyError where they or the parameters have other shapes."""
+    moments: dict[int, dict[str, Tensor]] = {}
+    own = {f"parameter/{name}": p for name, p in parameters}
+    for name in tensors.keys() - own.keys():
+        _, number, key = name.split("/")
+        moments.setdefault(int(number), {})[key] = tensors[name]
+    pairs = [(own, {name: tensors[name] for name in own})]
+    numbered = dict(enumerate(own.values()))
+    for place, found in moments.items():
+        p = numbered[place]
+        # Adam makes its own with the first step.
+        pairs.append((optimizer.state.get(p) or {"step": torch.tensor(0.0), "exp_avg": p, "exp_avg_sq": p}, found))
+    if any(shapes(wanted) != shapes(found) for wanted, found in pairs):
+        raise ValueError("other tensors than this run's")
+    return moments
 
 
 def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:

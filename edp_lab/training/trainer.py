@@ -251,7 +251,7 @@ class Trainer:
 
     def take_up(self, folder: Path) -> None:
         """Go on from the last state that was saved in `folder`, if there is one."""
-        earlier = checkpoint.load_state(folder, self.parameters, self.optimizer)
+        earlier = checkpoint.load_state(folder, self.parameters, self.optimizer, self.batches.steps_per_epoch)
         if earlier is not None:
             self.progress, alpha = earlier
             self.record["epochs"] = self.progress.rows

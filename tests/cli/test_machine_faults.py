@@ -13,14 +13,17 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from edp_lab import corpora
 from edp_lab.cli import output
 from edp_lab.errors import UsageError
 from edp_lab.files import write_whole
-from edp_lab.training import TrainConfig, read_record, train
+from edp_lab.training import TrainConfig, checkpoint, read_record, train
 from edp_lab.training.ledger import LEDGER
-from edp_lab.training.run_folder import RECORD
+from edp_lab.training.optimizers import make_optimizer
+from edp_lab.training.run_folder import RECORD, STATE
 
 LONG = "x" * 300
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -190,6 +193,45 @@ def test_a_record_of_an_earlier_version_is_of_use_with_a_word_about_it(cli, run)
     (run / RECORD).write_text(json.dumps(told))
     with pytest.warns(UserWarning, match="of an earlier version, without a checksum"):
         assert cli("compare", str(run))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("position", "tensors"),
+    [
+        ({"epoch": -5}, {}),
+        ({"step": "x"}, {}),
+        ({"rows": 3}, {}),
+        ({"rows": ["x"]}, {}),
+        ({"step_in_epoch": 10**6}, {}),
+        ({"step_in_epoch": 5, "step": 10}, {}),
+        ({"loss": "x"}, {}),
+        ({"seconds": None}, {}),
+        ({"examples": 10**400, "loss": 10**400}, {}),
+        ({}, {"parameter/weight": torch.ones(1)}),
+        ({}, {"parameter/weight": torch.ones(2, 3).bfloat16()}),
+        ({}, {"optimizer/0/exp_avg": torch.ones(1)}),
+        ({}, {"optimizer/0/exp_avg": torch.ones(2, 3).long()}),
+        ({}, {"optimizer/9/exp_avg": torch.ones(2, 3)}),
+        ({}, {"optimizer/x": torch.ones(2, 3)}),
+        ({}, {"alpha": torch.ones(7)}),
+    ],
+)
+def test_a_state_that_no_run_can_have_is_refused(tmp_path, position, tensors):
+    layer = torch.nn.Linear(3, 2)
+    parameters = [*layer.named_parameters()]
+    optimizer = make_optimizer("adam", [*layer.parameters()], 0.1)
+    layer(torch.ones(3)).sum().backward()
+    optimizer.step()
+    rows = [{"loss": 1.0, "seconds": 1.0}]
+    reached = checkpoint.RunPosition(1, 2, 7, rows=rows)
+    checkpoint.save_state(tmp_path, reached, parameters, optimizer, torch.ones(2))
+    assert checkpoint.load_state(tmp_path, parameters, optimizer, 5)[0] == reached
+    told = json.dumps({**vars(reached), **position})
+    content = {**load_file(tmp_path / STATE), **tensors}
+    sha256 = "" if "bfloat16" in str(tensors) else checkpoint.digest(content, told.encode())
+    save_file(content, tmp_path / STATE, {"progress": told, "sha256": sha256})
+    with pytest.raises(UsageError, match="does not belong to this run or version: start a new run"):
+        checkpoint.load_state(tmp_path, parameters, optimizer, 5)
 
 
 # ---- Disks that are full ---------------------------------------------------------------------------------------------

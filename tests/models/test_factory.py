@@ -169,7 +169,7 @@ def test_any_damaged_byte_is_noticed(tmp_path, data, build):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("about", ["[]", "{}", '{"sha256": 3}', "null"])
+@pytest.mark.parametrize("about", ["[]", "{}", '{"sha256": 3}', '{"sha256": "a\\u0000b"}', "null"])
 def test_what_is_no_model_is_refused(tmp_path, about, build):
     with pytest.raises(UsageError, match="holds no saved model"):
         load_model(tmp_path / "nowhere")
@@ -184,17 +184,29 @@ def test_what_is_no_model_is_refused(tmp_path, about, build):
         save_model(build("clc"), tmp_path / "model.json" / "run")
 
 
-def test_a_model_of_another_version_is_refused(tmp_path, monkeypatch, build):
-    other = {"words": [], "buckets": 3, "size": {"width": 3}, "vector_size": None}
-    monkeypatch.setattr(CLC, "config", lambda self: other)
-    save_model(build("clc"), tmp_path / "config")
-    monkeypatch.undo()
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},  # but for one part in another precision than the rest
+        {"size": {"width": 3}},
+        {"size": {**SIZES["clc"], "hidden": 10**7}},
+        {"size": {**SIZES["clc"], "filters": -3}},
+        {"buckets": 10**12},
+        {"buckets": -1},
+        {"vector_size": 10**12},
+        {"bert": {"hidden_size": 10**6, "vocab_size": 10**9}, "tokenizer": "{}"},
+        {"bert": {}, "tokenizer": "x"},
+    ],
+)
+def test_a_model_of_another_version_is_refused(tmp_path, monkeypatch, build, other):
     model = build("clc")
-    model.intent.double()  # one part in another precision than the rest
-    save_model(model, tmp_path / "precision")
-    for folder in ("config", "precision"):
-        with pytest.raises(UsageError, match="another version of edp_lab"):
-            load_model(tmp_path / folder)
+    known = model.config()
+    monkeypatch.setattr(CLC, "config", lambda self: {**known, **other})
+    if not other:
+        model.intent.double()
+    save_model(model, tmp_path)
+    with pytest.raises(UsageError, match="another version of edp_lab"):
+        load_model(tmp_path)
 
 
 def test_seeded_blocks_nest():
