@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -141,22 +142,28 @@ def bill(
     return {**settings, **epsilons}
 
 
-def write_secret(folder: Path, key: int) -> None:
+def write_secret(folder: Path, key: int, cure: str) -> None:
     """The noise key, readable by its owner alone; it never goes into the record and is deleted when the run ends."""
-    with writing(folder / SECRET, "choose another --out"):
-        partial = folder / f"{SECRET}.partial"
+    partial = folder / f"{SECRET}.partial"
+    with writing(folder / SECRET, cure):
         partial.unlink(missing_ok=True)
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # of that mode from the start
-        with open(descriptor, "w") as file:
-            file.write(f"{key:032x}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, folder / SECRET)
+        try:
+            with open(descriptor, "w") as file:
+                file.write(f"{key:032x}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, folder / SECRET)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def read_secret(folder: Path) -> int | None:
-    """The noise key of a run that can be taken up again; None if it is lost."""
-    try:
-        return int((folder / SECRET).read_text(), 16)
-    except (OSError, ValueError):
+    """The noise key of a run that can be taken up again; None if it is lost. UsageError: it is there, but no key."""
+    path = folder / SECRET
+    if not os.path.lexists(path):
         return None
+    text = read_bytes(path).strip()
+    if not re.fullmatch(rb"[0-9a-f]{32}", text):
+        raise UsageError(f"{path} is damaged: restore it, or remove it to go on with a fresh key")
+    return int(text, 16)

@@ -107,6 +107,10 @@ def train_here(
             _agree(accelerator, state, "states: resume with one folder")
         if run.main:
             run.ledger = None if run.mechanism is None else _ledger(folder, run.mechanism, run.progress.chain, earlier)
+            if config.private_seed and run.key != run_folder.read_secret(folder):
+                # Nothing can be refused any more, and the record does not say yet that it is in use.
+                cure = "remove what is there, and resume again" if resuming else "choose another --out"
+                run_folder.write_secret(folder, run.key, cure)
             run.bill()
             write_record(folder, run.record)
         _train(run, folder, listener, stop)
@@ -259,8 +263,6 @@ def _key(
         if key is None:
             keys += earlier is not None
             key = secrets.randbits(128) if config.private_seed else _published_key(config.seed, keys)
-            if config.private_seed:
-                run_folder.write_secret(folder, key)  # before the record says that it is in use
     key, keys = broadcast_object_list([key, keys])
     return key, keys
 

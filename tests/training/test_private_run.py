@@ -16,10 +16,10 @@ import edp_lab
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import judge
-from edp_lab.training import StepDone, evaluate_run, noise, read_record, resume, run_ledger, train
+from edp_lab.training import StepDone, checkpoint, evaluate_run, noise, read_record, resume, run_ledger, train
 from edp_lab.training import trainer as run
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
-from edp_lab.training.run_folder import LOCK, MODEL, SECRET, may_begin, write_record
+from edp_lab.training.run_folder import LOCK, MODEL, SECRET, STATE, may_begin, write_record
 from edp_lab.training.run_session import train_here
 from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import config, write_corpus
@@ -231,6 +231,30 @@ def test_the_secret_key_lies_in_one_guarded_file_and_goes_with_the_run(corpus, t
     if ending == "failed":
         assert "not finite" in record["error"]
         assert evaluate_run(folder)["ser"] >= 0  # the last whole epoch's model is kept
+
+
+def test_a_resume_that_is_refused_leaves_the_key_as_it_is(corpus, tmp_path, monkeypatch):
+    folder = broken_off(corpus, tmp_path / "run")
+    secret, key = folder / SECRET, (folder / SECRET).read_bytes()
+    state = (folder / STATE).read_bytes()
+    monkeypatch.setattr(checkpoint, "surroundings", lambda *_: {"device": "cpu", "of": "another machine"})
+    for damaged, of_key, says in (
+        (state[:-99], key, "state"),
+        (state, b"-1\n", "key is damaged"),
+        (state, b"0" * 33, "key is damaged"),
+        (state, None, "is a folder"),
+    ):
+        (folder / STATE).write_bytes(damaged)
+        secret.unlink()
+        secret.mkdir() if of_key is None else secret.write_bytes(of_key)
+        with pytest.raises(UsageError, match=says):
+            resume(folder)
+        assert secret.is_dir() if of_key is None else secret.read_bytes() == of_key
+        assert not (folder / f"{SECRET}.partial").exists()
+    secret.rmdir()
+    secret.write_bytes(key)
+    assert resume(folder)["status"] == "finished"
+    assert not secret.exists()
 
 
 def test_a_private_seed_is_drawn_anew_for_every_run(corpus, tmp_path):
