@@ -33,8 +33,9 @@ def sentence(error: BaseException) -> str | None:
         case UsageError():
             return str(error)
         case OSError():
-            place = "a file or standard output" if error.filename is None else error.filename
-            return f"{place}: {why(error)}: {cure_of(error)}"
+            if error.errno is None:  # a library that cannot be loaded says so at length
+                return f"{str(error).split('. ')[0]}: mend that, or allow more memory, then run it again"
+            return f"{'a file' if error.filename is None else error.filename}: {why(error)}: {cure_of(error)}"
         case MemoryError():
             return f"out of memory{f' ({error})' if str(error) else ''}: ask for less at once, or end other programs"
         case RecursionError():
@@ -61,7 +62,7 @@ def writing(what: object, cure: str) -> Iterator[None]:
     """Where the block's file or folder cannot be written, as on a full disk, say so by a UsageError."""
     try:
         yield
-    except UsageError:
+    except (UsageError, BrokenPipeError):  # the second is no fault: whoever reads has read enough
         raise
     except Exception as error:
         if reason := why(error):

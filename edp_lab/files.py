@@ -81,6 +81,14 @@ def new_folder(folder: Path) -> Iterator[Path]:
             os.replace(inside, folder)
 
 
+def given_path(path: str | Path) -> Path:
+    """A path that somebody gave, where ~ is their home; UsageError where it is of a user who is not known here."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{path} begins with the home of a user who is not known here: write it in full") from None
+
+
 def regular(path: Path) -> Path:
     """The path itself; UsageError where it is a pipe or a device, which might never end, or a folder."""
     if path.exists() and not path.is_file():

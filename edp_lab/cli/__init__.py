@@ -19,7 +19,7 @@ from edp_lab.cli.output import open_streams, shown
 from edp_lab.cli.reproduce import claims, reproduce_app
 from edp_lab.cli.thesis import three_phase_app
 from edp_lab.cli.train import data_app, evaluate, predict, pretrain, train
-from edp_lab.errors import sentence
+from edp_lab.errors import UsageError, sentence
 
 app = App(
     no_args_is_help=True,
@@ -76,11 +76,11 @@ def main() -> None:
     try:
         if sys.stdout:
             sys.stdout.flush()
-    except OSError as error:  # what was printed has not arrived
+    except (OSError, UsageError) as error:  # what was printed has not arrived
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends
         status = 1
         if not isinstance(error, BrokenPipeError):  # which is no fault: whoever reads has read enough
-            said = f"standard output cannot be written ({error.strerror}): send it elsewhere"
+            said = said or sentence(error)
     if said:
         print(f"error: {shown(said)}", file=sys.stderr)
         status = 2

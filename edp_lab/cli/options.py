@@ -158,8 +158,11 @@ def numbers(
 
 
 def commas(*texts: str) -> list[str]:
-    """The names in options that take several with commas between."""
-    return [name.strip() for text in texts for name in text.split(",")]
+    """The names in options that take several with commas between; UsageError where one is there twice."""
+    names = [name.strip() for text in texts for name in text.split(",")]
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise UsageError(f"{twice[0]!r} is given twice: give each once")
+    return names
 
 
 def check_file(out: Path | None, option: str = "--out") -> None:

@@ -24,7 +24,7 @@ from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 from rich.text import Text
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, writing
 
 WIDTH = 120  # of what is printed to a file
 # Characters that command a terminal, and those that turn the direction of writing.
@@ -46,6 +46,18 @@ class _Aside(io.TextIOWrapper):
             super().flush()
 
 
+class _Out(io.TextIOWrapper):
+    """Standard output: its faults name it."""
+
+    def write(self, text: str) -> int:
+        with writing("standard output", "send it elsewhere"):
+            return super().write(text)
+
+    def flush(self) -> None:
+        with writing("standard output", "send it elsewhere"):
+            super().flush()
+
+
 def open_streams() -> None:
     """Standard output and error take every character, one that they cannot encode as an escape.
 
@@ -58,11 +70,16 @@ def open_streams() -> None:
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115 - as long as the process
     if (own := sys.__stderr__) and sys.stderr is own:  # else somebody listens
         sys.stderr = _Aside(own.buffer, encoding=own.encoding, line_buffering=True)
+    if (own := sys.__stdout__) and sys.stdout is own:
+        own.flush()
+        sys.stdout = _Out(own.buffer, own.encoding, line_buffering=own.line_buffering, write_through=own.write_through)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     if sys.stdout is None:
         raise UsageError("standard output is closed: send it to a file, or to /dev/null")
+    if len(os.environ.get("COLUMNS", "")) > 4:  # no terminal is so wide, and rich would fill its lines with blanks
+        del os.environ["COLUMNS"]
     try:
         os.getcwd()
     except OSError:  # libraries of numbers would die of it

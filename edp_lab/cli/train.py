@@ -19,7 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextCol
 from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen, given, options_of, output_folder
 from edp_lab.cli.output import bar, echo, fitted, number, print_json, words
 from edp_lab.errors import UsageError
-from edp_lab.files import check_new
+from edp_lab.files import check_new, given_path
 from edp_lab.training.config import SEED, SIZES, TrainConfig
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def make(
     """
     from edp_lab.corpora.smart_home import DOMAINS, generate, pack, write_jsonl
 
-    base, _, domain = name.partition("smart-home")[2].partition("-")
-    if base or (domain and domain not in DOMAINS) or not name.startswith("smart-home"):
+    domain = name.removeprefix("smart-home").removeprefix("-")
+    if name not in ("smart-home", *(f"smart-home-{one}" for one in DOMAINS)):
         raise UsageError(f"cannot make {name!r}: choose smart-home or smart-home- with one of {', '.join(DOMAINS)}")
     if out.exists():
         raise UsageError(f"{out} exists: choose another --out")
@@ -210,18 +210,18 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
 def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
     """Rank 0 speaks for all."""
     from edp_lab.training.processes import end_rank
-    from edp_lab.training.run_session import rank
+    from edp_lab.training.run_session import launched, rank
 
     if rank() == 0:
-        if as_json:
-            print_json(record)
-        else:
-            echo(words("trained", record, out))
+        try:
+            print_json(record) if as_json else echo(words("trained", record, out))
+        except UsageError as error:
+            raise UsageError(f"{error}; the run in {out} is whole, and edp-lab compare {out} shows it") from None
         if record["status"] == "interrupted":
             echo(f"interrupted: go on with edp-lab train --resume {out}", error=True)
             _tell_of_secret(out)
             raise typer.Exit(130)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # a launcher such as torchrun has started this process
+    if launched()[1] > 1:  # a launcher such as torchrun has started this process
         end_rank(0)
 
 
@@ -346,4 +346,4 @@ def read_sentences(text: str | None, utterances: int) -> list[tuple[str, ...]]:
         return [u.tokens for u in load_corpus(text).utterances]
     from edp_lab.corpora.readers import text_lines
 
-    return [tuple(words) for line in text_lines(Path(text).expanduser()) if (words := line.split())]
+    return [tuple(words) for line in text_lines(given_path(text)) if (words := line.split())]

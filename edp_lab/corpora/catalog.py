@@ -29,7 +29,7 @@ from edp_lab.corpora import readers
 from edp_lab.corpora.corpus import Corpus, is_packed, load_packed
 from edp_lab.corpora.readers import Reading
 from edp_lab.errors import UsageError
-from edp_lab.files import CARRIED, comes_with
+from edp_lab.files import CARRIED, comes_with, given_path
 
 NO_TAGS = "the corpus has no tags: only the intent head is trained, and slots are not scored"
 TIMEOUT = 30.0  # seconds without a byte
@@ -121,7 +121,7 @@ def load_corpus(name_or_path: str | Path) -> Corpus:
         from edp_lab.corpora import smart_home
 
         return smart_home.load(_EMBEDDED[name])
-    path = Path(name).expanduser()
+    path = given_path(name)
     if path.exists() or "/" in name or os.sep in name:
         return _own_corpus(name, path)
     raise unknown_name(name, [*_PUBLISHED, *_EMBEDDED], "; a path to your own corpus works too")
@@ -152,7 +152,7 @@ def data_folders() -> list[Path]:
     given = os.environ.get("EDP_LAB_DATA")
     cache_home = os.environ.get("XDG_CACHE_HOME")
     return [
-        *([Path(given).expanduser()] if given else []),
+        *([given_path(given)] if given else []),
         *([beside] if CARRIED not in beside.parents else []),
         (Path(cache_home) if cache_home else Path.home() / ".cache") / "edp_lab",
     ]

@@ -360,8 +360,9 @@ def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -
     for name, own in zip(("train", "validation", "test"), places, strict=True):
         if not len(own):
             shares = ":".join(map(str, RATIOS))
+            apart = " or --no-keep-duplicates-together" if keep_duplicates_together and 0 < ends[0] < ends[1] else ""
             raise UsageError(
-                f"splitting {corpus.name} ({n} utterances) {shares} leaves {name} empty: use a larger corpus"
+                f"splitting {corpus.name} ({n} utterances) {shares} leaves {name} empty: use a larger corpus{apart}"
             )
     if not keep_duplicates_together:
         places.append(places[2][np.isin(texts[places[2]], texts[places[0]])])

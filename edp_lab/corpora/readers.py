@@ -28,6 +28,7 @@ from edp_lab.corpora.corpus import Utterance
 from edp_lab.errors import UsageError
 from edp_lab.files import read_bytes
 
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 SPLIT_FOLDERS = ("train", "valid", "dev", "test")
 
 Chunk = tuple[str, str | None]  # a piece of running text, and the slot it fills if any
@@ -92,6 +93,9 @@ def _check(row: Row) -> None:
         raise UsageError(f"{row.place}: the text holds half a surrogate pair, not a character") from None
     if row.tags is not None and len(row.tags) != len(row.tokens):
         raise UsageError(f"{row.place}: {len(row.tags)} tags for {len(row.tokens)} tokens")
+    for label in (row.intent, *(row.tags or ())):
+        if CONTROL.search(label):
+            raise UsageError(f"{row.place}: label {label!r} holds a control character or a line break: take it out")
     for tag in row.tags or ():
         if tag != "O" and (tag[:2] not in ("B-", "I-") or len(tag) == 2):
             raise UsageError(f"{row.place}: tag {tag!r} is neither O nor B-<slot> nor I-<slot>")
@@ -272,6 +276,8 @@ def text_lines(path: Path) -> list[str]:
     Not str.splitlines: it also breaks at characters that occur inside utterances.
     """
     lines = [line.removesuffix("\r") for line in _text(path).split("\n")]
+    if len(lines) == 1 and "\r" in lines[0]:
+        raise UsageError(f"{path}: its lines end in CR alone: save the file with LF or CRLF")
     while lines and not lines[-1].strip():
         lines.pop()
     return lines

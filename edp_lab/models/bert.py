@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import huggingface_hub.utils
 import torch
 import transformers
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
@@ -204,6 +206,8 @@ def load_bert(name: str) -> tuple[BertModel, Tokenizer]:
         raise UsageError(f"{name!r} holds no config.json: give a folder or hub name of a BERT model")
     try:
         with quiet():
+            if not Path(name).is_dir() and try_to_load_from_cache(name, "config.json") is None:
+                get_hf_file_metadata(hf_hub_url(name, "config.json"))  # fails at once without a network
             config = BertConfig.from_pretrained(name)
             loaded: Any = BertModel.from_pretrained(
                 name,
@@ -258,14 +262,16 @@ def load_tokenizer(name: str) -> Tokenizer:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Within the block, transformers shows no progress bar and no report on the language-model head, which we
-    drop."""
-    log = transformers.utils.logging
-    verbosity, bar = log.get_verbosity(), log.is_progress_bar_enabled()
+    drop, and the hub no word on each trial to reach it."""
+    log, hub = transformers.utils.logging, huggingface_hub.utils.logging
+    verbosity, of_hub, bar = log.get_verbosity(), hub.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
+    hub.set_verbosity_error()
     log.disable_progress_bar()
     try:
         yield
     finally:
         log.set_verbosity(verbosity)
+        hub.set_verbosity(of_hub)
         if bar:
             log.enable_progress_bar()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from edp_lab.errors import UsageError
-from edp_lab.files import read_bytes, read_json, regular, write_whole
+from edp_lab.files import given_path, read_bytes, read_json, regular, write_whole
 from edp_lab.models.tensor_file import parse_tensors
 
 DIMENSIONS = 100  # of vectors trained here
@@ -70,7 +70,7 @@ def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
         UsageError: missing or damaged; in a ``.vec`` file the line is named. Files of Python pickles, such as
             gensim's own ``.model``, are refused.
     """
-    path = Path(path).expanduser()
+    path = given_path(path)
     if path.is_dir():
         file = path / "vectors.safetensors"
         words, tensors = read_json(path / "words.json"), parse_tensors(read_bytes(file), file)

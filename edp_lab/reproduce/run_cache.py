@@ -37,7 +37,7 @@ from edp_lab.corpora import Corpus, load_corpus, split
 from edp_lab.corpora.catalog import list_corpora
 from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
-from edp_lab.files import new_folder, read_json, writable
+from edp_lab.files import given_path, new_folder, read_json, writable
 from edp_lab.models.bert import load_bert
 from edp_lab.models.vectors import WordVectors
 from edp_lab.reproduce.results_io import RESULTS, machine
@@ -314,13 +314,13 @@ class Inputs:
 
 def corpus_at_hand(name: str) -> bool:
     known = {info.name: info.where is not None for info in list_corpora()}
-    return known[name] if name in known else Path(name).expanduser().exists()
+    return known[name] if name in known else given_path(name).exists()
 
 
 def encoder_at_hand(name: str) -> bool:
     """Whether a published encoder can be read without a network."""
     try:
-        return Path(name).expanduser().exists() or isinstance(try_to_load_from_cache(name, "config.json"), str)
+        return given_path(name).exists() or isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError:
         return False
 

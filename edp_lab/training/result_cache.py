@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from edp_lab.errors import UsageError, writing
-from edp_lab.files import read_json, writable, write_whole
+from edp_lab.files import given_path, read_json, writable, write_whole
 from edp_lab.training.processes import Ranks, run_rank
 
 # Versions of what turns settings and data into results. Raise one when its code begins to make something else of the
@@ -74,7 +74,7 @@ def content_key(areas: Sequence[str], *parts: Any) -> str:
 
 def content_of(pretrained: str) -> str:
     """A digest of a file or folder, the same for whoever keeps it elsewhere; of a name on a hub, the name."""
-    path = Path(pretrained).expanduser()
+    path = given_path(pretrained)
     if not path.exists():
         return pretrained
     files = sorted(file for file in (path, *path.rglob("*")) if file.is_file())

@@ -56,7 +56,7 @@ def versions() -> dict[str, str]:
 def new_run_folder(out: str | Path) -> Path:
     """The folder for a new run, not yet created."""
     folder = Path(out)
-    parent = next(p for p in (folder.absolute().parents) if p.exists())
+    parent = next(p for p in (*folder.absolute().parents, folder.absolute()) if p.exists())  # / has no parents
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UsageError(f"output folder {folder} cannot be made in {parent}: choose another --out")
     if folder.exists() and not folder.is_dir():

@@ -85,7 +85,21 @@ def run_config(record: dict[str, Any]) -> TrainConfig:
 
 def rank() -> int:
     """Which rank a launcher made this process; without one, which of several machines this is. 0 speaks for all."""
-    return int(os.environ["RANK"]) if "RANK" in os.environ else Machines.given().own
+    return launched()[0] if "RANK" in os.environ else Machines.given().own
+
+
+def launched() -> tuple[int, int]:
+    """The rank that a launcher made this process, and how many there are; UsageError where the two do not fit."""
+    rank, many = (os.environ.get(name, "unset") for name in ("RANK", "WORLD_SIZE"))
+    if rank == many == "unset":
+        return 0, 1
+    with suppress(ValueError):
+        if 0 <= int(rank) < int(many):
+            return int(rank), int(many)
+    raise UsageError(
+        f"RANK is {rank} and WORLD_SIZE {many}, but the first must be a whole number from 0 on and below the "
+        "second: unset both, or let a launcher such as torchrun set them"
+    )
 
 
 def train_here(
@@ -224,7 +238,7 @@ def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
                 "let edp-lab start them"
             )
 
-    check(int(os.environ.get("WORLD_SIZE", 1)))  # before they wait for others that never come
+    check(launched()[1])  # before they wait for others that never come
     patience = InitProcessGroupKwargs(timeout=_patience())
     cpu = device == "cpu" or not torch.cuda.is_available()
     accelerator = Accelerator(cpu=cpu, kwargs_handlers=[patience])

@@ -29,7 +29,6 @@ LONG = "x" * 300
 DEEP = b"[" * 100_000 + b"]" * 100_000
 CLOSED = "error: standard output is closed: send it to a file, or to /dev/null\n2\n"
 FULL = "error: standard output cannot be written (No space left on device): send it elsewhere\n2\n"
-DIRECTLY = "error: a file or standard output: No space left on device: make room there, then run it again\n2\n"
 USING = ("predict --run {} hello", "compare {}", "account --run {}", "attack loss --run {}", "train --resume {}")
 
 
@@ -54,8 +53,9 @@ def run(trained: Path, tmp_path: Path) -> Path:
     [
         ("EDP account --z0 1 --json > /dev/full", FULL),
         ("EDP --help > /dev/full", FULL),
-        ("PYTHONUNBUFFERED=1 EDP --version > /dev/full", DIRECTLY),
+        ("PYTHONUNBUFFERED=1 EDP --version > /dev/full", FULL),
         ("EDP --version >&- <&-", CLOSED),
+        ("COLUMNS=99999999999 EDP --help > /dev/full", FULL),
         ("EDP account --z0 -1 2> /dev/full", "2\n"),
         ("(EDP --help; echo $? >&2) | true", "1\n0\n"),  # nothing is said: who reads has read enough
     ],
@@ -65,6 +65,15 @@ def test_output_that_cannot_be_written_is_one_sentence(script, said):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, env=environment)
     assert (ended.stdout, ended.stderr) == ("", said)
+
+
+def test_a_run_whose_summary_cannot_be_printed_is_said_to_be_whole(cli, corpus, tmp_path, monkeypatch):
+    full = Mock(side_effect=UsageError("standard output cannot be written"))
+    monkeypatch.setattr(sys.modules["edp_lab.cli.train"], "echo", full)
+    out = str(tmp_path / "run")
+    status, _, err = cli("train", "--corpus", corpus, "--out", out, "--size", "small", "--epochs", "1", "--gpus", "4")
+    said = f"error: standard output cannot be written; the run in {out} is whole, and edp-lab compare {out} shows it"
+    assert (status, err.splitlines()[-1]) == (2, said)
 
 
 def test_no_character_is_too_much_for_a_terminal(monkeypatch):
@@ -97,7 +106,11 @@ def test_news_that_nobody_can_read_end_no_work(monkeypatch):
             PermissionError(13, "Permission denied", "a.json"),
             "a.json: Permission denied: mend its permissions, or give",
         ),
-        (OSError(28, "No space left on device"), "a file or standard output: No space left on device: make room"),
+        (OSError(28, "No space left on device"), "a file: No space left on device: make room"),
+        (
+            OSError("Cannot load x.so. It may be this. Or that.: mend"),
+            "Cannot load x.so: mend that, or allow more memory",
+        ),
         (RecursionError("too deep"), "something given is nested too deeply (too deep): make it flat"),
         (MemoryError(), "out of memory: ask for less at once"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), "text in an encoding that does not fit ('utf-8' codec"),

@@ -1,6 +1,7 @@
 """What is refused: with exit status 2 and one sentence, before anything is computed or written.
 
-``refusals.txt`` has an invocation a line, where OWN stands for the options of a small run, and below it the sentence.
+``refusals.txt`` has an invocation a line, maybe after variables of the environment, where OWN stands for the options of
+a small run, and below it the sentence.
 If you change sentences on purpose, or add an invocation and a line below it, RENEW=1 python -m pytest
 tests/cli/test_refusals.py writes it anew: look at what git says has changed.
 """
@@ -22,6 +23,7 @@ REFUSED = dict(zip(LINES[::2], (line.strip() for line in LINES[1::2]), strict=Tr
 OWN = "--corpus own.jsonl --out new --size small --epochs 1 --batch-size 16 --gpus 4"
 ROOT = Path(__file__).parents[2]
 BROKEN_LINES = {
+    "breaks": '{"tokens": ["call"], "tags": ["O"], "intent": "a\\nb"}',
     "notjson": '{"tokens": ["call"',
     "lengths": '{"tokens": ["call", "me"], "tags": ["O"], "intent": "call"}',
     "nointent": '{"tokens": ["call"], "tags": ["O"]}',
@@ -46,6 +48,8 @@ def work(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Path:
     (folder / "two.jsonl").write_text("\n".join(good[:2]) + "\n")
     for name, line in BROKEN_LINES.items():
         (folder / f"{name}.jsonl").write_text("\n".join([*good[:6], line, *good[7:]]) + "\n")
+    (folder / "mac.jsonl").write_text("\r".join(good))
+    (folder / "equal.jsonl").write_text("\n".join(40 * [good[0]]))
     (folder / "latin.txt").write_bytes(b"caf\xe9 open\n")
     (folder / "file").write_text("")
     (folder / "empty").mkdir()
@@ -81,7 +85,10 @@ def test_bad_input_is_one_sentence_and_writes_nothing(cli, work, monkeypatch, in
     monkeypatch.setenv("EDP_LAB_DATA", str(work / "empty"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(work / "empty"))
     before = files(work)
-    status, out, err = cli(*shlex.split(invocation.replace("OWN", OWN)))
+    words = shlex.split(invocation.replace("OWN", OWN))
+    while words[0].partition("=")[0].isupper():
+        monkeypatch.setenv(*words.pop(0).split("="))
+    status, out, err = cli(*words)
     assert (status, out) == (2, ""), err
     assert files(work) == before
     sentence = err.removesuffix("\n").replace(str(work), "FOLDER").replace(str(ROOT), "CHECKOUT")

@@ -87,6 +87,7 @@ def test_a_class_is_graded_whatever_each_one_submits(course: Path, tmp_path: Pat
     (tmp_path / "dee" / "01_essay.ipynb").write_text("I could not open it")
     os.mkfifo(tmp_path / "dee" / "01_pipe.ipynb")
     (tmp_path / "eli\x1b[2J").mkdir()
+    (tmp_path / "flo").symlink_to("/")
     submit(course, tmp_path, "01_nobody")
     result = run(course, str(tmp_path), "--csv")
     assert result.exit_code == 0, result.stderr
@@ -101,6 +102,7 @@ def test_a_class_is_graded_whatever_each_one_submits(course: Path, tmp_path: Pat
         ("dee", "01_essay", "", "unreadable"),
         ("dee", "01_pipe", "", "unreadable"),
         ("eli\\u001b[2J", "", "", "unreadable"),
+        ("flo", "", "", "unreadable"),
         ("", "01_nobody", "", "unreadable"),
     ]
     assert {row["student"]: row["seed"] for row in rows}["ada"] == str(student_seed("ada"))
@@ -115,6 +117,7 @@ def test_a_class_is_graded_whatever_each_one_submits(course: Path, tmp_path: Pat
         "cy: 1 of 2 exercises solved; crashed: 01 delta",
         "dee: 0 of 0 exercises solved; unreadable: 01_essay, 01_pipe",
         "eli\\u001b[2J: 0 of 0 exercises solved; unreadable: no notebook",
+        "flo: 0 of 0 exercises solved; unreadable: no notebook",
         "in no student's folder: 0 of 0 exercises solved; unreadable: 01_nobody",
     ]
 

@@ -128,6 +128,8 @@ class Grader:
 
     def grade(self, folder: Path, seed: int) -> list[Grade]:
         """The rows of one student; a submission that cannot be graded has a row that says why."""
+        if folder.is_symlink():  # it may lead anywhere, as to the whole disk
+            return [Grade(folder.name, "", "", "unreadable", "the folder is a link: copy what it leads to", seed)]
         files = sorted(path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
         if not files:
             return [Grade(folder.name, "", "", "unreadable", "the folder has no notebook (*.ipynb)", seed)]
