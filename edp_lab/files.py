@@ -4,11 +4,13 @@ comes with edp_lab is: the folders data and notebooks."""
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import tempfile
+import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -109,7 +111,27 @@ def read_bytes(path: Path) -> bytes:
 
 def read_json(path: Path) -> Any:
     """A JSON file; UsageError where it cannot be read or is no JSON."""
+    content = read_bytes(path)
     try:
-        return json.loads(read_bytes(path))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
         raise UsageError(f"{path} is damaged: it is not JSON ({error})") from error
+
+
+def sealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:
+    """With a checksum of it all under `key`."""
+    return {**content, key: hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
+
+
+def unsealed(content: Mapping[str, Any], path: Path, key: str = "sha256") -> dict[str, Any]:
+    """Without the checksum that `sealed` put there; earlier versions put none, which is said by a warning.
+
+    Raises:
+        ValueError: the checksum differs.
+    """
+    own = {name: value for name, value in content.items() if name != key}
+    if key not in content:
+        warnings.warn(f"{path} is of an earlier version, without a checksum: damage would not show", stacklevel=1)
+    elif sealed(own, key) != content:
+        raise ValueError("its checksum differs")
+    return own

@@ -212,7 +212,7 @@ def _own_corpus(name: str, path: Path) -> Corpus:
     reading = readers.read_seq_folder(path) if path.is_dir() else readers.read_jsonl(path)
     beside = path if path.is_dir() else path.parent
     intent_file, slot_file = beside / "intents.txt", beside / "slots.txt"
-    if not intent_file.exists() and not slot_file.exists():
+    if not os.path.lexists(intent_file) and not os.path.lexists(slot_file):
         return _corpus(name, reading, labels_declared=False)
 
     declared: list[set[str]] = []

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 import numpy as np
 
 from edp_lab.errors import UsageError
-from edp_lab.files import new_folder, read_json, regular
+from edp_lab.files import new_folder, read_json, regular, sealed, unsealed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 CHUNK = 100_000  # utterances looked at together where all are: memory stays the same however many there are
 FORMAT = "edp_lab packed corpus 1"
 META, WORDS = "meta.json", "words.txt"
+SEAL = "checksum"  # of the other entries; "sha256" is that of the utterances
 ARRAYS = ("words", "tags", "intents", "offsets")
 FILES = (WORDS, *(f"{name}.npy" for name in ARRAYS))
 RATIOS = (45, 5, 50)  # as in the paper (sec. 4.1): about as many non-members as members
@@ -281,7 +282,7 @@ def write_packed(
         files = {name: _checksum(scratch / name) for name in FILES}
         labels = {"format": FORMAT, "intents": [*intents], "tags": [*tag_number]}
         counts = {"utterances": len(chosen), "sha256": digest.hexdigest(), "files": files}
-        (scratch / META).write_text(json.dumps({**labels, **counts, "slots": [*slots]}, indent=1))
+        (scratch / META).write_text(json.dumps(sealed({**labels, **counts, "slots": [*slots]}, SEAL), indent=1))
 
 
 def is_packed(path: Path) -> bool:
@@ -295,8 +296,9 @@ def load_packed(path: str | Path) -> Corpus:
         meta = read_json(folder / META)
         if meta["format"] != FORMAT:
             raise ValueError(f"its format is {meta['format']!r}")
+        meta = unsealed(meta, folder / META, SEAL)
         for name in FILES:
-            if _checksum(regular(folder / name)) != meta["files"].get(name):
+            if _checksum(regular(folder / name)) != meta["files"][name]:
                 raise ValueError(f"{name} has another checksum")
         words, tags, intents, offsets = (
             np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS
@@ -304,9 +306,27 @@ def load_packed(path: str | Path) -> Corpus:
         types = tuple((folder / WORDS).read_text(encoding="utf-8").split("\n")[:-1])
         intent_names, tag_names = tuple(meta["intents"]), tuple(meta["tags"])
         own = Coded(Words(types, Ragged(words, offsets)), intent_names, intents, tag_names, Ragged(tags, offsets))
+        _check_arrays(own, meta["utterances"])
         return Corpus(str(path), PackedUtterances(own, meta["sha256"]), intent_names, tuple(meta["slots"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(f"the packed corpus {folder} is damaged ({error}): make it again") from None
+
+
+def _check_arrays(own: Coded, utterances: int) -> None:
+    """ValueError or the like where numbers mean nothing."""
+    words, intent_names, intents, tag_names, tags = own
+    assert tags is not None
+    offsets = tags.offsets
+    told = {"words": (words.numbers.values, words.types), "tags": (tags.values, tag_names)}
+    for name, (numbers, names) in {**told, "intents": (intents, intent_names)}.items():
+        if numbers.dtype.kind not in "iu" or not 0 <= numbers.min() <= numbers.max() < len(names):
+            raise ValueError(f"its {name} are not among those that it declares")
+        if not all(isinstance(one, str) for one in names):
+            raise ValueError(f"not all of its {name} are text")
+    if not utterances == len(intents) == len(offsets) - 1 or not len(words.numbers.values) == len(tags.values):
+        raise ValueError(f"it does not hold {utterances} utterances")
+    if (offsets[0], offsets[-1]) != (0, len(tags.values)) or np.diff(offsets).min() < 1:
+        raise ValueError("its utterances do not follow each other")
 
 
 def _checksum(file: Path) -> str:

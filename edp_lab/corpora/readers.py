@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -133,7 +134,7 @@ def read_seq_folder(path: Path, notes: Notes) -> Iterator[Row]:
         if not (folder / "label").exists():
             raise UsageError(f"{folder} has no file label: put one there with the intent of each line of seq.in")
         tokens, intents = text_lines(folder / "seq.in"), text_lines(folder / "label")
-        tagged = (folder / "seq.out").exists()
+        tagged = os.path.lexists(folder / "seq.out")  # a link to nothing should show
         tags = text_lines(folder / "seq.out") if tagged else [""] * len(tokens)
         for name, lines in (("seq.out", tags), ("label", intents)):
             if len(lines) != len(tokens):

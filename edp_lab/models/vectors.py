@@ -45,8 +45,8 @@ class WordVectors:
     matrix: Tensor
 
     def __post_init__(self) -> None:
-        if not self.words or self.matrix.ndim != 2 or len(self.matrix) != len(self.words):
-            shape = tuple(self.matrix.shape)
+        shape = tuple(self.matrix.shape)
+        if not self.words or len(shape) != 2 or shape[0] != len(self.words) or not shape[1]:
             raise UsageError(f"{len(self.words)} words do not go with a matrix of shape {shape}: give one row per word")
         if not self.matrix.isfinite().all():
             row = int((~self.matrix.isfinite().all(1)).nonzero()[0])
@@ -74,9 +74,11 @@ def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
     if path.is_dir():
         file = path / "vectors.safetensors"
         words, tensors = read_json(path / "words.json"), parse_tensors(read_bytes(file), file)
-        if not isinstance(words, list) or not all(isinstance(w, str) for w in words) or "vectors" not in tensors:
+        matrix = tensors.get("vectors")
+        whole = isinstance(words, list) and all(isinstance(word, str) for word in words)
+        if not whole or matrix is None or not matrix.ndim:
             raise UsageError(f"{path} does not hold word vectors: make them with `edp-lab pretrain --model clc`")
-        return WordVectors(tuple(words[:most]), tensors["vectors"].float()[:most])
+        return WordVectors(tuple(words[:most]), matrix.float()[:most])
     if not path.exists():
         raise UsageError(f"{path} does not exist: give a .vec or .bin file, or a folder that `edp-lab pretrain` made")
     if regular(path).suffix == ".vec":

@@ -67,6 +67,8 @@ def pretrain_bert(
     size = size or BertSize()
     with new_folder(Path(folder)) as inside, seeded(seed):
         tokenizer = train_wordpieces(sentences, VOCABULARY)
+        if tokenizer.get_vocab_size() <= len(SPECIAL):
+            raise UsageError("the text for pretraining holds no letter or digit: give sentences of words")
         pieces = PieceFeatures(tokenizer, size.positions).rows(sentences)["pieces"]
         model = BertForMaskedLM(bert_config(size.architecture(tokenizer.get_vocab_size())))
         losses = _train(model, pieces, epochs, key_from_seed(seed), progress)

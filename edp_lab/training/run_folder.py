@@ -12,12 +12,10 @@ UsageError.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from edp_lab.errors import UsageError, writing
-from edp_lab.files import read_bytes, write_whole
+from edp_lab.files import read_bytes, sealed, unsealed, write_whole
 from edp_lab.privacy import Mechanism, judge
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
 
@@ -81,15 +79,11 @@ def go_on(folder: Path) -> str:
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """``record.json``, with a checksum; the folder is made if need be."""
     content = json.loads(json.dumps(record, allow_nan=False))
-    path, text = folder / RECORD, json.dumps({**content, "sha256": _checksum(content)}, indent=2)
+    path, text = folder / RECORD, json.dumps(sealed(content), indent=2)
     cure = go_on(folder) if path.exists() else "make room there, or choose another --out"
     with writing(path, cure):
         folder.mkdir(parents=True, exist_ok=True)
     write_whole(path, f"{text}\n".encode(), cure)
-
-
-def _checksum(record: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:
@@ -100,7 +94,6 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     content, cure = read_bytes(path), "train again, or restore it from a copy"
     try:
         record = json.loads(content)
-        known = record.pop("sha256", None)
         config = record["config"]
         needed = [config["corpus"], config["keep_duplicates_together"], record["corpus"]["sha256"]]
         needed += [record["guarantee"], record["status"], record["parameters"]]
@@ -108,11 +101,10 @@ def read_record(folder: str | Path) -> dict[str, Any]:
         assert isinstance(config["seed"], int)
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
         raise UsageError(f"{path} is damaged: {cure}") from None
-    if known is None:
-        warnings.warn(f"{path} is of an earlier version, without a checksum: damage would not show", stacklevel=1)
-    elif known != _checksum(record):
-        raise UsageError(f"{path} is damaged or was edited (its checksum differs): {cure}")
-    return dict(record)
+    try:
+        return unsealed(record, path)
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged or was edited ({error}): {cure}") from None
 
 
 def run_ledger(run: str | Path) -> PrivacyLedger:

@@ -1,6 +1,7 @@
 """A packed corpus: what is read is what was written, splits and batches are those of the same corpus in memory."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from typer.testing import CliRunner
 
 from edp_lab.cli import app
 from edp_lab.corpora import Corpus, Utterance, load_corpus, split
-from edp_lab.corpora.corpus import META, PackedUtterances, group_ids, load_packed, write_packed
+from edp_lab.corpora.corpus import META, SEAL, PackedUtterances, group_ids, load_packed, write_packed
 from edp_lab.corpora.encoding import Dataset, Labels, WordFeatures
 from edp_lab.corpora.smart_home import generate, pack
 from edp_lab.errors import UsageError
+from edp_lab.files import sealed
 from edp_lab.training import TrainConfig
 from edp_lab.training.inference import evaluate_model
 from edp_lab.training.trainer import Trainer
@@ -112,6 +114,38 @@ def test_a_damaged_file_is_one_sentence(folder, tmp_path, name) -> None:
         (copy / file.name).write_bytes(file.read_bytes()[:-3] if file.name == name else file.read_bytes())
     with pytest.raises(UsageError, match=r"is damaged \(.*\): make it again"):
         load_packed(copy)
+
+
+def resealed(meta: dict, changes: dict) -> dict:
+    return sealed({**{name: value for name, value in meta.items() if name != SEAL}, **changes}, SEAL)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda meta: {**meta, "intents": meta["intents"][::-1]},
+        lambda meta: {**meta, "tags": meta["tags"][::-1]},
+        lambda meta: {**meta, "sha256": "0" * 64},
+        lambda meta: resealed(meta, {"utterances": 200}),
+        *(lambda meta, x=x: resealed(meta, {"intents": x}) for x in ([], {}, "x", 7, [7] * 999)),
+        *(lambda meta, x=x: resealed(meta, {"tags": x}) for x in ([], None)),
+        *(lambda meta, x=x: resealed(meta, {"files": x}) for x in (None, [], 7, "x", {})),
+    ],
+)
+def test_a_description_that_was_changed_or_does_not_fit_is_refused(folder, tmp_path, change) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / META).write_text(json.dumps(change(json.loads((copy / META).read_text()))))
+    with pytest.raises(UsageError, match=r"is damaged \(.*\): make it again"):
+        load_packed(copy)
+
+
+def test_a_corpus_of_an_earlier_version_is_of_use_with_a_word_about_it(folder, tmp_path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    meta = json.loads((copy / META).read_text())
+    del meta[SEAL]
+    (copy / META).write_text(json.dumps(meta))
+    with pytest.warns(UserWarning, match="of an earlier version, without a checksum"):
+        assert load_packed(copy).sha256 == load_packed(folder).sha256
 
 
 def test_nothing_is_left_of_a_corpus_that_could_not_be_written(tmp_path) -> None:

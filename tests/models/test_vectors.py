@@ -9,6 +9,7 @@ from pathlib import Path
 import gensim.models.fasttext as gensim_fasttext
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from gensim.models import KeyedVectors
 from hypothesis import HealthCheck, given, settings
@@ -149,7 +150,10 @@ def test_what_is_no_vector_file_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize("file", ["words.json", "vectors.safetensors"])
-@pytest.mark.parametrize("content", [None, b"", b"{}", b"[1, 2]", b'["a"]', bytes(300)])
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"{}", b"[1, 2]", b'["a"]', bytes(300), safetensors.torch.save({"vectors": torch.tensor(4.0)})],
+)
 def test_a_saved_folder_gives_back_the_same_vectors_and_a_damaged_one_one_sentence(tmp_path, file, content):
     vectors = train_vectors(SENTENCES, size=5, epochs=1)
     vectors.save(tmp_path)
@@ -176,7 +180,12 @@ def test_training_is_a_function_of_its_arguments():
 
 
 @pytest.mark.parametrize(
-    ("matrix", "message"), [(torch.zeros(3, 2), "one row per word"), ([[1.0], [torch.nan]], "'b' is not finite")]
+    ("matrix", "message"),
+    [
+        (torch.zeros(3, 2), "one row per word"),
+        (torch.zeros(2, 0), "one row per word"),
+        ([[1.0], [torch.nan]], "'b' is not finite"),
+    ],
 )
 def test_vectors_that_do_not_fit_their_words_are_refused(matrix, message):
     with pytest.raises(UsageError, match=message):

@@ -368,9 +368,9 @@ class Kept:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "runs.json"
         self._rows: dict[str, dict[str, Any]] = {}
-        with suppress(UsageError):
+        with suppress(UsageError, TypeError, ValueError):
             rows = read_json(self._path)
-            self._rows = rows if isinstance(rows, dict) else {}
+            self._rows = {name: row for name, row in dict(rows).items() if isinstance(row, dict)}
 
     def find(self, notebook: str, digest: str) -> Mapping[str, Any] | None:
         """The row of a run that went well with this digest, if there is one."""
