@@ -162,6 +162,15 @@ def test_undeclared_labels_are_named_by_file_and_line(tmp_path, declared, messag
         load_corpus(write_own(tmp_path, **declared))
 
 
+@pytest.mark.parametrize("name", ["seq.out", "intents.txt", "slots.txt"])
+def test_a_link_to_nothing_is_no_missing_file(tmp_path, name):
+    path = write_own(tmp_path)
+    (path / name).unlink(missing_ok=True)
+    (path / name).symlink_to(name)
+    with pytest.raises(UsageError, match=name):
+        load_corpus(path)
+
+
 def test_own_path_that_does_not_exist():
     with pytest.raises(UsageError, match=r"no corpus at \./nowhere"):
         load_corpus("./nowhere")

@@ -18,6 +18,7 @@ from edp_lab.cli.course import course_app
 from edp_lab.course.publish import runner as kept
 from edp_lab.course.publish.runner import (
     CellBegun,
+    Kept,
     NotebookRun,
     check_parameters,
     course_notebooks,
@@ -193,11 +194,17 @@ def test_what_cannot_run_is_refused_before_anything_does(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("content", ["", "not json", '{"cells": 3}', "[]", "\x80"])
-def test_broken_file_is_refused(content: str, tmp_path: Path) -> None:
-    (tmp_path / "a.ipynb").write_text(content, encoding="latin-1")
-    with pytest.raises(UsageError, match=r"a\.ipynb is not a notebook"):
-        check_parameters(tmp_path / "a.ipynb", {})
+def test_broken_file_is_refused(tmp_path: Path) -> None:
+    told = json.loads(write(tmp_path / "good.ipynb").read_text())
+    told["metadata"] = {"kernelspec": {"name": "python3", "display_name": "x"}}
+    broken = dict.fromkeys(["", "not json", '{"cells": 3}', "[]", "\x80"], "is not a notebook")
+    for content, said in {**broken, json.dumps(told): "names no language: set metadata.kernelspec.language"}.items():
+        (tmp_path / "a.ipynb").write_text(content, encoding="latin-1")
+        with pytest.raises(UsageError, match=rf"a\.ipynb {said}"):
+            check_parameters(tmp_path / "a.ipynb", {})
+    os.mkfifo(tmp_path / "pipe.ipynb")
+    with pytest.raises(UsageError, match=r"pipe\.ipynb is a pipe or a device"):
+        check_parameters(tmp_path / "pipe.ipynb", {})
 
 
 def test_course_goes_on_after_a_failure_and_lists_both(tmp_path: Path) -> None:
@@ -271,7 +278,9 @@ def test_resume_runs_only_what_failed_or_has_changed(tmp_path: Path, monkeypatch
     assert reused(parameters={"clip_norm": 7}) == [False, True]
     monkeypatch.setattr(kept, "code_digest", lambda: "another version of the package")
     assert reused(parameters={"clip_norm": 7}) == [False, False]
-    (tmp_path / "out" / "runs.json").write_text("damaged")
+    for damaged in ("damaged", '{"00_good": 7}', f'{{"00_good": {"1" * 5000}}}', "[[1, 2]]"):
+        (tmp_path / "out" / "runs.json").write_text(damaged)
+        assert not Kept(tmp_path / "out").find("00_good", "any")
     assert reused(parameters={"clip_norm": 7}, only=["00"]) == [False]
     assert good.exists()
 

@@ -34,7 +34,7 @@ import edp_lab
 from edp_lab.course.publish import pages
 from edp_lab.course.publish.kernel import ENGINE, Watch
 from edp_lab.errors import UsageError
-from edp_lab.files import CARRIED, read_json, write_whole
+from edp_lab.files import CARRIED, read_json, regular, write_whole
 
 TIMEOUT = 600.0  # seconds that one cell may take
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -117,17 +117,23 @@ def notebook_parameters(path: Path) -> dict[str, str]:
     """The names in a notebook's ``parameters`` cell and their defaults, as source text.
 
     Raises:
-        UsageError: the file is missing, is no notebook, or is saved for a kernel other than ``python3``.
+        UsageError: the file is missing, is no notebook, names no language, or is saved for a kernel other than
+            ``python3``.
     """
     try:
-        kernel = nbformat.read(path, as_version=4).metadata.get("kernelspec", {}).get("name")
+        kernel = nbformat.read(regular(path), as_version=4).metadata.get("kernelspec", {}).get("name")
     except FileNotFoundError:
         raise UsageError(f"there is no notebook {path}") from None
+    except UsageError:
+        raise
     except Exception:  # nbformat lets through whatever its walk over unexpected content meets
         raise UsageError(f"{path} is not a notebook: restore it, for instance with `git checkout`") from None
     if kernel != "python3":
         raise UsageError(f"{path} is saved for the kernel {kernel!r}: set metadata.kernelspec.name to 'python3'")
-    return {name: found["default"] for name, found in papermill.inspect_notebook(path).items()}
+    try:
+        return {name: found["default"] for name, found in papermill.inspect_notebook(path).items()}
+    except ValueError:
+        raise UsageError(f"{path} names no language: set metadata.kernelspec.language to 'python'") from None
 
 
 def check_parameters(path: Path, parameters: Mapping[str, Any]) -> None:
@@ -304,7 +310,7 @@ def _results(path: Path, out_dir: Path) -> tuple[Path, Path]:
 def _earlier(path: Path, out_dir: Path, row: Mapping[str, Any] | None) -> NotebookRun | None:
     """The run that a row of `Kept` tells of, if its results are still there."""
     executed, html = _results(path, out_dir)
-    if row is None or not (executed.exists() and html.exists()):
+    if row is None or not (executed.is_file() and html.is_file()):
         return None
     return NotebookRun(path, row["title"], row["seconds"], row["memory_mb"], executed, html, None, reused=True)
 
