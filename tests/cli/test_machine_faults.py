@@ -27,6 +27,7 @@ from edp_lab.training.run_folder import RECORD, STATE
 
 LONG = "x" * 300
 DEEP = b"[" * 100_000 + b"]" * 100_000
+DIGITS = b'{"sha256": %s}' % (b"1" * 5_000)  # more than Python makes a number of
 CLOSED = "error: standard output is closed: send it to a file, or to /dev/null\n2\n"
 FULL = "error: standard output cannot be written (No space left on device): send it elsewhere\n2\n"
 USING = ("predict --run {} hello", "compare {}", "account --run {}", "attack loss --run {}", "train --resume {}")
@@ -154,6 +155,7 @@ def test_a_path_that_is_too_long_is_named(cli, tmp_path, monkeypatch, call):
 # ---- Files that are damaged ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("content", [DEEP, DIGITS])
 @pytest.mark.parametrize(
     ("file", "call"),
     [
@@ -165,10 +167,10 @@ def test_a_path_that_is_too_long_is_named(cli, tmp_path, monkeypatch, call):
         ("meta.json", "train --corpus run --out new"),
     ],
 )
-def test_what_is_nested_without_end_is_named(cli, run, monkeypatch, file, call):
+def test_what_is_nested_without_end_or_too_long_a_number_is_named(cli, run, monkeypatch, file, call, content):
     monkeypatch.chdir(run.parent)
     (run / "words.npy").touch()  # beside meta.json, as in a packed corpus
-    (run / file).write_bytes(DEEP)
+    (run / file).write_bytes(content)
     status, _, err = cli(*call.split())
     assert (status, err.count("\n"), (run.parent / "new").exists()) == (2, 1, False)
     assert Path(file).name in err or "packed corpus run" in err

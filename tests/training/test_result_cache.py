@@ -84,7 +84,7 @@ def test_a_result_is_read_as_it_was_written_and_not_where_it_is_damaged_or_anoth
     assert [file.name for file in cache.folder.iterdir()] == ["a.json"]
     entry = cache.folder / "a.json"
     whole = entry.read_text()
-    for damaged in (whole[:-9], whole.replace("0.3", "0.4"), json.dumps(found), "[]", ""):
+    for damaged in (whole[:-9], whole.replace("0.3", "0.4"), json.dumps(found), "[]", "", "1" * 5_000):
         entry.write_text(damaged)
         assert cache.read("a") is None
     entry.write_text(whole)
