@@ -128,6 +128,8 @@ def train(
         folder, size, start = resume, before["config"]["size"], partial(take_up, resume)
     elif corpus is None or out is None:
         raise UsageError("a run needs --corpus and --out (or --resume DIR to go on with one): give both")
+    elif options["method"] == "sgd" and "noise" in given(ctx):
+        raise UsageError("--noise says who draws the noise, and sgd adds none: drop it, or choose another --method")
     else:
         folder, size, start = out, options["size"], partial(run, chosen(ctx, TrainConfig), out)
     one_thread_if_small(size)

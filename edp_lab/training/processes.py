@@ -26,6 +26,7 @@ from typing import IO, NoReturn
 from edp_lab.errors import UsageError, sentence
 from edp_lab.training.machines import CUT_OFF, Machines, lost
 
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # what tells a rank of itself and the others
 LOOK_AGAIN = 0.05  # seconds between two looks at which ranks still run
 SETTLE = 0.3  # seconds that a rank gets to end by itself, if its failure has already ended another
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL

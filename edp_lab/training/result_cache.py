@@ -36,7 +36,7 @@ import torch
 
 from edp_lab.errors import UsageError, writing
 from edp_lab.files import given_path, read_json, writable, write_whole
-from edp_lab.training.processes import Ranks, run_rank
+from edp_lab.training.processes import LAUNCHER, Ranks, run_rank
 
 # Versions of what turns settings and data into results. Raise one when its code begins to make something else of the
 # same settings: other numbers beyond rounding, or a new default that is not among the settings. Results under the old
@@ -48,7 +48,6 @@ NUMERICS = {
     "classifier": 1,  # networks of the thesis
     "timing": 1,  # what is timed, and how
 }
-LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # a worker's runs are no ranks of one another
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 Say = Callable[[Any], None]
@@ -276,7 +275,7 @@ def _read(line: str) -> tuple[int, bool, Any]:
 def main(path: str) -> None:
     """In a worker: its share of the jobs. Each line it prints is for `run_jobs`; what jobs print is an error's."""
     share = Path(f"{path}-{os.environ['RANK']}")
-    for name in LAUNCHER if os.environ["WORLD_SIZE"] == "1" else ():
+    for name in LAUNCHER if os.environ["WORLD_SIZE"] == "1" else ():  # its runs are no ranks of one another
         del os.environ[name]
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     content = share.read_bytes()

@@ -35,7 +35,7 @@ from edp_lab.training import checkpoint, run_folder
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
 from edp_lab.training.machines import TIMEOUT, Machines, lost
-from edp_lab.training.processes import Ranks, leave_group, run_rank
+from edp_lab.training.processes import LAUNCHER, Ranks, leave_group, run_rank
 from edp_lab.training.run_folder import LOCK, MODEL, RECORD, SECRET, STATE, read_record, write_record
 from edp_lab.training.trainer import EpochDone, Event, Listener, StepDone, Trainer
 
@@ -90,15 +90,16 @@ def rank() -> int:
 
 def launched() -> tuple[int, int]:
     """The rank that a launcher made this process, and how many there are; UsageError where the two do not fit."""
-    rank, many = (os.environ.get(name, "unset") for name in ("RANK", "WORLD_SIZE"))
-    if rank == many == "unset":
+    told = {name: os.environ[name] for name in LAUNCHER if name in os.environ}
+    if not told:
         return 0, 1
-    with suppress(ValueError):
-        if 0 <= int(rank) < int(many):
-            return int(rank), int(many)
+    with suppress(KeyError, ValueError):
+        numbers = {name: int(value) for name, value in told.items()}
+        if 0 <= numbers["RANK"] < numbers["WORLD_SIZE"]:
+            return numbers["RANK"], numbers["WORLD_SIZE"]
     raise UsageError(
-        f"RANK is {rank} and WORLD_SIZE {many}, but the first must be a whole number from 0 on and below the "
-        "second: unset both, or let a launcher such as torchrun set them"
+        f"{', '.join(f'{name} is {value}' for name, value in told.items())}, but RANK must be a whole number from 0 on "
+        "and below WORLD_SIZE: unset them, or let a launcher such as torchrun set them"
     )
 
 
