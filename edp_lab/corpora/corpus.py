@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -306,6 +307,8 @@ def load_packed(path: str | Path) -> Corpus:
         types = tuple((folder / WORDS).read_text(encoding="utf-8").split("\n")[:-1])
         intent_names, tag_names = tuple(meta["intents"]), tuple(meta["tags"])
         own = Coded(Words(types, Ragged(words, offsets)), intent_names, intents, tag_names, Ragged(tags, offsets))
+        if tag_names != tag_set(meta["slots"]) or not re.fullmatch("[0-9a-f]{64}", meta["sha256"]):
+            raise ValueError("its tags are not those of its slots, or it has no checksum")
         _check_arrays(own, meta["utterances"])
         return Corpus(str(path), PackedUtterances(own, meta["sha256"]), intent_names, tuple(meta["slots"]))
     except (OSError, ValueError, LookupError, TypeError) as error:

@@ -128,7 +128,8 @@ def resealed(meta: dict, changes: dict) -> dict:
         lambda meta: {**meta, "sha256": "0" * 64},
         lambda meta: resealed(meta, {"utterances": 200}),
         *(lambda meta, x=x: resealed(meta, {"intents": x}) for x in ([], {}, "x", 7, [7] * 999)),
-        *(lambda meta, x=x: resealed(meta, {"tags": x}) for x in ([], None)),
+        *(lambda meta, x=x: resealed(meta, {"tags": x}) for x in ([], None, ["O"] * 999)),
+        *(lambda meta, x=x: resealed(meta, {"sha256": x}) for x in (None, "x")),
         *(lambda meta, x=x: resealed(meta, {"files": x}) for x in (None, [], 7, "x", {})),
     ],
 )
