@@ -8,6 +8,7 @@ import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there: the other cores have tests of their own
+os.environ["COLUMNS"] = "500"  # what is printed is as wide as it would be, whoever looks on
 
 
 @pytest.fixture(scope="session", autouse=True)
