@@ -4,6 +4,7 @@ why not."""
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -235,9 +236,13 @@ def test_a_damaged_folder_gives_one_sentence(tmp_path, damage, message):
 def test_a_hub_name_without_a_network_points_to_pretrain_and_what_cannot_be_one_is_not_asked_of_the_hub(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UsageError, match=r"'nobody/no-such-model'.*edp-lab pretrain`"):
-        load_bert("nobody/no-such-model")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("time.sleep", between_trials := Mock())
+    for offline in (False, True):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+        with pytest.raises(UsageError, match=r"'nobody/no-such-model'.*edp-lab pretrain`"):
+            load_bert("nobody/no-such-model")
+    assert not between_trials.called
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     for name in ("no such", "/nowhere/x", "../x", "a/b/c", "runs/none"):
