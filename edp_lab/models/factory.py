@@ -132,7 +132,10 @@ def load_model(folder: Path | str) -> IntentSlotModel:
     state = parse_tensors(weights, file)
     try:
         labels = Labels(tuple(about["labels"]["intents"]), tuple(about["labels"]["tags"]))
-        dtype = next(iter(state.values())).dtype
+        dtype, sizes = next(iter(state.values())).dtype, about["config"]
+        layers = sizes.get("size", {}).get("layers", 0), sizes.get("bert", {}).get("num_hidden_layers", 0)
+        if max(layers) > len(state):
+            raise ValueError("more layers than tensors")  # which would take hours to make
         with torch.device("meta"):  # shapes only: no memory for weights that the file does not hold
             blank = _rebuild(about["kind"], labels, about["config"]).to(dtype)
         if shapes(blank.state_dict()) != shapes(state):

@@ -191,6 +191,8 @@ def test_what_is_no_model_is_refused(tmp_path, about, build):
         {"size": {"width": 3}},
         {"size": {**SIZES["clc"], "hidden": 10**7}},
         {"size": {**SIZES["clc"], "filters": -3}},
+        {"size": {**SIZES["clc"], "layers": 10**7}},
+        {"bert": {"num_hidden_layers": 10**7}, "tokenizer": "{}"},
         {"buckets": 10**12},
         {"buckets": -1},
         {"vector_size": 10**12},
