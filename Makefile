@@ -33,7 +33,7 @@ test: $(INSTALLED)  ## the whole test suite, a file per core at a time
 notebooks: $(INSTALLED)  ## student and instructor notebooks from notebooks/source
 	@$(BIN)/edp-lab course build
 
-lab: $(INSTALLED)  ## open JupyterLab on notebooks/00_start.ipynb
+lab: $(INSTALLED)  ## open JupyterLab on your own copy of the notebooks, in edp-lab-course/
 	@$(BIN)/edp-lab course lab $(LAB_ARGS)
 
 dashboard: $(INSTALLED)  ## all panels without code, in a browser

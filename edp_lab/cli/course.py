@@ -22,7 +22,7 @@ from rich.text import Text
 from edp_lab.cli.options import CORES, App, output_folder
 from edp_lab.cli.output import csv_cell, echo, fitted, print_json, shown
 from edp_lab.errors import UsageError
-from edp_lab.files import CARRIED, comes_with
+from edp_lab.files import comes_with
 
 if TYPE_CHECKING:
     from edp_lab.course.publish.grading import Grade
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 DEFAULT_NOTEBOOKS = comes_with("notebooks")
 DEFAULT_JOBS = min(2, os.cpu_count() or 1)
 DEFAULT_OUT = Path("runs/course")
-LAB_COPY = Path("edp-lab-course")  # where a reader of a wheel works
+LAB_COPY = Path("edp-lab-course")  # where a reader works
 
 
 class Mode(StrEnum):
@@ -192,20 +192,31 @@ def build(
 
 
 @course_app.command("lab", context_settings=OPTIONS_OF_OTHERS)
-def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
-    """Open JupyterLab on the first notebook, on this machine only; it asks for no news and no updates.
+def lab(
+    context: typer.Context,
+    instructor: Annotated[bool, typer.Option("--instructor", help="Copy the solutions and the sources, too.")] = False,
+    notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
+) -> None:
+    """Open JupyterLab on your own copy of the notebooks, on this machine only; it asks for no news and no updates.
 
-    From an installed wheel, on a copy of the notebooks in edp-lab-course/; what is there already stays as it is.
+    The copy is in edp-lab-course/, in the folder that you are in. What you change there is never overwritten. What you
+    have not changed follows the course when that is updated.
+
     Further options go to JupyterLab, such as --no-browser, --port 8899, or --allow-root in a container.
     """
     from edp_lab.course.publish.runner import course_notebooks
     from edp_lab.course.publish.serve import lab_command, own_copy, serve
 
     course_notebooks(notebooks_dir)  # else Jupyter says in its own way that there is none
-    if CARRIED in notebooks_dir.parents:
-        notebooks_dir = own_copy(notebooks_dir, LAB_COPY.resolve())
-        echo(f"your own notebooks are in {notebooks_dir}", error=True)
-    command, environment = lab_command(notebooks_dir)
+    folder = LAB_COPY.resolve()
+    newer = own_copy(notebooks_dir, folder, instructor)
+    echo(f"your own notebooks are in {folder}", error=True)
+    if newer:
+        changed = ", ".join(newer)
+        echo(
+            f"there is a newer {changed}: yours stays; to get the new one, move yours away and start again", error=True
+        )
+    command, environment = lab_command(folder)
     raise typer.Exit(serve([*command, *context.args], environment))
 
 

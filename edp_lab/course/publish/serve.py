@@ -5,6 +5,7 @@ Both listen on 127.0.0.1, ask for a token, and load nothing from elsewhere.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,13 +14,17 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
 from edp_lab.errors import UsageError
-from edp_lab.files import write_whole
+from edp_lab.files import read_json, write_whole
 
 SETTINGS = Path(__file__).parent / "jupyter"  # no offer to fetch news; the dashboard's template
+FOR_STUDENTS = ["*.ipynb", "glossary.md", "references.md", "images/*"]
+FOR_INSTRUCTORS = ["*.md", "instructor/*.ipynb", "source/*.ipynb"]
+RECORD = ".edp-lab-course.json"  # what `own_copy` has copied
 
 
 def lab_command(notebooks_dir: Path) -> tuple[list[str], dict[str, str]]:
@@ -59,14 +64,33 @@ def dashboard_command(folder: Path) -> tuple[list[str], dict[str, str]]:
     return command, _with_settings("JUPYTER_PATH")
 
 
-def own_copy(notebooks_dir: Path, folder: Path) -> Path:
-    """Students' notebooks, glossary and images, copied into a folder where they may be changed; what is there stays."""
-    for path in [*notebooks_dir.glob("*.*"), *notebooks_dir.glob("images/*")]:
-        copy = folder / path.relative_to(notebooks_dir)
-        if not copy.exists():
+def own_copy(notebooks_dir: Path, folder: Path, instructor: bool = False) -> list[str]:
+    """Copy what students work with into a folder, and for instructors the solutions, sources and teacher's pages, too.
+
+    A file that is still as it was copied is brought up to date. One that was changed since is never written to.
+
+    Returns:
+        The names of changed files of which there is a newer edition.
+    """
+    record, newer = folder / RECORD, []
+    try:
+        copied = dict(read_json(record))  # name: sha256 of the edition that was copied
+    except (UsageError, TypeError, ValueError):
+        copied = {}  # none yet, or damaged: whatever differs then counts as changed
+    patterns = [*FOR_STUDENTS, *FOR_INSTRUCTORS] if instructor else FOR_STUDENTS
+    for path in sorted({path for pattern in patterns for path in notebooks_dir.glob(pattern)}):
+        name, content = path.relative_to(notebooks_dir).as_posix(), path.read_bytes()
+        copy, edition = folder / name, sha256(content).hexdigest()
+        found = sha256(copy.read_bytes()).hexdigest() if copy.exists() else None
+        if found not in (None, edition, copied.get(name)):
+            newer += [name] if copied.get(name) != edition else []
+            continue
+        if found != edition:
             copy.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(copy, path.read_bytes())
-    return folder
+            write_whole(copy, content)
+        copied[name] = edition
+    write_whole(record, f"{json.dumps(copied, indent=1)}\n".encode())
+    return newer
 
 
 def serve(command: Sequence[str], environment: Mapping[str, str]) -> int:
