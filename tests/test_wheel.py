@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import time
 import venv
 from contextlib import suppress
@@ -21,7 +23,8 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("edp_lab", "data", "notebooks", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+PARTS = ("edp_lab", "data", "notebooks", "docs", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+BESIDE = ("CITATION.cff", "CONTRIBUTING.md", "Makefile", "constraints.txt", "environment.yml")  # of which it speaks
 BUILD = "from setuptools import build_meta as b; b.build_wheel('dist'); print(b.build_sdist('dist'))"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 JUPYTER = Path(sys.prefix) / "share/jupyter"  # Lab's own files: in a real installation beside the wheel
@@ -51,7 +54,7 @@ def files(folder: Path) -> dict[str, tuple[int, int]]:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The wheel of the checkout, and the one of its source distribution."""
     source, again = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("again")
-    subprocess.run(["cp", "-r", *(ROOT / part for part in PARTS), source], check=True)
+    subprocess.run(["cp", "-r", *(ROOT / part for part in PARTS + BESIDE), source], check=True)
     (source / "data/fetched").mkdir()
     (source / "data/fetched/seq.in").touch()  # what was fetched into a checkout is not ours to give away
     built = subprocess.run([sys.executable, "-c", BUILD], cwd=source, check=True, capture_output=True, text=True)
@@ -90,6 +93,14 @@ def test_source_distribution_builds_the_same_wheel(wheels: tuple[Path, Path]) ->
     ours = [path for path in (ROOT / "edp_lab").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {str(path.relative_to(ROOT)) for path in ours} <= contents[0].keys()
     assert not [name for name in names if "fetched" in name or "__pycache__" in name]
+
+
+def test_links_of_the_readme_lead_somewhere_in_the_source_distribution(wheels: tuple[Path, Path]) -> None:
+    with tarfile.open(next(wheels[0].parent.glob("*.tar.gz"))) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+    links = re.findall(r"\]\((?!http)([^)#\s]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert {"docs/install.md", "docs/images/promise.svg", "CONTRIBUTING.md"} <= set(links) <= names
+    assert names.issuperset(BESIDE)
 
 
 def test_wheel_is_enough(installed: Path, variables: dict[str, str], tmp_path: Path) -> None:

@@ -1,0 +1,267 @@
+"""The README and the pages of docs/: what they show works, what they say is so, and the first page is short."""
+
+import json
+import math
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import edp_lab
+from edp_lab.cli import app
+from edp_lab.cli.course import course_app
+from edp_lab.privacy import Mechanism, gdp_epsilon, judge
+from edp_lab.privacy.guarantee import upward
+from edp_lab.reproduce.claims import registry
+from edp_lab.training.processes import Ranks
+
+ROOT = Path(edp_lab.__file__).parents[1]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "data/results/README.md")
+}
+README = PAGES["README.md"]
+BLOCKS = re.findall(r"```python\n(.*?)```", "".join(PAGES.values()), re.DOTALL)
+OWN_MODEL = next(block for block in BLOCKS if "PrivateStep" in block)
+RESULTS = ROOT / "data" / "results"
+
+
+# ---- Examples --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b != OWN_MODEL])
+def test_short_examples_give_what_their_comments_say(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    for line in block.strip().splitlines():
+        if shown := re.search(r"  # ([\d.]+)$", line):
+            assert f"{eval(line, namespace):.3g}" == f"{float(shown[1]):.3g}"
+        else:
+            exec(line, namespace)
+
+
+def test_your_own_model_learns_and_two_processes_learn_the_same(tmp_path: Path) -> None:
+    program = f"{OWN_MODEL}\nprint(repr([p.tolist() for p in model.parameters()]), flush=True)\n"
+    program += "from edp_lab.training.processes import end_rank; end_rank(0)\n"
+    (tmp_path / "own_model.py").write_text(program)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "own_model"]
+    alone = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    accuracy, epsilon = map(float, re.findall(r"\d+\.\d+", alone[0]))
+    assert accuracy > 0.9
+    assert 1 < epsilon < 30
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        with Ranks(2, ["own_model"], threads=1) as ranks:
+            together = list(ranks.lines())
+    assert together[0] == alone[0]
+    numbers = [eval(said[1]) for said in (alone, together)]
+    flat = [[x for p in model for row in p for x in (row if isinstance(row, list) else [row])] for model in numbers]
+    assert flat[0] == pytest.approx(flat[1], abs=1e-4)
+
+
+# ---- Commands and links ----------------------------------------------------------------------------------------------
+
+
+def code_of(text: str) -> list[str]:
+    """The lines of blocks, fenced or indented, and the inline code of a Markdown text."""
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    rest = re.sub(r"^```[^\n]*\n.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    blocks += re.findall(r"^    (.*\n)", rest, re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines() + re.findall(r"`([^`]+)`", rest)
+    return [line.split(" #")[0].strip() for line in lines]
+
+
+def test_pages_mention_only_make_targets_and_commands_that_exist() -> None:
+    lines = [line for text in PAGES.values() for line in code_of(text)]
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    made = {match[1] for line in lines if (match := re.search(r"(?<!data )\bmake (?:[A-Z_]+=\S+ )*([a-z]+)", line))}
+    assert {"course", "test", "lab"} <= made <= targets
+
+    called = [shlex.split(line[line.index("edp-lab ") :])[1:] for line in lines if "edp-lab " in line]
+    assert ["course", "run"] in called
+    for words in called:
+        check_command(get_command(app), words)
+
+
+def check_command(command: Any, words: list[str]) -> None:
+    """Fail where ``words`` name a sub-command or an option that ``command`` does not have."""
+    trail = "edp-lab"
+    while hasattr(command, "commands") and words and re.fullmatch(r"[a-z][a-z0-9-]*", words[0]):
+        name, *words = words
+        assert name in command.commands, f"docs: `{trail} {name}` does not exist"
+        command, trail = command.commands[name], f"{trail} {name}"
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    for word in words:
+        if word.startswith("--"):
+            assert word.split("=")[0] in options | {"--help"}, f"docs: `{trail}` has no option {word}"
+
+
+def test_check_of_commands_notices_what_does_not_exist() -> None:
+    command = get_command(course_app)
+    check_command(command, ["run", "00_start", "--mode", "full"])
+    for words in (["walk"], ["run", "--speed", "2"]):
+        with pytest.raises(AssertionError, match="docs"):
+            check_command(command, words)
+
+
+def test_every_command_has_its_place_on_the_page_of_commands() -> None:
+    told = [shlex.split(line)[1:] for line in code_of(PAGES["docs/commands.md"]) if line.startswith("edp-lab ")]
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        for sub in getattr(command, "commands", {None: None}):
+            assert any(words[:2] == [name, sub] if sub else words[0] == name for words in told), f"{name} {sub}"
+
+
+def test_accounts_are_printed_as_they_stand_here() -> None:
+    """Every call of `edp-lab account` that needs no run; the first prints the epsilons beside it."""
+    lines = [line for line in code_of(PAGES["docs/accounting.md"]) if line.startswith("edp-lab account --")]
+    calls = [shlex.split(line)[1:] for line in lines if "--run" not in line]
+    ended = [CliRunner().invoke(app, [*words, "--json"]) for words in calls]
+    assert [result.exit_code for result in ended] == [0, 0, 0]
+    said = json.loads(ended[0].stdout)
+    told = "a claimed epsilon of {:.3g} and one of {:.3g} that holds"
+    assert told.format(said["claimed"]["epsilon"], said["holds"]["epsilon"]) in PAGES["docs/accounting.md"]
+
+
+def anchors_of(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    return {re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") for name in re.findall(r"^#+ (.+)$", text, re.M)}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "data/README.md", "notebooks/README.md"])
+def test_links_lead_to_files_and_headings_that_are_there(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`|^```.*?^```", "", text, flags=re.DOTALL | re.M)):
+        if link.startswith("http"):
+            continue
+        name, _, anchor = link.partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), link
+        assert not anchor or anchor in anchors_of(path.read_text(encoding="utf-8")), link
+
+
+def test_every_page_of_docs_is_linked_from_the_readme() -> None:
+    assert [page for page in PAGES if page.startswith("docs/") and f"({page})" not in README] == []
+
+
+# ---- What they say ---------------------------------------------------------------------------------------------------
+
+
+def test_readme_can_be_read_in_three_minutes() -> None:
+    assert len(README.split()) <= 700
+
+
+def test_picture_is_drawn_from_the_epsilons_of_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = ROOT / "docs" / "images" / "promise.svg"
+    monkeypatch.setattr(sys, "argv", ["promise.py", str(tmp_path / "promise.svg")])
+    runpy.run_path(str(picture.with_suffix(".py")), run_name="__main__")
+    drawn = (tmp_path / "promise.svg").read_text(encoding="utf-8")
+    assert drawn == picture.read_text(encoding="utf-8"), "docs/images/promise.py draws another picture now"
+    large = re.findall(r'class="large"[^>]*>([^<]+)<', drawn)  # N, claimed, holds in each frame
+    assert list(dict.fromkeys(large[::3])) == [f"N = {n}" for n in range(1, 33)]
+    assert set(large[1::3]) == {"5.3"}
+    assert (large[2], large[-1]) == ("10", "112")
+    assert "stays at 5.3. The epsilon that holds grows from 10 to 112." in README
+
+
+def rows(name: str, **asked: Any) -> list[dict[str, Any]]:
+    found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return [row for row in found if all(row[key] == value for key, value in asked.items())]
+
+
+def states(page: str, *sentences: str) -> None:
+    """Fail where a page does not have a sentence, lines broken anyhow."""
+    text = " ".join(PAGES[page].split())
+    for sentence in sentences:
+        assert sentence in text, f"{page} does not say: {sentence}"
+
+
+def test_findings_on_table_1_are_those_of_its_file() -> None:
+    private = [row for row in rows("table1") if row["log10_claimed"] is not None]
+    claimed = [row["log10_claimed"] for row in private]
+    missed = sum(not row["within_tolerance"] for row in private)
+    low, high = math.floor(min(claimed)), math.ceil(max(claimed))
+    found = f"epsilon of 10^{low} to 10^{high}, and {missed} of the {len(private)} rows still miss that limit"
+    states("docs/results.md", found)
+    assert (low, high) == (6, 8)
+    states("README.md", found.replace("10^6 to 10^8", "a million to a hundred million"))
+
+
+def test_findings_on_attacks_are_those_of_their_file() -> None:
+    found = {row["attack"]: row["found"] for row in rows("bench_attacks")}
+    told = {"by the loss": "loss", "the paper's": "shadow", "LiRA": "lira, 16 shadow models"}
+    for name, attack in told.items():
+        low, high = (f"{100 * bound:.1f}" for bound in found[attack]["auc_interval"])
+        states("docs/attacks.md", f"| {name} | {100 * found[attack]['auc']:.1f} % | {low} to {high} |")
+    paper, lira = (f"{100 * found[attack]['auc']:.1f} %" for attack in list(told.values())[1:])
+    states("README.md", f"the paper's attack has an AUC of {paper}", f"LiRA has {lira} on the same model")
+
+
+def test_findings_on_privacy_that_works_are_those_of_their_file() -> None:
+    def errors(corpus: str) -> list[str]:
+        """Of the private model without privacy, and by target epsilon."""
+        plain = rows("pareto", model="clc", corpus=corpus, method="SGD, the private model")
+        private = rows("pareto", model="clc", corpus=corpus, method="DP-SGD")
+        kept = {math.ceil(row["epsilon"]): f"{row['ser']['mean']:.1f}" for row in private}
+        return [f"{plain[0]['ser']['mean']:.1f}", kept.get(8, ""), kept[3]]
+
+    plain, eight, three = errors("atis")
+    million = errors("smart-home-million")
+    found = f"from {plain} % to {eight} % at epsilon 8, and to {three} % at epsilon 3"
+    states("README.md", found, f"{million[2]} % after {million[0]} %")
+    for name, corpus in (("ATIS", "atis"), ("SNIPS", "snips"), ("NLU-EVAL", "nlu-eval")):
+        states("docs/results.md", f"| {name} | {' | '.join(errors(corpus))} |")
+    states("docs/results.md", f"| 450,000 generated commands | {million[0]} | | {million[2]} |")
+
+
+def test_times_are_those_of_their_files() -> None:
+    def ratio(model: str, method: str, gpus: int = 1) -> str:
+        [row] = rows("bench_step", model=model, method=method, gpus=gpus, batch_size=64)
+        ratio = row["ratio_to_sgd"]
+        return f"{ratio:.3g}" if ratio < 2 else f"{ratio:.2g}"
+
+    for name, *setting in (
+        ("eDP-SGD, one device", "edp-sgd"),
+        ("eDP-SGD, eight devices, all simulated", "edp-sgd", 8),
+        ("DP-SGD, every utterance clipped alone", "dp-sgd"),
+        ("DP-SGD by Opacus", "opacus"),
+    ):
+        states("docs/results.md", f"| {name} | {ratio('clc', *setting)} | {ratio('bert', *setting)} |")
+    clc, bert = ratio("clc", "dp-sgd"), ratio("bert", "dp-sgd")
+    states("docs/training.md", f"takes {clc} times an SGD step with the CLC here, and {bert} times with BERT")
+    [scale] = rows("bench_scale", utterances=1_000_000)
+    states("docs/results.md", f"generated in {scale['generate_seconds']:.0f} s")
+    images = {row["method"]: f"{row['ratio_to_adam']:.1f}" for row in rows("bench_images")}
+    states("docs/results.md", f"takes {images['dp-adam']} times Adam's, and Opacus' takes {images['opacus']} times")
+
+
+@pytest.mark.parametrize("z0", [1.0, 0.1])
+def test_shuffled_and_sampled_epsilons_are_those_of_today(z0: float) -> None:
+    def epsilon(rate: float | None, tight: bool = False) -> str:
+        mechanism = Mechanism.sound(1.0, z0, 8, 1, sampling_rate=rate)
+        judged = judge(mechanism, 8, 2025**-1.1, seed_published=False, tight=tight).epsilon
+        assert judged is not None
+        return f"{math.ceil(judged):,}" if judged >= 1000 else upward(judged)
+
+    told = " | ".join([epsilon(None), epsilon(64 / 2025), epsilon(64 / 2025, tight=True)])
+    states("docs/accounting.md", f"| {z0:g} | {told} |")
+
+
+def test_epsilons_of_the_thesis_and_the_number_of_claims_are_those_of_today() -> None:
+    digits, mnist = (f"{math.ceil(gdp_epsilon(side / 0.6, 1e-5))}" for side in (8, 28))
+    states("docs/results.md", f"It has {digits} on digits and {mnist} on MNIST")
+    of = {letter: sum(name.startswith(letter) for name in registry()) for letter in "PT"}
+    states("docs/results.md", f"{of['P']} claims of the paper and {of['T']} of the thesis")
+    states("docs/commands.md", f"{of['P']} claims of the paper, {of['T']} of the thesis")
+    states("README.md", f"{len(registry())} claims")
