@@ -378,10 +378,13 @@ def test_jupyterlab_stays_local_and_calls_nobody(tmp_path: Path) -> None:
     command, environment = lab_command(tmp_path)
     assert command[0] == sys.executable
     assert command[-1] == str(tmp_path / "00_start.ipynb")
-    assert "--ServerApp.ip=127.0.0.1" in command
     assert "--LabApp.news_url=None" in command
     assert any(option.endswith("NeverCheckForUpdate") for option in command)
     overrides = Path(environment["JUPYTER_CONFIG_PATH"].split(os.pathsep)[0]) / "labconfig"
     settings = json.loads((overrides / "default_setting_overrides.json").read_text())
     assert settings["@jupyterlab/apputils-extension:notification"]["checkForUpdates"] is False
     assert not any("token" in option or "password" in option for option in command)  # the default random token
+    for asked, address in ([], "127.0.0.1"), (["--ip=0.0.0.0"], "0.0.0.0"):  # the second: in a container
+        shown = [*command, *asked, "--show-config-json"]
+        shown = subprocess.run(shown, env=environment, check=True, capture_output=True, text=True).stdout
+        assert json.loads(shown)["ServerApp"]["ip"] == address

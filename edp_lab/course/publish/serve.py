@@ -34,7 +34,6 @@ def lab_command(notebooks_dir: Path) -> tuple[list[str], dict[str, str]]:
         sys.executable,
         "-m",
         "jupyterlab",
-        "--ServerApp.ip=127.0.0.1",
         "--MappingKernelManager.transport_encryption=auto",
         "--LabApp.news_url=None",
         "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
