@@ -11,8 +11,8 @@ Launch: ``edp-lab course build``. An exercise of the source is a code cell with 
         return gradient * min(1, C / np.linalg.norm(gradient))
 
 Students get the first line and what stands above ``# SOLUTION``, instructors the first line and what stands below. A
-cell tagged ``instructor`` (a note for the teacher) is left out for students. All else is copied, without outputs. The
-same sources give the same bytes.
+cell tagged ``instructor`` (a note for the teacher) is left out for students. All else is copied, without outputs, and
+gets its links (``links.py``). The same sources give the same bytes.
 
 `answer` runs one exercise outside its notebook, which is how submissions are graded and exercises are tested.
 """
@@ -31,6 +31,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
+from edp_lab.course.publish.links import Links
 from edp_lab.course.publish.submission import evaluate
 from edp_lab.errors import UsageError
 from edp_lab.files import write_whole
@@ -218,9 +219,10 @@ def _generated(notebooks_dir: Path) -> dict[Path, bytes]:
     sources = {path.name: read_source(path) for path in sorted((notebooks_dir / "source").glob("*.ipynb"))}
     if not sources:
         raise UsageError(f"no notebooks in {notebooks_dir / 'source'}: run this in a clone of the project")
-    made = {}
+    links, made = Links(sources, notebooks_dir), {}
     for name, source in sources.items():
-        made[notebooks_dir / name], made[notebooks_dir / INSTRUCTOR / name] = student(source), instructor(source)
+        made[notebooks_dir / name] = links.put_into(student(source), name)
+        made[notebooks_dir / INSTRUCTOR / name] = links.put_into(instructor(source), name, up="../")
     return {path: f"{nbformat.writes(notebook)}\n".encode() for path, notebook in made.items()}
 
 

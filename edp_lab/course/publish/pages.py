@@ -32,6 +32,7 @@ from nbformat.v4 import new_markdown_cell, new_output
 
 import edp_lab
 from edp_lab.course.kit.theme import CONFIG
+from edp_lab.course.publish.links import NAVIGATION, heading
 from edp_lab.errors import UsageError, writing
 from edp_lab.files import write_whole
 
@@ -58,17 +59,6 @@ FENCE = re.compile(r"(```|~~~|\$\$)")
 # ---- A page of a notebook --------------------------------------------------------------------------------------------
 
 
-def title(notebook: NotebookNode, default: str) -> str:
-    """The notebook's first heading, or ``default``."""
-    return heading("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown"), default)
-
-
-def heading(text: str, default: str) -> str:
-    """The first heading of a Markdown text, or `default`."""
-    found = re.search(r"^#+ +(.+?)\s*$", text, re.MULTILINE)
-    return found[1].replace("`", "") if found else default
-
-
 def freeze_widgets(notebook: NotebookNode) -> None:
     """Replace each displayed widget by what it shows, in place; drop the widget state (5 MB per figure)."""
     models = notebook.metadata.get("widgets", {}).get(STATE, {}).get("state", {})
@@ -81,11 +71,16 @@ def freeze_widgets(notebook: NotebookNode) -> None:
 
 
 def page_html(notebook: NotebookNode, name: str, navigation: str = "") -> str:
-    """A page of ``notebook`` (its widgets frozen), with ``navigation`` above and below."""
+    """A page of ``notebook`` (its widgets frozen), with ``navigation`` in place of its own above and below."""
     note = new_markdown_cell("*An executed copy: sliders stand where they ended. `make lab` opens the live notebook.*")
-    page = NotebookNode(notebook, cells=[note, *notebook.cells])
+    page = NotebookNode(notebook, cells=[note, *(_without_navigation(notebook) if navigation else notebook.cells)])
     exporter = MathExporter(extra_loaders=[TEMPLATES], template_file="course.html.j2")
     return exported(exporter, page, {"metadata": {"name": name}, "navigation": navigation})
+
+
+def _without_navigation(notebook: NotebookNode) -> list[NotebookNode]:
+    """Its cells, but for the lines above and below that lead to other notebooks."""
+    return [cell for cell in notebook.cells if NAVIGATION not in cell.metadata.get("tags", ())]
 
 
 def exported(exporter: HTMLExporter, notebook: NotebookNode, resources: dict[str, Any]) -> str:
@@ -221,8 +216,7 @@ def write_site(runs: Sequence[NotebookRun], notebooks_dir: Path, out: Path) -> P
     """
     out.mkdir(parents=True, exist_ok=True)
     chapters = [Entry(run.title, run.html.name, run.executed) for run in runs]
-    texts = {path: path.read_text(encoding="utf-8") for path in sorted(notebooks_dir.glob("*.md"))}
-    others = [Entry(heading(text, path.stem), f"{path.stem}.html", path) for path, text in texts.items()]
+    others = documents(notebooks_dir)
     entries = [*chapters, *others]
     names = {"index.html", *(entry.page for entry in entries)}
     for number, entry in enumerate(entries):
@@ -233,7 +227,7 @@ def write_site(runs: Sequence[NotebookRun], notebooks_dir: Path, out: Path) -> P
             page = page_html(notebook, entry.title, around)
             store_page(fit_links(page, names), out / entry.page)
         else:
-            _write_document(entry, out, around, names)
+            write_document(entry, out, names, around)
     return write_contents("edp_lab: the course", chapters, others, ABOUT, out)
 
 
@@ -245,8 +239,19 @@ def write_contents(heading: str, chapters: Sequence[Entry], others: Sequence[Ent
     return out / "index.html"
 
 
-def _write_document(entry: Entry, out: Path, navigation: str, names: Collection[str]) -> None:
-    """Write a Markdown file as a page of the folder `out`, and copy there the pictures it shows from beside it."""
+def documents(folder: Path) -> list[Entry]:
+    """The Markdown files of a folder."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}
+    return [Entry(heading(text, path.stem), f"{path.stem}.html", path) for path, text in texts.items()]
+
+
+def write_document(entry: Entry, out: Path, names: Collection[str], navigation: str) -> None:
+    """Write a Markdown file as a page of the folder `out`, and copy there the pictures it shows from beside it.
+
+    Args:
+        names: see `fit_links`.
+        navigation: above and below.
+    """
     body = markdown_to_html(entry.source.read_text(encoding="utf-8"))
     for picture in re.findall(r'<img[^>]*src="([^":]+)"', body):
         if (entry.source.parent / picture).is_file():
@@ -301,7 +306,7 @@ def slides_html(notebook: NotebookNode, name: str) -> str:
     """The slides of an executed notebook."""
     reveal = {"reveal_url_prefix": "reveal", "reveal_theme": "course"}
     exporter = _Exporter(extra_loaders=[TEMPLATES], template_file="slides.html.j2", **reveal)
-    slides = NotebookNode(notebook, cells=[cell for old in notebook.cells for cell in _marked(old)])
+    slides = NotebookNode(notebook, cells=[cell for old in _without_navigation(notebook) for cell in _marked(old)])
     return exported(exporter, slides, {"metadata": {"name": name}})
 
 

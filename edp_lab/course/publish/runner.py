@@ -16,7 +16,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ from papermill.exceptions import PapermillExecutionError
 import edp_lab
 from edp_lab.course.publish import pages
 from edp_lab.course.publish.kernel import ENGINE, Watch
+from edp_lab.course.publish.links import title
 from edp_lab.errors import UsageError
 from edp_lab.files import CARRIED, read_json, regular, write_whole
 
@@ -181,6 +182,7 @@ def run_notebook(
     timeout: float = TIMEOUT,
     environment: Mapping[str, str] | None = None,
     watch: Watch | None = None,
+    names: Collection[str] = (),
 ) -> NotebookRun:
     """Execute one notebook in its own folder, or in the working folder if it came with a wheel; write the executed copy
     and its page into ``out_dir``.
@@ -192,6 +194,7 @@ def run_notebook(
         timeout: seconds that one cell may take.
         environment: variables that the kernel gets on top of this process'.
         watch: is told of each cell, and can end the run.
+        names: of the pages that will lie beside this one; links to others become text.
 
     Returns:
         The run; an error inside the notebook is in its ``error``, it is not raised.
@@ -210,10 +213,9 @@ def run_notebook(
         raise KeyboardInterrupt
     pages.freeze_widgets(notebook)
     notebook.metadata.papermill.update(input_path=path.name, output_path=path.name)  # no path of this machine
-    title = pages.title(notebook, path.stem)
-    run = NotebookRun(path, title, seconds, watch.memory_mb, *_results(path, out_dir), error)
+    run = NotebookRun(path, title(notebook, path.stem), seconds, watch.memory_mb, *_results(path, out_dir), error)
     write_whole(run.executed, nbformat.writes(notebook).encode())
-    pages.store_page(pages.page_html(notebook, run.title), run.html)
+    pages.store_page(pages.fit_links(pages.page_html(notebook, run.title), names), run.html)
     return run
 
 
@@ -233,7 +235,8 @@ def run_course(
 
     Args:
         notebooks_dir, only: see ``course_notebooks``.
-        out_dir: gets an executed copy and a page per notebook, ``index.html``, and what ``resume`` needs.
+        out_dir: gets an executed copy and a page per notebook, pages of the Markdown files beside the notebooks,
+            ``index.html``, and what ``resume`` needs.
         mode: the value of every notebook's ``mode`` parameter, "quick" or "full".
         parameters: further parameters, each for the notebooks that have it.
         jobs: how many notebooks run at once; with more than one, each has one thread (``OMP_NUM_THREADS``).
@@ -259,13 +262,17 @@ def run_course(
     for run in runs.values():
         listen(run)
     left = {path: given for path, given in todo.items() if path not in runs}
-    for run in _run_all(left, out_dir, jobs, timeout, listen):
+    others = pages.documents(notebooks_dir)
+    names = {f"{path.stem}.html" for path in todo} | {entry.page for entry in others}
+    for run in _run_all(left, out_dir, jobs, timeout, names, listen):
         runs[run.path] = run
         kept.add(run.path.stem, {**run.row, "title": run.title, "digest": digests[run.path]})
         listen(run)
     settings = ", ".join(f"{name}={value}" for name, value in values.items())
     about = f"edp_lab {edp_lab.__version__} on Python {platform.python_version()}; {settings}."
     in_order = tuple(runs[path] for path in todo)
+    for entry in others:
+        pages.write_document(entry, out_dir, names, pages.filled("navigation.html.j2"))
     write_whole(out_dir / "index.html", pages.filled("runs.html.j2", rows=in_order, about=about).encode())
     return CourseRun(in_order, out_dir / "index.html")
 
@@ -275,6 +282,7 @@ def _run_all(
     out_dir: Path,
     jobs: int,
     timeout: float,
+    names: Collection[str],
     listen: Callable[[CellBegun], None],
 ) -> Iterator[NotebookRun]:
     """The runs as they end, `jobs` at a time, each in a thread of its own.
@@ -287,7 +295,7 @@ def _run_all(
         return Watch(lambda done, of: listen(CellBegun(path, done, of)))
 
     watches = {path: watched(path) for path in todo}
-    run = partial(run_notebook, timeout=timeout, environment=alone)
+    run = partial(run_notebook, timeout=timeout, environment=alone, names=names)
     pool = ThreadPoolExecutor(jobs)
     try:
         waiting = [pool.submit(run, path, out_dir, given, watch=watches[path]) for path, given in todo.items()]

@@ -1,0 +1,178 @@
+"""Links of the course: each leads somewhere, terms to the glossary, and every notebook names what to read next."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from edp_lab.course.publish.links import Links
+from edp_lab.course.publish.pages import documents, fit_links, page_html, write_document
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+READ = [*NOTEBOOKS, *sorted((ROOT / "notebooks/instructor").glob("*.ipynb"))]
+READ += [
+    path for place in (".", "notebooks", "docs", "data", "data/results") for path in sorted((ROOT / place).glob("*.md"))
+]
+CODE = re.compile(r"^(```|~~~)[\s\S]*?^\1|`[^`\n]*`", re.MULTILINE)
+ELSEWHERE = re.compile(r"https://[a-z0-9.-]+\.[a-z]+(/\S*)?")
+REFERENCE = re.compile(
+    r"\* (?P<authors>[^(]+) \((?P<year>\d{4})\)\. \*(?P<title>.+?)[.?]\* "
+    r"\[(?:arXiv (?P<arxiv>\d{4}\.\d{4,5}|cs/\d{7})|DOI (?P<doi>10\.\d{4,9}/[\w.]+))\]\((?P<link>\S+)\)\. "
+    r"(?P<about>.+\.) \[(?P<numbers>\d\d(?:, \d\d)*)\]"
+)
+TABLE = """# Words
+| | |
+|---|---|
+| <a id="noise"></a>**noise multiplier, z0** | how much |
+| <a id="canary"></a>**canary** | a bird |
+| <a id="n"></a>**N** | devices |
+"""
+PAPERS = (
+    "# References\n\n* A (2000). *T.* [arXiv 2000.00001](u). [00]\n* B (2001). *U.* [arXiv 2001.00001](v). [00, 01]\n"
+)
+
+
+def prose(path: Path) -> str:
+    """The Markdown of a page or of a notebook, code left out."""
+    if path.suffix == ".md":
+        return CODE.sub("", path.read_text(encoding="utf-8"))
+    cells = nbformat.read(path, as_version=4).cells
+    return "\n\n".join(CODE.sub("", cell.source) for cell in cells if cell.cell_type == "markdown")
+
+
+def anchors(text: str) -> set[str]:
+    """Where a link may lead to within a page: what has an id, and headings as GitHub names them."""
+    headings = re.findall(r"^#+ +(.+?)\s*$", text, re.MULTILINE)
+    return {
+        *re.findall(r'id="([^"]+)"', text),
+        *(re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings),
+    }
+
+
+@pytest.mark.parametrize("path", READ, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(path: Path) -> None:
+    text = prose(path)
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:href|src)="([^"]+)"', text)
+    for link in links:
+        file, _, anchor = link.partition("#")
+        if ":" in link:
+            assert ELSEWHERE.fullmatch(link), link
+            continue
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(prose(target)), link
+
+
+@pytest.mark.parametrize("path", READ[: 2 * len(NOTEBOOKS)], ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_notebook_leads_to_its_neighbours_and_names_two_to_five_papers(path: Path) -> None:
+    first, *_, reading, last = nbformat.read(path, as_version=4).cells
+    assert first.source == last.source
+    order = [one.name for one in NOTEBOOKS]
+    place = order.index(path.name)
+    up = "" if path.parent.name == "notebooks" else "../"
+    contents = order[:1] if place else []
+    pages = [f"{up}glossary.md", f"{up}references.md"]
+    around = [*order[:place][-1:], *contents, *pages, *order[place + 1 :][:1]]
+    assert re.findall(r"\]\(([^)]+)\)", first.source) == around
+    assert reading.source.startswith("## Further reading\n")
+    assert 2 <= reading.source.count("\n* ") <= 5
+
+
+def test_every_reference_is_whole_and_its_link_has_its_number() -> None:
+    lines = [line for line in prose(ROOT / "notebooks/references.md").splitlines() if line.startswith("* ")]
+    seen = set()
+    for line in lines:
+        found = REFERENCE.fullmatch(line)
+        assert found, line
+        number = found["arxiv"] or found["doi"]
+        assert found["link"] == (f"https://arxiv.org/abs/{number}" if found["arxiv"] else f"https://doi.org/{number}")
+        assert number not in seen
+        seen.add(number)
+        month = int(number[2:4]) if found["arxiv"] and "/" not in number else 1
+        assert 1 <= month <= 12, number
+        if found["arxiv"] and "/" not in number:
+            assert int(found["year"]) == 2000 + int(number[:2]), line  # of the first public version
+    numbers = {path.name[:2] for path in NOTEBOOKS}
+    assert {one for line in lines for one in REFERENCE.fullmatch(line)["numbers"].split(", ")} == numbers  # type: ignore[index]
+
+
+def test_pages_lead_to_terms_that_are_there(tmp_path: Path) -> None:
+    others = documents(ROOT / "notebooks")
+    names = {*(f"{path.stem}.html" for path in NOTEBOOKS), *(entry.page for entry in others)}
+    for entry in others:
+        write_document(entry, tmp_path, names, "")
+    ids = {
+        page: set(re.findall(r'id="([^"]+)"', (tmp_path / page).read_text())) for page in (one.page for one in others)
+    }
+    for path in NOTEBOOKS:
+        page = fit_links(page_html(nbformat.read(path, as_version=4), path.stem), names)
+        terms = re.findall(r'href="(glossary\.html)#([^"]+)"', page)
+        assert len(terms) >= 5
+        assert not [term for page, term in terms if term not in ids[page]]
+        assert not re.search(r'href="[^":]+\.(md|ipynb)', page)
+
+
+def linked(folder: Path, *cells: str, name: str = "00_a.ipynb", **up: str) -> list[str]:
+    """The cells of a notebook, with links, in a course of two."""
+    (folder / "glossary.md").write_text(TABLE, encoding="utf-8")
+    (folder / "references.md").write_text(PAPERS, encoding="utf-8")
+    notebook = new_notebook(cells=[new_markdown_cell(f"# {name}"), *map(new_markdown_cell, cells)])
+    other = new_notebook(cells=[new_markdown_cell("# 01 Next: and more")])
+    return [
+        cell.source
+        for cell in Links({name: notebook, "01_b.ipynb": other}, folder).put_into(notebook, name, **up).cells
+    ]
+
+
+def test_the_first_use_of_a_term_leads_to_the_glossary(tmp_path: Path) -> None:
+    cells = linked(
+        tmp_path, "Canaries sing, and a *canary*\nsings. The noise\nmultiplier N.", "A canary. z0, or Z0-like."
+    )
+    assert cells[2:4] == [
+        "[Canaries](glossary.md#canary) sing, and a *canary*\nsings. The [noise\nmultiplier](glossary.md#noise) N.",
+        "A canary. z0, or Z0-like.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# A canary",
+        "| canary | z0 |",
+        "`canary`",
+        "```\ncanary\n```",
+        "$canary$",
+        "$$\ncanary\n$$",
+        "[a canary](x.md)",
+        "*The Canary That Sang for all of us, a title*",
+        "subcanary canary-like e^z0 N",
+        '<img alt="canary">',
+    ],
+)
+def test_headings_tables_code_formulas_links_and_titles_are_left_alone(tmp_path: Path, text: str) -> None:
+    assert linked(tmp_path, text)[2] == text
+
+
+def test_other_notebooks_are_led_to_where_they_are_named(tmp_path: Path) -> None:
+    text = "Notebooks 00 and\n01, notebook 01. In 01? Notebook 07.\n\n| | |\n|---|---|\n| **01** | Next |\n| 01 | 22 |"
+    assert linked(tmp_path, text)[2] == (
+        "Notebooks 00 and\n[01](01_b.ipynb), notebook [01](01_b.ipynb). In 01? Notebook 07.\n\n"
+        "| | |\n|---|---|\n| **[01](01_b.ipynb)** | Next |\n| 01 | 22 |"
+    )
+
+
+def test_the_teachers_copy_leads_one_folder_up(tmp_path: Path) -> None:
+    line, _, canary, reading, _ = linked(tmp_path, "a canary", up="../")
+    assert line == "[glossary](../glossary.md) | [references](../references.md) | [01 Next →](01_b.ipynb)"
+    assert canary == "a [canary](../glossary.md#canary)"
+    assert reading.endswith("\n* B (2001). *U.* [arXiv 2001.00001](v).\n\nAll [references](../references.md).")
+
+
+def test_without_a_glossary_and_alone_a_notebook_stays_as_it_is(tmp_path: Path) -> None:
+    notebook = new_notebook(cells=[new_markdown_cell("# A\n\ncanary, notebook 00"), new_code_cell("x")])
+    assert Links({"00_a.ipynb": notebook}, tmp_path).put_into(notebook, "00_a.ipynb") == notebook
