@@ -32,7 +32,7 @@ return [...boxes].map(box => box.textContent.trim()).filter(text => text);
 PANELS = "return [...document.querySelectorAll('.edp-panel')]"
 # The sliders of the first panel that has one, those left out that are switched off.
 SLIDERS = """
-const handles = [...document.querySelectorAll('.edp-panel .noUi-handle')].filter(e => !e.closest('[disabled]'));
+const handles = [...document.querySelectorAll('.edp-panel input[type=range]:enabled')].filter(e => e.offsetWidth);
 return handles.filter(handle => handle.closest('.edp-panel') == handles[0].closest('.edp-panel'));
 """
 # What a panel shows: its read-outs, its number boxes, and what its figures have drawn.
@@ -42,13 +42,13 @@ const numbers = values => values?.length === undefined || typeof values === 'str
     : Array.from(values).flatMap(v => v?.length === undefined || typeof v === 'string' ? [v] : Array.from(v));
 return JSON.stringify({
     heading: panel.querySelector('h3').textContent,
-    words: [...panel.querySelectorAll('.widget-html-content')].map(e => e.textContent),
-    box: arguments[0].closest('.widget-hbox').querySelector('input').value,
+    words: [...panel.querySelectorAll('.widget-html-content, .edp-fold :is(div, pre)')].map(e => e.textContent),
+    box: arguments[0].closest('.edp-control').querySelector('input[type=text]').value,
     figures: [...panel.querySelectorAll('.js-plotly-plot')].map(plot => plot._fullData.map(
         trace => Object.fromEntries(['x', 'y', 'z'].map(key => [key, numbers(trace[key])])))),
 });
 """
-BOX = "return arguments[0].closest('.widget-hbox').querySelector('input')"
+BOX = "return arguments[0].closest('.edp-control').querySelector('input[type=text]')"
 BUTTONS = "return [...document.querySelectorAll('.edp-panel .modebar-btn')].map(e => e.dataset.title ?? '')"
 AS_TEXT = "const e = document.createElement('div'); e.innerHTML = arguments[0]; return e.textContent"
 # Right edges of a panel's figures, of their drawings, and of the panel.
@@ -59,7 +59,8 @@ return figures.map(f => [right(f), right(f.querySelector('.main-svg')), right(ar
 """
 STICKING_OUT = """
 const edge = arguments[0].getBoundingClientRect().right;
-const inside = [...arguments[0].querySelectorAll('.widget-html-content *, .noUi-target, input, button, textarea')];
+const looked = '.widget-html-content *, .edp-tile *, .edp-label, input:not([type=radio]), button';
+const inside = [...arguments[0].querySelectorAll(looked)];
 return inside.filter(e => e.getBoundingClientRect().right > edge + 1).map(e => e.outerHTML.slice(0, 120));
 """
 
@@ -68,7 +69,8 @@ return inside.filter(e => e.getBoundingClientRect().right > edge + 1).map(e => e
 CUT = """
 const place = element => element.getBoundingClientRect();
 const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
-const faults = [...arguments[0].querySelectorAll('textarea')].filter(e => e.scrollHeight > e.clientHeight + 2);
+const texts = [...arguments[0].querySelectorAll('.edp-tile b, .edp-label')];
+const faults = texts.filter(e => e.scrollWidth > e.clientWidth + 2);
 for (const figure of arguments[0].querySelectorAll('.edp-figure')) {
     const edge = place(figure), buttons = [...figure.querySelectorAll('.modebar-group')].map(place);
     for (const text of figure.querySelectorAll('svg text')) {
@@ -154,12 +156,11 @@ def test_main_panel_follows_the_mouse(page: tuple[Chrome, str]) -> None:
     driver, _ = page
 
     def drag(handle: WebElement) -> None:
-        track = handle.find_element("xpath", "./ancestor::*[contains(@class, 'noUi-target')]")
-        middle = track.location["x"] + track.size["width"] / 2
-        way = 1 if handle.location["x"] < middle else -1
-        along = ActionChains(driver).click_and_hold(handle)
+        start = driver.execute_script("return arguments[0].valueAsNumber / arguments[0].max", handle)
+        width = handle.size["width"] - 16  # of the track that the thumb's middle runs along
+        along = ActionChains(driver).move_to_element_with_offset(handle, int((start - 0.5) * width), 0).click_and_hold()
         for _ in range(4):
-            along.move_by_offset(way * track.size["width"] // 16, 0)
+            along.move_by_offset((1 if start < 0.5 else -1) * width // 16, 0)
         along.release().perform()
 
     assert_panel_follows(driver, drag)
@@ -170,7 +171,7 @@ def test_main_panel_follows_the_keyboard(page: tuple[Chrome, str]) -> None:
 
     def press(handle: WebElement) -> None:
         driver.execute_script("arguments[0].focus()", handle)
-        at_end = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")
+        at_end = driver.execute_script("return arguments[0].value == arguments[0].max", handle)
         driver.switch_to.active_element.send_keys(Keys.ARROW_LEFT if at_end else Keys.ARROW_RIGHT)
 
     assert_panel_follows(driver, press)

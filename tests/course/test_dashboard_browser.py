@@ -46,7 +46,7 @@ def test_panels_without_code_follow_a_slider_and_nothing_leaves(browser: Chrome,
     assert browser.execute_script(SEEN_CODE) == 0
     words, drawn = browser.execute_script(WORDS), browser.execute_script(DRAWN)
 
-    handle = browser.execute_script("return document.querySelector('.edp-panel .noUi-handle')")
+    handle = browser.execute_script("return document.querySelector('.edp-panel input[type=range]')")
     browser.execute_script("arguments[0].focus()", handle)
     browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
 

@@ -75,7 +75,7 @@ def test_the_batch_is_the_same_whatever_the_number_of_devices_and_a_step_needs_n
 
 
 def test_decay_slider_is_alive_only_with_decay(panel: Panel) -> None:
-    tau = panel.controls["tau"].slider
+    tau = panel.controls["tau"]
     assert tau.disabled
     panel.set(decay="exponential", epoch=3)
     assert not tau.disabled

@@ -206,7 +206,7 @@ def test_three_cells_fell_by_decay_and_commands_of_table_1_search_it() -> None:
 )
 def test_command_of_the_bill_says_what_is_shown(change: dict[str, Any]) -> None:
     panel = panel_of("04 bill", **change)
-    assert panel.controls["tau"].slider.disabled == (change.get("decay") == "none")
+    assert panel.controls["tau"].disabled == (change.get("decay") == "none")
     lines, result = panel.command.value.splitlines(), panel.result
     claimed, holds = (report_of(lines[0])[what] for what in ("claimed", "holds"))
     assert claimed["epsilon"] == pytest.approx(result.claimed[-1])

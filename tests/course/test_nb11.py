@@ -54,19 +54,19 @@ def rows() -> panels.Ledger:
 
 def test_the_list_follows_the_filter_and_the_words_follow_the_list(rows: panels.Ledger) -> None:
     assert rows.result.selected.id == rows.controls["row"].value == "P2"
-    rows.controls["verdict"].source.value = "not testable here"
+    rows.controls["verdict"].value = "not testable here"
     shown = [entry.id for entry in FOUND.entries if entry.verdict is Verdict.UNTESTABLE]
-    assert [name for _, name in rows.controls["row"].source.options] == shown
+    assert [name for _, name in rows.controls["row"].options] == shown
     assert rows.controls["row"].value == rows.result.selected.id == shown[0]
     assert FOUND.entries[0].claim not in rows.words.value
-    rows.controls["row"].source.value = shown[-1]
+    rows.controls["row"].value = shown[-1]
     assert f"<b>{shown[-1]}</b>" in rows.words.value
     rows.set(text="xyz")
     assert rows.result.selected is None
     assert "No claim passes" in rows.words.value
     rows.reset()
     assert rows.result.selected.id == "P2"
-    assert len(rows.controls["row"].source.options) == len(registry())
+    assert len(rows.controls["row"].options) == len(registry())
     rows.check()
 
 
@@ -82,7 +82,7 @@ def test_the_selected_claim_is_shown_with_all_that_its_verdict_rests_on(
     rows: panels.Ledger,
 ) -> None:
     for name in registry():
-        rows.controls["row"].source.value = name
+        rows.controls["row"].value = name
         entry = rows.result.selected
         for text in (str(entry.verdict), entry.function, entry.cell, entry.test):
             assert text in rows.words.value
@@ -110,7 +110,7 @@ def test_counts_and_spans_are_drawn_from_the_rows_that_pass(rows: panels.Ledger)
 
 def test_run_computes_the_selected_claim_and_compares(rows: panels.Ledger) -> None:
     again = panels.Again(rows)
-    rows.controls["row"].source.value = "P10"
+    rows.controls["row"].value = "P10"
     assert again.chosen.value == "claim P10"
     assert again.command.value == "edp-lab claims --run --only P10"
     again.run(wait=True)

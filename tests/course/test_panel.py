@@ -10,7 +10,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from edp_lab.course.kit.controls import choice, decades, number
 from edp_lab.course.kit.figure import figure, points
-from edp_lab.course.kit.panel import Panel, RunPanel, command_box
+from edp_lab.course.kit.panel import Panel, RunPanel
 from edp_lab.course.kit.text import Html
 from edp_lab.course.publish.runner import NotebookRun, run_notebook
 from edp_lab.errors import UsageError
@@ -85,30 +85,19 @@ def test_starts_with_the_values_given_draws_once_when_set_and_goes_back() -> Non
         panel.set(z=1)
 
 
-def test_slider_and_box_follow_each_other_and_the_box_takes_what_lies_between_and_beyond_the_stops() -> None:
+def test_a_number_may_lie_between_and_beyond_the_stops_and_what_is_none_is_refused_in_words() -> None:
     panel = make()
-    slider, box = panel.controls["x"].slider, panel.controls["x"].source
-    slider.value = 0.25
-    assert (box.value, panel.result) == (0.25, 0.75)
+    panel.controls["x"].entered = 0.25
+    assert panel.result == 0.75
     panel = make()
-    box = panel.controls["n"].source
-    for value, stop in ((5, 4), (7, 8), (100, 8), (-3, 1)):
-        box.value = value
-        assert (panel.controls["n"].slider.value, panel.result) == (stop, value)
-
-
-def test_an_executed_page_says_the_number_of_the_box_and_its_unit(executed: Callable[[str], NotebookRun]) -> None:
-    page = executed("panel.set(x=1.1)\npanel").html.read_text()
-    assert "x <b>1.1 (metres)</b>" in page
-    assert "n <b>3 (pieces)</b>" in page
-
-
-class Counting(RunPanel):
-    def prepare(self) -> int:
-        return 3
-
-    def work(self, task: int) -> None:
-        self.command.value = f"count to {task}"
+    for value in (5, 100, -3):
+        panel.controls["n"].entered = value
+        assert panel.result == value
+    for typed, why in (("many", "n is 'many': it must be a number"), (2.5, "n is 2.5: it must be a whole number")):
+        panel.controls["n"].entered = typed
+        assert (panel.controls["n"].error, panel.result) == (why, -3)
+    panel.controls["n"].entered = 4
+    assert (panel.controls["n"].error, panel.result) == ("", 4)
 
 
 class Stopping(RunPanel):
@@ -129,30 +118,18 @@ def test_what_a_run_has_said_stays_as_it_is_where_the_next_is_stopped() -> None:
         assert (panel.words.value, panel.state.value) == ("<p>It ran.</p>", state)
 
 
-def test_a_command_is_shown_once_there_is_one_in_a_box_that_grows_and_never_shrinks() -> None:
-    panel = Counting("Count", "It counts.", rows=1)
-    assert panel.children[-1].children == ()
-    panel.run(wait=True)
-    assert panel.children[-1].children[-1] is panel.command
-    box = command_box(2)
-    box.value = "edp-lab attack lira"
-    assert box.rows == 2
-    box.value = "edp-lab train --corpus atis\n" + "--gpus 8 " * 20  # 180 characters, up to 54 in a row
-    assert box.rows == 1 + 4
-    box.value = "edp-lab attack lira"
-    assert box.rows == 5
-
-
 def test_bad_input_is_one_sentence_until_it_is_mended_and_a_fault_is_shown_kept_and_raised_by_check() -> None:
     panel = make()
     panel.set(x=-1.0)
-    assert panel.error_box.value == '<span role="alert">x is negative: it must be 0 or more</span>'
+    assert (panel.controls["x"].error, panel.error_box.value) == ("x is negative: it must be 0 or more", "")
+    assert "edp-stale" in panel._dom_classes
     assert panel.result == 3
     panel.check()  # bad input is no fault of the panel
-    panel.controls["x"].source.value = 13.0  # as a browser does: ipywidgets would swallow what the callback raises
+    panel.controls["x"].entered = 13.0  # as a browser does: ipywidgets would swallow what the callback raises
     assert "ZeroDivisionError: thirteen" in panel.error_box.value
     panel.set(x=2.0)
-    assert panel.error_box.value == ""
+    assert (panel.error_box.value, panel.controls["x"].error) == ("", "")
+    assert "edp-stale" not in panel._dom_classes
     assert [str(error) for error in panel.errors] == ["x is negative: it must be 0 or more", "thirteen"]
     with pytest.raises(ZeroDivisionError, match="thirteen"):
         panel.check()
@@ -172,6 +149,6 @@ def test_logarithmic_stops_are_round_increasing_and_hold_the_papers_grid() -> No
 def test_a_control_that_changes_nothing_at_present_is_greyed() -> None:
     panel = make()
     panel.set(x=0.0)
-    assert [control.source.disabled for control in panel.controls.values()] == [False, True, False]
+    assert [control.disabled for control in panel.controls.values()] == [False, True, False]
     panel.reset()
-    assert not panel.controls["n"].slider.disabled
+    assert not panel.controls["n"].disabled

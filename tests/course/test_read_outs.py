@@ -45,7 +45,7 @@ SAID: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     "01 coin": [
         ({"epsilon": LN3}, ["truth with probability 75 %. A yes is e<sup>ε</sup> = <b>3 times</b>"]),
         ({"epsilon": LN3}, ["believes <b>56.2 %</b> after a yes and 12.5 % after a no"]),
-        ({"epsilon": 800.0, "people": 10}, ["beyond 1e308 times"]),
+        ({"epsilon": 800.0, "people": 10}, ["beyond 10³⁰⁸ times"]),
     ],
     "01 averaging": [
         ({}, ["costs a person <b>ε = 0.7</b> (pure DP, add or remove that person)", "pays for <b>7 answers</b>"]),
@@ -87,7 +87,7 @@ SAID: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     ],
     "02 denominators": [({}, ["no guarantee"])],
     "04 bill": [
-        ({"decay": "none"}, ["<b>ε = 41.3</b> at δ = 1e-5 (zCDP, z0 at face value, one utterance"]),
+        ({"decay": "none"}, ["<b>ε = 41.3</b> at δ = 10⁻⁵ (zCDP, z0 at face value, one utterance"]),
         ({"decay": "none"}, ["<b>no guarantee</b>, because α is read off private gradients"]),
         ({"decay": "none"}, ["<b>ε = 612</b> for one utterance (Gaussian DP, exact; zero-out neighbours, disjoint"]),
         ({"decay": "none"}, ["0.177 in the first epoch, 0.177 in the last, where the setting says 1 and 1"]),
@@ -100,7 +100,7 @@ SAID: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     ],
     "04 loss": [
         ({}, ["10 epochs of μ = 0.5 each are together <b>μ = 1.58</b>"]),
-        ({}, ["<b>ε = 7.52</b> at δ = 1e-5 (Gaussian DP, exact; one utterance, zero-out, disjoint batches)"]),
+        ({}, ["<b>ε = 7.52</b> at δ = 10⁻⁵ (Gaussian DP, exact; one utterance, zero-out, disjoint batches)"]),
     ],
     "04 sampling": [
         ({}, ["<b>ε = 2.1</b> (Rényi DP, an upper bound)", "10 passes: <b>ε = 17.9</b> (Gaussian DP"]),
@@ -115,9 +115,9 @@ SAID: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     "09 scaling": [({}, ["The paper's Table 2 says 1.04 times for CLC on ATIS with 8 GPUs"])],
     "04 table1": [
         ({}, ["the paper prints <b>log₁₀ ε = 24.4</b> at δ = 0.0005 (zCDP at face value)"]),
-        ({}, ["τ = 0.5 with z0 1.05e-6 to 1.18e-6", "<b>log₁₀ ε = 26</b> (Gaussian DP, exact; one utterance"]),
+        ({}, ["τ = 0.5 with z0 1.05 × 10⁻⁶ to 1.18 × 10⁻⁶", "<b>log₁₀ ε = 26</b> (Gaussian DP, exact; one utterance"]),
         ({}, ["float32 swallows its noise"]),
-        ({"epochs": 5}, ["no z0 from 1e-6 to 1"]),
+        ({"epochs": 5}, ["no z0 from 10⁻⁶ to 1"]),
     ],
 }
 

@@ -1,70 +1,117 @@
-"""The inputs of a panel: a slider with a box for any number, and buttons."""
+"""The inputs of a panel: a slider with a box for any number, buttons, a list, a line of text."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
 from typing import Any
 
-import ipywidgets as widgets
+import anywidget
+import traitlets
 
+from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay
 
-WHOLE_LABEL = {"description_width": "initial"}
+OPTIONS = {"choice", "list"}  # kinds whose value is one of several
 
 
-@dataclass(frozen=True)
-class Control:
-    """One input: `source` holds the value, `row` is what people see, `slider` (if any) follows the source.
+class Control(anywidget.AnyWidget):
+    """One input. Nothing is clamped: a number beyond the slider's ends reaches the library, which says what is wrong.
 
-    The source is never clamped: a number beyond the slider's range reaches the library, which says what is wrong.
+    Args:
+        kind: "number" (a slider over `stops`, none without any, and a box), "choice" (buttons), "list" or "text".
+        label: its name on the screen.
+        value: at first; `reset` goes back to it.
+        unit: of a number; of a text, what stands in its place while it is empty.
+        options: (name, meaning) of a choice or list.
+        tips: what each button says under the pointer.
+        rows: of a list; 0 for one that opens when it is clicked.
+        rare: whether a reader seldom needs it, so that it waits behind "more".
+
+    Attributes:
+        entered: what the page has: a number, or what was typed in place of one; the place of an option; a text.
+        error: the sentence under it, "" for none.
     """
 
-    source: widgets.Widget
-    row: widgets.Widget
-    default: Any
-    slider: widgets.Widget | None = None
+    _esm = Path(__file__).with_name("control.js")
+    kind = traitlets.Unicode().tag(sync=True)
+    label = traitlets.Unicode().tag(sync=True)
+    unit = traitlets.Unicode().tag(sync=True)
+    stops: Any = traitlets.List().tag(sync=True)
+    names: Any = traitlets.List().tag(sync=True)
+    tips: Any = traitlets.List().tag(sync=True)
+    rows = traitlets.Int().tag(sync=True)
+    entered = traitlets.Any().tag(sync=True, to_json=lambda value, _: _plain(value))
+    disabled = traitlets.Bool(False).tag(sync=True)
+    error = traitlets.Unicode("").tag(sync=True)
+
+    def __init__(
+        self,
+        kind: str,
+        label: str,
+        value: Any,
+        *,
+        unit: str = "",
+        stops: Iterable[float] = (),
+        options: Iterable[tuple[str, Any]] = (),
+        tips: Sequence[str] = (),
+        rows: int = 0,
+        rare: bool = False,
+    ) -> None:
+        self.options, self.default, self.rare = list(options), value, rare
+        stops = list(stops)
+        self._whole = isinstance(value, Integral) and all(isinstance(stop, Integral) for stop in stops)
+        names = [name for name, _ in self.options]
+        more = {"unit": unit, "stops": stops, "names": names, "tips": list(tips), "rows": rows}
+        super().__init__(kind=kind, label=label, **more)
+        self.value = value
 
     @property
     def value(self) -> Any:
-        return self.source.value
+        """What is entered, as `compute` gets it.
 
-    def disable(self, disabled: bool) -> None:
-        for widget in (self.source, self.slider):
-            if widget is not None:
-                widget.disabled = disabled
-
-
-def number(label: str, value: float, stops: Sequence[float], *, unit: str = "") -> Control:
-    """A slider that stops at the increasing `stops`, and a box for any number; whole numbers if the stops are."""
-    slider = widgets.SelectionSlider(options=stops, description=label, style=WHOLE_LABEL, readout=False, tooltip=label)
-    whole = all(isinstance(stop, int) for stop in stops)
-    box = (widgets.IntText if whole else widgets.FloatText)(value)
-
-    def nearest(number: float) -> float:
-        return min(stops, key=lambda stop: abs(stop - number))
-
-    suffix = f" ({unit})" if unit not in ("", "no unit") else ""
-
-    def tell(_: object = None) -> None:
-        """An executed page shows the label of the slider's stop: give it the box's number, which may lie between stops.
-
-        While the slider is dragged both agree, so nothing is sent.
+        Raises:
+            UsageError: something else than a number, or than a whole number, was typed.
         """
-        labels = [f"{stop}{suffix}" for stop in stops]
-        if box.value != slider.value:
-            labels[slider.index] = f"{box.value}{suffix}"
-        if tuple(labels) != slider._options_labels:
-            slider.set_trait("_options_labels", tuple(labels))
+        if self.kind in OPTIONS:
+            return None if self.entered is None else self.options[self.entered][1]
+        if self.kind == "text":
+            return self.entered
+        if isinstance(self.entered, str):
+            raise UsageError(f"{self.label} is {self.entered!r}: it must be a number")
+        if not self._whole:
+            return float(self.entered)
+        if not float(self.entered).is_integer():
+            raise UsageError(f"{self.label} is {self.entered}: it must be a whole number")
+        return int(self.entered)
 
-    widgets.link((box, "value"), (slider, "value"), transform=(nearest, lambda stop: stop))
-    tell()
-    box.observe(tell, "value")
-    slider.layout = {"flex": "1 1 16rem", "min_width": "0", "width": "auto"}
-    box.layout.width, box.tooltip = "6rem", f"{label}, as a number"
-    units = widgets.Label(unit, layout={"width": "6.5rem"}).add_class("edp-unit")
-    row = widgets.HBox([slider, box, units], layout={"align_items": "center"})
-    return Control(box, row, box.value, slider)
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.entered = self._place(value)
+
+    def offer(self, options: Iterable[tuple[str, Any]], value: Any) -> None:
+        """Give a list other options, of which one is chosen, or none (None)."""
+        self.options = list(options)
+        with self.hold_sync():
+            self.names = [name for name, _ in self.options]
+            self.value = value
+
+    def _place(self, value: Any) -> Any:
+        if self.kind not in OPTIONS:
+            return value
+        return next((place for place, (_, meaning) in enumerate(self.options) if meaning == value), None)
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows no infinity."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def number(label: str, value: float, stops: Sequence[float] = (), *, unit: str = "", rare: bool = False) -> Control:
+    """A slider that stops at the increasing `stops`, and a box for any number; whole numbers if value and stops are."""
+    return Control("number", label, value, unit=unit, stops=stops, rare=rare)
 
 
 def decades(low: int, high: int) -> list[float]:
@@ -74,25 +121,16 @@ def decades(low: int, high: int) -> list[float]:
 
 
 def choice(
-    label: str, value: Any, options: Mapping[str, Any] | Iterable[str], *, tooltips: Sequence[str] = ()
+    label: str,
+    value: Any,
+    options: Mapping[str, Any] | Iterable[str],
+    *,
+    tooltips: Sequence[str] = (),
+    rare: bool = False,
 ) -> Control:
     """Buttons of which one is pressed; `options` maps what they say to what they mean, where that is not the same."""
     meanings = options if isinstance(options, Mapping) else {name: name for name in options}
-    buttons = widgets.ToggleButtons(
-        options=list(meanings.items()),
-        value=value,
-        description=label,
-        tooltips=list(tooltips),
-        style={**WHOLE_LABEL, "button_width": "auto"},
-        layout={"width": "auto"},
-    )
-    return Control(buttons, buttons, value)
-
-
-def number_box(label: str, value: float, width: str = "9rem") -> widgets.Widget:
-    """A box for any number, a whole one if `value` is: for what only counts once Run is pressed."""
-    box = widgets.IntText if isinstance(value, int) else widgets.FloatText
-    return box(value, description=label, style=WHOLE_LABEL, layout={"width": width})
+    return Control("choice", label, value, options=meanings.items(), tips=tooltips, rare=rare)
 
 
 # ---- Controls that many panels have --------------------------------------------------------------------------------
@@ -111,16 +149,16 @@ def devices(num_devices: int, stops: Sequence[int] = DEVICES) -> Control:
     return number("GPUs N", num_devices, stops, unit="devices")
 
 
-def decay_of(decay: str) -> Control:
+def decay_of(decay: str, *, rare: bool = False) -> Control:
     """How the noise falls: a name of `Decay`."""
-    return choice("decay of the noise", decay, map(str, Decay))
+    return choice("decay of the noise", decay, map(str, Decay), rare=rare)
 
 
 def delta_of(delta: float, low: int = -9, high: int = -2) -> Control:
     """delta, from 10^low to 10^high."""
-    return number("δ", delta, decades(low, high), unit="probability")
+    return number("δ", delta, decades(low, high), unit="probability", rare=True)
 
 
 def seed_of(seed: int) -> Control:
     """Another draw."""
-    return number("seed", seed, range(21), unit="another draw")
+    return number("seed", seed, range(21), unit="another draw", rare=True)

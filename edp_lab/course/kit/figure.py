@@ -51,7 +51,7 @@ ALONE = Html("<extra></extra>")  # after a ``hovertemplate``: without the trace'
 
 
 def figure(
-    title: str, caption: str, *marks: Mark, height: int = 560, top: Any = None, hover: Any = "", **layout: Any
+    title: str, caption: str, *marks: Mark, height: int = 400, top: Any = None, hover: Any = "", **layout: Any
 ) -> Figure:
     """A figure with a title, a caption under it, and a legend in a row.
 
@@ -336,12 +336,21 @@ class LiveFigure(go.FigureWidget):
         const found = target[name];
         return typeof found == "function" ? found.bind(target) : found;
     } });
+    // To a screen reader a figure is one thing with a name: its title.
+    const named = render => async ({ model, el }) => {
+        const end = await render({ model: reticent(model), el });
+        const name = () => { el.ariaLabel = model.get("_layout")?.title?.text ?? "figure"; };
+        el.setAttribute("role", "figure");
+        name();
+        el.querySelector(".js-plotly-plot")?.on?.("plotly_afterplot", name);
+        return end;
+    };
     export default async () => {
         const { default: made } = await (globalThis.edpLabPlotly ??= Promise.withResolvers()).promise;
         const { initialize, render } = typeof made == "function" ? await made() : made;
         return {
             initialize: ({ model, ...rest }) => initialize?.({ model: reticent(model), ...rest }),
-            render: ({ model, ...rest }) => render({ model: reticent(model), ...rest }),
+            render: named(render),
         };
     }
     """
@@ -448,7 +457,7 @@ def _dotted(path: Path) -> str:
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)[1:]
 
 
-HALF = "1 1 28rem"  # of one of two figures: side by side only where there is room for titles and captions
+HALF = "1 1 21rem"  # of one of two figures: side by side only where there is room for titles and captions
 
 
 def framed(live: go.FigureWidget, flex: str = HALF) -> widgets.Box:

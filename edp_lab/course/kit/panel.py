@@ -19,24 +19,27 @@ callback raises; here each one is shown in a box, kept in ``panel.errors``, and 
 
 from __future__ import annotations
 
-import textwrap
+import re
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import anywidget
 import ipywidgets as widgets
+import traitlets
 from markupsafe import escape
 from traitlets import validate
 
 from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
-from edp_lab.course.kit.text import Html, python
-from edp_lab.course.kit.theme import STYLE, Fit
+from edp_lab.course.kit.text import FLAGS, Html, at_most, python, short
+from edp_lab.course.kit.theme import Fit
 from edp_lab.errors import UsageError, sentence
+from edp_lab.privacy import Guarantee
 
 if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
     from edp_lab.training.trainer import Event
@@ -52,6 +55,121 @@ class Told(widgets.HTML):
         return str(escape(proposal["value"]))
 
 
+# ---- Two numbers and a sentence -------------------------------------------------------------------------------------
+
+
+class Tile(NamedTuple):
+    """A number that a panel is about, as text: no markup.
+
+    Attributes:
+        label: what it is, in a word or two.
+        value: the number, "no guarantee".
+        unit: what it is a number of, in a few words.
+        role: "claimed", "holds", "printed" or "plain": its colour, the same as in the figures.
+    """
+
+    label: str
+    value: str
+    unit: str = ""
+    role: str = "plain"
+
+
+def claimed(value: str, unit: str = "", label: str = "claimed") -> Tile:
+    """The tile of what a source says."""
+    return Tile(label, value, unit, "claimed")
+
+
+def holds(value: str, unit: str = "", label: str = "holds") -> Tile:
+    """The tile of what is so."""
+    return Tile(label, value, unit, "holds")
+
+
+def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
+    """The epsilon that the paper's accounting claims, and the one that holds."""
+    at = f"ε at δ = {short(held.delta)}"
+    said = claimed(short(held.epsilon_claimed), at)
+    if held.epsilon is not None:
+        return said, holds(at_most(held.epsilon), f"{at}, with a secret seed")
+    public = held.epsilon_if_alpha_public
+    return said, holds("no guarantee", f"with a public α: ε = {at_most(public)}" if public is not None else at)
+
+
+class Tiles(anywidget.AnyWidget):
+    """Two tiles and a sentence, which a screen reader speaks when it changes."""
+
+    _esm = """
+    const element = (tag, className, textContent) =>
+        Object.assign(document.createElement(tag), {className, textContent});
+    export default { render({ model, el }) {
+        el.classList.add("edp-tiles");
+        const follow = () => {
+            const tiles = model.get("tiles").map(([label, value, unit, role]) => {
+                const tile = element("div", `edp-tile edp-${role}`, "");
+                const name = element("span", "edp-tile-label", label);
+                tile.append(name, element("b", "", value), element("small", "", unit));
+                return tile;
+            });
+            el.replaceChildren(...tiles, sentence);
+            if (sentence.textContent != model.get("sentence")) sentence.textContent = model.get("sentence");
+        };
+        const sentence = element("p", "", "");
+        sentence.setAttribute("role", "status");
+        model.on("change:tiles change:sentence", follow);
+        follow();
+    } }
+    """
+    tiles: Any = traitlets.List().tag(sync=True)
+    sentence = traitlets.Unicode("").tag(sync=True)
+
+    def show(self, first: Tile, second: Tile, sentence: str) -> None:
+        """Become these, in one message."""
+        with self.hold_sync():
+            self.tiles, self.sentence = [list(first), list(second)], sentence
+
+
+class Fold(anywidget.AnyWidget):
+    """What is one click away: text or `Html`, or a command with a button that copies it. It stays open once opened."""
+
+    _esm = """
+    export default { render({ model, el }) {
+        const fold = document.createElement("details"), head = document.createElement("summary");
+        const body = document.createElement(model.get("code") ? "pre" : "div"), copy = document.createElement("button");
+        el.classList.add("edp-fold");
+        head.textContent = model.get("summary");
+        fold.append(head, body);
+        if (model.get("code")) {
+            copy.textContent = "Copy";
+            body.tabIndex = 0;
+            copy.addEventListener("click", async () => {
+                getSelection().selectAllChildren(body);
+                try { await navigator.clipboard.writeText(body.textContent); } catch { document.execCommand("copy"); }
+                copy.textContent = "Copied";
+                setTimeout(() => { copy.textContent = "Copy"; }, 1500);
+            });
+            fold.append(copy);
+        }
+        el.append(fold);
+        const follow = () => {
+            const value = model.get("value");
+            fold.hidden = !value;
+            if (model.get("code")) body.textContent = value; else body.innerHTML = value;
+        };
+        model.on("change:value", follow);
+        follow();
+    } }
+    """
+    summary = traitlets.Unicode().tag(sync=True)
+    value = traitlets.Unicode("").tag(sync=True)
+    code = traitlets.Bool(False).tag(sync=True)
+
+    @validate("value")
+    def _asked_for(self, proposal: dict[str, Any]) -> str:
+        return proposal["value"] if self.code else str(escape(proposal["value"]))
+
+
+# ---- What all panels have -------------------------------------------------------------------------------------------
+
+
 class Frame(widgets.VBox):
     """What all panels have: a border, a heading that says in one line what one is looking at, and a place for errors.
 
@@ -59,6 +177,7 @@ class Frame(widgets.VBox):
 
     Attributes:
         errors: every error that a callback of this panel raised, bad input included, oldest first.
+        tiles, words, command: the read-outs; of words and command the `.value`.
     """
 
     def __init__(
@@ -66,20 +185,37 @@ class Frame(widgets.VBox):
     ) -> None:
         self.errors: list[Exception] = []
         self.error_box = Told().add_class("edp-lab-error")
-        heading = Told(STYLE + Html("<h3>{}</h3>What am I looking at? {}").format(title, looking_at))
+        heading = Told(Html("<h3>{}</h3>{}").format(title, looking_at)).add_class("edp-heading")
         super().__init__([Fit(), heading, *above, self.error_box, *below])
         self.add_class("edp-panel")
 
     @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Keep and show an error of the block, and do not let it out; a block without one clears the place."""
+    def guard(self, culprit: Control | None = None) -> Iterator[None]:
+        """Keep and show an error of the block, and do not let it out; a block without one clears the place.
+
+        Bad input stands under its `culprit`, a fault of the course above the figures; both turn grey what does not
+        belong to what is entered.
+        """
+        told = ""
         try:
             yield
-            self.error_box.value = ""
         except Exception as error:
             self.errors.append(error)
-            text = sentence(error) or f"{type(error).__name__}: {error} (a fault of the course, not yours)"
-            self.error_box.value = Html('<span role="alert">{}</span>').format(text)
+            told = sentence(error) or f"{type(error).__name__}: {error} (a fault of the course, not yours)"
+            if not isinstance(error, UsageError):
+                culprit = None
+        for control in self.controls.values():
+            control.error = self._in_its_words(told) if control is culprit else ""
+        self.error_box.value = Html('<span role="alert">{}</span>').format(told) if told and not culprit else ""
+        (self.add_class if told else self.remove_class)("edp-stale")
+
+    controls: Mapping[str, Control] = {}
+
+    def _in_its_words(self, told: str) -> str:
+        """The library's sentence with this panel's names in place of the command line's."""
+        for name, control in self.controls.items():
+            told = re.sub(rf"--{FLAGS.get(name, name).replace('_', '-')}\b", control.label, told)
+        return told
 
     def check(self) -> None:
         """Raise the first error that was not bad input, so that a run without a browser fails on it."""
@@ -88,50 +224,36 @@ class Frame(widgets.VBox):
                 raise error
 
 
+def controls_of(controls: Sequence[widgets.Widget]) -> widgets.Box:
+    """Controls in as many columns as there is room for."""
+    return widgets.Box(controls).add_class("edp-controls")
+
+
 def side_by_side(*children: widgets.Widget) -> widgets.Box:
     """A row that breaks into a column where the window is narrow."""
-    layout = widgets.Layout(display="flex", flex_flow="row wrap", grid_gap="8px 28px", align_items="flex-start")
-    return widgets.Box(children, layout=layout)
-
-
-COLUMNS = 54  # of a command box where it is narrowest
-
-
-def command_box(rows: int = 4) -> widgets.Textarea:
-    """Where a panel says by which command line, or Python call, one gets what it shows.
-
-    A command that needs more rows gets them; the box never shrinks, so that figures below it stay where they are.
-    """
-    box = widgets.Textarea(rows=rows, tooltip="the command", layout={"width": "auto"})
-
-    def grow(_: object) -> None:
-        box.rows = max(box.rows, sum(len(textwrap.wrap(line, COLUMNS)) for line in box.value.splitlines()))
-
-    box.observe(grow, "value")
-    return box
-
-
-COPY = Html("<b>Copy as command</b>")
+    return widgets.Box(children).add_class("edp-row")
 
 
 class Panel(Frame):
-    """Sliders over a pure function: figures that follow, a read-out in words, and the command that says the same.
+    """Sliders over a pure function: figures that follow, two tiles and a sentence, and one click away all the rest.
 
     Args:
         title: what the panel is about, in a few words.
-        looking_at: the answer to "What am I looking at?", one or two sentences.
-        compute: pure, and fast enough for a slider. Its UsageError becomes one sentence in the error box.
+        looking_at: what one is looking at, in one sentence.
+        compute: pure, and fast enough for a slider. Its UsageError becomes a sentence under the control.
         figures: for each figure what draws a result as a dict, see `edp_lab.course.kit.figure`, alone or with the width
-            of its place (CSS). Side by side where the window is wide enough.
-        words: a result in words: text, or `Html`.
+            of its place (CSS). The main one first; side by side where the window is wide enough.
+        words: a result in words: text, or `Html`. One click away.
         command: from a result and, as keywords, the controls' values; without one, the Python call of `compute`.
+        tiles: from a result the two numbers that it is about and one sentence.
         idle: from a result, the names of controls that change nothing at present.
-        controls: by name; `compute` gets their values as keyword arguments.
+        views: telling settings, each by what was moved: "eight GPUs instead of one": {"num_devices": 8}. Pages without
+            a kernel show these.
+        controls: by name; `compute` gets their values as keyword arguments. Six at most at first sight.
 
     Attributes:
         result: of the last values that `compute` accepted.
         figures: the live figures, in order.
-        words, command: the read-outs (`.value`).
 
     Raises:
         Exception: whatever `compute` or a drawing raises for the values the panel starts with.
@@ -147,29 +269,44 @@ class Panel(Frame):
         command: Callable[..., str] | None = None,
         /,
         *,
+        tiles: Callable[[Any], tuple[Tile, Tile, str]] | None = None,
         idle: Callable[[Any], Collection[str]] = lambda result: (),
+        views: Mapping[str, Mapping[str, Any]] | None = None,
         **controls: Control,
     ) -> None:
         self.controls, self._compute, self._held = controls, compute, False
-        self._words, self._idle = words, idle
+        self._words, self._idle, self._tiles, self.views = words, idle, tiles, views or {}
         self._command = command or (lambda result, **values: python(compute, **values))
         places = [one if isinstance(one, tuple) else (one, HALF) for one in figures]
         self.draws = [draw for draw, _ in places]
         self.result = compute(**self.values)
         self.figures = [LiveFigure(draw(self.result)) for draw in self.draws]
-        self.words, self.command = Told(), command_box()
+        self.tiles, self.words = Tiles(), Fold(summary="All numbers, and what they cover")
+        self.command = Fold(summary="The same as a command", code=True)
         self._tell()
-        for control in self.controls.values():
-            control.source.observe(self._changed, "value")
-            control.row.layout.flex_flow = "row wrap"  # in a narrow window the number goes below its slider
-        reset = widgets.Button(description="Reset", tooltip="back to the values this panel started with")
-        reset.on_click(lambda _: self.reset())
-        left = widgets.VBox([*(control.row for control in self.controls.values()), reset])
-        right = widgets.VBox([self.words, Told(COPY), self.command])
-        for column, flex in ((left, "1 1 30rem"), (right, "1 1 24rem")):
-            column.layout.flex, column.layout.min_width = flex, "0"
+        for control in controls.values():
+            control.observe(self._changed, "entered")
         frames = [framed(live, flex) for live, (_, flex) in zip(self.figures, places, strict=True)]
-        super().__init__(title, looking_at, [side_by_side(left, right)], [side_by_side(*frames)])
+        above = [self._inputs(), *([self.tiles] if tiles else [])]
+        below = [side_by_side(*frames), self.words, self.command]
+        super().__init__(title, looking_at, above, below)
+
+    def _inputs(self) -> widgets.Box:
+        """The controls; rare ones wait behind "more"."""
+        rare = controls_of([control for control in self.controls.values() if control.rare])
+        rare.layout.display = "none"
+        more = widgets.Button(description="more", tooltip="controls that one seldom needs").add_class("edp-quiet")
+        reset = widgets.Button(description="reset", tooltip="back to the values this panel started with")
+        reset.on_click(lambda _: self.reset())
+
+        def toggle(_: object) -> None:
+            hidden = rare.layout.display == "none"
+            rare.layout.display, more.description = ("", "less") if hidden else ("none", "more")
+
+        more.on_click(toggle)
+        buttons = widgets.HBox([reset.add_class("edp-quiet"), *([more] if rare.children else [])])
+        usual = [control for control in self.controls.values() if not control.rare]
+        return widgets.VBox([controls_of([*usual, buttons.add_class("edp-buttons")]), rare])
 
     @property
     def values(self) -> dict[str, Any]:
@@ -187,29 +324,34 @@ class Panel(Frame):
         self._held = True
         try:
             for name, value in values.items():
-                self.controls[name].source.value = value
+                self.controls[name].value = value
         finally:
             self._held = False
-        self._changed(None)
+        self._redraw(self.controls[name] if values else None)
 
     def reset(self) -> None:
         """Back to the values the panel started with."""
         self.set(**{name: control.default for name, control in self.controls.items()})
 
-    def _changed(self, _: object) -> None:
+    def _changed(self, change: Mapping[str, Any]) -> None:
         if not self._held:
-            with self.guard():
-                self.result = self._compute(**self.values)
-                for live, draw in zip(self.figures, self.draws, strict=True):
-                    live.show(draw(self.result))
-                self._tell()
+            self._redraw(change["owner"])
+
+    def _redraw(self, moved: Control | None) -> None:
+        with self.guard(moved):
+            self.result = self._compute(**self.values)
+            for live, draw in zip(self.figures, self.draws, strict=True):
+                live.show(draw(self.result))
+            self._tell()
 
     def _tell(self) -> None:
+        if self._tiles:
+            self.tiles.show(*self._tiles(self.result))
         self.words.value = self._words(self.result)
         self.command.value = self._command(self.result, **self.values)
         idle = self._idle(self.result)
         for name, control in self.controls.items():
-            control.disable(name in idle)
+            control.disabled = name in idle
 
 
 # ---- Work that takes a while ---------------------------------------------------------------------------------------
@@ -228,25 +370,16 @@ class RunPanel(Frame):
 
     Args:
         title, looking_at: as of `Panel`.
-        inputs: widgets before the buttons.
+        inputs: before the buttons.
         figures: as they are before anything has run.
-        rows: of the box with the command, 0 for none.
-        copy: what stands over that box; "" for what shows, box and all, only once there is a command.
 
     Attributes:
         figures: the live figures, in order.
-        words, command: the read-outs (`.value`).
         stop_event: set when Stop is pressed: for what takes an event, such as `edp_lab.training.train`.
     """
 
     def __init__(
-        self,
-        title: str,
-        looking_at: str,
-        inputs: Sequence[widgets.Widget] = (),
-        figures: Sequence[Figure] = (),
-        rows: int = 0,
-        copy: str = "",
+        self, title: str, looking_at: str, inputs: Sequence[widgets.Widget] = (), figures: Sequence[Figure] = ()
     ) -> None:
         self.stop_event, self._thread = threading.Event(), threading.Thread()
         self.run_button = widgets.Button(description="Run", icon="play", button_style="primary")
@@ -254,22 +387,14 @@ class RunPanel(Frame):
         self.run_button.on_click(lambda _: self.run())
         self.stop_button.on_click(lambda _: self.stop())
         self.bar, self.state = widgets.IntProgress(max=1, layout={"width": "10rem"}), widgets.Label()
-        buttons = [*inputs, self.run_button, self.stop_button, self.bar, self.state]
-        row = widgets.HBox(buttons, layout={"align_items": "center", "flex_flow": "row wrap"}).add_class("edp-wide")
         self.figures = [LiveFigure(drawn) for drawn in figures]
         pictures = [framed(live, HALF if self.figures[1:] else "1 1 auto") for live in self.figures]
-        self.words, self.command = Told(), command_box(rows)
-        told = widgets.VBox([Told(copy or COPY + " (of the last run)"), self.command])
-        shown = told.children
-
-        def follow(_: object) -> None:
-            told.children = shown if self.command.value else ()
-
-        if not copy:
-            self.command.observe(follow, "value")
-            follow(None)
-        below = [side_by_side(*pictures)] if pictures[1:] else pictures
-        super().__init__(title, looking_at, [row], [*below, self.words, *([told] if rows else [])])
+        self.tiles, self.words = Tiles(), Told()
+        self.command = Fold(summary="The last run as a command", code=True)
+        buttons = [self.run_button, self.stop_button, self.bar, self.state]
+        row = widgets.Box(buttons).add_class("edp-run")
+        above = [*([controls_of(inputs)] if inputs else []), row, self.tiles]
+        super().__init__(title, looking_at, above, [side_by_side(*pictures), self.words, self.command])
 
     @abstractmethod
     def prepare(self) -> Any:

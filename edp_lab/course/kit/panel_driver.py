@@ -17,7 +17,8 @@ import numpy as np
 import plotly.graph_objects as go
 from ipywidgets.widgets.widget import _instances
 
-from edp_lab.course.kit.panel import Frame, Panel
+from edp_lab.course.kit.controls import Control
+from edp_lab.course.kit.panel import Fold, Frame, Panel
 
 DRAWN = ("x", "y", "z")  # what a trace draws
 
@@ -46,7 +47,7 @@ def shown(panel: Panel) -> dict[str, Any]:
         "heading": heading(panel),
         "sliders": len(_sliders(panel)),
         "values": panel.values,
-        "words": [widget.value for widget in inside if isinstance(widget, widgets.HTML)],
+        "words": [widget.value for widget in inside if isinstance(widget, widgets.HTML | Fold)],
         "figures": [[_numbers(trace) for trace in figure.data] for figure in figures],
     }
 
@@ -79,14 +80,14 @@ def time_all(moves: int) -> list[dict[str, Any]]:
     return [{"panel": name, "kernel_ms": [1000 * s for s in seconds]} for name, seconds in timed]
 
 
-def _sliders(panel: Panel) -> dict[str, widgets.Widget]:
-    return {name: control.slider for name, control in panel.controls.items() if control.slider is not None}
+def _sliders(panel: Panel) -> dict[str, Control]:
+    return {name: control for name, control in panel.controls.items() if control.stops}
 
 
-def _walk(slider: widgets.Widget, steps: int) -> Iterator[Any]:
+def _walk(slider: Control, steps: int) -> Iterator[Any]:
     """The values of that many steps along a slider's stops, from where it stands, turning round at the ends."""
-    stops = list(slider.options)
-    place, way = stops.index(slider.value), 1
+    stops = slider.stops
+    place, way = min(range(len(stops)), key=lambda k: abs(stops[k] - slider.value)), 1
     for _ in range(steps):
         if not 0 <= place + way < len(stops):
             way = -way

@@ -60,12 +60,9 @@ class Words:
 
 
 def digits(value: float | None) -> str:
-    """Three digits, as people write them: 0.0296, 16.4, 1,234, 3e-8; inf, or None, is too large for a float."""
-    if value is None or math.isinf(value):
-        return "beyond 1e308"
-    if 1000 <= abs(value) < 1e6:
-        return f"{value:,.0f}"
-    return _plain(f"{value:.3g}")
+    """Three digits, as people write them: 0.0296, 16.4, 1,234, 12.3 million, 3 × 10⁻⁸; inf, or None, is too large for a
+    float."""
+    return _written(value, 3)
 
 
 def at_most(value: float | None) -> str:
@@ -80,8 +77,29 @@ def at_most(value: float | None) -> str:
 
 
 def short(value: float | None) -> str:
-    """Two digits, as people write them: 0.0013, 32, 1.8e4; None is too large for a float."""
-    return "beyond 1e308" if value is None else _plain(f"{value:.2g}")
+    """Two digits, as people write them: 0.0013, 32, 7,100, 3.4 million; None is too large for a float."""
+    return _written(value, 2)
+
+
+def _written(value: float | None, figures: int) -> str:
+    """One format for all numbers that people read; those that are typed are `repr`."""
+    if value is None or math.isinf(value):
+        return "beyond 10³⁰⁸"
+    if 1000 <= abs(value) < 1e6 and figures > 2:
+        return f"{value:,.0f}"
+    mantissa, _, exponent = f"{value:.{figures}g}".partition("e")
+    if not exponent:
+        return mantissa
+    if 0 < int(exponent) < 6:
+        return f"{float(f'{value:.{figures}g}'):,.0f}"
+    for power, name in ((6, "million"), (9, "billion")):
+        if power <= int(exponent) < power + 3:
+            return f"{float(mantissa) * 10 ** (int(exponent) - power):.{figures}g} {name}"
+    times = "" if mantissa == "1" else f"{mantissa} × "
+    return f"{times}10{str(int(exponent)).translate(SUPERSCRIPT)}"
+
+
+SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def percent(share: float, decimals: int | None = None) -> str:
@@ -97,12 +115,6 @@ def duration(seconds: float) -> str:
 def count(number: int, what: str, many: str | None = None) -> str:
     """So many of something: "1 device", "1,000 devices"."""
     return f"{number:,} {what if number == 1 else many or what + 's'}"
-
-
-def _plain(number: str) -> str:
-    """An exponent without its plus and leading zero."""
-    mantissa, _, exponent = number.partition("e")
-    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
 # ---- Paragraphs and tables -----------------------------------------------------------------------------------------

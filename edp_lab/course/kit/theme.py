@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -15,19 +16,62 @@ import plotly.io as pio
 import traitlets
 from plotly.io.base_renderers import HtmlRenderer
 
-from edp_lab.course.kit.text import Html
-
-# Okabe and Ito's palette. One role, one colour, in every figure; dash and marker vary with it.
-BLUE, VERMILLION, ORANGE, GREEN = "#0072B2", "#D55E00", "#E69F00", "#009E73"
-SKY, PURPLE, BLACK = "#56B4E9", "#CC79A7", "#000000"
+# Okabe and Ito's palette, each colour with one meaning in all of the course; dash and marker vary with it.
+PLAIN = "#0072B2"  # without noise or privacy: the signal, the data, a world without the sentence
+NOISE = "#CC79A7"  # the noise, and a world with the sentence
+CLAIMED = "#E69F00"  # what a source says
+HOLDS = "#009E73"  # what is so; sound
+PRINTED = "#D55E00"  # Algorithm 1 to the letter; what fails, what leaks
+OTHER = "#56B4E9"  # a second of the same kind
+INK = "#000000"  # what is released or chosen
+BLUE, VERMILLION, ORANGE, GREEN, SKY, PURPLE, BLACK = PLAIN, PRINTED, CLAIMED, HOLDS, OTHER, NOISE, INK
 GRID = "#e4e4e4"
+GREYS = {
+    "#222": "#e6e8eb",
+    "#444": "#ccd1d7",
+    "#555": "#adb4bd",
+    "#666": "#a0a7b0",
+    "#777": "#949ba4",
+    "#888": "#7d858f",
+}
+DARK = {  # what a dark page shows in their place
+    PLAIN: "#5cb3ee",
+    NOISE: "#e29ac3",
+    CLAIMED: "#f0b429",
+    HOLDS: "#2fcb9e",
+    PRINTED: "#ff8a4c",
+    OTHER: "#8fd0f7",
+    INK: "#ffffff",
+    GRID: "#343a41",
+    **GREYS,
+}
+
+
+def _style() -> str:
+    """The panels' style sheet, and for dark pages other colours than plotly has written into each element."""
+    plot = 'body[data-jp-theme-light="false"] .js-plotly-plot'
+    rules = [Path(__file__).with_name("panel.css").read_text(encoding="utf-8")]
+    rules += [
+        f"{plot} .main-svg {{ background: transparent !important; }}",
+        f"{plot} rect.bg {{ fill: none !important; }}",
+    ]
+    for light, dark in DARK.items():
+        digits = light[1:] if len(light) == 7 else "".join(2 * digit for digit in light[1:])
+        rgb = ", ".join(str(int(digits[place : place + 2], 16)) for place in (0, 2, 4))
+        for what in ("stroke", "fill"):
+            place = f'{plot} :not(.bartext, .hoverlayer *)[style*="{what}: rgb({rgb})"]'
+            rules.append(f"{place} {{ {what}: {dark} !important; }}")
+    return "\n".join(rules)
+
+
+STYLE = _style()
 
 CONFIG: dict[str, Any] = {
     "showSendToCloud": False,
     "displaylogo": False,
     "responsive": True,
     "typesetMath": False,  # a page's MathJax would read formulas, and links in them, in what is text
-    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+    "modeBarButtons": [["toImage", "resetScale2d"]],  # dragging zooms
 }
 
 _AXIS = {
@@ -44,7 +88,7 @@ _AXIS = {
 TEMPLATE = go.layout.Template(
     layout={
         "colorway": [BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK],
-        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#222"},
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",
         "xaxis": _AXIS,
@@ -57,40 +101,21 @@ TEMPLATE = go.layout.Template(
             "yref": "container",
             "yanchor": "top",
             "pad": {"t": 10, "l": 8},
-            "font": {"size": 15},
+            "font": {"size": 14},
             "subtitle": {"font": {"size": 12, "color": "#555"}},
         },
-        "legend": {"x": 0, "xanchor": "left", "y": 1.01, "yanchor": "bottom"},
-        "margin": {"l": 8, "r": 16, "t": 126, "b": 20},
+        "legend": {"x": 0, "xref": "container", "xanchor": "left", "y": 1.01, "yanchor": "bottom"},
+        "margin": {"l": 8, "r": 16, "t": 76, "b": 20},
         "hoverlabel": {"font": {"family": "system-ui, sans-serif"}},
     }
 )
-
-STYLE = Html("""<style>
-.edp-panel { color: #222; background: white; border: 1px solid #ccc; border-radius: 6px; padding: 12px 16px; }
-.edp-panel .widget-label { min-width: 9.5rem; text-align: left; }
-.edp-panel .edp-wide .widget-label, .edp-panel .edp-unit, .edp-panel .widget-toggle-button { min-width: 0; }
-.edp-panel .widget-toggle-buttons { display: flex; align-items: center; }
-.edp-panel .widget-toggle-buttons > .widget-label { margin-right: 8px; }
-.edp-panel .widget-html-content { line-height: 1.45; }
-.edp-panel .widget-html-content p { margin: 0 0 .6em; }
-.edp-panel .widget-html-content h3 { margin: 0 0 .2em; }
-.edp-panel .widget-html-content :is(td, th) { padding-right: .8em; }
-.edp-panel summary { cursor: pointer; color: #0072B2; }
-.edp-panel .edp-unit { color: #555; }
-.edp-panel textarea { font-family: monospace; }
-.edp-panel option { overflow: hidden; text-overflow: ellipsis; }
-.edp-panel .edp-lab-error .widget-html-content:not(:empty) {
-    border-left: 5px solid #D55E00; background: #fdf0e8; padding: 6px 10px; font-weight: 600; }
-.edp-figure { contain: strict; }
-.edp-figure > div, .edp-figure .js-plotly-plot { width: 100%; height: 100%; }
-</style>""")
 
 
 class Fit(anywidget.AnyWidget):
     """An invisible line as wide as the panel: when it changes, figures are told to fill their place. (plotly draws
     them before their place has a width, and listens only to the window.)"""
 
+    _css = STYLE
     _esm = """
     export default { render({ el }) {
         el.style.width = "100%";

@@ -12,9 +12,9 @@ from typing import Any
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.controls import decades, decay_of, devices, number, number_box, variant
+from edp_lab.course.kit.controls import decades, decay_of, devices, number, variant
 from edp_lab.course.kit.figure import Figure, axis, line, log_axis, log_range, logs, points, positive
-from edp_lab.course.kit.panel import Panel, RunPanel, panel
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, epsilons, panel
 from edp_lab.course.kit.text import Html, Words, count, guarantee_of, plain, settings, short, train_command
 from edp_lab.course.kit.theme import BLUE, GREEN, ORANGE, SKY, VERMILLION
 from edp_lab.course.nb00_start.compute import SmallModel, StepResult, one_step
@@ -23,7 +23,7 @@ from edp_lab.training import StepDone, TrainConfig, train
 from edp_lab.training.trainer import Event
 
 words = Words(__file__, settings=settings)
-figure = partial(fig.figure, height=580)
+figure = partial(fig.figure, height=430)
 
 
 # ---- One step ------------------------------------------------------------------------------------------------------
@@ -39,22 +39,28 @@ def step(model: SmallModel, start: TrainConfig) -> Panel:
 
     return Panel(
         "One step of eDP-SGD",
-        "First, how far one batch pulls each layer of a small trained model (signal) and how far the noise pushes it; "
-        "then, what the whole run costs in privacy.",
+        "How far one batch pulls each layer of a small model, how far the noise pushes it, and what the run costs.",
         compute,
-        [(draw_layers, "3 1 28rem"), (draw_privacy, "2 1 24rem")],
+        [draw_layers, draw_privacy],
         words.step,
         lambda result, **_: train_command(result.config),
+        tiles=tell_step,
         idle=lambda result: ("tau",) if result.config.decay == Decay.NONE else (),
         as_printed=variant(start.as_printed),
         clip_norm=number("clip norm C", start.clip_norm, decades(-2, 2), unit="gradient norm"),
-        z0=number("noise multiplier z0", start.z0, decades(-6, 1), unit="no unit"),
-        decay=decay_of(start.decay),
-        tau=number("decay rate τ", start.tau, [k / 100 for k in range(101)], unit="per epoch"),
-        epoch=number("epoch t of this step", 0, range(40), unit="first is 0"),
+        z0=number("noise multiplier z0", start.z0, decades(-6, 1)),
+        decay=decay_of(start.decay, rare=True),
+        tau=number("decay rate τ", start.tau, [k / 100 for k in range(101)], unit="per epoch", rare=True),
+        epoch=number("epoch t of this step", 0, range(40), unit="first is 0", rare=True),
         num_devices=devices(start.num_devices),
-        epochs=number("length T of the run", start.epochs, range(1, 41), unit="epochs"),
+        epochs=number("length T of the run", start.epochs, range(1, 41), unit="epochs", rare=True),
     )
+
+
+def tell_step(result: StepResult) -> tuple[Tile, Tile, str]:
+    """Both epsilons of the run, and how much noise this step has."""
+    noise = f"The noise of this step is {short(result.ratio)} times as long as the signal."
+    return *epsilons(result.guarantee), noise
 
 
 TOTAL = Html("<b>all layers</b>")
@@ -71,13 +77,12 @@ def draw_layers(result: StepResult) -> Figure:
     rising = {"categoryorder": "array", "categoryarray": [TOTAL, *order[::-1]], "tickfont": {"size": 12}}
     return figure(
         "Signal and noise of one step, by layer",
-        f"{settings(result.config)}, t = {result.epoch}, seed {result.config.seed}",
+        "",
         line("", "#bbb", width=2, **gaps),
-        points("signal: mean clipped gradient", BLUE, "circle", 11, edge=2, x=signal, y=rows),
-        points("noise, expected", VERMILLION, "diamond-open", 13, edge=2, x=noise, y=rows),
+        points("signal", BLUE, "circle", 11, edge=2, x=signal, y=rows),
+        points("noise", VERMILLION, "diamond-open", 13, edge=2, x=noise, y=rows),
         points("noise, one draw", VERMILLION, "x-thin-open", 7, edge=2, x=draw, y=rows),
         fig.hline(0.5, line={"color": "#888", "width": 1}),
-        top=138,
         hover="%{y}: %{x:.3g}",
         xaxis=logs("L2 norm, in units of the gradient", log_range([*signal, *noise, *draw], 0.1)),
         yaxis=axis("layer", **rising, showgrid=False, ticks=""),
@@ -92,14 +97,14 @@ def layers_figure(result: StepResult) -> fig.Still:
 def draw_privacy(result: StepResult) -> Figure:
     """Above: claimed and true epsilon by epoch. Below: what clipping leaves of each device's gradient. Log scales."""
     held, epochs, factors = result.guarantee, list(range(1, result.config.epochs + 1)), list(result.clip_factors)
-    told, dash, symbol = "true, if the seed were secret", "solid", "circle"
+    told, dash, symbol = "holds", "solid", "circle"
     if held.epsilon is None:
-        told, dash, symbol = "if α were public (this run: no guarantee)", "dot", "circle-open"
+        told, dash, symbol = "if α were public", "dot", "circle-open"
     on: dict[str, Any] = {"x": epochs, "hover": "after %{x} epochs: %{y:.3g}", **fig.at(1)}
     names = [str(device) for device in range(1, len(factors) + 1)]
     below: dict[str, Any] = {"x": names, "y": factors, "showlegend": False, "hover": "%{x}: × %{y:.3g}", **fig.at(2)}
     claimed, true = positive(result.claimed), positive(result.true)
-    name = "claimed by the paper's accounting"
+    name = "claimed"
     above = (
         axis("epochs trained (dotted line: this step's)", [0.5, epochs[-1] + 0.5]),
         log_axis(f"ε (at δ = {held.delta:.2g})", [*claimed, *true], margin=0.1, labels=6),
@@ -107,8 +112,7 @@ def draw_privacy(result: StepResult) -> Figure:
     kept = axis("device"), logs("kept by the clip", [log_range(factors, 0.1)[0], 0.15])
     return figure(
         "Privacy loss ε of the run",
-        f"claimed: zCDP at face value; other: {held.method.partition(',')[0].replace('-', ' ')};\n"
-        f"δ = {held.delta:.2g}, one utterance (zero-out), disjoint batches",
+        "",
         line(name, ORANGE, "dash", symbol="square-open", size=10, y=claimed, **on),
         line(told, GREEN, dash, symbol=symbol, size=6, y=true, **on),
         points("device", SKY, "circle", 10, marker={"line": {"color": BLUE}}, **below),
@@ -153,7 +157,7 @@ class Training(RunPanel):
         self._sliders, self._baselines, self._delta = sliders, {model.config: model.epochs}, model.delta
         self.rows: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
         self.records: dict[str, dict[str, Any]] = {}
-        self.epochs = number_box("epochs", model.config.epochs)
+        self.epochs = number("epochs", model.config.epochs)
         super().__init__(
             "Train it",
             "Two real training runs on the same data, one without privacy and one with the sliders' values above; "

@@ -185,7 +185,7 @@ def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: fl
         **_clip_and_noise(clip_norm, z),
         batch_size=number("batch size B", batch_size, [2, 5, 10, 20, 40, 80, 160, 200, 400], unit="people"),
         optimizer=choice("optimizer", optimizer, {NAMES[name]: name for name in OPTIMIZERS}),
-        lr=number("learning rate", lr, decades(-2, 1), unit="no unit"),
+        lr=number("learning rate", lr, decades(-2, 1)),
         gamma=number("floor γ′ (DP-AdamBC)", 1e-3, decades(-6, 0), unit="gradient²"),
         sampling=choice("batches", "poisson", {"Poisson": "poisson", "shuffled": "shuffle"}),
         seed=seed_of(seed),

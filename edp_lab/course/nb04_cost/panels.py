@@ -13,7 +13,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, decay_of, delta_of, devices, number, seed_of
 from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, Trace, axis, figure, line, log_axis, logs, points, positive
 from edp_lab.course.kit.inputs import AS_PRINTED, VARIANTS
-from edp_lab.course.kit.panel import COPY, Panel, RunPanel, panel
+from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.text import Words, account_command, account_of, at_most, columns, duration, python
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
@@ -62,7 +62,7 @@ def bill(
         idle=lambda result: ["tau"] if result.mechanism.decay is Decay.NONE else [],
         variant=choice("variant", AS_PRINTED, VARIANTS, tooltips=tooltips),
         clip_norm=number("clip norm C", C, decades(-2, 2), unit="gradient norm"),
-        z0=number("noise multiplier z0", z0, decades(-6, 2), unit="no unit"),
+        z0=number("noise multiplier z0", z0, decades(-6, 2)),
         decay=decay_of(decay),
         tau=number("decay rate τ", tau, [k / 100 for k in range(101)], unit="per epoch"),
         num_devices=devices(num_devices),
@@ -135,7 +135,7 @@ def loss(mu: float, epochs: int, delta: float, draws: int, seed: int) -> Panel:
         [draw_loss, draw_tradeoff],
         words.loss,
         command,
-        mu=number("μ of one epoch", mu, decades(-2, 1), unit="no unit"),
+        mu=number("μ of one epoch", mu, decades(-2, 1)),
         releases=number("epochs", epochs, EPOCHS, unit="epochs"),
         delta=delta_of(delta, -12, -1),
         draws=number("simulated runs", draws, [50, 100, 200, 500, 1000, 2000, 5000], unit="with, without"),
@@ -210,7 +210,7 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
         words.sampling,
         command,
         rate=number("sampling rate q", rate, decades(-4, 0), unit="of the corpus"),
-        noise_multiplier=number("noise multiplier z", noise_multiplier, decades(-1, 1), unit="no unit"),
+        noise_multiplier=number("noise multiplier z", noise_multiplier, decades(-1, 1)),
         steps=number("steps", steps, whole, unit="steps"),
         delta=delta_of(delta, -12, -1),
     )
@@ -273,8 +273,6 @@ class TightAccounts(RunPanel):
             "Sharper, but slower",
             "The run of the panel above by four accounts, and how long each of them thought about it.",
             figures=[draw_accounts([], "press Run")],
-            rows=2,
-            copy=COPY,
         )
 
     def prepare(self) -> Sampled:

@@ -90,7 +90,7 @@ class Explorer(Panel):
             idle=lambda _: IDLE[self.values["method"]],
             method=choice("method", "sound", methods, tooltips=tips),
             micro_batch=number("micro-batch size m", 8, [1, 2, 4, 8], unit="if sound"),
-            z0=number("noise multiplier z0", start.z0, decades(-3, 0), unit="no unit"),
+            z0=number("noise multiplier z0", start.z0, decades(-3, 0)),
             decay=decay_of(start.decay),
             epochs=number("epochs", start.epochs, range(1, 9), unit="passes"),
         )
@@ -191,7 +191,6 @@ class Live(RunPanel):
             "Train one more",
             "Run trains what the sliders above say, just so, in about a second per epoch, and puts a star into both "
             "pictures above.",
-            rows=3,
         )
 
     def prepare(self) -> TrainConfig:
@@ -355,7 +354,7 @@ def tuning(z0: float, epochs: int, trials: int, delta: float) -> Panel:
         [(draw_tuning, "1 1 30rem")],
         words.tuning,
         tuning_command,
-        z0=number("noise multiplier z0", z0, decades(-1, 2), unit="no unit"),
+        z0=number("noise multiplier z0", z0, decades(-1, 2)),
         epochs=number("epochs of a trial", epochs, range(1, 41), unit="passes"),
         trials=number("trials", trials, stops, unit="runs"),
         delta=_delta(delta),

@@ -17,7 +17,7 @@ from edp_lab.attacks.memorisation import AROUND, DIGITS, Traced
 from edp_lab.attacks.statistics import LEAST_MEMBERS, Guards
 from edp_lab.attacks.statistics import roc as roc_curve
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import choice, decades, devices, number, number_box
+from edp_lab.course.kit.controls import choice, decades, devices, number
 from edp_lab.course.kit.figure import DOTTED, Figure, Trace, line, points
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.text import Html, Words, account_command, at_most, columns, command, count, train_command
@@ -57,7 +57,7 @@ def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs:
         called=number("call as members", 10.0, called, unit="top % of all"),
         people=number("members", most, sizes, unit="a side"),
         as_printed=choice("line of", as_printed, VARIANTS),
-        z0=number("noise multiplier z0", z0, decades(-1, 2), unit="no unit"),
+        z0=number("noise multiplier z0", z0, decades(-1, 2)),
         num_devices=devices(num_devices),
         epochs=number("epochs T", epochs, range(1, 41), unit="passes"),
     )
@@ -311,14 +311,13 @@ class Defence(RunPanel):
         self._measured: Runs = measured
         self.runs: list[Defended] = []
         self.variant = choice("variant", as_printed, VARIANTS)
-        self.z0, self.epochs = number_box("z0", float(z0), "8rem"), number_box("epochs", plain.epochs, "7rem")
+        self.z0, self.epochs = number("z0", float(z0)), number("epochs", plain.epochs)
         super().__init__(
             "Train it with noise, attack it again",
             "What the attacks find on runs with less and more noise, against the ε that holds and against its errors. "
             "Run adds yours.",
-            [self.variant.row, self.z0, self.epochs],
+            [self.variant, self.z0, self.epochs],
             [draw(measured, []) for draw in (draw_epsilon, draw_price)],
-            rows=3,
         )
 
     def prepare(self) -> TrainConfig:

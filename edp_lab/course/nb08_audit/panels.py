@@ -12,7 +12,7 @@ from scipy.stats import norm
 from edp_lab.attacks.audit.bounds import Finding
 from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import DEVICES, choice, decades, devices, number, number_box
+from edp_lab.course.kit.controls import DEVICES, choice, decades, devices, number
 from edp_lab.course.kit.figure import Figure, Trace, line, points
 from edp_lab.course.kit.inputs import check_whole
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
@@ -58,7 +58,7 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
         idle=lambda result: ("alpha_max",) if result.audit.mechanism.variant is Variant.SOUND else (),
         as_printed=choice("variant", as_printed, VARIANTS),
         clip_norm=number("clip norm C", clip_norm, decades(-2, 2), unit="gradient norm"),
-        z0=number("noise multiplier z0", z0, decades(-2, 1), unit="no unit"),
+        z0=number("noise multiplier z0", z0, decades(-2, 1)),
         num_devices=devices(num_devices, [*DEVICES, 64]),
         alpha_max=number("largest α, as printed", 1.0, decades(-1, 1), unit="of a layer"),
         draws=number("draws", draws, counts, unit="a side"),
@@ -248,16 +248,15 @@ class OneRun(RunPanel):
         self.audits: dict[int, OneRunAudit] = {}
         self._seed = seed
         self.variant = choice("variant", as_printed, VARIANTS)
-        self.z0, self.num_devices = number_box("z0", float(z0), "7rem"), number_box("GPUs N", num_devices, "7rem")
-        self.epochs, self.runs = number_box("epochs", 1, "7rem"), number_box("runs", runs, "7rem")
-        self.canaries = number_box("canaries m", canaries, "9.5rem")
+        self.z0, self.num_devices = number("z0", float(z0)), number("GPUs N", num_devices)
+        self.epochs, self.runs = number("epochs", 1), number("runs", runs)
+        self.canaries = number("canaries m", canaries)
         super().__init__(
             "Audit a run",
             "Real training runs of a model with one layer, full of canaries: how many guesses about the last run were "
             "right, and what each run proves about ε.",
-            [self.variant.row, self.z0, self.num_devices, self.epochs, self.canaries, self.runs],
+            [self.variant, self.z0, self.num_devices, self.epochs, self.canaries, self.runs],
             [draw_tallies({}), draw_runs({})],
-            rows=2,
         )
 
     def prepare(self) -> tuple[list[TrainConfig], int]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import choice, decades, delta_of, devices, number, number_box, seed_of
+from edp_lab.course.kit.controls import choice, decades, delta_of, devices, number, seed_of
 from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, Trace, axis, figure, line, log_axis, points, positive
 from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
@@ -73,7 +73,7 @@ def noise(C: float, z0: float, num_devices: int, epochs: int, delta: float, seed
         variant=choice("variant", AS_PRINTED, (AS_PRINTED, SOUND)),
         num_devices=devices(num_devices),
         clip_norm=number("clip norm C", C, decades(-2, 2), unit="gradient norm"),
-        z0=number("noise multiplier z0", z0, decades(-3, 1), unit="no unit"),
+        z0=number("noise multiplier z0", z0, decades(-3, 1)),
         epochs=number("length of the run", epochs, range(1, 41), unit="epochs"),
         parameters=choice("model", SMALL, MODELS),
         delta=delta_of(delta),
@@ -143,15 +143,14 @@ class Processes(RunPanel):
     def __init__(self, settings: Panel, start: TrainConfig) -> None:
         self._settings, self._start = settings, start
         self.runs: list[LittleRun] = []
-        self.epochs, self.processes = number_box("epochs", start.epochs), number_box("processes", start.processes)
+        self.epochs, self.processes = number("epochs", start.epochs), number("processes", start.processes)
         self.noise = choice("noise", start.noise, {"per device": "per-device", "one draw": "aggregate"})
         super().__init__(
             "Run on real processes",
             "The loss of every step of a real training run, whose N devices live on one process or on several; the "
             "rest is simulated.",
-            [self.processes, self.epochs, self.noise.row],
+            [self.processes, self.epochs, self.noise],
             [draw_losses([], "press Run")],
-            rows=4,
         )
         self.run_button.description = "Run on real processes"
         self.run_button.layout.width = "13rem"
@@ -288,14 +287,13 @@ class Measure(RunPanel):
         self._corpus = corpus
         self.rows: list[Row] = []
         self.size = choice("size", "small", {"small": "small", "medium": "medium", "paper's": "paper"})
-        self.rounds = number_box("rounds", 5)
+        self.rounds = number("rounds", 5)
         super().__init__(
             "Time it here",
             "Steps of several methods, in turn on the same batches of this machine, as a ratio to SGD; beside them "
             "what was committed.",
-            [self.size.row, self.rounds],
+            [self.size, self.rounds],
             [draw_measured([], "press Run")],
-            rows=2,
         )
 
     def prepare(self) -> Task:

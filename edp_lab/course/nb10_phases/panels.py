@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
-from edp_lab.course.kit.controls import choice, decades, delta_of, number, number_box
+from edp_lab.course.kit.controls import choice, decades, delta_of, number
 from edp_lab.course.kit.figure import Figure, axis, bar, figure, line, log_axis, logs, points
 from edp_lab.course.kit.inputs import require
 from edp_lab.course.kit.panel import Panel, RunPanel, panel
@@ -250,7 +250,7 @@ def parts(start: ThreePhaseSettings) -> Panel:
         instructors=number("instructors N", start.instructors, compute.PARTS, unit="parts"),
         batch_size=number("batch size", 250, [50, 100, 150, 200, 250, 300, 500, 1000], unit="images"),
         epochs=number("epochs", 10, [1, 2, 5, 10, 15, 20, 30, 40, 60], unit="epochs"),
-        noise_multiplier=number("noise multiplier z", 1.1, [k / 10 for k in range(5, 51)], unit="no unit"),
+        noise_multiplier=number("noise multiplier z", 1.1, [k / 10 for k in range(5, 51)]),
     )
 
 
@@ -371,7 +371,7 @@ class Pipeline(RunPanel):
     def __init__(self, sketch: Sketch, start: ThreePhaseSettings, settings: Panel) -> None:
         self._sketch, self._start, self._settings = sketch, start, settings
         self.runs: list[ThreePhaseRecord] = []
-        self.epochs = number_box("epochs (0: enough)", start.epochs or 0, "13rem")
+        self.epochs = number("epochs (0: enough)", start.epochs or 0)
         methods = {"Adam": "adam", "DP-Adam": "dp-adam"}
         self.method = choice("understudy trains with", start.understudy_method, methods)
         super().__init__(
@@ -383,9 +383,8 @@ class Pipeline(RunPanel):
                 "votes without noise: <i>hard</i>, the label that most of them say; <i>soft</i>, the label of the "
                 "largest mean probability."
             ),
-            [self.method.row, self.epochs],
+            [self.method, self.epochs],
             [draw_parts_so_far([], {}, ""), draw_runs([])],
-            rows=3,
         )
         self.command.value = command(self.prepare())
 

@@ -10,10 +10,10 @@ from typing import Any
 import ipywidgets as widgets
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import WHOLE_LABEL, Control, choice, decades, delta_of, devices, number
+from edp_lab.course.kit.controls import Control, choice, decades, delta_of, devices, number
 from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, points, trace
 from edp_lab.course.kit.inputs import require
-from edp_lab.course.kit.panel import COPY, Panel, RunPanel, panel
+from edp_lab.course.kit.panel import Panel, RunPanel, panel
 from edp_lab.course.kit.text import Html, Words, account_command
 from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, SKY, TEMPLATE, VERMILLION
 from edp_lab.course.nb11_claims import compute
@@ -45,12 +45,6 @@ class Ledger(Panel):
     """
 
     def __init__(self, found: ClaimsTable, row: str = "P2") -> None:
-        wide = {"style": WHOLE_LABEL, "layout": {"width": "100%"}}
-        self._list = widgets.Select(options=_options(found.entries), value=row, rows=12, description="claim", **wide)
-        search = widgets.Text(
-            description="search", placeholder="words, such as: noise GPU", style=WHOLE_LABEL, layout={"width": "24rem"}
-        )
-        search.tooltip = "rows that contain all of these words"
         verdicts = {EVERY: EVERY, **{f"{look[0]} {one}": str(one) for one, look in LOOKS.items()}}
         super().__init__(
             "The ledger",
@@ -62,8 +56,8 @@ class Ledger(Panel):
             view_command,
             document=choice("source", EVERY, {EVERY: EVERY, "paper (P)": "paper", "thesis (T)": "thesis"}),
             verdict=choice("verdict", EVERY, verdicts),
-            text=Control(search, search, ""),
-            row=Control(self._list, self._list, row),
+            text=Control("text", "search", "", unit="words that a row must contain, such as: noise GPU"),
+            row=Control("list", "claim", row, options=_options(found.entries), rows=7),
         )
 
     def set(self, **values: Any) -> None:
@@ -83,9 +77,7 @@ class Ledger(Panel):
         """The list is of the rows that pass; changing it selects in it, which is not the reader's choice."""
         held, self._held = self._held, True
         try:
-            if list(self._list.options) != (options := _options(self.result.entries)):
-                self._list.options = options
-            self._list.value = self.result.selected.id if self.result.selected else None
+            self.controls["row"].offer(_options(self.result.entries), self.result.selected and self.result.selected.id)
         finally:
             self._held = held
         super()._tell()
@@ -187,10 +179,8 @@ class Again(RunPanel):
             "The claim that is selected above, its evidence computed on this machine, beside the committed one. Most "
             "take less than a second, some train networks first.",
             [self.chosen],
-            rows=1,
-            copy=COPY,
         )
-        ledger.controls["row"].source.observe(lambda _: self._follow(), "value")
+        ledger.controls["row"].observe(lambda _: self._follow(), "entered")
         self._follow()
 
     def _follow(self) -> None:
@@ -238,7 +228,7 @@ def turn(num_devices: int, z0: float, micro_batch: int, training: int, delta: fl
         words.turned,
         turned_command,
         num_devices=devices(num_devices),
-        z0=number("noise multiplier z0", z0, decades(-2, 1), unit="no unit"),
+        z0=number("noise multiplier z0", z0, decades(-2, 1)),
         micro_batch=number("micro-batch size", micro_batch, [1, 2, 4, 8, 16, 32, 64], unit="utterances"),
         training=number("training set n", training, sizes, unit="utterances"),
         delta=delta_of(delta),

@@ -147,8 +147,9 @@ class _Broadcast(AsyncZMQSocketChannel):
             state = content["data"].get("state", {})
             if ERROR_CLASS in state.get("_dom_classes", ()):
                 self.error_boxes.add(content["comm_id"])
-            if content["comm_id"] in self.error_boxes and state.get("value"):
-                self.errors.append(_error("PanelError", state["value"]))
+            told = state.get("error") or (content["comm_id"] in self.error_boxes and state.get("value"))
+            if told:  # under a control, or in the panel's own place for errors
+                self.errors.append(_error("PanelError", told))
         return msg
 
     def take_errors(self) -> list[NotebookNode]:

@@ -1,10 +1,10 @@
-// Presses arrow keys on one slider after the other, as often as asked for in all, turning round at the ends;
-// milliseconds of each press that changed a figure, until the frame after the last redrawing. A press is over when the
+// Moves one slider after the other by a stop, as often as asked for in all, turning round at the ends;
+// milliseconds of each move that changed a figure, until the frame after the last redrawing. A move is over when the
 // kernel is idle again and two frames have gone by without a redrawing, or half a second without any.
 const done = arguments[arguments.length - 1], [heading, moves] = arguments;
 const kernel = window.notebook.sessionContext.session.kernel;
 const panel = [...document.querySelectorAll(".edp-panel")].find(e => e.querySelector("h3")?.textContent == heading);
-const handles = [...panel.querySelectorAll(".noUi-handle")].filter(handle => !handle.closest("[disabled]"));
+const handles = [...panel.querySelectorAll("input[type=range]:enabled")].filter(handle => handle.offsetWidth);
 const plots = [...panel.querySelectorAll(".js-plotly-plot")];
 const frame = () => new Promise(requestAnimationFrame), pause = ms => new Promise(resolve => setTimeout(resolve, ms));
 let redrawn = 0, painted = null;
@@ -18,10 +18,11 @@ const idle = () => new Promise(resolve => {
     };
     kernel.statusChanged.connect(hear);
 });
-async function press(handle, key) {
+async function press(handle, way) {
     const over = idle(), start = performance.now();
     painted = null;
-    handle.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
+    if (way > 0) handle.stepUp(); else handle.stepDown();  // a page may not press keys
+    handle.dispatchEvent(new Event("input", {bubbles: true}));
     await Promise.race([over, pause(5000)]);
     for (let waited = 0; painted === null && waited < 500; waited += 20) await pause(20);
     for (let before = -1; before != redrawn;) { before = redrawn; await pause(20); await frame(); await frame(); }
@@ -34,10 +35,9 @@ async function press(handle, key) {
     for (const [number, handle] of handles.entries()) {
         const share = Math.floor(moves / handles.length) + (number < moves % handles.length);
         for (let move = 0, way = 1; move < share; move++) {
-            const at = name => Number(handle.getAttribute(`aria-value${name}`));
-            if (at("now") >= at("max")) way = -1;
-            if (at("now") <= at("min")) way = 1;
-            times.push(await press(handle, way > 0 ? "ArrowRight" : "ArrowLeft"));
+            if (handle.valueAsNumber >= Number(handle.max)) way = -1;
+            if (handle.valueAsNumber <= Number(handle.min)) way = 1;
+            times.push(await press(handle, way));
         }
     }
     plots.forEach(plot => plot.removeListener("plotly_afterplot", drawn));

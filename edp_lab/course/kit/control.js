@@ -1,0 +1,80 @@
+// One input of a panel (`Control` in controls.py): its name, native elements that keyboards and screen readers know, and
+// below them the sentence that says what is wrong with its value.
+function element(tag, properties = {}, ...children) {
+    const one = Object.assign(document.createElement(tag), properties);
+    one.append(...children);
+    return one;
+}
+
+// Each kind of input gives its elements, and how they show a value.
+const KINDS = {
+    number(model, id, enter) {
+        const stops = model.get("stops"), unit = model.get("unit"), label = model.get("label");
+        const nearest = value => stops.reduce((at, stop, k) =>
+            Math.abs(stop - value) < Math.abs(stops[at] - value) ? k : at, 0);
+        const range = element("input", {type: "range", min: 0, max: stops.length - 1, step: 1, ariaLabel: label});
+        const box = element("input", {type: "text", inputMode: "decimal", id, autocomplete: "off"});
+        const say = value => { range.ariaValueText = `${value} ${unit}`.trim(); };
+        range.addEventListener("input", () => {
+            box.value = stops[range.valueAsNumber];
+            say(box.value);
+            enter(stops[range.valueAsNumber]);
+        });
+        box.addEventListener("change", () => {
+            const typed = box.value.trim().replace(/,(?=\d{3}\b)/g, "");
+            enter(typed !== "" && Number.isFinite(Number(typed)) ? Number(typed) : typed);
+        });
+        const show = value => {
+            box.value = value;
+            if (Number.isFinite(Number(value))) range.valueAsNumber = nearest(value);
+            say(value);
+        };
+        return [stops.length ? [range, box] : [box], show];
+    },
+    choice(model, id, enter) {
+        const tips = model.get("tips");
+        const radios = model.get("names").map((_, k) => element("input", {type: "radio", name: id, value: k}));
+        radios.forEach((radio, k) => radio.addEventListener("change", () => enter(k)));
+        const labels = model.get("names").map((name, k) => element("label", {title: tips[k] ?? ""}, radios[k], name));
+        return [[element("div", {className: "edp-options"}, ...labels)], k => radios.forEach((r, n) => { r.checked = n === k; })];
+    },
+    list(model, id, enter) {
+        const select = element("select", {id, size: model.get("rows")});
+        const fill = () => select.replaceChildren(...model.get("names").map(name => element("option", {}, name)));
+        select.addEventListener("change", () => enter(select.selectedIndex));
+        model.on("change:names", () => { fill(); select.selectedIndex = model.get("entered") ?? -1; });
+        fill();
+        return [[select], k => { select.selectedIndex = k ?? -1; }];
+    },
+    text(model, id, enter) {
+        const box = element("input", {type: "search", id, placeholder: model.get("unit"), autocomplete: "off"});
+        box.addEventListener("input", () => enter(box.value));
+        return [[box], value => { if (box.value !== value) box.value = value; }];
+    },
+};
+
+export default { render({ model, el }) {
+    const kind = model.get("kind"), id = `edp-control-${Math.random().toString(36).slice(2)}`;
+    const enter = value => { model.set("entered", value); model.save_changes(); };
+    const [inputs, show] = KINDS[kind](model, id, enter);
+    const name = element(kind == "choice" ? "span" : "label", {className: "edp-label", id: `${id}-label`}, model.get("label"));
+    if (kind != "choice") name.htmlFor = id;
+    const error = element("div", {className: "edp-lab-error", id: `${id}-error`});
+    error.setAttribute("role", "alert");
+    el.classList.add("edp-control", `edp-${kind}`);
+    el.title = model.get("unit");
+    if (kind == "choice") { el.setAttribute("role", "radiogroup"); el.setAttribute("aria-labelledby", name.id); }
+    el.append(name, ...inputs, error);
+    const elements = el.querySelectorAll("input, select");
+    const follow = () => {
+        show(model.get("entered"));
+        error.textContent = model.get("error");
+        elements.forEach(one => {
+            one.disabled = model.get("disabled");
+            one.ariaInvalid = Boolean(model.get("error"));
+            one.setAttribute("aria-describedby", error.id);
+        });
+    };
+    model.on("change:entered change:error change:disabled", follow);
+    follow();
+} };
