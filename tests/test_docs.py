@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -21,6 +22,7 @@ from edp_lab.cli.course import course_app
 from edp_lab.privacy import Mechanism, gdp_epsilon, judge
 from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce.claims import registry
+from edp_lab.three_phase.pate import Aggregator, account_votes
 from edp_lab.training.processes import Ranks
 
 ROOT = Path(edp_lab.__file__).parents[1]
@@ -196,6 +198,15 @@ def test_findings_on_table_1_are_those_of_its_file() -> None:
     states("docs/results.md", found)
     assert (low, high) == (6, 8)
     states("README.md", found.replace("10^6 to 10^8", "a million to a hundred million"))
+    shielded = [row for row in private if row["loss_auc_change"]["high"] < 0]
+    gain = [-row["loss_auc_change"]["mean"] for row in shielded]
+    cost = [row["ser_change"]["mean"] for row in shielded]
+    ends = f"{min(gain):.0f} to {max(gain):.0f} %, at {min(cost):.0f} to {max(cost):.0f} % more error"
+    states("docs/results.md", f"members of {len(shielded)} of these rows a little less well", f"is {ends}")
+    error = {(row["model"], row["corpus"], row["variant"], row["decay"]): row["ser_change"]["mean"] for row in private}
+    decays = [setting for setting in error if setting[3] != "none"]
+    states("docs/results.md", f"each of {len(decays)} decays costs error")
+    assert all(error[setting] > error[(*setting[:3], "none")] for setting in decays)
 
 
 def test_findings_on_attacks_are_those_of_their_file() -> None:
@@ -259,8 +270,10 @@ def test_shuffled_and_sampled_epsilons_are_those_of_today(z0: float) -> None:
 
 
 def test_epsilons_of_the_thesis_and_the_number_of_claims_are_those_of_today() -> None:
-    digits, mnist = (f"{math.ceil(gdp_epsilon(side / 0.6, 1e-5))}" for side in (8, 28))
+    digits, mnist = (f"{math.ceil(gdp_epsilon(side / 0.6, 1e-5)):,}" for side in (8, 28))
     states("docs/results.md", f"It has {digits} on digits and {mnist} on MNIST")
+    labels = account_votes(Aggregator.for_epsilon("laplace", 0.2, 0.0, 10), np.tile([10] + 9 * [0], (540, 1)), 1e-5)
+    states("docs/results.md", f"540 labels of 0.2 each cost {math.ceil(labels.epsilon)} together", f"is {540 * 0.2:g}.")
     of = {letter: sum(name.startswith(letter) for name in registry()) for letter in "PT"}
     states("docs/results.md", f"{of['P']} claims of the paper and {of['T']} of the thesis")
     states("docs/commands.md", f"{of['P']} claims of the paper, {of['T']} of the thesis")

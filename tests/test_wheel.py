@@ -24,7 +24,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("edp_lab", "data", "notebooks", "docs", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
-BESIDE = ("CITATION.cff", "CONTRIBUTING.md", "Makefile", "constraints.txt", "environment.yml")  # of which it speaks
+BESIDE = (
+    "CITATION.cff",
+    "CONTRIBUTING.md",
+    "Dockerfile",
+    "Makefile",
+    "constraints.txt",
+    "environment.yml",
+    "pylock.toml",
+)
 BUILD = "from setuptools import build_meta as b; b.build_wheel('dist'); print(b.build_sdist('dist'))"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 JUPYTER = Path(sys.prefix) / "share/jupyter"  # Lab's own files: in a real installation beside the wheel
