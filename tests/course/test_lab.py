@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from typer.testing import CliRunner
 
 from edp_lab.cli.course import DEFAULT_NOTEBOOKS, course_app
@@ -73,6 +75,23 @@ def test_what_was_changed_stays_and_what_was_not_follows_the_course(course: Path
     (mine / "00_start.ipynb").unlink()
     assert own_copy(course, mine) == []
     assert texts(mine)["00_start.ipynb"] == "00_start.ipynb, second edition"
+
+
+def test_a_notebook_that_was_only_looked_at_follows_and_one_that_was_run_stays(course: Path, tmp_path: Path) -> None:
+    cells = [new_markdown_cell("# A\n\ntext"), new_code_cell("1 + 1")]
+    for name in NAMES[:2]:
+        nbformat.write(new_notebook(cells=cells), course / name)
+    mine = tmp_path / "mine"
+    own_copy(course, mine)
+    looked, ran = (nbformat.read(mine / name, as_version=4) for name in NAMES[:2])
+    looked.metadata["language_info"] = {"name": "python", "version": "3.12"}  # as JupyterLab does
+    nbformat.write(looked, mine / NAMES[0])
+    ran.cells[1].outputs = [new_output("stream", text="2")]
+    nbformat.write(ran, mine / NAMES[1])
+    for name in NAMES[:2]:
+        nbformat.write(new_notebook(cells=[*cells, new_markdown_cell("more")]), course / name)
+    assert own_copy(course, mine) == [NAMES[1]]
+    assert [len(nbformat.read(mine / name, as_version=4).cells) for name in NAMES[:2]] == [3, 2]
 
 
 @pytest.mark.parametrize("record", [None, "", "[1]", '{"00_start.ipynb": '])

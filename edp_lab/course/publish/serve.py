@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,14 +73,14 @@ def own_copy(notebooks_dir: Path, folder: Path, instructor: bool = False) -> lis
     """
     record, newer = folder / RECORD, []
     try:
-        copied = dict(read_json(record))  # name: sha256 of the edition that was copied
+        copied = dict(read_json(record))  # name: the edition that was copied
     except (UsageError, TypeError, ValueError):
         copied = {}  # none yet, or damaged: whatever differs then counts as changed
     patterns = [*FOR_STUDENTS, *FOR_INSTRUCTORS] if instructor else FOR_STUDENTS
     for path in sorted({path for pattern in patterns for path in notebooks_dir.glob(pattern)}):
         name, content = path.relative_to(notebooks_dir).as_posix(), path.read_bytes()
-        copy, edition = folder / name, sha256(content).hexdigest()
-        found = sha256(copy.read_bytes()).hexdigest() if copy.exists() else None
+        copy, edition = folder / name, _edition(content)
+        found = _edition(copy.read_bytes()) if copy.exists() else None
         if found not in (None, edition, copied.get(name)):
             newer += [name] if copied.get(name) != edition else []
             continue
@@ -90,6 +90,16 @@ def own_copy(notebooks_dir: Path, folder: Path, instructor: bool = False) -> lis
         copied[name] = edition
     write_whole(record, f"{json.dumps(copied, indent=1)}\n".encode())
     return newer
+
+
+def _edition(content: bytes) -> str:
+    """A checksum of a file; of a notebook, of its cells: JupyterLab rewrites the rest when one only looks at it."""
+    with suppress(ValueError, KeyError, TypeError):  # what is no notebook
+        cells = [
+            (cell["cell_type"], "".join(cell["source"]), cell.get("outputs")) for cell in json.loads(content)["cells"]
+        ]
+        content = repr(cells).encode()
+    return sha256(content).hexdigest()
 
 
 def serve(command: Sequence[str], environment: Mapping[str, str]) -> int:
