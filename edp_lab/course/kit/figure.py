@@ -59,7 +59,7 @@ def figure(
         title, caption: text, as all strings in a figure.
         marks: traces (`line`, `points`, `area`, `bar`), shapes (`vline`, `hline`) and annotations (`note`, `beside`).
         height: pixels.
-        top: pixels above the plot, for title, caption and legend.
+        top: pixels above the plot, for title, caption and legend, at least.
         hover: the ``hovertemplate`` of all traces that do not say what they show there.
         layout: by plotly's names, such as ``xaxis`` (see `axis`); where one is a dict, it is merged into what is there.
     """
@@ -67,7 +67,11 @@ def figure(
     if caption:
         heading["subtitle"] = {"text": caption}
     above = {} if top is None else {"margin": {"t": top}}
-    whole = merged({"height": height, "title": heading, "legend": LEGEND}, above, layout)
+    lines = as_text(caption).count("<br>") + 1 if caption else 0
+    # Under the title, from the figure's left edge: the plot begins where the legend ends, however many rows it has.
+    under = {"xref": "container", "yref": "container", "y": 1 - (32 + 17 * lines) / height, "yanchor": "top"}
+    legend = LEGEND if "legend" in layout else {**LEGEND, **under}
+    whole = merged({"height": height, "title": heading, "legend": legend}, above, layout)
     for name, place in whole.items():  # plotly.js knows no title that is mere text
         if name[1:5] == "axis" and isinstance(place.get("title"), str):
             whole[name] = {**place, "title": {"text": place["title"]}}

@@ -104,7 +104,7 @@ TEMPLATE = go.layout.Template(
             "font": {"size": 14},
             "subtitle": {"font": {"size": 12, "color": "#555"}},
         },
-        "legend": {"x": 0, "xref": "container", "xanchor": "left", "y": 1.01, "yanchor": "bottom"},
+        "legend": {"x": 0, "xanchor": "left", "y": 1.01, "yanchor": "bottom"},
         "margin": {"l": 8, "r": 16, "t": 76, "b": 20},
         "hoverlabel": {"font": {"family": "system-ui, sans-serif"}},
     }
