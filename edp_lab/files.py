@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import os
+import secrets
 import tempfile
 import warnings
 import zlib
@@ -19,6 +20,7 @@ import edp_lab
 from edp_lab.errors import UsageError, cure_of, writing
 
 CARRIED = Path(edp_lab.__file__).resolve().parent / "_carried"  # only in a wheel (setup.py)
+PARTIAL = ".partial-"  # begins the names of files and folders that are being written
 
 
 def comes_with(folder: str) -> Path:
@@ -26,21 +28,29 @@ def comes_with(folder: str) -> Path:
     return (CARRIED if CARRIED.is_dir() else CARRIED.parents[1]) / folder
 
 
-def write_whole(path: Path, content: bytes, cure: str = "make room there, or give another path") -> None:
+def write_whole(
+    path: Path, content: bytes, cure: str = "make room there, or give another path", mode: int = 0o666
+) -> None:
     """Write a file so that `path` holds its old or its new content, never a part, however the process ends.
+
+    Meanwhile the content grows in a new file beside it, whose name begins with `PARTIAL`: neither another process that
+    writes the same nor anything that lies there gets in the way.
+
+    Args:
+        mode: the permissions, less those that the umask takes.
 
     Raises:
         UsageError: it cannot be written, where the sentence ends in `cure`, or is no file.
     """
     with writing(path, cure):
-        partial = regular(path).with_name(f"{path.name}.partial")
+        partial = regular(path).with_name(f"{PARTIAL}{path.name[:40]}-{secrets.token_hex(8)}")
         try:
-            with open(partial, "wb") as file:
+            with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
-        except OSError:
+        except BaseException:
             with suppress(OSError):
                 partial.unlink()  # a full disk should not stay full
             raise
@@ -74,7 +84,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     check_new(folder)
     with writing(folder, "make room there, or choose another output folder"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as scratch:
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=PARTIAL) as scratch:
             inside = Path(scratch, folder.name)
             inside.mkdir()
             yield inside

@@ -110,11 +110,9 @@ class ResultCache:
     def write(self, key: str, found: dict[str, Any]) -> dict[str, Any]:
         """Atomically, also where two processes write the same; returns what `read` will."""
         entry = self.folder / f"{key}.json"
-        own = entry.with_name(f"{entry.name}.{os.getpid()}")
         with writing(self.folder, "make room there"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(own, json.dumps({**found, "sha256": _checksum(key, found)}, indent=1).encode())
-            os.replace(own, entry)
+            write_whole(entry, json.dumps({**found, "sha256": _checksum(key, found)}, indent=1).encode())
         return dict(json.loads(json.dumps(found)))
 
     def results(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from edp_lab.errors import UsageError, writing
-from edp_lab.files import read_bytes, sealed, unsealed, write_whole
+from edp_lab.files import PARTIAL, read_bytes, sealed, unsealed, write_whole
 from edp_lab.privacy import Mechanism, judge
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
 
@@ -32,7 +32,7 @@ MODEL = "model"
 SECRET = "secret.key"
 STATE = "state.safetensors"
 LOCK = ".lock"
-BEFORE_A_RECORD = {LOCK, SECRET, f"{SECRET}.partial", LEDGER, f"{RECORD}.partial"}
+BEFORE_A_RECORD = {LOCK, SECRET, LEDGER}
 PACKAGES = (
     "edp-lab", "torch", "numpy", "numba", "llvmlite", "scipy", "accelerate", "transformers", "gensim", "dp-accounting",
 )  # fmt: skip
@@ -66,7 +66,7 @@ def new_run_folder(out: str | Path) -> Path:
 
 def may_begin(folder: Path) -> bool:
     """Whether the folder is empty but for what a run leaves that is killed before its record, and so its first step."""
-    names = {path.name for path in folder.iterdir()}
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(PARTIAL)}
     entries = (folder / LEDGER).read_bytes().count(b"\n") if LEDGER in names else 0  # the first names the mechanism
     return not names or (LOCK in names and names <= BEFORE_A_RECORD and entries <= 1)
 
@@ -136,18 +136,7 @@ def bill(
 
 def write_secret(folder: Path, key: int, cure: str) -> None:
     """The noise key, readable by its owner alone; it never goes into the record and is deleted when the run ends."""
-    partial = folder / f"{SECRET}.partial"
-    with writing(folder / SECRET, cure):
-        partial.unlink(missing_ok=True)
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # of that mode from the start
-        try:
-            with open(descriptor, "w") as file:
-                file.write(f"{key:032x}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, folder / SECRET)
-        finally:
-            partial.unlink(missing_ok=True)
+    write_whole(folder / SECRET, f"{key:032x}\n".encode(), cure, 0o600)
 
 
 def read_secret(folder: Path) -> int | None:

@@ -18,7 +18,7 @@ from dataclasses import asdict, fields
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from accelerate import Accelerator
@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.metrics import Scores
 from edp_lab.errors import UsageError, writing
+from edp_lab.files import PARTIAL
 from edp_lab.models import load_model
 from edp_lab.privacy import Mechanism
 from edp_lab.privacy.csprng import key_from_seed
@@ -77,9 +78,14 @@ def resume(
 
 def run_config(record: dict[str, Any]) -> TrainConfig:
     """The configuration of a recorded run; UsageError where the record is of another version."""
+    config, kinds = record["config"], get_type_hints(TrainConfig)
     try:
-        return TrainConfig(**record["config"])
-    except TypeError as error:
+        for name, value in config.items():
+            kind = kinds.get(name, object)
+            if not isinstance(value, kind) and not (type(value) is int and isinstance(float(value), kind)):
+                raise TypeError(f"{name} is {value!r}")
+        return TrainConfig(**config)
+    except (TypeError, OverflowError) as error:
         raise UsageError(f"the run is of another version of edp_lab ({error}): start a new one") from None
 
 
@@ -242,7 +248,15 @@ def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
     check(launched()[1])  # before they wait for others that never come
     patience = InitProcessGroupKwargs(timeout=_patience())
     cpu = device == "cpu" or not torch.cuda.is_available()
-    accelerator = Accelerator(cpu=cpu, kwargs_handlers=[patience])
+    try:
+        accelerator = Accelerator(cpu=cpu, kwargs_handlers=[patience])
+        torch.empty(0, device=accelerator.device)
+    except Exception as error:
+        set_here = ", ".join(name for name in os.environ if name.startswith("ACCELERATE_"))
+        if processes > 1 or not set_here:  # several may have lost one another
+            raise
+        why = str(error).partition("\n")[0]
+        raise UsageError(f"Accelerate cannot start ({why}): unset or mend what is set of {set_here}") from error
     check(accelerator.num_processes)
     return accelerator
 
@@ -330,7 +344,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _tidy(folder: Path, *more: str) -> None:
     """Remove what a finished run needs no more, and half-written files."""
-    for path in (*(folder / name for name in (SECRET, STATE, *more)), *folder.rglob("*.partial")):
+    half = [path for path in folder.rglob(f"{PARTIAL}*") if not path.is_dir()]
+    for path in (*(folder / name for name in (SECRET, STATE, *more)), *half):
         path.unlink(missing_ok=True)
 
 

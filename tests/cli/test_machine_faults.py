@@ -19,11 +19,12 @@ from safetensors.torch import load_file, save_file
 from edp_lab import corpora
 from edp_lab.cli import output
 from edp_lab.errors import UsageError
-from edp_lab.files import write_whole
-from edp_lab.training import TrainConfig, checkpoint, read_record, train
+from edp_lab.files import PARTIAL, write_whole
+from edp_lab.training import TrainConfig, checkpoint, read_record, resume, train
 from edp_lab.training.ledger import LEDGER
 from edp_lab.training.optimizers import make_optimizer
 from edp_lab.training.run_folder import RECORD, STATE
+from edp_lab.training.run_session import run_config
 
 LONG = "x" * 300
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -152,6 +153,38 @@ def test_a_path_that_is_too_long_is_named(cli, tmp_path, monkeypatch, call):
     assert f"{LONG}: File name too long: give a shorter one" in err or f"{LONG}/" in err
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "data make smart-home --out loop/x.jsonl",
+        "data make smart-home --out loop",
+        "attack loss --run run --out loop",
+        "course run 00 --out loop/x",
+        "train --corpus loop --out new",
+        "train --corpus corpus.jsonl --out loop",
+        "compare loop",
+    ],
+)
+def test_a_link_to_itself_is_named(cli, tmp_path, monkeypatch, call):
+    monkeypatch.chdir(tmp_path)
+    os.symlink("loop", "loop")
+    status, out, err = cli(*call.split())
+    assert (status, out, err.count("\n"), os.listdir()) == (2, "", 1, ["loop"])
+    assert "loop" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ACCELERATE_USE_CPU", "maybe"), ("ACCELERATE_TORCH_DEVICE", "cuda:99"), ("ACCELERATE_USE_DEEPSPEED", "true")],
+)
+def test_what_accelerate_is_told_and_cannot_do_is_named(corpus, tmp_path, name, value):
+    command = [sys.executable, "-m", "edp_lab", "train", "--corpus", corpus, "--out", "new", "--size", "small"]
+    how = {"capture_output": True, "text": True, "cwd": tmp_path}
+    ended = subprocess.run([*command, "--gpus", "4"], env={**os.environ, name: value}, check=False, **how)
+    assert (ended.returncode, ended.stderr.count("\n"), os.listdir(tmp_path)) == (2, 1, [])
+    assert ended.stderr.endswith(f"unset or mend what is set of {name}\n")
+
+
 # ---- Files that are damaged ------------------------------------------------------------------------------------------
 
 
@@ -186,6 +219,19 @@ def test_a_record_that_was_changed_or_cannot_be_read_is_refused(cli, run, monkey
     monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=denied))  # for the superuser, too
     cure = "mend its permissions, or give another path"
     assert cli(*command) == (2, "", f"error: {record} cannot be read (Permission denied): {cure}\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("alpha", []), ("pretrained", True), ("lr", 10**400), ("private_seed", float("nan")), ("epochs", "3")],
+)
+def test_a_setting_of_another_kind_is_refused(run, setting, value):
+    told = json.loads((run / RECORD).read_text())
+    told["config"]["lr"] = 1
+    assert run_config(told).lr == 1
+    told["config"][setting] = value
+    with pytest.raises(UsageError, match="the run is of another version of edp_lab"):
+        run_config(told)
 
 
 def test_every_changed_bit_of_a_record_shows_or_means_nothing(run):
@@ -277,8 +323,39 @@ def test_a_full_disk_leaves_no_half_of_a_file(cli, tmp_path, monkeypatch, call):
     assert "make room there" in said
 
 
+def test_what_lies_beside_a_file_is_not_in_the_way_and_stays(tmp_path):
+    os.mkfifo(tmp_path / "table.csv.partial")
+    (tmp_path / "mine").write_text("mine")
+    for name in ("table.csv", "x" * 255):
+        write_whole(tmp_path / name, b"content")
+        assert (tmp_path / name).read_bytes() == b"content"
+    assert {*os.listdir(tmp_path)} == {"table.csv", "table.csv.partial", "x" * 255, "mine"}
+
+
+def test_processes_that_write_one_file_at_the_same_time_all_do(tmp_path):
+    code = "import sys; from pathlib import Path; from edp_lab.files import write_whole\nsys.stdin.read()\n"
+    code += "for _ in range(300): write_whole(Path(sys.argv[1]), sys.argv[2].encode() * 100_000)"
+    path, pipes = tmp_path / "table.csv", {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    writers = [subprocess.Popen([sys.executable, "-c", code, path, letter], **pipes) for letter in "ab"]
+    for writer in writers:
+        writer.stdin.close()
+    while any(writer.poll() is None for writer in writers):
+        assert not path.exists() or (len(found := path.read_bytes()), len({*found})) == (100_000, 1)
+    assert [writer.stderr.read() for writer in writers] == [b"", b""]
+    assert os.listdir(tmp_path) == ["table.csv"]
+
+
 def test_a_pipe_stays_a_pipe(tmp_path):
     os.mkfifo(pipe := tmp_path / "pipe")
     with pytest.raises(UsageError, match="is a pipe or a device: give a file"):
         write_whole(pipe, b"content")
     assert pipe.is_fifo()
+
+
+def test_what_a_user_puts_into_a_run_stays_and_what_a_killed_run_left_goes(run):
+    (run / "my.partial").touch()
+    (run / "model" / f"{PARTIAL}folder").mkdir()
+    (run / "model" / f"{PARTIAL}weights").touch()
+    resume(run)
+    assert (run / "my.partial").exists()
+    assert [path.name for path in run.rglob(f"{PARTIAL}*")] == [f"{PARTIAL}folder"]

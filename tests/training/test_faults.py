@@ -27,6 +27,7 @@ import pytest
 import torch
 
 from edp_lab.cli import main
+from edp_lab.files import PARTIAL
 from edp_lab.models import load_model
 from edp_lab.training import evaluate_run, noise, read_record, run_ledger
 from edp_lab.training import processes as launch
@@ -83,7 +84,9 @@ def before(owner: Any, name: str, first: Callable[..., object]) -> None:
 
 def die(name: str, *paths: Any) -> None:
     file = os.readlink(f"/proc/self/fd/{paths[0]}") if name == "fsync" else paths[-1]
-    operations.append(f"{name} {Path(file).name.split('-')[0]}")  # weights-0123456789abcdef.safetensors
+    operations.append(
+        f"{name} {Path(file).name.removeprefix(PARTIAL).split('-')[0]}"
+    )  # weights-0123456789abcdef.safetensors
     if FAULTS["die_at"] == (operations[-1], operations.count(operations[-1])):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -230,9 +233,9 @@ def folder(tmp_path: Path) -> Path:
     [
         ((RELEASE, 4), (f"replace {STATE}", 1), 60),  # before there is a state, and while the first one is written
         ((f"replace {STATE}", 2), (f"fsync {LEDGER}", 1), 60),
-        ((f"replace {STATE}", 7), (f"fsync {STATE}.partial", 3), 0),  # within an epoch
+        ((f"replace {STATE}", 7), (f"fsync {STATE}", 3), 0),  # within an epoch
         ((RELEASE, 9), (f"replace {RECORD}", 2), 0),
-        ((f"fsync {RECORD}.partial", 2), ("replace weights", 2), 60),
+        ((f"fsync {RECORD}", 2), ("replace weights", 2), 60),
         (("replace model.json", 1), ("unlink weights", 1), 60),
         ((f"replace {STATE}", 3), ("fsync weights", 1), 60),  # after the last epoch's record
         ((f"replace {RECORD}", 5), (f"unlink {STATE}", 1), 60),
