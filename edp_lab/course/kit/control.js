@@ -20,10 +20,12 @@ const KINDS = {
             say(box.value);
             enter(stops[range.valueAsNumber]);
         });
-        box.addEventListener("change", () => {
+        const read = () => {
             const typed = box.value.trim().replace(/,(?=\d{3}\b)/g, "");
             enter(typed !== "" && Number.isFinite(Number(typed)) ? Number(typed) : typed);
-        });
+        };
+        box.addEventListener("change", read);
+        box.addEventListener("keydown", event => { if (event.key == "Enter") read(); });  // no change event in JupyterLab
         const show = value => {
             box.value = value;
             if (Number.isFinite(Number(value))) range.valueAsNumber = nearest(value);
@@ -66,6 +68,7 @@ export default { render({ model, el }) {
     if (kind == "choice") { el.setAttribute("role", "radiogroup"); el.setAttribute("aria-labelledby", name.id); }
     el.append(name, ...inputs, error);
     const elements = el.querySelectorAll("input, select");
+    elements.forEach(one => { one.dataset.lmSuppressShortcuts = true; });  // JupyterLab's: an arrow key would leave the slider
     const follow = () => {
         show(model.get("entered"));
         error.textContent = model.get("error");
