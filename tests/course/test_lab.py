@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from edp_lab.cli.course import DEFAULT_NOTEBOOKS, course_app
 from edp_lab.course.publish import serve
 from edp_lab.course.publish.serve import RECORD, own_copy
+from edp_lab.files import PARTIAL
 
 NAMES = ["00_start.ipynb", "01_next.ipynb", "glossary.md", "images/a.png"]
 KILLED = """
@@ -49,7 +50,7 @@ def new_edition(course: Path) -> None:
 
 
 def texts(folder: Path) -> dict[str, str]:
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != RECORD]
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((RECORD, PARTIAL))]
     return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
 
 
