@@ -89,7 +89,7 @@ def run_notebook() -> Callable[..., dict[str, Any]]:
         [last] = [cell for cell in cells if ".check()" in cell.source]
         with pytest.raises(ZeroDivisionError):
             exec(last.source, space)
-        solved = {name: verdict.status for name, verdict in space["check"].verdicts.items()} if number != "00" else {}
+        solved = {name: verdict.status for name, verdict in space["check"].verdicts.items()}
         assert solved == dict.fromkeys(exercise_cells(source(number)), "solved")
         return space
 

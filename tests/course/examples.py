@@ -75,6 +75,8 @@ THESIS = ThreePhaseSettings(epochs=1)
 
 
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "00 read": lambda: (small_model(),),
+    "00 refute": lambda: (True, 1.0, 8),
     "00 step": lambda: (small_model(), replace(SMALL, epochs=40)),  # so that every stop of t lies in the run
     "00 Training": lambda: (small_model(), PANELS["00 step"](small_model(), SMALL)),
     "01 coin": lambda: (1.1, 300, 0.3, 0),

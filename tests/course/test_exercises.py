@@ -38,14 +38,14 @@ def wrong_answers(number: str) -> dict[str, dict[str, Any]]:
     return import_module(f"tests.course.test_nb{number}").WRONG
 
 
-@pytest.mark.parametrize("path", SOURCES[1:], ids=lambda path: path.stem)
-def test_every_notebook_but_the_first_has_two_or_three_exercises_and_checks_for_all(path: Path) -> None:
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_every_notebook_has_two_or_three_exercises_and_checks_for_all(path: Path) -> None:
     cells = exercise_cells(read_source(path))
     assert list(exercises(path.name[:2])) == list(cells)
     assert len(cells) in (2, 3)
 
 
-@pytest.mark.parametrize("path", SOURCES[1:], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_a_missing_answer_stops_a_strict_notebook_only(path: Path) -> None:
     lines = [line for cell in read_source(path).cells for line in cell.source.splitlines()]
     [wiring] = [line for line in lines if line.startswith("check = Checks(")]

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from edp_lab.attacks.audit.step_audit import audit_mechanism
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.panel import Panel
 from edp_lab.course.kit.text import plain
@@ -18,10 +20,11 @@ from edp_lab.course.nb00_start.compute import SmallModel, StepResult, one_step
 from edp_lab.course.publish.runner import check_parameters
 from edp_lab.errors import UsageError
 from edp_lab.privacy import claimed_epsilon, true_epsilon
+from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
-from tests.course.examples import SMALL, small_model
+from tests.course.examples import SMALL, Wrong, small_model
 
 OTHER = replace(SMALL, clip_norm=0.5, z0=0.2, decay="linear", tau=0.3, num_devices=4, as_printed=False, epochs=5)
 
@@ -97,23 +100,42 @@ def live(model: SmallModel, panel: Panel) -> Iterator[panels.Training]:
     live.wait()
 
 
-def test_live_run_trains_both_methods_with_the_sliders_values(
+def test_a_run_trains_with_the_sliders_values_and_reads_the_number_again(
     live: panels.Training, panel: Panel, model: SmallModel
 ) -> None:
-    panel.set(num_devices=4, z0=0.01, as_printed=False)
+    before = live.secret
+    panel.set(num_devices=4, z0=3.0, as_printed=False)
     live.run(wait=True)
     live.check()
     assert live.errors == []
-    assert live.rows["sgd"] == model.epochs  # made before with these settings: not trained again
-    assert list(live.records) == ["edp-sgd"]
-    record = live.records["edp-sgd"]
-    assert record["status"] == "finished"
-    assert record["config"].items() >= {"num_devices": 4, "z0": 0.01, "epochs": 1}.items()
-    assert live.rows["edp-sgd"] == record["epochs"]
-    assert live.figures[0].data[1].y[0] == record["epochs"][0]["loss"]
-    assert f"SER {record['epochs'][0]['ser']:.2f} with eDP-SGD" in live.words.value
-    assert "With a secret seed" in live.words.value
-    assert (live.state.value, live.run_button.disabled, live.stop_button.disabled) == ("done", False, True)
+    assert live.rows["sgd"] == model.epochs
+    assert len(live.rows["edp-sgd"]) == 1
+    assert (live.secret.number, live.secret.times) == (before.number, 16)
+    assert live.secret.rank > 100, "noise of three sensitivities hides it"
+    assert live.guarantee.method.startswith("Gaussian-DP")
+    assert "--gpus 4" in live.command.value
+    assert live.figures[0].data[1].y[0] == live.rows["edp-sgd"][0]["ser"]
+    assert "The noise hides the number" in live.tiles.sentence
+
+
+def test_a_number_said_often_is_read_out_of_a_model_and_one_never_said_is_not(model: SmallModel) -> None:
+    learned = SmallModel(SMALL, epochs=6)
+    ranks = {times: read.rank for times, read in learned.secrets.items()}
+    assert ranks[16] <= 3
+    assert ranks[0] > 100
+    for read in learned.secrets.values():
+        assert read.rank == 1 + (read.losses < read.loss).sum()
+        assert len(read.losses) == compute.NUMBERS
+        assert (read.likeliest == read.number) == (read.rank == 1)
+
+
+@pytest.mark.parametrize("as_printed", [True, False])
+def test_the_challenge_is_the_audit_of_the_mechanism(as_printed: bool) -> None:
+    ours = compute.challenge(as_printed, 1.0, 4)
+    theirs = audit_mechanism(ours.audit.mechanism, compute.DELTA, key_from_seed(0), draws=compute.ROUNDS)
+    assert theirs.bounds.gaussian == pytest.approx(ours.audit.bounds.gaussian, rel=0.02)  # float32 rounds its gradient
+    assert (ours.audit.bounds.gaussian > ours.audit.epsilon_claimed) == as_printed
+    assert ours.audit.bounds.gaussian <= ours.audit.epsilon_holds
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
@@ -122,9 +144,29 @@ def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
     monkeypatch.setattr(compute, "SmallModel", lambda config, epochs: SmallModel(config, 1))  # a test, not a class
     mechanism = {"z0": 0.2, "tau": 0.3, "decay": "linear", "num_devices": 4, "seed": 1}
     space = run_notebook("00", corpus="smart-home", C=0.5, **mechanism)
-    assert space["result"].config == replace(SMALL, clip_norm=0.5, **mechanism)
-    assert space["panel"].result == space["result"]
-    assert space["live"].records["edp-sgd"]["config"].items() >= {"clip_norm": 0.5, **mechanism}.items()
+    assert space["panel"].result.config == replace(SMALL, clip_norm=0.5, **mechanism)
+    assert f"--z0 {mechanism['z0']}" in space["live"].command.value
     notebook = Path(__file__).parents[2] / "notebooks" / "00_start.ipynb"
     with pytest.raises(UsageError, match=r"00_start.ipynb has no parameter 'z_0'; it has: mode, corpus, C, z0"):
         check_parameters(notebook, {"z_0": 0.1})
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "clip": {
+        "clips every number": Wrong(lambda gradient, limit: np.clip(gradient, -limit, limit), "cuts each number"),
+        "makes every gradient as long as C": Wrong(
+            lambda gradient, limit: gradient * limit / np.linalg.norm(gradient), "must stay as it is"
+        ),
+        "does nothing": Wrong(lambda gradient, limit: gradient, "one that is longer than C must shrink"),
+        "gives the length": Wrong(lambda gradient, limit: min(limit, np.linalg.norm(gradient)), "a single number"),
+        "turns it round": Wrong(
+            lambda gradient, limit: -gradient * min(1, limit / np.linalg.norm(gradient)), "direction has changed"
+        ),
+    },
+    "refuted": {
+        "one GPU": Wrong(1, "no more than"),
+        "eight, where fewer do": Wrong(8, "a smaller N does, too"),
+        "three, which the panel lacks": Wrong(3, "is none of them"),
+        "in words": Wrong("two", "as a whole number"),
+    },
+}

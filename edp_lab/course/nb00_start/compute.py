@@ -1,7 +1,9 @@
-"""What ``00_start.ipynb`` computes: one eDP-SGD step on real gradients. No widgets.
+"""What ``00_start.ipynb`` computes: numbers read out of a model, one eDP-SGD step, a claim put to the test. No widgets.
 
     model = SmallModel(config, epochs=4)               # trained once, by the course's own loop
+    read = model.secrets[16]                           # a number that it saw 16 times
     result = one_step(model.on(8), config, epoch=0)    # pure
+    tested = challenge(as_printed=True, z0=1.0, num_devices=8)
 
 Noise, clipping and epsilon come from `edp_lab.training.dp_step` and `edp_lab.privacy`; nothing is repeated here.
 """
@@ -9,7 +11,9 @@ Noise, clipping and epsilon come from `edp_lab.training.dp_step` and `edp_lab.pr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,18 +21,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edp_lab.attacks.audit.step_audit import DIRECTIONS, LAYOUT, MechanismAudit, audit_draws
+from edp_lab.attacks.memorisation import AROUND, DIGITS, draw_canaries, filling_losses
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.inputs import require
+from edp_lab.course.kit.inputs import attacked_mechanism, require
 from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.privacy import Alpha, Guarantee, Mechanism, judge
-from edp_lab.privacy.csprng import Purpose, stream
+from edp_lab.privacy import Alpha, Guarantee, Mechanism, Variant, judge
+from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import layer_scales, noise_stds, release
 from edp_lab.training.gradients import Layout, StackedGradients, stacked_gradients
 from edp_lab.training.noise import Share, standard_noise
 from edp_lab.training.trainer import Trainer
+
+TIMES = (0, 1, 4, 16)  # how often the training set holds a number
+NUMBERS = 10_000  # hidden ones and others
+
+
+class Secret(NamedTuple):
+    """A personal number in the training set, and other numbers, by the loss that the model gives them."""
+
+    times: int  # that the training set holds it
+    number: str  # seven digits
+    likeliest: str  # the number with the smallest loss
+    loss: float  # of this number
+    losses: np.ndarray  # (F), of it and all others
+    rank: int  # of its own among them, 1 the smallest
 
 
 class Gradients(NamedTuple):
@@ -117,6 +137,7 @@ class SmallModel:
         epochs: how long to train.
 
     Attributes:
+        secrets: by how often the training set holds a number, what the model gives away of it.
         on: from a number of devices the `Gradients` that a step on them starts from, computed once for each.
         epochs: the rows of its run record.
 
@@ -126,15 +147,34 @@ class SmallModel:
 
     def __init__(self, config: TrainConfig, epochs: int) -> None:
         self.config = plain(config, epochs)
-        corpus = load_corpus(config.corpus)
-        self._run = Trainer(self.config, corpus, split(corpus, config.seed))
+        self._run = self.trainer(self.config)
         self.layout, self.delta = self._run.layout, self._run.delta
         self._untrained = deepcopy(self._run.model)
         for _ in range(epochs):
             self._run.epoch()
         self.epochs: list[dict[str, Any]] = self._run.record["epochs"]
+        self.secrets = self.read(self._run)
         self.noise = standard_noise(self._run.key, self._run.progress.step, self.layout.size, Share())
         self.on = cache(self._on)
+
+    def trainer(self, config: TrainConfig) -> Trainer:
+        """A run on the same corpus with the same numbers hidden in it; `Trainer.epoch` trains it."""
+        corpus = load_corpus(config.corpus)
+        data = split(corpus, config.seed)
+        self.numbers = draw_canaries(corpus, data.train, TIMES, 2, NUMBERS - 2 * len(TIMES), config.seed)
+        return Trainer(config, corpus, replace(data, train=(*data.train, *self.numbers.inserted)))
+
+    def read(self, run: Trainer) -> dict[int, Secret]:
+        """What a trained model gives away of the first number of each kind."""
+        hidden = [group[0] for group in self.numbers.utterances.values()]
+        texts = [u.tokens for group in self.numbers.utterances.values() for u in group] + [*self.numbers.references]
+        losses = filling_losses(run.model, texts, hidden)
+        found = {}
+        for times, utterance, loss in zip(self.numbers.utterances, hidden, losses, strict=True):
+            own = loss[texts.index(utterance.tokens)]
+            names = _digits(utterance.tokens), _digits(texts[int(loss.argmin())])
+            found[times] = Secret(times, *names, float(own), loss, int((loss < own).sum()) + 1)
+        return found
 
     def _on(self, num_devices: int) -> Gradients:
         def gradients(model: IntentSlotModel, epoch: int, step: int) -> Tensor:
@@ -148,3 +188,55 @@ class SmallModel:
         alpha = layer_scales(gradients(self._untrained, 0, 0).mean(0), self.layout)
         following = gradients(self._run.model, self.config.epochs, self._run.progress.step)
         return Gradients(self.layout, following, alpha, self.noise, self.delta)
+
+
+def _digits(tokens: Sequence[str]) -> str:
+    """``call my doctor at nine one six two zero four seven`` -> "916 2047"."""
+    number = "".join(str(DIGITS.index(token)) for token in tokens[len(AROUND) :])
+    return f"{number[:3]} {number[3:]}"
+
+
+# ---- A claim, put to the test ----------------------------------------------------------------------------------------
+
+ROUNDS = 5_000  # draws of a step without the sentence, and as many with it
+DELTA = 1e-5
+
+
+class Challenge(NamedTuple):
+    """What one step releases along one sentence's pull, drawn many times without the sentence and with it."""
+
+    audit: MechanismAudit  # what the draws prove; layer scales are taken as public (as printed) or 1 (sound)
+    absent: np.ndarray  # (ROUNDS)
+    present: np.ndarray  # (ROUNDS)
+
+    @property
+    def right(self) -> float:
+        """The share of right guesses, "with" above the middle and "without" below."""
+        return float(np.mean(self.absent <= 0) + np.mean(self.present > 0)) / 2
+
+
+def challenge(as_printed: bool, z0: float, num_devices: int) -> Challenge:
+    """Test the epsilon that is claimed for one step at clip norm 1 and delta 1e-5, as `edp-lab audit mechanism` does.
+
+    Guarantee: the lower bound on epsilon holds with probability 95 % if the noise is as good as random.
+
+    Raises:
+        UsageError: no finite claim; as `Mechanism`.
+    """
+    mechanism = attacked_mechanism(as_printed, 1.0, z0, num_devices)
+    reason = judge(mechanism, 1, DELTA, seed_published=False)
+    require(
+        reason.epsilon_if_alpha_public is not None, f"there is no claim to test ({reason.reason}): choose a larger z0"
+    )
+    half, std = mechanism.sensitivity() / num_devices / 2, mechanism.noise_std(0) / num_devices
+    noise = std * _noise_along(mechanism.variant)
+    absent, present = noise[:ROUNDS] - half, noise[ROUNDS:] + half
+    return Challenge(audit_draws(mechanism, DELTA, absent, present), absent, present)
+
+
+@cache
+def _noise_along(variant: Variant) -> np.ndarray:
+    """The standard normal noise of many steps along the sentence's pull: (2 ROUNDS), as training would draw it."""
+    draws = [standard_noise(key_from_seed(0), step, LAYOUT.size, Share()) for step in range(2 * ROUNDS)]
+    along: np.ndarray = (torch.stack(draws).double() @ DIRECTIONS[variant].double()).numpy()
+    return along

@@ -1,25 +1,35 @@
-"""The panels of ``00_start.ipynb``: one step under the sliders, and a short training run with their values."""
+"""The panels of ``00_start.ipynb``: a number read out of a model, one step under the sliders, training with its noise,
+and a claim put to the test."""
 
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.controls import decades, decay_of, devices, number, variant
-from edp_lab.course.kit.figure import Figure, axis, line, log_axis, log_range, logs, points, positive
-from edp_lab.course.kit.panel import Panel, RunPanel, Tile, epsilons, panel
-from edp_lab.course.kit.text import Html, Words, count, guarantee_of, plain, settings, short, train_command
-from edp_lab.course.kit.theme import BLUE, GREEN, ORANGE, SKY, VERMILLION
-from edp_lab.course.nb00_start.compute import SmallModel, StepResult, one_step
-from edp_lab.privacy import Decay
-from edp_lab.training import StepDone, TrainConfig, train
+from edp_lab.course.kit.controls import choice, decades, decay_of, devices, number, variant
+from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, log_range, logs, points, positive
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
+from edp_lab.course.kit.text import Html, Words, command, count, digits, settings, short, train_command
+from edp_lab.course.kit.theme import CLAIMED, HOLDS, NOISE, PLAIN, PRINTED
+from edp_lab.course.nb00_start.compute import (
+    DELTA,
+    ROUNDS,
+    Challenge,
+    Secret,
+    SmallModel,
+    StepResult,
+    challenge,
+    one_step,
+)
+from edp_lab.privacy import Decay, Guarantee, Variant, judge
+from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Event
 
 words = Words(__file__, settings=settings)
@@ -79,12 +89,12 @@ def draw_layers(result: StepResult) -> Figure:
         "Signal and noise of one step, by layer",
         "",
         line("", "#bbb", width=2, **gaps),
-        points("signal", BLUE, "circle", 11, edge=2, x=signal, y=rows),
-        points("noise", VERMILLION, "diamond-open", 13, edge=2, x=noise, y=rows),
-        points("noise, one draw", VERMILLION, "x-thin-open", 7, edge=2, x=draw, y=rows),
+        points("signal", PLAIN, "circle", 11, edge=2, x=signal, y=rows),
+        points("noise", NOISE, "diamond-open", 13, edge=2, x=noise, y=rows),
+        points("one draw of it", NOISE, "x-thin-open", 7, edge=2, x=draw, y=rows),
         fig.hline(0.5, line={"color": "#888", "width": 1}),
         hover="%{y}: %{x:.3g}",
-        xaxis=logs("L2 norm, in units of the gradient", log_range([*signal, *noise, *draw], 0.1)),
+        xaxis=logs("length of the gradient, or noise", log_range([*signal, *noise, *draw], 0.1)),
         yaxis=axis("layer", **rising, showgrid=False, ticks=""),
     )
 
@@ -104,18 +114,17 @@ def draw_privacy(result: StepResult) -> Figure:
     names = [str(device) for device in range(1, len(factors) + 1)]
     below: dict[str, Any] = {"x": names, "y": factors, "showlegend": False, "hover": "%{x}: × %{y:.3g}", **fig.at(2)}
     claimed, true = positive(result.claimed), positive(result.true)
-    name = "claimed"
     above = (
-        axis("epochs trained (dotted line: this step's)", [0.5, epochs[-1] + 0.5]),
+        axis("epochs trained", [0.5, epochs[-1] + 0.5]),
         log_axis(f"ε (at δ = {held.delta:.2g})", [*claimed, *true], margin=0.1, labels=6),
     )
-    kept = axis("device"), logs("kept by the clip", [log_range(factors, 0.1)[0], 0.15])
+    kept = axis("device"), logs("clip keeps", [log_range(factors, 0.1)[0], 0.15])
     return figure(
         "Privacy loss ε of the run",
         "",
-        line(name, ORANGE, "dash", symbol="square-open", size=10, y=claimed, **on),
-        line(told, GREEN, dash, symbol=symbol, size=6, y=true, **on),
-        points("device", SKY, "circle", 10, marker={"line": {"color": BLUE}}, **below),
+        line("claimed", CLAIMED, "dash", symbol="square-open", size=10, y=claimed, **on),
+        line(told, HOLDS, dash, symbol=symbol, size=6, y=true, **on),
+        points("device", PLAIN, "circle", 9, **below),
         fig.vline(result.epoch + 1, line={"color": "#666", "dash": "dot", "width": 1}),
         **fig.plots(2, 1, axes=(above, kept), row_heights=(0.64, 0.36), vertical_spacing=0.25),
     )
@@ -135,84 +144,208 @@ def table(results: Mapping[str, StepResult]) -> str:
     return "\n".join([f"{told}; zero-out, disjoint batches", accountants, *lines])
 
 
+# ---- A number, read out of a model -----------------------------------------------------------------------------------
+
+
+@panel("00")
+def read(model: SmallModel) -> Panel:
+    """What the model gives away of a number that it saw so often: `result` is a `Secret`."""
+    times = {"0": 0, "1": 1, "4": 4, "16": 16}
+    return Panel(
+        "Read a number out of a model",
+        "Ten thousand numbers for “call my doctor at …”, by the loss that the trained model gives them.",
+        lambda times: model.secrets[times],
+        [draw_secret],
+        words.secret,
+        lambda result, **_: "edp-lab attack canaries --methods sgd --repetitions 0,1,4,16 --canaries 2",
+        tiles=tell_secret,
+        views={f"{name} times in the training set": {"times": value} for name, value in times.items()},
+        times=choice("times in the data", 16, times),
+    )
+
+
+def tell_secret(result: Secret) -> tuple[Tile, Tile, str]:
+    """The number, and its place among ten thousand."""
+    of = f"of {len(result.losses):,}, the smallest loss first"
+    own, place = (
+        Tile("true number", result.number, "only its owner knows it"),
+        holds(f"{result.rank:,}", of, "its rank"),
+    )
+    if result.rank == 1:
+        return own, place._replace(role="printed"), "The model gives the number away: it prefers it to all others."
+    if 20 * result.rank <= len(result.losses):
+        told = (
+            f"The model leaks: an attacker needs about {result.rank:,} guesses instead of {len(result.losses) // 2:,}."
+        )
+        return own, place._replace(role="printed"), told
+    return own, place, "The number is lost among the others: the model gives nothing away."
+
+
+def draw_secret(result: Secret) -> Figure:
+    """A histogram of the losses of all numbers, and the true one's."""
+    shares, edges = np.histogram(result.losses, 60)
+    middle, width = (edges[1:] + edges[:-1]) / 2, float(edges[1] - edges[0])
+    left = result.loss > (edges[0] + edges[-1]) / 2
+    return figure(
+        "Loss of the true number, and of others",
+        "",
+        bar("other numbers", PLAIN, x=middle, y=shares, width=width, hover="loss %{x:.2f}: %{y} numbers"),
+        fig.vline(result.loss, line={"color": PRINTED, "width": 3}),
+        fig.beside(f"the true number: {result.number}", result.loss, left=left),
+        height=330,
+        top=40,
+        bargap=0,
+        showlegend=False,
+        xaxis=axis("loss (small: the model knows the number)"),
+        yaxis=axis("numbers", [0, 1.2 * float(shares.max())]),
+    )
+
+
 # ---- A short run ---------------------------------------------------------------------------------------------------
 
-METHODS = {
-    "sgd": ("no privacy (Adam)", BLUE, "solid", "circle", 9),
-    "edp-sgd": ("eDP-SGD", VERMILLION, "dash", "diamond", 10),
-}
-Rows = Mapping[str, Sequence[Mapping[str, Any]]]  # by method, the rows of its run record so far
+RunRows = Mapping[str, Sequence[Mapping[str, Any]]]  # by method, the rows of its run record so far
+METHODS = {"sgd": ("without privacy", PLAIN, "solid", "circle"), "edp-sgd": ("with noise", NOISE, "dash", "diamond")}
 
 
 @panel("00")
 class Training(RunPanel):
-    """A short real training run, eDP-SGD with the step panel's values beside SGD; only Run starts any work.
+    """Trains with the step panel's values on the data with the hidden numbers; only Run starts any work.
 
     Attributes:
         rows: by method, the rows of the run record so far.
-        records: by method, the records of the runs that were made; none for an SGD run made before.
+        secret: what the trained model gives away of the number that it saw most often.
+        guarantee: of the run.
     """
 
     def __init__(self, model: SmallModel, sliders: Panel) -> None:
-        self._sliders, self._baselines, self._delta = sliders, {model.config: model.epochs}, model.delta
-        self.rows: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
-        self.records: dict[str, dict[str, Any]] = {}
-        self.epochs = number("epochs", model.config.epochs)
+        self._model, self._sliders = model, sliders
+        self.rows: dict[str, list[dict[str, Any]]] = {"sgd": list(model.epochs), "edp-sgd": []}
+        self.secret = model.secrets[max(model.secrets)]
+        self.guarantee: Guarantee | None = None
         super().__init__(
-            "Train it",
-            "Two real training runs on the same data, one without privacy and one with the sliders' values above; "
-            "lower is better in both pictures.",
-            [self.epochs],
-            [draw_training(self.rows, self.epochs.value, "")],
+            "Train with this noise, and read again",
+            "The same training with the values of the sliders above: what it learns, and what it gives away.",
+            figures=[draw_training(self.rows), draw_secret(self.secret)],
         )
+        self._say()
 
     def prepare(self) -> TrainConfig:
         values = {name: value for name, value in self._sliders.values.items() if name != "epoch"}
-        return replace(self._sliders.result.config, **{**values, "epochs": self.epochs.value})
+        return replace(self._sliders.result.config, **{**values, "epochs": self._model.config.epochs})
 
     def work(self, config: TrainConfig) -> None:
-        """SGD, unless these settings have been trained before, then eDP-SGD."""
-        baseline, held = plain(config, config.epochs), None
-        self.rows = {"sgd": list(self._baselines.get(baseline, [])), "edp-sgd": []}
-        self.records, self.words.value = {}, ""
-        with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
-            for method, run in (("sgd", baseline), ("edp-sgd", config)):
-                if len(self.rows[method]) < config.epochs and not self.stopping:
-                    listener = partial(self._listen, method, config)
-                    self.records[method] = train(run, Path(folder) / method, listener, self.stop_event)
-        if len(self.rows["sgd"]) == config.epochs:
-            self._baselines[baseline] = self.rows["sgd"]
-        self._show(config)
-        if record := self.records.get("edp-sgd"):
-            held = guarantee_of(record)
-        self.words.value = words.trained(config, self.rows["sgd"], record, held)
+        run = self._model.trainer(config)
+        self.rows["edp-sgd"] = run.record["epochs"]
 
-    def _listen(self, method: str, config: TrainConfig, event: Event) -> None:
-        """What the training loop reports."""
-        if isinstance(event, StepDone):
-            self.progress_of(event, f"{METHODS[method][0]}: ")
-        else:
-            self.rows[method].append(event.row)
-            self._show(config)
+        def listen(event: Event) -> None:
+            self.heed_stop("Stopped: nothing was read.")
+            self.progress_of(event)
 
-    def _show(self, config: TrainConfig) -> None:
-        caption = words.caption(config, self.rows["edp-sgd"], self._delta)
-        self.figures[0].show(draw_training(self.rows, config.epochs, caption))
+        while run.progress.epoch < config.epochs:
+            run.epoch(listen)
+            self.figures[0].show(draw_training(self.rows))
+        self.guarantee = judge(run.mechanism, config.epochs, run.delta)
+        self.secret = self._model.read(run)[self.secret.times]
+        self.figures[1].show(draw_secret(self.secret))
+        self.command.value = train_command(config)
+        self._say()
+
+    def _say(self) -> None:
+        held, before = self.guarantee, self._model.secrets[self.secret.times].rank
+        last = (self.rows["edp-sgd"] or self.rows["sgd"])[-1]["ser"]
+        errors = Tile("errors (SER)", f"{last:.2f}", f"{self.rows['sgd'][-1]['ser']:.2f} without privacy")
+        rank = Tile("rank of the number", f"{self.secret.rank:,}", f"{before:,} without privacy")
+        told = "This is the model without privacy. Press Run to train it with noise."
+        if held is not None:
+            hidden = 20 * self.secret.rank > len(self.secret.losses)
+            told = f"The noise {'hides' if hidden else 'does not hide'} the number. "
+            told += "The price is in the errors." if hidden else "More noise hides more, and costs more errors."
+            self.words.value = words.trained(held, self._model.config.epochs)
+        self.tiles.show(errors, rank, told)
 
 
-def draw_training(rows: Rows, epochs: int, caption: str) -> Figure:
-    """Loss on the training set and SER on the validation set by epoch, for both methods."""
+def draw_training(rows: RunRows) -> Figure:
+    """SER on the validation set by epoch, without privacy and with noise."""
+    epochs = len(rows["sgd"])
     lines = []
-    for plot, (what, key) in enumerate({"loss": "loss", "SER": "ser"}.items(), 1):
-        for method, (name, color, dash, symbol, size) in METHODS.items():
-            values = [row[key] for row in rows[method]]
-            hover = f"epoch %{{x}}: {what} %{{y:.3f}}"
-            on = {"x": list(range(1, len(values) + 1)), "y": values, "hover": hover, **fig.at(plot)}
-            group = {"legendgroup": method, "showlegend": plot == 1}
-            lines.append(line(name, color, dash, symbol=symbol, size=size, **on, **group))
+    for method, (name, color, dash, symbol) in METHODS.items():
+        values = [row["ser"] for row in rows[method]]
+        on = {"x": list(range(1, len(values) + 1)), "y": values, "hover": "epoch %{x}: SER %{y:.3f}"}
+        lines.append(line(name, color, dash, symbol=symbol, size=9, **on))
     worst = max((row["ser"] for done in rows.values() for row in done), default=1.0)
-    trained = axis("epochs trained", [0.5, epochs + 0.5], tickformat="d")
-    loss = axis("loss per utterance (nats)", rangemode="tozero")
-    ser = axis("SER on the validation set", [0, 1.05 * max(worst, 1.0)])
-    layout = fig.plots(1, 2, axes=((trained, loss), (trained, ser)), horizontal_spacing=0.12)
-    return figure("Training, epoch by epoch", caption, *lines, height=380, top=120, **layout)
+    return figure(
+        "Errors by epoch",
+        "",
+        *lines,
+        height=330,
+        top=56,
+        xaxis=axis("epochs trained", [0.5, epochs + 0.5], tickformat="d"),
+        yaxis=axis("semantic error rate (SER)", [0, 1.05 * max(worst, 1.0)]),
+    )
+
+
+# ---- A claim, put to the test ----------------------------------------------------------------------------------------
+
+
+@panel("00")
+def refute(as_printed: bool, z0: float, num_devices: int) -> Panel:
+    """One step, drawn without a sentence and with it: `result` is a `Challenge`."""
+    return Panel(
+        "Put the claim to the test",
+        "What one step releases, drawn 5,000 times without one sentence and 5,000 times with it.",
+        challenge,
+        [draw_refute],
+        words.refute,
+        refute_command,
+        tiles=tell_refute,
+        views={
+            "as printed, 1 GPU": {"num_devices": 1},
+            "as printed, 8 GPUs": {"num_devices": 8},
+            "as printed, 32 GPUs": {"num_devices": 32},
+            "sound, 8 GPUs": {"as_printed": False, "num_devices": 8},
+        },
+        as_printed=variant(as_printed),
+        z0=number("noise multiplier z0", z0, decades(-1, 1)),
+        num_devices=devices(num_devices),
+    )
+
+
+def tell_refute(result: Challenge) -> tuple[Tile, Tile, str]:
+    """The epsilon that is claimed, and the one that the draws prove to be too small."""
+    audit = result.audit
+    proven, at = audit.bounds.gaussian, f"ε of one step at δ = {short(audit.delta)}"
+    refuted = proven > audit.epsilon_claimed
+    tile = Tile("proven", f"at least {digits(proven)}", "with 95 % confidence", "printed" if refuted else "holds")
+    right = f"{100 * result.right:.1f} % of the guesses “with” or “without” are right"
+    told = f"{right}: the claim is refuted." if refuted else f"{right}: nothing refutes the claim."
+    return claimed(short(audit.epsilon_claimed), at), tile, told
+
+
+def draw_refute(result: Challenge) -> Figure:
+    """Histograms of what is released, without the sentence and with it; the guess changes in the middle."""
+    reach = float(np.abs([result.absent, result.present]).max())
+    edges = np.linspace(-reach, reach, 61)
+    shares = [np.histogram(side, edges)[0] / len(side) for side in (result.absent, result.present)]
+    looks = (("without the sentence", PLAIN, ""), ("with it", NOISE, "/"))
+    return figure(
+        "One step, without a sentence and with it",
+        "",
+        *fig.histograms(edges, shares, looks, "the draws "),
+        fig.vline(0),
+        fig.beside("guess: without", 0, left=True),
+        fig.beside("guess: with", 0, left=False),
+        height=330,
+        top=56,
+        barmode="overlay",
+        bargap=0,
+        xaxis=axis("released, along the sentence's pull (C = 1)", [-reach, reach]),
+        yaxis=axis("share of the draws (%)", [0, 120 * max(map(max, shares))]),
+    )
+
+
+def refute_command(result: Challenge, **_: Any) -> str:
+    """The call of `edp-lab audit mechanism` that draws the same."""
+    m = result.audit.mechanism
+    printed = ["--as-printed"] if m.variant is Variant.AS_PRINTED else []
+    options = {"gpus": m.num_devices, "z0": m.z0, "clip": 1, "delta": DELTA, "draws": ROUNDS, "seed": 0}
+    return command("audit mechanism", options, *printed)
