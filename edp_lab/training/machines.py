@@ -38,7 +38,8 @@ class Machines(NamedTuple):
         if not names:
             return cls()
         addresses = tuple(map(_address, names))
-        own = [number for number, address in enumerate(addresses) if address in _interfaces()]
+        reached = {address for address in _interfaces() if not address.startswith("127.")}
+        own = [number for number, address in enumerate(addresses) if address in reached]
         if len(own) != 1:
             raise UsageError(
                 f"{MACHINES} is {given!r}, here {', '.join(addresses)}: just one of them must be an address by which "
@@ -56,8 +57,7 @@ class Machines(NamedTuple):
 
     def environment(self) -> dict[str, str]:
         """Where the ranks meet, and through which network; UsageError where another run meets there."""
-        several = len(self.names) > 1
-        port = os.environ.get("MASTER_PORT", "29500") if several else "0"
+        port = os.environ.get("MASTER_PORT", "29500") if len(self.names) > 1 else "0"
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an earlier run may just have ended
             try:
@@ -66,8 +66,8 @@ class Machines(NamedTuple):
                     port = str(probe.getsockname()[1])  # 0 is any that is free
             except (OSError, ValueError, OverflowError):
                 raise UsageError(f"port {port} is not free: give every machine another MASTER_PORT") from None
-        meeting = {"MASTER_ADDR": self.addresses[0], "MASTER_PORT": port}
-        return {**meeting, "GLOO_SOCKET_IFNAME": _interfaces()[self.addresses[self.own]]} if several else meeting
+        interface = _interfaces()[self.addresses[self.own]]
+        return {"MASTER_ADDR": self.addresses[0], "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": interface}
 
     @property
     def others(self) -> list[str]:
@@ -84,9 +84,8 @@ def _address(name: str) -> str:
 
 
 def _interfaces() -> dict[str, str]:
-    """This machine's network interfaces by their addresses, but for those that no other machine reaches."""
-    found = {one.address: name for name, own in psutil.net_if_addrs().items() for one in own}
-    return {address: name for address, name in found.items() if not address.startswith("127.")}
+    """This machine's network interfaces by their addresses."""
+    return {one.address: name for name, own in psutil.net_if_addrs().items() for one in own}
 
 
 def lost(line: str, others: Sequence[str]) -> str | None:

@@ -13,6 +13,7 @@ import os
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -192,6 +193,7 @@ def run_rank(main: Callable[[str, threading.Event], None]) -> NoReturn:
     try:
         stop = threading.Event()
         obey(stop)
+        _meeting = meet() if os.environ["RANK"] == "0" and os.environ["WORLD_SIZE"] != "1" else None  # kept to the end
         main(sys.argv[1], stop)
         status = 0
     except BaseException as error:
@@ -200,6 +202,15 @@ def run_rank(main: Callable[[str, threading.Event], None]) -> NoReturn:
         print(f"error: {said}" if said else traceback.format_exc(), file=sys.stderr)
     finally:
         end_rank(status)
+
+
+def meet() -> object:
+    """Where the ranks meet, at MASTER_ADDR alone: torch finds it by its port, and would listen at every address."""
+    from torch.distributed import TCPStore
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    own = socket.create_server((address, port)).detach()
+    return TCPStore(address, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=own)
 
 
 def end_rank(status: int) -> NoReturn:

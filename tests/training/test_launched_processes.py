@@ -143,6 +143,24 @@ run_rank(work)
     assert time.monotonic() - start < 30
 
 
+def test_ranks_of_one_machine_listen_to_no_other(toy, tmp_path):
+    program = """
+import psutil
+import torch.distributed
+from launch import run_rank
+def work(job, stop):
+    torch.distributed.init_process_group("gloo")
+    heard = [one.laddr.ip for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN]
+    (here / f"heard{rank}").write_text(json.dumps(heard))
+    torch.distributed.barrier()
+run_rank(work)
+"""
+    with Ranks(2, [*toy(program), "a job"]) as ranks:
+        assert list(ranks.lines()) == []
+    heard = [json.loads((tmp_path / f"heard{rank}").read_text()) for rank in range(2)]
+    assert heard == [["127.0.0.1"] * 2, ["127.0.0.1"]]  # for one another; and on rank 0, where they meet
+
+
 PEER = 'fail(1, "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:14055")'
 CURE = "resume it with edp-lab train --resume runs/a"
 KEY_ERROR = f"rank 1 of 2 ended with status 1 (KeyError: 4): {CURE}"
