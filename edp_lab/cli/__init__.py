@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
 
@@ -61,6 +62,8 @@ def main() -> None:
 
     Bad input and faults of the machine, whoever meets them, end here in one sentence.
     """
+    if "RANK" not in os.environ:  # a rank that waits for another would not come to run a handler
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as after Ctrl-C, nothing half-done is left
     warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"
     status: str | int | None = 0
     said = None

@@ -152,7 +152,7 @@ def _row(folder: Path, record: Mapping[str, Any], billed: Mapping[str, Any] | No
         "name": "",  # filled in by `compare`, as are the time beside others and the choice of settings
         "folder": str(folder),
         "status": _text(record, "status"),  # of a run that was killed "running", too
-        "corpus": Path(_text(corpus, "name")).name,
+        "corpus": Path(_text(config, "corpus")).name,
         "corpus_sha256": _text(corpus, "sha256"),
         "model": _text(config, "model"),
         "method": method,

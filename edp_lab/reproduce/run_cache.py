@@ -220,7 +220,8 @@ def do(work: Work, say: Say) -> dict[str, Any]:
     final = record["final"]
     scores = ("ser", "intent_accuracy", "slot_f1", "epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
     found = {
-        "config": {**record["config"], "corpus": Path(config.corpus).name},  # wherever a user keeps it
+        # Wherever a user keeps them.
+        "config": {**record["config"], "corpus": Path(config.corpus).name, "pretrained": config.pretrained},
         "validation_ser": record["epochs"][-1]["ser"],
         **{score: final[score] for score in scores},
         "delta": record["config"]["delta"],

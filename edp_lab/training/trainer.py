@@ -25,7 +25,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from edp_lab.corpora import Corpus, Split, load_corpus
+from edp_lab.corpora import Corpus, Split, list_corpora, load_corpus
 from edp_lab.corpora.encoding import Labels
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
@@ -122,6 +122,13 @@ class Batches:
         return [micro_batches[numbers.start : numbers.stop] for numbers in own]
 
 
+def _in_full(given: str | None) -> str | None:
+    """A path so that it is found from another folder, too; the name of a corpus, or on a hub, as it is."""
+    if given is None or given in {one.name for one in list_corpora()} or not Path(given).exists():
+        return given
+    return str(Path(given).resolve())
+
+
 @lru_cache(maxsize=1)
 def _order(key: int, epoch: int, examples: int) -> np.ndarray:
     """One epoch's order, which all its steps share."""
@@ -164,6 +171,9 @@ class Trainer:
         self.model.intent_weight = config.intent_weight
         self.delta = config.delta or max(len(data.train), 2) ** -1.1
         settled = {**asdict(config), "delta": self.delta, "lr": config.learning_rate}
+        settled |= {"corpus": _in_full(config.corpus), "pretrained": _in_full(config.pretrained)}
+        if config.alpha_corpus:
+            settled["alpha"] = f"public:{_in_full(config.alpha_corpus)}"
         alpha = load_corpus(config.alpha_corpus).sha256 if config.alpha_corpus else config.alpha
         self.inputs = checkpoint.inputs_digest(self.model, {**settled, "corpus": corpus.sha256, "alpha": alpha})
         keys = 0
@@ -185,8 +195,6 @@ class Trainer:
         self.layout = self.rule.layout
         if self.private is not None and self.private.mechanism.alpha is Alpha.PUBLIC:
             self.private.alpha = self._public_alpha(self.private)
-        if config.corpus == corpus.name and Path(config.corpus).exists():
-            settled["corpus"] = str(Path(config.corpus).resolve())  # so that it is found from another folder, too
         description = self._described(corpus, data, own_words)
         self.record = {"status": "running", "config": settled, **description, "keys": keys}
 
@@ -232,7 +240,6 @@ class Trainer:
             "surroundings": checkpoint.surroundings(self.accelerator, self.inputs),
             "parameters": self.layout.size,
             "corpus": {
-                "name": corpus.name,
                 "sha256": corpus.sha256,
                 "splits": data.counts,
                 "has_tags": corpus.has_tags,

@@ -25,6 +25,7 @@ from edp_lab.training.ledger import LEDGER
 from edp_lab.training.optimizers import make_optimizer
 from edp_lab.training.run_folder import RECORD, STATE
 from edp_lab.training.run_session import run_config
+from tests.training.own_corpus import wait_for
 
 LONG = "x" * 300
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -343,6 +344,15 @@ def test_processes_that_write_one_file_at_the_same_time_all_do(tmp_path):
         assert not path.exists() or (len(found := path.read_bytes()), len({*found})) == (100_000, 1)
     assert [writer.stderr.read() for writer in writers] == [b"", b""]
     assert os.listdir(tmp_path) == ["table.csv"]
+
+
+def test_what_is_ended_by_a_signal_leaves_no_half_of_a_folder(tmp_path):
+    command = [sys.executable, "-m", "edp_lab", "data", "make", "smart-home", "--utterances", "10000000", "--out"]
+    with subprocess.Popen([*command, tmp_path / "new"], stderr=subprocess.DEVNULL) as process:
+        assert wait_for(lambda: any(tmp_path.iterdir()), 60)
+        process.terminate()
+        assert process.wait(60) == 130
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_pipe_stays_a_pipe(tmp_path):

@@ -20,6 +20,7 @@ from edp_lab.privacy import judge
 from edp_lab.training import StepDone, checkpoint, evaluate_run, noise, read_record, resume, run_ledger, train
 from edp_lab.training import trainer as run
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
+from edp_lab.training.pretraining import pretrain_vectors
 from edp_lab.training.run_folder import LOCK, MODEL, SECRET, STATE, may_begin, write_record
 from edp_lab.training.run_session import train_here
 from edp_lab.training.trainer import Trainer
@@ -312,3 +313,18 @@ def test_a_run_that_goes_on_with_other_inputs_gets_a_fresh_key(corpus, tmp_path,
     assert (record["status"], record["keys"]) == ("finished", 1)
     assert len({line["key"] for line in lines(folder)}) == 2
     assert run_ledger(folder).bill() == {0: 1, 1: 2}
+
+
+def test_a_run_goes_on_bit_for_bit_from_another_folder(corpus, tmp_path, monkeypatch):
+    (tmp_path / "own.jsonl").write_text(Path(corpus).read_text())
+    write_corpus(tmp_path / "public.jsonl", 60, first=60)
+    pretrain_vectors([u.tokens for u in load_corpus(corpus).utterances], tmp_path / "vectors", size=4, epochs=1)
+    monkeypatch.chdir(tmp_path)
+    settings = config("own.jsonl", pretrained="vectors", alpha="public:public.jsonl")
+    whole = train(settings, "whole")
+    assert train(settings, "run", ctrl_c)["status"] == "interrupted"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    record = resume("../run")
+    for name in ("config", "corpus", "surroundings", "keys", "model_sha256"):
+        assert record[name] == whole[name]
