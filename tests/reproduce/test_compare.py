@@ -37,7 +37,7 @@ def record(method: str = "edp-sgd", seconds: float = 2.0, epochs: int = 3, **con
         "device": "cpu",
         "threads": 1,
         "parameters": 1000,
-        "corpus": {"name": "smart-home", "sha256": "ab" * 32},
+        "corpus": {"sha256": "ab" * 32},
         "epochs": [{"seconds": seconds, **SCORES, "ser": 1 / (k + 1), **bill} for k in range(epochs)],
         "final": {"seconds": seconds * epochs, **SCORES, **bill},
         "guarantee": {
@@ -178,7 +178,7 @@ PLAIN = changed("guarantee.delta", 1e-3, method="sgd")  # which has no use for i
         (PLAIN, ""),
         (record(z0=1.0), ""),
         (changed("corpus.sha256", "cd" * 32), "checksums differ"),
-        (changed("corpus", {"name": "atis", "sha256": "cd" * 32}), "smart-home and atis"),
+        ({**changed("config.corpus", "atis"), "corpus": {"sha256": "cd" * 32}}, "smart-home and atis"),
         (record(seed=1), "seeds 0 and 1"),
         (record(keep_duplicates_together=False), "duplicates"),
         (changed("guarantee.delta", 1e-4), "1e-05 and 0.0001"),
@@ -201,7 +201,7 @@ BAD = {
     "an epsilon that is not a number": lambda r: r["final"].update(epsilon=float("nan")),
     "seconds without end": lambda r: r["epochs"][0].update(seconds=float("inf")),
     "no devices": lambda r: r["config"].update(num_devices=0),
-    "a name that moves the cursor": lambda r: r["corpus"].update(name="\x1b[2J"),
+    "a name that moves the cursor": lambda r: r["config"].update(corpus="\x1b[2J"),
     "a setting that is not finite": lambda r: r["config"].update(z0=float("inf")),
 }
 
