@@ -17,6 +17,7 @@ from edp_lab.attacks.membership.signals import ShadowSignals, Signals, half_samp
 from edp_lab.attacks.statistics import dp_bound, gaussian_bound
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
+from edp_lab.course.kit.text import short
 from edp_lab.course.nb07_membership import compute, panels
 from edp_lab.course.nb07_membership.compute import Moments, Shown, kept_lira, measured, show_canaries, target_config
 from edp_lab.errors import UsageError
@@ -44,8 +45,8 @@ def shown(attacks: Mapping[str, Attacked], attack: str = "loss", **change: Any) 
     return compute.show_roc(attacks, **{"attack": attack, "called": 10.0, "people": most, **LINES, **change})
 
 
-def in_words(result: Shown) -> str:
-    return panels.words.roc(result, "", panels.bound_settings(result))
+def told(result: Shown) -> str:
+    return panels.tell_roc(result)[2]
 
 
 def drawn_shadows(loss: Attacked, models: int, seed: int = 0) -> ShadowSignals:
@@ -143,17 +144,18 @@ def test_curve_lies_in_its_band_and_lines_are_bounds_of_the_guarantee(
 def test_a_perfect_attack_is_beyond_small_epsilons_and_no_noise_promises_nothing(
     attacks: Mapping[str, Attacked],
 ) -> None:
-    assert "more than either line allows" in in_words(shown(attacks, "lira-online", z0=50.0))
-    for attack, z0, beyond in (
-        ("lira-online", 50.0, (True, True)),
-        ("lira-online", 2.5, (True, False)),
-        ("lira-online", 0.01, (False, False)),
-        ("loss", 1.0, (False, False)),
+    for attack, z0, beyond, says in (
+        ("lira-online", 50.0, (True, True), "Neither"),
+        ("lira-online", 2.5, (True, False), "does not allow this curve"),
+        ("lira-online", 0.01, (False, False), "both allow this curve, which proves nothing"),
+        ("loss", 1.0, (False, False), "both allow this curve, which proves nothing"),
     ):
-        assert shown(attacks, attack, z0=z0).beyond == beyond
+        result = shown(attacks, attack, z0=z0)
+        assert result.beyond == beyond
+        assert says in told(result)
     result = shown(attacks, z0=0.0)
     assert (result.claimed.auc, result.true.auc) == (1, 1)
-    assert "no guarantee" in in_words(result)
+    assert "Nothing is guaranteed" in told(result)
 
 
 def test_histograms_hold_everybody_in_the_order_of_their_scores(attacks: Mapping[str, Attacked]) -> None:
@@ -183,13 +185,17 @@ def test_canaries_are_the_measured_ones_token_by_token_and_words_say_what_is_pro
     often, never = (show_canaries(grid, "sgd", 0.03, times).chosen for times in (16, 0))
     assert often.exposure > 12 > 4 > never.exposure
     assert often.extracted == 8
-    result = show_canaries(measured().canaries, "sgd", 0.01, 16)
+    result = show_canaries(grid, "sgd", 0.01, 16)
     heat, trace = panels.draw_tokens(result)["data"][0], result.chosen.trace
-    assert heat["z"][-1][-1] == pytest.approx(np.log10(trace[-1].probability / trace[-1].elsewhere))
+    assert heat["z"][-1][-1] == trace[-1].probability
     assert "".join(heat["text"][-1]) == "".join(str(panels.DIGITS.index(t.token)) for t in trace[5:])
-    assert max(heat["z"][-1][1:5]) < 0.1 < 1 < min(heat["z"][-1][5:])  # words around the number against its digits
+    by_copies = np.array(heat["z"]).mean(1)
+    assert (np.diff(by_copies) > -0.001).all(), "a row is darker the more copies there are"
+    first, second, sentence = panels.tell_canaries(result)
+    assert (first.value, second.value) == ("13.3 bits", "8 of 8")
+    assert f"seen 16 times gets its odd label with probability {100 * by_copies[-1]:.2g} %" in sentence
     for method, says in (("sgd", "No guarantee"), ("edp-sgd-as-printed", "No guarantee"), ("edp-sgd", "all 4 copies")):
-        assert says in panels.canaries_in_words(show_canaries(measured().canaries, method, 0.01, 4))
+        assert says in panels.words.canaries(show_canaries(grid, method, 0.01, 4), method, compute.CANARIES)
 
 
 def test_command_of_canaries_measures_this_method(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +234,8 @@ def test_defence_trains_attacks_and_draws_a_run(loss: Attacked) -> None:
     assert (config.z0, config.num_devices, config.clip_norm, config.as_printed) == (0.05, 4, 2.0, True)
     left, right = (figure.data[0] for figure in panel.figures)
     assert (left.x, left.y, right.x) == ((mine.epsilon,), (mine.found["loss"].auc,), (mine.ser,))
+    assert panel.tiles.tiles[0][1] == short(mine.epsilon_claimed)
+    assert panel.tiles.tiles[1][1] == "no guarantee", "as printed, α is private"
     assert "zCDP" in panel.words.value
     assert "--z0 0.05" in panel.command.value
     assert "--as-printed" in panel.command.value

@@ -67,8 +67,8 @@ def test_chances_are_those_of_a_coin_and_an_epsilon_is_refuted_below_five_percen
     assert at_the_bound.tail == pytest.approx(0.05, abs=1e-4)
     refuted = guess(1000, 10, 90, tested=0.9 * proven.distribution_free)
     kept = guess(1000, 10, 90, tested=1.1 * (proven.gaussian or 0))
-    assert "refuted for any mechanism" in panels.words.guesses(refuted, "95 %")
-    assert "This ε is <b>not refuted</b>" in panels.words.guesses(kept, "95 %")
+    for result, says in ((refuted, "so it is refuted"), (kept, "so it is not refuted")):
+        assert says in panels.tell_guesses(result)[2]
 
 
 def test_needed_guesses_are_the_fewest_that_refute() -> None:
@@ -106,14 +106,15 @@ def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
     drawn = panel.figures[1].data
     assert drawn[0].y == tuple(audit.epsilon_lower_bound for audit in panel.audits.values())
     assert drawn[2].y[0] == pytest.approx(panel.audits[5].epsilon_claimed)
-    assert "audits refute" in panel.words.value
+    assert panel.tiles.tiles[1][1] == "3 of 3"
+    assert "3 of 3 audits find that out" in panel.tiles.sentence
 
 
 def test_run_panel_says_that_noise_too_small_for_float32_protects_nobody() -> None:
     panel = panels.OneRun(True, 1e-6, 8, 200, 1, seed=5)
     panel.run(wait=True)
     assert panel.state.value == "done"
-    assert "none is true" in panel.words.value
+    assert "No ε holds" in panel.tiles.sentence
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(run_notebook: Any) -> None:

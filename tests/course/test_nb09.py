@@ -64,9 +64,6 @@ def test_printed_noise_falls_short_by_the_root_and_a_factor_of_two_and_sound_noi
     printed, sound = noise(), noise(variant=SOUND)
     assert printed.wanted / printed.on_mean == pytest.approx(2 * np.sqrt(printed.counts))
     assert sound.wanted == pytest.approx(sound.on_mean)
-    assert (np.diff(printed.true) > 0).all()
-    assert sound.true == pytest.approx(sound.true[0])
-    assert (printed.claimed == printed.claimed[0]).all()
 
 
 @given(st.integers(1, 10**9), st.integers(1, 1000))
@@ -145,8 +142,8 @@ def test_benchmark_runs_on_demand_and_stops(monkeypatch: pytest.MonkeyPatch) -> 
     panel.check()
     assert panel.rows == kept
     assert list(panel.figures[0].data[0].x) == [row["ratio_to_sgd"] for row in kept[1:]]
-    assert "Measured here, a moment ago, 1 process" in panel.words.value
-    assert "0.0 × SGD" not in panel.words.value
+    ratios = sorted(row["ratio_to_sgd"] for row in kept[1:])
+    assert [tile[1] for tile in panel.tiles.tiles] == [f"{ratio:.2f} ×" for ratio in (ratios[0], ratios[-1])]
     monkeypatch.setattr(panels, "bench_steps", lambda task, progress: (panel.stop(), progress("sgd")))
     panel.run(wait=True)
     panel.check()
@@ -229,7 +226,7 @@ def test_executed_notebook_follows_its_parameters_and_starts_two_ranks(run_noteb
     assert compute.difference(*real.runs) < 1e-9
     assert real.runs[0].losses == pytest.approx(real.runs[1].losses, rel=1e-9)
     assert "<b>4 devices: 2 processes, 2 simulated</b>" in real.words.value
-    assert "the same model, up to the order of sums" in real.words.value
+    assert real.tiles.sentence == "It is the same model, up to the order of sums."
     assert list(real.figures[0].data[1].y) == list(real.runs[1].losses)
     assert_readable(real.figures[0])
 

@@ -13,16 +13,25 @@ from typing import Any
 import numpy as np
 
 from edp_lab.attacks.membership.attacks import Attacked
-from edp_lab.attacks.memorisation import AROUND, DIGITS, Traced
+from edp_lab.attacks.memorisation import DIGITS, Traced
 from edp_lab.attacks.statistics import LEAST_MEMBERS, Guards
 from edp_lab.attacks.statistics import roc as roc_curve
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, devices, number
 from edp_lab.course.kit.figure import DOTTED, Figure, Trace, line, points
-from edp_lab.course.kit.panel import Panel, RunPanel, panel
-from edp_lab.course.kit.text import Html, Words, account_command, at_most, columns, command, count, train_command
-from edp_lab.course.kit.text import digits as d
-from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
+from edp_lab.course.kit.text import (
+    Words,
+    account_command,
+    at_most,
+    columns,
+    command,
+    count,
+    percent,
+    short,
+    train_command,
+)
+from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb07_membership import compute
 from edp_lab.course.nb07_membership.compute import Array, Attacks, CanaryGrid, Defended, Found, Remembered, Shown
 from edp_lab.privacy import Variant
@@ -32,7 +41,7 @@ words = Words(__file__)
 VARIANTS = {"as printed": True, "sound": False}
 ATTACKS = {"loss": "loss", "shadow": "shadow model", "lira-online": "LiRA"}
 METHOD_NAMES = {"sgd": "SGD", "edp-sgd-as-printed": "as printed", "edp-sgd": "sound"}
-figure = partial(fig.figure, height=520)
+figure = partial(fig.figure, height=400)
 LOG = {"type": "log", "dtick": 1, "tickformat": "~g"}
 
 
@@ -47,20 +56,43 @@ def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs:
     called = [0.05, 0.1, 0.2, 0.5, *map(float, range(1, 10)), *map(float, range(10, 101, 5))]
     return Panel(
         "Who was in the training set?",
-        "First, how many members an attack finds for every share of strangers it accuses, and what two epsilons would "
-        "allow; then, the scores behind it.",
+        "How many members an attack finds for each share of strangers that it accuses, and the scores behind it.",
         partial(compute.show_roc, attacks),
         [draw_roc, draw_scores],
-        lambda result: words.roc(result, ATTACKS[result.result.attack], bound_settings(result)),
+        lambda result: words.roc(result, bound_settings(result)),
         lambda result, attack, **_: roc_command(result, attacks[attack]),
+        tiles=tell_roc,
+        views={
+            "the loss alone": {"attack": "loss"},
+            f"{sizes[0]} members": {"people": sizes[0]},
+            "line of a mechanism with z0 = 10": {"z0": 10.0},
+            "line of the sound step": {"as_printed": False},
+        },
         attack=choice("attack", list(attacks)[-1], {ATTACKS[name]: name for name in attacks}),
-        called=number("call as members", 10.0, called, unit="top % of all"),
+        called=number("called members", 10.0, called, unit="top % of all"),
         people=number("members", most, sizes, unit="a side"),
-        as_printed=choice("line of", as_printed, VARIANTS),
+        as_printed=choice("lines of", as_printed, VARIANTS),
         z0=number("noise multiplier z0", z0, decades(-1, 2)),
         num_devices=devices(num_devices),
-        epochs=number("epochs T", epochs, range(1, 41), unit="passes"),
+        epochs=number("epochs T", epochs, range(1, 41), unit="passes", rare=True),
     )
+
+
+def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
+    """Both rates at the threshold, and where the curve runs beside the lines of both epsilons."""
+    held, told = result.guarantee, "Nothing is guaranteed here, so nothing limits an attack."
+    if held.epsilon is not None:
+        said, true = f"claimed ε = {short(held.epsilon_claimed)}", f"ε = {at_most(held.epsilon)} that holds"
+        above_claimed, above_true = result.beyond
+        told = {
+            (True, True): f"Neither the {said} nor the {true} allows this curve.",
+            (True, False): f"The {said} does not allow this curve; the {true} does.",
+            (False, True): f"The {said} allows this curve; the {true} does not.",
+            (False, False): f"The {said} and the {true} both allow this curve, which proves nothing.",
+        }[above_claimed, above_true]
+    of = f"of {count(result.result.members, 'person', 'people')}"
+    found = Tile("members found", percent(result.hits.value), of)
+    return found, Tile("strangers accused", percent(result.alarms.value), of, "printed"), told
 
 
 SMALLEST = 3e-4  # rate that a log axis shows
@@ -72,8 +104,7 @@ def draw_roc(result: Shown) -> Figure:
     fpr, tpr, low, high = np.maximum(result.curve, floor)
     corners = np.repeat(fpr, 2)[1:]  # the band has steps like the curve
     upper, lower = np.repeat(high, 2)[:-1], np.repeat(low, 2)[:-1]
-    grid, held = np.geomspace(SMALLEST, 1, 80), result.guarantee
-    claimed, true = f"claimed: ε = {d(held.epsilon_claimed)} (zCDP)", f"true: ε = {at_most(held.epsilon)} (Gaussian DP)"
+    grid = np.geomspace(SMALLEST, 1, 80)
     point: Trace = {}
     for axis, rate in (("x", result.alarms), ("y", result.hits)):
         value, (least, most) = max(rate.value, floor), rate.interval
@@ -83,28 +114,25 @@ def draw_roc(result: Shown) -> Figure:
     silent: dict[str, Any] = {"hoverinfo": "skip", "hover": hover}
     chance, span = {"mode": "lines", "line": DOTTED}, [math.log10(SMALLEST), 0.03]
     return figure(
-        "Members found, non-members accused",
-        f"{result.result.members:,} a side; target: SGD, no guarantee, seed {result.seed};\n"
-        f"lines: {bound_settings(result)}, δ = {held.delta:.1g}, replace-one",
-        fig.area("95 % band", SKY, 0.35, **fig.between(corners, upper, lower), **silent),
-        line(ATTACKS[result.result.attack], BLUE, width=2.5, x=fpr, y=tpr, line={"shape": "hv"}),
-        line(claimed, ORANGE, "dash", width=2.5, x=grid, y=result.claimed.tpr(grid)),
-        line(true, GREEN, "longdashdot", width=2.5, x=grid, y=result.true.tpr(grid)),
-        fig.trace("guessing", chance, x=[SMALLEST, 1], y=[SMALLEST, 1], **silent),
-        points("threshold", BLACK, "circle-open", 13, edge=3, **point),
-        top=90,
+        "Members found, strangers accused",
+        "",
+        fig.area("95 % band", OTHER, 0.35, **fig.between(corners, upper, lower), **silent),
+        line(ATTACKS[result.result.attack], PLAIN, width=2.5, x=fpr, y=tpr, line={"shape": "hv"}),
+        line("claimed", CLAIMED, "dash", width=2.5, x=grid, y=result.claimed.tpr(grid)),
+        line("holds", HOLDS, "longdashdot", width=2.5, x=grid, y=result.true.tpr(grid)),
+        fig.trace("", chance, x=[SMALLEST, 1], y=[SMALLEST, 1], showlegend=False, **silent),
+        fig.note("guessing", x=-1, y=-1.1, xanchor="left", yanchor="top"),
+        points("", INK, "circle-open", 13, edge=3, showlegend=False, **point),
         hover=hover,
-        # No attack is worse than guessing for long: the corner is free.
-        legend={"orientation": None, "x": 0.99, "xanchor": "right", "y": 0.01, "yanchor": "bottom"},
-        xaxis=fig.axis("false-positive rate (share of non-members)", span, **LOG),
-        yaxis=fig.axis("true-positive rate (share of members)", span, **LOG),
+        xaxis=fig.axis("share of strangers accused (FPR)", span, **LOG),
+        yaxis=fig.axis("share of members found (TPR)", span, **LOG),
     )
 
 
 SCORES = {
-    "loss": "minus log₁₀ of the loss (nats)",
-    "shadow": "probability of 'member', by the forest",
-    "lira-online": "log-likelihood ratio (nats; cut at ±10)",
+    "loss": "−log₁₀ of the loss (nats)",
+    "shadow": "probability of “member”",
+    "lira-online": "log-likelihood ratio (nats, cut at ±10)",
 }
 
 
@@ -115,12 +143,10 @@ def draw_scores(result: Shown) -> Figure:
     told = fig.beside("called members →" if right else "← others", result.mark, left=not right)
     return figure(
         "What the attack sees",
-        f"{ATTACKS[attack]}, {result.result.members:,} a side, right: looks like a member;\n"
-        f"the top {result.called:g} % are called members",
-        *fig.histograms(result.edges, result.shares, (("members", ORANGE, "/"), ("non-members", BLUE, ""))),
+        "",
+        *fig.histograms(result.edges, result.shares, (("members", NOISE, "/"), ("strangers", PLAIN, ""))),
         fig.vline(result.mark),
         told,
-        top=116,
         barmode="overlay",
         bargap=0,
         xaxis=fig.axis(SCORES[attack], ends.tolist()),
@@ -172,114 +198,104 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
     """What models have stored of canaries; `result` is a `Remembered`."""
     return Panel(
         "What does it remember?",
-        "First, how far up a hidden number ranks among ten thousand others; then, for one canary a row, by how much "
-        "each token gives it away.",
+        "How far up a hidden number ranks among ten thousand others, and how sure the model is of the number's odd "
+        "label.",
         partial(compute.show_canaries, grid),
-        [(draw_exposure, "2 1 22rem"), (draw_tokens, "3 1 30rem")],
-        canaries_in_words,
+        [draw_exposure, draw_tokens],
+        lambda result: words.canaries(result, METHOD_NAMES[result.method], compute.CANARIES),
         lambda result, **_: canaries_command(result),
-        method=choice("method", method, {METHOD_NAMES[name]: name for name in compute.METHODS}),
+        tiles=tell_canaries,
+        views={
+            "one copy": {"repetitions": 1},
+            "sixteen copies": {"repetitions": 16},
+            "sixteen copies, trained as printed, z0 = 0.1": {"method": METHODS[1], "z0": 0.1, "repetitions": 16},
+        },
+        method=choice("method", method, {METHOD_NAMES[name]: name for name in METHODS}),
         z0=number("noise multiplier z0", z0, compute.Z0S, unit="measured"),
         repetitions=number("copies of a canary", repetitions, compute.REPETITIONS, unit="times"),
     )
 
 
-def canaries_in_words(result: Remembered) -> Html:
-    """The read-out beside the sliders."""
-    return words.canaries(
-        result, METHOD_NAMES[result.method], compute.CANARIES, max(result.chosen.trace[1:], key=_likelier)
-    )
+def tell_canaries(result: Remembered) -> tuple[Tile, Tile, str]:
+    """How well the chosen canaries are remembered, and how sure the model is of the digits of one."""
+    row = result.chosen
+    digits = row.trace[-NUMBER:]
+    here, elsewhere = (sum(getattr(t, of) for t in digits) / NUMBER for of in ("probability", "elsewhere"))
+    seen = {0: "that was never seen", 1: "seen once"}.get(row.repetitions, f"seen {row.repetitions} times")
+    chances = [f"{short(100 * chance)} %" for chance in (here, elsewhere)]
+    told = f"A number {seen} gets its odd label with probability {chances[0]}, other numbers get it with {chances[1]}."
+    exposure = Tile("exposure", f"{row.exposure:.1f} bits", f"nothing remembered: 1.4; at most {row.cap:.1f}")
+    back = Tile("read back", f"{row.extracted} of {len(row.exposures)}", "numbers rank first", "printed")
+    return exposure, back, told
 
 
-def _likelier(token: Traced) -> float:
-    """How many times as likely its label is in the canary as after other numbers."""
-    return token.probability / max(token.elsewhere, 1e-9)
+METHODS, NUMBER = compute.METHODS, 7  # how models were trained; digits of a number
 
 
 def draw_exposure(result: Remembered) -> Figure:
     """Mean exposure by repetitions, for each method; the ring is the one looked at."""
-    looks = ((BLACK, "dot", "x"), (ORANGE, "dash", "square"), (GREEN, "solid", "circle"))
+    looks = ((PLAIN, "dot", "x"), (PRINTED, "dash", "square"), (HOLDS, "solid", "circle"))
     traces = []
     for (method, rows), (color, dash, symbol) in zip(result.rows.items(), looks, strict=True):
         exposures = [row.exposure for row in rows]
         reach = fig.error_bars(exposures, [row.interval for row in rows], width=4, color=color, thickness=1.2)
         on: Trace = {"x": [str(row.repetitions) for row in rows], "y": exposures, "error_y": reach}
         traces.append(line(METHOD_NAMES[method], color, dash, symbol=symbol, size=9, **on))
-    chosen: Trace = {"x": [str(result.chosen.repetitions)], "y": [result.chosen.exposure], "showlegend": False}
     forgotten, cap = math.log2(math.e), result.chosen.cap
     return figure(
         "How well it remembers",
-        canary_caption(result),
+        "",
         *traces,
-        points("", VERMILLION, "circle-open", 18, edge=3, hoverinfo="skip", **chosen),
+        fig.ring(18, x=[str(result.chosen.repetitions)], y=[result.chosen.exposure], hoverinfo="skip"),
         fig.hline(forgotten, line=DOTTED),
         fig.hline(cap),
         fig.over("nothing remembered", forgotten),
-        fig.over("the most we can measure", cap, x=0, xanchor="left"),
+        fig.over("read back", cap, x=0, xanchor="left"),
         hover="%{x} times: %{y:.1f} bits",
-        xaxis=fig.axis("times that a canary is in the training set", type="category"),
+        xaxis=fig.axis("copies in the training set", type="category"),
         yaxis=fig.axis("exposure (bits)", [-0.3, 15]),
     )
 
 
 def draw_tokens(result: Remembered) -> Figure:
-    """Token by token: how many times likelier a canary's labels are than the same labels after other numbers."""
+    """One canary a row: the probability of the odd label that the training set gave each of its digits."""
     rows = result.rows[result.method]
     place = rows.index(result.chosen)
 
-    def hover(token: Traced) -> str:
-        word = token.token if len(token.token) < 20 else "the whole utterance"
-        chances = f"probability {d(token.probability)}, after other numbers {d(token.elsewhere)}"
-        return f"{word}: {token.label}\n{chances}"
-
     def each(told: Callable[[Traced], Any]) -> list[list[Any]]:
-        return [[told(token) for token in row.trace] for row in rows]
+        return [[told(token) for token in row.trace[-NUMBER:]] for row in rows]
 
-    ticks = {"tickvals": [0, 1, 2], "ticktext": ["1", "10", "100"]}
+    def hover(token: Traced) -> str:
+        return f"{token.token}: {token.label}\n{short(token.probability)}; after other numbers {short(token.elsewhere)}"
+
     heat = {
         "type": "heatmap",
-        "colorscale": [[0, "#ffffff"], [0.35, "#cfe5f3"], [0.7, SKY], [1, BLUE]],
+        "colorscale": [[0, "#ffffff"], [1, PLAIN]],
         "zmin": 0,
-        "zmax": 2,
+        "zmax": 1,
         "xgap": 2,
         "ygap": 2,
         "y": [str(row.repetitions) for row in rows],
-        "z": each(lambda token: math.log10(max(1.0, _likelier(token)))),
-        # All but the digits is the same for every canary.
-        "text": each(lambda token: str(DIGITS.index(token.token)) if token.token in DIGITS else ""),
+        "z": each(lambda token: token.probability),
+        "text": each(lambda token: str(DIGITS.index(token.token))),
         "texttemplate": "%{text}",
         "textfont": {"size": 14},
         "customdata": each(hover),
         "hovertemplate": "%{customdata}" + fig.ALONE,
-        "colorbar": {**ticks, "title": {"text": "times likelier", "side": "right"}, "thickness": 12},
+        "colorbar": {"title": {"text": "probability of the odd label", "side": "right"}, "thickness": 12},
     }
-    names = ["intent", *AROUND, *(f"digit {k}" for k in range(1, 8))]
     across = {"xref": "x domain", "x0": 0, "x1": 1, "y0": place - 0.5, "y1": place + 0.5, "yref": "y"}
-    frame = {"type": "rect", "line": {"color": VERMILLION, "width": 3}, "fillcolor": "rgba(0,0,0,0)", **across}
+    frame = {"type": "rect", "line": {"color": INK, "width": 3}, "fillcolor": "rgba(0,0,0,0)", **across}
     kinds = {"type": "category", "ticks": "", "ticklabelstandoff": 4, "showgrid": False}
     return figure(
-        "What is remembered, token by token",
-        canary_caption(result),
+        "What it has learnt, digit by digit",
+        "",
         heat,
         frame,
-        top=100,
-        xaxis=fig.axis("token of the canary", tickvals=list(range(len(names))), ticktext=names, tickangle=-40),
+        top=44,
+        xaxis=fig.axis("digit of the number", tickvals=list(range(NUMBER)), ticktext=list(range(1, NUMBER + 1))),
         yaxis=fig.axis("copies in the training set", **kinds),
     )
-
-
-def canary_caption(result: Remembered) -> str:
-    """Settings, and what is promised for one canary with all its copies."""
-    row = result.chosen
-    if row.repetitions == 0:
-        promise = "never inserted: nothing to protect"
-    elif row.epsilon is None:
-        claimed = "" if row.epsilon_claimed is None else f"; claimed: ε = {d(row.epsilon_claimed)} (zCDP)"
-        promise = f"no guarantee{claimed}"
-    else:
-        promise = f"all copies: ε = {at_most(row.epsilon)} (Gaussian DP, δ = {row.delta:.1g}), void"
-    noise = "" if result.method == "sgd" else f", z0 = {result.z0:g}"
-    return f"{METHOD_NAMES[result.method]}{noise}, {row.repetitions} copies, seed {compute.CANARIES.seed};\n{promise}"
 
 
 def canaries_command(result: Remembered) -> str:
@@ -314,8 +330,7 @@ class Defence(RunPanel):
         self.z0, self.epochs = number("z0", float(z0)), number("epochs", plain.epochs)
         super().__init__(
             "Train it with noise, attack it again",
-            "What the attacks find on runs with less and more noise, against the ε that holds and against its errors. "
-            "Run adds yours.",
+            "What attacks find on runs with less and more noise, by their ε and by their errors; Run adds yours.",
             [self.variant, self.z0, self.epochs],
             [draw(measured, []) for draw in (draw_epsilon, draw_price)],
         )
@@ -335,13 +350,26 @@ class Defence(RunPanel):
         self.runs.append(run)
         for live, draw in zip(self.figures, (draw_epsilon, draw_price), strict=True):
             live.show(draw(self._measured, self.runs))
+        self.tiles.show(*tell_run(run))
         self.words.value = words.defended(run, self._measured[0], ATTACKS)
         attack = "edp-lab attack loss --run runs/noised\nedp-lab attack lira --run runs/noised --shadows 32"
         self.command.value = f"{train_command(config, 'runs/noised')}\n{attack}"
 
 
+def tell_run(run: Defended) -> tuple[Tile, Tile, str]:
+    """Both epsilons of a run that was attacked, and what the stronger attack finds."""
+    (name, found), at = list(run.found.items())[-1], f"ε at δ = {short(run.delta)}"
+    true = holds("no guarantee", at)
+    if run.epsilon is not None:
+        public = at_most(run.epsilon)
+        secret = holds(public, f"{at}, with a secret seed")
+        true = holds("no guarantee", f"with a public α: ε = {public}") if run.config.as_printed else secret
+    told = f"With errors (SER) of {run.ser:.2f}, {ATTACKS[name]} reaches an AUC of {found.auc:.2f}; guessing has 0.5."
+    return claimed(short(run.epsilon_claimed), at), true, told
+
+
 Runs = Sequence[Defended]
-RUN_COLORS = {"loss": PURPLE, "lira-online": BLUE}
+RUN_COLORS = {"loss": OTHER, "lira-online": PLAIN}
 SERIES = (  # attack, symbol, and the variant of the runs; None: without noise
     ("loss", "square", "as printed"),
     ("loss", "square-open", "sound"),
@@ -357,7 +385,7 @@ def draw_epsilon(runs: Runs, yours: Runs) -> Figure:
     plain = next((run.found for run in runs if run.epsilon is None), {})
     levels = []
     for attack, color in RUN_COLORS.items():
-        level, text = (plain[attack].auc, f"SGD, {ATTACKS[attack]}") if attack in plain else (0.5, "")
+        level, text = (plain[attack].auc, f"no noise, {ATTACKS[attack]}") if attack in plain else (0.5, "")
         look = {"color": color, "dash": "dash", "width": 1.5}
         levels.append(fig.hline(level, line=look, visible=attack in plain))
         levels.append(fig.over(text, level, x=0, xanchor="left"))
@@ -365,14 +393,12 @@ def draw_epsilon(runs: Runs, yours: Runs) -> Figure:
     span = [math.floor(min(epsilons, default=0)), math.ceil(max(epsilons, default=6))]
     return figure(
         "Does less ε mean less leakage?",
-        "Gaussian DP, replace-one, disjoint batches; void: seeds are\n"
-        "published, α private as printed. Each ε allows an AUC of 1",
+        "",
         *_traces(runs, yours, lambda run, found: (run.epsilon, found.auc, found.auc_interval)),
         *levels,
         fig.hline(0.5, line=DOTTED),
         fig.over("guessing", 0.5),
-        top=146,
-        xaxis=fig.logs(Html("true ε, were α public (at δ = n<sup>-1.1</sup>)"), span),
+        xaxis=fig.logs("ε that holds, were α public", span),
         yaxis=fig.axis("AUC of the attack", [0.45, 1]),
     )
 
@@ -384,16 +410,13 @@ def draw_price(runs: Runs, yours: Runs) -> Figure:
         low, high = found.tpr_interval
         return run.ser, 100 * found.tpr, (100 * low, 100 * high)
 
-    config = runs[0].config
     return figure(
         "What does it cost?",
-        f"{config.corpus}, {config.epochs} epochs, seed {config.seed}; left: useful, low: leaks little;\n"
-        "a cross: without noise, no guarantee; rings: your runs",
+        "",
         *_traces(runs, yours, place),
         fig.hline(1, line=DOTTED),
-        fig.over("guessing", 1, "top"),
-        top=146,
-        xaxis=fig.axis("SER on the validation set", [0, 1.1]),
+        fig.over("guessing", 1),
+        xaxis=fig.axis("errors on other sentences (SER)", [0, 1.1]),
         yaxis=fig.axis("members found at 1 % FPR (%)", rangemode="tozero"),
     )
 
@@ -413,7 +436,7 @@ def _traces(runs: Runs, yours: Runs, place: Place) -> list[Trace]:
         values, intervals = [y for _, y, _ in places], [interval for *_, interval in places]
         marker: Trace = {"symbol": symbol, "size": 10, "color": color, "line": {"width": 2}}
         if variant is None:
-            marker |= {"size": 11, "line": {"width": 1, "color": BLACK}}
+            marker |= {"size": 11, "line": {"width": 1, "color": INK}}
         traces.append(
             fig.trace(
                 f"{ATTACKS[attack]}, {variant or 'SGD'}",
@@ -426,8 +449,8 @@ def _traces(runs: Runs, yours: Runs, place: Place) -> list[Trace]:
             )
         )
     rings = [place(run, found) for run in yours for found in run.found.values()]
-    on: Trace = {"x": [x for x, _, _ in rings], "y": [y for _, y, _ in rings], "showlegend": False}
-    return [*traces, points("your runs", VERMILLION, "circle-open", 20, edge=3, hoverinfo="skip", **on)]
+    on: Trace = {"x": [x for x, _, _ in rings], "y": [y for _, y, _ in rings]}
+    return [*traces, fig.ring(20, edge=3, hoverinfo="skip", **on)]
 
 
 # ---- Drawn once ----------------------------------------------------------------------------------------------------
@@ -436,7 +459,7 @@ def _traces(runs: Runs, yours: Runs, place: Place) -> list[Trace]:
 def two_attacks(attacks: Mapping[str, tuple[Array, Array]]) -> fig.Still:
     """ROC curves of two attacks on linear axes and, to the right, on log axes."""
     traces: list[Trace] = []
-    for (name, sides), (color, dash) in zip(attacks.items(), ((BLUE, "solid"), (VERMILLION, "dash")), strict=True):
+    for (name, sides), (color, dash) in zip(attacks.items(), ((PLAIN, "solid"), (PRINTED, "dash")), strict=True):
         curve = roc_curve(*sides)
         for plot in (1, 2):
             traces.append(line(name, color, dash, x=curve.fpr, y=curve.tpr, showlegend=plot == 1, **fig.at(plot)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,32 +12,23 @@ from scipy.stats import norm
 from edp_lab.attacks.audit.bounds import Finding
 from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import DEVICES, choice, decades, devices, number
+from edp_lab.course.kit.controls import DEVICES, choice, decades, delta_of, devices, number
 from edp_lab.course.kit.figure import Figure, Trace, line, points
 from edp_lab.course.kit.inputs import check_whole
-from edp_lab.course.kit.panel import Panel, RunPanel, panel
-from edp_lab.course.kit.text import Words, columns, command, count
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, panel
+from edp_lab.course.kit.text import Words, at_most, columns, command, count, percent, short
 from edp_lab.course.kit.text import digits as d
-from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb08_audit import compute
 from edp_lab.course.nb08_audit.compute import CONFIDENCE, Guesses, StepAudit, StepNoise, needed
-from edp_lab.privacy import Mechanism, Variant
+from edp_lab.privacy import Variant
 from edp_lab.training import TrainConfig
 
 words = Words(__file__)
-figure = partial(fig.figure, height=500)
+figure = partial(fig.figure, height=390)
 VARIANTS = {"as printed": True, "sound": False}
 SURE = f"{100 * CONFIDENCE:g} %"
-MEANINGS = {
-    Finding.REFUTED: "the proven bound lies above the claim",
-    Finding.CONSISTENT: "the proven bound lies below the claim, which proves nothing: another attack might do better",
-    Finding.NO_POWER: "even draws without a single error could not have refuted this claim: draw more",
-}
 SOURCES = {Variant.AS_PRINTED: "the paper's zCDP", Variant.SOUND: "the true one"}  # of the claim under test
-
-
-def _name(mechanism: Mechanism) -> str:
-    return mechanism.variant.replace("-", " ")
 
 
 # ---- One step ------------------------------------------------------------------------------------------------------
@@ -49,37 +40,56 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
     counts = [10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000]
     return Panel(
         "Audit one step",
-        "First, what a step releases along one utterance's direction, without that utterance and with it; then, which "
-        "ε this leaves possible, beside the claim.",
+        "What one step releases without an utterance and with it, and which ε that leaves possible.",
         partial(compute.audit_step, noise),
         [draw_step, draw_scale],
-        lambda result: words.step(result, SURE, MEANINGS[result.audit.verdict]),
+        lambda result: words.step(result, SURE),
         step_command,
+        tiles=tell_step,
         idle=lambda result: ("alpha_max",) if result.audit.mechanism.variant is Variant.SOUND else (),
+        views={
+            "the sound step": {"as_printed": False},
+            "1 GPU": {"num_devices": 1},
+            "32 GPUs": {"num_devices": 32},
+            "ten draws, and less noise": {"draws": 10, "z0": 0.3},
+        },
         as_printed=choice("variant", as_printed, VARIANTS),
-        clip_norm=number("clip norm C", clip_norm, decades(-2, 2), unit="gradient norm"),
-        z0=number("noise multiplier z0", z0, decades(-2, 1)),
         num_devices=devices(num_devices, [*DEVICES, 64]),
-        alpha_max=number("largest α, as printed", 1.0, decades(-1, 1), unit="of a layer"),
+        z0=number("noise multiplier z0", z0, decades(-2, 1)),
         draws=number("draws", draws, counts, unit="a side"),
+        clip_norm=number("clip norm C", clip_norm, decades(-2, 2), unit="gradient norm"),
+        alpha_max=number("largest α", 1.0, decades(-1, 1), unit="of a layer, as printed", rare=True),
     )
+
+
+def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
+    """What is claimed and what the draws prove, and how many guesses were wrong."""
+    audit = result.audit
+    wrong = audit.false_positive_rate.errors + audit.false_negative_rate.errors
+    verdict = {
+        Finding.REFUTED: "too few for the claimed ε, which is refuted",
+        Finding.CONSISTENT: "the claimed ε allows that, and is neither refuted nor proven",
+        Finding.NO_POWER: "even without an error so few draws could not refute the claimed ε",
+    }[audit.verdict]
+    at = f"ε of one step at δ = {short(audit.delta)}"
+    proven = Tile("proven", f"≥ {d(audit.bounds.gaussian)}", f"with {SURE} confidence")
+    missed = {0: "none is", 1: "one is"}.get(wrong, f"{wrong:,} are")
+    told = f"Of {2 * audit.draws:,} guesses {missed} wrong: {verdict}."
+    return claimed(d(audit.epsilon_claimed), at), proven, told
 
 
 def draw_step(result: StepAudit) -> Figure:
     """Both histograms of what a step releases along the canary's direction, and the threshold between them."""
-    looks = (("without the canary", BLUE, ""), ("with it", ORANGE, "/"))
+    looks = (("without it", PLAIN, ""), ("with the canary", NOISE, "/"))
     bars, bells = fig.histograms(result.edges, result.shares, looks, "the draws "), []
-    for color, dash, side in ((BLUE, "solid", -1), (ORANGE, "dash", 1)):
+    for color, dash, side in ((PLAIN, "solid", -1), (NOISE, "dash", 1)):
         density = norm.pdf(result.edges, side * result.distance / 2, result.std)
         on = {"x": result.edges, "y": 100 * (result.edges[1] - result.edges[0]) * density}
         bells.append(line("", color, dash, width=2, showlegend=False, hoverinfo="skip", **on))
     top = 1.15 * max(float(trace["y"].max()) for trace in (*bars, bells[0]))
-    mechanism = result.audit.mechanism
-    alpha = f", largest α = {mechanism.alpha_max:g}" if mechanism.variant is Variant.AS_PRINTED else ""
-    setting = f"N = {mechanism.num_devices}, C = {mechanism.clip_norm:g}, z0 = {mechanism.z0:g}{alpha}"
     return figure(
         "What one step gives away",
-        f"{_name(mechanism)}: {setting},\n{result.audit.draws:,} draws a side, seed {result.seed}",
+        "",
         *bars,
         *bells,
         fig.vline(0),
@@ -87,25 +97,25 @@ def draw_step(result: StepAudit) -> Figure:
         fig.beside("guess: present", 0, left=False),
         barmode="overlay",
         bargap=0,
-        xaxis=fig.axis("released along the canary (gradient norm)", result.edges[[0, -1]].tolist()),
+        xaxis=fig.axis("released along the canary", result.edges[[0, -1]].tolist()),
         yaxis=fig.axis("share of the draws (%)", [0, top]),
     )
 
 
-ROWS = ("claimed", "true", "proven:\nGaussian", "proven: any\nmechanism", "at most\nprovable")
+ROWS = ("claimed", "holds", "proven:\nGaussian", "proven: any\nmechanism", "at most\nprovable")
 FLOOR = 0.05  # a lower bound of 0 has no place on a log axis
 
 
 def draw_scale(result: StepAudit) -> Figure:
     """The epsilon that is claimed, the one that holds, and those that the draws leave possible."""
-    claimed, true, gaussian, free, most = ROWS
+    said, true, gaussian, free, most = ROWS
     audit, bounds = result.audit, result.audit.bounds
     assert audit.epsilon_holds is not None  # see `audit_step`
-    ranges = ((gaussian, BLUE, "solid", bounds.gaussian), (free, PURPLE, "dot", bounds.distribution_free))
+    ranges = ((gaussian, PLAIN, "solid", bounds.gaussian), (free, OTHER, "dot", bounds.distribution_free))
     numbers = (
-        (claimed, ORANGE, "square", audit.epsilon_claimed),
-        (true, GREEN, "circle", audit.epsilon_holds),
-        (most, BLACK, "line-ns-open", audit.ceiling),
+        (said, CLAIMED, "square", audit.epsilon_claimed),
+        (true, HOLDS, "circle", audit.epsilon_holds),
+        (most, INK, "line-ns-open", audit.ceiling),
     )
     last = max(2.0, math.ceil(math.log10(max(value for *_, value in (*ranges, *numbers))) + 0.4))
     traces = []
@@ -118,19 +128,18 @@ def draw_scale(result: StepAudit) -> Figure:
         traces.append(line(name, color, dash, width=7, **ends, **beside, **on))
     for name, color, symbol, value in numbers:
         # The claim has a line of its own, which its number must not stand on.
-        side = "middle right" if name == claimed else "top center"
+        side = "middle right" if name == said else "top center"
         told: Trace = {"mode": "markers+text", "text": [d(value)], "textposition": side}
         traces.append(points(name, color, symbol, 14, edge=3, x=[max(value, FLOOR)], y=[name], **told))
     return figure(
         "Which ε can it be?",
-        f"δ = {audit.delta:.2g}, zero-out, disjoint batches; true: Gaussian DP;\n"
-        f"claimed: {SOURCES[audit.mechanism.variant]}; proven at {SURE}, seed {result.seed}",
+        "",
         *traces,
-        fig.vline(audit.epsilon_claimed, line={"color": ORANGE, "dash": "dash", "width": 1.5}, layer="below"),
-        top=90,
+        fig.vline(audit.epsilon_claimed, line={"color": CLAIMED, "dash": "dash", "width": 1.5}, layer="below"),
+        top=44,
         hover="%{text}" + fig.ALONE,
         showlegend=False,
-        xaxis=fig.logs(f"ε of one step (at δ = {audit.delta:.2g})", [math.log10(FLOOR) - 0.1, last]),
+        xaxis=fig.logs(f"ε of one step, at δ = {short(audit.delta)}", [math.log10(FLOOR) - 0.1, last]),
         yaxis=fig.axis("epsilon", [-0.6, 4.8], categoryorder="array", categoryarray=ROWS[::-1]),
     )
 
@@ -161,34 +170,55 @@ def step_command(result: StepAudit, **_: Any) -> str:
 def guesses(canaries: int = 1000, made: float = 30.0, right: float = 90.0, tested: float = 1.0) -> Panel:
     """What right guesses prove; `result` is a `Guesses`."""
     shares = [float(k) for k in range(1, 101)]
-    deltas = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3]
     return Panel(
         "What do right guesses prove?",
-        "First, how many guesses would be right if the tested ε held, and how many were; then, the largest ε that so "
-        "many guesses can prove.",
+        "How many guesses would be right if the tested ε held, how many were, and what so many can prove.",
         compute.guess,
         [draw_luck, draw_ceiling],
         lambda result: words.guesses(result, SURE),
         lambda result, **_: guesses_command(result),
+        tiles=tell_guesses,
+        views={
+            "all guesses right": {"right": 100.0},
+            "70 % right": {"right": 70.0},
+            "a guess on every canary": {"made": 100.0},
+            "ε = 3 put to the test": {"tested": 3.0},
+        },
         canaries=number("canaries m", canaries, [20, 50, 100, 200, 500, 1000, 2000, 5000], unit="in one run"),
-        made=number("guesses made (% of m)", made, [1.0, 2.0, 5.0, *shares[9::10]]),
-        right=number("of these right (%)", right, shares[39:]),
+        made=number("guesses made", made, [1.0, 2.0, 5.0, *shares[9::10]], unit="% of the canaries"),
+        right=number("of these right", right, shares[39:], unit="%"),
         tested=number("ε put to the test", tested, [k / 10 for k in range(81)], unit="nats"),
-        delta=number("δ", compute.DELTA, deltas, unit="probability"),
+        delta=delta_of(compute.DELTA, -8, -3),
     )
+
+
+def tell_guesses(result: Guesses) -> tuple[Tile, Tile, str]:
+    """The tested epsilon and the proven ones, and whether so many right guesses were luck."""
+    proven, tested = result.bounds, f"ε = {d(result.tested)}"
+    refuted = ": it is refuted only if the noise is known to be Gaussian"
+    if result.tested < proven.distribution_free:
+        refuted = ", so it is refuted"
+    elif result.tested >= (proven.gaussian or 0):
+        refuted = ", so it is not refuted"
+    told = (
+        f"If {tested} held, {result.right:,} or more right guesses out of {result.made:,} would have probability "
+        f"{short(result.tail)}{refuted}."
+    )
+    test = Tile("put to the test", tested, f"right guesses: {percent(result.chance)} at most", "claimed")
+    found = Tile("proven", f"ε ≥ {d(proven.distribution_free)}", f"for Gaussian noise ε ≥ {d(proven.gaussian)}")
+    return test, found, told
 
 
 def draw_luck(result: Guesses) -> Figure:
     """How many guesses are right under the tested epsilon, and how many were."""
     beyond, bars = result.counts >= result.right, []
-    for name, color, hatch, these in (("fewer", SKY, "", ~beyond), ("as many, or more", VERMILLION, "/", beyond)):
+    for name, color, hatch, these in (("fewer", PLAIN, "", ~beyond), ("as many or more", PRINTED, "/", beyond)):
         on = {"x": result.counts[these], "y": 100 * result.chances[these], "hover": "%{x} right: %{y:.3g} %"}
         bars.append(fig.bar(name, color, hatch, marker={"pattern": {"size": 6}, "line": {"width": 0}}, **on))
     low, high = int(result.counts[0]), int(result.counts[-1])
     return figure(
         "Could it have been luck?",
-        f"{result.made:,} guesses, each right with chance {result.chance:.1%} at most\n"
-        f"if ε = {d(result.tested)} (δ = 0; one canary added, removed or zeroed out)",
+        "",
         *bars,
         fig.vline(result.right),
         fig.beside(f"you: {result.right:,}", result.right, left=result.right > (low + high) / 2),
@@ -205,22 +235,20 @@ def draw_ceiling(result: Guesses) -> Figure:
     gaussian, free = [best.gaussian for best in perfect], [best.distribution_free for best in perfect]
     highest = result.ceiling[compute.SIZES[-1]].gaussian or 0
     place = {"xref": "paper", "x": 1, "xanchor": "right", "y": result.tested, "yanchor": "bottom"}
-    ring: Trace = {"color": BLACK, "size": 15, "edge": 2.5, "x": [result.made]}
+    ring: Trace = {"size": 15, "x": [result.made], "hover": "your guesses: ε at least %{y:.3g}"}
     return figure(
-        "What guesses can prove",
-        f"δ = {result.delta:.2g}, confidence {SURE}, m = {result.canaries:,} canaries;\n"
-        "Steinke et al. (any mechanism), Mahloujifar et al. (Gaussian)",
-        line("best, Gaussian", BLUE, symbol="diamond", size=6, x=sizes, y=gaussian),
-        line("best, any", PURPLE, "dash", symbol="square", size=6, x=sizes, y=free),
-        line("your share, any", ORANGE, "dot", symbol="circle", size=6, x=list(shares), y=list(shares.values())),
-        points("you, Gaussian", symbol="diamond-open", y=[result.bounds.gaussian], **ring),
-        points("you, any", symbol="square-open", y=[result.bounds.distribution_free], **ring),
-        fig.hline(result.tested, line={"color": VERMILLION, "dash": "dashdot", "width": 1.5}),
+        "What so many guesses can prove",
+        "",
+        line("Gaussian noise", OTHER, symbol="diamond", size=6, x=sizes, y=gaussian),
+        line("any mechanism", PLAIN, "dash", symbol="square", size=6, x=sizes, y=free),
+        line("your share right", PLAIN, "dot", symbol="circle", size=6, x=list(shares), y=list(shares.values())),
+        fig.ring(y=[result.bounds.gaussian], marker={"symbol": "diamond-open"}, **ring),
+        fig.ring(y=[result.bounds.distribution_free], marker={"symbol": "square-open"}, **ring),
+        fig.hline(result.tested, line={"color": CLAIMED, "dash": "dashdot", "width": 1.5}),
         fig.note("the tested ε", **place),
-        top=146,
         hover="%{x:,} guesses: ε at least %{y:.3g}",
         xaxis=fig.axis("guesses r", [min(0.9, math.log10(result.made) - 0.1), 4.1], type="log", dtick=1),
-        yaxis=fig.axis(f"ε is at least (δ = {result.delta:.2g})", [-0.4, 1.06 * max(result.tested, highest)]),
+        yaxis=fig.axis("ε is at least", [-0.4, 1.06 * max(result.tested, highest)]),
     )
 
 
@@ -253,8 +281,7 @@ class OneRun(RunPanel):
         self.canaries = number("canaries m", canaries)
         super().__init__(
             "Audit a run",
-            "Real training runs of a model with one layer, full of canaries: how many guesses about the last run were "
-            "right, and what each run proves about ε.",
+            "How many guesses about the canaries of the last training run were right, and which ε each run proves.",
             [self.variant, self.z0, self.num_devices, self.epochs, self.canaries, self.runs],
             [draw_tallies({}), draw_runs({})],
         )
@@ -282,33 +309,48 @@ class OneRun(RunPanel):
         self.audits[config.seed] = audit_one_run(config, canaries, linear=True, progress=progress)
         for live, draw in zip(self.figures, (draw_tallies, draw_runs), strict=True):
             live.show(draw(self.audits))
-        rows = list(self.audits.values())
-        refuted = sum(audit.verdict is Finding.REFUTED for audit in rows)
-        self.words.value = words.runs(rows, refuted, SOURCES[rows[-1].mechanism.variant])
+        self.tiles.show(*tell_runs(list(self.audits.values())))
+        self.words.value = words.run(self.audits[config.seed], SOURCES[self.audits[config.seed].mechanism.variant])
         self.command.value = one_run_command(config, canaries)
+
+
+def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
+    """What is claimed, how many audits of one setting refute it, and whether they are right."""
+    last, of = audits[-1], count(len(audits), "audit")
+    refuted = sum(audit.verdict is Finding.REFUTED for audit in audits)
+    if last.epsilon_holds is None:
+        told = "No ε holds: float32 arithmetic swallows noise this small."
+    elif last.epsilon_claimed < last.epsilon_holds:
+        true, finds = at_most(last.epsilon_holds), "finds" if 1 in (refuted, len(audits)) else "find"
+        told = f"The claim is false, for only ε = {true} holds: {refuted} of {of} {finds} that out."
+    elif refuted:
+        told = "The claim is true and yet refuted, which happens in 5 % of audits at most."
+    else:
+        told = f"The claim is true, and {'the audit does' if len(audits) == 1 else 'the audits do'} not refute it."
+    at = f"ε of the run at δ = {short(last.delta)}"
+    return claimed(d(last.epsilon_claimed), at), Tile("refuted by", f"{refuted} of {len(audits)}", "audits"), told
 
 
 def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
     """Of the last run: the share of right guesses, and the share that would refute the claim."""
-    names, right, told, asked, caption = [], [], [], [], ""
-    for seed, audit in list(audits.items())[-1:]:
-        caption = f"{_run_settings(audit)},\nseed {seed}; claimed ε = {d(audit.epsilon_claimed)}"
+    names, right, told, asked = [], [], [], []
+    for audit in list(audits.values())[-1:]:
         for tally in audit.tallies:
             least = needed(audit, tally.guesses)
             names.append(f"{tally.guesses:,} of {audit.canaries:,}")
             right.append(100 * tally.correct / tally.guesses)
             told.append(f"{tally.correct:,} right")
             asked.append(None if least is None else 100 * least / tally.guesses)
-    inside = {"text": told, "textposition": "inside", "insidetextanchor": "start", "textfont": {"color": BLACK}}
+    inside = {"text": told, "textposition": "inside", "insidetextanchor": "start", "textfont": {"color": INK}}
     wanted: Trace = {"x": names, "y": asked, "hover": "%{y:.1f} % would refute the claim"}
     return figure(
         "Guesses about the last run",
-        caption,
-        fig.bar("right", SKY, width=0.55, x=names, y=right, hover="%{y:.1f} % right", **inside),
-        points("needed to refute the claim", VERMILLION, "line-ew-open", 60, edge=4, **wanted),
+        "",
+        fig.bar("right", OTHER, width=0.55, x=names, y=right, hover="%{y:.1f} % right", **inside),
+        points("would refute the claim", CLAIMED, "line-ew-open", 60, edge=4, **wanted),
         fig.hline(50),
         fig.over("coin", 50),
-        xaxis=fig.axis("guesses made: the surest ones first", [-0.5, (len(names) or 3) - 0.5], type="category"),
+        xaxis=fig.axis("guesses made, the surest first", [-0.5, (len(names) or 3) - 0.5], type="category"),
         yaxis=fig.axis("right guesses (%)", [0, 104]),
     )
 
@@ -318,27 +360,18 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
     rows = list(audits.values())
     numbers, ends = list(range(1, len(rows) + 1)), [0.5, len(rows) + 0.5] if rows else []
     gaussian, free = [audit.epsilon_lower_bound for audit in rows], [audit.bounds.distribution_free for audit in rows]
-    claimed, true = ([getattr(audit, name) for audit in rows[:1]] * 2 for name in ("epsilon_claimed", "epsilon_holds"))
-    caption = rows and (
-        f"{_run_settings(rows[0])}; δ = {rows[0].delta:.2g},\n"
-        f"zero-out, disjoint batches; proven at {SURE}; true: Gaussian DP"
-    )
+    said, true = ([getattr(audit, name) for audit in rows[:1]] * 2 for name in ("epsilon_claimed", "epsilon_holds"))
     return figure(
         "What each audit proves",
-        caption or "",
-        points("proven, Gaussian", BLUE, "triangle-up", 11, edge=None, x=numbers, y=gaussian),
-        points("proven, any mechanism", PURPLE, "triangle-up-open", 11, edge=None, x=numbers, y=free),
-        line("claimed", ORANGE, "dash", width=2.5, x=ends, y=claimed),
-        line("true", GREEN, width=2.5, x=ends, y=true),
+        "",
+        points("proven", PLAIN, "triangle-up", 11, edge=None, x=numbers, y=gaussian),
+        points("proven, any", OTHER, "triangle-up-open", 11, edge=None, x=numbers, y=free),
+        line("claimed", CLAIMED, "dash", width=2.5, x=ends, y=said),
+        line("holds", HOLDS, width=2.5, x=ends, y=true),
         hover="audit %{x}: ε %{y:.3g}",
         xaxis=fig.axis("audit, a training run each", ends or None, tickformat="d"),
         yaxis=fig.axis("ε of the run", rangemode="tozero"),
     )
-
-
-def _run_settings(audit: OneRunAudit) -> str:
-    setting = f"N = {audit.mechanism.num_devices}, z0 = {audit.mechanism.z0:g}, {count(audit.epochs, 'epoch')}"
-    return f"{_name(audit.mechanism)}: {setting}, m = {audit.canaries:,}"
 
 
 def one_run_command(config: TrainConfig, canaries: int) -> str:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of, require
 from edp_lab.models import load_model
-from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, claim, judge, true_epsilon
+from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.reproduce.paper.printed import TABLE_2, Table2Row
 from edp_lab.reproduce.results_io import RESULTS, rows
@@ -60,8 +60,6 @@ class DeviceNoise(NamedTuple):
     here: int  # where N is among them
     on_mean: Array  # (K,), deviation of the noise on the mean
     wanted: Array  # (K,), z0 times what an utterance moves the mean by
-    claimed: Array  # (K,), epsilon of the run; NaN where there is none
-    true: Array  # (K,), the same with a public alpha
     guarantee: Guarantee  # of the run on N devices
 
 
@@ -83,12 +81,6 @@ def device_noise(
     kinds = ("aggregate", "per-device", "shared")
     once, own, same = (standard_noise(key, 0, DRAWS, Share(kind, num_devices)).numpy() for kind in kinds)
 
-    def true(one: Mechanism) -> float | None:
-        try:
-            return true_epsilon(one.with_public_alpha(), epochs, delta)
-        except NoGuarantee:
-            return None
-
     return DeviceNoise(
         mechanism,
         parameters,
@@ -100,8 +92,6 @@ def device_noise(
         here=counts.tolist().index(num_devices),
         on_mean=np.array([one.noise_std(0) / one.num_devices for one in settings]),
         wanted=np.array([one.z0 * one.sensitivity() / one.num_devices for one in settings]),
-        claimed=np.array([claim(one, one.bill(epochs), delta).epsilon for one in settings], float),
-        true=np.array([true(one) for one in settings], float),
         guarantee=judge(mechanism, epochs, delta, seed_published=False),
     )
 

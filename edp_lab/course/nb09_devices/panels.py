@@ -11,12 +11,23 @@ import numpy as np
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, delta_of, devices, number, seed_of
-from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, Trace, axis, figure, line, log_axis, points, positive
+from edp_lab.course.kit.figure import Figure, Trace, axis, figure, line, log_axis, points, positive
 from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
-from edp_lab.course.kit.panel import Panel, RunPanel, panel
-from edp_lab.course.kit.text import Html, Words, account_of, command, count, guarantee_of, train_command
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, epsilons, panel
+from edp_lab.course.kit.text import (
+    Html,
+    Words,
+    account_of,
+    command,
+    count,
+    duration,
+    guarantee_of,
+    percent,
+    short,
+    train_command,
+)
 from edp_lab.course.kit.text import digits as d
-from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, VERMILLION
+from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb09_devices import compute
 from edp_lab.course.nb09_devices.compute import COUNTS, LITTLE, DeviceNoise, LittleRun, Row, Scaling, printed
 from edp_lab.reproduce.bench.train_step import Task, bench_steps
@@ -24,7 +35,7 @@ from edp_lab.training import StepDone, TrainConfig
 from edp_lab.training.trainer import Event
 
 SMALL = 298_131  # parameters of the small CLC on smart-home
-MODELS = {"small CLC": SMALL, **{f"paper's {m.upper()}": compute.shares(m).parameters for m in ("clc", "bert")}}
+MODELS = {"small CLC": SMALL, **{m.upper(): compute.shares(m).parameters for m in ("clc", "bert")}}
 METHODS = {
     "sgd": "SGD",
     "edp-sgd": "eDP-SGD",
@@ -45,12 +56,9 @@ def who(row: Row) -> str:
 
 words = Words(
     __file__,
-    COVERED="one utterance, zero-out, disjoint batches",
     megabytes=lambda number: f"{d(number / 1e6)} MB",
     ring_bytes=compute.ring_bytes,
-    difference=compute.difference,
     guarantee_of=guarantee_of,
-    isclose=math.isclose,
     printed=printed,
     where=compute.where,
     who=who,
@@ -65,20 +73,39 @@ def noise(C: float, z0: float, num_devices: int, epochs: int, delta: float, seed
     """What N devices add and send: `result` is a `DeviceNoise`."""
     return Panel(
         "N devices, one noise",
-        "First, the noise on the mean gradient, drawn by one or N; then, how it depends on N, and what the run costs.",
+        "The noise on the mean gradient when one device draws it or N do, and how it depends on N.",
         compute.device_noise,
         [draw_drawn, draw_devices],
         words.noise,
         lambda result, **_: account_of(result.mechanism, epochs=result.guarantee.epochs, delta=result.guarantee.delta),
+        tiles=tell_noise,
+        views={
+            "1 device": {"num_devices": 1},
+            "32 devices": {"num_devices": 32},
+            "32 devices, sound": {"num_devices": 32, "variant": SOUND},
+        },
         variant=choice("variant", AS_PRINTED, (AS_PRINTED, SOUND)),
         num_devices=devices(num_devices),
         clip_norm=number("clip norm C", C, decades(-2, 2), unit="gradient norm"),
         z0=number("noise multiplier z0", z0, decades(-3, 1)),
-        epochs=number("length of the run", epochs, range(1, 41), unit="epochs"),
         parameters=choice("model", SMALL, MODELS),
+        epochs=number("length of the run", epochs, range(1, 41), unit="epochs", rare=True),
         delta=delta_of(delta),
         seed=seed_of(seed),
     )
+
+
+def tell_noise(result: DeviceNoise) -> tuple[Tile, Tile, str]:
+    """Both epsilons, and what is left of the noise that each device adds."""
+    m = result.mechanism
+    each, mean = m.device_noise_std(0), m.noise_std(0) / m.num_devices
+    if m.num_devices == 1:
+        told = f"The only device adds noise of deviation {short(each)}, and all of it stays."
+    else:
+        told = (
+            f"Each device adds noise of deviation {short(each)}; averaged over {m.num_devices}, {short(mean)} is left."
+        )
+    return *epsilons(result.guarantee), told
 
 
 def draw_drawn(result: DeviceNoise) -> Figure:
@@ -90,42 +117,29 @@ def draw_drawn(result: DeviceNoise) -> Figure:
     once, own, same = (np.histogram(draw, edges)[0] for draw in draws)
     return figure(
         "Noise on the mean",
-        words.drawn_caption(result),
-        line("one draw for the sum", BLUE, y=once, **stairs),
-        line("N draws, averaged", GREEN, "dash", width=3, y=own, **stairs),
-        line("N times the same draw", VERMILLION, "dot", y=same, **stairs),
-        top=140,
+        "",
+        line("one draw", PLAIN, y=once, **stairs),
+        line("N draws", HOLDS, "dash", width=3, y=own, **stairs),
+        line("N times the same", PRINTED, "dot", y=same, **stairs),
         hover="%{x:.3g}: %{y} coordinates",
-        xaxis=axis("noise on one coordinate (gradient)", [-reach, reach]),
+        xaxis=axis("noise on one coordinate", [-reach, reach]),
         yaxis=axis(f"of {result.aggregate.size:,} coordinates", rangemode="tozero"),
     )
 
 
 def draw_devices(result: DeviceNoise) -> Figure:
-    """Above: the deviation of the noise on the mean by N. Below: epsilon, claimed and true. Log scales."""
-    name, dash, symbol, here = "ε that holds", "solid", "circle", result.here
-    if result.guarantee.epsilon is None:
-        name, dash, symbol = "ε if α were public", "dot", "circle-open"
-    wanted, added, claimed, true = map(positive, (result.wanted, result.on_mean, result.claimed, result.true))
+    """The deviation of the noise on the mean by N, as z0 promises it and as it is added. Log scales."""
+    wanted, added = map(positive, (result.wanted, result.on_mean))
     on: dict[str, Any] = {"x": result.counts, "hover": "N = %{x}: %{y:.3g}"}
-    chosen: dict[str, Any] = {**on, "x": result.counts[[here]], "hoverinfo": "skip"}
-    by_count = axis("devices N", [-0.08, math.log10(max(32, *result.counts)) + 0.08], **OCTAVES)
-    noise, cost = (
-        log_axis(title, values, margin=0.05, labels=4)
-        for title, values in (("noise on the mean", [*wanted, *added]), ("ε (nats)", [*claimed, *true]))
-    )
-    return fig.two_plots(
-        "By number of devices",
-        words.devices_caption(result),
-        line("z0 × what one utterance moves", ORANGE, "dash", symbol="square-open", size=9, y=wanted, **on, **ABOVE),
-        line("is added", GREEN, symbol="circle", y=added, **on, **ABOVE),
-        fig.ring(13, y=[added[here]], **chosen, **ABOVE),
-        line("ε claimed", ORANGE, "dash", symbol="square-open", size=9, y=claimed, **on, **BELOW),
-        line(name, GREEN, dash, symbol=symbol, y=true, **on, **BELOW),
-        fig.ring(13, y=[true[here]], **chosen, **BELOW),
-        axes=[(by_count, noise), (by_count, cost)],
-        legend_at=0.4,
-        spacing=0.27,
+    chosen: dict[str, Any] = {"x": result.counts[[result.here]], "y": [added[result.here]], "hoverinfo": "skip"}
+    return figure(
+        "Promised and added, by N",
+        "",
+        line("as z0 promises", CLAIMED, "dash", symbol="square-open", size=9, y=wanted, **on),
+        line("added", HOLDS, symbol="circle", y=added, **on),
+        fig.ring(13, **chosen),
+        xaxis=axis("devices N", [-0.08, math.log10(max(32, *result.counts)) + 0.08], **OCTAVES),
+        yaxis=log_axis("deviation of the noise", [*wanted, *added], margin=0.05),
     )
 
 
@@ -147,10 +161,9 @@ class Processes(RunPanel):
         self.noise = choice("noise", start.noise, {"per device": "per-device", "one draw": "aggregate"})
         super().__init__(
             "Run on real processes",
-            "The loss of every step of a real training run, whose N devices live on one process or on several; the "
-            "rest is simulated.",
+            "The loss of every step of a real training run whose N devices live on one process or on several.",
             [self.processes, self.epochs, self.noise],
-            [draw_losses([], "press Run")],
+            [draw_losses([])],
         )
         self.run_button.description = "Run on real processes"
         self.run_button.layout.width = "13rem"
@@ -163,13 +176,13 @@ class Processes(RunPanel):
 
     def work(self, config: TrainConfig) -> None:
         losses: list[float] = []
-        name = f"running: {config.processes} of {config.num_devices} devices real"
+        name = f"running: {count(config.processes, 'process', 'processes')}"
 
         def listen(event: Event) -> None:
             if isinstance(event, StepDone):
                 losses.append(event.loss)
                 self.progress(len(losses), event.epochs * event.steps, f"step {len(losses)}")
-                self._draw(config, (name, losses))
+                self._draw((name, losses))
 
         self.words.value = ""
         self.progress(0, 1, "starting processes" if config.processes > 1 else "training")
@@ -177,23 +190,43 @@ class Processes(RunPanel):
         others = [other for other in self.runs if compute.alike(config, other.config)]
         others = [other for other in others if other.config.processes != config.processes]
         self.runs.append(run)
-        self._draw(config)
-        self.words.value = words.run(run, others[-1] if others and run.record["status"] == "finished" else None)
+        self._draw()
+        self.tiles.show(*tell_run(run, others[-1] if others and run.record["status"] == "finished" else None))
+        self.words.value = words.run(run)
         self.command.value = run_command(config)
 
-    def _draw(self, config: TrainConfig, *running: tuple[str, Sequence[float]]) -> None:
-        runs = [*((r.record["devices"], r.losses) for r in self.runs), *running]
-        self.figures[0].show(draw_losses(runs, words.losses_caption(config)))
+    def _draw(self, *running: tuple[str, Sequence[float]]) -> None:
+        runs = [*((named(r.config), r.losses) for r in self.runs), *running]
+        self.figures[0].show(draw_losses(runs))
+
+
+def named(config: TrainConfig) -> str:
+    """How many of the devices are real."""
+    return f"N = {config.num_devices}: {count(config.processes, 'process', 'processes')}"
+
+
+def tell_run(run: LittleRun, other: LittleRun | None) -> tuple[Tile, Tile, str]:
+    """How long a run took and how far it is from another, which differs in the number of processes only, if any."""
+    final, processes = run.record["final"], count(run.config.processes, "process", "processes")
+    took = Tile("training took", duration(final["seconds"]), f"on {processes}")
+    if run.record["status"] == "interrupted":
+        return took, Tile("other run", "none"), f"Stopped after {count(len(run.losses), 'step')}."
+    if other is None:
+        told = "Run it again with another number of processes, and compare."
+        return took, Tile("other run", "none", "that differs in processes only"), told
+    apart = compute.difference(run, other)
+    same = "It is the same model, up to the order of sums." if apart < 1e-6 else "It is another model."
+    return took, Tile("largest difference", short(apart), f"of {run.parameters.size:,} parameters"), same
 
 
 LOOKS: list[dict[str, Any]] = [
-    {"color": BLUE, "symbol": "circle", "size": 11, "width": 5},
-    {"color": ORANGE, "dash": "dash", "symbol": "x", "size": 8},
-    {"color": GREEN, "dash": "dot", "symbol": "diamond-open", "size": 10},
+    {"color": PLAIN, "symbol": "circle", "size": 11, "width": 5},
+    {"color": NOISE, "dash": "dash", "symbol": "x", "size": 8},
+    {"color": OTHER, "dash": "dot", "symbol": "diamond-open", "size": 10},
 ]
 
 
-def draw_losses(runs: Sequence[tuple[str, Sequence[float]]], caption: str) -> Figure:
+def draw_losses(runs: Sequence[tuple[str, Sequence[float]]]) -> Figure:
     """The loss of each step of the last three runs; of each, its name (devices, processes) and its losses so far."""
     shown = [(name, list(losses), True) for name, losses in runs[-len(LOOKS) :]]
     lines = []
@@ -202,7 +235,7 @@ def draw_losses(runs: Sequence[tuple[str, Sequence[float]]], caption: str) -> Fi
         lines.append(line(name, hover="step %{x}: %{y:.6f}", **look, **steps))
     last = max([5, *(len(losses) for _, losses, _ in shown)]) + 1 if shown else 20
     steps, loss = axis("step", [0, last], tickformat="d"), axis("loss per utterance (nats)", rangemode="tozero")
-    return figure("The same run, step by step?", caption, *lines, height=380, top=110, xaxis=steps, yaxis=loss)
+    return figure("The same run, step by step?", "", *lines, height=380, xaxis=steps, yaxis=loss)
 
 
 def run_command(config: TrainConfig) -> str:
@@ -237,8 +270,8 @@ def table2_figure(tables: Mapping[str, Sequence[Row]]) -> fig.Still:
         factors = {"x": [paper.edp_sgd_factor, paper.dp_sgd_factor], "y": [_row("edp-sgd", 8), _row("dp-sgd-naive", 1)]}
         place = {"xref": f"{at['xaxis']} domain", "yref": f"{at['yaxis']} domain", "x": 0.98, "y": 1}
         marks += [
-            _ratios("ours, median and quartiles", BLUE, "circle", rows, showlegend=plot == 1, **at),
-            points("the paper, 8 GPUs", ORANGE, "square-open", 12, edge=3, showlegend=plot == 1, **factors, **at),
+            _ratios("ours, median and quartiles", PLAIN, "circle", rows, showlegend=plot == 1, **at),
+            points("the paper, 8 GPUs", CLAIMED, "square-open", 12, edge=3, showlegend=plot == 1, **factors, **at),
             fig.note(fig.bold(f"{model.upper()}, ATIS"), **place, xanchor="right", yanchor="top"),
         ]
     layout = fig.merged(layout, {"yaxis": {"title": BY_METHOD}})
@@ -290,10 +323,9 @@ class Measure(RunPanel):
         self.rounds = number("rounds", 5)
         super().__init__(
             "Time it here",
-            "Steps of several methods, in turn on the same batches of this machine, as a ratio to SGD; beside them "
-            "what was committed.",
+            "The time of a step under several methods, on the same batches of this machine, beside what was committed.",
             [self.size, self.rounds],
-            [draw_measured([], "press Run")],
+            [draw_measured([])],
         )
 
     def prepare(self) -> Task:
@@ -312,21 +344,32 @@ class Measure(RunPanel):
 
         self.progress(0, 1, "starting a process")
         self.rows = bench_steps(task, told)
-        caption = f"here: CLC ({task.size}) on {task.corpus}, one thread, {task.rounds} rounds; no ε"
-        self.figures[0].show(draw_measured(self.rows, caption))
-        self.words.value = words.measured(self.rows)
+        self.figures[0].show(draw_measured(self.rows))
+        self.tiles.show(*tell_measured(self.rows))
+        self.words.value = words.measured(self.rows, task)
 
 
-def draw_measured(rows: Sequence[Row], caption: str) -> Figure:
+def tell_measured(rows: Sequence[Row]) -> tuple[Tile, Tile, str]:
+    """The quickest and the slowest step, and which methods they belong to."""
+    others = sorted((row for row in rows if row["method"] != "sgd"), key=lambda row: row["ratio_to_sgd"])
+    quick, slow = (
+        Tile(title, f"{one['ratio_to_sgd']:.2f} ×", "the time of SGD's step")
+        for title, one in (("least", others[0]), ("most", others[-1]))
+    )
+    told = f"{who(others[0])}, costs least here; {who(others[-1])}, costs most."
+    return quick, slow, told
+
+
+def draw_measured(rows: Sequence[Row]) -> Figure:
     """What Run measured, beside what was committed of the same (at first, of all)."""
     known = [(row["method"], row["gpus"]) for row in rows]
     beside = [row for row in compute.table2("clc") if not rows or (row["method"], row["gpus"]) in known]
     traces = [
-        _ratios("here, a moment ago", VERMILLION, "diamond", rows, showlegend=True),
-        _ratios("committed, two cores, paper's size", BLUE, "circle", beside, showlegend=True),
+        _ratios("here, a moment ago", INK, "diamond", rows, showlegend=True),
+        _ratios("committed", PLAIN, "circle", beside, showlegend=True),
     ]
     time, methods = {**TIME, "range": [-0.1, 1.1]}, axis(BY_METHOD, autorange="reversed")
-    return figure("A few cells, measured here", caption, *traces, height=400, top=120, xaxis=time, yaxis=methods)
+    return figure("A few cells, measured here", "", *traces, height=380, xaxis=time, yaxis=methods)
 
 
 def measure_command(task: Task) -> str:
@@ -344,18 +387,38 @@ def scaling(num_devices: int) -> Panel:
     """What N devices would give: `result` is a `Scaling`."""
     return Panel(
         "What would N GPUs give?",
-        "First, the parts of one step of eDP-SGD; then, how much faster N devices are than one, and how much slower "
-        "than SGD. Only one core was measured.",
+        "The parts of one step of eDP-SGD, and how many times as fast as one device N are; only one core was measured.",
         compute.scaling,
         [draw_step, draw_speed],
         words.scaling,
         scaling_command,
+        tiles=tell_scaling,
+        views={
+            "slow links: 0.1 GB/s": {"bandwidth": 0.1},
+            "devices 100 times as fast": {"speed": 100.0},
+            "BERT": {"model": "bert"},
+        },
         model=choice("model", "clc", {"CLC": "clc", "BERT": "bert"}),
         devices=devices(num_devices, [*COUNTS, 64]),
         batch=number("batch", 64, [16, 32, 64, 128, 256, 512, 1024], unit="utterances"),
         bandwidth=number("bandwidth", 10.0, decades(-1, 3), unit="GB/s"),
-        latency=number("latency", 10.0, [0.0, *decades(0, 4)], unit="µs a message"),
         speed=number("speed of a device", 1.0, decades(0, 3), unit="× one core"),
+        latency=number("latency", 10.0, [0.0, *decades(0, 4)], unit="µs a message", rare=True),
+    )
+
+
+def tell_scaling(result: Scaling) -> tuple[Tile, Tile, str]:
+    """How fast N devices would be, and where the time of their step goes."""
+    at, many = result.here, count(result.devices, "device")
+    parts = {"forward, backward and Adam": result.sgd, "clipping and noise": result.extra, "messages": result.message}
+    shares = {name: seconds[at] / result.step[at] for name, seconds in parts.items()}
+    largest = max(shares, key=lambda name: shares[name])
+    told = f"On {many} {largest} take {percent(shares[largest])} of a step."
+    step = Tile("one step", duration(result.step[at]), f"on {many}; {duration(result.step[0])} on one")
+    return (
+        step,
+        Tile("as fast as one", f"{short(result.speed_up[at])} ×", f"{short(result.ratio[at])} × SGD's step"),
+        told,
     )
 
 
@@ -364,11 +427,10 @@ def draw_step(result: Scaling) -> Figure:
     x = [fig.bold(n) if n == result.devices else str(n) for n in result.counts]
     return figure(
         "One step",
-        words.scaling_caption(result),
-        fig.bar("forward, backward, Adam", BLUE, "", x=x, y=1000 * result.sgd),
-        fig.bar("clip and noise", ORANGE, "x", x=x, y=1000 * result.extra),
-        fig.bar("all-reduce", VERMILLION, "/", x=x, y=1000 * result.message),
-        top=140,
+        "",
+        fig.bar("as SGD", PLAIN, "", x=x, y=1000 * result.sgd),
+        fig.bar("clip, noise", NOISE, "x", x=x, y=1000 * result.extra),
+        fig.bar("messages", OTHER, "/", x=x, y=1000 * result.message),
         hover="N = %{x}: %{y:.3g} ms",
         barmode="stack",
         xaxis=axis("devices N (bold: chosen)", type="category"),
@@ -377,40 +439,31 @@ def draw_step(result: Scaling) -> Figure:
 
 
 def draw_speed(result: Scaling) -> Figure:
-    """Above: how many times as fast as on one device. Below: eDP-SGD's step to SGD's."""
+    """How many times as fast as on one device a step of eDP-SGD is."""
     shares, n = result.shares, result.counts
     measured: dict[str, Any] = {"x": [], "y": []}
     if (shares.model, result.batch) == ("bert", 256):
         one, two = compute.two_processes()["edp-sgd"]
         measured = {"x": [2], "y": [one["seconds"] / two["seconds"]]}
     hollow = ["circle" if exact and k == 1 else "circle-open" for k, exact in zip(n, result.measured, strict=True)]
-    drawn: dict[str, Any] = {"x": n, "symbol": hollow, "size": 9}
-    paper = {"x": [8], "y": [printed(shares.model).edp_sgd_factor]}
     edge = math.log10(max(8, *n)) + 0.08
     lowest = min(-0.35, math.log10(result.speed_up.min()) - 0.1)
-    by_count, faster = (
-        axis("devices N", [-0.08, edge], **OCTAVES),
-        axis("times as fast as one", [lowest, edge], **OCTAVES),
-    )
-    slower = axis("step (× SGD's)", [0, max(2.0, 1.15 * result.ratio.max())], rangemode="tozero")
-    return fig.two_plots(
-        "Speed",
-        words.scaling_caption(result),
-        line("ideal", BLACK, "dot", width=1.5, x=n, y=n, **ABOVE),
-        line("extrapolated", BLUE, "dash", y=result.speed_up, **drawn, **ABOVE),
-        points("measured, 2 processes", GREEN, "diamond", 13, edge=0, **measured, **ABOVE),
-        line("extrapolated", BLUE, "dash", y=result.ratio, showlegend=False, **drawn, **BELOW),
-        points("the paper, 8 GPUs", ORANGE, "square-open", 13, edge=3, **paper, **BELOW),
+    return figure(
+        "How much faster than one device?",
+        "",
+        line("ideal", INK, "dot", width=1.5, x=n, y=n),
+        line("extrapolated", PLAIN, "dash", x=n, y=result.speed_up, symbol=hollow, size=9),
+        points("2 processes, measured", HOLDS, "diamond", 13, edge=0, **measured),
+        fig.ring(16, x=[result.devices], y=[result.speed_up[result.here]], hoverinfo="skip"),
         hover="N = %{x}: %{y:.3g}",
-        axes=[(by_count, faster), (by_count, slower)],
-        legend_at=0.4,
-        spacing=0.27,
+        xaxis=axis("devices N", [-0.08, edge], **OCTAVES),
+        yaxis=axis("times as fast as one", [lowest, edge], **OCTAVES),
     )
 
 
 def scaling_command(result: Scaling, **values: Any) -> str:
     """How the steps were measured (once for each batch size), and the call that extrapolates and prints."""
-    given = ", ".join(map(repr, values.values()))
+    given = ", ".join(f"{name}={value!r}" for name, value in values.items())
     told = (
         "print(f'{1000 * s.step[s.here]:.4g} ms a step, {s.speed_up[s.here]:.3g} times as fast as on one device, "
         "{s.ratio[s.here]:.3g} times the step of SGD')"
