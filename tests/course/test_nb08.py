@@ -135,7 +135,7 @@ def test_numbers_that_the_notebook_states_are_computed() -> None:
         ("ε = 21 with Gaussian noise, 3.3 without", (hundred.ceiling, hundred.bounds.distribution_free), (21.1, 3.28)),
         ("Ten draws cannot prove more than ε = 4.4", ten.ceiling, 4.4),
         ("500 right guesses out of 500 prove only ε = 0.6", one_run_epsilon(5000, 500, 500, 1e-3, 0.05), 0.6),
-        ("Six (5.8)", one_run_epsilon(1000, 1000, 1000, 1e-5, 0.05), 5.8),
+        ("all guessed right prove 5.8", one_run_epsilon(1000, 1000, 1000, 1e-5, 0.05), 5.8),
     ):
         assert says in text
         assert numbers == pytest.approx(values, abs=0.05)

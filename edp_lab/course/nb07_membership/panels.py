@@ -270,7 +270,7 @@ def draw_tokens(result: Remembered) -> Figure:
 
     heat = {
         "type": "heatmap",
-        "colorscale": [[0, "#ffffff"], [1, PLAIN]],
+        "colorscale": [[0, "#ffffff"], [1, OTHER]],
         "zmin": 0,
         "zmax": 1,
         "xgap": 2,
@@ -279,7 +279,7 @@ def draw_tokens(result: Remembered) -> Figure:
         "z": each(lambda token: token.probability),
         "text": each(lambda token: str(DIGITS.index(token.token))),
         "texttemplate": "%{text}",
-        "textfont": {"size": 14},
+        "textfont": {"size": 14, "color": "#111"},  # cells are light in the dark theme, too
         "customdata": each(hover),
         "hovertemplate": "%{customdata}" + fig.ALONE,
         "colorbar": {"title": {"text": "probability of the odd label", "side": "right"}, "thickness": 12},
@@ -416,7 +416,7 @@ def draw_price(runs: Runs, yours: Runs) -> Figure:
         *_traces(runs, yours, place),
         fig.hline(1, line=DOTTED),
         fig.over("guessing", 1),
-        xaxis=fig.axis("errors on other sentences (SER)", [0, 1.1]),
+        xaxis=fig.axis("errors on other sentences (SER)", [0, 1.25]),
         yaxis=fig.axis("members found at 1 % FPR (%)", rangemode="tozero"),
     )
 
