@@ -67,6 +67,7 @@ def test_a_corpus_without_tags_can_be_looked_at(tmp_path: Path) -> None:
     assert (result.counts, result.own, result.look.majority.slot_f1) == ({}, [], None)
     assert panels.draw_labels(result)["data"][0]["x"] == panels.draw_ranks(result)["data"][0]["x"] == []
     assert "no tags" in panels.words.browse(result)
+    assert panels.tell_browsed(result)[2] == "“word1” means b, without slots."
 
 
 def test_missing_corpora_come_with_the_command_that_fetches_them(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
@@ -158,10 +159,11 @@ def test_neighbours_make_april_a_name_until_the_forbidden_transition_pays() -> N
     start = {"before": BEFORE, "after": AFTER, "transition": -4.0, "word": "april", "tag": "B-date", "emission": 0.0}
     view, bent = crf_view(**start), crf_view(**{**start, "transition": 0.4})
     assert (view.path, view.alone) == (TRUE_TAGS, ("O", "B-date", "I-name", "O", "B-date"))
-    assert "Neighbours change april." in panels.crf_in_words(view)
-    assert "forbids" not in panels.crf_in_words(view)
+    *tiles, told = panels.tell_crf(view)
+    assert [tile.value for tile in tiles] == ["B-date", "B-name"]
+    assert told == "The neighbours change april from B-date to B-name."
     assert bent.path == bent.alone
-    assert "BIO forbids B-date I-name." in panels.crf_in_words(bent)
+    assert panels.tell_crf(bent)[2] == "The best path has I-name after B-date, which BIO forbids."
     assert crf_view(**{**start, "emission": 2.0}).path == ("O", "B-date", "B-name", "O", "B-date")
     # What was moved is not remembered: the panel's CRF is the library's, as before.
     assert (crf_view(**start).transitions == compute.toy_crf().transitions.detach().double().numpy()).all()

@@ -311,6 +311,7 @@ LEARNT = {("B-name", "I-name"): 1.0, ("B-date", "I-date"): 0.5}  # added to the 
 class CrfView(NamedTuple):
     """Five words under a CRF of five tags, one transition and one emission of which may be changed."""
 
+    word: str  # whose emission may be changed
     emissions: Array  # (T, K) scores of each tag for each word
     transitions: Array  # (K, K) from row to column
     start: Array  # (K)
@@ -354,6 +355,7 @@ def crf_view(before: str, after: str, transition: float, word: str, tag: str, em
     scores = path_score(each, paths, mask.expand(len(paths), -1), crf.start, crf.transitions, crf.end)
     p = (scores - found.log_partition).exp()
     return CrfView(
+        word,
         emissions[0].numpy(),
         crf.transitions.double().numpy(),
         crf.start.double().numpy(),
