@@ -151,7 +151,7 @@ def explored(corpus: str) -> str:
     """What notebook 06 says of a run, whose record says why there is no guarantee."""
     point = live_point(TrainConfig(corpus, epochs=1, z0=0.5), trained(corpus)[1])
     for_no_reason = SimpleNamespace(epsilon=None, guarantee=SimpleNamespace(reason=EVIL))
-    return nb06.words.live(point, 1, False) + nb06.words.held(for_no_reason)
+    return nb06.words.live(point) + nb06.words.held(for_no_reason)
 
 
 def compared(corpus: str) -> str:

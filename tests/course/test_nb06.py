@@ -133,8 +133,8 @@ def test_settings_become_runs(method: str, micro_batch: int, expected: dict[str,
 def test_what_the_nearest_point_has_instead_is_said_and_the_cheaper_run_is_as_good(grid: Grid) -> None:
     found = explore(grid, "sound", 4, 0.02, "linear", 7)
     assert found.differs == {"z0": (0.02, 0.03), "decay": ("linear", "none"), "epochs": (7, 8)}
-    instead = "(z0 = 0.02: measured 0.03; decay = linear: measured none; epochs = 7: measured 8)"
-    assert f"Nearest measured run {instead}" in panels.words.explored(found)
+    *_, says = panels.tell_explored(found)
+    assert says.startswith("The nearest measured run (z0 = 0.03, decay = none, epochs = 8) has SER ")
     assert [p.config.epochs for p in found.path] == list(MARKS)
     assert {p.config.epochs for p in found.others} == {8}
     found = explore(grid, "printed", 8, 0.01, "none", 8)
@@ -142,19 +142,29 @@ def test_what_the_nearest_point_has_instead_is_said_and_the_cheaper_run_is_as_go
     assert found.cheaper.ser <= found.point.ser
     epsilons = [p.epsilon for p in grid.points if p.epsilon is not None and p.ser <= found.point.ser]
     assert found.cheaper.epsilon == min(epsilons) < 1e-3 * (found.point.epsilon or 0)
-    assert explore(grid, "sgd", 8, 0.01, "none", 8).cheaper is None
+    *_, says = panels.tell_explored(found)
+    assert f"{panels.told(found.cheaper)} errs no more and has ε = " in says
+    best = explore(grid, "sound", 1, found.cheaper.config.z0, found.cheaper.config.decay, found.cheaper.config.epochs)
+    assert best.cheaper is best.point
+    assert "no other measured run" in panels.tell_explored(best)[2]
+    without = explore(grid, "sgd", 8, 0.01, "none", 8)
+    assert without.cheaper is None
+    assert [tile.value for tile in panels.tell_explored(without)[:2]] == ["nothing", "no guarantee"]
 
 
 def test_words_never_call_a_printed_or_seeded_run_private(grid: Grid) -> None:
     for method, z0, says in (
         ("sgd", 0.1, "No guarantee"),
-        ("printed", 0.1, "<b>No guarantee</b>: α comes from private gradients"),
-        ("sound", 0.1, "here it is void, for the seed is published"),
-        ("poisson", 1.0, "one utterance added or removed; Poisson sampling"),
+        ("printed", 0.1, "α comes from private gradients, so nothing holds"),
+        ("sound", 0.1, "Here it is void, because the seed is published"),
+        ("poisson", 1.0, "One utterance added or removed, Poisson sampling"),
     ):
-        text = panels.words.explored(explore(grid, method, 8, z0, "none", 8))
+        found = explore(grid, method, 8, z0, "none", 8)
+        text = panels.words.explored(found)
         assert says in text
         assert ("what this ε covers" in text) == (method != "sgd")
+        assert ("no guarantee" in panels.tell_explored(found)[1].value) == (method in ("sgd", "printed"))
+        assert method not in ("sound", "poisson") or "with a secret seed" in panels.tell_explored(found)[1].unit
 
 
 @given(
@@ -229,6 +239,30 @@ def test_the_explorer_s_command_makes_the_very_run_in_a_folder_of_its_own(traine
     assert "runs/sound-m8-z0.03-8epochs-seed0" in folders
 
 
+def test_what_has_not_the_method_of_the_chosen_run_fades(grid: Grid) -> None:
+    found = explore(grid, "sound", 2, 0.03, "none", 8)
+    families = {trace["name"]: trace for trace in panels.draw_runs(found)["data"]}
+    bright = [p for p in found.others if (p.method, p.micro_batch) == ("sound", 2)]
+    opacities = families["sound, m = 2 to 8"]["marker"]["opacity"]
+    assert opacities.count(1.0) == len(bright) > 0
+    assert set(opacities) == {1.0, 0.25}
+    assert set(families["as printed"]["marker"]["opacity"]) == {0.25}
+
+
+def test_tiles_of_the_ladder_compare_the_chosen_rung_with_the_lowest() -> None:
+    for micro_batch, neighbours, says in (
+        (8, Adjacency.ZERO_OUT, "puts 16 times as much noise on the mean as m = 1, for the same ε"),
+        (2, Adjacency.REPLACE_ONE, "puts 4 times as much noise on the mean as m = 1, for a smaller ε"),
+        (1, Adjacency.ZERO_OUT, "m = 1 is the lowest rung"),
+    ):
+        result = ladder(micro_batch, 8, 64, 1.0, 8, DELTA, neighbours)
+        here, bottom, told = panels.tell_ladder(result)
+        assert says in told
+        assert (here.value, bottom.value) == tuple(
+            map(panels.epsilon, (result.chosen.epsilon, result.rungs[0].equal_epsilon))
+        )
+
+
 @pytest.mark.parametrize("panel", [panels.ladder(BASE, 0.00023063885), panels.tuning(1.0, 8, 20, 0.00023063885)])
 def test_sliders_of_delta_stand_at_the_number_in_the_box(panel: Any) -> None:
     delta = panel.controls["delta"]
@@ -241,7 +275,7 @@ def live(grid: Grid, small: TrainConfig) -> panels.Live:
     return panels.Live(small, panels.Explorer(grid, replace(small, epochs=1)))
 
 
-def test_a_run_becomes_a_star_in_both_pictures(live: panels.Live) -> None:
+def test_a_run_becomes_a_star_and_says_what_holds(live: panels.Live) -> None:
     explorer = live._explorer
     explorer.set(micro_batch=1, z0=0.2, decay="linear")
     live.run(wait=True)
@@ -249,16 +283,16 @@ def test_a_run_becomes_a_star_in_both_pictures(live: panels.Live) -> None:
     [point] = live.points
     assert explorer.result.live == (point,)
     assert (point.method, point.config.z0, point.config.decay, point.config.epochs) == ("dp", 0.2, "linear", 1)
-    for figure, value in zip(explorer.figures, (point.epsilon, point.seconds), strict=True):
-        stars = next(trace for trace in figure.data if trace.name == "your runs")
-        assert (list(stars.x), list(stars.y)) == ([value], [point.ser])
+    stars = next(trace for trace in explorer.figures[0].data if trace.name == "yours")
+    assert (list(stars.x), list(stars.y)) == ([point.epsilon], [point.ser])
+    assert live.tiles.sentence.startswith(f"Run 1 has SER {point.ser:.2f} after ")
     assert f"SER {point.ser:.3f}" in live.words.value
     assert "the seed is published" in live.words.value
     assert "--sampling shuffle" in live.command.value
     explorer.set(method="sgd")
     live.run(wait=True)
     assert [p.method for p in explorer.live] == ["dp", "sgd"]
-    assert "No guarantee" in live.words.value
+    assert live.tiles.tiles[1][1] == "no guarantee"
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(small: TrainConfig, run_notebook: Any) -> None:

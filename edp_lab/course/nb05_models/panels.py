@@ -181,10 +181,10 @@ def crf() -> Panel:
             "a name may not go on": {"before": "B-name", "after": "I-name", "transition": -4.0},
         },
         before=one_of("transition from", "B-date", TAGS),
-        after=one_of("to", "I-name", TAGS),
-        transition=number("its score", -4.0, scores, unit="score"),
         word=one_of("word", "april", WORDS),
+        after=one_of("to", "I-name", TAGS),
         tag=one_of("as", "B-date", TAGS),
+        transition=number("its score", -4.0, scores, unit="score"),
         emission=number("score raised by", 0.0, scores, unit="score"),
     )
 
@@ -210,7 +210,7 @@ def tell_crf(result: CrfView) -> tuple[Tile, Tile, str]:
 
 def _lattice(result: CrfView, values: Array, form: str, span: tuple[float, float], title: str, hover: str) -> Figure:
     """A number for each tag of each word (T, K), the best path through them, and the best tag of each word alone."""
-    sheer = {"opacity": 0.35, "hoverinfo": "skip", "x": WORDS}  # numbers stay readable through it
+    sheer: dict[str, Any] = {"opacity": 0.35, "hoverinfo": "skip", "x": WORDS}  # numbers stay readable through it
     blue = {"colorscale": [[0.0, "rgba(86, 180, 233, 0)"], [1.0, "rgba(86, 180, 233, 0.6)"]], "showscale": False}
     places = {"x": [word for _ in TAGS for word in WORDS], "y": [tag for tag in TAGS for _ in WORDS]}
     text = [form.format(value) for value in values.T.ravel()]

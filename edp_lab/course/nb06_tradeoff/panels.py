@@ -14,10 +14,10 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import Control, choice, decades, decay_of, number
 from edp_lab.course.kit.figure import Figure, Trace, figure, line, log_axis, points, positive
-from edp_lab.course.kit.panel import Panel, RunPanel, panel
-from edp_lab.course.kit.text import Html, Words, account_command, at_most, count, html_table, train_command
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
+from edp_lab.course.kit.text import Html, Words, account_command, at_most, count, html_table, short, train_command
 from edp_lab.course.kit.text import digits as d
-from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb06_tradeoff import compute
 from edp_lab.course.nb06_tradeoff.compute import METHODS, Decayed, Explored, Grid, Ladder, Point, Tuning
 from edp_lab.privacy import Adjacency, Decay
@@ -56,12 +56,12 @@ words = Words(__file__, told=told, epsilon=epsilon, NEIGHBOURS=NEIGHBOURS)
 def _delta(start: float) -> Control:
     """In three digits, with a stop of its own: slider, box, read-out and command say the same number."""
     rounded = float(f"{start:.3g}")
-    return number("δ", rounded, sorted({*decades(-9, -2), rounded}), unit="probability")
+    return number("δ", rounded, sorted({*decades(-9, -2), rounded}), unit="probability", rare=True)
 
 
-def _chosen(name: str, x: float | None, y: float) -> Trace:
+def _chosen(x: float | None, y: float) -> Trace:
     """A ring around the point that is looked at."""
-    return points(name, BLACK, "circle-open", 22, edge=2.5, x=positive([x]), y=[y], hoverinfo="skip")
+    return fig.ring(22, x=positive([x]), y=[y], hoverinfo="skip")
 
 
 # ---- Measured runs, and one more -----------------------------------------------------------------------------------
@@ -77,16 +77,22 @@ class Explorer(Panel):
 
     def __init__(self, grid: Grid, start: TrainConfig) -> None:
         self.live: list[Point] = []
-        methods = {"SGD": "sgd", "eDP-SGD as printed": "printed", "sound": "sound", "DP-SGD, Poisson": "poisson"}
+        methods = {"SGD": "sgd", "as printed": "printed", "sound": "sound", "Poisson": "poisson"}
         tips = ["no noise", "Algorithm 1 of the paper, verbatim", "micro-batches of m; 1 is DP-SGD", "m = 1, sampled"]
         super().__init__(
-            "Error, privacy, time",
-            "Runs that were measured once. The ring is the one nearest to your sliders: first what it costs in ε, then "
-            "in seconds. Lower is better.",
+            "Error against privacy",
+            "The ring is the measured run that is nearest to your sliders, among all runs of its length.",
             lambda **values: compute.explore(grid, **values, live=self.live),
-            [draw_epsilon, draw_time],
+            [(draw_runs, "1 1 auto")],
             words.explored,
             lambda result, **_: run_command(result.point.config),
+            tiles=tell_explored,
+            views={
+                "as printed instead of sound": {"method": "printed"},
+                "micro-batches of one sentence": {"micro_batch": 1},
+                "noise ten times larger": {"z0": 0.3},
+                "eight epochs": {"epochs": 8},
+            },
             idle=lambda _: IDLE[self.values["method"]],
             method=choice("method", "sound", methods, tooltips=tips),
             micro_batch=number("micro-batch size m", 8, [1, 2, 4, 8], unit="if sound"),
@@ -101,68 +107,67 @@ class Explorer(Panel):
         self.set()
 
 
+def tell_run(point: Point) -> tuple[Tile, Tile]:
+    """What is claimed of a run, and what holds."""
+    if point.method == "sgd":
+        return claimed("nothing", "it adds no noise"), holds("no guarantee", "it adds no noise")
+    return epsilons(point.guarantee)
+
+
+def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
+    """Both epsilons of the nearest run, its error, and the run that errs no more for less."""
+    point, cheaper = result.point, result.cheaper
+    had = ", ".join(
+        f"{name} = {mine if isinstance(mine, str) else short(mine)}" for name, (_, mine) in result.differs.items()
+    )
+    run = f"The nearest measured run ({had})" if had else "This run"
+    says = f"{run} has SER {point.ser:.2f}"
+    if cheaper is None:
+        return *tell_run(point), f"{says}, with which noise has to compete."
+    if cheaper == point:
+        return *tell_run(point), f"{says}, and no other measured run errs no more at a smaller ε."
+    return *tell_run(point), f"{says}; {told(cheaper)} errs no more and has ε = {at_most(cheaper.epsilon)}."
+
+
 IDLE = {"sgd": ["micro_batch", "z0", "decay"], "printed": ["micro_batch"], "sound": [], "poisson": ["micro_batch"]}
-FAMILIES: dict[tuple[str, int], tuple[str, str, str, int]] = {
-    ("printed", 8): ("as printed", ORANGE, "square-open", 10),
-    ("sound", 8): ("sound, m = 8", BLUE, "circle", 9),
-    ("sound", 4): ("m = 4", SKY, "triangle-up", 10),
-    ("sound", 2): ("m = 2", PURPLE, "diamond", 10),
-    ("dp", 1): ("DP-SGD, m = 1", GREEN, "star-square", 10),
-    ("poisson", 1): ("DP-SGD, Poisson", VERMILLION, "x", 9),
-    ("naive", 1): ("one pass each", BLACK, "cross-open", 10),
+FAMILIES = {
+    "printed": ("as printed", PRINTED, "square", 10),
+    "sound": ("sound, m = 2 to 8", HOLDS, "circle", 10),
+    "dp": ("DP-SGD (m = 1)", PLAIN, "diamond", 11),
+    "poisson": ("DP-SGD, Poisson", OTHER, "x", 10),
 }
 
 
-def draw_epsilon(result: Explored) -> Figure:
-    """SER on the test set against epsilon, of all measured runs that are as long as the chosen one."""
-    shown = [point.epsilon for point in (*result.others, *result.path, *result.live)]
-    caption = (
-        f"test set; dashed: SGD, no guarantee\nδ = {d(result.point.guarantee.delta)}; one utterance zeroed out, "
-        "Gaussian DP\n(Poisson: added or removed, Rényi DP); seed 0, published:\n"
-        "every ε is void; open squares: and if α were public"
-    )
-    axis = log_axis("ε (smaller is more private)", shown, margin=ROOM)
-    return _draw_runs(result, "epsilon", "Error against privacy", caption, axis)
-
-
-def draw_time(result: Explored) -> Figure:
-    """SER on the test set against time, of the same runs."""
-    times = [point.seconds for point in (*result.others, *result.path, *result.live)]
-    caption = (
-        "test set, seed 0; dashed: SGD\nCPU time, median of an epoch (stars: by the clock);\n"
-        "ε of each run: in the other picture"
-    )
-    span = [math.log10(min(times) / 1.6), math.log10(max(times) * 1.6)]
-    axis = fig.axis("seconds of training, one thread", span, **ROUND)
-    return _draw_runs(result, "seconds", "Error against time", caption, axis)
-
-
-def _draw_runs(result: Explored, what: str, title: str, caption: str, xaxis: dict[str, Any]) -> Figure:
-    """`what`: the attribute of a point that goes to the right."""
+def draw_runs(result: Explored) -> Figure:
+    """SER on the test set against epsilon, of all measured runs that are as long as the chosen one, which are bright
+    where method and micro-batch are its."""
 
     def of(shown: Sequence[Point]) -> dict[str, Any]:
-        text = [f"{told(p)}\nSER {p.ser:.3f}, ε {epsilon(p.epsilon)}, {p.seconds:.1f} s" for p in shown]
-        places = {"x": positive(getattr(p, what) for p in shown), "y": [p.ser for p in shown]}
+        text = [f"{told(p)}\nSER {p.ser:.3f}, ε {epsilon(p.epsilon)}, {d(p.seconds)} s" for p in shown]
+        places = {"x": positive(p.epsilon for p in shown), "y": [p.ser for p in shown]}
         return {**places, "text": text, "hoverinfo": "text"}
+
+    def family(method: str) -> Trace:
+        own = [p for p in result.others if p.method == method]
+        bright = [(p.method, p.micro_batch) == (result.point.method, result.point.micro_batch) for p in own]
+        return points(
+            *FAMILIES[method], edge=None, marker={"opacity": [1.0 if one else 0.25 for one in bright]}, **of(own)
+        )
 
     level = [p.ser for p in result.others if p.method == "sgd"][:1]
     sgd = {"x": [1e-3, 1e12] if level else [], "y": level * 2, "hoverinfo": "skip"}
-    own = {family: [p for p in result.others if (p.method, p.micro_batch) == family] for family in FAMILIES}
-    star = {"color": "white", "line": {"width": 2, "color": BLACK}}
+    shown = [point.epsilon for point in (*result.others, *result.path, *result.live)]
+    star = {"color": OTHER, "line": {"width": 2, "color": INK}}
     return figure(
-        title,
-        f"Runs of {count(result.point.config.epochs, 'epoch')}, {caption}",
-        line("SGD", BLACK, "dash", width=1.5, **sgd),
-        line("other lengths", "#777", "dot", width=1, symbol="circle", size=5, **of(result.path)),
-        *(
-            points(*look, edge=2 if look[2].endswith("-open") else 0, **of(own[family]))
-            for family, look in FAMILIES.items()
-        ),
-        points("your runs", BLACK, "star", 15, marker=star, **of(result.live)),
-        _chosen("chosen", getattr(result.point, what), result.point.ser),
-        top=236,
-        legend={"entrywidth": 118, "entrywidthmode": "pixels"},
-        xaxis=xaxis,
+        f"Runs of {count(result.point.config.epochs, 'epoch')}",
+        "",
+        line("SGD", PLAIN, "dash", width=1.5, **sgd),
+        line("the ring at other lengths", "#777", "dot", width=1, symbol="circle", size=5, **of(result.path)),
+        *map(family, FAMILIES),
+        points("yours", INK, "star", 15, marker=star, **of(result.live)),
+        _chosen(result.point.epsilon, result.point.ser),
+        height=420,
+        xaxis=log_axis("ε, smaller is more private (as printed: if α were public)", shown, margin=ROOM),
         yaxis=fig.axis("semantic error rate (SER)", [0, 1.08]),
     )
 
@@ -189,8 +194,7 @@ class Live(RunPanel):
         self.points: list[Point] = []
         super().__init__(
             "Train one more",
-            "Run trains what the sliders above say, just so, in about a second per epoch, and puts a star into both "
-            "pictures above.",
+            "Run trains what the sliders above say, in about a second per epoch, and puts a star into the picture.",
         )
 
     def prepare(self) -> TrainConfig:
@@ -203,9 +207,12 @@ class Live(RunPanel):
         if not record["epochs"]:
             self.words.value = "Stopped before the first epoch was over: there is nothing to draw."
             return
-        self.points.append(compute.live_point(config, record))
-        self._explorer.add(self.points[-1])
-        self.words.value = words.live(self.points[-1], len(self.points), record["status"] == "interrupted")
+        self.points.append(point := compute.live_point(config, record))
+        self._explorer.add(point)
+        stopped = ", stopped early," if record["status"] == "interrupted" else ""
+        says = f"Run {len(self.points)}{stopped} has SER {point.ser:.2f} after {d(point.seconds)} s: {told(point)}."
+        self.tiles.show(*tell_run(point), says)
+        self.words.value = words.live(point)
 
 
 # ---- The ladder ----------------------------------------------------------------------------------------------------
@@ -218,35 +225,51 @@ def ladder(start: TrainConfig, delta: float) -> Panel:
     sizes = [1, 2, 4, 8, 16, 32, 64]
     return Panel(
         "The ladder",
-        "The same noise multiplier with micro-batches of all sizes: first, the noise that reaches the model; then ε, "
-        "and what it would be with as much noise on every rung.",
+        "The noise that reaches the model and ε for micro-batches of all sizes.",
         partial(compute.ladder, clip_norm=start.clip_norm),
         [draw_noise, draw_ladder],
         lambda result: words.ladder(result, _rungs(result)),
         ladder_command,
+        tiles=tell_ladder,
+        views={
+            "micro-batches of two": {"micro_batch": 2},
+            "noise ten times larger": {"z": 10 * start.z0},
+            "a batch of 512": {"batch_size": 512},
+        },
         micro_batch=number("micro-batch size m", start.largest_micro_batch, sizes, unit="utterances"),
-        num_devices=number("devices N", start.num_devices, [1, 2, 4, 8, 16, 32], unit="devices"),
+        num_devices=number("GPUs N", start.num_devices, [1, 2, 4, 8, 16, 32], unit="devices"),
         batch_size=number("batch size", start.batch_size, [16, 32, 64, 128, 256, 512], unit="utterances"),
-        z=number("noise multiplier z", start.z0, decades(-3, 1), unit="noise/sensit."),
-        epochs=number("epochs", start.epochs, range(1, 41), unit="passes"),
-        delta=_delta(delta),
+        z=number("noise multiplier z", start.z0, decades(-3, 1), unit="noise over sensitivity"),
         adjacency=choice("neighbours", str(Adjacency.ZERO_OUT), neighbours),
+        epochs=number("epochs", start.epochs, range(1, 41), unit="passes", rare=True),
+        delta=_delta(delta),
     )
+
+
+def tell_ladder(result: Ladder) -> tuple[Tile, Tile, str]:
+    """Epsilon of the chosen rung, and of the lowest with as much noise on the mean."""
+    chosen, single = result.chosen, result.rungs[0]
+    here = holds(epsilon(chosen.epsilon), "ε of the chosen rung", f"m = {chosen.micro_batch}")
+    bottom = holds(epsilon(single.equal_epsilon), "ε with the same noise on the mean", "m = 1")
+    if not single.noise:
+        return here, bottom, "Without noise no rung has a guarantee."
+    if chosen.micro_batch == 1:
+        return here, bottom, "m = 1 is the lowest rung, where each utterance is clipped alone (DP-SGD)."
+    price = "the same ε" if chosen.epsilon == single.epsilon else "a smaller ε"
+    times = f"At the same z, m = {chosen.micro_batch} puts {short(chosen.noise / single.noise)} times as much noise"
+    return here, bottom, f"{times} on the mean as m = 1, for {price}."
 
 
 def draw_noise(result: Ladder) -> Figure:
     """Noise on the mean gradient by micro-batch size, at the same z."""
-    config, sizes, noise = result.config, _sizes(result), [rung.noise for rung in result.rungs]
+    sizes, noise = _sizes(result), [rung.noise for rung in result.rungs]
     return _draw_rungs(
-        "Noise on the mean gradient",
-        f"batch {config.batch_size}, N = {config.num_devices}, C = {config.clip_norm:g}, z = {config.z0:g};\n"
-        "at every m the same z; as printed: the same z0\n"
-        f"ε of each: in the other picture ({NEIGHBOURS[result.adjacency]})",
-        line("sound", BLUE, symbol="circle", size=9, x=sizes, y=noise, hover="m = %{x}: %{y:.3g}" + fig.ALONE),
+        "Noise on the mean gradient, at the same z",
+        line("sound", HOLDS, symbol="circle", size=9, x=sizes, y=noise, hover="m = %{x}: %{y:.3g}" + fig.ALONE),
         _printed("as printed", "square-open", result, result.printed_noise, "%{y:.3g}" + fig.ALONE),
-        _chosen("chosen m", result.chosen.micro_batch, result.chosen.noise),
+        _chosen(result.chosen.micro_batch, result.chosen.noise),
         sizes=sizes,
-        yaxis=log_axis("standard deviation per weight", [*noise, result.printed_noise], margin=ROOM),
+        yaxis=log_axis("noise per weight", [*noise, result.printed_noise], margin=ROOM),
     )
 
 
@@ -255,33 +278,32 @@ def draw_ladder(result: Ladder) -> Figure:
     sizes, hover = _sizes(result), "ε %{y:.3g}" + fig.ALONE
     on: dict[str, Any] = {"x": sizes, "hover": "m = %{x}: " + hover}
     same, equal = (positive(getattr(r, name) for r in result.rungs) for name in ("epsilon", "equal_epsilon"))
-    held, claimed = positive([result.printed.epsilon, result.printed.epsilon_claimed])
+    held, claims = positive([result.printed.epsilon, result.printed.epsilon_claimed])
     return _draw_rungs(
-        "ε of the run",
-        f"δ = {d(result.printed.delta)}, Gaussian DP (claimed: zCDP), disjoint batches,\n"
-        f"{NEIGHBOURS[result.adjacency]}; {result.config.epochs} epochs;\nif the seed is secret",
-        line("same z", GREEN, "dash", symbol="diamond", size=9, y=same, **on),
-        line("same noise on the mean", BLUE, width=3, symbol="circle", size=9, y=equal, **on),
-        _printed("as printed, if α were public", "square-open", result, held, hover),
-        _printed("as printed, claimed", "square-x-open", result, claimed, hover),
+        f"ε after {count(result.config.epochs, 'epoch')}",
+        line("same z", HOLDS, "dash", symbol="diamond", size=9, y=same, **on),
+        line("same noise", PLAIN, width=3, symbol="circle", size=9, y=equal, **on),
+        _printed("as printed", "square-open", result, held, hover),
+        points("claimed", CLAIMED, "square-x-open", 12, edge=2, x=sizes[-1:], y=[claims], hover=hover),
+        _chosen(result.chosen.micro_batch, result.chosen.epsilon or math.nan),
         sizes=sizes,
-        yaxis=log_axis("ε", [*same, *equal, held, claimed], margin=ROOM),
+        yaxis=log_axis("ε", [*same, *equal, held, claims], margin=ROOM),
     )
 
 
 def _printed(name: str, symbol: str, result: Ladder, y: float | None, hover: str) -> Trace:
     """Algorithm 1 as printed, whose micro-batches are the largest."""
-    return points(name, ORANGE, symbol, 12, edge=2, x=_sizes(result)[-1:], y=[y], hover=hover)
+    return points(name, PRINTED, symbol, 12, edge=2, x=_sizes(result)[-1:], y=[y], hover=hover)
 
 
 def _sizes(result: Ladder) -> list[int]:
     return [rung.micro_batch for rung in result.rungs]
 
 
-def _draw_rungs(title: str, caption: str, *marks: Trace, sizes: Sequence[int], yaxis: dict[str, Any]) -> Figure:
+def _draw_rungs(title: str, *marks: Trace, sizes: Sequence[int], yaxis: dict[str, Any]) -> Figure:
     span = [-0.15, math.log10(sizes[-1]) + 0.15]
-    xaxis = fig.axis("micro-batch size m (utterances that share a clip)", span, type="log", tickvals=sizes)
-    return figure(title, caption, *marks, height=480, top=170, xaxis=xaxis, yaxis=yaxis)
+    xaxis = fig.axis("micro-batch size m", span, type="log", tickvals=sizes)
+    return figure(title, "", *marks, xaxis=xaxis, yaxis=yaxis)
 
 
 def _rungs(result: Ladder) -> list[list[str]]:
@@ -309,9 +331,9 @@ def ladder_command(result: Ladder, **_: Any) -> str:
 # ---- Decay ---------------------------------------------------------------------------------------------------------
 
 DECAYS: dict[Decay, tuple[str, str, str]] = {
-    Decay.NONE: (BLUE, "solid", "circle"),
-    Decay.LINEAR: (PURPLE, "dash", "diamond"),
-    Decay.EXPONENTIAL: (VERMILLION, "dot", "x"),
+    Decay.NONE: (PLAIN, "solid", "circle"),
+    Decay.LINEAR: (NOISE, "dash", "diamond"),
+    Decay.EXPONENTIAL: (OTHER, "dot", "x"),
 }
 
 
@@ -349,11 +371,17 @@ def tuning(z0: float, epochs: int, trials: int, delta: float) -> Panel:
     stops = [1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000]
     return Panel(
         "The price of tuning",
-        "One private run has an ε. Here is what it costs to try several settings on private data and keep the best.",
+        "What it costs to try several settings on private data and keep the best.",
         compute.tuning,
-        [(draw_tuning, "1 1 30rem")],
+        [(draw_tuning, "1 1 auto")],
         words.tuning,
         tuning_command,
+        tiles=tell_tuning,
+        views={
+            "100 trials instead of 20": {"trials": 100},
+            "noise ten times larger": {"z0": 10 * z0},
+            "a single run": {"trials": 1},
+        },
         z0=number("noise multiplier z0", z0, decades(-1, 2)),
         epochs=number("epochs of a trial", epochs, range(1, 41), unit="passes"),
         trials=number("trials", trials, stops, unit="runs"),
@@ -361,21 +389,29 @@ def tuning(z0: float, epochs: int, trials: int, delta: float) -> Panel:
     )
 
 
+def tell_tuning(result: Tuning) -> tuple[Tile, Tile, str]:
+    """What is quoted, what all trials cost, and what a secret number would."""
+    trials, random = result.trials[result.chosen], result.random[result.chosen]
+    quoted = claimed(short(result.free), "ε of one run", "usually quoted")
+    paid = holds(at_most(result.published[result.chosen]), f"ε of {count(trials, 'run')}")
+    if random is None:
+        return quoted, paid, "A single run costs what is quoted."
+    secret = f"A secret random number of trials, {trials} on average, of which only the best is seen,"
+    return quoted, paid, f"{secret} costs ε = {at_most(random)}."
+
+
 def draw_tuning(result: Tuning) -> Figure:
     """Epsilon by the number of trials."""
     x, quoted = result.trials, [result.free] * len(result.trials)
     return figure(
         "The price of tuning",
-        f"δ = {d(result.delta)}, one utterance zeroed out, disjoint batches;\nz0 = {result.z0:g}, "
-        f"{result.epochs} epochs each; Gaussian DP, secret number: Rényi DP",
-        line("one run: as usually quoted", ORANGE, "dash", symbol="square-open", x=x, y=quoted),
-        line("all trials may be seen", BLUE, width=3, symbol="circle", x=x, y=result.published),
-        line("only the best, number secret", GREEN, "dot", symbol="diamond", x=x, y=result.random),
-        _chosen("chosen", x[result.chosen], result.published[result.chosen]),
-        height=460,
-        top=150,
+        "",
+        line("one run, as quoted", CLAIMED, "dash", symbol="square-open", x=x, y=quoted),
+        line("all trials are seen", HOLDS, width=3, symbol="circle", x=x, y=result.published),
+        line("only the best, number secret", OTHER, "dot", symbol="diamond", x=x, y=result.random),
+        _chosen(x[result.chosen], result.published[result.chosen]),
         hover="%{x} trials: ε %{y:.3g}",
-        xaxis=fig.axis("trials (of a random number: its mean)", type="log", dtick=1),
+        xaxis=fig.axis("trials (of a secret number: its mean)", type="log", dtick=1, tickformat=",~r"),
         yaxis=log_axis("ε", [result.free, *result.published, *result.random], margin=ROOM),
     )
 
@@ -463,7 +499,7 @@ def pareto_figure(measured: Sequence[Mapping[str, Any]]) -> fig.Still:
     for plot, own in enumerate(pictures.values(), 1):
         at = fig.at(plot)
         methods = dict.fromkeys(one["method"] for one in own if one["epsilon"])
-        for method, look in zip(methods, ((BLUE, "solid", "circle"), (VERMILLION, "dash", "square")), strict=False):
+        for method, look in zip(methods, ((PLAIN, "solid", "circle"), (HOLDS, "dash", "square")), strict=False):
             curve = sorted((one for one in own if one["method"] == method), key=lambda one: one["epsilon"] or 0)
             marks.append({**_pareto_line(method, curve, *look), **at, "showlegend": plot == 1})
         plain = sorted((one for one in own if one["epsilon"] is None), key=lambda one: one["ser"]["mean"])
