@@ -164,6 +164,7 @@ def test_words_never_call_a_printed_or_seeded_run_private(grid: Grid) -> None:
         assert says in text
         assert ("what this ε covers" in text) == (method != "sgd")
         assert ("no guarantee" in panels.tell_explored(found)[1].value) == (method in ("sgd", "printed"))
+        assert (panels.tell_explored(found)[0].value == "nothing") == (method == "sgd")
         assert method not in ("sound", "poisson") or "with a secret seed" in panels.tell_explored(found)[1].unit
 
 
@@ -237,6 +238,11 @@ def test_the_explorer_s_command_makes_the_very_run_in_a_folder_of_its_own(traine
     folders = {shlex.split(command)[-1] for command in commands}
     assert len(folders) == len(commands)
     assert "runs/sound-m8-z0.03-8epochs-seed0" in folders
+
+
+def test_where_the_paper_s_accounting_says_nothing_nothing_is_claimed(grid: Grid) -> None:
+    said, held = panels.tell_run(explore(grid, "poisson", 1, 0.1, "none", 8).point)
+    assert (said.value, "with a secret seed" in held.unit) == ("nothing", True)
 
 
 def test_what_has_not_the_method_of_the_chosen_run_fades(grid: Grid) -> None:

@@ -109,9 +109,10 @@ class Explorer(Panel):
 
 def tell_run(point: Point) -> tuple[Tile, Tile]:
     """What is claimed of a run, and what holds."""
-    if point.method == "sgd":
-        return claimed("nothing", "it adds no noise"), holds("no guarantee", "it adds no noise")
-    return epsilons(point.guarantee)
+    said, held = epsilons(point.guarantee)
+    if point.guarantee.epsilon_claimed is None:  # of SGD, and of Poisson sampling with little noise
+        said = claimed("nothing", "by the paper's accounting")
+    return said, held
 
 
 def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
@@ -162,7 +163,7 @@ def draw_runs(result: Explored) -> Figure:
         f"Runs of {count(result.point.config.epochs, 'epoch')}",
         "",
         line("SGD", PLAIN, "dash", width=1.5, **sgd),
-        line("the ring at other lengths", "#777", "dot", width=1, symbol="circle", size=5, **of(result.path)),
+        line("other lengths", "#777", "dot", width=1, symbol="circle", size=5, **of(result.path)),
         *map(family, FAMILIES),
         points("yours", INK, "star", 15, marker=star, **of(result.live)),
         _chosen(result.point.epsilon, result.point.ser),
@@ -210,7 +211,7 @@ class Live(RunPanel):
         self.points.append(point := compute.live_point(config, record))
         self._explorer.add(point)
         stopped = ", stopped early," if record["status"] == "interrupted" else ""
-        says = f"Run {len(self.points)}{stopped} has SER {point.ser:.2f} after {d(point.seconds)} s: {told(point)}."
+        says = f"Run {len(self.points)}{stopped} has SER {point.ser:.2f} after {short(point.seconds)} s: {told(point)}."
         self.tiles.show(*tell_run(point), says)
         self.words.value = words.live(point)
 
