@@ -182,10 +182,10 @@ def crf() -> Panel:
         },
         before=one_of("transition from", "B-date", TAGS),
         word=one_of("word", "april", WORDS),
-        after=one_of("to", "I-name", TAGS),
-        tag=one_of("as", "B-date", TAGS),
-        transition=number("its score", -4.0, scores, unit="score"),
-        emission=number("score raised by", 0.0, scores, unit="score"),
+        after=one_of("transition to", "I-name", TAGS),
+        tag=one_of("tag of the word", "B-date", TAGS),
+        transition=number("transition score", -4.0, scores, unit="score"),
+        emission=number("raise its score by", 0.0, scores, unit="score"),
     )
 
 
@@ -223,7 +223,7 @@ def _lattice(result: CrfView, values: Array, form: str, span: tuple[float, float
         line("best path", HOLDS, width=12, y=result.path, **sheer),
         fig.points("each word alone", INK, "square-open", 34, x=WORDS, y=result.alone, hoverinfo="skip"),
         fig.trace("", numbers, **places),
-        height=380,
+        height=350,
         xaxis=fig.axis("word", showgrid=False, ticks=""),
         yaxis=fig.axis("tag", **ROWS),
     )

@@ -167,7 +167,7 @@ def draw_runs(result: Explored) -> Figure:
         *map(family, FAMILIES),
         points("yours", INK, "star", 15, marker=star, **of(result.live)),
         _chosen(result.point.epsilon, result.point.ser),
-        height=420,
+        height=380,
         xaxis=log_axis("ε, smaller is more private (as printed: if α were public)", shown, margin=ROOM),
         yaxis=fig.axis("semantic error rate (SER)", [0, 1.08]),
     )
@@ -251,7 +251,7 @@ def tell_ladder(result: Ladder) -> tuple[Tile, Tile, str]:
     """Epsilon of the chosen rung, and of the lowest with as much noise on the mean."""
     chosen, single = result.chosen, result.rungs[0]
     here = holds(epsilon(chosen.epsilon), "ε of the chosen rung", f"m = {chosen.micro_batch}")
-    bottom = holds(epsilon(single.equal_epsilon), "ε with the same noise on the mean", "m = 1")
+    bottom = holds(epsilon(single.equal_epsilon), "ε at the same noise", "m = 1")
     if not single.noise:
         return here, bottom, "Without noise no rung has a guarantee."
     if chosen.micro_batch == 1:
@@ -304,7 +304,7 @@ def _sizes(result: Ladder) -> list[int]:
 def _draw_rungs(title: str, *marks: Trace, sizes: Sequence[int], yaxis: dict[str, Any]) -> Figure:
     span = [-0.15, math.log10(sizes[-1]) + 0.15]
     xaxis = fig.axis("micro-batch size m", span, type="log", tickvals=sizes)
-    return figure(title, "", *marks, xaxis=xaxis, yaxis=yaxis)
+    return figure(title, "", *marks, height=380, xaxis=xaxis, yaxis=yaxis)
 
 
 def _rungs(result: Ladder) -> list[list[str]]:
