@@ -24,7 +24,7 @@ from edp_lab.privacy.foundations import gaussian_release, laplace_release
 from edp_lab.reproduce.claims import Evidence
 from edp_lab.reproduce.thesis import claims_composition, claims_noise
 from edp_lab.three_phase import pate, perturbation
-from edp_lab.three_phase.pate import NO_LABEL, Aggregator, PartitionCost, Vote, VoteAccount, label_probabilities
+from edp_lab.three_phase.pate import NO_LABEL, PartitionCost, Vote, VoteAccount, label_probabilities
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, RESIZED, ImageGuarantee, Perturbation, image_guarantee
 from edp_lab.three_phase.settings import PUBLIC_SHARE, ThreePhaseSettings, score_labels
 
@@ -33,8 +33,6 @@ RIDGE = 1.0  # keeps least squares stable where examples are fewer than pixels
 DRAWS = 5  # of the noise on the labels, over which accuracies are averaged
 MNIST_SHAPE, MNIST_TRAIN, MNIST_QUERIES = (1, 28, 28), 60_000, 9000  # what the thesis has
 SIGMAS = [float(s) for s in np.geomspace(0.01, 10, 31)]
-VOTE_EPSILONS = [float(e) for e in np.geomspace(0.01, 100, 41)]
-PANELS_OF_VOTERS = (10, 100, 250)  # PATE has 250
 LABEL_COUNTS = sorted({round(float(n)) for n in np.geomspace(1, MNIST_QUERIES, 30)})
 SAMPLES = (10, 20, 40, 80, 160, 320)  # labels that an understudy learns from, and all of them
 PARTS = (1, 2, 5, 10, 20, 50, 100, 200)
@@ -150,12 +148,9 @@ def noise_images(sketch: Sketch, settings: ThreePhaseSettings) -> NoisedImages:
 
 @lru_cache(maxsize=16)
 def epsilon_curves(shape: tuple[int, ...], delta: float) -> dict[str, list[float]]:
-    """Epsilon of one image over `SIGMAS`: for three sizes, and by the thesis' eq 3.1 with a sensitivity of 1."""
-    sizes: dict[str, tuple[int, ...]] = {"3 x 256 x 256, resized first": RESIZED, "28 x 28 pixels, MNIST": MNIST_SHAPE}
-    sizes["8 x 8 pixels, these digits"] = shape
-    curves = {name: [image_guarantee(size, s, delta).epsilon for s in SIGMAS] for name, size in sizes.items()}
-    printed = [image_guarantee(shape, s, delta).printed_epsilon for s in SIGMAS]
-    return curves | {"eq 3.1 of the thesis, sensitivity 1": printed}
+    """Epsilon of one image over `SIGMAS`, for three sizes."""
+    sizes = {"3 × 256 × 256": RESIZED, "28 × 28 (MNIST)": MNIST_SHAPE, f"{shape[1]} × {shape[2]} (here)": shape}
+    return {name: [image_guarantee(size, s, delta).epsilon for s in SIGMAS] for name, size in sizes.items()}
 
 
 # ---- Phase II ------------------------------------------------------------------------------------------------------
@@ -176,10 +171,9 @@ class Ballot(NamedTuple):
     said: list[tuple[int, int]]  # labels that have votes, and how many
     best: list[int]  # the one with the most, or those that tie
     queries: int  # public images
-    winners: NDArray[np.int64]  # (N + 1), how many of them have a winner with so many votes
     unanimous: float  # chance that a label on which all N agree comes out, if any does
-    curves: dict[int, Array]  # the same over `VOTE_EPSILONS`, by number of instructors
     query_epsilon: float  # of one label; for Laplace noise at delta 0
+    noise: float  # on each count: scale of Laplace noise, deviation of Gaussian noise
     answered: int  # labels that came out in this draw
     majority: float  # share of these that the most instructors said
     right: float  # and of those that are true
@@ -222,32 +216,15 @@ def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw
         said=[(label, said) for label, said in enumerate(counts.tolist()) if said],
         best=np.flatnonzero(counts == strongest).tolist(),
         queries=sketch.public,
-        winners=np.bincount(votes.max(axis=1), minlength=voters + 1),
         unanimous=float(label_probabilities(agreed, aggregator)[0]),
-        curves={n: _survival(settings.vote, n, settings.delta) for n in sorted({*PANELS_OF_VOTERS, voters})},
         query_epsilon=pate.query_epsilon(aggregator, settings.delta),
+        noise=aggregator.noise,
         answered=int(came.sum()),
         majority=float((labels == winners)[came].sum() / max(came.sum(), 1)),
         right=float((labels == truth)[came].sum() / max(came.sum(), 1)),
         right_without_noise=float((winners == truth).mean()),
         alone=float((predictions == truth).mean()),
     )
-
-
-@lru_cache(maxsize=64)
-def _survival(vote: str, instructors: int, delta: float) -> Array:
-    """The chance that a unanimous label comes out, if any does, over `VOTE_EPSILONS`."""
-    noise = [Aggregator.for_epsilon(vote, e, delta, instructors).noise for e in VOTE_EPSILONS]
-    leads, chances = _survival_by_lead(Vote.LAPLACE if vote == Vote.LAPLACE else Vote.GAUSSIAN)
-    return np.interp(np.log(instructors / np.array(noise)), leads, chances)
-
-
-@lru_cache(maxsize=2)
-def _survival_by_lead(vote: Vote) -> tuple[Array, Array]:
-    """Only lead over noise matters: the logarithms of that, and the chances."""
-    leads = np.geomspace(0.01, 50, 60)
-    unit = Aggregator(vote, 1.0)
-    return np.log(leads), np.array([label_probabilities([lead] + [0.0] * 9, unit)[0] for lead in leads])
 
 
 class Partition(NamedTuple):

@@ -16,13 +16,15 @@ from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, delta_of, number
 from edp_lab.course.kit.figure import Figure, axis, bar, figure, line, log_axis, logs, points
 from edp_lab.course.kit.inputs import require
-from edp_lab.course.kit.panel import Panel, RunPanel, panel
-from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
+from edp_lab.course.kit.text import at_most, count, digits, percent, short
+from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
 from edp_lab.course.nb10_phases import compute
 from edp_lab.course.nb10_phases.compute import Ballot, LabelBill, NoisedImages, Partition, Sketch
 from edp_lab.three_phase.pate import PRIVATE
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, CLAIMED_SIGMA
 from edp_lab.three_phase.settings import NOT_PRIVATE, THESIS_ACCURACY, UNDERSTUDY, ThreePhaseSettings
+from edp_lab.three_phase.settings import PLAIN as PLAIN_MODEL
 
 if TYPE_CHECKING:
     from edp_lab.three_phase.phases import Event, ThreePhaseRecord
@@ -35,15 +37,12 @@ def spelt(accountant: str) -> str:
 words = text.Words(
     __file__,
     spelt=spelt,
-    claimed_epsilon=CLAIMED_EPSILON,
-    claimed_sigma=CLAIMED_SIGMA,
     draws=compute.DRAWS,
     not_private=NOT_PRIVATE,
 )
 
 HERE: dict[str, Any] = {"line": {"color": "#666", "dash": "dot", "width": 1}}  # where the sliders stand
-EDGE = {"line": {"width": 1, "color": BLACK}}  # of a mark
-LIST = {"orientation": "v"}  # a legend with one name a line
+EDGE = {"line": {"width": 1, "color": INK}}  # of a mark
 NUMBERS: dict[str, Any] = {"type": "log", "tickformat": "~g"}  # a log axis with numbers, not powers
 PERCENT: dict[str, Any] = {"tickformat": ".0%"}
 
@@ -86,17 +85,32 @@ def pixels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
     """Noise on the pixels; `result` is a `NoisedImages`."""
     return Panel(
         "Phase I: noise on the pixels",
-        "First, six private images before and after noise; then, what this noise promises about one image, and what is "
-        "claimed.",
+        "Six private images before and after noise, and the ε that this noise gives to one of them.",
         lambda **values: compute.noise_images(sketch, replace(start, **values)),
         [draw_images, draw_epsilon],
         words.pixels,
         lambda result, **_: command(result.settings, (1,)),
+        tiles=tell_pixels,
+        views={"no noise": {"sigma": 0.0}, "noise σ = 2": {"sigma": 2.0}, "noise σ = 30": {"sigma": 30.0}},
         **_controls(start, "sigma", "delta"),
     )
 
 
-ROWS = ("as it is", "noised", "resized first,\nnoised,\naveraged")
+def tell_pixels(result: NoisedImages) -> tuple[Tile, Tile, str]:
+    """The thesis' epsilon of one image and the true one, and what the claim would take."""
+    sigma, epsilon = result.settings.sigma, result.guarantee.epsilon
+    said = claimed(short(CLAIMED_EPSILON), f"ε of one image, at σ = {CLAIMED_SIGMA:g}")
+    if not sigma:
+        return said, holds("no guarantee", "without noise"), "Without noise the images leave as they are."
+    told = f"Two images can differ by {result.guarantee.sensitivity:g}; "
+    if epsilon > CLAIMED_EPSILON:
+        told += f"for the claimed ε they must not differ by more than {digits(result.sensitivity_needed)}."
+    else:
+        told += "so much noise hides even that, and leaves little to learn from."
+    return said, holds(at_most(epsilon), f"ε of one image, at δ = {short(result.settings.delta)}"), told
+
+
+ROWS = ("as it is", "noised", "resized,\nnoised,\naveraged")
 PICTURE = {"type": "heatmap", "colorscale": [[0, "black"], [1, "white"]], "zmin": 0, "zmax": 1, "showscale": False}
 BARE = {"ticks": "", "showline": False, "constrain": "domain"}  # axes of a picture
 
@@ -110,16 +124,16 @@ def draw_images(result: NoisedImages) -> Figure:
     rows = {"tickvals": places[: len(ROWS)], "ticktext": ROWS, "autorange": "reversed"}
     return figure(
         "What noise leaves",
-        words.images_caption(result),
-        {**PICTURE, "z": _tiles(result.shown), "hovertemplate": "pixel %{z:.2f}" + fig.ALONE},
-        height=310,
-        top=100,
+        "",
+        {**PICTURE, "z": _side_by_side(result.shown), "hovertemplate": "pixel %{z:.2f}" + fig.ALONE},
+        height=300,
+        top=44,
         xaxis=axis("label, passed on without noise", **bare, **labels),
         yaxis={**bare, **rows, "scaleanchor": "x", "constraintoward": "top"},
     )
 
 
-def _tiles(images: NDArray[np.float64]) -> list[list[float | None]]:
+def _side_by_side(images: NDArray[np.float64]) -> list[list[float | None]]:
     """(rows, columns, height, width) -> one picture, with a gap of one pixel between images."""
     rows, columns, height, width = images.shape
     field = np.full((rows, height + 1, columns, width + 1), None)  # of objects
@@ -128,32 +142,31 @@ def _tiles(images: NDArray[np.float64]) -> list[list[float | None]]:
 
 
 def draw_epsilon(result: NoisedImages) -> Figure:
-    """Epsilon of one image by sigma: for three sizes exactly, by the thesis' formula, and its claim."""
-    sigma, delta = result.settings.sigma, result.settings.delta
+    """Epsilon of one image by sigma, for three sizes, and what the thesis claims."""
+    sigma = result.settings.sigma
     looks: tuple[dict[str, Any], ...] = (
-        {"color": PURPLE, "dash": "dashdot"},
-        {"color": SKY, "dash": "longdash"},
-        {"color": GREEN, "width": 3},
-        {"color": ORANGE, "dash": "dash"},
+        {"color": PLAIN, "dash": "dot"},
+        {"color": OTHER, "dash": "dash"},
+        {"color": HOLDS, "width": 3},
     )
-    claimed, here = ([CLAIMED_SIGMA], [CLAIMED_EPSILON]), ([sigma], [result.guarantee.epsilon]) if sigma else ([], [])
+    said, here = ([CLAIMED_SIGMA], [CLAIMED_EPSILON]), ([sigma], [result.guarantee.epsilon]) if sigma else ([], [])
+    shown = {"marker": EDGE, "hover": "σ %{x:g}: ε %{y:.3g}"}
     return figure(
-        "ε of one image",
-        words.epsilon_caption(result),
+        "ε of one image, by its size in pixels",
+        "",
         *(
             line(name, **look, x=compute.SIGMAS, y=curve, hover="σ %{x:.2g}: ε %{y:.3g}")
             for (name, curve), look in zip(result.curves.items(), looks, strict=True)
         ),
-        points("the thesis: σ = 0.6, ε = 2.5", ORANGE, "star", 15, x=claimed[0], y=claimed[1], marker=EDGE),
-        points("the slider's σ", GREEN, "circle", 12, x=here[0], y=here[1], marker=EDGE, hover="σ %{x:g}: ε %{y:.4g}"),
-        top=196,
-        legend=LIST,
-        xaxis=axis("σ of the noise on a pixel (0 to 1)", dtick=1, **NUMBERS),
-        yaxis=logs(f"ε of one image (at δ = {delta:.2g})"),
+        points("claimed", CLAIMED, "star", 15, x=said[0], y=said[1], **shown),
+        points("here", HOLDS, "circle", 12, x=here[0], y=here[1], showlegend=False, **shown),
+        height=380,
+        xaxis=axis("noise on a pixel σ", dtick=1, **NUMBERS),
+        yaxis=logs(f"ε at δ = {short(result.settings.delta)}"),
     )
 
 
-# ---- Phase II: one vote, and all -----------------------------------------------------------------------------------
+# ---- Phase II: votes -----------------------------------------------------------------------------------------------
 
 
 @panel("10")
@@ -165,71 +178,49 @@ def votes(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
 
     return Panel(
         "Phase II: instructors vote",
-        "First, the votes on one public image, before and after noise; then, how often noise lets the majority have "
-        "its label, and how far the instructors agree.",
+        "The votes on one public image, without and with noise, and under each label its chance to come out.",
         take,
-        [draw_ballot, draw_survival],
+        [(draw_ballot, "1 1 30rem")],
         words.votes,
         lambda result, **_: command(result.settings, (1, 2)),
+        tiles=tell_votes,
+        views={
+            "100 instructors": {"instructors": 100},
+            "ε = 5 for one label": {"vote_epsilon": 5.0},
+            "no noise on the pixels": {"sigma": 0.0},
+        },
         **_controls(start, "instructors", "vote", "vote_epsilon", "sigma"),
         image=number("public image", 0, range(sketch.public), unit="number"),
         draw=number("draw of the noise", 0, range(21), unit="number"),
     )
 
 
+def tell_votes(result: Ballot) -> tuple[Tile, Tile, str]:
+    """How often a label survives on which all agree, said and true, and what became of this vote."""
+    voters, best, most = result.settings.instructors, result.best, int(result.counts.max())
+    said, survive = claimed("100 %", "of unanimous labels survive"), "of unanimous labels survive"
+    held = holds(percent(result.unanimous), survive + (", if answered" if result.answer < 1 else ""))
+    told = f"{words.listed(best)} {'have' if best[1:] else 'has'} the most votes, {most} of {voters}"
+    told += " each" if best[1:] else ""
+    return said, held, f"{told}; in this draw of the noise {result.noisy.argmax()} leads."
+
+
 def draw_ballot(result: Ballot) -> Figure:
     """One public image, the votes on it, with noise, and the chance of each label to come out."""
-    labels = [str(k) for k in range(len(result.counts))]
-    hatched = {"color": GREEN, "pattern": {"shape": "/"}}
-    won = {"marker": hatched, "x": labels, "y": result.chances, "hover": "%{x}: %{y:.1%}", **fig.at(3)}
-    drawn = {"x": labels, "y": result.noisy, "hover": "with noise %{y:.1f}", **fig.at(2)}
+    places = list(range(len(result.counts)))
+    names = [text.Html("<b>{}</b><br>{:.0f} %").format(k, 100 * chance) for k, chance in enumerate(result.chances)]
     bare: dict[str, Any] = {**BARE, "showticklabels": False}
-    seen = {**bare, "title": {"text": "as voters see it", "font": {"size": 12}}}
-    by_label = axis("label", type="category")
-    axes = [
-        (seen, {**bare, "autorange": "reversed", "scaleanchor": "x"}),
-        (by_label, axis("votes, and with noise")),
-        (by_label, axis("chance to win", [0, 1], **PERCENT)),
-    ]
+    seen = {**bare, "title": {"text": f"a {result.truth}, as voters see it", "font": {"size": 12}}}
+    by_label = axis("label, and its chance to come out", [-0.5, places[-1] + 0.5], tickvals=places, ticktext=names)
+    axes = [(seen, {**bare, "autorange": "reversed", "scaleanchor": "x"}), (by_label, axis("votes"))]
     return figure(
-        f"One vote: on a {result.truth}",
-        words.ballot_caption(result),
+        "One vote",
+        "",
         {**PICTURE, "hoverinfo": "skip", "z": result.picture.tolist()},
-        bar("votes", BLUE, x=labels, y=result.counts, hover="%{y} say %{x}", **fig.at(2)),
-        points("with noise, one draw", VERMILLION, "diamond-open", 11, edge=2, **drawn),
-        bar("chance to come out", GREEN, **won),
-        height=580,
-        top=100,
+        bar("votes", PLAIN, x=places, y=result.counts, hover="%{y} say %{x}", **fig.at(2)),
+        points("with noise", NOISE, "diamond", 11, x=places, y=result.noisy, hover="%{x}: %{y:.1f}", **fig.at(2)),
         bargap=0.3,
-        showlegend=False,
-        **fig.plots(3, 1, axes=axes, row_heights=(0.2, 0.48, 0.32), vertical_spacing=0.13),
-    )
-
-
-def draw_survival(result: Ballot) -> Figure:
-    """Above: the chance that a unanimous label survives, by vote epsilon. Below: how far voters agree."""
-    settings, voters = result.settings, result.settings.instructors
-    on: dict[str, Any] = {"x": compute.VOTE_EPSILONS, "hover": "ε %{x:.2g}: %{y:.0%}"}
-    looks = zip(compute.PANELS_OF_VOTERS, (SKY, BLUE, PURPLE), ("dot", "dash", "dashdot"), strict=True)
-    own = {"x": [settings.vote_epsilon], "y": [result.majority], "hover": "ε %{x:g}: %{y:.1%}"}
-    agreed = {"x": list(range(voters + 1)), "y": result.winners, "hover": "%{x} votes for the winner: %{y} images"}
-    axes = [
-        (axis("ε of one label", [-2, 2], dtick=1, **NUMBERS), axis("chance", [0, 1.03], **PERCENT)),
-        (axis("votes for the winner", [-0.7, voters + 0.7], tickformat="d"), axis("public images")),
-    ]
-    return figure(
-        "All votes",
-        words.survival_caption(result),
-        *(line(f"{n} who all agree", *look, y=result.curves[n], visible=n != voters, **on) for n, *look in looks),
-        line(f"{voters} who all agree", VERMILLION, width=3, y=result.curves[voters], **on),
-        points("these votes: share that it wins", GREEN, "square", 12, marker=EDGE, **own),
-        bar("", BLUE, showlegend=False, **agreed, **fig.at(2)),
-        fig.vline(settings.vote_epsilon, **HERE),
-        height=540,
-        top=178,
-        legend=LIST,
-        bargap=0.1,
-        **fig.plots(2, 1, axes=axes, row_heights=(0.58, 0.42), vertical_spacing=0.24),
+        **fig.plots(1, 2, axes=axes, column_widths=(0.2, 0.8), horizontal_spacing=0.1),
     )
 
 
@@ -240,13 +231,18 @@ def draw_survival(result: Ballot) -> Figure:
 def parts(start: ThreePhaseSettings) -> Panel:
     """Epsilon of instructors that train with DP-Adam; `result` is a `Partition`."""
     return Panel(
-        "Phase II: what ten instructors do to ε",
-        "The same private training, on all of MNIST's images or on N parts of them, and the thesis' rule that N "
-        "instructors are N times as private.",
+        "Phase II: what instructors do to ε",
+        "The ε of one model that trains privately on all of MNIST's images, and of N models on a part each.",
         partial(compute.split_training, delta=start.delta),
         [(draw_parts, "1 1 30rem")],
         words.parts,
         lambda result, **_: account_command(result),
+        tiles=tell_parts,
+        views={
+            "1 instructor": {"instructors": 1},
+            "100 instructors": {"instructors": 100},
+            "100 instructors, batches of 50": {"instructors": 100, "batch_size": 50},
+        },
         instructors=number("instructors N", start.instructors, compute.PARTS, unit="parts"),
         batch_size=number("batch size", 250, [50, 100, 150, 200, 250, 300, 500, 1000], unit="images"),
         epochs=number("epochs", 10, [1, 2, 5, 10, 15, 20, 30, 40, 60], unit="epochs"),
@@ -254,23 +250,32 @@ def parts(start: ThreePhaseSettings) -> Panel:
     )
 
 
+def tell_parts(result: Partition) -> tuple[Tile, Tile, str]:
+    """The thesis' epsilon of all instructors together and the true one, and why it is larger than one model's."""
+    n, cost = result.instructors, result.cost
+    told = "One instructor has all images: there is nothing to split."
+    if n > 1:
+        told = f"An image of a part is in a batch {digits(result.rate(n) / result.rate(1))} times as often, "
+        told += f"so ε rises from the {at_most(cost.one)} of one model on all images."
+    said = claimed(short(cost.claimed), f"ε of one model, over {n}")
+    return said, holds(at_most(cost.together), f"ε of all, at δ = {short(result.delta)}"), told
+
+
 def draw_parts(result: Partition) -> Figure:
     """Epsilon by number of instructors: of one on all data, of N on parts, and the thesis' claim."""
     numbers, costs = list(result.costs), result.costs.values()
     on: dict[str, Any] = {"x": numbers, "hover": "%{x} instructors: ε %{y:.3g}"}
-    one, together, claimed = zip(*((cost.one, cost.together, cost.claimed) for cost in costs), strict=True)
+    one, together, said = zip(*((cost.one, cost.together, cost.claimed) for cost in costs), strict=True)
     return figure(
         "ε, split into N parts",
-        words.parts_caption(result),
-        line("one model on all images", BLUE, "dot", y=one, **on),
-        line("N on parts: the maximum", GREEN, width=3, symbol="circle", y=together, **on),
-        line("the thesis: one model's ε over N", ORANGE, "dash", symbol="square-open", size=9, y=claimed, **on),
+        "",
+        line("one model on all", PLAIN, "dot", y=one, **on),
+        line("holds: N on parts", HOLDS, width=3, symbol="circle", y=together, **on),
+        line("claimed", CLAIMED, "dash", symbol="square-open", size=9, y=said, **on),
         fig.vline(result.instructors, **HERE),
-        height=420,
-        top=156,
-        legend=LIST,
+        height=380,
         xaxis=axis("instructors N, on 60,000 images", tickangle=0, tickvals=numbers, **NUMBERS),
-        yaxis=log_axis(f"ε (at δ = {result.delta:.2g})", [*one, *together, *claimed], margin=0.05),
+        yaxis=log_axis(f"ε at δ = {short(result.delta)}", [*one, *together, *said], margin=0.05),
     )
 
 
@@ -288,47 +293,49 @@ def account_command(partition: Partition) -> str:
 def labels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
     """What labels cost and teach; `result` is a `LabelBill`."""
     spent = [1, 2, 5, 10, 20, 40, 80, 120, 160, 240, 320, 400, 480, 540]
+    many = {"instructors": 100, "sigma": 0.0}
     return Panel(
-        "Phase III: the understudy learns from noisy labels",
-        "First, what all labels cost together, by several accountants; then, how well a model does that has learnt "
-        "from nothing else.",
+        "Phase III: an understudy learns from labels",
+        "What all labels cost together, and how well a model does that has learnt from nothing else.",
         lambda **values: compute.spend_labels(sketch, replace(start, **values)),
         [draw_bill, draw_learnt],
         words.labels,
         lambda result, **_: command(result.settings),
+        tiles=tell_labels,
+        views={
+            "10 labels": {"labels": 10},
+            "100 instructors, no noise on pixels": many,
+            "and Gaussian votes": {**many, "vote": "gaussian"},
+        },
         labels=number("labels spent", start.labels or sketch.public, spent, unit="public images"),
         **_controls(start, "instructors", "vote", "vote_epsilon", "sigma", "delta"),
     )
 
 
-WAYS: dict[str, dict[str, Any]] = {
-    "plain sum": {"color": PURPLE, "dash": "dashdot"},
-    "advanced composition": {"color": SKY, "dash": "longdash"},
-    "zCDP": {"color": BLUE, "dash": "dot"},
-    "Renyi DP": {"color": GREEN, "width": 3},
-    "Gaussian DP": {"color": GREEN, "width": 3},
-}
+def tell_labels(result: LabelBill) -> tuple[Tile, Tile, str]:
+    """The thesis' epsilon of all labels and the true one, and what the understudy has learnt."""
+    account, here = result.account, result.here
+    said = claimed(short(result.settings.vote_epsilon), "ε of all labels, as of one")
+    held = holds(at_most(account.epsilon), f"ε of {count(result.spent, 'label')}, at δ = {short(account.delta)}")
+    noisy, silent = (percent(scores[here]) for scores in (result.accuracy, result.silent))
+    return said, held, f"The understudy is right on {noisy} of new images; votes without noise would teach it {silent}."
 
 
 def draw_bill(result: LabelBill) -> Figure:
-    """Epsilon of all labels by their number: by each accountant, for these very votes, and the thesis' claim."""
-    settings, composed, own = result.settings, result.composed, result.account.data_dependent_epsilon
-    on: dict[str, Any] = {"x": compute.LABEL_COUNTS, "hover": "%{x:,} labels: ε %{y:.3g}"}
-    shown = [settings.vote_epsilon, own, *(epsilon for epsilons in composed.values() for epsilon in epsilons)]
-    claimed = {"x": [1, compute.MNIST_QUERIES], "y": [settings.vote_epsilon] * 2}
-    very = {"x": [result.spent], "y": [own], "hover": "ε %{y:.4g} for these votes"}
+    """Epsilon of all labels by their number: by the plain sum, by the least of the accountants, and as claimed."""
+    settings, composed, n = result.settings, result.composed, compute.LABEL_COUNTS
+    least = [min(epsilons) for epsilons in zip(*composed.values(), strict=True)]
+    summed, said = [k * result.account.query_epsilon for k in n], [settings.vote_epsilon] * len(n)
+    on: dict[str, Any] = {"x": n, "hover": "%{x:,} labels: ε %{y:.3g}"}
     return figure(
         "What labels cost",
-        words.bill_caption(result),
-        *(line(spelt(way), y=composed.get(way, []), visible=way in composed, **WAYS[way], **on) for way in WAYS),
-        line("the thesis: as for one label", ORANGE, "dash", **claimed),
-        points("these very votes: not releasable", BLACK, "x-open", 11, edge=2, **very),
+        "",
+        line("holds", HOLDS, width=3, y=least, **on),
+        line("plain sum", OTHER, "dashdot", y=summed, visible="plain sum" in composed, **on),
+        line("claimed", CLAIMED, "dash", y=said, **on),
         fig.vline(result.spent, **HERE),
-        height=540,
-        top=212,
-        legend=LIST,
         xaxis=axis("labels spent (thesis: 9,000)", [0, 4.05], type="log", tickformat=",", dtick=1),
-        yaxis=log_axis(f"ε of all labels (at δ = {settings.delta:.2g})", shown, margin=0.05),
+        yaxis=log_axis(f"ε of all labels, at δ = {short(settings.delta)}", [*least, *summed, *said], margin=0.05),
     )
 
 
@@ -340,18 +347,15 @@ def draw_learnt(result: LabelBill) -> Figure:
     ticks = [10, 20, 40, 80, 160, 320, max(result.sizes)]
     return figure(
         "What they teach",
-        words.learnt_caption(result),
+        "",
         {**band, "y": result.low},
-        {**band, "y": result.high, "fill": "tonexty", "fillcolor": "rgba(0,158,115,0.18)"},
-        line("understudy, noisy labels; 95 %", GREEN, width=3, symbol="circle", size=9, y=result.accuracy, **on),
-        line("understudy, votes without noise", BLUE, "dot", symbol="triangle-up-open", size=9, y=result.silent, **on),
-        line("noisy labels that are true", VERMILLION, "dash", symbol="diamond-open", size=9, y=result.right, **on),
+        {**band, "y": result.high, "fill": "tonexty", "fillcolor": "rgba(204,121,167,0.2)"},
+        line("understudy (95 %)", NOISE, width=3, symbol="circle", size=9, y=result.accuracy, **on),
+        line("without noise", PLAIN, "dot", symbol="triangle-up-open", size=9, y=result.silent, **on),
+        line("labels that are true", OTHER, "dash", symbol="diamond-open", size=9, y=result.right, **on),
         fig.vline(result.spent, **HERE),
-        height=540,
-        top=142,
-        legend={**LIST, "traceorder": "normal"},
         xaxis=axis("labels spent", tickangle=0, tickvals=ticks, **NUMBERS),
-        yaxis=axis("accuracy, and share of labels", [0, 1.02], **PERCENT),
+        yaxis=axis("share that is right", [0, 1.02], **PERCENT),
     )
 
 
@@ -373,18 +377,13 @@ class Pipeline(RunPanel):
         self.runs: list[ThreePhaseRecord] = []
         self.epochs = number("epochs (0: enough)", start.epochs or 0)
         methods = {"Adam": "adam", "DP-Adam": "dp-adam"}
-        self.method = choice("understudy trains with", start.understudy_method, methods)
+        self.method = choice("understudy uses", start.understudy_method, methods)
         super().__init__(
             "Run it",
-            text.Html(
-                "A real run of all three phases on digits, with networks and the values of the panel above: how good "
-                "each part is, and what each of your runs paid for it. The <i>plain model</i> has learnt from all "
-                "private images without noise, <i>one on all images</i> from the same after phase I. The instructors' "
-                "votes without noise: <i>hard</i>, the label that most of them say; <i>soft</i>, the label of the "
-                "largest mean probability."
-            ),
+            "How good each part of a real run is, with networks and the values of the panel above, and what your runs "
+            "paid.",
             [self.method, self.epochs],
-            [draw_parts_so_far([], {}, ""), draw_runs([])],
+            [draw_parts_so_far([], {}), draw_runs([])],
         )
         self.command.value = command(self.prepare())
 
@@ -404,10 +403,8 @@ class Pipeline(RunPanel):
         self.bar.max, self.bar.value = settings.instructors + 3, 0
         so_far: list[tuple[str, float, tuple[float, float]]] = []
 
-        def draw(scores: Scores, what: str) -> None:
-            caption = f"{what}: " + words.told(settings, text.Html("<br>")) + "; bars: 95 % of 60 images"
-            thesis = THESIS_ACCURACY[settings.model]
-            self.figures[0].show(draw_parts_so_far(scores, thesis, caption))
+        def draw(scores: Scores) -> None:
+            self.figures[0].show(draw_parts_so_far(scores, THESIS_ACCURACY[settings.model]))
 
         def listen(event: Event) -> None:
             """What the networks report, epoch by epoch."""
@@ -416,40 +413,54 @@ class Pipeline(RunPanel):
             if event.epoch == event.epochs and event.accuracy is not None:
                 self.bar.value += 1
                 so_far.append((event.part, event.accuracy, (event.accuracy, event.accuracy)))
-                draw(so_far, "running")
+                draw(so_far)
 
         record = phases.run_three_phase(settings, self._sketch.images, listen)
         self.runs.append(record)
-        scores = [(part.name, part.scores.accuracy, part.scores.interval) for part in record.parts]
-        draw(scores, f"run {len(self.runs)}")
+        draw([(part.name, part.scores.accuracy, part.scores.interval) for part in record.parts])
         self.figures[1].show(draw_runs(self.runs))
+        self.tiles.show(*tell_run(record))
         self.words.value = words.run(record, len(self.runs))
 
 
-NAMES = {"one instructor": "one on all images", "instructors": "each of N"}  # of parts, as a reader meets them
-NETWORKS = ("plain model", *NAMES.values(), "hard vote", "soft vote", "understudy")
+def tell_run(record: ThreePhaseRecord) -> tuple[Tile, Tile, str]:
+    """The thesis' epsilon of a run's labels and the true one, and how good the understudy is that has learnt them."""
+    account, plainly, scores = record.privacy, record.part(PLAIN_MODEL).scores, record.part(UNDERSTUDY).scores
+    assert account is not None
+    said = claimed(short(record.settings.vote_epsilon), "ε of all labels, as of one")
+    held = holds(at_most(account.epsilon), f"ε at δ = {short(account.delta)}, with a secret seed")
+    told = f"The understudy is right on {percent(scores.accuracy)} of new images, "
+    return said, held, f"{told}a model without privacy on {percent(plainly.accuracy)}."
 
 
-def draw_parts_so_far(scores: Scores, thesis: Mapping[str, float], caption: str) -> Figure:
+NAMES = {  # of parts, as a reader meets them
+    PLAIN_MODEL: "without noise",
+    "one instructor": "one, noised images",
+    "instructors": "each of N",
+    "hard vote": "most votes",
+    "soft vote": "mean of votes",
+    UNDERSTUDY: "understudy",
+}
+
+
+def draw_parts_so_far(scores: Scores, thesis: Mapping[str, float]) -> Figure:
     """Accuracy of every part of a run, beside the thesis'; instructors share a row and have no bars."""
     bars, rows = [], []
     for name, accuracy, interval in scores:
         one_of_many = name.startswith("instructor")
         bars.append((accuracy, accuracy) if one_of_many else interval)
-        rows.append(NAMES["instructors"] if one_of_many else NAMES.get(name, name))
+        rows.append(NAMES["instructors" if one_of_many else name])
     accuracies = [accuracy for _, accuracy, _ in scores]
-    reach = fig.error_bars(accuracies, bars, color=BLUE, thickness=1.5)
+    reach = fig.error_bars(accuracies, bars, color=PLAIN, thickness=1.5)
     here = {"x": accuracies, "y": rows, "error_x": reach, "hover": "%{y}: %{x:.1%}"}
-    there = {"x": list(thesis.values()), "y": [NAMES.get(name, name) for name in thesis], "hover": "%{y}: %{x:.0%}"}
-    names = {"categoryorder": "array", "categoryarray": NETWORKS[::-1], "range": [-0.5, len(NETWORKS) - 0.5]}
+    there = {"x": list(thesis.values()), "y": [NAMES[name] for name in thesis], "hover": "%{y}: %{x:.0%}"}
+    names = {"categoryorder": "array", "categoryarray": [*NAMES.values()][::-1], "range": [-0.5, len(NAMES) - 0.5]}
     return figure(
         "Part by part",
-        caption,
-        points("this run (bar: 95 %)", BLUE, "circle", 11, edge=None, **here),
-        points("the thesis, on MNIST", ORANGE, "diamond-open", 12, edge=2, **there),
-        height=400,
-        top=130,
-        legend=LIST,
+        "",
+        points("this run (95 %)", PLAIN, "circle", 11, edge=None, **here),
+        points("the thesis, MNIST", CLAIMED, "diamond-open", 12, edge=2, **there),
+        height=380,
         xaxis=axis("accuracy on 60 images", [0, 1.03], **PERCENT),
         yaxis=names,
     )
@@ -460,13 +471,11 @@ def draw_runs(runs: Sequence[ThreePhaseRecord]) -> Figure:
     scores = [run.part(UNDERSTUDY).scores for run in runs]
     paid = [run.privacy for run in runs if run.privacy is not None]  # so have all that have an understudy
     epsilons, accuracies = [account.epsilon for account in paid], [score.accuracy for score in scores]
-    reach = fig.error_bars(accuracies, [score.interval for score in scores], color=GREEN, thickness=1.5)
+    reach = fig.error_bars(accuracies, [score.interval for score in scores], color=HOLDS, thickness=1.5)
     on = {"x": epsilons, "y": accuracies, "error_y": reach, "marker": EDGE, "showlegend": False}
     number = {"mode": "markers+text", "text": [str(k + 1) for k in range(len(runs))], "textposition": "middle right"}
     told = [words.told(run.settings) + f", {one.queries} labels" for run, one in zip(runs, paid, strict=True)]
-    marks = points("", GREEN, "circle", 12, **on, **number, hovertext=told, hoverinfo="text")
-    caption = "ε by the least of the accountants, δ = {:.2g},\none training example replaced; bars: 95 %"
-    caption = caption.format(runs[-1].settings.delta) if runs else ""
-    cost = log_axis("ε of the labels, composed", [0.5, 2000.0, *epsilons], margin=0.05)
+    marks = points("", HOLDS, "circle", 12, **on, **number, hovertext=told, hoverinfo="text")
+    cost = log_axis("ε of the labels", [0.5, 2000.0, *epsilons], margin=0.05)
     accuracy = axis("accuracy of the understudy", [0, 1.08], **PERCENT)
-    return figure("Your runs", caption, marks, height=400, top=84, xaxis=cost, yaxis=accuracy)
+    return figure("Your runs", "", marks, height=380, xaxis=cost, yaxis=accuracy)
