@@ -20,7 +20,6 @@ from edp_lab.privacy.composition import basic_composition
 from edp_lab.reproduce.thesis.claims_composition import t9_ten_instructors
 from edp_lab.reproduce.thesis.claims_noise import t1_pixel_noise, t13_noisy_votes
 from edp_lab.three_phase import phases as pipeline
-from edp_lab.three_phase.pate import Aggregator, label_probabilities
 from edp_lab.three_phase.perturbation import image_guarantee
 from edp_lab.three_phase.phases import run_three_phase
 from edp_lab.three_phase.settings import ThreePhaseSettings
@@ -141,7 +140,9 @@ def test_noise_that_is_shown_is_that_of_the_vote(sketch: Sketch, vote: str, spre
 
 
 def test_tiles_say_what_holds_at_every_setting(sketch: Sketch) -> None:
-    silent, weak, strong = (panels.tell_pixels(noise_images(sketch, replace(THESIS, sigma=s))) for s in (0.0, 0.6, 30.0))
+    silent, weak, strong = (
+        panels.tell_pixels(noise_images(sketch, replace(THESIS, sigma=s))) for s in (0.0, 0.6, 30.0)
+    )
     assert [told[1].value for told in (silent, weak)] == ["no guarantee", "145"]
     assert "must not differ by more than 0.367" in weak[2]
     assert "hides even that" in strong[2]

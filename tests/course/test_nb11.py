@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from edp_lab.cli import app
 from edp_lab.course.kit.exercises import exercises, mark
+from edp_lab.course.kit.text import at_most, short
 from edp_lab.course.nb11_claims import compute, panels
 from edp_lab.course.publish.build import read_source
 from edp_lab.errors import UsageError
@@ -63,7 +64,7 @@ def test_the_list_follows_the_filter_and_the_words_follow_the_list(rows: panels.
     assert f"<b>{shown[-1]}</b>" in rows.words.value
     rows.set(text="xyz")
     assert rows.result.selected is None
-    assert "No claim passes" in rows.words.value
+    assert "No claim passes" in rows.tiles.sentence
     rows.reset()
     assert rows.result.selected.id == "P2"
     assert len(rows.controls["row"].options) == len(registry())
@@ -98,14 +99,22 @@ def test_the_selected_claim_is_shown_with_all_that_its_verdict_rests_on(
 
 def test_counts_and_spans_are_drawn_from_the_rows_that_pass(rows: panels.Ledger) -> None:
     rows.set(document="paper")
-    counts, spans = rows.figures
+    spans, counts = rows.figures
     for bar in counts.data:
         of_paper = sum(str(entry.verdict) == bar.name for entry in rows.result.entries)
         assert dict(zip(bar.y, bar.x, strict=True)) == {"paper": of_paper, "thesis": 0}
-    _, claimed, found, ring = spans.data
-    assert list(claimed.x) == [span.claimed for span in rows.result.spans]
-    assert list(found.x) == [span.found for span in rows.result.spans]
+    _, *marks, ring = spans.data
+    drawn = {name: (times, mark.name) for mark in marks for name, times in zip(mark.y, mark.x, strict=True)}
+    assert drawn == {
+        f"{span.entry.id}  {span.what}": (span.found / span.claimed, str(span.entry.verdict))
+        for span in rows.result.spans
+    }
     assert ring.y == ("P2  noise",)
+    rows.set(row="P4")  # which is not about one number
+    assert list(ring.y) == []
+    assert [tile[1] for tile in rows.tiles.tiles] == ["P4", "does not hold"]
+    rows.set(row="P10")
+    assert [tile[1] for tile in rows.tiles.tiles] == ["0.1", "22.5"]
 
 
 def test_run_computes_the_selected_claim_and_compares(rows: panels.Ledger) -> None:
@@ -117,8 +126,8 @@ def test_run_computes_the_selected_claim_and_compares(rows: panels.Ledger) -> No
     again.check()
     assert again.entry is not None
     assert again.entry.id == "P10"
-    assert "the verdict is the same" in again.words.value
-    assert "Every number is the committed one" in again.words.value
+    assert [tile[1] for tile in again.tiles.tiles] == ["does not hold"] * 2
+    assert again.tiles.sentence == "Every number is the committed one."
     rows.set(text="xyz")
     again.run(wait=True)
     assert "no claim is selected" in again.error_box.value
@@ -127,9 +136,9 @@ def test_run_computes_the_selected_claim_and_compares(rows: panels.Ledger) -> No
 def test_a_verdict_that_has_changed_is_said() -> None:
     entry = next(entry for entry in FOUND.entries if entry.id == "P10")
     other = replace(entry, verdict=Verdict.HOLDS, measured={**entry.measured, "largest": 0.01})
-    said = panels.changed_in_words(entry, other)
-    assert "the verdict was does not hold in the committed ledger" in said
-    assert f"Of {len(entry.measured)} values 1 differ from the committed ones: largest." in said
+    before, now, told = panels.tell_again(entry, other)
+    assert (before.value, now.value) == ("does not hold", "holds")
+    assert told == f"1 of {len(entry.measured)} numbers is not the committed one: largest."
 
 
 def test_stop_ends_it_at_the_next_network(rows: panels.Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,9 +163,12 @@ def test_the_papers_settings_have_the_ledgers_verdicts_and_four_claims_hold_with
         assert evidence.verdict == committed[name]
     turned = compute.turn(**OTHERS)
     assert {evidence.verdict for evidence in turned.evidence.values()} == {Verdict.HOLDS}
-    assert turned.beyond["P22"] == 1
+    assert turned.times["P22"] == 1
     assert turned.evidence["P22"].measured["epsilon"] == pytest.approx(turned.epsilon)  # of the same micro-batches
-    assert max(turned.beyond.values()) < 1.05
+    assert max(turned.times.values()) < 1.05
+    assert panels.tell_turned(turned)[2] == "All 4 claims hold."
+    assert panels.tell_turned(compute.turn(**PAPER))[2] == "None of the 4 claims holds as it is said."
+    assert panels.tell_turned(compute.turn(**{**PAPER, "micro_batch": 1}))[2] == "1 of the 4 claims holds as said: P5."
 
 
 @pytest.mark.parametrize(
@@ -185,7 +197,7 @@ def test_the_commands_print_what_is_shown(capsys: pytest.CaptureFixture[str]) ->
     told = [f"{one.id} {one.verdict}: {one.said}" for one in panel.result.evidence.values()]
     assert capsys.readouterr().out.splitlines() == told
     assert report_of(line)["holds"]["epsilon"] == pytest.approx(panel.result.epsilon)
-    assert f"{panel.result.claimed:.4g}" in panel.words.value
+    assert [tile[1] for tile in panel.tiles.tiles] == [short(panel.result.claimed), at_most(panel.result.epsilon)]
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
@@ -239,9 +251,13 @@ def guess(*words: str) -> dict[str, str]:
 
 WRONG: dict[str, dict[str, Any]] = {
     "verdict": {
-        "takes every fall for one beyond chance": judged(lambda mean, half: mean < 0),
-        "takes a rise beyond chance for a fall": judged(lambda mean, half: abs(mean) > half),
-        "looks at the wrong end of the interval": Wrong(judged(lambda mean, half: mean - half < 0), "±"),
+        "takes every fall for one beyond chance": Wrong(judged(lambda mean, half: mean < 0), "counts every fall"),
+        "takes a rise beyond chance for a fall": Wrong(
+            judged(lambda mean, half: abs(mean) > half), "takes a rise beyond chance for a fall"
+        ),
+        "looks at the wrong end of the interval": Wrong(
+            judged(lambda mean, half: mean - half < 0), "looks at the lower end"
+        ),
         "forgets that some may": judged(lambda mean, half: mean + half < 0, partly=False),
         "answers true or false": lambda changes: all(mean + half < 0 for mean, half in changes),
         "takes a pair for a number (crash)": lambda changes: [change < 0 for change in changes],

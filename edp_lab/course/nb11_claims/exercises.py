@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,24 +18,43 @@ CHANGES = {  # kinds of lists of (mean, half-width): which verdict they deserve 
     "all fall beyond chance": [(-6.0, 2.0), (-3.0, 1.0)],
     "one falls beyond chance, one might be nothing": [(-6.0, 2.0), (-1.0, 3.0)],
     "all might be nothing": [(-2.0, 4.0), (-1.0, 3.0)],
+    "one falls beyond chance, one rises and might be nothing": [(-6.0, 2.0), (1.0, 3.0)],
     "one falls, one rises, both beyond chance": [(-6.0, 2.0), (6.0, 2.0)],
     "all rise beyond chance": [(5.0, 1.0), (4.0, 2.0)],
 }
 
 
+SLIPS = {  # what is taken for a fall beyond chance, by what is said of it
+    "Your rule counts every fall, even one whose interval reaches above 0.": lambda mean, half: mean < 0,
+    "Your rule takes a rise beyond chance for a fall.": lambda mean, half: abs(mean) > half,
+    "Your rule looks at the lower end of the interval; all of it must lie below 0.": lambda mean, half: mean - half < 0,
+}
+
+
 def _verdict(answer: Any, cases: np.random.Generator) -> str | None:
-    """Verdicts on lists of changes, by how many fall beyond chance."""
+    """Verdicts on lists of changes, by how many fall beyond chance; a common slip that explains them all is named."""
+    lists, told, got = [], [], []
     for kind, changes in CHANGES.items():
         scale = float(cases.uniform(0.5, 2))
         scaled = [(scale * mean, scale * half) for mean, half in changes]
         cases.shuffle(scaled)
-        got, falls = given(answer(list(scaled))), [Change("", *change).falls for change in scaled]
-        if str(got) not in tuple(Verdict):
-            return f"a verdict is one of {', '.join(map(repr, map(str, Verdict)))}; yours is {got!r}."
-        if str(got) != (wanted := Verdict.of(all(falls), any(falls))):
-            told = ", ".join(f"{mean:+.1f} (±{half:.1f})" for mean, half in scaled)
-            return f"{kind}: for {told} yours is {str(got)!r}, it should be {str(wanted)!r}."
-    return None
+        lists.append(scaled)
+        got.append(str(given(answer(list(scaled)))))
+        if got[-1] not in tuple(Verdict):
+            return f"a verdict is one of {', '.join(map(repr, map(str, Verdict)))}; yours is {got[-1]!r}."
+        told.append(f"{kind}: for " + ", ".join(f"{mean:+.1f} (±{half:.1f})" for mean, half in scaled))
+    wanted = _judged(lists, lambda mean, half: Change("", mean, half).falls)
+    if got == wanted:
+        return None
+    slip = next((f" {said}" for said, falls in SLIPS.items() if _judged(lists, falls) == got), "")
+    first = next(k for k, pair in enumerate(zip(got, wanted, strict=True)) if pair[0] != pair[1])
+    return f"{told[first]} yours is {got[first]!r}, it should be {wanted[first]!r}.{slip}"
+
+
+def _judged(lists: list[list[tuple[float, float]]], falls: Callable[[float, float], bool]) -> list[str]:
+    """A verdict on each list by which of its changes fall beyond chance."""
+    hits = [[falls(*change) for change in changes] for changes in lists]
+    return [str(Verdict.of(all(one), any(one))) for one in hits]
 
 
 def _noise(answer: Any, cases: np.random.Generator) -> str | None:

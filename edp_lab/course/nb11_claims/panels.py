@@ -10,12 +10,12 @@ from typing import Any
 import ipywidgets as widgets
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import Control, choice, decades, delta_of, devices, number
+from edp_lab.course.kit.controls import Control, choice, decades, devices, number
 from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, points, trace
 from edp_lab.course.kit.inputs import require
-from edp_lab.course.kit.panel import Panel, RunPanel, panel
-from edp_lab.course.kit.text import Html, Words, account_command
-from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, SKY, TEMPLATE, VERMILLION
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
+from edp_lab.course.kit.text import Html, Words, account_command, at_most, count, details, digits, duration, short
+from edp_lab.course.kit.theme import CLAIMED, HOLDS, OTHER, PLAIN, PRINTED, TEMPLATE
 from edp_lab.course.nb11_claims import compute
 from edp_lab.course.nb11_claims.compute import DRAWS, EVERY, HALF, Cell, Turned, View
 from edp_lab.errors import UsageError
@@ -26,12 +26,11 @@ from edp_lab.reproduce.paper.claims_mechanism import DRAWS as TABLE_DRAWS
 words = Words(__file__, draws=DRAWS, table_draws=TABLE_DRAWS)
 table, numbers = words.table, words.numbers  # of rows of the table, and of what was measured
 LONGEST = 60  # letters of a claim in a list
-OUTLINED: dict[str, Any] = {"edge": None, "marker": {"line": {"width": 2}}}
 LOOKS = {  # mark in a list, colour, hatch of a bar, symbol
-    Verdict.HOLDS: ("✓", GREEN, "", "circle"),
-    Verdict.CONDITIONAL: ("◐", SKY, "/", "diamond"),
-    Verdict.FAILS: ("✗", VERMILLION, "x", "x"),
-    Verdict.UNTESTABLE: ("?", "#999999", ".", "circle"),
+    Verdict.HOLDS: ("✓", HOLDS, "", "circle"),
+    Verdict.CONDITIONAL: ("◐", OTHER, "/", "diamond"),
+    Verdict.FAILS: ("✗", PRINTED, "x", "x"),
+    Verdict.UNTESTABLE: ("?", "#888", ".", "square"),
 }
 
 # ---- The claims table ------------------------------------------------------------------------------------------------
@@ -48,16 +47,21 @@ class Ledger(Panel):
         verdicts = {EVERY: EVERY, **{f"{look[0]} {one}": str(one) for one, look in LOOKS.items()}}
         super().__init__(
             "The ledger",
-            "First, every claim of the two documents with its verdict; then, the selected one with the numbers that "
-            "its verdict follows from.",
+            "How far each claim about one number is off, and how many claims hold.",
             partial(compute.view, found),
-            [draw_counts, draw_spans],
+            [draw_spans, draw_counts],
             words.view,
             view_command,
+            tiles=tell_view,
+            views={
+                "claims that hold": {"verdict": str(Verdict.HOLDS)},
+                "claims of the thesis": {"document": "thesis", "row": "T1"},
+                "claims that speak of GPUs": {"text": "gpu", "row": "P22"},
+            },
             document=choice("source", EVERY, {EVERY: EVERY, "paper (P)": "paper", "thesis (T)": "thesis"}),
-            verdict=choice("verdict", EVERY, verdicts),
-            text=Control("text", "search", "", unit="words that a row must contain, such as: noise GPU"),
-            row=Control("list", "claim", row, options=_options(found.entries), rows=7),
+            verdict=Control("list", "verdict", EVERY, options=verdicts.items()),
+            text=Control("text", "search", "", unit="such as: noise GPU"),
+            row=Control("list", "claim", row, options=_options(found.entries)),
         )
 
     def set(self, **values: Any) -> None:
@@ -89,6 +93,19 @@ def _options(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     return [(f"{one.id} {LOOKS[one.verdict][0]} {cut[one.id]}", one.id) for one in entries]
 
 
+def tell_view(result: View) -> tuple[Tile, Tile, str]:
+    """Of the selected claim both numbers, or its verdict where it is not about one, and what it says."""
+    entry = result.selected
+    if entry is None:
+        told = "No claim passes the filter: take a word out of the search, or choose “all”."
+        return Tile("claims that pass", "0", f"of {len(result.table.entries)}"), Tile("claim", "none"), told
+    told = f"{entry.id} {'is ' if entry.verdict is Verdict.UNTESTABLE else ''}{entry.verdict}: “{entry.claim}”"
+    span = next((span for span in result.spans if span.entry is entry), None)
+    if span is None:
+        return Tile("claim", entry.id, f"of the {entry.document}"), Tile("verdict", str(entry.verdict)), told
+    return claimed(digits(span.claimed), span.what), holds(digits(span.found), span.what, "found"), told
+
+
 def draw_counts(result: View) -> Figure:
     """How many claims of each document have which verdict."""
     documents, bars = list(result.counts), []
@@ -100,39 +117,47 @@ def draw_counts(result: View) -> Figure:
         text = {"textfont": {"color": "black", "size": 14}, "textposition": "inside", "insidetextanchor": "middle"}
         told = {"text": [str(value) if value else "" for value in values], **text}
         bars.append(trace(str(verdict), look, x=values, y=documents, hover="%{y}: %{x}", **told))
-    passing = f"{len(result.entries)} of {len(result.table.entries)} claims pass the filter"
     return figure(
         "Claims by verdict",
-        f"{passing};\nevidence of {result.table.date}",
+        "",
         *bars,
-        height=330,
+        height=320,
+        top=116,
         barmode="stack",
-        legend={"traceorder": "normal"},
         xaxis=axis("number of claims", tickformat="d"),
         yaxis=axis("document", showgrid=False, autorange="reversed"),
     )
 
 
 def draw_spans(result: View) -> Figure:
-    """What is claimed or allowed, and what was found, of every claim about one number; log scale."""
-    names = [f"{span.entry.id}  {span.what}" for span in result.spans]
-    claimed, found = ([getattr(span, side) for span in result.spans] for side in ("claimed", "found"))
-    chosen = [k for k, span in enumerate(result.spans) if result.selected and span.entry.id == result.selected.id]
-    silent: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
-    ring: dict[str, Any] = {"name": "selected", "x": [found[k] for k in chosen], "y": [names[k] for k in chosen]}
+    """How far every claim about one number is off; the selected one, if it is among them, has a ring."""
+    rows = [(f"{span.entry.id}  {span.what}", span.found / span.claimed, span.entry.verdict) for span in result.spans]
+    chosen = [k for k, span in enumerate(result.spans) if span.entry is result.selected]
+    drawn = draw_times("What was found, over what is claimed", rows, height=450, size=10)
+    ring = fig.ring(18, x=[rows[k][1] for k in chosen], y=[rows[k][0] for k in chosen], hoverinfo="skip")
+    return {**drawn, "data": [*drawn["data"], ring]}
+
+
+def draw_times(title: str, rows: Sequence[tuple[str, float, Verdict]], height: int, size: int = 12) -> Figure:
+    """How many times as much as claimed or allowed was found, on a log axis: rows of a name, that number, a verdict."""
+    names, times, _ = zip(*rows, strict=True) if rows else ((), (), ())
+    from_1 = fig.gaps([1.0] * len(rows), times, names)
+    marks = [line("", "#888", width=2, **from_1, hoverinfo="skip", showlegend=False)]
+    for verdict, (_, color, _, symbol) in LOOKS.items():
+        own = [(found, name) for name, found, one in rows if one is verdict]
+        places = {"x": [found for found, _ in own], "y": [name for _, name in own]}
+        marks.append(points(str(verdict), color, symbol, size, edge=None, **places))
     return figure(
-        "What is claimed, and what was found",
-        "each row has its own unit; each ε has the accountant and δ\nthat its claim names; ring: the selected row",
-        line("", "#bbb", width=2, **fig.gaps(claimed, found, names), **silent),
-        points("claimed or allowed", ORANGE, "square-open", 10, **OUTLINED, x=claimed, y=names),
-        points("found", BLUE, "circle", 9, edge=None, x=found, y=names),
-        points(color="#000", symbol="circle-open", size=22, **OUTLINED, **ring, **silent),
-        height=680,
-        hover="%{y}: %{x:.3g}",
-        margin={"b": 90, "r": 36},
-        legend={"orientation": "v"},
-        xaxis=log_axis("value, in the claim's own unit", [*claimed, *found], margin=0.1),
-        yaxis=axis("claim, and what its number is", autorange="reversed", tickfont={"size": 11}, ticks=""),
+        title,
+        "",
+        *marks,
+        fig.vline(1, line={"color": "#444", "dash": "dot", "width": 2}),
+        height=height,
+        hover="%{y}: %{x:.3g} times" + fig.ALONE,
+        xaxis=log_axis("found over claimed or allowed (times)", [1.0, *times], margin=0.1, labels=5),
+        yaxis=axis(
+            "claim", autorange="reversed", tickfont={"size": size}, ticks="", dtick=1
+        ),  # every row has its label
     )
 
 
@@ -176,8 +201,7 @@ class Again(RunPanel):
         self.chosen = widgets.Label()
         super().__init__(
             "Compute it again",
-            "The claim that is selected above, its evidence computed on this machine, beside the committed one. Most "
-            "take less than a second, some train networks first.",
+            "The verdict on the claim that is selected above, in the ledger and computed on this machine.",
             [self.chosen],
         )
         ledger.controls["row"].observe(lambda _: self._follow(), "entered")
@@ -203,13 +227,23 @@ class Again(RunPanel):
         self.words.value, self.bar.max, self.bar.value = "", 1, 0
         self.entry = claims.compute(claims.registry()[task.id], hear)
         self.bar.value = 1
-        self.words.value = changed_in_words(task, self.entry)
+        self.tiles.show(*tell_again(task, self.entry))
+        self.words.value = details(words.in_full(self.entry), "the claim, and the numbers of now")
 
 
-def changed_in_words(before: Entry, now: Entry) -> Html:
-    """A claim that was computed again beside the committed one."""
+def tell_again(before: Entry, now: Entry) -> tuple[Tile, Tile, str]:
+    """Both verdicts on a claim, the committed one and that of now, and which numbers differ."""
     moved = [name.replace("_", " ") for name, value in now.measured.items() if value != before.measured.get(name)]
-    return words.again(now, before, moved)
+    told = "Every number is the committed one."
+    if moved:
+        told = f"{len(moved)} of {count(len(now.measured), 'number')} "
+        told += ("are not the committed ones" if moved[1:] else "is not the committed one") + f": {', '.join(moved)}."
+    old = Tile("in the ledger", str(before.verdict), before.id)
+    return (
+        old,
+        Tile("computed now", str(now.verdict), "in " + (duration(now.seconds) if now.seconds >= 0.1 else "no time")),
+        told,
+    )
 
 
 # ---- Change the evidence ---------------------------------------------------------------------------------------------
@@ -219,49 +253,44 @@ def changed_in_words(before: Entry, now: Entry) -> Html:
 def turn(num_devices: int, z0: float, micro_batch: int, training: int, delta: float) -> Panel:
     """Verdicts of another paper's settings; `result` is a `Turned`."""
     sizes = [100, 300, 1000, 2641, 6517, 11571, 30_000, 100_000, 450_000, 1_000_000]
+    alone = {"num_devices": 1, "micro_batch": 1}
     return Panel(
         "Change the evidence",
-        "Four claims of the paper, with the numbers of your choice in the place of its own: evidence is computed, and "
-        "verdicts follow.",
+        "Four claims of the paper, judged with numbers of your choice in the place of its own.",
         compute.turn,
-        [(draw_beyond, "1 1 30rem")],
+        [(draw_turned, "1 1 30rem")],
         words.turned,
         turned_command,
+        tiles=tell_turned,
+        views={
+            "1 GPU": {"num_devices": 1},
+            "1 GPU, 1 utterance in a micro-batch": alone,
+            "and δ = 10⁻⁸": {**alone, "delta": 1e-8},
+        },
         num_devices=devices(num_devices),
         z0=number("noise multiplier z0", z0, decades(-2, 1)),
         micro_batch=number("micro-batch size", micro_batch, [1, 2, 4, 8, 16, 32, 64], unit="utterances"),
         training=number("training set n", training, sizes, unit="utterances"),
-        delta=delta_of(delta),
+        delta=number("δ", delta, decades(-9, -2), unit="probability"),
     )
 
 
-NAMES = {"P2": "P2  noise", "P5": "P5  sensitivity", "P10": "P10  n δ over 0.1", "P22": "P22  number of GPUs"}
+def tell_turned(result: Turned) -> tuple[Tile, Tile, str]:
+    """Both epsilons of one epoch, and which claims hold."""
+    hold = [name for name, one in result.evidence.items() if one.verdict is Verdict.HOLDS]
+    told = f"{len(hold)} of the 4 claims hold{'s' if len(hold) == 1 else ''} as said: {', '.join(hold)}."
+    told = {0: "None of the 4 claims holds as it is said.", 4: "All 4 claims hold."}.get(len(hold), told)
+    said = claimed(short(result.claimed), f"ε of an epoch, at δ = {short(result.delta)}")
+    return said, holds(at_most(result.epsilon), "ε of an epoch, with a public α"), told
 
 
-def draw_beyond(result: Turned) -> Figure:
-    """How many times as much as claimed was found, by claim, marked with the verdict; log scale."""
-    claimed = [1.0] * len(result.beyond)
-    ends = fig.gaps(claimed, result.beyond.values(), (NAMES[name] for name in result.beyond))
-    marks = [line("", "#bbb", width=3, **ends, hoverinfo="skip", showlegend=False)]
-    for verdict in (Verdict.HOLDS, Verdict.CONDITIONAL, Verdict.FAILS):
-        _, color, _, symbol = LOOKS[verdict]
-        own = [name for name, one in result.evidence.items() if one.verdict == verdict]
-        places = {"x": [result.beyond[name] for name in own], "y": [NAMES[name] for name in own]}
-        marks.append(points(str(verdict), color, symbol, 14, **OUTLINED, **places))
-    order = {"categoryorder": "array", "categoryarray": list(NAMES.values())}
-    return figure(
-        "How far the truth is from the claim",
-        f"ε of one epoch: {result.epsilon:.3g} (Gaussian DP, were α public),\n"
-        f"claimed {result.claimed:.3g} (zCDP); δ = {result.delta:.2g}, seed 0",
-        *marks,
-        fig.vline(1, line={"color": "#444", "dash": "dot", "width": 2}),
-        height=400,
-        hover="%{y}: %{x:.3g} times" + fig.ALONE,
-        margin={"b": 60, "r": 36},
-        legend={"orientation": "v"},
-        xaxis=log_axis("found over claimed or allowed (times)", [1.0, *result.beyond.values()], margin=0.1),
-        yaxis=axis("claim", autorange="reversed", **order),
-    )
+NAMES = {"P2": "P2  noise", "P5": "P5  ε", "P10": "P10  n δ", "P22": "P22  ε, for more GPUs"}
+
+
+def draw_turned(result: Turned) -> Figure:
+    """How many times as much as claimed was found, for four claims."""
+    rows = [(NAMES[name], times, result.evidence[name].verdict) for name, times in result.times.items()]
+    return draw_times("What was found, over what is claimed", rows, height=360, size=14)
 
 
 def turned_command(result: Turned, **values: float) -> str:
@@ -278,10 +307,10 @@ def turned_command(result: Turned, **values: float) -> str:
 # ---- Table 1, theirs and ours ----------------------------------------------------------------------------------------
 
 VARIANTS: dict[str, tuple[str, str, str, float]] = {  # name, colour, symbol, shift
-    "as printed": ("ours, as printed", BLUE, "circle", -0.17),
-    "sound": ("ours, sound", VERMILLION, "square", 0.17),
-    HALF: ("SGD, half the epochs", GREEN, "x", 0.0),
-    "theirs": ("theirs", BLACK, "diamond-open", 0),
+    "as printed": ("ours, as printed", PRINTED, "circle", -0.17),
+    "sound": ("ours, sound", HOLDS, "square", 0.17),
+    HALF: ("SGD, half the epochs", PLAIN, "x", 0.0),
+    "theirs": ("theirs", CLAIMED, "diamond-open", 0),
 }
 CHANGES = {"ser_change": "SER (error)", "auc_change": "AUC, shadow", "loss_auc_change": "AUC, loss"}
 TABLE1_CAPTION = Html(
@@ -319,9 +348,9 @@ def table1_figure(cells: Sequence[Cell]) -> fig.Still:
             for cell in of[variant]:
                 if not low <= (change := cell[name]["mean"]) <= high:  # it would leave no room for the others
                     place = {"x": high, "xanchor": "right"} if change > high else {"x": low, "xanchor": "left"}
-                    place |= {"y": lines.index(_line(cell)), "xref": at["xaxis"], "yref": at["yaxis"]}
-                    text = f"{change:+.0f} ▸" if change > high else f"◂ {change:+.0f}"
-                    marks.append(fig.note(text, font={"color": VARIANTS[variant][1]}, **place))
+                    row = lines.index(_line(cell)) + VARIANTS[variant][3]
+                    place |= {"y": row, "xref": at["xaxis"], "yref": at["yaxis"]}
+                    marks.append(fig.note(f"{change:+.0f} ▸" if change > high else f"◂ {change:+.0f}", **place))
         if name in of["theirs"][0]["paper"]:
             draw("theirs", [cell["paper"][name] for cell in of["theirs"]], plot)
         marks.append(fig.vline(0, at["xaxis"], line={"width": 1, "color": "#888"}))
