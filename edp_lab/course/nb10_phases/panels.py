@@ -190,7 +190,7 @@ def votes(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
             "no noise on the pixels": {"sigma": 0.0},
         },
         **_controls(start, "instructors", "vote", "vote_epsilon", "sigma"),
-        image=number("public image", 0, range(sketch.public), unit="number"),
+        image=number("public image", 0, range(sketch.public), unit="number", rare=True),
         draw=number("draw of the noise", 0, range(21), unit="number"),
     )
 
@@ -210,7 +210,7 @@ def draw_ballot(result: Ballot) -> Figure:
     places = list(range(len(result.counts)))
     names = [text.Html("<b>{}</b><br>{:.0f} %").format(k, 100 * chance) for k, chance in enumerate(result.chances)]
     bare: dict[str, Any] = {**BARE, "showticklabels": False}
-    seen = {**bare, "title": {"text": f"a {result.truth}, as voters see it", "font": {"size": 12}}}
+    seen = {**bare, "title": {"text": f"a {result.truth}, as seen", "font": {"size": 12}}}
     by_label = axis("label, and its chance to come out", [-0.5, places[-1] + 0.5], tickvals=places, ticktext=names)
     axes = [(seen, {**bare, "autorange": "reversed", "scaleanchor": "x"}), (by_label, axis("votes"))]
     return figure(
@@ -219,8 +219,9 @@ def draw_ballot(result: Ballot) -> Figure:
         {**PICTURE, "hoverinfo": "skip", "z": result.picture.tolist()},
         bar("votes", PLAIN, x=places, y=result.counts, hover="%{y} say %{x}", **fig.at(2)),
         points("with noise", NOISE, "diamond", 11, x=places, y=result.noisy, hover="%{x}: %{y:.1f}", **fig.at(2)),
+        height=380,
         bargap=0.3,
-        **fig.plots(1, 2, axes=axes, column_widths=(0.2, 0.8), horizontal_spacing=0.1),
+        **fig.plots(1, 2, axes=axes, column_widths=(0.2, 0.8), horizontal_spacing=0.14),
     )
 
 
@@ -334,6 +335,7 @@ def draw_bill(result: LabelBill) -> Figure:
         line("plain sum", OTHER, "dashdot", y=summed, visible="plain sum" in composed, **on),
         line("claimed", CLAIMED, "dash", y=said, **on),
         fig.vline(result.spent, **HERE),
+        height=380,
         xaxis=axis("labels spent (thesis: 9,000)", [0, 4.05], type="log", tickformat=",", dtick=1),
         yaxis=log_axis(f"ε of all labels, at δ = {short(settings.delta)}", [*least, *summed, *said], margin=0.05),
     )
@@ -354,6 +356,7 @@ def draw_learnt(result: LabelBill) -> Figure:
         line("without noise", PLAIN, "dot", symbol="triangle-up-open", size=9, y=result.silent, **on),
         line("labels that are true", OTHER, "dash", symbol="diamond-open", size=9, y=result.right, **on),
         fig.vline(result.spent, **HERE),
+        height=380,
         xaxis=axis("labels spent", tickangle=0, tickvals=ticks, **NUMBERS),
         yaxis=axis("share that is right", [0, 1.02], **PERCENT),
     )

@@ -133,7 +133,7 @@ def draw_spans(result: View) -> Figure:
     """How far every claim about one number is off; the selected one, if it is among them, has a ring."""
     rows = [(f"{span.entry.id}  {span.what}", span.found / span.claimed, span.entry.verdict) for span in result.spans]
     chosen = [k for k, span in enumerate(result.spans) if span.entry is result.selected]
-    drawn = draw_times("What was found, over what is claimed", rows, height=450, size=10)
+    drawn = draw_times("What was found, over what is claimed", rows, height=430, size=10)
     ring = fig.ring(18, x=[rows[k][1] for k in chosen], y=[rows[k][0] for k in chosen], hoverinfo="skip")
     return {**drawn, "data": [*drawn["data"], ring]}
 
