@@ -22,7 +22,7 @@ from edp_lab.course.kit.inputs import Array, check_positive, check_share, check_
 from edp_lab.errors import UsageError
 from edp_lab.privacy import foundations as basic
 from edp_lab.privacy.accountants import check_delta, gdp_delta, gdp_epsilon, zcdp_epsilon
-from edp_lab.privacy.composition import advanced_composition, gaussian_loss_density, gaussian_loss_tail
+from edp_lab.privacy.composition import advanced_composition, gaussian_loss_tail
 from edp_lab.reproduce.thesis import thesis_foundations as thesis
 
 LIMIT = 100_000  # people, answers: beyond it a slider would stall
@@ -100,10 +100,6 @@ class Averaging(NamedTuple):
     cached: Array  # (queries,), the answers of a counter with that budget and a cache; empty if it refuses
     decisive: int  # after how many answers the interval is narrower than +-1/2, so that a count is known
 
-    def density(self, output: Array, more: int) -> Array:
-        """Of one answer, per person, where the true count is `more` larger; any shape."""
-        return np.exp(-np.abs(output - TRUE_COUNT - more) / self.scale) / (2 * self.scale)
-
 
 def averaging(epsilon: float, sensitivity: int, queries: int, budget: float, seed: int) -> Averaging:
     """Ask for the number of bad ratings, `TRUE_COUNT`, again and again, and average.
@@ -149,8 +145,7 @@ def interval_coverage(tables: int, seed: int, answers: int = 5) -> tuple[float, 
 class GaussianCount(NamedTuple):
     """A count of 1000, or `sensitivity` more with one more person, under Gaussian noise: figures 2.1 to 2.3.
 
-    `delta` is the area of `density` above `raised`, and that of `loss_excess`; `tail` that of `loss_density` beyond
-    epsilon.
+    `delta` is the area of `density` above `raised`.
     """
 
     epsilon: float
@@ -164,9 +159,6 @@ class GaussianCount(NamedTuple):
     density: Array  # (301,), of the count without the person
     density_neighbour: Array  # (301,), and with them
     raised: Array  # (301,), e^epsilon times that
-    loss: Array  # (301,)
-    loss_density: Array  # (301,)
-    loss_excess: Array  # (301,), (1 - e^(epsilon - loss)) of the density beyond epsilon
     epsilons: Array  # (points,)
     deltas: Array  # (points,), the smallest delta for each
     tails: Array  # (points,), P[loss > epsilon] for each
@@ -185,8 +177,6 @@ def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> Gaussian
         figures = thesis.loss_figures(mu**-2, epsilon, points=301)
     classic = 0 < epsilon < 1 and 0 < figures.delta < 1
     neighbour = figures.density_neighbour / sensitivity
-    loss = mu * (np.linspace(-4, 4, 301) + mu / 2)
-    loss_density = gaussian_loss_density(loss, mu)
     epsilons = np.linspace(0, max(1.25 * epsilon, 4 * mu + mu * mu / 2), POINTS)
     return GaussianCount(
         epsilon, sigma, sensitivity, mu, figures.delta, figures.tail,
@@ -195,9 +185,6 @@ def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> Gaussian
         density=figures.density / sensitivity,
         density_neighbour=neighbour,
         raised=neighbour * exp(epsilon),
-        loss=loss,
-        loss_density=loss_density,
-        loss_excess=loss_density * np.maximum(-np.expm1(np.minimum(epsilon - loss, 0)), 0),
         epsilons=epsilons,
         deltas=np.array([gdp_delta(mu, e) for e in epsilons]),
         tails=gaussian_loss_tail(epsilons, mu),

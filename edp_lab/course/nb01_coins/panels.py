@@ -11,11 +11,11 @@ import numpy as np
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import decades, number, seed_of
-from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, area, axis, between, line, logs, points, positive
-from edp_lab.course.kit.panel import Panel, panel
-from edp_lab.course.kit.text import Html, Words, account_command, html_table, python
+from edp_lab.course.kit.figure import Figure, area, axis, between, line, logs, points, positive
+from edp_lab.course.kit.panel import Panel, Tile, claimed, holds, panel
+from edp_lab.course.kit.text import Html, Words, account_command, at_most, count, html_table, percent, python, short
 from edp_lab.course.kit.text import digits as d
-from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb01_coins import compute
 from edp_lab.course.nb01_coins.compute import ADVANCED, COUNTABLE, GAUSSIAN, HALF, SUM, TRUE_COUNT, ZCDP, belief
 from edp_lab.privacy.foundations import truth_probability
@@ -32,9 +32,9 @@ def counted(releases: int) -> str:
 
 names = {"belief": belief, "counted": counted, "exp": compute.exp, "truth_probability": truth_probability}
 words = Words(__file__, half=HALF, truth=TRUE_COUNT, **names)
-figure, two_plots = partial(fig.figure, height=540), partial(fig.two_plots, height=540)
+figure = partial(fig.figure, height=420)
 EPSILON = "nats"
-BAND: dict[str, Any] = {"color": SKY, "opacity": 0.45, "hoverinfo": "skip", "showlegend": False}
+BAND: dict[str, Any] = {"color": OTHER, "opacity": 0.45, "hoverinfo": "skip", "showlegend": False}
 
 
 # ---- A coin for everyone -------------------------------------------------------------------------------------------
@@ -46,11 +46,16 @@ def coin(epsilon: float, people: int, share: float, seed: int) -> Panel:
     crowds = [10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000]
     return Panel(
         "A coin for everyone",
-        "First, what people say once a coin has decided whether they tell the truth; then, what this gives away about "
-        "all of them, and about one.",
+        "What people say after a secret coin, and the share of yes that the collector works out from it.",
         compute.poll,
         [draw_people, draw_poll],
         words.coin,
+        tiles=tell_coin,
+        views={
+            "ε = 1.1": {},
+            "ε = 0.1: nearly everyone tosses": {"epsilon": 0.1},
+            "ε = 0.1, but 20,000 people": {"epsilon": 0.1, "people": 20_000},
+        },
         epsilon=number("ε of one answer", epsilon, decades(-2, 1), unit=EPSILON),
         people=number("number of people", people, crowds, unit="people"),
         share=number("share of yes", share, [k / 100 for k in range(101)], unit="of 1"),
@@ -58,12 +63,24 @@ def coin(epsilon: float, people: int, share: float, seed: int) -> Panel:
     )
 
 
+def tell_coin(result: compute.Poll) -> tuple[Tile, Tile, str]:
+    """What a yes says about one person, and what all answers say about all."""
+    share, (estimate, error) = 100 * result.share, (100 * result.estimate[-1], 100 * result.standard_error[-1])
+    after = f"{d(share)} % → {percent(float(belief(result.share, result.epsilon)))}"
+    one = Tile("one who says yes", after, "belief before and after")
+    everyone = holds(f"{d(estimate)} % ± {short(HALF * error)}", f"estimated yes; {d(share)} % is true", "all of them")
+    first = min(SHOWN, result.truth.size)
+    lies = int((result.truth != result.responses)[:first].sum())
+    told = f"Of the first {first} people {lies} {'lies' if lies == 1 else 'lie'}; nobody can see who"
+    return one, everyone, f"{told}, and the estimate is off by {short(abs(estimate - share))} % of all people."
+
+
 SHOWN = 100  # people in the picture of a poll
 SAID = {
-    ("yes, true", VERMILLION, "circle"): (1, True),
-    ("yes, a lie", VERMILLION, "x-open"): (1, False),
-    ("no, true", BLUE, "square"): (0, True),
-    ("no, a lie", BLUE, "diamond-open"): (0, False),
+    ("yes, true", PLAIN, "circle"): (1, True),
+    ("no, true", PLAIN, "circle-open"): (0, True),
+    ("yes, a lie", NOISE, "diamond"): (1, False),
+    ("no, a lie", NOISE, "diamond-open"): (0, False),
 }
 
 
@@ -77,41 +94,28 @@ def draw_people(result: compute.Poll) -> Figure:
     ticks: dict[str, Any] = {"showgrid": False, "tickvals": list(range(0, 10, 3))}
     return figure(
         f"What the first {SHOWN} say",
-        words.poll_caption(result) + "the collector cannot see who lies",
+        "",
         *marks,
         hover="person %{y}%{x}",
-        xaxis=axis("person: last digit of the number", [-0.6, 9.6], **ticks),
-        yaxis=axis("person: tens of the number", [9.6, -0.6], **ticks),
+        xaxis=axis("person: last digit", [-0.6, 9.6], **ticks),
+        yaxis=axis("person: tens", [9.6, -0.6], **ticks),
     )
 
 
 def draw_poll(result: compute.Poll) -> Figure:
-    """Above: the estimate as more are asked. Below: what one response does to a belief about that person."""
-    asked, estimate, share = result.asked, 100 * result.estimate, 100 * result.share
+    """The estimate as more are asked, in its 90 % interval."""
+    asked, estimate = result.asked, 100 * result.estimate
     half = 100 * HALF * result.standard_error
-    before, here = np.linspace(0, 1, 101), round(share)
-    yes, no = (100 * belief(before, loss) for loss in (result.epsilon, -result.epsilon))
-    same: dict[str, Any] = {"x": [0, 100], "y": [0, 100], "hoverinfo": "skip", "showlegend": False}
-    below: dict[str, Any] = {"x": 100 * before, **BELOW}
-    return two_plots(
-        "All of them, and one",
-        words.poll_caption(result) + "band: 90 % interval of the estimate",
-        area("", **BAND, **between(asked, estimate - half, estimate + half), **ABOVE),
-        line("estimate", BLUE, x=asked, y=estimate, **ABOVE),
-        line("as heard", ORANGE, "dash", x=asked, y=100 * result.yes, **ABOVE),
-        line("truth", BLACK, "dot", width=1.5, x=asked[[0, -1]], y=[share] * 2, **ABOVE),
-        line("after a yes", VERMILLION, y=yes, **below),
-        line("after a no", BLUE, "dash", y=no, **below),
-        line("", BLACK, "dot", width=1.5, **same, **BELOW),
-        fig.ring(10, x=[here] * 2, y=np.array([yes[here], no[here]]), **BELOW),
-        hover="%{x:.3g}: %{y:.3g} %",
-        axes=(
-            (
-                axis("people asked so far", np.log10(asked[[0, -1]]), type="log", dtick=1),
-                axis("share of yes (%)", [-20, 120]),
-            ),
-            (axis("belief before the response (%)", [0, 100]), axis("and after it (%)", [-3, 103])),
-        ),
+    return figure(
+        "What the collector works out",
+        "",
+        area("", **BAND, **between(asked, estimate - half, estimate + half)),
+        line("estimate", INK, x=asked, y=estimate),
+        line("as heard", CLAIMED, "dash", x=asked, y=100 * result.yes),
+        line("truth", HOLDS, "dot", x=asked[[0, -1]], y=[100 * result.share] * 2),
+        hover="%{x:,} people: %{y:.3g} %",
+        xaxis=axis("people asked so far", np.log10(asked[[0, -1]]), type="log", dtick=1),
+        yaxis=axis("share of yes (%)", [-20, 120]),
     )
 
 
@@ -123,11 +127,17 @@ def averaging(epsilon: float, sensitivity: int, queries: int, budget: float, see
     """The averaging attack on Laplace noise: `result` is an `Averaging`."""
     return Panel(
         "One question, again and again",
-        "First, noisy answers to one question and their average; then, what they cost, and how alike one answer is "
-        "with and without a person.",
+        "Noisy answers to one question, their average, and what they cost together.",
         compute.averaging,
         [draw_answers, draw_price],
         words.averaging,
+        tiles=tell_averaging,
+        views={
+            "50 answers": {},
+            "500 answers": {"queries": 500},
+            "one person has up to ten records": {"sensitivity": 10},
+            "a budget of 50": {"budget": 50.0},
+        },
         epsilon=number("ε of one answer", epsilon, decades(-2, 1), unit=EPSILON),
         sensitivity=number("sensitivity Δ", sensitivity, range(1, 21), unit="records/person"),
         queries=number("number of queries", queries, [1, 2, 5, 10, 20, 50, 100, 200, 500], unit="answers"),
@@ -136,47 +146,52 @@ def averaging(epsilon: float, sensitivity: int, queries: int, budget: float, see
     )
 
 
+def tell_averaging(result: compute.Averaging) -> tuple[Tile, Tile, str]:
+    """What the answers cost without a limit, and how many a budget allows."""
+    asked, half = result.answers.size, float(result.average.half_width[-1])
+    free = Tile("without a limit", f"ε = {d(asked * result.epsilon)}", f"for {count(asked, 'answer')}", "printed")
+    bound = holds(count(result.allowed, "answer"), f"for a budget of ε = {d(result.budget)}", "with a budget")
+    known = "only one whole number fits" if half < 0.5 else "too wide to tell"
+    of = f"The average of {count(asked, 'answer')}" if asked > 1 else "One answer"
+    mean = f"{d(result.average.estimate[-1])} ± {short(half)} people"
+    return free, bound, f"{of} is {mean}: {known}, and {TRUE_COUNT} is true."
+
+
 def draw_answers(result: compute.Averaging) -> Figure:
-    """Every answer, and what averaging makes of them; the line is where a budget stops it."""
+    """Every answer, and what averaging makes of them, in its 90 % interval; the line is where a budget stops it."""
     queries, stop, room = result.answers.size, result.allowed + 0.5, 6 * result.scale
     asked, (mean, half), stops = np.arange(1, queries + 1), result.average, result.allowed < queries
     side = "left" if result.allowed < queries / 2 else "right"
     over: dict[str, Any] = {"x": stop, "xref": "x", "xanchor": side, "y": 1, "yref": "y domain", "yanchor": "top"}
     return figure(
         "Averaging the noise away",
-        words.averaging_caption(result) + "; band: 90 %",
+        "",
         area("", **BAND, **between(asked, mean - half, mean + half)),
-        line("average", BLUE, x=asked, y=mean, mode="lines" if queries > 1 else "lines+markers"),
-        points("one answer", ORANGE, "circle-open", 7, edge=None, x=asked, y=result.answers),
-        line("from a cache", PURPLE, "dash", x=asked[: result.cached.size], y=result.cached),
-        line("true count", BLACK, "dot", width=1.5, x=[0, queries + 1], y=[TRUE_COUNT] * 2),
+        line("average", PRINTED, x=asked, y=mean, mode="lines" if queries > 1 else "lines+markers"),
+        points("one answer", NOISE, "circle-open", 7, edge=None, x=asked, y=result.answers),
+        line("from a cache", HOLDS, "dash", x=asked[: result.cached.size], y=result.cached),
+        line("true count", PLAIN, "dot", x=[0, queries + 1], y=[TRUE_COUNT] * 2),
         fig.vline(stop, visible=stops),
-        fig.note("the budget is spent" if stops else "", **over),
+        fig.note("budget spent" if stops else "", **over),
         hover="answer %{x}: %{y:.3g}",
         xaxis=axis("answers so far", [0, queries + 1]),
-        yaxis=axis("count of bad ratings (people)", [TRUE_COUNT - room, TRUE_COUNT + room]),
+        yaxis=axis("count (people)", [TRUE_COUNT - room, TRUE_COUNT + room]),
     )
 
 
 def draw_price(result: compute.Averaging) -> Figure:
-    """Above: epsilon spent, without and with a cache. Below: one answer's density without a person and with them."""
-    queries, with_person = result.answers.size, TRUE_COUNT + result.sensitivity
-    ends = TRUE_COUNT - 5 * result.scale, with_person + 5 * result.scale
-    output = np.union1d(np.linspace(*ends, 201), [TRUE_COUNT, with_person])
+    """Epsilon spent, without and with a cache."""
+    queries = result.answers.size
     once = ([0, 1, queries], [0, result.epsilon, result.epsilon]) if result.cached.size else ([], [])
-    return two_plots(
-        "The price, and one answer",
-        words.averaging_caption(result),
-        line("no limit", VERMILLION, x=[0, queries], y=[0, queries * result.epsilon], **ABOVE),
-        line("with a cache", PURPLE, "dash", x=once[0], y=once[1], **ABOVE),
-        line("budget", BLACK, "dashdot", width=1.5, x=[0, queries + 1], y=[result.budget] * 2, **ABOVE),
-        line("without the person", BLUE, x=output, y=result.density(output, 0), **BELOW),
-        line("with the person", ORANGE, "dash", x=output, y=result.density(output, result.sensitivity), **BELOW),
-        hover="%{x:.3g}: %{y:.3g}",
-        axes=(
-            (axis("answers so far", [0, queries + 1]), axis("total ε (pure)", rangemode="tozero")),
-            (axis("noisy count (people)"), axis("density (per person)", rangemode="tozero")),
-        ),
+    return figure(
+        "What the answers cost",
+        "",
+        line("without a limit", PRINTED, x=[0, queries], y=[0, queries * result.epsilon]),
+        line("from a cache", HOLDS, "dash", x=once[0], y=once[1]),
+        line("budget", INK, "dashdot", width=1.5, x=[0, queries + 1], y=[result.budget] * 2),
+        hover="%{x} answers: ε = %{y:.3g}",
+        xaxis=axis("answers so far", [0, queries + 1]),
+        yaxis=axis("total ε (pure)", rangemode="tozero"),
     )
 
 
@@ -192,16 +207,32 @@ def delta(epsilon: float, sigma: float, sensitivity: float) -> Panel:
 
     return Panel(
         "δ, drawn",
-        "First, the two densities that an attacker weighs against each other; then, how much an answer betrays, and "
-        "how large δ must be for each ε.",
+        "How likely each noisy count is with a person and without, and the δ that goes with every ε.",
         compute.gaussian_count,
-        [draw_delta, draw_loss],
+        [draw_delta, draw_deltas],
         words.delta,
         command,
+        tiles=tell_delta,
+        views={
+            "ε = 1.1": {},
+            "ε = 0.2": {"epsilon": 0.2},
+            "three times the noise": {"sigma": 3 * sigma},
+            "twice the sensitivity and twice the noise": {"sigma": 2 * sigma, "sensitivity": 2 * sensitivity},
+        },
         epsilon=number("ε of one answer", epsilon, [0.0, *decades(-2, 1)], unit=EPSILON),
         sigma=number("noise σ", sigma, decades(-1, 2), unit="people"),
         sensitivity=number("sensitivity Δ", sensitivity, [float(k) for k in range(1, 21)], unit="people"),
     )
+
+
+def tell_delta(result: compute.GaussianCount) -> tuple[Tile, Tile, str]:
+    """How often an outcome betrays more than epsilon, which the thesis takes for delta, and delta."""
+    at = f"at ε = {d(result.epsilon)}"
+    both = claimed(short(result.tail), at, "loss beyond ε"), holds(at_most(result.delta), at, "smallest δ")
+    if result.delta == 0:
+        return *both, "Beyond this ε so little is left that no float can hold δ."
+    times = short(result.tail / result.delta)
+    return *both, f"The coloured area is δ; the chance of a loss beyond ε is {times} times as large."
 
 
 def _account(noise_multiplier: float, releases: int, delta: float) -> str:
@@ -215,38 +246,30 @@ def draw_delta(result: compute.GaussianCount) -> Figure:
     output, raised, top = result.output, result.raised, 1.2 * float(result.density.max())
     return figure(
         "δ as an area",
-        words.gaussian_caption(result),
-        area("δ", VERMILLION, 0.7, **between(output, np.minimum(raised, result.density), result.density)),
-        line("without", BLUE, x=output, y=result.density),
-        line("with", ORANGE, "dash", x=output, y=result.density_neighbour),
-        line(Html("with, × e<sup>ε</sup>"), GREEN, "dot", x=output, y=np.minimum(raised, 100 * top)),
+        "",
+        area("δ", PRINTED, 0.7, **between(output, np.minimum(raised, result.density), result.density)),
+        line("without", PLAIN, x=output, y=result.density),
+        line("with", NOISE, "dash", x=output, y=result.density_neighbour),
+        line(Html("with, × e<sup>ε</sup>"), HOLDS, "dot", x=output, y=np.minimum(raised, 100 * top)),
         hover="%{x:.4g}: %{y:.3g}",
         xaxis=axis("noisy count (people)", output[[0, -1]]),
         yaxis=axis("density (per person)", [0, top]),
     )
 
 
-def draw_loss(result: compute.GaussianCount) -> Figure:
-    """Above: the privacy loss, its tail and the part of it that is delta. Below: delta for every epsilon."""
-    beyond = result.loss >= result.epsilon
-    loss, zero = result.loss[beyond], np.zeros(int(beyond.sum()))
-    span = [float(result.loss[0]), max(float(result.loss[-1]), 1.1 * result.epsilon)]
-    powers = [min(-2, max(-12, _decade(result.deltas.min()))), 0.1]
-    return two_plots(
-        "The privacy loss",
-        words.gaussian_caption(result),
-        area("P[loss > ε]", SKY, 0.6, **between(loss, zero, result.loss_density[beyond]), **ABOVE),
-        area("δ", VERMILLION, 0.7, **between(loss, zero, result.loss_excess[beyond]), **ABOVE),
-        line("density", BLUE, x=result.loss, y=result.loss_density, **ABOVE),
-        line("P[loss > ε]", BLUE, "dash", x=result.epsilons, y=positive(result.tails), **BELOW),
-        line("the smallest δ", VERMILLION, x=result.epsilons, y=positive(result.deltas), **BELOW),
-        fig.ring(10, x=[result.epsilon] * 2, y=positive([result.tail, result.delta]), **BELOW),
+def draw_deltas(result: compute.GaussianCount) -> Figure:
+    """For every epsilon, delta and the chance of a larger loss."""
+    low = min(-2, max(-12, _decade(result.deltas.min())))
+    return figure(
+        "δ for every ε",
+        "",
+        line("loss beyond ε", CLAIMED, "dash", x=result.epsilons, y=positive(result.tails)),
+        line("smallest δ", HOLDS, x=result.epsilons, y=positive(result.deltas)),
+        fig.ring(10, x=[result.epsilon] * 2, y=positive([result.tail, result.delta])),
         fig.vline(result.epsilon),
-        hover="%{x:.3g}: %{y:.3g}",
-        axes=(
-            (axis("privacy loss of an outcome (nats)", span), axis("density (per nat)", rangemode="tozero")),
-            (axis("ε (nats)"), logs("probability", powers, dtick=math.ceil((powers[1] - powers[0]) / 6))),
-        ),
+        hover="ε = %{x:.3g}: %{y:.3g}",
+        xaxis=axis("ε (nats)"),
+        yaxis=logs("probability", [low, 0.1], dtick=math.ceil((0.1 - low) / 6)),
     )
 
 
@@ -264,11 +287,18 @@ def composition(epsilon: float, releases: int, delta: float, budget: float) -> P
     whole = [int(stop) for stop in decades(0, 6) if stop.is_integer()]
     return Panel(
         "Many releases",
-        "First, what releases cost together, by four accounts; then, how many of them the same total pays for.",
+        "What many releases cost together by four accounts, and how many of them one total pays for.",
         compute.composed,
         [draw_total, draw_allowed],
         words.composition,
         command,
+        tiles=tell_composition,
+        views={
+            "1,000 releases": {},
+            "10 releases": {"releases": 10},
+            "ten times the ε of each": {"epsilon": 10 * epsilon},
+            "δ a million times smaller": {"delta": 1e-6 * delta},
+        },
         epsilon=number("ε of one release", epsilon, decades(-3, 1), unit=EPSILON),
         releases=number("number of releases", releases, whole, unit="releases"),
         delta=number("δ of the total", delta, decades(-12, -1), unit="probability"),
@@ -277,11 +307,24 @@ def composition(epsilon: float, releases: int, delta: float, budget: float) -> P
 
 
 LOOKS = {
-    SUM: (VERMILLION, "solid", "circle"),
-    ADVANCED: (ORANGE, "dash", "square"),
-    ZCDP: (BLUE, "dashdot", "diamond"),
-    GAUSSIAN: (GREEN, "dot", "cross"),
+    SUM: (PLAIN, "solid", "circle"),
+    ADVANCED: (OTHER, "dash", "square"),
+    ZCDP: (HOLDS, "dashdot", "diamond"),
+    GAUSSIAN: (NOISE, "dot", "cross"),
 }
+
+
+def tell_composition(result: compute.Composed) -> tuple[Tile, Tile, str]:
+    """The plain sum, and the least of the totals that hold for the same releases."""
+    best = min((SUM, ADVANCED, ZCDP), key=result.last.__getitem__)
+    plain = Tile(SUM, f"ε = {at_most(result.last[SUM])}", "δ = 0")
+    at = f"{best}, δ = {0 if best == SUM else short(result.delta)}"
+    least = holds(f"ε = {at_most(result.last[best])}", at, "the least that holds")
+    many = count(int(result.releases[-1]), "release")
+    if best == SUM:
+        return plain, least, f"For {many} no account is below the plain sum."
+    times = short(result.last[SUM] / result.last[best])
+    return plain, least, f"{many} cost {times} times less by {best} than by the plain sum."
 
 
 def draw_total(result: compute.Composed) -> Figure:
@@ -292,12 +335,12 @@ def draw_total(result: compute.Composed) -> Figure:
     top = max(result.budget, *(total for name, total in result.last.items() if name != ADVANCED))
     return figure(
         "The cost of many releases",
-        f"ε = {d(result.epsilon)} per release (pure);\nthe total at δ = {d(result.delta)}, the plain sum at 0",
+        "",
         *(
             line(name, color, dash, x=result.releases, y=positive(result.total[name]), mode=mode)
             for name, (color, dash, _) in LOOKS.items()
         ),
-        line("", BLACK, "dot", width=1.5, **allowed, **over),
+        line("", INK, "dot", width=1.5, **allowed, **over),
         hover="%{x:,} releases: ε = %{y:.3g}",
         xaxis=logs("releases about the same data", [-0.03, max(1.0, math.log10(most) + 0.05)]),
         yaxis=logs("total ε (nats)", [_decade(result.epsilon) - 0.05, _decade(top) + 1]),
@@ -310,7 +353,7 @@ def draw_allowed(result: compute.Composed) -> Figure:
     colors, _, symbols = zip(*LOOKS.values(), strict=True)
     look = {"marker": {"color": list(colors), "symbol": list(symbols), "size": 15}, "mode": "markers+text"}
     marks = {
-        "type": "scatter", **look, "x": [max(count, 0.5) for count in allowed],  # none has no place on a log axis
+        "type": "scatter", **look, "x": [max(releases, 0.5) for releases in allowed],  # none has no place on a log axis
         "y": list(LOOKS), "text": list(map(counted, allowed)), "textposition": "top center", "showlegend": False,
         "cliponaxis": False,
     }  # fmt: skip
@@ -318,11 +361,9 @@ def draw_allowed(result: compute.Composed) -> Figure:
     order = {"categoryorder": "array", "categoryarray": list(LOOKS)[::-1]}
     broken = {"tickvals": list(LOOKS), "ticktext": [name.replace(" ", "\n", 1) for name in LOOKS]}
     return figure(
-        "What a total ε pays for",
-        f"total ε = {d(result.budget)} at δ = {d(result.delta)} (the plain sum at 0);\n"
-        f"ε = {d(result.epsilon)} per release (pure)",
+        f"What a total of ε = {d(result.budget)} pays for",
+        "",
         marks,
-        top=90,
         hover="%{y}: %{text} releases",
         xaxis=logs("releases that are allowed", [-0.5, max(2.0, most + 1.3)], dtick=math.ceil(most / 5) or 1),
         yaxis=axis("account", [-0.6, 3.6], **order, **broken),
@@ -337,11 +378,11 @@ def choices_figure(result: compute.Choices) -> fig.Still:
     labels = [f"{label}\n{votes} votes" for label, votes in result.votes.items()]
     bars, marks = [], []
     for row, epsilon in enumerate(result.epsilons):
-        color, hatch = (SKY, ORANGE, GREEN)[row % 3], ("", "/", "x")[row % 3]
+        color, hatch = (OTHER, PLAIN, "#444")[row % 3], ("", "/", "x")[row % 3]
         told, on = f"ε = {d(epsilon)} per choice", {"x": labels, "offsetgroup": row}
         bars.append(fig.bar(told, color, hatch, y=100 * result.exponential[row], **on))
         look: dict[str, Any] = {"edge": 2, "showlegend": row == 0, "cliponaxis": False, **on}
-        marks.append(points("noisy max, Laplace", BLACK, "diamond-open", 10, y=100 * result.noisy_max[row], **look))
+        marks.append(points("noisy max, Laplace", NOISE, "diamond-open", 10, y=100 * result.noisy_max[row], **look))
     return fig.still(
         "Who wins a vote with noise?",
         "ε pure, one vote replaced; bars: exponential mechanism, exact;\n"
@@ -358,9 +399,9 @@ def choices_figure(result: compute.Choices) -> fig.Still:
 def linkage_figure(table: LinkageTable, seed: int) -> fig.Still:
     """Shares of the patients that are singled out or betrayed, by k."""
     shares = {
-        ("singled out by the voter list", BLUE, ""): [100 * row.identified for row in table.rows],
-        ("secret betrayed by the voter list", ORANGE, "/"): [100 * row.disclosed for row in table.rows],
-        ("singled out, month of visit known", VERMILLION, "x"): [100 * row.identified_with_month for row in table.rows],
+        ("singled out by the voter list", PLAIN, ""): [100 * row.identified for row in table.rows],
+        ("secret betrayed by the voter list", OTHER, "/"): [100 * row.disclosed for row in table.rows],
+        ("singled out, month of visit known", PRINTED, "x"): [100 * row.identified_with_month for row in table.rows],
     }
     ks = ["as it is" if row.k == 1 else f"k = {row.k}" for row in table.rows]
     return fig.still(
@@ -378,7 +419,7 @@ def linkage_figure(table: LinkageTable, seed: int) -> fig.Still:
 
 def local_figure(result: LocalAndGlobal) -> fig.Still:
     """Standard error of a count by the number of people: local DP against global DP."""
-    looks, lines = ((SKY, "circle"), (ORANGE, "square"), (GREEN, "diamond")), []
+    looks, lines = ((OTHER, "circle"), (PLAIN, "square"), ("#444", "diamond")), []
     for column, epsilon in enumerate(result.epsilon):
         color, symbol = looks[column % 3]
         told, ends = f"ε = {d(float(epsilon))}", result.people[[0, -1]]
