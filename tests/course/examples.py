@@ -83,7 +83,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "01 averaging": lambda: (0.7, 1, 50, 5.0, 0),
     "01 delta": lambda: (1.1, 1.41, 1.0),
     "01 composition": lambda: (0.1, 1000, 1e-5, 5.0),
-    "02 cloud": lambda: (1.0, 2.0, 100, 0.1, 0),
+    "02 cloud": lambda: (1.0, 2.0, 10, 0.1, 0),
     "02 training": lambda: (1.0, 2.0, 20, "sgd", 1.0, 0),
     "02 denominators": lambda: (0.1, 30, 1e-4, 0),
     "03 stages": lambda: (1.0, 1.0, 8, 0),

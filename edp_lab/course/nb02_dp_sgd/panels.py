@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, number, seed_of
-from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, axis, figure, line, logs, points, positive, two_plots
+from edp_lab.course.kit.figure import Figure, axis, line, logs, points, positive
 from edp_lab.course.kit.inputs import Array
-from edp_lab.course.kit.panel import Panel, panel
-from edp_lab.course.kit.text import Words, account_command, python
+from edp_lab.course.kit.panel import Panel, Tile, claimed, holds, panel
+from edp_lab.course.kit.text import Words, account_command, at_most, percent, python, short
 from edp_lab.course.kit.text import digits as d
-from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILLION
+from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb02_dp_sgd import compute
 from edp_lab.course.nb02_dp_sgd.compute import CLIPS, DELTA, LOOP, OPTIMIZERS, SAMPLINGS, STEPS
+from edp_lab.privacy import Guarantee
 from edp_lab.three_phase.clipping import RULES
 
 NAMES = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam", "dp-adambc": "DP-AdamBC"}
-words = Words(__file__, length=np.linalg.norm, names=NAMES, delta=DELTA)
+words = Words(__file__, names=NAMES)
+figure = partial(fig.figure, height=420)
 
 
 def _clip_and_noise(clip_norm: float, z: float) -> dict[str, Any]:
@@ -38,12 +40,19 @@ def _account(z: float, **bill: Any) -> str:
     return "\n" + account_command({"z0": z, "gpus": 1, "micro_batch_size": 1, "delta": DELTA, **bill})
 
 
+def _held(guarantee: Guarantee | None, of: str) -> Tile:
+    """The tile of what is promised."""
+    if guarantee is None or guarantee.epsilon is None:
+        return holds("no guarantee", of)
+    return holds(f"ε = {at_most(guarantee.epsilon)}", f"{of}, δ = {short(DELTA)}")
+
+
 # ---- The gradients of a batch --------------------------------------------------------------------------------------
 
 
 def norms_figure(result: compute.PerExample, clip_norm: float) -> fig.Still:
     """Lengths of the gradients of one batch, by how many examples share one."""
-    bar = {"symbol": "line-ns-open", "size": 22, "line": {"width": 1.6}, "color": BLUE}
+    bar = {"symbol": "line-ns-open", "size": 22, "line": {"width": 1.6}, "color": PLAIN}
     look = {"type": "scatter", "mode": "markers", "marker": bar, "showlegend": False}
     here = {"x": math.log10(clip_norm), "y": 1, "yref": "paper", "yanchor": "bottom"}  # on a log axis, the logarithm
     return fig.still(
@@ -57,7 +66,6 @@ def norms_figure(result: compute.PerExample, clip_norm: float) -> fig.Still:
         fig.vline(clip_norm),
         fig.note(f"C = {d(clip_norm)}", **here),
         height=340,
-        top=100,
         hover="%{x:.3g}" + fig.ALONE,
         xaxis=axis("L2 norm of the mean gradient", type="log", tickformat="~g", dtick="D2"),
         yaxis=axis("mean of", autorange="reversed"),
@@ -94,18 +102,37 @@ def cloud(clip_norm: float, z: float, examples: int, outliers: float, seed: int)
     ]
     return Panel(
         "Clip, average, add noise",
-        "First, the gradient of every example of a batch, for a model with two weights, and what is made of them; "
-        "then, how far the result is off, for every C.",
+        "The gradients of a batch for a model with two weights, what is released, and how far off that is for every C.",
         compute.cloud,
         [draw_cloud, draw_error],
         words.cloud,
         command,
+        tiles=tell_cloud,
+        views={
+            "ten examples": {"examples": 10},
+            "a hundred examples": {"examples": 100},
+            "ten examples, and C ten times smaller": {"examples": 10, "clip_norm": 0.1 * clip_norm},
+            "each coordinate clipped": {"rule": "by value"},
+        },
         **_clip_and_noise(clip_norm, z),
         examples=number("batch size B", examples, sizes, unit="examples"),
         outliers=number("share of outliers", outliers, [k / 50 for k in range(51)], unit="of 1"),
         rule=choice("clip", "by norm", list(RULES), tooltips=tips),
         seed=seed_of(seed),
     )
+
+
+def tell_cloud(result: compute.Cloud) -> tuple[Tile, Tile, str]:
+    """How far off the released mean is to be expected, and what one release promises."""
+    noise, examples = math.sqrt(2) * result.noise_std, len(result.gradients)
+    off = Tile(
+        "off by", short(math.hypot(result.bias, noise)), f"{short(result.bias)} by the clip, {short(noise)} by noise"
+    )
+    tiles = off, _held(result.guarantee, "one release")
+    if result.guarantee is None:
+        return *tiles, "This rule bounds no gradient, so the noise hides nobody."
+    larger = "the clip bends the mean more than the noise" if result.bias > noise else "the noise outweighs the clip"
+    return *tiles, f"The clip shortens {result.shortened} of {examples} gradients, and {larger}."
 
 
 SHOWN = 200  # examples in the picture of a cloud
@@ -118,23 +145,23 @@ def draw_cloud(result: compute.Cloud) -> Figure:
     before, after = result.gradients[:SHOWN], result.clipped[:SHOWN]
     moves = np.stack([before, after, np.full_like(before, np.nan)], axis=1).reshape(-1, 2)  # separate lines
     bound = result.mechanism.clip_norm * (SQUARE if result.rule == "by value" else CIRCLE)
-    noise = result.clipped_mean + result.noise_std * CIRCLE
+    noise = result.clipped_mean + 2 * result.noise_std * CIRCLE
     ticks: dict[str, Any] = {"dtick": 2, "constrain": "domain"}
     return figure(
         "A batch of gradients",
-        words.cloud_caption(result),
-        line("", "#bbb", width=1, **_xy(moves), hoverinfo="skip", showlegend=False),
-        points("gradient of an example", SKY, "circle-open", 7, **_xy(before)),
-        points("after the clip", BLUE, "circle", 5, **_xy(after)),
-        line("bound C", BLACK, "dash", width=1.5, **_xy(bound)),
-        points("mean as it is", GREEN, "star", 16, **_xy(result.mean[None])),
-        points("mean after the clip", ORANGE, "square", 12, **_xy(result.clipped_mean[None])),
-        line("noise, 1 deviation", VERMILLION, "dot", **_xy(noise)),
-        points("released", VERMILLION, "x-thin-open", 14, **_xy(result.released[None])),
-        top=170,
+        "",
+        line("", "#888", width=0.7, **_xy(moves), hoverinfo="skip", showlegend=False),
+        points("gradient", OTHER, "circle-open", 6, **_xy(before)),
+        points("clipped", PLAIN, "circle", 4, **_xy(after)),
+        line("", INK, "dash", width=1.5, **_xy(bound), hoverinfo="skip", showlegend=False),
+        fig.note("C", x=0, y=-result.mechanism.clip_norm, yanchor="top"),
+        points("mean", HOLDS, "star", 11, **_xy(result.mean[None])),
+        line("bias", PLAIN, symbol="square", size=7, **_xy(np.stack([result.mean, result.clipped_mean]))),
+        line("noise", NOISE, **_xy(noise)),
+        points("released", INK, "x-thin-open", 8, edge=2.5, **_xy(result.released[None])),
         hover="%{x:.3g}, %{y:.3g}",
-        xaxis=axis("gradient of weight 1", [-6, 4.5], **ticks),
-        yaxis=axis("gradient of weight 2", [-3, 7.5], scaleanchor="x", **ticks),
+        xaxis=axis("gradient of weight 1", [-5, 4], **ticks),
+        yaxis=axis("gradient of weight 2", [-2.5, 6.5], scaleanchor="x", **ticks),
     )
 
 
@@ -148,15 +175,14 @@ def draw_error(result: compute.Cloud) -> Figure:
     both = np.hypot(result.biases, result.noises)
     return figure(
         "How far off is the released mean?",
-        words.cloud_caption(result),
-        line("bias of the clip", ORANGE, "dash", x=CLIPS, y=positive(result.biases)),
-        line("noise, expected", VERMILLION, "dot", x=CLIPS, y=positive(result.noises)),
-        line("both", BLACK, width=3, x=CLIPS, y=positive(both)),
+        "",
+        line("by the clip", PLAIN, "dash", x=CLIPS, y=positive(result.biases)),
+        line("by noise", NOISE, "dot", x=CLIPS, y=positive(result.noises)),
+        line("by both", INK, width=3, x=CLIPS, y=positive(both)),
         fig.vline(result.mechanism.clip_norm),
-        top=130,
         hover="C = %{x:.3g}: %{y:.3g}",
-        xaxis=logs("clip norm C, in units of the gradient", np.log10(CLIPS[[0, -1]])),
-        yaxis=logs("distance to the mean as it is", [-3, 1.2]),
+        xaxis=logs("clip norm C", np.log10(CLIPS[[0, -1]])),
+        yaxis=logs("distance to the mean", [-3, 1.2]),
     )
 
 
@@ -176,27 +202,43 @@ def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: fl
 
     return Panel(
         "Thirty private steps",
-        "First, the way of two weights down the loss of a small classifier, without clip and noise, with the clip, "
-        "with both; then, loss and ε step by step.",
+        "Two weights on their way down the loss of a small classifier, and what the steps cost.",
         compute.training,
-        [draw_path, draw_learning],
+        [draw_path, draw_price],
         words.training,
         command,
+        tiles=tell_training,
+        views={
+            "secret random batches": {},
+            "shuffled batches": {"sampling": "shuffle"},
+            "noise five times larger": {"z": 5 * z},
+            "noise five times larger, and everyone in each batch": {"z": 5 * z, "batch_size": 400},
+        },
         **_clip_and_noise(clip_norm, z),
         batch_size=number("batch size B", batch_size, [2, 5, 10, 20, 40, 80, 160, 200, 400], unit="people"),
-        optimizer=choice("optimizer", optimizer, {NAMES[name]: name for name in OPTIMIZERS}),
         lr=number("learning rate", lr, decades(-2, 1)),
-        gamma=number("floor γ′ (DP-AdamBC)", 1e-3, decades(-6, 0), unit="gradient²"),
+        optimizer=choice("optimizer", optimizer, {NAMES[name]: name for name in OPTIMIZERS}),
         sampling=choice("batches", "poisson", {"Poisson": "poisson", "shuffled": "shuffle"}),
+        gamma=number("floor γ′", 1e-3, decades(-6, 0), unit="gradient², of DP-AdamBC", rare=True),
         seed=seed_of(seed),
+        idle=lambda result: () if result.recipe.optimizer == "dp-adambc" else ("gamma",),
     )
+
+
+def tell_training(result: compute.Training) -> tuple[Tile, Tile, str]:
+    """Epsilon of all steps, billed as Poisson samples and as the batches were drawn; what was learnt."""
+    billed, private, plain = result.spent["poisson"][-1], result.losses["private"][-1], result.losses["plain"][-1]
+    told = claimed("nothing" if billed is None else f"ε = {at_most(billed)}", "for Poisson samples", "billed as usual")
+    right = f"right for {percent(round(result.accuracy, 2))} of the people"
+    sentence = f"The private walker ends at a loss of {d(private)}, {right}; without privacy it is {d(plain)}."
+    return told, _held(result.guarantee, f"{SAMPLED[result.recipe.sampling][0]} batches"), sentence
 
 
 WINDOW = (-1.6, 4.4), (-2.6, 4.6)
 PATHS: dict[str, dict[str, Any]] = {
-    "plain": {"name": "no clip, no noise", "color": BLUE, "dash": "solid", "symbol": "circle"},
-    "clipped": {"name": "clip only", "color": ORANGE, "dash": "dash", "symbol": "square"},
-    "private": {"name": "clip and noise", "color": VERMILLION, "dash": "dot", "symbol": "diamond"},
+    "plain": {"name": "no privacy", "color": PLAIN, "dash": "solid", "symbol": "circle"},
+    "clipped": {"name": "clip only", "color": OTHER, "dash": "dash", "symbol": "square"},
+    "private": {"name": "clip and noise", "color": NOISE, "dash": "dot", "symbol": "diamond"},
 }
 SAMPLED = {"poisson": ("Poisson", "solid"), "shuffle": ("shuffled", "dash")}
 
@@ -204,18 +246,17 @@ SAMPLED = {"poisson": ("Poisson", "solid"), "shuffle": ("shuffled", "dash")}
 def draw_path(result: compute.Training) -> Figure:
     """The loss as a landscape over both weights, and the ways down."""
     landscape = {
-        "type": "contour", **_losses(), "colorscale": [[0, "#f2f2f2"], [1, "#9a9a9a"]], "line": {"width": 0.6},
-        "contours": {"start": 0.44, "end": 2.4, "size": 0.08}, "showscale": False,
+        "type": "contour", **_losses(), "line": {"width": 0.6, "color": "#888"}, "showscale": False,
+        "showlegend": False, "contours": {"start": 0.44, "end": 2.4, "size": 0.08, "coloring": "none"},
         "hovertemplate": "loss %{z:.2f}" + fig.ALONE,
     }  # fmt: skip
-    text = {"text": ["start"], "textposition": "middle left", "mode": "markers+text"}
+    text = {"text": ["start"], "textposition": "bottom right", "mode": "markers+text"}
     return figure(
         "Thirty steps downhill",
-        words.training_caption(result),
+        "",
         landscape,
         *(line(**PATHS[name], size=5, width=2, **_xy(path)) for name, path in result.paths.items()),
         fig.ring(11, **_xy(compute.START[None]), hoverinfo="skip", **text),
-        top=130,
         hover="%{x:.2f}, %{y:.2f}",
         xaxis=axis("weight 1 (its feature is large)", WINDOW[0]),
         yaxis=axis("weight 2 (its feature is small)", WINDOW[1]),
@@ -228,29 +269,23 @@ def _losses() -> dict[str, Array]:
     return {"x": x, "y": y, "z": compute.loss(np.stack(np.meshgrid(x, y), axis=-1))}
 
 
-def draw_learning(result: compute.Training) -> Figure:
-    """Above: loss by step. Below: epsilon by step, as the batches were drawn and as they were not."""
-    above: dict[str, Any] = {"x": list(range(STEPS + 1)), **ABOVE}
-    below: dict[str, Any] = {"x": list(range(1, STEPS + 1)), **BELOW}
-    lines = [line(**PATHS[name], size=5, y=losses, **above) for name, losses in result.losses.items()]
+def draw_price(result: compute.Training) -> Figure:
+    """Epsilon by step, as the batches were drawn and as they were not."""
+    lines = []
     for name in SAMPLINGS:
         (label, dash), own = SAMPLED[name], name == result.recipe.sampling
-        told, color = (f"{label}: these batches", GREEN) if own else (f"were they {label}", "#777")
+        told, color = (f"{label}: these", HOLDS) if own else (f"were they {label}", "#777")
         shape = {"shape": "hv" if name == "shuffle" else "linear"}  # a pass is paid for as it begins
-        width = 3 if own else 1.5
-        lines.append(line(told, color, dash, width=width, y=positive(result.spent[name]), line=shape, **below))
-    highest = max(1.7, min(4.0, 1.05 * float(result.losses["private"].max())))
-    step = axis("step", [0, STEPS + 0.5])
+        spent: dict[str, Any] = {"x": list(range(1, STEPS + 1)), "y": positive(result.spent[name]), "line": shape}
+        lines.append(line(told, color, dash, width=3 if own else 1.5, **spent))
     costs = [epsilon for spent in result.spent.values() for epsilon in spent]
-    return two_plots(
-        "What it learns, and what it costs",
-        words.training_caption(result),
+    return figure(
+        "What the steps cost",
+        "",
         *lines,
-        hover="step %{x}: %{y:.3g}",
-        axes=(
-            (step, axis("loss (nats per person)", [0.35, highest])),
-            (step, fig.log_axis(f"ε (at δ = {DELTA:g})", costs)),
-        ),
+        hover="step %{x}: ε = %{y:.3g}",
+        xaxis=axis("step", [0, STEPS + 0.5]),
+        yaxis=fig.log_axis(f"ε (at δ = {short(DELTA)})", costs),
     )
 
 
@@ -271,11 +306,16 @@ def denominators(noise_std: float, steps: int, gamma: float, seed: int) -> Panel
     """Adam's second moment under noise: `result` is a `Denominators`."""
     return Panel(
         "What Adam divides by",
-        "Every point is a weight; to the right those with large gradients. Above, what its average gradient is divided "
-        "by; below, how far the true gradient then moves it.",
+        "What the average gradient of each weight is divided by, and how far the true gradient then moves the weight.",
         compute.denominators,
-        [(draw_denominators, "1 1 30rem")],
+        [draw_denominators, draw_moves],
         words.denominators,
+        tiles=tell_denominators,
+        views={
+            "noise of 0.1": {"noise_std": 0.1},
+            "noise of 0.01": {"noise_std": 0.01},
+            "noise of 0.1, and a floor that is too low": {"noise_std": 0.1, "gamma": 1e-8},
+        },
         noise_std=number("noise deviation", noise_std, [0.0, *decades(-3, 0)], unit="gradient"),
         steps=number("steps so far", steps, [1, 2, 3, 5, 10, 20, 30, 50, 80], unit="steps"),
         gamma=number("floor γ′", gamma, decades(-8, 0), unit="gradient²"),
@@ -283,29 +323,60 @@ def denominators(noise_std: float, steps: int, gamma: float, seed: int) -> Panel
     )
 
 
+def tell_denominators(result: compute.Denominators) -> tuple[Tile, Tile, str]:
+    """How far both optimizers move the weight with the smallest gradient."""
+    floor, weights = f"learning rates; floor √γ′ = {short(math.sqrt(result.gamma))}", len(result.gradient)
+    adam = Tile("Adam moves the smallest", short(result.adam_move[0]), "learning rates; 1 without noise", "printed")
+    corrected = holds(short(result.corrected_move[0]), floor, "DP-AdamBC moves it")
+    hidden = int((result.gradient < result.noise_std).sum())
+    if not hidden:
+        return adam, corrected, f"The noise is smaller than all {weights} gradients, so Adam still tells them apart."
+    are = "gradient is" if hidden == 1 else "gradients are"
+    return adam, corrected, f"{hidden} of {weights} {are} smaller than the noise, and Adam divides by the noise there."
+
+
 def draw_denominators(result: compute.Denominators) -> Figure:
-    """Above: what each weight's average gradient is divided by. Below: how far the true gradient then moves it."""
-    ends, one = result.gradient[[0, -1]], np.ones(2)
-    plots: Any = (ABOVE, result.adam, result.corrected, ends), (BELOW, result.adam_move, result.corrected_move, one)
-    traces = []
-    for place, adam, corrected, silent in plots:
-        on: dict[str, Any] = {**place, "showlegend": place is ABOVE}
-        traces += [
-            points("Adam", VERMILLION, "circle", 6, x=result.gradient, y=adam, **on),
-            points("DP-AdamBC", BLUE, "diamond", 6, x=result.gradient, y=corrected, **on),
-            line("Adam without noise", BLACK, "dash", width=1.5, x=ends, y=silent, **on),
-        ]
-    traces.append(line("noise alone", ORANGE, "dot", x=ends, y=positive(result.noise_std * one), **ABOVE))
-    size = logs("size of the weight's gradient", np.log10([8e-4, 1.2]))
-    return two_plots(
-        "What Adam divides by",
-        f"noise of deviation {d(result.noise_std)} on each of {len(result.gradient)} weights,\n"
-        f"after {result.steps} steps, γ′ = {d(result.gamma)}, seed {result.seed}",
-        *traces,
-        height=640,
+    """What each weight's average gradient is divided by."""
+    ends = result.gradient[[0, -1]]
+    noise = line("noise", NOISE, "dot", x=ends, y=positive([result.noise_std] * 2))
+    return _by_weight(
+        "What the average is divided by", "divided by", [-4.2, 1.3], result, result.adam, result.corrected, ends, noise
+    )
+
+
+def draw_moves(result: compute.Denominators) -> Figure:
+    """How far the true gradient then moves each weight."""
+    return _by_weight(
+        "How far the true gradient moves it",
+        "move (learning rates)",
+        [-3.3, 1.6],
+        result,
+        result.adam_move,
+        result.corrected_move,
+        np.ones(2),
+    )
+
+
+def _by_weight(
+    title: str,
+    what: str,
+    span: list[float],
+    result: compute.Denominators,
+    adam: Array,
+    corrected: Array,
+    silent: Array,
+    *more: fig.Mark,
+) -> Figure:
+    """One number of each weight, by the size of its gradient; `silent` at both ends is Adam's without noise."""
+    size = result.gradient
+    return figure(
+        title,
+        "",
+        points("Adam", PRINTED, "circle", 6, x=size, y=adam),
+        points("DP-AdamBC", HOLDS, "diamond", 6, x=size, y=corrected),
+        line("Adam, no noise", PLAIN, "dash", width=1.5, x=size[[0, -1]], y=silent),
+        *more,
         hover="gradient %{x:.2g}: %{y:.3g}",
-        axes=(
-            (size, logs("divided by", [-4.2, 1.3], domain=[0.58, 1])),
-            (size, logs("move (learning rates)", [-3.3, 1.6], domain=[0, 0.42])),
-        ),
+        xaxis=logs("size of the weight's gradient", np.log10([8e-4, 1.2])),
+        yaxis=logs(what, span),
     )
