@@ -192,7 +192,7 @@ def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
         "composition": {"epsilon": 0.05, "releases": 400, "delta": 1e-6, "budget": 2.0},
     }
     assert repr(panels["averaging"].result) == repr(averaging(**asked))
-    assert "44 answers, ε = 31" in capsys.readouterr().out
+    assert "44 answers cost ε = 31" in capsys.readouterr().out
 
 
 def corrected(of: Callable[[Any, float], Any]) -> Callable[[Any, float], Any]:
@@ -211,9 +211,9 @@ def guess(sigma: str, both: str, people: str, epsilon: str) -> dict[str, str]:
 
 WRONG: dict[str, dict[str, Any]] = {
     "estimate": {
-        "takes responses for truth": Wrong(corrected(lambda yes, lie: yes), "said yes at ε = "),
-        "takes the lies off, but does not rescale": corrected(lambda yes, lie: yes - lie),
-        "has two fair coins, whatever epsilon": corrected(lambda yes, lie: (yes - 1 / 4) / (1 / 2)),
+        "takes responses for truth": Wrong(corrected(lambda yes, lie: yes), "as it was heard"),
+        "takes the lies off, but does not rescale": Wrong(corrected(lambda yes, lie: yes - lie), "does not divide"),
+        "has two fair coins, whatever epsilon": Wrong(corrected(lambda yes, lie: 2 * yes - 1 / 2), "two fair coins"),
         "mends a negative estimate, which biases it": Wrong(
             corrected(lambda yes, lie: np.clip((yes - lie) / (1 - 2 * lie), 0, 1)), "it should be -"
         ),

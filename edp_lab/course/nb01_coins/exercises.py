@@ -19,9 +19,15 @@ def _estimate(answer: Any, cases: np.random.Generator) -> str | None:
         epsilon, people = round(float(cases.uniform(0.3, 2.5)), 2), int(cases.integers(50, 200))
         truth = (cases.random(people) < share).astype(np.int64)
         responses = randomised_response(truth, epsilon, cases) if share else truth
-        wanted = estimate_frequencies(responses, epsilon).estimate[1]
+        wanted, yes = estimate_frequencies(responses, epsilon).estimate[1], responses.mean()
+        slips = {
+            "That is for two fair coins, ε = ln 3, only: p depends on ε.": 2 * yes - 1 / 2,
+            "That is the share of yes as it was heard, with all the lies in it.": yes,
+            "That takes the lies off, but does not divide by what s is multiplied with.": yes
+            - 1 / (math.exp(epsilon) + 1),
+        }
         said = f"{int(responses.sum())} of {people} said yes at ε = {epsilon}; the share of true yes"
-        if differs := close(answer(responses, epsilon), wanted, said):
+        if differs := close(answer(responses, epsilon), wanted, said, slips=slips if share else {}):
             return differs
     return None
 

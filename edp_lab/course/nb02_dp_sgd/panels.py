@@ -331,8 +331,8 @@ def tell_denominators(result: compute.Denominators) -> tuple[Tile, Tile, str]:
     hidden = int((result.gradient < result.noise_std).sum())
     if not hidden:
         return adam, corrected, f"The noise is smaller than all {weights} gradients, so Adam still tells them apart."
-    are = "is" if hidden == 1 else "are"
-    return adam, corrected, f"{hidden} of {weights} gradients {are} smaller than the noise, and Adam divides by the noise there."
+    many = f"{hidden} of {weights} gradients {'is' if hidden == 1 else 'are'} smaller than the noise"
+    return adam, corrected, f"{many}, and Adam divides by the noise there."
 
 
 def draw_denominators(result: compute.Denominators) -> Figure:
