@@ -339,44 +339,26 @@ def draw_denominators(result: compute.Denominators) -> Figure:
     """What each weight's average gradient is divided by."""
     ends = result.gradient[[0, -1]]
     noise = line("noise", NOISE, "dot", x=ends, y=positive([result.noise_std] * 2))
-    return _by_weight(
-        "What the average is divided by", "divided by", [-4.2, 1.3], result, result.adam, result.corrected, ends, noise
+    marks = *_optimizers(result.gradient, result.adam, result.corrected, ends), noise
+    return figure(
+        "What the average is divided by", "", *marks, hover=HOVER, xaxis=SIZE, yaxis=logs("divided by", [-4.2, 1.3])
     )
 
 
 def draw_moves(result: compute.Denominators) -> Figure:
     """How far the true gradient then moves each weight."""
-    return _by_weight(
-        "How far the true gradient moves it",
-        "move (learning rates)",
-        [-3.3, 1.6],
-        result,
-        result.adam_move,
-        result.corrected_move,
-        np.ones(2),
-    )
+    marks = _optimizers(result.gradient, result.adam_move, result.corrected_move, np.ones(2))
+    move = logs("move (learning rates)", [-3.3, 1.6])
+    return figure("How far the true gradient moves it", "", *marks, hover=HOVER, xaxis=SIZE, yaxis=move)
 
 
-def _by_weight(
-    title: str,
-    what: str,
-    span: list[float],
-    result: compute.Denominators,
-    adam: Array,
-    corrected: Array,
-    silent: Array,
-    *more: fig.Mark,
-) -> Figure:
-    """One number of each weight, by the size of its gradient; `silent` at both ends is Adam's without noise."""
-    size = result.gradient
-    return figure(
-        title,
-        "",
+HOVER, SIZE = "gradient %{x:.2g}: %{y:.3g}", logs("size of the weight's gradient", [-3.1, 0.1])
+
+
+def _optimizers(size: Array, adam: Array, corrected: Array, silent: Array) -> list[fig.Mark]:
+    """One number of each weight by the size of its gradient; `silent` at both ends is Adam's without noise."""
+    return [
         points("Adam", PRINTED, "circle", 6, x=size, y=adam),
         points("DP-AdamBC", HOLDS, "diamond", 6, x=size, y=corrected),
         line("Adam, no noise", PLAIN, "dash", width=1.5, x=size[[0, -1]], y=silent),
-        *more,
-        hover="gradient %{x:.2g}: %{y:.3g}",
-        xaxis=logs("size of the weight's gradient", np.log10([8e-4, 1.2])),
-        yaxis=logs(what, span),
-    )
+    ]
