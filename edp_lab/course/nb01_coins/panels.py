@@ -32,7 +32,7 @@ def counted(releases: int) -> str:
 
 names = {"belief": belief, "counted": counted, "exp": compute.exp, "truth_probability": truth_probability}
 words = Words(__file__, half=HALF, truth=TRUE_COUNT, **names)
-figure = partial(fig.figure, height=420)
+figure = partial(fig.figure, height=380)
 EPSILON = "nats"
 BAND: dict[str, Any] = {"color": OTHER, "opacity": 0.45, "hoverinfo": "skip", "showlegend": False}
 

@@ -24,7 +24,7 @@ from edp_lab.three_phase.clipping import RULES
 
 NAMES = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam", "dp-adambc": "DP-AdamBC"}
 words = Words(__file__, names=NAMES)
-figure = partial(fig.figure, height=420)
+figure = partial(fig.figure, height=360)
 
 
 def _clip_and_noise(clip_norm: float, z: float) -> dict[str, Any]:
@@ -155,8 +155,8 @@ def draw_cloud(result: compute.Cloud) -> Figure:
         points("clipped", PLAIN, "circle", 4, **_xy(after)),
         line("", INK, "dash", width=1.5, **_xy(bound), hoverinfo="skip", showlegend=False),
         fig.note("C", x=0, y=-result.mechanism.clip_norm, yanchor="top"),
-        points("mean", HOLDS, "star", 11, **_xy(result.mean[None])),
         line("bias", PLAIN, symbol="square", size=7, **_xy(np.stack([result.mean, result.clipped_mean]))),
+        points("mean", HOLDS, "star", 11, **_xy(result.mean[None])),
         line("noise", NOISE, **_xy(noise)),
         points("released", INK, "x-thin-open", 8, edge=2.5, **_xy(result.released[None])),
         hover="%{x:.3g}, %{y:.3g}",
