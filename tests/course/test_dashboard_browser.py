@@ -15,7 +15,7 @@ from selenium.webdriver.common.keys import Keys
 
 NOTEBOOK = next(path for path in NOTEBOOKS if path.stem.startswith("01"))  # four panels, no training
 READY = """
-const panels = [...document.querySelectorAll('.edp-panel')];
+const panels = [...document.querySelectorAll('.edp-panel:not(.edp-predictions)')];
 return panels.length > 0 && panels.every(panel => panel.querySelector('.js-plotly-plot .main-svg'));
 """
 SEEN_CODE = "return [...document.querySelectorAll('.jp-InputArea pre')].filter(e => e.offsetHeight > 0).length"
