@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
+import tomllib
+from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from typer.main import get_command
 
 from edp_lab import privacy
 from edp_lab.attacks import statistics
 from edp_lab.attacks.audit import bounds
+from edp_lab.cli import app
 from edp_lab.corpora import metrics
 from edp_lab.course.nb01_coins.compute import belief
 from edp_lab.course.nb05_models.compute import look_at
 from edp_lab.course.nb06_tradeoff.compute import explore, load_grid
+from edp_lab.course.publish.grading import Grade
 from edp_lab.privacy import Mechanism, composition
 from edp_lab.privacy import foundations as basic
 from edp_lab.three_phase import pate, perturbation
+from tests.test_docs import check_command, code_of
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "teaching"
@@ -57,7 +65,9 @@ def sound(num_devices: int, z0: float = 1.0, m: int = 8, clip_norm: float = 1.0,
     return Mechanism.sound(clip_norm, z0, num_devices, m, **more)
 
 
-NAMES = {name: value for module in (privacy, statistics, bounds, pate, perturbation) for name, value in vars(module).items()}
+NAMES: dict[str, Any] = {}
+for module in (privacy, statistics, bounds, pate, perturbation):
+    NAMES |= vars(module)
 NAMES |= {"math": math, "np": np, "basic": basic, "composition": composition, "metrics": metrics, "belief": belief}
 NAMES |= {"look_at": look_at, "explore": explore, "load_grid": load_grid, "printed": printed, "sound": sound}
 
@@ -94,3 +104,68 @@ def test_right_answers_are_what_the_library_says(one: Question) -> None:
     (right,) = [option for is_right, option, _ in one.options if is_right]
     for number in re.findall(r"\d[\d,.]*", right):
         assert number.rstrip(".,") in one.text + " ".join(one.checks), f"nothing computes {number}"
+
+
+def rows(page: str, cells: int) -> list[list[str]]:
+    """The rows of a page's tables that have so many cells."""
+    lines = [line for line in (FOLDER / page).read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    return [row for line in lines if len(row := [cell.strip(" `") for cell in line.strip("|").split("|")]) == cells]
+
+
+def test_every_exercise_has_points_and_every_notebook_gives_ten() -> None:
+    found = {(row[0], row[1]): int(row[3]) for row in rows("rubric.md", 5) if row[3].isdigit()}
+    known = {
+        (path.parent.name[2:4], name)
+        for path in (ROOT / "edp_lab" / "course").glob("nb*/exercises.toml")
+        for name in tomllib.loads(path.read_text(encoding="utf-8"))
+    }
+    assert found.keys() == known
+    for notebook in {notebook for notebook, _ in known}:
+        assert sum(points for (of, _), points in found.items() if of == notebook) == 10
+
+
+def test_grades_become_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    page = (FOLDER / "rubric.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    copy = tmp_path / "docs" / "teaching" / "rubric.md"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(page, encoding="utf-8")
+    given = [
+        ["ada", "01_coins", "total", "solved"],
+        ["ada", "01_again", "total", "wrong"],
+        ["ada", "04_cost", "bill", "solved"],
+        ["bob", "01_coins", "delta", "solved"],
+    ]
+    header = [field.name for field in fields(Grade)]
+    lines = [",".join([*header]), *(",".join([*row, "", "0"]) for row in given)]
+    (tmp_path / "grades.csv").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    exec(script, {})
+    every = sum(int(row[3]) for row in rows("rubric.md", 5) if row[3].isdigit())
+    assert capsys.readouterr().out.splitlines() == [f"ada 9 of {every}", f"bob 2 of {every}"]
+
+
+def test_the_lesson_and_the_sessions_fit_into_90_minutes() -> None:
+    steps = [tuple(map(int, row[0].split("-"))) for row in rows("README.md", 4) if re.fullmatch(r"\d+-\d+", row[0])]
+    assert [steps[0][0], steps[-1][1]] == [0, 90]
+    assert all(before[1] == after[0] for before, after in pairwise(steps))
+    sessions = [row for row in rows("README.md", 6) if row[0].isdigit()]
+    assert len(sessions) == 12
+    for _, notebook, *minutes, _ in sessions:
+        assert sum(map(int, minutes)) == 90
+        if notebook:
+            (path,) = (ROOT / "notebooks" / "source").glob(f"{notebook}_*.ipynb")
+            (said,) = set(re.findall(r"[Aa]bout (\d+) minutes", path.read_text(encoding="utf-8")))
+            assert minutes[1] == said, f"notebook {notebook} says {said} minutes"
+
+
+@pytest.mark.parametrize("page", sorted(FOLDER.glob("*.md")), ids=lambda page: page.stem)
+def test_pages_name_what_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert target.startswith("https://") or (FOLDER / target).exists(), target
+    for line in code_of(text):
+        if "edp-lab " in line:
+            check_command(get_command(app), shlex.split(line[line.index("edp-lab ") :])[1:])
+    for count in re.findall(r"(\d+) questions", text.split("\n\n## ")[0]):
+        assert int(count) == len(QUIZ)
