@@ -62,7 +62,7 @@ def writable(folder: Path, cure: str) -> Path:
     Raises:
         UsageError: nothing can be written there; ends in `cure`.
     """
-    there = next(one for one in (folder, *folder.parents) if one.exists())
+    there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
     with writing(there if there.is_file() else folder, cure), tempfile.TemporaryFile(dir=there):
         return folder
 

@@ -138,7 +138,8 @@ class KeptGradients:
         batch = self.data.batch(np.concatenate(parts)).to(self.loss.device)
         losses = self.model.losses(batch, ops, self.dropout_key)
         (losses * ops.cut.spread(1 / ops.cut.sizes, None).to(losses.dtype)).sum().backward()
-        assert all(p.grad is None for p in parameters), "a parameter was used past the book-keeping"
+        if any(p.grad is not None for p in parameters):
+            raise RuntimeError("a parameter was used past the book-keeping")
         self.loss += losses.detach().sum()
         return ops
 
@@ -188,7 +189,8 @@ class BatchGradient:
         spans, tables, norms = [], [], []
         for (_, p), columns in zip(trainable(self.model), self.layout.columns, strict=True):
             rows = ops.lookups.get(id(p))
-            assert rows is None or p.grad is None, "a table was used past the lookups"
+            if rows is not None and p.grad is not None:
+                raise RuntimeError("a table was used past the lookups")
             if p.grad is None:  # it is such a table, or was not used
                 p.grad = out[columns].view_as(p)
                 if rows is None:

@@ -184,7 +184,8 @@ class _StepNoise:
     used: bool = False
 
     def add_to(self, spans: Sequence[Span], stds: Sequence[float]) -> None:
-        assert not self.used, f"the noise of step {self.step} has been used"
+        if self.used:
+            raise RuntimeError(f"the noise of step {self.step} has been used")
         self.used = True
         if self.drawn is not None:
             DrawnNoise(self.drawn.result().to(spans[0].numbers.device)).add_to(spans, stds)
@@ -230,7 +231,8 @@ def _add(spans: Sequence[Span], stds: Sequence[float], own: slice, noise: np.nda
         start, stop = max(own.start, columns.start), min(own.stop, columns.stop)
         own_noise = noise[start - own.start : stop - own.start]
         numbers = whole.numpy()[start - columns.start : stop - columns.start]
-        assert len(numbers) == len(own_noise), "a span's columns are not as many as its numbers"
+        if len(numbers) != len(own_noise):
+            raise RuntimeError("a span's columns are not as many as its numbers")
         of = numbers.dtype.type
         if scale == 0:
             np.multiply(own_noise, of(std), out=numbers)

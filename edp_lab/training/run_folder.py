@@ -97,9 +97,9 @@ def read_record(folder: str | Path) -> dict[str, Any]:
         config = record["config"]
         needed = [config["corpus"], config["keep_duplicates_together"], record["corpus"]["sha256"]]
         needed += [record["guarantee"], record["status"], record["parameters"]]
-        assert all(value is not None for value in needed)
-        assert isinstance(config["seed"], int)
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
+        if None in needed or not isinstance(config["seed"], int):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UsageError(f"{path} is damaged: {cure}") from None
     try:
         return unsealed(record, path)

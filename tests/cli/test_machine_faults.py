@@ -164,6 +164,7 @@ def test_a_path_that_is_too_long_is_named(cli, tmp_path, monkeypatch, call):
         "train --corpus loop --out new",
         "train --corpus corpus.jsonl --out loop",
         "compare loop",
+        "reproduce thesis --table 4.1 --quick --data digits --out loop",
     ],
 )
 def test_a_link_to_itself_is_named(cli, tmp_path, monkeypatch, call):

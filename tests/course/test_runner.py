@@ -278,7 +278,8 @@ def test_resume_runs_only_what_failed_or_has_changed(tmp_path: Path, monkeypatch
     assert reused(parameters={"clip_norm": 7}) == [False, True]
     monkeypatch.setattr(kept, "code_digest", lambda: "another version of the package")
     assert reused(parameters={"clip_norm": 7}) == [False, False]
-    for damaged in ("damaged", '{"00_good": 7}', f'{{"00_good": {"1" * 5000}}}', "[[1, 2]]"):
+    no_title = '{"00_good": {"status": "ok", "digest": "any"}}'
+    for damaged in ("damaged", '{"00_good": 7}', f'{{"00_good": {"1" * 5000}}}', "[[1, 2]]", no_title):
         (tmp_path / "out" / "runs.json").write_text(damaged)
         assert not Kept(tmp_path / "out").find("00_good", "any")
     assert reused(parameters={"clip_norm": 7}, only=["00"]) == [False]

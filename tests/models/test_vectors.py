@@ -87,6 +87,7 @@ BAD_TEXT = {
     "": "ends after 0 words",
     "3 2\n": "ends after 0 words",
     "word\n": "line 1",
+    f"{'9' * 5_000} 2\nthe 0.1 0.2\n": "line 1",
 }
 
 

@@ -160,7 +160,7 @@ def test_noise_is_used_once_and_drawn_once(ahead):
     source, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), [Span(slice(0, 10), torch.zeros(10))]
     own = source.of(3)
     own.add_to(spans, [1.0])
-    with pytest.raises(AssertionError, match="used"):
+    with pytest.raises(RuntimeError, match="used"):
         own.add_to(spans, [1.0])
     for step in (2, 3):
         with pytest.raises(UsageError, match="number all steps upwards"):

@@ -389,7 +389,8 @@ class Kept:
     def find(self, notebook: str, digest: str) -> Mapping[str, Any] | None:
         """The row of a run that went well with this digest, if there is one."""
         row = self._rows.get(notebook, {})
-        return row if (row.get("status"), row.get("digest")) == ("ok", digest) else None
+        whole = row.keys() >= {"title", "seconds", "memory_mb"}
+        return row if whole and (row.get("status"), row.get("digest")) == ("ok", digest) else None
 
     def add(self, notebook: str, row: Mapping[str, Any]) -> None:
         """Keep the row, in place of an earlier one."""
