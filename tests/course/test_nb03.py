@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 from edp_lab.course.nb03_edp_sgd import compute, panels
 from edp_lab.course.nb03_edp_sgd.compute import CLAIMED, PRINTED, SOUND, GradientHistory, decayed, promise, stages
-from edp_lab.privacy import Decay, Mechanism, claimed_epsilon, gdp_epsilon, true_epsilon
+from edp_lab.privacy import Mechanism, claimed_epsilon, gdp_epsilon, true_epsilon
 from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
@@ -110,7 +110,7 @@ def test_signal_and_noise_are_those_of_the_step(history: GradientHistory, change
     nobody = StackedGradients(rows.gradients[:0], history.layout)
     for t in (0, 1):
         ones = release(mechanism, t, nobody, history.layout, alpha, torch.ones(size)).gradient
-        assert result.chosen[t] == pytest.approx(float(ones.norm()), rel=1e-4)
+        assert result.noise[t] == pytest.approx(float(ones.norm()), rel=1e-4)
     assert result.gradient[0] == pytest.approx(float(history.per_device(1).norm()), rel=1e-4)
 
 
@@ -120,11 +120,10 @@ def test_decay_only_costs_and_the_same_cost_lies_between_first_and_last_noise(hi
         assert run["chosen"][0] == pytest.approx(run["none"][0])
         assert run["chosen"][-1] > run["none"][-1]
     assert result.same_cost is not None
-    assert result.chosen[0] > result.same_cost > result.chosen[-1]
-    flat = decayed(history, **{**DECAY, "decay": "none", "z0": 0.03 * result.same_cost / result.chosen[0]})
+    assert result.noise[0] > result.same_cost > result.noise[-1]
+    flat = decayed(history, **{**DECAY, "decay": "none", "z0": 0.03 * result.same_cost / result.noise[0]})
     assert flat.claimed["chosen"][-1] == pytest.approx(result.claimed["chosen"][-1])
-    assert flat.same_cost == pytest.approx(flat.chosen[0])
-    assert list(result.noise) == list(Decay)
+    assert flat.same_cost == pytest.approx(flat.noise[0])
     mechanism = result.config.mechanism()
     assert mechanism is not None
     assert result.claimed["chosen"][-1] == pytest.approx(claimed_epsilon(mechanism, 2, history.delta))

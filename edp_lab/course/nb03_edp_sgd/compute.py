@@ -45,8 +45,6 @@ class Stages(NamedTuple):
     mechanism: Mechanism  # with alpha taken for public; its clip norm and alpha are normalised where it is sound
     alpha: Array  # (2,), layer scales as given
     clip_norm: float  # C as given, in units of alpha
-    pull: float  # how hard the first sentence pulls backwards; 0 where it is like the others
-    seed: int
     points: Mapping[str, Array]  # by line, in the variant's order, (N, 2); device 0 has the first sentence
     scaled: Collection[str]  # lines after which gradients are in units of alpha
     kept: Array  # (N,), clip factors
@@ -101,7 +99,7 @@ def stages(
     silent, released = (release(mechanism, 0, rows, PLANE, unit, y).gradient for y in (torch.zeros(2).double(), total))
     others = factors[1:] @ gradients[1:] / num_devices
     return Stages(
-        mechanism, alpha.numpy(), clip_norm, pull, seed, {name: each.numpy() for name, each in held.items()},
+        mechanism, alpha.numpy(), clip_norm, {name: each.numpy() for name, each in held.items()},
         ("scale", "clip") if as_printed else ("scale", "clip", "noise"), factors.numpy(), silent.numpy(),
         released.numpy(), others.numpy(), clip_norm * alpha.numpy() / num_devices,
         np.array(noise_stds(mechanism, 0, unit, num_devices, 2)), judge(mechanism, 1, DELTA),
@@ -215,16 +213,11 @@ class Decayed(NamedTuple):
     config: TrainConfig
     gradient: Array  # (T,), of the batch's mean gradient, neither scaled nor clipped
     signal: Array  # (T,), of the mean of the clipped gradients, which is what gets the noise
-    noise: Mapping[Decay, Array]  # (T,), expected (root mean square), of the noise on the mean
+    noise: Array  # (T,), expected (root mean square), of the noise on the mean
     same_cost: float | None  # noise of a run without decay that costs as much as the one chosen; None without noise
     claimed: Mapping[str, Sequence[float | None]]
     true: Mapping[str, Sequence[float | None]]  # with alpha taken to be public
     guarantee: Guarantee  # of all epochs with the decay chosen
-
-    @property
-    def chosen(self) -> Array:
-        """(T,), noise with the decay chosen."""
-        return self.noise[Decay(self.config.decay)]
 
 
 def decayed(
@@ -247,12 +240,9 @@ def decayed(
         for name, described in (("chosen", mechanism), ("none", replace(mechanism, decay=Decay.NONE)))
     }
 
-    def noise_lengths(decay: Decay) -> Array:
-        described, layers = replace(mechanism, decay=decay), len(history.sizes)
-        stds = (torch.tensor(noise_stds(described, t, alpha, num_devices, layers)) for t in range(history.epochs))
-        return np.array([float((history.sizes.sqrt() * std.double()).norm()) for std in stds])
-
-    noise = {one: noise_lengths(one) for one in Decay}
+    layers = len(history.sizes)
+    stds = (torch.tensor(noise_stds(mechanism, t, alpha, num_devices, layers)) for t in range(history.epochs))
+    noise = np.array([float((history.sizes.sqrt() * std.double()).norm()) for std in stds])
     z = np.array([mechanism.noise_multiplier_setting(t) for t in range(history.epochs)])
     same = math.sqrt(len(z)) / Schedule(z, np.ones(len(z))).mu if z.min() > 0 else None
     return Decayed(
@@ -260,7 +250,7 @@ def decayed(
         history.layer_norms().norm(dim=1).numpy(),
         _signals(history, mechanism, alpha),
         noise,
-        None if same is None else float(noise[Decay.NONE][0] * same / z0),
+        None if same is None else float(noise[0] * same / z0),
         {name: [verdict.epsilon_claimed for verdict in run] for name, run in verdicts.items()},
         {name: [verdict.epsilon_if_alpha_public for verdict in run] for name, run in verdicts.items()},
         verdicts["chosen"][-1],
