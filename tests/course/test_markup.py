@@ -35,6 +35,7 @@ from edp_lab.course.nb11_claims.panels import Ledger
 from edp_lab.course.nb11_claims.panels import table as claims_rows
 from edp_lab.course.publish import browser as browsing
 from edp_lab.course.publish import pages
+from edp_lab.course.publish.stills import stills
 from edp_lab.reproduce.claims import read_table
 from edp_lab.reproduce.compare import compare
 from edp_lab.training import TrainConfig, train
@@ -172,9 +173,9 @@ def timed(_: str) -> str:
 def site(corpus: str) -> str:
     entry = pages.Entry(EVIL, f"{NAME}.html", Path())
     row = SimpleNamespace(html=Path(NAME), executed=Path(NAME), title=EVIL, error=EVIL, seconds=1.0, memory_mb=1.0)
-    listed = pages.write_contents(EVIL, [entry], [entry], EVIL, Path(corpus).parent).read_text()
-    around = pages.filled("navigation.html.j2", before=entry, after=entry)
-    return listed + around + pages.filled("runs.html.j2", rows=[row], about=EVIL)
+    card = pages.Card(EVIL, f"{NAME}.html", minutes=EVIL, needs=EVIL)
+    listed = pages.write_contents(EVIL, [card], [entry], EVIL, Path(corpus).parent, [row]).read_text()
+    return listed + pages.filled("navigation.html.j2", before=entry, after=entry)
 
 
 SHOWN: dict[str, Callable[[str], Any]] = {
@@ -237,8 +238,7 @@ def executed(corpus: str) -> nbformat.NotebookNode:
     cells = [new_markdown_cell("# A title"), new_code_cell(f"{EVIL!r}", outputs=outputs)]
     notebook = new_notebook(cells=cells)
     notebook.metadata["widgets"] = {pages.STATE: widgets.Widget.get_manager_state()}
-    figures = [live for frame in frames for live in frame.figures]
-    notebook.metadata["figures"] = {live.model_id: json.loads(live.to_json()) for live in figures}
+    notebook.metadata["stills"] = stills()
     pages.freeze_widgets(notebook)
     return notebook
 
@@ -258,7 +258,8 @@ def test_no_script_runs_in_a_page(
     for name, html in made.items():
         pages.store_page(html, tmp_path / f"{name}.html")
         browser.get((tmp_path / f"{name}.html").as_uri())
-        drawn = html.count("Plotly.newPlot(")
+        browser.execute_script("dispatchEvent(new Event('beforeprint'))")  # draws what is out of sight, too
+        drawn = html.count("Plotly.newPlot(") + html.count("edp-drawn")
         browsing.until(lambda n=drawn: len(browser.find_elements("css selector", ".main-svg")) >= n, 20, "no figure")
         assert browser.execute_script(CLICKED) == [False, [], True], name
 

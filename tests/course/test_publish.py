@@ -124,7 +124,7 @@ def test_slides_begin_at_headings_and_at_figures(folder: Path) -> None:
     assert "00 First" in columns[0]
     below = re.split(r"<section\s*>", columns[1])
     assert "A figure." in below[0]
-    assert "Plotly.newPlot" in below[1]
+    assert "edp-drawn" in below[1]
 
 
 def test_site_and_slides_work_in_a_browser_without_a_network(folder: Path, browser: browsing.Chrome) -> None:

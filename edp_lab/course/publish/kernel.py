@@ -37,21 +37,16 @@ from traitlets import Type, default
 
 ENGINE = "edp-lab"
 ERROR_CLASS = "edp-lab-error"  # the CSS class of a widget whose non-empty ``value`` is an error message
-FIGURES = "application/vnd.edp-lab.figures+json"
+STILLS = "application/vnd.edp-lab.stills+json"
 LOOK_AGAIN = 0.2  # seconds
 TRACEBACK = "Traceback (most recent call last)"
 
-# plotly sends later changes of a live figure to the browser only, so the widget state is that of the first
-# display: ask the kernel for the figures as they stand at the end.
 AT_THE_END = f"""# after the last cell
 import sys
 if "plotly" in sys.modules and "ipywidgets" in sys.modules:
-    import json, plotly.io
     from IPython.display import display
-    from ipywidgets.widgets.widget import _instances
-    figures = {{key: json.loads(plotly.io.to_json(widget)) for key, widget in list(_instances.items())
-                if hasattr(widget, "to_plotly_json")}}
-    display({{"{FIGURES}": figures}}, raw=True)
+    from edp_lab.course.publish.stills import stills
+    display({{"{STILLS}": stills()}}, raw=True)
 """
 
 
@@ -242,7 +237,7 @@ class _Client(PapermillNotebookClient):
             self.execute_cell(end, len(self.nb.cells) - 1)
             self.nb.cells.pop()
             for output in end.outputs:
-                self.nb.metadata["figures"] = output.data[FIGURES]
+                self.nb.metadata["stills"] = output.data[STILLS]
 
 
 class _Engine(NBClientEngine):

@@ -1,22 +1,25 @@
 """The executed course as web pages that need no kernel, no server and no network: a page for each notebook, a site
 (`edp-lab course html`), slides (`edp-lab course slides`), and the package's reference (`edp-lab course api`).
 
-Widgets become what they show at the end (text, read-outs, figures), formulas become MathML, and all pages share one
-copy of plotly.js that lies beside them.
+A panel becomes what one sees at its telling settings, side by side (`stills.py`), any other widget what it shows at the
+end. Formulas become MathML. Pages are dark where the reader's system is, and share `SHARED`, which lies beside them.
 
-nbconvert cuts slides where cells say so. Here each heading of level 1 or 2 begins a slide, to the right of the one
-before; each deeper heading, each further piece of text with the code that follows it, and each figure goes below.
-reveal.js 6.0.2 (MIT licence) lies in ``reveal/`` as it is published, with a theme of our own.
+A slide has one idea: a heading with the first sentence or the list below it, or a picture with its sentence. What else
+the notebook says there is in the speaker's notes. Code is left out, but for cells tagged ``lesson``. reveal.js 6.0.2
+(MIT licence) lies in ``reveal/`` as it is published, with a theme of our own.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import threading
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,10 +31,10 @@ from markupsafe import Markup
 from nbconvert.exporters import HTMLExporter, SlidesExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
-from nbformat.v4 import new_markdown_cell, new_output
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
 import edp_lab
-from edp_lab.course.kit.theme import CONFIG
+from edp_lab.course.kit.theme import CONFIG, STYLE, TEMPLATE
 from edp_lab.course.publish.links import NAVIGATION, heading
 from edp_lab.errors import UsageError, writing
 from edp_lab.files import write_whole
@@ -39,76 +42,75 @@ from edp_lab.files import write_whole
 if TYPE_CHECKING:
     from edp_lab.course.publish.runner import NotebookRun
 
+HERE = Path(__file__).parent
 WIDGET = "application/vnd.jupyter.widget-view+json"
 STATE = "application/vnd.jupyter.widget-state+json"
 PLOTLY = "application/vnd.plotly.v1+json"
-PLOTLY_JS = "plotly.min.js"
+TEMPLATES = jinja2.FileSystemLoader(HERE / "templates")
+_templates = jinja2.Environment(loader=TEMPLATES, autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _ADDING = threading.Lock()
-TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
-_templates = jinja2.Environment(loader=TEMPLATES, autoescape=True)
-ABOUT = (
-    f"Executed by edp_lab {edp_lab.__version__}: sliders stand where they ended. “edp-lab course lab” opens live pages."
+ABOUT = "Panels stand still here: “edp-lab course lab” opens live ones."
+ABOUT_SLIDES = (
+    "Arrow keys move right and down, “s” shows the speaker's notes, “o” all slides, “f” fills the screen, “?” lists "
+    "all keys."
 )
-ABOUT_SLIDES = "Arrow keys move right and down, “o” shows all slides, “f” fills the screen, “?” lists all keys."
 ANCHOR = re.compile(r'<a\b([^>]*?)href="([^"]*)"([^>]*)>(.*?)</a>', re.DOTALL)
-REVEAL = Path(__file__).parent / "reveal"
+REVEAL = HERE / "reveal"
 HEADING = re.compile(r"(#+) ")
 FENCE = re.compile(r"(```|~~~|\$\$)")
 
 
-# ---- A page of a notebook --------------------------------------------------------------------------------------------
+# ---- What all pages share --------------------------------------------------------------------------------------------
 
 
-def freeze_widgets(notebook: NotebookNode) -> None:
-    """Replace each displayed widget by what it shows, in place; drop the widget state (5 MB per figure)."""
-    models = notebook.metadata.get("widgets", {}).get(STATE, {}).get("state", {})
-    states = {key: model["state"] for key, model in models.items()}
-    figures = notebook.metadata.pop("figures", {})
-    notebook.metadata.pop("widgets", None)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs = [frozen for output in cell.outputs for frozen in _frozen(output, states, figures)]
+def _jupyter_css() -> str:
+    """nbconvert's style sheets: the dark theme where a screen asks for it."""
+    folders = [Path(folder) for folder in HTMLExporter().template_paths]
+    base, light, dark = (
+        next(path for folder in folders if (path := folder / "static" / name).exists()).read_text(encoding="utf-8")
+        for name in ("index.css", "theme-light.css", "theme-dark.css")
+    )
+    return f"{base}\n{light}\n@media screen and (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
 
 
-def page_html(notebook: NotebookNode, name: str, navigation: str = "") -> str:
-    """A page of ``notebook`` (its widgets frozen), with ``navigation`` in place of its own above and below."""
-    note = new_markdown_cell("*An executed copy: sliders stand where they ended. `make lab` opens the live notebook.*")
-    page = NotebookNode(notebook, cells=[note, *(_without_navigation(notebook) if navigation else notebook.cells)])
-    exporter = MathExporter(extra_loaders=[TEMPLATES], template_file="course.html.j2")
-    return exported(exporter, page, {"metadata": {"name": name}, "navigation": navigation})
+def _course_js() -> str:
+    given = {"TEMPLATE": TEMPLATE.to_plotly_json(), "CONFIG": CONFIG}
+    constants = [f"const {name} = {json.dumps(value)};\n" for name, value in given.items()]
+    return "".join([*constants, (HERE / "scripts" / "pages.js").read_text(encoding="utf-8")])
 
 
-def _without_navigation(notebook: NotebookNode) -> list[NotebookNode]:
-    """Its cells, but for the lines above and below that lead to other notebooks."""
-    return [cell for cell in notebook.cells if NAVIGATION not in cell.metadata.get("tags", ())]
+SHARED = {  # files beside pages that ask for them
+    "plotly.min.js": plotly.offline.get_plotlyjs,
+    "jupyter.css": _jupyter_css,
+    "course.css": lambda: f"{STYLE}\n{(HERE / 'pages.css').read_text(encoding='utf-8')}",
+    "course.js": _course_js,
+}
 
 
-def exported(exporter: HTMLExporter, notebook: NotebookNode, resources: dict[str, Any]) -> str:
-    """The notebook through an exporter, each figure as HTML; ``resources.plotly`` says whether there is any."""
-    cells = [_with_plotly_html(cell) for cell in notebook.cells]
-    has_figures = any(PLOTLY in output.get("data", {}) for cell in cells for output in cell.get("outputs", ()))
-    text, _ = exporter.from_notebook_node(NotebookNode(notebook, cells=cells), {**resources, "plotly": has_figures})
-    return text
+@cache
+def _shared(name: str) -> bytes:
+    return SHARED[name]().encode()
 
 
 def store_page(text: str, path: Path) -> None:
-    """Write a page, and plotly.js beside it if the page asks for that; two threads may."""
-    if f'src="{PLOTLY_JS}"' in text:
-        with _ADDING:
-            if not (path.parent / PLOTLY_JS).exists():
-                write_whole(path.parent / PLOTLY_JS, plotly.offline.get_plotlyjs().encode())
+    """Write a page, and beside it what it shares with others; two threads may."""
+    with _ADDING:
+        for name in SHARED:
+            beside = path.parent / name
+            if f'="{name}"' in text and not (beside.exists() and beside.read_bytes() == _shared(name)):
+                write_whole(beside, _shared(name))
     write_whole(path, text.encode())
+
+
+def filled(template: str, **values: Any) -> Markup:
+    """A template of this folder with these values, which are escaped."""
+    return Markup(_templates.get_template(template).render(values))  # noqa: S704
 
 
 def markdown_to_html(text: str, attachments: dict[str, dict[str, str]] | None = None) -> Markup:
     """Markdown of the course's authors, with HTML in it, as the notebooks' pages show it: formulas as MathML."""
     made = MarkdownWithMath(renderer=_MathML(escape=False, attachments=dict(attachments or {}))).render(text)
     return Markup(made)  # noqa: S704
-
-
-def filled(template: str, **values: Any) -> Markup:
-    """A template of this folder with these values, which are escaped."""
-    return Markup(_templates.get_template(template).render(values))  # noqa: S704
 
 
 class _MathML(IPythonRenderer):
@@ -133,65 +135,150 @@ class _MathML(IPythonRenderer):
 class MathExporter(HTMLExporter):
     """nbconvert's pages, with formulas as MathML."""
 
+    exclude_input_prompt = exclude_output_prompt = True
+
     @jinja2.pass_context
     def markdown2html(self, context: jinja2.runtime.Context, source: str) -> str:
         attachments = context.get("cell", {}).get("attachments", {})
         return markdown_to_html(source, attachments)
 
 
-def _frozen(output: NotebookNode, states: Mapping[str, Any], figures: Mapping[str, Any]) -> list[NotebookNode]:
+# ---- Widgets become what they show -----------------------------------------------------------------------------------
+
+
+def freeze_widgets(notebook: NotebookNode) -> None:
+    """Replace each displayed widget by what it shows, in place; drop the widget state (5 MB per figure)."""
+    models = notebook.metadata.get("widgets", {}).get(STATE, {}).get("state", {})
+    states = {key: model["state"] for key, model in models.items()}
+    stills = notebook.metadata.pop("stills", {})
+    notebook.metadata.pop("widgets", None)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [frozen for output in cell.outputs for frozen in _frozen(output, states, stills)]
+
+
+def _frozen(output: NotebookNode, states: Mapping[str, Any], stills: Mapping[str, Any]) -> list[NotebookNode]:
     """What stands for ``output``: what a widget shows; a figure without its HTML, which holds plotly.js."""
     data = output.get("data", {})
     if WIDGET in data:
-        return list(_shown(data[WIDGET]["model_id"], states, figures))
+        return list(_shown(data[WIDGET]["model_id"], states, stills))
     if PLOTLY in data:
         data.pop("text/html", None)
     return [output]
 
 
-def _shown(key: str, states: Mapping[str, Any], figures: Mapping[str, Any]) -> Iterator[NotebookNode]:
+def _shown(key: str, states: Mapping[str, Any], stills: Mapping[str, Any]) -> Iterator[NotebookNode]:
     """What the widget ``key`` and its children show, from top to bottom."""
     state = states.get(key, {})
-    if key in figures:
-        yield new_output("display_data", {PLOTLY: {**figures[key], "config": CONFIG}})
+    if key in stills:
+        yield from _still(key, stills[key])
     elif "children" in state:
         for child in state["children"]:
-            yield from _shown(child.removeprefix("IPY_MODEL_"), states, figures)
+            yield from _shown(child.removeprefix("IPY_MODEL_"), states, stills)
     elif "outputs" in state:
         for output in state["outputs"]:
-            yield from _frozen(NotebookNode(output), states, figures)
-    elif text := _text(state):
-        yield new_output("display_data", {"text/html": text})
+            yield from _frozen(NotebookNode(output), states, stills)
+    elif state.get("_model_name") in ("HTMLModel", "HTMLMathModel") and state["value"]:
+        yield new_output("display_data", {"text/html": str(state["value"])})
 
 
-def _text(state: Mapping[str, Any]) -> str:
-    """What a widget without children says: an HTML widget its value, a control its name and setting."""
-    if state.get("_model_name") in ("HTMLModel", "HTMLMathModel"):
-        return str(state["value"])
-    value = state.get("value")
-    if state.get("_model_name") == "TextareaModel":
-        return str(Markup("<pre>{}</pre>").format(value))
-    if "_options_labels" in state and isinstance(state.get("index"), int):
-        value = state["_options_labels"][state["index"]]
-    name = state.get("description")
-    if value is None or not name:  # a slider's number box repeats what the slider says
-        return ""
-    return str(Markup("<div>{} <b>{}</b></div>").format(name, value))
+def _still(key: str, still: Mapping[str, Any]) -> Iterator[NotebookNode]:
+    """What `stills.stills` tells of a widget; of a panel its parts: the heading (0), each view, what folds (-1)."""
+    if "figure" in still:
+        yield _figure(still["figure"])
+    elif "questions" in still:
+        yield _html(filled("questions.html.j2", **still))
+    else:
+        yield _html(Markup(still["heading"]), key, 0)  # noqa: S704
+        for number, view in enumerate(still["views"], 1):
+            yield _html(filled("view.html.j2", **view), key, number)
+            yield from (_figure(figure, key, number) for figure in view["figures"])
+            if view["words"] or view["command"]:
+                folded = {**view, "words": Markup(view["words"])}  # noqa: S704
+                yield _html(filled("folded.html.j2", **folded), key, number)
+        yield from (_figure(figure, key, -1) for figure in still["more"])
 
 
-def _with_plotly_html(cell: NotebookNode) -> NotebookNode:
-    """A copy of the cell in which each plotly figure is HTML that finds plotly.js in the page's head."""
-    if cell.cell_type != "code":
-        return cell
-    outputs = []
-    for output in cell.outputs:
-        if figure := output.get("data", {}).get(PLOTLY):
-            parts = {key: figure[key] for key in ("data", "layout") if key in figure}
-            options = {"include_plotlyjs": False, "full_html": False, "validate": False, "default_height": 450}
-            code = plotly.io.to_html(parts, config=CONFIG, **options)
-            output = NotebookNode(output, data=NotebookNode({**output.data, "text/html": code}))
-        outputs.append(output)
-    return NotebookNode(cell, outputs=outputs)
+def _html(text: Markup, *place: Any) -> NotebookNode:
+    return new_output("display_data", {"text/html": str(text)}, metadata={"edp-lab": list(place)})
+
+
+def _figure(figure: Mapping[str, Any], *place: Any) -> NotebookNode:
+    return new_output("display_data", {PLOTLY: {**figure, "config": CONFIG}}, metadata={"edp-lab": list(place)})
+
+
+def _place(output: NotebookNode) -> tuple[str, int]:
+    """The panel that an output is a part of ("" for none), and which part."""
+    found = output.get("metadata", {}).get("edp-lab")
+    return (found[0], found[1]) if found else ("", 1)
+
+
+def _whole(outputs: Sequence[NotebookNode]) -> Iterator[NotebookNode]:
+    """Outputs with the parts of each panel in one piece of HTML, and figures as HTML."""
+    for panel, own in groupby(outputs, lambda output: _place(output)[0]):
+        if not panel:
+            yield from map(_drawn, own)
+            continue
+        parts = {part: Markup("").join(map(_code, some)) for (_, part), some in groupby(own, _place)}
+        head, more = parts.pop(0, ""), parts.pop(-1, "")
+        yield _html(filled("panel.html.j2", head=head, views=parts.values(), more=more))
+
+
+def _code(output: NotebookNode) -> Markup:
+    return Markup(_drawn(output).data["text/html"])  # noqa: S704
+
+
+def _text(output: NotebookNode) -> str:
+    return str(output.get("data", {}).get("text/html", ""))
+
+
+def _drawn(output: NotebookNode) -> NotebookNode:
+    """A figure as HTML, which ``course.js`` draws; any other output as it is."""
+    if PLOTLY not in output.get("data", {}):
+        return output
+    return NotebookNode(output, data=NotebookNode({**output.data, "text/html": str(_drawing(output.data[PLOTLY]))}))
+
+
+def _drawing(figure: Mapping[str, Any], kind: str = "") -> Markup:
+    """The place of a figure. The course's template is in ``course.js``, once."""
+    layout = {name: value for name, value in figure.get("layout", {}).items() if name != "template" or value != _OURS}
+    name = Markup(layout.get("title", {}).get("text") or "figure").striptags()  # noqa: S704
+    code = json.dumps({"data": figure["data"], "layout": layout}, separators=(",", ":")).replace("<", "\\u003c")
+    return filled("figure.html.j2", kind=kind, name=name, code=Markup(code), height=layout.get("height", 450))  # noqa: S704
+
+
+_OURS = TEMPLATE.to_plotly_json()
+
+
+# ---- A page of a notebook --------------------------------------------------------------------------------------------
+
+
+def page_html(notebook: NotebookNode, name: str, navigation: str = "") -> str:
+    """A page of ``notebook`` (its widgets frozen), with ``navigation`` in place of its own above and below."""
+    note = new_markdown_cell(f"*{ABOUT}*")
+    page = NotebookNode(notebook, cells=[note, *(_without_navigation(notebook) if navigation else notebook.cells)])
+    exporter = MathExporter(extra_loaders=[TEMPLATES], template_file="course.html.j2")
+    return exported(exporter, page, {"metadata": {"name": name}, "navigation": navigation})
+
+
+def _without_navigation(notebook: NotebookNode) -> list[NotebookNode]:
+    """Its cells, but for the lines above and below that lead to other notebooks."""
+    return [cell for cell in notebook.cells if NAVIGATION not in cell.metadata.get("tags", ())]
+
+
+def exported(exporter: HTMLExporter, notebook: NotebookNode, resources: dict[str, Any]) -> str:
+    """The notebook through an exporter, panels and figures as HTML; ``resources.plotly`` says whether there are any."""
+    cells = [
+        NotebookNode(cell, outputs=list(_whole(cell.outputs))) if cell.cell_type == "code" else cell
+        for cell in notebook.cells
+    ]
+    has_figures = any(_figures(cell) for cell in notebook.cells)
+    text, _ = exporter.from_notebook_node(NotebookNode(notebook, cells=cells), {**resources, "plotly": has_figures})
+    return text
+
+
+def _figures(cell: NotebookNode) -> list[NotebookNode]:
+    return [output for output in cell.get("outputs", ()) if PLOTLY in output.get("data", {})]
 
 
 # ---- A site --------------------------------------------------------------------------------------------------------
@@ -203,6 +290,18 @@ class Entry(NamedTuple):
     title: str
     page: str
     source: Path
+
+
+class Card(NamedTuple):
+    """What an index says of a notebook; "" where nothing is known."""
+
+    title: str
+    page: str
+    picture: str = ""
+    goal: str = ""
+    minutes: str = ""
+    needs: str = ""
+    executed: str = ""
 
 
 def write_site(runs: Sequence[NotebookRun], notebooks_dir: Path, out: Path) -> Path:
@@ -228,15 +327,48 @@ def write_site(runs: Sequence[NotebookRun], notebooks_dir: Path, out: Path) -> P
             store_page(fit_links(page, names), out / entry.page)
         else:
             write_document(entry, out, names, around)
-    return write_contents("edp_lab: the course", chapters, others, ABOUT, out)
+    return write_contents("edp_lab: the course", [card(run, names) for run in runs], others, ABOUT, out)
 
 
-def write_contents(heading: str, chapters: Sequence[Entry], others: Sequence[Entry], about: str, out: Path) -> Path:
-    """Write ``index.html``: the chapters numbered, other pages below them."""
-    body = filled("contents.html.j2", heading=heading, chapters=chapters, others=others, about=about)
-    page = filled("document.html.j2", title=heading, body=body)
-    write_whole(out / "index.html", page.encode())
+def write_contents(
+    heading: str, cards: Sequence[Card], others: Sequence[Entry], about: str, out: Path, runs: Sequence[Any] = ()
+) -> Path:
+    """Write ``index.html``: a card for each notebook, other pages, and how the `runs` went, folded if all is well."""
+    body = filled("contents.html.j2", heading=heading, cards=cards, others=others, about=about, runs=runs)
+    pictures = any(card.picture for card in cards)
+    store_page(filled("document.html.j2", title=heading, body=body, plotly=pictures), out / "index.html")
     return out / "index.html"
+
+
+MAP = re.compile(r"^\| (\d\d) \|[^|]+\| (\d+) \|([^|]*)\|", re.MULTILINE)  # a row of the guide: minutes, needs
+
+
+def card(run: NotebookRun, names: Collection[str]) -> Card:
+    """What an index says of a notebook: its first picture, its goal, and what the guide beside it tells."""
+    cells = nbformat.read(run.executed, as_version=4).cells
+    parts = [part for cell in cells if cell.cell_type == "markdown" for part in cut_at_headings(cell.source)]
+    goal = next((part.partition("\n")[2] for part in parts if re.match("#+ Goal$", part.partition("\n")[0])), "")
+    figure = next((output.data[PLOTLY] for cell in cells for output in _figures(cell)), None)
+    minutes, needs = guide(run.path.parent).get(run.path.name[:2], ("", ""))
+    picture = _drawing(_thumbnail(figure), "edp-picture") if figure else ""
+    goal = Markup(fit_links(markdown_to_html(goal), names))  # noqa: S704
+    return Card(run.title, run.html.name, picture, goal, minutes, needs.strip())
+
+
+def guide(folder: Path) -> dict[str, tuple[str, str]]:
+    """By number of a notebook, the minutes that it takes and what it needs, from the map in the folder's guide."""
+    page = folder / "README.md"
+    rows = MAP.findall(page.read_text(encoding="utf-8")) if page.exists() else []
+    return {number: (minutes, needs) for number, minutes, needs in rows}
+
+
+def _thumbnail(figure: Mapping[str, Any]) -> dict[str, Any]:
+    """A figure that is small and has no words; ``pages.css`` hides its title."""
+    margin = {"l": 8, "r": 8, "t": 8, "b": 8, "autoexpand": False}
+    layout = {**figure["layout"], "height": 170, "margin": margin, "showlegend": False}
+    for name in [name for name in layout if name[1:5] == "axis"]:
+        layout[name] = {**layout[name], "title": {}, "showticklabels": False, "automargin": False}
+    return {"data": figure["data"], "layout": layout}
 
 
 def documents(folder: Path) -> list[Entry]:
@@ -258,7 +390,7 @@ def write_document(entry: Entry, out: Path, names: Collection[str], navigation: 
             (out / picture).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(entry.source.parent / picture, out / picture)
     made = filled("document.html.j2", title=entry.title, navigation=navigation, body=body)
-    write_whole(out / entry.page, fit_links(made, names).encode())
+    store_page(fit_links(made, names), out / entry.page)
 
 
 def fit_links(html: str, names: Collection[str]) -> str:
@@ -295,32 +427,112 @@ def write_slides(runs: Sequence[NotebookRun], out: Path) -> Path:
     with writing(out, "make room there, or choose another --out"):
         shutil.copytree(REVEAL, out / "reveal", dirs_exist_ok=True)
     names = {run.html.name for run in runs}
-    for run in runs:
+    cards = [card(run, names) for run in runs]
+    for run, told in zip(runs, cards, strict=True):
         notebook = nbformat.read(run.executed, as_version=4)
-        store_page(fit_links(slides_html(notebook, run.title), names), out / run.html.name)
-    chapters = [Entry(run.title, run.html.name, run.executed) for run in runs]
-    return write_contents("edp_lab: slides", chapters, [], ABOUT_SLIDES, out)
+        store_page(fit_links(slides_html(notebook, run.title, told.minutes), names), out / run.html.name)
+    return write_contents("edp_lab: slides", cards, [], ABOUT_SLIDES, out)
 
 
-def slides_html(notebook: NotebookNode, name: str) -> str:
-    """The slides of an executed notebook."""
+class Slide(NamedTuple):
+    """One idea: what is seen, Markdown or outputs, and what the speaker may say of it, Markdown."""
+
+    seen: str | list[NotebookNode]
+    notes: list[str]
+    code: str = ""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it begins a part of the notebook: the slides of a part are one below the other."""
+        found = HEADING.match(self.seen) if isinstance(self.seen, str) else None
+        return bool(found and len(found[1]) <= 2)
+
+    def cell(self, metadata: dict[str, Any]) -> NotebookNode:
+        if isinstance(self.seen, str):
+            return new_markdown_cell(self.seen, metadata=metadata)
+        hidden = {"transient": {"remove_source": not self.code}}
+        return new_code_cell(self.code, outputs=self.seen, metadata={**metadata, **hidden})
+
+
+def slides_html(notebook: NotebookNode, name: str, minutes: str = "") -> str:
+    """The slides of an executed notebook, which takes so many minutes."""
+    slides: list[Slide] = []
+    for slide in (one for cell in _without_navigation(notebook) for one in _slides(cell)):
+        if slide.seen:
+            slides.append(slide)
+        elif slides:
+            slides[-1].notes.extend(slide.notes)
+    cells: list[NotebookNode] = []
+    alone = False  # a heading, which the next slide joins
+    for number, slide in enumerate(slides):
+        kind = "slide" if slide.is_first else "-" if alone else "subslide"
+        cells.append(slide.cell({"slideshow": {"slide_type": kind}}))
+        alone = isinstance(slide.seen, str) and "\n" not in slide.seen and bool(HEADING.match(slide.seen))
+        passed = round(int(minutes or 0) * number / len(slides))
+        told = [f"*After about {passed} of {minutes} minutes.*"] if minutes and kind != "-" else []
+        if notes := [*told, *filter(None, slide.notes)]:
+            cells.append(new_markdown_cell("\n\n".join(notes), metadata={"slideshow": {"slide_type": "notes"}}))
     reveal = {"reveal_url_prefix": "reveal", "reveal_theme": "course"}
     exporter = _Exporter(extra_loaders=[TEMPLATES], template_file="slides.html.j2", **reveal)
-    slides = NotebookNode(notebook, cells=[cell for old in _without_navigation(notebook) for cell in _marked(old)])
-    return exported(exporter, slides, {"metadata": {"name": name}})
+    return exported(exporter, NotebookNode(notebook, cells=cells), {"metadata": {"name": name}})
 
 
-def _marked(cell: NotebookNode) -> Iterator[NotebookNode]:
-    """The cell, a Markdown cell cut at its headings; each says whether a slide begins with it."""
-    if cell.cell_type != "markdown":
-        figure = any(PLOTLY in output.get("data", {}) for output in cell.get("outputs", ()))
-        kind = "subslide" if figure else "-"
-        yield NotebookNode(cell, metadata=NotebookNode(cell.metadata, slideshow={"slide_type": kind}))
+def _slides(cell: NotebookNode) -> Iterator[Slide]:
+    """The slides of a cell. Text without a heading, and what a cell prints, belong to the slide before."""
+    if cell.cell_type == "markdown":
+        for part in cut_at_headings(cell.source):
+            yield Slide(lead(part), [part.partition("\n")[2] if HEADING.match(part) else part])
         return
-    for part in cut_at_headings(cell.source):
-        heading = HEADING.match(part)
-        kind = "slide" if heading and len(heading[1]) <= 2 else "subslide"
-        yield new_markdown_cell(part, metadata={"slideshow": {"slide_type": kind}})
+    if "lesson" in cell.metadata.get("tags", ()):
+        yield Slide(cell.outputs, [], cell.source)
+        return
+    head: list[NotebookNode] = []
+    notes: list[str] = []
+    for (panel, number), some in groupby(cell.get("outputs", ()), _place):
+        outputs = list(some)
+        if panel and number == 0:
+            heading, _, looking_at = _text(outputs[0]).partition("</h3>")
+            head, notes = [_html(Markup(f"{heading}</h3>"), panel, 0)], [looking_at]  # noqa: S704
+        elif number > 0 and any(PLOTLY in one.get("data", {}) or ASKED in _text(one) for one in outputs):
+            yield Slide([*(head if panel else ()), *outputs], notes)
+            notes = []
+
+
+ASKED = "edp-questions"  # the class of predictions
+LIST = re.compile(r"^(\d+\.|[-*]) ")
+SENTENCE = re.compile(r"(?:[^.?!`$]|`[^`]*`|\$[^$]*\$|[.?!](?![*”)]*\s))*(?:[.?!][*”)]*|$)")
+
+
+def lead(part: str) -> str:
+    """What a slide shows of a piece of Markdown: its heading, the first sentence or formula, and of a list each first
+    sentence; "" where it has no heading of its own.
+    """
+    first, _, rest = part.partition("\n")
+    if not HEADING.match(part):
+        if not part.startswith("**"):
+            return ""
+        first, rest = "", part
+    blocks = [block.strip() for block in re.split(r"\n\s*\n", rest.strip()) if block.strip()]
+    shown = []
+    for block in blocks[:2]:
+        if LIST.match(block):
+            items = re.split(r"\n(?=\d+\. |[-*] )", block)
+            shown.append("\n".join(_first_sentence(item) for item in items))
+            break
+        if not shown:
+            shown.append(block if block.startswith(("$$", "|", "```")) else _first_sentence(block))
+    return "\n\n".join([first, *shown]).strip()
+
+
+def _first_sentence(text: str) -> str:
+    """The sentence in bold, if there is one, else the first; what is only a name ("**Exercise 1.**") goes before it."""
+    mark = LIST.match(text)
+    start = mark.end() if mark else 0
+    bold = None if mark else re.search(r"\*\*[^*]{30,}[.?!]\*\*", text)
+    found = SENTENCE.match(text, start)
+    if found and not mark and found[0].startswith("**") and found[0].endswith("**"):
+        found = SENTENCE.match(text, found.end())
+    return bold[0] if bold else text[: found.end()] if found else text
 
 
 def cut_at_headings(text: str) -> list[str]:

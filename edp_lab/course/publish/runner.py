@@ -273,8 +273,8 @@ def run_course(
     in_order = tuple(runs[path] for path in todo)
     for entry in others:
         pages.write_document(entry, out_dir, names, pages.filled("navigation.html.j2"))
-    write_whole(out_dir / "index.html", pages.filled("runs.html.j2", rows=in_order, about=about).encode())
-    return CourseRun(in_order, out_dir / "index.html")
+    cards = [pages.card(run, names) for run in in_order]
+    return CourseRun(in_order, pages.write_contents("edp_lab: the course", cards, others, about, out_dir, in_order))
 
 
 def _run_all(
@@ -364,7 +364,7 @@ def code_digest() -> str:
     root = Path(edp_lab.__file__).parent
     total = hashlib.sha256(sys.version.encode())
     for path in sorted(root.rglob("*")):
-        if path.is_file() and path.suffix != ".pyc":
+        if path.is_file() and path.parent.name != "__pycache__":  # numba keeps its own there, too
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             total.update(f"{path.relative_to(root)} {content}\n".encode())
     return total.hexdigest()
