@@ -81,16 +81,20 @@ SAID: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     ],
     "02 denominators": [({}, ["no guarantee"])],
     "04 bill": [
-        ({"decay": "none"}, ["<b>ε = 41.3</b> at δ = 10⁻⁵ (zCDP, z0 at face value, one utterance"]),
+        ({"decay": "none"}, ["after 30 epochs at δ = 10⁻⁵: <b>ε = 41.3</b> (zCDP, z0 at face value, one utterance)"]),
         ({"decay": "none"}, ["<b>no guarantee</b>, because α is read off private gradients"]),
         ({"decay": "none"}, ["<b>ε = 612</b> for one utterance (Gaussian DP, exact; zero-out neighbours, disjoint"]),
         ({"decay": "none"}, ["0.177 in the first epoch, 0.177 in the last, where the setting says 1 and 1"]),
-        ({"decay": "none"}, ["in the last 15 epochs", "z0 = <b>18.6</b> for as many epochs; at this z0, not even one"]),
         ({"variant": SOUND, "z0": 0.0}, ["<b>no guarantee</b>, because z0 is 0"]),
         ({"variant": SOUND, **SWALLOWED}, ["because float32 arithmetic swallows noise this small"]),
         ({"variant": SOUND, **SWALLOWED}, ["On paper, with a public α: ε = "]),
-        ({"variant": SOUND, "tau": 2.0, "target": 0.1, "epochs": 20}, ["No z0 up to a billion meets"]),
         ({"variant": SOUND, "utterances": 3, "epochs": 1}, ["for all 3 utterances of one person"]),
+    ],
+    "04 needed": [
+        ({"decay": "none"}, ["z0 = <b>18.6</b> meets ε = 8 for 30 epochs at δ = 10⁻⁵, with a public α (Gaussian"]),
+        ({"decay": "none"}, ["The last 15 epochs spend half", "asks for z0 = 3.78"]),
+        ({"variant": SOUND, "tau": 2.0, "target": 0.1, "epochs": 20}, ["No z0 up to a billion meets"]),
+        ({"variant": SOUND, "utterances": 3}, ["all 3 utterances of one person"]),
     ],
     "04 loss": [
         ({}, ["10 epochs of μ = 0.5 each are together <b>μ = 1.58</b>"]),
@@ -98,7 +102,7 @@ SAID: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     ],
     "04 sampling": [
         ({}, ["<b>ε = 2.1</b> (Rényi DP, an upper bound)", "10 passes: <b>ε = 17.9</b> (Gaussian DP"]),
-        ({}, ["<b>no ε below 4.06</b> can hold for shuffled batches"]),
+        ({}, ["<b>no ε below 4.06</b> can hold"]),
     ],
     "09 noise": [
         ({}, ["the sum carries √N times that, <b>0.354</b>, and the mean 0.0442 on every coordinate"]),
@@ -138,6 +142,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("03 decay", {"num_devices": 5}, "this batch was cut for 1, 2, 4, 8, 16, 32 devices, not for 5"),
     ("03 promise", {"delta": 1.0}, "delta is 1.0"),
     ("04 bill", {"num_devices": 64}, "64 devices for a batch of 64"),
+    ("04 needed", {"target": 0.0}, "target epsilon is 0.0"),
+    ("04 needed", {"utterances": 0}, "number of utterances of a person is 0"),
     ("04 loss", {"draws": 1}, "the number of draws is 1"),
     ("04 sampling", {"rate": 2.0}, "sampling rate q is 2.0"),
     ("04 sampling", {"delta": 2.0}, "delta is 2.0"),

@@ -1,7 +1,7 @@
 """What ``04_what_does_it_cost.ipynb`` computes: bills of runs, privacy losses, sampling, Table 1. No widgets, no torch.
 
-    result = run_bill(SOUND, C, z0, decay, tau, num_devices, epochs, delta, utterances=1, target=8.0)    # pure
-    print(result.claimed[-1], result.exact[-1], result.z0_needed)
+    result = run_bill(SOUND, z0, num_devices, epochs, decay, tau, C, utterances=1, delta=1e-5)    # pure
+    print(result.claimed[-1], result.exact[-1])
     behind("CLC", "ATIS", "exponential", epochs=30).setting    # what may lie behind one printed epsilon
 
 The mechanism and its accountants are those of `edp_lab.privacy`.
@@ -13,12 +13,12 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
 from edp_lab.attacks.statistics import Rate, Roc, auc, clopper_pearson, roc
@@ -26,7 +26,7 @@ from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of, require
 from edp_lab.errors import UsageError
 from edp_lab.privacy import accountants
 from edp_lab.privacy.accountants import GaussianDP, RenyiDP, ReshufflingZCDP
-from edp_lab.privacy.calibration import Budget, affordable_epochs, calibrate_z0
+from edp_lab.privacy.calibration import LARGEST_Z, Budget, calibrate_z0
 from edp_lab.privacy.composition import gaussian_loss_density
 from edp_lab.privacy.guarantee import Guarantee, accountant_for, claim, claimed_accountant, judge
 from edp_lab.privacy.mechanism import Decay, Mechanism, NoGuarantee, Schedule
@@ -47,7 +47,8 @@ class RunBill(NamedTuple):
     """
 
     mechanism: Mechanism
-    budget: Budget  # target epsilon, delta, utterances of one person: all but the paper's claim is for all of them
+    delta: float
+    utterances: int  # of one person: all but the paper's claim is for all of them
     epochs: int  # T
     after: NDArray[np.int64]  # (P), numbers of epochs; the last is T
     claimed: Array  # (P), the paper's accounting, z taken at face value
@@ -56,35 +57,29 @@ class RunBill(NamedTuple):
     looseness: float | None  # by what share zCDP's epsilon exceeds the exact one at T; None where that is endless
     z_set: Array  # (T), noise multipliers by epoch, as set
     z_true: Array  # (T), noise over true sensitivity by epoch
-    share: Array  # (T), of the sum of 1/z^2, what each epoch spends
-    last_half: int  # how many of the last epochs spend half of what all spend
     guarantee: Guarantee  # of the whole run
-    z0_needed: float | None  # would meet the target, with a public alpha; None: no z0 does
-    epochs_allowed: int  # would meet it, too
 
 
 def run_bill(
     variant: str,
-    clip_norm: float,
     z0: float,
-    decay: str,
-    tau: float,
     num_devices: int,
     epochs: int,
-    delta: float,
+    decay: str,
+    tau: float,
+    clip_norm: float,
     utterances: int,
-    target: float,
+    delta: float,
 ) -> RunBill:
     """The bill of `epochs` epochs.
 
     Raises:
-        UsageError: as `mechanism_of` and `judge`; no epochs, a target that is not positive.
+        UsageError: as `mechanism_of` and `judge`; no epochs.
     """
     check_whole("number of epochs", epochs, 1, 1000)
     mechanism = mechanism_of(variant, clip_norm, z0, decay, tau, num_devices)
     guarantee, public = judge(mechanism, epochs, delta, False, None, utterances), mechanism.with_public_alpha()
     after = np.unique(np.linspace(1, epochs, POINTS).round().astype(np.int64))
-    budget = Budget(target, delta, utterances_per_person=utterances)
     # In exact arithmetic, where `judge` would also ask whether floats can carry it.
     zcdp, exact = np.full((2, len(after)), math.nan)
     for place, t in enumerate(after.tolist()):
@@ -93,21 +88,55 @@ def run_bill(
             zcdp[place], exact[place] = ReshufflingZCDP(account.schedule).epsilon(delta), account.epsilon(delta)
     over = float(zcdp[-1] / exact[-1] - 1) if exact[-1] else math.inf
     factors = mechanism.decay.factors(np.arange(epochs), mechanism.tau)
-    weights = np.divide(factors.min(), factors, out=np.ones_like(factors), where=factors > factors.min()) ** 2
-    share, z0_needed = weights / weights.sum(), None
-    with suppress(UsageError):
-        z0_needed = calibrate_z0(public, epochs, budget)
     return RunBill(
-        mechanism, budget, epochs, after,
+        mechanism, delta, utterances, epochs, after,
         np.array([claim(mechanism, mechanism.bill(t), delta).epsilon for t in after.tolist()], float),
         zcdp, exact, over if math.isfinite(over) else None,
         z_set=mechanism.z0 * factors,
         z_true=mechanism.noise_multiplier(0) * factors,
-        share=share,
-        last_half=int(np.searchsorted(np.cumsum(share[::-1]), 0.5 - 1e-9)) + 1,
         guarantee=guarantee,
-        z0_needed=z0_needed,
-        epochs_allowed=affordable_epochs(public, budget) if z0 else 0,
+    )  # fmt: skip
+
+
+class Needed(NamedTuple):
+    """The noise with which runs of 1 ... T epochs meet a target, and which epochs of the longest pay for it."""
+
+    mechanism: Mechanism  # with z0 as needed for T epochs, or 1 where no z0 meets the target
+    budget: Budget  # target epsilon, delta, utterances of one person
+    epochs: int  # T
+    claimed: Array  # (T), z0 by the paper's accounting, for one utterance
+    z0: Array  # (T), z0 that meets the target with a public alpha; NaN where none up to a billion does
+    share: Array  # (T), of the sum of 1/z^2, what each epoch spends
+    last_half: int  # how many of the last epochs spend half of what all spend
+
+
+def needed(
+    variant: str, target: float, num_devices: int, epochs: int, decay: str, tau: float, utterances: int, delta: float
+) -> Needed:
+    """The noise for a target epsilon.
+
+    Raises:
+        UsageError: as `mechanism_of` and `Budget`; no epochs.
+    """
+    check_whole("number of epochs", epochs, 1, 1000)
+    check_whole("number of utterances of a person", utterances, 1, 10**6)
+    budget = Budget(target, delta, utterances_per_person=utterances)
+    mechanism = mechanism_of(variant, 1.0, 1.0, decay, tau, num_devices)
+    public, factors = mechanism.with_public_alpha(), mechanism.decay.factors(np.arange(epochs), mechanism.tau)
+    with np.errstate(divide="ignore", over="ignore"):
+        spent = np.cumsum(factors**-2.0)  # of noise multiplier 1 at first; rho and the square of mu go with it
+    z0 = np.full(epochs, math.nan)
+    with suppress(UsageError):
+        z0 = calibrate_z0(public, 1, budget) * np.sqrt(spent)
+        z0[z0 > LARGEST_Z] = math.nan
+        z0[-1] = math.nan  # unless it is found
+        z0[-1] = calibrate_z0(public, epochs, budget)
+        mechanism = replace(mechanism, z0=float(z0[-1]))
+    weights = np.divide(factors.min(), factors, out=np.ones_like(factors), where=factors > factors.min()) ** 2
+    share = weights / weights.sum()
+    return Needed(
+        mechanism, budget, epochs, np.sqrt(spent / (2 * _rho_of(target, delta))), z0, share,
+        int(np.searchsorted(np.cumsum(share[::-1]), 0.5 - 1e-9)) + 1,
     )  # fmt: skip
 
 
@@ -159,13 +188,10 @@ class Loss(NamedTuple):
     with_it: Array  # (P), density of the loss where the utterance took part
     without: Array  # (P), and where it did not
     excess: Array  # (P), (1 - e^(epsilon - loss)) of the first beyond epsilon: its area is delta
-    epsilons: Array  # (P')
-    deltas: Array  # (P'), delta for each of these: exact
-    zcdp_deltas: Array  # (P'), and by zCDP
-    fpr: Array  # (P''), false positive rates
-    fnr: Array  # (P''), least false negative rates that all releases allow: the trade-off curve
-    fnr_each: Array  # (P''), and one of them
-    fnr_pair: Array  # (P''), and what (epsilon, delta) alone would promise (Dong et al. 2022, proposition 2.5)
+    fpr: Array  # (P'), false positive rates
+    fnr: Array  # (P'), least false negative rates that all releases allow: the trade-off curve
+    fnr_each: Array  # (P'), and one of them
+    fnr_pair: Array  # (P'), and what (epsilon, delta) alone would promise (Dong et al. 2022, proposition 2.5)
     attack: Roc  # of the best attack on the simulated runs
     attack_auc: float
     found: Rate  # what it finds where its threshold, set beforehand, allows 1 % false alarms; 95 % interval
@@ -188,7 +214,6 @@ def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) 
     epsilon, zcdp = every.epsilon(delta), ReshufflingZCDP(every.schedule)
     loss = np.linspace(-(every.mu**2) / 2 - 4.5 * every.mu, every.mu**2 / 2 + 4.5 * every.mu, 301)
     density = gaussian_loss_density(loss, every.mu)
-    epsilons = np.linspace(0, 1.3 * zcdp.epsilon(delta), 80)
     fpr = np.concatenate([[0.0], np.logspace(-6, -2, 40), np.linspace(0.01, 1, 100)[1:]])
     growth = math.exp(min(epsilon, 700.0))
     # A release is what the attacker is left with after subtracting all that is known, along the utterance's gradient:
@@ -201,9 +226,6 @@ def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) 
         with_it=density,
         without=density[::-1],
         excess=density * -np.expm1(np.minimum(epsilon - loss, 0)),
-        epsilons=epsilons,
-        deltas=np.array([accountants.gdp_delta(every.mu, e) for e in epsilons]),
-        zcdp_deltas=np.array([accountants.zcdp_delta(zcdp.rho, e) for e in epsilons]),
         fpr=fpr,
         fnr=1 - every.best_tpr(fpr),
         fnr_each=1 - one.best_tpr(fpr),
@@ -361,12 +383,9 @@ def _rho_by_epochs(decay: Decay) -> Array:
 
 
 def _rho_of(epsilon: float, delta: float) -> float:
-    """The rho that the paper's conversion turns into epsilon."""
-
-    def excess(log_rho: float) -> float:
-        return math.log(accountants.zcdp_epsilon(math.exp(log_rho), delta) / epsilon)
-
-    return math.exp(brentq(excess, -50.0, math.log(epsilon), xtol=1e-14))
+    """The rho that the paper's conversion, epsilon = rho + 2 sqrt(rho ln(1/delta)), turns into epsilon."""
+    root = math.sqrt(math.log(1 / delta))
+    return (epsilon / (root + math.sqrt(root**2 + epsilon))) ** 2
 
 
 def fallen_by_decay() -> list[tuple[Table1Row, Decay]]:

@@ -21,7 +21,17 @@ def _compose(answer: Any, cases: np.random.Generator) -> str | None:
     for epochs in (1, 2, int(cases.integers(5, 30))):
         z = cases.uniform(0.4, 6, epochs).round(2)
         said = f"noise multipliers {z.tolist()}" if epochs < 3 else f"{epochs} epochs"
-        if differs := close(answer(z.copy()), GaussianDP(Schedule(z, np.ones(epochs))).mu, f"{said}; μ of the run"):
+        slips = {
+            "That adds up μ itself, as if the noises of all epochs pulled the same way: their squares add up.": (
+                1 / z
+            ).sum(),
+            "That takes all epochs to have as much noise as the first, √T/z₀: each has a z of its own.": (
+                math.sqrt(epochs) / z[0]
+            ),
+            "That is the square of the run's μ: the root is missing.": (1 / z**2).sum(),
+        }
+        wanted = GaussianDP(Schedule(z, np.ones(epochs))).mu
+        if differs := close(answer(z.copy()), wanted, f"{said}; μ of the run", slips=slips):
             return differs
     return None
 

@@ -1,4 +1,4 @@
-"""The panels of ``04_what_does_it_cost.ipynb``: a run's bill, privacy losses, sampling (one is slow), Table 1."""
+"""The panels of ``04_what_does_it_cost.ipynb``: a bill, noise for a target, losses, sampling (one is slow), Table 1."""
 
 from __future__ import annotations
 
@@ -10,108 +10,211 @@ from typing import Any
 import numpy as np
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import choice, decades, decay_of, delta_of, devices, number, seed_of
-from edp_lab.course.kit.figure import ABOVE, BELOW, Figure, Trace, axis, figure, line, log_axis, logs, points, positive
+from edp_lab.course.kit.controls import Control, choice, decades, decay_of, delta_of, devices, number, seed_of
+from edp_lab.course.kit.figure import Figure, Trace, axis, line, log_axis, logs, points, positive
 from edp_lab.course.kit.inputs import AS_PRINTED, VARIANTS
-from edp_lab.course.kit.panel import Panel, RunPanel, panel
-from edp_lab.course.kit.text import Words, account_command, account_of, at_most, columns, duration, python
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
+from edp_lab.course.kit.text import (
+    Words,
+    account_command,
+    account_of,
+    at_most,
+    columns,
+    count,
+    duration,
+    percent,
+    python,
+    short,
+)
 from edp_lab.course.kit.text import digits as d
-from edp_lab.course.kit.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb04_cost import compute
-from edp_lab.course.nb04_cost.compute import Account, Behind, Loss, RunBill, Sampled
-from edp_lab.privacy import Decay, Mechanism, NoGuarantee, true_epsilon
+from edp_lab.course.nb04_cost.compute import Account, Behind, Loss, Needed, RunBill, Sampled
+from edp_lab.privacy import Alpha, Decay, Mechanism, NoGuarantee, true_epsilon
 from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_1, Z0_RANGE
 
 EPOCHS = [*range(1, 41), 45, 50, 60, 80, 100, 120]
 DECAYS = {Decay.NONE: "no decay", Decay.LINEAR: "linear decay", Decay.EXPONENTIAL: "exponential decay"}
 words = Words(__file__, decays=DECAYS, z0_range=Z0_RANGE, table1=compute.table1)
-two_plots = partial(fig.two_plots, legend_at=0.4, spacing=0.27)
+figure = partial(fig.figure, height=360)
 _account = partial(account_command, precision=12)
 
 
-# ---- The bill of a run ---------------------------------------------------------------------------------------------
+# ---- The bill of a run, and noise for a target ---------------------------------------------------------------------
 
 
-@panel("04")
-def bill(
-    C: float, z0: float, decay: str, tau: float, num_devices: int, epochs: int, delta: float, target: float
-) -> Panel:
-    """What a run costs by three accounts: `result` is a `RunBill`."""
+def _run(num_devices: int, epochs: int, decay: str, tau: float) -> dict[str, Control]:
+    return {
+        "num_devices": devices(num_devices),
+        "epochs": number("epochs T", epochs, EPOCHS, unit="epochs"),
+        "decay": decay_of(decay),
+        "tau": number("decay rate τ", tau, [k / 100 for k in range(101)], unit="per epoch"),
+    }
 
-    def command(result: RunBill, **_: Any) -> str:
-        """The call of `edp-lab account` that says the same; with a private alpha also that with a public one."""
-        m, budget, held = result.mechanism, result.budget, result.guarantee
-        private = held.epsilon is None and held.epsilon_if_alpha_public is not None
-        run = {"epochs": result.epochs, "delta": budget.delta, "utterances-per-person": budget.utterances_per_person}
-        both = [m, m.with_public_alpha()] if private else [m]
-        return "\n".join(account_of(one, **run, **{"target-epsilon": budget.epsilon}) for one in both)
 
-    tooltips = [
+def _variant() -> Control:
+    tips = [
         "Algorithm 1 of the paper, verbatim: α from private gradients",
         "the same, with α from public text",
         "noise in proportion to the true sensitivity",
     ]
+    return choice("variant", AS_PRINTED, VARIANTS, tooltips=tips)
+
+
+def _for_whom(delta: float) -> dict[str, Control]:
+    stops = [1, 2, 3, 5, 10, 20, 50, 100]
+    utterances = number("a person's share", 1, stops, unit="utterances", rare=True)
+    return {"utterances": utterances, "delta": delta_of(delta, -12, -1)}
+
+
+@panel("04")
+def bill(C: float, z0: float, decay: str, tau: float, num_devices: int, epochs: int, delta: float) -> Panel:
+    """What a run costs by three accounts: `result` is a `RunBill`."""
+
+    def command(result: RunBill, **_: Any) -> str:
+        """The call of `edp-lab account` that says the same; with a private alpha also that with a public one."""
+        m, held = result.mechanism, result.guarantee
+        private = held.epsilon is None and held.epsilon_if_alpha_public is not None
+        run = {"epochs": result.epochs, "delta": result.delta, "utterances-per-person": result.utterances}
+        return "\n".join(account_of(one, **run) for one in ([m, m.with_public_alpha()] if private else [m]))
+
     return Panel(
         "The bill of a run",
-        "First, the privacy loss after each epoch: claimed, bounded and exact; then, the noise of each epoch, and its "
-        "share of the bill.",
+        "The privacy loss of a run after each epoch, claimed and true, and the noise it comes from.",
         compute.run_bill,
-        [draw_bill, draw_spend],
+        [draw_bill, draw_noise],
         words.bill,
         command,
+        tiles=tell_bill,
         idle=lambda result: ["tau"] if result.mechanism.decay is Decay.NONE else [],
-        variant=choice("variant", AS_PRINTED, VARIANTS, tooltips=tooltips),
-        clip_norm=number("clip norm C", C, decades(-2, 2), unit="gradient norm"),
+        views={
+            "as printed, 8 GPUs": {"num_devices": 8},
+            "as printed, 32 GPUs": {"num_devices": 32},
+            "sound": {"variant": VARIANTS[-1]},
+            "sound, with exponential decay": {"variant": VARIANTS[-1], "decay": Decay.EXPONENTIAL, "tau": 0.1},
+        },
+        variant=_variant(),
         z0=number("noise multiplier z0", z0, decades(-6, 2)),
-        decay=decay_of(decay),
-        tau=number("decay rate τ", tau, [k / 100 for k in range(101)], unit="per epoch"),
-        num_devices=devices(num_devices),
-        epochs=number("length T of the run", epochs, EPOCHS, unit="epochs"),
-        delta=delta_of(delta, -12, -1),
-        utterances=number("utterances of a person", 1, [1, 2, 3, 5, 10, 20, 50, 100], unit="utterances"),
-        target=number("target ε", target, decades(-1, 3), unit="nats"),
+        **_run(num_devices, epochs, decay, tau),
+        clip_norm=number("clip norm C", C, decades(-2, 2), unit="gradient norm", rare=True),
+        **_for_whom(delta),
     )
+
+
+def tell_bill(result: RunBill) -> tuple[Tile, Tile, str]:
+    """Both epsilons, and the noise in its two meanings."""
+    tiles, set_, true = epsilons(result.guarantee), result.z_set[0], result.z_true[0]
+    if not set_:
+        return *tiles, "Without noise nothing is promised."
+    says = ", as z0 says." if math.isclose(set_, true) else f". The setting z0 says {short(set_)}."
+    return *tiles, f"At first the noise is {short(true)} times what one utterance can move{says}"
 
 
 def draw_bill(result: RunBill) -> Figure:
     """Epsilon by epochs trained, claimed and true; log scale."""
     void = result.guarantee.epsilon is None
-    held, dash = ("exact, if α were public", "dot") if void else ("exact: what holds", "solid")
+    held, dash = ("exact, α public", "dot") if void else ("exact", "solid")
     mark: dict[str, Any] = {"symbol": "circle-open" if void else "circle", "size": 7}
-    after, target, mode = result.after, result.budget.epsilon, "lines" if result.after.size > 1 else "markers"
-    claimed, zcdp, exact = map(positive, (result.claimed, result.zcdp, result.exact))
-    limit: dict[str, Any] = {"x": [0, result.epochs + 1], "y": [target] * 2, "hoverinfo": "skip"}
+    after, mode = result.after, "lines" if result.after.size > 1 else "markers"
+    said, zcdp, exact = map(positive, (result.claimed, result.zcdp, result.exact))
     return figure(
         "Privacy spent, by epoch",
-        words.bill_caption(result),
-        line("claimed (zCDP, z0 at face value)", ORANGE, "dash", symbol="square-open", x=after, y=claimed),
-        line("zCDP, true noise", PURPLE, "dashdot", mode=mode, x=after, y=zcdp),
-        line(held, GREEN, dash, **mark, x=after, y=exact),
-        line("target", BLACK, "dot", width=1.5, **limit),
-        top=164,
+        "",
+        line("claimed", CLAIMED, "dash", symbol="square-open", x=after, y=said),
+        line(held, HOLDS, dash, **mark, x=after, y=exact),
+        line("zCDP, true noise", OTHER, "dashdot", mode=mode, x=after, y=zcdp),
         hover="after %{x} epochs: ε = %{y:.3g}",
         xaxis=axis("epochs trained", [0.5, result.epochs + 0.5]),
-        yaxis=log_axis("ε (nats)", [*claimed, *exact, target], margin=0.05, labels=6),
+        yaxis=log_axis("ε (nats)", [*said, *exact, *zcdp], margin=0.05, labels=6),
     )
 
 
-def draw_spend(result: RunBill) -> Figure:
-    """Above: the noise multiplier by epoch, as set and over true sensitivity. Below: each epoch's share of the bill."""
+def draw_noise(result: RunBill) -> Figure:
+    """The noise multiplier by epoch, as set and over true sensitivity; log scale."""
     set_, true = positive(result.z_set), positive(result.z_true)
-    on: dict[str, Any] = {"x": np.arange(result.epochs)}
-    noise: dict[str, Any] = {"mode": "lines+markers" if result.epochs <= 40 else "lines", **ABOVE, **on}
-    t = axis("epoch t (the first is 0)", [-0.6, result.epochs - 0.4])
-    return two_plots(
-        "Noise, and who pays",
-        words.bill_caption(result),
-        line("z as set", ORANGE, "dash", symbol="square-open", y=set_, **noise),
-        line("noise over true sensitivity", GREEN, symbol="circle", size=7, y=true, **noise),
-        {"type": "bar", "marker": {"color": SKY}, "showlegend": False, "y": 100 * result.share, **BELOW, **on},
+    on: dict[str, Any] = {"x": np.arange(result.epochs), "mode": "lines+markers" if result.epochs <= 40 else "lines"}
+    return figure(
+        "Noise over sensitivity",
+        "",
+        line("as z0 says", CLAIMED, "dash", symbol="square-open", y=set_, **on),
+        line("in truth", HOLDS, symbol="circle", size=7, y=true, **on),
         hover="t = %{x}: %{y:.3g}",
-        axes=(
-            (t, log_axis("noise multiplier", [*set_, *true], margin=0.05, labels=4)),
-            (t, axis("share of Σ 1/z² (%)", rangemode="tozero")),
-        ),
+        xaxis=axis("epoch t (first is 0)", [-0.6, result.epochs - 0.4]),
+        yaxis=log_axis("noise multiplier", [*set_, *true], margin=0.05, labels=4),
+    )
+
+
+@panel("04")
+def needed(target: float, decay: str, tau: float, num_devices: int, epochs: int, delta: float) -> Panel:
+    """The noise that a target takes, and who pays: `result` is a `Needed`."""
+
+    def command(result: Needed, **_: Any) -> str:
+        """The call of `edp-lab account` that looks for z0, with a public alpha."""
+        budget, run = result.budget, {"epochs": result.epochs, "delta": result.budget.delta}
+        people = {"utterances-per-person": budget.utterances_per_person, "target-epsilon": budget.epsilon}
+        return account_of(result.mechanism.with_public_alpha(), **run, **people)
+
+    return Panel(
+        "Noise for a target",
+        "The z0 with which a run meets a target ε, claimed and true, and which of its epochs pay.",
+        compute.needed,
+        [draw_needed, draw_share],
+        words.needed,
+        command,
+        tiles=tell_needed,
+        idle=lambda result: ["tau"] if result.mechanism.decay is Decay.NONE else [],
+        views={
+            "ε = 8, 30 epochs": {"target": 8.0},
+            "10 epochs": {"epochs": 10},
+            "exponential decay, τ = 0.1": {"decay": Decay.EXPONENTIAL, "tau": 0.1},
+            "sound": {"variant": VARIANTS[-1]},
+        },
+        variant=_variant(),
+        target=number("target ε", target, decades(-1, 3), unit="nats"),
+        **_run(num_devices, epochs, decay, tau),
+        **_for_whom(delta),
+    )
+
+
+def tell_needed(result: Needed) -> tuple[Tile, Tile, str]:
+    """z0 by the claim and in truth, and the epochs that pay."""
+    of, z0 = f"for ε = {short(result.budget.epsilon)}", result.z0[-1]
+    said = claimed(f"z0 = {short(result.claimed[-1])}", f"{of}, by the claim")
+    found = f"z0 = {at_most(z0)}" if z0 > 0 else "no z0"
+    if result.mechanism.alpha is Alpha.PRIVATE:
+        held = holds("no guarantee", f"with a public α: {found}")
+    else:
+        held = holds(found, f"{of} in truth")
+    return said, held, f"The last {count(result.last_half, 'epoch')} of {result.epochs} cost half of the bill or more."
+
+
+def draw_needed(result: Needed) -> Figure:
+    """The z0 that meets the target, by the length of the run; log scales."""
+    said, true, after = positive(result.claimed), positive(result.z0), np.arange(1, result.epochs + 1)
+    mode = "lines" if result.epochs > 1 else "lines+markers"
+    return figure(
+        "The z0 it takes",
+        "",
+        line("claimed", CLAIMED, "dash", mode=mode, x=after, y=said),
+        line("in truth", HOLDS, width=3, mode=mode, x=after, y=true),
+        hover="%{x} epochs: z0 = %{y:.3g}",
+        xaxis=axis("epochs of the run", [0.5, result.epochs + 0.5]),
+        yaxis=log_axis("z0", [*said, *true], margin=0.05, labels=6),
+    )
+
+
+def draw_share(result: Needed) -> Figure:
+    """Each epoch's share of the bill; darker those that together are half of it."""
+    half = result.epochs - result.last_half
+    parts = [("the first", OTHER, "", slice(0, half)), ("the last, half of all", PLAIN, "/", slice(half, None))]
+    t = np.arange(result.epochs)
+    return figure(
+        "Who pays",
+        "",
+        *(fig.bar(name, color, hatch, x=t[of], y=100 * result.share[of]) for name, color, hatch, of in parts),
+        hover="t = %{x}: %{y:.3g} %",
+        xaxis=axis("epoch t (first is 0)", [-0.6, result.epochs - 0.4]),
+        yaxis=axis("share of Σ 1/z² (%)", rangemode="tozero"),
     )
 
 
@@ -129,41 +232,51 @@ def loss(mu: float, epochs: int, delta: float, draws: int, seed: int) -> Panel:
 
     return Panel(
         "Privacy losses and attacks",
-        "First, how much all releases together betray of one utterance, and δ for each ε; then, the errors that this "
-        "forces upon any attacker.",
+        "How much all epochs together betray of one utterance, and the errors that every attacker must make.",
         compute.privacy_loss,
         [draw_loss, draw_tradeoff],
         words.loss,
         command,
+        tiles=tell_loss,
+        views={
+            "1 epoch": {"releases": 1},
+            "10 epochs": {"releases": 10},
+            "40 epochs": {"releases": 40},
+            "a larger δ": {"delta": 0.05},
+        },
         mu=number("μ of one epoch", mu, decades(-2, 1)),
         releases=number("epochs", epochs, EPOCHS, unit="epochs"),
-        delta=delta_of(delta, -12, -1),
+        delta=number("δ", delta, decades(-12, -1), unit="probability"),
         draws=number("simulated runs", draws, [50, 100, 200, 500, 1000, 2000, 5000], unit="with, without"),
         seed=seed_of(seed),
     )
 
 
+def tell_loss(result: Loss) -> tuple[Tile, Tile, str]:
+    """Epsilon, what the best attack can find, and what one has found."""
+    found = f"An attack on {result.draws:,} simulated runs found {percent(result.found.value)}"
+    luck = ": more than any attack can expect, by luck." if result.found.value > result.best_found else "."
+    return (
+        holds(f"ε = {at_most(result.epsilon)}", f"at δ = {short(result.delta)}, all epochs"),
+        Tile("found at most", percent(result.best_found), "of members, at 1 % false alarms", "printed"),
+        found + luck,
+    )
+
+
 def draw_loss(result: Loss) -> Figure:
-    """Above: the privacy loss with and without the utterance, and delta. Below: delta for every epsilon."""
+    """The privacy loss with and without the utterance, and delta."""
     beyond = result.loss >= result.epsilon
     x, top = result.loss[beyond], result.excess[beyond]
-    lowest = math.floor(math.log10(result.delta)) - 1
-    loss = axis("privacy loss (nats); dotted: ε", result.loss[[0, -1]])
-    return two_plots(
-        "Privacy loss",
-        words.releases(result) + "\nGaussian DP, exact; one utterance, zero-out",
-        fig.area("δ", VERMILLION, 0.7, **fig.between(x, np.zeros_like(top), top), **ABOVE),
-        line("with", BLUE, x=result.loss, y=result.with_it, **ABOVE),
-        line("without", ORANGE, "dash", x=result.loss, y=result.without, **ABOVE),
-        line("Gaussian DP, exact", GREEN, x=result.epsilons, y=positive(result.deltas), **BELOW),
-        line("zCDP", PURPLE, "dashdot", x=result.epsilons, y=positive(result.zcdp_deltas), **BELOW),
-        fig.ring(x=[result.epsilon, result.zcdp], y=[result.delta] * 2, **BELOW),
-        fig.vline(result.epsilon, line=fig.DOTTED),
+    return figure(
+        "Privacy loss (dashed and dotted: ε)",
+        "",
+        fig.area("δ", PRINTED, 0.7, **fig.between(x, np.zeros_like(top), top)),
+        line("without", PLAIN, x=result.loss, y=result.without),
+        line("with the utterance", NOISE, "dash", x=result.loss, y=result.with_it),
+        fig.vline(result.epsilon),
         hover="%{x:.3g}: %{y:.3g}",
-        axes=(
-            (loss, axis("density (per nat)", rangemode="tozero")),
-            (axis("ε (nats)"), logs("δ", [lowest, 0.1], dtick=math.ceil(-lowest / 5))),
-        ),
+        xaxis=axis("privacy loss (nats)", result.loss[[0, -1]]),
+        yaxis=axis("density (per nat)", rangemode="tozero"),
     )
 
 
@@ -174,14 +287,13 @@ def draw_tradeoff(result: Loss) -> Figure:
     fpr, guessing = 100 * result.fpr, {"x": [0, 100], "y": [100, 0], "hoverinfo": "skip"}
     return figure(
         "What attackers can do",
-        words.releases(result)
-        + f", Gaussian DP\none utterance, zero-out; {result.draws:,} runs a side, seed {result.seed}",
-        line("all epochs: least possible", GREEN, width=3, x=fpr, y=100 * result.fnr),
-        line("one epoch", SKY, "dashdot", x=fpr, y=100 * result.fnr_each),
-        line("(ε, δ) alone promises", PURPLE, "dash", x=fpr, y=100 * result.fnr_pair),
-        line("simulated attack", VERMILLION, "longdash", **attack),
-        line("guessing", BLACK, "dot", width=1.5, **guessing),
-        top=90,
+        "",
+        line("least possible", HOLDS, width=3, x=fpr, y=100 * result.fnr),
+        line("after one epoch", OTHER, "dashdot", x=fpr, y=100 * result.fnr_each),
+        line("(ε, δ) alone", CLAIMED, "dash", x=fpr, y=100 * result.fnr_pair),
+        line("an attack", PRINTED, "longdash", **attack),
+        line("guessing", INK, "dot", width=1.5, **guessing),
+        top=48,
         hover="%{x:.3g} % against %{y:.3g} %",
         legend={"orientation": "v", "x": 1, "xanchor": "right", "y": 1, "yanchor": "top"},  # above guessing is nothing
         xaxis=axis("false positives (% of non-members)", [-1, 101]),
@@ -203,17 +315,38 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
     whole = [int(stop) for stop in decades(0, 5) if stop.is_integer()]
     return Panel(
         "Sampling",
-        "First, what the same noise costs, step by step, under three ways to make batches; then, why a secret sample "
-        "hides an utterance.",
+        "What the same noise costs under three ways to make batches, and why a secret sample hides an utterance.",
         compute.sampling,
         [draw_sampled, draw_output],
         words.sampling,
         command,
+        tiles=tell_sampling,
+        views={
+            "1 % in each step": {"rate": 0.01},
+            "10 % in each step": {"rate": 0.1},
+            "1 %, one pass": {"rate": 0.01, "steps": 100},
+            "1 %, five times the noise": {"rate": 0.01, "noise_multiplier": 5.0},
+        },
         rate=number("sampling rate q", rate, decades(-4, 0), unit="of the corpus"),
         noise_multiplier=number("noise multiplier z", noise_multiplier, decades(-1, 1)),
         steps=number("steps", steps, whole, unit="steps"),
         delta=delta_of(delta, -12, -1),
     )
+
+
+def tell_sampling(result: Sampled) -> tuple[Tile, Tile, str]:
+    """Epsilon of a secret sample and of shuffled batches, and what an attack on the latter shows."""
+    sampled, shuffled = result.sampled[-1], result.shuffled[-1]
+    tiles = (
+        holds(f"ε = {at_most(sampled)}", "batches drawn at random", "secret sample"),
+        Tile("shuffled", f"ε = {at_most(shuffled)}", count(result.passes, "pass", "passes")),
+    )
+    least = f"An attack refutes every ε below {d(result.at_least)} for shuffled batches"
+    if result.at_least > sampled:
+        return *tiles, f"{least}: billing them as a sample is false."
+    if result.at_least:
+        return *tiles, f"{least}."
+    return *tiles, f"Shuffled batches have no whole pass before {count(round(1 / result.rate), 'step')}."
 
 
 def draw_sampled(result: Sampled) -> Figure:
@@ -223,12 +356,11 @@ def draw_sampled(result: Sampled) -> Figure:
     everyone, shuffled, sampled = map(positive, (result.everyone, result.shuffled, result.sampled))
     return figure(
         "Three ways to batch",
-        words.sampled_settings(result) + "\nGaussian DP; with Poisson sampling Rényi DP",
-        line("all in every step", VERMILLION, y=everyone, **on),
-        line("shuffled, disjoint", BLUE, "dash", line={"shape": "hv"}, y=shuffled, **on),
-        line("shuffled: at least", BLACK, "dot", **{**on, "x": whole}, y=[result.at_least] * len(whole)),
-        line("Poisson (Rényi DP)", GREEN, "dashdot", width=3, y=sampled, **on),
-        top=152,
+        "",
+        line("all in each step", OTHER, y=everyone, **on),
+        line("shuffled", PLAIN, "dash", line={"shape": "hv"}, y=shuffled, **on),
+        line("shuffled: at least", INK, "dot", **{**on, "x": whole}, y=[result.at_least] * len(whole)),
+        line("secret sample", HOLDS, "dashdot", width=3, y=sampled, **on),
         hover="%{x:,} steps: ε = %{y:.3g}",
         xaxis=logs("steps", [-0.03, max(0.5, math.log10(result.steps) + 0.03)]),
         yaxis=log_axis("ε (nats)", [*everyone, *shuffled, *sampled], margin=0.05, labels=6),
@@ -239,11 +371,10 @@ def draw_output(result: Sampled) -> Figure:
     """One step's noisy sum without the utterance, with it, and with it in the batch by chance."""
     return figure(
         "One step",
-        words.sampled_settings(result) + "\nGaussian DP; with Poisson sampling Rényi DP",
-        line("without", ORANGE, "dash", x=result.output, y=result.without),
-        line("with, in the batch for sure", VERMILLION, x=result.output, y=result.with_it),
-        line("with, in the batch with chance q", GREEN, "dashdot", x=result.output, y=result.sampled_with),
-        top=140,
+        "",
+        line("without", PLAIN, x=result.output, y=result.without),
+        line("with, for sure", NOISE, "dash", x=result.output, y=result.with_it),
+        line("with, by chance q", HOLDS, "dashdot", x=result.output, y=result.sampled_with),
         hover="%{x:.3g}: %{y:.3g}",
         xaxis=axis("noisy sum along its gradient (in C)"),
         yaxis=axis("density (per C)", rangemode="tozero"),
@@ -271,8 +402,8 @@ class TightAccounts(RunPanel):
         self.accounts: list[Account] = []
         super().__init__(
             "Sharper, but slower",
-            "The run of the panel above by four accounts, and how long each of them thought about it.",
-            figures=[draw_accounts([], "press Run")],
+            "The run of the panel above by four accounts, and how long each of them took.",
+            figures=[draw_accounts([])],
         )
 
     def prepare(self) -> Sampled:
@@ -284,21 +415,31 @@ class TightAccounts(RunPanel):
         for account in compute.tight_accounts(task):
             self.accounts.append(account)
             self.progress(len(self.accounts), 4, account.name)
-            caption = f"{task.steps:,} steps; " + words.sampled_settings(task)
-            self.figures[0].show(draw_accounts(self.accounts, caption))
+            self.figures[0].show(draw_accounts(self.accounts))
             if self.stopping:
                 return
-        self.words.value = words.tight(self.accounts)
+        self.tiles.show(*tell_tight(self.accounts))
+        self.words.value = words.tight(task)
         self.command.value = f"{_sampled_account(task)} --tight"
 
 
-def draw_accounts(accounts: Sequence[Account], caption: str) -> Figure:
+def tell_tight(accounts: Sequence[Account]) -> tuple[Tile, Tile, str]:
+    """The sample's epsilon by a bound and by the whole distribution, and by how much they differ."""
+    bound, tight = accounts[-2:]
+    return (
+        holds(f"ε = {at_most(bound.epsilon)}", f"an upper bound, in {duration(bound.seconds)}", "Rényi DP"),
+        holds(f"ε = {at_most(tight.epsilon)}", f"exact to a grid, in {duration(tight.seconds)}", "loss distribution"),
+        "Both ε hold for the same secret sample. Quote the smaller one.",
+    )
+
+
+def draw_accounts(accounts: Sequence[Account]) -> Figure:
     """Epsilon of one run by several accounts, and their time."""
-    colors, symbols = [VERMILLION, BLUE, GREEN, GREEN], ["circle", "square", "diamond", "diamond-open"]
+    colors, symbols = [OTHER, PLAIN, HOLDS, HOLDS], ["circle", "square", "diamond", "diamond-open"]
     marks: Trace = {
         "type": "scatter", "mode": "markers+text", "x": positive(account.epsilon for account in accounts),
         "y": [account.name.replace(", ", ",\n") for account in accounts],
-        "text": [f"{at_most(account.epsilon)} in {d(1000 * account.seconds)} ms" for account in accounts],
+        "text": [f"{at_most(account.epsilon)} in {duration(account.seconds)}" for account in accounts],
         "textposition": "top center", "cliponaxis": False, "hovertemplate": "%{y}: ε = %{x:.4g}",
         "marker": {"color": colors, "symbol": symbols, "size": 15, "line": {"width": 2, "color": colors}},
     }  # fmt: skip
@@ -306,10 +447,10 @@ def draw_accounts(accounts: Sequence[Account], caption: str) -> Figure:
     span, every = ([low - 0.2, high + 0.4], {"dtick": math.ceil((high - low) / 6)}) if accounts else ([-1, 3], {})
     return figure(
         "The same run, by four accounts",
-        caption,
+        "",
         marks,
         height=330,
-        top=90,
+        top=56,
         xaxis=logs("ε (nats)", span, **every),
         yaxis=axis("account", autorange="reversed"),
     )
@@ -336,69 +477,79 @@ def table1(epochs: int) -> Panel:
         compute.behind(models[0], corpora[0], kind, epochs)
     return Panel(
         "Table 1, decoded",
-        "First, how many printed ε some z0 and τ of the paper's grid explain with T epochs; then, for one cell, which "
-        "z0; last, what all cells really are.",
+        "Which z0 gives the printed ε of a cell, how many cells a number of epochs explains, and what all cells are.",
         compute.behind,
-        [draw_reach, draw_settings, (draw_cells, "1 1 100%")],
+        [draw_settings, draw_reach, (draw_cells, "1 1 100%")],
         words.behind,
         command,
+        tiles=tell_behind,
+        views={
+            "CLC, ATIS, exponential decay": {"decay": Decay.EXPONENTIAL},
+            "without decay": {"decay": Decay.NONE},
+            "BERT, Video, linear decay": {"model": "BERT", "corpus": "Video", "decay": Decay.LINEAR},
+        },
         model=choice("model", models[0], models),
         corpus=choice("corpus", corpora[0], corpora),
         decay=choice("decay", Decay.EXPONENTIAL, {str(kind): kind for kind in Decay}),
-        epochs=number("number of epochs T", epochs, range(1, 121), unit="epochs"),
+        epochs=number("epochs T", epochs, range(1, 121), unit="epochs"),
     )
 
 
-def draw_reach(result: Behind) -> Figure:
-    """How many of the printed epsilons some z0 and tau of the paper's grid give, by the number of epochs."""
-    x, y = zip(*((reach.epochs, reach.reachable) for reach in compute.table1().epochs), strict=True)
-    ring = points("", BLACK, "circle-open", 12, edge=2, x=[result.epochs], y=[result.reachable], hoverinfo="skip")
-    return figure(
-        "Cells that T explains",
-        f"T = {result.epochs}: {result.reachable} of 36 printed ε (zCDP, z0 at face value)\n"
-        f"δ = 5e-4 (public corpora) or 5e-5; z0 from {d(Z0_RANGE[0])} to {d(Z0_RANGE[1])}",
-        line("", BLUE, symbol="circle", size=4, line={"shape": "hvh"}, x=x, y=y),
-        ring,
-        height=420,
-        top=90,
-        hover="T = %{x}: %{y} of 36",
-        showlegend=False,
-        xaxis=axis("number of epochs T", [0, 121]),
-        yaxis=axis("printed ε that are reachable (cells)", [27.5, 37]),
+def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
+    """What is printed and what holds, in powers of ten, and how many cells T explains."""
+    cell, epochs = result.cell, count(result.epochs, "epoch")
+    here = "this one too" if result.fits else "but not this one"
+    true = f"{math.ceil(10 * cell.true_log10_epsilon - 1e-9) / 10:g}"
+    return (
+        claimed(f"log₁₀ ε = {cell.log10_epsilon:g}", f"printed, δ = {short(cell.delta)}"),
+        holds("no guarantee", f"with a public α: log₁₀ ε = {true}"),
+        f"{epochs[0].upper()}{epochs[1:]} can explain {result.reachable} of 36 printed ε, {here}.",
     )
 
 
 def draw_settings(result: Behind) -> Figure:
     """The z0 that gives the cell's printed epsilon, by T, a line for each tau of the paper's grid."""
     cell, z0 = result.cell, np.where((result.z0 > 1e-9) & (result.z0 < 1e3), result.z0, np.nan)
-    dashes, colors = ["solid", "dash", "dot", "dashdot"], [BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK, "#777"]
+    dashes, colors = ["solid", "dash", "dot", "dashdot"], [PLAIN, PRINTED, HOLDS, CLAIMED, OTHER, NOISE, INK, "#777"]
     lines: list[Trace] = []
     for k, color in enumerate(colors):
         name, on = "", {"x": [], "y": [], "visible": False}
         if k < len(result.taus):
-            name = "no decay" if cell.decay is Decay.NONE else f"τ {result.taus[k]:g}"
+            name = "no decay" if cell.decay is Decay.NONE else f"{result.taus[k]:g}"
             hover = f"{name}, T = %{{x}}: z0 = %{{y:.3g}}" + fig.ALONE
             on = {"x": np.arange(1, z0.shape[1] + 1), "y": positive(z0[k]), "hovertemplate": hover, "visible": True}
         lines.append(line(name, color, dashes[k % 4], line={"width": 2 if k < 4 else 3}, **on))
-    band = {"y0": Z0_RANGE[0], "y1": Z0_RANGE[1], "fillcolor": SKY, "opacity": 0.15, "line": {"width": 0}}
+    band = {"y0": Z0_RANGE[0], "y1": Z0_RANGE[1], "fillcolor": OTHER, "opacity": 0.15, "line": {"width": 0}}
     return figure(
-        "Which z0 fits?",
-        f"{cell.model}, {cell.corpus}, {DECAYS[cell.decay]}: log₁₀ ε = {cell.log10_epsilon}\n"
-        f"claimed by zCDP, z0 at face value, δ = {d(cell.delta)}",
+        "Which z0 fits, for each τ?" if result.cell.decay is not Decay.NONE else "Which z0 fits?",
+        "",
         *lines,
         {**fig.hline(0), "type": "rect", **band},
-        fig.vline(result.epochs, line=fig.DOTTED),
-        height=420,
-        top=140,
-        xaxis=axis("number of epochs T", [0, 121]),
+        fig.vline(result.epochs),
+        xaxis=axis("epochs T", [0, 121]),
         yaxis=logs("z0 (band: the paper's)", [-7, 1]),
+    )
+
+
+def draw_reach(result: Behind) -> Figure:
+    """How many of the printed epsilons some z0 and tau of the paper's grid give, by the number of epochs."""
+    x, y = zip(*((reach.epochs, reach.reachable) for reach in compute.table1().epochs), strict=True)
+    return figure(
+        "Cells that T explains",
+        "",
+        line("", PLAIN, symbol="circle", size=4, line={"shape": "hvh"}, x=x, y=y),
+        fig.ring(x=[result.epochs], y=[result.reachable], hoverinfo="skip"),
+        hover="T = %{x}: %{y} of 36",
+        showlegend=False,
+        xaxis=axis("epochs T", [0, 121]),
+        yaxis=axis("cells that are reachable", [27.5, 37]),
     )
 
 
 def draw_cells(result: Behind) -> Figure:
     """All cells of Table 1: printed, and what holds with a public alpha."""
     table, chosen = compute.table1(), f"{result.cell.model}, {result.cell.corpus}"
-    held, traces = "with a public α (as printed: no guarantee)", []
+    traces: list[Trace] = []
     for plot, decay in enumerate(DECAYS, 1):
         cells = [cell for cell in table.rows if cell.decay is decay]
         names = [f"{cell.model}, {cell.corpus}" for cell in cells]
@@ -406,24 +557,16 @@ def draw_cells(result: Behind) -> Figure:
         here = [result.cell.log10_epsilon, result.cell.true_log10_epsilon] if decay is result.cell.decay else []
         on, first = fig.at(plot), {"y": names, "showlegend": plot == 1}
         traces += [
-            line("", "#bbb", **fig.gaps(printed, true, names), showlegend=False, **on),
-            points("printed", ORANGE, "square-open", 9, edge=2, x=printed, **first, **on),
-            points(held, GREEN, "circle", 9, edge=0, x=true, **first, **on),
+            line("", "#888", **fig.gaps(printed, true, names), showlegend=False, **on),
+            points("printed", CLAIMED, "square-open", 9, edge=2, x=printed, **first, **on),
+            points("with a public α", HOLDS, "circle", 9, edge=0, x=true, **first, **on),
             fig.ring(17, x=here, y=[chosen] * len(here), hoverinfo="skip", **on),
         ]
     x, y = axis("log₁₀ ε", rangemode="tozero"), axis("model, corpus", autorange="reversed")
     layout = fig.plots(
         1, 3, [*DECAYS.values()], axes=((x, y), (x, {}), (x, {})), shared_yaxes=True, horizontal_spacing=0.03
     )
-    return figure(
-        "What the cells of Table 1 really are",
-        f"ring: {chosen}, {DECAYS[result.cell.decay]}; printed: zCDP; circles: Gaussian DP, N = {table.num_gpus}"
-        "\nδ = 5e-4 (public corpora) or 5e-5; one utterance, zero-out, disjoint batches",
-        *traces,
-        height=500,
-        top=150,
-        **layout | {"legend": {"y": 1.09}},
-    )
+    return figure("What the cells of Table 1 are", "", *traces, height=400, **layout)
 
 
 # ---- Tables in plain text ------------------------------------------------------------------------------------------
