@@ -30,8 +30,8 @@ FIGURES_DRAWN = "return [...document.querySelectorAll('.js-plotly-plot .main-svg
 def write(path: Path, title: str, *cells: str) -> None:
     text = [new_markdown_cell(f"# {title}\n\nNoise of $\\sigma = z_0 C$. See [the next](01_next.ipynb).")]
     parameters = new_code_cell('mode = "quick"', metadata={"tags": ["parameters"]})
-    code = [new_code_cell(cell) for cell in cells]
-    notebook = new_notebook(cells=[*text, parameters, new_markdown_cell("## Do\n\nA figure."), *code])
+    code = [new_code_cell(cell, metadata={"tags": ["lesson"] if cell == "1 + 1" else []}) for cell in cells]
+    notebook = new_notebook(cells=[*text, parameters, new_markdown_cell("## Do\n\nA figure. And more."), *code])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "python3", "language": "python"}
     nbformat.write(notebook, path)
 
@@ -116,15 +116,58 @@ def test_text_is_cut_at_headings_but_not_within_code_or_formulas() -> None:
     assert site.cut_at_headings("#hash\n# A") == ["#hash", "# A"]
 
 
-def test_slides_begin_at_headings_and_at_figures(folder: Path) -> None:
+def test_slides_show_a_sentence_or_a_picture_and_code_only_of_a_lesson(folder: Path) -> None:
     text = (folder / "slides" / "00_first.html").read_text(encoding="utf-8")
-    body = text[text.index('<div class="slides">') :]
-    columns = re.split(r"<section\s*>\s*<section\s*>", body)[1:]
+    columns = re.split(r"<section\s*>\s*<section\s*>", text)[1:]
     assert len(columns) == 2
+    seen, notes = (re.findall(pattern, text, re.DOTALL) for pattern in SEEN_AND_NOTES)
     assert "00 First" in columns[0]
-    below = re.split(r"<section\s*>", columns[1])
-    assert "A figure." in below[0]
-    assert "edp-drawn" in below[1]
+    assert not any("See" in one for one in seen)
+    assert "See" in notes[0]
+    do, figure, lesson = seen[1:]
+    assert "A figure." in do
+    assert "And more" not in do
+    assert "edp-drawn" in figure
+    assert "go.Figure" not in figure
+    assert ">1</span>" in lesson
+    assert "theme.activate" not in text
+
+
+SEEN_AND_NOTES = (r"<section\s*>\s*(?!<section)(.*?)(?:<aside|</section>)", r"<aside class=.notes.>(.*?)</aside>")
+
+
+def test_speaker_notes_say_the_minute(folder: Path) -> None:
+    notebook = nbformat.read(folder / "run" / "00_first.ipynb", as_version=4)
+    assert re.findall(r"After about (\d+) of 40 minutes", site.slides_html(notebook, "t", "40")) == [
+        "0",
+        "10",
+        "20",
+        "30",
+    ]
+
+
+def test_index_says_minutes_and_what_is_needed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("| | | | |\n|---|---|---|---|\n| 00 | First | 40 | 07 | about it |\n")
+    assert site.guide(tmp_path) == {"00": ("40", " 07 ")}
+
+
+def test_pages_are_dark_on_a_dark_screen_and_light_on_paper(folder: Path, browser: browsing.Chrome) -> None:
+    for place in ("html/00_first.html", "html/index.html", "html/glossary.html", "slides/00_first.html"):
+        browser.get((folder / place).resolve().as_uri())
+        for media, dark in (("screen", "light"), ("screen", "dark"), ("print", "dark")):
+            scheme = [{"name": "prefers-color-scheme", "value": dark}]
+            browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": scheme})
+            browser.execute_script(f"dispatchEvent(new Event('{'beforeprint' if media == 'print' else 'afterprint'}'))")
+            paper, ink = (sum(map(float, re.findall(r"[\d.]+", one)[:3])) for one in browser.execute_script(COLOURS))
+            assert (paper < ink) == (media == "screen" and dark == "dark"), (place, media, dark)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+
+
+COLOURS = """
+const text = document.querySelector(".present h1, h1"), body = getComputedStyle(document.body).backgroundColor;
+const paper = body == "rgba(0, 0, 0, 0)" ? "rgb(255, 255, 255)" : body;
+return [paper, getComputedStyle(text).color];
+"""
 
 
 def test_site_and_slides_work_in_a_browser_without_a_network(folder: Path, browser: browsing.Chrome) -> None:

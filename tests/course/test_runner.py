@@ -150,6 +150,39 @@ def test_page_shows_widgets_as_they_stand_at_the_end_and_loads_nothing_from_else
     assert "σ" in page or "&#x003C3;" in page
 
 
+PANEL_WITH_VIEWS = """
+from edp_lab.course.kit.controls import number
+from edp_lab.course.kit.figure import figure, line
+from edp_lab.course.kit.panel import Panel, claimed, holds
+drawn = [lambda n: figure("Main", "", line("of n", "#0072B2", y=[n, 2 * n])), lambda n: figure("Set aside", "")]
+panel = Panel("Tokens", "What is seen.", lambda n: n, drawn, lambda n: f"words of {n}", lambda _, n: f"do {n}",
+              tiles=lambda n: (claimed(f"{n} told"), holds(f"{n} so"), f"Sentence {n}."),
+              views={"two of them": {"n": 2}, "nine of them": {"n": 9}}, n=number("tokens held", 5, [2, 5, 9]))
+panel.set(n=7)
+panel
+"""
+
+
+def test_page_shows_a_panel_at_its_views_and_no_slider(tmp_path: Path) -> None:
+    run = run_notebook(write(tmp_path / "a.ipynb", PANEL_WITH_VIEWS), tmp_path / "out")
+    assert run.error is None
+    page = re.sub(r'<div class="jp-InputArea.*?</pre>', "", run.html.read_text(), flags=re.DOTALL)
+    seen = re.sub("<details.*?</details>", "", page, flags=re.DOTALL)
+    before, *views = re.split("(?=two of them|nine of them)", seen)
+    assert "Tokens" in before
+    for view, n in zip(views, (2, 9), strict=True):
+        assert all(text in view for text in (f"{n} told", f"{n} so", f"Sentence {n}.", f'"y":[{n},{2 * n}]'))
+    assert all(text in page and text not in seen for text in ("words of 2", "do 9", "Set aside"))
+    assert "tokens held" not in page
+    assert "7 told" not in page
+
+
+def test_a_view_of_a_control_that_is_not_there_fails_the_run(tmp_path: Path) -> None:
+    run = run_notebook(write(tmp_path / "a.ipynb", PANEL_WITH_VIEWS.replace('{"n": 9}', '{"m": 9}')), tmp_path / "out")
+    assert run.error is not None
+    assert "argument 'm'" in run.error
+
+
 def test_output_widgets_do_not_stall_a_run(tmp_path: Path) -> None:
     """A lost wake-up once held about one cell in fifty like these until its timeout."""
     cell = "from ipywidgets import Output\nout = Output()\nfor i in range(3):\n    with out:\n        print(i)"

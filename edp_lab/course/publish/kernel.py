@@ -231,7 +231,7 @@ class _Client(PapermillNotebookClient):
             self.watch.stop()
         if any(cell.metadata.papermill.get("exception") for cell in self.nb.cells):
             return
-        end = new_code_cell(AT_THE_END, metadata={"papermill": {}})
+        end = new_code_cell(AT_THE_END, metadata={"papermill": {"status": "completed"}})
         self.nb.cells.append(end)
         with suppress(CellExecutionError):  # the cell stays, with the error that came late
             self.execute_cell(end, len(self.nb.cells) - 1)
