@@ -6,6 +6,7 @@ A screenshot of each panel at two widths is kept under runs/screenshots/.
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 SCREENSHOTS = ROOT / "runs" / "screenshots"
-WIDTHS = (1280, 800)
+WIDTHS = (1280, 800, 930, 1920)
+IN_VIEW = 640  # pixels that JupyterLab leaves a notebook in a window of 1280 x 800
 HEIGHT = browsing.SIZE[1]
 SECONDS = 20  # that a panel may take to follow on a busy machine
 
@@ -82,6 +84,26 @@ for (const figure of arguments[0].querySelectorAll('.edp-figure')) {
 }
 return faults.map(e => e.value ?? e.textContent);
 """
+
+BESIDE_FILES = "window.jupyterapp.shell.expandLeft(); window.jupyterapp.commands.execute('filebrowser:activate')"
+THEME = """
+const [theme, done] = arguments;
+window.jupyterapp.commands.execute('apputils:change-theme', {theme}).then(() => setTimeout(done, 500));
+"""
+# From the first control of a panel to the foot of its main figure.
+SPAN = """
+const [control, figure] = ['.edp-control', '.edp-figure'].map(name => arguments[0].querySelector(name));
+return control && figure ? figure.getBoundingClientRect().bottom - control.getBoundingClientRect().top : 0;
+"""
+# Pixels per unit, down over across, of plots whose axes are to have one scale.
+ROUND = """
+const plots = [...arguments[0].querySelectorAll('.js-plotly-plot')].map(plot => plot._fullLayout);
+const axes = plots.flatMap(layout => layout._subplots.cartesian.map(id => id.split('y')).map(
+    ([x, y]) => [layout['xaxis' + x.slice(1)], layout['yaxis' + y]]));
+return axes.filter(([x, y]) => x.scaleanchor || y.scaleanchor).map(([x, y]) => Math.abs(y._m / x._m));
+"""
+FAINT = (Path(__file__).parent / "faint.js").read_text()
+READABLE = 4.5  # WCAG AA
 
 
 @pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
@@ -200,6 +222,29 @@ def test_panels_fit_and_are_kept_as_pictures(page: tuple[Chrome, str], width: in
         until(lambda p=panel: not driver.execute_script(CUT, p), SECONDS, f"panel {number} cuts or covers words")
         browsing.resize(driver, width, max(HEIGHT, 300 + panel.size["height"]))
         panel.screenshot(str(SCREENSHOTS / f"{name}-{number}-{width}.png"))
+
+
+def test_what_moves_is_in_view_together_and_circles_are_round(page: tuple[Chrome, str]) -> None:
+    driver, _ = page
+    driver.execute_script(BESIDE_FILES)
+    browsing.resize(driver, 1280, 800)
+    for panel in driver.execute_script(PANELS):
+        driver.execute_script("arguments[0].scrollIntoView()", panel)
+        until(lambda p=panel: fits(driver, p), SECONDS, "a figure does not fill its place")
+        assert driver.execute_script(SPAN, panel) <= IN_VIEW, panel.text[:60]
+        assert all(abs(ratio - 1) < 0.02 for ratio in driver.execute_script(ROUND, panel))
+
+
+def test_all_that_is_written_can_be_read_in_both_themes(page: tuple[Chrome, str]) -> None:
+    driver, _ = page
+    try:
+        for theme in ("JupyterLab Dark", "JupyterLab Light"):
+            driver.execute_async_script(THEME, theme)
+            for panel in driver.execute_script(PANELS):
+                assert driver.execute_script(FAINT, panel, READABLE) == [], (theme, panel.text[:60])
+                assert driver.execute_script(FAINT, panel, 22)  # it finds what is written
+    finally:
+        driver.execute_async_script(THEME, "JupyterLab Light")
 
 
 def fits(driver: Chrome, panel: WebElement) -> bool:

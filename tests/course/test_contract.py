@@ -200,7 +200,9 @@ def parse(words: list[str]) -> None:
 def test_wording_is_the_one_that_was_read_and_approved(panel: Panel, request: pytest.FixtureRequest) -> None:
     """Numbers are left out. After a change on purpose: EDP_LAB_SNAPSHOTS=write pytest, and read the difference."""
     found = []
-    for values in ({}, elsewhere(panel, sliders=False)):
+    moved = elsewhere(panel, sliders=False)
+    moved.pop("corpus", None)  # which ones are there differs
+    for values in ({}, moved):
         panel.set(**values)
         captions = [live.layout.title.subtitle.text or "" for live in panel.figures]
         tiles = [" | ".join(tile) for tile in panel.tiles.tiles]

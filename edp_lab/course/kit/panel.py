@@ -87,7 +87,7 @@ def holds(value: str, unit: str = "", label: str = "holds") -> Tile:
 def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
     """The epsilon that the paper's accounting claims, and the one that holds."""
     at = f"ε at δ = {short(held.delta)}"
-    said = claimed(short(held.epsilon_claimed), at)
+    said = claimed("nothing" if held.epsilon_claimed is None else short(held.epsilon_claimed), at)
     if held.epsilon is not None:
         return said, holds(at_most(held.epsilon), f"{at}, with a secret seed")
     public = held.epsilon_if_alpha_public

@@ -57,7 +57,8 @@ class Predictions(widgets.VBox):
         if options := question.get("options"):
             control = Control("choice", "I say", before, options=[(one, one) for one in options])
         else:
-            control = Control("number", "I say", "" if before is None else before, unit=question.get("unit", ""))
+            label = f"I say ({question['unit']})" if "unit" in question else "I say"
+            control = Control("number", label, "" if before is None else before)
         control.observe(lambda _: self._keep(name, control), "entered")
         return control
 
