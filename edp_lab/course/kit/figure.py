@@ -340,13 +340,14 @@ class LiveFigure(go.FigureWidget):
         const found = target[name];
         return typeof found == "function" ? found.bind(target) : found;
     } });
-    // To a screen reader a figure is one thing with a name: its title.
+    // To a screen reader a figure is one thing with a name: its title. What was drawn late looks at its place again.
     const named = render => async ({ model, el }) => {
         const end = await render({ model: reticent(model), el });
         const name = () => { el.ariaLabel = model.get("_layout")?.title?.text ?? "figure"; };
         el.setAttribute("role", "figure");
         name();
-        el.querySelector(".js-plotly-plot")?.on?.("plotly_afterplot", name);
+        el.on("plotly_afterplot", name);
+        el.once("plotly_afterplot", () => window.dispatchEvent(new Event("resize")));
         return end;
     };
     export default async () => {
