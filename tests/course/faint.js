@@ -15,16 +15,19 @@ const behind = element => {
     const own = element.closest('svg') ? [0, 0, 0, 0] : colour(getComputedStyle(element).backgroundColor);
     return own[3] == 1 ? own : over(own, behind(element.parentElement));
 };
+const bar = element => element.closest('.bars .point')?.querySelector('path');
 const contrast = element => {
-    const style = getComputedStyle(element), back = behind(element);
+    const style = getComputedStyle(element), painted = bar(element);
+    const back = painted ? over(colour(getComputedStyle(painted).fill), behind(element)) : behind(element);
     const ink = over(colour(element.closest('svg') ? style.fill : style.color), back);
     const [low, high] = [luminance(ink), luminance(back)].sort((a, b) => a - b);
     return (high + .05) / (low + .05);
 };
 arguments[0].querySelectorAll('details').forEach(fold => { fold.open = true; });
+const patterned = element => getComputedStyle(bar(element) ?? element).fill.startsWith('url');
 const off = 'style, .modebar, :disabled, .edp-control:has(:disabled)';
 const says = element => element.matches('input[type=text], select') || [...element.childNodes].some(
     node => node.nodeType == Node.TEXT_NODE && node.textContent.trim());
 const seen = [...arguments[0].querySelectorAll('*')].filter(e => e.getBoundingClientRect().width && !e.closest(off));
-const written = seen.filter(says).map(e => [contrast(e), (e.value ?? e.textContent).trim().slice(0, 60)]);
+const written = seen.filter(says).filter(e => !patterned(e)).map(e => [contrast(e), (e.value ?? e.textContent).trim().slice(0, 60)]);
 return written.filter(([ratio]) => ratio < arguments[1]).map(([ratio, text]) => `${ratio.toFixed(1)}: ${text}`);

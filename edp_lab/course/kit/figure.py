@@ -340,14 +340,20 @@ class LiveFigure(go.FigureWidget):
         const found = target[name];
         return typeof found == "function" ? found.bind(target) : found;
     } });
-    // To a screen reader a figure is one thing with a name: its title. What was drawn late looks at its place again.
+    // A figure that was told its width while it was first drawn believes that it has it, and stays 700 pixels wide.
+    const refit = el => {
+        const drawn = el.querySelector(".main-svg")?.clientWidth, place = el.clientWidth;
+        if (!drawn || !place || Math.abs(drawn - place) < 2) return;
+        el._fullLayout.width = drawn;
+        window.dispatchEvent(new Event("resize"));
+    };
+    // To a screen reader a figure is one thing with a name: its title.
     const named = render => async ({ model, el }) => {
         const end = await render({ model: reticent(model), el });
         const name = () => { el.ariaLabel = model.get("_layout")?.title?.text ?? "figure"; };
         el.setAttribute("role", "figure");
         name();
-        el.on("plotly_afterplot", name);
-        el.once("plotly_afterplot", () => window.dispatchEvent(new Event("resize")));
+        el.on("plotly_afterplot", () => { name(); refit(el); });
         return end;
     };
     export default async () => {
