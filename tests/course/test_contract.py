@@ -102,6 +102,16 @@ def test_each_control_moves_to_its_ends_and_patched_is_drawn_anew(panel: Panel) 
 
 
 @with_sliders
+def test_its_views_are_settings_that_it_allows(panel: Panel) -> None:
+    """Pages without a kernel show them, two beside each other, and leave out one that the panel refuses."""
+    assert len(panel.views) <= 4
+    for moved, values in panel.views.items():
+        panel.reset()
+        panel.set(**values)
+        assert not said(panel), moved
+
+
+@with_sliders
 def test_a_bad_value_is_one_sentence_and_the_last_result_stays(panel: Panel) -> None:
     for name, control in panel.controls.items():
         if control.kind == "number":
