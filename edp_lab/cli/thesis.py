@@ -202,7 +202,7 @@ BY_SIZE = {"title": "training points"}, {"title": "test accuracy (%)"}
 
 
 def _figures(part: Part) -> Iterator[Figure]:
-    from edp_lab.course.kit.theme import BLUE, VERMILLION
+    from edp_lab.course.kit.theme import PLAIN, PRINTED
 
     name, drawing = part.printed.id, part.drawing
     if name == "figure 4.1":
@@ -221,7 +221,7 @@ def _figures(part: Part) -> Iterator[Figure]:
         yield _images(drawing["image"], "Greys_r")
     elif "confusion" in drawing:
         yield _images(drawing["confusion"], "Blues", "Confusion: true class (down), predicted (across)")
-        looks = {"loss": ("training", BLUE, "solid"), "test_loss": ("test", VERMILLION, "dash")}
+        looks = {"loss": ("training", PLAIN, "solid"), "test_loss": ("test", PRINTED, "dash")}
         curves = {
             one: [
                 {"type": "scatter", "x": list(range(1, len(told[kind]) + 1)), "y": told[kind], "name": label,
@@ -253,7 +253,7 @@ def _grid(
 
 def _clouds(told: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Points by class, or before and after noise."""
-    from edp_lab.course.kit.theme import BLUE, VERMILLION
+    from edp_lab.course.kit.theme import PLAIN, PRINTED
 
     if "labels" in told:
         pairs = list(zip(told["points"], told["labels"], strict=True))
@@ -263,7 +263,7 @@ def _clouds(told: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {"type": "scatter", "mode": "markers", "marker": {"color": color, "size": 3}, "name": name,
          "x": [x for x, _ in points], "y": [y for _, y in points]}
-        for (name, points), color in zip(clouds.items(), (BLUE, VERMILLION), strict=True)
+        for (name, points), color in zip(clouds.items(), (PLAIN, PRINTED), strict=True)
     ]  # fmt: skip
 
 

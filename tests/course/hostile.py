@@ -26,8 +26,8 @@ def draw(result: Any) -> fig.Figure:
     """A figure with the text in every place that shows one."""
     on = {"x": [EVIL, "b"], "y": [1, 2], "text": [EVIL] * 2, "hovertext": EVIL, "customdata": np.array([EVIL, "b"])}
     traces = [
-        fig.line(EVIL, fig.theme.BLUE, symbol="circle", size=9, **on, mode="lines+markers+text"),
-        fig.bar(EVIL, fig.theme.ORANGE, **on, hover=f"{EVIL} %{{customdata}} %{{text}}" + fig.ALONE),
+        fig.line(EVIL, fig.theme.PLAIN, symbol="circle", size=9, **on, mode="lines+markers+text"),
+        fig.bar(EVIL, fig.theme.CLAIMED, **on, hover=f"{EVIL} %{{customdata}} %{{text}}" + fig.ALONE),
     ]
     x = fig.axis(EVIL, ticktext=[EVIL, "b"], tickvals=[0, 1])
     layout = fig.plots(1, 1, [EVIL], [(x, fig.axis(EVIL, ticksuffix=EVIL))])

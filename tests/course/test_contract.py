@@ -206,6 +206,18 @@ def parse(words: list[str]) -> None:
     command.make_context(command.name, words, parent=context)
 
 
+@every_panel
+def test_what_is_seen_at_first_is_six_controls_two_numbers_and_a_sentence_and_pages_show_telling_settings(
+    panel: Any,
+) -> None:
+    controls = panel.controls if isinstance(panel, Panel) else getattr(panel, "inputs", {})
+    assert sum(not control.rare for control in controls.values()) <= 6
+    if isinstance(panel, Panel):
+        assert len(panel.tiles.tiles) == 2
+        assert panel.tiles.sentence.endswith((".", "?", "”"))
+        assert 2 <= len(panel.views) <= 4
+
+
 @with_sliders
 def test_wording_is_the_one_that_was_read_and_approved(panel: Panel, request: pytest.FixtureRequest) -> None:
     """Numbers are left out. After a change on purpose: EDP_LAB_SNAPSHOTS=write pytest, and read the difference."""

@@ -1,7 +1,7 @@
 """Figures as plain dicts, as plotly.js takes them, and the live widget that follows a slider by what differs.
 
     def draw(result):                                    # pure; the same function draws and redraws
-        curve = line("loss", BLUE, x=result.steps, y=result.losses)
+        curve = line("loss", PLAIN, x=result.steps, y=result.losses)
         steps, loss = axis("step", [0, result.steps[-1]]), log_axis("loss", result.losses)
         return figure("Training", caption(result), curve, xaxis=steps, yaxis=loss, hover="step %{x}: %{y:.3g}")
 
@@ -131,7 +131,7 @@ def points(name: str, color: str, symbol: str, size: int, *, edge: Any = 1.5, **
 
 def ring(size: int = 12, **more: Any) -> Trace:
     """What marks a chosen point, with no line in the legend. `more`: see `trace`."""
-    return points("", theme.BLACK, "circle-open", size, **{"edge": 2, "showlegend": False, **more})
+    return points("", theme.INK, "circle-open", size, **{"edge": 2, "showlegend": False, **more})
 
 
 def area(name: str, color: str, opacity: float, **more: Any) -> Trace:

@@ -24,7 +24,6 @@ HOLDS = "#009E73"  # what is so; sound
 PRINTED = "#D55E00"  # Algorithm 1 to the letter; what fails, what leaks
 OTHER = "#56B4E9"  # a second of the same kind
 INK = "#000000"  # what is released or chosen
-BLUE, VERMILLION, ORANGE, GREEN, SKY, PURPLE, BLACK = PLAIN, PRINTED, CLAIMED, HOLDS, OTHER, NOISE, INK
 GRID = "#e4e4e4"
 GREYS = {
     "#222": "#e6e8eb",
@@ -87,7 +86,7 @@ _AXIS = {
 
 TEMPLATE = go.layout.Template(
     layout={
-        "colorway": [BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK],
+        "colorway": [PLAIN, PRINTED, HOLDS, CLAIMED, OTHER, NOISE, INK],
         "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#222"},
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",

@@ -56,6 +56,12 @@ def step(model: SmallModel, start: TrainConfig) -> Panel:
         lambda result, **_: train_command(result.config),
         tiles=tell_step,
         idle=lambda result: ("tau",) if result.config.decay == Decay.NONE else (),
+        views={
+            "one GPU": {"num_devices": 1},
+            "32 GPUs": {"num_devices": 32},
+            "the sound step": {"as_printed": False},
+            "the sound step with noise that hides": {"as_printed": False, "z0": 3.0},
+        },
         as_printed=variant(start.as_printed),
         clip_norm=number("clip norm C", start.clip_norm, decades(-2, 2), unit="gradient norm"),
         z0=number("noise multiplier z0", start.z0, decades(-6, 1)),
