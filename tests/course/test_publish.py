@@ -183,7 +183,7 @@ def test_site_and_slides_work_in_a_browser_without_a_network(folder: Path, brows
     browsing.until(lambda: browser.execute_script("return Reveal.isReady()"), 20, "reveal.js did not start")
     place = "return [Reveal.getIndices().h, Reveal.getIndices().v]"
     assert browser.execute_script(place) == [1, 1]
-    browsing.until(lambda: min(browser.execute_script(FIGURES_DRAWN)) > 800, 20, "the figure does not fill the slide")
+    browsing.until(lambda: min(browser.execute_script(FIGURES_DRAWN), default=0) > 800, 20, "the figure does not fill the slide")
     browser.find_element("css selector", "body").send_keys("\ue012")  # left
     browsing.until(lambda: browser.execute_script(place)[0] == 0, 20, "the arrow key does nothing")
     assert browsing.console_errors(browser) == []
