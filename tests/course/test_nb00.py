@@ -144,7 +144,7 @@ def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
     monkeypatch.setattr(compute, "SmallModel", lambda config, epochs: SmallModel(config, 1))  # a test, not a class
     mechanism = {"z0": 0.2, "tau": 0.3, "decay": "linear", "num_devices": 4, "seed": 1}
     space = run_notebook("00", corpus="smart-home", C=0.5, **mechanism)
-    assert space["panel"].result.config == replace(SMALL, clip_norm=0.5, **mechanism)
+    assert space["panel"].result.config == replace(SMALL, clip_norm=0.5, epochs=6, **mechanism)
     assert f"--z0 {mechanism['z0']}" in space["live"].command.value
     notebook = Path(__file__).parents[2] / "notebooks" / "00_start.ipynb"
     with pytest.raises(UsageError, match=r"00_start.ipynb has no parameter 'z_0'; it has: mode, corpus, C, z0"):

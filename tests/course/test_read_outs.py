@@ -30,12 +30,12 @@ SAID: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     "00 step": [
         (
             {"epochs": 30},
-            ["<b>As printed</b>, z0 = 0.03 on 8 devices adds noise of 0.0013 C", "After 30 epochs"],
+            ["<b>As printed</b>, z0 = 0.03 on 8 GPUs adds noise of 0.0013 C", "After 30 epochs"],
         ),
         ({}, ["C, is 0.03; an accountant's, noise over sensitivity of what is released, is 0.0053."]),
-        ({}, ["8 devices: 1 process, 7 simulated.", "zero-out"]),
-        (ALONE, ["<b>Sound</b>, z0 = 0.03 on 1 device adds noise of 0.06 C", "what is released, is 0.03."]),
-        (ALONE, ["1 device: 1 process, 0 simulated.", "seed of the noise is published"]),
+        ({}, ["8 GPUs: 1 process, 7 simulated.", "zero-out"]),
+        (ALONE, ["<b>Sound</b>, z0 = 0.03 on 1 GPU adds noise of 0.06 C", "what is released, is 0.03."]),
+        (ALONE, ["1 GPU: 1 process, 0 simulated.", "seed of the noise is published"]),
         ({"z0": 0.0}, ["<b>No guarantee</b>: z0 is 0"]),
         (
             {"as_printed": False, "z0": 1e-6, "decay": "exponential", "tau": 12.0, "epochs": 40},

@@ -75,7 +75,7 @@ def step(model: SmallModel, start: TrainConfig) -> Panel:
 
 def tell_step(result: StepResult) -> tuple[Tile, Tile, str]:
     """Both epsilons of the run, and how much noise this step has."""
-    noise = f"The noise of this step is {short(result.ratio)} times as long as the signal."
+    noise = f"The noise of this step is {short(result.ratio)} times as long as the signal, over all weights."
     return *epsilons(result.guarantee), noise
 
 
@@ -124,13 +124,13 @@ def draw_privacy(result: StepResult) -> Figure:
         axis("epochs trained", [0.5, epochs[-1] + 0.5]),
         log_axis(f"ε (at δ = {held.delta:.2g})", [*claimed, *true], margin=0.1, labels=6),
     )
-    kept = axis("device"), logs("clip keeps", [log_range(factors, 0.1)[0], 0.15])
+    kept = axis("GPU"), logs("clip keeps", [log_range(factors, 0.1)[0], 0.15])
     return figure(
         "Privacy loss ε of the run",
         "",
         line("claimed", CLAIMED, "dash", symbol="square-open", size=10, y=claimed, **on),
         line(told, HOLDS, dash, symbol=symbol, size=6, y=true, **on),
-        points("device", PLAIN, "circle", 9, **below),
+        points("GPU", PLAIN, "circle", 9, **below),
         fig.vline(result.epoch + 1, line={"color": "#666", "dash": "dot", "width": 1}),
         **fig.plots(2, 1, axes=(above, kept), row_heights=(0.64, 0.36), vertical_spacing=0.25),
     )
@@ -146,7 +146,7 @@ def table(results: Mapping[str, StepResult]) -> str:
     lines = [f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) for row in rows]
     first = next(iter(results.values()))
     told = f"ε of all {count(first.config.epochs, 'epoch')} at δ = {first.guarantee.delta:.2g}"
-    accountants = "claimed: zCDP at face value; α public: Gaussian DP"
+    accountants = "claimed: the paper's formula (zCDP); α public: exact (Gaussian DP)"
     return "\n".join([f"{told}; zero-out, disjoint batches", accountants, *lines])
 
 
@@ -159,13 +159,13 @@ def read(model: SmallModel) -> Panel:
     times = {"0": 0, "1": 1, "4": 4, "16": 16}
     return Panel(
         "Read a number out of a model",
-        "Ten thousand numbers for “call my doctor at …”, by the loss that the trained model gives them.",
+        "Ten thousand numbers for “call my doctor at …”, one of them true, by the loss that the model gives them.",
         lambda times: model.secrets[times],
         [draw_secret],
         words.secret,
         lambda result, **_: "edp-lab attack canaries --methods sgd --repetitions 0,1,4,16 --canaries 2",
         tiles=tell_secret,
-        views={f"{name} times in the training set": {"times": value} for name, value in times.items()},
+        views={f"{count(value, 'time')} in the training set": {"times": value} for value in times.values()},
         times=choice("times in the data", 16, times),
     )
 
@@ -263,9 +263,10 @@ class Training(RunPanel):
         rank = Tile("rank of the number", f"{self.secret.rank:,}", f"{before:,} without privacy")
         told = "This is the model without privacy. Press Run to train it with noise."
         if held is not None:
-            hidden = 20 * self.secret.rank > len(self.secret.losses)
-            told = f"The noise {'hides' if hidden else 'does not hide'} the number. "
-            told += "The price is in the errors." if hidden else "More noise hides more, and costs more errors."
+            told = "The noise hides the number. The price is in the errors."
+            if 20 * self.secret.rank <= len(self.secret.losses):
+                needed = count(self.secret.rank, "guess", "guesses")
+                told = f"The noise does not hide the number: an attacker needs {needed}. More noise costs more errors."
             self.words.value = words.trained(held, self._model.config.epochs)
         self.tiles.show(errors, rank, told)
 
@@ -321,7 +322,9 @@ def tell_refute(result: Challenge) -> tuple[Tile, Tile, str]:
     audit = result.audit
     proven, at = audit.bounds.gaussian, f"ε of one step at δ = {short(audit.delta)}"
     refuted = proven > audit.epsilon_claimed
-    tile = Tile("proven", f"at least {digits(proven)}", "with 95 % confidence", "printed" if refuted else "holds")
+    tile = Tile(
+        "proven", f"at least {digits(proven)}", "95 % sure, for Gaussian noise", "printed" if refuted else "holds"
+    )
     right = f"{100 * result.right:.1f} % of the guesses “with” or “without” are right"
     told = f"{right}: the claim is refuted." if refuted else f"{right}: nothing refutes the claim."
     return claimed(short(audit.epsilon_claimed), at), tile, told
