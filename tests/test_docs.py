@@ -230,7 +230,7 @@ def test_findings_on_privacy_that_works_are_those_of_their_file() -> None:
     plain, eight, three = errors("atis")
     million = errors("smart-home-million")
     found = f"from {plain} % to {eight} % at epsilon 8, and to {three} % at epsilon 3"
-    states("README.md", found, f"{million[2]} % after {million[0]} %")
+    states("README.md", found, f"{million[2]} %, up from {million[0]} %")
     for name, corpus in (("ATIS", "atis"), ("SNIPS", "snips"), ("NLU-EVAL", "nlu-eval")):
         states("docs/results.md", f"| {name} | {' | '.join(errors(corpus))} |")
     states("docs/results.md", f"| 450,000 generated commands | {million[0]} | | {million[2]} |")

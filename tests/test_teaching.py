@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
@@ -124,9 +125,24 @@ def test_every_exercise_has_points_and_every_notebook_gives_ten() -> None:
         assert sum(points for (of, _), points in found.items() if of == notebook) == 10
 
 
+def scripts() -> list[str]:
+    """The Python of the rubric: points from grades, and the questions of the notebooks."""
+    return re.findall(r"```python\n(.*?)```", (FOLDER / "rubric.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_questions_of_the_notebooks_can_be_printed(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(ROOT)
+    exec(scripts()[1], {})
+    shown = capsys.readouterr().out
+    asked = [tomllib.loads(page.read_text(encoding="utf-8")) for page in ROOT.glob("edp_lab/course/*/predictions.toml")]
+    assert len(asked) == len(NOTEBOOKS)
+    for question in (question for questions in asked for question in questions.values()):
+        assert question["ask"] in shown
+        assert question["why"] in shown
+
+
 def test_grades_become_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     page = (FOLDER / "rubric.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     copy = tmp_path / "docs" / "teaching" / "rubric.md"
     copy.parent.mkdir(parents=True)
     copy.write_text(page, encoding="utf-8")
@@ -135,14 +151,16 @@ def test_grades_become_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         ["ada", "01_again", "total", "wrong"],
         ["ada", "04_cost", "bill", "solved"],
         ["bob", "01_coins", "delta", "solved"],
+        ["cid", "01_coins", "delta", "wrong"],
+        ["dan", "", "", "unreadable"],
     ]
     header = [field.name for field in fields(Grade)]
     lines = [",".join([*header]), *(",".join([*row, "", "0"]) for row in given)]
     (tmp_path / "grades.csv").write_text("\n".join(lines), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    exec(script, {})
-    every = sum(int(row[3]) for row in rows("rubric.md", 5) if row[3].isdigit())
-    assert capsys.readouterr().out.splitlines() == [f"ada 9 of {every}", f"bob 2 of {every}"]
+    exec(scripts()[0], {})
+    told = ["ada 9 of 20", "bob 2 of 20", "cid 0 of 20", "dan 0 of 20"]  # 01 and 04: what anyone handed in
+    assert capsys.readouterr().out.splitlines() == told
 
 
 def test_the_lesson_and_the_sessions_fit_into_90_minutes() -> None:
@@ -156,6 +174,20 @@ def test_the_lesson_and_the_sessions_fit_into_90_minutes() -> None:
     for _, notebook, *minutes, _ in sessions:
         assert sum(map(int, minutes)) == 90
         assert minutes[1] == planned.get(notebook, "0")
+
+
+def test_the_map_needs_what_the_notebooks_say_that_they_need() -> None:
+    mapped = {row[0]: (row[2], row[3]) for row in rows("../../notebooks/README.md", 5) if row[0] in NOTEBOOKS}
+    said = 0
+    for path in sorted((ROOT / "notebooks" / "source").glob("*.ipynb")):
+        opening = " ".join("".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"]).split())
+        minutes, needs = mapped[path.name[:2]]
+        needed = re.search(r"(\d+) minutes\. (You need .*?)(?:The paper|#|$)", opening)
+        if needed:
+            said += 1
+            assert needed[1] == minutes, path.name
+            assert re.findall(r"\b\d\d\b", needed[2]) == re.findall(r"\d\d", needs), path.name
+    assert said >= 9
 
 
 @pytest.mark.parametrize("page", sorted(FOLDER.glob("*.md")), ids=lambda page: page.stem)

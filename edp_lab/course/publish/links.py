@@ -114,7 +114,7 @@ class Links:
         names = list(self._titles)
         place = names.index(name)
         parts = [f"[← {self._titles[before]}]({before})" for before in names[:place][-1:]]
-        parts += [f"[contents]({names[0]})"] if place else []
+        parts += [f"[start]({names[0]})"] if place else []
         parts += [f"[{page.removesuffix('.md')}]({up}{page})" for page in self._pages]
         parts += [f"[{self._titles[after]} →]({after})" for after in names[place + 1 :][:1]]
         return " | ".join(parts)
