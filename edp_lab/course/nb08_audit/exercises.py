@@ -13,7 +13,7 @@ from edp_lab.course.nb08_audit.compute import CONFIDENCE, DELTA, StepNoise, audi
 from edp_lab.privacy import gdp_epsilon
 
 AUDITS = 30  # of a step whose epsilon is known
-# Variant, N, z0, draws a side; C and alpha are 1.
+# Variant, N, z0, draws per side; C and alpha are 1.
 QUESTIONS = {
     "as printed, N = 8, z0 = 1, 100 draws": (True, 8, 1.0, 100),
     "as printed, N = 1, z0 = 1, 10,000 draws": (True, 1, 1.0, 10_000),
@@ -66,7 +66,7 @@ def _honest(answer: Any, cases: np.random.Generator) -> str | None:
         absent, present = drawn(mu, draws)
         limits = [error_rate(wrong, CONFIDENCE).upper_limit for wrong in (absent > 0, present <= 0)]
         wanted = lower_bounds(limits[0], limits[1], DELTA).gaussian
-        said = f"{draws} draws a side of a step with true ε = {gdp_epsilon(mu, DELTA):.3g}; what they prove"
+        said = f"{draws} draws per side of a step with true ε = {gdp_epsilon(mu, DELTA):.3g}; what they prove"
         differs = differs or close(answer(absent.copy(), present.copy(), DELTA), wanted, said, atol=1e-6)
     if differs is None:
         return None

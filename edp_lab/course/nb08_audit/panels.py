@@ -56,7 +56,7 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
         as_printed=choice("variant", as_printed, VARIANTS),
         num_devices=devices(num_devices, [*DEVICES, 64]),
         z0=number("noise multiplier z0", z0, decades(-2, 1)),
-        draws=number("draws", draws, counts, unit="a side"),
+        draws=number("draws", draws, counts, unit="per side"),
         clip_norm=number("clip norm C", clip_norm, decades(-2, 2), unit="gradient norm"),
         alpha_max=number("largest α", 1.0, decades(-1, 1), unit="of a layer, as printed", rare=True),
     )
@@ -140,13 +140,13 @@ def draw_scale(result: StepAudit) -> Figure:
         hover="%{text}" + fig.ALONE,
         showlegend=False,
         xaxis=fig.logs(f"ε of one step, at δ = {short(audit.delta)}", [math.log10(FLOOR) - 0.1, last]),
-        yaxis=fig.axis("epsilon", [-0.6, 4.8], categoryorder="array", categoryarray=ROWS[::-1]),
+        yaxis=fig.axis("kind of ε", [-0.6, 4.8], categoryorder="array", categoryarray=ROWS[::-1]),
     )
 
 
 def table(results: Mapping[str, StepAudit]) -> str:
     """Audits of steps side by side in plain text, one a line, under a heading."""
-    rows: list[tuple[str, ...]] = [("", "claimed", "true", "proven", "any mechanism", "verdict")]
+    rows: list[tuple[str, ...]] = [("", "claimed", "holds", "proven", "any mechanism", "verdict")]
     for label, audit in ((label, result.audit) for label, result in results.items()):
         bounds = audit.bounds.gaussian, audit.bounds.distribution_free
         rows.append((label, *map(d, (audit.epsilon_claimed, audit.epsilon_holds, *bounds)), str(audit.verdict)))
@@ -185,8 +185,8 @@ def guesses(canaries: int = 1000, made: float = 30.0, right: float = 90.0, teste
             "ε = 3 put to the test": {"tested": 3.0},
         },
         canaries=number("canaries m", canaries, [20, 50, 100, 200, 500, 1000, 2000, 5000], unit="in one run"),
-        made=number("guesses made", made, [1.0, 2.0, 5.0, *shares[9::10]], unit="% of the canaries"),
-        right=number("of these right", right, shares[39:], unit="%"),
+        made=number("guesses made (%)", made, [1.0, 2.0, 5.0, *shares[9::10]], unit="of the canaries"),
+        right=number("of these right (%)", right, shares[39:]),
         tested=number("ε put to the test", tested, [k / 10 for k in range(81)], unit="nats"),
         delta=delta_of(compute.DELTA, -8, -3),
     )
@@ -212,7 +212,8 @@ def tell_guesses(result: Guesses) -> tuple[Tile, Tile, str]:
 def draw_luck(result: Guesses) -> Figure:
     """How many guesses are right under the tested epsilon, and how many were."""
     beyond, bars = result.counts >= result.right, []
-    for name, color, hatch, these in (("fewer", PLAIN, "", ~beyond), ("as many or more", PRINTED, "/", beyond)):
+    more = f"as many or more: {percent(result.tail)}"
+    for name, color, hatch, these in (("fewer", PLAIN, "", ~beyond), (more, PRINTED, "/", beyond)):
         on = {"x": result.counts[these], "y": 100 * result.chances[these], "hover": "%{x} right: %{y:.3g} %"}
         bars.append(fig.bar(name, color, hatch, marker={"pattern": {"size": 6}, "line": {"width": 0}}, **on))
     low, high = int(result.counts[0]), int(result.counts[-1])
@@ -230,20 +231,20 @@ def draw_luck(result: Guesses) -> Figure:
 
 
 def draw_ceiling(result: Guesses) -> Figure:
-    """What r guesses prove if all are right, or as many as were; the ring is what these guesses prove."""
+    """What r guesses prove if all are right, or as many as were; large marks are what these guesses prove."""
     sizes, perfect, shares = list(result.ceiling), result.ceiling.values(), result.same_share
     gaussian, free = [best.gaussian for best in perfect], [best.distribution_free for best in perfect]
     highest = result.ceiling[compute.SIZES[-1]].gaussian or 0
     place = {"xref": "paper", "x": 1, "xanchor": "right", "y": result.tested, "yanchor": "bottom"}
-    ring: Trace = {"size": 15, "x": [result.made], "hover": "your guesses: ε at least %{y:.3g}"}
+    yours: Trace = {"edge": 2, "x": [result.made], "hover": "your guesses: ε at least %{y:.3g}"}
     return figure(
         "What so many guesses can prove",
         "",
-        line("Gaussian noise", OTHER, symbol="diamond", size=6, x=sizes, y=gaussian),
-        line("any mechanism", PLAIN, "dash", symbol="square", size=6, x=sizes, y=free),
-        line("your share right", PLAIN, "dot", symbol="circle", size=6, x=list(shares), y=list(shares.values())),
-        fig.ring(y=[result.bounds.gaussian], marker={"symbol": "diamond-open"}, **ring),
-        fig.ring(y=[result.bounds.distribution_free], marker={"symbol": "square-open"}, **ring),
+        line("all right, Gaussian noise", OTHER, symbol="diamond", size=6, x=sizes, y=gaussian),
+        line("all right, any mechanism", PLAIN, "dash", symbol="square", size=6, x=sizes, y=free),
+        line("your share, any mechanism", PLAIN, "dot", symbol="circle", size=6, x=list(shares), y=list(shares.values())),
+        points("yours, Gaussian noise", INK, "diamond-open", 15, y=[result.bounds.gaussian], **yours),
+        points("yours, any mechanism", INK, "square-open", 15, y=[result.bounds.distribution_free], **yours),
         fig.hline(result.tested, line={"color": CLAIMED, "dash": "dashdot", "width": 1.5}),
         fig.note("the tested ε", **place),
         hover="%{x:,} guesses: ε at least %{y:.3g}",
@@ -322,7 +323,7 @@ def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
         told = "No ε holds: float32 arithmetic swallows noise this small."
     elif last.epsilon_claimed < last.epsilon_holds:
         true, finds = at_most(last.epsilon_holds), "finds" if 1 in (refuted, len(audits)) else "find"
-        told = f"The claim is false, for only ε = {true} holds: {refuted} of {of} {finds} that out."
+        told = f"The claim is false: ε = {true} holds, not {d(last.epsilon_claimed)}; {refuted} of {of} {finds} that out."
     elif refuted:
         told = "The claim is true and yet refuted, which happens in 5 % of audits at most."
     else:
