@@ -122,7 +122,7 @@ def draw_bill(result: RunBill) -> Figure:
         "",
         line("claimed", CLAIMED, "dash", symbol="square-open", x=after, y=said),
         line(held, HOLDS, dash, **mark, x=after, y=exact),
-        line("zCDP, true noise", OTHER, "dashdot", mode=mode, x=after, y=zcdp),
+        line("zCDP in truth", OTHER, "dashdot", mode=mode, x=after, y=zcdp),
         hover="after %{x} epochs: ε = %{y:.3g}",
         xaxis=axis("epochs trained", [0.5, result.epochs + 0.5]),
         yaxis=log_axis("ε (nats)", [*said, *exact, *zcdp], margin=0.05, labels=6),
@@ -566,6 +566,8 @@ def draw_cells(result: Behind) -> Figure:
     layout = fig.plots(
         1, 3, [*DECAYS.values()], axes=((x, y), (x, {}), (x, {})), shared_yaxes=True, horizontal_spacing=0.03
     )
+    for heading in layout["annotations"]:
+        heading["font"] = {"size": 13}
     return figure("What the cells of Table 1 are", "", *traces, height=400, **layout)
 
 
