@@ -265,7 +265,7 @@ def slides(
 
     Exit status: 1 a notebook failed.
     """
-    from edp_lab.course.publish.pages import write_slides
+    from edp_lab.course.publish.slides import write_slides
 
     folder = output_folder(out)
     echo(write_slides(_executed(notebooks_dir, executed, mode, only, jobs).runs, folder))

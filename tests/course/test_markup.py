@@ -34,7 +34,7 @@ from edp_lab.course.nb09_devices.panels import table2_table
 from edp_lab.course.nb11_claims.panels import Ledger
 from edp_lab.course.nb11_claims.panels import table as claims_rows
 from edp_lab.course.publish import browser as browsing
-from edp_lab.course.publish import pages
+from edp_lab.course.publish import pages, slides
 from edp_lab.course.publish.stills import stills
 from edp_lab.reproduce.claims import read_table
 from edp_lab.reproduce.compare import compare
@@ -250,7 +250,7 @@ def test_no_script_runs_in_a_page(
     assert browser.execute_script("return window.pwned") == 1  # it would
     made = {
         "page": pages.page_html(executed, EVIL),
-        "slides": pages.slides_html(executed, EVIL),
+        "slides": slides.slides_html(executed, EVIL),
         "compare": compared(corpus),
         "report": SHOWN["reports"](corpus),
         "index": site(corpus),

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from edp_lab.cli.course import course_app
 from edp_lab.course.publish import browser as browsing
 from edp_lab.course.publish import pages as site
+from edp_lab.course.publish import slides
 from edp_lab.course.publish.pages import fit_links
 from edp_lab.errors import UsageError
 
@@ -138,7 +139,7 @@ SEEN_AND_NOTES = (r"<section\s*>\s*(?!<section)(.*?)(?:<aside|</section>)", r"<a
 
 def test_speaker_notes_say_the_minute(folder: Path) -> None:
     notebook = nbformat.read(folder / "run" / "00_first.ipynb", as_version=4)
-    assert re.findall(r"After about (\d+) of 40 minutes", site.slides_html(notebook, "t", "40")) == [
+    assert re.findall(r"After about (\d+) of 40 minutes", slides.slides_html(notebook, "t", "40")) == [
         "0",
         "10",
         "20",
@@ -183,7 +184,9 @@ def test_site_and_slides_work_in_a_browser_without_a_network(folder: Path, brows
     browsing.until(lambda: browser.execute_script("return Reveal.isReady()"), 20, "reveal.js did not start")
     place = "return [Reveal.getIndices().h, Reveal.getIndices().v]"
     assert browser.execute_script(place) == [1, 1]
-    browsing.until(lambda: min(browser.execute_script(FIGURES_DRAWN), default=0) > 800, 20, "the figure does not fill the slide")
+    browsing.until(
+        lambda: min(browser.execute_script(FIGURES_DRAWN), default=0) > 800, 20, "the figure does not fill the slide"
+    )
     browser.find_element("css selector", "body").send_keys("\ue012")  # left
     browsing.until(lambda: browser.execute_script(place)[0] == 0, 20, "the arrow key does nothing")
     assert browsing.console_errors(browser) == []
@@ -191,10 +194,10 @@ def test_site_and_slides_work_in_a_browser_without_a_network(folder: Path, brows
 
 
 def test_reveal_js_is_the_published_version_with_its_licence() -> None:
-    script = (site.REVEAL / "dist" / "reveal.js").read_text(encoding="utf-8")
+    script = (slides.REVEAL / "dist" / "reveal.js").read_text(encoding="utf-8")
     assert "MIT licensed" in script[:200]
-    assert "Permission is hereby granted" in (site.REVEAL / "LICENSE").read_text(encoding="utf-8")
-    files = "".join(path.read_text(encoding="utf-8") for path in site.REVEAL.rglob("*.*"))
+    assert "Permission is hereby granted" in (slides.REVEAL / "LICENSE").read_text(encoding="utf-8")
+    files = "".join(path.read_text(encoding="utf-8") for path in slides.REVEAL.rglob("*.*"))
     assert not re.search(r"@import|url\(\s*[\"']?https?:|cdn\.|unpkg", files)
 
 

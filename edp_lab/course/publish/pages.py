@@ -1,12 +1,8 @@
 """The executed course as web pages that need no kernel, no server and no network: a page for each notebook, a site
-(`edp-lab course html`), slides (`edp-lab course slides`), and the package's reference (`edp-lab course api`).
+(`edp-lab course html`), and the package's reference (`edp-lab course api`).
 
 A panel becomes what one sees at its telling settings, side by side (`stills.py`), any other widget what it shows at the
 end. Formulas become MathML. Pages are dark where the reader's system is, and share `SHARED`, which lies beside them.
-
-A slide has one idea: a heading with the first sentence or the list below it, or a picture with its sentence. What else
-the notebook says there is in the speaker's notes. Code is left out, but for cells tagged ``lesson``. reveal.js 6.0.2
-(MIT licence) lies in ``reveal/`` as it is published, with a theme of our own.
 """
 
 from __future__ import annotations
@@ -28,10 +24,10 @@ import nbformat
 import plotly
 from latex2mathml import converter
 from markupsafe import Markup
-from nbconvert.exporters import HTMLExporter, SlidesExporter
+from nbconvert.exporters import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
+from nbformat.v4 import new_markdown_cell, new_output
 
 import edp_lab
 from edp_lab.course.kit.theme import CONFIG, STYLE, TEMPLATE
@@ -50,12 +46,7 @@ TEMPLATES = jinja2.FileSystemLoader(HERE / "templates")
 _templates = jinja2.Environment(loader=TEMPLATES, autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _ADDING = threading.Lock()
 ABOUT = "Panels stand still here: “edp-lab course lab” opens live ones."
-ABOUT_SLIDES = (
-    "Arrow keys move right and down, “s” shows the speaker's notes, “o” all slides, “f” fills the screen, “?” lists "
-    "all keys."
-)
 ANCHOR = re.compile(r'<a\b([^>]*?)href="([^"]*)"([^>]*)>(.*?)</a>', re.DOTALL)
-REVEAL = HERE / "reveal"
 HEADING = re.compile(r"(#+) ")
 FENCE = re.compile(r"(```|~~~|\$\$)")
 
@@ -187,19 +178,19 @@ def _still(key: str, still: Mapping[str, Any]) -> Iterator[NotebookNode]:
     if "figure" in still:
         yield _figure(still["figure"])
     elif "questions" in still:
-        yield _html(filled("questions.html.j2", **still))
+        yield as_output(filled("questions.html.j2", **still))
     else:
-        yield _html(Markup(still["heading"]), key, 0)  # noqa: S704
+        yield as_output(Markup(still["heading"]), key, 0)  # noqa: S704
         for number, view in enumerate(still["views"], 1):
-            yield _html(filled("view.html.j2", **view), key, number)
+            yield as_output(filled("view.html.j2", **view), key, number)
             yield from (_figure(figure, key, number) for figure in view["figures"])
             if view["words"] or view["command"]:
                 folded = {**view, "words": Markup(view["words"])}  # noqa: S704
-                yield _html(filled("folded.html.j2", **folded), key, number)
+                yield as_output(filled("folded.html.j2", **folded), key, number)
         yield from (_figure(figure, key, -1) for figure in still["more"])
 
 
-def _html(text: Markup, *place: Any) -> NotebookNode:
+def as_output(text: Markup, *place: Any) -> NotebookNode:
     return new_output("display_data", {"text/html": str(text)}, metadata={"edp-lab": list(place)})
 
 
@@ -207,7 +198,7 @@ def _figure(figure: Mapping[str, Any], *place: Any) -> NotebookNode:
     return new_output("display_data", {PLOTLY: {**figure, "config": CONFIG}}, metadata={"edp-lab": list(place)})
 
 
-def _place(output: NotebookNode) -> tuple[str, int]:
+def place(output: NotebookNode) -> tuple[str, int]:
     """The panel that an output is a part of ("" for none), and which part."""
     found = output.get("metadata", {}).get("edp-lab")
     return (found[0], found[1]) if found else ("", 1)
@@ -215,20 +206,20 @@ def _place(output: NotebookNode) -> tuple[str, int]:
 
 def _whole(outputs: Sequence[NotebookNode]) -> Iterator[NotebookNode]:
     """Outputs with the parts of each panel in one piece of HTML, and figures as HTML."""
-    for panel, own in groupby(outputs, lambda output: _place(output)[0]):
+    for panel, own in groupby(outputs, lambda output: place(output)[0]):
         if not panel:
             yield from map(_drawn, own)
             continue
-        parts = {part: Markup("").join(map(_code, some)) for (_, part), some in groupby(own, _place)}
+        parts = {part: Markup("").join(map(_code, some)) for (_, part), some in groupby(own, place)}
         head, more = parts.pop(0, ""), parts.pop(-1, "")
-        yield _html(filled("panel.html.j2", head=head, views=parts.values(), more=more))
+        yield as_output(filled("panel.html.j2", head=head, views=parts.values(), more=more))
 
 
 def _code(output: NotebookNode) -> Markup:
     return Markup(_drawn(output).data["text/html"])  # noqa: S704
 
 
-def _text(output: NotebookNode) -> str:
+def text_of(output: NotebookNode) -> str:
     return str(output.get("data", {}).get("text/html", ""))
 
 
@@ -256,12 +247,12 @@ _OURS = TEMPLATE.to_plotly_json()
 def page_html(notebook: NotebookNode, name: str, navigation: str = "") -> str:
     """A page of ``notebook`` (its widgets frozen), with ``navigation`` in place of its own above and below."""
     note = new_markdown_cell(f"*{ABOUT}*")
-    page = NotebookNode(notebook, cells=[note, *(_without_navigation(notebook) if navigation else notebook.cells)])
+    page = NotebookNode(notebook, cells=[note, *(without_navigation(notebook) if navigation else notebook.cells)])
     exporter = MathExporter(extra_loaders=[TEMPLATES], template_file="course.html.j2")
     return exported(exporter, page, {"metadata": {"name": name}, "navigation": navigation})
 
 
-def _without_navigation(notebook: NotebookNode) -> list[NotebookNode]:
+def without_navigation(notebook: NotebookNode) -> list[NotebookNode]:
     """Its cells, but for the lines above and below that lead to other notebooks."""
     return [cell for cell in notebook.cells if NAVIGATION not in cell.metadata.get("tags", ())]
 
@@ -409,130 +400,6 @@ def fit_links(html: str, names: Collection[str]) -> str:
         return f'<a{before}href="{page}{hash_sign}{part}"{after}>{text}</a>' if page in names else text
 
     return ANCHOR.sub(fitted, html)
-
-
-# ---- Slides --------------------------------------------------------------------------------------------------------
-
-
-class _Exporter(MathExporter, SlidesExporter):
-    """nbconvert's slides, with formulas as MathML."""
-
-
-def write_slides(runs: Sequence[NotebookRun], out: Path) -> Path:
-    """Write a page of slides for each run, from its executed copy, and ``index.html``; return that.
-
-    reveal.js and plotly.js lie beside the pages; nothing is loaded from elsewhere.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    with writing(out, "make room there, or choose another --out"):
-        shutil.copytree(REVEAL, out / "reveal", dirs_exist_ok=True)
-    names = {run.html.name for run in runs}
-    cards = [card(run, names) for run in runs]
-    for run, told in zip(runs, cards, strict=True):
-        notebook = nbformat.read(run.executed, as_version=4)
-        store_page(fit_links(slides_html(notebook, run.title, told.minutes), names), out / run.html.name)
-    return write_contents("edp_lab: slides", cards, [], ABOUT_SLIDES, out)
-
-
-class Slide(NamedTuple):
-    """One idea: what is seen, Markdown or outputs, and what the speaker may say of it, Markdown."""
-
-    seen: str | list[NotebookNode]
-    notes: list[str]
-    code: str = ""
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it begins a part of the notebook: the slides of a part are one below the other."""
-        found = HEADING.match(self.seen) if isinstance(self.seen, str) else None
-        return bool(found and len(found[1]) <= 2)
-
-    def cell(self, metadata: dict[str, Any]) -> NotebookNode:
-        if isinstance(self.seen, str):
-            return new_markdown_cell(self.seen, metadata=metadata)
-        hidden = {"transient": {"remove_source": not self.code}}
-        return new_code_cell(self.code, outputs=self.seen, metadata={**metadata, **hidden})
-
-
-def slides_html(notebook: NotebookNode, name: str, minutes: str = "") -> str:
-    """The slides of an executed notebook, which takes so many minutes."""
-    slides: list[Slide] = []
-    for slide in (one for cell in _without_navigation(notebook) for one in _slides(cell)):
-        if slide.seen:
-            slides.append(slide)
-        elif slides:
-            slides[-1].notes.extend(slide.notes)
-    cells: list[NotebookNode] = []
-    alone = False  # a heading, which the next slide joins
-    for number, slide in enumerate(slides):
-        kind = "slide" if slide.is_first else "-" if alone else "subslide"
-        cells.append(slide.cell({"slideshow": {"slide_type": kind}}))
-        alone = isinstance(slide.seen, str) and "\n" not in slide.seen and bool(HEADING.match(slide.seen))
-        passed = round(int(minutes or 0) * number / len(slides))
-        told = [f"*After about {passed} of {minutes} minutes.*"] if minutes and kind != "-" else []
-        if notes := [*told, *filter(None, slide.notes)]:
-            cells.append(new_markdown_cell("\n\n".join(notes), metadata={"slideshow": {"slide_type": "notes"}}))
-    reveal = {"reveal_url_prefix": "reveal", "reveal_theme": "course"}
-    exporter = _Exporter(extra_loaders=[TEMPLATES], template_file="slides.html.j2", **reveal)
-    return exported(exporter, NotebookNode(notebook, cells=cells), {"metadata": {"name": name}})
-
-
-def _slides(cell: NotebookNode) -> Iterator[Slide]:
-    """The slides of a cell. Text without a heading, and what a cell prints, belong to the slide before."""
-    if cell.cell_type == "markdown":
-        for part in cut_at_headings(cell.source):
-            yield Slide(lead(part), [part.partition("\n")[2] if HEADING.match(part) else part])
-        return
-    if "lesson" in cell.metadata.get("tags", ()):
-        yield Slide(cell.outputs, [], cell.source)
-        return
-    head: list[NotebookNode] = []
-    notes: list[str] = []
-    for (panel, number), some in groupby(cell.get("outputs", ()), _place):
-        outputs = list(some)
-        if panel and number == 0:
-            heading, _, looking_at = _text(outputs[0]).partition("</h3>")
-            head, notes = [_html(Markup(f"{heading}</h3>"), panel, 0)], [looking_at]  # noqa: S704
-        elif number > 0 and any(PLOTLY in one.get("data", {}) or ASKED in _text(one) for one in outputs):
-            yield Slide([*(head if panel else ()), *outputs], notes)
-            notes = []
-
-
-ASKED = "edp-questions"  # the class of predictions
-LIST = re.compile(r"^(\d+\.|[-*]) ")
-SENTENCE = re.compile(r"(?:[^.?!`$]|`[^`]*`|\$[^$]*\$|[.?!](?![*”)]*\s))*(?:[.?!][*”)]*|$)")
-
-
-def lead(part: str) -> str:
-    """What a slide shows of a piece of Markdown: its heading, the first sentence or formula, and of a list each first
-    sentence; "" where it has no heading of its own.
-    """
-    first, _, rest = part.partition("\n")
-    if not HEADING.match(part):
-        if not part.startswith("**"):
-            return ""
-        first, rest = "", part
-    blocks = [block.strip() for block in re.split(r"\n\s*\n", rest.strip()) if block.strip()]
-    shown = []
-    for block in blocks[:2]:
-        if LIST.match(block):
-            items = re.split(r"\n(?=\d+\. |[-*] )", block)
-            shown.append("\n".join(_first_sentence(item) for item in items))
-            break
-        if not shown:
-            shown.append(block if block.startswith(("$$", "|", "```")) else _first_sentence(block))
-    return "\n\n".join([first, *shown]).strip()
-
-
-def _first_sentence(text: str) -> str:
-    """The sentence in bold, if there is one, else the first; what is only a name ("**Exercise 1.**") goes before it."""
-    mark = LIST.match(text)
-    start = mark.end() if mark else 0
-    bold = None if mark else re.search(r"\*\*[^*]{30,}[.?!]\*\*", text)
-    found = SENTENCE.match(text, start)
-    if found and not mark and found[0].startswith("**") and found[0].endswith("**"):
-        found = SENTENCE.match(text, found.end())
-    return bold[0] if bold else text[: found.end()] if found else text
 
 
 def cut_at_headings(text: str) -> list[str]:
