@@ -242,7 +242,7 @@ def draw_ceiling(result: Guesses) -> Figure:
         "",
         line("all right, Gaussian noise", OTHER, symbol="diamond", size=6, x=sizes, y=gaussian),
         line("all right, any mechanism", PLAIN, "dash", symbol="square", size=6, x=sizes, y=free),
-        line("your share, any mechanism", PLAIN, "dot", symbol="circle", size=6, x=list(shares), y=list(shares.values())),
+        line("your share, any mechanism", PLAIN, "dot", symbol="circle", size=6, x=[*shares], y=[*shares.values()]),
         points("yours, Gaussian noise", INK, "diamond-open", 15, y=[result.bounds.gaussian], **yours),
         points("yours, any mechanism", INK, "square-open", 15, y=[result.bounds.distribution_free], **yours),
         fig.hline(result.tested, line={"color": CLAIMED, "dash": "dashdot", "width": 1.5}),
@@ -323,7 +323,7 @@ def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
         told = "No ε holds: float32 arithmetic swallows noise this small."
     elif last.epsilon_claimed < last.epsilon_holds:
         true, finds = at_most(last.epsilon_holds), "finds" if 1 in (refuted, len(audits)) else "find"
-        told = f"The claim is false: ε = {true} holds, not {d(last.epsilon_claimed)}; {refuted} of {of} {finds} that out."
+        told = f"The claim is false: ε = {true} holds, not {d(last.epsilon_claimed)}; {refuted} of {of} {finds} it out."
     elif refuted:
         told = "The claim is true and yet refuted, which happens in 5 % of audits at most."
     else:
