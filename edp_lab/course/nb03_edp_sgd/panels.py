@@ -72,7 +72,7 @@ def tell_promise(result: Promise) -> tuple[Tile, Tile, str]:
     said, held = epsilons(result.guarantee)
     claim, printed = (percent(result.right(name)) for name in (compute.CLAIMED, compute.PRINTED))
     sentence = f"An attacker who sees one step can be right in {printed} of guesses. The claim allows {claim}."
-    return said, held._replace(unit=f"ε at δ = {short(result.delta)}, if α were public"), sentence
+    return said, held._replace(unit=f"ε at δ = {short(result.delta)}, if α were public", role="printed"), sentence
 
 
 def draw_bells(result: Promise) -> Figure:
@@ -294,8 +294,8 @@ def decay(
 def tell_decay(result: Decayed) -> tuple[Tile, Tile, str]:
     """Both epsilons of the run, and noise over signal at its ends."""
     first, last = (short(over) for over in (result.noise / result.signal.clip(1e-300))[[0, -1]])
-    noise = f"The noise is {first} times as long as the signal in the first epoch and {last} times in the last."
-    return *epsilons(result.guarantee), noise
+    told = f"Over all weights, the noise is {first} times as long as the signal in the first epoch"
+    return *epsilons(result.guarantee), f"{told} and {last} times in the last."
 
 
 def draw_decay(result: Decayed) -> Figure:
@@ -308,7 +308,7 @@ def draw_decay(result: Decayed) -> Figure:
         line("gradient", OTHER, "dot", symbol="circle-open", x=epochs, y=result.gradient),
         line("signal (clipped)", PLAIN, symbol="circle", x=epochs, y=result.signal),
         line("noise", NOISE, width=4, x=epochs, y=positive(result.noise)),
-        line("flat, at equal ε", INK, "longdashdot", x=same, y=[result.same_cost] * len(same)),
+        line("no decay, equal ε", INK, "longdashdot", x=same, y=[result.same_cost] * len(same)),
         hover="t = %{x}: %{y:.3g}",
         xaxis=axis("epoch t (first is 0)", [-0.2, max(epochs[-1], 1) + 0.2], dtick=1),
         yaxis=log_axis("L2 norm", [*result.gradient, *result.signal, *result.noise]),
