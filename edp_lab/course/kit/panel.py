@@ -36,7 +36,7 @@ from traitlets import validate
 
 from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
-from edp_lab.course.kit.text import FLAGS, Html, at_most, python, short
+from edp_lab.course.kit.text import FLAGS, Html, at_most, digits, python, short
 from edp_lab.course.kit.theme import Fit
 from edp_lab.errors import UsageError, sentence
 from edp_lab.privacy import Guarantee
@@ -87,7 +87,7 @@ def holds(value: str, unit: str = "", label: str = "holds") -> Tile:
 def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
     """The epsilon that the paper's accounting claims, and the one that holds."""
     at = f"ε at δ = {short(held.delta)}"
-    said = claimed("nothing" if held.epsilon_claimed is None else short(held.epsilon_claimed), at)
+    said = claimed("nothing" if held.epsilon_claimed is None else digits(held.epsilon_claimed), at)
     if held.epsilon is not None:
         return said, holds(at_most(held.epsilon), f"{at}, with a secret seed")
     public = held.epsilon_if_alpha_public

@@ -116,7 +116,7 @@ def tell_run(point: Point) -> tuple[Tile, Tile]:
 
 
 def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
-    """Both epsilons of the nearest run, its error, and the run that errs no more for less."""
+    """Both epsilons of the nearest run, its error, and the run that is as good for less."""
     point, cheaper = result.point, result.cheaper
     had = ", ".join(
         f"{name} = {mine if isinstance(mine, str) else short(mine)}" for name, (_, mine) in result.differs.items()
@@ -126,8 +126,9 @@ def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
     if cheaper is None:
         return *tell_run(point), f"{says}, with which noise has to compete."
     if cheaper == point:
-        return *tell_run(point), f"{says}, and no other measured run errs no more at a smaller ε."
-    return *tell_run(point), f"{says}; {told(cheaper)} errs no more and has ε = {at_most(cheaper.epsilon)}."
+        return *tell_run(point), f"{says}, and no other measured run has a smaller ε without a larger error."
+    other = told(cheaper) + (" (not in this picture)" if cheaper not in result.others else "")
+    return *tell_run(point), f"{says}; {other} has no larger error and ε = {at_most(cheaper.epsilon)}."
 
 
 IDLE = {"sgd": ["micro_batch", "z0", "decay"], "printed": ["micro_batch"], "sound": [], "poisson": ["micro_batch"]}
@@ -152,7 +153,7 @@ def draw_runs(result: Explored) -> Figure:
         own = [p for p in result.others if p.method == method]
         bright = [(p.method, p.micro_batch) == (result.point.method, result.point.micro_batch) for p in own]
         return points(
-            *FAMILIES[method], edge=None, marker={"opacity": [1.0 if one else 0.25 for one in bright]}, **of(own)
+            *FAMILIES[method], edge=None, marker={"opacity": [1.0 if one else 0.4 for one in bright]}, **of(own)
         )
 
     level = [p.ser for p in result.others if p.method == "sgd"][:1]
@@ -165,7 +166,7 @@ def draw_runs(result: Explored) -> Figure:
         line("SGD", PLAIN, "dash", width=1.5, **sgd),
         line("other lengths", "#777", "dot", width=1, symbol="circle", size=5, **of(result.path)),
         *map(family, FAMILIES),
-        points("yours", INK, "star", 15, marker=star, **of(result.live)),
+        points("yours", INK, "star", 11, marker=star, **of(result.live)),
         _chosen(result.point.epsilon, result.point.ser),
         height=380,
         xaxis=log_axis("ε, smaller is more private (as printed: if α were public)", shown, margin=ROOM),
@@ -195,7 +196,7 @@ class Live(RunPanel):
         self.points: list[Point] = []
         super().__init__(
             "Train one more",
-            "Run trains what the sliders above say, in about a second per epoch, and puts a star into the picture.",
+            "Run trains what the sliders above say, in a few seconds, and puts a star into the picture.",
         )
 
     def prepare(self) -> TrainConfig:
@@ -250,8 +251,8 @@ def ladder(start: TrainConfig, delta: float) -> Panel:
 def tell_ladder(result: Ladder) -> tuple[Tile, Tile, str]:
     """Epsilon of the chosen rung, and of the lowest with as much noise on the mean."""
     chosen, single = result.chosen, result.rungs[0]
-    here = holds(epsilon(chosen.epsilon), "ε of the chosen rung", f"m = {chosen.micro_batch}")
-    bottom = holds(epsilon(single.equal_epsilon), "ε at the same noise", "m = 1")
+    here = holds(epsilon(chosen.epsilon), "ε at this z", f"chosen rung, m = {chosen.micro_batch}")
+    bottom = holds(epsilon(single.equal_epsilon), "ε at the same noise on the mean", "lowest rung, m = 1")
     if not single.noise:
         return here, bottom, "Without noise no rung has a guarantee."
     if chosen.micro_batch == 1:
@@ -393,7 +394,7 @@ def tuning(z0: float, epochs: int, trials: int, delta: float) -> Panel:
 def tell_tuning(result: Tuning) -> tuple[Tile, Tile, str]:
     """What is quoted, what all trials cost, and what a secret number would."""
     trials, random = result.trials[result.chosen], result.random[result.chosen]
-    quoted = claimed(short(result.free), "ε of one run", "usually quoted")
+    quoted = claimed(at_most(result.free), "ε of one run", "usually quoted")
     paid = holds(at_most(result.published[result.chosen]), f"ε of {count(trials, 'run')}")
     if random is None:
         return quoted, paid, "A single run costs what is quoted."
