@@ -107,7 +107,7 @@ def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
     assert drawn[0].y == tuple(audit.epsilon_lower_bound for audit in panel.audits.values())
     assert drawn[2].y[0] == pytest.approx(panel.audits[5].epsilon_claimed)
     assert panel.tiles.tiles[1][1] == "3 of 3"
-    assert "3 of 3 audits find that out" in panel.tiles.sentence
+    assert "3 of 3 audits find it out" in panel.tiles.sentence
 
 
 def test_run_panel_says_that_noise_too_small_for_float32_protects_nobody() -> None:

@@ -56,7 +56,7 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
         as_printed=choice("variant", as_printed, VARIANTS),
         num_devices=devices(num_devices, [*DEVICES, 64]),
         z0=number("noise multiplier z0", z0, decades(-2, 1)),
-        draws=number("draws", draws, counts, unit="per side"),
+        draws=number("draws per side", draws, counts),
         clip_norm=number("clip norm C", clip_norm, decades(-2, 2), unit="gradient norm"),
         alpha_max=number("largest α", 1.0, decades(-1, 1), unit="of a layer, as printed", rare=True),
     )
