@@ -251,8 +251,8 @@ def ladder(start: TrainConfig, delta: float) -> Panel:
 def tell_ladder(result: Ladder) -> tuple[Tile, Tile, str]:
     """Epsilon of the chosen rung, and of the lowest with as much noise on the mean."""
     chosen, single = result.chosen, result.rungs[0]
-    here = holds(epsilon(chosen.epsilon), "ε at this z", f"chosen rung, m = {chosen.micro_batch}")
-    bottom = holds(epsilon(single.equal_epsilon), "ε at the same noise on the mean", "lowest rung, m = 1")
+    here = holds(epsilon(chosen.epsilon), "ε at this z", f"chosen, m = {chosen.micro_batch}")
+    bottom = holds(epsilon(single.equal_epsilon), "ε at the same noise", "lowest, m = 1")
     if not single.noise:
         return here, bottom, "Without noise no rung has a guarantee."
     if chosen.micro_batch == 1:
