@@ -266,7 +266,7 @@ def draw_noise(result: Ladder) -> Figure:
     """Noise on the mean gradient by micro-batch size, at the same z."""
     sizes, noise = _sizes(result), [rung.noise for rung in result.rungs]
     return _draw_rungs(
-        "Noise on the mean gradient, at the same z",
+        "Noise on the mean, at the same z",
         line("sound", HOLDS, symbol="circle", size=9, x=sizes, y=noise, hover="m = %{x}: %{y:.3g}" + fig.ALONE),
         _printed("as printed", "square-open", result, result.printed_noise, "%{y:.3g}" + fig.ALONE),
         _chosen(result.chosen.micro_batch, result.chosen.noise),
