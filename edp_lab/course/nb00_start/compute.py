@@ -240,3 +240,9 @@ def _noise_along(variant: Variant) -> np.ndarray:
     draws = [standard_noise(key_from_seed(0), step, LAYOUT.size, Share()) for step in range(2 * ROUNDS)]
     along: np.ndarray = (torch.stack(draws).double() @ DIRECTIONS[variant].double()).numpy()
     return along
+
+
+def moves(before: Sequence[float | None], after: Sequence[float | None]) -> str:
+    """What became of the last of some epsilons, in the words of the predictions; None is too large for a float."""
+    one, other = (math.inf if epsilons[-1] is None else epsilons[-1] for epsilons in (before, after))
+    return "it stays" if math.isclose(one, other) else "it rises" if other > one else "it falls"
