@@ -166,6 +166,12 @@ def test_after_one_step_adam_divides_by_gradient_and_noise_together() -> None:
         ("02 cloud", {}, ("0.37", "ε = 2"), "shortens 6 of 10 gradients, and the noise outweighs the clip"),
         ("02 cloud", {"examples": 2000}, ("0.78", "ε = 2"), "the clip bends the mean more than the noise"),
         ("02 cloud", {"z": 0.0}, ("0.23", "no guarantee"), "the clip bends the mean more"),
+        (
+            "02 cloud",
+            {"z": 0.0, "clip_norm": 20.0, "examples": 1},
+            ("0", "no guarantee"),
+            "0 of 1 gradient, and neither",
+        ),
         ("02 cloud", {"rule": "as printed"}, ("0.28", "no guarantee"), "bounds no gradient"),
         ("02 training", {}, ("ε = 0.707", "ε = 0.707"), "ends at a loss of 0.493, right for 77 % of the people"),
         ("02 training", {"sampling": "shuffle"}, ("ε = 0.707", "ε = 2.95"), "without privacy it is 0.458"),

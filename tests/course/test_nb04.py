@@ -173,6 +173,17 @@ def test_a_shuffled_pass_billed_as_a_sample_is_refuted() -> None:
     assert sampling(0.01, 1.0, 99, 1e-5).at_least == 0  # no whole pass yet
 
 
+def test_no_true_bill_is_refuted_and_an_attack_that_refutes_nothing_says_so() -> None:
+    assert sampling(0.8, 1.0, 1, 1e-5).at_least == 0  # one batch misses a fifth of the corpus
+    assert "no whole pass before 2 steps" in panels.tell_sampling(sampling(0.8, 1.0, 1, 1e-5))[2]
+    assert "refutes no ε at this δ" in panels.tell_sampling(sampling(0.01, 10.0, 1000, 0.1))[2]
+
+
+def test_the_last_epochs_are_counted_in_grammar() -> None:
+    assert panels.tell_needed(target(epochs=1))[2] == "The one epoch costs the whole bill."
+    assert "The last epoch of 20 costs" in panels.tell_needed(target(decay="exponential", tau=2.0))[2]
+
+
 CELLS = [(row.model, row.corpus, str(decay)) for row in TABLE_1 for decay in row.changes]
 
 

@@ -75,6 +75,7 @@ SAID: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     "02 training": [
         ({}, ["q = B / 400 = 0.05", "<b>ε = 0.707</b> at δ = 10⁻⁵ (Rényi DP; add or remove one person)"]),
         ({}, ["Shuffled batches would have ε = 2.95", "Its seed is published"]),
+        ({"z": 0.1}, ["Who does is secret. Shuffled"]),
         ({"sampling": "shuffle"}, ["<b>ε = 2.95</b> at δ = 10⁻⁵ (Gaussian DP, exact; zero-out)"]),
         ({"sampling": "shuffle"}, ["Poisson samples of this size would have ε = 0.707; shuffled batches do not"]),
         ({"z": 0.0}, ["No guarantee"]),
@@ -103,6 +104,7 @@ SAID: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     "04 sampling": [
         ({}, ["<b>ε = 2.1</b> (Rényi DP, an upper bound)", "10 passes: <b>ε = 17.9</b> (Gaussian DP"]),
         ({}, ["<b>no ε below 4.06</b> can hold"]),
+        ({"rate": 0.8, "steps": 1}, ["1 pass: <b>ε"]),
     ],
     "09 noise": [
         ({}, ["the sum carries √N times that, <b>0.354</b>, and the mean 0.0442 on every coordinate"]),

@@ -31,7 +31,8 @@ def counted(releases: int) -> str:
 
 
 names = {"belief": belief, "counted": counted, "exp": compute.exp, "truth_probability": truth_probability}
-words = Words(__file__, half=HALF, truth=TRUE_COUNT, **names)
+TINY = "below 10⁻³⁰⁷"  # where a float is 0, and the number is not
+words = Words(__file__, half=HALF, truth=TRUE_COUNT, tiny=TINY, **names)
 figure = partial(fig.figure, height=380)
 EPSILON = "nats"
 BAND: dict[str, Any] = {"color": OTHER, "opacity": 0.45, "hoverinfo": "skip", "showlegend": False}
@@ -68,11 +69,12 @@ def tell_coin(result: compute.Poll) -> tuple[Tile, Tile, str]:
     share, (estimate, error) = 100 * result.share, (100 * result.estimate[-1], 100 * result.standard_error[-1])
     after = f"{d(share)} % → {percent(float(belief(result.share, result.epsilon)))}"
     one = Tile("one who says yes", after, "belief before and after")
-    everyone = holds(f"{d(estimate)} % ± {short(HALF * error)}", f"estimated yes; {d(share)} % is true", "all of them")
+    spread, at = (f" ± {short(HALF * error)}", ", at 90 % confidence") if error else ("", "")  # 0: all said the same
+    everyone = holds(f"{d(estimate)} %{spread}", f"estimated yes{at}; {d(share)} % is true", "all of them")
     first = min(SHOWN, result.truth.size)
     lies = int((result.truth != result.responses)[:first].sum())
     told = f"Of the first {first} people {lies} {'lies' if lies == 1 else 'lie'}; nobody can see who"
-    return one, everyone, f"{told}, and the estimate is off by {short(abs(estimate - share))} % of all people."
+    return one, everyone, f"{told}, and the estimate is off by {short(abs(estimate - share))} percentage points."
 
 
 SHOWN = 100  # people in the picture of a poll
@@ -151,10 +153,13 @@ def tell_averaging(result: compute.Averaging) -> tuple[Tile, Tile, str]:
     asked, half = result.answers.size, float(result.average.half_width[-1])
     free = Tile("without a limit", f"ε = {d(asked * result.epsilon)}", f"for {count(asked, 'answer')}", "printed")
     bound = holds(count(result.allowed, "answer"), f"for a budget of ε = {d(result.budget)}", "with a budget")
-    known = "only one whole number fits" if half < 0.5 else "too wide to tell"
+    average = float(result.average.estimate[-1])
+    least, most = max(0, math.ceil(average - half)), math.floor(average + half)
+    fit = f"{least:,} to {most:,} fit" if least < most else f"only {most:,} fits"
+    known = fit if least <= most else "no whole number fits"
     of = f"The average of {count(asked, 'answer')}" if asked > 1 else "One answer"
-    mean = f"{d(result.average.estimate[-1])} ± {short(half)} people"
-    return free, bound, f"{of} is {mean}: {known}, and {TRUE_COUNT} is true."
+    mean = f"{d(average)} ± {short(half)} people"
+    return free, bound, f"{of} is {mean}: at 90 % confidence {known}; {TRUE_COUNT} is true."
 
 
 def draw_answers(result: compute.Averaging) -> Figure:
@@ -228,7 +233,8 @@ def delta(epsilon: float, sigma: float, sensitivity: float) -> Panel:
 def tell_delta(result: compute.GaussianCount) -> tuple[Tile, Tile, str]:
     """How often an outcome betrays more than epsilon, which the thesis takes for delta, and delta."""
     at = f"at ε = {d(result.epsilon)}"
-    both = claimed(short(result.tail), at, "loss beyond ε"), holds(at_most(result.delta), at, "smallest δ")
+    tail, least = short(result.tail) if result.tail else TINY, at_most(result.delta) if result.delta else TINY
+    both = claimed(tail, at, "loss beyond ε"), holds(least, at, "smallest δ")
     if result.delta == 0:
         return *both, "Beyond this ε so little is left that no float can hold δ."
     times = short(result.tail / result.delta)
@@ -319,10 +325,10 @@ def tell_composition(result: compute.Composed) -> tuple[Tile, Tile, str]:
     best = min((SUM, ADVANCED, ZCDP), key=result.last.__getitem__)
     plain = Tile(SUM, f"ε = {at_most(result.last[SUM])}", "δ = 0")
     at = f"{best}, δ = {0 if best == SUM else short(result.delta)}"
-    least = holds(f"ε = {at_most(result.last[best])}", at, "the least that holds")
+    least = holds(f"ε = {at_most(result.last[best])}", at, "least of three")
     many = count(int(result.releases[-1]), "release")
     if best == SUM:
-        return plain, least, f"For {many} no account is below the plain sum."
+        return plain, least, f"For {many} neither advanced composition nor zCDP is below the plain sum."
     times = short(result.last[SUM] / result.last[best])
     return plain, least, f"{many} cost {times} times less by {best} than by the plain sum."
 

@@ -14,7 +14,7 @@ from edp_lab.course.kit.controls import choice, decades, number, seed_of
 from edp_lab.course.kit.figure import Figure, axis, line, logs, points, positive
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, Tile, claimed, holds, panel
-from edp_lab.course.kit.text import Words, account_command, at_most, percent, python, short
+from edp_lab.course.kit.text import Words, account_command, at_most, count, percent, python, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb02_dp_sgd import compute
@@ -44,7 +44,7 @@ def _held(guarantee: Guarantee | None, of: str) -> Tile:
     """The tile of what is promised."""
     if guarantee is None or guarantee.epsilon is None:
         return holds("no guarantee", of)
-    return holds(f"ε = {at_most(guarantee.epsilon)}", f"{of}, δ = {short(DELTA)}")
+    return holds(f"ε = {at_most(guarantee.epsilon)}", f"{of}, with a secret seed, δ = {short(DELTA)}")
 
 
 # ---- The gradients of a batch --------------------------------------------------------------------------------------
@@ -132,7 +132,9 @@ def tell_cloud(result: compute.Cloud) -> tuple[Tile, Tile, str]:
     if result.guarantee is None:
         return *tiles, "This rule bounds no gradient, so the noise hides nobody."
     larger = "the clip bends the mean more than the noise" if result.bias > noise else "the noise outweighs the clip"
-    return *tiles, f"The clip shortens {result.shortened} of {examples} gradients, and {larger}."
+    if max(result.bias, noise) < 1e-12:
+        larger = "neither clip nor noise moves the mean"
+    return *tiles, f"The clip shortens {result.shortened} of {count(examples, 'gradient')}, and {larger}."
 
 
 SHOWN = 200  # examples in the picture of a cloud

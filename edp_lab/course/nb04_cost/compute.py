@@ -273,7 +273,7 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
     accountants.check_delta(delta)
     one = RenyiDP(releases_of(noise_multiplier, 1, rate))
     after = np.unique(np.geomspace(1, steps, POINTS).round().astype(np.int64))
-    passes, whole = [whole_passes(int(k), rate) for k in after], round(1 / rate)
+    passes, whole = [whole_passes(int(k), rate) for k in after], steps_of_a_pass(rate)
     everyone, shuffled = (
         np.array([GaussianDP(releases_of(noise_multiplier, count)).epsilon(delta) for count in counts])
         for counts in (after, passes)
@@ -297,6 +297,11 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
 def whole_passes(steps: int, rate: float) -> int:
     """How often the corpus has been begun after so many steps of disjoint batches."""
     return math.ceil(steps * rate * (1 - 1e-12))
+
+
+def steps_of_a_pass(rate: float) -> int:
+    """After how many steps of disjoint batches everyone has been in one."""
+    return math.ceil(1 / rate - 1e-9)
 
 
 def shuffled_at_least(noise_multiplier: float, batches: int, delta: float) -> float:

@@ -178,14 +178,18 @@ def needed(target: float, decay: str, tau: float, num_devices: int, epochs: int,
 
 def tell_needed(result: Needed) -> tuple[Tile, Tile, str]:
     """z0 by the claim and in truth, and the epochs that pay."""
-    of, z0 = f"for ε = {short(result.budget.epsilon)}", result.z0[-1]
+    of, z0, at = f"for ε = {short(result.budget.epsilon)}", result.z0[-1], f"δ = {short(result.budget.delta)}"
     said = claimed(f"z0 = {short(result.claimed[-1])}", f"{of}, by the claim")
     found = f"z0 = {at_most(z0)}" if z0 > 0 else "no z0"
     if result.mechanism.alpha is Alpha.PRIVATE:
-        held = holds("no guarantee", f"with a public α: {found}")
+        held = holds("no guarantee", f"with a public α, {at}: {found}")
     else:
-        held = holds(found, f"{of} in truth")
-    return said, held, f"The last {count(result.last_half, 'epoch')} of {result.epochs} cost half of the bill or more."
+        held = holds(found, f"{of} in truth, {at}")
+    if result.epochs == 1:
+        return said, held, "The one epoch costs the whole bill."
+    last = "epoch" if result.last_half == 1 else f"{result.last_half} epochs"
+    costs = "costs" if result.last_half == 1 else "cost"
+    return said, held, f"The last {last} of {result.epochs} {costs} half of the bill or more."
 
 
 def draw_needed(result: Needed) -> Figure:
@@ -258,7 +262,7 @@ def tell_loss(result: Loss) -> tuple[Tile, Tile, str]:
     luck = ": more than any attack can expect, by luck." if result.found.value > result.best_found else "."
     return (
         holds(f"ε = {at_most(result.epsilon)}", f"at δ = {short(result.delta)}, all epochs"),
-        Tile("found at most", percent(result.best_found), "of members, at 1 % false alarms", "printed"),
+        Tile("expected at most", percent(result.best_found), "of members, at 1 % false alarms", "printed"),
         found + luck,
     )
 
@@ -338,7 +342,7 @@ def tell_sampling(result: Sampled) -> tuple[Tile, Tile, str]:
     """Epsilon of a secret sample and of shuffled batches, and what an attack on the latter shows."""
     sampled, shuffled = result.sampled[-1], result.shuffled[-1]
     tiles = (
-        holds(f"ε = {at_most(sampled)}", "batches drawn at random", "secret sample"),
+        holds(f"ε = {at_most(sampled)}", f"random batches, δ = {short(result.delta)}", "secret sample"),
         Tile("shuffled", f"ε = {at_most(shuffled)}", count(result.passes, "pass", "passes")),
     )
     least = f"An attack refutes every ε below {d(result.at_least)} for shuffled batches"
@@ -346,13 +350,15 @@ def tell_sampling(result: Sampled) -> tuple[Tile, Tile, str]:
         return *tiles, f"{least}: billing them as a sample is false."
     if result.at_least:
         return *tiles, f"{least}."
-    return *tiles, f"Shuffled batches have no whole pass before {count(round(1 / result.rate), 'step')}."
+    if result.steps < (whole := compute.steps_of_a_pass(result.rate)):
+        return *tiles, f"Shuffled batches have no whole pass before {count(whole, 'step')}."
+    return *tiles, "The attack on shuffled batches refutes no ε at this δ."
 
 
 def draw_sampled(result: Sampled) -> Figure:
     """Epsilon by steps under three ways to make batches; log scales."""
     on: dict[str, Any] = {"x": result.after, "mode": "lines" if result.after.size > 1 else "lines+markers"}
-    whole = [round(1 / result.rate), 2 * result.steps] if result.at_least else []
+    whole = [compute.steps_of_a_pass(result.rate), 2 * result.steps] if result.at_least else []
     everyone, shuffled, sampled = map(positive, (result.everyone, result.shuffled, result.sampled))
     return figure(
         "Three ways to batch",

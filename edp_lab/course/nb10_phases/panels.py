@@ -107,7 +107,11 @@ def tell_pixels(result: NoisedImages) -> tuple[Tile, Tile, str]:
         told += f"for the claimed ε they must not differ by more than {digits(result.sensitivity_needed)}."
     else:
         told += "so much noise hides even that, and leaves little to learn from."
-    return said, holds(at_most(epsilon), f"ε of one image, at δ = {short(result.settings.delta)}"), told
+    return (
+        said,
+        holds(at_most(epsilon), f"ε of one image, at δ = {short(result.settings.delta)}, with a secret seed"),
+        told,
+    )
 
 
 ROWS = ("as it is", "noised", "resized,\nnoised,\naveraged")
@@ -317,7 +321,8 @@ def tell_labels(result: LabelBill) -> tuple[Tile, Tile, str]:
     """The thesis' epsilon of all labels and the true one, and what the understudy has learnt."""
     account, here = result.account, result.here
     said = claimed(short(result.settings.vote_epsilon), "ε of all labels, as of one")
-    held = holds(at_most(account.epsilon), f"ε of {count(result.spent, 'label')}, at δ = {short(account.delta)}")
+    of = f"ε of {count(result.spent, 'label')}, at δ = {short(account.delta)}, with a secret seed"
+    held = holds(at_most(account.epsilon), of)
     noisy, silent = (percent(scores[here]) for scores in (result.accuracy, result.silent))
     return said, held, f"The understudy is right on {noisy} of new images; votes without noise would teach it {silent}."
 

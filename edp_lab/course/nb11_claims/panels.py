@@ -281,7 +281,7 @@ def tell_turned(result: Turned) -> tuple[Tile, Tile, str]:
     told = f"{len(hold)} of the 4 claims hold{'s' if len(hold) == 1 else ''} as said: {', '.join(hold)}."
     told = {0: "None of the 4 claims holds as it is said.", 4: "All 4 claims hold."}.get(len(hold), told)
     said = claimed(short(result.claimed), f"ε of an epoch, at δ = {short(result.delta)}")
-    return said, holds(at_most(result.epsilon), "ε of an epoch, with a public α"), told
+    return said, holds(at_most(result.epsilon), f"with a public α, at δ = {short(result.delta)}"), told
 
 
 NAMES = {"P2": "P2  noise", "P5": "P5  ε", "P10": "P10  n δ", "P22": "P22  ε, for more GPUs"}
