@@ -14,7 +14,7 @@ import torch
 from edp_lab.attacks.audit.step_audit import audit_mechanism
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.panel import Panel
-from edp_lab.course.kit.text import plain
+from edp_lab.course.kit.text import at_most, plain
 from edp_lab.course.nb00_start import compute, panels
 from edp_lab.course.nb00_start.compute import SmallModel, StepResult, one_step
 from edp_lab.course.publish.runner import check_parameters
@@ -115,7 +115,9 @@ def test_a_run_trains_with_the_sliders_values_and_reads_the_number_again(
     assert live.guarantee.method.startswith("Gaussian-DP")
     assert "--gpus 4" in live.command.value
     assert live.figures[0].data[1].y[0] == live.rows["edp-sgd"][0]["ser"]
-    assert "The noise hides the number" in live.tiles.sentence
+    assert "This attack no longer finds the number" in live.tiles.sentence
+    assert live.together.epsilon > 10 * live.guarantee.epsilon, "16 sentences have the number"
+    assert f"the number is in 16: for all of them together it is {at_most(live.together.epsilon)}" in live.words.value
 
 
 def test_a_number_said_often_is_read_out_of_a_model_and_one_never_said_is_not(model: SmallModel) -> None:
@@ -136,6 +138,14 @@ def test_the_challenge_is_the_audit_of_the_mechanism(as_printed: bool) -> None:
     assert theirs.bounds.gaussian == pytest.approx(ours.audit.bounds.gaussian, rel=0.02)  # float32 rounds its gradient
     assert (ours.audit.bounds.gaussian > ours.audit.epsilon_claimed) == as_printed
     assert ours.audit.bounds.gaussian <= ours.audit.epsilon_holds
+
+
+def test_draws_that_do_not_refute_a_false_claim_do_not_confirm_it() -> None:
+    for z0, gpus, says in ((0.1, 8, "so few draws could not refute the claim"), (10.0, 1, "these draws do not refute")):
+        result = compute.challenge(True, z0, gpus)
+        _, proven, told = panels.tell_refute(result)
+        assert result.audit.epsilon_holds > result.audit.epsilon_claimed
+        assert (proven.role, says in told) == ("plain", True)
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(

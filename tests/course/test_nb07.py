@@ -153,6 +153,8 @@ def test_a_perfect_attack_is_beyond_small_epsilons_and_no_noise_promises_nothing
         result = shown(attacks, attack, z0=z0)
         assert result.beyond == beyond
         assert says in told(result)
+        assert "that would hold with a public α" in told(result)
+        assert "trained without that noise" in told(result)
     result = shown(attacks, z0=0.0)
     assert (result.claimed.auc, result.true.auc) == (1, 1)
     assert "Nothing is guaranteed" in told(result)

@@ -62,6 +62,10 @@ def test_chances_are_those_of_a_coin_and_an_epsilon_is_refuted_below_five_percen
     assert (tosses >= 80).mean() == pytest.approx(result.tail, abs=0.01)
     assert result.chances[result.counts >= 80].sum() == pytest.approx(result.tail, abs=1e-3)
     assert result.chance == pytest.approx(np.e / (1 + np.e))
+    assert result.most == pytest.approx(result.tail, rel=0.1)
+    careless = guess(1000, 30, 80, tested=1.0, delta=1e-3)  # ε = 1 is not refuted, as δ allows for so many
+    assert careless.tail < 0.01 < 0.05 < careless.most
+    assert "0.05" not in panels.tell_guesses(careless)[2]
     proven = guess(1000, 10, 90, delta=1e-12).bounds
     at_the_bound = guess(1000, 10, 90, tested=proven.distribution_free, delta=1e-12)
     assert at_the_bound.tail == pytest.approx(0.05, abs=1e-4)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edp_lab.course.kit.text import at_most, digits, plain, short, train_command
+from edp_lab.course.kit.text import at_least, at_most, digits, plain, short, train_command
 from edp_lab.training import TrainConfig
 
 SOUND = TrainConfig("smart-home", clip_norm=0.5, z0=0.2, decay="linear", tau=0.3, num_devices=4, epochs=5)
@@ -40,6 +40,10 @@ def test_what_holds_is_never_written_smaller_than_it_is(epsilon: float) -> None:
     written = at_most(epsilon)
     assert epsilon * (1 - 1e-11) <= read(written) <= epsilon * 1.0101
     assert at_most(math.inf) == at_most(None) == digits(math.inf)
+    proven = at_least(epsilon)
+    assert epsilon / 1.0101 <= read(proven) <= epsilon * (1 + 1e-11)
+    assert [at_least(3 * 1.1), at_least(9.999), at_least(1234.9), at_least(0.0)] == ["3.3", "9.99", "1,234", "0"]
+    assert at_least(math.inf) == at_least(None) == digits(math.inf)
     assert [at_most(1000 * 0.1), at_most(7.501), at_most(1234.1)] == ["100", "7.51", "1,235"]
 
 

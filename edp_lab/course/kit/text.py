@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from decimal import ROUND_FLOOR, Context, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,15 +38,22 @@ class Words:
         words = Words(__file__)
         words.stages(result)    # HTML in one line
 
-    Templates have the functions of this file as filters (``d`` for `digits`, `at_most`, `short`, `percent`, `duration`)
-    and as functions (`count`, `details`, ``table`` for `html_table`), ``cell`` for `CELL`, the macros ``privacy`` and
-    ``scope`` of the kit's own ``words.html.j2``, and what a room gives by name. What is filled in is escaped. An
-    unknown name is an error.
+    Templates have the functions of this file as filters (``d`` for `digits`, `at_most`, `at_least`, `short`, `percent`,
+    `duration`) and as functions (`count`, `details`, ``table`` for `html_table`), ``cell`` for `CELL`, the macros
+    ``privacy`` and ``scope`` of the kit's own ``words.html.j2``, and what a room gives by name. What is filled in is
+    escaped. An unknown name is an error.
     """
 
     def __init__(self, beside: str, **names: Any) -> None:
         here = Environment(loader=FileSystemLoader(Path(beside).parent), undefined=StrictUndefined, autoescape=True)
-        here.filters |= {"d": digits, "at_most": at_most, "short": short, "percent": percent, "duration": duration}
+        here.filters |= {
+            "d": digits,
+            "at_most": at_most,
+            "at_least": at_least,
+            "short": short,
+            "percent": percent,
+            "duration": duration,
+        }
         here.globals |= {"count": count, "details": details, "table": html_table, "cell": CELL, **names}
         shared: Any = here.from_string(Path(__file__).with_name("words.html.j2").read_text(encoding="utf-8")).module
         here.globals |= {"privacy": shared.privacy, "scope": shared.scope}
@@ -74,6 +82,19 @@ def at_most(value: float | None) -> str:
         return digits(value)
     value *= 1 - 1e-12  # the error of the arithmetic: a thousand times 0.1 is 100
     return f"{math.ceil(value):,}" if 1000 <= value < 1e6 else digits(float(upward(value)))
+
+
+def at_least(value: float | None) -> str:
+    """An epsilon that is proven, or noise that there is: written as `digits`, but rounded down, or it would not be so.
+
+    None stands for a number that is too large for a float.
+    """
+    if value is None or not math.isfinite(value):
+        return digits(value)
+    value *= 1 + 1e-12  # see `at_most`
+    if 1000 <= value < 1e6:
+        return f"{math.floor(value):,}"
+    return digits(float(Context(3, ROUND_FLOOR).create_decimal(Decimal(value))))
 
 
 def short(value: float | None) -> str:

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from edp_lab.attacks.audit.bounds import Finding
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import choice, decades, decay_of, devices, number, variant
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, log_range, logs, points, positive
-from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
-from edp_lab.course.kit.text import Html, Words, command, count, digits, settings, short, train_command
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, panel
+from edp_lab.course.kit.text import Html, Words, at_least, command, count, settings, short, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, NOISE, PLAIN, PRINTED
 from edp_lab.course.nb00_start.compute import (
     DELTA,
@@ -159,7 +160,7 @@ def read(model: SmallModel) -> Panel:
     times = {"0": 0, "1": 1, "4": 4, "16": 16}
     return Panel(
         "Read a number out of a model",
-        "Ten thousand numbers for “call my doctor at …”, one of them true, by the loss that the model gives them.",
+        "Ten thousand numbers for “call my doctor at …”, six of them trained on, by the loss the model gives each.",
         lambda times: model.secrets[times],
         [draw_secret],
         words.secret,
@@ -173,18 +174,14 @@ def read(model: SmallModel) -> Panel:
 def tell_secret(result: Secret) -> tuple[Tile, Tile, str]:
     """The number, and its place among ten thousand."""
     of = f"of {len(result.losses):,}, the smallest loss first"
-    own, place = (
-        Tile("true number", result.number, "only its owner knows it"),
-        holds(f"{result.rank:,}", of, "its rank"),
-    )
+    own = Tile("true number", result.number, "only its owner knows it")
+    place = Tile("its rank", f"{result.rank:,}", of)
     if result.rank == 1:
         return own, place._replace(role="printed"), "The model gives the number away: it prefers it to all others."
     if 20 * result.rank <= len(result.losses):
-        told = (
-            f"The model leaks: an attacker needs about {result.rank:,} guesses instead of {len(result.losses) // 2:,}."
-        )
+        told = f"An attacker needs about {result.rank:,} guesses instead of {len(result.losses) // 2:,}."
         return own, place._replace(role="printed"), told
-    return own, place, "The number is lost among the others: the model gives nothing away."
+    return own, place, "This attack does not find the number."
 
 
 def draw_secret(result: Secret) -> Figure:
@@ -220,7 +217,8 @@ class Training(RunPanel):
     Attributes:
         rows: by method, the rows of the run record so far.
         secret: what the trained model gives away of the number that it saw most often.
-        guarantee: of the run.
+        guarantee: of the run, for one sentence.
+        together: the same for all sentences with that number.
     """
 
     def __init__(self, model: SmallModel, sliders: Panel) -> None:
@@ -228,6 +226,7 @@ class Training(RunPanel):
         self.rows: dict[str, list[dict[str, Any]]] = {"sgd": list(model.epochs), "edp-sgd": []}
         self.secret = model.secrets[max(model.secrets)]
         self.guarantee: Guarantee | None = None
+        self.together: Guarantee | None = None
         super().__init__(
             "Train with this noise, and read again",
             "The same training with the values of the sliders above: what it learns, and what it gives away.",
@@ -250,7 +249,8 @@ class Training(RunPanel):
         while run.progress.epoch < config.epochs:
             run.epoch(listen)
             self.figures[0].show(draw_training(self.rows))
-        self.guarantee = judge(run.mechanism, config.epochs, run.delta)
+        bill = partial(judge, run.mechanism, config.epochs, run.delta)
+        self.guarantee, self.together = bill(), bill(utterances_per_person=self.secret.times)
         self.secret = self._model.read(run)[self.secret.times]
         self.figures[1].show(draw_secret(self.secret))
         self.command.value = train_command(config)
@@ -263,11 +263,11 @@ class Training(RunPanel):
         rank = Tile("rank of the number", f"{self.secret.rank:,}", f"{before:,} without privacy")
         told = "This is the model without privacy. Press Run to train it with noise."
         if held is not None:
-            told = "The noise hides the number. The price is in the errors."
+            told = "This attack no longer finds the number. The price is in the errors."
             if 20 * self.secret.rank <= len(self.secret.losses):
                 needed = count(self.secret.rank, "guess", "guesses")
                 told = f"The noise does not hide the number: an attacker needs {needed}. More noise costs more errors."
-            self.words.value = words.trained(held, self._model.config.epochs)
+            self.words.value = words.trained(held, self.together, self.secret.times, self._model.config.epochs)
         self.tiles.show(errors, rank, told)
 
 
@@ -321,13 +321,15 @@ def tell_refute(result: Challenge) -> tuple[Tile, Tile, str]:
     """The epsilon that is claimed, and the one that the draws prove to be too small."""
     audit = result.audit
     proven, at = audit.bounds.gaussian, f"ε of one step at δ = {short(audit.delta)}"
-    refuted = proven > audit.epsilon_claimed
-    tile = Tile(
-        "proven", f"at least {digits(proven)}", "95 % sure, for Gaussian noise", "printed" if refuted else "holds"
-    )
+    role = "printed" if audit.verdict is Finding.REFUTED else "plain"
+    tile = Tile("proven", f"at least {at_least(proven)}", "ε at this δ: 95 % sure, for Gaussian noise", role)
     right = f"{100 * result.right:.1f} % of the guesses “with” or “without” are right"
-    told = f"{right}: the claim is refuted." if refuted else f"{right}: nothing refutes the claim."
-    return claimed(short(audit.epsilon_claimed), at), tile, told
+    verdict = {
+        Finding.REFUTED: "the claim is refuted",
+        Finding.CONSISTENT: "these draws do not refute the claim",
+        Finding.NO_POWER: "so few draws could not refute the claim",
+    }[audit.verdict]
+    return claimed(short(audit.epsilon_claimed), at), tile, f"{right}: {verdict}."
 
 
 def draw_refute(result: Challenge) -> Figure:

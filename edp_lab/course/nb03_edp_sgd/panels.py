@@ -13,7 +13,7 @@ from edp_lab.course.kit.controls import decades, decay_of, delta_of, devices, nu
 from edp_lab.course.kit.figure import Figure, Mark, axis, line, log_axis, logs, points, positive
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, Tile, claimed, epsilons, holds, panel
-from edp_lab.course.kit.text import Words, account_command, percent, python, short, train_command
+from edp_lab.course.kit.text import Words, account_command, at_least, at_most, percent, python, short, train_command
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb03_edp_sgd import compute
 from edp_lab.course.nb03_edp_sgd.compute import DELTA, MANY, MEAN, Decayed, Promise, Stages
@@ -69,10 +69,11 @@ def promise(z: float, num_devices: int, epochs: int) -> Panel:
 
 def tell_promise(result: Promise) -> tuple[Tile, Tile, str]:
     """Both epsilons, and what an attacker makes of one step."""
-    said, held = epsilons(result.guarantee)
+    said, public = epsilons(result.guarantee)[0], at_most(result.epsilon[compute.PRINTED])
     claim, printed = (percent(result.right(name)) for name in (compute.CLAIMED, compute.PRINTED))
-    sentence = f"An attacker who sees one step can be right in {printed} of guesses. The claim allows {claim}."
-    return said, held._replace(unit=f"ε at δ = {short(result.delta)}, if α were public", role="printed"), sentence
+    sentence = f"An attacker who sees one step can be right in {printed} of guesses. The claimed z allows {claim}."
+    held = Tile("holds", "no guarantee", f"with a public α and a secret seed: ε = {public}", "printed")
+    return said, held, sentence
 
 
 def draw_bells(result: Promise) -> Figure:
@@ -160,7 +161,7 @@ def tell_stages(result: Stages) -> tuple[Tile, Tile, str]:
     spread = large if large == small else f"{large} on the large layer and {small} on the small one"
     return (
         claimed(short(mechanism.z0), f"{meant}, by the claim", "z claimed"),
-        holds(short(mechanism.noise_multiplier(0)), f"{meant}, in truth", "z that holds"),
+        holds(at_least(mechanism.noise_multiplier(0)), f"{meant}, in truth", "z that holds"),
         f"One sentence can move the mean by {short(2 * result.half_axes.max())}. The noise on the mean is {spread}.",
     )
 

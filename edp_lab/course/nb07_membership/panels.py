@@ -82,7 +82,9 @@ def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
     """Both rates at the threshold, and where the curve runs beside the lines of both epsilons."""
     held, told = result.guarantee, "Nothing is guaranteed here, so nothing limits an attack."
     if held.epsilon is not None:
-        said, true = f"claimed ε = {short(held.epsilon_claimed)}", f"ε = {at_most(held.epsilon)} that holds"
+        said, true = f"claimed ε = {short(held.epsilon_claimed)}", f"ε = {at_most(held.epsilon)} that would hold"
+        if result.mechanism.variant is Variant.AS_PRINTED:
+            true += " with a public α"
         above_claimed, above_true = result.beyond
         told = {
             (True, True): f"Neither the {said} nor the {true} allows this curve.",
@@ -90,6 +92,7 @@ def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
             (False, True): f"The {said} allows this curve; the {true} does not.",
             (False, False): f"The {said} and the {true} both allow this curve, which proves nothing.",
         }[above_claimed, above_true]
+        told += " This target was trained without that noise."
     of = f"of {count(result.result.members, 'person', 'people')}"
     found = Tile("members found", percent(result.hits.value), of)
     return found, Tile("strangers accused", percent(result.alarms.value), of, "printed"), told

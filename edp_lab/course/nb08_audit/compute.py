@@ -116,6 +116,7 @@ class Guesses(NamedTuple):
     counts: NDArray[np.int64]  # (K) numbers of right guesses
     chances: Array  # (K) how likely each is if every guess is right with `chance`
     tail: float  # P[v or more right] at this chance
+    most: float  # that (tested, delta)-DP allows for v or more right
     ceiling: dict[int, OneRunBounds]  # guesses -> bounds if m = r = v
     same_share: dict[int, float]  # guesses -> the distribution-free bound, with the same share of them right
 
@@ -149,9 +150,17 @@ def guess(canaries: int, made: float, right: float, tested: float = 1.0, delta: 
         *(canaries, r, v, delta, tested, bounds, best, chance, counts),
         chances=binom.pmf(counts, r, chance),
         tail=float(binom.sf(v - 1, r, chance)),
+        most=_allowed(canaries, r, v, chance, delta),
         ceiling={n: _proven(n, n, n, delta) for n in SIZES},
         same_share={n: free(n, round(n * right / 100)) for n in sizes},
     )
+
+
+def _allowed(canaries: int, guesses: int, right: int, chance: float, delta: float) -> float:
+    """The most that differential privacy allows for so many right guesses or more: see `one_run_epsilon`."""
+    tail, reach = binom.sf(right - 1, guesses, chance), np.arange(1, right + 1)
+    below = binom.sf(right - reach - 1, guesses, chance) - tail
+    return min(1.0, float(tail + 2 * canaries * delta * (below / reach).max(initial=0)))
 
 
 @cache

@@ -16,7 +16,7 @@ from edp_lab.course.kit.controls import DEVICES, choice, decades, delta_of, devi
 from edp_lab.course.kit.figure import Figure, Trace, line, points
 from edp_lab.course.kit.inputs import check_whole
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, panel
-from edp_lab.course.kit.text import Words, at_most, columns, command, count, percent, short
+from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, count, percent, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb08_audit import compute
@@ -72,7 +72,7 @@ def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
         Finding.NO_POWER: "even without an error so few draws could not refute the claimed ε",
     }[audit.verdict]
     at = f"ε of one step at δ = {short(audit.delta)}"
-    proven = Tile("proven", f"≥ {d(audit.bounds.gaussian)}", f"with {SURE} confidence")
+    proven = Tile("proven", f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE}, for Gaussian noise")
     missed = {0: "none is", 1: "one is"}.get(wrong, f"{wrong:,} are")
     told = f"Of {2 * audit.draws:,} guesses {missed} wrong: {verdict}."
     return claimed(d(audit.epsilon_claimed), at), proven, told
@@ -123,7 +123,7 @@ def draw_scale(result: StepAudit) -> Figure:
         ends: Trace = {"symbol": ["line-ns-open", "triangle-right"], "size": 15}
         ends["marker"] = {"line": {"width": 3, "color": color}}
         side = "top left" if bound > 10 ** (last - 1) else "top right"
-        beside = {"textposition": side, "text": [f"≥ {d(bound)}", ""], "mode": "lines+markers+text"}
+        beside = {"textposition": side, "text": [f"≥ {at_least(bound)}", ""], "mode": "lines+markers+text"}
         on = {"x": [max(bound, FLOOR), 0.9 * 10**last], "y": [name] * 2}
         traces.append(line(name, color, dash, width=7, **ends, **beside, **on))
     for name, color, symbol, value in numbers:
@@ -149,7 +149,8 @@ def table(results: Mapping[str, StepAudit]) -> str:
     rows: list[tuple[str, ...]] = [("", "claimed", "holds", "proven", "any mechanism", "verdict")]
     for label, audit in ((label, result.audit) for label, result in results.items()):
         bounds = audit.bounds.gaussian, audit.bounds.distribution_free
-        rows.append((label, *map(d, (audit.epsilon_claimed, audit.epsilon_holds, *bounds)), str(audit.verdict)))
+        said, true = d(audit.epsilon_claimed), at_most(audit.epsilon_holds)
+        rows.append((label, said, true, *map(at_least, bounds), str(audit.verdict)))
     return columns(rows)
 
 
@@ -202,10 +203,12 @@ def tell_guesses(result: Guesses) -> tuple[Tile, Tile, str]:
         refuted = ", so it is not refuted"
     told = (
         f"If {tested} held, {result.right:,} or more right guesses out of {result.made:,} would have probability "
-        f"{short(result.tail)}{refuted}."
+        f"{at_most(result.most)} at most{refuted}."
     )
     test = Tile("put to the test", tested, f"right guesses: {percent(result.chance)} at most", "claimed")
-    found = Tile("proven", f"ε ≥ {d(proven.distribution_free)}", f"for Gaussian noise ε ≥ {d(proven.gaussian)}")
+    found = Tile(
+        "proven", f"ε ≥ {at_least(proven.distribution_free)}", f"for Gaussian noise ε ≥ {at_least(proven.gaussian)}"
+    )
     return test, found, told
 
 
