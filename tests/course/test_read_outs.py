@@ -102,7 +102,7 @@ SAID: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({}, ["<b>ε = 7.52</b> at δ = 10⁻⁵ (Gaussian DP, exact; one utterance, zero-out, disjoint batches)"]),
     ],
     "04 sampling": [
-        ({}, ["<b>ε = 2.1</b> (Rényi DP, an upper bound)", "10 passes: <b>ε = 17.9</b> (Gaussian DP"]),
+        ({}, ["<b>ε = 2.11</b> (Rényi DP, an upper bound)", "10 passes: <b>ε = 17.9</b> (Gaussian DP"]),
         ({}, ["<b>no ε below 4.06</b> can hold"]),
         ({"rate": 0.8, "steps": 1}, ["1 pass: <b>ε"]),
     ],
