@@ -129,7 +129,11 @@ def draw_scale(result: StepAudit) -> Figure:
     for name, color, symbol, value in numbers:
         # The claim has a line of its own, which its number must not stand on.
         side = "middle right" if name == said else "top center"
-        told: Trace = {"mode": "markers+text", "text": [d(value)], "textposition": side}
+        told: Trace = {
+            "mode": "markers+text",
+            "text": [at_most(value) if name == true else d(value)],
+            "textposition": side,
+        }
         traces.append(points(name, color, symbol, 14, edge=3, x=[max(value, FLOOR)], y=[name], **told))
     return figure(
         "Which ε can it be?",
