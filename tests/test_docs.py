@@ -132,7 +132,7 @@ def test_accounts_are_printed_as_they_stand_here() -> None:
     ended = [CliRunner().invoke(app, [*words, "--json"]) for words in calls]
     assert [result.exit_code for result in ended] == [0, 0, 0]
     said = json.loads(ended[0].stdout)
-    told = "a claimed epsilon of {:.3g} and one of {:.3g} that holds"
+    told = "a claimed epsilon of {:.3g} and one of {:.3g} that would hold if alpha were public"
     assert told.format(said["claimed"]["epsilon"], said["holds"]["epsilon"]) in PAGES["docs/accounting.md"]
 
 

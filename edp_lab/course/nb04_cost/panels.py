@@ -14,7 +14,7 @@ from edp_lab.course.kit.controls import Control, choice, decades, decay_of, delt
 from edp_lab.course.kit.figure import Figure, Trace, axis, line, log_axis, logs, points, positive
 from edp_lab.course.kit.inputs import AS_PRINTED, VARIANTS
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
-from edp_lab.course.kit.text import (
+from edp_lab.course.kit.text import at_least, (
     Words,
     account_command,
     account_of,
@@ -26,7 +26,7 @@ from edp_lab.course.kit.text import (
     python,
     short,
 )
-from edp_lab.course.kit.text import digits as d
+from edp_lab.course.kit.text import at_least, digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb04_cost import compute
 from edp_lab.course.nb04_cost.compute import Account, Behind, Loss, Needed, RunBill, Sampled
@@ -345,7 +345,7 @@ def tell_sampling(result: Sampled) -> tuple[Tile, Tile, str]:
         holds(f"ε = {at_most(sampled)}", f"random batches, δ = {short(result.delta)}", "secret sample"),
         Tile("shuffled", f"ε = {at_most(shuffled)}", count(result.passes, "pass", "passes")),
     )
-    least = f"An attack refutes every ε below {d(result.at_least)} for shuffled batches"
+    least = f"An attack refutes every ε below {at_least(result.at_least)} for shuffled batches"
     if result.at_least > sampled:
         return *tiles, f"{least}: billing them as a sample is false."
     if result.at_least:
