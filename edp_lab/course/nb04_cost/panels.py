@@ -14,10 +14,11 @@ from edp_lab.course.kit.controls import Control, choice, decades, decay_of, delt
 from edp_lab.course.kit.figure import Figure, Trace, axis, line, log_axis, logs, points, positive
 from edp_lab.course.kit.inputs import AS_PRINTED, VARIANTS
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
-from edp_lab.course.kit.text import at_least, (
+from edp_lab.course.kit.text import (
     Words,
     account_command,
     account_of,
+    at_least,
     at_most,
     columns,
     count,
@@ -26,7 +27,7 @@ from edp_lab.course.kit.text import at_least, (
     python,
     short,
 )
-from edp_lab.course.kit.text import at_least, digits as d
+from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb04_cost import compute
 from edp_lab.course.nb04_cost.compute import Account, Behind, Loss, Needed, RunBill, Sampled
