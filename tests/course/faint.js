@@ -25,7 +25,8 @@ const contrast = element => {
 };
 arguments[0].querySelectorAll('details').forEach(fold => { fold.open = true; });
 const patterned = element => getComputedStyle(bar(element) ?? element).fill.startsWith('url');
-const off = 'style, .modebar, :disabled, .edp-control:has(:disabled)';
+// (What lies behind the text of a heatmap's cell is a picture, whose colours cannot be asked for.)
+const off = 'style, .heatmap-label, .modebar, :disabled, .edp-control:has(:disabled)';
 const says = element => element.matches('input[type=text], select') || [...element.childNodes].some(
     node => node.nodeType == Node.TEXT_NODE && node.textContent.trim());
 const seen = [...arguments[0].querySelectorAll('*')].filter(e => e.getBoundingClientRect().width && !e.closest(off));
