@@ -9,10 +9,10 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheel /edp-lab
 FROM python:3.11-slim
 # With CUDA: docker build --build-arg TORCH_INDEX=https://pypi.org/simple -t edp-lab .
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-COPY constraints.txt /tmp/
-RUN pip install --no-cache-dir --no-deps --index-url "$TORCH_INDEX" -c /tmp/constraints.txt torch
+COPY constraints.txt /wheel/
+RUN pip install --no-cache-dir --no-deps --index-url "$TORCH_INDEX" -c /wheel/constraints.txt torch
 COPY --from=build /wheel /wheel
-RUN pip install --no-cache-dir -c /tmp/constraints.txt /wheel/*.whl
+RUN pip install --no-cache-dir -c /wheel/constraints.txt /wheel/*.whl
 RUN useradd --create-home student && install -d -o student /home/student/edp-lab-course
 USER student
 WORKDIR /home/student

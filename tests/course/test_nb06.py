@@ -241,7 +241,7 @@ def test_the_explorer_s_command_makes_the_very_run_in_a_folder_of_its_own(traine
 
 
 def test_where_the_paper_s_accounting_says_nothing_nothing_is_claimed(grid: Grid) -> None:
-    said, held = panels.tell_run(explore(grid, "poisson", 1, 0.1, "none", 8).point)
+    said, held = panels.epsilons(explore(grid, "poisson", 1, 0.1, "none", 8).point.guarantee)
     assert (said.value, "with a secret seed" in held.unit) == ("nothing", True)
 
 

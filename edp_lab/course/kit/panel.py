@@ -234,6 +234,16 @@ def side_by_side(*children: widgets.Widget) -> widgets.Box:
     return widgets.Box(children).add_class("edp-row")
 
 
+class View(NamedTuple):
+    """What a panel shows at a setting: tiles and a sentence, what is one click away, and the figures as dicts."""
+
+    tiles: Sequence[Tile]
+    sentence: str
+    words: str
+    command: str
+    figures: list[Figure]
+
+
 class Panel(Frame):
     """Sliders over a pure function: figures that follow, two tiles and a sentence, and one click away all the rest.
 
@@ -329,9 +339,24 @@ class Panel(Frame):
             self._held = False
         self._redraw(self.controls[name] if values else None)
 
+    @property
+    def start(self) -> dict[str, Any]:
+        """The values the panel started with."""
+        return {name: control.default for name, control in self.controls.items()}
+
     def reset(self) -> None:
         """Back to the values the panel started with."""
-        self.set(**{name: control.default for name, control in self.controls.items()})
+        self.set(**self.start)
+
+    def view(self, **moved: Any) -> View:
+        """What it shows at its start but for the controls that are `moved`; nothing moves in the live panel.
+
+        Raises:
+            UsageError: `compute` refuses the values.
+        """
+        values = {**self.start, **moved}
+        result = self._compute(**values)
+        return View(*self._said(result, values), [draw(result) for draw in self.draws])
 
     def _changed(self, change: Mapping[str, Any]) -> None:
         if not self._held:
@@ -344,11 +369,15 @@ class Panel(Frame):
                 live.show(draw(self.result))
             self._tell()
 
+    def _said(self, result: Any, values: Mapping[str, Any]) -> tuple[Sequence[Tile], str, str, str]:
+        *tiles, sentence = self._tiles(result) if self._tiles else ("",)
+        return tiles, sentence, self._words(result), self._command(result, **values)
+
     def _tell(self) -> None:
-        if self._tiles:
-            self.tiles.show(*self._tiles(self.result))
-        self.words.value = self._words(self.result)
-        self.command.value = self._command(self.result, **self.values)
+        tiles, sentence, self.words.value, self.command.value = self._said(self.result, self.values)
+        if tiles:
+            first, second = tiles
+            self.tiles.show(first, second, sentence)
         idle = self._idle(self.result)
         for name, control in self.controls.items():
             control.disabled = name in idle

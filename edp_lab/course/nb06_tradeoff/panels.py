@@ -107,14 +107,6 @@ class Explorer(Panel):
         self.set()
 
 
-def tell_run(point: Point) -> tuple[Tile, Tile]:
-    """What is claimed of a run, and what holds."""
-    said, held = epsilons(point.guarantee)
-    if point.guarantee.epsilon_claimed is None:  # of SGD, and of Poisson sampling with little noise
-        said = claimed("nothing", "by the paper's accounting")
-    return said, held
-
-
 def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
     """Both epsilons of the nearest run, its error, and the run that is as good for less."""
     point, cheaper = result.point, result.cheaper
@@ -124,11 +116,11 @@ def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
     run = f"The nearest measured run ({had})" if had else "This run"
     says = f"{run} has SER {point.ser:.2f}"
     if cheaper is None:
-        return *tell_run(point), f"{says}, with which noise has to compete."
+        return *epsilons(point.guarantee), f"{says}, with which noise has to compete."
     if cheaper == point:
-        return *tell_run(point), f"{says}, and no other measured run has a smaller ε without a larger error."
+        return *epsilons(point.guarantee), f"{says}, and no other measured run has a smaller ε without a larger error."
     other = told(cheaper) + (" (not in this picture)" if cheaper not in result.others else "")
-    return *tell_run(point), f"{says}; {other} has no larger error and ε = {at_most(cheaper.epsilon)}."
+    return *epsilons(point.guarantee), f"{says}; {other} has no larger error and ε = {at_most(cheaper.epsilon)}."
 
 
 IDLE = {"sgd": ["micro_batch", "z0", "decay"], "printed": ["micro_batch"], "sound": [], "poisson": ["micro_batch"]}
@@ -213,7 +205,7 @@ class Live(RunPanel):
         self._explorer.add(point)
         stopped = ", stopped early," if record["status"] == "interrupted" else ""
         says = f"Run {len(self.points)}{stopped} has SER {point.ser:.2f} after {short(point.seconds)} s: {told(point)}."
-        self.tiles.show(*tell_run(point), says)
+        self.tiles.show(*epsilons(point.guarantee), says)
         self.words.value = words.live(point)
 
 

@@ -40,30 +40,21 @@ def stills() -> dict[str, Still]:
 def _panel(frame: Any) -> Still:
     heading = frame.children[1].value
     if isinstance(frame, Panel):
-        # Computed without moving a control: nothing reaches the page, and the panel stays as it is.
         views = [view for moved, values in (frame.views or {"": {}}).items() if (view := _view(frame, moved, values))]
-        start = frame._compute(**_values(frame))
-        return {"heading": heading, "views": views, "more": [slim(draw(start)) for draw in frame.draws[1:]]}
+        return {"heading": heading, "views": views, "more": list(map(slim, frame.view().figures[1:]))}
     folded = {"words": frame.words.value, "command": frame.command.value}
     view = {"moved": "", "tiles": frame.tiles.tiles, "sentence": frame.tiles.sentence, **folded}
     return {"heading": heading, "views": [{**view, "figures": list(map(slim, frame.figures))}], "more": []}
 
 
-def _values(panel: Panel) -> dict[str, Any]:
-    return {name: control.default for name, control in panel.controls.items()}
-
-
 def _view(panel: Panel, moved: str, values: Mapping[str, Any]) -> Still | None:
     """The panel at one of its telling settings; None where the notebook's parameters do not allow for that."""
-    values = {**_values(panel), **values}
     try:
-        result = panel._compute(**values)
+        view = panel.view(**values)
     except UsageError:
         return None
-    *tiles, sentence = panel._tiles(result) if panel._tiles else [""]
-    folded = {"words": str(escape(panel._words(result))), "command": panel._command(result, **values)}
-    figures = [slim(draw(result)) for draw in panel.draws[:1]]
-    return {"moved": moved, "tiles": tiles, "sentence": sentence, "figures": figures, **folded}
+    words, figures = str(escape(view.words)), list(map(slim, view.figures[:1]))
+    return {**view._asdict(), "moved": moved, "words": words, "figures": figures}
 
 
 def slim(figure: Any) -> dict[str, Any]:
