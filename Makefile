@@ -62,6 +62,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 		echo "error: edp_lab needs Python 3.11, 3.12 or 3.13: install one, or name it with PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --no-deps --index-url $(TORCH_INDEX) -c constraints.txt torch)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[test]'  # a module is compiled when it is first used
 	@touch $@
 	@echo 'installed; for the edp-lab command in this shell:  . $(VENV)/bin/activate'
