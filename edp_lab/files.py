@@ -64,6 +64,8 @@ def writable(folder: Path, cure: str) -> Path:
     """
     there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
     with writing(there if there.is_file() else folder, cure), tempfile.TemporaryFile(dir=there):
+        with suppress(FileNotFoundError):
+            folder.lstat()  # a name that is too long
         return folder
 
 

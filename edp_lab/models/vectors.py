@@ -132,7 +132,9 @@ def _read_text(path: Path, most: int) -> WordVectors:
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         for number, line in enumerate(file, start=1):
             fields = line.rstrip(" \r\n").split(" ")
-            if number == 1 and len(fields) == 2 and all(f.isdecimal() and len(f) < 19 for f in fields):
+            if number == 1 and len(fields) == 2 and all(f.isdecimal() for f in fields):
+                if max(map(len, fields)) > 18:
+                    raise UsageError(f"{path}, line 1: expected the counts of words and dimensions")
                 announced, size = int(fields[0]), int(fields[1])
                 continue
             size = size or len(fields) - 1
