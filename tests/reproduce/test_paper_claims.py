@@ -21,6 +21,7 @@ from edp_lab.reproduce.paper import claims_printed as printed
 from edp_lab.reproduce.paper import runs
 from edp_lab.reproduce.paper.printed import TABLE_1, TABLE_2
 from edp_lab.reproduce.paper.runs import Change, Outcome
+from edp_lab.reproduce.results_io import rows
 from edp_lab.training import result_cache
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients
@@ -176,9 +177,12 @@ def test_one_utterance_in_16_of_atis_has_a_twin_in_training(real_data):
     assert shares["nlu-eval"] < 0.2
 
 
-def test_a_benchmark_that_is_not_there_is_one_sentence(tmp_path):
-    with pytest.raises(UsageError, match="bench step --json"):
-        printed.benchmark(tmp_path / "missing.json")
+@pytest.mark.parametrize(("text", "wrong"), [(None, "is not there"), ("{}", "holds no rows")])
+def test_results_that_are_missing_or_something_else_are_one_sentence(tmp_path, text, wrong):
+    if text is not None:
+        (tmp_path / "found.json").write_text(text)
+    with pytest.raises(UsageError, match=rf"{wrong}: .* make it with `edp-lab bench step --json`$"):
+        rows(tmp_path / "found.json", "edp-lab bench step --json")
 
 
 def test_half_width_of_a_changed_auc_covers_as_often_as_it_says():

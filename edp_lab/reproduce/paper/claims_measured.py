@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -18,7 +18,6 @@ from scipy.stats import spearmanr
 
 from edp_lab.privacy import Decay
 from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Told, Verdict
-from edp_lab.reproduce.paper.claims_mechanism import first_norms
 from edp_lab.reproduce.paper.claims_printed import TRAINING
 from edp_lab.reproduce.paper.printed import PUBLIC_CORPORA, TABLE_1, Table1Row
 from edp_lab.reproduce.paper.runs import (
@@ -32,6 +31,7 @@ from edp_lab.reproduce.paper.runs import (
     Change,
     Outcome,
     equal_epsilon_z0,
+    first_gradient_norms,
     gradient_norms,
     runs_of,
     small_config,
@@ -46,26 +46,23 @@ GRID = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # of z0, for P18
 LONG, LITTLE = 16, 1e-4  # epochs, in which a network begins to overfit, and z0, for P20
 ANEW = "data/results/table1.json"
 LOSSY = ("Comm.", "Video")
+claim = partial(Claim, cell="11_claims#paper-measured", trains=True)
 
 
 # ---- Gradients -------------------------------------------------------------------------------------------------------
 
-_gradient_norms = cache(gradient_norms)
-
 
 def _norms_by_step(told: Told) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     told("training: norms of gradients")
-    return _gradient_norms()
+    return gradient_norms()
 
 
-@Claim(
+@claim(
     "P7",
     "The gradient norm of the first iteration is a rough upper bound of those throughout training.",
     source='section 3, "Scaling"',
     quote="a rough estimation of the upper bound of the gradient magnitude throughout training",
-    cell="11_claims#paper-measured",
     inputs=lambda told: dict(zip(("random", "tuned"), _norms_by_step(told), strict=True)),
-    trains=True,
     rule=lambda m: Verdict.of(
         max(m.largest_layer_over_first, m.tuned_layer_over_first) <= m.rough,
         m.largest_over_first <= m.rough,
@@ -95,13 +92,13 @@ def p7_first_norm(random: NDArray[np.float64], tuned: NDArray[np.float64]) -> Me
     }  # fmt: skip
 
 
-@Claim(
+@claim(
     "P30",
     "The magnitude of the gradient differs between layers, so that one clip norm does not suit all.",
     source='section 3, "Scaling", first sentences',
     quote="the magnitude of the gradient varies across parameters in the model",
-    cell="11_claims#paper-measured",
-    inputs=lambda told: {"norms": first_norms()},
+    inputs=lambda told: {"norms": first_gradient_norms()},
+    trains=False,
     rule=lambda m: Verdict.of(m.times >= m.different, m.times > m.hardly_different),
     said="On the first batch the norms of {layers} layers lie between {smallest:.2g} and {largest:.2g}, a factor of "
     "{times:.0f} (small CLC, measured now). What follows from it is another matter (P3, P21).",
@@ -116,14 +113,12 @@ def p30_layers_differ(norms: Mapping[str, float]) -> Measured:
     }  # fmt: skip
 
 
-@Claim(
+@claim(
     "P31",
     "Gradients get smaller towards convergence.",
     source='section 3, "Noise Decay", second sentence',
     quote="the magnitude of the gradients is likely to decrease when approaching convergence",
-    cell="11_claims#paper-measured",
     inputs=lambda told: {"random": _norms_by_step(told)[0]},
-    trains=True,
     rule=lambda m: Verdict.of(m.left_percent <= m.small_percent, m.left_percent < 100),
     said="In {steps} steps the norm of the gradient falls from {first:.1f} to {last:.1f}, to {left_percent:.0f} % "
     "(small CLC, measured now). Whether decaying the noise, too, is worth its price is "
@@ -178,19 +173,17 @@ def _p12_rule(m: Any) -> Verdict:
     )
 
 
-@Claim(
+@claim(
     "P12",
     "Where a loss of utility is expected, on the larger corpora (communication and video), linear or exponential "
     "decay gives a better trade-off of privacy and utility than none.",
     source="section 5, first paragraph; Table 1",
     quote="either linear or exponential decay offer a better privacy-utility trade-off than no decay",
-    cell="11_claims#paper-measured",
     inputs=lambda told: {
         "equal": small_runs("no decay, equal epsilon", told, **{**PRINTED, "z0": equal_epsilon_z0()}),
         "decayed": _scheme("exponential decay", told),
         "anew": table1_anew(),
     },
-    trains=True,
     rule=_p12_rule,
     said="As printed, in {rows_with_a_better_decay} of {rows} rows a decay has no larger error and a weaker attack "
     "than none, and in {rows_with_no_larger_epsilon} no larger epsilon, too. But decay costs epsilon: at one z0 and "
@@ -273,14 +266,12 @@ def _attacked(told: Told) -> Mapping[str, Any]:
     }
 
 
-@Claim(
+@claim(
     "P13",
     "At a competitive error, eDP-SGD significantly reduces the success of membership inference.",
     source="abstract; section 1, contribution (ii); Table 1",
     quote="while achieving significant gains in protection against privacy attacks",
-    cell="11_claims#paper-measured",
     inputs=_attacked,
-    trains=True,
     rule=lambda m: Verdict.of(
         m.printed_that_rise == 0 and m.within_sampling_error == 0 and 0 < m.changes == m.falls_at_competitive_error,
         m.falls_at_competitive_error > 0,
@@ -333,14 +324,12 @@ def _p14_rule(m: Any) -> Verdict:
     return CONDITIONAL if all(size <= half for size, half in intervals) else UNTESTABLE
 
 
-@Claim(
+@claim(
     "P14",
     "Results of DP-SGD are similar to those of eDP-SGD without decay.",
     source="section 5, first paragraph",
     quote="we do not report DP-SGD results separately as they are similar to the no decay scheme",
-    cell="11_claims#paper-measured",
     inputs=lambda told: {"per_example": _scheme("DP-SGD", told, FEW), "printed": _scheme("no decay", told, FEW)},
-    trains=True,
     rule=_p14_rule,
     said="The paper prints no numbers of DP-SGD and not at which settings, so whether the two were alike as tuned "
     "there cannot be known. At the same C and z0, eDP-SGD without decay has an error {error:+.0f} % "
@@ -363,14 +352,12 @@ def p14_like_dp_sgd(per_example: Sequence[Outcome], printed: Sequence[Outcome]) 
     return {**_intervals(**found), "similar_percent": SIMILAR, "seeds": len(printed), "origin": SMALL}
 
 
-@Claim(
+@claim(
     "P16",
     "Implied: Adam serves SGD, eDP-SGD and DP-SGD alike, so that their columns differ in privacy only.",
     source="section 4.2, last sentence; Table 1",
     quote="ADAM optimizer is use for all",
-    cell="11_claims#paper-measured",
     inputs=lambda told: {"runs": {name: _scheme(name, told, FEW) for name in SCHEMES if name != "SGD"}},
-    trains=True,
     rule=lambda m: Verdict.of(m.largest_share_percent <= m.most_percent, m.smallest_share_percent <= m.most_percent),
     said="None of the three is SGD. In the median weight, of what Adam divides by so much is noise: {shares}; small "
     "CLC, measured now. So private runs take other steps than plain ones for a reason that is not privacy. "
@@ -396,17 +383,15 @@ def _ranks(one: Sequence[float], other: Sequence[float]) -> float:
     return float(spearmanr(one, other).statistic)
 
 
-@Claim(
+@claim(
     "P18",
     "Epsilon correlates only loosely with the success of membership inference.",
     source="section 5, first paragraph; section 6",
     quote="seem to have a loose correlation with MIA success rate",
-    cell="11_claims#paper-measured",
     inputs=lambda told: {
         "grid": runs_of("values of z0", told, [small_config(FEW[0], **{**PRINTED, "z0": z0}) for z0 in GRID]),
         "anew": table1_anew(),
     },
-    trains=True,
     rule=lambda m: Verdict.of(
         abs(m.correlation) < m.loose and abs(m.correlation_all_else_equal) < m.loose,
         abs(m.correlation) < m.loose,
@@ -460,14 +445,12 @@ def _overfitted(told: Told) -> Mapping[str, Any]:
     }
 
 
-@Claim(
+@claim(
     "P20",
     "Where eDP-SGD lowers the error, it does so by acting as a regularizer.",
     source="section 5, first paragraph",
     quote="we attribute the improvement in performance to eDP-SGD acting as a regularizer",
-    cell="11_claims#paper-measured",
     inputs=_overfitted,
-    trains=True,
     rule=_p20_rule,
     said="{public_cells_that_improve} of {public_cells} cells on public corpora improve{anew}. A regularizer makes a "
     "model fit its training set less closely, and attacks weaker. Small CLC, trained until it overfits, {seeds} "
@@ -511,20 +494,18 @@ def p20_regularizer(
 
 def _raw_scales(told: Told) -> Mapping[str, Any]:
     """Scales s times as large are C s times as large and z as much smaller: step(s alpha, C, z) is one formula."""
-    norms = first_norms()
+    norms = first_gradient_norms()
     s = max(norms.values())
     raw = small_runs("scales as they are", told, FEW, **{**PRINTED, "clip_norm": s, "z0": Z0 / s})
     return {"norms": norms, "raw": raw, "normalised": _scheme("no decay", told, FEW)}
 
 
-@Claim(
+@claim(
     "P21",
     "Scaling reduces the number of hyper-parameters to tune for every new model or dataset.",
     source='section 3, "Scaling", last sentence',
     quote="also reduces the number of hyper-parameters to tune for every new model or dataset",
-    cell="11_claims#paper-measured",
     inputs=_raw_scales,
-    trains=True,
     rule=lambda m: Verdict.of(
         m.knobs_with_scaling < m.knobs_with_a_clip_norm_for_each_layer
         and (m.constant_given or abs(m.change) + m.half_width <= m.similar_percent),

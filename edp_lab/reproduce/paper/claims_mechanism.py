@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,7 +32,7 @@ BEYOND = 1e-3  # chance with which an interval of a deviation misses it
 ROUNDING = 1e-9
 REPLACED = 3  # place of an utterance in the first batch, for P4
 Vector = NDArray[np.float64]
-first_norms = cache(first_gradient_norms)
+claim = partial(Claim, cell="11_claims#paper-mechanism")
 
 
 def algorithm_1(gradients: Vector, alpha: Vector, clip_norm: float, z: float, rng: np.random.Generator) -> Vector:
@@ -66,12 +66,11 @@ def _devices(number: int) -> int:
     return int(number)
 
 
-@Claim(
+@claim(
     "P1",
     "Noise N(0, s^2) on each of n micro-batches is noise N(0, (n s)^2) on the gradient aggregated over them.",
     source='section 3, "Micro-batch computations per GPU", second paragraph',
     quote="to gradients per micro-batch is equivalent to adding a noise",
-    cell="11_claims#paper-mechanism",
     rule=lambda m: Verdict.of(
         m.deviation_low <= m.claimed_deviation <= m.deviation_high,
         m.shared_low <= m.claimed_deviation <= m.shared_high,
@@ -98,12 +97,11 @@ def p1_noise_per_device(num_devices: int = NUM_GPUS, sigma: float = 1.0) -> Meas
     }  # fmt: skip
 
 
-@Claim(
+@claim(
     "P2",
     "The returned gradient is that of a Gaussian mechanism with noise multiplier z: noise C z / N on the mean.",
     source='Algorithm 1, lines "Add scaled Gaussian noise" and "Aggregate"; Table 1\'s caption (zCDP [9] with this z)',
     quote="Add scaled Gaussian noise",
-    cell="11_claims#paper-mechanism",
     rule=lambda m: Verdict.of(m.noise_high >= m.claimed_noise),
     said="With N = {devices} the noise has a standard deviation of {noise:.3g}; z = {z0:g} asks for "
     "{claimed_noise:.3g}, {times_too_small:.2f} times as much (the root of N). Both the y / N and the mean divide "
@@ -127,13 +125,12 @@ def p2_noise_of_the_release(
     }  # fmt: skip
 
 
-@Claim(
+@claim(
     "P3",
     "Scaling, clipping and rescaling leave a gradient within the clip norm C that its noise is made for.",
     source='Algorithm 1, lines "Scale", "Clip", "Rescale" and "Add scaled Gaussian noise"',
     quote="We scale a constant clipping value C by the factor α_k for each layer",
-    cell="11_claims#paper-mechanism",
-    inputs=lambda told: {"norms": first_norms()},
+    inputs=lambda told: {"norms": first_gradient_norms()},
     rule=lambda m: Verdict.of(
         m.longest <= m.clip_norm * (1 + ROUNDING),
         m.longest_if_the_largest_scale_is_1 <= m.clip_norm * (1 + ROUNDING),
@@ -171,13 +168,12 @@ def p3_rescaling(norms: Mapping[str, float], clip_norm: float = 1.0) -> Measured
     }
 
 
-@Claim(
+@claim(
     "P4",
     "Layer scales from the first iteration's gradients cost no privacy: epsilon is computed without them.",
     source='section 3, "Scaling"; Algorithm 1, "Scaling"',
     quote="proportional to the norm of gradient calculated on the first iteration for each layer",
-    cell="11_claims#paper-mechanism",
-    inputs=lambda told: {"norms": first_norms(), "neighbour": first_norms(REPLACED)},
+    inputs=lambda told: {"norms": first_gradient_norms(), "neighbour": first_gradient_norms(REPLACED)},
     rule=lambda m: Verdict.of(m.scales_that_move == 0, m.noise_on_scales > 0 and m.billed),
     said="Exchange one utterance of the first batch, and {scales_that_move} of {layers} scales change, by up to "
     "{largest_move_percent:.2g} %. They are used without noise, and nothing is billed for them: whoever sees them "
@@ -200,12 +196,11 @@ def p4_private_scales(norms: Mapping[str, float], neighbour: Mapping[str, float]
     }
 
 
-@Claim(
+@claim(
     "P5",
     "Clipping micro-batches instead of examples maintains the DP guarantee.",
     source='section 3, "Micro-batch computations per GPU", first paragraph',
     quote="still maintain DP-guarantees for the resulting model",
-    cell="11_claims#paper-mechanism",
     rule=lambda m: Verdict.of(
         m.sensitivity <= m.claimed_sensitivity * (1 + ROUNDING),
         m.sensitivity <= 2 * m.claimed_sensitivity * (1 + ROUNDING),
@@ -239,12 +234,11 @@ def p5_micro_batches(micro_batch: int = 8, clip_norm: float = 1.0, z: float = 1.
     }  # fmt: skip
 
 
-@Claim(
+@claim(
     "P6",
     "The noise has a variance of C times z.",
     source='section 3, "Noise Decay", first sentence',
     quote="with a variance equal to the clipping parameter C times the noise multiplier z",
-    cell="11_claims#paper-mechanism",
     rule=lambda m: Verdict.of(m.variance_low <= m.claimed_variance <= m.variance_high),
     said="At C = {clip_norm:g} and z = {z:g} Algorithm 1 draws noise of variance {variance:.3g}, not "
     "{claimed_variance:.3g}: C z is its standard deviation, {deviation:.3g}.",
@@ -260,12 +254,11 @@ def p6_variance(clip_norm: float = 0.5, z: float = 0.1) -> Measured:
     }  # fmt: skip
 
 
-@Claim(
+@claim(
     "P19",
     "Noise on each device before aggregation, instead of one noise after it, accelerates the computation.",
     source='section 3, "Micro-batch computations per GPU", last sentence',
     quote="relaxes the need for aggregation before noise addition and accelerates computation",
-    cell="11_claims#paper-mechanism",
     rule=lambda m: Verdict.of(m.drawn_by_a_device < m.drawn_after_aggregation),
     said="After aggregation one noise vector of {drawn_after_aggregation:,} numbers is drawn. Before it, Algorithm 1 "
     "lets each of {devices} devices draw {drawn_by_a_device:,}, {drawn_by_all_devices:,} in all: side by side no "
@@ -306,12 +299,11 @@ def p19_time_of_noise(num_devices: int = NUM_GPUS, size: int = 500_000, rounds: 
     }
 
 
-@Claim(
+@claim(
     "P22",
     "Implied: the number of GPUs is free, and epsilon depends on z and the epochs only.",
     source='Algorithm 1, "Require: GPU Devices"; Table 1\'s caption',
     quote="processed independently on each GPU",
-    cell="11_claims#paper-mechanism",
     rule=lambda m: Verdict.of(m.epsilon <= 1.01 * m.epsilon_with_fewest),
     said="The noise falls with N to the power {exponent_of_noise:.2f}, where the sensitivity falls with N to the power "
     "-1: one epoch at z = {z0:g} and micro-batch size {micro_batch} has epsilon {epsilon_with_fewest:.3g} with "

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ from edp_lab.corpora.catalog import find
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Decay, Mechanism, zcdp_epsilon
 from edp_lab.privacy.composition import composed
-from edp_lab.reproduce import results_io
 from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Pair, Told, Verdict
 from edp_lab.reproduce.paper.printed import NUM_GPUS, PUBLIC_CORPORA, TABLE_1, TABLE_2, TAUS, Table2Row, explain_table1
+from edp_lab.reproduce.results_io import RESULTS, rows
 
 # Training utterances: 45 % of what the public corpora hold, and of "roughly 1 million utterances" (section 4.1).
 TRAINING = {"ATIS": 2641, "SNIPS": 6517, "NLU-eval": 11571, "Health": 450_000, "Comm.": 450_000, "Video": 450_000}
@@ -39,17 +39,17 @@ SPEED_UPS = "54 to 94 times over a loop and up to 50 times over the best alterna
 SAME = 2.0  # times: corpora "of roughly one million" whose epochs differ by more are not of one size
 SMALL_OVERHEAD = 1.05
 LARGE = ("Health", "Comm.")
+privacy_claim, print_claim = (partial(Claim, cell=f"11_claims#paper-{end}") for end in ("privacy", "print"))
 
 
 # ---- Epsilons --------------------------------------------------------------------------------------------------------
 
 
-@Claim(
+@privacy_claim(
     "P10",
     "Implied: delta 5e-4 for the public corpora, 5e-5 for the internal ones makes a meaningful guarantee.",
     source="Table 1, caption; section 4.1 for the sizes",
     quote="δ is set to 5 × 10^-4 for public corpora and 5 × 10^-5 for Alexa datasets",
-    cell="11_claims#paper-privacy",
     rule=lambda m: Verdict.of(m.largest <= m.largest_allowed, m.smallest < 1),
     said="n times delta is {sizes}; it should be well below 1. To publish every utterance with chance delta is "
     "(0, delta)-DP: on {smallest_corpus} somebody's is published with chance {chance_of_a_leak_percent:.0f} %.",
@@ -74,12 +74,11 @@ def p10_delta(training: Mapping[str, int] | None = None, deltas: Mapping[str, fl
     }  # fmt: skip
 
 
-@Claim(
+@privacy_claim(
     "P11",
     "Implied: the epsilons of Table 1, as theoretical privacy guarantees, rule attacks out.",
     source="abstract; Table 1",
     quote="theoretical privacy guarantees",
-    cell="11_claims#paper-privacy",
     rule=lambda m: Verdict.of(m.guarantees_that_bind == m.guarantees, m.guarantees_that_bind > 0),
     said="The smallest of {guarantees} printed epsilons is {smallest_epsilon:.0f} (zCDP, at delta {delta:g}), the "
     "largest 10 to the power {largest_log10_epsilon:.1f}. An attack with an AUC of 0.99 is excluded from epsilon "
@@ -105,12 +104,11 @@ def p11_vacuous() -> Measured:
     }
 
 
-@Claim(
+@privacy_claim(
     "P15",
     "Implied: C, z0 and tau are tuned at no cost, and epsilon is that of the run that was chosen.",
     source="section 4.2, third paragraph",
     quote="We tuned the value of C from the set",
-    cell="11_claims#paper-privacy",
     rule=lambda m: Verdict.of(m.billed or m.epsilon <= 1.01 * m.claimed_epsilon, m.epsilon <= 2 * m.claimed_epsilon),
     said="{trials} trials, one value after the other, cost epsilon {epsilon:,.0f} by the paper's own zCDP where "
     "{claimed_epsilon:.0f} is stated for one (exactly, as Gaussian DP: {epsilon_exact:,.0f} instead of "
@@ -149,12 +147,11 @@ def _shares(told: Told) -> Mapping[str, Any]:
     return {"shares": copied_texts([name for name in PUBLIC if find(name) is not None])}
 
 
-@Claim(
+@privacy_claim(
     "P23",
     "Non-members for the membership attack come from the test set, which was not used in training.",
     source="section 4.1, second paragraph",
     quote="utterances are sourced from the test set (not used in training)",
-    cell="11_claims#paper-privacy",
     inputs=_shares,
     rule=lambda m: Verdict.of(m.corpora_within == m.corpora, m.corpora_within > 0) if m.corpora else UNTESTABLE,
     said="After a random split so many percent of the test utterances have a text that was trained on: {shares} (of "
@@ -176,12 +173,11 @@ def p23_members_among_non_members(shares: Mapping[str, float], most: float = 1.0
     }
 
 
-@Claim(
+@privacy_claim(
     "P26",
     "The epsilons of Table 1 are computed by zCDP as in Yu et al. 2019.",
     source="Table 1, caption",
     quote="during computation of ε using zCDP [9]",
-    cell="11_claims#paper-privacy",
     rule=lambda m: (
         FAILS
         if m.explained < m.values
@@ -203,12 +199,11 @@ def p26_accounting() -> Measured:
     }
 
 
-@Claim(
+@privacy_claim(
     "P29",
     "Implied: all runs of Table 1 but SGD's are trained with noise.",
     source="Table 1; section 4.2 (z0 from 1e-6)",
     quote="NLU models trained using eDP-SGD against models trained with SGD",
-    cell="11_claims#paper-privacy",
     rule=lambda m: Verdict.of(m.runs_without == 0, m.runs_without < m.runs / 2),
     said="In {runs_without} of {runs} runs (log10 epsilon {log10_epsilons}; {with_exponential_decay} with exponential "
     "decay) whatever noise of the grid explains the printed epsilon is, by the last epoch, below what float32 can "
@@ -230,22 +225,16 @@ def p29_noise_that_vanishes() -> Measured:
 # ---- Times, sizes and other work -------------------------------------------------------------------------------------
 
 
-def benchmark(path: Path = results_io.RESULTS / "bench_step.json") -> list[dict[str, Any]]:
-    """The committed times of training steps.
-
-    Raises:
-        UsageError: as `rows`.
-    """
-    return results_io.rows(path, "edp-lab bench step --json")
+def _steps(told: Told) -> Mapping[str, Any]:
+    return {"steps": rows(RESULTS / "bench_step.json", "edp-lab bench step --json")}
 
 
-@Claim(
+@print_claim(
     "P8",
     "eDP-SGD is slower than SGD by a factor of 2 in the worst case.",
     source="section 1, third paragraph",
     quote="our method, in the worst case, is slower by a factor of 2",
-    cell="11_claims#paper-print",
-    inputs=lambda told: {"steps": benchmark()},
+    inputs=_steps,
     rule=lambda m: Verdict.of(m.factor <= m.claimed_factor, round(m.factor) <= m.claimed_factor),
     said="Table 2 has {factor:.2f} ({row}), and {rows_above} of {rows} rows above 2: true to one digit. Here, on one "
     "processor, the largest of {ours} ratios is {largest_of_ours:.2f} (bench_step.json).",
@@ -263,12 +252,11 @@ def p8_factor_of_two(steps: Sequence[Mapping[str, Any]]) -> Measured:
     }  # fmt: skip
 
 
-@Claim(
+@print_claim(
     "P9",
     "No prior work has reported the impact of DP-SGD on training time.",
     source="section 1, third paragraph; contribution (i)",
     quote="to the best of our knowledge, no prior work has done",
-    cell="11_claims#paper-print",
     rule=lambda m: Verdict.of(m.earlier_works == 0),
     said="{earlier_works} works from before {submitted} do: {names}. Their abstracts tell of "
     'speed-ups of {speed_ups}. (The paper writes "to the best of our knowledge".)',
@@ -280,13 +268,12 @@ def p9_first_to_report_time(submitted: str = SUBMITTED) -> Measured:
     return {"submitted": submitted, "earlier_works": len(before), "names": "; ".join(before), "speed_ups": SPEED_UPS}
 
 
-@Claim(
+@print_claim(
     "P17",
     "DP-SGD takes 2.1 to 153.9 times as long as SGD, eDP-SGD 1.01 to 2.17 times: clipping examples is prohibitive.",
     source="section 5; Table 2; abstract",
     quote="DP-SGD can increase training time by factor of up to 150",
-    cell="11_claims#paper-print",
-    inputs=lambda told: {"steps": benchmark()},
+    inputs=_steps,
     rule=lambda m: Verdict.of(m.fast >= m.claimed_least, m.smallest_loop >= m.claimed_least),
     said="True of a loop over examples, which takes {smallest_loop:.1f} to {loop:.1f} times as long as SGD here "
     "(bench_step.json, CLC and BERT on ATIS, one processor). The same gradients by book-keeping take "
@@ -308,12 +295,11 @@ def p17_slow_dp_sgd(steps: Sequence[Mapping[str, Any]]) -> Measured:
     }  # fmt: skip
 
 
-@Claim(
+@print_claim(
     "P24",
     "Table 2 shows that eDP-SGD does not degrade the training time over SGD.",
     source="section 5, first paragraph",
     quote="our algorithm does not degrade the training time over SGD",
-    cell="11_claims#paper-print",
     rule=lambda m: Verdict.of(m.rows_within == m.rows, m.rows_within > 0),
     said="{rows_within} of {rows} rows stay within {small_overhead:g} times SGD's time, "
     "{rows_from_half_as_long_again} take at least 1.5 times as long, one {factor:.2f} times; section 1 says "
@@ -334,12 +320,11 @@ def p24_no_slowdown() -> Measured:
     }
 
 
-@Claim(
+@print_claim(
     "P25",
     "On the larger corpora the error rate does not degrade significantly, except for Video.",
     source="section 5, first paragraph; Table 1",
     quote="the model error rates does not degrade significantly (except for Video)",
-    cell="11_claims#paper-print",
     rule=lambda m: Verdict.of(m.cells_as_bad_as_video == 0, m.cells_as_bad_as_video < m.cells / 2),
     said="Video's changes begin at {smallest_of_video:+.1f} %; {cells_as_bad_as_video} of {cells} cells of Health and "
     'Communication are no better ({examples}). "Significantly" is not tested: there are no seeds.',
@@ -364,12 +349,11 @@ def p25_except_video() -> Measured:
     }  # fmt: skip
 
 
-@Claim(
+@print_claim(
     "P27",
     "Communication, Health and Video contain roughly 1 million utterances each.",
     source="section 4.1; Table 2",
     quote="each containing roughly 1 million utterances",
-    cell="11_claims#paper-print",
     rule=lambda m: HOLDS if max(m.clc, m.bert, m.clc_loop, m.bert_loop) <= m.same else UNTESTABLE,
     said="The corpora are not public. An epoch of the slowest takes {clc:.1f} (CLC) and {bert:.1f} times (BERT) as "
     "long as one of the fastest, with per-example clipping, whose time counts utterances, {clc_loop:.1f} and "
@@ -387,12 +371,11 @@ def p27_a_million_each(table: Sequence[Table2Row] = TABLE_2) -> Measured:
     return {**ratios, "same": SAME}
 
 
-@Claim(
+@print_claim(
     "P28",
     "Time per epoch, and so the factors 1.01 to 1.62 on public corpora, is time of training.",
     source="Table 2",
     quote="Comparison of training time per epoch for SGD, DP-SGD and eDP-SGD",
-    cell="11_claims#paper-print",
     rule=lambda m: Verdict.of(
         max(m.clc_fixed_percent, m.bert_fixed_percent) <= m.most_percent,
         max(m.clc_fixed_percent_health, m.bert_fixed_percent_health) <= m.most_percent,
@@ -417,12 +400,11 @@ def p28_time_is_training(table: Sequence[Table2Row] = TABLE_2) -> Measured:
     return {**public, **health, "most_percent": 50.0}
 
 
-@Claim(
+@print_claim(
     "P32",
     "Sometimes a higher epsilon goes with a greater fall of the membership attack.",
     source="section 5, first paragraph; Table 1",
     quote="sometimes higher value of ε is associated with greater decrease in MIA success rate",
-    cell="11_claims#paper-print",
     rule=lambda m: Verdict.of(m.pairs_the_other_way_round > 0),
     said="So it is printed in {pairs_the_other_way_round} of {pairs} pairs of columns that share a corpus and a model. "
     "None of these epsilons bounds an attack (P11), so nothing speaks against it.",

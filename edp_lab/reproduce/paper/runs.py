@@ -221,6 +221,7 @@ def equal_epsilon_z0() -> float:
 # ---- Gradients -------------------------------------------------------------------------------------------------------
 
 
+@cache
 def first_gradient_norms(replaced: int | None = None) -> dict[str, float]:
     """Norm of each parameter's gradient on the first batch of a small CLC, by name; neither clipped nor noised.
 
@@ -239,6 +240,7 @@ def first_gradient_norms(replaced: int | None = None) -> dict[str, float]:
     return {name: float(torch.linalg.vector_norm(p.grad)) for name, p in trainable(run.model) if p.grad is not None}
 
 
+@cache
 def gradient_norms(epochs: int = 6) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Norms of the batch's mean gradient by step and parameter tensor: (S, K) twice.
 
