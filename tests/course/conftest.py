@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from nbformat import NotebookNode
@@ -30,6 +31,18 @@ def browser() -> Iterator[browsing.Chrome]:
         pytest.skip(problem)
     with browsing.chromium() as driver:
         yield driver
+
+
+def console_errors(driver: browsing.Chrome) -> list[str]:
+    """What the page has put on the console as an error since the last call."""
+    return [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def asked_elsewhere(driver: browsing.Chrome) -> list[str]:
+    """Addresses outside this machine that the page has tried to load; those that it could not are also
+    `console_errors`, because no name of another machine is resolved."""
+    names = driver.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    return [a for a in names if a.startswith("http") and urlsplit(a).hostname not in ("127.0.0.1", "localhost")]
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 
 from edp_lab.course.publish import browser as browsing
 from edp_lab.course.publish.browser import until
-from tests.course.conftest import NOTEBOOKS, ROOT
+from tests.course.conftest import NOTEBOOKS, ROOT, asked_elsewhere, console_errors
 
 pytest.importorskip("selenium", reason="the browser test needs selenium: pip install -e '.[test]'")
 
@@ -109,9 +109,8 @@ READABLE = 4.5  # WCAG AA
 @pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
 def page(request: pytest.FixtureRequest, browser: Chrome, lab: str) -> Iterator[tuple[Chrome, str]]:
     """The browser with a notebook in front, all its cells executed, and the notebook's name."""
-    browsing.finish_notebook(browser, browsing.start_notebook(browser, lab, request.param.name))
-    yield browser, request.param.stem
-    browsing.close_notebook(browser)
+    with browsing.open_notebook(browser, lab, request.param.name):
+        yield browser, request.param.stem
 
 
 def shown(driver: Chrome, handle: WebElement) -> dict[str, Any]:
@@ -119,9 +118,7 @@ def shown(driver: Chrome, handle: WebElement) -> dict[str, Any]:
 
 
 def in_kernel(driver: Chrome, heading: str) -> dict[str, Any]:
-    panels = json.loads(
-        browsing.ask_kernel(driver, "from edp_lab.course.kit import panel_driver as live; live.show_all()")
-    )
+    panels = json.loads(browsing.execute(driver, "ask_kernel", f"{browsing.DRIVER}live.show_all()"))
     return next(panel for panel in panels if panel["heading"] == heading)
 
 
@@ -254,5 +251,5 @@ def fits(driver: Chrome, panel: WebElement) -> bool:
 
 def test_console_is_clean_and_nothing_leaves_this_machine(page: tuple[Chrome, str]) -> None:
     driver, _ = page
-    assert browsing.console_errors(driver) == []
-    assert browsing.asked_elsewhere(driver) == []
+    assert console_errors(driver) == []
+    assert asked_elsewhere(driver) == []

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from edp_lab.course.publish import browser as browsing
-from tests.course.conftest import NOTEBOOKS
+from edp_lab.course.publish.serve import dashboard_command, panels_only
+from tests.course.conftest import NOTEBOOKS, asked_elsewhere, console_errors
 
 pytest.importorskip("selenium", reason="the browser test needs selenium: pip install -e '.[test]'")
 pytest.importorskip("voila", reason="the dashboard needs Voila: pip install -e '.[test]'")
@@ -26,11 +27,13 @@ ERRORS = "return [...document.querySelectorAll('.edp-lab-error')].map(e => e.tex
 
 @pytest.fixture(scope="module")
 def dashboard(browser: Chrome) -> Iterator[str]:
-    with browsing.voila([NOTEBOOK]) as address:
-        browsing.resize(browser, *browsing.SIZE)
-        browsing.console_errors(browser)
-        yield address
-        browser.get("about:blank")  # a page of Voila calls its server when it is left
+    with panels_only([NOTEBOOK]) as folder:
+        command, environment = dashboard_command(folder)
+        with browsing.served([*command, f"--token={browsing.TOKEN}", "--no-browser"], environment) as address:
+            browsing.resize(browser, *browsing.SIZE)
+            console_errors(browser)
+            yield address
+            browser.get("about:blank")  # a page of Voila calls its server when it is left
 
 
 def test_without_the_token_there_is_nothing_to_see(browser: Chrome, dashboard: str) -> None:
@@ -53,5 +56,5 @@ def test_panels_without_code_follow_a_slider_and_nothing_leaves(browser: Chrome,
     browsing.until(lambda: browser.execute_script(WORDS) != words, 20, "the read-out did not follow")
     browsing.until(lambda: browser.execute_script(DRAWN) != drawn, 20, "the figure did not follow")
     assert browser.execute_script(ERRORS) == []
-    assert browsing.console_errors(browser) == []
-    assert browsing.asked_elsewhere(browser) == []
+    assert console_errors(browser) == []
+    assert asked_elsewhere(browser) == []

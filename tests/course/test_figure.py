@@ -74,7 +74,7 @@ def test_patched_is_drawn_anew_whatever_the_way(moves):
 
 def test_a_column_of_a_matrix_is_sent_in_one_piece():
     column = np.arange(6.0).reshape(3, 2)[:, 1]
-    [sent] = differences({"y": None}, {"y": column}).values()
+    [(_, sent)] = differences({"y": None}, {"y": column})
     assert (list(sent), sent.flags.c_contiguous, column.flags.c_contiguous) == ([1, 3, 5], True, False)
 
 
@@ -96,11 +96,11 @@ def test_a_patch_leaves_what_drawings_share_alone():
 def test_differences_are_paths_and_none_where_something_has_gone():
     old = {"a": {"b": 1, "c": [1, 2]}, "rows": [{"x": 0}, {"x": 1}], "same": np.array([1.0, np.nan]), "gone": 1}
     new = {"a": {"b": 2, "c": [1, 2]}, "rows": [{"x": 0}, {"x": 5}], "same": np.array([1.0, 2.0]), "new": {"d": 1}}
-    found = differences(old, new)
+    found = dict(differences(old, new))
     assert list(found.pop(("same",))) == [1, 2]
     assert found == {("a", "b"): 2, ("rows", 1, "x"): 5, ("gone",): None, ("new", "d"): 1}
-    assert differences(old, old) == {}
-    assert differences({"rows": [{"x": 0}]}, {"rows": []}) == {("rows",): []}
+    assert dict(differences(old, old)) == {}
+    assert dict(differences({"rows": [{"x": 0}]}, {"rows": []})) == {("rows",): []}
 
 
 def test_drawing_helpers_give_what_plotly_takes():

@@ -278,7 +278,7 @@ def test_no_script_runs_in_the_live_lab(browser: browsing.Chrome, tmp_path: Path
     nbformat.write(new_notebook(cells=[new_code_cell(cell) for cell in cells], metadata=kernel), notebook)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with browsing.jupyterlab([notebook]) as address:
-        browsing.finish_notebook(browser, browsing.start_notebook(browser, address, notebook.name))
-        browsing.until(lambda: browser.find_elements("css selector", ".edp-panel .main-svg"), 60, "no figure")
-        assert browser.execute_script(CLICKED) == [False, [], True]
+        with browsing.open_notebook(browser, address, notebook.name):
+            browsing.until(lambda: browser.find_elements("css selector", ".edp-panel .main-svg"), 60, "no figure")
+            assert browser.execute_script(CLICKED) == [False, [], True]
         browser.get("about:blank")

@@ -18,6 +18,7 @@ from edp_lab.course.publish import pages as site
 from edp_lab.course.publish import slides
 from edp_lab.course.publish.pages import fit_links
 from edp_lab.errors import UsageError
+from tests.course.conftest import asked_elsewhere, console_errors
 
 FIGURE = """
 from edp_lab.course.kit import theme
@@ -173,7 +174,7 @@ return [paper, getComputedStyle(text).color];
 
 def test_site_and_slides_work_in_a_browser_without_a_network(folder: Path, browser: browsing.Chrome) -> None:
     browsing.resize(browser, 1280, 720)
-    browsing.console_errors(browser)
+    console_errors(browser)
     browser.get((folder / "html" / "index.html").resolve().as_uri())
     browser.find_element("link text", "00 First").click()
     browsing.until(lambda: browser.execute_script(FIGURES_DRAWN), 20, "no figure on the page")
@@ -189,8 +190,8 @@ def test_site_and_slides_work_in_a_browser_without_a_network(folder: Path, brows
     )
     browser.find_element("css selector", "body").send_keys("\ue012")  # left
     browsing.until(lambda: browser.execute_script(place)[0] == 0, 20, "the arrow key does nothing")
-    assert browsing.console_errors(browser) == []
-    assert browsing.asked_elsewhere(browser) == []
+    assert console_errors(browser) == []
+    assert asked_elsewhere(browser) == []
 
 
 def test_reveal_js_is_the_published_version_with_its_licence() -> None:

@@ -89,7 +89,9 @@ class Control(anywidget.AnyWidget):
 
     @value.setter
     def value(self, value: Any) -> None:
-        self.entered = self._place(value)
+        if self.kind in OPTIONS:
+            value = next((place for place, (_, meaning) in enumerate(self.options) if meaning == value), None)
+        self.entered = value
 
     def offer(self, options: Iterable[tuple[str, Any]], value: Any) -> None:
         """Give a list other options, of which one is chosen, or none (None)."""
@@ -97,11 +99,6 @@ class Control(anywidget.AnyWidget):
         with self.hold_sync():
             self.names = [name for name, _ in self.options]
             self.value = value
-
-    def _place(self, value: Any) -> Any:
-        if self.kind not in OPTIONS:
-            return value
-        return next((place for place, (_, meaning) in enumerate(self.options) if meaning == value), None)
 
 
 def _plain(value: Any) -> Any:

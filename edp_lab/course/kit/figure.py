@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import ipywidgets as widgets
@@ -192,9 +193,10 @@ def note(text: str, **place: Any) -> dict[str, Any]:
     return {"text": text, "showarrow": False, **place}
 
 
-def over(text: str, y: Any, side: str = "bottom", **place: Any) -> Mark:
-    """An annotation at the right end of a horizontal line there, which is at the text's `side`."""
-    return note(text, **{"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y", "y": y, "yanchor": side, **place})
+def over(text: str, y: Any, **place: Any) -> Mark:
+    """An annotation at the right end of a horizontal line there, above it."""
+    here = {"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y", "y": y, "yanchor": "bottom"}
+    return note(text, **{**here, **place})
 
 
 def beside(text: str, x: Any, left: bool) -> dict[str, Any]:
@@ -253,8 +255,6 @@ def log_range(values: Iterable[float | None], margin: float = 0.0) -> list[float
 
 # ---- Several plots -------------------------------------------------------------------------------------------------
 
-Axes = Sequence[tuple[dict[str, Any], dict[str, Any]]]  # (x axis, y axis) of each plot
-
 
 def plots(rows: int, cols: int, titles: Sequence[str] = (), axes: Any = (), **options: Any) -> dict[str, Any]:
     """The layout of several plots in one figure: domains of ``xaxis``, ``yaxis``, ``xaxis2``, ... row by row.
@@ -279,26 +279,6 @@ def _plots(rows: int, cols: int, titles: tuple[str, ...], options: tuple[tuple[s
 def at(plot: int) -> dict[str, Any]:
     """Where a trace of that plot of `plots` goes, the first being 1: its axes."""
     return {"xaxis": "x", "yaxis": "y"} if plot == 1 else {"xaxis": f"x{plot}", "yaxis": f"y{plot}"}
-
-
-ABOVE, BELOW = at(1), {**at(2), "legend": "legend2"}  # where the traces of `two_plots` go
-
-
-def two_plots(
-    title: str, caption: str, *marks: Mark, axes: Any = (), legend_at: Any = 0.38, spacing: Any = 0.3, **more: Any
-) -> Figure:
-    """A `figure` with two plots one over the other, each with a legend of its own: see `ABOVE` and `BELOW`.
-
-    Args:
-        axes: of both plots.
-        legend_at: where the lower plot's legend stands, in shares of the height.
-        spacing: between the plots, as a share of the height.
-        more: as of `figure`.
-    """
-    layout = {name: more.pop(name) for name in more.keys() - {"height", "top", "hover"}}
-    legend = {**LEGEND, "x": 0, "xanchor": "left", "y": legend_at, "yanchor": "bottom"}
-    rows = {**plots(2, 1, axes=axes, vertical_spacing=spacing), "legend2": legend}
-    return figure(title, caption, *marks, **more, **merged(rows, layout))
 
 
 def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
@@ -333,39 +313,7 @@ class LiveFigure(go.FigureWidget):
     the kernel from the next move; and it sends four messages for one update.
     """
 
-    _esm = """
-    const untold = ["_js2py_traceDeltas", "_js2py_layoutDelta", "_js2py_widget_layoutDelta"];
-    const reticent = model => new Proxy(model, { get(target, name) {
-        if (name == "set") return (key, value) => { if (!untold.includes(key)) target.set(key, value); };
-        const found = target[name];
-        return typeof found == "function" ? found.bind(target) : found;
-    } });
-    // A figure that was told its width while it was first drawn believes that it has it, and stays 700 pixels wide.
-    const refit = el => {
-        const drawn = el.querySelector(".main-svg")?.clientWidth, place = el.clientWidth;
-        if (!drawn || !place || Math.abs(drawn - place) < 2) return;
-        el._fullLayout.width = drawn;
-        window.dispatchEvent(new Event("resize"));
-    };
-    // To a screen reader a figure is one thing with a name: its title.
-    const named = render => async ({ model, el }) => {
-        const end = await render({ model: reticent(model), el });
-        const name = () => { el.ariaLabel = model.get("_layout")?.title?.text ?? "figure"; };
-        el.setAttribute("role", "figure");
-        name();
-        el.on("plotly_afterplot", () => { name(); refit(el); });
-        return end;
-    };
-    export default async () => {
-        const { default: made } = await (globalThis.edpLabPlotly ??= Promise.withResolvers()).promise;
-        const { initialize, render } = typeof made == "function" ? await made() : made;
-        return {
-            initialize: ({ model, ...rest }) => initialize?.({ model: reticent(model), ...rest }),
-            render: named(render),
-        };
-    }
-    """
-
+    _esm = Path(__file__).with_name("figure.js")
     _config: dict[str, Any]
 
     def __init__(self, drawn: Figure) -> None:
@@ -375,69 +323,47 @@ class LiveFigure(go.FigureWidget):
         self._drawn = drawn
 
     def show(self, drawn: Figure) -> None:
-        """Become this figure, whose traces must be as many as before and of the same types."""
-        patch(self, self._drawn, drawn)
+        """Become this figure: one message, or none where nothing differs.
+
+        Raises:
+            ValueError: another number of traces, which must also be of the same types as before.
+        """
+        changes = [dict(differences(*traces)) for traces in zip(self._drawn["data"], drawn["data"], strict=True)]
+        layout = dict(differences(self._drawn["layout"], drawn["layout"]))
+        changed = [number for number, change in enumerate(changes) if change]
+        for number in changed:
+            _set(self._data[number], changes[number])
+        _set(self._layout, layout)
+        if changed or layout:
+            paths = {path for change in changes for path in change}
+            self._py2js_update = {
+                "style_data": {_dotted(path): [changes[n].get(path, Undefined) for n in changed] for path in paths},
+                "layout_data": {_dotted(path): value for path, value in layout.items()},
+                "style_traces": changed,
+                "source_view_id": None,
+            }
+            self._trait_values["_py2js_update"] = None  # arrays cannot be compared with the next ones
         self._drawn = drawn
 
-    def _send_update_msg(
-        self,
-        restyle_data: dict[str, Any],
-        relayout_data: dict[str, Any],
-        trace_indexes: Any = None,
-        source_view_id: str | None = None,
-    ) -> None:
-        self._py2js_update = {
-            "style_data": restyle_data,
-            "layout_data": relayout_data,
-            "style_traces": trace_indexes,
-            "source_view_id": source_view_id,
-        }
-        self._trait_values["_py2js_update"] = None  # arrays cannot be compared with the next ones
+
+Keys = tuple[str | int, ...]  # ("shapes", 0, "x0"), which plotly writes "shapes[0].x0"
 
 
-def patch(widget: LiveFigure, old: Figure, new: Figure) -> None:
-    """Change a widget that shows `old` so that it shows `new`: one message, or none where nothing differs.
-
-    Raises:
-        ValueError: another number of traces.
-    """
-    changes = [differences(*traces) for traces in zip(old["data"], new["data"], strict=True)]
-    layout = differences(old["layout"], new["layout"])
-    changed = [number for number, change in enumerate(changes) if change]
-    for number in changed:
-        _set(widget._data[number], changes[number])
-    _set(widget._layout, layout)
-    if changed or layout:
-        paths = {path for change in changes for path in change}
-        style = {_dotted(path): [changes[number].get(path, Undefined) for number in changed] for path in paths}
-        widget._send_update_msg(style, {_dotted(path): value for path, value in layout.items()}, changed)
-
-
-Path = tuple[str | int, ...]  # ("shapes", 0, "x0"), which plotly writes "shapes[0].x0"
-
-
-def differences(old: Any, new: Any) -> dict[Path, Any]:
-    """Where two dicts differ: by path, the new value; None where it has gone."""
-    found: dict[Path, Any] = {}
-    _compare(old, new, (), found)
-    return found
-
-
-def _compare(old: Any, new: Any, path: Path, found: dict[Path, Any]) -> None:
+def differences(old: Any, new: Any, *path: str | int) -> Iterator[tuple[Keys, Any]]:
+    """Where two dicts differ: each path with the new value, which is None where it has gone."""
     if old is new:
         return
     if type(new) is dict and (old is None or type(old) is dict):
         before = old or {}
         for name, value in new.items():
-            _compare(before.get(name), value, (*path, name), found)
-        for name in before.keys() - new.keys():
-            found[*path, name] = None
+            yield from differences(before.get(name), value, *path, name)
+        yield from (((*path, name), None) for name in before.keys() - new.keys())
     elif _rows(old) and _rows(new) and len(old) == len(new):
         for number, pair in enumerate(zip(old, new, strict=True)):
-            _compare(*pair, (*path, number), found)
+            yield from differences(*pair, *path, number)
     elif not _same(old, new):
         # A column of a matrix lies scattered in memory, and what is sent is memory as it lies.
-        found[path] = np.ascontiguousarray(new) if isinstance(new, np.ndarray) else deepcopy(new)
+        yield path, np.ascontiguousarray(new) if isinstance(new, np.ndarray) else deepcopy(new)
 
 
 def _rows(value: Any) -> bool:
@@ -451,20 +377,20 @@ def _same(old: Any, new: Any) -> bool:
     return type(old) is type(new) and bool(old == new)
 
 
-def _set(target: dict[str, Any], changes: Mapping[Path, Any]) -> None:
+def _set(target: dict[str, Any], changes: Mapping[Keys, Any]) -> None:
     """Write changes into plotly's own record of a figure, from which a page that is loaded again draws it."""
-    for path, value in changes.items():
+    for (*parents, last), value in changes.items():
         place: Any = target
-        for key in path[:-1]:
+        for key in parents:
             place = place.setdefault(key, {}) if isinstance(place, dict) else place[key]
         if value is None:
-            place.pop(path[-1], None)
+            place.pop(last, None)
         else:
-            place[path[-1]] = value
+            place[last] = value
 
 
 @cache
-def _dotted(path: Path) -> str:
+def _dotted(path: Keys) -> str:
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)[1:]
 
 

@@ -97,27 +97,7 @@ def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
 class Tiles(anywidget.AnyWidget):
     """Two tiles and a sentence, which a screen reader speaks when it changes."""
 
-    _esm = """
-    const element = (tag, className, textContent) =>
-        Object.assign(document.createElement(tag), {className, textContent});
-    export default { render({ model, el }) {
-        el.classList.add("edp-tiles");
-        const follow = () => {
-            const tiles = model.get("tiles").map(([label, value, unit, role]) => {
-                const tile = element("div", `edp-tile edp-${role}`, "");
-                const name = element("span", "edp-tile-label", label);
-                tile.append(name, element("b", "", value), element("small", "", unit));
-                return tile;
-            });
-            el.replaceChildren(...tiles, sentence);
-            if (sentence.textContent != model.get("sentence")) sentence.textContent = model.get("sentence");
-        };
-        const sentence = element("p", "", "");
-        sentence.setAttribute("role", "status");
-        model.on("change:tiles change:sentence", follow);
-        follow();
-    } }
-    """
+    _esm = Path(__file__).with_name("tiles.js")
     tiles: Any = traitlets.List().tag(sync=True)
     sentence = traitlets.Unicode("").tag(sync=True)
 
@@ -130,34 +110,7 @@ class Tiles(anywidget.AnyWidget):
 class Fold(anywidget.AnyWidget):
     """What is one click away: text or `Html`, or a command with a button that copies it. It stays open once opened."""
 
-    _esm = """
-    export default { render({ model, el }) {
-        const fold = document.createElement("details"), head = document.createElement("summary");
-        const body = document.createElement(model.get("code") ? "pre" : "div"), copy = document.createElement("button");
-        el.classList.add("edp-fold");
-        head.textContent = model.get("summary");
-        fold.append(head, body);
-        if (model.get("code")) {
-            copy.textContent = "Copy";
-            body.tabIndex = 0;
-            copy.addEventListener("click", async () => {
-                getSelection().selectAllChildren(body);
-                try { await navigator.clipboard.writeText(body.textContent); } catch { document.execCommand("copy"); }
-                copy.textContent = "Copied";
-                setTimeout(() => { copy.textContent = "Copy"; }, 1500);
-            });
-            fold.append(copy);
-        }
-        el.append(fold);
-        const follow = () => {
-            const value = model.get("value");
-            fold.hidden = !value;
-            if (model.get("code")) body.textContent = value; else body.innerHTML = value;
-        };
-        model.on("change:value", follow);
-        follow();
-    } }
-    """
+    _esm = Path(__file__).with_name("fold.js")
     summary = traitlets.Unicode().tag(sync=True)
     value = traitlets.Unicode("").tag(sync=True)
     code = traitlets.Bool(False).tag(sync=True)
@@ -450,14 +403,14 @@ class RunPanel(Frame):
         """Move the bar to `done` of `of` and say what is going on."""
         self.bar.max, self.bar.value, self.state.value = of, done, text
 
-    def progress_of(self, event: Event, before: str = "", after: str = "") -> None:
+    def progress_of(self, event: Event, after: str = "") -> None:
         """As `progress`, by the steps that a training run reports; at the last one say what comes `after`."""
         from edp_lab.training import StepDone
 
         if isinstance(event, StepDone):
             done, of = event.epoch * event.steps + event.step, event.epochs * event.steps
-            text = f"{before}epoch {event.epoch + 1} of {event.epochs}"
-            self.progress(done, of, after if after and done == of else text)
+            epoch = f"epoch {event.epoch + 1} of {event.epochs}"
+            self.progress(done, of, after if after and done == of else epoch)
 
     def run(self, wait: bool = False) -> None:
         """Start in the background; `wait` returns at the end. Bad settings go to the error box."""

@@ -26,7 +26,6 @@ from edp_lab.errors import UsageError
 from edp_lab.files import write_whole
 
 KEPT = "predictions.json"  # beside the notebook, once something is answered
-UNSAID = "not said"
 
 
 class Predictions(widgets.VBox):
@@ -91,17 +90,14 @@ class Predictions(widgets.VBox):
             told = question["why"] if right else question.get("wrong", {}).get(str(said), question["why"])
             mark = "" if said is None else "✓ " if right else "✗ "
             unit = f" {question['unit']}" if "unit" in question else ""
-            shown = [
-                UNSAID if one is None else one if isinstance(one, str) else digits(one) + unit for one in (said, truth)
-            ]
-            rows.append((question["ask"], mark + shown[0], shown[1], told))
+            shown = "not said" if said is None else said
+            answer, fact = (one if isinstance(one, str) else digits(one) + unit for one in (shown, truth))
+            rows.append((question["ask"], mark + answer, fact, told))
         return html_table(rows)
 
 
 def _right(said: Any, truth: Any, within: float) -> bool:
-    if isinstance(truth, str):
-        return bool(said == truth)
-    if truth == 0 or said == 0 or (said < 0) != (truth < 0):
+    if isinstance(truth, str) or not (truth and said) or (said < 0) != (truth < 0):
         return bool(said == truth)
     return bool(1 / within <= said / truth <= within)
 
@@ -113,7 +109,7 @@ def _kept() -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError:
-        raise UsageError(f"{KEPT} is damaged: delete it, and answer again") from None
+        found = None
     if not isinstance(found, dict):
         raise UsageError(f"{KEPT} is damaged: delete it, and answer again")
     return found

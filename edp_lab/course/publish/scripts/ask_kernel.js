@@ -1,5 +1,4 @@
 // What the kernel prints for a piece of code, after all that was sent to it before.
-const done = arguments[arguments.length - 1];
 const kernel = window.notebook.sessionContext.session.kernel;
 const future = kernel.requestExecute({code: arguments[0], store_history: false});
 let text = "";
@@ -7,4 +6,4 @@ future.onIOPub = message => {
     if (message.header.msg_type == "stream") text += message.content.text;
     if (message.header.msg_type == "error") text += message.content.ename + ": " + message.content.evalue;
 };
-future.done.then(() => done(text), error => done(String(error)));
+return future.done.then(() => text);

@@ -1,7 +1,7 @@
 // Once JupyterLab is there: opens a notebook, without the list of files beside it, and runs all its cells. An error that
 // Jupyter would swallow, as of a callback, is put on the console.
 const pause = ms => new Promise(resolve => setTimeout(resolve, ms)), path = arguments[0];
-window.running = (async () => {
+return (async () => {
     while (!window.jupyterapp?.shell) await pause(50);
     const app = window.jupyterapp;
     await app.restored;

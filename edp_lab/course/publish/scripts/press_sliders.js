@@ -1,7 +1,7 @@
 // Moves one slider after the other by a stop, as often as asked for in all, turning round at the ends;
 // milliseconds of each move that changed a figure, until the frame after the last redrawing. A move is over when the
 // kernel is idle again and two frames have gone by without a redrawing, or half a second without any.
-const done = arguments[arguments.length - 1], [heading, moves] = arguments;
+const [heading, moves] = arguments;
 const kernel = window.notebook.sessionContext.session.kernel;
 const panel = [...document.querySelectorAll(".edp-panel")].find(e => e.querySelector("h3")?.textContent == heading);
 const handles = [...panel.querySelectorAll("input[type=range]:enabled")].filter(handle => handle.offsetWidth);
@@ -28,7 +28,7 @@ async function press(handle, way) {
     for (let before = -1; before != redrawn;) { before = redrawn; await pause(20); await frame(); await frame(); }
     return painted === null ? null : painted - start;
 }
-(async () => {
+return (async () => {
     panel.scrollIntoView();
     await pause(200);
     const times = [];
@@ -42,4 +42,4 @@ async function press(handle, way) {
     }
     plots.forEach(plot => plot.removeListener("plotly_afterplot", drawn));
     return times.filter(time => time !== null);
-})().then(times => done(JSON.stringify(times)), error => done(JSON.stringify(String(error))));
+})();
