@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -183,6 +184,7 @@ def one_run_epsilon(m: int, r: int, v: int, delta: float, beta: float) -> float:
     return low
 
 
+@lru_cache(maxsize=64)
 def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
     """The largest mu for which v right out of r guesses on m canaries refute mu-GDP at significance beta; 0 for none.
 

@@ -243,15 +243,16 @@ def training(
     inputs.check_seed(seed)
     check_positive("learning rate", lr)
     check_positive("floor gamma'", gamma)
-    recipe = Recipe(batch_size, optimizer, lr, sampling, seed, gamma)
+    recipe = Recipe(batch_size, optimizer, lr, sampling, seed, gamma if optimizer == "dp-adambc" else 0.0)
     mechanism = recipe.mechanism(clip_norm, z)
     settings = {"plain": None, "clipped": recipe.mechanism(clip_norm, 0.0), "private": mechanism}
     paths = {name: _path(setting, recipe) for name, setting in settings.items()}
-    spent = {other: _spent(recipe._replace(sampling=other).mechanism(1.0, z), recipe) for other in SAMPLINGS}
+    per_epoch, other = recipe.steps_per_epoch, {name: recipe._replace(sampling=name) for name in SAMPLINGS}
+    spent = {name: _spent(drawn.mechanism(1.0, z), per_epoch) for name, drawn in other.items()}
     people, labels = _people()
     right = (people @ torch.from_numpy(paths["private"][-1]) > 0) == (labels > 0.5)
     losses, accuracy = {name: loss(path) for name, path in paths.items()}, float(right.double().mean())
-    held, noise_std = _judged(mechanism, recipe), _noise_std(mechanism, recipe)
+    held, noise_std = _judged(mechanism, recipe.epochs), _noise_std(mechanism, recipe)
     return Training(recipe, mechanism, noise_std, paths, losses, accuracy, spent, held)
 
 
@@ -289,7 +290,8 @@ def _noise_std(mechanism: Mechanism, recipe: Recipe) -> float:
 @lru_cache(maxsize=256)
 def _path(mechanism: Mechanism | None, recipe: Recipe) -> Array:
     """Weights before the first step and after each: (STEPS + 1, 2). Without a mechanism, neither clip nor noise."""
-    weights, path = nn.Parameter(torch.from_numpy(START.copy())), [START]
+    now, path = torch.from_numpy(START.copy()), [START]
+    weights = nn.Parameter(now)  # shares its memory with `now`
     momentum = MOMENTUM if recipe.optimizer == "momentum" else 0.0
     if recipe.optimizer == "dp-adambc":
         optimizer: torch.optim.Optimizer = DPAdamBC([weights], recipe.lr, recipe.gamma)
@@ -298,7 +300,7 @@ def _path(mechanism: Mechanism | None, recipe: Recipe) -> Array:
     else:
         optimizer = torch.optim.SGD([weights], recipe.lr, momentum=momentum, dampening=momentum)
     for features, labels, noise in _steps(recipe.batch_size, recipe.sampling, recipe.seed):
-        each = (torch.sigmoid(features @ weights.detach()) - labels)[:, None] * features  # (B, 2), of the loss of each
+        each = (torch.sigmoid(features @ now) - labels)[:, None] * features  # (B, 2), of the loss of each
         if mechanism is None:
             weights.grad = each.sum(0) / recipe.batch_size
         else:
@@ -307,28 +309,27 @@ def _path(mechanism: Mechanism | None, recipe: Recipe) -> Array:
         if isinstance(optimizer, DPAdamBC):
             optimizer.noise_std([0.0 if mechanism is None else _noise_std(mechanism, recipe)])
         optimizer.step()
-        path.append(weights.detach().numpy().copy())
+        path.append(now.numpy().copy())
     return np.stack(path)
 
 
 @lru_cache(maxsize=256)
-def _judged(mechanism: Mechanism, recipe: Recipe) -> Guarantee:
+def _judged(mechanism: Mechanism, epochs: int) -> Guarantee:
     """Of all steps; with shuffled batches, of the passes that were begun."""
-    poisson = recipe.sampling == "poisson"
-    return judge(mechanism, mechanism.bill(steps=STEPS) if poisson else recipe.epochs, DELTA)
+    return judge(mechanism, epochs if mechanism.sampling_rate is None else mechanism.bill(steps=STEPS), DELTA)
 
 
 @lru_cache(maxsize=256)
-def _spent(mechanism: Mechanism, recipe: Recipe) -> tuple[float | None, ...]:
-    """Epsilon after 1, 2, ... steps of this mechanism, whichever sampling the recipe has."""
+def _spent(mechanism: Mechanism, steps_per_epoch: int) -> tuple[float | None, ...]:
+    """Epsilon after 1, 2, ... steps of this mechanism; with disjoint batches a pass is paid for as it begins."""
     try:
         if mechanism.sampling_rate is not None:
             each = RenyiDP(mechanism.schedule({0: 1})).rdp
             found = [rdp_epsilon(each * step, DELTA) for step in range(1, STEPS + 1)]
         else:
-            bills = (mechanism.bill(passes) for passes in range(1, recipe.epochs + 1))
+            bills = (mechanism.bill(passes) for passes in range(1, math.ceil(STEPS / steps_per_epoch) + 1))
             by_pass = [accountant_for(mechanism, bill).epsilon(DELTA) for bill in bills]
-            found = [by_pass[step // recipe.steps_per_epoch] for step in range(STEPS)]
+            found = [by_pass[step // steps_per_epoch] for step in range(STEPS)]
     except NoGuarantee:
         return (None,) * STEPS
     return tuple(epsilon if math.isfinite(epsilon) else None for epsilon in found)
