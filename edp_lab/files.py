@@ -37,12 +37,14 @@ def write_whole(
     writes the same nor anything that lies there gets in the way.
 
     Args:
+        path: of a folder that is made if need be.
         mode: the permissions, less those that the umask takes.
 
     Raises:
         UsageError: it cannot be written, where the sentence ends in `cure`, or is no file.
     """
     with writing(path, cure):
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial = regular(path).with_name(f"{PARTIAL}{path.name[:40]}-{secrets.token_hex(8)}")
         try:
             with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:

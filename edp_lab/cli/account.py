@@ -9,22 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edp_lab.cli.options import (
-    COUNT,
-    AlphaMax,
-    App,
-    AsPrinted,
-    BatchSize,
-    Clip,
-    Delta,
-    Epochs,
-    Gpus,
-    Json,
-    MicroBatchSize,
-    chosen,
-    given,
-)
-from edp_lab.cli.output import PATIENCE, Screen, bar, echo, print_json, words
+from edp_lab.cli.options import COUNT, App, BatchSize, Clip, Delta, Epochs, Gpus, Json, chosen, given
+from edp_lab.cli.output import PATIENCE, Screen, answer, bar, echo, print_json, words
 from edp_lab.cli.train import one_thread_if_small
 from edp_lab.errors import UsageError
 from edp_lab.training.config import SEED, TrainConfig
@@ -32,6 +18,10 @@ from edp_lab.training.config import SEED, TrainConfig
 if TYPE_CHECKING:
     from edp_lab.privacy import Guarantee, Mechanism
     from edp_lab.privacy.calibration import Budget
+
+AlphaMax = Annotated[float, "Largest layer scale alpha, as printed."]
+AsPrinted = Annotated[bool, "Algorithm 1 verbatim instead of the sound mechanism."]
+MicroBatchSize = Annotated[int, "Utterances that share one clipped gradient; 1 is per-example DP-SGD."]
 
 OF_A_RUN = {"run", "delta", "adjacency", "utterances_per_person", "target_epsilon", "as_json", "tight"}
 
@@ -56,13 +46,11 @@ def account(
     ] = None,
     micro_batch_size: MicroBatchSize = 8,
     sampling_rate: Annotated[
-        float | None,
-        "Poisson sampling at this rate q instead of disjoint batches; an epoch is ceil(1/q) steps.",
+        float | None, "Poisson sampling at this rate q instead of disjoint batches; an epoch is ceil(1/q) steps."
     ] = None,
     steps: Annotated[int | None, "Poisson steps, instead of --epochs.", {"min": 1}] = None,
     adjacency: Annotated[
-        str | None,
-        "zero_out, replace_one or add_or_remove_one (default: zero_out; add_or_remove_one if sampling).",
+        str | None, "zero_out, replace_one or add_or_remove_one (default: zero_out; add_or_remove_one if sampling)."
     ] = None,
     utterances_per_person: Annotated[int, "Protect anyone with up to so many utterances.", COUNT] = 1,
     target_epsilon: Annotated[float | None, "Also find the z0, the epochs and the tau that meet this epsilon."] = None,
@@ -117,11 +105,8 @@ def account(
     if target_epsilon is not None:
         budget = Budget(target_epsilon, delta, neighbours, utterances_per_person)
         report["calibration"] = _calibration(mechanism, bill, budget, tight)
-    if as_json:
-        print_json(report, allow_nan=False)
-    else:
-        adjacent = Adjacency(guarantee.adjacency).name.lower().replace("_", "-")
-        echo(words("account", report, mechanism, adjacent, tight))
+    adjacent = Adjacency(guarantee.adjacency).name.lower().replace("_", "-")
+    answer(as_json, report, "account", report, mechanism, adjacent, tight)
 
 
 def _refuse_contradictions(named: set[str], decay: str, sampling_rate: float | None) -> None:
@@ -263,10 +248,7 @@ def mechanism(
     described = _described(as_printed, alpha_max, None, clip_norm=clip, z0=z0, alpha=alpha, **sizes)
     with bar("draws", total=2 * draws, patience=PATIENCE) as (update, _):
         audit = audit_mechanism(described, delta, key_from_seed(seed), draws, confidence, update)
-    if as_json:
-        print_json({**asdict(audit), "seed": seed}, allow_nan=False)
-    else:
-        echo(words("audited_step", audit))
+    answer(as_json, {**asdict(audit), "seed": seed}, "audited_step", audit)
 
 
 @audit_app.command("one-run")
@@ -337,7 +319,4 @@ def one_run(
     one_thread_if_small(size)
     with bar("steps", patience=PATIENCE) as (update, _):
         audit = audit_one_run(config, canaries, kind, linear, confidence, target_epsilon, update)
-    if as_json:
-        print_json({**asdict(audit), "corpus": corpus, "seed": seed}, allow_nan=False)
-    else:
-        echo(words("audited_run", audit, corpus))
+    answer(as_json, {**asdict(audit), "corpus": corpus, "seed": seed}, "audited_run", audit, corpus)

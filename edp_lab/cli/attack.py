@@ -22,14 +22,12 @@ from edp_lab.cli.options import (
     Json,
     RunFolder,
     Size,
-    check_file,
     chosen,
     commas,
     numbers,
     options_of,
-    write_text,
 )
-from edp_lab.cli.output import Screen, columns, echo, number, print_json, telling, words
+from edp_lab.cli.output import Screen, check_file, columns, echo, number, print_json, telling, words, write_text
 from edp_lab.cli.train import listening, one_thread_if_small
 from edp_lab.training.config import SEED, TrainConfig
 
@@ -93,7 +91,7 @@ def canaries(
     if as_json:
         settings = {name: getattr(config, name) for name in SETTINGS}
         found = {"settings": settings, "fillings": fillings, "rows": [asdict(row) for row in rows]}
-        print_json(found, allow_nan=False)
+        print_json(found)
         return
     lines = [["method", "copies", "exposure", "95 %", "extracted", "95 %", "epsilon"]]
     for row in rows:
@@ -199,7 +197,7 @@ def _attack_answers(ctx: typer.Context, cells: Callable[[Any], list[str]]) -> No
         every = {"data": data, "queries": queries, **asdict(asked), "inputs": inputs}
         given = {name: value for name, value in every.items() if value is not None}
         found = {"attack": attack, "settings": given, "rows": [asdict(row) for row in rows], "said": conclusion}
-        print_json(found, allow_nan=False)
+        print_json(found)
         return
     lines = [["victim", "epsilon", "accuracy", "queries", *HEADINGS[attack]]]
     for row in rows:

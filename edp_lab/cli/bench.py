@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,33 +14,19 @@ import typer
 from rich.box import HEAVY_HEAD
 
 from edp_lab.cli.course import DEFAULT_NOTEBOOKS, NotebooksDir, Only, names_in
-from edp_lab.cli.options import (
-    CORES,
-    COUNT,
-    SPARE,
-    UTTERANCES,
-    App,
-    BatchSize,
-    Corpus,
-    Json,
-    RunFolder,
-    Size,
-    check_file,
-    numbers,
-    write_text,
-)
-from edp_lab.cli.output import Screen, bar, doing, echo, fitted, print_json, words
-from edp_lab.training.config import SEED
+from edp_lab.cli.options import CORES, COUNT, UTTERANCES, App, BatchSize, Corpus, Json, RunFolder, Size, numbers
+from edp_lab.cli.output import Screen, Tell, answer, bar, check_file, echo, fitted, print_json, telling, write_text
+from edp_lab.training.config import SEED, Bounds
 
 LONG, LONG_KEYS, LONG_AUDITS = 100_000, 3_000_000, 2_000  # of verify --long
 KEYS, AUDITS = 30_000, 40
+SPARE: Bounds = {**COUNT, "min": 0}  # may be left out
 bench_app = App(no_args_is_help=True, help="Time the library beside its peers.")
 
 
 def verify(
     long: Annotated[
-        bool,
-        f"{LONG:,} settings, {LONG_KEYS:,} keys, {LONG_AUDITS:,} audits; a quarter of an hour.",
+        bool, f"{LONG:,} settings, {LONG_KEYS:,} keys, {LONG_AUDITS:,} audits; a quarter of an hour."
     ] = False,
     settings: Annotated[int, "Random settings to check (if not --long).", COUNT] = 200,
     seed: Annotated[int, "Of the settings.", SEED] = 0,
@@ -61,18 +48,14 @@ def verify(
     result = {**found, **surroundings()}
     if out is not None:
         write_text(out, json.dumps(result, indent=2) + "\n")
-    if as_json:
-        print_json(result)
-    else:
-        echo(words("verify", found, passed(found)))
+    answer(as_json, result, "verify", found, passed(found))
     if not passed(found):
         raise typer.Exit(1)
 
 
 @bench_app.command()
 def accounting(
-    repeats: Annotated[int, "Rounds; those that take over a second run twice.", COUNT] = 7,
-    as_json: Json = False,
+    repeats: Annotated[int, "Rounds; those that take over a second run twice.", COUNT] = 7, as_json: Json = False
 ) -> None:
     """The accountants beside dp_accounting and prv_accountant, in the same run."""
     from edp_lab.reproduce.bench.contests import bench_accounting
@@ -115,10 +98,8 @@ def steps(
 
     counts = numbers("--gpus", gpus, "1,8"), numbers("--processes", processes, "1,8", most=CORES["max"])
     task = Task(corpus, model, tuple(methods.split(",")), *counts, batch_size, rounds, threads, size, device)
-    with doing("starting") as say:
-        rows = bench_steps(task, say)
+    rows = _measured(partial(bench_steps, task), as_json)
     if as_json:
-        _print_rows(rows, None)
         return
     column = "seconds" if ctx.info_name == "step" else "seconds_per_epoch"
     lines = [["method", "gpus", "procs", "seconds", "x SGD", "quartiles", "peak MB", "paper x"]]
@@ -137,17 +118,12 @@ def steps(
 
 
 @bench_app.command()
-def start(
-    rounds: Annotated[int, "Rounds; each has a turn in each.", COUNT] = 5,
-    as_json: Json = False,
-) -> None:
+def start(rounds: Annotated[int, "Rounds; each has a turn in each.", COUNT] = 5, as_json: Json = False) -> None:
     """Seconds until a command answers and until training takes its first step, beside importing torch."""
     from edp_lab.reproduce.bench.start import bench_start
 
     line = "{start:<24} {seconds:6.2f} s, of the processor {processor_seconds:6.2f} s"
-    with doing("starting") as say:
-        rows = bench_start(rounds, progress=say)
-    _print_rows(rows, None if as_json else line.format_map)
+    _measured(partial(bench_start, rounds), as_json, line.format_map)
 
 
 @bench_app.command()
@@ -170,9 +146,7 @@ def attacks(
         found = ", ".join(f"{name} {brief(value)}" for name, value in row["found"].items())
         return f"{row['attack']:<24} {row['seconds']:8.1f} s  {found}"
 
-    with doing("loading") as say:
-        rows = bench_attacks(run, shadows, shadow_size, shadow_epochs, say)
-        _print_rows(rows, None if as_json else line)
+    _measured(partial(bench_attacks, run, shadows, shadow_size, shadow_epochs), as_json, line)
 
 
 @bench_app.command()
@@ -191,9 +165,8 @@ def images(
 
     ratio = "{ratio_to_adam:.2f} x Adam ({ratio_spread[0]:.2f} to {ratio_spread[1]:.2f})"
     line = "{method:<14} {seconds:8.3f} s a step  " + ratio + "  {seconds_per_epoch:6.1f} s an epoch"
-    with doing("starting") as say:
-        rows = bench_image(model, batch_size, rounds, threads, tuple(methods.split(",")), say)
-    _print_rows(rows, None if as_json else line.format_map)
+    rows_of = partial(bench_image, model, batch_size, rounds, threads, tuple(methods.split(",")))
+    _measured(rows_of, as_json, line.format_map)
 
 
 @bench_app.command()
@@ -216,9 +189,8 @@ def panels(
         painted = "" if row["browser_ms_p95"] is None else f"{row['browser_ms_p95']:6.0f} ms"
         return f"{row['notebook']:<26} {row['kernel_ms_p95']:6.1f} ms {painted:>9}  {row['panel']}"
 
-    with doing("starting") as say:
-        rows = bench_panels(course_notebooks(notebooks_dir, names_in(only)), moves, browser_moves, say)
-        _print_rows(map(asdict, rows), None if as_json else line)
+    notebooks = course_notebooks(notebooks_dir, names_in(only))
+    _measured(lambda say: map(asdict, bench_panels(notebooks, moves, browser_moves, say)), as_json, line)
 
 
 @bench_app.command()
@@ -235,22 +207,25 @@ def scale(
     trained = "{microseconds_per_utterance:.0f} us each in training, {peak_memory_mb:.0f} MB"
     line = "{utterances:>10,} utterances: generated in {generate_seconds:.1f} s, " + trained
     counts = numbers("--sizes", sizes, "10000,100000", least=1000, most=UTTERANCES["max"])
-    with doing("starting") as say:
-        rows = bench_scale(counts, steps, size, threads, say)
-        last = _print_rows(rows, None if as_json else line.format_map)[-1]
+    last = _measured(partial(bench_scale, counts, steps, size, threads), as_json, line.format_map)[-1]
     for guess in () if as_json else last["extrapolation"]:
         per_epoch = f"{guess['epoch_seconds']:.0f} s an epoch of {last['utterances']:,}"
         echo(fitted(f"extrapolated, {guess['network']}: {per_epoch}"))
 
 
-def _print_rows(rows: Iterable[dict[str, Any]], line: Callable[[dict[str, Any]], str] | None) -> list[Any]:
-    """A line for each as soon as it is there, or without `line` all of them as JSON in the end; the rows."""
+def _measured(
+    rows_of: Callable[[Tell], Iterable[dict[str, Any]]],
+    as_json: bool,
+    line: Callable[[dict[str, Any]], str] | None = None,
+) -> list[dict[str, Any]]:
+    """The rows, which are printed: as JSON in the end, or a line of each as soon as it is there."""
     seen = []
-    for row in rows:
-        seen.append(row)
-        if line is not None:
-            echo(fitted(line(row)))
-    if line is None:
+    with telling("starting", lines=False) as tell:
+        for row in rows_of(tell):
+            seen.append(row)
+            if line is not None and not as_json:
+                echo(fitted(line(row)))
+    if as_json:
         print_json([{**row, **surroundings()} for row in seen])
     return seen
 

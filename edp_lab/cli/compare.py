@@ -18,8 +18,8 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from edp_lab.cli.options import Json, check_file, write_text
-from edp_lab.cli.output import Screen, Section, as_csv, echo, html_page, print_json, shown
+from edp_lab.cli.options import Json
+from edp_lab.cli.output import Screen, Section, as_csv, check_file, echo, html_page, print_json, shown, write_text
 from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def compare(
     for option, path in files.items():
         write_text(path, contents[option], option)
     if as_json:
-        print_json(json_of(comparison), allow_nan=False)
+        print_json(json_of(comparison))
     else:
         _show(comparison)
         if files:
@@ -79,23 +79,14 @@ def _refuse_files(files: dict[str, Path], comparison: Comparison) -> None:
 
 
 class Column(NamedTuple):
-    """One property of the runs for people.
+    """One property of the runs for people."""
 
-    Attributes:
-        title: with a new line where it may break.
-        group: neighbours in a table that has to be cut.
-        value: of a row; None where it has none.
-        spec: by which a float is written.
-        folds: said once where it is the same in all runs.
-        number: flushed right.
-    """
-
-    title: str
-    group: str
-    value: Callable[[Row], Any]
-    spec: str = ""
-    folds: bool = False
-    number: bool = True
+    title: str  # with a new line where it may break
+    group: str  # neighbours in a table that has to be cut
+    value: Callable[[Row], Any]  # of a row; None where it has none
+    spec: str = ""  # by which a float is written
+    folds: bool = False  # said once where it is the same in all runs
+    number: bool = True  # flushed right
 
     def text(self, run: Row) -> str:
         value = self.value(run)

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from edp_lab.cli.options import CORES, App, output_folder
-from edp_lab.cli.output import csv_cell, echo, fitted, print_json, shown
+from edp_lab.cli.options import CORES, App
+from edp_lab.cli.output import csv_cell, echo, fitted, output_folder, print_json, shown
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with
 
@@ -41,8 +41,7 @@ class Mode(StrEnum):
 
 
 NotebooksDir = Annotated[
-    Path,
-    typer.Option("--notebooks", help="Folder of the notebooks.", show_default="the project's notebooks/"),
+    Path, typer.Option("--notebooks", help="Folder of the notebooks.", show_default="the project's notebooks/")
 ]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="quick: seconds per notebook; full: real training.")]
 Only = Annotated[str | None, "Numbers or names of notebooks, with commas between, such as 03,04; else all."]

@@ -12,8 +12,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from edp_lab.errors import UsageError, writing
-from edp_lab.files import regular, writable, write_whole
+from edp_lab.errors import UsageError
 from edp_lab.training.config import MOST, MOST_PROCESSES, Bounds
 
 S = TypeVar("S")
@@ -23,12 +22,9 @@ Command = Callable[..., None]
 FLAGS = {"clip_norm": "clip", "num_devices": "gpus", "understudy_method": "understudy"}  # fields: options
 
 COUNT: Bounds = {"min": 1, "max": MOST}  # of passes, rounds, models, queries: more would not end
-SPARE: Bounds = {**COUNT, "min": 0}  # may be left out
 CORES: Bounds = {"min": 1, "max": MOST_PROCESSES}  # threads, processes
 UTTERANCES: Bounds = {"min": 1, "max": 100_000_000}  # a packed corpus of some gigabytes
 
-AlphaMax = Annotated[float, "Largest layer scale alpha, as printed."]
-AsPrinted = Annotated[bool, "Algorithm 1 verbatim instead of the sound mechanism."]
 BatchSize = Annotated[int, "Utterances per step, over all devices."]
 Clip = Annotated[float, "Clip norm C."]
 Corpus = Annotated[str, "A name from `edp-lab data list`, or a path."]
@@ -36,7 +32,6 @@ Delta = Annotated[float, "Delta of (epsilon, delta): a slack that should be well
 Epochs = Annotated[int, "Passes over the training set."]
 Gpus = Annotated[int, "Devices N."]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
-MicroBatchSize = Annotated[int, "Utterances that share one clipped gradient; 1 is per-example DP-SGD."]
 RunFolder = Annotated[Path, typer.Option("--run", help="Folder of a run: the --out of edp-lab train.")]
 Size = Annotated[str, "paper, medium or small."]
 
@@ -163,29 +158,3 @@ def commas(*texts: str) -> list[str]:
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise UsageError(f"{twice[0]!r} is given twice: give each once")
     return names
-
-
-def check_file(out: Path | None, option: str = "--out") -> None:
-    """
-    Raises:
-        UsageError: no such file can be written; told before the work.
-    """
-    if out is not None:
-        writable(regular(out).resolve().parent, f"choose another {option}")
-
-
-def output_folder(out: Path, option: str = "--out") -> Path:
-    """The folder as an absolute path; see `writable`."""
-    return writable(out.resolve(), f"choose another {option}")
-
-
-def write_text(path: Path, text: str, option: str = "--out") -> None:
-    """The whole file or nothing; a missing folder is made.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    cure = f"choose another {option}"
-    with writing(path, cure):
-        path.resolve().parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path.resolve(), text.encode(), cure)

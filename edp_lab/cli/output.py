@@ -1,4 +1,4 @@
-"""What commands print: words, JSON, tables, and on standard error how far the work has come."""
+"""What commands print and write: words, JSON, tables, and on standard error how far the work has come."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edp_lab.errors import UsageError, writing
+from edp_lab.files import regular, writable, write_whole
 
 WIDTH = 120  # of what is printed to a file
 # Characters that command a terminal, and those that turn the direction of writing.
@@ -112,10 +113,10 @@ def fitted(text: str) -> str:
     return "\n".join(lines)
 
 
-def print_json(value: Any, indent: int = 2, readable: bool = False, **how: Any) -> None:
+def print_json(value: Any, indent: int = 2, readable: bool = False) -> None:
     """`readable`: letters as they are, where standard output can encode them."""
     plain = not readable or not (sys.stdout.encoding or "").lower().startswith("utf")
-    echo(json.dumps(value, indent=indent, ensure_ascii=plain, **how))
+    echo(json.dumps(value, indent=indent, ensure_ascii=plain, allow_nan=False))
 
 
 def number(value: float | None, digits: int = 6, absent: str = "none") -> str:
@@ -142,6 +143,14 @@ def _template(name: str) -> Any:
 def words(macro: str, *values: Any) -> str:
     """A macro of ``words.txt.j2``, filled in."""
     return fitted(str(getattr(_template("words.txt.j2").module, macro)(*values)).removesuffix("\n"))
+
+
+def answer(as_json: bool, found: Any, macro: str, *values: Any) -> None:
+    """What was found: as JSON, or in the words of a macro."""
+    if as_json:
+        print_json(found)
+    else:
+        echo(words(macro, *values))
 
 
 class Section(NamedTuple):
@@ -230,6 +239,33 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return lines.getvalue()
 
 
+def check_file(out: Path | None, option: str = "--out") -> None:
+    """
+    Raises:
+        UsageError: no such file can be written; told before the work.
+    """
+    if out is not None:
+        writable(regular(out).resolve().parent, f"choose another {option}")
+
+
+def output_folder(out: Path, option: str = "--out") -> Path:
+    """The folder as an absolute path; see `writable`."""
+    return writable(out.resolve(), f"choose another {option}")
+
+
+def write_text(path: Path, text: str, option: str = "--out") -> None:
+    """See `write_whole`."""
+    write_whole(path.resolve(), text.encode(), f"choose another {option}")
+
+
+def write_table(place: Path, content: Any, rows: Sequence[Mapping[str, Any]], page: str) -> str:
+    """``place.json``, these rows as ``place.csv``, and ``place.html``; says where they are."""
+    texts = {".json": json.dumps(content, indent=1, allow_nan=False), ".csv": as_csv(rows), ".html": page}
+    for suffix, text in texts.items():
+        write_text(place.with_suffix(suffix), text)
+    return f"written: {', '.join(str(place.with_suffix(suffix)) for suffix in texts)}"
+
+
 def csv_cell(value: Any) -> Any:
     """What a spreadsheet would take for a formula gets an apostrophe before it; numbers stay."""
     if not isinstance(value, str) or not value.startswith(FORMULA):
@@ -249,21 +285,15 @@ class Tell(Protocol):
 
 
 @contextmanager
-def doing(first: str) -> Iterator[Callable[[str], None]]:
-    """Says on standard error, on a terminal, what is being done; names stay names, in which rich reads no markup."""
-    with Console(stderr=True).status(Text(first)) as status:
-        yield lambda line: status.update(Text(line))
+def telling(first: str = "loading", lines: bool = True) -> Iterator[Tell]:
+    """Says on standard error what is being done: on a terminal in one changing line, else, if wanted, a line each.
 
-
-@contextmanager
-def telling(first: str = "loading") -> Iterator[Tell]:
-    """Says on standard error what is being done: on a terminal in one changing line, else a line each.
-
-    A line that is told to be kept stays on a terminal too; one that is told not to be is not written elsewhere.
+    A line that is told to be kept stays on a terminal too; one that is told not to be is not written elsewhere. Names
+    stay names, in which rich reads no markup.
     """
     console = Console(stderr=True, highlight=False, markup=False)
     if not console.is_terminal:
-        yield lambda line, kept=None: None if kept is False else echo(line, error=True)
+        yield lambda line, kept=lines: echo(line, error=True) if kept is not False and lines else None
         return
     with console.status(Text(first)) as status:
 

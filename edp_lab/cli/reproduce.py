@@ -5,7 +5,6 @@ And ``edp-lab claims``: what the two sources claim, and what holds.
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from collections import Counter
@@ -21,8 +20,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.table import Table
 
 from edp_lab.cli.bench import surroundings
-from edp_lab.cli.options import CORES, COUNT, App, Json, check_file, commas, numbers, write_text
-from edp_lab.cli.output import Screen, Section, Tell, as_csv, bar, columns, echo, html_page, print_json, telling, words
+from edp_lab.cli.options import CORES, COUNT, App, Json, commas, numbers
+from edp_lab.cli.output import (
+    Screen,
+    Section,
+    Tell,
+    bar,
+    check_file,
+    columns,
+    echo,
+    html_page,
+    print_json,
+    telling,
+    words,
+    write_table,
+    write_text,
+)
 from edp_lab.cli.thesis import thesis
 from edp_lab.errors import UsageError
 
@@ -31,7 +44,6 @@ if TYPE_CHECKING:
 
     from edp_lab.reproduce.claims import Claim, ClaimsTable, Entry
 
-FILES = ("table.json", "table.csv", "table.html")
 WIDTH = 150
 PUBLIC = "atis,snips,nlu-eval"
 
@@ -95,8 +107,8 @@ def table1(
             scale = replace(scale, most_epochs=dict.fromkeys(MODELS, epochs))
         runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
         rows = rows_of(runs, scale, models.split(","), corpora.split(","), encoder or ENCODER)
-        made = _written(rows, out, tell, _page1)
-    _finish(made, _parts1(made), "table1_note", out, as_json)
+        made, written = _written(rows, out, tell, _page1)
+    _finish(made, _parts1(made), "table1_note", written, as_json)
 
 
 @reproduce_app.command()
@@ -115,12 +127,12 @@ def table2(
         from edp_lab.reproduce.bench.train_step import table2 as rows_of
 
         size, rounds = ("medium", 5) if quick else ("paper", 11)
-        made = []
+        made, written = [], ""
         for row in rows_of(out, models.split(","), corpora.split(","), size, rounds, tell):
             made.append(row)
-            _write(out, made, page("Table 2, measured anew", [("", _lines2(made))]))
+            written = _write(out, made, page("Table 2, measured anew", [("", _lines2(made))]))
     title = "Table 2: seconds of an epoch (median), and the median ratio to SGD's in the same round"
-    _finish(made, [(title, _lines2(made))], "", out, as_json)
+    _finish(made, [(title, _lines2(made))], "", written, as_json)
 
 
 @reproduce_app.command()
@@ -167,8 +179,8 @@ def pareto(
         ]
         runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
         points = points_of(runs, scales, corpora.split(","), encoder or ENCODER)
-        made = _written(points, out, tell, _pareto_page)
-    _finish(made, _pareto_parts(made), "pareto_note", out, as_json)
+        made, written = _written(points, out, tell, _pareto_page)
+    _finish(made, _pareto_parts(made), "pareto_note", written, as_json)
 
 
 reproduce_app.command()(thesis)
@@ -192,24 +204,23 @@ def _note(macro: str) -> str:
     return " ".join(words(macro).split()) if macro else ""
 
 
-def _written(rows: Iterable[list[Row]], out: Path, tell: Tell, page_of: Callable[[Made], str]) -> list[list[Row]]:
-    """All rows; the files are written anew as soon as one is there."""
+def _written(rows: Iterable[list[Row]], out: Path, tell: Tell, page_of: Callable[[Made], str]) -> tuple[Made, str]:
+    """All rows, and where they are; the files are written anew as soon as one is there."""
     made: list[list[Row]] = []
+    said = ""
     try:
         for row in rows:
             made.append(row)
-            _write(out, made, page_of(made))
+            said = _write(out, made, page_of(made))
     except KeyboardInterrupt:
         tell(f"interrupted; finished runs are kept in {out}: the same command without --fresh goes on", True)
         raise
-    return made
+    return made, said
 
 
-def _write(out: Path, made: Made, page: str) -> None:
+def _write(out: Path, made: Made, page: str) -> str:
     rows = [*chain(*made)]
-    contents = (json.dumps(rows, indent=1, allow_nan=False), as_csv([*map(_flat, rows)]), page)
-    for name, content in zip(FILES, contents, strict=True):
-        write_text(out / name, content)
+    return write_table(out / "table", rows, [*map(_flat, rows)], page)
 
 
 def _flat(row: Row, before: str = "") -> Row:
@@ -223,9 +234,9 @@ def _flat(row: Row, before: str = "") -> Row:
     return found
 
 
-def _finish(made: Made, parts: Parts, note: str, out: Path, as_json: bool) -> None:
+def _finish(made: Made, parts: Parts, note: str, written: str, as_json: bool) -> None:
     if as_json:
-        print_json([*chain(*made)], indent=1, allow_nan=False)
+        print_json([*chain(*made)], indent=1)
         return
     console = Screen(WIDTH)
     for title, lines in parts:
@@ -233,7 +244,7 @@ def _finish(made: Made, parts: Parts, note: str, out: Path, as_json: bool) -> No
         console.table(lines, wrap=True, padding=(0, 1, 0, 0))
     if note:
         echo(f"\n{textwrap.fill(_note(note), columns(120))}")
-    echo(f"written: {', '.join(str(out / name) for name in FILES)}")
+    echo(written)
 
 
 def interval(estimate: Row | None, sign: str = "") -> str:
@@ -374,7 +385,7 @@ def claims(
         write_text(out, ledger.as_json())
     entries = [entry for entry in ledger.entries if entry.id in [claim.id for claim in chosen]]
     if as_json:
-        print_json([entry.as_json() for entry in entries], indent=1, readable=True, allow_nan=False)
+        print_json([entry.as_json() for entry in entries], indent=1, readable=True)
         return
     _show_claims(entries)
     counts = Counter(entry.verdict for entry in entries)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +13,11 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from edp_lab.cli.options import CORES, COUNT, App, Delta, Json, chosen, commas, numbers, write_text
+from edp_lab.cli.options import CORES, COUNT, App, Delta, Json, chosen, commas, numbers
 from edp_lab.cli.output import (
     Screen,
     Section,
     Tell,
-    as_csv,
     bar,
     echo,
     html_page,
@@ -27,6 +25,7 @@ from edp_lab.cli.output import (
     print_json,
     telling,
     words,
+    write_table,
 )
 from edp_lab.errors import UsageError
 from edp_lab.training.config import SEED
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from edp_lab.reproduce.thesis.thesis_tables import Cell, Part
     from edp_lab.three_phase.phases import Event, ThreePhaseRecord
     from edp_lab.three_phase.phases import Part as Trained
-
-FILES = ("thesis.json", "thesis.csv", "thesis.html")
 
 
 def thesis(
@@ -82,13 +79,12 @@ def thesis(
             tell(f"interrupted; finished networks are kept in {out}: the same command goes on from there", True)
             raise
     cells = [cell.as_json() for part in parts for cell in part.cells]
-    for file, content in zip(FILES, (_as_json(lab, parts), as_csv(cells), _page(lab, parts)), strict=True):
-        write_text(out / file, content)
+    written = write_table(out / "thesis", _content(lab, parts), cells, _page(lab, parts))
     if as_json:
-        print_json(cells, allow_nan=False)
+        print_json(cells)
     else:
         _show(lab, parts)
-        echo(f"written: {', '.join(str(out / file) for file in FILES)}")
+        echo(written)
 
 
 def _scale(quick: bool, data: str | None, repeats: int | None, tell: Tell) -> Any:
@@ -175,11 +171,11 @@ HEADINGS = (
 )  # fmt: skip
 
 
-def _as_json(lab: Lab, parts: Sequence[Part]) -> str:
+def _content(lab: Lab, parts: Sequence[Part]) -> dict[str, Any]:
     from edp_lab.training.run_folder import versions
 
     told = {"scale": asdict(lab.scale), "seed": lab.seed, "versions": versions()}
-    return json.dumps({**told, "parts": [part.as_json() for part in parts]}, indent=1, allow_nan=False)
+    return {**told, "parts": [part.as_json() for part in parts]}
 
 
 def _page(lab: Lab, parts: Sequence[Part]) -> str:
@@ -326,7 +322,7 @@ def run(
 
         record = run_three_phase(settings, images, listen)
     if as_json:
-        print_json(record.as_json(), allow_nan=False)
+        print_json(record.as_json())
     else:
         _show_run(record)
 

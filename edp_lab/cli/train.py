@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen, given, options_of, output_folder
-from edp_lab.cli.output import bar, echo, fitted, number, print_json, words
+from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen, given, options_of
+from edp_lab.cli.output import answer, bar, echo, fitted, output_folder, print_json
 from edp_lab.errors import UsageError
 from edp_lab.files import check_new, given_path
 from edp_lab.training.config import SEED, SIZES, TrainConfig
@@ -83,7 +83,7 @@ def make(
         raise UsageError(f"cannot make {name!r}: choose smart-home or smart-home- with one of {', '.join(DOMAINS)}")
     if out.exists():
         raise UsageError(f"{out} exists: choose another --out")
-    output_folder(out.parent).mkdir(parents=True, exist_ok=True)
+    output_folder(out.parent)
     if out.name.endswith((".jsonl", ".jsonl.gz")):
         write_jsonl(generate(utterances, seed, domain or None), out)
     else:
@@ -216,7 +216,7 @@ def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
 
     if rank() == 0:
         try:
-            print_json(record) if as_json else echo(words("trained", record, out))
+            answer(as_json, record, "trained", record, out)
         except UsageError as error:
             raise UsageError(f"{error}; the run in {out} is whole, and edp-lab compare {out} shows it") from None
         if record["status"] == "interrupted":
@@ -242,10 +242,7 @@ def evaluate(run: RunFolder, as_json: Json = False) -> None:
     from edp_lab.training import evaluate_run
 
     scores = evaluate_run(run)
-    if as_json:
-        print_json(scores)
-    else:
-        echo("\n".join(f"{name:<16} {number(value, 4, '-')}" for name, value in scores.items()))
+    answer(as_json, scores, "evaluated", scores)
 
 
 def predict(
@@ -262,11 +259,11 @@ def predict(
     if as_json:
         print_json(answers, readable=True)
         return
-    for answer in answers:
-        echo(f"{answer['text']}\n  intent  {answer['intent']}  ({answer['intent_probability']:.2f})")
-        for slot in answer["slots"]:
+    for one in answers:
+        echo(f"{one['text']}\n  intent  {one['intent']}  ({one['intent_probability']:.2f})")
+        for slot in one["slots"]:
             echo(f"  slot    {slot['slot']} = {slot['value']}  ({slot['probability']:.2f})")
-        if not answer["slots"]:
+        if not one["slots"]:
             echo("  no slots")
 
 

@@ -79,12 +79,7 @@ def pretrain_bert(
 
 
 def pretrain_vectors(
-    sentences: Sequence[Sequence[str]],
-    folder: Path | str,
-    *,
-    size: int = DIMENSIONS,
-    epochs: int = 10,
-    seed: int = 0,
+    sentences: Sequence[Sequence[str]], folder: Path | str, *, size: int = DIMENSIONS, epochs: int = 10, seed: int = 0
 ) -> WordVectors:
     """Train fastText vectors (see `train_vectors`) and save them to a folder that `load_vectors` reads."""
     _check(sentences, epochs)

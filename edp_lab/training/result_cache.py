@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from edp_lab.errors import UsageError, writing
+from edp_lab.errors import UsageError
 from edp_lab.files import given_path, read_json, writable, write_whole
 from edp_lab.training.processes import LAUNCHER, Ranks, run_rank
 
@@ -109,10 +109,8 @@ class ResultCache:
 
     def write(self, key: str, found: dict[str, Any]) -> dict[str, Any]:
         """Atomically, also where two processes write the same; returns what `read` will."""
-        entry = self.folder / f"{key}.json"
-        with writing(self.folder, "make room there"):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(entry, json.dumps({**found, "sha256": _checksum(key, found)}, indent=1).encode())
+        content = json.dumps({**found, "sha256": _checksum(key, found)}, indent=1)
+        write_whole(self.folder / f"{key}.json", content.encode())
         return dict(json.loads(json.dumps(found)))
 
     def results(

@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from edp_lab.errors import UsageError, writing
+from edp_lab.errors import UsageError
 from edp_lab.files import PARTIAL, read_bytes, sealed, unsealed, write_whole
 from edp_lab.privacy import Mechanism, judge
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
@@ -81,8 +81,6 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     content = json.loads(json.dumps(record, allow_nan=False))
     path, text = folder / RECORD, json.dumps(sealed(content), indent=2)
     cure = go_on(folder) if path.exists() else "make room there, or choose another --out"
-    with writing(path, cure):
-        folder.mkdir(parents=True, exist_ok=True)
     write_whole(path, f"{text}\n".encode(), cure)
 
 

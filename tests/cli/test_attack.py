@@ -153,8 +153,7 @@ SAMPLED = ("Poisson sampling", "add or remove one utterance", "for any mechanism
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [("--as-printed --z0 4 --canaries 400", REFUTED), ("--method dp-sgd --canaries 100", SAMPLED)],
+    ("options", "said"), [("--as-printed --z0 4 --canaries 400", REFUTED), ("--method dp-sgd --canaries 100", SAMPLED)]
 )
 def test_table_for_people_says_what_is_refuted_and_by_which_neighbours(cli, options, said):
     status, out, _ = cli("audit", "one-run", "--model", "linear", *options.split())

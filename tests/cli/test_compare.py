@@ -11,6 +11,7 @@ import pytest
 
 from edp_lab.training import TrainConfig, train
 from edp_lab.training.run_folder import read_record, write_record
+from tests.cli.conftest import write_rows
 
 SETTINGS = {"plain": {"method": "sgd"}, "noised": {"z0": 0.5}, "secret": {"z0": 0.5, "private_seed": True}}
 
@@ -19,10 +20,9 @@ SETTINGS = {"plain": {"method": "sgd"}, "noised": {"z0": 0.5}, "secret": {"z0": 
 def trained(tmp_path_factory) -> Path:
     """A folder with three runs on a tiny corpus."""
     folder = tmp_path_factory.mktemp("trained")
-    rows = [{"tokens": ["call", str(k)], "tags": ["O", "B-number"], "intent": "call"} for k in range(60)]
-    (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus = str(write_rows(folder / "own.jsonl"))
     for name, told in SETTINGS.items():
-        config = TrainConfig(str(folder / "own.jsonl"), size="small", epochs=2, batch_size=16, num_devices=4, **told)
+        config = TrainConfig(corpus, size="small", epochs=2, batch_size=16, num_devices=4, **told)
         train(config, folder / name)
     return folder
 

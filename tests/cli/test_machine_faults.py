@@ -27,7 +27,6 @@ from edp_lab.training.run_folder import RECORD, STATE
 from edp_lab.training.run_session import run_config
 from tests.training.own_corpus import wait_for
 
-LONG = "x" * 300
 DEEP = b"[" * 100_000 + b"]" * 100_000
 DIGITS = b'{"sha256": %s}' % (b"1" * 5_000)  # more than Python makes a number of
 CLOSED = "error: standard output is closed: send it to a file, or to /dev/null\n2\n"
@@ -72,7 +71,7 @@ def test_output_that_cannot_be_written_is_one_sentence(script, said):
 
 def test_a_run_whose_summary_cannot_be_printed_is_said_to_be_whole(cli, corpus, tmp_path, monkeypatch):
     full = Mock(side_effect=UsageError("standard output cannot be written"))
-    monkeypatch.setattr(sys.modules["edp_lab.cli.train"], "echo", full)
+    monkeypatch.setattr(sys.modules["edp_lab.cli.train"], "answer", full)
     out = str(tmp_path / "run")
     status, _, err = cli("train", "--corpus", corpus, "--out", out, "--size", "small", "--epochs", "1", "--gpus", "4")
     said = f"error: standard output cannot be written; the run in {out} is whole, and edp-lab compare {out} shows it"
@@ -133,25 +132,6 @@ def test_a_fault_of_the_library_keeps_its_traceback(cli, monkeypatch):
     monkeypatch.delattr(corpora, "list_corpora")
     with pytest.raises(ImportError):
         cli("data", "list")
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "train --corpus {} --out new",
-        "train --corpus own --out {}",
-        "train --resume {}",
-        "compare {}",
-        "predict --run {} hello",
-        "data make smart-home --out {}",
-        "attack loss --run {}",
-    ],
-)
-def test_a_path_that_is_too_long_is_named(cli, tmp_path, monkeypatch, call):
-    monkeypatch.chdir(tmp_path)
-    status, out, err = cli(*call.format(LONG).split())
-    assert (status, out, err.count("\n"), [*tmp_path.iterdir()]) == (2, "", 1, [])
-    assert f"{LONG}: File name too long: give a shorter one" in err or f"{LONG}/" in err
 
 
 @pytest.mark.parametrize(

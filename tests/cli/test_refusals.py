@@ -1,7 +1,7 @@
 """What is refused: with exit status 2 and one sentence, before anything is computed or written.
 
 ``refusals.txt`` has an invocation a line, maybe after variables of the environment, where OWN stands for the options of
-a small run, and below it the sentence.
+a small run and LONG for a name of 300 letters, and below it the sentence.
 If you change sentences on purpose, or add an invocation and a line below it, RENEW=1 python -m pytest
 tests/cli/test_refusals.py writes it anew: look at what git says has changed.
 """
@@ -21,6 +21,7 @@ SENTENCES = Path(__file__).with_name("refusals.txt")
 LINES = SENTENCES.read_text(encoding="utf-8").splitlines()
 REFUSED = dict(zip(LINES[::2], (line.strip() for line in LINES[1::2]), strict=True))
 OWN = "--corpus own.jsonl --out new --size small --epochs 1 --batch-size 16 --gpus 4"
+LONG = 300 * "x"
 ROOT = Path(__file__).parents[2]
 BROKEN_LINES = {
     "breaks": '{"tokens": ["call"], "tags": ["O"], "intent": "a\\nb"}',
@@ -85,13 +86,13 @@ def test_bad_input_is_one_sentence_and_writes_nothing(cli, work, monkeypatch, in
     monkeypatch.setenv("EDP_LAB_DATA", str(work / "empty"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(work / "empty"))
     before = files(work)
-    words = shlex.split(invocation.replace("OWN", OWN))
+    words = shlex.split(invocation.replace("OWN", OWN).replace("LONG", LONG))
     while words[0].partition("=")[0].isupper():
         monkeypatch.setenv(*words.pop(0).split("="))
     status, out, err = cli(*words)
     assert (status, out) == (2, ""), err
     assert files(work) == before
-    sentence = err.removesuffix("\n").replace(str(work), "FOLDER").replace(str(ROOT), "CHECKOUT")
+    sentence = err.removesuffix("\n").replace(str(work), "FOLDER").replace(str(ROOT), "CHECKOUT").replace(LONG, "LONG")
     if "RENEW" in os.environ:
         REFUSED[invocation] = sentence
     assert sentence == REFUSED[invocation]

@@ -127,10 +127,7 @@ def test_json_is_the_record_and_nothing_else(said):
 
 @pytest.mark.parametrize(
     ("phases", "cost"),
-    [
-        ("3", "hard vote of the plain model: 540 labels without noise, no guarantee."),
-        ("1", "No label was released"),
-    ],
+    [("3", "hard vote of the plain model: 540 labels without noise, no guarantee."), ("1", "No label was released")],
 )
 def test_a_vote_without_noise_promises_nothing(said, phases, cost):
     assert cost in said(*RUN, "--phases", phases, "--vote", "hard")[0]

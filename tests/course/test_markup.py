@@ -20,7 +20,7 @@ from markupsafe import Markup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from edp_lab.cli.compare import latex_of, page
-from edp_lab.cli.output import Section, doing, html_page, telling
+from edp_lab.cli.output import Section, html_page, telling
 from edp_lab.course.kit.panel import Frame, Panel
 from edp_lab.course.kit.text import details, html_table
 from edp_lab.course.nb05_models import compute as models
@@ -205,9 +205,8 @@ def test_names_from_outside_stay_text(shown: str, corpus: str):
 
 def test_on_a_terminal_and_for_latex_names_are_names(corpus: str, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    for speaker in (telling, doing):
-        with speaker("[/of] a name") as tell:
-            tell("[red]another[/of]")
+    with telling("[/of] a name") as tell:
+        tell("[red]another[/of]")
     assert "[red]another[/of]" in capsys.readouterr().err
     told = latex_of(compare([trained(corpus)[0]])._replace(notes=["seeds of a\n\\input{b}"]))
     assert [line[0] for line in told.splitlines() if "input" in line] == ["%"]

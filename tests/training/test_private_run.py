@@ -118,21 +118,6 @@ def test_plain_training_has_no_ledger_and_leaves_no_key(corpus, tmp_path):
     assert not (tmp_path / "secret" / SECRET).exists()
 
 
-def test_a_ledger_that_does_not_fit_its_record_is_refused(corpus, tmp_path):
-    folder = tmp_path / "run"
-    train(config(corpus, epochs=1), folder)
-    raw, record = (folder / LEDGER).read_bytes(), read_record(folder)
-    for content, remembered, says in (
-        (b"".join(raw.splitlines(keepends=True)[:-1]), record["ledger"], "lacks entries"),
-        (None, record["ledger"], "cannot be read"),
-        *((raw, other, "lacks entries") for other in ("0" * 16, ["x"], 3)),
-    ):
-        (folder / LEDGER).unlink() if content is None else (folder / LEDGER).write_bytes(content)
-        write_record(folder, {**record, "ledger": remembered})
-        with pytest.raises(UsageError, match=says):
-            run_ledger(folder)
-
-
 def test_a_folder_with_a_billed_step_or_with_files_of_somebody_else_is_not_empty(corpus, tmp_path):
     train(config(corpus, epochs=1), tmp_path / "run")
     mechanism, step, *_ = (tmp_path / "run" / LEDGER).read_bytes().splitlines(keepends=True)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, true_epsilon
 from edp_lab.training import EpochDone, StepDone, TrainConfig, dp_step, evaluate_run, predict_texts, read_record, train
 from edp_lab.training import trainer as run
@@ -78,12 +77,6 @@ def test_model_with_an_epsilon_does_not_depend_on_words_of_the_training_set(corp
     """Where an epsilon is shown, the vocabulary must not come from private text: only hash buckets are left."""
     loaded = load_corpus(corpus)
     assert Trainer(config(corpus, **settings), loaded, split(loaded, 0)).model.features.words == ()
-
-
-def test_public_alpha_from_the_private_corpus_is_refused(corpus, tmp_path):
-    with pytest.raises(UsageError, match="not public"):
-        train(config(corpus, alpha=f"public:{corpus}"), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_no_model_is_left_whose_epochs_were_not_billed(corpus, tmp_path, monkeypatch):
