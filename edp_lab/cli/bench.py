@@ -123,7 +123,7 @@ def start(rounds: Annotated[int, "Rounds; each has a turn in each.", COUNT] = 5,
     from edp_lab.reproduce.bench.start import bench_start
 
     line = "{start:<24} {seconds:6.2f} s, of the processor {processor_seconds:6.2f} s"
-    _measured(partial(bench_start, rounds), as_json, line.format_map)
+    _measured(lambda tell: bench_start(rounds, progress=tell), as_json, line.format_map)
 
 
 @bench_app.command()

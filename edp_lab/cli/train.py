@@ -83,7 +83,7 @@ def make(
         raise UsageError(f"cannot make {name!r}: choose smart-home or smart-home- with one of {', '.join(DOMAINS)}")
     if out.exists():
         raise UsageError(f"{out} exists: choose another --out")
-    output_folder(out.parent)
+    output_folder(out.parent).mkdir(parents=True, exist_ok=True)
     if out.name.endswith((".jsonl", ".jsonl.gz")):
         write_jsonl(generate(utterances, seed, domain or None), out)
     else:
