@@ -30,7 +30,6 @@ import torch
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.corpus import Corpus
-from edp_lab.errors import UsageError
 from edp_lab.models.wordpiece import AT_ONCE, ContextFeatures
 from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
@@ -109,12 +108,8 @@ def pareto(
         encoder: hub name or folder of the published BERT that reads the CLC's words, and from which BERT starts.
 
     Raises:
-        UsageError: a corpus or the encoder is not at hand, seeds or epsilons that are not positive; as
-            `TableRuns.results`.
+        UsageError: a corpus or the encoder is not at hand; as `TableRuns.results`.
     """
-    for scale in scales:
-        if scale.seeds < 1 or not scale.epsilons or min(scale.epsilons) <= 0:
-            raise UsageError("give at least one seed and one epsilon, and epsilons greater than 0")
     for corpus in corpora:
         runs.inputs.corpus(corpus)  # before hours of work
     for scale in scales:

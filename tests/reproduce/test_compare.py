@@ -214,16 +214,6 @@ def test_a_damaged_record_is_one_sentence(runs, case):
         compare(runs(good=record(), bad=damaged))
 
 
-def test_no_run_and_a_run_given_twice_are_refused(runs, tmp_path):
-    (a,) = runs(a=record())
-    (tmp_path / "link").symlink_to(a)
-    with pytest.raises(UsageError, match="no run was given"):
-        compare([])
-    for again in (a, f"{a}/", tmp_path / "link"):
-        with pytest.raises(UsageError, match="twice"):
-            compare([a, again])
-
-
 def places(part: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     inside = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
     return [path, *(found for key, value in inside for found in places(value, (*path, key)))][not path :]

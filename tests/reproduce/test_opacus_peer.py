@@ -138,17 +138,6 @@ def test_without_noise_a_step_moves_every_weight_as_ours_does(folder, monkeypatc
 
 @MODELS
 @MODES
-def test_in_float32_the_clipped_mean_gradient_is_ours(folder, monkeypatch, model, ghost):
-    monkeypatch.setattr("edp_lab.training.dp_step.CLIP_MARGIN", 1.0)
-    run = run_of(folder, model)
-    peer = text_peer(run, ghost)
-    peer.step(np.arange(len(run.train_data)))
-    run.step()
-    assert distance(as_ours(gradients(peer.model)), gradients(run.model)) < 1e-5
-
-
-@MODELS
-@MODES
 def test_the_noise_has_the_deviation_that_the_mechanism_says(folder, model, ghost):
     left = []
     for z0 in (0.0, 1.7):

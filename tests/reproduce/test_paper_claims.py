@@ -22,10 +22,8 @@ from edp_lab.reproduce.paper import runs
 from edp_lab.reproduce.paper.printed import TABLE_1, TABLE_2
 from edp_lab.reproduce.paper.runs import Change, Outcome
 from edp_lab.reproduce.results_io import rows
-from edp_lab.training import result_cache
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients
-from edp_lab.training.processes import Ranks
 
 NORMS = {"word vectors": 0.15, "LSTM": 4.6, "slot head": 7.2}
 
@@ -290,7 +288,7 @@ def test_a_small_run_is_trained_once_and_measured(one_epoch):
     assert noised.log10_epsilon is not None
 
 
-def test_runs_side_by_side_are_those_of_one_process_and_an_end_ends_them(one_epoch, tmp_path, monkeypatch):
+def test_runs_side_by_side_are_those_of_one_process(one_epoch, monkeypatch):
     monkeypatch.setattr(runs, "usable_cores", lambda: 2)
     told: list[str] = []
     several = runs.small_runs("SGD", told.append, seeds=(3, 4, 5), method="sgd")
@@ -298,16 +296,6 @@ def test_runs_side_by_side_are_those_of_one_process_and_an_end_ends_them(one_epo
     torch.set_num_threads(1)
     alone = [runs.small_run(runs.small_config(seed, method="sgd"), lambda what: None) for seed in (3, 4, 5)]
     assert several == tuple(alone)
-
-    def stop(what: str) -> None:
-        raise KeyboardInterrupt
-
-    ranks: list[Any] = []
-    monkeypatch.setattr(result_cache, "Ranks", lambda *a, **b: ranks.append(Ranks(*a, **b)) or ranks[-1])
-    with pytest.raises(KeyboardInterrupt):
-        runs.small_runs("DP-SGD", stop, seeds=(3, 4), **runs.SCHEMES["DP-SGD"])
-    assert len(ranks) == 2
-    assert all(rank.poll() is not None for worker in ranks for rank in worker._ranks)
 
 
 def test_norms_follow_one_utterance_and_both_trainings(one_epoch):

@@ -12,7 +12,6 @@ from edp_lab.cli.reproduce import _pareto_page as _page
 from edp_lab.cli.reproduce import _pareto_parts as _parts
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.nb06_tradeoff.panels import pareto_figure, pareto_points
-from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize
 from edp_lab.privacy.guarantee import true_epsilon
 from edp_lab.reproduce import pareto as study
@@ -181,9 +180,3 @@ def test_table_and_page_show_every_point_also_those_of_a_checkout(points: list[A
     assert "src=" not in page.split("</script>")[-1]
     titles = {note.text for note in pareto_figure(pareto_points()).layout.annotations}
     assert {"CLC on atis", "CLC on snips"} <= titles
-
-
-@pytest.mark.parametrize("changes", [{"seeds": 0}, {"epsilons": ()}, {"epsilons": (3.0, -1.0)}])
-def test_seeds_and_targets_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="at least one seed and one epsilon"):
-        next(pareto(Runs(), [replace(FULL["clc"], **changes)], [CORPUS]))  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ def as_printed(row, setting, alpha="public"):
     return Mechanism.as_printed(0.5, setting.z0, 8, 8, row.decay, setting.tau or 0.0, alpha)
 
 
-def test_every_setting_gives_the_printed_value_exactly_unless_a_bound_is_nearer():
+def test_every_setting_gives_the_printed_value_exactly_or_at_a_bound_within_rounding_and_the_closest_is_the_roundest():
     for row, setting in SETTINGS:
         value = log10_epsilon(row, setting, setting.z0)
         assert value == pytest.approx(setting.log10_epsilon, abs=1e-9)
@@ -61,18 +61,14 @@ def test_every_setting_gives_the_printed_value_exactly_unless_a_bound_is_nearer(
         assert value == pytest.approx(math.log10(claim), abs=1e-9)
         inside = 1.001e-6 < setting.z0 < 0.999
         assert abs(value - row.log10_epsilon) <= (1e-9 if inside else 0.05 + 1e-9)
-    for bound in (1e-6, 1):
-        assert any(setting.z0 == pytest.approx(bound) for _, setting in SETTINGS)
-
-
-def test_ranges_of_z0_end_where_the_printed_value_ends_and_the_closest_is_the_roundest():
-    for row, setting in SETTINGS:
         low, high = setting.z0_range
         assert 1e-6 * (1 - 1e-12) <= low <= setting.z0 * (1 + 1e-12)
         assert setting.z0 <= high * (1 + 1e-12) <= 1 + 1e-11
         at_low, at_high = (log10_epsilon(row, setting, z0) - row.log10_epsilon for z0 in (low, high))
         assert at_low == pytest.approx(0.05) or (low == pytest.approx(1e-6) and at_low < 0.05)
         assert at_high == pytest.approx(-0.05) or (high == pytest.approx(1) and at_high > -0.05)
+    for bound in (1e-6, 1):
+        assert any(setting.z0 == pytest.approx(bound) for _, setting in SETTINGS)
     for row in RESULT.rows:
         distance = [min(abs(math.log(setting.z0 / r)) for r in ROUND) for setting in row.settings]
         assert row.settings[int(np.argmin(distance))].z0 == pytest.approx(row.closest.z0)

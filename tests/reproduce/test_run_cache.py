@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-import edp_lab
 from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.models.vectors import load_vectors
@@ -38,17 +37,13 @@ from edp_lab.training.pretraining import pretrain_bert
 from edp_lab.training.result_cache import NUMERICS, ResultCache
 from tests.training.own_corpus import write_corpus
 
-JOBS = """
+ROOT = Path(__file__).parents[2]
+WORK = """
 import sys
 from pathlib import Path
-import edp_lab
-from edp_lab.reproduce.run_cache import Inputs, Job, TableRuns
-from edp_lab.training import TrainConfig
-base = dict(size="small", epochs=3, batch_size=16, num_devices=4)
-jobs = [Job(TrainConfig(sys.argv[1], seed=seed, **base)) for seed in range(4)]
+from test_run_cache import TableRuns, jobs
+TableRuns(Path(sys.argv[2]), 2).results(jobs(sys.argv[1]), "test")
 """
-WORK = f"{JOBS}TableRuns(Path(sys.argv[2]), 2).results(jobs, 'test')"
-KEY = f"{JOBS}print(Path(edp_lab.__file__).parent, TableRuns(Path(sys.argv[2])).key(jobs[0], Inputs()))"
 
 
 def jobs(corpus: str) -> list[Job]:
@@ -72,7 +67,9 @@ def corpus(tmp_path: Path) -> str:
 @pytest.mark.skipif(sys.platform == "win32", reason="kills by signals")
 def test_after_a_kill_no_finished_run_is_repeated_and_the_results_are_the_same(corpus, tmp_path):
     out = tmp_path / "killed"
-    working = subprocess.Popen([sys.executable, "-c", WORK, corpus, str(out)], start_new_session=True)
+    path = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
+    command, there = [sys.executable, "-c", WORK, corpus, str(out)], {**os.environ, "PYTHONPATH": path}
+    working = subprocess.Popen(command, env=there, start_new_session=True)
     until = time.monotonic() + 120
     while len(cells(out)) < 2:
         assert time.monotonic() < until
@@ -103,32 +100,13 @@ def test_the_key_follows_settings_corpus_attack_and_the_declared_numerics(corpus
         assert key_of(attacked, tmp_path) not in keys
         patch.setitem(NUMERICS, "training", 99)
         assert key_of(job, tmp_path) not in keys
+    (weights := tmp_path / "weights").write_text("1")
+    started = Job(replace(job.config, pretrained=str(weights)))
+    keys.add(key_of(started, tmp_path))
+    weights.write_text("2")
+    assert key_of(started, tmp_path) not in keys
     Path(corpus).write_text(Path(corpus).read_text().replace("song", "tune"))
     assert key_of(job, tmp_path) not in keys
-
-
-def test_neither_a_renamed_or_edited_source_file_nor_a_new_option_that_is_off_changes_a_key(corpus, tmp_path):
-    shutil.copytree(Path(edp_lab.__file__).parent, tmp_path / "edp_lab", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "edp_lab" / "course").rename(tmp_path / "edp_lab" / "lessons")
-    config = tmp_path / "edp_lab" / "training" / "config.py"
-    options = "    new: bool = False\n    other: str | None = None\n\n    def __post_init__"
-    new = config.read_text().replace("    def __post_init__", options, 1)
-    assert options in new
-    config.write_text(f"# An edit.\n{new}")
-    command = [sys.executable, "-c", KEY, corpus, str(tmp_path / "out")]
-    there = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    answer = subprocess.run(command, cwd=tmp_path, env=there, capture_output=True, text=True, check=True)
-    assert answer.stdout.split() == [str(config.parent.parent), key_of(jobs(corpus)[0], tmp_path / "out")]
-
-
-def test_the_key_follows_what_pretrained_weights_are_not_where_they_lie(corpus, tmp_path):
-    def key(folder: str, weights: str) -> str:
-        (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / "weights").write_text(weights)
-        config = TrainConfig(corpus, batch_size=16, pretrained=str(tmp_path / folder))
-        return key_of(Job(config), tmp_path / "out")
-
-    assert key("here", "1") == key("there", "1") != key("elsewhere", "2") == key("here", "2")
 
 
 def test_the_key_of_an_attack_follows_the_corpus_of_its_shadow_model(corpus, tmp_path, monkeypatch):

@@ -14,7 +14,6 @@ from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
 
-from edp_lab.errors import UsageError
 from edp_lab.reproduce.bench.contests import race
 from edp_lab.training.ledger import LEDGER
 
@@ -33,8 +32,6 @@ def bench_start(
     rounds: int = 5, names: Sequence[str] = tuple(ARGUMENTS), progress: Callable[[str], None] = lambda name: None
 ) -> list[dict[str, Any]]:
     """Of each: median seconds by the clock and of the processor, with all modules on disk and in its cache."""
-    if rounds < 1:
-        raise UsageError(f"the number of rounds is {rounds}: it must be at least 1")
     worked: dict[str, list[float]] = {name: [] for name in names}
 
     def turn(name: str, number: int) -> None:

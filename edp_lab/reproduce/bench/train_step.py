@@ -86,10 +86,6 @@ class Task:
             raise UsageError("no CUDA device is usable here: drop --device, or choose cpu")
         if "sgd" not in self.methods:
             raise UsageError("ratios are to SGD: add sgd to --methods")
-        counts = {"--gpus": self.gpus, "--processes": self.processes, "--rounds": (self.rounds,)}
-        for name, numbers in counts.items():
-            if not numbers or min(numbers) < 1:
-                raise UsageError(f"{name} must be whole numbers, at least 1")
         for processes in self.processes:
             for contestant in self.contestants(processes):
                 self.config(contestant)

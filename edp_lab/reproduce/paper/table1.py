@@ -117,8 +117,6 @@ def table1(
         UsageError: an unknown model or corpus; a corpus or an encoder that is not at hand; as `TableRuns.results`.
     """
     check_names(models, corpora)
-    if scale.seeds < 1:
-        raise UsageError(f"the number of seeds is {scale.seeds}: it must be at least 1")
     plains = [_plain(runs, scale, model, corpus, encoder) for model in models for corpus in corpora]
     runs.prepare([_job(plain) for plain in plains])
     return (_row(runs, scale, plain) for plain in plains)

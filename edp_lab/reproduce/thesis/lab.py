@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,16 +80,12 @@ class Lab:
         tell: called with a line, and whether it is worth keeping: one for each network, between them one per epoch.
 
     Raises:
-        UsageError: a folder that cannot be written, unknown data, or a negative seed.
+        UsageError: a folder that cannot be written, or unknown data.
     """
 
     def __init__(self, out: Path, scale: Scale, seed: int = 0, tell: Callable[[str, bool], None] | None = None) -> None:
-        if seed < 0:
-            raise UsageError(f"seed is {seed}: it must be 0 or more")
         if scale.data not in ("digits", "mnist"):
             raise UsageError(f"unknown image data {scale.data!r}: choose digits or mnist")
-        if scale.repeats < 1:
-            raise UsageError(f"the number of repeats is {scale.repeats}: it must be at least 1")
         self.scale, self.seed, self.repeats = scale, seed, range(scale.repeats)
         self.tell = tell or (lambda line, kept: None)
         self.known: dict[tuple[int, float], Images] = {}
@@ -338,17 +334,12 @@ def table_4_7(lab: Lab, part: Part) -> None:
     for row, kind in MODELS.items():
         for private in (True, False):
             ten, training = _instructors(lab, row, kind, private), _training(private)
-            vote, name = (
-                Aggregator.for_epsilon("laplace", LABELS[0], DELTA, len(ten[0])),
-                f"{row}, {training['method']}",
-            )
-            found = [
-                lab.understudy(name, repeat, SIGMA, ten[repeat], vote, model=kind, **training) for repeat in lab.repeats
-            ]
+            vote = Aggregator.for_epsilon("laplace", LABELS[0], DELTA, len(ten[0]))
+            learn = partial(lab.understudy, f"{row}, {training['method']}", model=kind, **training)
+            found = [learn(repeat, SIGMA, voters, vote) for repeat, voters in enumerate(ten)]
             labels, instructors = found[0].label_epsilon, largest(list(chain(*ten)))
-            note = (
-                f"{np.mean([one.right for one in found]):.0%} of the labels right; by all labels epsilon {labels:.4g}"
-            )
+            right = f"{np.mean([one.right for one in found]):.0%} of the labels right"
+            note = f"{right}; by all labels epsilon {labels:.4g}"
             note += f", by the instructors' DPAdam {instructors:.3g}: the smaller holds" if private else ""
             networks, holds = [one.network for one in found], min(labels, instructors)
             scores = scores_of(lab.all_images(SIGMA), networks, lab.public)
