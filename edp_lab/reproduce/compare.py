@@ -160,9 +160,7 @@ def _row(folder: Path, record: Mapping[str, Any], billed: Mapping[str, Any] | No
         "epochs": len(epochs),  # trained in full
         "epochs_planned": int(config["epochs"]),
         "test_ser": _number(final, "ser"),  # scores are on the test set, as fractions
-        "intent_accuracy": _number(final, "intent_accuracy"),
-        "slot_f1": _number(final, "slot_f1"),
-        "exact_match": _number(final, "exact_match"),
+        **{name: _number(final, name) for name in ("intent_accuracy", "slot_f1", "exact_match")},
         "seconds": sum(seconds) if seconds else None,  # of training; validation is not in it
         "times_reference": None,  # seconds per epoch over those of `Comparison.reference`
         "epsilon_claimed": _number(bill, "epsilon_claimed"),  # by the paper's accounting, z_t taken at face value

@@ -26,10 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from edp_lab.corpora import load_corpus, split
-from edp_lab.corpora.corpus import Corpus
 from edp_lab.models.wordpiece import AT_ONCE, ContextFeatures
 from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
@@ -39,7 +36,7 @@ from edp_lab.reproduce.paper.table1 import estimate, whole_epochs
 from edp_lab.reproduce.results_io import machine
 from edp_lab.reproduce.run_cache import ENCODER, FINE_TUNING, VECTORS, Inputs, Job, TableRuns, layers_of, measured_on
 from edp_lab.training import TrainConfig
-from edp_lab.training.result_cache import content_key
+from edp_lab.training.result_cache import Say, content_key
 from edp_lab.training.run_folder import versions
 from edp_lab.training.trainer import Trainer
 
@@ -179,21 +176,18 @@ def _timing(runs: TableRuns, configs: Sequence[TrainConfig]) -> dict[str, Any]:
     def key(inputs: Inputs) -> str:
         return content_key(["timing"], *(runs.key(Job(config), inputs) for config in configs))[:24]
 
-    found = runs.committed(key(runs.inputs)) or runs.cells.read(key(runs.at_hand))
-    if found is None:
+    def timed(configs: Sequence[TrainConfig], say: Say) -> dict[str, Any]:
         made = [replace(config, pretrained=runs.start_of(config)) for config in configs]
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            seconds = _timed(made, load_corpus(configs[0].corpus))
-        finally:
-            torch.set_num_threads(threads)
-        told = {"seconds": seconds, "machine": machine(), "versions": versions()}
-        found = runs.cells.write(key(runs.at_hand), told)
+        return {"seconds": _timed(made), "machine": machine(), "versions": versions()}
+
+    found = runs.committed(key(runs.inputs))
+    if found is None:
+        [found] = runs.cells.results([key(runs.at_hand)], [configs], timed, 1)
     return found
 
 
-def _timed(configs: Sequence[TrainConfig], whole: Corpus) -> list[float]:
+def _timed(configs: Sequence[TrainConfig]) -> list[float]:
+    whole = load_corpus(configs[0].corpus)
     data = split(whole, FIRST_SEED)
     runs = [Trainer(config, whole, data) for config in configs]
     texts = list(dict.fromkeys(utterance.tokens for utterance in data.train))

@@ -193,27 +193,19 @@ def table2(
     cache = ResultCache(out / "cells")
     machine = [platform.node(), platform.machine(), torch.get_num_threads(), torch.cuda.is_available()]
     for model, corpus in product(models, corpora):
-        task, what = (
-            Task(corpus, model, METHODS[:-1], (1, NUM_GPUS), rounds=rounds, size=size),
-            f"{model.upper()} on {corpus}",
-        )
+        what = f"{model.upper()} on {corpus}"
+        task = Task(corpus, model, METHODS[:-1], (1, NUM_GPUS), rounds=rounds, size=size)
         key = content_key(["timing"], task, load_corpus(corpus).sha256, machine)
-        found = cache.read(key)
-        if found is not None:
-            tell(f"{what}: was measured before", True)
-            yield found["rows"]
-            continue
-        printed = next(one for one in TABLE_2 if (one.model, one.corpus) == (model.upper(), CORPORA[corpus]))
-        factors = {
-            ("sgd", 1): 1.0,
-            ("edp-sgd", NUM_GPUS): printed.edp_sgd_factor,
-            ("dp-sgd-naive", 1): printed.dp_sgd_factor,
-        }
-        beside = {"stands_for": printed.corpus, "paper_sgd_seconds": printed.sgd_seconds, "versions": versions()}
-        rows = bench_steps(task, lambda line, what=what: tell(f"{what}: {line}", False))  # type: ignore[misc]
-        rows = [{**row, **beside, "paper_ratio": factors.get((row["method"], row["gpus"]))} for row in rows]
-        found = cache.write(key, {"rows": rows})
-        tell(f"{what}: measured", True)
+        found, told = cache.read(key), "was measured before"
+        if found is None:
+            printed = next(one for one in TABLE_2 if (one.model, one.corpus) == (model.upper(), CORPORA[corpus]))
+            edp, loop = printed.edp_sgd_factor, printed.dp_sgd_factor
+            factors = {("sgd", 1): 1.0, ("edp-sgd", NUM_GPUS): edp, ("dp-sgd-naive", 1): loop}
+            beside = {"stands_for": printed.corpus, "paper_sgd_seconds": printed.sgd_seconds, "versions": versions()}
+            rows = bench_steps(task, lambda line, what=what: tell(f"{what}: {line}", False))  # type: ignore[misc]
+            rows = [{**row, **beside, "paper_ratio": factors.get((row["method"], row["gpus"]))} for row in rows]
+            found, told = cache.write(key, {"rows": rows}), "measured"
+        tell(f"{what}: {told}", True)
         yield found["rows"]
 
 

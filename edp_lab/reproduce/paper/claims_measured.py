@@ -158,9 +158,9 @@ def _anew_said(anew: Sequence[Anew], text: str) -> str:
     return f"{text} ({ANEW})" if anew else ""
 
 
-def _dominates(error: float, attack: float, other_error: float, other_attack: float) -> bool:
+def _dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
     """Not worse in error and attack, and better in one of them."""
-    return (error, attack) != (other_error, other_attack) and error <= other_error and attack <= other_attack
+    return one != other and one[0] <= other[0] and one[1] <= other[1]
 
 
 def _p12_rule(m: Any) -> Verdict:
@@ -214,26 +214,20 @@ def p12_decay(
     """
     named = [row for row in table if row.corpus in LOSSY]
     better = [
-        [
-            one
-            for one in (row.linear, row.exponential)
-            if _dominates(one.ser, one.mia_auc, row.none.ser, row.none.mia_auc)
-        ]
+        (row, one)
         for row in named
-    ]
-    no_larger = [
-        any(one.log10_epsilon <= row.none.log10_epsilon for one in found)
-        for row, found in zip(named, better, strict=True)
+        for one in (row.linear, row.exponential)
+        if _dominates((one.ser, one.mia_auc), (row.none.ser, row.none.mia_auc))
     ]
     decays = [(row.none, change) for row in table for change in (row.linear, row.exponential)]
     change, corpora = _change("ser", equal, decayed), ", ".join(dict.fromkeys(cell.corpus for cell in anew))
     still = {(cell.model, cell.corpus): cell for cell in anew if cell.decay is Decay.NONE}
     falling = [(cell, still[cell.model, cell.corpus]) for cell in anew if cell.decay is not Decay.NONE]
-    dominating = sum(_dominates(d.ser.mean, d.auc.mean, n.ser.mean, n.auc.mean) for d, n in falling)
+    dominating = sum(_dominates((d.ser.mean, d.auc.mean), (n.ser.mean, n.auc.mean)) for d, n in falling)
     told = f"; {dominating} of {len(falling)} decays are no worse in error and attack, on {corpora}"
     return {
-        "rows": len(named), "rows_with_a_better_decay": sum(map(bool, better)),
-        "rows_with_no_larger_epsilon": sum(no_larger),
+        "rows": len(named), "rows_with_a_better_decay": len({row for row, _ in better}),
+        "rows_with_no_larger_epsilon": len({r for r, one in better if one.log10_epsilon <= r.none.log10_epsilon}),
         "columns_with_a_smaller_epsilon": sum(one.log10_epsilon < none.log10_epsilon for none, one in decays),
         "error_at_equal_epsilon": change.mean, "half_width": change.half_width, "seeds": len(equal),
         "cells_anew": len(falling), "cells_anew_that_dominate": dominating, "anew": _anew_said(anew, told),
