@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -335,8 +335,8 @@ def table_4_7(lab: Lab, part: Part) -> None:
         for private in (True, False):
             ten, training = _instructors(lab, row, kind, private), _training(private)
             vote = Aggregator.for_epsilon("laplace", LABELS[0], DELTA, len(ten[0]))
-            learn = partial(lab.understudy, f"{row}, {training['method']}", model=kind, **training)
-            found = [learn(repeat, SIGMA, voters, vote) for repeat, voters in enumerate(ten)]
+            name, how = f"{row}, {training['method']}", {"model": kind, **training}
+            found = [lab.understudy(name, repeat, SIGMA, voters, vote, **how) for repeat, voters in enumerate(ten)]
             labels, instructors = found[0].label_epsilon, largest(list(chain(*ten)))
             right = f"{np.mean([one.right for one in found]):.0%} of the labels right"
             note = f"{right}; by all labels epsilon {labels:.4g}"
