@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import shlex
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from edp_lab.cli import app
 from edp_lab.course.kit.panel import Panel
 from edp_lab.course.publish import browser as browsing
-from edp_lab.course.publish.build import answer, exercise_cells, read_source
+from edp_lab.course.publish.build import answer_text, context, exercise_cells, read_source
+from edp_lab.course.publish.submission import evaluate
 from edp_lab.training import TrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ def lab() -> Iterator[str]:
         yield address
 
 
-SOURCES = Path(__file__).parents[2] / "notebooks" / "source"
+SOURCES = ROOT / "notebooks" / "source"
 
 
 @cache
@@ -61,16 +62,24 @@ def source(number: str) -> NotebookNode:
     return read_source(path)
 
 
+def answer(number: str, name: str, version: str) -> Any:
+    """What the check of an exercise gets where its cell is the "stub" or the "solution"."""
+    notebook, space = source(number), {"__name__": "__main__"}
+    exec(compile(context(notebook, name), "<notebook>", "exec"), space)
+    text = getattr(exercise_cells(notebook)[name], version)
+    return evaluate(name, text, answer_text(notebook, name), space)
+
+
 @pytest.fixture(scope="session")
 def solution() -> Callable[[str, str], Any]:
     """From a notebook's number and an exercise's name, the right answer of the source notebook."""
-    return lambda number, name: answer(source(number), name, exercise_cells(source(number))[name].solution)
+    return partial(answer, version="solution")
 
 
 @pytest.fixture(scope="session")
 def stub() -> Callable[[str, str], Any]:
     """From a notebook's number and an exercise's name, what a student has not touched yet."""
-    return lambda number, name: answer(source(number), name, exercise_cells(source(number))[name].stub)
+    return partial(answer, version="stub")
 
 
 def prose(number: str) -> str:

@@ -11,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from typer.testing import CliRunner
 
 from edp_lab.cli.course import course_app
-from edp_lab.course.publish.build import build, drift, instructor, read_source, student
+from edp_lab.course.publish.build import build, drift, edition, read_source
 from edp_lab.course.publish.runner import course_notebooks
 from edp_lab.errors import UsageError
 
@@ -59,8 +59,8 @@ def test_students_get_the_stub_and_teachers_the_solution(tmp_path: Path) -> None
 def test_a_cell_tagged_instructor_is_for_the_teacher_only(tmp_path: Path) -> None:
     notebook = read_source(source(tmp_path, "1 + 1"))
     notebook.cells[0].metadata.tags = ["instructor"]
-    assert [cell.id for cell in student(notebook).cells] == ["c0"]
-    assert [cell.id for cell in instructor(notebook).cells] == ["title", "c0"]
+    for for_students, ids in ((True, ["c0"]), (False, ["title", "c0"])):
+        assert [cell.id for cell in edition(notebook, for_students=for_students).cells] == ids
     assert len(notebook.cells) == 2
 
 

@@ -18,10 +18,10 @@ from edp_lab.cli.course import course_app
 from edp_lab.course.publish import runner as kept
 from edp_lab.course.publish.runner import (
     CellBegun,
-    Kept,
     NotebookRun,
     check_parameters,
     course_notebooks,
+    kept_rows,
     run_course,
     run_notebook,
 )
@@ -316,7 +316,8 @@ def test_resume_runs_only_what_failed_or_has_changed(tmp_path: Path, monkeypatch
     no_title = '{"00_good": {"status": "ok", "digest": "any"}}'
     for damaged in ("damaged", '{"00_good": 7}', f'{{"00_good": {"1" * 5000}}}', "[[1, 2]]", no_title):
         (tmp_path / "out" / "runs.json").write_text(damaged)
-        assert not Kept(tmp_path / "out").find("00_good", "any")
+        row = kept_rows(tmp_path / "out" / "runs.json").get("00_good", {})
+        assert not kept._earlier(good, tmp_path / "out", row, "any")
     assert reused(parameters={"clip_norm": 7}, only=["00"]) == [False]
     assert good.exists()
 

@@ -14,12 +14,12 @@ import os
 import sysconfig
 import tomllib
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ import edp_lab
 from edp_lab.errors import UsageError
 
 _COURSE = Path(edp_lab.__file__).parent / "course"
+STATUSES = ("solved", "wrong", "open", "missing", "timeout", "crashed", "unreadable")  # the first three in a notebook
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,8 @@ class Exercise:
     why: str
 
 
-@dataclass(frozen=True)
-class Mark:
-    """What became of one exercise: "solved", "wrong" or "open" (still the stub), and a message for the student."""
+class Mark(NamedTuple):
+    """What became of one exercise, one of `STATUSES`, and a message for the student."""
 
     exercise: str
     status: str
@@ -155,7 +155,7 @@ class Checks:
     def score(self, path: str | Path | None = None) -> None:
         """Print how many are solved and which are not; write it all as JSON where a path is given."""
         verdicts = list(self.verdicts.values())
-        print(in_words(verdicts))
+        print(in_words({verdict.exercise: verdict.status for verdict in verdicts}))
         if path is not None:
             from edp_lab.files import write_whole
 
@@ -164,16 +164,16 @@ class Checks:
                 "seed": self.seed,
                 "solved": sum(verdict.status == "solved" for verdict in verdicts),
                 "exercises": len(verdicts),
-                "verdicts": [asdict(verdict) for verdict in verdicts],
+                "verdicts": [verdict._asdict() for verdict in verdicts],
             }
             write_whole(Path(path), json.dumps(score, indent=1).encode())
 
 
-def in_words(verdicts: Sequence[Mark]) -> str:
+def in_words(found: Mapping[str, str]) -> str:
     """How many are solved, and which are not: "1 of 3 exercises solved; wrong: clip; open: noise"."""
-    of = {status: [verdict.exercise for verdict in verdicts if verdict.status == status] for status in _LINES}
-    rest = "".join(f"; {status}: {', '.join(of[status])}" for status in ("wrong", "open") if of[status])
-    return f"{len(of['solved'])} of {len(verdicts)} exercises solved{rest}"
+    of = {status: [name for name in found if found[name] == status] for status in STATUSES}
+    rest = "".join(f"; {status}: {', '.join(of[status])}" for status in STATUSES[1:] if of[status])
+    return f"{len(of['solved'])} of {len(found) - len(of['unreadable'])} exercises solved{rest}"
 
 
 NOTHING = "(your function returns None: is there a `return`?)"

@@ -13,8 +13,6 @@ Launch: ``edp-lab course build``. An exercise of the source is a code cell with 
 Students get the first line and what stands above ``# SOLUTION``, instructors the first line and what stands below. A
 cell tagged ``instructor`` (a note for the teacher) is left out for students. All else is copied, without outputs, and
 gets its links (``links.py``). The same sources give the same bytes.
-
-`answer` runs one exercise outside its notebook, which is how submissions are graded and exercises are tested.
 """
 
 from __future__ import annotations
@@ -24,15 +22,13 @@ import json
 import re
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import nbformat
 from nbformat import NotebookNode
 
 from edp_lab.course.publish.links import Links
-from edp_lab.course.publish.submission import evaluate
 from edp_lab.errors import UsageError
 from edp_lab.files import write_whole
 
@@ -45,8 +41,7 @@ _METADATA = {
 }
 
 
-@dataclass(frozen=True)
-class ExerciseCell:
+class ExerciseCell(NamedTuple):
     """The two texts of an exercise; each begins with the line ``# EXERCISE name``."""
 
     name: str
@@ -92,6 +87,11 @@ def exercise_cells(notebook: NotebookNode) -> dict[str, ExerciseCell]:
     return found
 
 
+def read_sources(notebooks_dir: Path) -> dict[str, NotebookNode]:
+    """The source notebooks of the course by name, see `read_source`."""
+    return {path.name: read_source(path) for path in sorted((notebooks_dir / "source").glob("*.ipynb"))}
+
+
 def read_source(path: Path) -> NotebookNode:
     """A source notebook.
 
@@ -116,17 +116,8 @@ def read_source(path: Path) -> NotebookNode:
     return notebook
 
 
-def student(source: NotebookNode) -> NotebookNode:
-    """The students' version of a source notebook: stubs only."""
-    return _version(source, for_students=True)
-
-
-def instructor(source: NotebookNode) -> NotebookNode:
-    """The teacher's version of a source notebook: solutions, and the cells tagged ``instructor``."""
-    return _version(source, for_students=False)
-
-
-def _version(source: NotebookNode, *, for_students: bool) -> NotebookNode:
+def edition(source: NotebookNode, *, for_students: bool) -> NotebookNode:
+    """A source notebook with stubs for students, or with solutions and the cells tagged ``instructor``."""
     notebook = deepcopy(source)
     notebook.metadata = nbformat.from_dict(_METADATA)
     if for_students:
@@ -146,11 +137,12 @@ def build(notebooks_dir: Path) -> list[Path]:
     Raises:
         UsageError: there are no sources, or one is not whole; nothing has been written then.
     """
-    drifted = {path: text for path, text in _generated(notebooks_dir).items() if _stored(path) != text}
+    generated = _generated(notebooks_dir)
     (notebooks_dir / INSTRUCTOR).mkdir(exist_ok=True)
-    for path, text in drifted.items():
-        write_whole(path, text)
-    return list(drifted)
+    changed = [path for path in generated if _differs(path, generated[path])]
+    for path in changed:
+        write_whole(path, generated[path])
+    return changed
 
 
 def drift(notebooks_dir: Path) -> list[str]:
@@ -160,9 +152,10 @@ def drift(notebooks_dir: Path) -> list[str]:
         UsageError: as `build`.
     """
     generated = _generated(notebooks_dir)
-    sentences = [f"{_short(path)} differs from its source" for path, text in generated.items() if _stored(path) != text]
     present = sorted([*notebooks_dir.glob("*.ipynb"), *(notebooks_dir / INSTRUCTOR).glob("*.ipynb")])
-    return sentences + [f"{_short(path)} has no source" for path in present if path not in generated]
+    faults = {path: "differs from its source" for path, text in generated.items() if _differs(path, text)}
+    faults |= {path: "has no source" for path in present if path not in generated}
+    return [f"{path.relative_to(notebooks_dir).as_posix()} {fault}" for path, fault in faults.items()]
 
 
 def context(notebook: NotebookNode, name: str) -> str:
@@ -199,40 +192,21 @@ def answer_text(notebook: NotebookNode, name: str) -> str:
     raise UsageError(f"the notebook has no `check({name!r}, ...)`")
 
 
-def answer(notebook: NotebookNode, name: str, text: str, space: dict[str, Any] | None = None) -> Any:
-    """What the check of an exercise gets where its cell has this text.
-
-    Args:
-        notebook: the source notebook.
-        name: of the exercise.
-        text: of its cell: the stub, the solution, or a student's.
-        space: the names that the text may use; `context` if None. The text adds its own.
-    """
-    if space is None:
-        space = {"__name__": "__main__"}
-        exec(compile(context(notebook, name), "<notebook>", "exec"), space)
-    return evaluate(name, text, answer_text(notebook, name), space)
-
-
 def _generated(notebooks_dir: Path) -> dict[Path, bytes]:
     """The content of every notebook to generate."""
-    sources = {path.name: read_source(path) for path in sorted((notebooks_dir / "source").glob("*.ipynb"))}
+    sources = read_sources(notebooks_dir)
     if not sources:
         raise UsageError(f"no notebooks in {notebooks_dir / 'source'}: run this in a clone of the project")
     links, made = Links(sources, notebooks_dir), {}
     for name, source in sources.items():
-        made[notebooks_dir / name] = links.put_into(student(source), name)
-        made[notebooks_dir / INSTRUCTOR / name] = links.put_into(instructor(source), name, up="../")
+        made[notebooks_dir / name] = links.put_into(edition(source, for_students=True), name)
+        teachers = links.put_into(edition(source, for_students=False), name, up="../")
+        made[notebooks_dir / INSTRUCTOR / name] = teachers
     return {path: f"{nbformat.writes(notebook)}\n".encode() for path, notebook in made.items()}
 
 
-def _stored(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
-
-
-def _short(path: Path) -> str:
-    """`instructor/01_name.ipynb` for the teacher's, `01_name.ipynb` for the students'."""
-    return f"{INSTRUCTOR}/{path.name}" if path.parent.name == INSTRUCTOR else path.name
+def _differs(path: Path, text: bytes) -> bool:
+    return not path.exists() or path.read_bytes() != text
 
 
 def _code(notebook: NotebookNode) -> Iterator[NotebookNode]:

@@ -21,13 +21,12 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from edp_lab.course.kit.exercises import Exercise, Mark, Stopped, exercises, mark
-from edp_lab.course.publish.build import answer_text, context, exercise_cells, exercise_name, read_source, student
+from edp_lab.course.kit.exercises import STATUSES, Exercise, Mark, Stopped, exercises, in_words, mark
+from edp_lab.course.publish.build import answer_text, context, edition, exercise_cells, exercise_name, read_sources
 from edp_lab.course.publish.confined import SOLUTIONS, Ended, Submission, check_sandbox, confined
 from edp_lab.errors import UsageError
 from edp_lab.files import regular
 
-STATUSES = ("solved", "wrong", "open", "missing", "timeout", "crashed", "unreadable")
 LONGEST = 86_400  # seconds: a day
 LARGEST = 50 * 10**6  # bytes of a notebook
 MESSAGE = 2_000  # characters
@@ -119,8 +118,8 @@ class Grader:
         if sandbox:
             check_sandbox()
         self._hidden = [notebooks_dir / name for name in SOLUTIONS] if sandbox else None
-        sources = {path.name[:2]: read_source(path) for path in sorted((notebooks_dir / "source").glob("*.ipynb"))}
-        self._notebooks = {number: student(source) for number, source in sources.items()}
+        sources = {name[:2]: source for name, source in read_sources(notebooks_dir).items()}
+        self._notebooks = {number: edition(source, for_students=True) for number, source in sources.items()}
         self._exercises = {number: _places(source) for number, source in sources.items()}
         self._timeout = timeout
         if not any(self._exercises.values()):
@@ -134,31 +133,31 @@ class Grader:
         if not files:
             return [Grade(folder.name, "", "", "unreadable", "the folder has no notebook (*.ipynb)", seed)]
         return [
-            Grade(folder.name, path.stem, exercise, status, message[:MESSAGE], seed)
+            Grade(folder.name, path.stem, verdict.exercise, verdict.status, verdict.message[:MESSAGE], seed)
             for path in files
-            for exercise, status, message in self._file(path, seed)
+            for verdict in self._file(path, seed)
         ]
 
-    def _file(self, path: Path, seed: int) -> Iterator[tuple[str, str, str]]:
-        """Exercise, status and message of all the exercises of a file; none where the notebook has no exercises."""
+    def _file(self, path: Path, seed: int) -> Iterator[Mark]:
+        """Of all the exercises of a file; none where the notebook has no exercises."""
         number = path.name[:2]
         if number not in self._exercises:
             known = ", ".join(number for number, places in self._exercises.items() if places)
-            yield "", "unreadable", f"the name does not begin with the number of a notebook ({known})"
+            yield Mark("", "unreadable", f"the name does not begin with the number of a notebook ({known})")
             return
         try:
             if not path.is_file() or path.stat().st_size > LARGEST:  # a pipe would never end
                 raise ValueError
             texts = _submitted(nbformat.read(path, as_version=4), self._exercises[number])
         except Exception:  # nbformat lets through whatever its walk over unexpected content meets
-            yield "", "unreadable", "the file is not a notebook"
+            yield Mark("", "unreadable", "the file is not a notebook")
             return
         verdicts = self._verdicts(number, texts, seed) if texts else {}
         for name in self._exercises[number]:
-            yield name, *verdicts.get(name, ("missing", f"no cell begins with `# EXERCISE {name}`"))
+            yield verdicts.get(name, Mark(name, "missing", f"no cell begins with `# EXERCISE {name}`"))
 
-    def _verdicts(self, number: str, texts: Mapping[str, str], seed: int) -> dict[str, tuple[str, str]]:
-        """Status and message of each text. What comes after an endless loop or a crash is left to a new process."""
+    def _verdicts(self, number: str, texts: Mapping[str, str], seed: int) -> dict[str, Mark]:
+        """By exercise, from the text of each. What comes after an endless loop or a crash is left to a new process."""
         notebook, judges = self._notebooks[number], exercises(number)
         setup, alive = context(notebook, list(judges)[-1]), dict(texts)
         found: dict[str, Mark] = {}
@@ -176,7 +175,7 @@ class Grader:
             except Ended as ended:
                 found.setdefault(name, Mark(name, ended.status, ended.why))
                 del alive[name]
-        return {name: (verdict.status, verdict.message) for name, verdict in found.items()}
+        return found
 
 
 def _judged(submission: Submission, cell: Mapping[str, str], judge: Exercise, seed: int) -> Mark:
@@ -217,7 +216,4 @@ def total(grades: Sequence[Grade]) -> str:
     for grade in sorted(grades, key=lambda grade: STATUSES.index(grade.status)):
         what = f"{grade.notebook[:2]} {grade.exercise}" if grade.exercise else grade.notebook or "no notebook"
         best.setdefault(what, grade.status)
-    of = {status: sorted(what for what in best if best[what] == status) for status in STATUSES}
-    counted = len(best) - len(of["unreadable"])
-    rest = [f"; {status}: {', '.join(of[status])}" for status in STATUSES[1:] if of[status]]
-    return f"{len(of['solved'])} of {counted} exercises solved{''.join(rest)}"
+    return in_words(dict(sorted(best.items())))

@@ -33,7 +33,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_output, output_from_msg
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
-from traitlets import Type, default
+from traitlets import Type, Unicode, default
 
 ENGINE = "edp-lab"
 ERROR_CLASS = "edp-lab-error"  # the CSS class of a widget whose non-empty ``value`` is an error message
@@ -65,18 +65,13 @@ class Watch:
     def __init__(self, on_cell: Callable[[int, int], None] = lambda done, of: None) -> None:
         self.on_cell, self.memory_mb, self.killed = on_cell, 0.0, False
         self._kernel: psutil.Process | None = None
-        self._end = threading.Event()
 
     def follow(self, pid: int) -> None:
-        """Look at the memory of this kernel until it ends, or until `stop`."""
+        """Look at the memory of this kernel until it ends."""
         self._kernel = psutil.Process(pid)
         threading.Thread(target=self._sample, daemon=True).start()
         if self.killed:  # while the kernel was starting
             self.kill()
-
-    def stop(self) -> None:
-        """Stop looking; the kernel goes on."""
-        self._end.set()
 
     def kill(self) -> None:
         """End the kernel and its children at once; a kernel that is still to come ends as soon as it is followed."""
@@ -100,8 +95,7 @@ class Watch:
                 with suppress(psutil.NoSuchProcess):  # ended since we asked
                     held += process.memory_info().rss
             self.memory_mb = max(self.memory_mb, held / 1e6)
-            if self._end.wait(LOOK_AGAIN):
-                return
+            time.sleep(LOOK_AGAIN)
 
 
 class _Shell(AsyncZMQSocketChannel):
@@ -164,18 +158,15 @@ class _KernelClient(AsyncKernelClient):
 class KernelManager(AsyncKernelManager):
     """Starts ``python3`` with this very interpreter, whatever kernels the machine has under that name."""
 
-    @default("client_factory")
-    def _client(self) -> type[_KernelClient]:
-        return _KernelClient
+    client_factory = Type(_KernelClient)
+    # Ports are chosen before the kernel binds them: two that start in the same moment can be given the same.
+    transport = Unicode("ipc" if os.name == "posix" else "tcp")
+    transport_encryption = Unicode("auto" if zmq.has("curve") else "disabled")
+    busy = False  # a cell is running
 
     @default("kernel_spec_manager")
     def _no_installed_kernels(self) -> KernelSpecManager:
         return KernelSpecManager(kernel_dirs=[])
-
-    @default("transport")
-    def _files_instead_of_ports(self) -> str:
-        # ports are chosen before the kernel binds them: two that start in the same moment can be given the same
-        return "ipc" if os.name == "posix" else "tcp"
 
     @default("ip")
     def _sockets(self) -> str:
@@ -184,12 +175,6 @@ class KernelManager(AsyncKernelManager):
         folder = mkdtemp(prefix="edp-lab-")  # readable by its owner only; a socket's path has 104 characters at most
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return os.path.join(folder, "kernel")
-
-    @default("transport_encryption")
-    def _encrypt_where_possible(self) -> str:
-        return "auto" if zmq.has("curve") else "disabled"
-
-    busy = False  # a cell is running
 
     async def _async_interrupt_kernel(self) -> None:
         """Of a kernel that is busy: before its shutdown every kernel would be, and an idle one reports an error."""
@@ -225,10 +210,7 @@ class _Client(PapermillNotebookClient):
 
     def papermill_execute_cells(self) -> None:
         self.watch.follow(self.km.provisioner.pid)
-        try:
-            super().papermill_execute_cells()
-        finally:
-            self.watch.stop()
+        super().papermill_execute_cells()
         if any(cell.metadata.papermill.get("exception") for cell in self.nb.cells):
             return
         end = new_code_cell(AT_THE_END, metadata={"papermill": {"status": "completed"}})

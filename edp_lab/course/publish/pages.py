@@ -107,20 +107,17 @@ def markdown_to_html(text: str, attachments: dict[str, dict[str, str]] | None = 
 class _MathML(IPythonRenderer):
     """nbconvert's Markdown, with formulas as MathML; what the converter does not know stays TeX."""
 
-    def block_math(self, body: str) -> str:
-        return self._math(body, "block")
-
-    def inline_math(self, body: str) -> str:
-        return self._math(body, "inline")
-
-    def latex_environment(self, name: str, body: str) -> str:
-        return self._math(f"\\begin{{{name}}}{body}\\end{{{name}}}", "block")
-
-    def _math(self, tex: str, display: str) -> str:
+    def block_math(self, tex: str, display: str = "block") -> str:
         try:
             return converter.convert(tex, display=display)
         except Exception:  # the converter has no common base class for its errors
             return str(Markup("<code>{}</code>").format(tex))
+
+    def inline_math(self, body: str) -> str:
+        return self.block_math(body, "inline")
+
+    def latex_environment(self, name: str, body: str) -> str:
+        return self.block_math(f"\\begin{{{name}}}{body}\\end{{{name}}}")
 
 
 class MathExporter(HTMLExporter):
@@ -309,12 +306,10 @@ def write_site(runs: Sequence[NotebookRun], notebooks_dir: Path, out: Path) -> P
     others = documents(notebooks_dir)
     entries = [*chapters, *others]
     names = {"index.html", *(entry.page for entry in entries)}
-    for number, entry in enumerate(entries):
-        before, after = entries[number - 1] if number else None, next(iter(entries[number + 1 :]), None)
+    for before, entry, after in zip([None, *entries], entries, [*entries[1:], None], strict=False):
         around = filled("navigation.html.j2", before=before, after=after)
         if entry in chapters:
-            notebook = nbformat.read(entry.source, as_version=4)
-            page = page_html(notebook, entry.title, around)
+            page = page_html(nbformat.read(entry.source, as_version=4), entry.title, around)
             store_page(fit_links(page, names), out / entry.page)
         else:
             write_document(entry, out, names, around)

@@ -247,18 +247,14 @@ def run_course(
     Raises:
         UsageError: see ``course_notebooks`` and ``share_out``; nothing has run then.
     """
-    if jobs < 1:
-        raise UsageError(f"the number of jobs is {jobs}: it must be at least 1")
-    if not timeout > 0:
-        raise UsageError(f"--timeout is {timeout:g}: give the seconds that one cell may take")
     values = {"mode": mode, **(parameters or {})}
     todo = share_out(course_notebooks(notebooks_dir.resolve(), only), values)
     out_dir = out_dir.resolve()
     out_dir.mkdir(parents=True, exist_ok=True)
-    kept, runs = Kept(out_dir), {}
-    digests = {path: digest(path, given) for path, given in todo.items()}
-    if resume:
-        runs = {path: run for path in todo if (run := _earlier(path, out_dir, kept.find(path.stem, digests[path])))}
+    kept = out_dir / "runs.json"
+    rows, digests = kept_rows(kept), {path: digest(path, given) for path, given in todo.items()}
+    earlier = {path: run for path in todo if (run := _earlier(path, out_dir, rows.get(path.stem, {}), digests[path]))}
+    runs = earlier if resume else {}
     for run in runs.values():
         listen(run)
     left = {path: given for path, given in todo.items() if path not in runs}
@@ -266,7 +262,8 @@ def run_course(
     names = {f"{path.stem}.html" for path in todo} | {entry.page for entry in others}
     for run in _run_all(left, out_dir, jobs, timeout, names, listen):
         runs[run.path] = run
-        kept.add(run.path.stem, {**run.row, "title": run.title, "digest": digests[run.path]})
+        rows[run.path.stem] = {**run.row, "title": run.title, "digest": digests[run.path]}
+        write_whole(kept, (json.dumps(dict(sorted(rows.items())), indent=2) + "\n").encode())
         listen(run)
     settings = ", ".join(f"{name}={value}" for name, value in values.items())
     about = f"edp_lab {edp_lab.__version__} on Python {platform.python_version()}; {settings}."
@@ -291,10 +288,7 @@ def _run_all(
     """
     alone = {} if jobs == 1 or "OMP_NUM_THREADS" in os.environ else ONE_THREAD
 
-    def watched(path: Path) -> Watch:
-        return Watch(lambda done, of: listen(CellBegun(path, done, of)))
-
-    watches = {path: watched(path) for path in todo}
+    watches = {path: Watch(lambda done, of, path=path: listen(CellBegun(path, done, of))) for path in todo}
     run = partial(run_notebook, timeout=timeout, environment=alone, names=names)
     pool = ThreadPoolExecutor(jobs)
     try:
@@ -313,14 +307,6 @@ def _run_all(
 def _results(path: Path, out_dir: Path) -> tuple[Path, Path]:
     """Where a notebook's executed copy and page are."""
     return out_dir / path.name, out_dir / f"{path.stem}.html"
-
-
-def _earlier(path: Path, out_dir: Path, row: Mapping[str, Any] | None) -> NotebookRun | None:
-    """The run that a row of `Kept` tells of, if its results are still there."""
-    executed, html = _results(path, out_dir)
-    if row is None or not (executed.is_file() and html.is_file()):
-        return None
-    return NotebookRun(path, row["title"], row["seconds"], row["memory_mb"], executed, html, None, reused=True)
 
 
 def _execute(
@@ -376,23 +362,17 @@ def digest(notebook: Path, parameters: Mapping[str, Any]) -> str:
     return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
-class Kept:
-    """The rows of ``runs.json``, by notebook; a damaged file counts as none."""
+def kept_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """What ``runs.json`` says of earlier runs, by notebook; a damaged file counts as none."""
+    with suppress(UsageError, TypeError, ValueError):
+        return {name: row for name, row in dict(read_json(path)).items() if isinstance(row, dict)}
+    return {}
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "runs.json"
-        self._rows: dict[str, dict[str, Any]] = {}
-        with suppress(UsageError, TypeError, ValueError):
-            rows = read_json(self._path)
-            self._rows = {name: row for name, row in dict(rows).items() if isinstance(row, dict)}
 
-    def find(self, notebook: str, digest: str) -> Mapping[str, Any] | None:
-        """The row of a run that went well with this digest, if there is one."""
-        row = self._rows.get(notebook, {})
-        whole = row.keys() >= {"title", "seconds", "memory_mb"}
-        return row if whole and (row.get("status"), row.get("digest")) == ("ok", digest) else None
-
-    def add(self, notebook: str, row: Mapping[str, Any]) -> None:
-        """Keep the row, in place of an earlier one."""
-        self._rows = dict(sorted({**self._rows, notebook: dict(row)}.items()))
-        write_whole(self._path, (json.dumps(self._rows, indent=2) + "\n").encode())
+def _earlier(path: Path, out_dir: Path, row: Mapping[str, Any], digest: str) -> NotebookRun | None:
+    """The run that a row tells of, if it went well with this digest and its results are still there."""
+    executed, html = _results(path, out_dir)
+    whole = row.keys() >= {"title", "seconds", "memory_mb"} and executed.is_file() and html.is_file()
+    if not whole or (row.get("status"), row.get("digest")) != ("ok", digest):
+        return None
+    return NotebookRun(path, row["title"], row["seconds"], row["memory_mb"], executed, html, None, reused=True)
