@@ -287,8 +287,7 @@ def _run_all(
     Where the caller leaves early, what waits is dropped, and the kernels of what runs are killed.
     """
     alone = {} if jobs == 1 or "OMP_NUM_THREADS" in os.environ else ONE_THREAD
-
-    watches = {path: Watch(lambda done, of, path=path: listen(CellBegun(path, done, of))) for path in todo}
+    watches = {path: Watch(partial(lambda path, *place: listen(CellBegun(path, *place)), path)) for path in todo}
     run = partial(run_notebook, timeout=timeout, environment=alone, names=names)
     pool = ThreadPoolExecutor(jobs)
     try:
