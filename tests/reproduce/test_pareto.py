@@ -22,6 +22,7 @@ from edp_lab.training.pretraining import pretrain_bert
 
 CORPUS = "smart-home-health"
 SCALE = Scale((8.0, 1.0), ((1e-2, 0.5), (3e-2, 1.0)), 2, 30, 4, 10, 1, "small", "small", 64, layers=1)
+SHORT = replace(SCALE, epsilons=(8.0,), tried=SCALE.tried[:1], seeds=1)
 
 epsilon_of, judged = lru_cache(None)(true_epsilon), lru_cache(None)(study.judge)  # the tight ones take seconds
 
@@ -113,8 +114,7 @@ def test_settings_are_chosen_on_the_validation_split_and_words_read_by_encoder(p
 def test_bert_is_trained_on_from_the_published_one_with_and_without_privacy(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs()
     monkeypatch.setattr(study, "_timing", lambda *_: of_times(10.0, 10.0, 12.0, 12.0))
-    scale = replace(SCALE, model="bert", epsilons=(8.0,))
-    [made] = pareto(runs, [scale], [CORPUS], "it")  # type: ignore[arg-type]
+    [made] = pareto(runs, [replace(SHORT, model="bert")], [CORPUS], "it")  # type: ignore[arg-type]
     assert [(point["model"], point["method"]) for point in made] == [("bert", name) for name in ("SGD", *METHODS)]
     assert {(job.config.model, job.config.pretrained) for job in runs.jobs} == {("bert", layers_of("it", SCALE.layers))}
     assert f"BERT on {CORPUS}" in _page([made])
@@ -124,7 +124,7 @@ def test_a_large_corpus_is_read_with_vectors_of_other_text(monkeypatch: pytest.M
     runs = Runs()
     monkeypatch.setattr(study, "_timing", lambda *_: of_times(10.0, 4.0, 4.0, 4.0))
     monkeypatch.setattr(study, "ENCODED", 10)
-    [made] = pareto(runs, [SCALE], [CORPUS], "no such encoder")  # type: ignore[arg-type]
+    [made] = pareto(runs, [SHORT], [CORPUS], "no such encoder")  # type: ignore[arg-type]
     assert {job.config.pretrained for job in runs.jobs} == {None, VECTORS}
     assert {p["time_ratio"] for p in made[2:]} == {0.4}
 
