@@ -362,8 +362,7 @@ def table_4_8(lab: Lab, part: Part) -> None:
     note = "one network on clean images: which phases take part is not stated"
     for row, (epsilon, delta) in part.printed.claimed.items():
         networks = lab.private("vgg", "dp-adam", epsilon, delta)
-        holds = largest(networks)
-        part.scores(row, scores_of(lab.all_images(), networks), networks, note, holds, holds, delta=delta)
+        part.scores(row, scores_of(lab.all_images(), networks), networks, note, largest(networks), delta=delta)
 
 
 def table_6_1(lab: Lab, part: Part) -> None:
@@ -374,8 +373,7 @@ def table_6_1(lab: Lab, part: Part) -> None:
     part.cell("Shokri et al.", SCORES[0], None, note="epsilon per parameter; not trained here")
     for row, method in COMPARED.items():
         networks = lab.private("cnn", method, *part.printed.claimed[row])
-        holds = largest(networks)
-        part.scores(row, scores_of(data, networks), networks, "CNN", holds, holds, accuracy)
+        part.scores(row, scores_of(data, networks), networks, "CNN", largest(networks), columns=accuracy)
 
 
 def table_6_2(lab: Lab, part: Part) -> None:
@@ -386,8 +384,8 @@ def table_6_2(lab: Lab, part: Part) -> None:
     for row, method, given, note in kinds:
         for column, claimed in part.printed.claimed.items():
             networks = lab.private("cnn", method, *claimed, **given)
-            holds = largest(networks)
-            part.scores(row, scores_of(lab.all_images(), networks), networks, note, holds, holds, [column])
+            scores = scores_of(lab.all_images(), networks)
+            part.scores(row, scores, networks, note, largest(networks), columns=[column])
 
 
 def times(lab: Lab, part: Part) -> None:

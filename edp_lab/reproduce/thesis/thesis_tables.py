@@ -314,12 +314,13 @@ class Part:
 
         Args:
             networks: all that were trained for these scores.
-            holds, image, delta: epsilon of an example, and of its image alone, at delta.
+            holds, image, delta: epsilon of an example, and of its image alone if that is another, at delta.
         """
+        image = holds if image is None else image
         shared = {
             "epsilon_holds": holds,
             "epsilon_image": image,
-            "delta": None if holds is None and image is None else delta,
+            "delta": None if image is None else delta,
             "note": f"{note}; {networks[0].chosen}" if note else networks[0].chosen,
             "seconds": sum(network.seconds for network in networks),
         }
