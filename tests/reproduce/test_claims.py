@@ -19,7 +19,6 @@ from edp_lab.reproduce.claims import (
     Evidence,
     Measured,
     compute,
-    find,
     read_table,
     registry,
 )
@@ -153,13 +152,6 @@ def test_a_damaged_or_missing_table_is_one_sentence(tmp_path: Path, text: str | 
         (tmp_path / "claims.json").write_text(text)
     with pytest.raises(UsageError, match=r"^\S* is (damaged|not there)[^\n]*, or add --run$"):
         read_table(tmp_path / "claims.json")
-
-
-def test_claims_are_found_in_the_tables_order() -> None:
-    assert [claim.id for claim in find(["T3", "P10", "P2", "P2"])] == ["P2", "P10", "T3"]
-    assert len(find()) == len(registry())
-    with pytest.raises(UsageError, match="there is no claim 'P99': choose P1 to P32 or T1 to T28"):
-        find(["P1", "P99"])
 
 
 def test_what_takes_long_is_told_and_can_be_ended() -> None:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +42,6 @@ TINY = Scale("digits", 1, 2, 20, (100, 1000), 1, 1, 8, 8, instructors=2)
 IMAGES = ("4.4", "4.5", "4.6", "4.7", "4.8")
 INTERRUPTED = """
 import sys
-from pathlib import Path
 from edp_lab.reproduce.thesis.lab import Lab, reproduce
 from edp_lab.reproduce.thesis.thesis_tables import Scale
 tell = lambda line, kept: print("done", flush=True) if kept else None
@@ -62,21 +60,12 @@ def guess(job: Job, *_: object) -> Any:
     return SimpleNamespace(model=model, rows=rows, guarantee=SimpleNamespace(epsilon=epsilon), record=record)
 
 
-def no_training(*_: object) -> None:
-    raise AssertionError("a network is trained")
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("thesis")
-
-
-@pytest.fixture(scope="module")
-def made(folder) -> dict[str, Part]:
+def made(tmp_path_factory) -> dict[str, Part]:
     """Of networks that guess."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Job, "train", guess)
-        return {part.printed.id: part for part in reproduce(Lab(folder, TINY))}
+        return {part.printed.id: part for part in reproduce(Lab(tmp_path_factory.mktemp("thesis"), TINY))}
 
 
 @pytest.fixture
@@ -221,14 +210,6 @@ def test_repeats_have_seeds_and_test_images_of_their_own(tmp_path, monkeypatch):
     assert first.settings.seed != second.settings.seed
     assert not np.array_equal(first.test_x, second.test_x)
     assert np.array_equal(second.test_x, Lab(tmp_path, TINY, seed=6).images(0).test)
-
-
-def test_what_is_finished_is_not_trained_again(made, folder, monkeypatch):
-    monkeypatch.setattr(Job, "train", no_training)
-    for part in reproduce(Lab(folder, TINY)):
-        assert part == made[part.printed.id]
-    with pytest.raises(AssertionError, match="is trained"):
-        list(reproduce(Lab(folder, TINY, seed=1), ["4.4"]))
 
 
 def test_whatever_a_network_depends_on_is_in_its_key(tmp_path, monkeypatch):

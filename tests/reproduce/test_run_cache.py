@@ -208,14 +208,6 @@ def test_fresh_forgets_all_that_is_finished(corpus, tmp_path):
     assert not (tmp_path / "public").exists()
 
 
-def test_a_run_that_fails_and_a_folder_that_cannot_be_written_end_in_one_sentence(corpus, tmp_path):
-    job = Job(replace(jobs(corpus)[0].config, method="sgd", epochs=1, lr=1e30))
-    with pytest.raises(UsageError, match="lower --lr"):
-        TableRuns(tmp_path / "out").results([job], "test")
-    with pytest.raises(UsageError, match="choose another --out"):
-        TableRuns(Path(corpus))
-
-
 CORPUS = "smart-home-health"
 SENTENCES = [("turn", "on", "the", "lights"), ("turning", "lights", "off", "[", "now", "]")] * 30
 
