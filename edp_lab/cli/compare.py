@@ -335,7 +335,7 @@ def _figure(comparison: Comparison) -> Figure:
             data.append(fig.points(assumed, "#666", f"circle{suffix}", 11, edge=2, x=[None], y=[None], **fig.at(2)))
     deltas = {run["delta"] for run, point in zip(runs, points, strict=True) if point and run["delta"] is not None}
     layout = _layout(runs, sorted(deltas), two=any(points))
-    return fig.figure("", "", *data, *lines, *labels, height=520, top=50, template=TEMPLATE, **layout)
+    return fig.figure("", *data, *lines, *labels, height=520, top=50, template=TEMPLATE, **layout)
 
 
 def _layout(runs: Sequence[Row], deltas: Sequence[float], two: bool) -> dict[str, Any]:

@@ -244,7 +244,7 @@ def _grid(
     own = enumerate(small.values(), 1)
     data = [{"showlegend": plot == 1, **trace, **fig.at(plot)} for plot, traces in own for trace in traces]
     layout |= {"template": TEMPLATE, "width": 1050, "margin": {"b": 50}}
-    return fig.figure(title, "", *data, height=height * rows + 60, top=40, **layout)
+    return fig.figure(title, *data, height=height * rows + 60, top=40, **layout)
 
 
 def _clouds(told: Mapping[str, Any]) -> list[dict[str, Any]]:

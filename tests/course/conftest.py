@@ -82,6 +82,11 @@ def stub() -> Callable[[str, str], Any]:
     return partial(answer, version="stub")
 
 
+def prediction(number: str, name: str, *words: Any) -> dict[str, Any]:
+    """These words for the questions of an exercise's stub, in their order."""
+    return dict(zip(answer(source(number), name, exercise_cells(source(number))[name].stub), words, strict=True))
+
+
 def prose(number: str) -> str:
     """The text cells of a notebook."""
     return "\n".join(cell.source for cell in source(number).cells if cell.cell_type == "markdown")

@@ -33,7 +33,7 @@ def draw(result: Any) -> fig.Figure:
     layout = fig.plots(1, 1, [EVIL], [(x, fig.axis(EVIL, ticksuffix=EVIL))])
     legend = {"title": {"text": EVIL}}
     told = fig.note(EVIL, x=0, y=0, hovertext=EVIL)
-    return fig.figure(EVIL, EVIL, *traces, told, hover=EVIL, **layout, legend=legend, barmode="overlay")
+    return fig.figure(EVIL, *traces, told, caption=EVIL, hover=EVIL, **layout, legend=legend, barmode="overlay")
 
 
 def show() -> Panel:

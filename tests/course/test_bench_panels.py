@@ -68,7 +68,7 @@ def test_moves_are_shared_among_sliders_turn_round_at_the_ends_and_are_undone() 
 def test_what_a_panel_shows_is_told_in_numbers() -> None:
     def draw(C: float) -> Figure:
         heat = {"type": "heatmap", "z": [[1, 2], [3, C]]}
-        return figure("two traces", "", line("l", "black", x=["a", "b"], y=[C, None]), heat, height=300)
+        return figure("two traces", line("l", "black", x=["a", "b"], y=[C, None]), heat, height=300)
 
     panel = Panel("P", "It.", lambda C: C, [draw], str, lambda result, C: "", C=number("C", 4.0, [1.0, 4.0]))
     shown = live.shown(panel)

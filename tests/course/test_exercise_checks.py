@@ -28,7 +28,7 @@ from edp_lab.errors import UsageError
 JUDGE = """
 def twice(answer, cases):
     x = float(cases.uniform(1, 2))
-    return close(answer(x), 2 * x, f"twice {x:.3f}")
+    yield close(answer(x), 2 * x, f"twice {x:.3f}")
 """
 space: dict[str, Any] = {"close": close}
 exec(
@@ -36,7 +36,7 @@ exec(
 )  # a judge lives in the package
 
 DOUBLE = Exercise("double", "Double it", space["twice"], "add it to itself.", "Twice is x + x.")
-SIGN = Exercise("sign", "The sign", lambda answer, _: None if answer == "+" else "it is not that.", "look.", "Plus.")
+SIGN = Exercise("sign", "The sign", lambda answer, _: [None if answer == "+" else "it is not that."], "look.", "Plus.")
 
 
 @pytest.fixture
@@ -116,7 +116,12 @@ def test_an_error_is_told_with_the_students_own_line_however_deep_it_is_raised()
     assert verdict.status == "wrong"
     assert verdict.message.startswith("your code stops with ZeroDivisionError: float division by zero, in line ")
     assert " of double: `share = x / 0`." in verdict.message
+
+    def ended(x: float) -> Any:
+        return next(iter(()))
+
     assert "of joined: `return np.concatenate([np.ones((2, 2)), np.ones(3)])`." in mark(DOUBLE, joined, 0).message
+    assert "StopIteration, in line" in mark(DOUBLE, ended, 0).message
 
 
 @pytest.mark.parametrize(

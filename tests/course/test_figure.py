@@ -36,7 +36,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def draw(move: int, shapes: int = 1) -> dict[str, Any]:
     curves = [line("a", "red", x=np.arange(3.0), y=np.arange(3.0) + move), points("b", "blue", "x", 5, x=[1], y=[2])]
     axes = {"xaxis": {"title": "steps", "range": [0, move]}, "shapes": [vline(move + n) for n in range(shapes)]}
-    return figure(f"move {move}", "and a caption", *curves, **axes)
+    return figure(f"move {move}", *curves, caption="and a caption", **axes)
 
 
 def test_a_move_is_one_message_with_what_differs_and_none_where_nothing_does(sent):
@@ -105,14 +105,14 @@ def test_differences_are_paths_and_none_where_something_has_gone():
 
 def test_drawing_helpers_give_what_plotly_takes():
     layout = plots(2, 1, ["above", "below"], [({}, {}), (axis("x", [0, 1]), {"title": "y"})], vertical_spacing=0.3)
-    drawn = go.Figure(figure("two plots", "", top=90, **layout)).layout
+    drawn = go.Figure(figure("two plots", top=90, **layout)).layout
     assert (drawn.annotations[1].text, drawn.xaxis2.title.text, drawn.yaxis2.title.text) == ("below", "x", "y")
     assert drawn.yaxis.domain[0] == pytest.approx(0.65)
     assert drawn.margin.t == 90
     curve = line("l", "red", symbol="circle", size=9, width=4, x=[1], y=[1])
     assert (curve["mode"], curve["marker"]["size"]) == ("lines+markers", 9)
     assert curve["line"] == {"color": "red", "dash": "solid", "width": 4}
-    told = figure("hover", "", curve, {**curve, "hovertemplate": "own"}, {**curve, "hoverinfo": "skip"}, hover="all")
+    told = figure("hover", curve, {**curve, "hovertemplate": "own"}, {**curve, "hoverinfo": "skip"}, hover="all")
     assert [trace.get("hovertemplate") for trace in told["data"]] == ["all", "own", None]
     assert gaps([1, 2], [3, 4], "ab") == {"x": [1, 3, None, 2, 4, None], "y": ["a", "a", None, "b", "b", None]}
     bars = error_bars([1.0, 5.0], [(0.5, 3.0), (5.0, 6.0)])

@@ -77,13 +77,6 @@ def test_the_batch_is_the_same_whatever_the_number_of_devices_and_a_step_needs_n
         one_step(model.on(4), SMALL, 0)
 
 
-def test_decay_slider_is_alive_only_with_decay(panel: Panel) -> None:
-    tau = panel.controls["tau"]
-    assert tau.disabled
-    panel.set(decay="exponential", epoch=3)
-    assert not tau.disabled
-
-
 def test_every_layer_has_a_readable_name(model: SmallModel) -> None:
     names = [theme.layer_name(name) for name in theme.reading_order(model.layout.names)]
     assert (names[0], names[-1]) == ("word vectors", "CRF end")

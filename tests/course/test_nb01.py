@@ -3,6 +3,7 @@ students get wrong is found. What holds for all panels is in `test_contract`, nu
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from edp_lab.privacy.composition import advanced_composition, basic_composition
 from edp_lab.privacy.foundations import NoisyCounter, estimate_frequencies, truth_probability
 from edp_lab.reproduce.thesis.claims_composition import t12_labels
 from edp_lab.reproduce.thesis.thesis_foundations import CREDIT_EPSILON, local_and_global
+from tests.course.conftest import prediction
 from tests.course.examples import Wrong, panel_of
 from tests.course.test_contract import assert_readable
 
@@ -137,37 +139,6 @@ def test_advanced_composition_pays_for_many_small_releases_only() -> None:
     assert composed(1.0, 100, 1e-5, 5.0).advanced_pays_from is None
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "numbers", "sentence"),
-    [
-        ("01 coin", {"epsilon": LN3}, ("30 % → 56.2 %", "36 % ± 9.4"), "31 lie; nobody can see who, and the estimate"),
-        ("01 coin", {"epsilon": 12.0, "people": 50}, ("30 % → 100 %",), "Of the first 50 people 0 lie;"),
-        (
-            "01 averaging",
-            {},
-            ("ε = 35", "7 answers"),
-            "of 50 answers is 3.05 ± 0.47 people: at 90 % confidence only 3 fits; 3 is true",
-        ),
-        (
-            "01 averaging",
-            {"queries": 1, "budget": 0.5},
-            ("ε = 0.7", "0 answers"),
-            "One answer is 3.46 ± 3.3 people: at 90 % confidence 1 to 6 fit; 3 is true",
-        ),
-        ("01 averaging", {"queries": 500}, ("ε = 350",), "confidence no whole number fits; 3 is true"),
-        ("01 delta", {}, ("0.12", "0.0307"), "a loss beyond ε is 3.8 times as large"),
-        ("01 delta", {"epsilon": 100.0, "sigma": 1.0}, ("below 10⁻³⁰⁷", "below 10⁻³⁰⁷"), "no float can hold δ"),
-        ("01 composition", {}, ("ε = 100", "ε = 20.2"), "1,000 releases cost 5 times less by zCDP"),
-        ("01 composition", {"releases": 1}, ("ε = 0.1", "ε = 0.1"), "For 1 release neither advanced"),
-        ("01 coin", {"epsilon": 10.0, "share": 0.0}, ("0 % → 0 %", "-0.00454 %"), "0.0045 percentage points"),
-    ],
-)
-def test_tiles_and_their_sentence(name: str, values: dict[str, Any], numbers: tuple[str, ...], sentence: str) -> None:
-    tiles = panel_of(name, **values).tiles
-    assert tuple(value for _, value, *_ in tiles.tiles)[: len(numbers)] == numbers
-    assert sentence in tiles.sentence
-
-
 def test_panels_and_figures_drawn_once_say_what_they_show() -> None:
     assert "--epochs 1000000 " in panel_of("01 composition", releases=1_000_000).command.value
     votes = compute.choices({"a": 5, "b": 3}, [0.2, 1.0], 100, seed=0)
@@ -206,11 +177,7 @@ def advanced(epsilon: float, releases: int, delta: float) -> float:
     return epsilon * math.sqrt(2 * releases * math.log(1 / delta)) + releases * epsilon * (math.exp(epsilon) - 1)
 
 
-def guess(sigma: str, both: str, people: str, epsilon: str) -> dict[str, str]:
-    questions = ("σ doubles", "Δ and σ both double", "twice as many people", "ε is halved")
-    return dict(zip(questions, (sigma, both, people, epsilon), strict=True))
-
-
+guess = partial(prediction, "01", "delta")
 WRONG: dict[str, dict[str, Any]] = {
     "estimate": {
         "takes responses for truth": Wrong(corrected(lambda yes, lie: yes), "as it was heard"),

@@ -22,7 +22,7 @@ from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients
 from edp_lab.training.noise import Share, standard_noise
-from tests.course.examples import Wrong, panel_of
+from tests.course.examples import Wrong
 
 relaxed = settings(deadline=None, max_examples=50)  # others share the machine
 PLAIN = TrainConfig("smart-home", method="sgd", size="small", lr=0.02)
@@ -158,33 +158,6 @@ def test_after_one_step_adam_divides_by_gradient_and_noise_together() -> None:
     assert noisy.adam == pytest.approx(np.abs(noisy.gradient + 0.2 * draw))
     left = (noisy.gradient + 0.2 * draw) ** 2 - 0.2**2
     assert noisy.corrected == pytest.approx(np.sqrt(np.maximum(left, 1e-8)))
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "numbers", "sentence"),
-    [
-        ("02 cloud", {}, ("0.37", "ε = 2"), "shortens 6 of 10 gradients, and the noise outweighs the clip"),
-        ("02 cloud", {"examples": 2000}, ("0.78", "ε = 2"), "the clip bends the mean more than the noise"),
-        ("02 cloud", {"z": 0.0}, ("0.23", "no guarantee"), "the clip bends the mean more"),
-        (
-            "02 cloud",
-            {"z": 0.0, "clip_norm": 20.0, "examples": 1},
-            ("0", "no guarantee"),
-            "0 of 1 gradient, and neither",
-        ),
-        ("02 cloud", {"rule": "as printed"}, ("0.28", "no guarantee"), "bounds no gradient"),
-        ("02 training", {}, ("ε = 0.707", "ε = 0.707"), "ends at a loss of 0.493, right for 77 % of the people"),
-        ("02 training", {"sampling": "shuffle"}, ("ε = 0.707", "ε = 2.95"), "without privacy it is 0.458"),
-        ("02 training", {"z": 0.0}, ("nothing", "no guarantee"), "without privacy it is 0.471"),
-        ("02 denominators", {}, ("0.0095", "0.031"), "80 of 120 gradients are smaller than the noise"),
-        ("02 denominators", {"noise_std": 0.0}, ("1", "0.1"), "The noise is smaller than all 120 gradients"),
-        ("02 denominators", {"noise_std": 0.00105}, ("0.64", "0.1"), "1 of 120 gradients is smaller than the noise"),
-    ],
-)
-def test_tiles_and_their_sentence(name: str, values: dict[str, Any], numbers: tuple[str, ...], sentence: str) -> None:
-    tiles = panel_of(name, **values).tiles
-    assert tuple(value for _, value, *_ in tiles.tiles) == numbers
-    assert sentence in tiles.sentence
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(run_notebook: Any) -> None:

@@ -146,13 +146,6 @@ def test_promises_are_the_judges_and_the_formula_holds(
     assert len(set(result.curves[CLAIMED])) == len(set(result.curves[SOUND])) == 1
 
 
-def test_tiles_promise_no_guarantee_and_no_more_noise_than_there_is() -> None:
-    held = panels.tell_promise(promise(1.0, 8, 1.0, 8, 1, 1e-5))[1]
-    assert held.value == "no guarantee"
-    assert "with a public α and a secret seed" in held.unit
-    assert panels.tell_stages(stages(**STEP))[1].value == "0.176"  # 1/(2 √8) = 0.17678
-
-
 def test_commands_of_steps_and_decays_are_those_of_their_values(history: GradientHistory, trained: Any) -> None:
     assert "account" not in panel_of("03 stages", z=0.0).command.value
     panel = panels.decay(history, **DECAY)

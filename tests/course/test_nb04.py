@@ -5,6 +5,7 @@ and what students get wrong is found. What holds for all panels is in `test_cont
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from edp_lab.privacy import (
     true_epsilon,
 )
 from edp_lab.reproduce.paper.printed import TABLE_1
+from tests.course.conftest import prediction
 from tests.course.examples import Wrong, panel_of, report_of
 
 RUN: dict[str, Any] = {
@@ -179,11 +181,6 @@ def test_no_true_bill_is_refuted_and_an_attack_that_refutes_nothing_says_so() ->
     assert "refutes no ε at this δ" in panels.tell_sampling(sampling(0.01, 10.0, 1000, 0.1))[2]
 
 
-def test_the_last_epochs_are_counted_in_grammar() -> None:
-    assert panels.tell_needed(target(epochs=1))[2] == "The one epoch costs the whole bill."
-    assert "The last epoch of 20 costs" in panels.tell_needed(target(decay="exponential", tau=2.0))[2]
-
-
 CELLS = [(row.model, row.corpus, str(decay)) for row in TABLE_1 for decay in row.changes]
 
 
@@ -270,16 +267,6 @@ def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
     assert f"ε = {claimed:.6g} by hand, {claimed:.6g} by the library" in capsys.readouterr().out
 
 
-def guess(first: str, claimed: str, holds: str, needed: str) -> dict[str, str]:
-    questions = (
-        "the noise of the first epoch",
-        "the ε that the paper claims",
-        "the ε that holds",
-        "the z0 that meets ε = 8",
-    )
-    return dict(zip(questions, (first, claimed, holds, needed), strict=True))
-
-
 def billed(z: Callable[[float, int], float], kind: Any = GaussianDP, sampled: bool = False, steps: bool = False) -> Any:
     """Epsilon for this noise multiplier of z0 and N, for epochs or, sampled or not, for their steps."""
 
@@ -294,6 +281,7 @@ def right(z0: float, num_devices: int) -> float:
     return z0 / (2 * math.sqrt(num_devices))
 
 
+guess = partial(prediction, "04", "decay")
 WRONG: dict[str, dict[str, Any]] = {
     "compose": {
         "adds mu up": Wrong(lambda z: np.sum(1 / z), "That adds up μ itself"),

@@ -255,20 +255,6 @@ def test_what_has_not_the_method_of_the_chosen_run_fades(grid: Grid) -> None:
     assert set(families["as printed"]["marker"]["opacity"]) == {0.4}
 
 
-def test_tiles_of_the_ladder_compare_the_chosen_rung_with_the_lowest() -> None:
-    for micro_batch, neighbours, says in (
-        (8, Adjacency.ZERO_OUT, "puts 16 times as much noise on the mean as m = 1, for the same ε"),
-        (2, Adjacency.REPLACE_ONE, "puts 4 times as much noise on the mean as m = 1, for a smaller ε"),
-        (1, Adjacency.ZERO_OUT, "m = 1 is the lowest rung"),
-    ):
-        result = ladder(micro_batch, 8, 64, 1.0, 8, DELTA, neighbours)
-        here, bottom, told = panels.tell_ladder(result)
-        assert says in told
-        assert (here.value, bottom.value) == tuple(
-            map(panels.epsilon, (result.chosen.epsilon, result.rungs[0].equal_epsilon))
-        )
-
-
 @pytest.mark.parametrize("panel", [panels.ladder(BASE, 0.00023063885), panels.tuning(1.0, 8, 20, 0.00023063885)])
 def test_sliders_of_delta_stand_at_the_number_in_the_box(panel: Any) -> None:
     delta = panel.controls["delta"]

@@ -5,6 +5,7 @@ import shlex
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from edp_lab.course.nb07_membership import compute, panels
 from edp_lab.course.nb07_membership.compute import Moments, Shown, kept_lira, measured, show_canaries, target_config
 from edp_lab.errors import UsageError
 from edp_lab.reproduce.results_io import write_kept
-from tests.course.conftest import prose
+from tests.course.conftest import prediction, prose
 from tests.course.examples import Wrong, attacked_target, report_of
 
 CORPUS = "smart-home-health"
@@ -292,10 +293,6 @@ def of_all(members: Any, non_members: Any, fpr: float) -> Any:
     return np.mean(members > everyone[int(fpr * len(everyone))])
 
 
-def guess(area: str, gap: str, tail: str) -> dict[str, str]:
-    return {"AUC": area, "largest TPR - FPR": gap, "TPR at 1 % FPR": tail}
-
-
 def gap(scores: Any, member: Any, people: Any, t: float) -> Any:
     return np.mean(scores[people & member] >= t) - np.mean(scores[people & ~member] >= t)
 
@@ -332,6 +329,7 @@ def without_copies(answer: Any, members: bool = True, others: bool = True) -> An
 
 
 NEITHER = "your result is not a number: one half has no non-members"
+guess = partial(prediction, "07", "compare")
 IN_NOISE = "scores that know nothing have no advantage, but over 100 groups of 120 people yours is 0.1"
 WRONG: dict[str, dict[str, Any]] = {
     "tpr": {

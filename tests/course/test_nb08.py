@@ -2,6 +2,7 @@
 
 import math
 import shlex
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,8 @@ from edp_lab.attacks.audit.step_audit import audit_mechanism, draw_statistics
 from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.nb08_audit import compute, panels
 from edp_lab.course.nb08_audit.compute import StepNoise, audit_step, guess
-from edp_lab.course.nb08_audit.exercises import QUESTIONS
 from edp_lab.privacy.csprng import key_from_seed
-from tests.course.conftest import prose
+from tests.course.conftest import prediction, prose
 from tests.course.examples import Wrong, report_of, step_noise
 
 PRINTED = (True, 1.0, 1.0, 8, 1.0, 300)
@@ -164,10 +164,7 @@ def best_of(bound: Any) -> Any:
     return lambda absent, present, delta: max(bound(absent, present, delta, t) for t in [*absent, *present])
 
 
-def predict(*verdicts: str) -> dict[str, str]:
-    return dict(zip(QUESTIONS, verdicts, strict=True))
-
-
+predict = partial(prediction, "08", "verdicts")
 NUMBERS = "but with ε = 21.6 claimed, 4.38 proven and 4.38 provable at most, it is 'no power'"
 WRONG: dict[str, dict[str, Any]] = {
     "at_least": {

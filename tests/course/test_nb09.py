@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from edp_lab.reproduce.bench.train_step import DEVICES, NETWORKS, Task, extrapol
 from edp_lab.reproduce.paper.printed import TABLE_2
 from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Trainer
+from tests.course.conftest import prediction
 from tests.course.examples import Wrong
 from tests.course.test_contract import assert_readable
 
@@ -231,16 +233,6 @@ def test_executed_notebook_follows_its_parameters_and_starts_two_ranks(run_noteb
     assert_readable(real.figures[0])
 
 
-def guess(*words: str) -> dict[str, str]:
-    questions = (
-        "numbers drawn by one process",
-        "numbers drawn by all together",
-        "the released gradient's length",
-        "the ε that holds",
-    )
-    return dict(zip(questions, words, strict=True))
-
-
 def draws(seed: Callable[[int, int, int], Any], scale: Callable[[int], float] = lambda n: 1 / math.sqrt(n)) -> Any:
     """Noise of a rank from a seed made of key, step and rank, its deviation `scale` of the whole."""
     return lambda key, step, rank, ranks, size, std: np.random.default_rng(seed(key, step, rank)).normal(
@@ -250,7 +242,7 @@ def draws(seed: Callable[[int, int, int], Any], scale: Callable[[int], float] = 
 
 COMES_AGAIN = "numbers of one step come again in the next"
 UNKEYED = "in step 0 another key gives the same numbers"
-
+guess = partial(prediction, "09", "processes")
 WRONG: dict[str, dict[str, Any]] = {
     "aggregate": {
         "takes the draws for one and the same": lambda stds: np.mean(stds),

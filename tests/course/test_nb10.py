@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from edp_lab.three_phase import phases as pipeline
 from edp_lab.three_phase.perturbation import image_guarantee
 from edp_lab.three_phase.phases import run_three_phase
 from edp_lab.three_phase.settings import ThreePhaseSettings
+from tests.course.conftest import prediction
 from tests.course.examples import Wrong, phases_sketch, report_of
 
 THESIS = ThreePhaseSettings(epochs=1)
@@ -139,25 +141,6 @@ def test_noise_that_is_shown_is_that_of_the_vote(sketch: Sketch, vote: str, spre
     assert len({result.noisy[0] for result in results}) == len(results)
 
 
-def test_tiles_say_what_holds_at_every_setting(sketch: Sketch) -> None:
-    silent, weak, strong = (
-        panels.tell_pixels(noise_images(sketch, replace(THESIS, sigma=s))) for s in (0.0, 0.6, 30.0)
-    )
-    assert [told[1].value for told in (silent, weak)] == ["no guarantee", "145"]
-    assert "must not differ by more than 0.367" in weak[2]
-    assert "hides even that" in strong[2]
-    tied = take_vote(sketch, THESIS)
-    assert panels.tell_votes(tied)[2] == (
-        f"0 and 6 have the most votes, 4 of 10 each; in this draw of the noise {tied.noisy.argmax()} leads."
-    )
-    assert panels.words.listed([1, 3, 5]) == "1, 3 and 5"
-    assert panels.tell_votes(take_vote(sketch, CLEAR))[2].startswith("6 has the most votes, 30 of 30; in")
-    one, ten = (panels.tell_parts(split_training(n, 250, 10, 1.1, 1e-5)) for n in (1, 10))
-    assert "nothing to split" in one[2]
-    assert [tile.value for tile in ten[:2]] == ["0.11", "4"]
-    assert "10 times as often" in ten[2]
-
-
 def test_parts_cost_what_the_ledger_says_and_more_parts_cost_more() -> None:
     cost, ledger = split_training(10, 250, 10, 1.1, 1e-5).cost, t9_ten_instructors().measured
     assert cost.together == pytest.approx(ledger["epsilon_with_many"])
@@ -229,20 +212,12 @@ def test_a_run_is_paid_for_and_stopped_nothing_is(sketch: Sketch) -> None:
     assert len(panel.runs) == 1
 
 
-def guess(*words: str) -> dict[str, str]:
-    questions = (
-        "a tenth of the images, batches as before",
-        "a tenth of the images, batches of a tenth",
-        "ten instructors instead of one of them",
-    )
-    return dict(zip(questions, words, strict=True))
-
-
 def noisy(noise: Callable[[np.random.Generator, float, int], Any]) -> Callable[..., Any]:
     """The winner under noise that is drawn with a deviation, for so many labels."""
     return lambda counts, sigma, rng: np.argmax(counts + noise(rng, sigma, len(counts)))
 
 
+guess = partial(prediction, "10", "parts")
 WRONG: dict[str, dict[str, Any]] = {
     "gnmax": {
         "one noise for all counts": Wrong(

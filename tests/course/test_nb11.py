@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from edp_lab.course.publish.build import read_source
 from edp_lab.errors import UsageError
 from edp_lab.reproduce import claims
 from edp_lab.reproduce.claims import Verdict, read_table, registry
+from tests.course.conftest import prediction
 from tests.course.examples import Wrong, report_of
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "11_claims.ipynb"
@@ -226,12 +228,6 @@ def test_everything_in_full_mode_is_computed_again(monkeypatch: pytest.MonkeyPat
     assert asked == list(registry())
 
 
-QUESTIONS = (
-    "P2: noise claimed over noise found, with four times as many GPUs",
-    "P22: claimed ε, with four times as many GPUs",
-    "P5: true ε, two utterances in a micro-batch instead of one",
-    "P5: true ε, four times as many utterances in a micro-batch",
-)
 Changes = list[tuple[float, float]]
 
 
@@ -245,10 +241,7 @@ def judged(falls: Callable[[float, float], bool], partly: bool = True) -> Callab
     return verdict
 
 
-def guess(*words: str) -> dict[str, str]:
-    return dict(zip(QUESTIONS, words, strict=True))
-
-
+guess = partial(prediction, "11", "predict")
 WRONG: dict[str, dict[str, Any]] = {
     "verdict": {
         "takes every fall for one beyond chance": Wrong(judged(lambda mean, half: mean < 0), "counts every fall"),
@@ -282,7 +275,7 @@ def test_what_is_open_and_what_differs_is_said_with_the_case() -> None:
     untouched = mark(noise, lambda n, c, z: c * z / n, 0)
     assert untouched.status == "open"
     assert "the bug is still in" in untouched.message
-    nothing = mark(predict, dict.fromkeys(QUESTIONS), 0), mark(verdict, lambda changes: None, 0)
+    nothing = mark(predict, guess(*[None] * 4), 0), mark(verdict, lambda changes: None, 0)
     assert {one.status for one in (*nothing, mark(noise, lambda n, c, z: None, 0))} == {"open"}
     wrong = mark(verdict, judged(lambda mean, half: mean - half < 0), 3)
     assert "yours is 'holds', it should be 'holds under conditions'" in wrong.message

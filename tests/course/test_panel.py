@@ -46,7 +46,7 @@ def compute(x: float, n: int, kind: str) -> float:
 
 def draw(result: float) -> dict[str, Any]:
     draw.calls = getattr(draw, "calls", 0) + 1
-    return figure(str(result), "", points("it", "red", "x", 5, x=[0], y=[result]))
+    return figure(str(result), points("it", "red", "x", 5, x=[0], y=[result]))
 
 
 def make(**start: Any) -> Panel:

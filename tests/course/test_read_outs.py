@@ -132,6 +132,89 @@ def test_read_outs_have_the_numbers_of_the_result(name: str, values: dict[str, A
         assert "account" not in panel.command.value
 
 
+TILES: dict[str, list[tuple[dict[str, Any], tuple[str, ...], str]]] = {  # values of the tiles, part of the sentence
+    "01 coin": [
+        ({"epsilon": LN3}, ("30 % → 56.2 %", "36 % ± 9.4"), "31 lie; nobody can see who, and the estimate"),
+        ({"epsilon": 12.0, "people": 50}, ("30 % → 100 %",), "Of the first 50 people 0 lie;"),
+        ({"epsilon": 10.0, "share": 0.0}, ("0 % → 0 %", "-0.00454 %"), "0.0045 percentage points"),
+    ],
+    "01 averaging": [
+        ({}, ("ε = 35", "7 answers"), "of 50 answers is 3.05 ± 0.47 people: at 90 % confidence only 3 fits; 3 is true"),
+        (
+            {"queries": 1, "budget": 0.5},
+            ("ε = 0.7", "0 answers"),
+            "One answer is 3.46 ± 3.3 people: at 90 % confidence",
+        ),
+        ({"queries": 1}, (), "confidence 1 to 6 fit; 3 is true"),
+        ({"queries": 500}, ("ε = 350",), "confidence no whole number fits; 3 is true"),
+    ],
+    "01 delta": [
+        ({}, ("0.12", "0.0307"), "a loss beyond ε is 3.8 times as large"),
+        ({"epsilon": 100.0, "sigma": 1.0}, ("below 10⁻³⁰⁷", "below 10⁻³⁰⁷"), "no float can hold δ"),
+    ],
+    "01 composition": [
+        ({}, ("ε = 100", "ε = 20.2"), "1,000 releases cost 5 times less by zCDP"),
+        ({"releases": 1}, ("ε = 0.1", "ε = 0.1"), "For 1 release neither advanced"),
+    ],
+    "02 cloud": [
+        ({}, ("0.37", "ε = 2"), "shortens 6 of 10 gradients, and the noise outweighs the clip"),
+        ({"examples": 2000}, ("0.78", "ε = 2"), "the clip bends the mean more than the noise"),
+        ({"z": 0.0}, ("0.23", "no guarantee"), "the clip bends the mean more"),
+        ({"z": 0.0, "clip_norm": 20.0, "examples": 1}, ("0", "no guarantee"), "0 of 1 gradient, and neither"),
+        ({"rule": "as printed"}, ("0.28", "no guarantee"), "bounds no gradient"),
+    ],
+    "02 training": [
+        ({}, ("ε = 0.707", "ε = 0.707"), "ends at a loss of 0.493, right for 77 % of the people"),
+        ({"sampling": "shuffle"}, ("ε = 0.707", "ε = 2.95"), "without privacy it is 0.458"),
+        ({"z": 0.0}, ("nothing", "no guarantee"), "without privacy it is 0.471"),
+    ],
+    "02 denominators": [
+        ({}, ("0.0095", "0.031"), "80 of 120 gradients are smaller than the noise"),
+        ({"noise_std": 0.0}, ("1", "0.1"), "The noise is smaller than all 120 gradients"),
+        ({"noise_std": 0.00105}, ("0.64", "0.1"), "1 of 120 gradients is smaller than the noise"),
+    ],
+    "03 promise": [({}, ("5.3", "no guarantee"), "An attacker who sees one step can be right in ")],
+    "03 stages": [
+        ({}, ("1", "0.176"), "One sentence can move the mean by ")
+    ],  # 1/(2 √8) = 0.17678: no more than there is
+    "04 needed": [
+        ({"epochs": 1}, (), "The one epoch costs the whole bill."),
+        ({"tau": 2.0, "epochs": 20}, (), "The last epoch of 20 costs"),
+    ],
+    "06 ladder": [
+        ({"z": 1.0}, (), "puts 16 times as much noise on the mean as m = 1, for the same ε"),
+        (
+            {"z": 1.0, "micro_batch": 2, "adjacency": "REPLACE_ONE"},
+            (),
+            "puts 4 times as much noise on the mean as m = 1, for a smaller ε",
+        ),
+        ({"z": 1.0, "micro_batch": 1}, (), "m = 1 is the lowest rung"),
+    ],
+    "10 pixels": [
+        ({"sigma": 0.0}, ("2.5", "no guarantee"), "the images leave as they are"),
+        ({"sigma": 0.6}, ("2.5", "145"), "must not differ by more than 0.367"),
+        ({"sigma": 30.0}, (), "hides even that"),
+    ],
+    "10 votes": [
+        ({}, (), "0 and 6 have the most votes, 4 of 10 each; in this draw of the noise "),
+        ({"sigma": 0.0, "instructors": 30}, (), "6 has the most votes, 30 of 30; in"),
+    ],
+    "10 parts": [
+        ({"instructors": 1}, (), "nothing to split"),
+        ({"instructors": 10}, ("0.11", "4"), "10 times as often"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "numbers", "says"), [(name, *r) for name, rows in TILES.items() for r in rows]
+)
+def test_tiles_and_their_sentence(name: str, values: dict[str, Any], numbers: tuple[str, ...], says: str) -> None:
+    tiles = panel_of(name, **values).tiles
+    assert tuple(value for _, value, *_ in tiles.tiles)[: len(numbers)] == numbers
+    assert says in tiles.sentence
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("00 step", {"num_devices": 64}, "64 devices for a batch of 64"),
     ("00 step", {"epoch": 12, "epochs": 12}, "epoch t = 12 lies outside a run of 12 epochs"),

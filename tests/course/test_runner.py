@@ -154,7 +154,7 @@ PANEL_WITH_VIEWS = """
 from edp_lab.course.kit.controls import number
 from edp_lab.course.kit.figure import figure, line
 from edp_lab.course.kit.panel import Panel, claimed, holds
-drawn = [lambda n: figure("Main", "", line("of n", "#0072B2", y=[n, 2 * n])), lambda n: figure("Set aside", "")]
+drawn = [lambda n: figure("Main", line("of n", "#0072B2", y=[n, 2 * n])), lambda n: figure("Set aside")]
 panel = Panel("Tokens", "What is seen.", lambda n: n, drawn, lambda n: f"words of {n}", lambda _, n: f"do {n}",
               tiles=lambda n: (claimed(f"{n} told"), holds(f"{n} so"), f"Sentence {n}."),
               views={"two of them": {"n": 2}, "nine of them": {"n": 9}}, n=number("tokens held", 5, [2, 5, 9]))

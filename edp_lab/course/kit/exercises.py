@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -30,6 +30,9 @@ _COURSE = Path(edp_lab.__file__).parent / "course"
 STATUSES = ("solved", "wrong", "open", "missing", "timeout", "crashed", "unreadable")  # the first three in a notebook
 
 
+Differences: TypeAlias = Iterable[str | None]
+
+
 @dataclass(frozen=True)
 class Exercise:
     """One exercise.
@@ -37,16 +40,16 @@ class Exercise:
     Attributes:
         name: unique in its notebook, such as "clip".
         title: what is to be done, in a few words.
-        check: from an answer and a seeded generator, None where the answer is right, else one sentence that says what
-            differs. It compares with the library on cases it draws; what it raises counts as a wrong answer, only
-            NotImplementedError as one still to be given.
+        check: from an answer and a seeded generator, for each thing that is compared None, or a sentence that says what
+            differs; after the first sentence it is left. It compares with the library on cases it draws; what it raises
+            counts as a wrong answer, only NotImplementedError as one still to be given.
         hint: one sentence, shown with a wrong answer.
         why: one or two sentences, shown with a right one: what was to be learnt.
     """
 
     name: str
     title: str
-    check: Callable[[Any, np.random.Generator], str | None]
+    check: Callable[[Any, np.random.Generator], Differences]
     hint: str
     why: str
 
@@ -80,7 +83,7 @@ def exercises(notebook: str) -> dict[str, Exercise]:
     return {exercise.name: exercise for exercise in found}
 
 
-def exercises_of(beside: str, **checks: Callable[..., str | None]) -> tuple[Exercise, ...]:
+def exercises_of(beside: str, **checks: Callable[..., Differences]) -> tuple[Exercise, ...]:
     """A check for each exercise, by name and in their order; what is said of it is in the ``.toml`` beside a file.
 
     EXERCISES = exercises_of(__file__, clip=_clip, noise=_noise)
@@ -95,7 +98,7 @@ def mark(exercise: Exercise, answer: Any, seed: int) -> Mark:
         return Mark(exercise.name, "open", _OPEN)
     cases = np.random.default_rng([seed, *exercise.name.encode()])
     try:
-        differs = exercise.check(answer, cases)
+        differs = first_wrong(exercise.check(answer, cases))
     except NotImplementedError as nothing:
         return Mark(exercise.name, "open", f"{_OPEN} {nothing}".strip())
     except (Exception, SystemExit) as error:  # whatever the student's code does
@@ -109,6 +112,8 @@ def stopped(error: BaseException) -> str:
     """What an error says to the student: its type and text, and the last of the student's own lines on its way."""
     if isinstance(error, Stopped):
         return str(error)
+    if isinstance(error.__cause__, StopIteration):  # which Python turns into a RuntimeError on its way out of a check
+        error = error.__cause__
     what = f"{type(error).__name__}: {error}".removesuffix(": ")
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
     if isinstance(error, SyntaxError):
@@ -238,12 +243,20 @@ def first_wrong(differences: Iterable[str | None], untouched: bool = False, stil
     return next(filter(None, differences), None)
 
 
+MOVES = ("rises", "falls", "stays")
+
+
+def moved(before: float, after: float) -> str:
+    """One of `MOVES`; a number stays if both agree to 1e-6 of themselves."""
+    return "stays" if np.isclose(before, after, rtol=1e-6, atol=0) else "rises" if after > before else "falls"
+
+
 def predicted(prediction: Any, measured: Mapping[str, tuple[float, float]], what: str) -> str | None:
     """None where every "rises", "falls" or "stays" is right; else one that is not, with the numbers.
 
     Args:
         prediction: the student's words, by question.
-        measured: by question, the value before and after the change; they stay if they agree to 1e-6 of themselves.
+        measured: by question, the value before and after the change: see `moved`.
         what: the name of the value, such as "δ".
 
     Raises:
@@ -251,10 +264,9 @@ def predicted(prediction: Any, measured: Mapping[str, tuple[float, float]], what
     """
     right = {}
     for question, (before, after) in measured.items():
-        stays = np.isclose(before, after, rtol=1e-6, atol=0)
-        word = "stays" if stays else "rises" if after > before else "falls"
-        right[question] = word, f"you said {{!r}}, but {what} is {before:.3g} before and {after:.3g} after"
-    return chosen(prediction, right, ("rises", "falls", "stays"), 'not one of "rises", "falls" and "stays"')
+        told = f"you said {{!r}}, but {what} is {before:.3g} before and {after:.3g} after"
+        right[question] = moved(before, after), told
+    return chosen(prediction, right, MOVES, 'not one of "rises", "falls" and "stays"')
 
 
 def chosen(

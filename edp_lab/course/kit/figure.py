@@ -3,7 +3,7 @@
     def draw(result):                                    # pure; the same function draws and redraws
         curve = line("loss", PLAIN, x=result.steps, y=result.losses)
         steps, loss = axis("step", [0, result.steps[-1]]), log_axis("loss", result.losses)
-        return figure("Training", caption(result), curve, xaxis=steps, yaxis=loss, hover="step %{x}: %{y:.3g}")
+        return figure("Training", curve, xaxis=steps, yaxis=loss, hover="step %{x}: %{y:.3g}")
 
     live = LiveFigure(draw(first))
     live.show(draw(second))                              # one message with what has changed
@@ -52,9 +52,9 @@ ALONE = Html("<extra></extra>")  # after a ``hovertemplate``: without the trace'
 
 
 def figure(
-    title: str, caption: str, *marks: Mark, height: int = 400, top: Any = None, hover: Any = "", **layout: Any
+    title: str, *marks: Mark, caption: str = "", height: int = 400, top: Any = None, hover: Any = "", **layout: Any
 ) -> Figure:
-    """A figure with a title, a caption under it, and a legend in a row.
+    """A figure with a title, a caption under it, if any, and a legend in a row.
 
     Args:
         title, caption: text, as all strings in a figure.
@@ -88,9 +88,9 @@ def figure(
     return {"data": as_text(data), "layout": as_text(whole)}
 
 
-def still(title: str, caption: str, *marks: Mark, **more: Any) -> Still:
+def still(title: str, *marks: Mark, **more: Any) -> Still:
     """A `figure` for a cell that shows it once."""
-    return go.Figure(figure(title, caption, *marks, **more))
+    return go.Figure(figure(title, *marks, **more))
 
 
 def as_text(value: Any) -> Any:

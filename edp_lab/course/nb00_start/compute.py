@@ -24,6 +24,7 @@ from torch import Tensor
 from edp_lab.attacks.audit.step_audit import DIRECTIONS, LAYOUT, MechanismAudit, audit_draws
 from edp_lab.attacks.memorisation import AROUND, DIGITS, draw_canaries, filling_losses
 from edp_lab.corpora import load_corpus, split
+from edp_lab.course.kit.exercises import moved
 from edp_lab.course.kit.inputs import attacked_mechanism, require
 from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
@@ -77,14 +78,9 @@ class StepResult(NamedTuple):
     guarantee: Guarantee  # of the whole run
 
     @property
-    def total_noise(self) -> float:
-        """Expected, all layers together."""
-        return math.hypot(*self.noise)
-
-    @property
     def ratio(self) -> float:
         """Expected noise over signal, all layers together."""
-        return self.total_noise / math.hypot(*self.signal)
+        return math.hypot(*self.noise) / math.hypot(*self.signal)
 
 
 def one_step(gradients: Gradients, config: TrainConfig, epoch: int) -> StepResult:
@@ -224,10 +220,9 @@ def challenge(as_printed: bool, z0: float, num_devices: int) -> Challenge:
         UsageError: no finite claim; as `Mechanism`.
     """
     mechanism = attacked_mechanism(as_printed, 1.0, z0, num_devices)
-    reason = judge(mechanism, 1, DELTA, seed_published=False)
-    require(
-        reason.epsilon_if_alpha_public is not None, f"there is no claim to test ({reason.reason}): choose a larger z0"
-    )
+    held = judge(mechanism, 1, DELTA, seed_published=False)
+    told = f"there is no claim to test ({held.reason}): choose a larger z0"
+    require(held.epsilon_if_alpha_public is not None, told)
     half, std = mechanism.sensitivity() / num_devices / 2, mechanism.noise_std(0) / num_devices
     noise = std * _noise_along(mechanism.variant)
     absent, present = noise[:ROUNDS] - half, noise[ROUNDS:] + half
@@ -245,4 +240,4 @@ def _noise_along(variant: Variant) -> np.ndarray:
 def moves(before: Sequence[float | None], after: Sequence[float | None]) -> str:
     """What became of the last of some epsilons, in the words of the predictions; None is too large for a float."""
     one, other = (math.inf if epsilons[-1] is None else epsilons[-1] for epsilons in (before, after))
-    return "it stays" if math.isclose(one, other) else "it rises" if other > one else "it falls"
+    return f"it {moved(one, other)}"

@@ -8,48 +8,43 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import close, exercises_of, given
+from edp_lab.course.kit.controls import DEVICES
+from edp_lab.course.kit.exercises import Differences, close, exercises_of, given
 from edp_lab.course.nb00_start.compute import challenge
 
 
-def _clip(answer: Callable[[Any, float], Any], rng: np.random.Generator) -> str | None:
+def _clip(answer: Callable[[Any, float], Any], rng: np.random.Generator) -> Differences:
     for _ in range(4):
         limit, gradient = float(rng.uniform(0.5, 2)), rng.normal(size=3) * float(rng.choice([0.1, 3]))
         length = float(np.linalg.norm(gradient))
         got = np.asarray(given(answer(gradient.copy(), limit)), float)
         if got.shape != gradient.shape:
-            return f"clip gave {got.shape[0] if got.ndim else 'a single'} number(s) for a gradient of three."
-        slips: dict[str, float] = {
-            "That cuts each number on its own: the direction changes, and the length may still exceed C.": float(
-                np.linalg.norm(np.clip(gradient, -limit, limit))
-            ),
+            yield f"clip gave {got.shape[0] if got.ndim else 'a single'} number(s) for a gradient of three."
+        each = float(np.linalg.norm(np.clip(gradient, -limit, limit)))
+        slips = {
+            "That cuts each number on its own: the direction changes, and the length may still exceed C.": each,
             "That makes every gradient as long as C: one that is shorter must stay as it is.": limit,
             "That leaves the gradient as it was: one that is longer than C must shrink.": length,
         }
         slips = {text: norm for text, norm in slips.items() if not math.isclose(norm, min(limit, length))}
         told = f"the length of clip(a gradient of length {length:.3g}, {limit:.3g})"
-        if differs := close(float(np.linalg.norm(got)), min(limit, length), told, slips=slips):
-            return differs
+        yield close(float(np.linalg.norm(got)), min(limit, length), told, slips=slips)
         if not np.allclose(got, gradient * min(1, limit / length)):
-            return "The length is right, but the direction has changed: multiply the whole gradient by one factor."
-    return None
+            yield "The length is right, but the direction has changed: multiply the whole gradient by one factor."
 
 
-def _refuted(answer: Any, rng: np.random.Generator) -> str | None:
+def _refuted(answer: Any, rng: np.random.Generator) -> Differences:
     if not isinstance(answer, int):
-        return "Give the smallest number of GPUs as a whole number: 1, 2, 4, 8, 16 or 32."
-    audits = {n: challenge(True, 10.0, n).audit for n in (1, 2, 4, 8, 16, 32)}
+        yield "Give the smallest number of GPUs as a whole number: 1, 2, 4, 8, 16 or 32."
+    audits = {n: challenge(True, 10.0, n).audit for n in DEVICES}
     if answer not in audits:
-        return f"The panel has 1, 2, 4, 8, 16 and 32 GPUs; {answer} is none of them."
-    refuting = [n for n, audit in audits.items() if audit.bounds.gaussian > audit.epsilon_claimed]
-    if answer == refuting[0]:
-        return None
-    bound, said = audits[answer].bounds.gaussian, audits[answer].epsilon_claimed
-    if answer < refuting[0]:
-        return (
-            f"With N = {answer} the draws prove ε of at least {bound:.3g}, no more than the {said:.3g} that is claimed."
-        )
-    return f"N = {answer} refutes the claim, but a smaller N does, too."
+        yield f"The panel has 1, 2, 4, 8, 16 and 32 GPUs; {answer} is none of them."
+    proven, said = audits[answer].bounds.gaussian, audits[answer].epsilon_claimed
+    if proven <= said:
+        least = f"With N = {answer} the draws prove ε of at least {proven:.3g}"
+        yield f"{least}, no more than the {said:.3g} that is claimed."
+    if any(audit.bounds.gaussian > audit.epsilon_claimed for n, audit in audits.items() if n < answer):
+        yield f"N = {answer} refutes the claim, but a smaller N does, too."
 
 
 EXERCISES = exercises_of(__file__, clip=_clip, refuted=_refuted)

@@ -17,18 +17,9 @@ from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import choice, decades, decay_of, devices, number, variant
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, log_range, logs, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, panel
-from edp_lab.course.kit.text import Html, Words, at_least, command, count, settings, short, train_command
+from edp_lab.course.kit.text import Html, Words, at_least, columns, command, count, settings, short, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, NOISE, PLAIN, PRINTED
-from edp_lab.course.nb00_start.compute import (
-    DELTA,
-    ROUNDS,
-    Challenge,
-    Secret,
-    SmallModel,
-    StepResult,
-    challenge,
-    one_step,
-)
+from edp_lab.course.nb00_start.compute import Challenge, Secret, SmallModel, StepResult, challenge, one_step
 from edp_lab.privacy import Decay, Guarantee, Variant, judge
 from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Event
@@ -86,15 +77,13 @@ TOTAL = Html("<b>all layers</b>")
 def draw_layers(result: StepResult) -> Figure:
     """Per layer, on a log axis: the mean clipped gradient, the noise expected on it, and one draw of that."""
     rows = [*map(theme.layer_name, result.layers), TOTAL]
-    signal, noise, draw = (
-        positive([*norms, math.hypot(*norms)]) for norms in (result.signal, result.noise, result.draw)
-    )
+    lengths = (result.signal, result.noise, result.draw)
+    signal, noise, draw = (positive([*norms, math.hypot(*norms)]) for norms in lengths)
     gaps: dict[str, Any] = {**fig.gaps(signal, noise, rows), "hoverinfo": "skip", "showlegend": False}
     order = [theme.layer_name(name) for name in theme.reading_order(result.layers)]
     rising = {"categoryorder": "array", "categoryarray": [TOTAL, *order[::-1]], "tickfont": {"size": 12}}
     return figure(
         "Signal and noise of one step, by layer",
-        "",
         line("", "#bbb", width=2, **gaps),
         points("signal", PLAIN, "circle", 11, edge=2, x=signal, y=rows),
         points("noise", NOISE, "diamond-open", 13, edge=2, x=noise, y=rows),
@@ -104,11 +93,6 @@ def draw_layers(result: StepResult) -> Figure:
         xaxis=logs("length of the gradient, or noise", log_range([*signal, *noise, *draw], 0.1)),
         yaxis=axis("layer", **rising, showgrid=False, ticks=""),
     )
-
-
-def layers_figure(result: StepResult) -> fig.Still:
-    """The first of the panel's figures, for a cell of its own."""
-    return fig.Still(draw_layers(result))
 
 
 def draw_privacy(result: StepResult) -> Figure:
@@ -128,7 +112,6 @@ def draw_privacy(result: StepResult) -> Figure:
     kept = axis("GPU"), logs("clip keeps", [log_range(factors, 0.1)[0], 0.15])
     return figure(
         "Privacy loss ε of the run",
-        "",
         line("claimed", CLAIMED, "dash", symbol="square-open", size=10, y=claimed, **on),
         line(told, HOLDS, dash, symbol=symbol, size=6, y=true, **on),
         points("GPU", PLAIN, "circle", 9, **below),
@@ -143,12 +126,10 @@ def table(results: Mapping[str, StepResult]) -> str:
     for label, r in results.items():
         numbers = (r.mechanism.noise_std(r.epoch) / r.mechanism.num_devices, r.ratio, r.claimed[-1], r.true[-1])
         rows.append((label, *map(short, numbers)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) for row in rows]
     first = next(iter(results.values()))
     told = f"ε of all {count(first.config.epochs, 'epoch')} at δ = {first.guarantee.delta:.2g}"
     accountants = "claimed: the paper's formula (zCDP); α public: exact (Gaussian DP)"
-    return "\n".join([f"{told}; zero-out, disjoint batches", accountants, *lines])
+    return f"{told}; zero-out, disjoint batches\n{accountants}\n{columns(rows)}"
 
 
 # ---- A number, read out of a model -----------------------------------------------------------------------------------
@@ -191,7 +172,6 @@ def draw_secret(result: Secret) -> Figure:
     left = result.loss > (edges[0] + edges[-1]) / 2
     return figure(
         "Loss of the true number, and of others",
-        "",
         bar("other numbers", PLAIN, x=middle, y=shares, width=width, hover="loss %{x:.2f}: %{y} numbers"),
         fig.vline(result.loss, line={"color": PRINTED, "width": 3}),
         fig.beside(f"the true number: {result.number}", result.loss, left=left),
@@ -282,7 +262,6 @@ def draw_training(rows: RunRows) -> Figure:
     worst = max((row["ser"] for done in rows.values() for row in done), default=1.0)
     return figure(
         "Errors by epoch",
-        "",
         *lines,
         height=330,
         top=56,
@@ -340,7 +319,6 @@ def draw_refute(result: Challenge) -> Figure:
     looks = (("without the sentence", PLAIN, ""), ("with it", NOISE, "/"))
     return figure(
         "One step, without a sentence and with it",
-        "",
         *fig.histograms(edges, shares, looks, "the draws "),
         fig.vline(0),
         fig.beside("guess: without", 0, left=True),
@@ -356,7 +334,7 @@ def draw_refute(result: Challenge) -> Figure:
 
 def refute_command(result: Challenge, **_: Any) -> str:
     """The call of `edp-lab audit mechanism` that draws the same."""
-    m = result.audit.mechanism
+    audit, m = result.audit, result.audit.mechanism
     printed = ["--as-printed"] if m.variant is Variant.AS_PRINTED else []
-    options = {"gpus": m.num_devices, "z0": m.z0, "clip": 1, "delta": DELTA, "draws": ROUNDS, "seed": 0}
+    options = {"gpus": m.num_devices, "z0": m.z0, "clip": 1, "delta": audit.delta, "draws": audit.draws, "seed": 0}
     return command("audit mechanism", options, *printed)

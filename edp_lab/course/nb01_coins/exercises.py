@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import close, exercises_of, first_wrong, predicted
+from edp_lab.course.kit.exercises import Differences, close, exercises_of, first_wrong, predicted
 from edp_lab.privacy import gdp_delta
 from edp_lab.privacy.composition import best_composition
 from edp_lab.privacy.foundations import estimate_frequencies, randomised_response
 
 
-def _estimate(answer: Any, cases: np.random.Generator) -> str | None:
+def _estimate(answer: Any, cases: np.random.Generator) -> Differences:
     """Against the library on two polls, and on one in which nobody says yes: its estimate is negative."""
     for share in (0.2, 0.7, 0.0):
         epsilon, people = round(float(cases.uniform(0.3, 2.5)), 2), int(cases.integers(50, 200))
@@ -27,12 +27,10 @@ def _estimate(answer: Any, cases: np.random.Generator) -> str | None:
             - 1 / (math.exp(epsilon) + 1),
         }
         said = f"{int(responses.sum())} of {people} said yes at ε = {epsilon}; the share of true yes"
-        if differs := close(answer(responses, epsilon), wanted, said, slips=slips if share else {}):
-            return differs
-    return None
+        yield close(answer(responses, epsilon), wanted, said, slips=slips if share else {})
 
 
-def _delta(answer: Any, cases: np.random.Generator) -> str | None:
+def _delta(answer: Any, cases: np.random.Generator) -> Differences:
     """Gaussian noise on a count: delta before and after each change, exact."""
     epsilon, mu = float(cases.uniform(0.5, 1.5)), float(cases.uniform(0.4, 1.2))
     before = gdp_delta(mu, epsilon)
@@ -42,10 +40,10 @@ def _delta(answer: Any, cases: np.random.Generator) -> str | None:
         "twice as many people": (before, gdp_delta(mu, epsilon)),  # the count grows, its sensitivity does not
         "ε is halved": (before, gdp_delta(mu, epsilon / 2)),
     }
-    return predicted(answer, measured, "δ")
+    yield predicted(answer, measured, "δ")
 
 
-def _total(answer: Any, cases: np.random.Generator) -> str | None:
+def _total(answer: Any, cases: np.random.Generator) -> Differences:
     """Against the library where the plain sum is less, and where advanced composition is."""
     differences, untouched = [], True
     for epsilon, least, most in ((1.0, 2, 50), (0.1, 2, 50), (0.01, 2_000, 50_000), (0.1, 500, 5_000)):
@@ -53,7 +51,7 @@ def _total(answer: Any, cases: np.random.Generator) -> str | None:
         got, wanted = answer(epsilon, releases, delta), best_composition(epsilon, 0.0, releases, delta).epsilon
         untouched &= got is not None and math.isclose(got, epsilon)  # the average of equal costs
         differences.append(close(got, wanted, f"{releases} releases of ε = {epsilon} at δ = {delta:g}"))
-    return first_wrong(differences, untouched, "it still says that many releases cost as much as one")
+    yield first_wrong(differences, untouched, "it still says that many releases cost as much as one")
 
 
 EXERCISES = exercises_of(__file__, estimate=_estimate, delta=_delta, total=_total)

@@ -96,7 +96,6 @@ def draw_people(result: compute.Poll) -> Figure:
     ticks: dict[str, Any] = {"showgrid": False, "tickvals": list(range(0, 10, 3))}
     return figure(
         f"What the first {SHOWN} say",
-        "",
         *marks,
         hover="person %{y}%{x}",
         xaxis=axis("person: last digit", [-0.6, 9.6], **ticks),
@@ -110,7 +109,6 @@ def draw_poll(result: compute.Poll) -> Figure:
     half = 100 * HALF * result.standard_error
     return figure(
         "What the collector works out",
-        "",
         area("", **BAND, **between(asked, estimate - half, estimate + half)),
         line("estimate", INK, x=asked, y=estimate),
         line("as heard", CLAIMED, "dash", x=asked, y=100 * result.yes),
@@ -170,7 +168,6 @@ def draw_answers(result: compute.Averaging) -> Figure:
     over: dict[str, Any] = {"x": stop, "xref": "x", "xanchor": side, "y": 1, "yref": "y domain", "yanchor": "top"}
     return figure(
         "Averaging the noise away",
-        "",
         area("", **BAND, **between(asked, mean - half, mean + half)),
         line("average", PRINTED, x=asked, y=mean, mode="lines" if queries > 1 else "lines+markers"),
         points("one answer", NOISE, "circle-open", 7, edge=None, x=asked, y=result.answers),
@@ -190,7 +187,6 @@ def draw_price(result: compute.Averaging) -> Figure:
     once = ([0, 1, queries], [0, result.epsilon, result.epsilon]) if result.cached.size else ([], [])
     return figure(
         "What the answers cost",
-        "",
         line("without a limit", PRINTED, x=[0, queries], y=[0, queries * result.epsilon]),
         line("from a cache", HOLDS, "dash", x=once[0], y=once[1]),
         line("budget", INK, "dashdot", width=1.5, x=[0, queries + 1], y=[result.budget] * 2),
@@ -252,7 +248,6 @@ def draw_delta(result: compute.GaussianCount) -> Figure:
     output, raised, top = result.output, result.raised, 1.2 * float(result.density.max())
     return figure(
         "δ as an area",
-        "",
         area("δ", PRINTED, 0.7, **between(output, np.minimum(raised, result.density), result.density)),
         line("without", PLAIN, x=output, y=result.density),
         line("with", NOISE, "dash", x=output, y=result.density_neighbour),
@@ -268,7 +263,6 @@ def draw_deltas(result: compute.GaussianCount) -> Figure:
     low = min(-2, max(-12, _decade(result.deltas.min())))
     return figure(
         "δ for every ε",
-        "",
         line("loss beyond ε", CLAIMED, "dash", x=result.epsilons, y=positive(result.tails)),
         line("smallest δ", HOLDS, x=result.epsilons, y=positive(result.deltas)),
         fig.ring(10, x=[result.epsilon] * 2, y=positive([result.tail, result.delta])),
@@ -341,7 +335,6 @@ def draw_total(result: compute.Composed) -> Figure:
     top = max(result.budget, *(total for name, total in result.last.items() if name != ADVANCED))
     return figure(
         "The cost of many releases",
-        "",
         *(
             line(name, color, dash, x=result.releases, y=positive(result.total[name]), mode=mode)
             for name, (color, dash, _) in LOOKS.items()
@@ -368,7 +361,6 @@ def draw_allowed(result: compute.Composed) -> Figure:
     broken = {"tickvals": list(LOOKS), "ticktext": [name.replace(" ", "\n", 1) for name in LOOKS]}
     return figure(
         f"What a total of ε = {d(result.budget)} pays for",
-        "",
         marks,
         hover="%{y}: %{text} releases",
         xaxis=logs("releases that are allowed", [-0.5, max(2.0, most + 1.3)], dtick=math.ceil(most / 5) or 1),
@@ -391,10 +383,10 @@ def choices_figure(result: compute.Choices) -> fig.Still:
         marks.append(points("noisy max, Laplace", NOISE, "diamond-open", 10, y=100 * result.noisy_max[row], **look))
     return fig.still(
         "Who wins a vote with noise?",
-        "ε pure, one vote replaced; bars: exponential mechanism, exact;\n"
-        f"marks: noisy max, share of {result.draws:,} draws, seed {result.seed}",
         *bars,
         *marks,
+        caption="ε pure, one vote replaced; bars: exponential mechanism, exact;\n"
+        f"marks: noisy max, share of {result.draws:,} draws, seed {result.seed}",
         height=420,
         scattermode="group",
         xaxis=axis("label, and how many of the voters chose it"),
@@ -412,11 +404,11 @@ def linkage_figure(table: LinkageTable, seed: int) -> fig.Still:
     ks = ["as it is" if row.k == 1 else f"k = {row.k}" for row in table.rows]
     return fig.still(
         "Who is found in a table without names?",
-        f"k-anonymity has no ε: no guarantee; synthetic people, seed {seed}",
         *[
             fig.bar(*look, x=ks, y=y, text=[f"{v:.0f}" for v in y], textposition="outside")
             for look, y in shares.items()
         ],
+        caption=f"k-anonymity has no ε: no guarantee; synthetic people, seed {seed}",
         height=420,
         xaxis=axis("released table"),
         yaxis=axis("share of the patients (%)", [0, 109]),
@@ -435,8 +427,8 @@ def local_figure(result: LocalAndGlobal) -> fig.Still:
         ]
     return fig.still(
         "A count of people, local or global",
-        "ε of one answer, pure, one answer replaced; randomised response, Laplace",
         *lines,
+        caption="ε of one answer, pure, one answer replaced; randomised response, Laplace",
         height=460,
         hover="%{x:,} people: ±%{y:.3g}",
         xaxis=logs("people asked"),

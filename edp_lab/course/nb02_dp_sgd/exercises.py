@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.course.kit.exercises import close, exercises_of
+from edp_lab.course.kit.exercises import Differences, close, exercises_of
 from edp_lab.course.kit.inputs import Array
 from edp_lab.privacy import Mechanism
 from edp_lab.three_phase.clipping import by_norm, clipped_mean
@@ -19,15 +19,14 @@ from edp_lab.training.gradients import Layout, StackedGradients
 ROUNDING = 1e-4  # the library clips a little below C, so that float32 cannot exceed it
 
 
-def _clip(answer: Callable[[Tensor, float], Tensor], rng: np.random.Generator) -> str | None:
+def _clip(answer: Callable[[Tensor, float], Tensor], rng: np.random.Generator) -> Differences:
     for _ in range(4):
         clip_norm, gradients = float(rng.uniform(0.5, 3)), _gradients(rng)
         got, wanted = answer(gradients.clone(), clip_norm), by_norm(gradients, clip_norm)
         told = close(got, wanted, f"clip(gradients, C={clip_norm:.2f})", rtol=ROUNDING)
         if told is not None:
             mine = np.asarray(got, dtype=float)
-            return told if mine.shape != wanted.shape else _clipped_wrong(mine, gradients.numpy(), clip_norm) or told
-    return None
+            yield told if mine.shape != wanted.shape else _clipped_wrong(mine, gradients.numpy(), clip_norm) or told
 
 
 def _clipped_wrong(mine: Array, gradients: Array, clip_norm: float) -> str | None:
@@ -56,7 +55,7 @@ def _gradients(rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(rows / np.linalg.norm(rows, axis=1, keepdims=True) * lengths[:, None])
 
 
-def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generator) -> str | None:
+def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generator) -> Differences:
     alone = "an example alone in its clip moves the sum from its share to nothing, by C at most."
     for _ in range(4):
         c, z, batch = float(rng.uniform(0.1, 3)), float(rng.uniform(0.3, 4)), int(rng.integers(5, 500))
@@ -68,12 +67,10 @@ def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generato
             f"That has 2 C: {alone}": 2 * c * z / batch,
         }
         wanted = Mechanism.sound(c, z, 1, 1).noise_std(0) / batch
-        if differs := close(answer(c, z, batch), wanted, f"noise_std({c:.3g}, {z:.3g}, {batch})", slips=slips):
-            return differs
-    return None
+        yield close(answer(c, z, batch), wanted, f"noise_std({c:.3g}, {z:.3g}, {batch})", slips=slips)
 
 
-def _bug(answer: Callable[[Tensor, float, float, Tensor], Tensor], rng: np.random.Generator) -> str | None:
+def _bug(answer: Callable[[Tensor, float, float, Tensor], Tensor], rng: np.random.Generator) -> Differences:
     for _ in range(4):
         c, z, gradients = float(rng.uniform(0.5, 2)), float(rng.uniform(8, 20)), _gradients(rng)
         batch, size = gradients.shape
@@ -95,9 +92,7 @@ def _bug(answer: Callable[[Tensor, float, float, Tensor], Tensor], rng: np.rando
             "The noise belongs on the sum, before the division by B.": mean + c * z * noise,
         }
         got, what = answer(gradients.clone(), c, z, noise.clone()), f"(C = {c:.2f}, z = {z:.2f}, B = {batch})"
-        if differs := close(got, wanted, f"the released mean {what}", slips=slips, rtol=ROUNDING):
-            return differs
-    return None
+        yield close(got, wanted, f"the released mean {what}", slips=slips, rtol=ROUNDING)
 
 
 EXERCISES = exercises_of(__file__, clip=_clip, noise=_noise, bug=_bug)

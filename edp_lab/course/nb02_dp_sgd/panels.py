@@ -57,14 +57,14 @@ def norms_figure(result: compute.PerExample, clip_norm: float) -> fig.Still:
     here = {"x": math.log10(clip_norm), "y": 1, "yref": "paper", "yanchor": "bottom"}  # on a log axis, the logarithm
     return fig.still(
         "How long the gradients of one batch are",
-        f"{result.config.corpus}, small model, seed {result.config.seed}; a bar is one gradient;\n"
-        "read off private data: no guarantee",
         *(
             {**look, "x": norms, "y": ["1 example" if size == 1 else f"{size} examples"] * len(norms)}
             for size, norms in result.norms.items()
         ),
         fig.vline(clip_norm),
         fig.note(f"C = {d(clip_norm)}", **here),
+        caption=f"{result.config.corpus}, small model, seed {result.config.seed}; a bar is one gradient;\n"
+        "read off private data: no guarantee",
         height=340,
         hover="%{x:.3g}" + fig.ALONE,
         xaxis=axis("L2 norm of the mean gradient", type="log", tickformat="~g", dtick="D2"),
@@ -151,7 +151,6 @@ def draw_cloud(result: compute.Cloud) -> Figure:
     ticks: dict[str, Any] = {"dtick": 2, "constrain": "domain"}
     return figure(
         "A batch of gradients",
-        "",
         line("", "#888", width=0.7, **_xy(moves), hoverinfo="skip", showlegend=False),
         points("gradient", OTHER, "circle-open", 6, **_xy(before)),
         points("clipped", PLAIN, "circle", 4, **_xy(after)),
@@ -177,7 +176,6 @@ def draw_error(result: compute.Cloud) -> Figure:
     both = np.hypot(result.biases, result.noises)
     return figure(
         "How far off is the released mean?",
-        "",
         line("by the clip", PLAIN, "dash", x=CLIPS, y=positive(result.biases)),
         line("by noise", NOISE, "dot", x=CLIPS, y=positive(result.noises)),
         line("by both", INK, width=3, x=CLIPS, y=positive(both)),
@@ -255,7 +253,6 @@ def draw_path(result: compute.Training) -> Figure:
     text = {"text": ["start"], "textposition": "bottom right", "mode": "markers+text"}
     return figure(
         "Thirty steps downhill",
-        "",
         landscape,
         *(line(**PATHS[name], size=5, width=2, **_xy(path)) for name, path in result.paths.items()),
         fig.ring(11, **_xy(compute.START[None]), hoverinfo="skip", **text),
@@ -283,7 +280,6 @@ def draw_price(result: compute.Training) -> Figure:
     costs = [epsilon for spent in result.spent.values() for epsilon in spent]
     return figure(
         "What the steps cost",
-        "",
         *lines,
         hover="step %{x}: ε = %{y:.3g}",
         xaxis=axis("step", [0, STEPS + 0.5]),
@@ -343,7 +339,7 @@ def draw_denominators(result: compute.Denominators) -> Figure:
     noise = line("noise", NOISE, "dot", x=ends, y=positive([result.noise_std] * 2))
     marks = *_optimizers(result.gradient, result.adam, result.corrected, ends), noise
     return figure(
-        "What the average is divided by", "", *marks, hover=HOVER, xaxis=SIZE, yaxis=logs("divided by", [-4.2, 1.3])
+        "What the average is divided by", *marks, hover=HOVER, xaxis=SIZE, yaxis=logs("divided by", [-4.2, 1.3])
     )
 
 
@@ -351,7 +347,7 @@ def draw_moves(result: compute.Denominators) -> Figure:
     """How far the true gradient then moves each weight."""
     marks = _optimizers(result.gradient, result.adam_move, result.corrected_move, np.ones(2))
     move = logs("move (learning rates)", [-3.3, 1.6])
-    return figure("How far the true gradient moves it", "", *marks, hover=HOVER, xaxis=SIZE, yaxis=move)
+    return figure("How far the true gradient moves it", *marks, hover=HOVER, xaxis=SIZE, yaxis=move)
 
 
 HOVER, SIZE = "gradient %{x:.2g}: %{y:.3g}", logs("size of the weight's gradient", [-3.1, 0.1])

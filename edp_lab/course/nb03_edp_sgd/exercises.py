@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import close, exercises_of
+from edp_lab.course.kit.exercises import MOVES, Differences, close, exercises_of, moved
 from edp_lab.privacy import Mechanism, claimed_epsilon, true_epsilon
 
 DELTA = 1e-5
 
 
-def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generator) -> str | None:
+def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generator) -> Differences:
     for _ in range(4):
         c, z, devices = float(rng.uniform(0.1, 3)), float(rng.uniform(0.3, 4)), int(rng.integers(2, 33))
         wanted = Mechanism.as_printed(c, z, devices, 8).noise_std(0) / devices
@@ -27,42 +27,31 @@ def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generato
             "That is the noise of a single y: there are N of them, and two divisions by N.": c * z,
             "That is the variance: its root is the standard deviation.": (c * z) ** 2 / devices**3,
         }
-        if differs := close(answer(c, z, devices), wanted, f"noise_std({c:.3g}, {z:.3g}, {devices})", slips=slips):
-            return differs
-    return None
+        yield close(answer(c, z, devices), wanted, f"noise_std({c:.3g}, {z:.3g}, {devices})", slips=slips)
 
 
-WORDS = ("rises", "falls", "stays")
-
-
-def _devices(answer: Any, rng: np.random.Generator) -> str | None:
+def _devices(answer: Any, rng: np.random.Generator) -> Differences:
     if not isinstance(answer, Sequence) or isinstance(answer, str) or len(answer) != 2:
-        return 'Give two words, one for the claimed ε and one for the ε that holds, such as ("rises", "falls").'
+        yield 'Give two words, one for the claimed ε and one for the ε that holds, such as ("rises", "falls").'
     words = [str(word).strip().lower() for word in answer]
-    unknown = [word for word in words if word not in WORDS]
+    unknown = [word for word in words if word not in MOVES]
     if unknown:
-        return f"{unknown[0]!r} is none of the answers: choose from {', '.join(WORDS)}."
+        yield f"{unknown[0]!r} is none of the answers: choose from {', '.join(MOVES)}."
     z = float(rng.uniform(0.3, 3))
     printed = [_printed(z, devices, 1.0) for devices in (8, 32)]
     claimed, true = ([epsilon(one, 1, DELTA) for one in printed] for epsilon in (claimed_epsilon, true_epsilon))
 
-    def moves(before: float, after: float) -> str:
-        return "stays" if math.isclose(before, after) else "rises" if after > before else "falls"
-
-    if words[0] != moves(*claimed):
-        return (
-            f"The claimed ε does not know N: at z = {z:.2g} it is {claimed[0]:.4g} for 8 and {claimed[1]:.4g} for 32."
-        )
-    if words[1] != moves(*true):
-        return f"The ε that holds, at z = {z:.2g} and with a public α, is {true[0]:.4g} for 8 and {true[1]:.4g} for 32."
-    return None
+    if words[0] != moved(*claimed):
+        yield f"The claimed ε does not know N: at z = {z:.2g} it is {claimed[0]:.4g} for 8 and {claimed[1]:.4g} for 32."
+    if words[1] != moved(*true):
+        yield f"The ε that holds, at z = {z:.2g} and with a public α, is {true[0]:.4g} for 8 and {true[1]:.4g} for 32."
 
 
 def _printed(z: float, devices: int, alpha_max: float) -> Mechanism:
     return Mechanism.as_printed(1.0, z, devices, 8, alpha="public", alpha_max=alpha_max)
 
 
-def _accountant(answer: Callable[[float, int, list[float]], float], rng: np.random.Generator) -> str | None:
+def _accountant(answer: Callable[[float, int, list[float]], float], rng: np.random.Generator) -> Differences:
     for most in (6, 0.9, 6, 0.9):  # scales may all be below 1
         z, devices, alpha = float(rng.uniform(0.3, 4)), int(rng.integers(2, 33)), rng.uniform(0.01, most, 5).tolist()
         root, largest, mean = math.sqrt(devices), max(alpha), sum(alpha) / len(alpha)
@@ -79,9 +68,7 @@ def _accountant(answer: Callable[[float, int, list[float]], float], rng: np.rand
             ),
         }
         got, wanted = answer(z, devices, list(alpha)), _printed(z, devices, largest).noise_multiplier(0)
-        if differs := close(got, wanted, f"multiplier({z:.3g}, {devices}, [{shown}])", slips=slips):
-            return differs
-    return None
+        yield close(got, wanted, f"multiplier({z:.3g}, {devices}, [{shown}])", slips=slips)
 
 
 EXERCISES = exercises_of(__file__, noise=_noise, devices=_devices, accountant=_accountant)

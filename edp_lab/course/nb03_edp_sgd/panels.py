@@ -95,7 +95,7 @@ def draw_bells(result: Promise) -> Figure:
     layout = fig.plots(2, 1, titles, axes=axes, vertical_spacing=0.14)
     for heading in layout["annotations"]:
         heading["font"] = {"size": 13}
-    return figure("One step, with and without a sentence", "", *lines, hover="%{x:.3g}: %{y:.3g}", **layout)
+    return figure("One step, with and without a sentence", *lines, hover="%{x:.3g}: %{y:.3g}", **layout)
 
 
 def draw_by_devices(result: Promise) -> Figure:
@@ -103,7 +103,6 @@ def draw_by_devices(result: Promise) -> Figure:
     said, printed, sound = map(positive, result.curves.values())
     return figure(
         "ε by the number of GPUs",
-        "",
         line("claimed", theme.CLAIMED, "dash", symbol="square-open", x=MANY, y=said),
         line("as printed, α public", PRINTED, symbol="diamond", x=MANY, y=printed),
         line("sound", HOLDS, "dot", symbol="circle", x=MANY, y=sound),
@@ -206,7 +205,7 @@ def draw_stages(result: Stages) -> Figure:
     ]
     margin = {"t": 98, "l": 56, "b": 36, "autoexpand": False}
     title = "What each line does to the gradients"
-    return figure(title, "", *marks, hover="%{x:.3g}, %{y:.3g}", **layout | {"margin": margin})
+    return figure(title, *marks, hover="%{x:.3g}, %{y:.3g}", **layout | {"margin": margin})
 
 
 def _window(*corners: Any) -> Array:
@@ -242,7 +241,6 @@ def alpha_figure(history: compute.GradientHistory) -> fig.Still:
     rows = [theme.layer_name(name) for name in names]
     return fig.still(
         "Layer scales α, and what became of the gradients",
-        "",
         points("first step: α", INK, "diamond", 10, x=norms[0] / largest, y=rows),
         points("largest later", PLAIN, "circle-open", 10, x=norms[1:].max(0) / largest, y=rows),
         hover="%{y}: %{x:.3g}",
@@ -306,7 +304,6 @@ def draw_decay(result: Decayed) -> Figure:
     same = [] if result.config.decay == Decay.NONE or result.same_cost is None else epochs
     return figure(
         "Noise against gradients",
-        "",
         line("gradient", OTHER, "dot", symbol="circle-open", x=epochs, y=result.gradient),
         line("signal (clipped)", PLAIN, symbol="circle", x=epochs, y=result.signal),
         line("noise", NOISE, width=4, x=epochs, y=positive(result.noise)),
@@ -324,7 +321,6 @@ def draw_spent(result: Decayed) -> Figure:
     shown = [*said[0], *said[1], *true[0], *true[1]]
     return figure(
         "What it costs",
-        "",
         line("claimed", theme.CLAIMED, "dash", symbol="square-open", x=epochs, y=said[0]),
         line("with a public α", HOLDS, symbol="circle", x=epochs, y=true[0]),
         line("no decay: claimed", theme.CLAIMED, "dot", width=1.5, x=epochs, y=said[1]),

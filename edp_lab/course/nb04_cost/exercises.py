@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import close, exercises_of, first_wrong, predicted
+from edp_lab.course.kit.exercises import Differences, close, exercises_of, first_wrong, given, predicted
 from edp_lab.course.nb04_cost.compute import releases_of
 from edp_lab.privacy import Alpha, Decay, Mechanism, Schedule, claimed_epsilon, true_epsilon
 from edp_lab.privacy.accountants import GaussianDP, RenyiDP, ReshufflingZCDP
@@ -16,27 +16,22 @@ from edp_lab.privacy.calibration import Budget, calibrate_z0
 BATCH = 64
 
 
-def _compose(answer: Any, cases: np.random.Generator) -> str | None:
+def _compose(answer: Any, cases: np.random.Generator) -> Differences:
     """Against the library on runs with a noise multiplier of its own for each epoch."""
     for epochs in (1, 2, int(cases.integers(5, 30))):
         z = cases.uniform(0.4, 6, epochs).round(2)
         said = f"noise multipliers {z.tolist()}" if epochs < 3 else f"{epochs} epochs"
+        total, like_the_first, square = (1 / z).sum(), math.sqrt(epochs) / z[0], (1 / z**2).sum()
         slips = {
-            "That adds up μ itself, as if the noises of all epochs pulled the same way: their squares add up.": (
-                1 / z
-            ).sum(),
-            "That takes all epochs to have as much noise as the first, √T/z₀: each has a z of its own.": (
-                math.sqrt(epochs) / z[0]
-            ),
-            "That is the square of the run's μ: the root is missing.": (1 / z**2).sum(),
+            "That adds up μ itself, as if the noises of all epochs pulled the same way: their squares add up.": total,
+            "That takes all epochs to have as much noise as the first, √T/z₀: each has a z of its own.": like_the_first,
+            "That is the square of the run's μ: the root is missing.": square,
         }
         wanted = GaussianDP(Schedule(z, np.ones(epochs))).mu
-        if differs := close(answer(z.copy()), wanted, f"{said}; μ of the run", slips=slips):
-            return differs
-    return None
+        yield close(answer(z.copy()), wanted, f"{said}; μ of the run", slips=slips)
 
 
-def _decay(answer: Any, cases: np.random.Generator) -> str | None:
+def _decay(answer: Any, cases: np.random.Generator) -> Differences:
     """A run without decay, and the same with it."""
     epochs, delta = int(cases.integers(10, 31)), 1e-5
     z0, tau = round(float(cases.uniform(0.5, 3)), 1), round(float(cases.uniform(0.05, 0.2)), 2)
@@ -52,19 +47,17 @@ def _decay(answer: Any, cases: np.random.Generator) -> str | None:
         "the ε that holds": (true_epsilon(before, epochs, delta), true_epsilon(after, epochs, delta)),
         "the z0 that meets ε = 8": (calibrate_z0(before, epochs, budget), calibrate_z0(after, epochs, budget)),
     }
-    return predicted(answer, measured, f"it (as printed, N = 8, z0 = {z0}, {epochs} epochs, τ from 0 to {tau})")
+    yield predicted(answer, measured, f"it (as printed, N = 8, z0 = {z0}, {epochs} epochs, τ from 0 to {tau})")
 
 
-def _bill(answer: Any, cases: np.random.Generator) -> str | None:
+def _bill(answer: Any, cases: np.random.Generator) -> Differences:
     """Algorithm 1 with a public alpha on shuffled batches; any account of the right releases will do."""
     untouched, verdicts, delta = True, [], 1e-5
     for _ in range(4):
         z0, devices = round(float(cases.uniform(0.5, 4)), 1), int(cases.choice([2, 4, 8, 16]))
         epochs, utterances = int(cases.integers(3, 20)), BATCH * int(cases.integers(30, 100))
         steps, rate = epochs * utterances // BATCH, BATCH / utterances
-        got = answer(z0, devices, epochs, BATCH, utterances, delta)
-        if got is None:
-            raise NotImplementedError("(your function returns None: is there a `return`?)")
+        got = given(answer(z0, devices, epochs, BATCH, utterances, delta))
         untouched &= math.isclose(got, RenyiDP(releases_of(z0, steps, rate)).epsilon(delta), rel_tol=1e-9)
         mechanism = Mechanism.as_printed(1.0, z0, devices, BATCH // devices, alpha=Alpha.PUBLIC)
         z, schedule = mechanism.noise_multiplier(0), mechanism.schedule(mechanism.bill(epochs))
@@ -72,21 +65,16 @@ def _bill(answer: Any, cases: np.random.Generator) -> str | None:
         bounds = ReshufflingZCDP(schedule).epsilon(delta), RenyiDP(schedule).epsilon(delta)
         if exact * (1 - 1e-6) <= got <= max(bounds) * (1 + 1e-6):
             continue
+        sample, each = RenyiDP(releases_of(z, steps, rate)), GaussianDP(releases_of(z, steps))
         known = {
-            "; that is the price of a secret random sample, but the batches were shuffled": RenyiDP(
-                releases_of(z, steps, rate)
-            ),
+            "; that is the price of a secret random sample, but the batches were shuffled": sample,
             "; that takes z0 at face value": GaussianDP(releases_of(z0, epochs)),
-            "; that bills every step, but an utterance is in one step of an epoch only": GaussianDP(
-                releases_of(z, steps)
-            ),
+            "; that bills every step, but an utterance is in one step of an epoch only": each,
         }
         because = [what for what, account in known.items() if math.isclose(got, account.epsilon(delta), rel_tol=1e-3)]
-        where = (
-            f"z0 = {z0}, N = {devices}, {epochs} epochs: yours is ε = {float(got):.4g}, Gaussian DP says {exact:.4g}"
-        )
-        verdicts.append(where + "".join(because[:1]) + ".")
-    return first_wrong(verdicts, untouched, "it still bills shuffled batches as a sample, and takes z0 at face value")
+        yours = f"yours is ε = {float(got):.4g}, Gaussian DP says {exact:.4g}{''.join(because[:1])}"
+        verdicts.append(f"z0 = {z0}, N = {devices}, {epochs} epochs: {yours}.")
+    yield first_wrong(verdicts, untouched, "it still bills shuffled batches as a sample, and takes z0 at face value")
 
 
 EXERCISES = exercises_of(__file__, compose=_compose, decay=_decay, bill=_bill)

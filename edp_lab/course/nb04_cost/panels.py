@@ -120,7 +120,6 @@ def draw_bill(result: RunBill) -> Figure:
     said, zcdp, exact = map(positive, (result.claimed, result.zcdp, result.exact))
     return figure(
         "Privacy spent, by epoch",
-        "",
         line("claimed", CLAIMED, "dash", symbol="square-open", x=after, y=said),
         line(held, HOLDS, dash, **mark, x=after, y=exact),
         line("zCDP in truth", OTHER, "dashdot", mode=mode, x=after, y=zcdp),
@@ -136,7 +135,6 @@ def draw_noise(result: RunBill) -> Figure:
     on: dict[str, Any] = {"x": np.arange(result.epochs), "mode": "lines+markers" if result.epochs <= 40 else "lines"}
     return figure(
         "Noise over sensitivity",
-        "",
         line("as z0 says", CLAIMED, "dash", symbol="square-open", y=set_, **on),
         line("in truth", HOLDS, symbol="circle", size=7, y=true, **on),
         hover="t = %{x}: %{y:.3g}",
@@ -199,7 +197,6 @@ def draw_needed(result: Needed) -> Figure:
     mode = "lines" if result.epochs > 1 else "lines+markers"
     return figure(
         "The z0 it takes",
-        "",
         line("claimed", CLAIMED, "dash", mode=mode, x=after, y=said),
         line("in truth", HOLDS, width=3, mode=mode, x=after, y=true),
         hover="%{x} epochs: z0 = %{y:.3g}",
@@ -215,7 +212,6 @@ def draw_share(result: Needed) -> Figure:
     t = np.arange(result.epochs)
     return figure(
         "Who pays",
-        "",
         *(fig.bar(name, color, hatch, x=t[of], y=100 * result.share[of]) for name, color, hatch, of in parts),
         hover="t = %{x}: %{y:.3g} %",
         xaxis=axis("epoch t (first is 0)", [-0.6, result.epochs - 0.4]),
@@ -274,7 +270,6 @@ def draw_loss(result: Loss) -> Figure:
     x, top = result.loss[beyond], result.excess[beyond]
     return figure(
         "Privacy loss (dashed and dotted: ε)",
-        "",
         fig.area("δ", PRINTED, 0.7, **fig.between(x, np.zeros_like(top), top)),
         line("without", PLAIN, x=result.loss, y=result.without),
         line("with the utterance", NOISE, "dash", x=result.loss, y=result.with_it),
@@ -292,7 +287,6 @@ def draw_tradeoff(result: Loss) -> Figure:
     fpr, guessing = 100 * result.fpr, {"x": [0, 100], "y": [100, 0], "hoverinfo": "skip"}
     return figure(
         "What attackers can do",
-        "",
         line("least possible", HOLDS, width=3, x=fpr, y=100 * result.fnr),
         line("after one epoch", OTHER, "dashdot", x=fpr, y=100 * result.fnr_each),
         line("(ε, δ) alone", CLAIMED, "dash", x=fpr, y=100 * result.fnr_pair),
@@ -363,7 +357,6 @@ def draw_sampled(result: Sampled) -> Figure:
     everyone, shuffled, sampled = map(positive, (result.everyone, result.shuffled, result.sampled))
     return figure(
         "Three ways to batch",
-        "",
         line("all in each step", OTHER, y=everyone, **on),
         line("shuffled", PLAIN, "dash", line={"shape": "hv"}, y=shuffled, **on),
         line("shuffled: at least", INK, "dot", **{**on, "x": whole}, y=[result.at_least] * len(whole)),
@@ -378,7 +371,6 @@ def draw_output(result: Sampled) -> Figure:
     """One step's noisy sum without the utterance, with it, and with it in the batch by chance."""
     return figure(
         "One step",
-        "",
         line("without", PLAIN, x=result.output, y=result.without),
         line("with, for sure", NOISE, "dash", x=result.output, y=result.with_it),
         line("with, by chance q", HOLDS, "dashdot", x=result.output, y=result.sampled_with),
@@ -454,7 +446,6 @@ def draw_accounts(accounts: Sequence[Account]) -> Figure:
     span, every = ([low - 0.2, high + 0.4], {"dtick": math.ceil((high - low) / 6)}) if accounts else ([-1, 3], {})
     return figure(
         "The same run, by four accounts",
-        "",
         marks,
         height=330,
         top=56,
@@ -529,7 +520,6 @@ def draw_settings(result: Behind) -> Figure:
     band = {"y0": Z0_RANGE[0], "y1": Z0_RANGE[1], "fillcolor": OTHER, "opacity": 0.15, "line": {"width": 0}}
     return figure(
         "Which z0 fits, for each τ?" if result.cell.decay is not Decay.NONE else "Which z0 fits?",
-        "",
         *lines,
         {**fig.hline(0), "type": "rect", **band},
         fig.vline(result.epochs),
@@ -543,7 +533,6 @@ def draw_reach(result: Behind) -> Figure:
     x, y = zip(*((reach.epochs, reach.reachable) for reach in compute.table1().epochs), strict=True)
     return figure(
         "Cells that T explains",
-        "",
         line("", PLAIN, symbol="circle", size=4, line={"shape": "hvh"}, x=x, y=y),
         fig.ring(x=[result.epochs], y=[result.reachable], hoverinfo="skip"),
         hover="T = %{x}: %{y} of 36",
@@ -575,7 +564,7 @@ def draw_cells(result: Behind) -> Figure:
     )
     for heading in layout["annotations"]:
         heading["font"] = {"size": 13}
-    return figure("What the cells of Table 1 are", "", *traces, height=400, **layout)
+    return figure("What the cells of Table 1 are", *traces, height=400, **layout)
 
 
 # ---- Tables in plain text ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from edp_lab.corpora.metrics import Frame, evaluate
-from edp_lab.course.kit.exercises import close, exercises_of, first_wrong
+from edp_lab.course.kit.exercises import Differences, close, exercises_of, first_wrong
 from edp_lab.course.nb05_models.compute import leaky_pool, look_at
 
 LABELS, VALUES = ("name", "date", "place"), ("anna", "sunday", "rome", "noon")
@@ -25,15 +25,16 @@ MUST_DIFFER: tuple[tuple[list[Meaning], list[Meaning]], ...] = (
 )
 
 
-def _majority(answer: Any, cases: np.random.Generator) -> str | None:
+def _majority(answer: Any, cases: np.random.Generator) -> Differences:
     ser = look_at("smart-home", int(cases.integers(1000))).majority.ser
     right = MAJORITY[int(np.searchsorted((0.3, 0.7), ser))]
     if answer not in MAJORITY:
-        return f"{answer!r} is none of {', '.join(map(repr, MAJORITY))}."
-    return None if answer == right else f"you said {answer}, but it is another."
+        yield f"{answer!r} is none of {', '.join(map(repr, MAJORITY))}."
+    if answer != right:
+        yield f"you said {answer}, but it is another."
 
 
-def _pool(answer: Any, cases: np.random.Generator) -> str | None:
+def _pool(answer: Any, cases: np.random.Generator) -> Differences:
     leaks, verdicts = True, []
     for sizes in ((2, 5), (1, 4, 2), (3, 3)):
         rows = [torch.from_numpy(cases.normal(-1.0, 1.0, (size, 4))) for size in sizes]
@@ -47,11 +48,11 @@ def _pool(answer: Any, cases: np.random.Generator) -> str | None:
     own = getattr(getattr(answer, "__code__", None), "co_code", None)
     untouched = leaks and own == leaky_pool.__code__.co_code
     if leaks and not untouched:
-        return "multiplying by the mask makes padding 0, as filling it with 0 does, which still beats negatives."
-    return first_wrong(verdicts, untouched, "the maximum still reads the zeros of the padding")
+        yield "multiplying by the mask makes padding 0, as filling it with 0 does, which still beats negatives."
+    yield first_wrong(verdicts, untouched, "the maximum still reads the zeros of the padding")
 
 
-def _ser(answer: Any, cases: np.random.Generator) -> str | None:
+def _ser(answer: Any, cases: np.random.Generator) -> Differences:
     drawn = [[_meaning(cases) for _ in range(size)] for size in (1, 1, 2, 5)]
     spoiled = [(meanings, [_spoiled(meaning, cases) for meaning in meanings]) for meanings in drawn]
     for references, predictions in (*spoiled, *MUST_DIFFER):
@@ -59,9 +60,7 @@ def _ser(answer: Any, cases: np.random.Generator) -> str | None:
         wanted = evaluate([true for true, _ in pairs], [said for _, said in pairs]).ser
         size = len(references)
         what = f"SER of references {references} and predictions {predictions}" if size < 3 else f"SER of {size}"
-        if differs := close(answer(references, predictions), wanted, what):
-            return differs
-    return None
+        yield close(answer(references, predictions), wanted, what)
 
 
 def _meaning(cases: np.random.Generator) -> Meaning:

@@ -86,7 +86,6 @@ def draw_labels(result: Browsed) -> Figure:
 
     return figure(
         f"The most frequent {result.kind}",
-        "",
         bar("others", PLAIN, orientation="h", **often(top)),
         bar("of this utterance", INK, "/", orientation="h", **often([one for one in top if one in result.own])),
         hover="%{y}: %{x} times" + fig.ALONE,
@@ -106,7 +105,6 @@ def draw_ranks(result: Browsed) -> Figure:
     ends = [math.floor(math.log10(min([ten, *counts]))), math.ceil(math.log10(max([ten, *counts])))]
     return figure(
         f"All {result.kind}, by rank",
-        "",
         line("others", PLAIN, symbol="circle", size=6, x=list(range(1, len(counts) + 1)), y=counts),
         fig.points("of this utterance", INK, "diamond", 12, edge=1, **mine),
         fig.hline(ten, line=fig.DOTTED),
@@ -153,7 +151,7 @@ def leak_figure(leak: compute.Leak, told: str) -> fig.Still:
     ]
     title, hover = "Loss of one utterance, whose words never change", "%{x} words: loss %{y:.4f}"
     x, y = fig.axis("words in the longest utterance of its batch"), fig.axis("its intent loss (nats)")
-    return fig.still(title, told, *curves, height=400, hover=hover, xaxis=x, yaxis=y)
+    return fig.still(title, *curves, caption=told, height=400, hover=hover, xaxis=x, yaxis=y)
 
 
 # ---- The CRF -------------------------------------------------------------------------------------------------------
@@ -218,7 +216,6 @@ def _lattice(result: CrfView, values: Array, form: str, span: tuple[float, float
     heat: dict[str, Any] = {"type": "heatmap", **blue, "xgap": 2, "ygap": 2, "zmin": span[0], "zmax": span[1]}
     return figure(
         title,
-        "",
         fig.trace("", heat, x=WORDS, y=TAGS, z=values.T.tolist(), hover=f"%{{x}} as %{{y}}: {hover}" + fig.ALONE),
         line("best path", HOLDS, width=12, y=result.path, **sheer),
         fig.points("each word alone", INK, "square-open", 34, x=WORDS, y=result.alone, hoverinfo="skip"),
@@ -295,7 +292,6 @@ def draw_errors(result: Scored) -> Figure:
     on: dict[str, Any] = {"orientation": "h", "y": ["errors", "to get right"]}
     return figure(
         "What SER divides by what",
-        "",
         bar("intents", PLAIN, x=intents, hover="intents: %{x}" + fig.ALONE, **on),
         bar("slots", OTHER, "/", x=slots, hover="slots: %{x}" + fig.ALONE, **on),
         height=300,
@@ -315,7 +311,6 @@ def draw_scores(result: Scored) -> Figure:
     text = {"mode": "text", "textposition": "middle right", "texttemplate": " %{x:.2f}", "hoverinfo": "skip"}
     return figure(
         "Four scores (hatched: lower is better)",
-        "",
         bar("", PLAIN, "/", orientation="h", marker=marker, hover="%{y}: %{x:.3f}" + fig.ALONE, **on),
         fig.trace("", text, **on),
         height=300,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import NOTHING, chosen, close, exercises_of, first_wrong
+from edp_lab.course.kit.exercises import Differences, chosen, close, exercises_of, first_wrong, given
 from edp_lab.privacy import Mechanism, gdp_epsilon
 
 Setting = tuple[str, int, float, str]  # method, micro-batch size, z0, decay
@@ -30,7 +30,7 @@ PAIRS: dict[str, tuple[Setting, Setting]] = {
 EPOCHS = 8
 
 
-def _smaller(answer: Any, cases: np.random.Generator) -> str | None:
+def _smaller(answer: Any, cases: np.random.Generator) -> Differences:
     """The accountants on the measured runs."""
     from edp_lab.course.nb06_tradeoff.compute import explore, load_grid
 
@@ -41,10 +41,10 @@ def _smaller(answer: Any, cases: np.random.Generator) -> str | None:
         pairs = zip("AB", runs, epsilons, strict=True)
         told = "; ".join(f"{name}: SER {run.ser:.2f}, ε {epsilon:.3g}" for name, run, epsilon in pairs)
         right[question] = "AB"[int(np.argmin(epsilons))], f"you said {{}}, but {told}"
-    return chosen(answer, right, ("A", "B"), "neither 'A' nor 'B'")
+    yield chosen(answer, right, ("A", "B"), "neither 'A' nor 'B'")
 
 
-def _noise(answer: Any, cases: np.random.Generator) -> str | None:
+def _noise(answer: Any, cases: np.random.Generator) -> Differences:
     for micro_batch in (8, 1, 2, 4, 16):
         micro_batches = int(cases.integers(2, 33))
         z, clip_norm = round(float(cases.uniform(0.05, 3)), 2), round(float(cases.uniform(0.1, 5)), 1)
@@ -52,29 +52,23 @@ def _noise(answer: Any, cases: np.random.Generator) -> str | None:
         batch = micro_batch * micro_batches
         case = f"z = {z}, C = {clip_norm}, m = {micro_batch}, a batch of {batch}"
         got = answer(z, clip_norm, micro_batch, batch)
-        if differs := close(got, mechanism.noise_std(0) / micro_batches, f"noise on the mean with {case}"):
-            return differs
-    return None
+        yield close(got, mechanism.noise_std(0) / micro_batches, f"noise on the mean with {case}")
 
 
-def _report(answer: Any, cases: np.random.Generator) -> str | None:
+def _report(answer: Any, cases: np.random.Generator) -> Differences:
     untouched, verdicts = True, []
     for _ in range(3):
         trials, delta = _trials(cases), 1e-4
-        got = answer([dict(trial) for trial in trials], delta)
-        if got is None:
-            raise NotImplementedError(NOTHING)
+        got = given(answer([dict(trial) for trial in trials], delta))
         lucky = min(trials, key=lambda trial: trial["test_ser"])
         untouched &= bool(np.allclose(got, (lucky["test_ser"], gdp_epsilon(lucky["mu"], delta))))
         ser, epsilon = got
         best = min(trials, key=lambda trial: trial["validation_ser"])
         together = gdp_epsilon(math.sqrt(sum(trial["mu"] ** 2 for trial in trials)), delta)
         what = f"ε of all {len(trials)} runs (μ = {', '.join(str(trial['mu']) for trial in trials)})"
-        verdicts += [
-            close(ser, best["test_ser"], "the SER of the run that is best on the validation set"),
-            close(epsilon, together, what),
-        ]
-    return first_wrong(verdicts, untouched, "it still picks by the test set and pays for the winner only")
+        verdicts.append(close(ser, best["test_ser"], "the SER of the run that is best on the validation set"))
+        verdicts.append(close(epsilon, together, what))
+    yield first_wrong(verdicts, untouched, "it still picks by the test set and pays for the winner only")
 
 
 def _trials(cases: np.random.Generator) -> list[dict[str, float]]:

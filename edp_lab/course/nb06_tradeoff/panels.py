@@ -154,7 +154,6 @@ def draw_runs(result: Explored) -> Figure:
     star = {"color": OTHER, "line": {"width": 2, "color": INK}}
     return figure(
         f"Runs of {count(result.point.config.epochs, 'epoch')}",
-        "",
         line("SGD", PLAIN, "dash", width=1.5, **sgd),
         line("other lengths", "#777", "dot", width=1, symbol="circle", size=5, **of(result.path)),
         *map(family, FAMILIES),
@@ -297,7 +296,7 @@ def _sizes(result: Ladder) -> list[int]:
 def _draw_rungs(title: str, *marks: Trace, sizes: Sequence[int], yaxis: dict[str, Any]) -> Figure:
     span = [-0.15, math.log10(sizes[-1]) + 0.15]
     xaxis = fig.axis("micro-batch size m", span, type="log", tickvals=sizes)
-    return figure(title, "", *marks, height=380, xaxis=xaxis, yaxis=yaxis)
+    return figure(title, *marks, height=380, xaxis=xaxis, yaxis=yaxis)
 
 
 def _rungs(result: Ladder) -> list[list[str]]:
@@ -353,7 +352,7 @@ def decay_figure(decays: Sequence[Decayed], grid: Grid, epochs: int, delta: floa
         f"{decays[0].z0:g}; right: DP-SGD, measured, {epochs} epochs, seed 0 (void)"
     )
     layout = fig.plots(1, 2, axes=[left, right], horizontal_spacing=0.13)
-    return fig.still("What decay costs, and what it buys", caption, *traces, height=440, top=150, **layout)
+    return fig.still("What decay costs, and what it buys", *traces, caption=caption, height=440, top=150, **layout)
 
 
 # ---- Tuning --------------------------------------------------------------------------------------------------------
@@ -399,7 +398,6 @@ def draw_tuning(result: Tuning) -> Figure:
     x, quoted = result.trials, [result.free] * len(result.trials)
     return figure(
         "The price of tuning",
-        "",
         line("one run, as quoted", CLAIMED, "dash", symbol="square-open", x=x, y=quoted),
         line("all trials are seen", HOLDS, width=3, symbol="circle", x=x, y=result.published),
         line("only the best, number secret", OTHER, "dot", symbol="diamond", x=x, y=result.random),
@@ -504,7 +502,7 @@ def pareto_figure(measured: Sequence[Mapping[str, Any]]) -> fig.Still:
             marks.append(fig.note(text, yref=at["yaxis"], **place))
     layout |= {"template": theme.TEMPLATE, "legend": {"y": 1 + 0.12 / lines, "yanchor": "bottom"}}
     height = 360 * lines + 150
-    return fig.still("Utility, privacy, time", PARETO_CAPTION, *marks, height=height, top=150, **layout)
+    return fig.still("Utility, privacy, time", *marks, caption=PARETO_CAPTION, height=height, top=150, **layout)
 
 
 def _pareto_line(method: str, own: Sequence[Mapping[str, Any]], color: str, dash: str, symbol: str) -> Trace:

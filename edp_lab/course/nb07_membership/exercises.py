@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from edp_lab.attacks.statistics import advantage, auc, tpr_at_fpr
-from edp_lab.course.kit.exercises import NOTHING, chosen, close, exercises_of
+from edp_lab.course.kit.exercises import Differences, chosen, close, exercises_of, given
 from edp_lab.course.nb07_membership.compute import sharp_and_blunt
 
 AUDIENCES = 100  # made-up groups of people on which an advantage is measured
@@ -16,7 +16,7 @@ SHIFT = 1.0  # of members' scores, in standard deviations: an advantage of 0.383
 WELL_KNOWN = 2.0  # on top, of a text that the training set has several times
 
 
-def _tpr(answer: Any, cases: np.random.Generator) -> str | None:
+def _tpr(answer: Any, cases: np.random.Generator) -> Differences:
     """Against the library: scores with and without ties, with room for one and for many false accusations."""
     for ties, size, crowd in ((False, 20, 3_000), (True, 120, 150), (False, 1_000, 1_200), (False, 100, 90)):
         members, others = cases.normal(0.8, 1, crowd), cases.normal(0, 1, size)
@@ -27,12 +27,10 @@ def _tpr(answer: Any, cases: np.random.Generator) -> str | None:
         assert wanted is not None  # at least one of the non-members is allowed
         equal = ", some with equal scores" if ties else ""
         said = f"{crowd:,} members, {size:,} non-members{equal}: TPR at FPR {fpr:g}"
-        if differs := close(answer(members.copy(), others.copy(), fpr), wanted.value, said):
-            return differs
-    return None
+        yield close(answer(members.copy(), others.copy(), fpr), wanted.value, said)
 
 
-def _compare(answer: Any, cases: np.random.Generator) -> str | None:
+def _compare(answer: Any, cases: np.random.Generator) -> Differences:
     """Both attacks on many people, by each measure."""
     attacks = sharp_and_blunt(20_000, int(cases.integers(2**31)))
     tails = {name: tpr_at_fpr(*sides, 0.01) for name, sides in attacks.items()}
@@ -45,27 +43,21 @@ def _compare(answer: Any, cases: np.random.Generator) -> str | None:
     for question, values in measured.items():
         told = " and ".join(f"{value:.3f} for the {name} one" for name, value in values.items())
         right[question] = max(values, key=lambda name: values[name]), f"you said {{!r}}, but it is {told}"
-    return chosen(answer, right, attacks, "neither 'blunt' nor 'sharp'")
+    yield chosen(answer, right, attacks, "neither 'blunt' nor 'sharp'")
 
 
 Audience = tuple[np.ndarray, np.ndarray, np.ndarray]  # scores, who is a member, texts
 
 
-def _advantage(answer: Any, cases: np.random.Generator) -> str | None:
+def _advantage(answer: Any, cases: np.random.Generator) -> Differences:
     """The mean over many groups of people of each kind."""
     for draw, low, high, said in CROWDS:
-        found = [answer(*draw(cases)) for _ in range(AUDIENCES)]
-        if any(value is None for value in found):
-            raise NotImplementedError(NOTHING)
-        mean = float(np.mean(found))
+        mean = float(np.mean([given(answer(*draw(cases))) for _ in range(AUDIENCES)]))
         if not np.isfinite(mean):
-            return (
-                "your result is not a number: one half has no non-members, or no members (the people may come sorted, "
-                "members first)."
-            )
+            sorted_ = "(the people may come sorted, members first)"
+            yield f"your result is not a number: one half has no non-members, or no members {sorted_}."
         if not low < mean < high:
-            return f"{said} {mean:.2f} on average."
-    return None
+            yield f"{said} {mean:.2f} on average."
 
 
 def _people(cases: np.random.Generator, members: int, shift: float) -> Audience:

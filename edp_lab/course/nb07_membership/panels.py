@@ -118,7 +118,6 @@ def draw_roc(result: Shown) -> Figure:
     chance, span = {"mode": "lines", "line": DOTTED}, [math.log10(SMALLEST), 0.03]
     return figure(
         "Members found, strangers accused",
-        "",
         fig.area("95 % band", OTHER, 0.35, **fig.between(corners, upper, lower), **silent),
         line(ATTACKS[result.result.attack], PLAIN, width=2.5, x=fpr, y=tpr, line={"shape": "hv"}),
         line("claimed", CLAIMED, "dash", width=2.5, x=grid, y=result.claimed.tpr(grid)),
@@ -146,7 +145,6 @@ def draw_scores(result: Shown) -> Figure:
     told = fig.beside("called members →" if right else "← others", result.mark, left=not right)
     return figure(
         "What the attack sees",
-        "",
         *fig.histograms(result.edges, result.shares, (("members", NOISE, "/"), ("strangers", PLAIN, ""))),
         fig.vline(result.mark),
         told,
@@ -247,7 +245,6 @@ def draw_exposure(result: Remembered) -> Figure:
     forgotten, cap = math.log2(math.e), result.chosen.cap
     return figure(
         "How well it remembers",
-        "",
         *traces,
         fig.ring(18, x=[str(result.chosen.repetitions)], y=[result.chosen.exposure], hoverinfo="skip"),
         fig.hline(forgotten, line=DOTTED),
@@ -292,7 +289,6 @@ def draw_tokens(result: Remembered) -> Figure:
     kinds = {"type": "category", "ticks": "", "ticklabelstandoff": 4, "showgrid": False}
     return figure(
         "What it has learnt, digit by digit",
-        "",
         heat,
         frame,
         top=44,
@@ -396,7 +392,6 @@ def draw_epsilon(runs: Runs, yours: Runs) -> Figure:
     span = [math.floor(min(epsilons, default=0)), math.ceil(max(epsilons, default=6))]
     return figure(
         "Does less ε mean less leakage?",
-        "",
         *_traces(runs, yours, lambda run, found: (run.epsilon, found.auc, found.auc_interval)),
         *levels,
         fig.hline(0.5, line=DOTTED),
@@ -415,7 +410,6 @@ def draw_price(runs: Runs, yours: Runs) -> Figure:
 
     return figure(
         "What does it cost?",
-        "",
         *_traces(runs, yours, place),
         fig.hline(1, line=DOTTED),
         fig.over("guessing", 1),
@@ -472,4 +466,4 @@ def two_attacks(attacks: Mapping[str, tuple[Array, Array]]) -> fig.Still:
     linear, logs = ([fig.axis(rate, span, **look) for rate in rates] for span, look in ((None, {}), ([-3, 0.03], LOG)))
     layout = fig.plots(1, 2, axes=[tuple(linear), tuple(logs)], horizontal_spacing=0.14)
     told = "made-up scores, no model: no guarantee; dotted: guessing"
-    return fig.still("One comparison, two pictures", told, *traces, height=400, **layout)
+    return fig.still("One comparison, two pictures", *traces, caption=told, height=400, **layout)

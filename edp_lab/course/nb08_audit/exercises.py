@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edp_lab.attacks.audit.bounds import Finding, error_rate, lower_bounds
-from edp_lab.course.kit.exercises import chosen, close, exercises_of
+from edp_lab.course.kit.exercises import Differences, chosen, close, exercises_of
 from edp_lab.course.nb08_audit.compute import CONFIDENCE, DELTA, StepNoise, audit_step
 from edp_lab.privacy import gdp_epsilon
 
@@ -22,7 +22,7 @@ QUESTIONS = {
 }
 
 
-def _at_least(answer: Any, cases: np.random.Generator) -> str | None:
+def _at_least(answer: Any, cases: np.random.Generator) -> Differences:
     """Against the library: either rate the smaller one, and rates that prove nothing."""
     for low, high in ((0.001, 0.05), (0.02, 0.4), (0.3, 0.95)):
         small, large = sorted(cases.uniform(low, high, 2).round(4).tolist())
@@ -30,15 +30,13 @@ def _at_least(answer: Any, cases: np.random.Generator) -> str | None:
         for fpr, fnr in ((small, large), (large, small)):
             wanted = lower_bounds(fpr, fnr, delta).distribution_free
             said = f"FPR at most {fpr:g}, FNR at most {fnr:g}, δ = {delta:g}: ε"
-            if differs := close(answer(fpr, fnr, delta), wanted, said):
-                return differs
-    return None
+            yield close(answer(fpr, fnr, delta), wanted, said)
 
 
-def _verdicts(answer: Any, cases: np.random.Generator) -> str | None:
+def _verdicts(answer: Any, cases: np.random.Generator) -> Differences:
     """The audits themselves."""
     verdicts = [str(finding) for finding in Finding]
-    return chosen(answer, _audited(), verdicts, f"not one of {', '.join(map(repr, verdicts))}")
+    yield chosen(answer, _audited(), verdicts, f"not one of {', '.join(map(repr, verdicts))}")
 
 
 @cache
@@ -55,7 +53,7 @@ def _audited() -> dict[str, tuple[str, str]]:
     return right
 
 
-def _honest(answer: Any, cases: np.random.Generator) -> str | None:
+def _honest(answer: Any, cases: np.random.Generator) -> Differences:
     """Against the library on Gaussian steps; a wrong one is told how often it proves more than the truth."""
 
     def drawn(mu: float, draws: int) -> tuple[np.ndarray, np.ndarray]:
@@ -68,11 +66,11 @@ def _honest(answer: Any, cases: np.random.Generator) -> str | None:
         wanted = lower_bounds(limits[0], limits[1], DELTA).gaussian
         said = f"{draws} draws per side of a step with true ε = {gdp_epsilon(mu, DELTA):.3g}; what they prove"
         differs = differs or close(answer(absent.copy(), present.copy(), DELTA), wanted, said, atol=1e-6)
-    if differs is None:
-        return None
-    true = gdp_epsilon(1.0, DELTA)
-    more = sum(answer(*drawn(1.0, 100), DELTA) > true for _ in range(AUDITS))
-    return f"{differs}\n   Of {AUDITS} audits of a step whose ε is {true:.3g}, yours proves more than that in {more}."
+    if differs:
+        true = gdp_epsilon(1.0, DELTA)
+        more = sum(answer(*drawn(1.0, 100), DELTA) > true for _ in range(AUDITS))
+        told = f"Of {AUDITS} audits of a step whose ε is {true:.3g}, yours proves more than that in {more}."
+        yield f"{differs}\n   {told}"
 
 
 EXERCISES = exercises_of(__file__, at_least=_at_least, honest=_honest, verdicts=_verdicts)

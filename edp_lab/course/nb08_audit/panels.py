@@ -89,7 +89,6 @@ def draw_step(result: StepAudit) -> Figure:
     top = 1.15 * max(float(trace["y"].max()) for trace in (*bars, bells[0]))
     return figure(
         "What one step gives away",
-        "",
         *bars,
         *bells,
         fig.vline(0),
@@ -137,7 +136,6 @@ def draw_scale(result: StepAudit) -> Figure:
         traces.append(points(name, color, symbol, 14, edge=3, x=[max(value, FLOOR)], y=[name], **told))
     return figure(
         "Which ε can it be?",
-        "",
         *traces,
         fig.vline(audit.epsilon_claimed, line={"color": CLAIMED, "dash": "dash", "width": 1.5}, layer="below"),
         top=44,
@@ -226,7 +224,6 @@ def draw_luck(result: Guesses) -> Figure:
     low, high = int(result.counts[0]), int(result.counts[-1])
     return figure(
         "Could it have been luck?",
-        "",
         *bars,
         fig.vline(result.right),
         fig.beside(f"you: {result.right:,}", result.right, left=result.right > (low + high) / 2),
@@ -246,7 +243,6 @@ def draw_ceiling(result: Guesses) -> Figure:
     yours: Trace = {"edge": 2, "x": [result.made], "hover": "your guesses: ε at least %{y:.3g}"}
     return figure(
         "What so many guesses can prove",
-        "",
         line("all right, Gaussian noise", OTHER, symbol="diamond", size=6, x=sizes, y=gaussian),
         line("all right, any mechanism", PLAIN, "dash", symbol="square", size=6, x=sizes, y=free),
         line("your share, any mechanism", PLAIN, "dot", symbol="circle", size=6, x=[*shares], y=[*shares.values()]),
@@ -353,7 +349,6 @@ def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
     wanted: Trace = {"x": names, "y": asked, "hover": "%{y:.1f} % would refute the claim"}
     return figure(
         "Guesses about the last run",
-        "",
         fig.bar("right", OTHER, width=0.55, x=names, y=right, hover="%{y:.1f} % right", **inside),
         points("would refute the claim", CLAIMED, "line-ew-open", 60, edge=4, **wanted),
         fig.hline(50),
@@ -371,7 +366,6 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
     said, true = ([getattr(audit, name) for audit in rows[:1]] * 2 for name in ("epsilon_claimed", "epsilon_holds"))
     return figure(
         "What each audit proves",
-        "",
         points("proven", PLAIN, "triangle-up", 11, edge=None, x=numbers, y=gaussian),
         points("proven, any", OTHER, "triangle-up-open", 11, edge=None, x=numbers, y=free),
         line("claimed", CLAIMED, "dash", width=2.5, x=ends, y=said),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import close, exercises_of, first_wrong, given, predicted
+from edp_lab.course.kit.exercises import Differences, close, exercises_of, first_wrong, given, predicted
 from edp_lab.privacy import Mechanism, true_epsilon
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training.noise import Share, standard_noise
@@ -18,21 +18,20 @@ STEPS = (0, 1, 2)
 BY_CHANCE = 6  # standard errors
 
 
-def _aggregate(answer: Any, cases: np.random.Generator) -> str | None:
+def _aggregate(answer: Any, cases: np.random.Generator) -> Differences:
     """Against the library where all devices draw alike, and in closed form where they do not."""
     for devices in (1, 2, int(cases.integers(4, 33))):
         z0 = round(float(cases.uniform(0.1, 3)), 2)
         mechanism = Mechanism.as_printed(1.0, z0, devices, 2)
         stds = np.full(devices, mechanism.device_noise_std(0))
         said = f"devices: {devices}, of deviation {stds[0]:.3g} each; the mean's deviation"
-        if differs := close(answer(stds.copy()), mechanism.noise_std(0) / devices, said):
-            return differs
+        yield close(answer(stds.copy()), mechanism.noise_std(0) / devices, said)
     stds = cases.uniform(0.1, 2, 5).round(2)
     wanted = math.sqrt(float(np.sum(stds**2))) / len(stds)
-    return close(answer(stds.copy()), wanted, f"devices of deviations {stds.tolist()}; the mean's deviation")
+    yield close(answer(stds.copy()), wanted, f"devices of deviations {stds.tolist()}; the mean's deviation")
 
 
-def _processes(answer: Any, cases: np.random.Generator) -> str | None:
+def _processes(answer: Any, cases: np.random.Generator) -> Differences:
     """The library's noise for 8 devices on one process and on two, and what they cost."""
     import torch
 
@@ -52,10 +51,10 @@ def _processes(answer: Any, cases: np.random.Generator) -> str | None:
         "the released gradient's length": (lengths[0], lengths[1]),
         "the ε that holds": (epsilon, epsilon),  # the mechanism knows devices, and no processes
     }
-    return predicted(answer, measured, f"it (8 devices, {SIZE:,} parameters)")
+    yield predicted(answer, measured, f"it (8 devices, {SIZE:,} parameters)")
 
 
-def _ranks(answer: Any, cases: np.random.Generator) -> str | None:
+def _ranks(answer: Any, cases: np.random.Generator) -> Differences:
     """Deviation of the sum over ranks, and whether keys, steps and ranks draw for themselves, and again the same."""
     untouched, verdicts = True, []
     for ranks in (2, 8):
@@ -67,11 +66,11 @@ def _ranks(answer: Any, cases: np.random.Generator) -> str | None:
         ]
         noise, again, another = np.array(draws, dtype=float)  # (steps, ranks, SIZE) each
         if noise.shape != (len(STEPS), ranks, SIZE):
-            return f"a rank's noise should have {SIZE} numbers; yours has shape {noise.shape[2:]}."
+            yield f"a rank's noise should have {SIZE} numbers; yours has shape {noise.shape[2:]}."
         untouched &= bool((noise == noise[0, 0]).all()) and math.isclose(noise[0, 0].std(), std, rel_tol=0.1)
         wrong = _wrong(noise, again, another, std)
         verdicts.append(wrong and f"{ranks} ranks, deviation {std}: {wrong}")
-    return first_wrong(verdicts, untouched, "it still draws the same numbers on every rank and in every step")
+    yield first_wrong(verdicts, untouched, "it still draws the same numbers on every rank and in every step")
 
 
 def _wrong(noise: np.ndarray, again: np.ndarray, another: np.ndarray, std: float) -> str | None:

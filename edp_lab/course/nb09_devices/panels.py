@@ -117,7 +117,6 @@ def draw_drawn(result: DeviceNoise) -> Figure:
     once, own, same = (np.histogram(draw, edges)[0] for draw in draws)
     return figure(
         "Noise on the mean",
-        "",
         line("one draw", PLAIN, y=once, **stairs),
         line("N draws", HOLDS, "dash", width=3, y=own, **stairs),
         line("N times the same", PRINTED, "dot", y=same, **stairs),
@@ -134,7 +133,6 @@ def draw_devices(result: DeviceNoise) -> Figure:
     chosen: dict[str, Any] = {"x": result.counts[[result.here]], "y": [added[result.here]], "hoverinfo": "skip"}
     return figure(
         "Promised and added, by N",
-        "",
         line("as z0 promises", CLAIMED, "dash", symbol="square-open", size=9, y=wanted, **on),
         line("added", HOLDS, symbol="circle", y=added, **on),
         fig.ring(13, **chosen),
@@ -235,7 +233,7 @@ def draw_losses(runs: Sequence[tuple[str, Sequence[float]]]) -> Figure:
         lines.append(line(name, hover="step %{x}: %{y:.6f}", **look, **steps))
     last = max([5, *(len(losses) for _, losses, _ in shown)]) + 1 if shown else 20
     steps, loss = axis("step", [0, last], tickformat="d"), axis("loss per utterance (nats)", rangemode="tozero")
-    return figure("The same run, step by step?", "", *lines, height=380, xaxis=steps, yaxis=loss)
+    return figure("The same run, step by step?", *lines, height=380, xaxis=steps, yaxis=loss)
 
 
 def run_command(config: TrainConfig) -> str:
@@ -277,7 +275,7 @@ def table2_figure(tables: Mapping[str, Sequence[Row]]) -> fig.Still:
     layout = fig.merged(layout, {"yaxis": {"title": BY_METHOD}})
     where = compute.where(next(iter(tables.values()))[0])
     caption = f"ours: {where}, batches of 64;\nprocesses: 1, further devices simulated; no ε"
-    return fig.still("Table 2: how much slower than SGD?", caption, *marks, height=430, top=120, **layout)
+    return fig.still("Table 2: how much slower than SGD?", *marks, caption=caption, height=430, top=120, **layout)
 
 
 def _ratios(name: str, color: str, symbol: str, rows: Sequence[Row], **more: Any) -> Trace:
@@ -369,7 +367,7 @@ def draw_measured(rows: Sequence[Row]) -> Figure:
         _ratios("committed", PLAIN, "circle", beside, showlegend=True),
     ]
     time, methods = {**TIME, "range": [-0.1, 1.1]}, axis(BY_METHOD, autorange="reversed")
-    return figure("A few cells, measured here", "", *traces, height=380, xaxis=time, yaxis=methods)
+    return figure("A few cells, measured here", *traces, height=380, xaxis=time, yaxis=methods)
 
 
 def measure_command(task: Task) -> str:
@@ -427,7 +425,6 @@ def draw_step(result: Scaling) -> Figure:
     x = [fig.bold(n) if n == result.devices else str(n) for n in result.counts]
     return figure(
         "One step",
-        "",
         fig.bar("as SGD", PLAIN, "", x=x, y=1000 * result.sgd),
         fig.bar("clip, noise", NOISE, "x", x=x, y=1000 * result.extra),
         fig.bar("messages", OTHER, "/", x=x, y=1000 * result.message),
@@ -450,7 +447,6 @@ def draw_speed(result: Scaling) -> Figure:
     lowest = min(-0.35, math.log10(result.speed_up.min()) - 0.1)
     return figure(
         "How much faster than one device?",
-        "",
         line("ideal", INK, "dot", width=1.5, x=n, y=n),
         line("extrapolated", PLAIN, "dash", x=n, y=result.speed_up, symbol=hollow, size=9),
         points("2 processes, measured", HOLDS, "diamond", 13, edge=0, **measured),

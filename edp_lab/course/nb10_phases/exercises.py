@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import exercises_of, first_wrong, given, predicted
+from edp_lab.course.kit.exercises import Differences, exercises_of, first_wrong, given, predicted
 from edp_lab.three_phase.pate import Aggregator, Vote, composed_epsilons, label_probabilities, partition_cost
 
 DRAWS = 3_000  # of one vote: shares of wins are then known to 0.01
@@ -15,27 +15,24 @@ BY_CHANCE = 5  # standard deviations: one right answer in a hundred thousand wou
 MNIST = 60_000
 
 
-def _gnmax(answer: Any, cases: np.random.Generator) -> str | None:
+def _gnmax(answer: Any, cases: np.random.Generator) -> Differences:
     """How often each label wins, against the exact chances."""
     for labels in (3, 10):
         counts, sigma = cases.integers(0, 12, labels), round(float(cases.uniform(2.5, 6)), 1)
         won = [given(answer(counts.copy(), sigma, cases)) for _ in range(DRAWS)]
         winners = np.asarray(won, dtype=float)
         if not np.isin(winners, np.arange(labels)).all():
-            return f"votes {counts.tolist()}: a label from 0 to {labels - 1} should come out, yours gives {won[0]!r}."
+            yield f"votes {counts.tolist()}: a label from 0 to {labels - 1} should come out, yours gives {won[0]!r}."
         chances = label_probabilities(counts, Aggregator(Vote.GAUSSIAN, sigma))
         shares = np.bincount(winners.astype(int), minlength=labels) / DRAWS
         beyond = np.abs(shares - chances) - BY_CHANCE * np.sqrt(chances * (1 - chances) / DRAWS) - 1 / DRAWS
         if beyond.max() > 0:
-            label = int(beyond.argmax())
-            return (
-                f"votes {counts.tolist()}, σ = {sigma}: label {label} should win in {chances[label]:.0%} of all draws, "
-                f"yours lets it win in {shares[label]:.0%}."
-            )
-    return None
+            label, votes = int(beyond.argmax()), f"votes {counts.tolist()}, σ = {sigma}"
+            told = f"should win in {chances[label]:.0%} of all draws, yours lets it win in {shares[label]:.0%}"
+            yield f"{votes}: label {label} {told}."
 
 
-def _parts(answer: Any, cases: np.random.Generator) -> str | None:
+def _parts(answer: Any, cases: np.random.Generator) -> Differences:
     """The library's account of instructors that train on parts of MNIST."""
     batch, epochs = 10 * int(cases.integers(10, 41)), int(cases.integers(3, 12))
     noise, delta = round(float(cases.uniform(0.9, 1.6)), 2), 1e-5
@@ -46,10 +43,10 @@ def _parts(answer: Any, cases: np.random.Generator) -> str | None:
         "a tenth of the images, batches of a tenth": (alike.one, smaller.one),
         "ten instructors instead of one of them": (alike.each, alike.together),
     }
-    return predicted(answer, measured, f"ε (batches of {batch} before, {epochs} epochs, noise {noise})")
+    yield predicted(answer, measured, f"ε (batches of {batch} before, {epochs} epochs, noise {noise})")
 
 
-def _budget(answer: Any, cases: np.random.Generator) -> str | None:
+def _budget(answer: Any, cases: np.random.Generator) -> Differences:
     """The plain sum of labels with the noise that the answer asks for."""
     untouched, verdicts = True, []
     for _ in range(3):
@@ -57,7 +54,7 @@ def _budget(answer: Any, cases: np.random.Generator) -> str | None:
         scale = given(answer(total, labels))
         untouched &= math.isclose(scale, 1 / total)
         verdicts.append(_overspent(float(scale), total, labels))
-    return first_wrong(verdicts, untouched, "the noise is still the same for one label and for a thousand")
+    yield first_wrong(verdicts, untouched, "the noise is still the same for one label and for a thousand")
 
 
 def _overspent(scale: float, total: float, labels: int) -> str | None:

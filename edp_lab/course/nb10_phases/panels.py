@@ -128,7 +128,6 @@ def draw_images(result: NoisedImages) -> Figure:
     rows = {"tickvals": places[: len(ROWS)], "ticktext": ROWS, "autorange": "reversed"}
     return figure(
         "What noise leaves",
-        "",
         {**PICTURE, "z": _side_by_side(result.shown), "hovertemplate": "pixel %{z:.2f}" + fig.ALONE},
         height=300,
         top=44,
@@ -157,7 +156,6 @@ def draw_epsilon(result: NoisedImages) -> Figure:
     shown = {"marker": EDGE, "hover": "σ %{x:g}: ε %{y:.3g}"}
     return figure(
         "ε of one image, by its size in pixels",
-        "",
         *(
             line(name, **look, x=compute.SIGMAS, y=curve, hover="σ %{x:.2g}: ε %{y:.3g}")
             for (name, curve), look in zip(result.curves.items(), looks, strict=True)
@@ -219,7 +217,6 @@ def draw_ballot(result: Ballot) -> Figure:
     axes = [(seen, {**bare, "autorange": "reversed", "scaleanchor": "x"}), (by_label, axis("votes"))]
     return figure(
         "One vote",
-        "",
         {**PICTURE, "hoverinfo": "skip", "z": result.picture.tolist()},
         bar("votes", PLAIN, x=places, y=result.counts, hover="%{y} say %{x}", **fig.at(2)),
         points("with noise", NOISE, "diamond", 11, x=places, y=result.noisy, hover="%{x}: %{y:.1f}", **fig.at(2)),
@@ -273,7 +270,6 @@ def draw_parts(result: Partition) -> Figure:
     one, together, said = zip(*((cost.one, cost.together, cost.claimed) for cost in costs), strict=True)
     return figure(
         "ε, split into N parts",
-        "",
         line("one model on all", PLAIN, "dot", y=one, **on),
         line("holds: N on parts", HOLDS, width=3, symbol="circle", y=together, **on),
         line("claimed", CLAIMED, "dash", symbol="square-open", size=9, y=said, **on),
@@ -335,7 +331,6 @@ def draw_bill(result: LabelBill) -> Figure:
     on: dict[str, Any] = {"x": n, "hover": "%{x:,} labels: ε %{y:.3g}"}
     return figure(
         "What labels cost",
-        "",
         line("holds", HOLDS, width=3, y=least, **on),
         line("plain sum", OTHER, "dashdot", y=summed, visible="plain sum" in composed, **on),
         line("claimed", CLAIMED, "dash", y=said, **on),
@@ -354,7 +349,6 @@ def draw_learnt(result: LabelBill) -> Figure:
     ticks = [10, 20, 40, 80, 160, 320, max(result.sizes)]
     return figure(
         "What they teach",
-        "",
         {**band, "y": result.low},
         {**band, "y": result.high, "fill": "tonexty", "fillcolor": "rgba(204,121,167,0.2)"},
         line("understudy (95 %)", NOISE, width=3, symbol="circle", size=9, y=result.accuracy, **on),
@@ -465,7 +459,6 @@ def draw_parts_so_far(scores: Scores, thesis: Mapping[str, float]) -> Figure:
     names = {"categoryorder": "array", "categoryarray": [*NAMES.values()][::-1], "range": [-0.5, len(NAMES) - 0.5]}
     return figure(
         "Part by part",
-        "",
         points("this run (95 %)", PLAIN, "circle", 11, edge=None, **here),
         points("the thesis, MNIST", CLAIMED, "diamond-open", 12, edge=2, **there),
         height=380,
@@ -486,4 +479,4 @@ def draw_runs(runs: Sequence[ThreePhaseRecord]) -> Figure:
     marks = points("", HOLDS, "circle", 12, **on, **number, hovertext=told, hoverinfo="text")
     cost = log_axis("ε of the labels", [0.5, 2000.0, *epsilons], margin=0.05)
     accuracy = axis("accuracy of the understudy", [0, 1.08], **PERCENT)
-    return figure("Your runs", "", marks, height=380, xaxis=cost, yaxis=accuracy)
+    return figure("Your runs", marks, height=380, xaxis=cost, yaxis=accuracy)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import exercises_of, first_wrong, given, predicted
+from edp_lab.course.kit.exercises import Differences, exercises_of, first_wrong, given, predicted
 from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.reproduce.claims import Verdict
 from edp_lab.reproduce.paper.claims_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
@@ -31,7 +31,7 @@ SLIPS = {  # what is taken for a fall beyond chance, by what is said of it
 }
 
 
-def _verdict(answer: Any, cases: np.random.Generator) -> str | None:
+def _verdict(answer: Any, cases: np.random.Generator) -> Differences:
     """Verdicts on lists of changes, by how many fall beyond chance; a common slip that explains them all is named."""
     lists, told, got = [], [], []
     for kind, changes in CHANGES.items():
@@ -41,14 +41,13 @@ def _verdict(answer: Any, cases: np.random.Generator) -> str | None:
         lists.append(scaled)
         got.append(str(given(answer(list(scaled)))))
         if got[-1] not in tuple(Verdict):
-            return f"a verdict is one of {', '.join(map(repr, map(str, Verdict)))}; yours is {got[-1]!r}."
+            yield f"a verdict is one of {', '.join(map(repr, map(str, Verdict)))}; yours is {got[-1]!r}."
         told.append(f"{kind}: for " + ", ".join(f"{mean:+.1f} (±{half:.1f})" for mean, half in scaled))
     wanted = _judged(lists, lambda mean, half: Change("", mean, half).falls)
-    if got == wanted:
-        return None
     slip = next((f" {said}" for said, falls in SLIPS.items() if _judged(lists, falls) == got), "")
-    first = next(k for k, pair in enumerate(zip(got, wanted, strict=True)) if pair[0] != pair[1])
-    return f"{told[first]} yours is {got[first]!r}, it should be {wanted[first]!r}.{slip}"
+    for case, mine, right in zip(told, got, wanted, strict=True):
+        if mine != right:
+            yield f"{case} yours is {mine!r}, it should be {right!r}.{slip}"
 
 
 def _judged(lists: list[list[tuple[float, float]]], falls: Callable[[float, float], bool]) -> list[str]:
@@ -57,7 +56,7 @@ def _judged(lists: list[list[tuple[float, float]]], falls: Callable[[float, floa
     return [str(Verdict.of(all(one), any(one))) for one in hits]
 
 
-def _noise(answer: Any, cases: np.random.Generator) -> str | None:
+def _noise(answer: Any, cases: np.random.Generator) -> Differences:
     """The deviation of what Algorithm 1 returns, against the library; the bug left in place is still open."""
     untouched, differences = True, []
     for devices in (1, *map(int, cases.integers(2, 33, 3))):
@@ -69,10 +68,10 @@ def _noise(answer: Any, cases: np.random.Generator) -> str | None:
             case = f"with N = {devices}, C = {c}, z0 = {z0}"
             differences.append(f"{case} yours is {float(got):.4g}; it should be {right:.4g}.")
     still = "the bug is still in: this is what the paper counts on, not what it draws"
-    return first_wrong(differences, untouched, still)
+    yield first_wrong(differences, untouched, still)
 
 
-def _predict(answer: Any, cases: np.random.Generator) -> str | None:
+def _predict(answer: Any, cases: np.random.Generator) -> Differences:
     few, z0 = int(cases.integers(2, 5)), round(float(cases.uniform(0.5, 2)), 1)
     many = 4 * few
     noise = [float(p2_noise_of_the_release(n, z0).measured["times_too_small"]) for n in (few, many)]
@@ -84,7 +83,7 @@ def _predict(answer: Any, cases: np.random.Generator) -> str | None:
         "P5: true ε, two utterances in a micro-batch instead of one": (shared[0], shared[1]),
         "P5: true ε, four times as many utterances in a micro-batch": (shared[1], shared[2]),
     }
-    return predicted(answer, measured, f"the number (z0 {z0}, {few} and {many} GPUs or utterances)")
+    yield predicted(answer, measured, f"the number (z0 {z0}, {few} and {many} GPUs or utterances)")
 
 
 EXERCISES = exercises_of(__file__, verdict=_verdict, noise=_noise, predict=_predict)

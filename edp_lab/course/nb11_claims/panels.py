@@ -119,7 +119,6 @@ def draw_counts(result: View) -> Figure:
         bars.append(trace(str(verdict), look, x=values, y=documents, hover="%{y}: %{x}", **told))
     return figure(
         "Claims by verdict",
-        "",
         *bars,
         height=320,
         top=116,
@@ -149,7 +148,6 @@ def draw_times(title: str, rows: Sequence[tuple[str, float, Verdict]], height: i
         marks.append(points(str(verdict), color, symbol, size, edge=None, **places))
     return figure(
         title,
-        "",
         *marks,
         fig.vline(1, line={"color": "#444", "dash": "dot", "width": 2}),
         height=height,
@@ -364,7 +362,7 @@ def table1_figure(cells: Sequence[Cell]) -> fig.Still:
     layout = fig.plots(1, 4, (*CHANGES.values(), "ε"), axes, shared_yaxes=True, horizontal_spacing=0.02)
     layout |= {"legend": {"y": 1 + 1 / len(lines), "yanchor": "bottom"}, "template": TEMPLATE}
     height = 30 * len(lines) + 250
-    return fig.still("Table 1, theirs and ours", TABLE1_CAPTION, *marks, height=height, top=180, **layout)
+    return fig.still("Table 1, theirs and ours", *marks, caption=TABLE1_CAPTION, height=height, top=180, **layout)
 
 
 def _range(cells: Sequence[Cell], change: str) -> tuple[float, float]:
