@@ -13,23 +13,10 @@ from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 
 from edp_lab.course.nb01_coins import compute, panels
-from edp_lab.course.nb01_coins.compute import (
-    ADVANCED,
-    GAUSSIAN,
-    SUM,
-    TRUE_COUNT,
-    ZCDP,
-    averaging,
-    belief,
-    composed,
-    gaussian_count,
-    poll,
-)
+from edp_lab.course.nb01_coins.compute import TRUE_COUNT, averaging, belief, composed, gaussian_count, poll
 from edp_lab.errors import UsageError
-from edp_lab.privacy import GaussianDP, Schedule
-from edp_lab.privacy.composition import advanced_composition, basic_composition
+from edp_lab.privacy.composition import advanced_composition
 from edp_lab.privacy.foundations import NoisyCounter, estimate_frequencies, truth_probability
-from edp_lab.reproduce.thesis.claims_composition import t12_labels
 from edp_lab.reproduce.thesis.thesis_foundations import CREDIT_EPSILON, local_and_global
 from tests.course.conftest import prediction
 from tests.course.examples import Wrong, panel_of
@@ -108,17 +95,6 @@ def test_every_area_that_is_drawn_is_the_number_that_is_said(epsilon: float, sig
     assert trapezoid(above, result.output) == pytest.approx(result.delta, abs=2e-3)
     assert np.interp(epsilon, result.epsilons, result.deltas) == pytest.approx(result.delta, rel=0.02)
     assert np.interp(epsilon, result.epsilons, result.tails) == pytest.approx(result.tail, rel=0.02)
-
-
-def test_totals_are_the_accountants() -> None:
-    result = composed(0.2, 9000, 1e-5, 5.0)
-    assert (result.releases[0], result.releases[-1]) == (1, 9000)
-    last, evidence = {name: total[-1] for name, total in result.total.items()}, t12_labels(9000, 0.2).measured
-    assert last[SUM] == pytest.approx(evidence["basic"]) == basic_composition([(0.2, 0.0)] * 9000).epsilon
-    assert last[ZCDP] == evidence["zcdp"]
-    assert last[ADVANCED] == advanced_composition(0.2, 0.0, 9000, 1e-5).epsilon
-    noise = Schedule(np.array([math.sqrt(2) / 0.2]), np.array([9000]))
-    assert last[GAUSSIAN] == pytest.approx(GaussianDP(noise).epsilon(1e-5))
 
 
 @given(st.floats(1e-3, 5), st.floats(0.05, 100))

@@ -83,16 +83,6 @@ def test_curves_are_the_clouds_of_other_thresholds(rule: str) -> None:
     assert result.best_clip in CLIPS
 
 
-def test_epsilon_of_a_release_depends_on_z_alone() -> None:
-    for rule in ("by norm", "by value", "normalising"):
-        for clip_norm, examples in ((1.0, 100), (5.0, 10)):
-            held = cloud(clip_norm, 2.0, examples, 0.1, rule, 0).guarantee
-            assert held is not None
-            assert held.epsilon == pytest.approx(gdp_epsilon(1 / 2.0, DELTA))
-    assert cloud(1.0, 2.0, 100, 0.1, "as printed", 0).guarantee is None
-    assert math.isinf(cloud(1.0, 2.0, 100, 0.1, "as printed", 0).sensitivity)
-
-
 @pytest.mark.parametrize("optimizer", compute.OPTIMIZERS)
 def test_without_noise_and_with_a_loose_clip_all_walkers_go_the_same_way(optimizer: str) -> None:
     silent = trained(optimizer=optimizer, z=0.0)

@@ -27,9 +27,6 @@ STEP: dict[str, Any] = {
 DECAY: dict[str, Any] = {
     "as_printed": True, "clip_norm": 1.0, "z0": 0.03, "decay": "exponential", "tau": 0.3, "num_devices": 8
 }  # fmt: skip
-PROMISE: dict[str, Any] = {
-    "z": 1.0, "num_devices": 8, "alpha_max": 1.0, "micro_batch_size": 8, "epochs": 1, "delta": 1e-5
-}  # fmt: skip
 relaxed = settings(deadline=None, max_examples=50)  # others share the machine
 alphas, both = st.floats(0.05, 10), st.booleans()
 

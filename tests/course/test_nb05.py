@@ -279,9 +279,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "multiplies by the mask": Wrong(multiplied, "multiplying by the mask makes padding 0"),
         "fills the padding with what it has": masked(0.0),
         "masks the words instead of the padding": masked(-torch.inf, words=True),
-        "the mean instead of the maximum": lambda tokens, lengths: (
-            to_padded(tokens, lengths)[0].sum(1) / lengths[:, None]
-        ),
+        "the mean instead of the maximum": mean,
         "the maximum over features (crash)": words_first,
     },
 }

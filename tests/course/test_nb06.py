@@ -240,11 +240,6 @@ def test_the_explorer_s_command_makes_the_very_run_in_a_folder_of_its_own(traine
     assert "runs/sound-m8-z0.03-8epochs-seed0" in folders
 
 
-def test_where_the_paper_s_accounting_says_nothing_nothing_is_claimed(grid: Grid) -> None:
-    said, held = panels.epsilons(explore(grid, "poisson", 1, 0.1, "none", 8).point.guarantee)
-    assert (said.value, "with a secret seed" in held.unit) == ("nothing", True)
-
-
 def test_what_has_not_the_method_of_the_chosen_run_fades(grid: Grid) -> None:
     found = explore(grid, "sound", 2, 0.03, "none", 8)
     families = {trace["name"]: trace for trace in panels.draw_runs(found)["data"]}

@@ -3,7 +3,7 @@
 import json
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -123,9 +123,7 @@ def test_threshold_calls_the_share_that_is_asked_for(
     assert result.hits.interval[0] <= result.hits.value <= result.hits.interval[1]
 
 
-def test_curve_lies_in_its_band_and_lines_are_bounds_of_the_guarantee(
-    attacks: Mapping[str, Attacked],
-) -> None:
+def test_curve_lies_in_its_band_and_lines_are_bounds_of_the_guarantee(attacks: Mapping[str, Attacked]) -> None:
     result = shown(attacks)
     fpr, tpr, low, high = result.curve
     assert {*zip(fpr, tpr, strict=True)} <= {*zip(result.result.roc.fpr, result.result.roc.tpr, strict=True)}
@@ -272,25 +270,9 @@ def test_numbers_that_the_notebook_states_were_measured() -> None:
     assert "some 300" in text
 
 
-def by_quantile(members: Any, non_members: Any, fpr: float) -> Any:
-    return np.mean(members > np.quantile(non_members, 1 - fpr))
-
-
-def by_members(members: Any, non_members: Any, fpr: float) -> Any:
-    return np.mean(non_members > np.sort(members)[::-1][int(fpr * len(members))])
-
-
-def one_too_many(members: Any, non_members: Any, fpr: float) -> Any:
-    return np.mean(members >= np.sort(non_members)[::-1][int(fpr * len(non_members) + 1e-9)])
-
-
-def one_too_few(members: Any, non_members: Any, fpr: float) -> Any:
-    return np.mean(members > np.sort(non_members)[::-1][int(fpr * len(non_members) + 1e-9) - 1])
-
-
-def of_all(members: Any, non_members: Any, fpr: float) -> Any:
-    everyone = np.sort(np.concatenate([members, non_members]))[::-1]
-    return np.mean(members > everyone[int(fpr * len(everyone))])
+def top(scores: Any, share: float, fewer: int = 0) -> Any:
+    """The score that this share of all is above, or a few less."""
+    return np.sort(scores)[::-1][int(share * len(scores) + 1e-9) - fewer]
 
 
 def gap(scores: Any, member: Any, people: Any, t: float) -> Any:
@@ -298,23 +280,22 @@ def gap(scores: Any, member: Any, people: Any, t: float) -> Any:
 
 
 def flattering(scores: Any, member: Any, texts: Any) -> Any:
-    everyone = np.ones(len(scores), bool)
-    return max(gap(scores, member, everyone, t) for t in scores)
-
-
-def halves(scores: Any, member: Any, texts: Any) -> Any:
-    half = np.arange(len(scores)) % 2 == 0
-    return gap(scores, member, ~half, max(scores[half], key=lambda t: gap(scores, member, half, t)))
-
-
-def first_and_second_half(scores: Any, member: Any, texts: Any) -> Any:
-    first = np.arange(len(scores)) < len(scores) // 2
-    with np.errstate(invalid="ignore"), warnings.catch_warnings(action="ignore"):
-        return gap(scores, member, ~first, max(scores[first], key=lambda t: gap(scores, member, first, t)))
+    return max(gap(scores, member, member | True, t) for t in scores)
 
 
 def at_the_median(scores: Any, member: Any, texts: Any) -> Any:
-    return gap(scores, member, np.ones(len(scores), bool), np.median(scores))
+    return gap(scores, member, member | True, np.median(scores))
+
+
+def in_halves(half: Callable[[int], Any]) -> Any:
+    """A threshold from one half of so many people, judged on the other."""
+
+    def advantage(scores: Any, member: Any, texts: Any) -> Any:
+        these = half(len(scores))
+        with np.errstate(invalid="ignore"), warnings.catch_warnings(action="ignore"):
+            return gap(scores, member, ~these, max(scores[these], key=lambda t: gap(scores, member, these, t)))
+
+    return advantage
 
 
 def without_copies(answer: Any, members: bool = True, others: bool = True) -> Any:
@@ -328,16 +309,17 @@ def without_copies(answer: Any, members: bool = True, others: bool = True) -> An
     return advantage
 
 
+halves, first_half = in_halves(lambda n: np.arange(n) % 2 == 0), in_halves(lambda n: np.arange(n) < n // 2)
 NEITHER = "your result is not a number: one half has no non-members"
 guess = partial(prediction, "07", "compare")
 IN_NOISE = "scores that know nothing have no advantage, but over 100 groups of 120 people yours is 0.1"
 WRONG: dict[str, dict[str, Any]] = {
     "tpr": {
-        "lets a quantile interpolate": by_quantile,
-        "asks the members for the threshold": by_members,
-        "accuses one stranger too many": one_too_many,
-        "accuses one stranger too few": one_too_few,
-        "a share of everybody, not of the non-members": of_all,
+        "lets a quantile interpolate": lambda inside, others, fpr: np.mean(inside > np.quantile(others, 1 - fpr)),
+        "asks the members for the threshold": lambda inside, others, fpr: np.mean(others > top(inside, fpr)),
+        "accuses one stranger too many": lambda inside, others, fpr: np.mean(inside >= top(others, fpr)),
+        "accuses one stranger too few": lambda inside, others, fpr: np.mean(inside > top(others, fpr, 1)),
+        "a share of everybody": lambda inside, others, fpr: np.mean(inside > top([*inside, *others], fpr)),
     },
     "compare": {
         "the average decides everything": Wrong(
@@ -354,17 +336,12 @@ WRONG: dict[str, dict[str, Any]] = {
         "halves, but keeps the copies": halves,
         "drops the copies among members only": without_copies(halves, others=False),
         "drops the copies among non-members only": without_copies(halves, members=False),
-        "halves that may lack one side": Wrong(without_copies(first_and_second_half), NEITHER),
+        "halves that may lack one side": Wrong(without_copies(first_half), NEITHER),
         "splits nobody, takes the median": without_copies(at_the_median),
         "finds nothing, to be safe": lambda scores, member, texts: 0.0,
     },
 }
 
 
-def random_halves(scores: Any, member: Any, texts: Any) -> Any:
-    order = RNG.permutation(len(scores))
-    return halves(scores[order], member[order], texts[order])
-
-
 RNG = np.random.default_rng(0)
-RIGHT = {"advantage": (without_copies(random_halves),)}
+RIGHT = {"advantage": (without_copies(in_halves(lambda n: RNG.permutation(n) % 2 == 0)),)}

@@ -11,7 +11,6 @@ import pytest
 from edp_lab.attacks.audit.bounds import Finding, error_rate, lower_bounds, one_run_epsilon
 from edp_lab.attacks.audit.one_run import audit_one_run
 from edp_lab.attacks.audit.step_audit import audit_mechanism, draw_statistics
-from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.nb08_audit import compute, panels
 from edp_lab.course.nb08_audit.compute import StepNoise, audit_step, guess
 from edp_lab.privacy.csprng import key_from_seed
@@ -166,6 +165,7 @@ def best_of(bound: Any) -> Any:
 
 predict = partial(prediction, "08", "verdicts")
 NUMBERS = "but with ε = 21.6 claimed, 4.38 proven and 4.38 provable at most, it is 'no power'"
+FLATTERED = "Of 30 audits of a step whose ε is 4.38, yours proves more than that in "
 WRONG: dict[str, dict[str, Any]] = {
     "at_least": {
         "forgets delta": lambda fpr, fnr, delta: max(0.0, math.log(odds(fpr, fnr, 0.0))),
@@ -183,17 +183,10 @@ WRONG: dict[str, dict[str, Any]] = {
         "what is not refuted holds": predict("refuted", "refuted", "holds", "holds"),
     },
     "honest": {
-        "as it was": best_of(counted),
+        "as it was": Wrong(best_of(counted), FLATTERED),
         "counted rates, threshold fixed": counted,
         "limits, but the best threshold": best_of(limited),
         "half the confidence": lambda absent, present, delta: limited(absent, present, delta, confidence=0.5),
         "proves nothing, to be safe": lambda absent, present, delta: 0.0,
     },
 }
-
-
-def test_an_audit_that_flatters_is_told_how_often_it_proves_more_than_the_truth() -> None:
-    message = mark(exercises("08")["honest"], best_of(counted), 0).message
-    told = int(message.split("proves more than that in ")[1].split(".")[0])
-    assert told >= 27
-    assert "Of 30 audits of a step whose ε is 4.38" in message

@@ -133,6 +133,10 @@ def test_read_outs_have_the_numbers_of_the_result(name: str, values: dict[str, A
 
 
 TILES: dict[str, list[tuple[dict[str, Any], tuple[str, ...], str]]] = {  # values of the tiles, part of the sentence
+    "00 refute": [
+        ({"z0": 0.1}, (), "so few draws could not refute the claim"),
+        ({"z0": 10.0, "num_devices": 1}, (), "these draws do not refute the claim"),  # though it is false
+    ],
     "01 coin": [
         ({"epsilon": LN3}, ("30 % → 56.2 %", "36 % ± 9.4"), "31 lie; nobody can see who, and the estimate"),
         ({"epsilon": 12.0, "people": 50}, ("30 % → 100 %",), "Of the first 50 people 0 lie;"),
@@ -181,6 +185,11 @@ TILES: dict[str, list[tuple[dict[str, Any], tuple[str, ...], str]]] = {  # value
         ({"epochs": 1}, (), "The one epoch costs the whole bill."),
         ({"tau": 2.0, "epochs": 20}, (), "The last epoch of 20 costs"),
     ],
+    "04 sampling": [
+        ({"rate": 0.8, "steps": 1}, (), "no whole pass before 2 steps"),
+        ({"rate": 0.01, "noise_multiplier": 10.0, "delta": 0.1}, (), "refutes no ε at this δ"),
+    ],
+    "06 Explorer": [({"method": "poisson", "z0": 0.1, "epochs": 8}, ("nothing",), "The nearest measured run")],
     "06 ladder": [
         ({"z": 1.0}, (), "puts 16 times as much noise on the mean as m = 1, for the same ε"),
         (
@@ -314,6 +323,12 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ("09 noise", [{"variant": SOUND}], 0, "holds", lambda r: r.guarantee.epsilon),
     ("06 ladder", [{}, LADDER], 0, "holds", lambda r: r.chosen.epsilon),
     ("06 ladder", [{}, LADDER], 1, "holds", lambda r: r.rungs[0].equal_epsilon),
+    ("04 bill", [{}, {"variant": SOUND, "utterances": 2}], 0, "claimed", lambda r: r.claimed[-1]),
+    ("04 bill", [{"variant": SOUND, "utterances": 2}], 0, "holds", lambda r: r.exact[-1]),
+    ("04 bill", [{}], 1, "holds", lambda r: r.exact[-1]),  # with a public alpha
+    ("06 tuning", [{}], 1, "holds", lambda r: r.free),
+    ("10 parts", [{}, {"instructors": 20, "batch_size": 150}], 0, "holds", lambda r: r.cost.each),
+    ("11 turn", [{}, {"num_devices": 4, "z0": 2.0}], 1, "holds", lambda r: r.epsilon),
     ("04 loss", [{}], 0, "holds", lambda r: r.epsilon),
     ("04 sampling", [{}], 0, "holds", lambda r: r.sampled[-1]),
     ("04 sampling", [{}], 1, "holds", lambda r: r.shuffled[-1]),

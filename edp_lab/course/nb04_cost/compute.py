@@ -180,7 +180,6 @@ class Loss(NamedTuple):
     releases: int  # T
     delta: float
     draws: int  # simulated runs with the utterance, and as many without
-    seed: int
     mu: float  # of all releases together
     epsilon: float  # at delta, exact
     zcdp: float  # at delta, by zCDP
@@ -222,7 +221,7 @@ def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) 
     members, others = noise[0] + mu * releases, noise[1]
     hits = int((members > ndtri(0.99) * math.sqrt(releases)).sum())
     return Loss(
-        mu, releases, delta, draws, seed, every.mu, epsilon, zcdp.epsilon(delta), loss,
+        mu, releases, delta, draws, every.mu, epsilon, zcdp.epsilon(delta), loss,
         with_it=density,
         without=density[::-1],
         excess=density * -np.expm1(np.minimum(epsilon - loss, 0)),
@@ -340,9 +339,7 @@ class Behind(NamedTuple):
     epochs: int  # T
     taus: tuple[float, ...]  # of the paper's grid; (0,) without decay
     z0: Array  # (taus, 120), the z0 that gives the printed value exactly, for T = 1 ... 120
-    fits: list[
-        tuple[float, float, float]
-    ]  # tau, least and largest z0 in the paper's range that give it within rounding
+    fits: list[tuple[float, float, float]]  # tau, least and largest z0 of the paper's that give it within rounding
     setting: Setting  # the first that fits; with another T where none does
     reachable: int  # how many of the 36 printed values T explains
 

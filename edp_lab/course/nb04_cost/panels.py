@@ -10,23 +10,12 @@ from typing import Any
 import numpy as np
 
 from edp_lab.course.kit import figure as fig
+from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import Control, choice, decades, decay_of, delta_of, devices, number, seed_of
 from edp_lab.course.kit.figure import Figure, Trace, axis, line, log_axis, logs, points, positive
 from edp_lab.course.kit.inputs import AS_PRINTED, VARIANTS
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
-from edp_lab.course.kit.text import (
-    Words,
-    account_command,
-    account_of,
-    at_least,
-    at_most,
-    columns,
-    count,
-    duration,
-    percent,
-    python,
-    short,
-)
+from edp_lab.course.kit.text import Words, account_command, at_most, count, percent, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb04_cost import compute
@@ -77,7 +66,7 @@ def bill(C: float, z0: float, decay: str, tau: float, num_devices: int, epochs: 
         m, held = result.mechanism, result.guarantee
         private = held.epsilon is None and held.epsilon_if_alpha_public is not None
         run = {"epochs": result.epochs, "delta": result.delta, "utterances-per-person": result.utterances}
-        return "\n".join(account_of(one, **run) for one in ([m, m.with_public_alpha()] if private else [m]))
+        return "\n".join(text.account_of(one, **run) for one in ([m, m.with_public_alpha()] if private else [m]))
 
     return Panel(
         "The bill of a run",
@@ -151,7 +140,7 @@ def needed(target: float, decay: str, tau: float, num_devices: int, epochs: int,
         """The call of `edp-lab account` that looks for z0, with a public alpha."""
         budget, run = result.budget, {"epochs": result.epochs, "delta": result.budget.delta}
         people = {"utterances-per-person": budget.utterances_per_person, "target-epsilon": budget.epsilon}
-        return account_of(result.mechanism.with_public_alpha(), **run, **people)
+        return text.account_of(result.mechanism.with_public_alpha(), **run, **people)
 
     return Panel(
         "Noise for a target",
@@ -229,7 +218,7 @@ def loss(mu: float, epochs: int, delta: float, draws: int, seed: int) -> Panel:
     def command(result: Loss, **values: Any) -> str:
         """The call of `edp-lab account` that says the same, and the Python that attacks."""
         account = _account({"z0": 1 / result.mu_each, "epochs": result.releases, "delta": result.delta})
-        return f"{account}\n{python(compute.privacy_loss, *values.values())}"
+        return f"{account}\n{text.python(compute.privacy_loss, *values.values())}"
 
     return Panel(
         "Privacy losses and attacks",
@@ -340,7 +329,7 @@ def tell_sampling(result: Sampled) -> tuple[Tile, Tile, str]:
         holds(f"ε = {at_most(sampled)}", f"random batches, δ = {short(result.delta)}", "secret sample"),
         Tile("shuffled", f"ε = {at_most(shuffled)}", count(result.passes, "pass", "passes")),
     )
-    least = f"An attack refutes every ε below {at_least(result.at_least)} for shuffled batches"
+    least = f"An attack refutes every ε below {text.at_least(result.at_least)} for shuffled batches"
     if result.at_least > sampled:
         return *tiles, f"{least}: billing them as a sample is false."
     if result.at_least:
@@ -424,10 +413,10 @@ class TightAccounts(RunPanel):
 
 def tell_tight(accounts: Sequence[Account]) -> tuple[Tile, Tile, str]:
     """The sample's epsilon by a bound and by the whole distribution, and by how much they differ."""
-    bound, tight = accounts[-2:]
+    (bound, quick), (tight, slow) = ((f"ε = {at_most(a.epsilon)}", text.duration(a.seconds)) for a in accounts[-2:])
     return (
-        holds(f"ε = {at_most(bound.epsilon)}", f"an upper bound, in {duration(bound.seconds)}", "Rényi DP"),
-        holds(f"ε = {at_most(tight.epsilon)}", f"exact to a grid, in {duration(tight.seconds)}", "loss distribution"),
+        holds(bound, f"an upper bound, in {quick}", "Rényi DP"),
+        holds(tight, f"exact to a grid, in {slow}", "loss distribution"),
         "Both ε hold for the same secret sample. Quote the smaller one.",
     )
 
@@ -438,7 +427,7 @@ def draw_accounts(accounts: Sequence[Account]) -> Figure:
     marks: Trace = {
         "type": "scatter", "mode": "markers+text", "x": positive(account.epsilon for account in accounts),
         "y": [account.name.replace(", ", ",\n") for account in accounts],
-        "text": [f"{at_most(account.epsilon)} in {duration(account.seconds)}" for account in accounts],
+        "text": [f"{at_most(account.epsilon)} in {text.duration(account.seconds)}" for account in accounts],
         "textposition": "top center", "cliponaxis": False, "hovertemplate": "%{y}: ε = %{x:.4g}",
         "marker": {"color": colors, "symbol": symbols, "size": 15, "line": {"width": 2, "color": colors}},
     }  # fmt: skip
@@ -580,11 +569,11 @@ def devices_table(mechanisms: Sequence[Mechanism], epochs: int, delta: float) ->
             holds = "none"
         noise, reach = mechanism.noise_std(0), mechanism.sensitivity()
         rows.append((str(mechanism.num_devices), d(noise), d(reach), d(mechanism.noise_multiplier(0)), holds))
-    return columns(rows)
+    return text.columns(rows)
 
 
 def accounts_table(accounts: Sequence[Account], notes: Mapping[str, str]) -> str:
     """What each account says, how long it took, and a note."""
     rows = [("account", "ε", "time", "")]
-    rows += [(a.name, at_most(a.epsilon), duration(a.seconds), notes.get(a.name, "")) for a in accounts]
-    return columns(rows)
+    rows += [(a.name, at_most(a.epsilon), text.duration(a.seconds), notes.get(a.name, "")) for a in accounts]
+    return text.columns(rows)

@@ -43,7 +43,6 @@ class CorpusLook(NamedTuple):
     """What there is to see of a corpus; its 45:5:50 split keeps utterances of the same text together."""
 
     corpus: Corpus
-    seed: int
     intents: Mapping[str, int]  # numbers of occurrences, the most frequent first
     slots: Mapping[str, int]
     lengths: NDArray[np.int64]  # (n) words in each utterance
@@ -73,7 +72,6 @@ def look_at(name: str, seed: int) -> CorpusLook:
     seen = {pattern(u) for u in together.train}
     return CorpusLook(
         corpus,
-        seed,
         intents,
         slots,
         lengths,

@@ -83,8 +83,7 @@ class Shown(NamedTuple):
 
     result: AttackResult
     seed: int
-    called: float  # percent of all that score `threshold` or more
-    threshold: float
+    threshold: float  # that so many of all as were `called` members reach
     hits: Rate  # TPR there, with its Clopper-Pearson interval
     alarms: Rate  # FPR there
     curve: Array  # (4, P) FPR, TPR, and both ends of the TPR's interval, pointwise; thinned out for a log axis
@@ -146,7 +145,7 @@ def show_roc(
     bounds = stats.dp_bound(epsilon, held.delta), stats.gaussian_bound(mu)
     beyond = tuple(bool((low > bound.tpr(most)).any()) for bound in bounds)
     curve, seed = np.array([fpr, tpr, low, high]), target.config.seed
-    about = result, seed, called, threshold, hits, alarms
+    about = result, seed, threshold, hits, alarms
     return Shown(*about, curve, edges, shares, mark, mechanism, held, *bounds, beyond)
 
 

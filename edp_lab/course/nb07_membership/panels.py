@@ -17,20 +17,11 @@ from edp_lab.attacks.memorisation import DIGITS, Traced
 from edp_lab.attacks.statistics import LEAST_MEMBERS, Guards
 from edp_lab.attacks.statistics import roc as roc_curve
 from edp_lab.course.kit import figure as fig
+from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, devices, number
 from edp_lab.course.kit.figure import DOTTED, Figure, Trace, line, points
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
-from edp_lab.course.kit.text import (
-    Words,
-    account_command,
-    at_most,
-    columns,
-    command,
-    count,
-    percent,
-    short,
-    train_command,
-)
+from edp_lab.course.kit.text import Words, at_most, count, percent, short, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb07_membership import compute
 from edp_lab.course.nb07_membership.compute import Array, Attacks, CanaryGrid, Defended, Found, Remembered, Shown
@@ -169,7 +160,7 @@ def roc_command(result: Shown, attacked: Attacked) -> str:
         attack += f" --shadows {attacked.about.get('shadows')}"
     flags = ["--as-printed", "--alpha-source", "public"] if mechanism.variant is Variant.AS_PRINTED else []
     options = {"z0": repr(mechanism.z0), "gpus": mechanism.num_devices, "epochs": held.epochs, "delta": held.delta}
-    account = account_command({**options, "adjacency": "replace_one"}, *flags)
+    account = text.account_command({**options, "adjacency": "replace_one"}, *flags)
     return f"{train_command(attacked.target.config, run)}\nedp-lab attack {attack}\n{account}"
 
 
@@ -179,7 +170,7 @@ def attacks_table(attacks: Attacks) -> str:
     for name, found in ((name, attacked.result) for name, attacked in attacks.items()):
         tails = (words.tail(found.tpr_at_fpr[fpr]) for fpr in ("0.01", "0.001"))
         rows.append((ATTACKS[name], f"{found.auc:.3f} ({words.interval(found.auc_interval)})", *tails))
-    return columns(rows)
+    return text.columns(rows)
 
 
 def guards_table(found: Mapping[str, Guards]) -> str:
@@ -188,7 +179,7 @@ def guards_table(found: Mapping[str, Guards]) -> str:
     for name, guards in found.items():
         fit = "no" if guards.leaks or guards.duplicates else "yes"
         rows.append((name, f"{guards.text_auc:.3f}", f"{guards.duplicates:,}", fit))
-    return columns(rows)
+    return text.columns(rows)
 
 
 # ---- Canaries ------------------------------------------------------------------------------------------------------
@@ -301,7 +292,7 @@ def canaries_command(result: Remembered) -> str:
     """The call of `edp-lab attack canaries` that measures this model."""
     asked, counts = compute.CANARIES, ",".join(str(row.repetitions) for row in result.rows[result.method])
     options = {"corpus": asked.corpus, "methods": result.method, "repetitions": counts, "epochs": asked.epochs}
-    return command("attack canaries", {**options, "size": asked.size, "z0": result.z0, "seed": asked.seed})
+    return text.command("attack canaries", {**options, "size": asked.size, "z0": result.z0, "seed": asked.seed})
 
 
 # ---- Runs with noise -----------------------------------------------------------------------------------------------

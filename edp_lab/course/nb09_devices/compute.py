@@ -222,9 +222,6 @@ class Scaling(NamedTuple):
 
     shares: Shares  # what was measured, on one core
     batch: int  # utterances of a step, over all devices
-    bandwidth: float  # assumed, of each link: GB/s
-    latency: float  # assumed: microseconds for each of the ring's 2 (N - 1) messages
-    speed: float  # assumed: how many times as fast as that core a device is
     counts: NDArray[np.int64]  # (K,), numbers of devices, at least two utterances each
     devices: int  # N
     here: int  # where N is among them
@@ -238,7 +235,8 @@ class Scaling(NamedTuple):
 
 
 def scaling(model: str, devices: int, batch: int, bandwidth: float, latency: float, speed: float) -> Scaling:
-    """Steps on 1, 2, 4, ... devices, from measured shares and assumed links. Nothing of it was run on GPUs.
+    """Steps on 1, 2, 4, ... devices, from measured shares and assumed links (GB/s; microseconds for each of the ring's
+    2 (N - 1) messages) and devices (times as fast as the measured core). Nothing of it was run on GPUs.
 
     Raises:
         UsageError: fewer than two utterances per device, or numbers that are not positive (latency may be 0).
@@ -254,5 +252,5 @@ def scaling(model: str, devices: int, batch: int, bandwidth: float, latency: flo
     extra = edp_sgd - sgd
     step = sgd + extra + message
     here, measured = counts.tolist().index(devices), np.isin(batch / counts, known.batches)
-    of = known, batch, bandwidth, latency, speed, counts, devices, here, measured
+    of = known, batch, counts, devices, here, measured
     return Scaling(*of, sgd, extra, message, step, step[0] / step, step / (sgd + message))

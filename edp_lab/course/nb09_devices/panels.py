@@ -10,22 +10,12 @@ from typing import Any
 import numpy as np
 
 from edp_lab.course.kit import figure as fig
+from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, delta_of, devices, number, seed_of
 from edp_lab.course.kit.figure import Figure, Trace, axis, figure, line, log_axis, points, positive
 from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, epsilons, panel
-from edp_lab.course.kit.text import (
-    Html,
-    Words,
-    account_of,
-    command,
-    count,
-    duration,
-    guarantee_of,
-    percent,
-    short,
-    train_command,
-)
+from edp_lab.course.kit.text import Html, Words, account_of, count, duration, percent, short, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb09_devices import compute
@@ -58,7 +48,7 @@ words = Words(
     __file__,
     megabytes=lambda number: f"{d(number / 1e6)} MB",
     ring_bytes=compute.ring_bytes,
-    guarantee_of=guarantee_of,
+    guarantee_of=text.guarantee_of,
     printed=printed,
     where=compute.where,
     who=who,
@@ -374,7 +364,7 @@ def measure_command(task: Task) -> str:
     """The benchmark on the command line."""
     lists = {name: ",".join(map(str, getattr(task, name))) for name in ("methods", "gpus")}
     options = {"corpus": task.corpus, "model": task.model, "size": task.size, **lists, "batch-size": task.batch_size}
-    return command("bench step", {**options, "rounds": task.rounds, "threads": task.threads})
+    return text.command("bench step", {**options, "rounds": task.rounds, "threads": task.threads})
 
 
 # ---- What N devices would give -------------------------------------------------------------------------------------

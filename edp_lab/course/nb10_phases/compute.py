@@ -161,7 +161,6 @@ class Ballot(NamedTuple):
 
     settings: ThreePhaseSettings
     image: int  # its number
-    draw: int  # that of the noise
     truth: int  # the image's digit
     picture: Array  # (8, 8), as the instructors see it
     counts: NDArray[np.int64]  # (K), votes
@@ -206,7 +205,6 @@ def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw
     return Ballot(
         settings,
         image,
-        draw,
         truth=int(truth[image]),
         picture=sketch.noised(settings.sigma)[1][image, 0].astype(np.float64),
         counts=counts,

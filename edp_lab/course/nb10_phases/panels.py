@@ -30,17 +30,9 @@ if TYPE_CHECKING:
     from edp_lab.three_phase.phases import Event, ThreePhaseRecord
 
 
-def spelt(accountant: str) -> str:
-    return accountant.replace("Renyi", "Rényi")
-
-
 words = text.Words(
-    __file__,
-    spelt=spelt,
-    draws=compute.DRAWS,
-    not_private=NOT_PRIVATE,
+    __file__, draws=compute.DRAWS, not_private=NOT_PRIVATE, spelt=lambda name: name.replace("Renyi", "Rényi")
 )
-
 HERE: dict[str, Any] = {"line": {"color": "#666", "dash": "dot", "width": 1}}  # where the sliders stand
 EDGE = {"line": {"width": 1, "color": INK}}  # of a mark
 NUMBERS: dict[str, Any] = {"type": "log", "tickformat": "~g"}  # a log axis with numbers, not powers
