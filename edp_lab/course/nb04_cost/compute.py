@@ -272,7 +272,7 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
     accountants.check_delta(delta)
     one = RenyiDP(releases_of(noise_multiplier, 1, rate))
     after = np.unique(np.geomspace(1, steps, POINTS).round().astype(np.int64))
-    passes, whole = [whole_passes(int(k), rate) for k in after], steps_of_a_pass(rate)
+    passes, whole = [math.ceil(k * rate * (1 - 1e-12)) for k in after.tolist()], steps_of_a_pass(rate)
     everyone, shuffled = (
         np.array([GaussianDP(releases_of(noise_multiplier, count)).epsilon(delta) for count in counts])
         for counts in (after, passes)
@@ -291,11 +291,6 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
         with_it=with_it,
         sampled_with=(1 - rate) * without + rate * with_it,
     )  # fmt: skip
-
-
-def whole_passes(steps: int, rate: float) -> int:
-    """How often the corpus has been begun after so many steps of disjoint batches."""
-    return math.ceil(steps * rate * (1 - 1e-12))
 
 
 def steps_of_a_pass(rate: float) -> int:

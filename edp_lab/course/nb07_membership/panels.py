@@ -19,7 +19,7 @@ from edp_lab.attacks.statistics import roc as roc_curve
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, devices, number
-from edp_lab.course.kit.figure import DOTTED, Figure, Trace, line, points
+from edp_lab.course.kit.figure import DOTTED, Figure, Trace, figure, line, points
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
 from edp_lab.course.kit.text import Words, at_most, count, percent, short, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
@@ -32,7 +32,6 @@ words = Words(__file__)
 VARIANTS = {"as printed": True, "sound": False}
 ATTACKS = {"loss": "loss", "shadow": "shadow model", "lira-online": "LiRA"}
 METHOD_NAMES = {"sgd": "SGD", "edp-sgd-as-printed": "as printed", "edp-sgd": "sound"}
-figure = partial(fig.figure, height=400)
 LOG = {"type": "log", "dtick": 1, "tickformat": "~g"}
 
 
@@ -50,7 +49,7 @@ def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs:
         "How many members an attack finds for each share of strangers that it accuses, and the scores behind it.",
         partial(compute.show_roc, attacks),
         [draw_roc, draw_scores],
-        lambda result: words.roc(result, bound_settings(result)),
+        words.roc,
         lambda result, attack, **_: roc_command(result, attacks[attack]),
         tiles=tell_roc,
         views={
@@ -144,12 +143,6 @@ def draw_scores(result: Shown) -> Figure:
         xaxis=fig.axis(SCORES[attack], ends.tolist()),
         yaxis=fig.axis("share of that side (%)", [0, 115 * float(result.shares.max())]),
     )
-
-
-def bound_settings(result: Shown) -> str:
-    """The mechanism whose bounds are drawn."""
-    mechanism, epochs = result.mechanism, count(result.guarantee.epochs, "epoch")
-    return f"{mechanism.variant.replace('-', ' ')}, N = {mechanism.num_devices}, z0 = {mechanism.z0:g}, {epochs}"
 
 
 def roc_command(result: Shown, attacked: Attacked) -> str:

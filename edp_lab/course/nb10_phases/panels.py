@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, delta_of, number
-from edp_lab.course.kit.figure import Figure, axis, bar, figure, line, log_axis, logs, points
+from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, logs, points
 from edp_lab.course.kit.inputs import require
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
 from edp_lab.course.kit.text import at_most, count, digits, percent, short
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 words = text.Words(
     __file__, draws=compute.DRAWS, not_private=NOT_PRIVATE, spelt=lambda name: name.replace("Renyi", "Rényi")
 )
+figure = partial(fig.figure, height=380)
 HERE: dict[str, Any] = {"line": {"color": "#666", "dash": "dot", "width": 1}}  # where the sliders stand
 EDGE = {"line": {"width": 1, "color": INK}}  # of a mark
 NUMBERS: dict[str, Any] = {"type": "log", "tickformat": "~g"}  # a log axis with numbers, not powers
@@ -154,7 +155,6 @@ def draw_epsilon(result: NoisedImages) -> Figure:
         ),
         points("claimed", CLAIMED, "star", 15, x=said[0], y=said[1], **shown),
         points("here", HOLDS, "circle", 12, x=here[0], y=here[1], showlegend=False, **shown),
-        height=380,
         xaxis=axis("noise on a pixel σ", dtick=1, **NUMBERS),
         yaxis=logs(f"ε at δ = {short(result.settings.delta)}"),
     )
@@ -212,7 +212,6 @@ def draw_ballot(result: Ballot) -> Figure:
         {**PICTURE, "hoverinfo": "skip", "z": result.picture.tolist()},
         bar("votes", PLAIN, x=places, y=result.counts, hover="%{y} say %{x}", **fig.at(2)),
         points("with noise", NOISE, "diamond", 11, x=places, y=result.noisy, hover="%{x}: %{y:.1f}", **fig.at(2)),
-        height=380,
         bargap=0.3,
         **fig.plots(1, 2, axes=axes, column_widths=(0.2, 0.8), horizontal_spacing=0.14),
     )
@@ -266,7 +265,6 @@ def draw_parts(result: Partition) -> Figure:
         line("holds: N on parts", HOLDS, width=3, symbol="circle", y=together, **on),
         line("claimed", CLAIMED, "dash", symbol="square-open", size=9, y=said, **on),
         fig.vline(result.instructors, **HERE),
-        height=380,
         xaxis=axis("instructors N, on 60,000 images", tickangle=0, tickvals=numbers, **NUMBERS),
         yaxis=log_axis(f"ε at δ = {short(result.delta)}", [*one, *together, *said], margin=0.05),
     )
@@ -327,7 +325,6 @@ def draw_bill(result: LabelBill) -> Figure:
         line("plain sum", OTHER, "dashdot", y=summed, visible="plain sum" in composed, **on),
         line("claimed", CLAIMED, "dash", y=said, **on),
         fig.vline(result.spent, **HERE),
-        height=380,
         xaxis=axis("labels spent (thesis: 9,000)", [0, 4.05], type="log", tickformat=",", dtick=1),
         yaxis=log_axis(f"ε of all labels, at δ = {short(settings.delta)}", [*least, *summed, *said], margin=0.05),
     )
@@ -347,7 +344,6 @@ def draw_learnt(result: LabelBill) -> Figure:
         line("without noise", PLAIN, "dot", symbol="triangle-up-open", size=9, y=result.silent, **on),
         line("labels that are true", OTHER, "dash", symbol="diamond-open", size=9, y=result.right, **on),
         fig.vline(result.spent, **HERE),
-        height=380,
         xaxis=axis("labels spent", tickangle=0, tickvals=ticks, **NUMBERS),
         yaxis=axis("share that is right", [0, 1.02], **PERCENT),
     )
@@ -453,7 +449,6 @@ def draw_parts_so_far(scores: Scores, thesis: Mapping[str, float]) -> Figure:
         "Part by part",
         points("this run (95 %)", PLAIN, "circle", 11, edge=None, **here),
         points("the thesis, MNIST", CLAIMED, "diamond-open", 12, edge=2, **there),
-        height=380,
         xaxis=axis("accuracy on 60 images", [0, 1.03], **PERCENT),
         yaxis=names,
     )
@@ -471,4 +466,4 @@ def draw_runs(runs: Sequence[ThreePhaseRecord]) -> Figure:
     marks = points("", HOLDS, "circle", 12, **on, **number, hovertext=told, hoverinfo="text")
     cost = log_axis("ε of the labels", [0.5, 2000.0, *epsilons], margin=0.05)
     accuracy = axis("accuracy of the understudy", [0, 1.08], **PERCENT)
-    return figure("Your runs", marks, height=380, xaxis=cost, yaxis=accuracy)
+    return figure("Your runs", marks, xaxis=cost, yaxis=accuracy)
