@@ -110,7 +110,7 @@ def test_area_of_delta_is_delta_and_both_bells_are_whole(mu: float, releases: in
         return
     if delta > 1e-3:
         beyond = result.loss >= result.epsilon
-        assert trapezoid(result.excess[beyond], result.loss[beyond]) == pytest.approx(delta, rel=0.1)  # of a drawing
+        assert trapezoid(result.excess[beyond], result.loss[beyond]) == pytest.approx(delta, rel=0.2)  # of a drawing
 
 
 def test_trade_off_curves_are_ordered_and_the_simulated_attack_reaches_the_bound() -> None:

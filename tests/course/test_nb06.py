@@ -112,24 +112,6 @@ def test_a_measured_point_is_the_run_that_its_command_makes(small: TrainConfig, 
         assert compute.live_point(run, record).config == point.config
 
 
-@pytest.mark.parametrize(
-    ("method", "micro_batch", "expected"),
-    [
-        ("sgd", 8, {}),
-        ("printed", 8, {"method": "edp-sgd", "as_printed": True}),
-        ("sound", 4, {"method": "edp-sgd", "micro_batch_size": 4}),
-        ("sound", 1, {"method": "dp-sgd", "poisson": False}),
-        ("poisson", 8, {"method": "dp-sgd", "poisson": True}),
-    ],
-)
-def test_settings_become_runs(method: str, micro_batch: int, expected: dict[str, Any]) -> None:
-    config = compute.configured(replace(BASE, clip_norm=0.5, seed=3), method, micro_batch, 0.2, "linear", 3)
-    shared = {"method": "sgd", "micro_batch_size": None, "as_printed": False, "poisson": False, "epochs": 3, "seed": 3}
-    noise = {"z0": 0.2, "decay": "linear", "clip_norm": 0.5} if expected else {}
-    wanted = shared | noise | expected
-    assert {name: getattr(config, name) for name in wanted} == wanted
-
-
 def test_what_the_nearest_point_has_instead_is_said_and_the_cheaper_run_is_as_good(grid: Grid) -> None:
     found = explore(grid, "sound", 4, 0.02, "linear", 7)
     assert found.differs == {"z0": (0.02, 0.03), "decay": ("linear", "none"), "epochs": (7, 8)}

@@ -99,16 +99,6 @@ def test_what_is_kept_belongs_to_the_embedded_corpus_and_lacks_nothing(tmp_path:
     assert said == []
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "no JSON"])
-def test_damaged_results_are_one_sentence(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text(content)
-    with pytest.raises(UsageError, match="damaged"):
-        measured(path)
-    with pytest.raises(UsageError, match="is missing"):
-        measured(tmp_path / "none.json")
-
-
 @pytest.mark.parametrize(("called", "people"), [(1.0, 500), (10.0, 500), (50.0, 60), (100.0, 200)])
 def test_threshold_calls_the_share_that_is_asked_for(
     attacks: Mapping[str, Attacked], called: float, people: int

@@ -189,7 +189,7 @@ TILES: dict[str, list[tuple[dict[str, Any], tuple[str, ...], str]]] = {  # value
         ({"rate": 0.8, "steps": 1}, (), "no whole pass before 2 steps"),
         ({"rate": 0.01, "noise_multiplier": 10.0, "delta": 0.1}, (), "refutes no ε at this δ"),
     ],
-    "06 Explorer": [({"method": "poisson", "z0": 0.1, "epochs": 8}, ("nothing",), "The nearest measured run")],
+    "06 Explorer": [({"method": "poisson", "z0": 0.1, "epochs": 8}, ("nothing",), "This run has SER 0.46")],
     "06 ladder": [
         ({"z": 1.0}, (), "puts 16 times as much noise on the mean as m = 1, for the same ε"),
         (
