@@ -27,7 +27,7 @@ def compute(C):
     return C
 
 theme.activate()
-draw = lambda C: figure("a line", "", line("c", "black", x=[0, 1], y=[C, 2 * C]), height=300)
+draw = lambda C: figure("a line", line("c", "black", x=[0, 1], y=[C, 2 * C]), height=300)
 controls = {"C": number("clip norm", 1.0, [0.5, 1.0, 2.0, 4.0])}
 panel = Panel("Clip", "A line.", compute, [draw], str, lambda result, C: f"clip {C}", **controls)
 panel

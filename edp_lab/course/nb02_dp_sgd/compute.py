@@ -376,7 +376,6 @@ class Denominators(NamedTuple):
     """
 
     noise_std: float
-    steps: int
     gamma: float
     seed: int
     gradient: Array  # (COORDINATES,), size of each weight's gradient, the same in every step
@@ -409,4 +408,4 @@ def denominators(noise_std: float, steps: int, gamma: float, seed: int) -> Denom
     v = (adam.state[weights[0]]["exp_avg_sq"] / unbiased).sqrt().numpy()
     left = ((state["exp_avg_sq"] - state["noise_sq"]) / unbiased).clamp_min(gamma).sqrt().numpy()
     size, floored = gradient.numpy(), int((left <= math.sqrt(gamma) * (1 + 1e-9)).sum())
-    return Denominators(noise_std, steps, gamma, seed, size, v, left, size / v, size / left, floored)
+    return Denominators(noise_std, gamma, seed, size, v, left, size / v, size / left, floored)

@@ -14,7 +14,7 @@ from edp_lab.course.kit.controls import choice, decades, number, seed_of
 from edp_lab.course.kit.figure import Figure, axis, line, logs, points, positive
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, Tile, claimed, holds, panel
-from edp_lab.course.kit.text import Words, account_command, at_most, count, percent, python, short
+from edp_lab.course.kit.text import Words, account_command, at_most, columns, count, percent, python, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb02_dp_sgd import compute
@@ -74,12 +74,9 @@ def norms_figure(result: compute.PerExample, clip_norm: float) -> fig.Still:
 
 def ways(result: compute.PerExample) -> str:
     """Seconds and passes of each way to the gradient of one batch, in plain text."""
-    slowest = result.seconds[LOOP]
-    rows = [
-        f"{name:<34}{1000 * seconds:7.0f} ms{slowest / seconds:8.1f} times as fast"
-        for name, seconds in result.seconds.items()
-    ]
-    return "\n".join([*rows, f"norms of loop and book-keeping differ by {result.disagreement:.0e} at most"])
+    times = ((name, seconds, result.seconds[LOOP] / seconds) for name, seconds in result.seconds.items())
+    rows = [(name, f"{1000 * seconds:.0f} ms", f"{faster:.1f} times as fast") for name, seconds, faster in times]
+    return f"{columns(rows)}\nnorms of loop and book-keeping differ by {result.disagreement:.0e} at most"
 
 
 # ---- Clipping as geometry ------------------------------------------------------------------------------------------
@@ -289,11 +286,9 @@ def draw_price(result: compute.Training) -> Figure:
 
 def optimizers(rows: Sequence[compute.Tuned]) -> str:
     """Optimizers side by side, in plain text."""
-    lines = [
-        f"{NAMES[row.optimizer]:<12}{row.lr:>14g}{row.plain:>15.3f}{row.private:>14.3f} ± {row.deviation:.3f}"
-        for row in rows
-    ]
-    return "\n".join([f"{'':<12}{'learning rate':>14}{'without noise':>15}{'loss':>14}", *lines])
+    table = [("", "learning rate", "without noise", "loss")]
+    table += [(NAMES[r.optimizer], f"{r.lr:g}", f"{r.plain:.3f}", f"{r.private:.3f} ± {r.deviation:.3f}") for r in rows]
+    return columns(table)
 
 
 # ---- What Adam divides by ------------------------------------------------------------------------------------------
