@@ -84,7 +84,7 @@ def stub() -> Callable[[str, str], Any]:
 
 def prediction(number: str, name: str, *words: Any) -> dict[str, Any]:
     """These words for the questions of an exercise's stub, in their order."""
-    return dict(zip(answer(source(number), name, exercise_cells(source(number))[name].stub), words, strict=True))
+    return dict(zip(answer(number, name, "stub"), words, strict=True))
 
 
 def prose(number: str) -> str:
