@@ -101,14 +101,16 @@ def test_each_control_moves_to_its_ends_and_patched_is_drawn_anew(panel: Panel) 
     assert changed == set(panel.controls), "some controls change nothing"
 
 
+BY_BUTTONS_ALONE = {"variant", "adjacency", "row"}  # which only a button can choose: not a word in a call of `compute`
+
+
 @with_sliders
-def test_its_views_are_settings_that_it_allows(panel: Panel) -> None:
-    """Pages without a kernel show them, two beside each other, and leave out one that the panel refuses."""
-    assert len(panel.views) <= 4
-    for moved, values in panel.views.items():
-        panel.reset()
-        panel.set(**values)
-        assert not said(panel), moved
+def test_a_word_that_is_no_option_is_refused_by_its_name(panel: Panel) -> None:
+    for name, control in panel.controls.items():
+        options = [value for _, value in control.options]
+        if options and name not in BY_BUTTONS_ALONE and all(isinstance(value, str) for value in options):
+            with pytest.raises(UsageError, match="no such"):
+                panel._compute(**{**panel.values, name: "no such"})
 
 
 @with_sliders
@@ -216,6 +218,10 @@ def test_what_is_seen_at_first_is_six_controls_two_numbers_and_a_sentence_and_pa
         assert len(panel.tiles.tiles) == 2
         assert panel.tiles.sentence.endswith((".", "?", "”"))
         assert 2 <= len(panel.views) <= 4
+        for moved, values in panel.views.items():  # pages leave out one that the panel refuses
+            panel.reset()
+            panel.set(**values)
+            assert not said(panel), moved
 
 
 @with_sliders

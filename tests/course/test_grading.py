@@ -34,7 +34,6 @@ TOTAL = """def total(epsilon, releases, delta):
     return min(releases * epsilon, epsilon * root + releases * epsilon * (math.exp(epsilon) - 1))"""
 QUESTIONS = ("σ doubles", "Δ and σ both double", "twice as many people", "ε is halved")
 DELTA = f"prediction = {dict(zip(QUESTIONS, ('falls', 'stays', 'stays', 'rises'), strict=True))!r}"
-LOOP = "def total(epsilon, releases, delta):\n    while True: pass"
 CRASH = "import os\nos._exit(3)"
 NAME = "01_mini"
 
@@ -71,8 +70,8 @@ def submit(course: Path, folder: Path, name: str = NAME, **answers: str) -> Path
     return folder
 
 
-def graded(course: Path, folder: Path, timeout: float = 60) -> dict[str, tuple[str, str]]:
-    return {row.exercise: (row.status, row.message) for row in Grader(course, timeout).grade(folder, 7)}
+def graded(course: Path, folder: Path) -> dict[str, tuple[str, str]]:
+    return {row.exercise: (row.status, row.message) for row in Grader(course).grade(folder, 7)}
 
 
 def run(course: Path, *arguments: str) -> Result:
@@ -120,13 +119,6 @@ def test_a_class_is_graded_whatever_each_one_submits(course: Path, tmp_path: Pat
         "flo: 0 of 0 exercises solved; unreadable: no notebook",
         "in no student's folder: 0 of 0 exercises solved; unreadable: 01_nobody",
     ]
-
-
-def test_an_endless_loop_costs_its_own_exercise_only(course: Path, tmp_path: Path) -> None:
-    after = f"{DELTA}\nloops = 1\nwhile loops: pass"
-    found = graded(course, submit(course, tmp_path, delta=after, total=TOTAL), timeout=1)
-    assert found["delta"] == ("timeout", "it took longer than 1 s: is there an endless loop?")
-    assert found["total"][0] == "solved"
 
 
 def test_only_exercise_cells_run_and_a_name_from_elsewhere_is_explained(course: Path, tmp_path: Path) -> None:
@@ -228,7 +220,7 @@ ATTACKS: dict[
     ),
     "will not end": (
         "for number in {*signal.Signals} - {9, 19}: signal.signal(number, signal.SIG_IGN)\nwhile True: pass\n",
-        "timeout, it took longer than 2 s",
+        "timeout, it took longer than 2 s: is there an endless loop?",
     ),
     "looks for secrets": (
         "found = [open(f'/proc/{pid}/environ').read() for pid in (os.getpid(), os.getppid())]\n"

@@ -1,39 +1,14 @@
 """Panels without a browser: sliders and boxes follow each other, and no error of a callback is lost."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
 
 from edp_lab.course.kit.controls import choice, decades, number
 from edp_lab.course.kit.figure import figure, points
 from edp_lab.course.kit.panel import Panel, RunPanel
 from edp_lab.course.kit.text import Html
-from edp_lab.course.publish.runner import NotebookRun, run_notebook
 from edp_lab.errors import UsageError
-
-CELL = """
-import sys
-sys.path.insert(0, {folder!r})
-from test_panel import make
-panel = make()
-"""
-
-
-@pytest.fixture
-def executed(tmp_path: Path) -> Callable[[str], NotebookRun]:
-    """Run a notebook in which `panel` is one of `make`, and this happens to it."""
-
-    def run(code: str) -> NotebookRun:
-        cell = new_code_cell(CELL.format(folder=str(Path(__file__).parent)) + code)
-        kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-        nbformat.write(new_notebook(cells=[cell], metadata=kernel), tmp_path / "in.ipynb")
-        return run_notebook(tmp_path / "in.ipynb", tmp_path / "out")
-
-    return run
 
 
 def compute(x: float, n: int, kind: str) -> float:
@@ -133,10 +108,6 @@ def test_bad_input_is_one_sentence_until_it_is_mended_and_a_fault_is_shown_kept_
     assert [str(error) for error in panel.errors] == ["x is negative: it must be 0 or more", "thirteen"]
     with pytest.raises(ZeroDivisionError, match="thirteen"):
         panel.check()
-
-
-def test_fault_in_a_callback_fails_the_course_even_if_mended_at_once(executed: Callable[[str], NotebookRun]) -> None:
-    assert "ZeroDivisionError: thirteen" in str(executed("panel.set(x=13.0)\npanel.set(x=2.0)").error)
 
 
 def test_logarithmic_stops_are_round_increasing_and_hold_the_papers_grid() -> None:

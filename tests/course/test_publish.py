@@ -138,19 +138,11 @@ def test_slides_show_a_sentence_or_a_picture_and_code_only_of_a_lesson(folder: P
 SEEN_AND_NOTES = (r"<section\s*>\s*(?!<section)(.*?)(?:<aside|</section>)", r"<aside class=.notes.>(.*?)</aside>")
 
 
-def test_speaker_notes_say_the_minute(folder: Path) -> None:
-    notebook = nbformat.read(folder / "run" / "00_first.ipynb", as_version=4)
-    assert re.findall(r"After about (\d+) of 40 minutes", slides.slides_html(notebook, "t", "40")) == [
-        "0",
-        "10",
-        "20",
-        "30",
-    ]
-
-
-def test_index_says_minutes_and_what_is_needed(folder: Path, tmp_path: Path) -> None:
+def test_minutes_are_those_of_the_guide_and_stand_in_the_speakers_notes(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("| | | | |\n|---|---|---|---|\n| 00 | First | 40 | 07 | about it |\n")
     assert site.guide(tmp_path) == {"00": ("40", " 07 ")}
+    told = slides.slides_html(nbformat.read(folder / "run" / "00_first.ipynb", as_version=4), "t", "40")
+    assert re.findall(r"After about (\d+) of 40 minutes", told) == ["0", "10", "20", "30"]
 
 
 def test_pages_are_dark_on_a_dark_screen_and_light_on_paper(folder: Path, browser: browsing.Chrome) -> None:

@@ -28,10 +28,7 @@ SWALLOWED = {"z0": 1e-6, "decay": "exponential", "tau": 0.5}
 
 SAID: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     "00 step": [
-        (
-            {"epochs": 30},
-            ["<b>As printed</b>, z0 = 0.03 on 8 GPUs adds noise of 0.0013 C", "After 30 epochs"],
-        ),
+        ({"epochs": 30}, ["<b>As printed</b>, z0 = 0.03 on 8 GPUs adds noise of 0.0013 C", "After 30 epochs"]),
         ({}, ["C, is 0.03; an accountant's, noise over sensitivity of what is released, is 0.0053."]),
         ({}, ["8 GPUs: 1 process, 7 simulated.", "zero-out"]),
         (ALONE, ["<b>Sound</b>, z0 = 0.03 on 1 GPU adds noise of 0.06 C", "what is released, is 0.03."]),
@@ -57,18 +54,14 @@ SAID: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({"epsilon": 0.5, "sigma": 1.0}, ["theorem (2.12) would ask for σ"]),
     ],
     "01 composition": [
-        (
-            {},
-            ["ε = 100 by the plain sum, 25.7 by advanced composition, 20.2 by zCDP", "costs 11.5 (Gaussian DP, exact)"],
-        ),
+        ({}, ["ε = 100 by the plain sum, 25.7 by advanced composition, 20.2 by zCDP"]),
+        ({}, ["costs 11.5 (Gaussian DP, exact)"]),
         ({"epsilon": 1.0}, ["never pays at this ε"]),
         ({"epsilon": 1e-6, "budget": 1e3}, ["a billion or more"]),
     ],
     "02 cloud": [
-        (
-            {},
-            ["deviation <b>0.2</b> on each coordinate", "<b>ε = 2</b> at δ = 10⁻⁵ (Gaussian DP, exact; zero-out: one"],
-        ),
+        ({}, ["deviation <b>0.2</b> on each coordinate"]),
+        ({}, ["<b>ε = 2</b> at δ = 10⁻⁵ (Gaussian DP, exact; zero-out: one"]),
         ({"z": 0.0}, ["No guarantee"]),
         ({"rule": "as printed"}, ["no guarantee"]),
     ],
@@ -80,7 +73,9 @@ SAID: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({"sampling": "shuffle"}, ["Poisson samples of this size would have ε = 0.707; shuffled batches do not"]),
         ({"z": 0.0}, ["No guarantee"]),
     ],
-    "02 denominators": [({}, ["no guarantee"])],
+    "02 denominators": [
+        ({}, ["no guarantee"]),
+    ],
     "04 bill": [
         ({"decay": "none"}, ["after 30 epochs at δ = 10⁻⁵: <b>ε = 41.3</b> (zCDP, z0 at face value, one utterance)"]),
         ({"decay": "none"}, ["<b>no guarantee</b>, because α is read off private gradients"]),
@@ -111,7 +106,9 @@ SAID: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({}, ["0.354 / 2 = <b>0.177</b>, where z0 says 1"]),
         ({"z0": 0.0}, ["<b>No guarantee</b>: z0 is 0"]),
     ],
-    "09 scaling": [({}, ["The paper's Table 2 says 1.04 times for CLC on ATIS with 8 GPUs"])],
+    "09 scaling": [
+        ({}, ["The paper's Table 2 says 1.04 times for CLC on ATIS with 8 GPUs"]),
+    ],
     "04 table1": [
         ({}, ["the paper prints <b>log₁₀ ε = 24.4</b> at δ = 0.0005 (zCDP at face value)"]),
         ({}, ["τ = 0.5 with z0 1.05 × 10⁻⁶ to 1.18 × 10⁻⁶", "<b>log₁₀ ε = 26</b> (Gaussian DP, exact; one utterance"]),
@@ -264,25 +261,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("10 votes", {"image": 540}, "there is no public image 540: choose 0 to 539"),
     ("10 labels", {"labels": 541}, "541 labels, but there are 540 public images"),
     ("10 parts", {"instructors": 1000}, "parts no smaller than a batch"),
-    ("02 cloud", {"rule": "by hand"}, "unknown rule 'by hand': choose by norm, by value"),
-    ("02 training", {"optimizer": "lion"}, "unknown optimizer 'lion': choose sgd, momentum, adam, dp-adambc"),
-    ("02 training", {"sampling": "dealt"}, "unknown sampling 'dealt': choose poisson or shuffle"),
-    ("04 bill", {"decay": "sudden"}, "unknown decay 'sudden'"),
-    ("04 table1", {"corpus": "MNIST"}, "Table 1 has no cell for CLC, MNIST and"),
-    ("05 browse", {"corpus": "atsi"}, "unknown corpus 'atsi'"),
-    ("05 browse", {"labels": "tags"}, "unknown labels 'tags': choose intents or slots"),
-    ("05 crf", {"before": "B-x"}, "unknown tag 'B-x': choose O, B-name"),
-    ("05 crf", {"word": "may"}, "unknown word 'may'"),
-    ("05 ser", {"name": "lost"}, "unknown name 'lost': choose right, wrong label"),
-    ("06 Explorer", {"method": "naive"}, "unknown method 'naive': choose sgd, printed, sound or poisson"),
-    ("06 Explorer", {"decay": "cubic"}, "unknown decay 'cubic'"),
     ("06 ladder", {"adjacency": "ADD_OR_REMOVE_ONE"}, "there is no number for add/remove"),
-    ("07 canaries", {"method": "dp-sgd"}, "dp-sgd"),
-    ("07 roc", {"attack": "shadow"}, "no attack 'shadow' was made: choose loss or lira-online"),
-    ("09 scaling", {"model": "gru"}, "no steps of 'gru' were measured"),
     ("10 votes", {"vote": "hard"}, "a hard vote has no noise"),
-    ("11 Ledger", {"document": "book"}, "unknown document 'book': choose all, paper, thesis"),
-    ("11 Ledger", {"verdict": "maybe"}, "unknown verdict 'maybe'"),
 ]
 
 
