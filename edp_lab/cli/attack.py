@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from edp_lab.cli.options import (
     numbers,
     options_of,
 )
-from edp_lab.cli.output import Screen, check_file, columns, echo, number, print_json, telling, words, write_text
+from edp_lab.cli.output import Screen, check_file, echo, filled, number, print_json, prose, telling, words, write_text
 from edp_lab.cli.train import listening, one_thread_if_small
 from edp_lab.training.config import SEED, TrainConfig
 
@@ -112,16 +111,6 @@ HEADINGS = {
     "extraction": ("agreement %", "(95 %)", "by guessing", "own labels", "right"),
     "inversion": ("like class", "like others", "judged %", "(95 %)", "by guessing"),
 }
-OF_BOTH = (
-    "By guessing: the same attack without an answer of the victim. Epsilon: of one private training example, had the "
-    "seed been secret; none: no guarantee. Strangers: a model that learnt other people's images."
-)
-NOTES = {
-    "extraction": "Agreement: share of test images on which copy and victim give the same class. Own labels: that of a "
-    f"copy by someone who labels the same images himself. Right: of the copy's answers. {OF_BOTH}",
-    "inversion": "Like class, like others: mean correlation with the private images' average of the class, and of the "
-    f"others. Judged: share that another model, which saw no private image, takes for the class. {OF_BOTH}",
-}
 
 
 @dataclass(frozen=True)
@@ -204,7 +193,8 @@ def _attack_answers(ctx: typer.Context, cells: Callable[[Any], list[str]]) -> No
         asked_for = "white box" if row.queries is None else f"{row.queries:,}"
         lines.append([row.victim, number(row.epsilon, 3), f"{100 * row.victim_accuracy:.1f}", asked_for, *cells(row)])
     Screen(WIDTH).table(lines, groups=3, **PACKED)
-    echo("\n".join(["", *textwrap.wrap(NOTES[attack], columns(WIDTH)), "", *textwrap.wrap(conclusion, columns(WIDTH))]))
+    echo(filled(prose(f"{attack}_note"), WIDTH))
+    echo(filled(conclusion, WIDTH))
 
 
 def _extraction_cells(row: ExtractionRow) -> list[str]:

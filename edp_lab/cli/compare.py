@@ -19,14 +19,25 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edp_lab.cli.options import Json
-from edp_lab.cli.output import Screen, Section, as_csv, check_file, echo, html_page, print_json, shown, write_text
+from edp_lab.cli.output import (
+    Screen,
+    Section,
+    as_csv,
+    check_file,
+    echo,
+    html_page,
+    print_json,
+    prose,
+    shown,
+    write_text,
+)
 from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
     from edp_lab.course.kit.figure import Figure
     from edp_lab.reproduce.compare import Comparison, Row
 
-NOTHING = "-"
+NOTHING, NOTE = "-", "note: {}".format
 LONGEST = 22  # of a name in a table; longer ones go on in the next line
 
 
@@ -146,22 +157,6 @@ def fold(comparison: Comparison) -> tuple[list[Column], str]:
     return kept, f"the same in all runs: {', '.join(same)}" if same else ""
 
 
-def explanation(comparison: Comparison) -> str:
-    """What the headings mean, as far as they say it too shortly."""
-
-    def any_has(name: str) -> bool:
-        return any(run[name] is not None for run in comparison.runs)
-
-    said = ["scores are on the test set"]
-    if comparison.reference is not None and len(comparison.runs) > 1:
-        said.append(f"time: seconds per epoch over those of {comparison.reference['name']}")
-    if any_has("epsilon_claimed"):
-        said.append("epsilon claimed: by the paper's accounting")
-    if any_has("epsilon_if_alpha_public"):
-        said.append("epsilon if alpha public: had alpha and words come from public text, and the seed been secret")
-    return "; ".join(said)
-
-
 # ---- On a terminal ---------------------------------------------------------------------------------------------------
 
 
@@ -180,9 +175,9 @@ def _show(comparison: Comparison) -> None:
     for block in blocks:
         console.print(block)
         console.print()
-    console.print(explanation(comparison), style="dim")
-    for note in comparison.notes:
-        console.print(f"note: {note}")
+    console.print(prose("compared", comparison), style="dim")
+    for reason in comparison.notes:
+        console.print(NOTE(reason))
 
 
 def _by_run(runs: Sequence[Row], columns: Sequence[Column]) -> Table:
@@ -258,7 +253,7 @@ def csv_of(comparison: Comparison) -> str:
 def latex_of(comparison: Comparison) -> str:
     """A tabular for the package booktabs; what is the same in all runs, and what does not compare, is in comments."""
     kept, same = fold(comparison)
-    comments = ["\\usepackage{booktabs}", same, explanation(comparison), *map("note: {}".format, comparison.notes)]
+    comments = ["\\usepackage{booktabs}", same, prose("compared", comparison), *map(NOTE, comparison.notes)]
     titles = [column.title.replace("\n", " ").translate(LATEX) for column in kept]
     titles = [title.replace("epsilon", r"$\varepsilon$").replace("delta", r"$\delta$") for title in titles]
     rows = [[_latex(column.text(run)) for column in kept] for run in comparison.runs]
@@ -293,7 +288,7 @@ MARKERS = (
 def page(comparison: Comparison) -> str:
     """A web page with the figure, what is the same in all runs and what does not compare; it needs no network."""
     _, same = fold(comparison)
-    said = [same, MARKERS if any(map(_point, comparison.runs)) else "", *map("note: {}".format, comparison.notes)]
+    said = [same, MARKERS if any(map(_point, comparison.runs)) else "", *map(NOTE, comparison.notes)]
     lines = [f"{line[0].upper()}{line[1:]}." for line in said if line]
     return html_page("Runs side by side", [Section(figures=[_figure(comparison)], notes=lines)])
 

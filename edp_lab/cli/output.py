@@ -119,6 +119,11 @@ def print_json(value: Any, indent: int = 2, readable: bool = False) -> None:
     echo(json.dumps(value, indent=indent, ensure_ascii=plain, allow_nan=False))
 
 
+def filled(text: str, most: int) -> str:
+    """After an empty line, lines of at most so many columns."""
+    return "\n" + textwrap.fill(text, columns(most))
+
+
 def number(value: float | None, digits: int = 6, absent: str = "none") -> str:
     return absent if value is None else f"{value:.{digits}g}"
 
@@ -145,10 +150,15 @@ def words(macro: str, *values: Any) -> str:
     return fitted(str(getattr(_template("words.txt.j2").module, macro)(*values)).removesuffix("\n"))
 
 
-def answer(as_json: bool, found: Any, macro: str, *values: Any) -> None:
+def prose(macro: str, *values: Any) -> str:
+    """A macro's words as one paragraph."""
+    return " ".join(words(macro, *values).split())
+
+
+def answer(as_json: bool, found: Any, macro: str, *values: Any, readable: bool = False) -> None:
     """What was found: as JSON, or in the words of a macro."""
     if as_json:
-        print_json(found)
+        print_json(found, readable=readable)
     else:
         echo(words(macro, *values))
 

@@ -6,7 +6,6 @@ And ``edp-lab claims``: what the two sources claim, and what holds.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -27,10 +26,11 @@ from edp_lab.cli.output import (
     Tell,
     bar,
     check_file,
-    columns,
     echo,
+    filled,
     html_page,
     print_json,
+    prose,
     telling,
     words,
     write_table,
@@ -193,15 +193,11 @@ Made = Sequence[Sequence[Row]]  # the rows of one model on one corpus after the 
 Parts = Sequence[tuple[str, Sequence[Sequence[str]]]]  # tables, the first line of each its headings, under their titles
 
 
-def page(title: str, parts: Parts, note: str = "", figure: go.Figure | None = None) -> str:
+def page(title: str, parts: Parts, macro: str = "", figure: go.Figure | None = None) -> str:
     """A page with the figure, the tables and a macro's words."""
     tables = [Section(heading, lines) for heading, lines in parts]
-    return html_page(title, [Section(figures=[figure] if figure else []), *tables, Section(notes=[_note(note)])])
-
-
-def _note(macro: str) -> str:
-    """A macro's words as one paragraph."""
-    return " ".join(words(macro).split()) if macro else ""
+    below = Section(notes=[prose(macro) if macro else ""])
+    return html_page(title, [Section(figures=[figure] if figure else []), *tables, below])
 
 
 def _written(rows: Iterable[list[Row]], out: Path, tell: Tell, page_of: Callable[[Made], str]) -> tuple[Made, str]:
@@ -234,7 +230,7 @@ def _flat(row: Row, before: str = "") -> Row:
     return found
 
 
-def _finish(made: Made, parts: Parts, note: str, written: str, as_json: bool) -> None:
+def _finish(made: Made, parts: Parts, macro: str, written: str, as_json: bool) -> None:
     if as_json:
         print_json([*chain(*made)], indent=1)
         return
@@ -242,8 +238,8 @@ def _finish(made: Made, parts: Parts, note: str, written: str, as_json: bool) ->
     for title, lines in parts:
         console.print(f"\n{title}")
         console.table(lines, wrap=True, padding=(0, 1, 0, 0))
-    if note:
-        echo(f"\n{textwrap.fill(_note(note), columns(120))}")
+    if macro:
+        echo(filled(prose(macro), 120))
     echo(written)
 
 

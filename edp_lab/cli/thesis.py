@@ -23,6 +23,7 @@ from edp_lab.cli.output import (
     html_page,
     number,
     print_json,
+    prose,
     telling,
     words,
     write_table,
@@ -105,13 +106,6 @@ def _scale(quick: bool, data: str | None, repeats: int | None, tell: Tell) -> An
 
 # ---- Words -----------------------------------------------------------------------------------------------------------
 
-EXPLAINED = (
-    "On {lab.scale.data}, seed {lab.seed}. In brackets: 95 % interval over the test images, or from lowest to highest "
-    "of the repeats on circles. Epsilon that holds: of one example with its label, and of its image alone, at delta, "
-    "if the seeds were secret; they are published here, so that a table can be repeated. The thesis has 60,000 "
-    "training images of 28 x 28 pixels; digits are 1,197 of 8 x 8, an instructor's part of them is 119."
-)
-
 
 def _name(part: Part) -> str:
     name = part.printed.id
@@ -153,9 +147,9 @@ def _show(lab: Lab, parts: Sequence[Part]) -> None:
             lines.append([name, *map(_both, cells), *_epsilons(cells[0]), seconds])
         console.print(f"\n{_title(part)}" + (f" ({part.printed.unit})" if part.printed.unit else ""))
         console.table(lines, padding=(0, 1, 0, 0))
-        for note in _notes(part):
-            console.print(note, style="dim")
-    console.print(f"\n{EXPLAINED.format(lab=lab)}")
+        for line in _notes(part):
+            console.print(line, style="dim")
+    console.print(f"\n{prose('thesis_note', lab)}")
 
 
 def _both(cell: Cell) -> str:
@@ -187,7 +181,7 @@ def _page(lab: Lab, parts: Sequence[Part]) -> str:
             numbers = [number(value, 4, "") for value in (cell.thesis, cell.ours, cell.low, cell.high)]
             lines.append([cell.row, cell.column, *numbers, *_epsilons(cell), cell.guarantee, f"{cell.seconds:.1f}"])
         sections.append(Section(title[0].upper() + title[1:], lines, _notes(part), [*_figures(part)]))
-    explained = Section(notes=[EXPLAINED.format(lab=lab)])
+    explained = Section(notes=[prose("thesis_note", lab)])
     return html_page("The thesis, made anew", [explained, *sections], names=2)
 
 

@@ -17,7 +17,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen, given, options_of
-from edp_lab.cli.output import answer, bar, echo, fitted, output_folder, print_json
+from edp_lab.cli.output import answer, bar, echo, output_folder
 from edp_lab.errors import UsageError
 from edp_lab.files import check_new, given_path
 from edp_lab.training.config import SEED, SIZES, TrainConfig
@@ -39,15 +39,8 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON and n
     """Every corpus the course knows, its licence, and where it lies on this machine."""
     from edp_lab.corpora import list_corpora
 
-    rows = list_corpora()
-    if as_json:
-        print_json([{**r._asdict(), "where": None if r.where is None else str(r.where)} for r in rows])
-        return
-    width = max(len(row.name) for row in rows)
-    for row in rows:
-        where = str(row.where) if row.where else f"not here: edp-lab data fetch {row.name}"
-        count = "-" if row.utterances is None else f"{row.utterances:,}"
-        echo(fitted(f"{row.name:<{width}}  {count:>7}  {row.description}\n{'':<{width}}  {row.licence}; {where}"))
+    rows = [row._asdict() | {"where": row.where and str(row.where)} for row in list_corpora()]
+    answer(as_json, rows, "corpora", rows, max(len(row["name"]) for row in rows))
 
 
 @data_app.command()
@@ -256,15 +249,7 @@ def predict(
     from edp_lab.training import predict_texts
 
     answers = predict_texts(run, text)
-    if as_json:
-        print_json(answers, readable=True)
-        return
-    for one in answers:
-        echo(f"{one['text']}\n  intent  {one['intent']}  ({one['intent_probability']:.2f})")
-        for slot in one["slots"]:
-            echo(f"  slot    {slot['slot']} = {slot['value']}  ({slot['probability']:.2f})")
-        if not one["slots"]:
-            echo("  no slots")
+    answer(as_json, answers, "predicted", answers, readable=True)
 
 
 # ---- Pretraining -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edp_lab.cli.compare import columns, csv_of, explanation, fold, json_of, latex_of
+from edp_lab.cli.compare import columns, csv_of, fold, json_of, latex_of
 from edp_lab.errors import UsageError
 from edp_lab.reproduce.compare import _settings, compare
 from edp_lab.training import train
@@ -239,7 +239,6 @@ def test_whatever_stands_in_a_record_it_is_compared_or_refused(runs, data):
     json.dumps(json_of(found), allow_nan=False)
     assert len(list(csv.DictReader(io.StringIO(csv_of(found), newline="")))) == 2
     assert latex_of(found).count(r"\\" + "\n") == 3
-    assert explanation(found)
 
 
 def test_csv_gives_every_number_back_in_full(runs):
