@@ -171,7 +171,9 @@ def _show(comparison: Comparison) -> None:
     elif console.fits(turned):
         blocks = [turned]
     else:
-        blocks += [_by_run(runs, part) for part in _cut(runs, kept, console)]
+        name, *properties = kept
+        groups = [[*members] for _, members in groupby(properties, lambda column: column.group)]
+        blocks += console.cut(groups, lambda part: _by_run(runs, [name, *part]))
     for block in blocks:
         console.print(block)
         console.print()
@@ -200,20 +202,6 @@ def _by_property(runs: Sequence[Row], columns: Sequence[Column]) -> Table:
         for column in members:
             table.add_row(column.title.replace("\n", " "), *(column.text(run) for run in runs))
     return table
-
-
-def _cut(runs: Sequence[Row], columns: Sequence[Column], console: Screen) -> list[list[Column]]:
-    """Tables as wide as fits, each with the names; a group is cut only where it does not fit by itself."""
-    name, *properties = columns
-    tables = [[name]]
-    for _, members in groupby(properties, lambda column: column.group):
-        group = list(members)
-        whole = console.fits(_by_run(runs, [name, *group]))
-        for part in [group] if whole else [[column] for column in group]:
-            if len(tables[-1]) > 1 and not console.fits(_by_run(runs, [*tables[-1], *part])):
-                tables.append([name])
-            tables[-1] += part
-    return tables
 
 
 # ---- As files --------------------------------------------------------------------------------------------------------

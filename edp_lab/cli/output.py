@@ -12,10 +12,10 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -27,6 +27,7 @@ from rich.text import Text
 from edp_lab.errors import UsageError, writing
 from edp_lab.files import regular, writable, write_whole
 
+T = TypeVar("T")
 WIDTH = 120  # of what is printed to a file
 # Characters that command a terminal, and those that turn the direction of writing.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -34,29 +35,25 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for
 PATIENCE = 2.0  # seconds before a bar for what is mostly done sooner
 
 
-class _Aside(io.TextIOWrapper):
-    """Standard error: no work ends because nobody can read how far it has come."""
+class _Out(io.TextIOWrapper):
+    """Standard output: its faults name it."""
+
+    guard: Any = staticmethod(partial(writing, "standard output", "send it elsewhere"))
 
     def write(self, text: str) -> int:
-        with suppress(OSError):
+        with self.guard():
             super().write(text)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError):
+        with self.guard():
             super().flush()
 
 
-class _Out(io.TextIOWrapper):
-    """Standard output: its faults name it."""
+class _Aside(_Out):
+    """Standard error: no work ends because nobody can read how far it has come."""
 
-    def write(self, text: str) -> int:
-        with writing("standard output", "send it elsewhere"):
-            return super().write(text)
-
-    def flush(self) -> None:
-        with writing("standard output", "send it elsewhere"):
-            super().flush()
+    guard = staticmethod(partial(suppress, OSError))
 
 
 def open_streams() -> None:
@@ -199,21 +196,32 @@ class Screen(Console):
         self, lines: Sequence[Sequence[str]], groups: int = 0, wrap: bool = False, kept: int = 1, **look: Any
     ) -> None:
         """See `table`; where it is too wide, several tables below each other, each with the first columns."""
-        kept = max(kept, groups)
-        rest = list(range(kept, len(lines[0])))
-        while rest:
-            for some in range(len(rest), 0, -1):
-                places = [*range(kept), *rest[:some]]
-                made = table([[line[place] for place in places] for line in lines], groups, wrap, **look)
-                if self.fits(made, wrap):
-                    break
-            else:
+        first = range(max(kept, groups))
+
+        def part(places: Sequence[int]) -> Table:
+            return table([[line[place] for place in (*first, *places)] for line in lines], groups, wrap, **look)
+
+        for number, made in enumerate(self.cut([[place] for place in range(len(first), len(lines[0]))], part, wrap)):
+            if number:
+                super().print()
+            if not self.fits(made, wrap):
                 for column in made.columns:
                     column.no_wrap = False
             super().print(made)
-            rest = rest[some:]
-            if rest:
-                super().print()
+
+    def cut(
+        self, units: Sequence[Sequence[T]], part: Callable[[Sequence[T]], Table], wrap: bool = False
+    ) -> Iterator[Table]:
+        """Tables of columns, as wide as fits; a unit of columns is cut only where it does not fit by itself."""
+        some: list[T] = []
+        for unit in units:
+            whole = self.fits(part(unit), wrap)
+            for columns in [unit] if whole else [[column] for column in unit]:
+                if some and not self.fits(part([*some, *columns]), wrap):
+                    yield part(some)
+                    some = []
+                some += columns
+        yield part(some)
 
 
 def table(lines: Sequence[Sequence[str]], groups: int = 0, wrap: bool = False, **look: Any) -> Table:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edp_lab.cli import main
+from edp_lab.training import TrainConfig, train
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -39,6 +40,14 @@ def cli(monkeypatch, capsys) -> Cli:
         return status, out, err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def noised(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run on it, with noise; not to be changed."""
+    folder = tmp_path_factory.mktemp("noised") / "run"
+    train(TrainConfig(corpus, size="small", epochs=1, batch_size=16, num_devices=4, z0=0.5), folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from edp_lab.cli import output
 from edp_lab.cli.options import App, chosen, option_name, options_of
 from edp_lab.cli.thesis import run as three_phase_run
 from edp_lab.corpora.readers import text_lines
-from edp_lab.training import TrainConfig, train
+from edp_lab.training import TrainConfig
 
 SMALL = ("--size", "small", "--epochs", "1", "--batch-size", "16", "--gpus", "4")
 ALL_OF_PRIVACY = (
@@ -163,22 +163,15 @@ def test_no_cell_is_a_formula_and_numbers_stay_numbers():
     assert rows[1:] == [[cell, "-1.5"] for cell in cells]
 
 
-@pytest.fixture(scope="module")
-def trained(corpus, tmp_path_factory) -> str:
-    run = tmp_path_factory.mktemp("runs") / "run"
-    train(TrainConfig(corpus, size="small", epochs=2, batch_size=16, num_devices=4, z0=0.5), run)
-    return str(run)
-
-
 @pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize(
     "command",
     ["account --decay linear --target-epsilon 3", "account --as-printed", "table1-epsilon", "evaluate --run RUN",
      "compare RUN", "data list", "course list", "claims", "claims --only P2", "audit mechanism --draws 100"],
 )  # fmt: skip
-def test_what_is_printed_fits_a_narrow_terminal(cli, monkeypatch, trained, command, columns):
+def test_what_is_printed_fits_a_narrow_terminal(cli, monkeypatch, noised, command, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    status, out, _ = cli(*command.replace("RUN", trained).split())
+    status, out, _ = cli(*command.replace("RUN", str(noised)).split())
     long = [line for line in out.splitlines() if len(line) > columns and len(line.split()) > 2]  # but paths and names
     assert (status, long) == (0, [])
 

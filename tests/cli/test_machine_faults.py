@@ -20,7 +20,7 @@ from edp_lab import corpora
 from edp_lab.cli import output
 from edp_lab.errors import UsageError
 from edp_lab.files import PARTIAL, write_whole
-from edp_lab.training import TrainConfig, checkpoint, read_record, resume, train
+from edp_lab.training import checkpoint, read_record, resume
 from edp_lab.training.ledger import LEDGER
 from edp_lab.training.optimizers import make_optimizer
 from edp_lab.training.run_folder import RECORD, STATE
@@ -34,16 +34,9 @@ FULL = "error: standard output cannot be written (No space left on device): send
 USING = ("predict --run {} hello", "compare {}", "account --run {}", "attack loss --run {}", "train --resume {}")
 
 
-@pytest.fixture(scope="module")
-def trained(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    train(TrainConfig(corpus, size="small", epochs=1, batch_size=16, num_devices=4, z0=0.5), folder)
-    return folder
-
-
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(trained, tmp_path / "run")
+def run(noised: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(noised, tmp_path / "run")
 
 
 # ---- Standard output and error ---------------------------------------------------------------------------------------
