@@ -144,12 +144,16 @@ def _template(name: str) -> Any:
 
 def words(macro: str, *values: Any) -> str:
     """A macro of ``words.txt.j2``, filled in."""
-    return fitted(str(getattr(_template("words.txt.j2").module, macro)(*values)).removesuffix("\n"))
+    return fitted(_macro(macro)(*values).removesuffix("\n"))
 
 
 def prose(macro: str, *values: Any) -> str:
     """A macro's words as one paragraph."""
-    return " ".join(words(macro, *values).split())
+    return " ".join(_macro(macro)(*values).split())
+
+
+def _macro(name: str) -> Callable[..., str]:
+    return getattr(_template("words.txt.j2").module, name)  # type: ignore[no-any-return]
 
 
 def answer(as_json: bool, found: Any, macro: str, *values: Any, readable: bool = False) -> None:
