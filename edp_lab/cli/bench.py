@@ -190,7 +190,7 @@ def panels(
         return f"{row['notebook']:<26} {row['kernel_ms_p95']:6.1f} ms {painted:>9}  {row['panel']}"
 
     notebooks = course_notebooks(notebooks_dir, names_in(only))
-    _measured(lambda say: map(asdict, bench_panels(notebooks, moves, browser_moves, say)), as_json, line)
+    _measured(lambda tell: map(asdict, bench_panels(notebooks, moves, browser_moves, tell)), as_json, line)
 
 
 @bench_app.command()

@@ -315,7 +315,7 @@ def telling(first: str = "loading", lines: bool = True) -> Iterator[Tell]:
     """
     console = Console(stderr=True, highlight=False, markup=False)
     if not console.is_terminal:
-        yield lambda line, kept=lines: echo(line, error=True) if kept is not False and lines else None
+        yield lambda line, kept=None: echo(line, error=True) if lines and kept is not False else None
         return
     with console.status(Text(first)) as status:
 

@@ -108,15 +108,12 @@ def _renewed():
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
-        ("account --clip=one", "--clip"),
         ("account --epochs=2.5", "--epochs"),
         ("account --clipp=1", "--clipp"),
         ("train --clip one", "--clip"),
         ("train extra words", "extra"),
         ("predict --run plain", "text"),
-        ("attack loss", "--run"),
         ("data make smart-home", "--out"),
-        ("data make smart-home --out x.jsonl --utterances 0", "--utterances"),
         ("course run --mode slow", "--mode"),
         ("nothing", "nothing"),
     ],
