@@ -61,7 +61,7 @@ def test_moves_are_shared_among_sliders_turn_round_at_the_ends_and_are_undone() 
     assert seen[:4] == [2.0, 1.0, 0.5, 1.0]  # four of C, then back to its default, then three of N
     assert [value for value in seen[4:] if value != 1.0] == [2.0, 2.0]
     assert panel.values == {"C": 1.0, "way": "up", "N": 1}
-    assert live.heading(panel) == "A <b>panel</b>"
+    assert panel.title == "A <b>panel</b>"
 
 
 def test_what_a_panel_shows_is_told_in_numbers() -> None:

@@ -27,82 +27,8 @@ IN_VIEW = 640  # pixels that JupyterLab leaves a notebook in a window of 1280 x 
 HEIGHT = browsing.SIZE[1]
 SECONDS = 20  # that a panel may take to follow on a busy machine
 
-ERRORS = """
-const boxes = document.querySelectorAll('.edp-lab-error, .jp-RenderedText[data-mime-type*=stderr], .jp-mod-error');
-return [...boxes].map(box => box.textContent.trim()).filter(text => text);
-"""
-PANELS = "return [...document.querySelectorAll('.edp-panel')]"
-# The sliders of the first panel that has one, those left out that are switched off.
-SLIDERS = """
-const handles = [...document.querySelectorAll('.edp-panel input[type=range]:enabled')].filter(e => e.offsetWidth);
-return handles.filter(handle => handle.closest('.edp-panel') == handles[0].closest('.edp-panel'));
-"""
-# What a panel shows: its read-outs, its number boxes, and what its figures have drawn.
-SHOWN = """
-const panel = arguments[0].closest('.edp-panel');
-const numbers = values => values?.length === undefined || typeof values === 'string' ? undefined
-    : Array.from(values).flatMap(v => v?.length === undefined || typeof v === 'string' ? [v] : Array.from(v));
-return JSON.stringify({
-    heading: panel.querySelector('h3').textContent,
-    words: [...panel.querySelectorAll('.widget-html-content, .edp-fold :is(div, pre)')].map(e => e.textContent),
-    box: arguments[0].closest('.edp-control').querySelector('input[type=text]').value,
-    figures: [...panel.querySelectorAll('.js-plotly-plot')].map(plot => plot._fullData.map(
-        trace => Object.fromEntries(['x', 'y', 'z'].map(key => [key, numbers(trace[key])])))),
-});
-"""
-BOX = "return arguments[0].closest('.edp-control').querySelector('input[type=text]')"
-BUTTONS = "return [...document.querySelectorAll('.edp-panel .modebar-btn')].map(e => e.dataset.title ?? '')"
-AS_TEXT = "const e = document.createElement('div'); e.innerHTML = arguments[0]; return e.textContent"
-# Right edges of a panel's figures, of their drawings, and of the panel.
-EDGES = """
-const right = element => element.getBoundingClientRect().right;
-const figures = [...arguments[0].querySelectorAll('.edp-figure')];
-return figures.map(f => [right(f), right(f.querySelector('.main-svg')), right(arguments[0])]);
-"""
-STICKING_OUT = """
-const edge = arguments[0].getBoundingClientRect().right;
-const looked = '.widget-html-content *, .edp-tile *, .edp-label, input:not([type=radio]), button';
-const inside = [...arguments[0].querySelectorAll(looked)];
-return inside.filter(e => e.getBoundingClientRect().right > edge + 1).map(e => e.outerHTML.slice(0, 120));
-"""
-
-# What is written in a panel's figures and is cut by their edge or lies under their buttons, and commands too long for
-# their box.
-CUT = """
-const place = element => element.getBoundingClientRect();
-const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
-const texts = [...arguments[0].querySelectorAll('.edp-tile b, .edp-label')];
-const faults = texts.filter(e => e.scrollWidth > e.clientWidth + 2);
-for (const figure of arguments[0].querySelectorAll('.edp-figure')) {
-    const edge = place(figure), buttons = [...figure.querySelectorAll('.modebar-group')].map(place);
-    for (const text of figure.querySelectorAll('svg text')) {
-        const box = place(text), out = box.left < edge.left - 1 || box.right > edge.right + 1 ||
-            box.top < edge.top - 1 || box.bottom > edge.bottom + 1;
-        const under = text.closest('.g-gtitle') && buttons.some(button => meet(button, box));
-        if (box.width && (out || under)) faults.push(text);
-    }
-}
-return faults.map(e => e.value ?? e.textContent);
-"""
-
-BESIDE_FILES = "window.jupyterapp.shell.expandLeft(); window.jupyterapp.commands.execute('filebrowser:activate')"
-THEME = """
-const [theme, done] = arguments;
-window.jupyterapp.commands.execute('apputils:change-theme', {theme}).then(() => setTimeout(done, 500));
-"""
-# From the first control of a panel to the foot of its main figure.
-SPAN = """
-const [control, figure] = ['.edp-control', '.edp-figure'].map(name => arguments[0].querySelector(name));
-return control && figure ? figure.getBoundingClientRect().bottom - control.getBoundingClientRect().top : 0;
-"""
-# Pixels per unit, down over across, of plots whose axes are to have one scale.
-ROUND = """
-const plots = [...arguments[0].querySelectorAll('.js-plotly-plot')].map(plot => plot._fullLayout);
-const axes = plots.flatMap(layout => layout._subplots.cartesian.map(id => id.split('y')).map(
-    ([x, y]) => [layout['xaxis' + x.slice(1)], layout['yaxis' + y]]));
-return axes.filter(([x, y]) => x.scaleanchor || y.scaleanchor).map(([x, y]) => Math.abs(y._m / x._m));
-"""
-FAINT = (Path(__file__).parent / "faint.js").read_text()
+LOOK = Path(__file__).with_name("look.js").read_text()
+FAINT = Path(__file__).with_name("faint.js").read_text()
 READABLE = 4.5  # WCAG AA
 
 
@@ -113,8 +39,13 @@ def page(request: pytest.FixtureRequest, browser: Chrome, lab: str) -> Iterator[
         yield browser, request.param.stem
 
 
+def look(driver: Chrome, what: str, *at: Any) -> Any:
+    """What a function of ``look.js`` finds."""
+    return driver.execute_script(f"{LOOK}\nreturn {what}(...arguments)", *at)
+
+
 def shown(driver: Chrome, handle: WebElement) -> dict[str, Any]:
-    return json.loads(driver.execute_script(SHOWN, handle))
+    return json.loads(look(driver, "shown", handle))
 
 
 def in_kernel(driver: Chrome, heading: str) -> dict[str, Any]:
@@ -126,7 +57,7 @@ def difference(driver: Chrome, handle: WebElement) -> list[Any]:
     """What the page lacks of the read-outs, or draws otherwise, than the panel in the kernel has it."""
     here = shown(driver, handle)
     there = in_kernel(driver, here["heading"])
-    words = [driver.execute_script(AS_TEXT, text) for text in there["words"]]
+    words = [look(driver, "asText", text) for text in there["words"]]
     missing: list[Any] = [text for text in words if text not in here["words"]]
     for drawn, figure in zip(here["figures"], there["figures"], strict=True):
         pairs = list(zip(drawn, figure, strict=True))
@@ -144,7 +75,7 @@ def assert_panel_follows(driver: Chrome, move: Callable[[WebElement], None]) -> 
 
     (The clip norm, the first slider of some panels, rightly leaves epsilon alone.)
     """
-    handles = driver.execute_script(SLIDERS)
+    handles = look(driver, "sliders")
     assert handles, "no panel has a slider"
     for handle in handles:
         driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", handle)
@@ -154,7 +85,7 @@ def assert_panel_follows(driver: Chrome, move: Callable[[WebElement], None]) -> 
         with suppress(TimeoutError):
             until(lambda h=handle: not difference(driver, h), SECONDS, "the page does not show what the kernel has")
         assert difference(driver, handle) == []
-        assert driver.execute_script(ERRORS) == []
+        assert look(driver, "errors") == []
         after = shown(driver, handle)
         if all(after[part] != before[part] for part in ("words", "figures")):
             return
@@ -163,9 +94,9 @@ def assert_panel_follows(driver: Chrome, move: Callable[[WebElement], None]) -> 
 
 def test_all_cells_run_no_panel_holds_an_error_and_no_button_shares_a_figure(page: tuple[Chrome, str]) -> None:
     driver, name = page
-    assert driver.execute_script(ERRORS) == []
-    assert driver.execute_script(PANELS)
-    buttons = driver.execute_script(BUTTONS)
+    assert look(driver, "errors") == []
+    assert look(driver, "panels")
+    buttons = look(driver, "buttons")
     assert not [button for button in buttons if "cloud" in button.lower() or "share" in button.lower()]
     if name == "00_start":  # JupyterLab offers to fetch news
         assert "news" not in driver.find_element("css selector", "body").text.lower()
@@ -198,13 +129,13 @@ def test_main_panel_follows_the_keyboard(page: tuple[Chrome, str]) -> None:
 
 def test_a_value_that_makes_no_sense_is_one_visible_sentence_until_it_is_mended(page: tuple[Chrome, str]) -> None:
     driver, _ = page
-    handle = driver.execute_script(SLIDERS)[0]
-    good, box = shown(driver, handle)["box"], driver.execute_script(BOX, handle)
+    handle = look(driver, "sliders")[0]
+    good, box = shown(driver, handle)["box"], look(driver, "box", handle)
     for value, refused in (("-1000000", 1), (good, 0)):
         box.send_keys(Keys.CONTROL, "a")
         box.send_keys(value, Keys.ENTER)
-        until(lambda n=refused: len(driver.execute_script(ERRORS)) == n, SECONDS, f"{value} is not answered")
-        assert not [error for error in driver.execute_script(ERRORS) if "fault of the course" in error]
+        until(lambda n=refused: len(look(driver, "errors")) == n, SECONDS, f"{value} is not answered")
+        assert not [error for error in look(driver, "errors") if "fault of the course" in error]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -212,41 +143,36 @@ def test_panels_fit_and_are_kept_as_pictures(page: tuple[Chrome, str], width: in
     driver, name = page
     browsing.resize(driver, width, HEIGHT)
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    for number, panel in enumerate(driver.execute_script(PANELS), 1):
+    for number, panel in enumerate(look(driver, "panels"), 1):
         driver.execute_script("arguments[0].scrollIntoView()", panel)
-        until(lambda panel=panel: fits(driver, panel), SECONDS, f"panel {number}: a figure does not fill its place")
-        until(lambda p=panel: not driver.execute_script(STICKING_OUT, p), SECONDS, f"panel {number} has no room")
-        until(lambda p=panel: not driver.execute_script(CUT, p), SECONDS, f"panel {number} cuts or covers words")
+        until(lambda p=panel: look(driver, "fits", p), SECONDS, f"panel {number}: a figure does not fill its place")
+        until(lambda p=panel: not look(driver, "stickingOut", p), SECONDS, f"panel {number} has no room")
+        until(lambda p=panel: not look(driver, "cut", p), SECONDS, f"panel {number} cuts or covers words")
         browsing.resize(driver, width, max(HEIGHT, 300 + panel.size["height"]))
         panel.screenshot(str(SCREENSHOTS / f"{name}-{number}-{width}.png"))
 
 
 def test_what_moves_is_in_view_together_and_circles_are_round(page: tuple[Chrome, str]) -> None:
     driver, _ = page
-    driver.execute_script(BESIDE_FILES)
+    look(driver, "besideFiles")
     browsing.resize(driver, 1280, 800)
-    for panel in driver.execute_script(PANELS):
+    for panel in look(driver, "panels"):
         driver.execute_script("arguments[0].scrollIntoView()", panel)
-        until(lambda p=panel: fits(driver, p), SECONDS, "a figure does not fill its place")
-        assert driver.execute_script(SPAN, panel) <= IN_VIEW, panel.text[:60]
-        assert all(abs(ratio - 1) < 0.02 for ratio in driver.execute_script(ROUND, panel))
+        until(lambda p=panel: look(driver, "fits", p), SECONDS, "a figure does not fill its place")
+        assert look(driver, "span", panel) <= IN_VIEW, panel.text[:60]
+        assert all(abs(ratio - 1) < 0.02 for ratio in look(driver, "ratios", panel))
 
 
 def test_all_that_is_written_can_be_read_in_both_themes(page: tuple[Chrome, str]) -> None:
     driver, _ = page
     try:
         for theme in ("JupyterLab Dark", "JupyterLab Light"):
-            driver.execute_async_script(THEME, theme)
-            for panel in driver.execute_script(PANELS):
+            look(driver, "changeTheme", theme)
+            for panel in look(driver, "panels"):
                 assert driver.execute_script(FAINT, panel, READABLE) == [], (theme, panel.text[:60])
                 assert driver.execute_script(FAINT, panel, 22)  # it finds what is written
     finally:
-        driver.execute_async_script(THEME, "JupyterLab Light")
-
-
-def fits(driver: Chrome, panel: WebElement) -> bool:
-    edges = driver.execute_script(EDGES, panel)
-    return all(abs(place - drawing) < 4 and drawing < border for place, drawing, border in edges)
+        look(driver, "changeTheme", "JupyterLab Light")
 
 
 def test_console_is_clean_and_nothing_leaves_this_machine(page: tuple[Chrome, str]) -> None:

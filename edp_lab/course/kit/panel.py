@@ -130,6 +130,7 @@ class Frame(widgets.VBox):
 
     Attributes:
         errors: every error that a callback of this panel raised, bad input included, oldest first.
+        title: as text.
         tiles, words, command: the read-outs; of words and command the `.value`.
     """
 
@@ -137,6 +138,7 @@ class Frame(widgets.VBox):
         self, title: str, looking_at: str, above: Sequence[widgets.Widget], below: Sequence[widgets.Widget]
     ) -> None:
         self.errors: list[Exception] = []
+        self.title = escape(title).striptags()
         self.error_box = Told().add_class("edp-lab-error")
         heading = Told(Html("<h3>{}</h3>{}").format(title, looking_at)).add_class("edp-heading")
         super().__init__([Fit(), heading, *above, self.error_box, *below])

@@ -5,9 +5,7 @@ Imported by code that is sent to a kernel, from the browser tests and from ``edp
 
 from __future__ import annotations
 
-import html
 import json
-import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +16,7 @@ import plotly.graph_objects as go
 from ipywidgets.widgets.widget import _instances
 
 from edp_lab.course.kit.controls import Control
-from edp_lab.course.kit.panel import Fold, Frame, Panel
+from edp_lab.course.kit.panel import Fold, Panel
 
 DRAWN = ("x", "y", "z")  # what a trace draws
 
@@ -26,12 +24,6 @@ DRAWN = ("x", "y", "z")  # what a trace draws
 def panels() -> list[Panel]:
     """The cheap panels, those that redraw while a slider moves, in the order in which they were made."""
     return [widget for widget in list(_instances.values()) if isinstance(widget, Panel)]
-
-
-def heading(panel: Frame) -> str:
-    """The panel's heading, without the line below it."""
-    found = re.search(r"<h3>(.*?)</h3>", panel.children[1].value)
-    return html.unescape(re.sub(r"<[^>]+>", "", found[1])) if found else type(panel).__name__
 
 
 def shown(panel: Panel) -> dict[str, Any]:
@@ -44,7 +36,7 @@ def shown(panel: Panel) -> dict[str, Any]:
     inside = list(_within(panel))
     figures = [widget for widget in inside if isinstance(widget, go.FigureWidget)]
     return {
-        "heading": heading(panel),
+        "heading": panel.title,
         "sliders": len(_sliders(panel)),
         "values": panel.values,
         "words": [widget.value for widget in inside if isinstance(widget, widgets.HTML | Fold)],
@@ -76,7 +68,7 @@ def move(panel: Panel, moves: int) -> list[float]:
 
 def time_all(moves: int) -> list[dict[str, Any]]:
     """Heading ("panel") and milliseconds of each move ("kernel_ms") for every cheap panel with a slider."""
-    timed = [(heading(panel), move(panel, moves)) for panel in panels() if _sliders(panel)]
+    timed = [(panel.title, move(panel, moves)) for panel in panels() if _sliders(panel)]
     return [{"panel": name, "kernel_ms": [1000 * s for s in seconds]} for name, seconds in timed]
 
 

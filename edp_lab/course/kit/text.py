@@ -46,14 +46,8 @@ class Words:
 
     def __init__(self, beside: str, **names: Any) -> None:
         here = Environment(loader=FileSystemLoader(Path(beside).parent), undefined=StrictUndefined, autoescape=True)
-        here.filters |= {
-            "d": digits,
-            "at_most": at_most,
-            "at_least": at_least,
-            "short": short,
-            "percent": percent,
-            "duration": duration,
-        }
+        named = {function.__name__: function for function in (at_most, at_least, short, percent, duration)}
+        here.filters |= {"d": digits, **named}
         here.globals |= {"count": count, "details": details, "table": html_table, "cell": CELL, **names}
         shared: Any = here.from_string(Path(__file__).with_name("words.html.j2").read_text(encoding="utf-8")).module
         here.globals |= {"privacy": shared.privacy, "scope": shared.scope}

@@ -262,22 +262,17 @@ def _scratch() -> Iterator[Path]:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """All that a submission's process finds there."""
+    """All that a submission's process finds there; its packages are ours, where Python does not find them by itself."""
+    given = [Path(folder).absolute() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     return {
         "HOME": str(home),
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": "1",
         "PATH": os.defpath,
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": os.pathsep.join(map(str, _packages())),
+        "PYTHONPATH": os.pathsep.join(map(str, [PACKAGE.parent, *given, *_user_packages()])),
         "TMPDIR": str(home),
     }
-
-
-def _packages() -> list[Path]:
-    """Where this package is, and others, if not in folders that Python finds by itself."""
-    given = [Path(folder).absolute() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    return [PACKAGE.parent, *given, *_user_packages()]
 
 
 def _user_packages() -> list[Path]:

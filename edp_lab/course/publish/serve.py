@@ -29,16 +29,10 @@ RECORD = ".edp-lab-course.json"  # what `own_copy` has copied
 
 def lab_command(notebooks_dir: Path) -> tuple[list[str], dict[str, str]]:
     """Command and environment that start JupyterLab with this interpreter: local, with a token, calling nobody."""
+    no_updates = "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate"
+    options = ["--MappingKernelManager.transport_encryption=auto", "--LabApp.news_url=None", no_updates]
     first = notebooks_dir / "00_start.ipynb"
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        "--MappingKernelManager.transport_encryption=auto",
-        "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
-        str(first if first.exists() else notebooks_dir),
-    ]
+    command = [sys.executable, "-m", "jupyterlab", *options, str(first if first.exists() else notebooks_dir)]
     return command, _with_settings("JUPYTER_CONFIG_PATH")
 
 
@@ -50,17 +44,8 @@ def dashboard_command(folder: Path) -> tuple[list[str], dict[str, str]]:
     """
     if find_spec("voila") is None:
         raise UsageError("the dashboard is served by Voila: pip install -c constraints.txt voila")
-    command = [
-        sys.executable,
-        "-m",
-        "voila",
-        "--Voila.ip=127.0.0.1",
-        "--token",
-        "--template=edp-lab",
-        "--classic-tree",
-        str(folder),
-    ]
-    return command, _with_settings("JUPYTER_PATH")
+    options = ["--Voila.ip=127.0.0.1", "--token", "--template=edp-lab", "--classic-tree"]
+    return [sys.executable, "-m", "voila", *options, str(folder)], _with_settings("JUPYTER_PATH")
 
 
 def own_copy(notebooks_dir: Path, folder: Path, instructor: bool = False) -> list[str]:

@@ -1,0 +1,79 @@
+// What the browser tests look at in a page.
+const place = element => element.getBoundingClientRect();
+const all = (within, selector) => [...within.querySelectorAll(selector)];
+const errors = () => {
+    const boxes = all(document, '.edp-lab-error, .jp-RenderedText[data-mime-type*=stderr], .jp-mod-error');
+    return boxes.map(box => box.textContent.trim()).filter(text => text);
+};
+const panels = () => all(document, '.edp-panel');
+// The sliders of the first panel that has one, those left out that are switched off.
+const sliders = () => {
+    const handles = all(document, '.edp-panel input[type=range]:enabled').filter(e => e.offsetWidth);
+    return handles.filter(handle => handle.closest('.edp-panel') == handles[0].closest('.edp-panel'));
+};
+const box = handle => handle.closest('.edp-control').querySelector('input[type=text]');
+// What a panel shows: its read-outs, its number boxes, and what its figures have drawn.
+const shown = handle => {
+    const panel = handle.closest('.edp-panel');
+    const numbers = values => values?.length === undefined || typeof values === 'string' ? undefined
+        : Array.from(values).flatMap(v => v?.length === undefined || typeof v === 'string' ? [v] : Array.from(v));
+    return JSON.stringify({
+        heading: panel.querySelector('h3').textContent,
+        words: all(panel, '.widget-html-content, .edp-fold :is(div, pre)').map(e => e.textContent),
+        box: box(handle).value,
+        figures: all(panel, '.js-plotly-plot').map(plot => plot._fullData.map(
+            trace => Object.fromEntries(['x', 'y', 'z'].map(key => [key, numbers(trace[key])])))),
+    });
+};
+const buttons = () => all(document, '.edp-panel .modebar-btn').map(e => e.dataset.title ?? '');
+const asText = html => {
+    const element = document.createElement('div');
+    element.innerHTML = html;
+    return element.textContent;
+};
+// Whether each figure of a panel is as wide as its place, and ends within the panel.
+const fits = panel => all(panel, '.edp-figure').every(figure => {
+    const drawing = place(figure.querySelector('.main-svg')).right;
+    return Math.abs(place(figure).right - drawing) < 4 && drawing < place(panel).right;
+});
+const stickingOut = panel => {
+    const looked = '.widget-html-content *, .edp-tile *, .edp-label, input:not([type=radio]), button';
+    const out = all(panel, looked).filter(e => place(e).right > place(panel).right + 1);
+    return out.map(e => e.outerHTML.slice(0, 120));
+};
+// What is written in a panel's figures and is cut by their edge or lies under their buttons, and commands too long for
+// their box.
+const cut = panel => {
+    const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+    const faults = all(panel, '.edp-tile b, .edp-label').filter(e => e.scrollWidth > e.clientWidth + 2);
+    for (const figure of all(panel, '.edp-figure')) {
+        const edge = place(figure), buttons = all(figure, '.modebar-group').map(place);
+        for (const text of all(figure, 'svg text')) {
+            const box = place(text), out = box.left < edge.left - 1 || box.right > edge.right + 1 ||
+                box.top < edge.top - 1 || box.bottom > edge.bottom + 1;
+            const under = text.closest('.g-gtitle') && buttons.some(button => meet(button, box));
+            if (box.width && (out || under)) faults.push(text);
+        }
+    }
+    return faults.map(e => e.value ?? e.textContent);
+};
+const besideFiles = () => {
+    window.jupyterapp.shell.expandLeft();
+    window.jupyterapp.commands.execute('filebrowser:activate');
+};
+const changeTheme = async theme => {
+    await window.jupyterapp.commands.execute('apputils:change-theme', {theme});
+    await new Promise(resolve => setTimeout(resolve, 500));
+};
+// From the first control of a panel to the foot of its main figure.
+const span = panel => {
+    const [control, figure] = ['.edp-control', '.edp-figure'].map(name => panel.querySelector(name));
+    return control && figure ? place(figure).bottom - place(control).top : 0;
+};
+// Pixels per unit, down over across, of plots whose axes are to have one scale.
+const ratios = panel => {
+    const layouts = all(panel, '.js-plotly-plot').map(plot => plot._fullLayout);
+    const axes = layouts.flatMap(layout => layout._subplots.cartesian.map(id => id.split('y')).map(
+        ([x, y]) => [layout['xaxis' + x.slice(1)], layout['yaxis' + y]]));
+    return axes.filter(([x, y]) => x.scaleanchor || y.scaleanchor).map(([x, y]) => Math.abs(y._m / x._m));
+};
