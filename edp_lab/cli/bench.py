@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -190,7 +189,7 @@ def panels(
         return f"{row['notebook']:<26} {row['kernel_ms_p95']:6.1f} ms {painted:>9}  {row['panel']}"
 
     notebooks = course_notebooks(notebooks_dir, names_in(only))
-    _measured(lambda tell: map(asdict, bench_panels(notebooks, moves, browser_moves, tell)), as_json, line)
+    _measured(lambda tell: bench_panels(notebooks, moves, browser_moves, tell), as_json, line)
 
 
 @bench_app.command()

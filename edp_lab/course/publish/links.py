@@ -16,15 +16,13 @@ from pathlib import Path
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
-NAVIGATION = (
-    "navigation"  # the tag of a notebook's first and last cell: pages and slides have a navigation of their own
-)
+# The tag of a notebook's first and last cell: pages and slides have a navigation of their own.
+NAVIGATION = "navigation"
 PAGES = ("glossary.md", "references.md")
 _ROW = re.compile(r'^\| <a id="(.+?)"></a>\*\*(.+?)\*\*', re.MULTILINE)
 _REFERENCE = re.compile(r"^(\* .+) \[([\d, ]+)\]$", re.MULTILINE)
-_NOTEBOOKS = (
-    r"^\| \**\d\d\** \| \**[A-Za-z].*$|\bnotebooks?(?:(?:,|\s+and|\s+or)?\s+\d\d)+"  # rows of a table, and prose
-)
+# Rows of a table, and prose.
+_NOTEBOOKS = r"^\| \**\d\d\** \| \**[A-Za-z].*$|\bnotebooks?(?:(?:,|\s+and|\s+or)?\s+\d\d)+"
 _LEFT_ALONE = "|".join(
     [
         r"^(?:```|~~~)[\s\S]*?^(?:```|~~~)",
@@ -89,9 +87,8 @@ class Links:
         if reading := self._further_reading(name, up):
             linked.cells.append(new_markdown_cell(reading, id="further-reading"))
         if line := self._navigation(name, up):
-            first, last = (
-                new_markdown_cell(line, id=place, metadata={"tags": [NAVIGATION]}) for place in ("before", "after")
-            )
+            tags = {"tags": [NAVIGATION]}
+            first, last = (new_markdown_cell(line, id=place, metadata=tags) for place in ("before", "after"))
             linked.cells = [first, *linked.cells, last]
         return linked
 
@@ -122,8 +119,5 @@ class Links:
     def _further_reading(self, name: str, up: str) -> str:
         """The last part of a notebook, empty where nothing is named for it."""
         chosen = [text for text, numbers in self._references if name[:2] in numbers.split(", ")]
-        return (
-            "\n".join(["## Further reading", "", *chosen, "", f"All [references]({up}references.md)."])
-            if chosen
-            else ""
-        )
+        lines = ["## Further reading", "", *chosen, "", f"All [references]({up}references.md)."]
+        return "\n".join(lines) if chosen else ""
