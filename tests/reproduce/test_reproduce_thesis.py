@@ -42,6 +42,7 @@ TINY = Scale("digits", 1, 2, 20, (100, 1000), 1, 1, 8, 8, instructors=2)
 IMAGES = ("4.4", "4.5", "4.6", "4.7", "4.8")
 INTERRUPTED = """
 import sys
+from pathlib import Path
 from edp_lab.reproduce.thesis.lab import Lab, reproduce
 from edp_lab.reproduce.thesis.thesis_tables import Scale
 tell = lambda line, kept: print("done", flush=True) if kept else None
