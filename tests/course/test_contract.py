@@ -139,15 +139,18 @@ def test_a_bad_value_is_one_sentence_and_the_last_result_stays(panel: Panel) -> 
 def assert_readable(figure: go.Figure) -> None:
     """Every axis has a title, the caption's lines are short, and no two lines of a legend differ by colour alone.
 
-    Without a title is an axis that shares another's, one whose places have names, or one of a picture's bare sides.
+    Without a title is an axis that shares another's, one whose places have names, one inside a grid of plots, whose row
+    or column has the title at its edge, or one of a picture's bare sides.
     """
     used: dict[str, set[str]] = {}
     for trace in figure.data:
         for axis in (trace.xaxis or "x", trace.yaxis or "y") if hasattr(trace, "xaxis") else ():
             used.setdefault(f"{axis[0]}axis{axis[1:]}", set()).add(trace.type)
-    for axis, types in ((figure.layout[name], types) for name, types in used.items()):
+    titled = {(name[0], figure.layout[name].domain) for name in used if figure.layout[name].title.text}
+    for name, axis, types in ((name, figure.layout[name], types) for name, types in used.items()):
         bare = axis.showticklabels is False and (axis.matches or types == {"heatmap"})
-        assert axis.title.text or axis.ticktext or axis.categoryarray or bare, f"{axis} has no title"
+        inside = axis.domain and (name[0], axis.domain) in titled
+        assert axis.title.text or axis.ticktext or axis.categoryarray or inside or bare, f"{axis} has no title"
     assert figure.layout.title.text
     assert not re.search(r"&lt;/?(br|b|i|sup|sub|extra)&gt;", figure.to_json()), "markup in a figure is `Html`"
     caption = figure.layout.title.subtitle.text or ""

@@ -13,7 +13,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, delta_of, devices, number, seed_of
 from edp_lab.course.kit.figure import Figure, Trace, axis, figure, line, log_axis, points, positive
-from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
+from edp_lab.course.kit.inputs import AS_PRINTED, SOUND, check_whole
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, epsilons, panel
 from edp_lab.course.kit.text import Html, Words, account_of, count, duration, percent, short, train_command
 from edp_lab.course.kit.text import digits as d
@@ -317,6 +317,7 @@ class Measure(RunPanel):
         )
 
     def prepare(self) -> Task:
+        check_whole("number of rounds", self.rounds.value, 1, 1000)
         methods = ("sgd", "edp-sgd", "dp-sgd", "dp-sgd-naive")
         return Task(self._corpus, methods=methods, rounds=self.rounds.value, threads=1, size=self.size.value)
 
