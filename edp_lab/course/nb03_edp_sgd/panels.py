@@ -218,7 +218,7 @@ def _window(*corners: Any) -> Array:
 def _show(layout: Figure, place: int, heading: str, window: Array) -> None:
     """Give the picture its title and its axes. Many axes are slow: nothing to measure, nothing to drag."""
     layout["annotations"][place - 1] |= {"text": f"{place}. {heading}", "font": {"size": 13}}
-    fixed = {"automargin": False, "fixedrange": True, "nticks": 3, "tickfont": {"size": 11}, "constrain": "domain"}
+    fixed = {"automargin": False, "fixedrange": True, "nticks": 4, "tickfont": {"size": 11}, "constrain": "domain"}
     ends = str(place) if place > 1 else ""
     for side, layer, span in zip("xy", ("large", "small"), window.tolist(), strict=True):
         outer = place > 3 if side == "x" else place % 3 == 1
