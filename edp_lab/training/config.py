@@ -85,12 +85,14 @@ class TrainConfig:
     micro_batch_size: Annotated[
         int | None, "Utterances that share a clip (default: batch size over devices; 1 for dp-sgd)."
     ] = None
-    sampling: Annotated[str | None, "shuffle (disjoint batches) or poisson (default: shuffle; poisson for dp-sgd)."] = (
-        None
-    )
-    optimizer: Annotated[str, "adam, dp-adam or dp-adambc (which takes the noise out of Adam's second moment)."] = (
-        "adam"
-    )
+    sampling: Annotated[
+        str | None,
+        "shuffle (disjoint batches) or poisson (default: shuffle; poisson for dp-sgd).",
+    ] = None
+    optimizer: Annotated[
+        str,
+        "adam, dp-adam or dp-adambc (which takes the noise out of Adam's second moment).",
+    ] = "adam"
     precision: Annotated[str, "float32 or float64."] = "float32"
     as_printed: Annotated[
         bool, "The step of Algorithm 1 verbatim, not the sound one; schedule and dropout stay ours."
@@ -99,18 +101,21 @@ class TrainConfig:
         str | None, "Layer scales: none, public:CORPUS or private (default: none; private if --as-printed)."
     ] = None
     delta: Annotated[
-        float | None, "Delta of (epsilon, delta): a slack, well below 1/n for n training utterances (default: n^-1.1)."
+        float | None,
+        "Delta of (epsilon, delta): a slack, well below 1/n for n training utterances (default: n^-1.1).",
     ] = None
     batch_size: Annotated[int, "Utterances per step, over all devices."] = 64
-    lr: Annotated[float | None, "Adam's learning rate (default: 0.002 for clc, 0.0005 for bert, larger if small)."] = (
-        None
-    )
+    lr: Annotated[
+        float | None,
+        "Adam's learning rate (default: 0.002 for clc, 0.0005 for bert, larger if small).",
+    ] = None
     lr_schedule: Annotated[str, "linear (falls to 0 over the run) or constant."] = "linear"
     epochs: Annotated[int, "Passes over the training set."] = 12
     seed: Annotated[int, "Split, initial weights, order, noise.", SEED] = 0
-    private_seed: Annotated[bool, "Draw order, dropout and noise from a secret key, so that epsilon really holds."] = (
-        False
-    )
+    private_seed: Annotated[
+        bool,
+        "Draw order, dropout and noise from a secret key, so that epsilon really holds.",
+    ] = False
     size: Annotated[str, "paper (its layers and widths), medium (a third as wide) or small (a quick look)."] = "paper"
     dropout: Annotated[float, "Share of each representation dropped."] = 0.3
     intent_weight: Annotated[float, "Of the intent in the loss, where slots, if any, count 1."] = 1.0

@@ -247,8 +247,8 @@ def training(
     mechanism = recipe.mechanism(clip_norm, z)
     settings = {"plain": None, "clipped": recipe.mechanism(clip_norm, 0.0), "private": mechanism}
     paths = {name: _path(setting, recipe) for name, setting in settings.items()}
-    per_epoch, other = recipe.steps_per_epoch, {name: recipe._replace(sampling=name) for name in SAMPLINGS}
-    spent = {name: _spent(drawn.mechanism(1.0, z), per_epoch) for name, drawn in other.items()}
+    drawn = {name: recipe._replace(sampling=name).mechanism(1.0, z) for name in SAMPLINGS}
+    spent = {name: _spent(each, recipe.steps_per_epoch) for name, each in drawn.items()}
     people, labels = _people()
     right = (people @ torch.from_numpy(paths["private"][-1]) > 0) == (labels > 0.5)
     losses, accuracy = {name: loss(path) for name, path in paths.items()}, float(right.double().mean())
