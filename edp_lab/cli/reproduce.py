@@ -149,6 +149,9 @@ def pareto(
         str, "clc, which reads its words with a frozen encoder; bert, which goes on training one."
     ] = "clc",
     epsilons: Annotated[str | None, "Targets; eDP-SGD has the largest. (default: 8,3,1; 8 if --quick)"] = None,
+    ladder: Annotated[
+        bool, typer.Option("--ladder", help="eDP-SGD under Poisson sampling, too, with 2, 4 and 8 utterances a clip.")
+    ] = False,
     quick: Annotated[
         bool, typer.Option("--quick/--full", help="A smaller SGD, one seed, few steps: minutes, not hours.")
     ] = False,
@@ -174,7 +177,12 @@ def pareto(
         targets = tuple(sorted(set(asked), reverse=True))
         check_names(models.split(","))
         scales = [
-            replace(scale, seeds=scale.seeds if seeds is None else seeds, epsilons=targets or scale.epsilons)
+            replace(
+                scale,
+                seeds=scale.seeds if seeds is None else seeds,
+                epsilons=targets or scale.epsilons,
+                ladder=ladder,
+            )
             for scale in map((QUICK if quick else FULL).__getitem__, models.split(","))
         ]
         runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)

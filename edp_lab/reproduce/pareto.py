@@ -45,6 +45,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "DP-SGD": {"method": "dp-sgd"},
     "eDP-SGD, 8 utterances a clip, shuffled": {"method": "edp-sgd", "micro_batch_size": 8},
 }
+# eDP-SGD under DP-SGD's own sampling has DP-SGD's z0, for a sensitivity of 2C. So with m utterances a clip the noise on
+# the mean is 2 m times DP-SGD's at equal C. The rung of 1 is DP-SGD.
+LADDER: dict[str, dict[str, Any]] = {
+    f"eDP-SGD, {m} utterances a clip, Poisson": {"method": "edp-sgd", "micro_batch_size": m, "sampling": "poisson"}
+    for m in (2, 4, 8)
+}
 SGD, SGD_HERE = "SGD", "SGD, the private model"
 SETTINGS = ("size", "batch_size", "epochs", "learning_rate", "intent_weight", "dropout")
 PRIVATE_SETTINGS = ("z0", "clip_norm")
@@ -60,6 +66,7 @@ class Scale:
 
     Attributes:
         epsilons: targets of DP-SGD, at delta = n^-1.1; eDP-SGD has the largest.
+        ladder: eDP-SGD under Poisson sampling, too (`LADDER`); no run of it comes with a checkout.
         tried: learning rate and weight of the intent, for each method and target.
         steps, plain_steps: of a private run and of SGD, about, but whole epochs and at most `most_epochs`,
             `plain_epochs` of them; a private run takes `LARGE_EPOCHS` of a corpus that fills `MOST_STEPS` batches.
@@ -79,6 +86,7 @@ class Scale:
     batch_size: int
     layers: int = 6
     model: str = "clc"
+    ladder: bool = False
 
 
 QUICK = {
@@ -99,7 +107,7 @@ def pareto(
     runs: TableRuns, scales: Sequence[Scale], corpora: Sequence[str], encoder: str = ENCODER
 ) -> Iterator[list[Point]]:
     """The points of one model on one corpus after the other: SGD at its size and with the private model, then DP-SGD at
-    each target and eDP-SGD at the largest.
+    each target and eDP-SGD at the largest, with the ladder if asked for.
 
     Args:
         encoder: hub name or folder of the published BERT that reads the CLC's words, and from which BERT starts.
@@ -120,6 +128,7 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
     encoded = scale.model == "bert" or runs.inputs.utterances(corpus) <= ENCODED
     start = layers_of(encoder, scale.layers) if encoded else VECTORS
     what = f"{scale.model.upper()} on {corpus}"
+    settings = {**METHODS, **(LADDER if scale.ladder else {})}
 
     def private(place: tuple[str, float], one: tuple[float, float], seed: int) -> TrainConfig:
         """A run of this method that meets the target: z0 is the smallest that does, in nine digits.
@@ -130,7 +139,7 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
         batch, epochs, _ = _amount(scale, n)
         config = TrainConfig(
             corpus, scale.model, num_devices=DEVICES, batch_size=batch, epochs=epochs, clip_norm=0.1, lr=rate,
-            intent_weight=weight, dropout=0.0, size=scale.size, pretrained=start, seed=seed, **METHODS[method],
+            intent_weight=weight, dropout=0.0, size=scale.size, pretrained=start, seed=seed, **settings[method],
         )  # fmt: skip
         mechanism, budget = config.mechanism(n), Budget(epsilon, n**-1.1)
         assert mechanism is not None
@@ -143,19 +152,22 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
     here = [replace(config, size=scale.size, pretrained=start) for config in plain]  # of BERT, the same
     sgd = done([*plain, *here], "SGD")
     # eDP-SGD is placed at the largest epsilon alone: on ATIS, one seed, its SER was .31 at 8, .49 at 3, .73 at 1.
-    method, marked = METHODS
-    targets = [*((method, epsilon) for epsilon in scale.epsilons), (marked, max(scale.epsilons))]
+    (method, *others), most = settings, max(scale.epsilons)
+    targets = [*((method, epsilon) for epsilon in scale.epsilons), *((other, most) for other in others)]
     *_, tried = _amount(scale, examples[FIRST_SEED])
     trials = {(place, one): private(place, one, FIRST_SEED) for place in targets for one in tried}
     scored = done(list(trials.values()), "tuning")
     chosen = {place: min(tried, key=lambda one: scored[trials[place, one]]["validation_ser"]) for place in targets}
     repeated = {place: [private(place, one, seed) for seed in seeds] for place, one in chosen.items()}
     found = done([config for configs in repeated.values() for config in configs], "seeds")
-    timing = _timing(runs, [plain[0], here[0], *(repeated[method, max(scale.epsilons)][0] for method in METHODS)])
-    points = [_point(SGD, None, plain, sgd, 0, timing)]
+    top = {method: own[0] for (method, epsilon), own in repeated.items() if epsilon == most}
+    paces = _paces(runs, plain[0], here[0], {name: top[name] for name in METHODS})
+    if scale.ladder:  # timed by itself, so that what came with a checkout stays as it is
+        paces = _paces(runs, plain[0], here[0], {name: top[name] for name in LADDER}) | paces
+    points = [_point(SGD, None, plain, sgd, 0, paces)]
     if here != plain:
-        points.append(_point(SGD_HERE, None, here, sgd, 0, timing))
-    return points + [_point(*place, own, found, len(tried), timing) for place, own in repeated.items()]
+        points.append(_point(SGD_HERE, None, here, sgd, 0, paces))
+    return points + [_point(*place, own, found, len(tried), paces) for place, own in repeated.items()]
 
 
 def _amount(scale: Scale, examples: int) -> tuple[int, int, Sequence[tuple[float, float]]]:
@@ -166,8 +178,20 @@ def _amount(scale: Scale, examples: int) -> tuple[int, int, Sequence[tuple[float
     return batch, whole_epochs(scale.steps, batch, examples, scale.most_epochs), scale.tried
 
 
+def _paces(
+    runs: TableRuns, plain: TrainConfig, here: TrainConfig, others: Mapping[str, TrainConfig]
+) -> dict[str, dict[str, Any]]:
+    """What a run of each method takes: {name: {"seconds", "time_ratio" (to SGD's beside it), "timed_on"}}."""
+    timing = _timing(runs, [plain, here, *others.values()])
+    seconds, names = timing["seconds"], (SGD, SGD_HERE, *others)
+    return {
+        name: {"seconds": own, "time_ratio": own / seconds[0], "timed_on": timing["machine"]}
+        for name, own in zip(names, seconds, strict=True)
+    }
+
+
 def _timing(runs: TableRuns, configs: Sequence[TrainConfig]) -> dict[str, Any]:
-    """What runs of SGD, of SGD here and of `METHODS` take on one thread: {"seconds": [...], "machine": ...}.
+    """What runs of SGD, of SGD here and of private methods take on one thread: {"seconds": [...], "machine": ...}.
 
     That is steps times the median step, and reading by the encoder. All take their steps in turn, so that whatever else
     the machine does falls on all of them; measured once for a folder, these settings and data.
@@ -244,7 +268,7 @@ def _point(
     configs: Sequence[TrainConfig],
     done: Mapping[TrainConfig, Result],
     trials: int,
-    timing: Mapping[str, Any],
+    paces: Mapping[str, Mapping[str, Any]],
 ) -> Point:
     results, config, tuning = [done[config] for config in configs], configs[0], None
     first = results[0]
@@ -252,7 +276,7 @@ def _point(
     if mechanism is not None:
         every = trials + len(results) - 1  # the first seed's run is one of the trials
         tuning = composed(mechanism.schedule(mechanism.bill(config.epochs)), every, first["delta"], tight=True)
-    seconds = dict(zip((SGD, SGD_HERE, *METHODS), timing["seconds"], strict=True))
+    pace = paces[method]
     scores = ("ser", "intent_accuracy", "slot_f1")
     return {
         "model": config.model,
@@ -267,10 +291,10 @@ def _point(
         "delta": None if epsilon is None else first["delta"],
         "examples": first["examples"],
         **{name: estimate([100 * one[name] for one in results]) for name in scores},  # on the test splits, in percent
-        "seconds": seconds[method],  # of training on one thread, reading the training set with the encoder included
-        "time_ratio": seconds[method] / seconds[SGD],
+        "seconds": pace["seconds"],  # of training on one thread, reading the training set with the encoder included
+        "time_ratio": pace["time_ratio"],
         "trials": trials,
         "settings": {name: getattr(config, name) for name in (*SETTINGS, *(PRIVATE_SETTINGS if mechanism else ()))},
         "runs": tuple(one["run"] for one in results),  # their keys, one for each seed
-        "about": {**measured_on(results), "timed_on": timing["machine"]},
+        "about": {**measured_on(results), "timed_on": pace["timed_on"]},
     }

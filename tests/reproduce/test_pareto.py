@@ -15,7 +15,7 @@ from edp_lab.course.nb06_tradeoff.panels import pareto_figure, pareto_points
 from edp_lab.models.bert import BertSize
 from edp_lab.privacy.guarantee import true_epsilon
 from edp_lab.reproduce import pareto as study
-from edp_lab.reproduce.pareto import FIRST_SEED, FULL, METHODS, Scale, pareto
+from edp_lab.reproduce.pareto import FIRST_SEED, FULL, LADDER, METHODS, Scale, pareto
 from edp_lab.reproduce.run_cache import VECTORS, Inputs, Job, TableRuns, layers_of
 from edp_lab.training import TrainConfig
 from edp_lab.training.pretraining import pretrain_bert
@@ -118,6 +118,25 @@ def test_bert_is_trained_on_from_the_published_one_with_and_without_privacy(monk
     assert [(point["model"], point["method"]) for point in made] == [("bert", name) for name in ("SGD", *METHODS)]
     assert {(job.config.model, job.config.pretrained) for job in runs.jobs} == {("bert", layers_of("it", SCALE.layers))}
     assert f"BERT on {CORPUS}" in _page([made])
+
+
+def test_rungs_of_the_ladder_have_noise_of_dp_sgd_and_are_timed_beside_an_sgd_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = Runs()
+    monkeypatch.setattr(study, "judge", judged)
+    monkeypatch.setattr(study, "_timing", lambda _, of: of_times(10.0 * len(of), *range(1, len(of))))
+    [plain] = pareto(runs, [SHORT], [CORPUS], "it")  # type: ignore[arg-type]
+    [made] = pareto(runs, [replace(SHORT, ladder=True)], [CORPUS], "it")  # type: ignore[arg-type]
+    rungs = made[len(plain) :]
+    assert made[: len(plain)] == plain
+    assert [point["method"] for point in rungs] == list(LADDER)
+    assert {point["settings"]["z0"] for point in rungs} == {plain[2]["settings"]["z0"]}  # DP-SGD's
+    assert [point["time_ratio"] for point in rungs] == [seconds / 50 for seconds in (2, 3, 4)]
+    sampled = {job.config for job in runs.jobs if job.config.method == "edp-sgd" and job.config.poisson}
+    mechanisms = {config.mechanism(100) for config in sampled}
+    assert {(m.micro_batch_size, m.sensitivity() / m.clip_norm) for m in mechanisms if m} == {(2, 2), (4, 2), (8, 2)}
+    assert [trace.name for trace in pareto_figure(made).data] == [*METHODS, *LADDER]
 
 
 def test_a_large_corpus_is_read_with_vectors_of_other_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -458,10 +458,17 @@ def _spaced(table: Sequence[Sequence[str]]) -> list[list[str]]:
 
 # ---- Utility, privacy and time: what ``edp-lab reproduce pareto`` measured ------------------------------------------
 
+PARETO_LOOKS = (
+    (PLAIN, "solid", "circle"),
+    (HOLDS, "dash", "square"),
+    (OTHER, "dot", "diamond"),
+    (NOISE, "dashdot", "triangle-up"),
+    (INK, "longdash", "x"),
+)
 PARETO_CAPTION = Html(
-    "ε of one utterance at δ = n<sup>-1.1</sup>, were the seeds secret. DP-SGD: privacy loss distributions, Poisson "
-    "sampling,\nadd or remove one; eDP-SGD: Gaussian DP, shuffled batches, zero-out, so it lacks what sampling "
-    "hides. Bars: 95 % over seeds.\nx: time as a multiple of SGD's at the paper's size (batches of 64)"
+    "ε of one utterance at δ = n<sup>-1.1</sup>, were the seeds secret. Poisson sampling: privacy loss distributions, "
+    "add or\nremove one; shuffled: Gaussian DP, zero-out, so it lacks what sampling hides. Bars: 95 % over seeds.\n"
+    "x: time as a multiple of SGD's at the paper's size (batches of 64)"
 )
 
 
@@ -487,13 +494,16 @@ def pareto_figure(measured: Sequence[Mapping[str, Any]]) -> fig.Still:
     y = fig.axis("SER on the test split (%)", rangemode="tozero")
     room = {"vertical_spacing": 0.32 / lines, "horizontal_spacing": 0.1}
     layout = fig.plots(lines, columns, list(pictures), [(x, y)] * (lines * columns), **room)
+    looks: dict[str, tuple[str, str, str]] = {}
     marks = []
     for plot, own in enumerate(pictures.values(), 1):
         at = fig.at(plot)
         methods = dict.fromkeys(one["method"] for one in own if one["epsilon"])
-        for method, look in zip(methods, ((PLAIN, "solid", "circle"), (HOLDS, "dash", "square")), strict=False):
+        for method in methods:
             curve = sorted((one for one in own if one["method"] == method), key=lambda one: one["epsilon"] or 0)
-            marks.append({**_pareto_line(method, curve, *look), **at, "showlegend": plot == 1})
+            first = method not in looks
+            look = looks.setdefault(method, PARETO_LOOKS[len(looks) % len(PARETO_LOOKS)])
+            marks.append({**_pareto_line(method, curve, *look), **at, "showlegend": first})
         plain = sorted((one for one in own if one["epsilon"] is None), key=lambda one: one["ser"]["mean"])
         for level, dash, anchor in zip(plain, ("dashdot", "dot"), ("top", "bottom"), strict=False):
             error, text = level["ser"]["mean"], f"{level['method']}, x{level['time_ratio']:.2g}"
