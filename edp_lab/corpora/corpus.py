@@ -46,6 +46,7 @@ class Utterance:
     tokens: tuple[str, ...]  # the words, at least one
     tags: tuple[str, ...] | None  # a BIO tag for each ("O", "B-city", "I-city"), or None without slot annotation
     intent: str
+    speaker: str | None = None  # whose it is, where the corpus says so; then of all its utterances
 
     @property
     def text(self) -> str:
@@ -54,7 +55,8 @@ class Utterance:
     @property
     def line(self) -> bytes:
         """All of it, as it counts for a corpus' checksum."""
-        return f"{self.text}\t{' '.join(self.tags or ())}\t{self.intent}\n".encode()
+        speaker = "" if self.speaker is None else f"\t{self.speaker}"
+        return f"{self.text}\t{' '.join(self.tags or ())}\t{self.intent}{speaker}\n".encode()
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Corpus:
 
     @cached_property
     def sha256(self) -> str:
-        """Checksum of the content (tokens, tags, intents), independent of the file format."""
+        """Checksum of the content (tokens, tags, intents, speakers), independent of the file format."""
         if isinstance(self.utterances, PackedUtterances):
             return self.utterances.sha256
         digest = hashlib.sha256()
@@ -252,7 +254,8 @@ def write_packed(
         progress: told now and then how many are done.
 
     Raises:
-        UsageError: the folder exists or has no parent, there are no utterances, or one has undeclared labels.
+        UsageError: the folder exists or has no parent, there are no utterances, or one has undeclared labels or a
+            speaker, whom the format has no place for.
     """
     folder = Path(folder)
     if folder.exists():
@@ -265,6 +268,8 @@ def write_packed(
     digest = hashlib.sha256()
     with new_folder(folder) as scratch:
         for done, u in enumerate(utterances, 1):
+            if u.speaker is not None:
+                raise UsageError("a packed corpus has no place for speakers: write a .jsonl file")
             try:
                 tags.extend([tag_number[tag] for tag in u.tags or ()])
                 chosen.append(intent_number[u.intent])
@@ -355,7 +360,9 @@ class Split:
         return {part: len(utterances) for part, utterances in vars(self).items()}
 
 
-def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -> Split:
+def split(
+    corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True, keep_speakers_together: bool = False
+) -> Split:
     """Split the pooled corpus 45:5:50 at random, the same way for the same corpus, seed and option.
 
     The official splits are not exchangeable, so a membership attack could tell them apart by style; and a text that
@@ -365,16 +372,24 @@ def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -
     Groups of utterances with the same token string (without `keep_duplicates_together`: single utterances)
     are shuffled by PCG64(seed) and dealt in that order; train, and train with validation, end before the
     first group that exceeds their share. So each part's size is within one group of its ratio.
+
+    With `keep_speakers_together` the groups are the speakers, whatever they say, and the shares are counted in
+    speakers: how much one of them says moves no other.
+
+    Raises:
+        UsageError: a part would be empty, or as `speaker_ids`.
     """
     if seed < 0:
         raise UsageError(f"seed {seed} is negative: use 0 or more")
-    n = len(corpus.utterances)
-    texts = group_ids(corpus.utterances)
+    n, texts = len(corpus.utterances), group_ids(corpus.utterances)
     groups = texts if keep_duplicates_together else np.arange(n)
+    if keep_speakers_together:
+        groups = speaker_ids(corpus.utterances, corpus.name)
     order = np.arange(groups.max() + 1 if n else 0)
     np.random.Generator(np.random.PCG64(seed)).shuffle(order)
-    ends = n * np.cumsum(RATIOS)[:2] // sum(RATIOS)
-    dealt = np.cumsum(np.bincount(groups, minlength=len(order))[order])
+    counts = np.bincount(groups, minlength=len(order))
+    dealt = np.cumsum(np.ones_like(counts) if keep_speakers_together else counts[order])
+    ends = (len(order) if keep_speakers_together else n) * np.cumsum(RATIOS)[:2] // sum(RATIOS)
     part_of_group, rank = np.empty_like(order), np.empty_like(order)
     part_of_group[order] = (dealt[:, None] > ends).sum(1)
     rank[order] = np.arange(len(order))
@@ -383,11 +398,16 @@ def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -
     for name, own in zip(("train", "validation", "test"), places, strict=True):
         if not len(own):
             shares = ":".join(map(str, RATIOS))
+            if keep_speakers_together:
+                raise UsageError(
+                    f"splitting the {len(order)} speakers of {corpus.name} {shares} leaves {name} empty: use a corpus "
+                    "of 20 speakers or more"
+                )
             apart = " or --no-keep-duplicates-together" if keep_duplicates_together and 0 < ends[0] < ends[1] else ""
             raise UsageError(
                 f"splitting {corpus.name} ({n} utterances) {shares} leaves {name} empty: use a larger corpus{apart}"
             )
-    if not keep_duplicates_together:
+    if groups is not texts:
         places.append(places[2][np.isin(texts[places[2]], texts[places[0]])])
     return Split(*(_select(corpus.utterances, own) for own in places))
 
@@ -409,6 +429,46 @@ def group_ids(utterances: Sequence[Utterance]) -> np.ndarray:
     hashes = np.concatenate([_hashes(*chunk) for chunk in utterances.coded.words.numbers.chunks()])
     _, first, place = np.unique(hashes, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[place]
+
+
+def speaker_ids(utterances: Sequence[Utterance], name: str) -> np.ndarray:
+    """(n) Equal for utterances of the same speaker and for no others, from 0 in the order of appearance.
+
+    Raises:
+        UsageError: corpus `name` does not say whose an utterance is, or all are of one speaker.
+    """
+    speakers = [None] if isinstance(utterances, PackedUtterances) else [u.speaker for u in utterances]
+    if None in speakers:
+        raise UsageError(
+            f'corpus {name} does not say who speaks: give each line of a JSONL file a "speaker", make one with edp-lab '
+            "data make --speakers, or take nlu-eval-full"
+        )
+    known: dict[str | None, int] = {}
+    found = np.array([known.setdefault(speaker, len(known)) for speaker in speakers], dtype=np.int64)
+    if len(known) < 2:
+        raise UsageError(f"all utterances of {name} are of one speaker, whom no other could hide: add other speakers")
+    return found
+
+
+def cap_speakers(
+    utterances: Sequence[Utterance], cap: int, seed: int, name: str
+) -> tuple[tuple[Utterance, ...], tuple[np.ndarray, ...]]:
+    """At most `cap` utterances of each speaker, and of each speaker the numbers of theirs among these.
+
+    Which of them are kept is a keyed hash of the utterance itself, so that it depends on no other speaker.
+
+    Raises:
+        UsageError: as `speaker_ids`.
+    """
+    ids = speaker_ids(utterances, name)
+    draw = [hashlib.sha256(f"{seed} cap ".encode() + u.line).digest() for u in utterances]
+    kept: list[int] = []
+    members: list[np.ndarray] = []
+    for own in np.split(np.argsort(ids, kind="stable"), np.cumsum(np.bincount(ids))[:-1]):
+        chosen = sorted(own.tolist(), key=lambda k: draw[k])[:cap]
+        members.append(np.arange(len(kept), len(kept) + len(chosen)))
+        kept += chosen
+    return tuple(utterances[k] for k in kept), tuple(members)
 
 
 def _hashes(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ from edp_lab.privacy.guarantee import (
     judge,
     true_epsilon,
 )
-from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Schedule, Variant
+from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Schedule, Unit, Variant
 
 __all__ = [
     "Accountant",
@@ -41,6 +41,7 @@ __all__ = [
     "ReshufflingZCDP",
     "SamplingZCDP",
     "Schedule",
+    "Unit",
     "Variant",
     "accountant_for",
     "claim",

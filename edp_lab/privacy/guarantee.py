@@ -19,20 +19,20 @@ from edp_lab.privacy.accountants import (
     SamplingZCDP,
     check_delta,
 )
-from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee, Schedule, bill_arrays
+from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee, Schedule, Unit, bill_arrays
 
 SMALLEST_NOISE = 2.0**-20  # of the clip norm: below, adding the noise to a float32 gradient may change nothing
 SMALLEST_STD = 1e-30  # below, float32 noise underflows
 SMALLEST_CLIP = 1e-6  # below, with small layer scales, float32 squares may underflow and a gradient go unclipped
 
 NEIGHBOURS: dict[str, str] = {
-    Adjacency.ZERO_OUT: "zero-out (the utterance's slot stays, its gradient is 0)",
+    Adjacency.ZERO_OUT: "zero-out (the {unit}'s slot stays, its gradient is 0)",
     Adjacency.REPLACE_ONE: "replace-one",
-    Adjacency.ADD_OR_REMOVE_ONE: "add or remove one utterance",
+    Adjacency.ADD_OR_REMOVE_ONE: "add or remove one {unit}",
 }
 SCOPE = (
-    "accountant: {method}; unit: {unit}; neighbours: {neighbours}; batches: {sampling}; the adversary sees every "
-    "aggregate and model but not the devices' messages; public by assumption: the number of utterances, the split, the "
+    "accountant: {method}; unit: {who}; neighbours: {neighbours}; batches: {sampling}; the adversary sees every "
+    "aggregate and model but not the devices' messages; public by assumption: the number of {unit}s, the split, the "
     "label sets, the vocabulary, pretrained weights and vectors, the text behind a public alpha, the hyper-parameters; "
     "not covered: losses, gradient norms, validation scores, checksums and any choice made by looking at them; noise: "
     "float32 or float64, from AES-128 in counter mode; order and sampling: from a generator that is not cryptographic"
@@ -93,7 +93,8 @@ def judge(
     Args:
         bill: whole epochs, or how often an utterance may have taken part by epoch (`Mechanism.bill`,
             `PrivacyLedger.bill`).
-        utterances_per_person: the unit of the guarantee: anyone with up to so many utterances.
+        utterances_per_person: the unit of the guarantee: anyone with up to so many utterances; where the mechanism's
+            unit is the speaker, whose utterances are one anyway, so many speakers together.
         tight: account Poisson sampling by privacy loss distributions, which may take seconds, instead of Renyi DP.
 
     Raises:
@@ -103,11 +104,12 @@ def judge(
     _check_people(utterances_per_person)
     if mechanism is None:
         epochs = len(bill) if isinstance(bill, Mapping) else bill
-        return _nothing("trained without clipping and noise", delta, "none", "", "", int(epochs), 1)
+        return _nothing("trained without clipping and noise", delta, "none", "", "", int(epochs), 1, Unit.UTTERANCE)
     bill = mechanism.bill(bill)
     neighbours = mechanism.neighbours(adjacency)
     method = _kind(mechanism, utterances_per_person, tight).method
-    blank = _nothing("", delta, method, neighbours, _sampling(mechanism), len(bill), utterances_per_person)
+    people, unit = utterances_per_person, mechanism.unit
+    blank = _nothing("", delta, method, neighbours, _sampling(mechanism), len(bill), people, unit)
     if mechanism.z0 == 0:
         return replace(blank, reason=mechanism.no_guarantee())
     blank = replace(blank, epsilon_claimed=claim(mechanism, bill, delta).epsilon)
@@ -194,24 +196,29 @@ def claimed_epsilon(mechanism: Mechanism, epochs: int, delta: float) -> float:
 
 
 def _nothing(
-    reason: str, delta: float, method: str, adjacency: str, sampling: str, epochs: int, people: int
+    reason: str, delta: float, method: str, adjacency: str, sampling: str, epochs: int, people: int, unit: Unit
 ) -> Guarantee:
     """The verdict "none", to be filled in."""
-    many = f"anyone with up to {people} utterances"
-    one = "one utterance (someone with several loses more: see utterances per person)"
-    scope = SCOPE.format(
-        method=method,
-        unit=one if people == 1 else many,
-        neighbours=NEIGHBOURS.get(adjacency, adjacency),
-        sampling=sampling,
-    )
+    one, several = {
+        Unit.UTTERANCE: (
+            "one utterance (someone with several loses more: see utterances per person)",
+            f"anyone with up to {people} utterances",
+        ),
+        Unit.SPEAKER: (
+            "one speaker, all utterances under one name together",
+            f"up to {people} speakers together",
+        ),
+    }[unit]
+    who = one if people == 1 else several
+    neighbours = NEIGHBOURS.get(adjacency, adjacency).format(unit=unit)
+    scope = SCOPE.format(method=method, who=who, unit=unit, neighbours=neighbours, sampling=sampling)
     return Guarantee("none", scope, reason, delta, method, str(adjacency), sampling, epochs, None, None, None, None)
 
 
 def _sampling(mechanism: Mechanism) -> str:
     if mechanism.sampling_rate is None:
         return "disjoint, one shuffled pass per epoch"
-    return f"Poisson, each utterance in each step with chance {mechanism.sampling_rate:.4g}"
+    return f"Poisson, each {mechanism.unit} in each step with chance {mechanism.sampling_rate:.4g}"
 
 
 def representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int]) -> float:

@@ -19,7 +19,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models import load_model
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.training.noise import part
-from edp_lab.training.run_folder import MODEL, read_record
+from edp_lab.training.run_folder import MODEL, read_record, run_config
 
 AT_ONCE = 10_000  # utterances that are scored together
 
@@ -52,7 +52,7 @@ def evaluate_run(run: str | Path) -> dict[str, float | None]:
     if corpus.sha256 != record["corpus"]["sha256"]:
         raise UsageError(f"corpus {config['corpus']!r} is not the one of {run}: its content has changed since")
     model = load_model(Path(run) / MODEL)
-    parts = split(corpus, config["seed"], keep_duplicates_together=config["keep_duplicates_together"])
+    parts = split(corpus, config["seed"], **run_config(record).split)
     return asdict(evaluate_model(model, parts.test))
 
 

@@ -20,11 +20,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from edp_lab.errors import UsageError
 from edp_lab.files import PARTIAL, read_bytes, sealed, unsealed, write_whole
 from edp_lab.privacy import Mechanism, judge
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
 
 RECORD = "record.json"
@@ -103,6 +104,19 @@ def read_record(folder: str | Path) -> dict[str, Any]:
         return unsealed(record, path)
     except ValueError as error:
         raise UsageError(f"{path} is damaged or was edited ({error}): {cure}") from None
+
+
+def run_config(record: dict[str, Any]) -> TrainConfig:
+    """The configuration of a recorded run; UsageError where the record is of another version."""
+    config, kinds = record["config"], get_type_hints(TrainConfig)
+    try:
+        for name, value in config.items():
+            kind = kinds.get(name, object)
+            if not isinstance(value, kind) and not (type(value) is int and isinstance(float(value), kind)):
+                raise TypeError(f"{name} is {value!r}")
+        return TrainConfig(**config)
+    except (TypeError, OverflowError) as error:
+        raise UsageError(f"the run is of another version of edp_lab ({error}): start a new one") from None
 
 
 def run_ledger(run: str | Path) -> PrivacyLedger:

@@ -18,7 +18,7 @@ from dataclasses import asdict, fields
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -37,7 +37,7 @@ from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
 from edp_lab.training.machines import TIMEOUT, Machines, lost
 from edp_lab.training.processes import LAUNCHER, Ranks, leave_group, run_rank
-from edp_lab.training.run_folder import LOCK, MODEL, RECORD, SECRET, STATE, read_record, write_record
+from edp_lab.training.run_folder import LOCK, MODEL, RECORD, SECRET, STATE, read_record, run_config, write_record
 from edp_lab.training.trainer import EpochDone, Event, Listener, StepDone, Trainer
 
 
@@ -76,19 +76,6 @@ def resume(
     return _start(run_config(record), folder, listener, stop or threading.Event(), resuming=True)
 
 
-def run_config(record: dict[str, Any]) -> TrainConfig:
-    """The configuration of a recorded run; UsageError where the record is of another version."""
-    config, kinds = record["config"], get_type_hints(TrainConfig)
-    try:
-        for name, value in config.items():
-            kind = kinds.get(name, object)
-            if not isinstance(value, kind) and not (type(value) is int and isinstance(float(value), kind)):
-                raise TypeError(f"{name} is {value!r}")
-        return TrainConfig(**config)
-    except (TypeError, OverflowError) as error:
-        raise UsageError(f"the run is of another version of edp_lab ({error}): start a new one") from None
-
-
 def rank() -> int:
     """Which rank a launcher made this process; without one, which of several machines this is. 0 speaks for all."""
     return launched()[0] if "RANK" in os.environ else Machines.given().own
@@ -119,7 +106,7 @@ def train_here(
         earlier = read_record(folder) if resuming else None
         if earlier is not None and corpus.sha256 != earlier["corpus"]["sha256"]:
             raise UsageError(f"corpus {config.corpus!r} is not the one of {folder}: its content has changed since")
-        data = split(corpus, config.seed, keep_duplicates_together=config.keep_duplicates_together)
+        data = split(corpus, config.seed, **config.split)
         run = Trainer(config, corpus, data, accelerator, partial(_key, config, folder, earlier, accelerator))
         if resuming:
             run.take_up(folder)

@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from edp_lab.corpora import Corpus, Split, list_corpora, load_corpus
+from edp_lab.corpora.corpus import cap_speakers
 from edp_lab.corpora.encoding import Labels
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
@@ -35,7 +36,7 @@ from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream, uniform_hash
 from edp_lab.training import checkpoint, run_folder
-from edp_lab.training.config import TrainConfig
+from edp_lab.training.config import CAP, TrainConfig
 from edp_lab.training.dp_step import PlainStep, PrivateStep, check_finite
 from edp_lab.training.gradients import PlainGradient, model_gradients, trainable
 from edp_lab.training.inference import evaluate_model
@@ -83,6 +84,8 @@ class Batches:
     With "shuffle", each epoch is one pass in a new order, cut into disjoint batches; micro-batches are slices whose
     sizes differ by at most one. With "poisson", each utterance takes part with chance `sampling_rate`, independently;
     its micro-batch is a keyed hash of its number, so that one utterance more moves no other.
+
+    With `members`, whatever is said here of utterances holds of speakers, each with all of theirs.
     """
 
     key: int
@@ -92,6 +95,7 @@ class Batches:
     micro_batches: int  # M in a step, at least N; device i holds the i-th part of them
     sampling: str
     alone: bool  # every utterance is a micro-batch of its own. Then a Poisson step has as many as it happens to draw
+    members: tuple[np.ndarray, ...] | None = None  # of each speaker, the numbers of their utterances
 
     @property
     def sampling_rate(self) -> float:
@@ -106,6 +110,15 @@ class Batches:
 
     def devices(self, epoch: int, step_in_epoch: int, step: int) -> Devices:
         """The micro-batches of every device in one step; `step` counts through all epochs."""
+        devices = self._drawn(epoch, step_in_epoch, step)
+        return devices if self.members is None else [[self._of(part) for part in device] for device in devices]
+
+    def _of(self, speakers: np.ndarray) -> np.ndarray:
+        """The numbers of all that they said."""
+        assert self.members is not None
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(self.members[k] for k in speakers)])
+
+    def _drawn(self, epoch: int, step_in_epoch: int, step: int) -> Devices:
         if self.sampling == "shuffle":
             start = step_in_epoch * self.batch_size
             batch = _order(self.key, epoch, self.examples)[start : start + self.batch_size]
@@ -153,7 +166,12 @@ class Trainer:
     ) -> None:
         self.config = config
         self.accelerator = accelerator or Accelerator(cpu=not torch.cuda.is_available())
-        self.mechanism = config.mechanism(len(data.train))
+        members = None
+        if config.speakers:
+            train, members = cap_speakers(data.train, config.cap or CAP, config.seed, corpus.name)
+            data = replace(data, train=train)
+        units = len(data.train if members is None else members)  # n
+        self.mechanism = config.mechanism(units)
         self.ledger: PrivacyLedger | None = None
         # Words are read off the training set only where there is no guarantee anyway; elsewhere they come from public
         # text or stable hash buckets.
@@ -169,7 +187,7 @@ class Trainer:
             size=config.model_size(),
         ).to(self.accelerator.device, torch.float64 if config.precision == "float64" else torch.float32)
         self.model.intent_weight = config.intent_weight
-        self.delta = config.delta or max(len(data.train), 2) ** -1.1
+        self.delta = config.delta or max(units, 2) ** -1.1
         settled = {**asdict(config), "delta": self.delta, "lr": config.learning_rate}
         settled |= {"corpus": _in_full(config.corpus), "pretrained": _in_full(config.pretrained)}
         if config.alpha_corpus:
@@ -185,7 +203,7 @@ class Trainer:
         self.parameters = trainable(self.model)
         self.optimizer = make_optimizer(config.optimizer, [p for _, p in self.parameters], config.learning_rate)
         self.progress, self.memory = checkpoint.RunPosition(), Memory()
-        self.batches = config.batches(self.key, len(self.train_data))
+        self.batches = config.batches(self.key, units, members)
         self.private: PrivateStep | None = None
         if self.mechanism is not None:
             self.private = PrivateStep(
@@ -225,7 +243,7 @@ class Trainer:
             flags.append("vocabulary (read off the training set)")
         if self.mechanism is not None and self.mechanism.alpha is Alpha.PRIVATE:
             flags.append("layer scales alpha (from private gradients)")
-        if self.delta * len(data.train) >= 1:
+        if self.delta * self.batches.examples >= 1:
             flags.append("delta: not below 1/n, so epsilon promises nothing")
         world, devices = self.accelerator.num_processes, self.config.num_devices
         shared = f"{world} process" + ("es" if world > 1 else "")  # "8 devices: 2 processes, 6 simulated"
@@ -241,7 +259,7 @@ class Trainer:
             "parameters": self.layout.size,
             "corpus": {
                 "sha256": corpus.sha256,
-                "splits": data.counts,
+                "splits": data.counts | ({"speakers": self.batches.examples} if self.config.speakers else {}),
                 "has_tags": corpus.has_tags,
                 "warnings": list(corpus.warnings),
             },

@@ -108,8 +108,9 @@ def test_annotated_csv_of_unknown_size_loads_by_name(folders, monkeypatch):
     path = folders[0] / "nlu_eval/AnnotatedData/NLU-Data-Home-Domain-Annotated-All.csv"
     assert catalog.find("nlu-eval-full") is None
     path.parent.mkdir(parents=True)
-    path.write_text("scenario;intent;status;answer_annotation\nalarm;set;;wake me [time : now]\n")
-    assert load_corpus("nlu-eval-full").intents == ("alarm_set",)
+    path.write_text("userid;scenario;intent;status;answer_annotation\n17;alarm;set;;wake me [time : now]\n")
+    [utterance] = (loaded := load_corpus("nlu-eval-full")).utterances
+    assert (loaded.intents, utterance.speaker) == (("alarm_set",), "17")
 
 
 @pytest.mark.parametrize(("name", "domain"), [("smart-home", None), ("smart-home-video", "video")])

@@ -223,9 +223,11 @@ def test_nlu_eval_csv_skips_irrelevant_and_malformed_rows(tmp_path):
 
 def test_malformed_nlu_eval_csv(tmp_path):
     with pytest.raises(UsageError, match=r"a\.csv, line 1: column 'status' is missing"):
-        readers.read_nlu_eval_csv(write(tmp_path / "a.csv", "scenario;intent\n"))
+        readers.read_nlu_eval_csv(write(tmp_path / "a.csv", "userid;scenario;intent\n"))
     with pytest.raises(UsageError, match=r"b\.csv, line 2: the row has fewer cells"):
-        readers.read_nlu_eval_csv(write(tmp_path / "b.csv", "scenario;intent;status;answer_annotation\nalarm;set;\n"))
+        readers.read_nlu_eval_csv(
+            write(tmp_path / "b.csv", "userid;scenario;intent;status;answer_annotation\n1;alarm;set;\n")
+        )
 
 
 def unislu(folder: Path, *lines: str) -> Path:

@@ -406,7 +406,7 @@ def audit_one_run(
 
 def _load(config: TrainConfig, canaries: int, kind: Kind) -> tuple[Corpus, Split]:
     corpus = load_corpus(config.corpus)
-    data = split(corpus, config.seed, keep_duplicates_together=config.keep_duplicates_together)
+    data = split(corpus, config.seed, **config.split)
     if kind is Kind.MISLABELLED and len(corpus.intents) < 2:
         raise UsageError(f"corpus {corpus.name!r} has one intent only, so none can be wrong: use --kind gradient")
     if kind is Kind.MISLABELLED and canaries > len(data.test):

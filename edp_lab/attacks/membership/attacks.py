@@ -141,7 +141,7 @@ def load_target(run: str | Path) -> Target:
     model = load_model(folder / MODEL)
     if model.labels != Labels.of(corpus) or model_checksum(model) != record.get("model_sha256"):
         raise UsageError(f"the model in {folder / MODEL} is not the one of the run's record: restore it from a copy")
-    data = split(corpus, config.seed, keep_duplicates_together=config.keep_duplicates_together)
+    data = split(corpus, config.seed, **config.split)
     members, non_members = equal_sides(data, config.seed)
     return Target(folder, config, corpus, model.eval(), members, non_members)
 
