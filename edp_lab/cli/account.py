@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edp_lab.cli.options import COUNT, App, BatchSize, Clip, Delta, Epochs, Gpus, Json, chosen, given
+from edp_lab.cli.options import COUNT, App, BatchSize, Clip, Delta, Epochs, Gpus, Json, chosen, given, neighbours_named
 from edp_lab.cli.output import PATIENCE, Screen, answer, bar, echo, print_json, words
 from edp_lab.cli.train import one_thread_if_small
 from edp_lab.errors import UsageError
@@ -66,12 +66,7 @@ def account(
     from edp_lab.privacy import Adjacency, Alpha, accountant_for, judge
     from edp_lab.privacy.calibration import Budget
 
-    neighbours = None
-    if adjacency is not None:
-        known = {name.lower(): one for name, one in Adjacency.__members__.items()}
-        if adjacency.lower() not in known:
-            raise UsageError(f"unknown adjacency {adjacency!r}: choose {', '.join(known)}")
-        neighbours = known[adjacency.lower()]
+    neighbours = neighbours_named(adjacency)
     named = given(ctx)
     _refuse_contradictions(named, decay, sampling_rate)
     if run is not None:

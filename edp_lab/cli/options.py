@@ -158,3 +158,16 @@ def commas(*texts: str) -> list[str]:
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise UsageError(f"{twice[0]!r} is given twice: give each once")
     return names
+
+
+def neighbours_named(text: str | None) -> Any:
+    """The `Adjacency` of that name, ours or dp_accounting's, in any case; UsageError if there is none."""
+    from edp_lab.privacy import Adjacency
+
+    known = {name.lower(): one for name, one in Adjacency.__members__.items()}
+    named = known | {one.value.lower(): one for one in Adjacency}
+    if text is None:
+        return None
+    if str(text).lower() not in named:
+        raise UsageError(f"unknown adjacency {text!r}: choose {', '.join(known)}")
+    return named[str(text).lower()]

@@ -1,0 +1,86 @@
+"""``edp-lab check``: settings as other libraries write them, its exit status, its sentences."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edp_lab.cli.check import setting_of, settings_of
+from edp_lab.errors import UsageError
+from edp_lab.privacy.check import Sampler
+
+OPACUS = {"noise_multiplier": 1.1, "max_grad_norm": 1.0, "batch_size": 250, "dataset_size": 6_001, "epochs": 4}
+KERAS = {
+    "clipping_norm": 1,
+    "batch_size": 64,
+    "gradient_accumulation_steps": 4,
+    "train_steps": 100,
+    "train_size": 8_000,
+}
+TF = {"l2_norm_clip": 1, "noise_multiplier": 1, "num_microbatches": 8, "batch_size": 64, "n": 6_400, "epochs": 2}
+DELTA = {"delta": 1e-5}
+
+
+BAND = {"plan": {"iterations": 100, "expected_participations": 5, "strategy": [1.0]}, "num_examples": 1000}
+FIXED = {"batch_size": 50, "iterations": 100, "replace": False, "n": 1000}
+BINS = {"sampler": "BallsInBinsSampling", "iterations": 100, "cycle_length": 20, "n": 1000}
+SHUFFLED = {"poisson_sampling": False}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (OPACUS, {"sampler": Sampler.POISSON, "steps": 100, "batch_size": pytest.approx(6_001 / 25)}),
+        ({**OPACUS, "drop_last": True}, {"steps": 96, "batch_size": pytest.approx(6_001 / 24)}),
+        ({**OPACUS, **SHUFFLED}, {"sampler": Sampler.SHUFFLE, "steps": 100, "epochs": 4, "batch_size": 250}),
+        ({**OPACUS, **SHUFFLED, "shuffle": False}, {"sampler": Sampler.FIXED_ORDER}),
+        ({**OPACUS, "max_grad_norm": [3, 4]}, {"clip_norm": 5}),
+        (KERAS, {"sampler": Sampler.SHUFFLE, "batch_size": 256, "epochs": 4}),  # unless told otherwise
+        ({**KERAS, "poisson_sampling_in_fit": True}, {"sampler": Sampler.POISSON}),
+        ({**KERAS, "microbatch_size": 8}, {"micro_batch_size": 1}),  # its microbatches share no clip
+        (BAND, {"sampler": Sampler.POISSON, "batch_size": 50, "steps": 100}),
+        (FIXED, {"sampler": Sampler.FIXED_SIZE}),
+        (BINS, {"sampler": Sampler.BALLS_IN_BINS, "batch_size": 50, "epochs": 5}),
+        ({**TF, "sampler": "shuffle"}, {"micro_batch_size": 8, "steps": 200}),
+    ],
+)
+def test_settings_of_other_libraries(content, expected):
+    setting = setting_of(settings_of({"noise_multiplier": 1, **content, **DELTA}))
+    assert {name: getattr(setting, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ([], "holds no settings"),
+        ({**OPACUS, "clipping": "adaptive"}, "adaptive"),
+        ({**OPACUS, "strategy": [1, 0.5]}, "correlated"),
+        ({**OPACUS, "sampling_prob": 0.5}, "not a share"),
+        ({**OPACUS, "n": 7_000}, "twice"),
+        ({**OPACUS, "batch_size": "many"}, "batch_size is 'many'"),
+        ({**OPACUS, "noise_multiplier": None}, "neither"),
+        ({**TF, "sampler": "shuffle", "batch_size": 7_000}, "up to n"),
+        (TF, "sampler is not given"),
+        ({**TF, "sampler": "random"}, "unknown sampler"),
+        ({"sampler": "poisson", "sampling_prob": 0.1, "cycle_length": 4, "n": 100}, "cycle"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused_in_one_sentence(content, said):
+    with pytest.raises(UsageError, match=said):
+        setting_of(settings_of({**content, **DELTA} if content else content))
+
+
+def test_verdict_is_the_exit_status_and_options_go_before_the_file(cli, tmp_path):
+    file = tmp_path / "opacus.json"
+    file.write_text(json.dumps({**OPACUS, "poisson_sampling": False, "epsilon": 3.0, "lr": 0.1, **DELTA}))
+    status, out, err = cli("check", str(file))
+    assert (status, err) == (1, "")
+    for said in ("shuffle", "claimed", "Poisson sampling", "no bound is known", "not read: lr", "assumed"):
+        assert said in out
+    status, out, _ = cli("check", str(file), "--sampler", "poisson", "--json")
+    found = json.loads(out)
+    assert (status, found["status"], found["mend"]) == (0, "holds", "")
+    assert found["holds"]["add_or_remove_one"]["epsilon"] < 3
+    status, out, _ = cli("check", str(file), "--adjacency", "ADD_OR_REMOVE_ONE", "--json")
+    assert (status, json.loads(out)["holds"]["add_or_remove_one"]["epsilon"]) == (1, None)
