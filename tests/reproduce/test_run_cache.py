@@ -194,9 +194,12 @@ def test_the_committed_points_are_those_of_the_committed_runs_with_z0_in_nine_di
     scale = replace(pareto.FULL["bert"], seeds=1, epsilons=(8.0,))
     [points] = pareto.pareto(TableRuns(tmp_path), [scale], ["atis"])
     committed = [point for point in json.loads((RESULTS / "pareto.json").read_text()) if point["model"] == "bert"]
+    found = json.loads(json.dumps(points))
     for point in committed:
         del point["about"]["command"], point["about"]["date"]
-    assert json.loads(json.dumps(points)) == committed
+    for point in (*found, *committed):  # by Fourier transforms, whose last digits differ between processors
+        point |= {name: point[name] and round(point[name], 6) for name in ("epsilon", "epsilon_of_tuning")}
+    assert found == committed
 
 
 def test_fresh_forgets_all_that_is_finished(corpus, tmp_path):
