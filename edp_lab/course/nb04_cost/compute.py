@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
 from edp_lab.attacks.statistics import Rate, Roc, auc, clopper_pearson, roc
@@ -26,6 +27,7 @@ from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of, require
 from edp_lab.errors import UsageError
 from edp_lab.privacy import accountants
 from edp_lab.privacy.accountants import GaussianDP, RenyiDP, ReshufflingZCDP
+from edp_lab.privacy.allocation import RandomAllocation, allocation_at_least
 from edp_lab.privacy.calibration import LARGEST_Z, Budget, calibrate_z0
 from edp_lab.privacy.composition import gaussian_loss_density
 from edp_lab.privacy.guarantee import Guarantee, accountant_for, claim, claimed_accountant, judge
@@ -322,6 +324,66 @@ def tight_accounts(result: Sampled) -> Iterator[Account]:
     yield _timed("shuffled, exact", GaussianDP, releases_of(z, result.passes), delta)
     yield _timed("Poisson, Rényi DP", RenyiDP, sampled, delta)
     yield _timed("Poisson, loss distribution", accountants.PrivacyLossDistribution, sampled, delta)
+
+
+# ---- Random allocation ---------------------------------------------------------------------------------------------
+
+SHUFFLED, SAMPLED, ALLOTTED, AT_LEAST = "shuffled", "Poisson", "allotted, at most", "allotted, at least"
+NOISES = np.geomspace(0.01, 1000, 51)
+
+
+class Allotted(NamedTuple):
+    """What noise costs under three ways to fill t batches a pass, and what noise a target needs.
+
+    Poisson sampling and random allocation by Renyi DP (upper bounds), shuffled batches by Gaussian DP.
+    """
+
+    batches: int  # t
+    passes: int
+    epsilon: float  # the target
+    delta: float
+    needed: Mapping[str, float]  # by name, the noise multiplier that meets the target; of "at least", none below can
+    noise: Array  # (P)
+    cost: Mapping[str, Array]  # by name, epsilon (P)
+
+
+def allotted(batches: int, passes: int, epsilon: float, delta: float) -> Allotted:
+    """`passes` passes of `batches` batches each.
+
+    Raises:
+        UsageError: batches not from 1 to 1,000, passes not from 1 to 100, or as `Budget`.
+    """
+    check_whole("number of batches", batches, 1, 1000)
+    check_whole("number of passes", passes, 1, 100)
+    budget, rate, steps = Budget(epsilon, delta), 1 / batches, batches * passes
+    known = calibrate_z0(Mechanism.sound(1.0, 1.0, 1, 1), passes, budget)
+    sampled = known
+    if batches > 1:
+        one = Mechanism.sound(1.0, 1.0, 1, 1, sampling_rate=rate)
+        sampled = calibrate_z0(one, one.bill(steps=steps), budget)
+
+    accounts: dict[str, Callable[[float], float]] = {
+        SHUFFLED: lambda z: GaussianDP(releases_of(z, passes)).epsilon(delta),
+        SAMPLED: lambda z: _sampled(z, steps, rate).epsilon(delta),
+        ALLOTTED: lambda z: RandomAllocation(releases_of(z, passes), batches).epsilon(delta),
+        AT_LEAST: lambda z: allocation_at_least(z, batches, passes, delta),
+    }
+
+    def meets(name: str, low: float, side: float) -> float:
+        """Within a thousandth, rounded to the `side` on which what is said of it is true."""
+        ends = math.log(low), math.log(known * 1.01)
+        return side * math.exp(brentq(lambda x: accounts[name](math.exp(x)) - epsilon, *ends, xtol=5e-4))
+
+    least = meets(AT_LEAST, known / 1000, 0.999)
+    noise = NOISES[(sampled / 2.2 <= NOISES) & (known * 1.3 >= NOISES)]
+    needed = {SHUFFLED: known, SAMPLED: sampled, ALLOTTED: meets(ALLOTTED, least, 1.001), AT_LEAST: least}
+    cost = {name: np.array([account(z) for z in noise.tolist()]) for name, account in accounts.items()}
+    return Allotted(batches, passes, epsilon, delta, needed, noise, cost)
+
+
+def _sampled(z: float, steps: int, rate: float) -> accountants.Accountant:
+    schedule = releases_of(z, steps, rate)
+    return GaussianDP(schedule) if rate == 1 else RenyiDP(schedule)
 
 
 # ---- Table 1 -------------------------------------------------------------------------------------------------------

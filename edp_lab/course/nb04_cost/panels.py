@@ -19,7 +19,7 @@ from edp_lab.course.kit.text import Words, account_command, at_most, count, perc
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb04_cost import compute
-from edp_lab.course.nb04_cost.compute import Account, Behind, Loss, Needed, RunBill, Sampled
+from edp_lab.course.nb04_cost.compute import Account, Allotted, Behind, Loss, Needed, RunBill, Sampled
 from edp_lab.privacy import Alpha, Decay, Mechanism, NoGuarantee, true_epsilon
 from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_1, Z0_RANGE
 
@@ -440,6 +440,68 @@ def draw_accounts(accounts: Sequence[Account]) -> Figure:
         top=56,
         xaxis=logs("ε (nats)", span, **every),
         yaxis=axis("account", autorange="reversed"),
+    )
+
+
+# ---- Random allocation ---------------------------------------------------------------------------------------------
+
+
+@panel("04")
+def allocation(batches: int = 100, passes: int = 12, epsilon: float = 3.0, delta: float = 1e-5) -> Panel:
+    """What shuffling, random allocation and Poisson sampling need for a target: `result` is an `Allotted`."""
+
+    def command(result: Allotted, **values: Any) -> str:
+        return text.python(compute.allotted, **values)
+
+    return Panel(
+        "Random allocation",
+        "What noise costs where each pass allots every utterance to a batch by chance, between shuffling and sampling.",
+        compute.allotted,
+        [(draw_allocation, "1 1 100%")],
+        words.allocation,
+        command,
+        tiles=tell_allocation,
+        views={
+            "100 batches, 12 passes": {"batches": 100, "passes": 12},
+            "6 batches, 50 passes": {"batches": 6, "passes": 50},
+            "one pass of 1,000": {"batches": 1000, "passes": 1},
+            "ε = 8": {"epsilon": 8.0},
+        },
+        batches=number("batches in a pass t", batches, [1, 2, 3, 6, 10, 20, 50, 100, 200, 500, 1000], unit="batches"),
+        passes=number("passes", passes, [1, 2, 5, 12, 20, 50, 100], unit="passes"),
+        epsilon=number("target ε", epsilon, [stop for stop in decades(-1, 2) if stop >= 0.5]),
+        delta=delta_of(delta),
+    )
+
+
+def tell_allocation(result: Allotted) -> tuple[Tile, Tile, str]:
+    """Which noise meets the target where utterances are allotted, and where they are sampled."""
+    need, told = result.needed, f"noise multiplier for ε = {short(result.epsilon)}"
+    saved = need[compute.ALLOTTED] / need[compute.SAMPLED] - 1
+    beside = f"{percent(abs(saved))} {'less' if saved < 0 else 'more'} than Poisson sampling"
+    return (
+        holds(f"z = {at_most(need[compute.ALLOTTED])}", told, "allotted"),
+        Tile("Poisson", f"z = {at_most(need[compute.SAMPLED])}", told),
+        f"Allotted batches need {beside}. Shuffled ones need {at_most(need[compute.SHUFFLED])}.",
+    )
+
+
+def draw_allocation(result: Allotted) -> Figure:
+    """Epsilon by noise under three ways to fill batches; log scales."""
+    looks = {
+        compute.SHUFFLED: (OTHER, "dashdot"),
+        compute.SAMPLED: (PLAIN, "dash"),
+        compute.ALLOTTED: (HOLDS, "solid"),
+        compute.AT_LEAST: (HOLDS, "dot"),
+    }
+    lines = [line(name, *looks[name], x=result.noise, y=positive(cost)) for name, cost in result.cost.items()]
+    return figure(
+        "Which noise meets the target?",
+        *lines,
+        {**fig.hline(result.epsilon), "line": fig.HERE},
+        hover="z = %{x:.3g}: ε = %{y:.3g}",
+        xaxis=log_axis("noise multiplier z", result.noise),
+        yaxis=log_axis(f"ε (at δ = {short(result.delta)})", [result.epsilon, *np.concatenate([*result.cost.values()])]),
     )
 
 
