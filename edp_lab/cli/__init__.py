@@ -16,6 +16,7 @@ from edp_lab.cli.bench import bench_app, verify
 from edp_lab.cli.check import check
 from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
+from edp_lab.cli.explain import explain
 from edp_lab.cli.options import App
 from edp_lab.cli.output import open_streams, shown
 from edp_lab.cli.reproduce import claims, reproduce_app
@@ -39,7 +40,7 @@ app.add_typer(audit_app, name="audit")
 app.add_typer(bench_app, name="bench")
 app.add_typer(three_phase_app, name="three-phase")
 app.add_typer(reproduce_app, name="reproduce")
-for command in (train, evaluate, predict, compare, account, check, table1_epsilon, verify, pretrain, claims):
+for command in (train, evaluate, predict, explain, compare, account, check, table1_epsilon, verify, pretrain, claims):
     app.command()(command)
 
 

@@ -31,6 +31,7 @@ NEEDS = {
     "evaluate": "--run noised",
     "predict": "--run noised 'call 7'",
     "check": "--sampler shuffle --n 1000 --batch-size 100 --noise-multiplier 1 --epochs 2 --delta 1e-5",
+    "explain": "noised",
     "compare": "noised",
     "pretrain": "--out new --model clc --utterances 50 --size small",
     "claims": "--run --only P2",
