@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edp_lab import training
 from edp_lab.course.kit import figure as fig
@@ -24,6 +24,9 @@ from edp_lab.privacy import Adjacency, Decay
 from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce.results_io import RESULTS, rows
 from edp_lab.training import TrainConfig
+
+if TYPE_CHECKING:
+    from edp_lab.training.explain import Cause
 
 NEIGHBOURS = {Adjacency.ZERO_OUT: "one utterance zeroed out", Adjacency.REPLACE_ONE: "one utterance replaced"}
 ROUND = {  # ticks in full: plotly writes a 2 for 20 and for 200
@@ -187,16 +190,20 @@ class Live(RunPanel):
         self.points: list[Point] = []
         super().__init__(
             "Train one more",
-            "Run trains what the sliders above say, in a few seconds, and puts a star into the picture.",
+            "Run trains what the sliders above say, in a few seconds, puts a star into the picture, and names faults.",
+            figures=[draw_causes([])],
         )
 
     def prepare(self) -> TrainConfig:
         return compute.configured(self._base, **self._explorer.values)
 
     def work(self, config: TrainConfig) -> None:
+        from edp_lab.training.explain import explain
+
         self.words.value, self.command.value = "", run_command(config)
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
             record = training.train(config, Path(folder) / "run", self.progress_of, self.stop_event)
+            causes = explain(Path(folder) / "run").causes if record["epochs"] else []
         if not record["epochs"]:
             self.words.value = "Stopped before the first epoch was over: there is nothing to draw."
             return
@@ -204,8 +211,24 @@ class Live(RunPanel):
         self._explorer.add(point)
         stopped = ", stopped early," if record["status"] == "interrupted" else ""
         says = f"Run {len(self.points)}{stopped} has SER {point.ser:.2f} after {short(point.seconds)} s: {told(point)}."
-        self.tiles.show(*epsilons(point.guarantee), says)
+        worst = f" The worst fault: {causes[0].name}, {short(causes[0].factor)} times." if causes else ""
+        self.tiles.show(*epsilons(point.guarantee), says + worst)
         self.words.value = words.live(point)
+        self.figures[0].show(draw_causes(causes))
+
+
+def draw_causes(causes: Sequence[Cause]) -> Figure:
+    """What `edp-lab explain` says of a run: how many times too much or too little there is of something."""
+    worst_on_top = list(reversed(causes))
+    factors, names = [cause.factor for cause in worst_on_top], [cause.name for cause in worst_on_top]
+    look: Trace = {"orientation": "h", "hover": "%{y}: %{x:.2g} times" + fig.ALONE}
+    return figure(
+        "Why it is no better",
+        fig.bar("the last run", NOISE, x=factors, y=names, **look),
+        height=260,
+        xaxis=fig.axis("times too much, or too little", [0, math.log10(max([20.0, *factors]))], type="log"),
+        yaxis=fig.axis("fault"),
+    )
 
 
 # ---- The ladder ----------------------------------------------------------------------------------------------------
