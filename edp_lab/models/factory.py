@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from edp_lab.errors import UsageError, writing
 from edp_lab.files import read_bytes, read_json, write_whole
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.models.public_start import is_start, load_start, warm_start
 from edp_lab.models.tensor_file import parse_tensors, shapes
 from edp_lab.models.vectors import load_vectors
 from edp_lab.models.wordpiece import ContextFeatures, PieceFeatures, parse_tokenizer, train_wordpieces
@@ -55,8 +56,9 @@ def build_model(
         kind: "clc" or "bert".
         training: the utterances to be trained on; read, for their words, only if not `private` and without
             `pretrained`.
-        pretrained: for the CLC, word vectors (see `load_vectors`) or the folder of a BERT, which stay frozen; for
-            BERT, a folder or hub name (see `load_bert`). Assumed public, or trained on separate text.
+        pretrained: for the CLC, word vectors (see `load_vectors`) or the folder of a BERT, which stay frozen, or a CLC
+            to start from (see `edp_lab.models.public_start`), which brings its size; for BERT, a folder or hub name
+            (see `load_bert`). Assumed public, or trained on separate text.
         size: fields of `CLCSize` or `BertSize` that differ from the paper's. With pretrained weights BERT's
             sizes are theirs, and only its dropout can be given.
 
@@ -69,6 +71,8 @@ def build_model(
     with seeded(seed):
         if kind == "bert":
             return _build_bert(labels, training, private, pretrained, size)
+        if pretrained is not None and is_start(pretrained):
+            return _from_start(pretrained, labels, size)
         shape = _sized(CLCSize, size)
         if pretrained is None:
             return CLC(labels, WordFeatures() if private else WordFeatures.from_training_words(training), shape)
@@ -156,6 +160,12 @@ def seeded(seed: int) -> Iterator[None]:
         start = stream(key_from_seed(seed), Purpose.INITIAL_WEIGHTS).integers(2**63)
         torch.default_generator.manual_seed(int(start))
         yield
+
+
+def _from_start(name: str, labels: Labels, size: Mapping[str, Any] | None) -> CLC:
+    model = warm_start(load_start(name), labels)
+    model.size = replace(model.size, dropout=_sized(CLCSize, size).dropout)
+    return model
 
 
 def _build_bert(

@@ -1,4 +1,5 @@
-"""Pretraining on a *separate* set of utterances: BERT as a masked language model, and fastText word vectors.
+"""Pretraining on a *separate* set of utterances: BERT as a masked language model, fastText word vectors, and the CLC
+that a private one starts from (`edp_lab.models.public_start`).
 
 Where no published weights can be had. A private run may start from the result because its text is other
 people's, or nobody's: nothing here is private, and pretraining on the text that a run is to protect voids
@@ -10,7 +11,8 @@ UsageError: no sentences, fewer than one epoch, a sentence too long for the mode
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,11 +22,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import BertForMaskedLM, BertTokenizer
 
-from edp_lab.corpora.corpus import Ragged
+from edp_lab.corpora import list_corpora
+from edp_lab.corpora.corpus import Corpus, Ragged, Utterance, tag_set
+from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.errors import UsageError
 from edp_lab.files import new_folder
 from edp_lab.models.bert import BertSize, bert_config, encode_pieces, load_bert, quiet
+from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.factory import seeded
+from edp_lab.models.ghost_clipping.ops import PLAIN
+from edp_lab.models.public_start import UNKNOWN_WORDS, rounded, save_start
 from edp_lab.models.vectors import DIMENSIONS, WordVectors, train_vectors
 from edp_lab.models.wordpiece import SPECIAL, PieceFeatures, train_wordpieces
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
@@ -33,6 +40,9 @@ VOCABULARY = 8000  # word pieces at most
 BATCH = 64  # sentences
 LEARNING_RATE = 5e-4  # highest; rises over the first tenth of the steps, then falls linearly to zero
 MASKED = 0.15  # share of pieces to be guessed; of these 80 % are hidden, 10 % replaced, 10 % left
+START_SIZE = CLCSize(hidden=128, layers=1, dropout=0.2)  # the medium size: each parameter of it is noised
+START_RATE = 3e-3  # at first; falls linearly to zero
+UNKNOWN = 0.1  # share of words that a start reads as unknown
 POOL = 50  # batches among which sentences of similar length are grouped
 
 
@@ -104,6 +114,90 @@ def shorten_bert(name: str, layers: int, folder: Path | str) -> None:
         tokenizer.save(str(inside / "tokenizer.json"))
 
 
+def pretrain_start(
+    corpora: Mapping[str, Corpus],
+    folder: Path | str,
+    *,
+    epochs: int = 6,
+    seed: int = 0,
+    size: CLCSize | None = None,
+    progress: Callable[[PretrainingEpoch], None] = lambda _: None,
+) -> list[float]:
+    """Train the CLC that private ones start from, on several labelled corpora at once; each keeps its own labels.
+
+    Words get fastText vectors of the same text, which stay frozen. A tenth of the words are read as unknown ones, so
+    that spelling and context learn to stand in for them. Tags are learnt each by itself: a CRF over those of all
+    corpora would take most of the time. A function of its arguments. Gives the mean loss of each epoch.
+
+    Args:
+        corpora: by name; all with slots.
+        folder: see `edp_lab.models.public_start`; it appears when all is done.
+    """
+    utterances = [_prefixed(one, name) for name, corpus in corpora.items() for one in corpus.utterances]
+    sentences = [one.tokens for one in utterances]
+    _check(sentences, epochs)
+    size = size or START_SIZE
+    slots = sorted({tag[2:] for one in utterances for tag in one.tags or () if tag != "O"})
+    labels = Labels(tuple(sorted({one.intent for one in utterances})), tag_set(slots))
+    with new_folder(Path(folder)) as inside, seeded(seed):
+        vectors = train_vectors(sentences, size.word, epochs=10, seed=seed)
+        count = Counter(word.lower() for one in sentences for word in one)
+        known = sum(count[word] > 1 for word in vectors.words)  # they are sorted by it
+        features = WordFeatures(vectors.words[:known], UNKNOWN_WORDS)
+        model = CLC(labels, features, size, rounded(vectors.matrix[:known]))
+        losses = _train_start(model, len(features.words), utterances, epochs, key_from_seed(seed), progress)
+        save_start(model, inside, _described(corpora), (one.text for one in utterances))
+    return losses
+
+
+def _described(corpora: Mapping[str, Corpus]) -> list[str]:
+    """A line for each: name, utterances, licence if it is in the catalogue."""
+    licences = {row.name: f", {row.licence}" for row in list_corpora()}
+    return [
+        f"{name}: {len(corpus.utterances):,} utterances{licences.get(name, '')}" for name, corpus in corpora.items()
+    ]
+
+
+def _prefixed(one: Utterance, corpus: str) -> Utterance:
+    if one.tags is None:
+        raise UsageError(f"corpus {corpus!r} has no slots: a start is made of corpora that have")
+    tags = tuple(tag if tag == "O" else f"{tag[:2]}{corpus}/{tag[2:]}" for tag in one.tags)
+    return Utterance(one.tokens, tags, f"{corpus}/{one.intent}")
+
+
+def _train_start(
+    model: CLC,
+    unknown: int,
+    utterances: Sequence[Utterance],
+    epochs: int,
+    key: int,
+    progress: Callable[[PretrainingEpoch], None],
+) -> list[float]:
+    """`unknown`: the number by which the model knows a word that it does not know."""
+    data = model.dataset(utterances)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    steps, step = epochs * math.ceil(len(data) / BATCH), 0
+    losses = []
+    for epoch in range(epochs):
+        random, total = stream(key, Purpose.SHUFFLE, epoch), 0.0
+        for numbers in _batches(data.lengths, random):
+            batch = data.batch(numbers)
+            hidden = torch.from_numpy(random.random(len(batch.inputs["words"])) < UNKNOWN)
+            batch.inputs["words"] = batch.inputs["words"].masked_fill(hidden, unknown)
+            assert batch.tags is not None
+            pooled, tokens = model.encode(batch, PLAIN, dropout_key=step)
+            loss = F.cross_entropy(model.intent(pooled), batch.intents, reduction="sum")
+            loss = loss + F.cross_entropy(model.slots(tokens), batch.tags, reduction="sum")
+            optimizer.param_groups[0]["lr"] = START_RATE * (1 - step / steps)
+            optimizer.zero_grad()
+            (loss / len(numbers)).backward()
+            optimizer.step()
+            total, step = total + loss.item(), step + 1
+        losses.append(total / len(data))
+        progress(PretrainingEpoch(epoch + 1, epochs, losses[-1]))
+    return losses
+
+
 def _check(sentences: Sequence[Sequence[str]], epochs: int) -> None:
     if not any(sentences):
         raise UsageError("the text for pretraining is empty: give at least one sentence")
@@ -124,7 +218,7 @@ def _train(
     for epoch in range(epochs):
         random = stream(key, Purpose.SHUFFLE, epoch)
         total, guessed = 0.0, 0
-        for batch in _batches(pieces, random):
+        for batch in _batches(np.diff(pieces.offsets), random):
             truth, rows = pieces.take(batch)
             masked, chosen = mask_pieces(truth, model.config.vocab_size, random)
             hidden = encode_pieces(model.bert, masked, rows)
@@ -150,9 +244,8 @@ def mask_pieces(truth: Tensor, vocabulary: int, random: np.random.Generator) -> 
     return torch.where(chosen & (fate >= 0.9), other, shown), chosen
 
 
-def _batches(pieces: Ragged, random: np.random.Generator) -> Iterator[np.ndarray]:
+def _batches(lengths: np.ndarray, random: np.random.Generator) -> Iterator[np.ndarray]:
     """One shuffled pass; within each pool of batches, sentences of similar length go together, for speed."""
-    lengths = np.diff(pieces.offsets)
     order = random.permutation(len(lengths))
     pools = [order[start : start + POOL * BATCH] for start in range(0, len(order), POOL * BATCH)]
     grouped = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])

@@ -1,0 +1,222 @@
+"""What a private run starts from: a CLC that was trained, without privacy, on other people's labelled commands.
+
+Its word vectors stay frozen; characters and LSTM go on from where they are. The heads are of other labels: a new label
+starts from those labels whose names are near. Label sets are public, and "fromloc.city_name" is no stranger to
+"from_city". Nothing of the private corpus is read but its label names.
+
+    data/public_start/NAME/about.json             labels, words, sizes, what it was made of
+                          /weights.safetensors    vectors in 8 bits, all else but the CRF in 16
+                          /seen.u4                hashes of the utterances behind it
+
+Those who trained on a corpus that a start was made from would find their utterances in its weights, whatever epsilon
+says. So each start knows the utterances it was made from, and `start_for` takes one that has not seen the corpus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edp_lab.corpora.encoding import Labels, WordFeatures
+from edp_lab.errors import UsageError
+from edp_lab.files import comes_with, read_bytes, read_json, sealed, unsealed, write_whole
+from edp_lab.models.clc import CLC, CLCSize
+from edp_lab.models.tensor_file import parse_tensors
+
+STARTS = comes_with("data") / "public_start"
+NAMES = ("public-start", "public-start-without-snips", "public-start-without-nlu-eval")  # the first that fits is taken
+ABOUT, WEIGHTS, SEEN = "about.json", "weights.safetensors", "seen.u4"
+WORDS, VECTORS = "words.weight", torch.float8_e4m3fn
+UNKNOWN_WORDS = 1  # row that all words without a vector share; it is zero
+MOST_SEEN = 0.05  # of a private corpus' utterances that a start may know: short commands coincide
+# How near two names are (settled on ATIS' validation split, before any private step: SER .83 by the cosine of mean
+# vectors, .21 so).
+TEMPERATURE = 0.02  # of the softmax
+SHARPNESS = 8  # power of the cosine: "from" and "to" have similar vectors
+OTHER_WORD = 0.9  # the most that another word can match
+LEAST_WEIGHT = 0.3  # of a word that all names have
+
+
+def start_folder(name: str) -> Path:
+    """Of a start that comes with edp_lab, or of the user's own."""
+    return STARTS / name if name in NAMES else Path(name)
+
+
+def start_for(texts: Iterable[str]) -> str:
+    """The name of the first start that has not seen these utterances.
+
+    Raises:
+        UsageError: all have.
+    """
+    hashes = utterance_hashes(texts)
+    for name in NAMES:
+        if seen_share(name, hashes) <= MOST_SEEN:
+            return name
+    raise UsageError("each public start has seen this corpus: give --pretrained, made from other text")
+
+
+def seen_share(name: str, hashes: np.ndarray) -> float:
+    """Of the utterances with these hashes, the share that a start was trained on; 0 where it does not say."""
+    file = start_folder(name) / SEEN
+    if not file.exists() or not len(hashes):
+        return 0.0
+    return float(np.isin(hashes, np.frombuffer(read_bytes(file), "<u4")).mean())
+
+
+def utterance_hashes(texts: Iterable[str]) -> np.ndarray:
+    """32 bits of each text, lower-cased; (n), uint32. Of 40,000 others, one in 100,000 coincides by chance."""
+    return np.array([zlib.crc32(text.lower().encode(errors="surrogatepass")) for text in texts], "<u4")
+
+
+def made_of(name: str) -> list[str]:
+    """What a start was trained on, a line for each corpus with its licence; nothing where it is no start."""
+    file = start_folder(name) / ABOUT
+    return [str(line) for line in read_json(file)["made_of"]] if file.exists() else []
+
+
+def is_start(name: str | None) -> bool:
+    """Whether a run's `pretrained` is one."""
+    return name is not None and (start_folder(name) / ABOUT).exists()
+
+
+def save_start(model: CLC, folder: Path, made_of: Sequence[str], texts: Iterable[str]) -> None:
+    """Write a start into an existing folder: see above."""
+    words, size = model.features.words, asdict(model.size)  # type: ignore[union-attr]
+    state = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items() if "crf" not in name}
+    state[WORDS] = state[WORDS].to(VECTORS)
+    content = safetensors.torch.save(state)
+    about: dict[str, Any] = {"made_of": list(made_of), "intents": model.labels.intents, "tags": model.labels.tags}
+    about |= {"size": size, "words": words, "weights": hashlib.sha256(content).hexdigest()}
+    write_whole(folder / WEIGHTS, content)
+    write_whole(folder / SEEN, np.unique(utterance_hashes(texts)).tobytes())
+    write_whole(folder / ABOUT, json.dumps(sealed(about)).encode())
+
+
+def load_start(name: str) -> CLC:
+    """The CLC that `save_start` wrote, whose CRF is new; UsageError where the folder is damaged."""
+    folder = start_folder(name)
+    weights, path = read_bytes(folder / WEIGHTS), folder / ABOUT
+    try:
+        about = unsealed(read_json(path), path)
+        if hashlib.sha256(weights).hexdigest() != about["weights"]:
+            raise ValueError("other weights")
+        labels = Labels(tuple(about["intents"]), tuple(about["tags"]))
+        features, size = WordFeatures(tuple(about["words"]), UNKNOWN_WORDS), CLCSize(**about["size"])
+        model = CLC(labels, features, size, torch.zeros(len(features.words), size.word))
+        state = {name: tensor.float() for name, tensor in parse_tensors(weights, folder / WEIGHTS).items()}
+        crf = {f"crf.{name}": tensor for name, tensor in model.crf.state_dict().items()}
+        model.load_state_dict(state | crf)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise UsageError(f"the start in {folder} is damaged or of another version ({error}): make it anew") from None
+    return model
+
+
+def rounded(vectors: Tensor) -> Tensor:
+    """As a start keeps them: a model should be trained on the same."""
+    return vectors.to(VECTORS).float()
+
+
+def warm_start(start: CLC, labels: Labels) -> CLC:
+    """A new CLC for these labels, with everything of `start` but its heads, which begin by the names of their labels.
+
+    B- and I- tags begin apart, O from O, a label whose name is near to none from the mean of all.
+
+    Raises:
+        UsageError: the start reads words by an encoder or has no slots.
+    """
+    features = start.features
+    if not isinstance(features, WordFeatures) or not start.labels.tags:
+        raise UsageError("a start needs word vectors and slots: make one with edp-lab pretrain --model start")
+    vectors = start.words.weight[: len(features.words)].detach().clone()
+    model = CLC(labels, features, start.size, vectors)
+    names = Names(features.words, vectors)
+    with torch.no_grad():
+        for part in ("characters", "convolution", "lstm"):
+            getattr(model, part).load_state_dict(getattr(start, part).state_dict())
+        _take(model.intent, start.intent, names.nearness(labels.intents, start.labels.intents))
+        if labels.tags:
+            _take(model.slots, start.slots, _tag_nearness(names, labels.tags, start.labels.tags))
+    return model
+
+
+class Names:
+    """How near the names of labels are to each other, by their words; `known` is the vocabulary, `vectors` theirs."""
+
+    def __init__(self, words: Sequence[str], vectors: Tensor) -> None:
+        self.place, self.vectors = {word: k for k, word in enumerate(words)}, F.normalize(vectors)
+
+    def nearness(self, new: Sequence[str], known: Sequence[str]) -> Tensor:
+        """(new, known), rows that sum to 1: a softmax over how near each known name is.
+
+        Each word looks for its best match in the other name, the same word (1) or one with a similar vector (a power of
+        their cosine); words that many known names have count less; the mean of both directions.
+        """
+        cut_new, cut_known = ([label_words(name, self.place) for name in names] for names in (new, known))
+        words = sorted({word for name in (*cut_new, *cut_known) for word in name})
+        row = {word: k for k, word in enumerate(words)}
+        alike = self._alike(words)
+        count = Counter(word for name in cut_known for word in set(name))
+        weights = np.array([math.log((len(known) + 1) / (count[word] + 1)) + LEAST_WEIGHT for word in words])
+        near = np.zeros((len(new), len(known)))
+        for i, j in np.ndindex(near.shape):
+            a, b = ([row[word] for word in name] for name in (cut_new[i], cut_known[j]))
+            if a and b:
+                pairs = alike[np.ix_(a, b)]
+                ways = (np.average(pairs.max(1), weights=weights[a]), np.average(pairs.max(0), weights=weights[b]))
+                near[i, j] = sum(ways) / 2
+        return torch.from_numpy(near / TEMPERATURE).softmax(1).float()
+
+    def _alike(self, words: Sequence[str]) -> np.ndarray:
+        """(words, words): 1 for the same, otherwise below it; 0 for a word without a vector."""
+        rows = torch.stack([self.vectors[self.place[w]] if w in self.place else 0 * self.vectors[0] for w in words])
+        alike = (OTHER_WORD * (rows @ rows.T).clamp_min(0) ** SHARPNESS).numpy()
+        np.fill_diagonal(alike, 1.0)
+        return np.asarray(alike)
+
+
+def label_words(label: str, known: Container[str]) -> list[str]:
+    """The words in a label's name: "home/PlayMusic" play, music; "fromloc.city_name" from, loc, city, name.
+
+    What precedes a slash is a corpus. A word that is not known is cut into known ones, if it can be.
+    """
+    spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", label.rpartition("/")[2])
+    words = [word.lower() for word in re.split(r"[^A-Za-z]+", spaced) if word]
+    return [part for word in words for part in ([word] if word in known else _cut(word, known))]
+
+
+def _cut(word: str, known: Container[str]) -> list[str]:
+    for at in range(len(word) - 2, 1, -1):
+        if word[:at] in known:
+            return [word[:at], word[at:]]
+    return [word]
+
+
+def _tag_nearness(names: Names, new: Sequence[str], known: Sequence[str]) -> Tensor:
+    """(new, known): B- from B-, I- from I-, O from O."""
+    weights = torch.zeros(len(new), len(known))
+    for prefix in ("B-", "I-"):
+        rows, columns = ([k for k, tag in enumerate(tags) if tag.startswith(prefix)] for tags in (new, known))
+        if rows and columns:
+            near = names.nearness([new[k][2:] for k in rows], [known[k][2:] for k in columns])
+            weights[torch.tensor(rows)[:, None], torch.tensor(columns)] = near
+    weights[new.index("O"), known.index("O")] = 1.0
+    return weights
+
+
+def _take(new: nn.Linear, known: nn.Linear, weights: Tensor) -> None:
+    new.weight.copy_(weights @ known.weight)
+    new.bias.copy_(weights @ known.bias)

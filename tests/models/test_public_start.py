@@ -1,0 +1,140 @@
+"""What private runs start from: which labels are near by name, what is taken over, what it has not seen."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from edp_lab.corpora import Corpus, Utterance
+from edp_lab.corpora.encoding import Labels
+from edp_lab.corpora.everyday import everyday
+from edp_lab.errors import UsageError
+from edp_lab.models import build_model, public_start
+from edp_lab.models.clc import CLCSize
+from edp_lab.models.ghost_clipping.ops import PLAIN
+from edp_lab.models.public_start import Names, label_words, load_start, start_for, warm_start
+from edp_lab.training.pretraining import pretrain_start
+
+SIZE = CLCSize(hidden=8, layers=1, word=16, filters=4, character=4, dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("starts") / "own"
+    pretrain_start({"everyday": everyday(400)}, out, epochs=2, size=SIZE)
+    return out
+
+
+def test_everyday_commands_are_the_same_everywhere_and_hold_nothing_of_the_notation():
+    corpus = everyday(3000)
+    assert corpus.sha256 == everyday(3000).sha256 != everyday(3000, seed=1).sha256
+    assert everyday(3000).sha256.startswith("000467fe4e43ca83"), (
+        "the draws have changed: the starts that come with edp_lab would, too"
+    )
+    assert not {c for one in corpus.utterances for c in one.text} & set("<>{}()|[]=_")
+    for one in corpus.utterances:
+        tags = ("O", *(one.tags or ()))
+        assert all(tag[0] != "I" or before[1:] == tag[1:] for before, tag in pairwise(tags))
+    with pytest.raises(UsageError, match="at least 1"):
+        everyday(0)
+
+
+def test_a_name_is_cut_into_words():
+    known = {"from", "loc", "city", "name", "play", "music"}
+    assert label_words("fromloc.city_name", known) == ["from", "loc", "city", "name"]
+    assert label_words("home/PlayMusic", known) == ["play", "music"]
+    assert label_words("snips/zzyzx", known) == ["zzyzx"]
+
+
+def test_the_same_name_is_nearest_and_from_is_not_to():
+    words = ["from", "to", "city", "name", "rain"]
+    vectors = torch.eye(5) + 0.1
+    vectors[0] = vectors[1] + 0.3 * torch.randn(5, generator=torch.Generator().manual_seed(0))  # alike in use
+    near = Names(words, vectors).nearness(["fromcity", "rain"], ["x/from_city", "x/to_city", "x/weather.rain"])
+    assert near.sum(1).tolist() == pytest.approx([1, 1])
+    assert near.argmax(1).tolist() == [0, 2]
+
+
+def test_labels_that_the_start_knows_are_taken_over_whole(folder):
+    """With its own label set a start reads every sentence as before, however the labels are ordered."""
+    start = load_start(str(folder))
+    data = start.dataset(everyday_prefixed(20))
+    batch = data.batch(range(20))
+    model = warm_start(start, start.labels)
+    for own, other in zip(start.encode(batch, PLAIN, None), model.encode(batch, PLAIN, None), strict=True):
+        torch.testing.assert_close(own, other)
+    near = Names(start.features.words, start.words.weight[:-1]).nearness(*[start.labels.intents] * 2)
+    assert near.argmax(1).tolist() == list(range(len(near)))
+
+
+def everyday_prefixed(count: int) -> list[Utterance]:
+    made = []
+    for one in everyday(400).utterances[:count]:
+        tags = tuple(tag if tag == "O" else f"{tag[:2]}everyday/{tag[2:]}" for tag in one.tags)
+        made.append(Utterance(one.tokens, tags, f"everyday/{one.intent}"))
+    return made
+
+
+def test_nothing_of_the_private_text_is_read(folder):
+    labels = Labels(("book_flight", "zzz"), ("O", "B-from_city", "I-from_city", "B-qqq", "I-qqq"))
+    made = [
+        build_model("clc", labels, seed=0, training=text, private=True, pretrained=str(folder)).state_dict()
+        for text in ((), [Utterance(("secret",), ("O",), "zzz")])
+    ]
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+    assert all(tensor.isfinite().all() for tensor in made[0].values())
+
+
+def test_a_damaged_start_is_refused(folder, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in folder.iterdir():
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        (broken / file.name).write_bytes(content if file.suffix != ".json" else file.read_bytes())
+    with pytest.raises(UsageError, match="damaged"):
+        load_start(str(broken))
+
+
+def test_a_start_that_has_seen_the_corpus_is_passed_over(folder, monkeypatch):
+    seen = [one.text for one in everyday(400).utterances]
+    names = (str(folder), "nowhere")
+    monkeypatch.setattr(public_start, "NAMES", names)
+    assert start_for(f"unheard {k}" for k in range(100)) == names[0]
+    assert start_for(text.upper() for text in seen[:100]) == names[1]
+    monkeypatch.setattr(public_start, "NAMES", names[:1])
+    with pytest.raises(UsageError, match="seen this corpus"):
+        start_for(seen)
+
+
+@pytest.mark.parametrize("name", public_start.NAMES)
+def test_the_starts_that_come_with_edp_lab(name):
+    start = load_start(name)
+    labels = Labels(("book_flight", "play_music"), ("O", "B-fromloc.city_name", "I-fromloc.city_name"))
+    assert warm_start(start, labels).intent.weight.isfinite().all()
+    without = name.removeprefix("public-start-without-")
+    assert all(not line.startswith(f"{without}:") for line in public_start.made_of(name))
+    assert sum(file.stat().st_size for file in public_start.STARTS.rglob("*")) < 8 * 2**20
+
+
+def test_no_start_has_seen_the_corpus_that_it_is_named_without(real_data):
+    from edp_lab.corpora import load_corpus
+
+    for corpus in ("atis", "snips", "nlu-eval"):
+        texts = [one.text for one in load_corpus(corpus).utterances]
+        hashes = public_start.utterance_hashes(texts)
+        assert public_start.seen_share(start_for(texts), hashes) < public_start.MOST_SEEN
+        shares = [public_start.seen_share(name, hashes) for name in public_start.NAMES]
+        assert (max(shares) > 0.99) == (corpus != "atis"), shares
+
+
+def test_corpora_without_slots_make_no_start(tmp_path):
+    bare = Corpus("bare", (Utterance(("hi",), None, "greet"),), ("greet",), ())
+    with pytest.raises(UsageError, match="no slots"):
+        pretrain_start({"bare": bare}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert np.array_equal(public_start.utterance_hashes(["A b"]), public_start.utterance_hashes(["a B"]))
