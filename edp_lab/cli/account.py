@@ -66,14 +66,16 @@ def account(
     from edp_lab.privacy import Adjacency, Alpha, accountant_for, judge
     from edp_lab.privacy.calibration import Budget
 
-    neighbours = neighbours_named(adjacency)
+    neighbours, certified = neighbours_named(adjacency), None
     named = given(ctx)
     _refuse_contradictions(named, decay, sampling_rate)
     if run is not None:
         from edp_lab.training import read_record, run_ledger
+        from edp_lab.training.certificate import check_certificate
 
-        ledger, record = run_ledger(run), read_record(run)
+        ledger, record, certified = run_ledger(run), read_record(run), check_certificate(run)
         mechanism, bill = ledger.mechanism, ledger.bill()
+        tight = tight or (certified is not None and mechanism.sampling_rate is not None)
         published = not record["config"].get("private_seed", False)
         delta = delta if "delta" in named else record["guarantee"]["delta"]
     else:
@@ -97,6 +99,8 @@ def account(
         hundredth, thousandth = accountant.best_tpr(np.array([0.01, 0.001])).tolist()
         rates = {"best_tpr_at_fpr_0.01": hundredth, "best_tpr_at_fpr_0.001": thousandth}
         report["attack"] = {"best_auc": accountant.best_auc(), **rates}
+    if certified is not None:
+        report["certificate"] = certified
     if target_epsilon is not None:
         budget = Budget(target_epsilon, delta, neighbours, utterances_per_person)
         report["calibration"] = _calibration(mechanism, bill, budget, tight)

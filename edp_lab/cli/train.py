@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,14 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen, given, options_of
-from edp_lab.cli.output import answer, bar, echo, output_folder
+from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen, commas, given, option_name, options_of
+from edp_lab.cli.output import answer, bar, echo, output_folder, words
 from edp_lab.errors import UsageError
 from edp_lab.files import check_new, given_path
 from edp_lab.training.config import SEED, SIZES, TrainConfig
 
 if TYPE_CHECKING:
     from edp_lab.training.pretraining import PretrainingEpoch
+    from edp_lab.training.recipe import Plan
     from edp_lab.training.trainer import Event
 
 TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
@@ -93,6 +95,12 @@ def train(
     ctx: typer.Context,
     corpus: Annotated[str | None, "A name from `edp-lab data list`, or a path to your own corpus."] = None,
     out: Annotated[Path | None, "New folder for the run: record.json and the model."] = None,
+    epsilon: Annotated[
+        float | None,
+        "Train for this epsilon by the best recipe known; the key is secret, and a certificate says what holds. Other "
+        "options stand in for lines of the recipe.",
+    ] = None,
+    dry_run: Annotated[bool, "With --epsilon: say what would be done and how long it takes, and stop there."] = False,
     resume: Annotated[
         Path | None, "Instead of --corpus and --out: go on with the run in this folder, bit for bit."
     ] = None,
@@ -100,9 +108,10 @@ def train(
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Train an intent-and-slot model and write its run record.
+    """Train an intent-and-slot model: privately with --epsilon 3, or without privacy with --method sgd.
 
-    The record states the epsilon that holds beside the one that the paper's accounting claims.
+    The run's record states the epsilon that holds beside the one that the paper's accounting claims. With --z0,
+    --method or --as-printed everything is set by hand, and the seed is published unless --private-seed is given.
 
     Ctrl-C ends the run after the step in hand, with a usable model and record; --resume goes on with it.
     """
@@ -119,8 +128,20 @@ def train(
             raise UsageError(f"--{option} is read from the run's record: drop it, or drop --resume")
         before = read_record(resume)
         folder, size, start = resume, before["config"]["size"], partial(take_up, resume)
+    elif dry_run and corpus is not None and epsilon is not None:
+        made = _planned(ctx, corpus, epsilon)
+        answer(as_json, asdict(made), "plan", made)
+        return
     elif corpus is None or out is None:
         raise UsageError("a run needs --corpus and --out (or --resume DIR to go on with one): give both")
+    elif epsilon is not None:
+        made = _planned(ctx, corpus, epsilon)
+        if rank() == 0:
+            echo(words("plan", made), error=True)
+        folder, size, start = out, made.config.size, partial(run, made.config, out)
+    elif dry_run or not given(ctx) & {"z0", "method", "as_printed"}:
+        what = "a dry run shows what --epsilon would do" if dry_run else "a private model needs --epsilon, such as 3"
+        raise UsageError(f"{what}: give --epsilon, or --method sgd for a model without privacy")
     elif options["method"] == "sgd" and "noise" in given(ctx):
         raise UsageError("--noise says who draws the noise, and sgd adds none: drop it, or choose another --method")
     else:
@@ -135,6 +156,18 @@ def train(
     if resume is not None and before["status"] == "finished" and rank() == 0:
         echo("this run has finished: nothing is left to do", error=True)
     _finish(record, folder, as_json)
+
+
+def _planned(ctx: typer.Context, corpus: str, epsilon: float) -> Plan:
+    """What the recipe makes of the options that are given."""
+    from edp_lab.training.recipe import plan
+
+    named, names = given(ctx), {field.name: option_name(field.name) for field in fields(TrainConfig)}
+    for name, why in (("z0", "finds the noise itself"), ("as_printed", "needs noise that hides, which this has not")):
+        if name in named:
+            raise UsageError(f"--epsilon {why}: drop it, or drop --{name.replace('_', '-')}")
+    own = {field: ctx.params[name] for field, name in names.items() if name in named and field != "corpus"}
+    return plan(corpus, epsilon, **own)
 
 
 def one_thread_if_small(size: str) -> None:
@@ -257,11 +290,13 @@ def predict(
 
 def pretrain(
     out: Annotated[Path, "New folder, to be given to edp-lab train --pretrained."],
-    model: Annotated[str, "clc (fastText word vectors) or bert (masked language model)."] = "bert",
+    model: Annotated[
+        str, "clc (fastText word vectors), bert (masked language model) or start (of private CLCs)."
+    ] = "bert",
     text: Annotated[
         str | None,
-        "A corpus (name or path) or a .txt file with one sentence a line; never the text that a "
-        "private run is to protect. (default: smart-home utterances generated for this purpose)",
+        "A corpus (name or path) or a .txt file with one sentence a line; for a start, corpora with commas between, "
+        "beside everyday commands; never the text that a private run is to protect. (default: generated commands)",
     ] = None,
     utterances: Annotated[int, "How many to generate without --text.", UTTERANCES] = 20_000,
     published: Annotated[
@@ -282,12 +317,14 @@ def pretrain(
     take about a minute per epoch on two cores; word vectors take seconds. Nothing here is private. Where the hub can
     be reached, --published brings a published encoder down to the paper's four layers.
     """
+    from edp_lab.corpora import load_corpus
+    from edp_lab.corpora.everyday import everyday
     from edp_lab.models.bert import BertSize
     from edp_lab.models.vectors import DIMENSIONS
-    from edp_lab.training.pretraining import pretrain_bert, pretrain_vectors, shorten_bert
+    from edp_lab.training.pretraining import pretrain_bert, pretrain_start, pretrain_vectors, shorten_bert
 
-    if model not in ("clc", "bert"):
-        raise UsageError(f"unknown model {model!r}: choose clc or bert")
+    if model not in ("clc", "bert", "start"):
+        raise UsageError(f"unknown model {model!r}: choose clc, bert or start")
     if published is not None:
         if model != "bert":
             raise UsageError("--published takes a BERT: drop --model clc (published word vectors need no change)")
@@ -297,7 +334,7 @@ def pretrain(
     if size not in SIZES:
         raise UsageError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
     check_new(out)
-    sentences, before = read_sentences(text, utterances), time.monotonic()
+    before = time.monotonic()
 
     def show(p: PretrainingEpoch) -> None:
         nonlocal before
@@ -305,12 +342,16 @@ def pretrain(
         echo(f"epoch {p.epoch:>3}/{p.epochs}  loss {p.loss:.3f}  {now - before:.1f} s", error=True)
         before = now
 
-    if model == "bert":
+    if model == "start":
+        named = {} if text is None else {Path(name).stem: load_corpus(name) for name in commas(text)}
+        corpora = {**named, "everyday": everyday(utterances, seed)}
+        pretrain_start(corpora, out, epochs=epochs, seed=seed, progress=show)
+    elif model == "bert":
         shape = BertSize(**SIZES[size]["bert"])
-        pretrain_bert(sentences, out, epochs=epochs, seed=seed, size=shape, progress=show)
+        pretrain_bert(read_sentences(text, utterances), out, epochs=epochs, seed=seed, size=shape, progress=show)
     else:
         columns = SIZES[size]["clc"].get("word", DIMENSIONS)
-        pretrain_vectors(sentences, out, size=columns, epochs=epochs, seed=seed)
+        pretrain_vectors(read_sentences(text, utterances), out, size=columns, epochs=epochs, seed=seed)
     echo(out)
 
 

@@ -30,12 +30,20 @@ NEIGHBOURS: dict[str, str] = {
     Adjacency.REPLACE_ONE: "replace-one",
     Adjacency.ADD_OR_REMOVE_ONE: "add or remove one {unit}",
 }
+PUBLIC = (
+    "the number of {unit}s", "the split", "the label sets", "the vocabulary", "pretrained weights and vectors",
+    "the text behind a public alpha", "the hyper-parameters",
+)  # fmt: skip
+NOT_COVERED = (
+    "losses", "gradient norms", "validation scores", "checksums", "any choice made by looking at them",
+)  # fmt: skip
+NOISE = (
+    "float32 or float64, from AES-128 in counter mode; order and sampling: from a generator that is not cryptographic"
+)
 SCOPE = (
     "accountant: {method}; unit: {who}; neighbours: {neighbours}; batches: {sampling}; the adversary sees every "
-    "aggregate and model but not the devices' messages; public by assumption: the number of {unit}s, the split, the "
-    "label sets, the vocabulary, pretrained weights and vectors, the text behind a public alpha, the hyper-parameters; "
-    "not covered: losses, gradient norms, validation scores, checksums and any choice made by looking at them; noise: "
-    "float32 or float64, from AES-128 in counter mode; order and sampling: from a generator that is not cryptographic"
+    "aggregate and model but not the devices' messages; public by assumption: "
+    f"{', '.join(PUBLIC)}; not covered: {', '.join(NOT_COVERED[:-1])} and {NOT_COVERED[-1]}; noise: {NOISE}"
 )
 
 

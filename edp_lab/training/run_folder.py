@@ -4,6 +4,7 @@ DIR/record.json     configuration, versions, corpus, epochs, final scores, guara
 DIR/ledger.jsonl    every private release (see `edp_lab.training.ledger`)
 DIR/secret.key      the key of a run with a private seed, while it lasts
 DIR/state.safetensors   where to take the run up again, while it lasts (see `edp_lab.training.checkpoint`)
+DIR/certificate.json, .html   what the run promises (see `edp_lab.training.certificate`), where something holds
 DIR/model/          the model (see `edp_lab.models.factory`)
 
 Whoever reads finds an old file or a new one, never a part; what is damaged or cannot be written is a
@@ -128,14 +129,18 @@ def run_ledger(run: str | Path) -> PrivacyLedger:
 
 
 def bill(
-    record: dict[str, Any], mechanism: Mechanism | None, ledger: PrivacyLedger | None, epochs: int
+    record: dict[str, Any],
+    mechanism: Mechanism | None,
+    ledger: PrivacyLedger | None,
+    epochs: int,
+    tight: bool = False,
 ) -> dict[str, float | None]:
     """Judge what the ledger holds, or without one `epochs` epochs, and put the verdict into the record.
 
     Returns epsilons, and the noise of the last of `epochs` epochs.
     """
     config, releases = record["config"], epochs if ledger is None else ledger.bill()
-    verdict = asdict(judge(mechanism, releases, config["delta"], seed_published=not config["private_seed"]))
+    verdict = asdict(judge(mechanism, releases, config["delta"], not config["private_seed"], tight=tight))
     names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
     epsilons = {name: verdict.pop(name) for name in names}
     record |= {"ledger": None if ledger is None else ledger.chain, "guarantee": verdict}

@@ -33,6 +33,7 @@ from edp_lab.models import load_model
 from edp_lab.privacy import Mechanism
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import checkpoint, run_folder
+from edp_lab.training.certificate import CERTIFICATE, write_certificate
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
 from edp_lab.training.machines import TIMEOUT, Machines, lost
@@ -71,6 +72,7 @@ def resume(
     record, folder = read_record(folder), Path(folder)
     if record["status"] == "finished":
         load_model(folder / MODEL)  # refused where it is damaged
+        _complete(folder, record)
         _tidy(folder, LOCK)
         return record
     return _start(run_config(record), folder, listener, stop or threading.Event(), resuming=True)
@@ -123,8 +125,15 @@ def train_here(
             write_record(folder, run.record)
         _train(run, folder, listener, stop)
         if run.main and run.record["status"] == "finished":
-            _tidy(folder)
+            _complete(folder, run.record)
     return run.record
+
+
+def _complete(folder: Path, record: dict[str, Any]) -> None:
+    """After the record of a finished run: its certificate, if something is promised; and no key and state any more."""
+    if record["guarantee"]["status"] == "holds" and not (folder / CERTIFICATE).exists():
+        write_certificate(folder)
+    _tidy(folder)
 
 
 def _ledger(folder: Path, mechanism: Mechanism, chain: str | None, earlier: dict[str, Any] | None) -> PrivacyLedger:

@@ -352,6 +352,11 @@ class Trainer:
         now.step += 1
         return loss, int(examples), stops > 0
 
+    def probe(self, step: int) -> None:
+        """The gradients of a step, for who wants to know how long it takes: nothing is released, and nothing learnt."""
+        parts = [part for device in self.batches.devices(0, step, step) for part in device]
+        self._gradients(parts, sum(map(len, parts))).clipped_sum(self.rule.gradient, lambda norms: norms[:, 0] * 0)
+
     def _gradients(self, parts: Sequence[np.ndarray], everyone: int) -> Any:
         """Of these micro-batches, in a step of so many utterances in all: `PlainGradient` or `MicroGradients`.
 
@@ -378,7 +383,8 @@ class Trainer:
         rows = self.progress.rows
         training = {"loss": rows[-1]["loss"] if rows else None, "seconds": sum(row["seconds"] for row in rows)}
         scores = evaluate_model(self.model, self.test, self.accelerator)
-        self.record["final"] = {**training, **asdict(scores), **self.bill()}
+        tight = self.config.private_seed and self.config.poisson  # where something is promised
+        self.record["final"] = {**training, **asdict(scores), **self.bill(tight)}
 
     def save_state(self, folder: Path) -> None:
         if self.main:
@@ -394,7 +400,10 @@ class Trainer:
             run_folder.write_record(folder, self.record)
             save_model(self.model, folder / run_folder.MODEL, run_folder.go_on(folder))
 
-    def bill(self) -> dict[str, float | None]:
-        """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record."""
+    def bill(self, tight: bool = False) -> dict[str, float | None]:
+        """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record.
+
+        `tight`: Poisson sampling by the accountant that takes a second.
+        """
         begun = self.progress.epoch + (self.progress.step_in_epoch > 0)
-        return run_folder.bill(self.record, self.mechanism, self.ledger, max(begun, 1))
+        return run_folder.bill(self.record, self.mechanism, self.ledger, max(begun, 1), tight)

@@ -27,7 +27,7 @@ KNOWN = dict(line.split(": ", 1) for line in FILE.read_text(encoding="utf-8").sp
 TAKEN, REFUSED = "taken", "refused"
 # What a command needs besides.
 NEEDS = {
-    "train": "--corpus own.jsonl --out new --size small --epochs 1 --batch-size 16 --gpus 4",
+    "train": "--corpus own.jsonl --out new --method edp-sgd --size small --epochs 1 --batch-size 16 --gpus 4",
     "evaluate": "--run noised",
     "predict": "--run noised 'call 7'",
     "check": "--sampler shuffle --n 1000 --batch-size 100 --noise-multiplier 1 --epochs 2 --delta 1e-5",

@@ -42,7 +42,7 @@ CALL = "from edp_lab.cli import app; app('{} --json'.split(), standalone_mode=Fa
         (ALL_OF_PRIVACY, {"torch"}),
         (CALL.format("table1-epsilon"), {"torch"}),
         (
-            CALL.format(f"train --corpus smart-home --out run {' '.join(SMALL)}"),
+            CALL.format(f"train --corpus smart-home --method edp-sgd --out run {' '.join(SMALL)}"),
             {"torch._dynamo", "transformers", "gensim", "pandas"},
         ),
     ],
@@ -124,7 +124,7 @@ def test_corpora_are_made_trained_on_and_listed(cli, tmp_path, name):
     path = tmp_path / name
     assert cli("data", "make", "smart-home", "--utterances", "200", "--seed", "3", "--out", str(path))[0] == 0
     assert len(text_lines(path)) == 200
-    assert cli("train", "--corpus", str(path), "--out", str(tmp_path / "run"), *SMALL)[0] == 0
+    assert cli("train", "--corpus", str(path), "--method", "edp-sgd", "--out", str(tmp_path / "run"), *SMALL)[0] == 0
     rows, shown = json.loads(cli("data", "list", "--json")[1]), cli("data", "list")[1]
     assert {"atis", "snips", "nlu-eval", "smart-home"} <= {row["name"] for row in rows}
     assert all(row["name"] in shown and row["licence"] in shown for row in rows)

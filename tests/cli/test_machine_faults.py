@@ -66,7 +66,7 @@ def test_a_run_whose_summary_cannot_be_printed_is_said_to_be_whole(cli, corpus, 
     full = Mock(side_effect=UsageError("standard output cannot be written"))
     monkeypatch.setattr(sys.modules["edp_lab.cli.train"], "answer", full)
     out = str(tmp_path / "run")
-    status, _, err = cli("train", "--corpus", corpus, "--out", out, "--size", "small", "--epochs", "1", "--gpus", "4")
+    status, _, err = cli("train", "--corpus", corpus, "--out", out, "--z0", "1", "--size", "small", "--epochs", "1")
     said = f"error: standard output cannot be written; the run in {out} is whole, and edp-lab compare {out} shows it"
     assert (status, err.splitlines()[-1]) == (2, said)
 
@@ -134,8 +134,8 @@ def test_a_fault_of_the_library_keeps_its_traceback(cli, monkeypatch):
         "data make smart-home --out loop",
         "attack loss --run run --out loop",
         "course run 00 --out loop/x",
-        "train --corpus loop --out new",
-        "train --corpus corpus.jsonl --out loop",
+        "train --method sgd --corpus loop --out new",
+        "train --method sgd --corpus corpus.jsonl --out loop",
         "compare loop",
         "reproduce thesis --table 4.1 --quick --data digits --out loop",
     ],
@@ -153,7 +153,20 @@ def test_a_link_to_itself_is_named(cli, tmp_path, monkeypatch, call):
     [("ACCELERATE_USE_CPU", "maybe"), ("ACCELERATE_TORCH_DEVICE", "cuda:99"), ("ACCELERATE_USE_DEEPSPEED", "true")],
 )
 def test_what_accelerate_is_told_and_cannot_do_is_named(corpus, tmp_path, name, value):
-    command = [sys.executable, "-m", "edp_lab", "train", "--corpus", corpus, "--out", "new", "--size", "small"]
+    command = [
+        sys.executable,
+        "-m",
+        "edp_lab",
+        "train",
+        "--corpus",
+        corpus,
+        "--out",
+        "new",
+        "--z0",
+        "1",
+        "--size",
+        "small",
+    ]
     how = {"capture_output": True, "text": True, "cwd": tmp_path}
     ended = subprocess.run([*command, "--gpus", "4"], env={**os.environ, name: value}, check=False, **how)
     assert (ended.returncode, ended.stderr.count("\n"), os.listdir(tmp_path)) == (2, 1, [])
@@ -171,8 +184,8 @@ def test_what_accelerate_is_told_and_cannot_do_is_named(corpus, tmp_path, name, 
         (RECORD, "compare run"),
         (LEDGER, "account --run run"),
         ("model/model.json", "predict --run run hello"),
-        ("corpus.jsonl", "train --corpus run/corpus.jsonl --out new"),
-        ("meta.json", "train --corpus run --out new"),
+        ("corpus.jsonl", "train --method sgd --corpus run/corpus.jsonl --out new"),
+        ("meta.json", "train --method sgd --corpus run --out new"),
     ],
 )
 def test_what_is_nested_without_end_or_too_long_a_number_is_named(cli, run, monkeypatch, file, call, content):

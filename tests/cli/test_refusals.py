@@ -20,7 +20,7 @@ from edp_lab.training import TrainConfig, train
 SENTENCES = Path(__file__).with_name("refusals.txt")
 LINES = SENTENCES.read_text(encoding="utf-8").splitlines()
 REFUSED = dict(zip(LINES[::2], (line.strip() for line in LINES[1::2]), strict=True))
-OWN = "--corpus own.jsonl --out new --size small --epochs 1 --batch-size 16 --gpus 4"
+OWN = "--corpus own.jsonl --out new --method edp-sgd --size small --epochs 1 --batch-size 16 --gpus 4"
 LONG = 300 * "x"
 ROOT = Path(__file__).parents[2]
 BROKEN_LINES = {

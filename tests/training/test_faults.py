@@ -188,7 +188,7 @@ def result(folder: Path) -> dict[str, Any]:
 
 
 def new(corpus: Path, folder: Path, processes: int = 1) -> list[str]:
-    settings = f"--size small --gpus 4 --batch-size 10 --epochs {EPOCHS} --processes {processes}"
+    settings = f"--z0 0.03 --size small --gpus 4 --batch-size 10 --epochs {EPOCHS} --processes {processes}"
     return ["train", "--corpus", str(corpus), "--out", str(folder), *settings.split()]
 
 

@@ -29,7 +29,7 @@ NAMES, ADDRESSES = ("one", "two"), ("10.77.0.1", "10.77.0.2")
 BOTH = range(2)
 PATIENCE = 60.0  # seconds, for a machine with much else to do
 TIMEOUT = 12  # seconds that ranks wait for one another; they need some of them to start
-SETTINGS = "--size small --gpus 4 --batch-size 10 --epochs 12 --processes 2"
+SETTINGS = "--z0 0.03 --size small --gpus 4 --batch-size 10 --epochs 12 --processes 2"
 HOLD = "hostname {} && mount --bind {} /etc/hosts && ip link set lo up && echo ready && exec cat"
 TORCHRUN = "torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint one:29500"
 

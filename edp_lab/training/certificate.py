@@ -1,0 +1,103 @@
+"""A certificate: what a private run promises, to whom, under which assumptions, and how to check it.
+
+DIR/certificate.json    every number; DIR/certificate.html says the same on one page that can be printed
+
+It is made once, when a run ends whose guarantee holds. `check` computes every number anew from the run's ledger, record
+and model: nothing in a certificate has to be believed.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from edp_lab.errors import UsageError
+from edp_lab.files import read_json, write_whole
+from edp_lab.models.public_start import made_of
+from edp_lab.privacy import accountant_for, judge
+from edp_lab.privacy.guarantee import NEIGHBOURS, NOISE, NOT_COVERED, PUBLIC, upward
+from edp_lab.training.run_folder import go_on, read_record, run_ledger
+
+CERTIFICATE, PAGE = "certificate.json", "certificate.html"
+MADE = ("written", "versions")  # all else is computed
+
+
+def certificate(folder: Path) -> dict[str, Any]:
+    """All numbers of the certificate of the run in `folder`, computed from its ledger and its record.
+
+    Epsilon is that of every release in the ledger, for one utterance or speaker, by the tightest accountant (under
+    Poisson sampling privacy loss distributions, rounded up).
+
+    Raises:
+        UsageError: the run has no ledger, the ledger does not fit the record, or no epsilon holds.
+    """
+    ledger, record = run_ledger(folder), read_record(folder)
+    mechanism, bill, config = ledger.mechanism, ledger.bill(), record["config"]
+    sampled = mechanism.sampling_rate is not None
+    held = judge(mechanism, bill, config["delta"], not config["private_seed"], tight=sampled)
+    if held.status != "holds":
+        raise UsageError(f"{folder} gets no certificate, as no epsilon holds: {held.reason}")
+    attack = accountant_for(mechanism, bill, tight=sampled)
+    return {
+        "epsilon": held.epsilon,
+        "delta": held.delta,
+        "unit": f"one {mechanism.unit}",
+        "neighbours": NEIGHBOURS[held.adjacency].format(unit=mechanism.unit),
+        "batches": held.sampling,
+        "accountant": held.method,
+        "best_attack_auc": attack.best_auc(),
+        "training_utterances": record["corpus"]["splits"]["train"],
+        "releases": sum(bill.values()),
+        "clip_norm": mechanism.clip_norm,
+        "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in bill}),
+        "noise": NOISE,
+        "public_by_assumption": [*(one.format(unit=mechanism.unit) for one in PUBLIC), *_start(config)],
+        "not_covered": list(dict.fromkeys([*NOT_COVERED, *record["not_private"]])),
+        "corpus": config["corpus"],
+        "corpus_sha256": record["corpus"]["sha256"],
+        "model_sha256": record["model_sha256"],
+        "ledger": ledger.chain,
+    }
+
+
+def write_certificate(folder: Path) -> None:
+    """Both files; UsageError as `certificate`, or the disk is full."""
+    made = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "versions": read_record(folder)["versions"]}
+    content = {**certificate(folder), **made}
+    write_whole(folder / CERTIFICATE, f"{json.dumps(content, indent=2)}\n".encode(), go_on(folder))
+    beside = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, autoescape=True)
+    page = beside.get_template("certificate.html.j2").render(c=content, up=upward)
+    write_whole(folder / PAGE, page.encode(), go_on(folder))
+
+
+def check_certificate(folder: Path) -> dict[str, Any] | None:
+    """The certificate in `folder`, each of whose numbers was computed anew; None if there is none.
+
+    Raises:
+        UsageError: a number differs from what ledger and record say.
+    """
+    path = folder / CERTIFICATE
+    if not path.exists():
+        return None
+    told, found = read_json(path), certificate(folder)
+    told = told if isinstance(told, dict) else {}
+    for name, value in found.items():
+        if not _same(told.get(name), value):
+            raise UsageError(f"{path} says {name} {told.get(name)!r}, but the run's ledger and record say {value!r}")
+    return {**found, **{name: told.get(name) for name in MADE}}
+
+
+def _same(told: Any, value: Any) -> bool:
+    """Equal; of epsilons, up to what processors differ in (Fourier transforms), a hundred-thousandth."""
+    if isinstance(value, float) and isinstance(told, float):
+        return abs(told - value) <= 1e-5 * abs(value)
+    return bool(told == value)
+
+
+def _start(config: dict[str, Any]) -> list[str]:
+    start = config["pretrained"]
+    return [f"what the model started from: {start}", *made_of(start)] if start else []

@@ -1,0 +1,101 @@
+"""A run for an epsilon: what the recipe makes of a corpus, what the run promises, and that its certificate is true."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from edp_lab.corpora.smart_home import generate, write_jsonl
+from edp_lab.errors import UsageError
+from edp_lab.privacy import judge
+from edp_lab.training import read_record, resume, run_ledger, train
+from edp_lab.training.certificate import CERTIFICATE, PAGE, check_certificate
+from edp_lab.training.recipe import plan
+from edp_lab.training.run_folder import SECRET
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("own") / "own.jsonl"
+    write_jsonl(generate(800, 5), path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    made = plan(corpus, 8.0, epochs=1, batch_size=90)
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return made, train(made.config, folder), folder
+
+
+@pytest.mark.parametrize(("epsilon", "given"), [(8.0, {}), (3.0, {"method": "edp-sgd", "num_devices": 4, "epochs": 2})])
+def test_the_noise_keeps_epsilon_and_not_much_more(corpus, epsilon, given):
+    made = plan(corpus, epsilon, **given)
+    config = made.config
+    found = judge(config.mechanism(made.protected), config.epochs, made.delta, False, tight=config.poisson)
+    assert found.status == "holds"
+    assert 0.99 * epsilon <= found.epsilon <= epsilon
+    assert config.private_seed
+    assert given.items() <= vars(config).items()
+    assert not {line.setting for line in made.lines} & set(given)
+    assert made.steps == config.epochs * config.mechanism(made.protected).releases_per_epoch
+    assert made.seconds > 0
+    assert made.public
+
+
+def test_a_run_ends_with_a_certificate_whose_numbers_come_from_the_ledger(run):
+    made, record, folder = run
+    told = check_certificate(folder)
+    assert told == json.loads((folder / CERTIFICATE).read_text())
+    assert told["epsilon"] == record["final"]["epsilon"] <= 8
+    assert told["epsilon"] == pytest.approx(8, rel=1e-2)
+    assert told["releases"] == len(run_ledger(folder).releases) == made.steps
+    assert told["training_utterances"] == made.protected
+    assert told["delta"] == made.protected**-1.1
+    assert told["model_sha256"] == read_record(folder)["model_sha256"]
+    assert not (folder / SECRET).exists()
+    page = (folder / PAGE).read_text()
+    assert "ε" in page
+    assert "everyday" in page  # what the model started from
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("epsilon", 1.0), ("unit", "one country"), ("releases", 1), ("public_by_assumption", [])]
+)
+def test_a_certificate_that_says_more_than_the_ledger_is_refused(run, tmp_path, name, value):
+    *_, folder = run
+    other = tmp_path / "copy"
+    other.mkdir()
+    for file in ("record.json", "ledger.jsonl"):
+        (other / file).write_bytes((folder / file).read_bytes())
+    content = json.loads((folder / CERTIFICATE).read_text())
+    (other / CERTIFICATE).write_text(json.dumps({**content, name: value}))
+    with pytest.raises(UsageError, match=f"says {name}"):
+        check_certificate(other)
+
+
+def test_a_certificate_that_was_not_written_any_more_is_made_when_the_run_is_taken_up(run):
+    *_, folder = run
+    before = json.loads((folder / CERTIFICATE).read_text())
+    (folder / CERTIFICATE).unlink()
+    resume(folder)
+    after = json.loads((folder / CERTIFICATE).read_text())
+    assert before | {"written": None} == after | {"written": None}
+
+
+def test_a_published_seed_gets_no_certificate(run, tmp_path):
+    made, *_ = run
+    train(replace(made.config, private_seed=False), tmp_path / "open")
+    assert not (tmp_path / "open" / CERTIFICATE).exists()
+    assert check_certificate(tmp_path / "open") is None
+
+
+def test_what_cannot_be_private_is_refused_before_work(corpus):
+    with pytest.raises(UsageError, match=r"too few for epsilon 0\.01.*it takes some"):
+        plan(corpus, 0.01)
+    with pytest.raises(UsageError, match="sgd adds no noise"):
+        plan(corpus, 3.0, method="sgd")
+    with pytest.raises(UsageError, match="must be greater than 0"):
+        plan(corpus, -1.0)
