@@ -15,6 +15,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+unexport PYTHONDONTWRITEBYTECODE  # some containers set it: every process would compile anew all that it imports
 
 .DEFAULT_GOAL := help
 .PHONY: help install course notebooks test lab dashboard lint lock clean

@@ -95,6 +95,7 @@ def test_the_lock_has_the_pins_and_a_checksum_for_every_wheel() -> None:
 def test_make_installs_by_the_constraints_and_every_target_is_one_command() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "-m pip install --no-compile -c constraints.txt -e '.[test]'" in makefile
+    assert "\nunexport PYTHONDONTWRITEBYTECODE " in makefile  # or every process would compile what pip has not
     for target in ("course", "test", "lab"):
         recipe = re.search(rf"^{target}: \$\(INSTALLED\).*\n((?:\t.+\n)+)", makefile, re.MULTILINE)
         assert recipe

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from edp_lab.attacks.membership.signals import scored_batches
 from edp_lab.attacks.statistics import clopper_pearson
@@ -235,7 +235,7 @@ def mean_interval(values: np.ndarray, low: float, high: float) -> tuple[float, f
     if values.min() == values.max():
         first, unseen = float(values[0]), 1 - ((1 - CONFIDENCE) / 2) ** (1 / count)
         return first - unseen * (first - low), first + unseen * (high - first)
-    half = float(student.ppf((1 + CONFIDENCE) / 2, count - 1)) * float(values.std(ddof=1)) / math.sqrt(count)
+    half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * float(values.std(ddof=1)) / math.sqrt(count)
     return max(low, mean - half), min(high, mean + half)
 
 

@@ -37,7 +37,7 @@ from functools import cache
 from itertools import accumulate, islice, product
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edp_lab.corpora.corpus import Corpus, Utterance, write_packed
 from edp_lab.corpora.metrics import edit_distance, spans
@@ -232,15 +232,16 @@ def _mistake(tags: Tags, intent: str, domain: str, uniform: Uniform) -> tuple[Ta
 
 
 class _Phrase(NamedTuple):
-    """Alternative lines, each of equally likely variants, each a tuple of parts: words, phrases, slots."""
+    """Alternative lines, each of equally likely variants; only what is drawn is cut into words, phrases and slots."""
 
-    lines: Sequence[Sequence[tuple]]
+    lines: Sequence[str]
+    part: Callable[[str], Any]
     squared: bool = False
 
     def variant(self, uniform: Uniform) -> tuple:
         u = uniform()
-        variants = self.lines[int((u * u if self.squared else u) * len(self.lines))]
-        return variants[0] if len(variants) == 1 else variants[int(uniform() * len(variants))]
+        variants = _variants(self.lines[int((u * u if self.squared else u) * len(self.lines))])
+        return _parts(variants[0 if len(variants) == 1 else int(uniform() * len(variants))], self.part)
 
     def draw(self, uniform: Uniform, tokens: list[str]) -> None:
         for part in self.variant(uniform):
@@ -324,17 +325,20 @@ def _rules(domain: str) -> tuple[list[float], list[tuple[_Odds, _Phrase]]]:
     """The cumulative weights of a domain's rules; for each, the odds of its intents and its templates."""
     rules = []
     for rule in _DATA["rules"][domain]:
-        weighted = [_weighted(line) for line in rule["templates"]]
-        framed = [(k, f"{'' if text.startswith('<hey>') else '<polite> '}{text} <end>") for k, text in weighted]
-        rules.append((_Odds(rule["intents"]), _Phrase(_compiled(framed, _sentence_part))))
+        lines = _weighted(rule["templates"])
+        framed = [f"{'' if text.startswith('<hey>') else '<polite> '}{text} <end>" for text in lines]
+        rules.append((_Odds(rule["intents"]), _Phrase(framed, _sentence_part)))
     return list(accumulate(rule["weight"] for rule in _DATA["rules"][domain])), rules
 
 
 @cache
 def _phrase(name: str) -> _Phrase:
     lines = _titles()[name] if name in _DATA["titles"] else _words().get(name) or _DATA["phrases"][name]
-    parts = _compiled(map(_weighted, lines), lambda item: _phrase(item[1:-1]) if item.startswith("<") else item)
-    return _Phrase(parts, name in _DATA["squared"])
+    return _Phrase(_weighted(lines), _phrase_part, name in _DATA["squared"])
+
+
+def _phrase_part(item: str) -> str | _Phrase:
+    return _phrase(item[1:-1]) if item.startswith("<") else item
 
 
 @cache
@@ -352,33 +356,34 @@ def _sentence_part(item: str) -> str | _Slot:
     return _Slot([_phrase(phrase) for phrase in phrases], _Odds(odds), 0.0 if "O" in odds else HESITATION)
 
 
-def _compiled(weighted: Iterable[tuple[int, str]], part: Callable[[str], object]) -> list[list[tuple]]:
-    lines: list[list[tuple]] = []
-    for weight, text in weighted:
-        lines += [[tuple(part(item) for item in variant.split()) for variant in _variants(text)]] * weight
-    return lines
+def _weighted(lines: Iterable[str]) -> list[str]:
+    """Each line as often as its weight says."""
+    matches = [match for line in lines if (match := _WEIGHT.fullmatch(line))]
+    return [text for match in matches for text in [match[2].strip()] * int(match[1] or 1)]
 
 
-def _weighted(line: str) -> tuple[int, str]:
-    match = _WEIGHT.fullmatch(line)
-    assert match is not None
-    return int(match[1] or 1), match[2].strip()
+@cache
+def _parts(variant: str, part: Callable[[str], Any]) -> tuple:
+    return tuple(part(item) for item in variant.split())
 
 
-def _variants(text: str) -> list[str]:
-    """Every way through the alternatives, innermost first, so that nested alternatives keep their odds."""
-    text = re.sub(r"@(\w+)", lambda macro: _macro(macro[1]), text)
+@cache
+def _variants(line: str) -> list[str]:
+    """Every way through a line's alternatives, innermost first, so that nested alternatives keep their odds."""
+    return _ways(re.sub(r"@(\w+)", lambda macro: _macro(macro[1]), line))
+
+
+def _ways(text: str) -> list[str]:
     match = _INNERMOST_ALTERNATIVES.search(text)
     if match is None:
         return [text]
     before, after = text[: match.start()], text[match.end() :]
-    return [variant for choice in match[1].split("|") for variant in _variants(f"{before}{choice}{after}")]
+    return [way for choice in match[1].split("|") for way in _ways(f"{before}{choice}{after}")]
 
 
 @cache
 def _macro(name: str) -> str:
-    weighted = [_weighted(line) for line in _DATA["macros"][name]]
-    return "(" + "|".join(text for weight, text in weighted for _ in range(weight)) + ")"
+    return "(" + "|".join(_weighted(_DATA["macros"][name])) + ")"
 
 
 @cache

@@ -38,12 +38,10 @@ from edp_lab.corpora.catalog import list_corpora
 from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
 from edp_lab.files import given_path, new_folder, read_json, writable
-from edp_lab.models.bert import load_bert
 from edp_lab.models.vectors import WordVectors
 from edp_lab.reproduce.results_io import RESULTS, machine
 from edp_lab.training import TrainConfig, resume, train
 from edp_lab.training.checkpoint import digest
-from edp_lab.training.pretraining import pretrain_vectors, shorten_bert
 from edp_lab.training.result_cache import ResultCache, Say, content_key, content_of, read_result
 from edp_lab.training.run_folder import RECORD
 
@@ -333,6 +331,8 @@ def encoder_content(name: str) -> str:
     Raises:
         UsageError: it cannot be loaded.
     """
+    from edp_lab.models.bert import load_bert  # transformers is slow to import
+
     with _blamed(name):
         bert, tokenizer = load_bert(name)
     shape = [bert.config.num_attention_heads, bert.config.hidden_act, bert.config.layer_norm_eps]
@@ -396,6 +396,9 @@ def made(start: str | None, corpus: str, folder: Path, inputs: Inputs) -> str | 
     path = folder / f"{kind}-{(content(start, corpus, inputs) or '')[:16]}"
     if path.is_dir():
         return str(path)
+    from edp_lab.models.bert import load_bert  # transformers is slow to import
+    from edp_lab.training.pretraining import pretrain_vectors, shorten_bert
+
     if kind == LAYERS:
         layers, _, name = rest.partition(":")
         with _blamed(name):

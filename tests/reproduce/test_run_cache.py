@@ -32,7 +32,7 @@ from edp_lab.reproduce.run_cache import (
     made,
     words_of,
 )
-from edp_lab.training import TrainConfig
+from edp_lab.training import TrainConfig, pretraining
 from edp_lab.training.pretraining import pretrain_bert
 from edp_lab.training.result_cache import NUMERICS, ResultCache
 from tests.training.own_corpus import write_corpus
@@ -266,7 +266,7 @@ def test_fasttext_vectors_never_read_the_corpus_at_hand(tmp_path: Path, monkeypa
             return f"content of {name}"
 
     monkeypatch.setattr(run_cache, "load_corpus", lambda name: run_cache.generate(3, 1, "health"))
-    monkeypatch.setattr(run_cache, "pretrain_vectors", lambda text, folder: texts.append(text) or folder.mkdir())
+    monkeypatch.setattr(pretraining, "pretrain_vectors", lambda text, folder: texts.append(text) or folder.mkdir())
     start = made(VECTORS, "snips", tmp_path, Here())
     assert set(asked) == {"atis", "nlu-eval"}
     assert len(texts[0]) == run_cache.TEXT + 3
