@@ -29,7 +29,7 @@ course: $(INSTALLED)  ## execute every notebook in quick mode; pages and an inde
 	@$(BIN)/edp-lab course run $(COURSE_ARGS)
 
 test: $(INSTALLED)  ## the whole test suite, a file per core at a time
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 notebooks: $(INSTALLED)  ## student and instructor notebooks from notebooks/source
 	@$(BIN)/edp-lab course build

@@ -9,6 +9,24 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there: the other cores have tests of their own
 os.environ["COLUMNS"] = "500"  # what is printed is as wide as it would be, whoever looks on
+LONGEST = (  # from minutes to a minute: they begin first, so that at the end no core waits for one of them
+    "course/test_browser.py",
+    "test_notebooks.py",
+    "training/test_faults.py",
+    "cli/test_machine_faults.py",
+    "course/test_runner.py",
+    "test_wheel.py",
+    "training/test_launched_processes.py",
+    "training/test_processes.py",
+    "course/test_contract.py",
+    "reproduce/test_bench.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files of `LONGEST`, then the others, each with its tests together."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
+from torch.overrides import TorchFunctionMode
 
 from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.encoding import Labels, WordFeatures
@@ -140,7 +141,7 @@ def load_model(folder: Path | str) -> IntentSlotModel:
         layers = sizes.get("size", {}).get("layers", 0), sizes.get("bert", {}).get("num_hidden_layers", 0)
         if max(layers) > len(state):
             raise ValueError("more layers than tensors")  # which would take hours to make
-        with torch.device("meta"):  # shapes only: no memory for weights that the file does not hold
+        with torch.device("meta"), Undrawn():  # shapes only: no memory for weights that the file does not hold
             blank = _rebuild(about["kind"], labels, about["config"]).to(dtype)
         if shapes(blank.state_dict()) != shapes(state):
             raise ValueError("other tensors than this version's")
@@ -150,6 +151,15 @@ def load_model(folder: Path | str) -> IntentSlotModel:
         model = _rebuild(about["kind"], labels, about["config"]).to(dtype)
     model.load_state_dict(state)
     return model
+
+
+class Undrawn(TorchFunctionMode):
+    """Within the block no normal numbers are drawn: on the device "meta" the first would import torch's compiler, which
+    takes two seconds."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        return (*args, *given.values())[0] if function is torch.nn.init.normal_ else function(*args, **given)
 
 
 @contextmanager

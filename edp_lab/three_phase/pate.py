@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -349,14 +350,17 @@ def partition_cost(
             "give at least one part and one epoch, and parts no smaller than a batch"
         )
 
-    def epsilon(size: int) -> float:
-        rate = batch_size / size
-        schedule = Schedule(np.array([noise_multiplier]), np.array([epochs * math.ceil(1 / rate)]), rate)
-        return (RenyiDP if rate < 1 else GaussianDP)(schedule).epsilon(delta)
-
-    one, each = epsilon(examples), epsilon(examples // instructors)
+    sizes, how = (examples, examples // instructors), (batch_size, epochs, noise_multiplier, delta)
+    one, each = (_training_epsilon(size, *how) for size in sizes)
     together = parallel_composition([(each, delta)] * instructors).epsilon
     return PartitionCost(one, each, together, one / instructors)
+
+
+@lru_cache(maxsize=512)
+def _training_epsilon(examples: int, batch_size: int, epochs: int, noise_multiplier: float, delta: float) -> float:
+    rate = batch_size / examples
+    schedule = Schedule(np.array([noise_multiplier]), np.array([epochs * math.ceil(1 / rate)]), rate)
+    return (RenyiDP if rate < 1 else GaussianDP)(schedule).epsilon(delta)
 
 
 def _mu(aggregator: Aggregator) -> float:

@@ -27,6 +27,7 @@ from edp_lab.corpora.metrics import Frame, Scores, Tally, evaluate, spans
 from edp_lab.course.kit.inputs import Array, check_option, require
 from edp_lab.models.clc import CLC
 from edp_lab.models.crf import CRF, forward_backward, path_score
+from edp_lab.models.factory import Undrawn
 from edp_lab.models.ghost_clipping.ops import PLAIN
 from edp_lab.models.intent_slot import IntentSlotModel, to_padded
 from edp_lab.training import TrainConfig
@@ -218,7 +219,7 @@ def architecture(kind: str, corpus: Corpus) -> Architecture:
             ("slot head", "one linear map per word", f"{len(labels.tags)} tag scores", ("slots.",)),
             ("CRF", "scores of neighbouring tags", "one path of tags", ("crf.",)),
         ]
-    with torch.device("meta"):  # shapes only
+    with torch.device("meta"), Undrawn():  # shapes only
         model: IntentSlotModel = CLC(labels, WordFeatures()) if kind == "clc" else _bert(labels)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
 

@@ -3,7 +3,7 @@
     result = spend_labels(Sketch(seed=0), ThreePhaseSettings())     # in milliseconds, with linear models
     print(panels.command(result.settings))                               # the same with networks, on the command line
 
-Noise, votes, accounts and scores are those of `edp_lab.three_phase`; added is a linear model in place of each network,
+Noise, votes and accounts are those of `edp_lab.three_phase`; added is a linear model in place of each network,
 so that the whole pipeline follows a slider.
 """
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from edp_lab.attacks.statistics import rate_of
 from edp_lab.corpora.images import load_images
 from edp_lab.course.kit.inputs import Array, require
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
@@ -26,7 +27,7 @@ from edp_lab.reproduce.thesis import claims_composition, claims_noise
 from edp_lab.three_phase import pate, perturbation
 from edp_lab.three_phase.pate import NO_LABEL, PartitionCost, Vote, VoteAccount, label_probabilities
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, RESIZED, ImageGuarantee, Perturbation, image_guarantee
-from edp_lab.three_phase.settings import PUBLIC_SHARE, ThreePhaseSettings, score_labels
+from edp_lab.three_phase.settings import PUBLIC_SHARE, ThreePhaseSettings
 
 SHOWN = 6  # images of phase I in the figure
 RIDGE = 1.0  # keeps least squares stable where examples are fewer than pixels
@@ -48,6 +49,7 @@ class Sketch:
     Attributes:
         public: how many of the test images may be labelled, the first ones; the others are tested on.
         noised: (sigma) -> noised train, noised test; (n, 1, 8, 8) both. Remembered.
+        features: (sigma) -> what a linear model reads of the noised test images, (n, 65). Remembered.
         predictions: (sigma, N) -> (N, 600), what each instructor says of each test image. Remembered.
     """
 
@@ -57,6 +59,7 @@ class Sketch:
         self.key = key_from_seed(f"three phases {seed}")  # that of a run with this seed
         self.order = stream(self.key, Purpose.SHUFFLE).permutation(len(self.images.train))
         self.noised = lru_cache(maxsize=8)(self._noised)
+        self.features = lru_cache(maxsize=8)(lambda sigma: _features(self.noised(sigma)[1]))
         self.predictions = lru_cache(maxsize=64)(self._predictions)
 
     def counts(self, settings: ThreePhaseSettings) -> NDArray[np.int64]:
@@ -88,7 +91,10 @@ class Sketch:
 
 def fit_linear(x: NDArray[np.floating[Any]], y: Labels, classes: int) -> Array:
     """Least squares from pixels and a constant to 1 for the label, 0 for others: (n, ...), (n) -> (pixels + 1, K)."""
-    features = _features(x)
+    return _least_squares(_features(x), y, classes)
+
+
+def _least_squares(features: Array, y: Labels, classes: int) -> Array:
     gram = features.T @ features + RIDGE * np.eye(features.shape[1])
     return np.asarray(np.linalg.solve(gram, features.T @ np.eye(classes)[y]), dtype=np.float64)
 
@@ -291,12 +297,12 @@ def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
     there = f"there are {sketch.public} public images: ask for no more than that"
     require(spent <= sketch.public, f"{spent} labels, but {there}")
     aggregator, counts = settings.aggregator(), sketch.counts(settings)
-    bills = [pate.composed_epsilons(aggregator, n, settings.delta) for n in LABEL_COUNTS]
+    bills = [_composed_epsilons(aggregator, n, settings.delta) for n in LABEL_COUNTS]
     account = pate.account_votes(aggregator, counts[:spent], settings.delta)
     sizes = sorted({*SAMPLES, spent, sketch.public})
     noisy = [sketch.labels(settings, draw) for draw in range(DRAWS)]
-    scores = np.array([[_understudy(sketch, settings.sigma, labels[:n]) for n in sizes] for labels in noisy])
-    accuracy, low, high, right = scores.mean(axis=0).T.tolist()
+    scores = np.array([_understudies(sketch, settings.sigma, labels, sizes) for labels in noisy])
+    accuracy, low, high, right = scores.mean(axis=0).tolist()
     return LabelBill(
         settings,
         account,
@@ -309,18 +315,24 @@ def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
         low,
         high,
         right,
-        silent=[_understudy(sketch, settings.sigma, counts.argmax(axis=1)[:n])[0] for n in sizes],
+        silent=_understudies(sketch, settings.sigma, counts.argmax(axis=1), sizes)[0].tolist(),
         tested=len(sketch.images.test) - sketch.public,
     )
 
 
-def _understudy(sketch: Sketch, sigma: float, labels: Labels) -> tuple[float, float, float, float]:
-    """Accuracy with its interval, and share of the labels that are true; without any label it always says 0."""
-    test, truth = sketch.noised(sigma)[1], sketch.images.test_labels
-    came = np.flatnonzero(labels != NO_LABEL)
-    model = fit_linear(test[came], labels[came], sketch.images.classes)
-    scores = score_labels(truth[sketch.public :], predict_linear(model, test[sketch.public :]), sketch.images.classes)
-    return scores.accuracy, *scores.interval, float((labels == truth[: len(labels)])[came].sum() / max(len(came), 1))
+def _understudies(sketch: Sketch, sigma: float, labels: Labels, sizes: list[int]) -> Array:
+    """Of understudies that learn from so many of the first labels: accuracy, both ends of its interval, and the share
+    of their labels that are true, (4, S). Without any label an understudy always says 0."""
+    features, truth, public = sketch.features(sigma), sketch.images.test_labels, sketch.public
+    came = [np.flatnonzero(labels[:n] != NO_LABEL) for n in sizes]
+    models = [_least_squares(features[rows], labels[rows], sketch.images.classes) for rows in came]
+    said = (features[public:] @ np.array(models)).argmax(axis=2)  # (S, tested)
+    rates = [rate_of(hits) for hits in said == truth[public:]]
+    right = [(labels[rows] == truth[rows]).sum() / max(len(rows), 1) for rows in came]
+    return np.array([(rate.value, *rate.interval, share) for rate, share in zip(rates, right, strict=True)]).T
+
+
+_composed_epsilons = lru_cache(maxsize=512)(pate.composed_epsilons)
 
 
 def thesis_sentences() -> tuple[Evidence, ...]:
