@@ -16,9 +16,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = ("cli", "course", "reproduce", "attacks", "three_phase", "training", "models", "corpora", "privacy")
 IMPORT = """
 import sys, time
-start = time.perf_counter()
+start = time.process_time()
 import {module}
-print(time.perf_counter() - start, "torch" in sys.modules)
+print(time.process_time() - start, "torch" in sys.modules)
 """
 
 
