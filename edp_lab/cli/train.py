@@ -21,13 +21,14 @@ from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen,
 from edp_lab.cli.output import answer, bar, echo, output_folder, words
 from edp_lab.errors import UsageError
 from edp_lab.files import check_new, given_path
-from edp_lab.training.config import SEED, SIZES, TrainConfig
+from edp_lab.training.config import SEED, SIZES, Bounds, TrainConfig
 
 if TYPE_CHECKING:
     from edp_lab.training.pretraining import PretrainingEpoch
     from edp_lab.training.recipe import Plan
     from edp_lab.training.trainer import Event
 
+AT_MOST: Bounds = {"min": 0, "max": 1_000_000}
 TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
 
 
@@ -66,6 +67,9 @@ def make(
     out: Annotated[Path, "JSONL file (.jsonl, .jsonl.gz) to write; any other name: packed."],
     utterances: Annotated[int, "How many.", UTTERANCES] = 4500,
     seed: Annotated[int, "Same seed, same corpus.", SEED] = 0,
+    speakers: Annotated[
+        int, "How many people say them, a few of them most, each in ways of their own (0: nobody is named).", AT_MOST
+    ] = 0,
 ) -> None:
     """Generate the synthetic smart-home corpus, of any size.
 
@@ -78,9 +82,13 @@ def make(
         raise UsageError(f"cannot make {name!r}: choose smart-home or smart-home- with one of {', '.join(DOMAINS)}")
     if out.exists():
         raise UsageError(f"{out} exists: choose another --out")
+    listed = out.name.endswith((".jsonl", ".jsonl.gz"))
+    if speakers and not listed:
+        raise UsageError(f"a packed corpus has no place for speakers: call --out {out.name}.jsonl")
+    made = generate(utterances, seed, domain or None, speakers) if listed else None
     output_folder(out.parent).mkdir(parents=True, exist_ok=True)
-    if out.name.endswith((".jsonl", ".jsonl.gz")):
-        write_jsonl(generate(utterances, seed, domain or None), out)
+    if made is not None:
+        write_jsonl(made, out)
     else:
         with bar("", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), total=utterances) as (update, _):
             pack(utterances, seed, out, domain or None, update)

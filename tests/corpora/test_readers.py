@@ -131,6 +131,8 @@ def test_jsonl(tmp_path):
     assert reading.places[1] == f"{file}, line 2"
     untagged = write(tmp_path / "b.jsonl", '{"tokens": ["hi"], "intent": "greet"}\n')
     assert only(readers.read_jsonl(untagged)).tags is None
+    spoken = write(tmp_path / "c.jsonl", '{"tokens": ["hi"], "intent": "greet", "speaker": 17}\n')
+    assert only(readers.read_jsonl(spoken)).speaker == "17"
 
 
 @pytest.mark.parametrize(
@@ -146,6 +148,9 @@ def test_jsonl(tmp_path):
         ('{"tokens": ["hi"], "tags": [], "intent": "x"}', "0 tags for 1 tokens"),
         ('{"tokens": ["hi"], "intent": "x"}', "has no tags, unlike the first utterance"),
         (r'{"tokens": ["\ud83c"], "tags": ["O"], "intent": "x"}', "half a surrogate pair"),
+        ('{"tokens": ["hi"], "tags": ["O"], "intent": "x", "speaker": "ann"}', "names a speaker, unlike the first"),
+        ('{"tokens": ["hi"], "tags": ["O"], "intent": "x", "speaker": " "}', "the speaker is empty"),
+        ('{"tokens": ["hi"], "tags": ["O"], "intent": "x", "speaker": ["ann"]}', '"speaker" must be a string or'),
         ("", "not JSON"),
     ],
 )

@@ -2,14 +2,16 @@
 
 import gzip
 import json
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edp_lab.corpora import smart_home
+from edp_lab.corpora import load_corpus, smart_home
 from edp_lab.corpora.corpus import Utterance
+from edp_lab.corpora.metrics import spans
 from edp_lab.corpora.smart_home import DOMAINS, GRAMMAR_VERSION, INTENTS, best_ser, generate, load, write_jsonl
 from edp_lab.errors import UsageError
 
@@ -100,6 +102,32 @@ def test_embedded_copy_is_what_the_generator_gives_and_its_domains_partition_it(
     assert all({u.intent for u in part.utterances} == set(part.intents) for part in parts)
 
 
+def test_speakers_say_little_or_much_and_have_habits_and_people_of_their_own(tmp_path):
+    corpus = generate(6000, 1, speakers=300)
+    assert corpus.utterances[:900] == generate(900, 1, speakers=300).utterances
+    assert corpus.sha256 == "9fff8510edda8313098624ee685919b4361906f6a731e78c3deb75f29dd601d3"  # frozen as the rest
+    said = Counter(u.speaker for u in corpus.utterances)
+    sizes = sorted(said.values())
+    assert len(said) == 300
+    assert sizes[0] < 6 < 20 * sizes[150] > 100 < sizes[-1]
+    assert sum(sizes[-30:]) > 2000  # the tenth that says most
+    own: dict[str, Counter] = {}
+    intents: dict[str, Counter] = {}
+    for u in corpus.utterances:
+        intents.setdefault(u.speaker, Counter())[u.intent] += 1
+        for start, end, slot in spans(u.tags):
+            if slot == "contact_name":
+                own.setdefault(u.speaker, Counter())[u.tokens[start:end]] += 1
+    often = [names.most_common(1)[0][1] / names.total() for names in own.values() if names.total() >= 10]
+    assert sum(often) / len(often) > 0.4  # that of a corpus without speakers is below 0.1
+    names = Counter(name for of in own.values() for name in {name for name, k in of.items() if k > 2})
+    assert max(names.values()) <= 2  # whom nearly nobody else names
+    favourite = [sum(k for _, k in of.most_common(4)) / of.total() for of in intents.values() if of.total() >= 20]
+    assert sum(favourite) / len(favourite) > 0.6
+    write_jsonl(corpus, tmp_path / "spoken.jsonl")
+    assert load_corpus(tmp_path / "spoken.jsonl").sha256 == corpus.sha256
+
+
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
 def test_written_file_holds_the_corpus_and_is_never_half_of_one(tmp_path, name, monkeypatch):
     corpus = generate(50, seed=9)
@@ -124,6 +152,8 @@ def test_written_file_holds_the_corpus_and_is_never_half_of_one(tmp_path, name, 
     [
         (lambda: generate(0, 0), "0 utterances"),
         (lambda: generate(5, 0, "music"), "'music'"),
+        (lambda: generate(5, 0, speakers=6), "5 utterances: ask for at least 6"),
+        (lambda: generate(5, 0, speakers=-1), "-1 speakers"),
         (lambda: generate(5, 0, ""), "''"),
         (lambda: best_ser(-1, 0), "-1 utterances"),
         (lambda: load("music"), "'music'"),
