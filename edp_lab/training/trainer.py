@@ -110,13 +110,7 @@ class Batches:
 
     def devices(self, epoch: int, step_in_epoch: int, step: int) -> Devices:
         """The micro-batches of every device in one step; `step` counts through all epochs."""
-        devices = self._drawn(epoch, step_in_epoch, step)
-        return devices if self.members is None else [[self._of(part) for part in device] for device in devices]
-
-    def _of(self, speakers: np.ndarray) -> np.ndarray:
-        """The numbers of all that they said."""
-        assert self.members is not None
-        return np.concatenate([np.zeros(0, dtype=np.int64), *(self.members[k] for k in speakers)])
+        return [spoken(device, self.members) for device in self._drawn(epoch, step_in_epoch, step)]
 
     def _drawn(self, epoch: int, step_in_epoch: int, step: int) -> Devices:
         if self.sampling == "shuffle":
@@ -133,6 +127,13 @@ class Batches:
             micro_batches = [drawn[place == m] for m in range(self.micro_batches)]
         own = (part(self.micro_batches, i, self.num_devices) for i in range(self.num_devices))
         return [micro_batches[numbers.start : numbers.stop] for numbers in own]
+
+
+def spoken(micro_batches: list[np.ndarray], members: tuple[np.ndarray, ...] | None) -> list[np.ndarray]:
+    """The utterances of micro-batches of speakers, with the `members` of `Batches`; without these, the same."""
+    if members is None:
+        return micro_batches
+    return [np.concatenate([np.zeros(0, dtype=np.int64), *(members[k] for k in part)]) for part in micro_batches]
 
 
 def _in_full(given: str | None) -> str | None:

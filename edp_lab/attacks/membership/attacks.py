@@ -57,6 +57,7 @@ TITLES = {
     "shadow": "shadow model and classifier (the paper's attack)",
     "lira-online": "LiRA, online",
     "lira-offline": "LiRA, offline",
+    "speakers": "speakers, by the mean loss of what they say",
 }
 GENERATED = "generated"  # a fresh corpus from the grammar: public text like the embedded one
 MOST_SHARED = 0.2  # of a shadow corpus' texts, or the target's: short commands coincide
@@ -102,6 +103,11 @@ class Target:
         """Scores of the pool, one row each, of members and of non-members."""
         return scores[: len(self.members)], scores[len(self.members) :]
 
+    @property
+    def one(self) -> str:
+        """Whom the guarantee is asked about."""
+        return "one utterance" if self.copies == 1 else f"one utterance whose text occurs up to {self.copies} times"
+
     @cached_property
     def guards(self) -> Guards:
         return check_split(self.members, self.non_members)
@@ -129,6 +135,13 @@ class Target:
 
 def load_target(run: str | Path) -> Target:
     """The model of a run with members from its training set and an equal number of non-members from its test set."""
+    folder, config, corpus, model = load_attacked(run)
+    members, non_members = equal_sides(split(corpus, config.seed, **config.split), config.seed)
+    return Target(folder, config, corpus, model, members, non_members)
+
+
+def load_attacked(run: str | Path) -> tuple[Path, TrainConfig, Corpus, IntentSlotModel]:
+    """The folder of a run, its settings, its corpus and its model, once they fit each other."""
     folder, record = Path(run), read_record(run)
     if record["status"] not in ("finished", "interrupted"):
         raise UsageError(f"the run in {folder} is {record['status']}: finish it with edp-lab train --resume {folder}")
@@ -141,9 +154,7 @@ def load_target(run: str | Path) -> Target:
     model = load_model(folder / MODEL)
     if model.labels != Labels.of(corpus) or model_checksum(model) != record.get("model_sha256"):
         raise UsageError(f"the model in {folder / MODEL} is not the one of the run's record: restore it from a copy")
-    data = split(corpus, config.seed, **config.split)
-    members, non_members = equal_sides(data, config.seed)
-    return Target(folder, config, corpus, model.eval(), members, non_members)
+    return folder, config, corpus, model.eval()
 
 
 def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Utterance, ...]]:
@@ -180,14 +191,13 @@ class Attacked:
     @property
     def bound_said(self) -> str:
         """What the guarantee says of any attack."""
-        guarantee, copies = self.target.guarantee, self.target.copies
+        guarantee = self.target.guarantee
         if guarantee is None or guarantee.epsilon is None:
             why = "plain training" if guarantee is None else guarantee.reason
             return f"none ({why}), so nothing bounds this attack"
         assert self.result.bound is not None
         secret = "" if guarantee.status == "holds" else "were the seed secret, "
-        one = "one utterance" if copies == 1 else f"one utterance whose text occurs up to {copies} times"
-        of = f"for {one} in another's place; delta {guarantee.delta:.2g}, {guarantee.method}"
+        of = f"for {self.target.one} in another's place; delta {guarantee.delta:.2g}, {guarantee.method}"
         limit = f"bounds the AUC of any attack by {self.result.bound['auc']:.4f}"
         return f"{secret}epsilon {guarantee.epsilon:.3g} ({of}) {limit}"
 
