@@ -106,6 +106,8 @@ def _notes(runs: Sequence[Row]) -> list[str]:
         notes.append(f"seeds {seeds} make different splits: scores are on different test sets")
     if setting("keep_duplicates_together"):
         notes.append("duplicates are kept together in some splits only: scores may be on different test sets")
+    if setting("keep_speakers_together") or setting("unit"):
+        notes.append("speakers are kept together in some splits only: scores may be on different test sets")
     if deltas := several((run["delta"] for run in private), ".3g"):
         notes.append(f"epsilons are at different deltas ({deltas})")
     if neighbours := several(run["neighbours"] for run in private):
@@ -169,7 +171,7 @@ def _row(folder: Path, record: Mapping[str, Any], billed: Mapping[str, Any] | No
         "epsilon_if_alpha_public": if_public if epsilon is None else None,  # and words, and the seed secret
         "guarantee": status,
         "delta": None if method == "sgd" else _number(guarantee, "delta"),
-        "neighbours": NEIGHBOURS.get(neighbours, neighbours),
+        "neighbours": NEIGHBOURS.get(neighbours, neighbours) + (" speaker" if config.get("unit") == "speaker" else ""),
         "batches": _text(guarantee, "sampling", ""),
         "hardware": device + counted,
         "validation_ser": [_number(row, "ser") for row in epochs],
@@ -179,10 +181,17 @@ def _row(folder: Path, record: Mapping[str, Any], billed: Mapping[str, Any] | No
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """All settings, those left to a default that depends on others filled in as `TrainConfig` does; None is "none"."""
     method = config["method"]
-    config = {"intent_weight": 1.0, **config}  # which older records lack
+    older: dict[str, Any] = {
+        "intent_weight": 1.0,
+        "unit": None,
+        "cap": None,
+        "keep_speakers_together": False,
+    }  # what records lacked
+    config = {**older, **config}
     settings = {name: value for name, value in config.items() if name not in IN_OWN_COLUMN}
     settings["alpha"] = config.get("alpha") or ("private" if config.get("as_printed") else "none")
-    settings["sampling"] = config.get("sampling") or ("poisson" if method in PER_EXAMPLE else "shuffle")
+    sampled = method in PER_EXAMPLE or (config["unit"] == "speaker" and method != "sgd")
+    settings["sampling"] = config.get("sampling") or ("poisson" if sampled else "shuffle")
     shared = 1 if method in PER_EXAMPLE else math.ceil(config["batch_size"] / config["num_devices"])
     settings["micro_batch_size"] = config.get("micro_batch_size") or shared
     if config.get("decay") == "none":

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edp_lab.attacks.membership.attacks import load_target
 from edp_lab.attacks.membership.signals import signals
 from edp_lab.attacks.membership.speakers import attack_speakers, load_crowd, speaker_scores
 from edp_lab.corpora import load_corpus
@@ -51,6 +52,7 @@ def test_who_was_trained_on_is_found_by_all_they_say_and_others_are_not(folder):
 
 def test_the_promise_to_a_speaker_is_that_of_the_unit(folder):
     one, several = (attack_speakers(folder / unit) for unit in ("speaker", "utterance"))
+    assert {*load_target(folder / "speaker").members} <= {*one.target.members}  # no utterance that was not kept
     assert "for one speaker in another's place" in one.bound_said
     assert max(np.bincount(one.target.owners)) == 5  # what was kept of them
     most = several.target.most

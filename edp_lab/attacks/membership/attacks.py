@@ -41,7 +41,7 @@ from edp_lab.attacks.membership.signals import (
 from edp_lab.attacks.statistics import FPRS, LEAST_MEMBERS, AttackResult, Guards, auc_change, check_split, summarise
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.corpora.catalog import find
-from edp_lab.corpora.corpus import group_ids
+from edp_lab.corpora.corpus import cap_speakers, group_ids
 from edp_lab.corpora.encoding import Labels
 from edp_lab.corpora.smart_home import DOMAINS, EMBEDDED_SEED, EMBEDDED_UTTERANCES, generate
 from edp_lab.errors import UsageError
@@ -49,6 +49,7 @@ from edp_lab.models import IntentSlotModel, load_model
 from edp_lab.models.factory import model_checksum
 from edp_lab.privacy import Adjacency, Guarantee, judge
 from edp_lab.training import TrainConfig
+from edp_lab.training.config import CAP
 from edp_lab.training.run_folder import MODEL, read_record, run_ledger
 from edp_lab.training.run_session import run_config
 
@@ -136,7 +137,11 @@ class Target:
 def load_target(run: str | Path) -> Target:
     """The model of a run with members from its training set and an equal number of non-members from its test set."""
     folder, config, corpus, model = load_attacked(run)
-    members, non_members = equal_sides(split(corpus, config.seed, **config.split), config.seed)
+    data = split(corpus, config.seed, **config.split)
+    if config.speakers:  # what was not kept of them was not trained on
+        train, _ = cap_speakers(data.train, config.cap or CAP, config.seed, corpus.name)
+        data = replace(data, train=train)
+    members, non_members = equal_sides(data, config.seed)
     return Target(folder, config, corpus, model, members, non_members)
 
 
