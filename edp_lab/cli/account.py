@@ -42,7 +42,7 @@ def account(
     as_printed: AsPrinted = False,
     alpha_max: AlphaMax = 1.0,
     alpha_source: Annotated[
-        str | None, "Layer scales from: none, public or private (default: none; private if --as-printed)."
+        str | None, "Layer scales from: none, public, noised or private (default: none; private if --as-printed)."
     ] = None,
     micro_batch_size: MicroBatchSize = 8,
     sampling_rate: Annotated[
@@ -149,7 +149,7 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
     return {
         "claimed": asdict(claim(mechanism, bill, guarantee.delta)),
         "holds": holds,
-        "epochs": len(bill),
+        "epochs": guarantee.epochs,
         "releases": sum(bill.values()),
         "z_t": [mechanism.noise_multiplier_setting(t) for t in bill],
         "noise_multiplier": [std / sensitivity if sensitivity else None for std in noise],

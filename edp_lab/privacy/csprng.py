@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     DROPOUT = 4
     DEVICE_NOISE = 5
     SAMPLE = 6
+    SCALES = 7
 
 
 def key_from_seed(seed: int | str) -> int:

@@ -19,7 +19,7 @@ from edp_lab.privacy.accountants import (
     SamplingZCDP,
     check_delta,
 )
-from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee, Schedule, Unit, bill_arrays
+from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee, Schedule, Unit, bill_arrays, of_training
 
 SMALLEST_NOISE = 2.0**-20  # of the clip norm: below, adding the noise to a float32 gradient may change nothing
 SMALLEST_STD = 1e-30  # below, float32 noise underflows
@@ -117,7 +117,7 @@ def judge(
     neighbours = mechanism.neighbours(adjacency)
     method = _kind(mechanism, utterances_per_person, tight).method
     people, unit = utterances_per_person, mechanism.unit
-    blank = _nothing("", delta, method, neighbours, _sampling(mechanism), len(bill), people, unit)
+    blank = _nothing("", delta, method, neighbours, _sampling(mechanism), len(of_training(bill)), people, unit)
     if mechanism.z0 == 0:
         return replace(blank, reason=mechanism.no_guarantee())
     blank = replace(blank, epsilon_claimed=claim(mechanism, bill, delta).epsilon)
@@ -172,7 +172,7 @@ def claimed_accountant(mechanism: Mechanism, bill: Mapping[int, int]) -> Reshuff
     Raises:
         UsageError: random sampling outside the range of Yu's bound, or no noise.
     """
-    epochs, counts = bill_arrays(bill)
+    epochs, counts = bill_arrays(of_training(bill))
     z = mechanism.z0 * mechanism.decay.factors(epochs, mechanism.tau)
     if mechanism.sampling_rate is None:
         return ReshufflingZCDP(Schedule(z, counts))
@@ -231,7 +231,7 @@ def _sampling(mechanism: Mechanism) -> str:
 
 def representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int]) -> float:
     """The epsilon, unless numbers on a real machine cannot carry it."""
-    last = max(bill, default=0)
+    last = max(of_training(bill), default=0)
     if mechanism.clip_norm < SMALLEST_CLIP:
         raise NoGuarantee("float32 arithmetic may not notice that a gradient exceeds a clip norm this small")
     if not math.isfinite(epsilon):

@@ -34,6 +34,8 @@ Choice = TypeVar("Choice", bound=StrEnum)
 LARGEST = 1e12  # C, z0 and alpha
 MOST = 10**6  # devices, utterances in a micro-batch, epochs
 MOST_RELEASES = 2.0**50
+SCALES = -1  # the "epoch" in a bill of the release of noised layer scales, before the first one
+SCALES_NOISE = 4.0  # its noise multiplier over the first epoch's: it costs a sixteenth of one release
 SMALLEST_RATE = 1e-9
 
 
@@ -61,6 +63,7 @@ class Alpha(StrEnum):
 
     NONE = "none"  # alpha_k = 1
     PUBLIC = "public"  # gradient norms on public text
+    NOISED = "noised"  # norms of the clipped mean gradient of a batch, with noise, billed as one more release
     PRIVATE = "private"  # gradient norms of the first private batch, as the paper does
 
 
@@ -185,6 +188,8 @@ class Mechanism:
                 raise UsageError(
                     f"Algorithm 1 as printed knows utterances only: take the sound mechanism to protect a {self.unit}"
                 )
+            if self.alpha is Alpha.NOISED:
+                raise UsageError("Algorithm 1 as printed knows no noised alpha: take the sound mechanism")
             if self.sampling_rate is not None or self.shared_noise:
                 raise UsageError(
                     "Algorithm 1 as printed has disjoint batches and independent noise: drop the sampling rate and the "
@@ -192,7 +197,7 @@ class Mechanism:
                 )
         elif self.alpha is Alpha.PRIVATE:
             raise UsageError(
-                "alpha 'private' has no sound form: its values leak the first batch; use 'none' or 'public'"
+                "alpha 'private' has no sound form: its values leak the first batch; use 'none', 'public' or 'noised'"
             )
         elif self.alpha_max != 1:
             raise UsageError("the sound mechanism adds its noise before scaling back: leave the largest alpha at 1")
@@ -261,6 +266,14 @@ class Mechanism:
         """Standard deviation of the noise that each device adds to its share of the sum, independent or shared."""
         return self.noise_std(epoch) / (self.num_devices if self.shared_noise else math.sqrt(self.num_devices))
 
+    def scales_noise_std(self) -> float:
+        """Standard deviation of the noise on each layer norm of sum_i u_i, from which noised scales are made.
+
+        One utterance moves that sum by at most `sensitivity`, and so the vector of its layers' norms: by the triangle
+        inequality in each layer, whose changes add up as squares.
+        """
+        return SCALES_NOISE * self.z0 * self.sensitivity()
+
     def noise_multiplier(self, epoch: int, adjacency: Adjacency | str | None = None) -> float:
         """The effective multiplier, true noise over true sensitivity; a description, not a guarantee.
 
@@ -283,14 +296,16 @@ class Mechanism:
         if epochs is not None:
             whole = isinstance(epochs, Integral) and 0 <= epochs <= MOST
             _check("number of epochs", epochs, whole, f"a whole number from 0 to {MOST:,}")
-            return dict.fromkeys(range(epochs), self.releases_per_epoch)
+            scales = {SCALES: 1} if self.alpha is Alpha.NOISED and epochs else {}
+            return {**scales, **dict.fromkeys(range(epochs), self.releases_per_epoch)}
         if self.sampling_rate is None:
             raise UsageError("a number of steps needs a sampling rate: disjoint batches are billed by epoch")
         whole = isinstance(steps, Integral) and steps >= 0
         _check("number of steps", -1 if steps is None else steps, whole, "a whole number, 0 or more")
         full, rest = divmod(int(steps or 0), self.releases_per_epoch)
         _check("number of steps", int(steps or 0), full <= MOST, f"at most {MOST:,} epochs")
-        return {**dict.fromkeys(range(full), self.releases_per_epoch), **({full: rest} if rest else {})}
+        epochs = {**dict.fromkeys(range(full), self.releases_per_epoch), **({full: rest} if rest else {})}
+        return {**({SCALES: 1} if self.alpha is Alpha.NOISED and epochs else {}), **epochs}
 
     def schedule(self, bill: Mapping[int, int], adjacency: Adjacency | str | None = None) -> Schedule:
         """What an accountant composes for `bill` (see `Mechanism.bill`, `PrivacyLedger.bill`).
@@ -302,8 +317,11 @@ class Mechanism:
         if unbounded:
             raise NoGuarantee(unbounded)
         ratio = self.noise_multiplier(0, adjacency)
-        epochs, counts = bill_arrays(bill)
+        noised = self.alpha is Alpha.NOISED and len(bill) > 0
+        epochs, counts = bill_arrays(of_training(bill) if noised else bill)
         z = ratio * self.decay.factors(epochs, self.tau)
+        if noised:  # at least once, whether or not the bill says so
+            z, counts = np.append(z, SCALES_NOISE * ratio), np.append(counts, max(1, bill.get(SCALES, 0)))
         if len(z) and not z.min() > 0:
             raise NoGuarantee("the noise has decayed to nothing, so epsilon is infinite")
         return Schedule(z, counts, 1.0 if self.sampling_rate is None else self.sampling_rate)
@@ -319,6 +337,11 @@ class Mechanism:
     def with_public_alpha(self) -> Mechanism:
         """The same, had its layer scales come from public text; without private ones it stays as it is."""
         return replace(self, alpha=Alpha.PUBLIC) if self.alpha is Alpha.PRIVATE else self
+
+
+def of_training(bill: Mapping[int, int]) -> dict[int, int]:
+    """A bill without the release of layer scales: epochs only."""
+    return {epoch: count for epoch, count in bill.items() if epoch != SCALES}
 
 
 def bill_arrays(bill: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:

@@ -103,7 +103,9 @@ class TrainConfig:
         bool, "The step of Algorithm 1 verbatim, not the sound one; schedule and dropout stay ours."
     ] = False
     alpha: Annotated[
-        str | None, "Layer scales: none, public:CORPUS or private (default: none; private if --as-printed)."
+        str | None,
+        "Layer scales: none, public:CORPUS, noised (a release of its own before the first step, billed) or private "
+        "(default: none; private if --as-printed).",
     ] = None
     delta: Annotated[
         float | None,
@@ -252,7 +254,7 @@ class TrainConfig:
             return Alpha.PRIVATE if self.as_printed else Alpha.NONE
         name = self.alpha.partition(":")[0]
         if name not in tuple(Alpha):
-            raise UsageError(f"unknown alpha {self.alpha!r}: choose none, public:CORPUS or private")
+            raise UsageError(f"unknown alpha {self.alpha!r}: choose none, public:CORPUS, noised or private")
         return Alpha(name)
 
     @property

@@ -16,12 +16,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Alpha, Mechanism, Variant
+from edp_lab.privacy.csprng import Purpose, SecretStream, fill_normal
 from edp_lab.training.gradients import ClippedSum, Layout, LoopGradients, MicroGradients, PlainGradient, layer_norms
 from edp_lab.training.noise import DrawnNoise, Noise, NoiseSource, Share, Span
 
@@ -231,7 +233,7 @@ class PrivateStep(FlatGradient):
 
     Attributes:
         alpha: (K) layer scales; to be set from public data (see `scales`), or None for all 1. With `Alpha.PRIVATE` they
-            come from the first gradient.
+            come from the first gradient, with `Alpha.NOISED` they are to be set by `noised_scales` before that.
 
     Guarantee: that of the mechanism, for what all processes together release, if each utterance is in one micro-batch
     of one process, `step` numbers never repeat under one key, and epochs are what the mechanism was billed for.
@@ -293,6 +295,23 @@ class PrivateStep(FlatGradient):
         gradients.clipped_sum(self.gradient, lambda norms: torch.ones_like(norms[:, 0]))
         self.reduce()
         return layer_scales(self.gradient.div_(self.divisor), self.layout)
+
+    def noised_scales(self, gradients: MicroGradients, key: int) -> Tensor:
+        """alpha (K): layer norms of the mean of these gradients, clipped as a step's are, with noise; largest 1.
+
+        Formal guarantee: a Gaussian release of noise multiplier `SCALES_NOISE` z0, see `Mechanism.scales_noise_std`; to
+        be in the ledger before. What cannot be told from noise counts as one standard deviation of it.
+        """
+        silent = DrawnNoise(torch.zeros_like(self.gradient))
+        clipped = clip(self.mechanism, gradients, self.layout, None, self.divisor, torch.empty_like(self.gradient))
+        self.gradient.copy_(add_noise(clipped, 0, silent).gradient)
+        self.reduce()
+        norms = layer_norms(self.gradient[None], self.layout)[0].double()
+        draws = np.empty(len(norms))
+        fill_normal(SecretStream(key, Purpose.SCALES), draws)
+        std = self.mechanism.scales_noise_std() / self.divisor
+        noised = (norms + std * torch.from_numpy(draws).to(norms.device)).clamp_min(std)
+        return (noised / noised.max()).to(self.gradient.dtype)
 
     def own(self, micro_batches: Sequence[T]) -> Sequence[T]:
         """Of one micro-batch per device, those of this process."""

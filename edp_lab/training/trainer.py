@@ -35,6 +35,7 @@ from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream, uniform_hash
+from edp_lab.privacy.mechanism import SCALES
 from edp_lab.training import checkpoint, run_folder
 from edp_lab.training.config import CAP, TrainConfig
 from edp_lab.training.dp_step import PlainStep, PrivateStep, check_finite
@@ -45,6 +46,7 @@ from edp_lab.training.noise import part
 from edp_lab.training.optimizers import DPAdamBC, make_optimizer
 
 MOST_SHARED = 0.1  # of "public" utterances that may also be in the training set: short commands coincide
+SCALES_SAMPLE = 2**32 - 1  # the "step" whose Poisson sample noised layer scales come from: no run has so many
 SAVE_EVERY = 60.0  # seconds between two states within an epoch
 TAIL = 3  # numbers that ranks sum up beside the gradient
 Devices = list[list[np.ndarray]]  # of each device, its micro-batches
@@ -338,9 +340,10 @@ class Trainer:
             UsageError: a gradient or the loss is not finite, or the ledger cannot be written.
         """
         now = self.progress
+        if self.private is not None and self.private.mechanism.alpha is Alpha.NOISED and self.private.alpha is None:
+            self.private.alpha = self._noised_alpha(self.private)
         devices = self.batches.devices(now.epoch, now.step_in_epoch, now.step)
-        own = part(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
-        parts = [one for device in devices[own.start : own.stop] for one in device]
+        parts = self._own(devices)
         gradients = self._gradients(parts, sum(len(one) for device in devices for one in device))
         entry = None if self.ledger is None else self.ledger.begin(now.epoch, now.step, self.key)
         self.rule.clip_and_noise(now.epoch, now.step, gradients, entry)
@@ -357,6 +360,19 @@ class Trainer:
         """The gradients of a step, for who wants to know how long it takes: nothing is released, and nothing learnt."""
         parts = [part for device in self.batches.devices(0, step, step) for part in device]
         self._gradients(parts, sum(map(len, parts))).clipped_sum(self.rule.gradient, lambda norms: norms[:, 0] * 0)
+
+    def _own(self, devices: Devices) -> list[np.ndarray]:
+        """This process's micro-batches."""
+        own = part(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
+        return [one for device in devices[own.start : own.stop] for one in device]
+
+    def _noised_alpha(self, private: PrivateStep) -> Tensor:
+        """alpha from a batch of its own (the first, if batches are disjoint), once the ledger has the release."""
+        if self.ledger is not None:
+            self.ledger.write(SCALES, SCALES, self.key)
+        parts = self._own(self.batches.devices(0, 0, SCALES_SAMPLE))
+        gradients = model_gradients(self.model, self.train_data, parts, None, self.layout, memory=self.memory)
+        return private.noised_scales(gradients, self.key)
 
     def _gradients(self, parts: Sequence[np.ndarray], everyone: int) -> Any:
         """Of these micro-batches, in a step of so many utterances in all: `PlainGradient` or `MicroGradients`.
