@@ -41,7 +41,7 @@ RATIOS = (45, 5, 50)  # as in the paper (sec. 4.1): about as many non-members as
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One annotated sentence, the unit of privacy throughout the project."""
+    """One annotated sentence, the unit of privacy unless that is its speaker."""
 
     tokens: tuple[str, ...]  # the words, at least one
     tags: tuple[str, ...] | None  # a BIO tag for each ("O", "B-city", "I-city"), or None without slot annotation

@@ -19,7 +19,7 @@ from edp_lab.attacks.statistics import dp_bound, gaussian_bound
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit.text import short
-from edp_lab.course.nb07_membership import compute, panels
+from edp_lab.course.nb07_membership import compute, panels, speakers
 from edp_lab.course.nb07_membership.compute import Moments, Shown, kept_lira, measured, show_canaries, target_config
 from edp_lab.errors import UsageError
 from edp_lab.reproduce.results_io import write_kept
@@ -335,3 +335,32 @@ WRONG: dict[str, dict[str, Any]] = {
 
 RNG = np.random.default_rng(0)
 RIGHT = {"advantage": (without_copies(in_halves(lambda n: RNG.permutation(n) % 2 == 0)),)}
+
+
+# ---- Whole people --------------------------------------------------------------------------------------------------
+
+
+def test_whom_an_epsilon_covers_is_measured_once_and_told(tmp_path, monkeypatch):
+    for name, value in {"SPEAKERS": 60, "UTTERANCES": 240, "LATER": 120, "EPSILONS": (10.0,)}.items():
+        monkeypatch.setattr(speakers, name, value)
+    for name, config in speakers.BY_UNIT.items():
+        monkeypatch.setitem(speakers.BY_UNIT, name, replace(config, epochs=1, batch_size=9))
+    monkeypatch.setattr(speakers, "PLAIN", replace(speakers.PLAIN, epochs=1))
+    path = tmp_path / "kept.json"
+    speakers.measure(path, lambda what: None)
+    before = path.read_bytes()
+    speakers.measure(path, lambda what: pytest.fail(what))
+    assert path.read_bytes() == before
+    plain, one, other = runs = speakers.covered(path)
+    assert [run.unit for run in runs] == ["nobody", "utterance", "speaker"]
+    assert plain.epsilon is None
+    assert one.epsilon_of_most is None or one.epsilon_of_most > 10  # of all that one person says
+    assert other.epsilon_of_most == 10
+    assert other.most <= min(10, one.most)
+    assert other.delta == pytest.approx(27**-1.1, rel=1e-3)
+    shown = speakers.show_cover(runs, 10.0, "fresh")
+    assert (shown.utterance, shown.speaker) == (one, other)
+    assert f"Who says {one.most} sentences is promised" in panels.tell_people(shown)[2]
+    for changed, culprit in (({"epsilon": 9.0}, "epsilon 9 was not"), ({"said": "loudly"}, "'loudly' were not")):
+        with pytest.raises(UsageError, match=culprit):
+            speakers.show_cover(runs, **{"epsilon": 10.0, "said": "fresh", **changed})

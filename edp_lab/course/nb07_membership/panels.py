@@ -1,4 +1,4 @@
-"""The panels of ``07_membership_inference.ipynb``: two that follow their sliders, and one that trains with noise."""
+"""The panels of ``07_membership_inference.ipynb``: three that follow their sliders, and one that trains with noise."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from edp_lab.course.kit.figure import DOTTED, Figure, Trace, figure, line, point
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
 from edp_lab.course.kit.text import Words, at_most, count, percent, short, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
-from edp_lab.course.nb07_membership import compute
+from edp_lab.course.nb07_membership import compute, speakers
 from edp_lab.course.nb07_membership.compute import Array, Attacks, CanaryGrid, Defended, Found, Remembered, Shown
+from edp_lab.course.nb07_membership.speakers import Covered
 from edp_lab.privacy import Variant
 from edp_lab.training import TrainConfig
 
@@ -432,6 +433,106 @@ def _traces(runs: Runs, yours: Runs, place: Place) -> list[Trace]:
     rings = [place(run, found) for run in yours for found in run.found.values()]
     on: Trace = {"x": [x for x, _, _ in rings], "y": [y for _, y, _ in rings]}
     return [*traces, fig.ring(20, edge=3, hoverinfo="skip", **on)]
+
+
+# ---- Whole people --------------------------------------------------------------------------------------------------
+
+
+@panel("07")
+def people(runs: Sequence[Covered], epsilon: float, said: str) -> Panel:
+    """Runs whose epsilon covers a sentence, or a person; `result` is a `speakers.Shown`."""
+    return Panel(
+        "Whom does ε cover?",
+        "How well an attack that listens to all that somebody says finds the people of the training set.",
+        partial(speakers.show_cover, runs),
+        [draw_people, draw_people_price],
+        words.people,
+        people_command,
+        tiles=tell_people,
+        views={
+            "later sentences": {"said": "fresh"},
+            "ε = 10": {"epsilon": 10.0},
+            "ε = 100": {"epsilon": 100.0},
+        },
+        epsilon=number("ε that would hold", epsilon, speakers.EPSILONS, unit="measured"),
+        said=choice("listens to sentences", said, {label: name for name, label in speakers.SAID.items()}),
+    )
+
+
+UNITS = {
+    "utterance": ("of a sentence", PRINTED, "dash", "square"),
+    "speaker": ("of a person", HOLDS, "solid", "circle"),
+}
+
+
+def tell_people(result: speakers.Shown) -> tuple[Tile, Tile, str]:
+    """The attack on both runs, and what the first one promises to a person."""
+    one, other = (run.found[result.said] for run in (result.utterance, result.speaker))
+    spans = ["AUC, {:.2f} to {:.2f}".format(*leak.interval) for leak in (one, other)]
+    most, promised, epsilon = result.utterance.most, result.utterance.epsilon_of_most, result.utterance.epsilon
+    told = "no ε at all" if promised is None else f"ε = {at_most(promised)}"
+    said = f"Who says {most} sentences is promised {told} where one sentence is promised ε = {short(epsilon)}."
+    found = Tile("ε of a sentence", f"{one.auc:.2f}", spans[0], "printed")
+    return found, Tile("ε of a person", f"{other.auc:.2f}", spans[1], "holds"), said
+
+
+def _by_unit(result: speakers.Shown, y: Callable[[Covered], float], reach: bool) -> list[Trace]:
+    """Both curves over epsilon, maybe with intervals, and a ring on the chosen epsilon."""
+    traces = []
+    for unit, (name, color, dash, symbol) in UNITS.items():
+        of = result.of(unit)
+        on: Trace = {"x": [run.epsilon for run in of], "y": [y(run) for run in of]}
+        if reach:
+            intervals = [run.found[result.said].interval for run in of]
+            on["error_y"] = fig.error_bars(on["y"], intervals, width=4, color=color, thickness=1.2)
+        traces.append(line(f"ε {name}", color, dash, symbol=symbol, size=9, **on))
+    both = (result.utterance, result.speaker)
+    rings = fig.ring(18, x=[run.epsilon for run in both], y=[y(run) for run in both], hoverinfo="skip")
+    return [*traces, rings]
+
+
+def draw_people(result: speakers.Shown) -> Figure:
+    """The AUC of the attack on speakers, by epsilon and by whom that covers."""
+    [plain] = result.of("nobody")
+    level = plain.found[result.said].auc
+    return figure(
+        "Are people found?",
+        *_by_unit(result, lambda run: run.found[result.said].auc, reach=True),
+        fig.hline(level, line={"color": PLAIN, "dash": "dot", "width": 1.5}),
+        fig.over("no noise", level, x=0, xanchor="left"),
+        fig.hline(0.5, line=DOTTED),
+        fig.over("guessing", 0.5),
+        hover="ε = %{x:.3g}: %{y:.3f}",
+        xaxis=fig.logs("ε that would hold", [0.3, 2.2]),
+        yaxis=fig.axis("AUC of the attack", [0.35, 1]),
+    )
+
+
+def draw_people_price(result: speakers.Shown) -> Figure:
+    """Errors by epsilon and by whom that covers."""
+    [plain] = result.of("nobody")
+    return figure(
+        "What does it cost?",
+        *_by_unit(result, lambda run: run.ser, reach=False),
+        fig.hline(plain.ser, line={"color": PLAIN, "dash": "dot", "width": 1.5}),
+        fig.over("no noise", plain.ser, x=0, xanchor="left"),
+        hover="ε = %{x:.3g}: %{y:.2f}",
+        xaxis=fig.logs("ε that would hold", [0.3, 2.2]),
+        yaxis=fig.axis("errors on strangers' sentences (SER)", [0, 1.1]),
+    )
+
+
+def people_command(result: speakers.Shown, said: str, **_: Any) -> str:
+    """The calls that make the corpus, train the run whose epsilon is a person's, and attack it."""
+    corpus, later, run = "runs/spoken.jsonl", "runs/later.jsonl", "runs/people"
+    made = {"speakers": speakers.SPEAKERS, "seed": 0}
+    lines = [text.command("data make smart-home", {"utterances": speakers.UTTERANCES, **made, "out": corpus})]
+    if said == "fresh":
+        more = speakers.UTTERANCES + speakers.LATER
+        lines.append(text.command("data make smart-home", {"utterances": more, **made, "out": later}))
+    config = replace(speakers.BY_UNIT["speaker"], corpus=corpus, z0=result.speaker.z0)
+    attack = {"run": run, "fresh": later if said == "fresh" else None}
+    return "\n".join([*lines, train_command(config, run), text.command("attack speakers", attack)])
 
 
 # ---- Drawn once ----------------------------------------------------------------------------------------------------
