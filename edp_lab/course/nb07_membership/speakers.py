@@ -149,8 +149,9 @@ def _measured(
     most = int(np.bincount(speaker_ids(cap_speakers(data.train, cap, 0, corpus.name)[0], corpus.name)).max())
     found: dict[str, Any] = {}
     for said in SAID:
-        sides = [_scores(run, side, cap, None if said == "trained" else later) for side in (data.train, data.test)]
-        found[said] = {"auc": auc(*sides), "interval": auc_interval(*sides), "speakers": min(map(len, sides))}
+        more = None if said == "trained" else later
+        ins, outs = (_scores(run, side, cap, more) for side in (data.train, data.test))
+        found[said] = {"auc": auc(ins, outs), "interval": auc_interval(ins, outs), "speakers": min(len(ins), len(outs))}
     return {
         "unit": unit,
         "epsilon": epsilon,
