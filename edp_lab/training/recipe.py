@@ -96,6 +96,8 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     )
     delta = asked.delta or max(n, 2) ** -1.1
     budget = Budget(epsilon, delta)
+    if epsilon > MOST_EPSILON:
+        raise UsageError(f"epsilon {epsilon:g} promises nothing: give at most {MOST_EPSILON:g}")
     if n * epsilon < LEAST_SIGNAL:
         raise UsageError(
             f"{n} training utterances are too few for epsilon {epsilon:g}: the noise would drown them; it takes some "
@@ -114,6 +116,7 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     return Plan(config, epsilon, delta, n, steps, steps * _seconds(trainer), tuple(made_of(start)), lines)
 
 
+MOST_EPSILON = 1000.0
 LEAST_SIGNAL = 200.0  # n epsilon, below which the recipe's models are no better than guessing
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
 
 import edp_lab.cli
+import edp_lab.training.explain
 from edp_lab.models.bert import BertSize
 from edp_lab.training import TrainConfig, train
 from edp_lab.training.config import SIZES
@@ -40,6 +42,7 @@ NEEDS = {
     "attack loss": "--run noised",
     "attack shadow": "--run noised --shadow other.jsonl",
     "attack lira": "--run noised --shadows 4",
+    "attack speakers": "--run spoken",
     "audit mechanism": "--draws 100",
     "audit one-run": "--model linear",
     "bench step": "--corpus own.jsonl",
@@ -109,6 +112,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rows(folder / "own.jsonl", 120)
     rows = [f'{{"tokens": ["go", "{k}"], "tags": ["O", "B-number"], "intent": "go"}}\n' for k in range(120)]
     (folder / "other.jsonl").write_text("".join(rows))
+    spoken = [row.replace("{", f'{{"speaker": "s{k}", ', 1) for k, row in enumerate(rows)]
+    (folder / "spoken.jsonl").write_text("".join(spoken))
     os.mkfifo(folder / "pipe")
     (folder / "submissions" / "ada").mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -116,7 +121,9 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pretrain_bert(
             [("call", "me")] * 50, Path("encoder"), epochs=1, size=BertSize(**SIZES["small"]["bert"] | {"layers": 6})
         )
-        train(TrainConfig("own.jsonl", size="small", epochs=1, batch_size=16, num_devices=4, z0=0.5), Path("noised"))
+        quick = TrainConfig("own.jsonl", size="small", epochs=1, batch_size=16, num_devices=4, z0=0.5)
+        train(quick, Path("noised"))
+        train(replace(quick, corpus="spoken.jsonl", keep_speakers_together=True), Path("spoken"))
     return folder
 
 
