@@ -98,7 +98,10 @@ def test_each_control_moves_to_its_ends_and_patched_is_drawn_anew(panel: Panel) 
                     changed.add(name)
         panel.reset()
         assert str(shown(panel)) == str(first), f"reset does not undo {name}"
-    assert changed == set(panel.controls), "some controls change nothing"
+    movable = {
+        name for name, control in panel.controls.items() if len(control.options) != 1
+    }  # of corpora, one may be here
+    assert changed == movable, "some controls change nothing"
 
 
 BY_BUTTONS_ALONE = {"variant", "adjacency", "row"}  # which only a button can choose: not a word in a call of `compute`
