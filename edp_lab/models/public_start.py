@@ -77,6 +77,16 @@ def seen_share(name: str, hashes: np.ndarray) -> float:
     return float(np.isin(hashes, np.frombuffer(read_bytes(file), "<u4")).mean())
 
 
+def check_unseen(name: str, texts: Iterable[str]) -> None:
+    """UsageError if a start was made from what a run would protect: its weights show that, whatever epsilon says."""
+    share = seen_share(name, utterance_hashes(texts))
+    if share > MOST_SEEN:
+        raise UsageError(
+            f"{name} was made from {share:.0%} of these utterances, so no epsilon would hold: leave out --pretrained "
+            "with --epsilon, or name a start that was made without them"
+        )
+
+
 def utterance_hashes(texts: Iterable[str]) -> np.ndarray:
     """32 bits of each text, lower-cased; (n), uint32. Of 40,000 others, one in 100,000 coincides by chance."""
     return np.array([zlib.crc32(text.lower().encode(errors="surrogatepass")) for text in texts], "<u4")

@@ -17,9 +17,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from edp_lab.errors import UsageError
 from edp_lab.files import read_json, write_whole
-from edp_lab.models.public_start import made_of
+from edp_lab.models.public_start import MOST_SEEN, made_of
 from edp_lab.privacy import accountant_for, judge
 from edp_lab.privacy.guarantee import NEIGHBOURS, NOISE, NOT_COVERED, PUBLIC, upward
+from edp_lab.privacy.mechanism import of_training
 from edp_lab.training.run_folder import go_on, read_record, run_ledger
 
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"
@@ -41,7 +42,7 @@ def certificate(folder: Path) -> dict[str, Any]:
     held = judge(mechanism, bill, config["delta"], not config["private_seed"], tight=sampled)
     if held.status != "holds":
         raise UsageError(f"{folder} gets no certificate, as no epsilon holds: {held.reason}")
-    attack = accountant_for(mechanism, bill, tight=sampled)
+    attack, splits = accountant_for(mechanism, bill, tight=sampled), record["corpus"]["splits"]
     return {
         "epsilon": held.epsilon,
         "delta": held.delta,
@@ -50,10 +51,10 @@ def certificate(folder: Path) -> dict[str, Any]:
         "batches": held.sampling,
         "accountant": held.method,
         "best_attack_auc": attack.best_auc(),
-        "training_utterances": record["corpus"]["splits"]["train"],
+        "protected": splits.get("speakers", splits["train"]),
         "releases": sum(bill.values()),
         "clip_norm": mechanism.clip_norm,
-        "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in bill}),
+        "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in of_training(bill)}),
         "noise": NOISE,
         "public_by_assumption": [*(one.format(unit=mechanism.unit) for one in PUBLIC), *_start(config)],
         "not_covered": list(dict.fromkeys([*NOT_COVERED, *record["not_private"]])),
@@ -100,4 +101,6 @@ def _same(told: Any, value: Any) -> bool:
 
 def _start(config: dict[str, Any]) -> list[str]:
     start = config["pretrained"]
-    return [f"what the model started from: {start}", *made_of(start)] if start else []
+    told = made_of(start) if start else []
+    fits = [f"that it has seen at most {MOST_SEEN:.0%} of the utterances"] if told else []
+    return [f"what the model started from: {start}", *told, *fits] if start else []

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.corpora.corpus import cap_speakers
 from edp_lab.errors import UsageError
 from edp_lab.models.public_start import made_of, start_for
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.guarantee import upward
-from edp_lab.training.config import CAP, TrainConfig
-from edp_lab.training.trainer import Trainer
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.trainer import Trainer, protected
 
 
 @dataclass(frozen=True)
@@ -85,28 +84,27 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
         UsageError: as `TrainConfig`; a corpus too small for epsilon; settings that no noise makes private.
     """
     whole = load_corpus(corpus)
-    asked = TrainConfig(corpus, **{"method": "dp-sgd", **given})
+    asked = TrainConfig(corpus, **{"method": "dp-sgd", "private_seed": True, **given})
     if asked.method == "sgd":
         raise UsageError("sgd adds no noise: drop --epsilon, or choose another --method")
-    data = split(whole, asked.seed, keep_duplicates_together=asked.keep_duplicates_together)
-    n = (
-        len(cap_speakers(data.train, asked.cap or CAP, asked.seed, whole.name)[1])
-        if asked.speakers
-        else len(data.train)
-    )
+    if not asked.private_seed:
+        raise UsageError("with a published seed no epsilon holds: drop --no-private-seed, or drop --epsilon")
+    data = split(whole, asked.seed, **asked.split)
+    n = protected(asked, data.train, whole.name)[2]
     delta = asked.delta or max(n, 2) ** -1.1
     budget = Budget(epsilon, delta)
     if epsilon > MOST_EPSILON:
         raise UsageError(f"epsilon {epsilon:g} promises nothing: give at most {MOST_EPSILON:g}")
     if n * epsilon < LEAST_SIGNAL:
+        units = f"{n} training {asked.unit or 'utterance'}s"
         raise UsageError(
-            f"{n} training utterances are too few for epsilon {epsilon:g}: the noise would drown them; it takes some "
+            f"{units} are too few for epsilon {epsilon:g}: the noise would drown them; it takes some "
             f"{math.ceil(LEAST_SIGNAL / epsilon):,} of them, or an epsilon of {upward(LEAST_SIGNAL / n, 2)}"
         )
     start = asked.pretrained or start_for(one.text for one in data.train)
     lines = tuple(line for line in recipe(n, start) if line.setting not in given)
     settings = {line.setting: line.value for line in lines} | given
-    config = TrainConfig(corpus, private_seed=True, **settings)
+    config = replace(asked, **settings)
     mechanism = config.mechanism(n)
     assert mechanism is not None
     z0 = calibrate_z0(mechanism, config.epochs, budget, tight=config.poisson)

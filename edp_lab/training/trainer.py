@@ -26,13 +26,14 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from edp_lab.corpora import Corpus, Split, list_corpora, load_corpus
-from edp_lab.corpora.corpus import cap_speakers
+from edp_lab.corpora.corpus import Utterance, cap_speakers
 from edp_lab.corpora.encoding import Labels
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
 from edp_lab.models.factory import model_checksum
 from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.models.public_start import check_unseen
 from edp_lab.privacy import Alpha
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream, uniform_hash
 from edp_lab.privacy.mechanism import SCALES
@@ -131,6 +132,19 @@ class Batches:
         return [micro_batches[numbers.start : numbers.stop] for numbers in own]
 
 
+def protected(
+    config: TrainConfig, train: Sequence[Utterance], name: str
+) -> tuple[Sequence[Utterance], tuple[np.ndarray, ...] | None, int]:
+    """What a run on a training set trains on, whose utterances they are, and n: how many units are protected.
+
+    With speakers, each keeps at most `config.cap` utterances; `name`, of the corpus, is for errors.
+    """
+    if not config.speakers:
+        return train, None, len(train)
+    kept, members = cap_speakers(train, config.cap or CAP, config.seed, name)
+    return kept, members, len(members)
+
+
 def spoken(micro_batches: list[np.ndarray], members: tuple[np.ndarray, ...] | None) -> list[np.ndarray]:
     """The utterances of micro-batches of speakers, with the `members` of `Batches`; without these, the same."""
     if members is None:
@@ -169,12 +183,11 @@ class Trainer:
     ) -> None:
         self.config = config
         self.accelerator = accelerator or Accelerator(cpu=not torch.cuda.is_available())
-        members = None
-        if config.speakers:
-            train, members = cap_speakers(data.train, config.cap or CAP, config.seed, corpus.name)
-            data = replace(data, train=train)
-        units = len(data.train if members is None else members)  # n
+        train, members, units = protected(config, data.train, corpus.name)
+        data = replace(data, train=train)
         self.mechanism = config.mechanism(units)
+        if self.mechanism is not None and config.pretrained is not None:
+            check_unseen(config.pretrained, (one.text for one in data.train))
         self.ledger: PrivacyLedger | None = None
         # Words are read off the training set only where there is no guarantee anyway; elsewhere they come from public
         # text or stable hash buckets.
@@ -358,7 +371,7 @@ class Trainer:
 
     def probe(self, step: int) -> None:
         """The gradients of a step, for who wants to know how long it takes: nothing is released, and nothing learnt."""
-        parts = [part for device in self.batches.devices(0, step, step) for part in device]
+        parts = self._own(self.batches.devices(0, step, step))
         self._gradients(parts, sum(map(len, parts))).clipped_sum(self.rule.gradient, lambda norms: norms[:, 0] * 0)
 
     def _own(self, devices: Devices) -> list[np.ndarray]:

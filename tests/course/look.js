@@ -6,9 +6,9 @@ const errors = () => {
     return boxes.map(box => box.textContent.trim()).filter(text => text);
 };
 const panels = () => all(document, '.edp-panel');
-// The sliders of the first panel that has one, those left out that are switched off.
+// The sliders of the first panel that follows one (not on Run alone), those left out that are switched off.
 const sliders = () => {
-    const handles = all(document, '.edp-panel input[type=range]:enabled').filter(e => e.offsetWidth);
+    const handles = all(document, '.edp-panel:not(:has(.edp-run)) input[type=range]:enabled').filter(e => e.offsetWidth);
     return handles.filter(handle => handle.closest('.edp-panel') == handles[0].closest('.edp-panel'));
 };
 const box = handle => handle.closest('.edp-control').querySelector('input[type=text]');

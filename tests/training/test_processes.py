@@ -146,8 +146,8 @@ def test_a_process_of_a_launcher_says_in_one_sentence_that_another_is_gone(folde
 
 def test_a_launcher_may_start_the_processes_and_hears_one_summary(folder, simulated):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    options = f"--processes 2 --gpus 4 --batch-size 20 --epochs {EPOCHS} --size small --lr 1e-3 --precision float64"
-    options += f" --corpus {folder / CORPUS} --out {folder / 'launched'}"
+    options = f"--method edp-sgd --processes 2 --gpus 4 --batch-size 20 --epochs {EPOCHS} --size small --lr 1e-3"
+    options += f" --precision float64 --corpus {folder / CORPUS} --out {folder / 'launched'}"
     command = [*launcher, "-m", "edp_lab", "train", *options.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parents[2], timeout=120)
     assert done.returncode == 0, done.stderr

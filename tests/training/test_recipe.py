@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from edp_lab.corpora import load_corpus
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
+from edp_lab.models import public_start
 from edp_lab.privacy import judge
 from edp_lab.training import read_record, resume, run_ledger, train
 from edp_lab.training.certificate import CERTIFICATE, PAGE, check_certificate
@@ -52,7 +56,7 @@ def test_a_run_ends_with_a_certificate_whose_numbers_come_from_the_ledger(run):
     assert told["epsilon"] == record["final"]["epsilon"] <= 8
     assert told["epsilon"] == pytest.approx(8, rel=1e-2)
     assert told["releases"] == len(run_ledger(folder).releases) == made.steps
-    assert told["training_utterances"] == made.protected
+    assert told["protected"] == made.protected
     assert told["delta"] == made.protected**-1.1
     assert told["model_sha256"] == read_record(folder)["model_sha256"]
     assert not (folder / SECRET).exists()
@@ -85,6 +89,26 @@ def test_a_certificate_that_was_not_written_any_more_is_made_when_the_run_is_tak
     assert before | {"written": None} == after | {"written": None}
 
 
+def test_speakers_are_counted_as_the_run_counts_them(tmp_path):
+    write_jsonl(generate(800, 5, speakers=200), tmp_path / "spoken.jsonl")
+    made = plan(str(tmp_path / "spoken.jsonl"), 8.0, unit="speaker", cap=2, epochs=1, batch_size=10)
+    assert made.protected < 150
+    record = train(made.config, tmp_path / "run")
+    told = check_certificate(tmp_path / "run")
+    assert told["protected"] == made.protected == record["corpus"]["splits"]["speakers"]
+    assert 7.9 <= told["epsilon"] <= 8
+    assert told["unit"] == "one speaker"
+
+
+def test_a_start_that_was_made_from_the_private_text_is_refused(corpus, tmp_path):
+    start = tmp_path / "start"
+    shutil.copytree(public_start.start_folder("public-start"), start)
+    seen = public_start.utterance_hashes(one.text for one in load_corpus(corpus).utterances[::3])
+    (start / public_start.SEEN).write_bytes(np.unique(seen).tobytes())
+    with pytest.raises(UsageError, match=r"was made from 3\d% of these utterances, so no epsilon would hold"):
+        plan(corpus, 8.0, pretrained=str(start))
+
+
 def test_a_published_seed_gets_no_certificate(run, tmp_path):
     made, *_ = run
     train(replace(made.config, private_seed=False), tmp_path / "open")
@@ -99,3 +123,5 @@ def test_what_cannot_be_private_is_refused_before_work(corpus):
         plan(corpus, 3.0, method="sgd")
     with pytest.raises(UsageError, match="must be greater than 0"):
         plan(corpus, -1.0)
+    with pytest.raises(UsageError, match="with a published seed no epsilon holds"):
+        plan(corpus, 3.0, private_seed=False)
