@@ -111,14 +111,14 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     config = replace(config, z0=float(upward(z0, 9)))
     trainer = Trainer(config, whole, data)
     steps = config.epochs * trainer.batches.steps_per_epoch
-    return Plan(config, epsilon, delta, n, steps, steps * _seconds(trainer), tuple(made_of(start)), lines)
+    return Plan(config, epsilon, delta, n, steps, steps * seconds_of_step(trainer), tuple(made_of(start)), lines)
 
 
 MOST_EPSILON = 1000.0
 LEAST_SIGNAL = 200.0  # n epsilon, below which the recipe's models are no better than guessing
 
 
-def _seconds(trainer: Trainer) -> float:
+def seconds_of_step(trainer: Trainer) -> float:
     """Of one step here: a gradient that nobody sees, without noise."""
     took = []
     for step in (0, 1):  # the first allocates memory

@@ -259,7 +259,7 @@ class Private(RunPanel):
         self._corpus, self._given = corpus, given
         self.rows: list[dict[str, Any]] = []
         self.certificate: dict[str, Any] | None = None
-        self.epsilon = number("epsilon that must hold", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0))
+        self.epsilon = number("ε that must hold", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0))
         super().__init__(
             "A private model in one step",
             "Run finds the noise that keeps this epsilon, trains by the recipe, and writes a certificate.",
