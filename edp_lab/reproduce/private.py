@@ -2,9 +2,8 @@
 
     python -m edp_lab.reproduce.private FILE atis snips nlu-eval
 
-FILE gets a row for each corpus, epsilon and seed as soon as it is there; the same command goes on after an interruption.
-Everything but the noise is a function of the seed. The key of the noise is secret, so a second run of a row has other
-last digits.
+FILE gets a row for each corpus, epsilon and seed as soon as it is there; after an interruption the same command goes
+on. Everything but the noise is a function of the seed; the key of the noise is secret, so a row is not repeated exactly.
 """
 
 from __future__ import annotations
