@@ -3,7 +3,7 @@
     python -m edp_lab.reproduce.private FILE atis snips nlu-eval
 
 FILE gets a row for each corpus, epsilon and seed as soon as it is there; after an interruption the same command goes
-on. Everything but the noise is a function of the seed; the key of the noise is secret, so a row is not repeated exactly.
+on. Everything but the noise is a function of the seed; its key is secret, so a row is not repeated exactly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edp_lab.training.trainer import Trainer
 
 EPSILONS = (8.0, 3.0, 1.0)
 SEEDS = (200, 201, 202)  # none below was scored on a test split while the recipe was made
-SGD = {"method": "sgd", "size": "paper", "epochs": 12}  # whose time is the measure (`edp_lab.reproduce.pareto`)
+COMMAND = "python -m edp_lab.reproduce.private FILE CORPUS ..."
 
 
 def measure(corpus: str, epsilon: float, seed: int) -> dict[str, Any]:
@@ -41,21 +41,14 @@ def measure(corpus: str, epsilon: float, seed: int) -> dict[str, Any]:
     settings = {line.setting: line.value for line in made.lines} | {"z0": made.config.z0}
     scores = {name: record["final"][name] for name in ("ser", "intent_accuracy", "slot_f1")}
     told = {name: certificate[name] for name in ("epsilon", "delta", "protected", "releases", "best_attack_auc")}
-    return {
-        "corpus": corpus,
-        "target": epsilon,
-        "seed": seed,
-        **scores,
-        **told,
-        "seconds": seconds,
-        "settings": settings,
-    }
+    place = {"corpus": corpus, "target": epsilon, "seed": seed, "seconds": seconds}
+    return {**place, **scores, **told, "settings": settings}
 
 
 def time_of_sgd(corpus: str) -> float:
-    """Seconds of SGD at the paper's size, from one step, evaluation not included."""
+    """Seconds of SGD as in `edp_lab.reproduce.pareto`, at the paper's size, from one step; without evaluation."""
     whole = load_corpus(corpus)
-    config = TrainConfig(corpus, **SGD)
+    config = TrainConfig(corpus, method="sgd", size="paper", epochs=12)
     run = Trainer(config, whole, split(whole, config.seed, **config.split))
     return config.epochs * run.batches.steps_per_epoch * seconds_of_step(run)
 
@@ -64,11 +57,7 @@ def main(file: Path, corpora: list[str]) -> None:
     """See above."""
     made = read_json(file) if file.exists() else {"rows": [], "sgd_seconds": {}}
     done = {(row["corpus"], row["target"], row["seed"]) for row in made["rows"]}
-    made |= {
-        "command": "python -m edp_lab.reproduce.private FILE CORPUS ...",
-        "machine": machine(),
-        "versions": versions(),
-    }
+    made |= {"command": COMMAND, "machine": machine(), "versions": versions()}
     for place in [(corpus, epsilon, seed) for seed in SEEDS for corpus in corpora for epsilon in EPSILONS]:
         if place not in done:
             made["sgd_seconds"].setdefault(place[0], time_of_sgd(place[0]))
