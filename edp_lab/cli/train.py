@@ -306,6 +306,9 @@ def pretrain(
         "A corpus (name or path) or a .txt file with one sentence a line; for a start, corpora with commas between, "
         "beside everyday commands; never the text that a private run is to protect. (default: generated commands)",
     ] = None,
+    unlabelled: Annotated[
+        str | None, "For a start: corpora, with commas between, whose words are read without their labels."
+    ] = None,
     utterances: Annotated[int, "How many to generate without --text.", UTTERANCES] = 20_000,
     published: Annotated[
         str | None,
@@ -333,6 +336,8 @@ def pretrain(
 
     if model not in ("clc", "bert", "start"):
         raise UsageError(f"unknown model {model!r}: choose clc, bert or start")
+    if unlabelled is not None and model != "start":
+        raise UsageError("--unlabelled is for a start: give --model start, or --text for other models")
     if published is not None:
         if model != "bert":
             raise UsageError("--published takes a BERT: drop --model clc (published word vectors need no change)")
@@ -351,9 +356,11 @@ def pretrain(
         before = now
 
     if model == "start":
-        named = {} if text is None else {Path(name).stem: load_corpus(name) for name in commas(text)}
+        named, more = (
+            {Path(name).stem: load_corpus(name) for name in commas(some)} if some else {} for some in (text, unlabelled)
+        )
         corpora = {**named, "everyday": everyday(utterances, seed)}
-        pretrain_start(corpora, out, epochs=epochs, seed=seed, progress=show)
+        pretrain_start(corpora, out, more, epochs=epochs, seed=seed, progress=show)
     elif model == "bert":
         shape = BertSize(**SIZES[size]["bert"])
         pretrain_bert(read_sentences(text, utterances), out, epochs=epochs, seed=seed, size=shape, progress=show)

@@ -14,11 +14,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BertForMaskedLM, BertTokenizer
 
@@ -42,6 +43,7 @@ LEARNING_RATE = 5e-4  # highest; rises over the first tenth of the steps, then f
 MASKED = 0.15  # share of pieces to be guessed; of these 80 % are hidden, 10 % replaced, 10 % left
 START_SIZE = CLCSize(hidden=128, layers=1, dropout=0.2)  # the medium size: each parameter of it is noised
 START_RATE = 3e-3  # at first; falls linearly to zero
+GUESSED = 1500  # common words that text without labels teaches to guess
 UNKNOWN = 0.1  # share of words that a start reads as unknown
 POOL = 50  # batches among which sentences of similar length are grouped
 
@@ -117,6 +119,7 @@ def shorten_bert(name: str, layers: int, folder: Path | str) -> None:
 def pretrain_start(
     corpora: Mapping[str, Corpus],
     folder: Path | str,
+    unlabelled: Mapping[str, Corpus] = MappingProxyType({}),
     *,
     epochs: int = 6,
     seed: int = 0,
@@ -132,9 +135,11 @@ def pretrain_start(
     Args:
         corpora: by name; all with slots.
         folder: see `edp_lab.models.public_start`; it appears when all is done.
+        unlabelled: more text, of which only the words are read (see `Neighbours`).
     """
     utterances = [_prefixed(one, name) for name, corpus in corpora.items() for one in corpus.utterances]
-    sentences = [one.tokens for one in utterances]
+    more = [_bare(one, utterances[0].intent) for corpus in unlabelled.values() for one in corpus.utterances]
+    sentences = [one.tokens for one in (*utterances, *more)]
     _check(sentences, epochs)
     size = size or START_SIZE
     slots = sorted({tag[2:] for one in utterances for tag in one.tags or () if tag != "O"})
@@ -145,17 +150,24 @@ def pretrain_start(
         known = sum(count[word] > 1 for word in vectors.words)  # they are sorted by it
         features = WordFeatures(vectors.words[:known], UNKNOWN_WORDS)
         model = CLC(labels, features, size, rounded(vectors.matrix[:known]))
-        losses = _train_start(model, len(features.words), utterances, epochs, key_from_seed(seed), progress)
-        save_start(model, inside, _described(corpora), (one.text for one in utterances))
+        losses = _train_start(model, len(features.words), utterances, more, epochs, key_from_seed(seed), progress)
+        made_of = [*_described(corpora), *_described(unlabelled, " without labels")]
+        save_start(model, inside, made_of, (one.text for one in (*utterances, *more)))
     return losses
 
 
-def _described(corpora: Mapping[str, Corpus]) -> list[str]:
+def _described(corpora: Mapping[str, Corpus], how: str = "") -> list[str]:
     """A line for each: name, utterances, licence if it is in the catalogue."""
     licences = {row.name: f", {row.licence}" for row in list_corpora()}
     return [
-        f"{name}: {len(corpus.utterances):,} utterances{licences.get(name, '')}" for name, corpus in corpora.items()
+        f"{name}: {len(corpus.utterances):,} utterances{how}{licences.get(name, '')}"
+        for name, corpus in corpora.items()
     ]
+
+
+def _bare(one: Utterance, intent: str) -> Utterance:
+    """With labels that nobody reads."""
+    return Utterance(one.tokens, ("O",) * len(one.tokens), intent)
 
 
 def _prefixed(one: Utterance, corpus: str) -> Utterance:
@@ -165,35 +177,66 @@ def _prefixed(one: Utterance, corpus: str) -> Utterance:
     return Utterance(one.tokens, tags, f"{corpus}/{one.intent}")
 
 
+class Neighbours(nn.Module):
+    """What a CLC reads without labels: from a sentence up to a word the LSTM guesses the next one, backwards the one
+    before, among those that are common. It is cast away afterwards.
+    """
+
+    def __init__(self, model: CLC) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList(nn.Linear(model.size.hidden, model.size.word) for _ in range(2))
+        self.common = model.words.weight[:GUESSED].detach()  # words are sorted by how often they occur
+
+    def forward(self, read: Tensor, words: Tensor, lengths: Tensor) -> Tensor:
+        """Nats of all guesses: read (R, 2 hidden) of words (R), numbers, in sentences of these lengths."""
+        follows = torch.ones(len(words), dtype=torch.bool)
+        follows[lengths.cumsum(0) - 1] = False  # the last of each
+        here = follows.nonzero()[:, 0]
+        total = torch.zeros(())
+        for way, half, at, other in zip(self.ways, read.chunk(2, 1), (here, here + 1), (here + 1, here), strict=True):
+            common = words[other] < len(self.common)
+            guesses = way(half[at[common]]) @ self.common.T
+            total = total + F.cross_entropy(guesses, words[other[common]], reduction="sum")
+        return total
+
+
 def _train_start(
     model: CLC,
     unknown: int,
-    utterances: Sequence[Utterance],
+    labelled: Sequence[Utterance],
+    more: Sequence[Utterance],
     epochs: int,
     key: int,
     progress: Callable[[PretrainingEpoch], None],
 ) -> list[float]:
-    """`unknown`: the number by which the model knows a word that it does not know."""
-    data = model.dataset(utterances)
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
-    steps, step = epochs * math.ceil(len(data) / BATCH), 0
+    """`unknown`: the number by which the model knows a word that it does not know; `more`: without labels."""
+    neighbours, text = Neighbours(model), [model.dataset(some) for some in (labelled, more) if some]
+    learnt = [*(p for p in model.parameters() if p.requires_grad), *neighbours.parameters()]
+    optimizer = torch.optim.Adam(learnt)
+    steps, step = epochs * sum(math.ceil(len(data) / BATCH) for data in text), 0
     losses = []
     for epoch in range(epochs):
         random, total = stream(key, Purpose.SHUFFLE, epoch), 0.0
-        for numbers in _batches(data.lengths, random):
+        batches = [(data, numbers) for data in text for numbers in _batches(data.lengths, random)]
+        for place in random.permutation(len(batches)):
+            data, numbers = batches[place]
             batch = data.batch(numbers)
-            hidden = torch.from_numpy(random.random(len(batch.inputs["words"])) < UNKNOWN)
-            batch.inputs["words"] = batch.inputs["words"].masked_fill(hidden, unknown)
+            words = batch.inputs["words"]
+            hidden = torch.from_numpy(random.random(len(words)) < UNKNOWN)
+            batch.inputs["words"] = words.masked_fill(hidden, unknown)
             assert batch.tags is not None
             pooled, tokens = model.encode(batch, PLAIN, dropout_key=step)
-            loss = F.cross_entropy(model.intent(pooled), batch.intents, reduction="sum")
-            loss = loss + F.cross_entropy(model.slots(tokens), batch.tags, reduction="sum")
+            if data is text[0]:
+                loss = F.cross_entropy(model.intent(pooled), batch.intents, reduction="sum")
+                loss = loss + F.cross_entropy(model.slots(tokens), batch.tags, reduction="sum")
+            else:
+                loss = neighbours(tokens, words, torch.from_numpy(data.lengths[numbers]))
             optimizer.param_groups[0]["lr"] = START_RATE * (1 - step / steps)
             optimizer.zero_grad()
             (loss / len(numbers)).backward()
             optimizer.step()
             total, step = total + loss.item(), step + 1
-        losses.append(total / len(data))
+        losses.append(total / sum(map(len, text)))
         progress(PretrainingEpoch(epoch + 1, epochs, losses[-1]))
     return losses
 

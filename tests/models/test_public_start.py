@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from edp_lab.corpora import Corpus, Utterance
 from edp_lab.corpora.encoding import Labels
@@ -17,7 +18,7 @@ from edp_lab.models import build_model, public_start
 from edp_lab.models.clc import CLCSize
 from edp_lab.models.ghost_clipping.ops import PLAIN
 from edp_lab.models.public_start import Names, label_words, load_start, start_for, warm_start
-from edp_lab.training.pretraining import pretrain_start
+from edp_lab.training.pretraining import Neighbours, pretrain_start
 
 SIZE = CLCSize(hidden=8, layers=1, word=16, filters=4, character=4, dropout=0.0)
 
@@ -130,6 +131,28 @@ def test_no_start_has_seen_the_corpus_that_it_is_named_without(real_data):
         assert public_start.seen_share(start_for(texts), hashes) < public_start.MOST_SEEN
         shares = [public_start.seen_share(name, hashes) for name in public_start.NAMES]
         assert (max(shares) > 0.99) == (corpus != "atis"), shares
+
+
+def test_text_without_labels_is_read_and_told_of(tmp_path):
+    text = Corpus("text", tuple(Utterance((a, b), None, "any") for a in "abc" for b in "def"), ("any",), ())
+    pretrain_start({"everyday": everyday(100)}, tmp_path / "read", {"text": text}, epochs=1, size=SIZE)
+    start = str(tmp_path / "read")
+    assert public_start.made_of(start)[1] == "text: 9 utterances without labels"
+    assert public_start.seen_share(start, public_start.utterance_hashes(["A f"])) == 1
+    assert all(label.startswith("everyday/") for label in load_start(start).labels.intents)
+
+
+def test_neighbours_are_the_next_word_and_the_one_before_of_the_same_sentence(folder):
+    model = load_start(str(folder))
+    neighbours = Neighbours(model)
+    neighbours.common = 30 * torch.eye(SIZE.hidden)  # word k is known by its k-th number
+    for way in neighbours.ways:
+        way.weight, way.bias = nn.Parameter(torch.eye(SIZE.hidden)), nn.Parameter(torch.zeros(SIZE.hidden))
+    words, lengths = torch.tensor([0, 1, 2, 3, 4]), torch.tensor([3, 2])
+    after, before = torch.tensor([1, 2, 5, 4, 5]), torch.tensor([5, 0, 1, 5, 3])  # 5: nobody asks
+    read = torch.cat([torch.eye(SIZE.hidden)[after], torch.eye(SIZE.hidden)[before]], 1)
+    assert neighbours(read, words, lengths) < 1e-6
+    assert neighbours(read.roll(SIZE.hidden, 1), words, lengths) > 100  # the ways changed round
 
 
 def test_corpora_without_slots_make_no_start(tmp_path):
