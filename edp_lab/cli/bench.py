@@ -17,7 +17,7 @@ from edp_lab.cli.options import CORES, COUNT, UTTERANCES, App, BatchSize, Corpus
 from edp_lab.cli.output import Screen, Tell, answer, bar, check_file, echo, fitted, print_json, telling, write_text
 from edp_lab.training.config import SEED, Bounds
 
-LONG, LONG_KEYS, LONG_AUDITS = 100_000, 3_000_000, 2_000  # of verify --long
+LONG, LONG_MECHANISMS, LONG_KEYS, LONG_AUDITS = 100_000, 200, 3_000_000, 2_000  # of verify --long
 KEYS, AUDITS = 30_000, 40
 SPARE: Bounds = {**COUNT, "min": 0}  # may be left out
 bench_app = App(no_args_is_help=True, help="Time the library beside its peers.")
@@ -25,25 +25,33 @@ bench_app = App(no_args_is_help=True, help="Time the library beside its peers.")
 
 def verify(
     long: Annotated[
-        bool, f"{LONG:,} settings, {LONG_KEYS:,} keys, {LONG_AUDITS:,} audits; a quarter of an hour."
+        bool,
+        f"{LONG:,} settings, {LONG_MECHANISMS} of each mechanism, {LONG_KEYS:,} keys, {LONG_AUDITS:,} audits; half an "
+        "hour.",
     ] = False,
     settings: Annotated[int, "Random settings to check (if not --long).", COUNT] = 200,
+    mechanisms: Annotated[
+        int, "Random settings of each mechanism of a kind of its own (if not --long): half a second each.", COUNT
+    ] = 2,
     seed: Annotated[int, "Of the settings.", SEED] = 0,
     out: Annotated[Path | None, "Also write the result to this JSON file."] = None,
     as_json: Json = False,
 ) -> None:
     """Check the accountants, the keys of the noise and the audit. Exit status 1 if something is wrong.
 
-    No epsilon may be smaller than dp_accounting's lower bound, no two keys may give the same noise, and audits of a
+    No epsilon may be smaller than dp_accounting's lower bound; that of a mechanism of its own kind (speakers, noised
+    layer scales, random allocation...) must lie between bounds; no two keys may give the same noise, and audits of a
     true claim may not refute it more often than they say.
     """
     from edp_lab.reproduce.verify import passed
     from edp_lab.reproduce.verify import verify as run
+    from edp_lab.reproduce.verify_mechanisms import TRIALS
 
     check_file(out)
-    total, keys, audits = (LONG, LONG_KEYS, LONG_AUDITS) if long else (settings, KEYS, AUDITS)
-    with bar("settings checked", total=total) as (update, _):
-        found = run(total, keys, audits, seed, update)
+    most = (LONG, LONG_MECHANISMS, LONG_KEYS, LONG_AUDITS)
+    counts = most if long else (settings, mechanisms, KEYS, AUDITS)
+    with bar("settings checked", total=counts[0] + len(TRIALS) * counts[1]) as (update, _):
+        found = run(*counts, seed, update)
     result = {**found, **surroundings()}
     if out is not None:
         write_text(out, json.dumps(result, indent=2) + "\n")

@@ -26,6 +26,7 @@ from edp_lab.privacy.accountants import (
     gdp_epsilon,
     zcdp_epsilon,
 )
+from edp_lab.privacy.allocation import MOST_BATCHES, RandomAllocation
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.guarantee import upward
 from edp_lab.privacy.mechanism import LARGEST, SMALLEST_RATE, Adjacency, Mechanism, NoGuarantee, Schedule
@@ -132,7 +133,8 @@ def bound(setting: Setting, neighbours: Adjacency) -> Bound:
     Guarantee: (epsilon, delta)-DP of all updates together for the sampler as its name says, fresh secret noise, a fixed
     divisor and no release besides. Where batches depend on chance and not on what is in the examples, the divergence is
     at most that under the worst outcome of the chance (joint convexity): an example's releases then compose as Gaussian
-    ones. Poisson sampling: privacy loss distributions; fixed size: Wang, Balle and Kasiviswanathan 2019, theorem 27.
+    ones. Poisson sampling: privacy loss distributions; fixed size: Wang, Balle and Kasiviswanathan 2019, theorem 27;
+    balls in bins: `edp_lab.privacy.allocation`.
     """
     try:
         found = [Bound(epsilon, method) for method, epsilon in _bounds(setting, neighbours) if math.isfinite(epsilon)]
@@ -156,6 +158,8 @@ def _bounds(s: Setting, neighbours: Adjacency) -> Iterator[tuple[str, float]]:
     yield f"{GaussianDP.method}, no amplification", GaussianDP(known).epsilon(s.delta)
     if s.sampler is Sampler.FIXED_SIZE:
         yield "Renyi DP of sampling without replacement (Wang et al. 2019)", _fixed_size(s)
+    if s.sampler is Sampler.BALLS_IN_BINS and alone and neighbours is not Adjacency.REPLACE_ONE:
+        yield RandomAllocation.method, _allocated(s)
     if s.sampler is Sampler.POISSON and alone:
         if s.truncated is not None:
             if neighbours is Adjacency.ZERO_OUT:
@@ -209,6 +213,12 @@ def _fixed_size(s: Setting) -> float:
     one = dp.dp_event.SampledWithoutReplacementDpEvent(s.n, size, dp.GaussianDpEvent(s.noise_multiplier / 2))
     accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     return float(accountant.compose(one, s.steps).get_epsilon(s.delta))
+
+
+def _allocated(s: Setting) -> float:
+    """Where steps are no multiple of epochs, with fewer bins than there are, which hide less."""
+    passes = Schedule(np.array([s.noise_multiplier]), np.array([s.epochs]))
+    return RandomAllocation(passes, min(s.steps // s.epochs, MOST_BATCHES)).epsilon(s.delta)
 
 
 def _truncated(s: Setting) -> float:

@@ -1,7 +1,8 @@
 """A long look at what privacy rests on: the accountants, the keys of the noise, and the audit of the real step.
 
-Random settings by the thousand are judged beside dp_accounting, and no epsilon may be too small. Audits by the thousand
-are held against a step whose claim is exactly true, and few may refute it.
+Random settings by the thousand are judged beside dp_accounting, and no epsilon may be too small. Each mechanism of its
+own kind lies between bounds (`edp_lab.reproduce.verify_mechanisms`). Audits by the thousand are held against a step
+whose claim is exactly true, and few may refute it.
 
 Floor: dp_accounting's privacy loss distribution rounded *optimistically* is a lower bound on the true epsilon at any
 grid width, so no sound account may lie below it. Peer: its pessimistic distribution and its RDP are upper bounds.
@@ -9,7 +10,6 @@ grid width, so no sound account may lie below it. Peer: its pessimistic distribu
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -26,6 +26,8 @@ from edp_lab.attacks.audit.step_audit import audit_mechanism
 from edp_lab.privacy import GaussianDP, Mechanism, RenyiDP, Schedule
 from edp_lab.privacy.accountants import ORDERS
 from edp_lab.privacy.csprng import Purpose, SecretStream, key_from_seed
+from edp_lab.reproduce.verify_mechanisms import TRIALS, Between, verified, verify_mechanism
+from edp_lab.training.processes import usable_cores
 
 EPSILONS = (0.05, 30.0)
 SAMPLED, COMPARED = 20, 200  # every so many settings is Poisson-sampled, is compared with dp_accounting's RDP too
@@ -44,17 +46,24 @@ class Setting(NamedTuple):
     epsilon: float
 
 
-def verify(settings: int, keys: int, audits: int, seed: int, progress: Callable[[int], None]) -> dict[str, Any]:
-    """Check so many random settings and keys, and make so many audits, on all cores; the same ones for the same seed.
+def verify(
+    settings: int, mechanisms: int, keys: int, audits: int, seed: int, progress: Callable[[int], None]
+) -> dict[str, Any]:
+    """Check so many random settings of schedules, of each mechanism, keys and audits; the same for the same seed.
 
-    `progress` is told how many settings are done.
+    `progress` is told how many settings are done, of `settings` and those of each mechanism together.
     """
-    start, processes = time.perf_counter(), os.cpu_count() or 1
+    start, processes = time.perf_counter(), usable_cores()
     rows: list[dict[str, Any]] = []
+    between: dict[str, list[Between]] = {name: [] for name in TRIALS}
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         for block in pool.map(partial(_checked, seed), _blocks(settings, BLOCK)):
             rows += block
             progress(len(rows))
+        trials = [(name, number) for name in TRIALS for number in range(mechanisms)]
+        for done, ((name, _), one) in enumerate(zip(trials, pool.map(partial(_between, seed), trials), strict=True), 1):
+            between[name].append(one)
+            progress(len(rows) + done)
         refuted = sum(pool.map(_refutations, _blocks(audits, AUDITS)))
         firsts = np.concatenate(list(pool.map(first_draws, _blocks(keys, KEYS))))
     sampled = [row for row in rows if row["sampled"]]
@@ -69,6 +78,7 @@ def verify(settings: int, keys: int, audits: int, seed: int, progress: Callable[
         "renyi_error": max(compared, default=0.0),
         "renyi_compared": len(compared),
         "renyi_excess": float(np.median([row["excess"] for row in sampled])) if sampled else 0.0,
+        "mechanisms": {name: verified(found) for name, found in between.items() if found},
         "keys": len(firsts),  # streams of noise: other keys, steps and devices, a third each
         "repeated_first_draws": len(firsts) - len(np.unique(firsts)),  # 64-bit numbers that occurred before
         "audits": audits,  # of a sound step, each with a key of its own and 50 draws of the real step a side
@@ -85,7 +95,8 @@ def passed(found: Mapping[str, Any]) -> bool:
     """
     wrong = binomtest(found["refuted"], found["audits"], 1 - CONFIDENCE, alternative="greater").pvalue <= 1e-3
     agree = found["closed_form_error"] <= 1e-3 and found["renyi_error"] <= 1e-4
-    return bool(agree and found["too_small"] == found["repeated_first_draws"] == 0 and not wrong)
+    outside = sum(one["too_small"] + one["too_large"] for one in found["mechanisms"].values())
+    return bool(agree and found["too_small"] == found["repeated_first_draws"] == outside == 0 and not wrong)
 
 
 def _blocks(total: int, size: int) -> list[range]:
@@ -97,6 +108,10 @@ def _blocks(total: int, size: int) -> list[range]:
 
 def _checked(seed: int, numbers: range) -> list[dict[str, Any]]:
     return [check(random_setting(seed, n, n % SAMPLED == 0), peer=n % COMPARED == 0) for n in numbers]
+
+
+def _between(seed: int, trial: tuple[str, int]) -> Between:
+    return verify_mechanism(trial[0], seed, trial[1])
 
 
 def random_setting(seed: int, number: int, sampled: bool) -> Setting:
