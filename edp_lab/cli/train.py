@@ -215,6 +215,7 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
 
     `quiet`: nothing, because another rank speaks.
     """
+    from edp_lab.privacy.guarantee import upward
     from edp_lab.training.trainer import StepDone
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
@@ -237,7 +238,7 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
             if row["z_t"] is not None:
                 parts.append(f"z {row['z_t']:.3g}")
                 secret = "" if event.status == "holds" else " if the seed were secret"  # type: ignore[union-attr]
-                parts.append("no guarantee" if row["epsilon"] is None else f"epsilon {row['epsilon']:.3g}{secret}")
+                parts.append("no guarantee" if row["epsilon"] is None else f"epsilon {upward(row['epsilon'])}{secret}")
             say("  ".join([*parts, f"{row['seconds']:.1f} s"]))
 
         yield listen

@@ -153,6 +153,10 @@ class TestPrivacyLossDistribution(AccountantContract):
         return FULL[:2] + SAMPLED
 
 
+class TestCoarseDistribution(TestPrivacyLossDistribution):
+    build = staticmethod(PrivacyLossDistribution.coarse)
+
+
 class TestReshufflingZCDP(AccountantContract):
     build = ReshufflingZCDP
 
@@ -318,7 +322,8 @@ def test_moments_at_the_edges():
 def test_noise_next_to_nothing_is_never_free(z):
     schedule = Schedule([z], [1], 0.5)
     assert RenyiDP(schedule).epsilon(DELTA) >= min(1 / (2 * z * z) if z > 1e-150 else 1e300, 1e300)
-    assert RenyiDP(schedule).delta(1.0) == 1
+    assert RenyiDP(schedule).delta(1.0) == PrivacyLossDistribution(schedule).delta(1.0) == 1
+    assert PrivacyLossDistribution(schedule).epsilon(DELTA) == RenyiDP(schedule).epsilon(DELTA)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edp_lab.cli.train import listening
 from edp_lab.corpora import load_corpus
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
@@ -18,6 +19,7 @@ from edp_lab.training import read_record, resume, run_ledger, train
 from edp_lab.training.certificate import CERTIFICATE, PAGE, check_certificate
 from edp_lab.training.recipe import plan
 from edp_lab.training.run_folder import SECRET
+from edp_lab.training.trainer import EpochDone
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
-    made = plan(corpus, 8.0, epochs=1, batch_size=90)
+    made = plan(corpus, 8.0, epochs=2, batch_size=90)
     folder = tmp_path_factory.mktemp("runs") / "run"
     return made, train(made.config, folder), folder
 
@@ -63,6 +65,17 @@ def test_a_run_ends_with_a_certificate_whose_numbers_come_from_the_ledger(run):
     page = (folder / PAGE).read_text()
     assert "ε" in page
     assert "everyday" in page  # what the model started from
+
+
+def test_epochs_show_what_the_certificate_will_say_and_hardly_more_before_the_end(run, capsys):
+    made, record, folder = run
+    first, last = record["epochs"]
+    assert last["epsilon"] == record["final"]["epsilon"] == json.loads((folder / CERTIFICATE).read_text())["epsilon"]
+    exact = judge(made.config.mechanism(made.protected), 1, made.delta, False, tight=True).epsilon
+    assert exact <= first["epsilon"] < 1.005 * exact
+    with listening() as listen:
+        listen(EpochDone(1, 2, {**last, "epsilon": 7.9861}, "holds"))
+    assert "epsilon 7.99 " in "".join(capsys.readouterr())  # rounded up
 
 
 @pytest.mark.parametrize(
