@@ -38,8 +38,8 @@ FIELDS = {name: field for field, names in NAMES.items() for name in names}
 SAMPLERS = {
     "cyclicpoissonsampling": "poisson",
     "uniformwithreplacementsampler": "poisson",  # Opacus' name for it
+    "distributeduniformwithreplacementsampler": "poisson",
     "ballsinbinssampling": "balls-in-bins",
-    "randomallocationsampling": "balls-in-bins",
     "fixedbatchsampling": "fixed-size",
 }
 SPECIAL = {
@@ -57,7 +57,9 @@ def check(
         ),
     ] = None,
     sampler: Annotated[
-        str | None, "As used: poisson, shuffle, fixed-order, fixed-size, with-replacement or balls-in-bins."
+        str | None,
+        "As used: poisson, shuffle, fixed-order, fixed-size, with-replacement, balls-in-bins (one step of each epoch, "
+        "the same in all) or random-allocation (drawn anew).",
     ] = None,
     n: Annotated[int | None, "Examples in the training set."] = None,
     batch_size: Annotated[float | None, "Examples in a step, as expected under Poisson sampling."] = None,
@@ -162,6 +164,8 @@ def _read_sampler(flat: Mapping[str, Any], read: dict[str, Any]) -> None:
     if "sampler" in read:
         named = str(read["sampler"])
         read["sampler"] = SAMPLERS.get(named.lower(), named)
+        if read["sampler"] == "fixed-size" and flat.get("replace"):
+            read["sampler"] = "with-replacement"
     elif {"poisson_sampling", "max_grad_norm"} & set(flat):
         read["sampler"] = _passes(flat, bool(flat.get("poisson_sampling", True)))
     elif {"poisson_sampling_in_fit", "clipping_norm"} & set(flat):
@@ -219,7 +223,11 @@ def setting_of(read: Mapping[str, Any]) -> Setting:
     """
     from edp_lab.privacy.check import Sampler, Setting, poisson_noise
 
-    for name in ("sampler", "n", "delta"):
+    if read.get("sampler") is None:
+        raise UsageError(
+            "the sampler is not given: add --sampler with poisson, shuffle or however batches were really drawn"
+        )
+    for name in ("n", "delta"):
         if read.get(name) is None:
             raise UsageError(f"{name} is not given: add --{name}, or write it into the file")
     if read["sampler"] not in list(Sampler):

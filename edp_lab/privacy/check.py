@@ -46,13 +46,15 @@ class Sampler(StrEnum):
     FIXED_ORDER = "fixed-order"  # the same batches each epoch
     FIXED_SIZE = "fixed-size"  # each step its own random batch, without replacement
     WITH_REPLACEMENT = "with-replacement"  # the same, but an example may be drawn twice
-    BALLS_IN_BINS = "balls-in-bins"  # each example, by itself, in one random step of each epoch
+    BALLS_IN_BINS = "balls-in-bins"  # each example, by itself, in one random step, the same in each epoch
+    RANDOM_ALLOCATION = "random-allocation"  # each example, by itself, in one random step of each epoch, drawn anew
 
 
 POISSON_THERE = (
     "Opacus: poisson_sampling=True; jax_privacy: CyclicPoissonSampling, in Keras poisson_sampling_in_fit=True"
 )
 NATURAL = {Sampler.POISSON: Adjacency.ADD_OR_REMOVE_ONE, Sampler.FIXED_SIZE: Adjacency.REPLACE_ONE}
+ALLOTTED = (Sampler.BALLS_IN_BINS, Sampler.RANDOM_ALLOCATION)
 SAMPLED = (Sampler.POISSON, Sampler.FIXED_SIZE, Sampler.WITH_REPLACEMENT)  # anew in each step, not once an epoch
 
 
@@ -114,7 +116,8 @@ class Setting:
 
     @property
     def neighbours(self) -> Adjacency:
-        return self.adjacency or NATURAL.get(self.sampler, Adjacency.ZERO_OUT)
+        natural = NATURAL.get(self.sampler, Adjacency.ZERO_OUT)
+        return self.adjacency or (natural if self.truncated is None else Adjacency.ZERO_OUT)
 
 
 class Bound(NamedTuple):
@@ -158,7 +161,7 @@ def _bounds(s: Setting, neighbours: Adjacency) -> Iterator[tuple[str, float]]:
     yield f"{GaussianDP.method}, no amplification", GaussianDP(known).epsilon(s.delta)
     if s.sampler is Sampler.FIXED_SIZE:
         yield "Renyi DP of sampling without replacement (Wang et al. 2019)", _fixed_size(s)
-    if s.sampler is Sampler.BALLS_IN_BINS and alone and neighbours is not Adjacency.REPLACE_ONE:
+    if s.sampler in ALLOTTED and alone and neighbours is not Adjacency.REPLACE_ONE:
         yield RandomAllocation.method, _allocated(s)
     if s.sampler is Sampler.POISSON and alone:
         if s.truncated is not None:
@@ -216,8 +219,14 @@ def _fixed_size(s: Setting) -> float:
 
 
 def _allocated(s: Setting) -> float:
-    """Where steps are no multiple of epochs, with fewer bins than there are, which hide less."""
-    passes = Schedule(np.array([s.noise_multiplier]), np.array([s.epochs]))
+    """Where steps are no multiple of epochs, with fewer bins than there are, which hide less.
+
+    Drawn once, a bin is as one pass whose steps are the sums over all epochs: noise sqrt(epochs) z on a shift of epochs
+    (Choquette-Choo et al. 2024, arXiv 2410.06266).
+    """
+    once = s.sampler is Sampler.BALLS_IN_BINS
+    z = s.noise_multiplier / (math.sqrt(s.epochs) if once else 1.0)
+    passes = Schedule(np.array([z]), np.array([1 if once else s.epochs]))
     return RandomAllocation(passes, min(s.steps // s.epochs, MOST_BATCHES)).epsilon(s.delta)
 
 

@@ -203,8 +203,11 @@ def other_libraries(rng: np.random.Generator, number: int, delta: float) -> Betw
     if sampler is Sampler.FIXED_ORDER:
         return Between(peer(known, delta, ours, pessimistic=False), ours, high, ours)
     if not anew:
-        attacked = sampler is Sampler.BALLS_IN_BINS
-        low = allocation_at_least(z, steps // epochs, epochs, delta) if attacked else at_least(setting)
+        low = at_least(setting)
+        if sampler is Sampler.BALLS_IN_BINS:  # all passes are as one
+            low = allocation_at_least(z / math.sqrt(epochs), steps // epochs, 1, delta)
+        if sampler is Sampler.RANDOM_ALLOCATION:
+            low = allocation_at_least(z, steps // epochs, epochs, delta)
         return Between(low, ours, high, ours)
     chance = _kept(n, batch / n, truncated) if truncated else batch / n
     sampled = [Release(z, 1.0, steps, chance)]  # as if all other gradients were 0
@@ -227,6 +230,7 @@ CHECKED = (
     (Sampler.FIXED_SIZE, Adjacency.REPLACE_ONE, False),
     (Sampler.POISSON, Adjacency.ZERO_OUT, True),
     (Sampler.BALLS_IN_BINS, Adjacency.ADD_OR_REMOVE_ONE, False),
+    (Sampler.RANDOM_ALLOCATION, Adjacency.ZERO_OUT, False),
     (Sampler.SHUFFLE, Adjacency.REPLACE_ONE, False),
     (Sampler.FIXED_ORDER, Adjacency.REPLACE_ONE, False),
 )

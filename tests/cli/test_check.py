@@ -41,6 +41,7 @@ SHUFFLED = {"poisson_sampling": False}
         ({**KERAS, "microbatch_size": 8}, {"micro_batch_size": 1}),  # its microbatches share no clip
         (BAND, {"sampler": Sampler.POISSON, "batch_size": 50, "steps": 100}),
         (FIXED, {"sampler": Sampler.FIXED_SIZE}),
+        ({**FIXED, "sampler": "FixedBatchSampling", "replace": True}, {"sampler": Sampler.WITH_REPLACEMENT}),
         (BINS, {"sampler": Sampler.BALLS_IN_BINS, "batch_size": 50, "epochs": 5}),
         ({**TF, "sampler": "shuffle"}, {"micro_batch_size": 8, "steps": 200}),
     ],

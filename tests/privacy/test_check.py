@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from scipy.stats import norm
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Schedule, gdp_epsilon
@@ -61,13 +62,17 @@ def test_bounds_agree_with_dp_accounting():
 def test_what_is_known_by_hand():
     """(sampler, micro-batch) and the mu of zero-out, replace-one and add/remove; None: nothing is known.
 
-    Balls in bins hide the batch: 4 passes of 25 steps.
+    An allotted batch is hidden: 4 passes of 25 steps, or one whose steps are four, with twice the noise.
     """
-    hidden = RandomAllocation(Schedule([2.0], [4]), 25).epsilon(1e-5)
+    hidden = {
+        Sampler.BALLS_IN_BINS: RandomAllocation(Schedule([1.0], [1]), 25).epsilon(1e-5),
+        Sampler.RANDOM_ALLOCATION: RandomAllocation(Schedule([2.0], [4]), 25).epsilon(1e-5),
+    }
     for sampler, micro, mus in (
         (Sampler.SHUFFLE, 1, (1, 2, None)),
         (Sampler.FIXED_ORDER, 4, (2, 2, None)),
         (Sampler.BALLS_IN_BINS, 1, (1, 2, 1)),
+        (Sampler.RANDOM_ALLOCATION, 1, (1, 2, 1)),
         (Sampler.BALLS_IN_BINS, 4, (2, 2, None)),
         (Sampler.POISSON, 4, (20, 20, None)),  # each of 100 steps
         (Sampler.WITH_REPLACEMENT, 1, (None, None, None)),
@@ -77,8 +82,24 @@ def test_what_is_known_by_hand():
         for neighbours, mu in zip(Adjacency, mus, strict=True):
             found = bound(setting, neighbours)
             known = None if mu is None else pytest.approx(gdp_epsilon(mu, 1e-5))
-            allotted = sampler is Sampler.BALLS_IN_BINS and micro == mu == 1
-            assert found.epsilon == (hidden if allotted else known), found
+            assert found.epsilon == (hidden.get(sampler, known) if micro == mu == 1 else known), found
+
+
+def test_a_bin_that_is_drawn_once_is_found_by_who_adds_up_the_epochs():
+    """Two bins, four epochs: the exact profile of the sums, a mixture of two Gaussians in the plane."""
+    setting = Setting(Sampler.BALLS_IN_BINS, 100, 50, 8, 4, 2.0, 1e-3)
+    x = np.linspace(-40, 48, 1201)
+    gone, there = norm.pdf(x, scale=4), norm.pdf(x, 4, 4)  # of sums of four
+    without = np.outer(gone, gone)
+    with_it = (np.outer(there, gone) + np.outer(gone, there)) / 2
+    found = bound(setting, Adjacency.ADD_OR_REMOVE_ONE).epsilon
+
+    def exact(epsilon):
+        ways = ((with_it, without), (without, with_it))
+        return max(float(np.maximum(p - math.exp(epsilon) * q, 0).sum()) for p, q in ways) * (x[1] - x[0]) ** 2
+
+    assert exact(found) <= setting.delta < exact(0.7 * found)
+    assert bound(replace(setting, sampler=Sampler.RANDOM_ALLOCATION), Adjacency.ADD_OR_REMOVE_ONE).epsilon < 0.9 * found
 
 
 def test_truncated_batches_cost_more_than_poisson_ones_and_less_than_every_step():
