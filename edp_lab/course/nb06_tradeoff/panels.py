@@ -15,12 +15,12 @@ from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import Control, choice, decades, decay_of, number
 from edp_lab.course.kit.figure import Figure, Trace, figure, line, log_axis, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
+from edp_lab.course.kit.private import Private as Private
 from edp_lab.course.kit.text import (
     Html,
     Words,
     account_command,
     at_most,
-    command,
     count,
     html_table,
     short,
@@ -37,8 +37,6 @@ from edp_lab.training import TrainConfig
 
 if TYPE_CHECKING:
     from edp_lab.training.explain import Cause
-    from edp_lab.training.recipe import Plan
-    from edp_lab.training.trainer import Event
 
 NEIGHBOURS = {Adjacency.ZERO_OUT: "one utterance zeroed out", Adjacency.REPLACE_ONE: "one utterance replaced"}
 ROUND = {  # ticks in full: plotly writes a 2 for 20 and for 200
@@ -240,73 +238,6 @@ def draw_causes(causes: Sequence[Cause]) -> Figure:
         height=260,
         xaxis=fig.axis("times too much, or too little", [0, math.log10(max([20.0, *factors]))], type="log"),
         yaxis=fig.axis("fault"),
-    )
-
-
-# ---- For an epsilon --------------------------------------------------------------------------------------------------
-
-
-@panel("06")
-class Private(RunPanel):
-    """Trains for an epsilon by the recipe, on the notebook's corpus, with a secret key; ends with a certificate.
-
-    Attributes:
-        rows: of the run's record so far.
-        certificate: of the last run that came to its end.
-    """
-
-    def __init__(self, corpus: str = "smart-home", epsilon: float = 8.0, **given: Any) -> None:
-        self._corpus, self._given = corpus, given
-        self.rows: list[dict[str, Any]] = []
-        self.certificate: dict[str, Any] | None = None
-        self.epsilon = number("ε that must hold", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0))
-        super().__init__(
-            "A private model in one step",
-            "Run finds the noise that keeps this epsilon, trains by the recipe, and writes a certificate.",
-            [self.epsilon],
-            [draw_private(self.rows)],
-        )
-
-    def prepare(self) -> Plan:
-        from edp_lab.training.recipe import plan
-
-        return plan(self._corpus, self.epsilon.value, **self._given)
-
-    def work(self, made: Plan) -> None:
-        from edp_lab.training.certificate import check_certificate
-
-        self.rows.clear()
-        self.words.value = words.planned(made)
-        self.command.value = command("train", {"corpus": self._corpus, "epsilon": made.epsilon, "out": "runs/private"})
-
-        def listen(event: Event) -> None:
-            self.progress_of(event)
-            if isinstance(event, training.EpochDone):
-                self.rows.append(event.row)
-                self.figures[0].show(draw_private(self.rows))
-
-        with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
-            record = training.train(made.config, Path(folder) / "run", listen, self.stop_event)
-            if record["status"] == "interrupted":
-                self.words.value = "Stopped: no certificate, though what was released is spent."
-                return
-            self.certificate = check_certificate(Path(folder) / "run")
-        ser = Tile("errors (SER)", f"{record['final']['ser']:.2f}", "on the test set")
-        held = holds(at_most(record["final"]["epsilon"]), f"ε at δ = {short(made.delta)}")
-        self.tiles.show(held, ser, "Every number of the certificate is computed from the run's ledger.")
-        self.words.value = words.certified(self.certificate, made)
-
-
-def draw_private(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """SER on the validation set by epoch."""
-    values = [row["ser"] for row in rows]
-    on = {"x": list(range(1, len(values) + 1)), "y": values, "hover": "epoch %{x}: SER %{y:.3f}"}
-    return figure(
-        "Errors by epoch",
-        line("with this epsilon", NOISE, "solid", symbol="diamond", size=7, **on),
-        height=280,
-        xaxis={"title": "epochs trained", "tickformat": "d", "rangemode": "tozero"},
-        yaxis={"title": "semantic error rate (SER)", "range": [0, 1]},
     )
 
 

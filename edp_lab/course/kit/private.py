@@ -1,0 +1,86 @@
+"""The panel that trains a private model in front of the reader, by the recipe, and shows its certificate."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edp_lab import training
+from edp_lab.course.kit.controls import number
+from edp_lab.course.kit.figure import Figure, figure, line
+from edp_lab.course.kit.panel import RunPanel, Tile, holds, panel
+from edp_lab.course.kit.text import Words, at_most, command, short
+from edp_lab.course.kit.theme import NOISE
+
+if TYPE_CHECKING:
+    from edp_lab.training.recipe import Plan
+    from edp_lab.training.trainer import Event
+
+words = Words(__file__)
+
+
+@panel("00")
+@panel("06")
+class Private(RunPanel):
+    """Trains for an epsilon by the recipe, on the notebook's corpus, with a secret key; ends with a certificate.
+
+    Attributes:
+        rows: of the run's record so far.
+        certificate: of the last run that came to its end.
+    """
+
+    def __init__(self, corpus: str = "smart-home", epsilon: float = 8.0, **given: Any) -> None:
+        self._corpus, self._given = corpus, given
+        self.rows: list[dict[str, Any]] = []
+        self.certificate: dict[str, Any] | None = None
+        self.epsilon = number("ε that must hold", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0))
+        super().__init__(
+            "A private model in one step",
+            "Run finds the noise that keeps this epsilon, trains by the recipe, and writes a certificate.",
+            [self.epsilon],
+            [draw_private(self.rows)],
+        )
+
+    def prepare(self) -> Plan:
+        from edp_lab.training.recipe import plan
+
+        return plan(self._corpus, self.epsilon.value, **self._given)
+
+    def work(self, made: Plan) -> None:
+        from edp_lab.training.certificate import check_certificate
+
+        self.rows.clear()
+        self.words.value = words.planned(made)
+        self.command.value = command("train", {"corpus": self._corpus, "epsilon": made.epsilon, "out": "runs/private"})
+
+        def listen(event: Event) -> None:
+            self.progress_of(event)
+            if isinstance(event, training.EpochDone):
+                self.rows.append(event.row)
+                self.figures[0].show(draw_private(self.rows))
+
+        with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
+            record = training.train(made.config, Path(folder) / "run", listen, self.stop_event)
+            if record["status"] == "interrupted":
+                self.words.value = "Stopped: no certificate, though what was released is spent."
+                return
+            self.certificate = check_certificate(Path(folder) / "run")
+        ser = Tile("errors (SER)", f"{record['final']['ser']:.2f}", "on the test set")
+        held = holds(at_most(record["final"]["epsilon"]), f"ε at δ = {short(made.delta)}")
+        self.tiles.show(held, ser, "Every number of the certificate is computed from the run's ledger.")
+        self.words.value = words.certified(self.certificate, made)
+
+
+def draw_private(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """SER on the validation set by epoch."""
+    values = [row["ser"] for row in rows]
+    on = {"x": list(range(1, len(values) + 1)), "y": values, "hover": "epoch %{x}: SER %{y:.3f}"}
+    return figure(
+        "Errors by epoch",
+        line("with this epsilon", NOISE, "solid", symbol="diamond", size=7, **on),
+        height=280,
+        xaxis={"title": "epochs trained", "tickformat": "d", "rangemode": "tozero"},
+        yaxis={"title": "semantic error rate (SER)", "range": [0, 1]},
+    )
