@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import CTR
+from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
 
 MASK64 = 2**64 - 1
 PIECE = 2**18  # fits into a processor's cache; smaller ones would make threads quarrel over Python's lock
@@ -67,11 +67,19 @@ class SecretStream:
         words = (int(purpose), len(path), *path)
         place = key.to_bytes(16, "big") + b"".join(word.to_bytes(4, "big") for word in words)
         own = hashlib.shake_128(b"edp_lab stream" + place).digest(16)
-        self._encryptor = Cipher(AES(own), CTR(bytes(16))).encryptor()
+        self._cipher = AES(own)
+        self._encryptor = Cipher(self._cipher, CTR(bytes(16))).encryptor()
 
     def fill(self, out: np.ndarray) -> None:
         """The next bits into all bytes of `out`, contiguous, at most 8 `PIECE` of them."""
         self._encryptor.update_into(memoryview(ZEROS)[: out.nbytes], out.data.cast("B"))
+
+    def blocks(self, numbers: np.ndarray) -> np.ndarray:
+        """Blocks of 128 bits, by their numbers (n) below 2^63, whatever was drawn before: (n, 2) words."""
+        counters = np.zeros((len(numbers), 2), dtype=">u8")
+        counters[:, 1] = numbers
+        drawn = Cipher(self._cipher, ECB()).encryptor().update(counters.tobytes())
+        return np.frombuffer(bytearray(drawn), dtype=np.uint64).reshape(-1, 2)
 
 
 def fill_normal(bits: SecretStream, out: np.ndarray) -> None:
@@ -87,13 +95,14 @@ def fill_normal(bits: SecretStream, out: np.ndarray) -> None:
     )
 
     pairs, word = (normal_single, np.uint32) if out.dtype == np.float32 else (normal_double, np.uint64)
+    everything = (0.0, np.inf) if pairs is normal_single else ()
     even = len(out) // 2 * 2
     for start in range(0, even, PIECE):
         piece = out[start : min(start + PIECE, even)]
         half = len(piece) // 2
         raw = _workspace(word)[: 2 * half]
         bits.fill(raw)
-        pairs(raw[:half], raw[half:], piece[:half], piece[half:])
+        pairs(raw[:half], raw[half:], *everything, piece[:half], piece[half:])
     if even < len(out):
         pair = np.empty(2, dtype=out.dtype)
         fill_normal(bits, pair)

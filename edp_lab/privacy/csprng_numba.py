@@ -22,7 +22,11 @@ UNIT = f32(2.0**-31)
 ROOT_HALF = i32(round(2**31 * math.sqrt(0.5)))  # as a fraction of 2^31, below as a float's bits
 ROOT_HALF_BITS = i32(f32(math.sqrt(0.5)).view(i32))
 MANTISSA = i32(23)  # bits
+NAN = np.uint32(2**32 - 1).view(f32)  # of all bits ones, which a processor makes in one step
 LN_2 = f32(math.log(2))
+ROUNDING = 2.0**-51  # of a sum in float64, and more than that
+LARGEST_SUM = 2.0**48  # in units of the grid
+UNIT_64 = 2.0**-64
 EIGHTH_TURN = f32(math.pi / 4)
 
 
@@ -45,9 +49,13 @@ def compiled(*signatures: str, reassociate: bool = False) -> Callable[[Any], Any
     return decorate
 
 
-@compiled("void(uint32[::1], uint32[::1], float32[::1], float32[::1])")
-def normal_single(radii: np.ndarray, angles: np.ndarray, first: np.ndarray, second: np.ndarray) -> None:
+@compiled("void(uint32[::1], uint32[::1], float32, float32, float32[::1], float32[::1])")
+def normal_single(
+    radii: np.ndarray, angles: np.ndarray, middle: float, reach: float, first: np.ndarray, second: np.ndarray
+) -> None:
     """Two independent standard normals, float32, from 32 bits and 32 bits; all arrays are (n).
+
+    They are NaN where -log u, half the sum of their squares, is further than `reach` from `middle`.
 
     -log u for u in (0, 1) keeps its digits at both ends: near 1 it is formed from 1 - u. The angle lies within an
     eighth of a turn of 45 degrees, for which short polynomials do; two further bits are the signs.
@@ -67,7 +75,7 @@ def normal_single(radii: np.ndarray, angles: np.ndarray, first: np.ndarray, seco
         w = f32(2.0000714765e-1) - f32(1.6668057665e-1) * x
         y = f32(3.3333331174e-1) - f32(2.4999993993e-1) * x + w * x2 + y * (x2 * x2)
         log = x + x2 * (y * x - HALF) + f32(power) * LN_2
-        radius = f32(math.sqrt(-log))  # over the square root of 2
+        radius = f32(math.sqrt(-log)) if abs(log + middle) <= reach else NAN  # over the square root of 2
         turned = u32(angles[i])
         angle = f32(i32(np.uint32(turned).view(np.int32) >> i32(2))) * (f32(2.0**-29) * EIGHTH_TURN)
         z = angle * angle
@@ -96,3 +104,108 @@ def scale_and_add(gradient: np.ndarray, scale: float, noise: np.ndarray, std: fl
     """gradient (n) becomes scale times itself plus std times the noise (n), all of one precision."""
     for i in range(len(gradient)):
         gradient[i] = scale * gradient[i] + std * noise[i]
+
+
+@compiled(
+    "void(float32[::1], float32, float32[::1], float32, float32, float32, float32, float32, uint8[::1])",
+    "void(float64[::1], float64, float32[::1], float64, float64, float64, float64, float64, uint8[::1])",
+)
+def round_sums(
+    numbers: np.ndarray,
+    scale: float,
+    noise: np.ndarray,
+    std: float,
+    grid: float,
+    margin: float,
+    rounding: float,
+    integers: float,
+    marks: np.ndarray,
+) -> None:
+    """Numbers (n) become `grid` times the whole number nearest to x = y + z, y = scale * number and z = std * noise.
+
+    But only where that is sure: where x is within margin - (|x| + |z|) * rounding of it. Elsewhere a number becomes y,
+    and its mark 1. `integers`: a float of this precision so large that adding it leaves whole numbers only.
+    """
+    for i in range(len(numbers)):
+        y, z = scale * numbers[i], std * noise[i]
+        x = y + z
+        whole = (x + integers) - integers
+        sure = abs(x - whole) + (abs(x) + abs(z)) * rounding < margin
+        numbers[i] = grid * whole if sure else y  # to store the old number would take a branch
+        marks[i] = not sure
+
+
+@compiled("int64(uint64[::1], int64[::1])")
+def where_marked(marks: np.ndarray, places: np.ndarray) -> int:
+    """The numbers of the bytes that are not 0, into `places`, and how many there are. 8 bytes (8 n) are a word."""
+    found = 0
+    for start in range(0, len(marks), 8):
+        any_of_64 = u64(0)
+        for i in range(start, start + 8):
+            any_of_64 |= marks[i]
+        if any_of_64:
+            for i in range(start, start + 8):
+                for k in range(8):
+                    if (marks[i] >> u64(8 * k)) & u64(255):
+                        places[found] = 8 * i + k
+                        found += 1
+    return found
+
+
+@compiled(
+    *(
+        f"int64({of}[::1], float64, float64, int64[::1], int64, uint32[::1], uint64[:, ::1], float64, int64[::1])"
+        for of in ("float32", "float64")
+    )
+)
+def round_closely(
+    numbers: np.ndarray,
+    std: float,
+    grid: float,
+    places: np.ndarray,
+    start: int,
+    raw: np.ndarray,
+    further: np.ndarray,
+    margin: float,
+    unsure: np.ndarray,
+) -> int:
+    """As `round_sums`, what it left at places (n) of a block, by 64 further bits for each radius and angle: (n, 2).
+
+    The numbers start at place `start`; raw: the bits of all radii of the block, then of all angles. Places that remain
+    unsure go into `unsure`; returns how many there are.
+    """
+    half, count, left = len(raw) // 2, len(places), 0
+    words, sums = np.empty((2, count), dtype=np.uint32), np.empty(count)
+    for i in range(count):  # far apart in memory: to be waited for together
+        pair = places[i] % half
+        words[0, i], words[1, i], sums[i] = raw[pair], raw[pair + half], numbers[places[i] - start]
+    for i in range(count):
+        k, turned, second = words[0, i], words[1, i], places[i] >= half
+        part = (np.float64(further[i, 0]) + 0.5) * UNIT_64
+        if k < u32(2**31):
+            minus_log = -math.log((np.float64(k) + part) * 2.0**-32)
+        else:
+            minus_log = -math.log1p(-(np.float64(u32(2**32 - 1) - k) + (1.0 - part)) * 2.0**-32)
+        cell = np.float64(i32(np.uint32(turned).view(np.int32) >> i32(2)))
+        t = (cell + np.float64(further[i, 1]) * UNIT_64) * (math.pi * 2.0**-31)
+        z = std * (math.sqrt(minus_log) * (math.cos(t) + (math.sin(t) if second else -math.sin(t))))
+        x = sums[i] + (-z if (turned >> u32(1) if second else turned) & u32(1) else z)
+        whole = np.rint(x)
+        sure = 0 < k < u32(2**32 - 1) and abs(x - whole) + abs(x) * ROUNDING < margin
+        if sure or abs(x) >= LARGEST_SUM:
+            numbers[places[i] - start] = grid * whole
+        else:
+            unsure[left] = places[i]
+            left += 1
+    return left
+
+
+@compiled(*(f"void({of}[::1], int64, int64[::1], {of}[:, ::1])" for of in ("float32", "float64")))
+def fill_rows(numbers: np.ndarray, start: int, places: np.ndarray, rows: np.ndarray) -> None:
+    """Numbers (n), of a flat table from `start` on, become its rows (r, D) at their places (r), and else 0."""
+    numbers[:] = 0
+    width = rows.shape[1]
+    for i in range(len(places)):
+        first = places[i] * width - start
+        for j in range(max(0, -first), min(width, len(numbers) - first)):
+            numbers[first + j] = rows[i, j]

@@ -13,19 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Alpha, Mechanism, Variant
-from edp_lab.privacy.csprng import Purpose, SecretStream, fill_normal
+from edp_lab.privacy.csprng import Purpose
+from edp_lab.privacy.exact_noise import Piece
+from edp_lab.privacy.exact_noise import release as release_rounded
 from edp_lab.training.gradients import ClippedSum, Layout, LoopGradients, MicroGradients, PlainGradient, layer_norms
-from edp_lab.training.noise import DrawnNoise, Noise, NoiseSource, Share, Span
+from edp_lab.training.noise import DrawnNoise, Noise, NoiseSource, Share, Span, scaled_
 
 # The sound clip stays below C by more than float32 can round within one block of a norm, and in one product.
 CLIP_MARGIN = 1 - 2.0**-16
@@ -78,16 +79,21 @@ class Clipped:
         """The mean's K layers, each by itself."""
         if len(self.total.spans) == len(self.layout.columns):
             return list(self.total.spans)
-        [(_, numbers, scale)] = self.total.spans
+        [(_, numbers, scale, _)] = self.total.spans
         return [Span(columns, numbers[columns], scale) for columns in self.layout.columns]
+
+    def scaled(self) -> Clipped:
+        """The same mean, of numbers that mean themselves: ready to be summed over ranks."""
+        return replace(self, total=self.total._replace(spans=[scaled_(span) for span in self.total.spans]))
 
 
 class Released(NamedTuple):
     """One step's output and what the panels show of it."""
 
-    parts: Sequence[Tensor]  # the released mean gradient, in flat pieces; on one of several ranks, its share of it
+    parts: Sequence[Tensor]  # the released mean gradient, in flat pieces; by `add_noise` to a rank's share, that share
     clip_factors: Tensor  # (M) in (0, 1], what each micro-batch's gradient was multiplied by. Not private
     norms: Tensor  # (M, K) of the unclipped, unscaled gradients. Not private
+    sums: Sequence[float] = ()  # over ranks, of what was counted beside. Not private
 
     @property
     def gradient(self) -> Tensor:
@@ -129,8 +135,8 @@ def add_noise(clipped: Clipped, epoch: int, noise: Noise) -> Released:
     """The Gaussian mechanism: what was clipped, in place, plus the noise that its mechanism prescribes for this epoch.
 
     Guarantee: as judged by `edp_lab.privacy.judge` for this mechanism, if the noise is fresh, independent of the data
-    and secret. Up to float32 rounding of clip and noise. On one of several ranks, `clipped` and `noise` are its share,
-    and the guarantee is that of the sum over ranks.
+    and secret; of rounded noise, exactly that for the sum as it was computed, else up to rounding. On one of several
+    ranks, float noise and what was clipped are its share, and the guarantee is that of the sum over ranks.
     """
     if not isinstance(clipped, Clipped):
         raise TypeError(f"noise hides only what was clipped, not a {type(clipped).__name__}: call clip(...) first")
@@ -140,8 +146,6 @@ def add_noise(clipped: Clipped, epoch: int, noise: Noise) -> Released:
         noise.add_to(total.spans, stds[:1] * len(total.spans))
     else:
         noise.add_to(clipped.layers(), stds)
-    for table, numbers, rows, scale in total.rows:
-        table.index_add_(0, numbers, rows, alpha=scale)
     factors = (total.factors * clipped.divisor).clamp_max(1)
     return Released([span.numbers for span in total.spans], factors, total.norms)
 
@@ -211,13 +215,22 @@ class FlatGradient:
 class PlainStep(FlatGradient):
     """Plain training, which protects nobody: nothing is clipped, and no noise is added."""
 
-    def clip_and_noise(self, epoch: int, step: int, gradients: PlainGradient, entry: Future[None] | None) -> None:
-        """Neither: leave this process's share of the mean gradient in every ``.grad``."""
+    def clip_and_noise(
+        self,
+        epoch: int,
+        step: int,
+        gradients: PlainGradient,
+        entry: Future[None] | None,
+        counts: Callable[[], Sequence[Tensor | float]],
+    ) -> Released:
+        """Neither: leave the mean gradient of all processes in every ``.grad``, and give the sums of `counts`."""
         gradients.leave_in_grad()
         if self.world > 1:
             for p, columns in zip(self.parameters, self.layout.columns, strict=True):
                 layer = self.gradient[columns].view_as(p)
                 p.grad = layer.zero_() if p.grad is None else layer.copy_(p.grad)
+        nothing = torch.ones(0)
+        return Released((), nothing, nothing, self.reduce(*counts()))
 
     def noise_stds(self, epoch: int) -> list[float]:
         return [0.0] * len(self.parameters)
@@ -255,30 +268,44 @@ class PrivateStep(FlatGradient):
         self.divisor = micro_batches or mechanism.num_devices
         rank = 0 if accelerator is None else accelerator.process_index
         self.share = Share(noise, mechanism.num_devices, rank, self.world)
+        self.rounded = mechanism.variant is Variant.SOUND and noise != "per-device"
+        share = None if self.rounded else self.share
         threads, on_gpu = min(4, torch.get_num_threads()), self.gradient.device.type != "cpu"
-        self._noise = NoiseSource(key, self.layout.size, self.share, self.gradient.dtype, threads, on_gpu)
+        self._noise = NoiseSource(key, self.layout.size, share, self.gradient.dtype, threads, on_gpu)
 
     def clip_and_noise(
-        self, epoch: int, step: int, gradients: MicroGradients, entry: Future[None] | None = None
+        self,
+        epoch: int,
+        step: int,
+        gradients: MicroGradients,
+        entry: Future[None] | None = None,
+        counts: Callable[[], Sequence[Tensor | float]] = tuple,
     ) -> Released:
-        """This process's share of the step. `entry`: its line in a ledger, before which no noise is drawn."""
-        noise = self._noise.of(step, entry)  # for a GPU it is drawn from now on
+        """The step, summed over processes. `entry`: its line in a ledger, before which no noise is drawn.
+
+        `counts`: further numbers of this process, asked for once the gradients are there, of which to give the sums.
+        """
+        noise = self._noise.of(step, entry)  # for a GPU float noise is drawn from now on
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = self.scales(gradients)
         clipped = clip(self.mechanism, gradients, self.layout, self.alpha, self.divisor, self.gradient)
-        released = add_noise(clipped, epoch, noise)
+        if self.rounded:  # once the sum is complete
+            clipped = clipped.scaled() if self.world > 1 else clipped
+            sums = self.reduce(*counts())
+            released = add_noise(clipped, epoch, noise)
+        else:
+            released = add_noise(clipped, epoch, noise)
+            sums = self.reduce(*counts())
         for p, layer in zip(self.parameters, clipped.layers(), strict=True):
             p.grad = layer.numbers.view_as(p)  # also where ``optimizer.zero_grad()`` has set it to None
-        return released
+        return released._replace(sums=sums)
 
     def __call__(self, epoch: int, step: int, losses: Sequence[Callable[[], Tensor]]) -> Released:
         """One whole step of any module, in a loop over this process's micro-batches; then the optimizer may step.
 
         `losses`: for each micro-batch, what computes the losses of its examples.
         """
-        released = self.clip_and_noise(epoch, step, LoopGradients(self.parameters, losses, self.layout))
-        self.reduce()
-        return released
+        return self.clip_and_noise(epoch, step, LoopGradients(self.parameters, losses, self.layout))
 
     @property
     def alone(self) -> bool:
@@ -307,10 +334,9 @@ class PrivateStep(FlatGradient):
         self.gradient.copy_(add_noise(clipped, 0, silent).gradient)
         self.reduce()
         norms = layer_norms(self.gradient[None], self.layout)[0].double()
-        draws = np.empty(len(norms))
-        fill_normal(SecretStream(key, Purpose.SCALES), draws)
-        std = self.mechanism.scales_noise_std() / self.divisor
-        noised = (norms + std * torch.from_numpy(draws).to(norms.device)).clamp_min(std)
+        std, noised = self.mechanism.scales_noise_std() / self.divisor, norms.cpu()
+        release_rounded([Piece(noised.numpy(), 1.0, std)], key, Purpose.SCALES)
+        noised = noised.to(norms.device).clamp_min(std)
         return (noised / noised.max()).to(self.gradient.dtype)
 
     def own(self, micro_batches: Sequence[T]) -> Sequence[T]:

@@ -24,31 +24,21 @@ from edp_lab.corpora.encoding import Dataset
 from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.ghost_clipping.ops import PLAIN, LookupOps, MicroBatchOps, PlainOps, column_slices
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.training.noise import Span
+from edp_lab.training.noise import Rows, Span
 
 MOST_EXAMPLES = 512  # in one pass: more would cost memory and save nothing
 Factors = Callable[[Tensor], Tensor]  # norms (M, K) -> factors (M)
 
 
-class Rows(NamedTuple):
-    """Rows of a table (V, D) to which `scale` times others (n, D) are to be added, each row once: their numbers (n)."""
-
-    table: Tensor
-    numbers: Tensor
-    rows: Tensor
-    scale: float
-
-
 class ClippedSum(NamedTuple):
     """sum_m f_m g_m over M micro-batches, as it lies in memory.
 
-    Whoever adds noise scales in the same pass through memory, and adds the few rows of large tables afterwards.
+    Whoever adds noise scales in the same pass through memory.
     """
 
     norms: Tensor  # (M, K), float64, of the gradients as they were
     factors: Tensor  # (M) f, float64
-    spans: Sequence[Span]  # what they mean, end to end, is the sum (P), but for the rows
-    rows: Sequence[Rows] = ()
+    spans: Sequence[Span]  # what they mean, end to end, is the sum (P)
 
     @classmethod
     def flat(cls, norms: Tensor, factors: Tensor, numbers: Tensor, scale: float = 1.0) -> ClippedSum:
@@ -186,7 +176,7 @@ class BatchGradient:
     def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
         ops = LookupOps()
         self.loss = plain_gradient(self.model, self.data, self.part, self.dropout_key, 1.0, ops)
-        spans, tables, norms = [], [], []
+        spans, norms = [], []
         for (_, p), columns in zip(trainable(self.model), self.layout.columns, strict=True):
             rows = ops.lookups.get(id(p))
             if rows is not None and p.grad is not None:
@@ -196,14 +186,10 @@ class BatchGradient:
                 if rows is None:
                     p.grad.zero_()
             norms.append(row_norms((p.grad if rows is None else rows[1]).reshape(1, -1)))
-            spans.append(Span(columns, p.grad.view(-1), 1.0 if rows is None else 0.0))
-            if rows is not None:
-                tables.append(Rows(p.grad, *rows, 1.0))
+            spans.append(Span(columns, p.grad.view(-1), rows=rows and Rows(*rows)))
         all_norms = torch.stack(norms, dim=1)
         factors = factors_of(all_norms)
-        f = float(factors[0])
-        scaled = [span._replace(scale=f * span.scale) for span in spans]
-        return ClippedSum(all_norms, factors, scaled, [rows._replace(scale=f) for rows in tables])
+        return ClippedSum(all_norms, factors, [span._replace(scale=float(factors[0])) for span in spans])
 
 
 @dataclass

@@ -1,14 +1,19 @@
 """A step's noise, and how it is drawn: by one process or many, block by block, on as many threads as there are.
 
-Draws are standard normal; `edp_lab.training.dp_step.add_noise` says by how much to scale them. The vector of P numbers
-is cut into blocks with a stream each, a function of (key, step, block), so that threads and ranks can share the work:
+`edp_lab.training.dp_step.add_noise` says by how much to scale it. The vector of P numbers is cut into blocks with a
+stream each, a function of (key, step, block), so that threads and ranks can share the work:
 
-* aggregate: one draw for the sum over all devices. Each rank draws its part of the blocks, and zeros elsewhere.
+* rounded: the sound step's. It comes after the sum over devices and ranks, of which every rank releases all blocks for
+  itself; sum and noise are rounded together, so that the bits released are those of an ideal normal and nothing else
+  (`edp_lab.privacy.exact_noise`).
+* aggregate: float noise, as one draw for the sum over all devices. Each rank draws its part of the blocks, and zeros
+  elsewhere.
 * per-device: every device draws all P numbers from streams of its own; their sum over sqrt(N) is distributed alike.
+  Each device has only its share to round with, whose errors would add up to more than a rounding: it stays float noise.
 * shared: all devices add one common secret draw, which every rank makes for itself.
 
-Guarantee: whichever it is, the sum over ranks is one fresh standard normal vector for each step, and with one key the
-first and the third are the same numbers whatever the number of ranks (per device, up to the order of a sum).
+Guarantee: of float noise, the sum over ranks is one fresh vector for each step, standard normal up to rounding, and
+with one key the numbers are the same whatever the number of ranks (per device, up to the order of a sum).
 """
 
 from __future__ import annotations
@@ -16,9 +21,9 @@ from __future__ import annotations
 import ctypes
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -29,8 +34,16 @@ from torch import Tensor
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import Purpose, SecretStream, fill_normal
+from edp_lab.privacy.exact_noise import Piece, release
 
 BLOCK = 2**19  # to begin a stream takes time, and keeps all threads waiting
+
+
+class Rows(NamedTuple):
+    """Rows (r, D) of a table whose other rows are zero, and their numbers (r), no two alike."""
+
+    numbers: Tensor
+    rows: Tensor
 
 
 class Span(NamedTuple):
@@ -38,7 +51,8 @@ class Span(NamedTuple):
 
     columns: slice  # which of the P
     numbers: Tensor  # (n) that lie together
-    scale: float = 1.0  # with 0, what stands there does not matter
+    scale: float = 1.0
+    rows: Rows | None = None  # where there are some, numbers are these, and what stands there does not matter
 
 
 class Noise(Protocol):
@@ -52,6 +66,15 @@ class Noise(Protocol):
         ...
 
 
+def filled(span: Span) -> Span:
+    """The same sum, of numbers that are there: a table's rows in their places, and zeros around them."""
+    if span.rows is None:
+        return span
+    table = span.numbers.zero_().view(-1, span.rows.rows.shape[1])
+    table.index_copy_(0, *span.rows)
+    return span._replace(rows=None)
+
+
 @dataclass(frozen=True)
 class DrawnNoise:
     """Noise that has been drawn: numbers (P), on the device of what they are added to."""
@@ -59,8 +82,8 @@ class DrawnNoise:
     numbers: Tensor
 
     def add_to(self, spans: Sequence[Span], stds: Sequence[float]) -> None:
-        for (columns, numbers, scale), std in zip(spans, stds, strict=True):
-            scaled_(numbers, scale).add_(self.numbers[columns], alpha=std)
+        for span, std in zip(map(scaled_, spans), stds, strict=True):
+            span.numbers.add_(self.numbers[span.columns], alpha=std)
 
 
 @dataclass(frozen=True)
@@ -92,13 +115,16 @@ def standard_noise(key: int, step: int, size: int, share: Share, dtype: torch.dt
     """This rank's share of a step's noise: (size). Summed over ranks, standard normal."""
     noise = torch.zeros(size, dtype=dtype)
     for block in share.blocks(size):
-        _fill(noise[_columns(block, size)].numpy(), key, step, block, share)
+        _fill(noise[columns_of(block, size)].numpy(), key, step, block, share)
     return noise
 
 
-def scaled_(x: Tensor, scale: float) -> Tensor:
-    """x times `scale`, in place; zeros for 0, even where x is not finite."""
-    return x.zero_() if scale == 0 else x if scale == 1 else x.mul_(scale)
+def scaled_(span: Span) -> Span:
+    """The same sum, of numbers that mean themselves: scaled in place."""
+    span = filled(span)
+    if span.scale != 1:
+        span.numbers.mul_(span.scale)
+    return span._replace(scale=1.0)
 
 
 class NoiseSource:
@@ -111,20 +137,22 @@ class NoiseSource:
     Args:
         key: 128 bits, see `edp_lab.privacy.csprng`.
         size: P.
+        share: of float noise, what this rank draws; None for noise that is rounded with the sum, on every rank alike.
         threads: how many draw at a time.
+        ahead: of float noise, whether to draw it in the background.
     """
 
     def __init__(
         self,
         key: int,
         size: int,
-        share: Share,
+        share: Share | None,
         dtype: torch.dtype = torch.float32,
         threads: int = 1,
         ahead: bool = False,
     ) -> None:
         self.key, self.share, self.size, self.threads = key, share, size, threads
-        self._ahead = torch.zeros(size, dtype=dtype) if ahead else None
+        self._ahead = torch.zeros(size, dtype=dtype) if ahead and share is not None else None
         self._dtype = np.dtype(str(dtype).removeprefix("torch."))
         self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="noise")
         self._own = threading.local()  # memory of each thread: fresh pages every step would cost time
@@ -143,6 +171,9 @@ class NoiseSource:
             raise UsageError(f"the noise of step {step} may have been used already: number all steps upwards")
         self._last = step
 
+        if self.share is None:
+            return _RoundedNoise(self, step, entry)
+
         def draw_ahead(out: Tensor) -> Tensor:
             if entry is not None:
                 entry.result()
@@ -150,20 +181,31 @@ class NoiseSource:
             return out
 
         drawn = None if self._ahead is None else self._pool.submit(draw_ahead, self._ahead)
-        return _StepNoise(self, step, entry, drawn)
+        return _FloatNoise(self, step, entry, drawn)
 
     def draw(self, step: int, use: Callable[[slice, np.ndarray], None]) -> None:
-        """Call `use` with every block of this rank: its columns, and numbers that are valid until it returns."""
-        left = iter(self.share.blocks(self.size))
+        """Call `use` with every block of this rank's float noise: its columns, and numbers valid until it returns."""
+        if self.share is None:
+            raise RuntimeError("noise that is rounded with a sum is not drawn without it")
+        share = self.share
 
-        def help_out() -> None:
+        def draw_block(block: int) -> None:
             if not hasattr(self._own, "memory"):
                 self._own.memory = np.empty(min(BLOCK, self.size), dtype=self._dtype)
+            columns = columns_of(block, self.size)
+            noise = self._own.memory[: columns.stop - columns.start]
+            _fill(noise, self.key, step, block, share)
+            use(columns, noise)
+
+        self.share_out(share.blocks(self.size), draw_block)
+
+    def share_out(self, blocks: range, work: Callable[[int], None]) -> None:
+        """Do the work on every block, by as many threads as there are."""
+        left = iter(blocks)
+
+        def help_out() -> None:
             for block in left:
-                columns = _columns(block, self.size)
-                noise = self._own.memory[: columns.stop - columns.start]
-                _fill(noise, self.key, step, block, self.share)
-                use(columns, noise)
+                work(block)
 
         if self.threads > 1 and self._ahead is None:
             release_cores()
@@ -180,21 +222,45 @@ class _StepNoise:
     source: NoiseSource
     step: int
     entry: Future[None] | None
-    drawn: Future[Tensor] | None
-    used: bool = False
+    used: bool = field(default=False, init=False)
 
-    def add_to(self, spans: Sequence[Span], stds: Sequence[float]) -> None:
+    def _begin(self) -> None:
         if self.used:
             raise RuntimeError(f"the noise of step {self.step} has been used")
         self.used = True
+        if self.entry is not None:
+            self.entry.result()
+
+
+@dataclass
+class _FloatNoise(_StepNoise):
+    drawn: Future[Tensor] | None
+
+    def add_to(self, spans: Sequence[Span], stds: Sequence[float]) -> None:
+        self._begin()
         if self.drawn is not None:
             DrawnNoise(self.drawn.result().to(spans[0].numbers.device)).add_to(spans, stds)
             return
-        if self.entry is not None:
-            self.entry.result()
-        if self.source.share.world > 1:  # some blocks are other ranks' to draw
-            spans = [span._replace(numbers=scaled_(span.numbers, span.scale), scale=1.0) for span in spans]
+        if self.source.share is not None and self.source.share.world > 1:  # some blocks are other ranks' to draw
+            spans = [scaled_(span) for span in spans]
         self.source.draw(self.step, partial(_add, spans, stds))
+
+
+class _RoundedNoise(_StepNoise):
+    def add_to(self, spans: Sequence[Span], stds: Sequence[float]) -> None:
+        """Round sum and noise together, on the CPU: a GPU's sum comes there and goes back."""
+        self._begin()
+        away = spans[0].numbers.device.type != "cpu"
+        here = [span._replace(numbers=span.numbers.cpu()) for span in map(filled, spans)] if away else spans
+        key, size = self.source.key, self.source.size
+
+        def release_block(block: int) -> None:
+            release([*_pieces(here, stds, columns_of(block, size))], key, Purpose.NOISE, self.step, block)
+
+        self.source.share_out(range(-(-size // BLOCK)), release_block)
+        if away:
+            for span, own in zip(spans, here, strict=True):
+                span.numbers.copy_(own.numbers)
 
 
 @cache
@@ -216,28 +282,37 @@ def release_cores() -> None:
         library.omp_pause_resource_all(1)  # omp_pause_soft
 
 
-def _columns(block: int, size: int) -> slice:
+def columns_of(block: int, size: int) -> slice:
+    """The columns of one block of P numbers."""
     return slice(block * BLOCK, min((block + 1) * BLOCK, size))
+
+
+def _pieces(spans: Sequence[Span], stds: Sequence[float], own: slice) -> Iterator[Piece]:
+    """The numbers of all spans that lie in the columns `own`; rows come to their places while in the cache."""
+    from edp_lab.privacy.csprng_numba import fill_rows  # its compiler takes a third of a second to load
+
+    first = bisect_right(spans, own.start, key=lambda span: span.columns.stop)
+    for (columns, whole, scale, rows), std in zip(spans[first:], stds[first:], strict=True):
+        if columns.start >= own.stop:
+            break
+        if len(whole) != columns.stop - columns.start:
+            raise RuntimeError("a span's columns are not as many as its numbers")
+        start = max(own.start, columns.start) - columns.start
+        numbers = whole.numpy()[start : own.stop - columns.start]
+        if rows is not None:
+            fill_rows(numbers, start, rows.numbers.numpy(), rows.rows.numpy())
+        yield Piece(numbers, scale, std)
 
 
 def _add(spans: Sequence[Span], stds: Sequence[float], own: slice, noise: np.ndarray) -> None:
     """Add the noise of the columns `own` to the numbers of all spans that it meets."""
-    from edp_lab.privacy.csprng_numba import scale_and_add  # its compiler takes a third of a second to load
+    from edp_lab.privacy.csprng_numba import scale_and_add
 
-    first = bisect_right(spans, own.start, key=lambda span: span.columns.stop)
-    for (columns, whole, scale), std in zip(spans[first:], stds[first:], strict=True):
-        if columns.start >= own.stop:
-            break
-        start, stop = max(own.start, columns.start), min(own.stop, columns.stop)
-        own_noise = noise[start - own.start : stop - own.start]
-        numbers = whole.numpy()[start - columns.start : stop - columns.start]
-        if len(numbers) != len(own_noise):
-            raise RuntimeError("a span's columns are not as many as its numbers")
-        of = numbers.dtype.type
-        if scale == 0:
-            np.multiply(own_noise, of(std), out=numbers)
-        else:
-            scale_and_add(numbers, of(scale), own_noise, of(std))
+    start = 0
+    for numbers, scale, std in _pieces(spans, stds, own):
+        of, stop = numbers.dtype.type, start + len(numbers)
+        scale_and_add(numbers, of(scale), noise[start:stop], of(std))
+        start = stop
 
 
 def _fill(out: np.ndarray, key: int, step: int, block: int, share: Share) -> None:

@@ -1,8 +1,8 @@
-"""One training loop for every method. Its step is four lines (`Trainer.step`):
+"""One training loop for every method. Its step is three lines (`Trainer.step`):
 
     gradients          of this process's micro-batches                      `edp_lab.training.gradients`
-    clip_and_noise     in place, once the ledger has the step's entry       `edp_lab.training.dp_step`
-    reduce             the sum over processes, each with its share of the devices
+    clip_and_noise     in place, once the ledger has the step's entry, and  `edp_lab.training.dp_step`
+                       the sum over processes, each with its share of the devices
     optimizer.step     sees nothing but what was released                   `edp_lab.training.optimizers`
 
 The loop knows nothing of terminals or notebooks; it reports `StepDone` and `EpochDone` events to a listener. What
@@ -360,9 +360,11 @@ class Trainer:
         parts = self._own(devices)
         gradients = self._gradients(parts, sum(len(one) for device in devices for one in device))
         entry = None if self.ledger is None else self.ledger.begin(now.epoch, now.step, self.key)
-        self.rule.clip_and_noise(now.epoch, now.step, gradients, entry)
-        mine, stopping = sum(len(one) for one in parts), stop is not None and stop.is_set()
-        loss, examples, stops = self.rule.reduce(gradients.loss, mine, stopping)
+
+        def counts() -> tuple[Tensor, int, bool]:
+            return gradients.loss, sum(len(one) for one in parts), stop is not None and stop.is_set()
+
+        loss, examples, stops = self.rule.clip_and_noise(now.epoch, now.step, gradients, entry, counts).sums
         if not math.isfinite(loss):
             raise UsageError("the loss is not finite: lower --lr or check the corpus")
         self._prepare_optimizer()

@@ -1,0 +1,209 @@
+"""Rounded noise: what is released is the ideal normal's rounding, bit for bit, and tells nothing else."""
+
+import itertools
+import math
+import os
+from types import SimpleNamespace
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from edp_lab.privacy import exact_noise
+from edp_lab.privacy.csprng import Purpose, key_from_seed
+from edp_lab.privacy.csprng_numba import normal_single
+from edp_lab.privacy.exact_noise import FURTHER, Piece, decide, grid, release
+
+KEY, STD, MASK = key_from_seed(0), 0.7, 2**64 - 1
+CORNERS = (0, 1, 2**13, 2**19, 2**31 - 1, 2**31, 2**32 - 2**13, 2**32 - 2, 2**32 - 1)
+UNIT_RADIUS = 1580029888  # the bits of rho = 1
+LONG = os.environ.get("EDP_LAB_LONG") == "1"
+
+
+def released(size: int, std: float = STD, step: int = 0, dtype: type = np.float32, start: float = 0.0) -> np.ndarray:
+    numbers = np.full(size, start, dtype=dtype)
+    release([Piece(numbers, 1.0, std)], KEY, Purpose.NOISE, step, 0)
+    return numbers
+
+
+def drawn(radii: np.ndarray, angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    first, second = np.empty((2, len(radii)), dtype=np.float32)
+    everything = np.float32(0), np.float32(np.inf)
+    normal_single(radii.astype(np.uint32), angles.astype(np.uint32), *everything, first, second)
+    return first, second
+
+
+def exact(radius: int, angle: int, second: bool, further: list[tuple[int, int]]) -> mpmath.mpf:
+    """The normal of these bits, to 100 digits."""
+    sign = -1 if angle >> second & 1 else 1
+    u, t = mpmath.mpf(radius), mpmath.mpf((angle - (angle >> 31 << 32)) >> 2)
+    for turn, more in enumerate(further, 1):
+        u, t = (whole + mpmath.mpf(part) / 2 ** (64 * turn) for whole, part in zip((u, t), more, strict=True))
+    t *= mpmath.pi / 2**31
+    return sign * mpmath.sqrt(-mpmath.log(u / 2**32)) * (mpmath.cos(t) + (1 if second else -1) * mpmath.sin(t))
+
+
+def rounded(x: mpmath.mpf) -> int:
+    return int(mpmath.floor(x + mpmath.mpf(1) / 2))
+
+
+# The errors that are claimed
+
+
+@pytest.mark.parametrize("chunk", range(4096) if LONG else (0, 1, 2047, 2048, 2900, 4095))
+def test_the_radius_and_the_angle_of_the_first_way_are_as_near_as_the_proof_says(chunk):
+    """With EDP_LAB_LONG=1 for all bits there are: this is a part of the proof."""
+    n = np.arange(chunk * 2**20, (chunk + 1) * 2**20)
+    k = n[(n >= 2**32 * math.exp(-9.0)) & (n <= 2**32 * math.exp(-2e-6))]
+    rho, _ = drawn(k, np.zeros(len(k)))
+    for end in (k, k + 1):
+        ideal = np.sqrt(np.where(end < 2**31, -np.log(end / 2**32), -np.log1p((end - 2.0**32) / 2**32)))
+        assert np.abs(rho - ideal).max() < 0.4369e-6
+    if chunk < 1024:
+        j = n - 2**29
+        both = drawn(np.full(len(j), UNIT_RADIUS), (j * 4) % 2**32)
+        for end, (q, sign) in itertools.product((j, j + 1), zip(both, (-1, 1), strict=True)):
+            t = end * (math.pi / 2**31)
+            assert np.abs(q - (np.cos(t) + sign * np.sin(t))).max() < 0.2031e-6
+    assert drawn(np.array([UNIT_RADIUS]), np.zeros(1))[0][0] == 1
+
+
+def test_what_is_claimed_of_the_product_holds_for_whatever_bits_are_to_come():
+    rng = np.random.default_rng(0)
+    radii = np.concatenate([rng.integers(2**20, 2**32 - 2**14, 3000), rng.integers(2**19 + 5_000, 2**20, 3000)])
+    angles = rng.choice([*rng.integers(0, 2**32, 300), 0, 3, 2**31 - 4, 2**31 - 1, 2**31, 2**32 - 1], len(radii))
+    normals = drawn(radii, angles)
+    with mpmath.workdps(40):
+        for i, second in itertools.product(range(len(radii)), (False, True)):
+            n = float(normals[second][i])
+            for end in ((0, 0), (MASK, MASK)):
+                error = abs(n - exact(int(radii[i]), int(angles[i]), second, [end]))
+                assert error < exact_noise.FLOAT32_ERROR + 2.0**-24 * abs(n)
+
+
+# The rounding
+
+
+@pytest.fixture
+def bits(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A stream whose bits are chosen: `words` of all radii, then angles, and `further(pair, turn)`."""
+    chosen = SimpleNamespace(words=np.zeros(0), further=lambda pair, turn: (0, 0))
+    chosen.fill = lambda out: np.copyto(out, chosen.words.astype(np.uint32))
+    chosen.blocks = lambda places: np.array(
+        [chosen.further(int(place) % FURTHER, int(place) // FURTHER - 1) for place in places], dtype=np.uint64
+    )
+    monkeypatch.setattr(exact_noise, "SecretStream", lambda *place: chosen)
+    return chosen
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_number_is_the_rounding_of_100_digits_even_at_half_a_cell_and_at_the_ends_of_a_logarithm(bits, dtype):
+    """Extreme bits with sums of 0, sums that leave x at half a cell to the last bit, and large ones."""
+    angles = (0, 3, 2**31 - 1, 2**31, 2**32 - 4)
+    pairs = [(k, j) for k in CORNERS for j in angles for _ in range(6)]
+    bits.words = np.concatenate([[k for k, _ in pairs], [j for _, j in pairs]])
+    ends = [(1, 0), (0, 1), (MASK, MASK), (2**63, 2**63), (MASK, 0)]
+    bits.further = lambda pair, turn: ends[(pair + turn * turn) % 5]
+    g, half = grid(STD), len(pairs)
+    with mpmath.workdps(100):
+        ideal = [
+            exact(*pairs[i % half], i >= half, [ends[(i % half + t * t) % 5] for t in range(5)])
+            for i in range(2 * half)
+        ]
+        near = [rounded(STD / g * n) + 0.5 - STD / g * n for n in ideal]
+        sums = [(0, x * g, x * g * (1 + 2**-50), 1e5, -3.3 * g, 7e9)[i % 6] for i, x in enumerate(near)]
+        numbers = np.array([float(s) for s in sums], dtype=dtype)
+        x = [(mpmath.mpf(float(s)) + mpmath.mpf(STD) * n) / g for s, n in zip(numbers, ideal, strict=True)]
+        release([Piece(numbers, 1.0, STD)], KEY, Purpose.NOISE, 0, 0)
+        assert numbers.tolist() == [float(dtype(g * rounded(own))) for own in x]
+
+
+def test_bits_are_drawn_until_it_is_decided_and_no_tail_is_cut():
+    asked = []
+
+    def zeros_at_first(turn: int) -> tuple[int, int]:
+        asked.append(turn)
+        return (0, 0) if turn < 3 else (5, 2**63)
+
+    n = decide(0.0, 1000.0, 0, 0, False, zeros_at_first)  # u = 5 / 2^288
+    assert n == pytest.approx(1000 * math.sqrt(-math.log(5.5) + 288 * math.log(2)), abs=60)
+    assert asked[:4] == [0, 1, 2, 3]
+    assert math.isnan(decide(math.nan, 1.0, 0, 0, False, zeros_at_first))
+
+
+def test_the_slow_ways_find_what_the_fast_way_does(monkeypatch):
+    """So their numbers have the same distribution, whichever way decided them."""
+    fast = [released(2**16 + 1, step=1), released(300, step=2)]
+    monkeypatch.setattr(exact_noise, "CERTAIN", (np.float32(0), np.float32(-1)))  # nothing is decided in float32
+    assert np.array_equal(released(2**16 + 1, step=1), fast[0])
+    monkeypatch.setattr(exact_noise, "FLOAT64_ERROR", 1.0)  # nor in float64
+    assert np.array_equal(released(300, step=2), fast[1])
+
+
+@pytest.mark.parametrize("start", [0.0, 0.3, 5.0])
+def test_cells_have_the_chances_of_an_ideal_normal(start):
+    g = grid(STD)
+    values = np.concatenate([released(2**19, step=step, start=start * g) for step in range(100, 108)]) / g
+    assert np.array_equal(values, np.rint(values))
+    edges = np.arange(-int(3.6 * STD / g), int(3.6 * STD / g) + 1) + 0.5
+    observed = np.histogram(values, [-np.inf, *edges, np.inf])[0]
+    chances = np.diff(stats.norm.cdf(np.concatenate([[-np.inf], edges, [np.inf]]), loc=start, scale=STD / g))
+    assert stats.chisquare(observed, chances * len(values)).pvalue > 1e-3
+    for cut in (4.0, 4.5):
+        for count in ((values > cut * STD / g).sum(), (values < -cut * STD / g).sum()):
+            assert stats.binomtest(int(count), len(values), stats.norm.sf(cut)).pvalue > 1e-3
+
+
+def test_how_a_sum_is_cut_into_pieces_and_held_changes_nothing():
+    whole = released(1001)
+    parts = [np.zeros(n, dtype=np.float32) for n in (1, 0, 63, 64, 873)]
+    release([Piece(part, 1.0, STD) for part in parts], KEY, Purpose.NOISE, 0, 0)
+    assert np.array_equal(np.concatenate(parts), whole)
+    assert np.array_equal(released(1001, dtype=np.float64), whole)
+    scaled = np.full(1001, 4 * grid(STD), dtype=np.float32)
+    release([Piece(scaled, 0.5, STD)], KEY, Purpose.NOISE, 0, 0)  # the same noise on 2 g
+    assert np.array_equal(scaled, whole + np.float32(2 * grid(STD)))
+
+
+@pytest.mark.parametrize("std", [0.0, 1e-40, 1e-25, 0.5, 1.0, 1e20])
+def test_the_grid_is_fine_and_public_and_without_noise_numbers_stay(std):
+    numbers = released(64, std, start=1.0)
+    if std < exact_noise.SMALLEST_STD:
+        assert (numbers == 1).all()
+        return
+    assert math.frexp(grid(std))[0] == 0.5
+    assert 128 <= std / grid(std) < 256
+    assert np.isfinite(numbers).all()
+
+
+# The attack: can the released pair come from a sum without the canary?
+
+
+def reachable(pair: np.ndarray, std: float, cell: float) -> bool:
+    """Whether float32 noise on a sum of 0 gives this pair of large radius, up to half a `cell`: all bits are tried."""
+    k = np.arange(2**13)
+    rho, _ = drawn(k, np.zeros(len(k)))
+    turn = np.arctan2(abs(pair[1]), abs(pair[0])) - math.pi / 4
+    k = k[np.abs(rho * math.sqrt(2) * std - np.hypot(*pair)) < 2e-6 * std + cell]
+    reach = int((1e-6 + cell / np.hypot(*pair)) * 2**31 / math.pi) if cell == 0 else 2**9
+    j = round(turn * 2**31 / math.pi) + np.arange(-reach, reach + 1) * (1 if cell == 0 else 2**12)
+    j = j[np.abs(j) < 2**29]
+    for part in np.array_split(k, max(1, len(k) * len(j) // 2**21)):
+        first, second = drawn(np.repeat(part, len(j)), np.tile(j * 4 % 2**32, len(part)))
+        apart = [np.abs(np.float32(std) * n - np.float32(abs(x))) for n, x in zip((first, second), pair, strict=True)]
+        if (np.maximum(*apart) <= cell / 2).any():
+            return True
+    return False
+
+
+def test_pairs_of_large_radius_that_float_noise_betrays_are_possible_either_way():
+    std, canary, rng = np.float32(STD), np.float32(0.02), np.random.default_rng(1)
+    radii, angles = rng.integers(0, 2**12, 12), rng.integers(0, 2**32, 12)
+    noise = np.array(drawn(radii, angles)) * std
+    without, with_it = noise.T, (noise + canary).T
+    assert all(reachable(pair, STD, 0.0) for pair in without)
+    assert sum(reachable(pair, STD, 0.0) for pair in with_it) <= 3
+    g = grid(STD)
+    for pairs in (without, with_it):
+        assert all(reachable(np.rint(pair / g) * g, STD, g) for pair in pairs)
