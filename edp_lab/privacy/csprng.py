@@ -2,9 +2,10 @@
 
 torch's CPU generator keeps 32 bits of its seed, so streams seeded per step would collide within one long run
 and a secret seed could be searched. What hides a gradient is drawn from AES-128 in counter mode, the fastest source at
-hand. Float32 Gaussian noise has the usual floating-point caveats all the same (Mironov 2012). Order, sampling, dropout
-and initial weights come from numpy's SFC64, seeded through `SeedSequence` with all 128 bits of the same key: not
-cryptographic, so whoever sees much of what they draw might learn more than AES alone would tell.
+hand. Normal numbers as floats (`fill_normal`) betray what they are added to (Mironov 2012): a sound step's release goes
+through `edp_lab.privacy.exact_noise` instead. Order, sampling, dropout and initial weights come from numpy's SFC64,
+seeded through `SeedSequence` with all 128 bits of the same key: not cryptographic, so whoever sees much of what they
+draw might learn more than AES alone would tell.
 """
 
 from __future__ import annotations

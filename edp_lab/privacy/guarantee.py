@@ -38,7 +38,9 @@ NOT_COVERED = (
     "losses", "gradient norms", "validation scores", "checksums", "any choice made by looking at them",
 )  # fmt: skip
 NOISE = (
-    "float32 or float64, from AES-128 in counter mode; order and sampling: from a generator that is not cryptographic"
+    "an ideal normal, rounded together with the clipped sum, from AES-128 in counter mode; as printed, or drawn per "
+    "device, it is a float, whose last bits may tell more than epsilon says; the rounding of the clipped sum itself is "
+    "not counted; order and sampling: from a generator that is not cryptographic"
 )
 SCOPE = (
     "accountant: {method}; unit: {who}; neighbours: {neighbours}; batches: {sampling}; the adversary sees every "

@@ -111,7 +111,7 @@ def test_where_machine_code_cannot_be_kept_noise_is_drawn_all_the_same(tmp_path)
     whole = Path(csprng.__file__).parent / "csprng_numba.py"
     (tmp_path / whole.name).write_bytes(whole.read_bytes())
     code = "import csprng_numba, numpy as np; out = np.empty((2, 1), np.float32); b = np.ones((2, 1), np.uint32);"
-    code += "csprng_numba.normal_single(*b, *out); print(*out.ravel())"
+    code += "ends = np.float32(0), np.float32(9); csprng_numba.normal_single(*b, *ends, *out); print(*out.ravel())"
     nowhere = {"NUMBA_CACHE_DIR": "", "HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", "PYTHONPATH": str(tmp_path)}
     (tmp_path / "__pycache__").write_text("a file, so no folder can be made")
     told = subprocess.run([sys.executable, "-c", code], env=os.environ | nowhere, capture_output=True, text=True)
@@ -185,7 +185,7 @@ def test_a_pair_of_normals_is_what_its_bits_say_even_at_both_ends_of_a_logarithm
     bits = np.concatenate([grid, np.random.default_rng(0).integers(0, 2**32, (200_000, 2), dtype=np.uint32)])
     radii, angles = np.ascontiguousarray(bits.T)
     first, second = np.empty((2, len(bits)), dtype=np.float32)
-    normal_single(radii, angles, first, second)
+    normal_single(radii, angles, np.float32(0), np.float32(np.inf), first, second)
     radius = np.sqrt(-2 * np.log1p(-(2.0**32 - radii - 0.5) / 2**32))
     turn = np.pi / 4 * (1 + (angles.view(np.int32) >> 2) / 2.0**29)
     for drawn, exact, sign in ((first, np.cos(turn), angles & 1), (second, np.sin(turn), angles >> 1 & 1)):

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.privacy.exact_noise import grid
 from edp_lab.training import noise
 from edp_lab.training.config import NOISES
-from edp_lab.training.noise import BLOCK, DrawnNoise, NoiseSource, Share, Span, part, standard_noise
+from edp_lab.training.noise import BLOCK, DrawnNoise, NoiseSource, Rows, Share, Span, part, standard_noise
 
 KEY, STEP, DEVICES = key_from_seed(0), 7, 8
 WORLDS = (1, 2, 3, 5)
@@ -130,20 +131,44 @@ def test_what_is_added_is_the_steps_noise_whoever_draws_it(kind, threads, ahead,
 
 @AHEAD
 @pytest.mark.parametrize("world", [1, 3])
-def test_what_is_scaled_by_nothing_is_overwritten(ahead, world, small_blocks):
-    """Memory that nobody has cleared may hold anything."""
-    share, size = Share("aggregate", DEVICES, 0, world), 3 * small_blocks + 3
-    out = torch.full((size,), torch.nan, dtype=torch.float64)
-    NoiseSource(KEY, size, share, torch.float64, 2, ahead).of(0).add_to([Span(slice(0, size), out, 0.0)], [0.5])
-    noise = standard_noise(KEY, 0, size, share, torch.float64)
-    torch.testing.assert_close(out, 0.5 * noise, rtol=1e-13, atol=1e-13)
+def test_of_a_table_with_few_rows_what_stands_there_is_overwritten(ahead, world, small_blocks):
+    """Memory that nobody has cleared may hold anything. Rows end within blocks."""
+    share, size = Share("aggregate", DEVICES, 0, world), 21 * 10
+    out, rows = torch.full((size,), torch.nan, dtype=torch.float64), torch.randn(3, 21, dtype=torch.float64)
+    span = Span(slice(0, size), out, 0.25, Rows(torch.tensor([9, 3, 6]), rows))
+    NoiseSource(KEY, size, share, torch.float64, 2, ahead).of(0).add_to([span], [0.5])
+    expected = 0.5 * standard_noise(KEY, 0, size, share, torch.float64).view(-1, 21)
+    expected[[9, 3, 6]] += 0.25 * rows
+    torch.testing.assert_close(out.view(-1, 21), expected, rtol=1e-13, atol=1e-13)
 
 
-@AHEAD
-def test_nothing_is_drawn_before_the_ledger_has_its_entry_and_nothing_at_all_where_it_fails(monkeypatch, ahead):
-    entry, refused, drawn, original = Future(), Future(), [], noise._fill
-    monkeypatch.setattr(noise, "_fill", lambda *arguments: (drawn.append(entry.done()), original(*arguments)))
-    source = NoiseSource(KEY, BLOCK + 1, Share(), threads=3, ahead=ahead)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rounded_noise_is_bit_for_bit_the_same_however_the_sum_lies_in_memory(threads, small_blocks):
+    """In one span or several, with one deviation or several, a table with few rows or in full."""
+    size, rows = 10 * small_blocks + 3, torch.randn(4, 20)
+    table, numbers = torch.zeros(20, 20), torch.tensor([19, 0, 7, 8])
+    table[numbers] = rows
+    sums = torch.cat([torch.randn(100), table.flatten(), torch.randn(size - 500)])
+    whole, spans = sums.clone(), []
+    for columns, few in ((slice(0, 100), None), (slice(100, 500), Rows(numbers, rows)), (slice(500, size), None)):
+        held = sums[columns].clone() if few is None else torch.full((400,), torch.nan)
+        spans.append(Span(columns, held, 0.5, few))
+    NoiseSource(KEY, size, None, threads=threads).of(3).add_to([Span(slice(0, size), whole, 0.5)], [0.3])
+    NoiseSource(KEY, size, None).of(3).add_to(spans, [0.3] * 3)
+    assert torch.equal(torch.cat([span.numbers for span in spans]), whole)
+    cells = (whole.double() / grid(0.3)).numpy()
+    assert np.array_equal(cells, np.rint(cells))
+    noise = (whole - 0.5 * sums) / 0.3
+    assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-3
+
+
+@pytest.mark.parametrize(("share", "ahead"), [(Share(), False), (Share(), True), (None, False)])
+def test_nothing_is_drawn_before_the_ledger_has_its_entry_and_nothing_at_all_where_it_fails(monkeypatch, share, ahead):
+    entry, refused, drawn = Future(), Future(), []
+    for name in ("_fill", "release"):
+        original = getattr(noise, name)
+        monkeypatch.setattr(noise, name, lambda *a, original=original: (drawn.append(entry.done()), original(*a)))
+    source = NoiseSource(KEY, BLOCK + 1, share, threads=3, ahead=ahead)
     spans = [Span(slice(0, BLOCK + 1), torch.zeros(BLOCK + 1))]
     refused.set_exception(UsageError("the disk is full"))
     with pytest.raises(UsageError, match="disk is full"):
@@ -155,9 +180,9 @@ def test_nothing_is_drawn_before_the_ledger_has_its_entry_and_nothing_at_all_whe
     assert drawn == [True, True]
 
 
-@AHEAD
-def test_noise_is_used_once_and_drawn_once(ahead):
-    source, spans = NoiseSource(KEY, 10, Share(), ahead=ahead), [Span(slice(0, 10), torch.zeros(10))]
+@pytest.mark.parametrize(("share", "ahead"), [(Share(), False), (Share(), True), (None, False)])
+def test_noise_is_used_once_and_drawn_once(share, ahead):
+    source, spans = NoiseSource(KEY, 10, share, ahead=ahead), [Span(slice(0, 10), torch.zeros(10))]
     own = source.of(3)
     own.add_to(spans, [1.0])
     with pytest.raises(RuntimeError, match="used"):
