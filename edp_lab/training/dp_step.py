@@ -291,6 +291,8 @@ class PrivateStep(FlatGradient):
         clipped = clip(self.mechanism, gradients, self.layout, self.alpha, self.divisor, self.gradient)
         if self.rounded:  # once the sum is complete
             clipped = clipped.scaled() if self.world > 1 else clipped
+            if entry is not None:
+                entry.result()
             sums = self.reduce(*counts())
             released = add_noise(clipped, epoch, noise)
         else:

@@ -255,7 +255,7 @@ class _RoundedNoise(_StepNoise):
         key, size = self.source.key, self.source.size
 
         def release_block(block: int) -> None:
-            release([*_pieces(here, stds, columns_of(block, size))], key, Purpose.NOISE, self.step, block)
+            _round([*_pieces(here, stds, columns_of(block, size))], key, self.step, block)
 
         self.source.share_out(range(-(-size // BLOCK)), release_block)
         if away:
@@ -313,6 +313,11 @@ def _add(spans: Sequence[Span], stds: Sequence[float], own: slice, noise: np.nda
         of, stop = numbers.dtype.type, start + len(numbers)
         scale_and_add(numbers, of(scale), noise[start:stop], of(std))
         start = stop
+
+
+def _round(pieces: Sequence[Piece], key: int, step: int, block: int) -> None:
+    """The sum in one block becomes what is released of it."""
+    release(pieces, key, Purpose.NOISE, step, block)
 
 
 def _fill(out: np.ndarray, key: int, step: int, block: int, share: Share) -> None:

@@ -66,7 +66,7 @@ def be(arguments: list[str], home: Path, faults: dict[str, Any]) -> None:
     if FAULTS["die_before"] is not None:
         sys.addaudithook(partial(count_down, [FAULTS["die_before"]], str(home)))
     before(PrivacyLedger, "write", hold)
-    before(noise, "_fill", note)
+    before(noise, "_round", note)
     before(launch, "obey", lambda stop: threading.Thread(target=tell, args=[stop], daemon=True).start())
     patch = pytest.MonkeyPatch()
     patch.setenv("EDP_LAB_TIMEOUT", str(FAULTS["timeout"]))
@@ -107,7 +107,7 @@ def hold(ledger: PrivacyLedger, *entry: int) -> None:
         waited(lambda: not (FAULTS["home"] / "held").exists())
 
 
-def note(out: Any, key: int, step: int, *rest: Any) -> None:
+def note(pieces: Any, key: int, step: int, *rest: Any) -> None:
     if os.environ.get("RANK", "0") == "0":  # without whose noise nothing is released
         with open(FAULTS["home"] / "drawn", "a") as file:
             file.write(json.dumps([step, fingerprint(key)]) + "\n")

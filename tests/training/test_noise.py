@@ -165,7 +165,7 @@ def test_rounded_noise_is_bit_for_bit_the_same_however_the_sum_lies_in_memory(th
 @pytest.mark.parametrize(("share", "ahead"), [(Share(), False), (Share(), True), (None, False)])
 def test_nothing_is_drawn_before_the_ledger_has_its_entry_and_nothing_at_all_where_it_fails(monkeypatch, share, ahead):
     entry, refused, drawn = Future(), Future(), []
-    for name in ("_fill", "release"):
+    for name in ("_fill", "_round"):
         original = getattr(noise, name)
         monkeypatch.setattr(noise, name, lambda *a, original=original: (drawn.append(entry.done()), original(*a)))
     source = NoiseSource(KEY, BLOCK + 1, share, threads=3, ahead=ahead)
