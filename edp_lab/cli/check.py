@@ -90,8 +90,12 @@ def check(
 
     content = read_json(file) if file else {}
     named = {name: ctx.params[name] for name in given(ctx) & set(NAMES)}
-    found = judge(setting_of({**settings_of(content, str(file)), **named}))
+    read = {**settings_of(content, str(file)), **named}
+    found = judge(setting_of(read))
     told = report(found, unread(content))
+    if read.get("noise_multiplier") is None:
+        chosen = "the noise multiplier was not given: it is what Poisson sampling needs for epsilon"
+        told["notes"] = [f"{chosen} {found.setting.epsilon:g}", *told["notes"]]
     answer(as_json, told, "checked", told)
     if found.setting.epsilon is not None and found.status is not Status.HOLDS:
         raise typer.Exit(1)

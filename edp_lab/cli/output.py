@@ -139,6 +139,7 @@ def _template(name: str) -> Any:
     beside = FileSystemLoader(Path(__file__).parent)
     here = Environment(loader=beside, undefined=StrictUndefined, autoescape=select_autoescape(["html.j2"]), **look)
     here.filters |= {"n": number, "up": lambda bound: "none" if bound is None else upward(bound, 6), "fill": fill}
+    here.filters["down"] = lambda bound: upward(-bound).lstrip("-")  # what attacks reach
     return here.get_template(name)
 
 

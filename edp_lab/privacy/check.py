@@ -26,7 +26,7 @@ from edp_lab.privacy.accountants import (
     gdp_epsilon,
     zcdp_epsilon,
 )
-from edp_lab.privacy.allocation import MOST_BATCHES, RandomAllocation
+from edp_lab.privacy.allocation import MOST_BATCHES, RandomAllocation, allocation_at_least
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.guarantee import upward
 from edp_lab.privacy.mechanism import LARGEST, SMALLEST_RATE, Adjacency, Mechanism, NoGuarantee, Schedule
@@ -219,15 +219,20 @@ def _fixed_size(s: Setting) -> float:
 
 
 def _allocated(s: Setting) -> float:
-    """Where steps are no multiple of epochs, with fewer bins than there are, which hide less.
+    z, batches, passes = _allotment(s)
+    return RandomAllocation(Schedule(np.array([z]), np.array([passes])), batches).epsilon(s.delta)
+
+
+def _allotment(s: Setting) -> tuple[float, int, int]:
+    """Noise, bins and passes; where steps are no multiple of epochs, with fewer bins than there are, which hide less.
 
     Drawn once, a bin is as one pass whose steps are the sums over all epochs: noise sqrt(epochs) z on a shift of epochs
     (Choquette-Choo et al. 2024, arXiv 2410.06266).
     """
-    once = s.sampler is Sampler.BALLS_IN_BINS
-    z = s.noise_multiplier / (math.sqrt(s.epochs) if once else 1.0)
-    passes = Schedule(np.array([z]), np.array([1 if once else s.epochs]))
-    return RandomAllocation(passes, min(s.steps // s.epochs, MOST_BATCHES)).epsilon(s.delta)
+    batches = min(s.steps // s.epochs, MOST_BATCHES)
+    if s.sampler is Sampler.BALLS_IN_BINS:
+        return s.noise_multiplier / math.sqrt(s.epochs), batches, 1
+    return s.noise_multiplier, batches, s.epochs
 
 
 def _truncated(s: Setting) -> float:
@@ -244,12 +249,15 @@ def at_least(s: Setting) -> float:
 
     In the same order each epoch the Gaussian account is exact. Shuffled: all other examples push one way, and one looks
     for the batch that is moved least (Chua, Ghazi, Kamath et al. 2024, section 3; here over all epochs). Poisson:
-    privacy losses rounded down.
+    privacy losses rounded down. A bin that is drawn: `allocation_at_least`, where steps are a multiple of epochs.
     """
     batches = math.ceil(s.n / s.batch_size)
     epochs, z = s.steps // batches, s.noise_multiplier  # whole ones
     if s.micro_batch_size > 1 or not epochs:
         return 0.0
+    if s.sampler in ALLOTTED:
+        z, bins, passes = _allotment(s)
+        return allocation_at_least(z, bins, passes, s.delta) if bins * s.epochs == s.steps else 0.0
     if s.neighbours is Adjacency.ADD_OR_REMOVE_ONE and s.sampler is not Sampler.POISSON:
         return 0.0
     if s.sampler is Sampler.FIXED_ORDER:
@@ -404,4 +412,4 @@ def _notes(s: Setting) -> list[str]:
 
 
 def _name(neighbours: Adjacency) -> str:
-    return neighbours.name.lower().replace("_", " ")
+    return {Adjacency.ZERO_OUT: "zero-out", Adjacency.REPLACE_ONE: "replace-one"}.get(neighbours, "add or remove one")

@@ -85,3 +85,20 @@ def test_verdict_is_the_exit_status_and_options_go_before_the_file(cli, tmp_path
     assert found["holds"]["add_or_remove_one"]["epsilon"] < 3
     status, out, _ = cli("check", str(file), "--adjacency", "ADD_OR_REMOVE_ONE", "--json")
     assert (status, json.loads(out)["holds"]["add_or_remove_one"]["epsilon"]) == (1, None)
+
+
+def test_verdicts_say_what_holds_what_attacks_reach_and_which_noise_was_assumed(cli, tmp_path):
+    file = tmp_path / "settings.json"
+
+    def told(content):
+        file.write_text(json.dumps({**content, **DELTA}))
+        return cli("check", str(file))[1]
+
+    assert "holds for add or remove one; 2." in told({**OPACUS, "epsilon": 9.0})
+    assert "was not given: it is what Poisson sampling needs" in told(
+        {**OPACUS, "noise_multiplier": None, "epsilon": 3}
+    )
+    once = told({**BINS, "noise_multiplier": 1.0, "epsilon": 2.0})
+    assert "the claim is false: attacks reach epsilon" in once
+    anew = told({**BINS, "sampler": "random-allocation", "noise_multiplier": 1.0, "epsilon": 3.0})
+    assert "not shown: the least that is known to hold is 3.48381; attacks reach 1.99" in anew  # rounded up, down
