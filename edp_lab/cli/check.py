@@ -40,11 +40,12 @@ SAMPLERS = {
     "uniformwithreplacementsampler": "poisson",  # Opacus' name for it
     "distributeduniformwithreplacementsampler": "poisson",
     "ballsinbinssampling": "balls-in-bins",
+    "randomallocationsampling": "random-allocation",
     "fixedbatchsampling": "fixed-size",
 }
 SPECIAL = {
     "poisson_sampling", "poisson_sampling_in_fit", "shuffle", "replace", "drop_last", "num_microbatches", "clipping",
-    "gradient_accumulation_steps", "expected_participations", "strategy", "cycle_length",
+    "gradient_accumulation_steps", "expected_participations", "strategy", "cycle_length", "partition_type",
 }  # fmt: skip
 
 
@@ -181,9 +182,12 @@ def _read_sampler(flat: Mapping[str, Any], read: dict[str, Any]) -> None:
     elif "shuffle" in flat:
         read["sampler"] = _passes(flat, False)
     if (flat.get("cycle_length") or 1) > 1 and read.get("sampler") == "poisson":
-        raise UsageError(
-            "Poisson sampling within a cycle of groups (cycle_length) is not judged here: give cycle_length 1"
-        )
+        if read.pop("sampling_rate", None) != 1:
+            raise UsageError(
+                "Poisson sampling within a cycle of groups (cycle_length) is not judged here: give cycle_length 1"
+            )
+        alone = "independent" in str(flat.get("partition_type")).lower()
+        read["sampler"] = "balls-in-bins" if alone else "fixed-order"  # each group as a whole
 
 
 def _passes(flat: Mapping[str, Any], poisson: bool) -> str:
@@ -195,12 +199,25 @@ def _read_batches(flat: Mapping[str, Any], read: dict[str, Any]) -> None:
         read["micro_batch_size"] = math.ceil(
             read["batch_size"] / max(1.0, _number("num_microbatches", flat["num_microbatches"]))
         )
+    summed = _number("gradient_accumulation_steps", flat.get("gradient_accumulation_steps") or 1)
+    if summed > 1 and read.get("sampler") == "poisson":
+        raise UsageError(
+            f"gradient_accumulation_steps {summed} sums up Poisson batches that are drawn one by one, so an example "
+            "may count several times: it is not judged here; draw one larger batch, which a loader may cut up "
+            "(Opacus: BatchMemoryManager)"
+        )
     if "batch_size" in read:
-        read["batch_size"] *= _number("gradient_accumulation_steps", flat.get("gradient_accumulation_steps") or 1)
+        read["batch_size"] *= summed
     if "expected_participations" in flat and "steps" in read:
         read["sampling_rate"] = _number("expected_participations", flat["expected_participations"]) / read["steps"]
     if "cycle_length" in flat and "n" in read and "batch_size" not in read:
         read["batch_size"] = read["n"] / _number("cycle_length", flat["cycle_length"])
+    if (
+        read.get("sampler") == "random-allocation"
+        and "batch_size" not in read
+        and {"n", "steps", "epochs"} <= set(read)
+    ):
+        read["batch_size"] = read["n"] * read["epochs"] / read["steps"]
     if {"poisson_sampling", "max_grad_norm"} & set(flat) and {"n", "batch_size"} <= set(read):
         batches = read["n"] / max(1.0, read["batch_size"])
         length = max(1, math.floor(batches) if flat.get("drop_last") else math.ceil(batches))  # of the data loader

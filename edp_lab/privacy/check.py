@@ -47,7 +47,9 @@ class Sampler(StrEnum):
     FIXED_SIZE = "fixed-size"  # each step its own random batch, without replacement
     WITH_REPLACEMENT = "with-replacement"  # the same, but an example may be drawn twice
     BALLS_IN_BINS = "balls-in-bins"  # each example, by itself, in one random step, the same in each epoch
-    RANDOM_ALLOCATION = "random-allocation"  # each example, by itself, in one random step of each epoch, drawn anew
+    RANDOM_ALLOCATION = (
+        "random-allocation"  # each, by itself, in a step of each epoch, drawn anew, or in as many of all
+    )
 
 
 POISSON_THERE = (
@@ -227,7 +229,8 @@ def _allotment(s: Setting) -> tuple[float, int, int]:
     """Noise, bins and passes; where steps are no multiple of epochs, with fewer bins than there are, which hide less.
 
     Drawn once, a bin is as one pass whose steps are the sums over all epochs: noise sqrt(epochs) z on a shift of epochs
-    (Choquette-Choo et al. 2024, arXiv 2410.06266).
+    (Choquette-Choo et al. 2024, arXiv 2410.06266). k steps of all t are one of each k-th part, for parts drawn at
+    random (Feldman and Shenfeld 2025).
     """
     batches = min(s.steps // s.epochs, MOST_BATCHES)
     if s.sampler is Sampler.BALLS_IN_BINS:
@@ -249,15 +252,17 @@ def at_least(s: Setting) -> float:
 
     In the same order each epoch the Gaussian account is exact. Shuffled: all other examples push one way, and one looks
     for the batch that is moved least (Chua, Ghazi, Kamath et al. 2024, section 3; here over all epochs). Poisson:
-    privacy losses rounded down. A bin that is drawn: `allocation_at_least`, where steps are a multiple of epochs.
+    privacy losses rounded down. Allocation: one adds up all steps; a bin that is drawn once: `allocation_at_least`.
     """
     batches = math.ceil(s.n / s.batch_size)
     epochs, z = s.steps // batches, s.noise_multiplier  # whole ones
     if s.micro_batch_size > 1 or not epochs:
         return 0.0
-    if s.sampler in ALLOTTED:
-        z, bins, passes = _allotment(s)
-        return allocation_at_least(z, bins, passes, s.delta) if bins * s.epochs == s.steps else 0.0
+    if s.sampler is Sampler.RANDOM_ALLOCATION:
+        return gdp_epsilon(s.epochs / math.sqrt(s.steps) / z, s.delta) * (1 - 1e-9)
+    if s.sampler is Sampler.BALLS_IN_BINS:
+        once, bins, passes = _allotment(s)
+        return allocation_at_least(once, bins, passes, s.delta) if bins * s.epochs == s.steps else 0.0
     if s.neighbours is Adjacency.ADD_OR_REMOVE_ONE and s.sampler is not Sampler.POISSON:
         return 0.0
     if s.sampler is Sampler.FIXED_ORDER:

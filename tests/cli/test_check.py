@@ -25,6 +25,9 @@ DELTA = {"delta": 1e-5}
 BAND = {"plan": {"iterations": 100, "expected_participations": 5, "strategy": [1.0]}, "num_examples": 1000}
 FIXED = {"batch_size": 50, "iterations": 100, "replace": False, "n": 1000}
 BINS = {"sampler": "BallsInBinsSampling", "iterations": 100, "cycle_length": 20, "n": 1000}
+CYCLE = {"sampling_prob": 1, "iterations": 100, "cycle_length": 20, "n": 1000}
+ALLOTTED = {"sampler": "RandomAllocationSampling", "iterations": 100, "total_participations": 5, "n": 1000}
+ONE = {**KERAS, "poisson_sampling_in_fit": True, "gradient_accumulation_steps": 1}
 SHUFFLED = {"poisson_sampling": False}
 
 
@@ -37,12 +40,15 @@ SHUFFLED = {"poisson_sampling": False}
         ({**OPACUS, **SHUFFLED, "shuffle": False}, {"sampler": Sampler.FIXED_ORDER}),
         ({**OPACUS, "max_grad_norm": [3, 4]}, {"clip_norm": 5}),
         (KERAS, {"sampler": Sampler.SHUFFLE, "batch_size": 256, "epochs": 4}),  # unless told otherwise
-        ({**KERAS, "poisson_sampling_in_fit": True}, {"sampler": Sampler.POISSON}),
+        (ONE, {"sampler": Sampler.POISSON, "batch_size": 64}),
         ({**KERAS, "microbatch_size": 8}, {"micro_batch_size": 1}),  # its microbatches share no clip
         (BAND, {"sampler": Sampler.POISSON, "batch_size": 50, "steps": 100}),
         (FIXED, {"sampler": Sampler.FIXED_SIZE}),
         ({**FIXED, "sampler": "FixedBatchSampling", "replace": True}, {"sampler": Sampler.WITH_REPLACEMENT}),
         (BINS, {"sampler": Sampler.BALLS_IN_BINS, "batch_size": 50, "epochs": 5}),
+        (CYCLE, {"sampler": Sampler.FIXED_ORDER, "batch_size": 50, "epochs": 5}),
+        ({**CYCLE, "partition_type": "PartitionType.INDEPENDENT"}, {"sampler": Sampler.BALLS_IN_BINS, "epochs": 5}),
+        (ALLOTTED, {"sampler": Sampler.RANDOM_ALLOCATION, "batch_size": 50, "epochs": 5}),
         ({**TF, "sampler": "shuffle"}, {"micro_batch_size": 8, "steps": 200}),
     ],
 )
@@ -58,6 +64,7 @@ def test_settings_of_other_libraries(content, expected):
         ({**OPACUS, "clipping": "adaptive"}, "adaptive"),
         ({**OPACUS, "strategy": [1, 0.5]}, "correlated"),
         ({**OPACUS, "sampling_prob": 0.5}, "not a share"),
+        ({**ONE, "gradient_accumulation_steps": 4}, "count several times"),
         ({**OPACUS, "n": 7_000}, "twice"),
         ({**OPACUS, "batch_size": "many"}, "batch_size is 'many'"),
         ({**OPACUS, "noise_multiplier": None}, "neither"),
