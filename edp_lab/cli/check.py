@@ -45,7 +45,7 @@ SAMPLERS = {
 }
 SPECIAL = {
     "poisson_sampling", "poisson_sampling_in_fit", "shuffle", "replace", "drop_last", "num_microbatches", "clipping",
-    "gradient_accumulation_steps", "expected_participations", "strategy", "cycle_length", "partition_type",
+    "gradient_accumulation_steps", "expected_participations", "strategy", "cycle_length", "partition_type", "num_bands",
 }  # fmt: skip
 
 
@@ -90,6 +90,8 @@ def check(
     from edp_lab.privacy.check import check as judge
 
     content = read_json(file) if file else {}
+    if sampler is not None and isinstance(content, Mapping):  # what the rest means depends on it
+        content = {**content, "sampler": sampler}
     named = {name: ctx.params[name] for name in given(ctx) & set(NAMES)}
     read = {**settings_of(content, str(file)), **named}
     found = judge(setting_of(read))
@@ -160,9 +162,10 @@ def _flat(content: Any, where: str) -> dict[str, Any]:
 def _refuse_unjudged(flat: Mapping[str, Any], where: str) -> None:
     if flat.get("clipping") == "adaptive":
         raise UsageError(f"{where} has adaptive clipping, which spends privacy of its own: it is not judged here")
-    strategy = flat.get("strategy") or []
-    if len(strategy if isinstance(strategy, list) else []) > 1:
-        raise UsageError(f"{where} has noise that is correlated between steps (strategy): it is not judged here")
+    strategy, bands = flat.get("strategy") or [], flat.get("num_bands") or 1
+    if bands != 1 or len(strategy if isinstance(strategy, list) else []) > 1:
+        named = "num_bands" if bands != 1 else "strategy"
+        raise UsageError(f"{where} has noise that is correlated between steps ({named}): it is not judged here")
 
 
 def _read_sampler(flat: Mapping[str, Any], read: dict[str, Any]) -> None:

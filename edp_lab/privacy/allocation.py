@@ -1,7 +1,8 @@
 """Random allocation ("balls in bins"): every pass puts each utterance into one of t batches, by a chance of its own.
 
 Between a shuffled pass, which hides nothing in the worst case, and Poisson sampling, whose number of occurrences is
-itself left to chance. As utterances choose independently, adding or removing one moves no other.
+itself left to chance. As utterances choose independently, adding or removing one moves no other. A batch that is drawn
+once for all passes, as jax_privacy's `BallsInBinsSampling` does, hides far less: see `edp_lab.privacy.check`.
 
 Formal guarantee. At noise multiplier z, a pass is dominated, for one utterance added or removed, by
 

@@ -63,6 +63,7 @@ def test_settings_of_other_libraries(content, expected):
         ([], "holds no settings"),
         ({**OPACUS, "clipping": "adaptive"}, "adaptive"),
         ({**OPACUS, "strategy": [1, 0.5]}, "correlated"),
+        ({**CYCLE, "num_bands": 4}, "num_bands"),
         ({**OPACUS, "sampling_prob": 0.5}, "not a share"),
         ({**ONE, "gradient_accumulation_steps": 4}, "count several times"),
         ({**OPACUS, "n": 7_000}, "twice"),
@@ -92,6 +93,14 @@ def test_verdict_is_the_exit_status_and_options_go_before_the_file(cli, tmp_path
     assert found["holds"]["add_or_remove_one"]["epsilon"] < 3
     status, out, _ = cli("check", str(file), "--adjacency", "ADD_OR_REMOVE_ONE", "--json")
     assert (status, json.loads(out)["holds"]["add_or_remove_one"]["epsilon"]) == (1, None)
+
+
+def test_a_sampler_that_is_given_beside_a_file_changes_what_the_file_means(cli, tmp_path):
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({**OPACUS, **DELTA}))
+    assert json.loads(cli("check", str(file), "--sampler", "shuffle", "--json")[1])["setting"]["batch_size"] == 250
+    file.write_text(json.dumps({**KERAS, **DELTA, "noise_multiplier": 1.0}))
+    assert "count several times" in cli("check", str(file), "--sampler", "poisson")[2]
 
 
 def test_verdicts_say_what_holds_what_attacks_reach_and_which_noise_was_assumed(cli, tmp_path):
