@@ -28,8 +28,14 @@ from edp_lab.privacy.exact_noise import release as release_rounded
 from edp_lab.training.gradients import ClippedSum, Layout, LoopGradients, MicroGradients, PlainGradient, layer_norms
 from edp_lab.training.noise import DrawnNoise, Noise, NoiseSource, Share, Span, scaled_
 
-# The sound clip stays below C by more than float32 can round within one block of a norm, and in one product.
-CLIP_MARGIN = 1 - 2.0**-16
+# The sound clip stays below C by what float32 rounds. With u = 2^-24, a norm is short by at most 513u of itself: 1,024
+# squares in any order and a root (`row_norms`; float64 beyond). A clipped gradient is one float32 product with a
+# float32 factor, 2u longer. The sum of M of them, in any order, is off by at most (M - 1)u of each number's absolute
+# sum, so by M (M - 1)u C in norm, and the sums of two neighbours by twice that: 480u C for M = 16. In all that is 995u,
+# below 2^-14. So for up to 16 micro-batches, formed one by one, the sensitivity holds for the sum as computed. Ghost
+# clipping, which never forms a micro-batch's gradient, and more micro-batches are assumed to round no worse: terms can
+# cancel there, and in float32 no bound by C alone is true of them.
+CLIP_MARGIN = 1 - 2.0**-14
 SMALLEST_ALPHA = 2.0**-40  # below, a float32 gradient that matters after division by alpha underflows before it
 T = TypeVar("T")
 
@@ -119,7 +125,7 @@ def clip(
     Guarantee: that of `Clipped`, whatever the gradients. By the norm of g / alpha:
 
         no micro-batch, or an empty one   contributes 0; the divisor stays
-        0 to C                            stays as it is (sound: to C less 2^-16 of it, which float32 may round away)
+        0 to C                            stays as it is (sound: to C less 2^-14 of it, which float32 may round away)
         beyond C                          shortened to C
         NaN or infinite                   refused
 

@@ -134,6 +134,20 @@ def test_sound_clip_never_exceeds_its_sensitivity(size, bound, seed, scaled, div
     assert float(difference.norm()) <= ends[0].sensitivity() == mechanism.sensitivity() / (divisor or 4)
 
 
+def test_the_computed_sums_of_neighbours_are_no_further_apart_than_the_sensitivity_though_floats_round():
+    """Gradients that round badly: all numbers of one sign and nearly one size."""
+    layout, generator = fake_layout((4000,)), torch.Generator().manual_seed(0)
+    for devices in (1, 2, 16):
+        gradients = 1 + torch.rand(devices, layout.size, generator=generator) * 2.0**-12
+        mechanism, sums = Mechanism.sound(1.0, 1.0, devices, 1), []
+        for one in (gradients, torch.cat([gradients[:-1], torch.zeros(1, layout.size)])):
+            done = clip(mechanism, StackedGradients(one, layout), layout, None, 1, torch.empty(layout.size))
+            sums.append(done.total.spans[0].numbers.double())
+            lengths = (done.total.factors[:, None] * one.double()).norm(dim=1)
+            assert float(lengths.max()) <= 1 - 2.0**-14 + 513 * 2.0**-24
+        assert float((sums[0] - sums[1]).norm()) <= mechanism.sensitivity() == 1
+
+
 def test_noise_hides_only_what_was_clipped():
     layout = fake_layout()
     silence, stack = DrawnNoise(torch.zeros(layout.size)), StackedGradients(torch.ones(4, layout.size), layout)
