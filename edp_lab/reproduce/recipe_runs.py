@@ -1,6 +1,6 @@
 """What the recipe reaches: runs for an epsilon, as `edp-lab train --epsilon` makes them, each with its certificate.
 
-    python -m edp_lab.reproduce.private FILE atis snips nlu-eval
+    python -m edp_lab.reproduce.recipe_runs FILE atis snips nlu-eval
 
 FILE gets a row for each corpus, epsilon and seed as soon as it is there; after an interruption the same command goes
 on. Everything but the noise is a function of the seed; its key is secret, so a row is not repeated exactly.
@@ -26,7 +26,7 @@ from edp_lab.training.trainer import Trainer
 
 EPSILONS = (8.0, 3.0, 1.0)
 SEEDS = (200, 201, 202)  # none below was scored on a test split while the recipe was made
-COMMAND = "python -m edp_lab.reproduce.private FILE CORPUS ..."
+COMMAND = "python -m edp_lab.reproduce.recipe_runs FILE CORPUS ..."
 
 
 def measure(corpus: str, epsilon: float, seed: int) -> dict[str, Any]:
