@@ -55,7 +55,7 @@ def recipe(n: int, start: str | None, model: str = "clc") -> tuple[Line, ...]:
     """The settings for n utterances (or speakers); `start`: what has not seen them.
 
     Epsilon sets the noise alone. Where a reason has figures, they are errors (SER) on the test split of seed 100, at
-    epsilon 8: tuning looked at them, so that seed is no measure of the recipe (`edp_lab.reproduce.recipe_runs` has others).
+    epsilon 8: tuning looked at them, so that seed is no measure of the recipe (see `edp_lab.reproduce.recipe_runs`).
     """
     batch = max(1, n // SHARE if n < MANY else round(MANY / SHARE * math.sqrt(n / MANY)))
     epochs = max(1, round(STEPS * batch / n))
