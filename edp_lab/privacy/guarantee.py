@@ -39,9 +39,8 @@ NOT_COVERED = (
 )  # fmt: skip
 NOISE = (
     "an ideal normal, rounded together with the clipped sum, from AES-128 in counter mode; as printed, or drawn per "
-    "device, it is a float, whose last bits may tell more than epsilon says; the rounding of the clipped sum is "
-    "charged for up to 16 micro-batches whose gradients are formed one by one, elsewhere assumed to be as small; order "
-    "and sampling: from the same cipher"
+    "device, it is a float, whose last bits may tell more than epsilon says; the rounding of the clipped sum itself is "
+    "not counted; order and sampling: from a generator that is not cryptographic"
 )
 SCOPE = (
     "accountant: {method}; unit: {who}; neighbours: {neighbours}; batches: {sampling}; the adversary sees every "

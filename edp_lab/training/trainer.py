@@ -35,7 +35,7 @@ from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.public_start import check_unseen
 from edp_lab.privacy import Alpha
-from edp_lab.privacy.csprng import Purpose, SecretStream, key_from_seed, stream, uniform_hash
+from edp_lab.privacy.csprng import Purpose, key_from_seed, stream, uniform_hash
 from edp_lab.privacy.mechanism import SCALES
 from edp_lab.training import checkpoint, run_folder
 from edp_lab.training.config import CAP, TrainConfig
@@ -121,8 +121,7 @@ class Batches:
             batch = _order(self.key, epoch, self.examples)[start : start + self.batch_size]
             micro_batches = np.array_split(batch, self.micro_batches)
         else:
-            words = SecretStream(self.key, Purpose.SAMPLE, step).words(self.examples)
-            drawn = np.flatnonzero(words < math.floor(self.sampling_rate * 2.0**64))
+            drawn = np.flatnonzero(stream(self.key, Purpose.SAMPLE, step).random(self.examples) < self.sampling_rate)
             chance = uniform_hash(self.key, step, drawn, 1)[:, 0].astype(np.float64)
             if self.alone:
                 device = (chance * self.num_devices).astype(np.int64)
@@ -162,8 +161,8 @@ def _in_full(given: str | None) -> str | None:
 
 @lru_cache(maxsize=1)
 def _order(key: int, epoch: int, examples: int) -> np.ndarray:
-    """One epoch's order, which all its steps share: that of random words, of which two agree once in 2^64 pairs."""
-    return np.argsort(SecretStream(key, Purpose.SHUFFLE, epoch).words(examples), kind="stable")
+    """One epoch's order, which all its steps share."""
+    return stream(key, Purpose.SHUFFLE, epoch).permutation(examples)
 
 
 class Trainer:

@@ -78,6 +78,6 @@ def test_one_utterance_more_moves_no_other(batches):
 def test_a_poisson_epoch_has_the_steps_that_are_accounted_for_in_which_nobody_may_be_drawn():
     assert POISSON.steps_per_epoch == math.ceil(400 / 32)
     assert replace(POISSON, examples=20).steps_per_epoch == 1
-    assert sorted(everyone(replace(POISSON, examples=20).devices(0, 0, 3))) == list(range(20))  # q = 1
+    assert sorted(everyone(replace(POISSON, examples=20).devices(0, 0, 3))) == list(range(20))
     rare = Batches(KEY, 10, 1, 2, 2, "poisson", alone=False)
     assert min(len(everyone(rare.devices(0, 0, step))) for step in range(50)) == 0
