@@ -93,6 +93,8 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
         raise UsageError("sgd adds no noise: drop --epsilon, or choose another --method")
     if not asked.private_seed:
         raise UsageError("with a published seed no epsilon holds: drop --no-private-seed, or drop --epsilon")
+    if asked.noise == "per-device":
+        raise UsageError("noise of each device is a float, whose last bits may tell more: drop --noise per-device")
     data = split(whole, asked.seed, **asked.split)
     n = protected(asked, data.train, whole.name)[2]
     delta = asked.delta or max(n, 2) ** -1.1

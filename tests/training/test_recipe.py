@@ -138,3 +138,5 @@ def test_what_cannot_be_private_is_refused_before_work(corpus):
         plan(corpus, -1.0)
     with pytest.raises(UsageError, match="with a published seed no epsilon holds"):
         plan(corpus, 3.0, private_seed=False)
+    with pytest.raises(UsageError, match="drop --noise per-device"):
+        plan(corpus, 3.0, noise="per-device")
