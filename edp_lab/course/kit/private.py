@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 words = Words(__file__)
 
 
-@panel("00")
 @panel("06")
 class Private(RunPanel):
     """Trains for an epsilon by the recipe, on the notebook's corpus, with a secret key; ends with a certificate.
