@@ -123,7 +123,7 @@ class Dataset:
                 f"utterance {u.text!r} (intent {u.intent!r}) does not fit the model: it needs a word, "
                 "labels that the model knows, and one tag per word"
             )
-        self._features = features.rows(found.words)
+        self.features = features.rows(found.words)
         self._intents = torch.from_numpy(intents)
 
     def __len__(self) -> int:
@@ -132,7 +132,7 @@ class Dataset:
     def batch(self, examples: Sequence[int] | np.ndarray) -> Batch:
         numbers = np.asarray(examples, dtype=np.int64)
         inputs: dict[str, Tensor] = {}
-        for name, ragged in self._features.items():
+        for name, ragged in self.features.items():
             inputs[name], inputs[f"{name}_rows"] = ragged.take(numbers)
         tags = None if self._tags is None else self._tags.take(numbers)[0]
         index = torch.from_numpy(numbers)

@@ -10,18 +10,21 @@ no padding is ever computed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from edp_lab.corpora.encoding import Batch, Labels, WordFeatures
+from edp_lab.corpora.corpus import Ragged, Utterance
+from edp_lab.corpora.encoding import Batch, Dataset, Labels, WordFeatures
 from edp_lab.errors import UsageError
 from edp_lab.models.ghost_clipping.bookkeeping import LSTMUse
-from edp_lab.models.ghost_clipping.ops import MicroBatchOps, PlainOps
+from edp_lab.models.ghost_clipping.ops import PLAIN, MicroBatchOps, PlainOps
 from edp_lab.models.intent_slot import IntentSlotModel, dropout, to_padded
 from edp_lab.models.wordpiece import ContextFeatures
 
@@ -47,6 +50,7 @@ class CLC(IntentSlotModel):
 
     features: WordFeatures | ContextFeatures
     keeps_books = True
+    frozen = False
 
     def __init__(
         self,
@@ -77,7 +81,33 @@ class CLC(IntentSlotModel):
         inputs = [word_size + size.filters, *[2 * size.hidden] * (size.layers - 1)]
         self.lstm = nn.ModuleList(BiLSTM(n, size.hidden) for n in inputs)
 
+    def freeze(self) -> None:
+        """From now on the two heads alone learn, and data sets are read once (see `dataset`)."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name.partition(".")[0] in ("intent", "slots"))
+        self.frozen = True
+
+    def dataset(self, utterances: Sequence[Utterance]) -> Dataset:
+        """Where only the heads learn, with what the LSTM makes of each word: four bytes for each of its numbers."""
+        data = super().dataset(utterances)
+        if self.frozen:
+            data.features = {"words": data.features["words"], "read": self._read(data)}
+        return data
+
+    @torch.no_grad()
+    def _read(self, data: Dataset) -> Ragged:
+        rows = [np.zeros((0, 2 * self.size.hidden), np.float32)] * len(data)
+        for batch in self.inference_batches(data, 256):
+            read = self.encode(batch, PLAIN, None)[1].float().cpu()
+            for example, own in zip(batch.examples.tolist(), read.split(batch.lengths.tolist()), strict=True):
+                rows[example] = own.numpy()
+        return Ragged.of(rows)
+
     def encode(self, batch: Batch, ops: PlainOps, dropout_key: int | None) -> tuple[Tensor, Tensor]:
+        if "read" in batch.inputs:
+            tokens = batch.inputs["read"].to(self.intent.weight.dtype)
+            tokens = dropout(tokens, batch, self.size.dropout, dropout_key, len(self.lstm))
+            return strongest(tokens, batch.lengths), tokens
         words, encoded = batch.inputs["words"], isinstance(self.features, ContextFeatures)
         if encoded:
             words = words.to(self.convolution.weight.dtype)
@@ -91,8 +121,7 @@ class CLC(IntentSlotModel):
             x = dropout(x, batch, self.size.dropout, dropout_key, place)
             x = bilstm(x, packing, layer.w_ih, layer.w_hh, layer.bias, ops)
         tokens = dropout(x, batch, self.size.dropout, dropout_key, len(self.lstm))
-        padded, mask = to_padded(tokens, batch.lengths)
-        pooled = padded.masked_fill(~mask[..., None], -torch.inf).amax(1)
+        pooled = strongest(tokens, batch.lengths)
         if not encoded:
             return pooled, tokens
         mean = to_padded(words, batch.lengths)[0].sum(1) / batch.lengths[:, None]
@@ -124,6 +153,12 @@ class CLC(IntentSlotModel):
             "size": vars(self.size),
             "vector_size": None if self.words.weight.requires_grad else self.words.weight.shape[1],
         }
+
+
+def strongest(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Of each number the largest over an utterance's words: (R, D) -> (B, D)."""
+    padded, mask = to_padded(tokens, lengths)
+    return padded.masked_fill(~mask[..., None], -torch.inf).amax(1)
 
 
 # ---- The bidirectional LSTM ------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ def build_model(
     private: bool,
     pretrained: str | None = None,
     size: Mapping[str, Any] | None = None,
+    frozen: bool = False,
 ) -> IntentSlotModel:
     """A new model. Its weights are a function of the seed, the shapes and `pretrained`, not of any other
     random state.
@@ -62,6 +63,7 @@ def build_model(
             (see `load_bert`). Assumed public, or trained on separate text.
         size: fields of `CLCSize` or `BertSize` that differ from the paper's. With pretrained weights BERT's
             sizes are theirs, and only its dropout can be given.
+        frozen: all stays as the CLC to start from brings it, but for the heads.
 
     Raises:
         UsageError: unknown kind or size, pretrained weights that cannot be loaded, or a private BERT without
@@ -69,11 +71,14 @@ def build_model(
     """
     if kind not in KINDS:
         raise UsageError(f"unknown model {kind!r}: choose one of {', '.join(KINDS)}")
+    from_start = kind == "clc" and pretrained is not None and is_start(pretrained)
+    if frozen and not from_start:
+        raise UsageError("only a start can be kept as it is: name one by --pretrained, or drop --frozen")
     with seeded(seed):
         if kind == "bert":
             return _build_bert(labels, training, private, pretrained, size)
-        if pretrained is not None and is_start(pretrained):
-            return _from_start(pretrained, labels, size)
+        if pretrained is not None and from_start:
+            return _from_start(pretrained, labels, size, frozen)
         shape = _sized(CLCSize, size)
         if pretrained is None:
             return CLC(labels, WordFeatures() if private else WordFeatures.from_training_words(training), shape)
@@ -172,9 +177,11 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _from_start(name: str, labels: Labels, size: Mapping[str, Any] | None) -> CLC:
+def _from_start(name: str, labels: Labels, size: Mapping[str, Any] | None, frozen: bool) -> CLC:
     model = warm_start(load_start(name), labels)
     model.size = replace(model.size, dropout=_sized(CLCSize, size).dropout)
+    if frozen:
+        model.freeze()
     return model
 
 

@@ -182,12 +182,16 @@ class Names:
         count = Counter(word for name in cut_known for word in set(name))
         weights = np.array([math.log((len(known) + 1) / (count[word] + 1)) + LEAST_WEIGHT for word in words])
         near = np.zeros((len(new), len(known)))
-        for i, j in np.ndindex(near.shape):
-            a, b = ([row[word] for word in name] for name in (cut_new[i], cut_known[j]))
-            if a and b:
-                pairs = alike[np.ix_(a, b)]
-                ways = (np.average(pairs.max(1), weights=weights[a]), np.average(pairs.max(0), weights=weights[b]))
-                near[i, j] = sum(ways) / 2
+        told = np.array([len(name) > 0 for name in cut_known])
+        flat = np.array([row[word] for name in cut_known for word in name], dtype=int)
+        starts = np.cumsum([0, *(len(name) for name in cut_known if name)])[:-1]
+        for i, name in enumerate(cut_new):
+            if name and len(flat):
+                own = [row[word] for word in name]
+                pairs = alike[np.ix_(own, flat)]
+                there = weights[own] @ np.maximum.reduceat(pairs, starts, axis=1) / weights[own].sum()
+                back = np.add.reduceat(weights[flat] * pairs.max(0), starts) / np.add.reduceat(weights[flat], starts)
+                near[i, told] = (there + back) / 2
         return torch.from_numpy(near / TEMPERATURE).softmax(1).float()
 
     def _alike(self, words: Sequence[str]) -> np.ndarray:

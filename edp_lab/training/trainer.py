@@ -201,6 +201,7 @@ class Trainer:
             private=not own_words,
             pretrained=config.pretrained,
             size=config.model_size(),
+            frozen=config.frozen,
         ).to(self.accelerator.device, torch.float64 if config.precision == "float64" else torch.float32)
         self.model.intent_weight = config.intent_weight
         self.delta = config.delta or max(units, 2) ** -1.1

@@ -14,7 +14,7 @@ from edp_lab.corpora import Corpus, Utterance
 from edp_lab.corpora.encoding import Labels
 from edp_lab.corpora.everyday import everyday
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model, public_start
+from edp_lab.models import build_model, load_model, public_start, save_model
 from edp_lab.models.clc import CLCSize
 from edp_lab.models.ghost_clipping.ops import PLAIN
 from edp_lab.models.public_start import Names, label_words, load_start, start_for, warm_start
@@ -161,3 +161,27 @@ def test_corpora_without_slots_make_no_start(tmp_path):
         pretrain_start({"bare": bare}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert np.array_equal(public_start.utterance_hashes(["A b"]), public_start.utterance_hashes(["a B"]))
+
+
+def test_a_frozen_start_learns_by_its_heads_alone_and_reads_an_utterance_once(folder, tmp_path, monkeypatch):
+    spoken = everyday(40)
+    labels = Labels.of(spoken)
+    free, kept = (
+        build_model("clc", labels, seed=0, private=True, pretrained=str(folder), frozen=frozen, size={"dropout": 0.0})
+        for frozen in (False, True)
+    )
+    for model in (free, kept):
+        data = model.dataset(spoken.utterances)
+        model.losses(data.batch(range(40)), PLAIN).sum().backward()
+    for (name, one), other in zip(free.named_parameters(), kept.parameters(), strict=True):
+        assert (other.grad is not None) == name.startswith(("intent", "slots")), name
+        assert other.grad is None or torch.allclose(one.grad, other.grad, atol=1e-5)
+    save_model(kept, tmp_path / "saved")
+    told = kept.predict(data)
+    assert [one.tags for one in load_model(tmp_path / "saved").predict(free.dataset(spoken.utterances))] == [
+        one.tags for one in told
+    ]
+    monkeypatch.setattr(kept, "_spelling", None)  # nobody reads again
+    assert kept.predict(data) == told
+    with pytest.raises(UsageError, match="--pretrained"):
+        build_model("clc", labels, seed=0, private=True, frozen=True)
