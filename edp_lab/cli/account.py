@@ -65,6 +65,7 @@ def account(
 
     from edp_lab.privacy import Adjacency, Alpha, accountant_for, judge
     from edp_lab.privacy.calibration import Budget
+    from edp_lab.privacy.guarantee import HOLDS
 
     neighbours, certified = neighbours_named(adjacency), None
     named = given(ctx)
@@ -94,7 +95,7 @@ def account(
         raise UsageError("--tight counts only with --sampling-rate, as disjoint batches are accounted exactly: drop it")
     guarantee = judge(mechanism, bill, delta, published, neighbours, utterances_per_person, tight)
     report = _report(mechanism, bill, guarantee)
-    if guarantee.status == "holds":  # the most that any attack on membership can reach
+    if guarantee.status == HOLDS:  # the most that any attack on membership can reach
         accountant = accountant_for(mechanism, bill, neighbours, utterances_per_person, tight)
         hundredth, thousandth = accountant.best_tpr(np.array([0.01, 0.001])).tolist()
         rates = {"best_tpr_at_fpr_0.01": hundredth, "best_tpr_at_fpr_0.001": thousandth}
@@ -131,6 +132,7 @@ def _described(as_printed: bool, alpha_max: float, sampling_rate: float | None, 
 
 def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) -> dict[str, Any]:
     from edp_lab.privacy import NoGuarantee, claim
+    from edp_lab.privacy.guarantee import HOLDS, VOID
 
     try:
         sensitivity = mechanism.sensitivity(guarantee.adjacency)
@@ -141,8 +143,9 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
     names = ("mu", "method", "adjacency", "sampling", "delta", "reason", "epsilon_if_alpha_public", "scope")
     holds = {
         "status": guarantee.status,
-        "epsilon": guarantee.epsilon if guarantee.status == "holds" else None,
-        "epsilon_if_seed_secret": guarantee.epsilon,
+        "epsilon": guarantee.epsilon if guarantee.status == HOLDS else None,
+        "epsilon_if_seed_secret": guarantee.epsilon if guarantee.status in (HOLDS, VOID) else None,
+        "epsilon_in_real_numbers": guarantee.epsilon,
         **{name: getattr(guarantee, name) for name in names},
     }
     noise = [mechanism.noise_std(t) for t in bill]

@@ -139,6 +139,7 @@ def columns(comparison: Comparison) -> list[Column]:
         Column("epsilon\nthat holds", "privacy", holds, ".4g"),
         column("guarantee", "privacy", "guarantee", folds=True, number=False),
         column("epsilon if\nseed secret", "privacy", "epsilon_if_seed_secret", ".4g"),
+        column("epsilon in\nreal numbers", "privacy", "epsilon_in_real_numbers", ".4g"),
         column("epsilon if\nalpha public", "privacy", "epsilon_if_alpha_public", ".4g"),
         column("delta", "privacy", "delta", ".3g", folds=True),
     ]
@@ -265,11 +266,12 @@ SYMBOLS = ("circle", "diamond", "square", "triangle-up", "pentagon", "hexagon") 
 KINDS = {
     "epsilon_that_holds": ("", "ε that holds"),
     "epsilon_if_seed_secret": ("-open", "ε if seed secret"),
+    "epsilon_in_real_numbers": ("-open", "ε in real numbers"),
     "epsilon_if_alpha_public": ("-open-dot", "ε if α public"),
 }
 MARKERS = (
-    "a filled marker is an ε that holds; an open one would hold if the seed were secret, and one with a dot if alpha "
-    "and words came from public text as well"
+    "a filled marker is an ε that holds; an open one would hold if the seed were secret and the noise exact, and one "
+    "with a dot if alpha and words came from public text as well"
 )
 
 

@@ -130,7 +130,7 @@ def _template(name: str) -> Any:
     """Of this folder: ``words.txt.j2`` or ``page.html.j2``."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-    from edp_lab.privacy.guarantee import upward
+    from edp_lab.privacy.guarantee import CONDITIONS, upward
 
     def fill(text: str, indent: str = "") -> str:
         return textwrap.fill(text, 100, initial_indent=indent, subsequent_indent=3 * indent)
@@ -140,6 +140,7 @@ def _template(name: str) -> Any:
     here = Environment(loader=beside, undefined=StrictUndefined, autoescape=select_autoescape(["html.j2"]), **look)
     here.filters |= {"n": number, "up": lambda bound: "none" if bound is None else upward(bound, 6), "fill": fill}
     here.filters["down"] = lambda bound: upward(-bound).lstrip("-")  # what attacks reach
+    here.globals["conditions"] = CONDITIONS
     return here.get_template(name)
 
 

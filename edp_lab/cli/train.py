@@ -215,7 +215,7 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
 
     `quiet`: nothing, because another rank speaks.
     """
-    from edp_lab.privacy.guarantee import upward
+    from edp_lab.privacy.guarantee import CONDITIONS, upward
     from edp_lab.training.trainer import StepDone
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
@@ -237,8 +237,8 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
                 parts.append(f"slot F1 {row['slot_f1']:.3f}")
             if row["z_t"] is not None:
                 parts.append(f"z {row['z_t']:.3g}")
-                secret = "" if event.status == "holds" else " if the seed were secret"  # type: ignore[union-attr]
-                parts.append("no guarantee" if row["epsilon"] is None else f"epsilon {upward(row['epsilon'])}{secret}")
+                unless = f" {CONDITIONS.get(event.status, '')}".rstrip()  # type: ignore[union-attr]
+                parts.append("no guarantee" if row["epsilon"] is None else f"epsilon {upward(row['epsilon'])}{unless}")
             say("  ".join([*parts, f"{row['seconds']:.1f} s"]))
 
         yield listen

@@ -411,6 +411,7 @@ def _notes(s: Setting) -> list[str]:
         found.append(f"delta {s.delta:.3g} is one over the number of batches, not of examples")
     if s.delta * s.n >= 1:
         found.append(f"delta should be well below 1/n = {1 / s.n:.2g}, such as n^-1.1 = {s.n**-1.1:.2g}")
+    found.append("epsilons here are for real numbers: a library's float noise can be told apart by its last bits")
     if s.micro_batch_size > 1:
         found.append("a clipped mean of several examples moves by 2C, so the noise counts half")
     return found

@@ -25,6 +25,14 @@ SMALLEST_NOISE = 2.0**-20  # of the clip norm: below, adding the noise to a floa
 SMALLEST_STD = 1e-30  # below, float32 noise underflows
 SMALLEST_CLIP = 1e-6  # below, with small layer scales, float32 squares may underflow and a gradient go unclipped
 
+HOLDS, VOID, IDEAL = "holds", "void: seed published", "for real numbers only"  # of a guarantee with an epsilon
+CONDITIONS = {HOLDS: "", VOID: "with a secret seed", IDEAL: "in real numbers"}  # under which that epsilon is true
+PUBLISHED = "epsilon assumes secret randomness, and this run's noise can be redrawn from its published seed"
+FLOATS = (
+    "epsilon is right for real numbers only: the noise is a float here, and by its last bits an attacker can tell what "
+    "it was added to (Mironov 2012)"
+)
+
 NEIGHBOURS: dict[str, str] = {
     Adjacency.ZERO_OUT: "zero-out (the {unit}'s slot stays, its gradient is 0)",
     Adjacency.REPLACE_ONE: "replace-one",
@@ -37,15 +45,15 @@ PUBLIC = (
 NOT_COVERED = (
     "losses", "gradient norms", "validation scores", "checksums", "any choice made by looking at them",
 )  # fmt: skip
-NOISE = (
-    "an ideal normal, rounded together with the clipped sum, from AES-128 in counter mode; as printed, or drawn per "
-    "device, it is a float, whose last bits may tell more than epsilon says; the rounding of the clipped sum itself is "
-    "not counted; order and sampling: from a generator that is not cryptographic"
+EXACT_NOISE = (
+    "an ideal normal, rounded together with the clipped sum, from AES-128 in counter mode; the rounding of the clipped "
+    "sum itself is not counted; order and sampling: from a generator that is not cryptographic"
 )
+FLOAT_NOISE = "a float, whose last bits may tell more than epsilon says"
 SCOPE = (
     "accountant: {method}; unit: {who}; neighbours: {neighbours}; batches: {sampling}; the adversary sees every "
     "aggregate and model but not the devices' messages; public by assumption: "
-    f"{', '.join(PUBLIC)}; not covered: {', '.join(NOT_COVERED[:-1])} and {NOT_COVERED[-1]}; noise: {NOISE}"
+    f"{', '.join(PUBLIC)}; not covered: {', '.join(NOT_COVERED[:-1])} and {NOT_COVERED[-1]}; noise: {{noise}}"
 )
 
 
@@ -54,13 +62,14 @@ class Guarantee:
     """What a run guarantees, and where that ends.
 
     Attributes:
-        status: "holds", "none", or "void: seed published"; `reason` says why.
+        status: `HOLDS`; `IDEAL`, where float noise is released; `VOID`, where exact noise can be redrawn; or "none".
+            `reason` says why.
         scope: accountant, unit, neighbours, sampling, adversary and what is not covered.
         method: the accountant behind `epsilon`.
         adjacency: the neighbours, by dp_accounting's names.
         epochs: how many were billed, a broken one as a whole.
         mu: Gaussian-DP parameter where the account is exact, else None.
-        epsilon: the true epsilon at `delta`; None where there is no guarantee.
+        epsilon: the true epsilon at `delta`, under the `condition`; None where there is no guarantee.
         epsilon_claimed: what the paper's accounting says for the same z_t; None where it says nothing.
         epsilon_if_alpha_public: the epsilon the run would have if alpha had come from public text.
     """
@@ -77,6 +86,11 @@ class Guarantee:
     epsilon: float | None
     epsilon_claimed: float | None
     epsilon_if_alpha_public: float | None
+
+    @property
+    def condition(self) -> str:
+        """Under which epsilon is true: "with a secret seed", "in real numbers", or empty where it holds."""
+        return CONDITIONS.get(self.status, "")
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,9 @@ def judge(
 ) -> Guarantee:
     """Judge what a run released. `mechanism` None is training without noise.
 
+    The status is `HOLDS` only where the noise is secret and exact: accountants speak of real numbers, and floats can be
+    told apart.
+
     Args:
         bill: whole epochs, or how often an utterance may have taken part by epoch (`Mechanism.bill`,
             `PrivacyLedger.bill`).
@@ -116,12 +133,12 @@ def judge(
     _check_people(utterances_per_person)
     if mechanism is None:
         epochs = len(bill) if isinstance(bill, Mapping) else bill
-        return _nothing("trained without clipping and noise", delta, "none", "", "", int(epochs), 1, Unit.UTTERANCE)
+        return _nothing("trained without clipping and noise", delta, "none", "", "", int(epochs), 1)
     bill = mechanism.bill(bill)
     neighbours = mechanism.neighbours(adjacency)
     method = _kind(mechanism, utterances_per_person, tight).method
-    people, unit = utterances_per_person, mechanism.unit
-    blank = _nothing("", delta, method, neighbours, _sampling(mechanism), len(of_training(bill)), people, unit)
+    people, released = utterances_per_person, (mechanism.unit, mechanism.exact_noise)
+    blank = _nothing("", delta, method, neighbours, _sampling(mechanism), len(of_training(bill)), people, *released)
     if mechanism.z0 == 0:
         return replace(blank, reason=mechanism.no_guarantee())
     blank = replace(blank, epsilon_claimed=claim(mechanism, bill, delta).epsilon)
@@ -135,10 +152,11 @@ def judge(
         return replace(blank, reason=mechanism.no_guarantee())
     mu = accountant.mu if isinstance(accountant, GaussianDP) else None
     held = replace(blank, mu=mu, epsilon=epsilon)
+    if not mechanism.exact_noise:
+        return replace(held, status=IDEAL, reason=f"{FLOATS}; {PUBLISHED}" if seed_published else FLOATS)
     if seed_published:
-        reason = "epsilon assumes secret randomness, and this run's noise can be redrawn from its published seed"
-        return replace(held, status="void: seed published", reason=reason)
-    return replace(held, status="holds", reason="secret randomness, and noise as described")
+        return replace(held, status=VOID, reason=PUBLISHED)
+    return replace(held, status=HOLDS, reason="secret randomness, and noise as described")
 
 
 def accountant_for(
@@ -212,7 +230,15 @@ def claimed_epsilon(mechanism: Mechanism, epochs: int, delta: float) -> float:
 
 
 def _nothing(
-    reason: str, delta: float, method: str, adjacency: str, sampling: str, epochs: int, people: int, unit: Unit
+    reason: str,
+    delta: float,
+    method: str,
+    adjacency: str,
+    sampling: str,
+    epochs: int,
+    people: int,
+    unit: Unit = Unit.UTTERANCE,
+    exact: bool = True,
 ) -> Guarantee:
     """The verdict "none", to be filled in."""
     one, several = {
@@ -227,7 +253,8 @@ def _nothing(
     }[unit]
     who = one if people == 1 else several
     neighbours = NEIGHBOURS.get(adjacency, adjacency).format(unit=unit)
-    scope = SCOPE.format(method=method, who=who, unit=unit, neighbours=neighbours, sampling=sampling)
+    noise = EXACT_NOISE if exact else FLOAT_NOISE
+    scope = SCOPE.format(method=method, who=who, unit=unit, neighbours=neighbours, sampling=sampling, noise=noise)
     return Guarantee("none", scope, reason, delta, method, str(adjacency), sampling, epochs, None, None, None, None)
 
 

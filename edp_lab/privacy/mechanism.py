@@ -111,6 +111,9 @@ class Mechanism:
             others; at micro-batch size 1 it is always alone).
         shared_noise: all devices add the same noise vector, drawn from a common secret key, instead of independent
             ones of the same total. An adversary who sees the devices' messages could cancel it.
+        exact_noise: the noise is an ideal normal, rounded together with the sum (`edp_lab.privacy.exact_noise`): what
+            is released is what is accounted. Else it is a float, and the accounting is true of real numbers only.
+            Ledgers that do not say tell of floats.
         unit: whose presence the step hides. Of speakers, micro_batch_size and sampling_rate count speakers.
     """
 
@@ -126,6 +129,7 @@ class Mechanism:
     sampling_rate: float | None = None
     shared_noise: bool = False
     unit: Unit = Unit.UTTERANCE
+    exact_noise: bool = False
 
     @classmethod
     def as_printed(
@@ -156,11 +160,12 @@ class Mechanism:
         sampling_rate: float | None = None,
         shared_noise: bool = False,
         unit: Unit | str = Unit.UTTERANCE,
+        exact_noise: bool = True,
     ) -> Mechanism:
         """The version whose guarantee holds: central Gaussian noise, calibrated to the true sensitivity."""
         rate, scales = _choice(Decay, decay), _choice(Alpha, alpha)
-        shape, who = (num_devices, micro_batch_size), _choice(Unit, unit)
-        return cls(Variant.SOUND, clip_norm, z0, rate, tau, *shape, scales, 1.0, sampling_rate, shared_noise, who)
+        shape, drawn = (num_devices, micro_batch_size), (shared_noise, _choice(Unit, unit), exact_noise)
+        return cls(Variant.SOUND, clip_norm, z0, rate, tau, *shape, scales, 1.0, sampling_rate, *drawn)
 
     def __post_init__(self) -> None:
         # A mechanism read back from a record holds plain strings, which `is` would misjudge.
@@ -190,10 +195,10 @@ class Mechanism:
                 )
             if self.alpha is Alpha.NOISED:
                 raise UsageError("Algorithm 1 as printed knows no noised alpha: take the sound mechanism")
-            if self.sampling_rate is not None or self.shared_noise:
+            if self.sampling_rate is not None or self.shared_noise or self.exact_noise:
                 raise UsageError(
-                    "Algorithm 1 as printed has disjoint batches and independent noise: drop the sampling rate and the "
-                    "shared noise, or take the sound mechanism"
+                    "Algorithm 1 as printed has disjoint batches and independent float noise: drop the sampling rate, "
+                    "shared and exact noise, or take the sound mechanism"
                 )
         elif self.alpha is Alpha.PRIVATE:
             raise UsageError(

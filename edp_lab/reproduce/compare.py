@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency
+from edp_lab.privacy.guarantee import HOLDS, IDEAL, VOID
 from edp_lab.training.run_folder import RECORD, bill, read_record, run_ledger
 
 IN_OWN_COLUMN = ("corpus", "model", "method", "epochs", "delta")
@@ -166,8 +167,9 @@ def _row(folder: Path, record: Mapping[str, Any], billed: Mapping[str, Any] | No
         "seconds": sum(seconds) if seconds else None,  # of training; validation is not in it
         "times_reference": None,  # seconds per epoch over those of `Comparison.reference`
         "epsilon_claimed": _number(bill, "epsilon_claimed"),  # by the paper's accounting, z_t taken at face value
-        "epsilon_that_holds": epsilon if status == "holds" else None,
-        "epsilon_if_seed_secret": None if status == "holds" else epsilon,
+        "epsilon_that_holds": epsilon if status == HOLDS else None,
+        "epsilon_if_seed_secret": epsilon if status == VOID else None,
+        "epsilon_in_real_numbers": epsilon if status == IDEAL else None,  # its noise is a float
         "epsilon_if_alpha_public": if_public if epsilon is None else None,  # and words, and the seed secret
         "guarantee": status,
         "delta": None if method == "sgd" else _number(guarantee, "delta"),

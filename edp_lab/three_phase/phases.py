@@ -30,6 +30,7 @@ from edp_lab.corpora.images import Images
 from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
+from edp_lab.privacy.guarantee import IDEAL, VOID
 from edp_lab.three_phase.classifier import Trained, train_classifier
 from edp_lab.three_phase.pate import (
     NO_LABEL,
@@ -112,7 +113,7 @@ class ThreePhaseRecord:
     privacy: VoteAccount | None = None  # and what they cost
     # Of one instructor on everything, of all N as the clock saw it, and how many processes shared them.
     seconds: dict[str, float] = field(default_factory=dict)
-    # Of the guarantee: "holds"; "void: seed published", since whoever knows it can redraw the noise; "none".
+    # Of the guarantee: `IDEAL` (its noise is float), `VOID` (whoever knows the seed can redraw it), or "none".
     status: str = "none"
     comparisons: list[Comparison] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
@@ -329,7 +330,7 @@ class _Run:
     def recorded(self) -> ThreePhaseRecord:
         record = self.record
         if record.privacy is not None and math.isfinite(record.privacy.epsilon):
-            record.status = "holds" if self.settings.private_seed else "void: seed published"
+            record.status = IDEAL if self.settings.private_seed else VOID
         record.versions, record.comparisons = versions(), compare_with_thesis(record)
         record.digest = record.own_digest()
         return record

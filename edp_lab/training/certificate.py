@@ -19,7 +19,7 @@ from edp_lab.errors import UsageError
 from edp_lab.files import read_json, write_whole
 from edp_lab.models.public_start import MOST_SEEN, made_of
 from edp_lab.privacy import accountant_for, judge
-from edp_lab.privacy.guarantee import NEIGHBOURS, NOISE, NOT_COVERED, PUBLIC, upward
+from edp_lab.privacy.guarantee import EXACT_NOISE, HOLDS, NEIGHBOURS, NOT_COVERED, PUBLIC, upward
 from edp_lab.privacy.mechanism import of_training
 from edp_lab.training.run_folder import go_on, read_record, run_ledger
 
@@ -40,7 +40,7 @@ def certificate(folder: Path) -> dict[str, Any]:
     mechanism, bill, config = ledger.mechanism, ledger.bill(), record["config"]
     sampled = mechanism.sampling_rate is not None
     held = judge(mechanism, bill, config["delta"], not config["private_seed"], tight=sampled)
-    if held.status != "holds":
+    if held.status != HOLDS:
         raise UsageError(f"{folder} gets no certificate, as no epsilon holds: {held.reason}")
     attack, splits = accountant_for(mechanism, bill, tight=sampled), record["corpus"]["splits"]
     return {
@@ -55,7 +55,7 @@ def certificate(folder: Path) -> dict[str, Any]:
         "releases": sum(bill.values()),
         "clip_norm": mechanism.clip_norm,
         "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in of_training(bill)}),
-        "noise": NOISE,
+        "noise": EXACT_NOISE,
         "public_by_assumption": [*(one.format(unit=mechanism.unit) for one in PUBLIC), *_start(config)],
         "not_covered": list(dict.fromkeys([*NOT_COVERED, *record["not_private"]])),
         "corpus": config["corpus"],

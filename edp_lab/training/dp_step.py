@@ -274,7 +274,11 @@ class PrivateStep(FlatGradient):
         self.divisor = micro_batches or mechanism.num_devices
         rank = 0 if accelerator is None else accelerator.process_index
         self.share = Share(noise, mechanism.num_devices, rank, self.world)
-        self.rounded = mechanism.variant is Variant.SOUND and noise != "per-device"
+        self.rounded = mechanism.exact_noise
+        if self.rounded and noise == "per-device":
+            raise UsageError(
+                "noise of each device is a float, and this mechanism promises exact noise: drop one of them"
+            )
         share = None if self.rounded else self.share
         threads, on_gpu = min(4, torch.get_num_threads()), self.gradient.device.type != "cpu"
         self._noise = NoiseSource(key, self.layout.size, share, self.gradient.dtype, threads, on_gpu)

@@ -32,6 +32,7 @@ from edp_lab.files import PARTIAL
 from edp_lab.models import load_model
 from edp_lab.privacy import Mechanism
 from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.privacy.guarantee import HOLDS
 from edp_lab.training import checkpoint, run_folder
 from edp_lab.training.certificate import CERTIFICATE, write_certificate
 from edp_lab.training.config import TrainConfig
@@ -131,7 +132,7 @@ def train_here(
 
 def _complete(folder: Path, record: dict[str, Any]) -> None:
     """After the record of a finished run: its certificate, if something is promised; and no key and state any more."""
-    if record["guarantee"]["status"] == "holds" and not (folder / CERTIFICATE).exists():
+    if record["guarantee"]["status"] == HOLDS and not (folder / CERTIFICATE).exists():
         write_certificate(folder)
     _tidy(folder)
 

@@ -1,5 +1,6 @@
 """Epsilon against reference values, a 60-digit evaluation, another accountant, and monotonicity."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -305,6 +306,15 @@ def test_a_published_seed_voids_a_guarantee_but_shows_its_epsilon():
     secret = judge(mechanism, 1, DELTA, seed_published=False)
     assert secret.status == "holds"
     assert secret.epsilon == judge(mechanism, 1, DELTA).epsilon == pytest.approx(4.38, abs=0.005)
+    drawn_per_device = replace(mechanism, exact_noise=False)
+    for published, mechanism in itertools.product(
+        (False, True), (drawn_per_device, Mechanism.as_printed(1, 1, 1, 1, alpha="none"))
+    ):
+        floats = judge(mechanism, 1, DELTA, published)
+        assert (floats.status, floats.condition) == ("for real numbers only", "in real numbers")
+        assert "a float, whose last bits" in floats.scope
+        assert ("seed" in floats.reason) == published
+        assert floats.epsilon == true_epsilon(mechanism, 1, DELTA)
     for named in ("utterance", "zero-out", "disjoint", "adversary", "public", "not covered"):
         assert named in secret.scope
 

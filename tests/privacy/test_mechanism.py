@@ -102,7 +102,8 @@ def test_impossible_numbers_are_refused(build, field, bad):
         ({"alpha": "secret"}, "unknown alpha 'secret'.*public"),
         ({"alpha": "private"}, "no sound form"),
         ({"alpha_max": 0.1}, "choose 'public'"),
-        ({"variant": "as-printed", "shared_noise": True}, "independent noise"),
+        ({"variant": "as-printed", "shared_noise": True}, "independent float noise"),
+        ({"variant": "as-printed", "exact_noise": True}, "independent float noise"),
     ],
 )
 def test_what_does_not_go_together_is_refused_however_it_is_built(changes, sentence):

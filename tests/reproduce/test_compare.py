@@ -21,8 +21,8 @@ from edp_lab.training.config import TrainConfig
 from edp_lab.training.run_folder import write_record
 
 SCORES = {"ser": 0.5, "intent_accuracy": 0.25, "slot_f1": 0.125, "exact_match": 0.0625}
-VOID = "void: seed published"
-KINDS = ("that_holds", "if_seed_secret", "if_alpha_public")
+VOID, FLOATS = "void: seed published", "for real numbers only"
+KINDS = ("that_holds", "if_seed_secret", "in_real_numbers", "if_alpha_public")
 
 
 def record(method: str = "edp-sgd", seconds: float = 2.0, epochs: int = 3, **config: Any) -> dict[str, Any]:
@@ -107,17 +107,18 @@ def test_defaults_are_filled_in_as_by_the_configuration_itself():
 
 
 def test_an_epsilon_stands_only_where_what_it_assumes_is_said(runs):
-    holds, printed = record(private_seed=True), record(as_printed=True)
-    holds["guarantee"]["status"] = "holds"
+    holds, floats, printed = record(private_seed=True), record(noise="per-device"), record(as_printed=True)
+    holds["guarantee"]["status"], floats["guarantee"]["status"] = "holds", FLOATS
     printed["guarantee"]["status"] = "none"
     printed["final"]["epsilon"] = None
-    found = compare(runs(holds=holds, void=record(), printed=printed, plain=record("sgd")))
+    found = compare(runs(holds=holds, void=record(), floats=floats, printed=printed, plain=record("sgd")))
     names = ("guarantee", "delta", "epsilon_claimed", *(f"epsilon_{kind}" for kind in KINDS))
     assert [tuple(run[name] for name in names) for run in found.runs] == [
-        ("holds", 1e-5, 9.0, 8.0, None, None),
-        (VOID, 1e-5, 9.0, None, 8.0, None),
-        ("none", 1e-5, 9.0, None, None, 8.0),
-        ("none", None, None, None, None, None),
+        ("holds", 1e-5, 9.0, 8.0, None, None, None),
+        (VOID, 1e-5, 9.0, None, 8.0, None, None),
+        (FLOATS, 1e-5, 9.0, None, None, 8.0, None),
+        ("none", 1e-5, 9.0, None, None, None, 8.0),
+        ("none", None, None, None, None, None, None),
     ]
 
 

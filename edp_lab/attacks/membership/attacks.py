@@ -201,10 +201,10 @@ class Attacked:
             why = "plain training" if guarantee is None else guarantee.reason
             return f"none ({why}), so nothing bounds this attack"
         assert self.result.bound is not None
-        secret = "" if guarantee.status == "holds" else "were the seed secret, "
+        unless = f"{guarantee.condition}, " if guarantee.condition else ""
         of = f"for {self.target.one} in another's place; delta {guarantee.delta:.2g}, {guarantee.method}"
         limit = f"bounds the AUC of any attack by {self.result.bound['auc']:.4f}"
-        return f"{secret}epsilon {guarantee.epsilon:.3g} ({of}) {limit}"
+        return f"{unless}epsilon {guarantee.epsilon:.3g} ({of}) {limit}"
 
     @property
     def verdict(self) -> str:

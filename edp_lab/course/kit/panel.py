@@ -89,7 +89,7 @@ def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
     at = f"ε at δ = {short(held.delta)}"
     said = claimed("nothing" if held.epsilon_claimed is None else digits(held.epsilon_claimed), at)
     if held.epsilon is not None:
-        return said, holds(at_most(held.epsilon), f"{at}, with a secret seed")
+        return said, holds(at_most(held.epsilon), f"{at}, {held.condition or 'with a secret seed'}")
     public = held.epsilon_if_alpha_public
     return said, holds("no guarantee", f"with a public α: ε = {at_most(public)}" if public is not None else at)
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edp_lab.corpora.images import Images
+from edp_lab.privacy.guarantee import VOID
 from edp_lab.reproduce.thesis.thesis_foundations import TABLE_2_2
 from edp_lab.three_phase.pate import vote_counts
 from edp_lab.three_phase.settings import Scores, score_labels
@@ -271,7 +272,7 @@ class Cell:
     @property
     def guarantee(self) -> str:
         """Whoever knows the seed can redraw the noise: none of these epsilons protects the run that is shown."""
-        return "no guarantee" if self.epsilon_holds is None else "void: seed published"
+        return "no guarantee" if self.epsilon_holds is None else VOID
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "guarantee": self.guarantee}
