@@ -46,8 +46,11 @@ NOT_COVERED = (
     "losses", "gradient norms", "validation scores", "checksums", "any choice made by looking at them",
 )  # fmt: skip
 EXACT_NOISE = (
-    "an ideal normal, rounded together with the clipped sum, from AES-128 in counter mode; the rounding of the clipped "
-    "sum itself is not counted; order and sampling: from a generator that is not cryptographic"
+    "an ideal normal, rounded together with the clipped sum, from AES-128 in counter mode; rounding within the clipped "
+    "sum is charged, as gradients are clipped to C less 2^-11 of it: proven for micro-batches whose gradients are "
+    "formed one by one (one on each rank, or dp-sgd-naive; up to 3,838 on one rank), and where one pass forms several, "
+    "under the assumption that floats move two neighbours' sums apart by less than C / 2,200; order and sampling: from "
+    "a generator that is not cryptographic"
 )
 FLOAT_NOISE = "a float, whose last bits may tell more than epsilon says"
 SCOPE = (

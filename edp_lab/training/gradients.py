@@ -6,7 +6,8 @@
     StackedGradients   given as rows: for panels and audits
     PlainGradient      of plain training, which clips nothing
 
-Gradients are computed when their clipped sum is asked for.
+Gradients are computed when their clipped sum is asked for. Those formed one by one are summed in float64, and rounded
+once: `edp_lab.training.dp_step` says what that is good for.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class LoopGradients:
     def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
         self.loss = out.zero_().new_zeros(())
         norms = out.new_zeros(len(self.losses), len(self.layout.names), dtype=torch.float64)
-        factors = factors_of(norms)
+        factors, total = factors_of(norms), out.double()
         for m, compute in enumerate(self.losses):
             losses = compute()
             gradients = torch.autograd.grad(losses.mean(), list(self.parameters), allow_unused=True)
@@ -154,9 +155,9 @@ class LoopGradients:
             row = torch.cat([p.new_zeros(p.numel()) if g is None else g.flatten() for g, p in pairs])
             norms[m] = layer_norms(row[None], self.layout)[0]
             factors[m] = factors_of(norms[m : m + 1])[0]
-            out.add_(row, alpha=float(factors[m]))
+            total.add_(row, alpha=float(factors[m]))
             self.loss += losses.detach().sum()
-        return ClippedSum.flat(norms, factors, out)
+        return ClippedSum.flat(norms, factors, out.copy_(total))
 
 
 @dataclass
@@ -217,8 +218,10 @@ class StackedGradients:
     def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
         norms = layer_norms(self.gradients, self.layout)
         factors = factors_of(norms)
-        out.copy_(factors.to(out.dtype) @ self.gradients)
-        return ClippedSum.flat(norms, factors, out)
+        total = torch.zeros_like(out, dtype=torch.float64)
+        for factor, gradient in zip(factors.tolist(), self.gradients, strict=True):
+            total.add_(gradient, alpha=factor)
+        return ClippedSum.flat(norms, factors, out.copy_(total))
 
 
 def model_gradients(
