@@ -3,9 +3,9 @@
 torch's CPU generator keeps 32 bits of its seed, so streams seeded per step would collide within one long run
 and a secret seed could be searched. What hides a gradient is drawn from AES-128 in counter mode, the fastest source at
 hand. Normal numbers as floats (`fill_normal`) betray what they are added to (Mironov 2012): a sound step's release goes
-through `edp_lab.privacy.exact_noise` instead. Order, sampling, dropout and initial weights come from numpy's SFC64,
-seeded through `SeedSequence` with all 128 bits of the same key: not cryptographic, so whoever sees much of what they
-draw might learn more than AES alone would tell.
+through `edp_lab.privacy.exact_noise` instead. Under a secret key, order, sampling and the seeds of dropout come from
+AES, too. Under a published one they come, as initial weights do, from numpy's SFC64, seeded through `SeedSequence` with
+all 128 bits of the key: not cryptographic, where there is nothing to hide.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def stream(key: int, purpose: Purpose, *path: int) -> np.random.Generator:
 
 
 class SecretStream:
-    """Random bits for noise: AES-128 in counter mode, under a key of this purpose and place alone.
+    """Random bits for whatever must stay secret: AES-128 in counter mode, under a key of this purpose and place alone.
 
     That key is SHAKE-128 of key, purpose and path, each in a field of fixed width. A stream holds 2^128 blocks of which
     no run draws more than 2^20, so its bits differ from random ones by less than AES does. Errors: as `stream`.
@@ -74,6 +74,13 @@ class SecretStream:
     def fill(self, out: np.ndarray) -> None:
         """The next bits into all bytes of `out`, contiguous, at most 8 `PIECE` of them."""
         self._encryptor.update_into(memoryview(ZEROS)[: out.nbytes], out.data.cast("B"))
+
+    def words(self, count: int) -> np.ndarray:
+        """The next random words of 64 bits: (count)."""
+        out = np.empty(count, dtype=np.uint64)
+        for start in range(0, count, PIECE):
+            self.fill(out[start : start + PIECE])
+        return out
 
     def blocks(self, numbers: np.ndarray) -> np.ndarray:
         """Blocks of 128 bits, by their numbers (n) below 2^63, whatever was drawn before: (n, 2) words."""

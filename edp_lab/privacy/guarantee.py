@@ -50,7 +50,7 @@ EXACT_NOISE = (
     "sum is charged, as gradients are clipped to C less 2^-11 of it: proven for micro-batches whose gradients are "
     "formed one by one (one on each rank, or dp-sgd-naive; up to 3,838 on one rank), and where one pass forms several, "
     "under the assumption that floats move two neighbours' sums apart by less than C / 2,200; order and sampling: from "
-    "a generator that is not cryptographic"
+    "the same cipher, where the seed is secret"
 )
 FLOAT_NOISE = "a float, whose last bits may tell more than epsilon says"
 SCOPE = (

@@ -140,7 +140,8 @@ class ClassifierTraining:
         key = secrets.randbits(128) if settings.private_seed else key_from_seed(settings.seed)
         sampling = "poisson" if settings.private else "shuffle"
         micro_batches = settings.batch_size if settings.private else 1
-        self.batches = Batches(key, len(x), settings.batch_size, 1, micro_batches, sampling, alone=settings.private)
+        shape = (settings.batch_size, 1, micro_batches, sampling, settings.private)
+        self.batches = Batches(key, len(x), *shape, secret=settings.private_seed)
         self.steps = self.epochs * self.batches.steps_per_epoch  # of all epochs together
         parameters = trainable(self.model)
         self.mechanism = self.private = None

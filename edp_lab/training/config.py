@@ -287,7 +287,8 @@ class TrainConfig:
         plain, sampling = self.method == "sgd", "poisson" if self.poisson else "shuffle"
         devices, micro_batches = (self.processes,) * 2 if plain else (self.num_devices, self.micro_batches)
         alone = not plain and self.largest_micro_batch == 1
-        return Batches(key, examples, self.batch_size, devices, micro_batches, sampling, alone, members)
+        shape = (devices, micro_batches, sampling, alone)
+        return Batches(key, examples, self.batch_size, *shape, members, secret=self.private_seed)
 
     def _mechanism(self, sampling_rate: float | None) -> Mechanism:
         from edp_lab.privacy import Mechanism, Unit

@@ -35,7 +35,7 @@ from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.public_start import check_unseen
 from edp_lab.privacy import Alpha
-from edp_lab.privacy.csprng import Purpose, key_from_seed, stream, uniform_hash
+from edp_lab.privacy.csprng import Purpose, SecretStream, key_from_seed, stream, uniform_hash
 from edp_lab.privacy.mechanism import SCALES
 from edp_lab.training import checkpoint, run_folder
 from edp_lab.training.config import CAP, TrainConfig
@@ -82,7 +82,7 @@ Listener = Callable[[Event], None]
 class Batches:
     """Which utterances take part in which step, on which device, in which micro-batch.
 
-    A function of the key alone, the same on every rank.
+    A function of the key alone, the same on every rank. If the key is `secret`, all of it comes from the cipher.
 
     With "shuffle", each epoch is one pass in a new order, cut into disjoint batches; micro-batches are slices whose
     sizes differ by at most one. With "poisson", each utterance takes part with chance `sampling_rate`, independently;
@@ -99,6 +99,7 @@ class Batches:
     sampling: str
     alone: bool  # every utterance is a micro-batch of its own. Then a Poisson step has as many as it happens to draw
     members: tuple[np.ndarray, ...] | None = None  # of each speaker, the numbers of their utterances
+    secret: bool = False
 
     @property
     def sampling_rate(self) -> float:
@@ -118,11 +119,10 @@ class Batches:
     def _drawn(self, epoch: int, step_in_epoch: int, step: int) -> Devices:
         if self.sampling == "shuffle":
             start = step_in_epoch * self.batch_size
-            batch = _order(self.key, epoch, self.examples)[start : start + self.batch_size]
+            batch = _order(self.key, epoch, self.examples, self.secret)[start : start + self.batch_size]
             micro_batches = np.array_split(batch, self.micro_batches)
         else:
-            drawn = np.flatnonzero(stream(self.key, Purpose.SAMPLE, step).random(self.examples) < self.sampling_rate)
-            chance = uniform_hash(self.key, step, drawn, 1)[:, 0].astype(np.float64)
+            drawn, chance = self._sampled(step)
             if self.alone:
                 device = (chance * self.num_devices).astype(np.int64)
                 return [[drawn[k : k + 1] for k in np.flatnonzero(device == i)] for i in range(self.num_devices)]
@@ -130,6 +130,15 @@ class Batches:
             micro_batches = [drawn[place == m] for m in range(self.micro_batches)]
         own = (part(self.micro_batches, i, self.num_devices) for i in range(self.num_devices))
         return [micro_batches[numbers.start : numbers.stop] for numbers in own]
+
+    def _sampled(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Who takes part (r), and of each a number below 1 that says where (r): both of its own draws alone."""
+        if not self.secret:
+            drawn = np.flatnonzero(stream(self.key, Purpose.SAMPLE, step).random(self.examples) < self.sampling_rate)
+            return drawn, uniform_hash(self.key, step, drawn, 1)[:, 0].astype(np.float64)
+        words = SecretStream(self.key, Purpose.SAMPLE, step).words(2 * self.examples).reshape(-1, 2) >> np.uint64(11)
+        drawn = np.flatnonzero(words[:, 0] < np.uint64(math.floor(self.sampling_rate * 2.0**53)))  # rather too few
+        return drawn, words[drawn, 1] * 2.0**-53
 
 
 def protected(
@@ -160,8 +169,10 @@ def _in_full(given: str | None) -> str | None:
 
 
 @lru_cache(maxsize=1)
-def _order(key: int, epoch: int, examples: int) -> np.ndarray:
-    """One epoch's order, which all its steps share."""
+def _order(key: int, epoch: int, examples: int, secret: bool) -> np.ndarray:
+    """One epoch's order, which all its steps share; a secret one is that of random words, nearly all of them unlike."""
+    if secret:
+        return np.argsort(SecretStream(key, Purpose.SHUFFLE, epoch).words(examples), kind="stable")
     return stream(key, Purpose.SHUFFLE, epoch).permutation(examples)
 
 
@@ -397,11 +408,17 @@ class Trainer:
         Nothing is computed before they are clipped.
         """
         model, data = self.model, self.train_data
-        dropout_key = int(stream(self.key, Purpose.DROPOUT, self.progress.step).integers(2**63))
+        dropout_key = self._dropout_key(self.progress.step)
         if self.private is None:
             return PlainGradient(model, data, parts[0], dropout_key, weight=len(parts[0]) / max(1, everyone))
         naive = self.config.method == "dp-sgd-naive"
         return model_gradients(model, data, parts, dropout_key, self.layout, naive, self.memory, self.private.alone)
+
+    def _dropout_key(self, step: int) -> int:
+        """63 bits, from which masks follow; of a secret key they tell nothing."""
+        if self.config.private_seed:
+            return int(SecretStream(self.key, Purpose.DROPOUT, step).words(1)[0] >> np.uint64(1))
+        return int(stream(self.key, Purpose.DROPOUT, step).integers(2**63))
 
     def _prepare_optimizer(self) -> None:
         lr = self.config.learning_rate

@@ -78,6 +78,13 @@ def test_noise_is_aes_in_counter_mode():
     assert np.concatenate(drawn).tobytes() == expected
 
 
+def test_words_are_those_of_the_stream_however_many():
+    whole, parts = SecretStream(5, Purpose.SAMPLE, 3), SecretStream(5, Purpose.SAMPLE, 3)
+    expected = np.concatenate([parts.words(n) for n in (0, 2, PIECE - 2, 2, PIECE)])
+    assert np.array_equal(whole.words(2 * PIECE + 2), expected)
+    assert np.array_equal(whole.blocks(np.arange(3)).ravel(), expected[:6])  # by number, whatever was drawn
+
+
 def test_seeds_that_torch_would_confuse_give_different_keys():
     seeds = [5, 5 + 2**32, 5 + 2**64, -5, 0, -1, 2**32 - 1, 50]
     keys = {key_from_seed(s) for s in seeds}

@@ -15,6 +15,7 @@ KEY = 2**90 + 7
 SHUFFLED = Batches(KEY, 103, 20, 4, 4, "shuffle", alone=False)
 POISSON = Batches(KEY, 400, 32, 4, 8, "poisson", alone=False)
 ALONE = Batches(KEY, 400, 32, 4, 32, "poisson", alone=True)
+SECRET = [replace(one, secret=True) for one in (POISSON, ALONE)]
 
 
 def everyone(devices: Devices) -> list[int]:
@@ -29,7 +30,8 @@ def places(devices: Devices) -> dict[int, tuple[int, int]]:
 @given(st.integers(1, 200), st.integers(1, 50), st.integers(1, 8), st.integers(1, 8))
 @settings(deadline=None)
 def test_a_shuffled_epoch_meets_every_utterance_once_in_even_parts(examples, batch_size, devices, per_device):
-    batches = Batches(KEY, examples, batch_size, devices, devices * per_device, "shuffle", alone=False)
+    shape = (examples, batch_size, devices, devices * per_device, "shuffle")
+    batches = Batches(KEY, *shape, alone=False, secret=examples % 2 == 0)
     seen: list[int] = []
     for step in range(batches.steps_per_epoch):
         dealt = batches.devices(0, step, step)
@@ -48,7 +50,7 @@ def test_orders_differ_and_poisson_micro_batches_are_as_likely_as_one_another_or
     assert {len(part) for step in range(200) for device in ALONE.devices(0, 0, step) for part in device} == {1}
 
 
-@pytest.mark.parametrize("batches", [POISSON, ALONE])
+@pytest.mark.parametrize("batches", [POISSON, ALONE, *SECRET])
 def test_each_utterance_takes_part_with_the_chance_that_is_accounted_for(batches):
     steps, rate = 4000, 32 / 400
     counts, together = np.zeros(400), 0
@@ -62,7 +64,7 @@ def test_each_utterance_takes_part_with_the_chance_that_is_accounted_for(batches
     assert stats.binomtest(together, steps, rate**2).pvalue > 1e-4  # independently
 
 
-@pytest.mark.parametrize("batches", [POISSON, ALONE])
+@pytest.mark.parametrize("batches", [POISSON, ALONE, *SECRET])
 def test_one_utterance_more_moves_no_other(batches):
     """What add/remove adjacency under Poisson sampling rests on."""
     larger = replace(batches, examples=401, batch_size=32 * 401 / 400)  # type: ignore[arg-type]  # the same rate
@@ -78,6 +80,7 @@ def test_one_utterance_more_moves_no_other(batches):
 def test_a_poisson_epoch_has_the_steps_that_are_accounted_for_in_which_nobody_may_be_drawn():
     assert POISSON.steps_per_epoch == math.ceil(400 / 32)
     assert replace(POISSON, examples=20).steps_per_epoch == 1
-    assert sorted(everyone(replace(POISSON, examples=20).devices(0, 0, 3))) == list(range(20))
+    for one in (POISSON, *SECRET):
+        assert sorted(everyone(replace(one, examples=20).devices(0, 0, 3))) == list(range(20))  # q = 1
     rare = Batches(KEY, 10, 1, 2, 2, "poisson", alone=False)
     assert min(len(everyone(rare.devices(0, 0, step))) for step in range(50)) == 0
