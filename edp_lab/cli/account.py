@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edp_lab.cli.attack import PACKED
 from edp_lab.cli.options import COUNT, App, BatchSize, Clip, Delta, Epochs, Gpus, Json, chosen, given, neighbours_named
-from edp_lab.cli.output import PATIENCE, Screen, answer, bar, echo, print_json, words
+from edp_lab.cli.output import PATIENCE, Screen, answer, bar, echo, number, print_json, words
 from edp_lab.cli.train import one_thread_if_small
 from edp_lab.errors import UsageError
 from edp_lab.training.config import SEED, TrainConfig
@@ -251,6 +253,56 @@ def mechanism(
     with bar("draws", total=2 * draws, patience=PATIENCE) as (update, _):
         audit = audit_mechanism(described, delta, key_from_seed(seed), draws, confidence, update)
     answer(as_json, {**asdict(audit), "seed": seed}, "audited_step", audit)
+
+
+@audit_app.command()
+def bits(
+    noise: Annotated[
+        str | None,
+        "box-muller, torch, opacus-secure, numpy-float32, numpy-rounded, numpy-float64, exact (the library's own), or "
+        "MODULE:FUNCTION of your own, (sum, std) -> what is released, float32 (default: all of these).",
+    ] = None,
+    attack: Annotated[
+        str | None,
+        "sum (of any noise: which numbers can no float32 added to the sum give?), pairs (of Box and Muller) or numbers "
+        "(of numpy's ziggurat) (default: all there are for this noise).",
+    ] = None,
+    z0: Annotated[float, "Noise multiplier: noise over sensitivity."] = 4.0,
+    clip: Clip = 1.0,
+    numbers: Annotated[int | None, "How many are released (default: enough for the attack at z0 4).", COUNT] = None,
+    trials: Annotated[int, "Releases with the canary, and as many without.", COUNT] = 120,
+    delta: Delta = 1e-5,
+    confidence: Confidence = 0.95,
+    seed: Annotated[int, "Of the sum, the canary and the noise.", SEED] = 0,
+    as_json: Json = False,
+) -> None:
+    """Tell from its last bits whether a release can have come without the canary: float noise against the library's.
+
+    A lower bound on epsilon, whatever the mechanism, beside the epsilon of an ideal normal with as much noise.
+
+    Try: edp-lab audit bits --attack sum
+    """
+    from edp_lab.attacks.audit.bits import audit_bits, clues_of
+
+    sys.path.append("")  # where a module of one's own may lie
+    found, asked = [], clues_of(noise, attack)
+    with bar("releases", total=2 * trials * len(asked), patience=PATIENCE) as (update, _):
+        for turn, (name, clue) in enumerate(asked):
+
+            def progress(done: int, before: int = 2 * trials * turn) -> None:
+                update(before + done)
+
+            found.append(audit_bits(name, z0, clip, clue, numbers, trials, delta, confidence, seed, progress=progress))
+    if as_json:
+        print_json([{**asdict(audit), "seed": seed} for audit in found])
+        return
+    lines = [["noise", "attack", "numbers", "found", "false alarms", "epsilon >=", "verdict"]]
+    for audit in found:
+        shares = (f"{errors:,} of {trials:,}" for errors in (audit.true_positives, audit.false_positives))
+        bound = number(audit.epsilon_lower_bound, 3)
+        lines.append([audit.noise, audit.clue, f"{audit.size:,}", *shares, bound, str(audit.verdict)])
+    Screen(100).table(lines, kept=2, **PACKED)
+    echo(words("audited_bits", found[0]))
 
 
 @audit_app.command("one-run")

@@ -1,0 +1,107 @@
+"""The attack on the bits of noise: it breaks every float noise, and finds nothing where there is nothing to find."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+from typer.testing import CliRunner
+
+from edp_lab.attacks.audit import bits
+from edp_lab.attacks.audit.bits import NOISES, audit_bits, no_float_sum, ziggurat
+from edp_lab.attacks.audit.bounds import Finding
+from edp_lab.cli.account import audit_app
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Mechanism, gdp_epsilon
+
+f32 = np.float32
+RESIST = ("numpy-float64", "exact")
+BROKEN = [(name, clue) for name, noise in NOISES.items() for clue in noise.clues if name not in RESIST]
+
+
+@pytest.mark.parametrize(("noise", "clue"), BROKEN)
+def test_float_noise_is_told_without_a_false_alarm(noise, clue):
+    trials = {"sum": 120, "numbers": 3, "pairs": 10 if noise == "torch" else 2}[clue]
+    audit = audit_bits(noise, clue=clue, trials=trials, seed=1)
+    assert (audit.true_positives, audit.false_positives) == (trials, 0)
+    without, present = np.array(audit.impossible)
+    assert not without[:, 0].any()  # what was released is possible
+    assert not present[:, 1].any()
+    if trials == 120:
+        assert audit.verdict is Finding.REFUTED
+        assert audit.epsilon_claimed == pytest.approx(gdp_epsilon(1 / 4, 1e-5))
+        assert audit.epsilon_lower_bound == pytest.approx(3.4665, abs=1e-3)
+
+
+@pytest.mark.parametrize("noise", RESIST)
+@pytest.mark.parametrize("z0", [0.5, 4.0])
+def test_noise_that_is_rounded_with_the_sum_stays_at_chance(noise, z0):
+    audit = audit_bits(noise, z0=z0, trials=1500)
+    assert audit.verdict is not Finding.REFUTED
+    found, alarms = audit.true_positives, audit.false_positives
+    assert abs(found - alarms) < 4 * np.sqrt(audit.trials / 2)
+
+
+def test_numbers_of_ziggurat_and_pairs_tell_nothing_of_exact_noise():
+    audit = audit_bits("exact", clue="numbers", trials=12, size=2**18)
+    assert binomtest(audit.true_positives + 12 - audit.false_positives, 24).pvalue > 1e-3
+
+
+def test_which_sums_are_impossible_is_right_for_every_float_there_is():
+    """Against all float16 noise, in float16, where all can be tried."""
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    every = every[np.isfinite(every) & (np.abs(every) < 1024)]
+    rng = np.random.default_rng(0)
+    for total in rng.choice(every, 20):
+        reached = np.isin(every, (every + total).astype(np.float16))
+        nearest = (every.astype(float) - float(total)).astype(np.float16)
+        ends = (nearest, *(np.nextafter(nearest, np.float16(end)) for end in (-np.inf, np.inf)))
+        assert np.array_equal(
+            reached | (np.abs(every) > 512),
+            np.any([total + end == every for end in ends], axis=0) | (np.abs(every) > 512),
+        )
+    kept = np.array([[2.0**-30, 1.0, -1.0, 0.0]], dtype=f32)
+    assert no_float_sum(kept, np.full(4, 3.0, dtype=f32), 1.0).tolist() == [1]
+
+
+def test_the_layers_are_numpys():
+    drawn = np.abs(np.random.default_rng(0).standard_normal(20_000, dtype=f32))
+    left = drawn[drawn < bits.TAIL]
+    for unit in ziggurat():
+        k = np.rint(left / unit).astype(f32)
+        left = left[(k * unit != left) | (k >= 2**23)]
+    assert len(ziggurat()) == 256
+    assert not len(left)
+
+
+def test_a_release_of_ones_own_is_judged_and_a_wrong_one_refused(monkeypatch):
+    rng = np.random.default_rng(0)
+    own = SimpleNamespace(
+        naive=lambda total, std: total + f32(std) * rng.standard_normal(len(total)).astype(f32),
+        silent=lambda total, std: np.zeros_like(total),
+        double=lambda total, std: total + std * rng.standard_normal(len(total)),
+    )
+    monkeypatch.setitem(sys.modules, "own_release", own)
+    assert audit_bits("own_release:naive", trials=50).verdict is Finding.REFUTED
+    assert audit_bits("own_release:silent", trials=50).epsilon_lower_bound == 0
+    spread = audit_bits("own_release:naive", trials=50, canary=np.linspace(-1, 1, 512))
+    assert (spread.size, spread.true_positives, spread.false_positives) == (512, 50, 0)
+    for name, said in (("double", "no float32 array"), ("absent", "unknown noise")):
+        with pytest.raises(UsageError, match=said):
+            audit_bits(f"own_release:{name}", trials=2)
+    with pytest.raises(UsageError, match="no attack 'numbers' on torch"):
+        audit_bits("torch", clue="numbers")
+
+
+def test_command_line():
+    run = CliRunner().invoke(audit_app, ["bits", "--attack", "sum", "--trials", "40", "--json"])
+    found = {one["noise"]: one for one in json.loads(run.stdout)}
+    assert list(found) == list(NOISES)
+    assert found["torch"]["verdict"] == "refuted"
+    assert found["exact"]["epsilon_lower_bound"] <= found["exact"]["epsilon_claimed"]
+    told = CliRunner().invoke(audit_app, ["bits", "--noise", "torch", "--attack", "sum", "--trials", "40"]).stdout
+    assert "40 of 40" in told
+    assert "epsilon = 0.926342" in told
+    assert Mechanism.sound(1.0, 4.0, 1, 1).noise_std(0) == 4.0
