@@ -101,6 +101,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "07 people": lambda: (covered(), 30.0, "trained"),
     "07 Defence": lambda: (measured_attacks().defended[0].config, measured_attacks().defended, True, 0.01, 8, 1.0),
     "08 step": lambda: (step_noise(), True, 1.0, 1.0, 8, 1000),
+    "08 bits": lambda: ("torch", 4.0, 256, 0),
     "08 OneRun": lambda: (True, 4.0, 8, 50, 2, 0),
     "06 Explorer": lambda: (load_grid(), replace(BASE, z0=0.03, epochs=4)),
     "06 Live": lambda: (BASE, PANELS["06 Explorer"](*ARGUMENTS["06 Explorer"]())),

@@ -9,6 +9,7 @@ from typing import Any
 
 from scipy.stats import norm
 
+from edp_lab.attacks.audit.bits import NOISES
 from edp_lab.attacks.audit.bounds import Finding
 from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import figure as fig
@@ -20,7 +21,7 @@ from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, 
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb08_audit import compute
-from edp_lab.course.nb08_audit.compute import CONFIDENCE, Guesses, StepAudit, StepNoise, needed
+from edp_lab.course.nb08_audit.compute import CONFIDENCE, BitsSeen, Guesses, StepAudit, StepNoise, needed
 from edp_lab.privacy import Variant
 from edp_lab.training import TrainConfig
 
@@ -263,6 +264,71 @@ def guesses_command(result: Guesses) -> str:
         f"print(one_run_bounds({result.canaries}, [Tally({result.made}, {result.right})], delta={result.delta!r}, "
         f'confidence={CONFIDENCE!r}, gaussian=True))"'
     )
+
+
+# ---- The bits of noise ---------------------------------------------------------------------------------------------
+
+
+@panel("08")
+def bits(noise: str, z0: float, numbers: int, seed: int) -> Panel:
+    """The attack on the bits of noise; `result` is a `BitsSeen`."""
+    return Panel(
+        "What do the last bits tell?",
+        "How many released numbers are impossible without the canary, and how many with it.",
+        partial(compute.see_bits, seed),
+        [draw_bits],
+        lambda result: words.bits(result, NOISES[result.audit.noise].said, SURE),
+        lambda result, **_: bits_command(result),
+        tiles=tell_bits,
+        views={
+            "the library's own": {"noise": "exact"},
+            "Opacus' secure mode": {"noise": "opacus-secure"},
+            "ten times the noise": {"z0": 40.0},
+        },
+        noise=choice("noise", noise, list(NOISES), tooltips=[one.said for one in NOISES.values()]),
+        z0=number("noise multiplier z0", z0, decades(0, 2)),
+        numbers=number("numbers released", numbers, [32, 64, 128, 256, 512]),
+    )
+
+
+def tell_bits(result: BitsSeen) -> tuple[Tile, Tile, str]:
+    """What an ideal normal would hold, what the bits prove, and how many guesses that took."""
+    audit = result.audit
+    found, alarms = (f"{count:,} of {audit.trials:,}" for count in (audit.true_positives, audit.false_positives))
+    end = {
+        Finding.REFUTED: "no noise with this ε allows that",
+        Finding.CONSISTENT: "this ε allows that",
+        Finding.NO_POWER: "so few releases could not refute so large an ε",
+    }[audit.verdict]
+    told = f"The canary is seen in {found} releases with it, and in {alarms} without: {end}."
+    at = f"ε of one release at δ = {short(audit.delta)}, if the noise were ideal"
+    proven = Tile("proven", f"≥ {at_least(audit.epsilon_lower_bound)}", f"{SURE}, whatever the noise")
+    return claimed(d(audit.epsilon_claimed), at), proven, told
+
+
+def draw_bits(result: BitsSeen) -> Figure:
+    """A mark for each release: numbers that are impossible without the canary, and with it."""
+    marks = []
+    looks = (("released without it", PLAIN, "circle-open"), ("released with the canary", NOISE, "x-thin"))
+    for look, side in zip(looks, result.audit.impossible, strict=True):
+        without, present = zip(*side, strict=True)
+        told = "%{x} impossible without the canary, %{y} with it"
+        marks.append(points(*look, 9, x=without, y=present, hover=told))
+    top = 1.08 * max(4, *(count for side in result.audit.impossible for pair in side for count in pair))
+    return figure(
+        f"What {result.audit.size:,} released numbers give away",
+        *marks,
+        line("as many either way: a coin", INK, "dot", width=1.5, x=[0, top], y=[0, top]),
+        xaxis=fig.axis("numbers impossible without the canary", [-0.04 * top, top]),
+        yaxis=fig.axis("impossible with it", [-0.04 * top, top]),
+    )
+
+
+def bits_command(result: BitsSeen) -> str:
+    """The call of `edp-lab audit bits` that sees the same."""
+    audit = result.audit
+    settings = {"noise": audit.noise, "attack": audit.clue, "z0": audit.mechanism.z0, "numbers": audit.size}
+    return command("audit bits", settings | {"trials": audit.trials, "delta": audit.delta, "seed": result.seed})
 
 
 # ---- One run -------------------------------------------------------------------------------------------------------
