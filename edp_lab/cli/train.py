@@ -330,7 +330,6 @@ def pretrain(
     be reached, --published brings a published encoder down to the paper's four layers.
     """
     from edp_lab.corpora import load_corpus
-    from edp_lab.corpora.everyday import everyday
     from edp_lab.models.bert import BertSize
     from edp_lab.models.vectors import DIMENSIONS
     from edp_lab.training.pretraining import pretrain_bert, pretrain_start, pretrain_vectors, shorten_bert
@@ -360,8 +359,7 @@ def pretrain(
         named, more = (
             {Path(name).stem: load_corpus(name) for name in commas(some)} if some else {} for some in (text, unlabelled)
         )
-        corpora = {**named, "everyday": everyday(utterances, seed)}
-        pretrain_start(corpora, out, more, epochs=epochs, seed=seed, progress=show)
+        pretrain_start(named, out, more, generated=utterances, epochs=epochs, seed=seed, progress=show)
     elif model == "bert":
         shape = BertSize(**SIZES[size]["bert"])
         pretrain_bert(read_sentences(text, utterances), out, epochs=epochs, seed=seed, size=shape, progress=show)

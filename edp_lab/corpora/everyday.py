@@ -1,7 +1,7 @@
 """Everyday commands to an assistant, generated from a grammar (``everyday.txt``, which explains its notation).
 
-Public text for what private models start from (`edp_lab.models.public_start`): some eighty intents that anybody might
-ask an assistant for, with slots. Nothing is trained on it to be protected, and it is no measure of anything.
+Public text for what private models start from (`edp_lab.models.public_start`): some two hundred intents that anybody
+might ask an assistant for, with slots. Nothing is trained on it to be protected, and it is no measure of anything.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ starts from those labels whose names are near. Label sets are public, and "froml
 
     data/public_start/NAME/about.json             labels, words, sizes, what it was made of
                           /weights.safetensors    vectors in 8 bits, all else but the CRF in 16
-                          /seen.u4                hashes of the utterances behind it
+                          /seen.u4                hashes of the utterances behind it, but for generated everyday ones
 
 Those who trained on a corpus that a start was made from would find their utterances in its weights, whatever epsilon
 says. So each start knows the utterances it was made from, and `start_for` takes one that has not seen the corpus.

@@ -26,6 +26,7 @@ from transformers import BertForMaskedLM, BertTokenizer
 from edp_lab.corpora import list_corpora
 from edp_lab.corpora.corpus import Corpus, Ragged, Utterance, tag_set
 from edp_lab.corpora.encoding import Labels, WordFeatures
+from edp_lab.corpora.everyday import everyday
 from edp_lab.errors import UsageError
 from edp_lab.files import new_folder
 from edp_lab.models.bert import BertSize, bert_config, encode_pieces, load_bert, quiet
@@ -121,6 +122,7 @@ def pretrain_start(
     folder: Path | str,
     unlabelled: Mapping[str, Corpus] = MappingProxyType({}),
     *,
+    generated: int = 0,
     epochs: int = 6,
     seed: int = 0,
     size: CLCSize | None = None,
@@ -136,8 +138,10 @@ def pretrain_start(
         corpora: by name; all with slots.
         folder: see `edp_lab.models.public_start`; it appears when all is done.
         unlabelled: more text, of which only the words are read (see `Neighbours`).
+        generated: how many everyday commands to add; nobody said them, so no run need be kept from them.
     """
-    utterances = [_prefixed(one, name) for name, corpus in corpora.items() for one in corpus.utterances]
+    labelled = {**corpora, **({"everyday": everyday(generated, seed)} if generated else {})}
+    utterances = [_prefixed(one, name) for name, corpus in labelled.items() for one in corpus.utterances]
     more = [_bare(one, utterances[0].intent) for corpus in unlabelled.values() for one in corpus.utterances]
     sentences = [one.tokens for one in (*utterances, *more)]
     _check(sentences, epochs)
@@ -151,8 +155,9 @@ def pretrain_start(
         features = WordFeatures(vectors.words[:known], UNKNOWN_WORDS)
         model = CLC(labels, features, size, rounded(vectors.matrix[:known]))
         losses = _train_start(model, len(features.words), utterances, more, epochs, key_from_seed(seed), progress)
-        made_of = [*_described(corpora), *_described(unlabelled, " without labels")]
-        save_start(model, inside, made_of, (one.text for one in (*utterances, *more)))
+        made_of = [*_described(labelled), *_described(unlabelled, " without labels")]
+        said = [*corpora.values(), *unlabelled.values()]
+        save_start(model, inside, made_of, (one.text for corpus in said for one in corpus.utterances))
     return losses
 
 
