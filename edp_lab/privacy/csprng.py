@@ -68,8 +68,7 @@ class SecretStream:
         words = (int(purpose), len(path), *path)
         place = key.to_bytes(16, "big") + b"".join(word.to_bytes(4, "big") for word in words)
         own = hashlib.shake_128(b"edp_lab stream" + place).digest(16)
-        self._cipher = AES(own)
-        self._encryptor = Cipher(self._cipher, CTR(bytes(16))).encryptor()
+        self._encryptor, self._one_by_one = (Cipher(AES(own), mode).encryptor() for mode in (CTR(bytes(16)), ECB()))
 
     def fill(self, out: np.ndarray) -> None:
         """The next bits into all bytes of `out`, contiguous, at most 8 `PIECE` of them."""
@@ -86,7 +85,7 @@ class SecretStream:
         """Blocks of 128 bits, by their numbers (n) below 2^63, whatever was drawn before: (n, 2) words."""
         counters = np.zeros((len(numbers), 2), dtype=">u8")
         counters[:, 1] = numbers
-        drawn = Cipher(self._cipher, ECB()).encryptor().update(counters.tobytes())
+        drawn = self._one_by_one.update(counters.tobytes())
         return np.frombuffer(bytearray(drawn), dtype=np.uint64).reshape(-1, 2)
 
 

@@ -28,6 +28,7 @@ ROUNDING = 2.0**-51  # of a sum in float64, and more than that
 LARGEST_SUM = 2.0**48  # in units of the grid
 UNIT_64 = 2.0**-64
 EIGHTH_TURN = f32(math.pi / 4)
+PAIRS = 2048  # at a time
 
 
 def compiled(*signatures: str, reassociate: bool = False) -> Callable[[Any], Any]:
@@ -135,20 +136,67 @@ def round_sums(
         marks[i] = not sure
 
 
-@compiled("int64(uint64[::1], int64[::1])")
-def where_marked(marks: np.ndarray, places: np.ndarray) -> int:
-    """The numbers of the bytes that are not 0, into `places`, and how many there are. 8 bytes (8 n) are a word."""
-    found = 0
-    for start in range(0, len(marks), 8):
+@compiled("int64(uint8[::1], int64, int64[::1], int64)")
+def where_marked(marks: np.ndarray, start: int, places: np.ndarray, found: int) -> int:
+    """The numbers of the bytes that are not 0, counted from `start`, into `places` behind those found before.
+
+    Returns how many are found by now. Of marks (64 n) 64 are looked at together.
+    """
+    words = marks.view(np.uint64)
+    for first in range(0, len(words), 8):
         any_of_64 = u64(0)
-        for i in range(start, start + 8):
-            any_of_64 |= marks[i]
+        for i in range(first, first + 8):
+            any_of_64 |= words[i]
         if any_of_64:
-            for i in range(start, start + 8):
-                for k in range(8):
-                    if (marks[i] >> u64(8 * k)) & u64(255):
-                        places[found] = 8 * i + k
-                        found += 1
+            for i in range(8 * first, 8 * first + 64):
+                if marks[i]:
+                    places[found] = start + i
+                    found += 1
+    return found
+
+
+@compiled(
+    *(
+        f"int64(uint32[::1], int64, int64, float32, float32, {of}[::1], {of}[::1], {of}[:, ::1], {of}, {of}, "
+        "int64[::1], int64)"
+        for of in ("float32", "float64")
+    )
+)
+def round_pairs(
+    raw: np.ndarray,
+    start: int,
+    half: int,
+    middle: float,
+    reach: float,
+    first: np.ndarray,
+    second: np.ndarray,
+    terms: np.ndarray,
+    rounding: float,
+    integers: float,
+    places: np.ndarray,
+    found: int,
+) -> int:
+    """`normal_single`, then `round_sums` of both numbers of each pair: noise and marks stay in the innermost cache.
+
+    Args:
+        raw: bits of `half` radii, then of as many angles. The pairs begin at `start`.
+        first, second: (n) their numbers; in the block they are start ... start + n, and `half` beyond.
+        terms: (2, 4), scale, std, grid and margin of both.
+        places: where numbers are that are not sure, `found` of them before and what is returned afterwards.
+    """
+    noise, other = np.empty(PAIRS, dtype=np.float32), np.empty(PAIRS, dtype=np.float32)
+    marks = np.zeros(PAIRS, dtype=np.uint8)
+    for at in range(0, len(first), PAIRS):
+        n, pair = min(PAIRS, len(first) - at), start + at
+        angles = raw[half + pair : half + pair + n]
+        normal_single(raw[pair : pair + n], angles, middle, reach, noise[:n], other[:n])
+        marks[n:] = 0
+        scale, std, grid, margin = terms[0, 0], terms[0, 1], terms[0, 2], terms[0, 3]
+        round_sums(first[at : at + n], scale, noise[:n], std, grid, margin, rounding, integers, marks[:n])
+        found = where_marked(marks, pair, places, found)
+        scale, std, grid, margin = terms[1, 0], terms[1, 1], terms[1, 2], terms[1, 3]
+        round_sums(second[at : at + n], scale, other[:n], std, grid, margin, rounding, integers, marks[:n])
+        found = where_marked(marks, half + pair, places, found)
     return found
 
 

@@ -6,7 +6,7 @@ For each number s of a sum, noise of standard deviation sigma and a public grid 
 
 Guarantee: this is a function of s + sigma N and nothing else, so it promises exactly what the Gaussian mechanism does,
 by post-processing and under every accountant, if the cipher's bits are random. It costs a variance of g^2 / 12, at
-most 5.1e-6 sigma^2. What a float cannot hold (whole numbers beyond 2^24 in float32) is rounded once more, which is a
+most 8.2e-5 sigma^2. What a float cannot hold (whole numbers beyond 2^24 in float32) is rounded once more, which is a
 function of the same. Float noise added to a float sum promises nothing: the sums that it can reach from one s and from
 another differ (Mironov 2012; arXiv 2112.05307).
 
@@ -20,15 +20,15 @@ the stream: a function of (key, step, block, pair).
 
 **Three ways to round, one result.** Each computes x = (s + sigma N) / g with an error below some e, whatever the bits
 to come. Where x lies within 1/2 - e of a whole number, this is the answer, and any other way would find it, too: the
-result does not depend on processor, library, threads or ranks. Elsewhere (one number in 1,500) the next way is taken.
+result does not depend on processor, library, threads or ranks. Elsewhere (one number in 3,700) the next way is taken.
 What s is, is settled first: g times the float of scale / g * number.
 
-1. Float32: `normal_single` and `round_sums` of `csprng_numba`, for pairs with 2e-6 <= rho^2 <= 9; others are passed on.
+1. Float32: `round_pairs` of `csprng_numba`, for pairs with 2e-6 <= rho^2 <= 9; others are passed on.
    N is a product of rho, a function of k, and q = cos t -+ sin t, of j. All k and j were tried against float64, at both
    ends of what is open: rho is off by less than .4369e-6, q by less than .2031e-6. So N is off by less than
    3 * .2031e-6 + 1.4143 * .4369e-6 + 1e-13 < 1.228e-6, of which 1.25e-6 is claimed, and four roundings, each 2^-24
    relative: of N, of sigma / g, of z = sigma N / g and of x = s / g + z. For them (|x| + |z|) 2^-22 is taken off. The
-   excess that is claimed, 2e-6 of x, covers the roundings of the comparison, below 1e-7.
+   excess that is claimed, 7e-7 of x, covers the roundings of the comparison, below 1e-7.
    (`tests/privacy/test_exact_noise.py` tries the ends and some of the rest; with EDP_LAB_LONG=1, in ten minutes, all.)
 2. Float64, from 96 bits of u and 94 of t: `round_closely`. With h = 2^-53 it is assumed that log, log1p, sin and cos of
    the C library are right to 4 units in the last place (glibc: 1), and the root and single operations are rounded
@@ -44,15 +44,16 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
-from itertools import count
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, count, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from edp_lab.privacy.csprng import Purpose, SecretStream
 
-GRID = 8  # bits of sigma / g
+GRID = 6  # bits of sigma / g
 CERTAIN = np.float32(4.5), np.float32(4.5 - 2.0**-18)  # rho^2 for which the first way is proven: middle, reach
 FLOAT32_ERROR, FLOAT64_ERROR = 1.25e-6, 2.0**-43  # of N
 FLOAT32_ROUNDING = 2.0**-22  # of z and x, relative
@@ -71,7 +72,7 @@ class Piece(NamedTuple):
 
 
 def grid(std: float) -> float:
-    """g: a power of two, std / 256 < g <= std / 128."""
+    """g: a power of two, std / 64 < g <= std / 32."""
     return math.ldexp(1.0, math.frexp(std)[1] - GRID)
 
 
@@ -81,33 +82,50 @@ def release(pieces: Sequence[Piece], key: int, purpose: Purpose, *path: int) -> 
     Numbers without noise, or with less than `SMALLEST_STD`, are scaled and promise nothing; neither does a sum beyond
     2^48 g, which is not rounded (of 10^6 clipped gradients none is, if the noise multiplier is at least 2^-20).
     """
-    from edp_lab.privacy.csprng_numba import normal_single, round_sums, where_marked  # slow to load
+    from edp_lab.privacy.csprng_numba import round_pairs  # slow to load
 
     size = sum(len(piece.numbers) for piece in pieces)
-    raw, noise, marks, places = _memory(half := (size + 1) // 2)
-    bits = SecretStream(key, purpose, *path)
+    raw, places = _memory(half := (size + 1) // 2)
+    bits, found = SecretStream(key, purpose, *path), 0
     bits.fill(raw)
-    normal_single(raw[:half], raw[half:], *CERTAIN, noise[:half], noise[half:])
-    starts = [0]
-    for numbers, scale, std in pieces:
-        own = slice(starts[-1], starts[-1] + len(numbers))
-        starts.append(own.stop)
-        if std < SMALLEST_STD:
-            numbers *= numbers.dtype.type(scale)
-            marks[own] = 0
-            continue
-        g, of = grid(std), numbers.dtype.type
-        margin, digits = 0.5 - FLOAT32_ERROR * (std / g), np.finfo(of).nmant
-        terms = (scale / g, std / g, g, margin, FLOAT32_ROUNDING, 1.5 * 2.0**digits)
-        scale, deviation, *others = (of(term) for term in terms)
-        round_sums(numbers, scale, noise[own], deviation, *others, marks[own])
-    marks[size:] = 0
-    left = places[: where_marked(marks.view(np.uint64), places)]
-    if len(left):
-        cuts = np.searchsorted(left, starts)
-        for piece, start, first, last in zip(pieces, starts, cuts, cuts[1:], strict=False):
-            if first < last:
-                _finish(piece, left[first:last], start, raw, bits)
+    for start, one, other in _pairs([_scaled_if_silent(piece) for piece in pieces], half):
+        of = one.numbers.dtype.type
+        terms, integers = np.array([_terms(one), _terms(other)], dtype=of), of(1.5 * 2.0 ** np.finfo(of).nmant)
+        both = one.numbers, other.numbers, terms, of(FLOAT32_ROUNDING), integers
+        found = round_pairs(raw, start, half, *CERTAIN, *both, places, found)
+    left, starts = np.sort(places[:found]), [0, *accumulate(len(piece.numbers) for piece in pieces)]
+    cuts = np.searchsorted(left, starts)
+    for piece, start, first, last in zip(pieces, starts, cuts, cuts[1:], strict=False):
+        if first < last and piece.std >= SMALLEST_STD:
+            _finish(piece, left[first:last], start, raw, bits)
+
+
+def _scaled_if_silent(piece: Piece) -> Piece:
+    """The piece; without noise, its numbers are scaled, and others to be thrown away stand in their place."""
+    if piece.std >= SMALLEST_STD:
+        return piece
+    piece.numbers[:] *= piece.numbers.dtype.type(piece.scale)
+    return Piece(np.zeros_like(piece.numbers), 1.0, 1.0)
+
+
+def _terms(piece: Piece) -> tuple[float, ...]:
+    """Scale, std, grid and margin, as `round_pairs` takes them."""
+    g = grid(piece.std)
+    return piece.scale / g, piece.std / g, g, 0.5 - FLOAT32_ERROR * (piece.std / g)
+
+
+def _pairs(pieces: list[Piece], half: int) -> Iterator[tuple[int, Piece, Piece]]:
+    """Runs of pairs whose first numbers all lie in one piece, as their second ones do: from where, and both."""
+    odd = 2 * half - sum(len(piece.numbers) for piece in pieces)  # the last pair's second number is thrown away
+    pieces = [*pieces, *(Piece(np.zeros(odd, dtype=one.numbers.dtype), 1.0, 1.0) for one in pieces[:1])]
+    starts = [0, *accumulate(len(piece.numbers) for piece in pieces)]
+    for start, stop in pairwise(sorted({half, *(place % half for place in starts)})):
+        both = []
+        for place in (start, half + start):
+            k = bisect_right(starts, place) - 1
+            numbers = pieces[k].numbers[place - starts[k] :][: stop - start]
+            both.append(pieces[k]._replace(numbers=numbers))
+        yield start, *both
 
 
 def _finish(piece: Piece, places: np.ndarray, start: int, raw: np.ndarray, bits: SecretStream) -> None:
@@ -159,12 +177,10 @@ def decide(x: float, std: float, radius: int, angle: int, second: bool, draw: Ca
     raise AssertionError("unreachable")
 
 
-def _memory(half: int) -> tuple[np.ndarray, ...]:
-    """Of this thread's own, for `half` pairs: bits, noise, marks (as many as fill words) and places."""
+def _memory(half: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of this thread's own, for `half` pairs: bits and places."""
     known = _own.__dict__.setdefault("memory", [])
-    if not known or len(known[1]) < 2 * half:
-        known[:] = (np.empty(2 * half, dtype=kind) for kind in (np.uint32, np.float32))
-        known.append(np.empty(2 * half + 64, dtype=np.uint8))
-        known.append(np.empty(2 * half, dtype=np.int64))
-    raw, noise, marks, places = known
-    return raw[: 2 * half], noise[: 2 * half], marks[: -(-2 * half // 64) * 64], places
+    if not known or len(known[0]) < 2 * half:
+        known[:] = (np.empty(2 * half, dtype=kind) for kind in (np.uint32, np.int64))
+    raw, places = known
+    return raw[: 2 * half], places

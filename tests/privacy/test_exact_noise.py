@@ -142,17 +142,32 @@ def test_the_slow_ways_find_what_the_fast_way_does(monkeypatch):
 
 
 @pytest.mark.parametrize("start", [0.0, 0.3, 5.0])
-def test_cells_have_the_chances_of_an_ideal_normal(start):
-    g = grid(STD)
-    values = np.concatenate([released(2**19, step=step, start=start * g) for step in range(100, 108)]) / g
-    assert np.array_equal(values, np.rint(values))
-    edges = np.arange(-int(3.6 * STD / g), int(3.6 * STD / g) + 1) + 0.5
-    observed = np.histogram(values, [-np.inf, *edges, np.inf])[0]
-    chances = np.diff(stats.norm.cdf(np.concatenate([[-np.inf], edges, [np.inf]]), loc=start, scale=STD / g))
-    assert stats.chisquare(observed, chances * len(values)).pvalue > 1e-3
-    for cut in (4.0, 4.5):
-        for count in ((values > cut * STD / g).sum(), (values < -cut * STD / g).sum()):
-            assert stats.binomtest(int(count), len(values), stats.norm.sf(cut)).pvalue > 1e-3
+def test_cells_have_the_chances_of_an_ideal_normal_and_nothing_goes_with_anything(start):
+    """Cells, tails, neighbours, pairs and their squares; with EDP_LAB_LONG=1 of 10^9 numbers, and to 7 deviations."""
+    g, blocks, size = grid(STD), 1908 if LONG else 8, 2**19
+    reach, last = int(3.6 * STD / g), int(12 * STD / g)
+    counts, products = np.zeros(2 * last + 1, dtype=np.int64), np.zeros(3)
+    for step in range(100, 100 + blocks):
+        values = released(size, step=step, start=start * g).astype(np.float64) / g
+        whole = values.astype(np.int64)
+        assert np.array_equal(values, whole)
+        counts += np.bincount(whole + last, minlength=len(counts))
+        z = (values - start) * g / STD
+        first, second = z[: size // 2], z[size // 2 :]
+        products += z[:-1] @ z[1:], first @ second, (first**2 - 1) @ (second**2 - 1) / 2
+    assert np.abs(products / np.sqrt([blocks * size, *[blocks * size / 2] * 2])).max() < 4
+    ends = (np.arange(-last, last + 2) - 0.5 - start) * g / STD
+    cells = np.diff(stats.norm.cdf(ends))[last - reach : last + reach + 1]
+    inner = counts[last - reach : last + reach + 1]
+    observed, chances = [*inner, counts.sum() - inner.sum()], np.array([*cells, 1 - cells.sum()])
+    assert stats.chisquare(observed, chances * counts.sum()).pvalue > 1e-3
+    for cut in (4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0) if LONG else (4.0, 4.5):
+        k = math.ceil(cut * STD / g)
+        for count, end in (
+            (counts[last + k :].sum(), k - 0.5 - start),
+            (counts[: last - k + 1].sum(), k - 0.5 + start),
+        ):
+            assert stats.binomtest(int(count), int(counts.sum()), stats.norm.sf(end * g / STD)).pvalue > 1e-3
 
 
 def test_how_a_sum_is_cut_into_pieces_and_held_changes_nothing():
@@ -173,7 +188,7 @@ def test_the_grid_is_fine_and_public_and_without_noise_numbers_stay(std):
         assert (numbers == 1).all()
         return
     assert math.frexp(grid(std))[0] == 0.5
-    assert 128 <= std / grid(std) < 256
+    assert 32 <= std / grid(std) < 64
     assert np.isfinite(numbers).all()
 
 

@@ -29,10 +29,12 @@ import torch
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.smart_home import pack
 from edp_lab.errors import UsageError
+from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_2
 from edp_lab.reproduce.paper.table1 import CORPORA, check_names
 from edp_lab.training import TrainConfig
 from edp_lab.training.inference import AT_ONCE, evaluate_model
+from edp_lab.training.noise import BLOCK, NoiseSource, Share, Span
 from edp_lab.training.result_cache import ResultCache, Say, content_key, run_apart
 from edp_lab.training.run_folder import versions
 from edp_lab.training.run_session import start_accelerator
@@ -120,7 +122,8 @@ class Task:
 def bench_steps(task: Task, progress: Callable[[str], None] = lambda name: None) -> list[dict[str, Any]]:
     """Per contestant: seconds of a step (median), ratio to SGD's step beside it (median and quartiles), peak memory.
 
-    `seconds_per_epoch` is the mean step times the steps of an epoch, beside the paper's seconds and ratio.
+    `seconds_per_epoch` is the mean step times the steps of an epoch, beside the paper's seconds and ratio. Of private
+    methods, `noise_ratio`.
 
     Raises:
         UsageError: as `Task`; an unknown corpus; Opacus is asked for but not installed.
@@ -148,7 +151,26 @@ def bench_steps(task: Task, progress: Callable[[str], None] = lambda name: None)
             for number, contestant in enumerate(contestants):
                 [last] = turns([contestant], memory=True)
                 rows.append(_row(task, contestant, number, told, last["memory_mb"]))
-    return rows
+    noise = noise_ratio()
+    return [{**row, "noise_ratio": None if row["method"] in ("sgd", "opacus") else noise} for row in rows]
+
+
+def noise_ratio(rounds: int = 40) -> float:
+    """What exact noise takes over float noise: draw, add, round and finish a block, over draw and add.
+
+    Of processor time on one thread, the median ratio of neighbours.
+    """
+    key, numbers, ratios = key_from_seed(0), torch.zeros(BLOCK), []
+    exact, floats = NoiseSource(key, BLOCK, None), NoiseSource(key, BLOCK, Share())
+
+    def seconds(source: NoiseSource, step: int) -> float:
+        span, start = Span(slice(0, BLOCK), numbers.fill_(0.1), 0.5), time.thread_time()
+        source.of(step).add_to([span], [0.7])
+        return time.thread_time() - start
+
+    for step in range(rounds + 1):
+        ratios.append(seconds(exact, step) / seconds(floats, step))
+    return statistics.median(ratios[1:])  # the first allocates memory
 
 
 def _row(
