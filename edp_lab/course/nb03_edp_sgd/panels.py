@@ -86,7 +86,7 @@ def tell_promise(result: Promise) -> tuple[Tile, Tile, str]:
     said, public = epsilons(result.guarantee)[0], at_most(result.epsilon[compute.PRINTED])
     claim, printed = (percent(result.right(name)) for name in (compute.CLAIMED, compute.PRINTED))
     sentence = f"An attacker who sees one step can be right in {printed} of guesses. The claimed z allows {claim}."
-    held = Tile("holds", "no guarantee", f"with a public α and a secret seed: ε = {public}", "printed")
+    held = Tile("holds", "no guarantee", f"with a public α, in real numbers: ε = {public}", "printed")
     return said, held, sentence
 
 

@@ -102,7 +102,7 @@ def tell_pixels(result: NoisedImages) -> tuple[Tile, Tile, str]:
         told += "so much noise hides even that, and leaves little to learn from."
     return (
         said,
-        holds(at_most(epsilon), f"ε of one image, at δ = {short(result.settings.delta)}, with a secret seed"),
+        holds(at_most(epsilon), f"ε of one image, at δ = {short(result.settings.delta)}, in real numbers"),
         told,
     )
 
@@ -307,7 +307,7 @@ def tell_labels(result: LabelBill) -> tuple[Tile, Tile, str]:
     """The thesis' epsilon of all labels and the true one, and what the understudy has learnt."""
     account, here = result.account, result.here
     said = claimed(short(result.settings.vote_epsilon), "ε of all labels, as of one")
-    of = f"ε of {count(result.spent, 'label')}, at δ = {short(account.delta)}, with a secret seed"
+    of = f"ε of {count(result.spent, 'label')}, at δ = {short(account.delta)}, in real numbers"
     held = holds(at_most(account.epsilon), of)
     noisy, silent = (percent(scores[here]) for scores in (result.accuracy, result.silent))
     return said, held, f"The understudy is right on {noisy} of new images; votes without noise would teach it {silent}."
@@ -418,7 +418,7 @@ def tell_run(record: ThreePhaseRecord) -> tuple[Tile, Tile, str]:
     account, plainly, scores = record.privacy, record.part(PLAIN_MODEL).scores, record.part(UNDERSTUDY).scores
     assert account is not None
     said = claimed(short(record.settings.vote_epsilon), "ε of all labels, as of one")
-    held = holds(at_most(account.epsilon), f"ε at δ = {short(account.delta)}, with a secret seed")
+    held = holds(at_most(account.epsilon), f"ε at δ = {short(account.delta)}, in real numbers")
     told = f"The understudy is right on {percent(scores.accuracy)} of new images, "
     return said, held, f"{told}a model without privacy on {percent(plainly.accuracy)}."
 
