@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edp_lab.cli.attack import PACKED
-from edp_lab.cli.options import COUNT, App, BatchSize, Clip, Delta, Epochs, Gpus, Json, chosen, given, neighbours_named
+from edp_lab.cli.options import (
+    COUNT,
+    App,
+    BatchSize,
+    Clip,
+    Delta,
+    Epochs,
+    Gpus,
+    Json,
+    chosen,
+    given,
+    neighbours_named,
+    numbers,
+)
 from edp_lab.cli.output import PATIENCE, Screen, answer, bar, echo, number, print_json, words
 from edp_lab.cli.train import one_thread_if_small
 from edp_lab.errors import UsageError
@@ -264,8 +277,8 @@ def bits(
     ] = None,
     attack: Annotated[
         str | None,
-        "sum (of any noise: which numbers can no float32 added to the sum give?), pairs (of Box and Muller) or numbers "
-        "(of numpy's ziggurat) (default: all there are for this noise).",
+        "sum (of any noise: which numbers can no float32 added to the sum give?), pairs (of Box and Muller), numbers "
+        "(of numpy's ziggurat), or of exact noise grid, cells or zeros (default: all there are for this noise).",
     ] = None,
     z0: Annotated[float, "Noise multiplier: noise over sensitivity."] = 4.0,
     clip: Clip = 1.0,
@@ -294,7 +307,7 @@ def bits(
 
             found.append(audit_bits(name, z0, clip, clue, numbers, trials, delta, confidence, seed, progress=progress))
     if as_json:
-        print_json([{**asdict(audit), "seed": seed} for audit in found])
+        print_json([{**asdict(audit), "seed": seed, "impossible": None} for audit in found])
         return
     lines = [["noise", "attack", "numbers", "found", "false alarms", "epsilon >=", "verdict"]]
     for audit in found:
@@ -313,6 +326,9 @@ def one_run(
         str, "clc, bert, or linear (one layer and no corpus: gradient canaries alone, in a second)."
     ] = "clc",
     canaries: Annotated[int, "How many; each is in with chance 1/2.", COUNT] = 1000,
+    guesses: Annotated[
+        str, "On which shares of the canaries, the surest, with commas between; each costs its part of the error."
+    ] = "0.1,0.3,1",
     kind: Annotated[
         str,
         "gradient (white box: each pushes the gradient its own way as hard as the clip allows) or mislabelled "
@@ -372,7 +388,8 @@ def one_run(
         alpha="none",
         dropout=0.0,  # it would only make canaries harder to remember
     )
+    shares = numbers("--guesses", guesses, "0.1,0.3,1", float, 1e-6, 1)
     one_thread_if_small(size)
     with bar("steps", patience=PATIENCE) as (update, _):
-        audit = audit_one_run(config, canaries, kind, linear, confidence, target_epsilon, update)
+        audit = audit_one_run(config, canaries, kind, linear, confidence, target_epsilon, update, shares)
     answer(as_json, {**asdict(audit), "corpus": corpus, "seed": seed}, "audited_run", audit, corpus)

@@ -241,7 +241,7 @@ def round_closely(
         whole = np.rint(x)
         sure = 0 < k < u32(2**32 - 1) and abs(x - whole) + abs(x) * ROUNDING < margin
         if sure or abs(x) >= LARGEST_SUM:
-            numbers[places[i] - start] = grid * whole
+            numbers[places[i] - start] = grid * (whole + 0.0)  # no -0, which would tell that this way decided
         else:
             unsure[left] = places[i]
             left += 1

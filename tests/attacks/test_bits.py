@@ -1,12 +1,12 @@
 """The attack on the bits of noise: it breaks every float noise, and finds nothing where there is nothing to find."""
 
 import json
+import os
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
 from typer.testing import CliRunner
 
 from edp_lab.attacks.audit import bits
@@ -17,6 +17,7 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, gdp_epsilon
 
 f32 = np.float32
+LONG = os.environ.get("EDP_LAB_LONG") == "1"
 RESIST = ("numpy-float64", "exact")
 BROKEN = [(name, clue) for name, noise in NOISES.items() for clue in noise.clues if name not in RESIST]
 
@@ -35,18 +36,27 @@ def test_float_noise_is_told_without_a_false_alarm(noise, clue):
         assert audit.epsilon_lower_bound == pytest.approx(3.4665, abs=1e-3)
 
 
-@pytest.mark.parametrize("noise", RESIST)
-@pytest.mark.parametrize("z0", [0.5, 4.0])
+@pytest.mark.parametrize(("noise", "z0"), [("numpy-float64", 4.0), ("numpy-float64", 0.5), ("exact", 0.5)])
 def test_noise_that_is_rounded_with_the_sum_stays_at_chance(noise, z0):
     audit = audit_bits(noise, z0=z0, trials=1500)
     assert audit.verdict is not Finding.REFUTED
-    found, alarms = audit.true_positives, audit.false_positives
-    assert abs(found - alarms) < 4 * np.sqrt(audit.trials / 2)
+    assert audit.advantage[0] <= audit.advantage_allowed
 
 
-def test_numbers_of_ziggurat_and_pairs_tell_nothing_of_exact_noise():
-    audit = audit_bits("exact", clue="numbers", trials=12, size=2**18)
-    assert binomtest(audit.true_positives + 12 - audit.false_positives, 24).pvalue > 1e-3
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("clue", NOISES["exact"].clues)
+def test_no_attack_gains_more_from_exact_noise_than_its_epsilon_allows(clue, size):
+    """With EDP_LAB_LONG=1 from 10,000 releases of 1,024 numbers, 200 of a million: see data/results/audits.json."""
+    numbers, trials = {"small": (1024, 10_000 if LONG else 400), "large": (2**20, 200 if LONG else 3)}[size]
+    audit = audit_bits("exact", clue=clue, size=numbers, trials=trials)
+    assert audit.advantage[0] <= audit.advantage_allowed == pytest.approx(0.0995, abs=1e-4)
+
+
+def test_a_zero_does_not_tell_how_it_was_decided():
+    total = np.zeros((1, 2**20), dtype=f32)
+    released = np.concatenate([NOISES["exact"].release(total, 0.7, seed) for seed in range(4)])
+    assert (released == 0).sum() > 4_000
+    assert not np.signbit(released[released == 0]).any()
 
 
 def test_which_sums_are_impossible_is_right_for_every_float_there_is():

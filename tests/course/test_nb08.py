@@ -40,8 +40,9 @@ def test_draws_lie_where_the_real_steps_draws_lie_and_c_only_stretches_them(nois
     for settings in (PRINTED, SOUND):
         ours = audit_step(noise, *settings)
         absent, present = draw_statistics(ours.audit.mechanism, settings[-1], key_from_seed(3))
-        assert ours.absent == pytest.approx(absent, abs=1e-4 * ours.std)
-        assert ours.present == pytest.approx(present, abs=1e-4 * ours.std)
+        room = 1e-4 * ours.std + 2**-11 * ours.distance  # which the sound clip leaves to what floats round
+        assert ours.absent == pytest.approx(absent, abs=room)
+        assert ours.present == pytest.approx(present, abs=room)
     one, tenfold = audit_step(noise, *PRINTED), audit_step(noise, True, 10.0, *PRINTED[2:])
     assert [shares.sum() for shares in one.shares] == pytest.approx([1, 1])
     assert tenfold.edges == pytest.approx(10 * one.edges)

@@ -12,6 +12,9 @@ Three ways to tell that a number is impossible:
   the sum's last bits.
 * pairs: Box and Muller (1958) make two normals of b + b random bits. Near such a pair few radii and angles exist, and
   all are tried. Of 24 + 24 bits most pairs give themselves away, of 32 + 32 those far out: 1 in 10^5.
+* grid, cells, zeros: three on noise that is rounded to a grid g. Against a sum stands a number that is no multiple of
+  g away from it (as if noise alone had been rounded), one in an odd cell if the sum lies in an even one or the other
+  way round (as if cells had different chances), and a zero or subnormal number with another sign than the sum's.
 * numbers: numpy's ziggurat in float32 has 2^23 values in each of 256 layers, 2^24 in its tail. All layers are tried.
 
 Who resists, and how far. Float64 noise that is added in float64 and rounded to float32 once resists, as every float32
@@ -35,11 +38,11 @@ from numpy.typing import NDArray
 
 from edp_lab.attacks.audit.bounds import Audit, claim_under_test, error_rate, lower_bounds, upper_limit
 from edp_lab.attacks.audit.step_audit import FAR
-from edp_lab.attacks.statistics import check_confidence
+from edp_lab.attacks.statistics import Interval, check_confidence, clopper_pearson, gaussian_bound
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, judge
 from edp_lab.privacy.csprng import PIECE, Purpose, SecretStream, fill_normal, key_from_seed
-from edp_lab.privacy.exact_noise import Piece
+from edp_lab.privacy.exact_noise import Piece, grid
 from edp_lab.privacy.exact_noise import release as release_exactly
 
 Floats = NDArray[np.float32]
@@ -211,6 +214,23 @@ def _in_tail(far: NDArray[Any], s: Floats, x: Floats, scale: Floats) -> NDArray[
     return possible
 
 
+def off_grid(released: Floats, total: Floats, std: float) -> NDArray[np.int64]:
+    """Numbers that are no multiple of the public grid away from the sum."""
+    steps = (released.astype(float) - total) / grid(std)
+    return (steps != np.rint(steps)).sum(axis=-1)
+
+
+def other_cells(released: Floats, total: Floats, std: float) -> NDArray[np.int64]:
+    """Numbers in odd cells of the public grid where the sum lies in an even one, or the other way round."""
+    cells, own = (np.rint(numbers / grid(std)).astype(np.int64) for numbers in (released, total))
+    return ((cells ^ own) & 1).sum(axis=-1)
+
+
+def other_zeros(released: Floats, total: Floats, std: float) -> NDArray[np.int64]:
+    """Zeros and subnormal numbers with another sign than the sum's."""
+    return ((np.abs(released) < np.finfo(f32).tiny) & (np.signbit(released) != np.signbit(total))).sum(axis=-1)
+
+
 # ---- Ways to release a sum -------------------------------------------------------------------------------------------
 
 
@@ -259,6 +279,7 @@ SUM = Clue(no_float_sum, 1024)
 OURS = Clue(Pairs(_halves, _near_ours, 4.9, 0.0), 5_000_000)
 TORCHS = Clue(Pairs(_eights, _near_torchs, 4.0, 4e-7), 2**17)
 ZIGGURAT = Clue(no_ziggurat, 2**20)
+GRID, CELLS, ZEROS = (Clue(against, 2**17) for against in (off_grid, other_cells, other_zeros))
 NOISES: dict[str, Noise] = {
     "box-muller": Noise("Box and Muller, float32, 32 + 32 bits", _box_muller, {"sum": SUM, "pairs": OURS}),
     "torch": Noise("torch's normal, as Opacus adds it by default", _torch, {"sum": SUM, "pairs": TORCHS}),
@@ -269,7 +290,7 @@ NOISES: dict[str, Noise] = {
     "exact": Noise(
         "an ideal normal, rounded with the sum: ours",
         _exact,
-        {"sum": SUM, "pairs": OURS, "numbers": ZIGGURAT},
+        {"sum": SUM, "pairs": OURS, "numbers": ZIGGURAT, "grid": GRID, "cells": CELLS, "zeros": ZEROS},
     ),
 }
 
@@ -323,6 +344,8 @@ class BitsAudit(Audit):
     trials: int  # releases without the canary, and as many with it
     true_positives: int  # releases with the canary of which "present" was guessed,
     false_positives: int  # and without it
+    advantage: Interval  # of true over false positives, at `confidence`
+    advantage_allowed: float  # to any attack on an ideal normal
     impossible: tuple[tuple[tuple[int, int], ...], ...]  # by side and release: numbers impossible without it, with it
 
 
@@ -383,6 +406,7 @@ def audit_bits(
     guesses = found[..., 0] > found[..., 1]
     fpr, fnr = (error_rate(wrong, confidence) for wrong in (guesses[0], ~guesses[1]))
     least = upper_limit(0, trials, confidence)
+    true, false = (clopper_pearson(int(side.sum()), trials, confidence) for side in guesses[::-1])
     return BitsAudit.of(
         mechanism,
         guarantee,
@@ -397,6 +421,8 @@ def audit_bits(
         trials=trials,
         true_positives=trials - fnr.errors,
         false_positives=fpr.errors,
+        advantage=(true[0] - false[1], true[1] - false[0]),
+        advantage_allowed=gaussian_bound(1 / z0).advantage,
         impossible=tuple(tuple(map(tuple, side)) for side in found.tolist()),
     )
 

@@ -23,7 +23,6 @@ from edp_lab.attacks.audit.bits import BitsAudit, audit_bits
 from edp_lab.attacks.audit.bounds import OneRunBounds, Tally, one_run_bounds, one_run_epsilon
 from edp_lab.attacks.audit.one_run import OneRunAudit
 from edp_lab.attacks.audit.step_audit import DIRECTIONS, LAYOUT, MechanismAudit, audit_draws
-from edp_lab.attacks.statistics import clopper_pearson, gaussian_bound
 from edp_lab.course.kit.inputs import Array, attacked_mechanism, check_seed, check_whole, require
 from edp_lab.errors import UsageError
 from edp_lab.privacy import judge
@@ -180,16 +179,13 @@ class BitsSeen(NamedTuple):
 
     seed: int
     audit: BitsAudit
-    gained: float  # true less false positives, at most; at `CONFIDENCE`
-    allowed: float  # the most that an ideal normal lets any attack gain
 
 
 def see_bits(seed: int, noise: str, z0: float, numbers: int) -> BitsSeen:
     """`edp-lab audit bits --attack sum`. UsageError: as `audit_bits`."""
     check_seed(seed)
     audit = audit_bits(noise, z0, size=numbers, trials=RELEASES, confidence=CONFIDENCE, delta=DELTA, seed=seed)
-    most, least = (clopper_pearson(k, RELEASES, CONFIDENCE) for k in (audit.true_positives, audit.false_positives))
-    return BitsSeen(seed, audit, most[1] - least[0], gaussian_bound(1 / audit.noise_multiplier).advantage)
+    return BitsSeen(seed, audit)
 
 
 # ---- One run, audited ----------------------------------------------------------------------------------------------
