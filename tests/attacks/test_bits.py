@@ -47,7 +47,7 @@ def test_noise_that_is_rounded_with_the_sum_stays_at_chance(noise, z0):
 @pytest.mark.parametrize("clue", NOISES["exact"].clues)
 def test_no_attack_gains_more_from_exact_noise_than_its_epsilon_allows(clue, size):
     """With EDP_LAB_LONG=1 from 10,000 releases of 1,024 numbers, 200 of a million: see data/results/audits.json."""
-    numbers, trials = {"small": (1024, 10_000 if LONG else 400), "large": (2**20, 200 if LONG else 3)}[size]
+    numbers, trials = {"small": (1024, 10_000 if LONG else 400), "large": (10**6, 200 if LONG else 3)}[size]
     audit = audit_bits("exact", clue=clue, size=numbers, trials=trials)
     assert audit.advantage[0] <= audit.advantage_allowed == pytest.approx(0.0995, abs=1e-4)
 
