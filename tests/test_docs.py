@@ -132,8 +132,9 @@ def test_accounts_are_printed_as_they_stand_here() -> None:
     ended = [CliRunner().invoke(app, [*words, "--json"]) for words in calls]
     assert [result.exit_code for result in ended] == [0, 0, 0]
     said = json.loads(ended[0].stdout)
-    told = "a claimed epsilon of {:.3g} and one of {:.3g} that would hold if alpha were public"
-    assert told.format(said["claimed"]["epsilon"], said["holds"]["epsilon"]) in PAGES["docs/accounting.md"]
+    told = "a claimed epsilon of {:.3g} and a true one of {:.3g}, in real numbers"
+    found = told.format(said["claimed"]["epsilon"], said["holds"]["epsilon_in_real_numbers"])
+    assert found in PAGES["docs/accounting.md"]
 
 
 def anchors_of(text: str) -> set[str]:
