@@ -120,12 +120,12 @@ def _pairs(pieces: list[Piece], half: int) -> Iterator[tuple[int, Piece, Piece]]
     pieces = [*pieces, *(Piece(np.zeros(odd, dtype=one.numbers.dtype), 1.0, 1.0) for one in pieces[:1])]
     starts = [0, *accumulate(len(piece.numbers) for piece in pieces)]
     for start, stop in pairwise(sorted({half, *(place % half for place in starts)})):
-        both = []
+        both: list[Piece] = []
         for place in (start, half + start):
             k = bisect_right(starts, place) - 1
             numbers = pieces[k].numbers[place - starts[k] :][: stop - start]
             both.append(pieces[k]._replace(numbers=numbers))
-        yield start, *both
+        yield start, both[0], both[1]
 
 
 def _finish(piece: Piece, places: np.ndarray, start: int, raw: np.ndarray, bits: SecretStream) -> None:

@@ -164,8 +164,9 @@ class Mechanism:
     ) -> Mechanism:
         """The version whose guarantee holds: central Gaussian noise, calibrated to the true sensitivity."""
         rate, scales = _choice(Decay, decay), _choice(Alpha, alpha)
-        shape, drawn = (num_devices, micro_batch_size), (shared_noise, _choice(Unit, unit), exact_noise)
-        return cls(Variant.SOUND, clip_norm, z0, rate, tau, *shape, scales, 1.0, sampling_rate, *drawn)
+        shape, who = (num_devices, micro_batch_size), _choice(Unit, unit)
+        settings = (*shape, scales, 1.0, sampling_rate, shared_noise, who, exact_noise)
+        return cls(Variant.SOUND, clip_norm, z0, rate, tau, *settings)
 
     def __post_init__(self) -> None:
         # A mechanism read back from a record holds plain strings, which `is` would misjudge.

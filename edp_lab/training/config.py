@@ -297,5 +297,5 @@ class TrainConfig:
         size = min(self.largest_micro_batch, self.batch_size)
         mechanism = build(self.clip_norm, self.z0, self.num_devices, size, self.decay, self.tau, self.alpha_source)
         unit, exact = Unit(self.unit or "utterance"), mechanism.exact_noise and self.noise != "per-device"
-        drawn = {"shared_noise": self.noise == "shared", "exact_noise": exact}
-        return replace(mechanism, sampling_rate=sampling_rate, unit=unit, **drawn)
+        mechanism = replace(mechanism, shared_noise=self.noise == "shared", exact_noise=exact)
+        return replace(mechanism, sampling_rate=sampling_rate, unit=unit)
