@@ -17,11 +17,13 @@ Three ways to tell that a number is impossible:
   way round (as if cells had different chances), and a zero or subnormal number with another sign than the sum's.
 * numbers: numpy's ziggurat in float32 has 2^23 values in each of 256 layers, 2^24 in its tail. All layers are tried.
 
-Who resists, and how far. Float64 noise that is added in float64 and rounded to float32 once resists, as every float32
-cell holds thousands of its values: numpy's have 52 bits in each layer, so where a cell is W wide its chance is off by
-at most 2^-50 sigma / W of itself. Over cells with 2^-j of sigma this costs a divergence of 2^(j - 54), in all at most
-2^-26 for each number, which by Pinsker's inequality adds at most 2 sqrt(P 2^-27) to an attack's advantage on P numbers:
-.02 for 10^4, no promise for 10^8. `edp_lab.privacy.exact_noise` needs no such bound: it adds nothing.
+Who resists, and how far. Float64 noise that is added in float64 and rounded to float32 once resists, as a float32 cell
+holds thousands of its values. Numpy's have 52 bits in each layer, so where a cell is W wide its chance is off by 2^-50
+sigma / W of itself at most. Numbers near 2^-j sigma, whose cells are 2^(-23 - j) sigma wide, thus add 2^(j - 54) to the
+divergence from the ideal while j < 28, and 2^-j (j - 27) beyond: less than 2^-25 for each number released. By Pinsker's
+inequality that adds at most 2 sqrt(P 2^-26) to an attack's advantage on P numbers: .025 for 10^4, and no promise for
+10^8. (The rounding of float64 itself, far below, is left out.) `edp_lab.privacy.exact_noise` needs no such bound: it
+adds nothing.
 """
 
 from __future__ import annotations
