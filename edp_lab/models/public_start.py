@@ -187,7 +187,7 @@ class Names:
         starts = np.cumsum([0, *(len(name) for name in cut_known if name)])[:-1]
         for i, name in enumerate(cut_new):
             if name and len(flat):
-                own = [row[word] for word in name]
+                own = np.array([row[word] for word in name])
                 pairs = alike[np.ix_(own, flat)]
                 there = weights[own] @ np.maximum.reduceat(pairs, starts, axis=1) / weights[own].sum()
                 back = np.add.reduceat(weights[flat] * pairs.max(0), starts) / np.add.reduceat(weights[flat], starts)

@@ -384,11 +384,6 @@ class Trainer:
         now.step += 1
         return loss, int(examples), stops > 0
 
-    def probe(self, step: int) -> None:
-        """The gradients of a step, for who wants to know how long it takes: nothing is released, and nothing learnt."""
-        parts = self._own(self.batches.devices(0, step, step))
-        self._gradients(parts, sum(map(len, parts))).clipped_sum(self.rule.gradient, lambda norms: norms[:, 0] * 0)
-
     def _own(self, devices: Devices) -> list[np.ndarray]:
         """This process's micro-batches."""
         own = part(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
