@@ -260,13 +260,13 @@ def test_times_are_those_of_their_files() -> None:
 
 @pytest.mark.parametrize("z0", [1.0, 0.1])
 def test_shuffled_and_sampled_epsilons_are_those_of_today(z0: float) -> None:
-    def epsilon(rate: float | None, tight: bool = False) -> str:
+    def epsilon(rate: float | None) -> str:
         mechanism = Mechanism.sound(1.0, z0, 8, 1, sampling_rate=rate)
-        judged = judge(mechanism, 8, 2025**-1.1, seed_published=False, tight=tight).epsilon
+        judged = judge(mechanism, 8, 2025**-1.1, seed_published=False).epsilon
         assert judged is not None
         return f"{math.ceil(judged):,}" if judged >= 1000 else upward(judged)
 
-    told = " | ".join([epsilon(None), epsilon(64 / 2025), epsilon(64 / 2025, tight=True)])
+    told = " | ".join([epsilon(None), epsilon(64 / 2025)])
     states("docs/accounting.md", f"| {z0:g} | {told} |")
 
 

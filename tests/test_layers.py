@@ -132,7 +132,7 @@ from edp_lab.course.nb04_cost import panels
 from edp_lab.course.nb06_tradeoff import compute, panels
 from edp_lab.course.nb10_phases import panels
 from edp_lab.course.nb10_phases.compute import Sketch
-for command in ("account --z0 1 --epochs 3", "account --sampling-rate 0.01 --steps 10 --tight"):
+for command in ("account --z0 1 --epochs 3", "account --sampling-rate 0.01 --steps 10"):
     app(command.split(), standalone_mode=False)
 base = compute.replace(compute.BASE, z0=0.1)
 for name, arguments in {

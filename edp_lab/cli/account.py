@@ -38,7 +38,7 @@ AlphaMax = Annotated[float, "Largest layer scale alpha, as printed."]
 AsPrinted = Annotated[bool, "Algorithm 1 verbatim instead of the sound mechanism."]
 MicroBatchSize = Annotated[int, "Utterances that share one clipped gradient; 1 is per-example DP-SGD."]
 
-OF_A_RUN = {"run", "delta", "adjacency", "utterances_per_person", "target_epsilon", "as_json", "tight"}
+OF_A_RUN = {"run", "delta", "adjacency", "utterances_per_person", "target_epsilon", "as_json"}
 
 
 def account(
@@ -69,7 +69,6 @@ def account(
     ] = None,
     utterances_per_person: Annotated[int, "Protect anyone with up to so many utterances.", COUNT] = 1,
     target_epsilon: Annotated[float | None, "Also find the z0, the epochs and the tau that meet this epsilon."] = None,
-    tight: Annotated[bool, "Poisson sampling by privacy loss distributions: seconds, less epsilon."] = False,
     run: Annotated[
         Path | None, "Judge a run's ledger instead of settings given here; see also --delta, --adjacency."
     ] = None,
@@ -91,7 +90,6 @@ def account(
 
         ledger, record, certified = run_ledger(run), read_record(run), check_certificate(run)
         mechanism, bill = ledger.mechanism, ledger.bill()
-        tight = tight or (certified is not None and mechanism.sampling_rate is not None)
         published = not record["config"].get("private_seed", False)
         delta = delta if "delta" in named else record["guarantee"]["delta"]
     else:
@@ -106,12 +104,10 @@ def account(
             raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")
         bill = mechanism.bill(epochs) if steps is None else mechanism.bill(steps=steps)
         published = False
-    if tight and mechanism.sampling_rate is None:
-        raise UsageError("--tight counts only with --sampling-rate, as disjoint batches are accounted exactly: drop it")
-    guarantee = judge(mechanism, bill, delta, published, neighbours, utterances_per_person, tight)
+    guarantee = judge(mechanism, bill, delta, published, neighbours, utterances_per_person)
     report = _report(mechanism, bill, guarantee)
     if guarantee.status == HOLDS:  # the most that any attack on membership can reach
-        accountant = accountant_for(mechanism, bill, neighbours, utterances_per_person, tight)
+        accountant = accountant_for(mechanism, bill, neighbours, utterances_per_person)
         hundredth, thousandth = accountant.best_tpr(np.array([0.01, 0.001])).tolist()
         rates = {"best_tpr_at_fpr_0.01": hundredth, "best_tpr_at_fpr_0.001": thousandth}
         report["attack"] = {"best_auc": accountant.best_auc(), **rates}
@@ -119,9 +115,9 @@ def account(
         report["certificate"] = certified
     if target_epsilon is not None:
         budget = Budget(target_epsilon, delta, neighbours, utterances_per_person)
-        report["calibration"] = _calibration(mechanism, bill, budget, tight)
+        report["calibration"] = _calibration(mechanism, bill, budget)
     adjacent = Adjacency(guarantee.adjacency).name.lower().replace("_", "-")
-    answer(as_json, report, "account", report, mechanism, adjacent, tight)
+    answer(as_json, report, "account", report, mechanism, adjacent)
 
 
 def _refuse_contradictions(named: set[str], decay: str, sampling_rate: float | None) -> None:
@@ -176,7 +172,7 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
     }
 
 
-def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget, tight: bool) -> dict[str, Any]:
+def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget) -> dict[str, Any]:
     from edp_lab.privacy import Decay, NoGuarantee
     from edp_lab.privacy.calibration import affordable_epochs, affordable_tau, calibrate_z0, most_epochs
 
@@ -185,7 +181,7 @@ def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget, tig
         epochs = affordable_epochs(mechanism, budget)
         return {
             "epsilon": budget.epsilon,
-            "z0": calibrate_z0(mechanism, bill, budget, tight),
+            "z0": calibrate_z0(mechanism, bill, budget),
             "epochs": epochs,
             "steps": None if mechanism.sampling_rate is None else epochs * mechanism.releases_per_epoch,
             "more_epochs_not_tried": epochs == most_epochs(mechanism),

@@ -4,7 +4,6 @@ from edp_lab.privacy.accountants import (
     Accountant,
     GaussianDP,
     GroupRenyiDP,
-    PrivacyLossDistribution,
     RenyiDP,
     ReshufflingZCDP,
     SamplingZCDP,
@@ -23,6 +22,7 @@ from edp_lab.privacy.guarantee import (
     judge,
     true_epsilon,
 )
+from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
 from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Schedule, Unit, Variant
 
 __all__ = [

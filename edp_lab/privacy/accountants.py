@@ -1,16 +1,16 @@
 """One interface for all accountants: from a schedule of releases to epsilon, delta and what an attacker can reach.
 
-`GaussianDP` is exact where everyone takes part in every release, `RenyiDP` bounds Poisson sampling at slider speed,
-`PrivacyLossDistribution` does so tightly, and the zCDP accountants reproduce the paper. Everywhere, delta outside
-(0, 1) and an epsilon, mu or rho that is negative or NaN raise `UsageError`.
+`GaussianDP` is exact where everyone takes part in every release, `RenyiDP` bounds Poisson sampling, and the zCDP
+accountants reproduce the paper; tight under Poisson sampling is `edp_lab.privacy.loss_distribution`. Everywhere, delta
+outside (0, 1) and an epsilon, mu or rho that is negative or NaN raise `UsageError`.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from functools import cache, lru_cache
-from typing import Any, ClassVar
+from functools import cache
+from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import brentq
@@ -335,69 +335,6 @@ def _by_quadrature(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:
 def _log_sum_exp(x: np.ndarray, axis: int) -> np.ndarray:
     peak = x.max(axis=axis, keepdims=True)
     return np.log(np.exp(x - peak).sum(axis=axis)) + peak.squeeze(axis)
-
-
-# ---- Privacy loss distributions --------------------------------------------------------------------------------------
-# The tight account of Poisson sampling by dp_accounting, for those who can wait.
-
-PLD_LARGEST = 1e6  # epsilon, beyond which losses overflow
-PLD_ROUNDING = 1e-15  # of delta, for each release: a Fourier transform to that power loses about a tenth of it
-
-
-class PrivacyLossDistribution(Accountant):
-    """Numerical composition of discretised privacy losses, rounded pessimistically by dp_accounting.
-
-    Formal guarantee: an upper bound for add/remove neighbours under Poisson sampling, some 1e-4 above the truth per
-    unit of epsilon; a few hundred different releases take seconds. What floating-point numbers may have lost of delta
-    is added to it, and where Renyi DP gives less (tiny delta, millions of releases), that is what holds; so it is where
-    epsilon is beyond a million.
-    """
-
-    method = "privacy loss distributions (dp_accounting)"
-
-    def __init__(self, schedule: Schedule, interval: float | None = None) -> None:
-        """`interval`: the grid width of losses; by default 1e-4, wider where epsilon is in the hundreds."""
-        super().__init__(schedule)
-        self._renyi = RenyiDP(schedule)
-        at_most = self._renyi.epsilon(1e-10)
-        self._lost = PLD_ROUNDING * float(np.sum(schedule.counts))
-        self.accountant = None
-        if at_most <= PLD_LARGEST:
-            self.accountant = _distribution(schedule, max(1e-4, at_most / 1e6) if interval is None else interval)
-
-    @classmethod
-    def coarse(cls, schedule: Schedule) -> PrivacyLossDistribution:
-        """On a grid so coarse that a z takes hundredths of a second, for some thousandths of epsilon more."""
-        return cls(schedule, max(1e-5, 1e-3 * RenyiDP(schedule).epsilon(1e-5)))
-
-    def epsilon(self, delta: float) -> float:
-        check_delta(delta)
-        renyi = self._renyi.epsilon(delta)
-        if self.accountant is None or delta <= 2 * self._lost:
-            return renyi
-        epsilon = float(self.accountant.get_epsilon(delta - self._lost))
-        return renyi if math.isnan(epsilon) else min(renyi, max(0.0, epsilon))
-
-    def delta(self, epsilon: float) -> float:
-        check_loss("epsilon", epsilon)
-        if self.accountant is None:
-            return self._renyi.delta(epsilon)
-        found = max(0.0, float(self.accountant.get_delta(epsilon))) + self._lost
-        return min(found, self._renyi.delta(epsilon))
-
-
-def _distribution(schedule: Schedule, interval: float) -> Any:
-    """dp_accounting's accountant of it; the last ones are kept, as a run's end, record and certificate ask anew."""
-    z, counts = tuple(schedule.noise_multipliers.tolist()), tuple(schedule.counts.tolist())
-    return _composed(z, counts, schedule.sampling_rate, interval)
-
-
-@lru_cache(maxsize=4)
-def _composed(z: tuple[float, ...], counts: tuple[int, ...], rate: float, interval: float) -> Any:
-    from dp_accounting.pld import PLDAccountant
-
-    accountant = PLDAccountant(value_discretization_interval=interval)
-    return accountant.compose(Schedule(np.array(z), np.array(counts), rate).events()) if z else accountant
 
 
 # ---- Zero-concentrated differential privacy --------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The question asked backwards: which noise, how many epochs, which decay a privacy budget allows.
 
 Each answer is rounded to the private side: judged again, it meets the budget, and (for epsilon from 0.01 on) spends all
-but 1e-6 of it. Brent's method takes a third of the accounts that plain bisection would. A mechanism that guarantees
-nothing raises `NoGuarantee` everywhere.
+but 1e-6 of it (1e-4 under Poisson sampling). Brent's method takes a third of the accounts that plain bisection would. A
+mechanism that guarantees nothing raises `NoGuarantee` everywhere.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from dataclasses import dataclass, replace
 from scipy.optimize import brentq
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.accountants import PrivacyLossDistribution, check_delta
+from edp_lab.privacy.accountants import check_delta
 from edp_lab.privacy.guarantee import accountant_for, representable
 from edp_lab.privacy.mechanism import Adjacency, Decay, Mechanism, NoGuarantee
 
 PRECISION = 1e-9  # of z0 and tau, relative: where epsilon is small, it changes a hundred times as fast
-TIGHT_PRECISION = 1e-3  # of z0 where every look at it takes a second
-COARSE_GRID = 3e-4  # of epsilon: the width in which privacy losses are binned meanwhile,
-FINEST_GRID = 1e-4  # and the least, which is the judge's
 SMALLEST_Z, LARGEST_Z = 1e-9, 1e9
 MOST_EPOCHS = 10**5
-MOST_DISTINCT = 512  # epochs, where each is a sampled release of its own: a millisecond of Renyi DP for three
+MOST_DISTINCT = 512  # epochs, where each is a sampled release of its own
 LARGEST_TAU = 1e3
 
 
@@ -61,12 +58,8 @@ class Budget:
         return min(700.0, math.log(max(ratio, 1e-300)))
 
 
-def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Budget, tight: bool = False) -> float:
+def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Budget) -> float:
     """The smallest z0 with which so many epochs, or this bill, stay within the budget; all else as in `mechanism`.
-
-    Args:
-        tight: account Poisson sampling by privacy loss distributions: seconds, for up to a tenth less noise. For one
-            utterance a person; others are accounted as without it.
 
     Raises:
         UsageError: no z0 is large enough.
@@ -75,34 +68,10 @@ def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Bu
         raise UsageError(f"no z0 up to {LARGEST_Z:g} gives epsilon {budget.epsilon}: ask for fewer epochs")
     ends = math.log(SMALLEST_Z), math.log(LARGEST_Z)
     z0 = math.exp(brentq(lambda x: budget.excess(replace(mechanism, z0=math.exp(x)), bill), *ends, xtol=PRECISION))
+    more = PRECISION
     while not budget.covers(replace(mechanism, z0=z0), bill):
-        z0 *= 1 + PRECISION
-    if tight and mechanism.sampling_rate is not None and budget.utterances_per_person == 1:
-        return _tightened(mechanism, bill, budget, z0)
+        z0, more = z0 * (1 + more), 2 * more
     return z0
-
-
-def _tightened(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Budget, enough: float) -> float:
-    """The smallest z0 by privacy loss distributions, on a coarse grid; `enough` is known to be so by Renyi DP.
-
-    Not below a third of that: it comes so far only where delta is so large that it covers any loss.
-    """
-    bill = mechanism.bill(bill)
-    interval = max(FINEST_GRID, COARSE_GRID * budget.epsilon)
-
-    def excess(z0: float) -> float:
-        schedule = replace(mechanism, z0=z0).schedule(bill, budget.adjacency)
-        return PrivacyLossDistribution(schedule, interval).epsilon(budget.delta) - budget.epsilon
-
-    high, low = enough, 0.9 * enough
-    while low > enough / 3 and excess(low) <= 0:
-        high, low = low, 0.9 * low
-    if low <= enough / 3:
-        return high
-    z0 = brentq(excess, low, high, xtol=TIGHT_PRECISION * low)
-    while excess(z0) > 0:
-        z0 = min(high, z0 * (1 + TIGHT_PRECISION))
-    return float(z0)
 
 
 def affordable_epochs(mechanism: Mechanism, budget: Budget) -> int:
@@ -139,6 +108,7 @@ def affordable_tau(mechanism: Mechanism, bill: int | Mapping[int, int], budget: 
     if budget.covers(replace(mechanism, tau=LARGEST_TAU), bill):
         return LARGEST_TAU
     tau = brentq(lambda x: budget.excess(replace(mechanism, tau=x), bill), 0.0, LARGEST_TAU, xtol=1e-12, rtol=PRECISION)
+    less = PRECISION
     while not budget.covers(replace(mechanism, tau=tau), bill):
-        tau = max(0.0, tau * (1 - PRECISION) - 1e-12)
+        tau, less = max(0.0, tau * (1 - less) - 1e-12), 2 * less
     return tau

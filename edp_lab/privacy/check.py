@@ -20,7 +20,6 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy.accountants import (
     GaussianDP,
     GroupRenyiDP,
-    PrivacyLossDistribution,
     RenyiDP,
     check_delta,
     gdp_epsilon,
@@ -29,10 +28,11 @@ from edp_lab.privacy.accountants import (
 from edp_lab.privacy.allocation import MOST_BATCHES, RandomAllocation, allocation_at_least
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.guarantee import upward
+from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
 from edp_lab.privacy.mechanism import LARGEST, SMALLEST_RATE, Adjacency, Mechanism, NoGuarantee, Schedule
 
 MOST_STEPS = 10**8
-LOOSE = 30.0  # epsilon from which nobody waits for a tight account
+LOOSE = 30.0  # epsilon from which nobody waits for the lower bound
 SAME = 0.015  # relative difference up to which a claim, rounded and by other orders, is recognised
 NUMERICAL = 1e-3  # relative difference between numerical accountants of the same thing
 MEND = 1e-3  # relative precision of the noise that would mend a claim
@@ -192,21 +192,20 @@ def _sampled(s: Setting) -> Schedule:
 
 
 def tight(s: Setting) -> float:
-    """Poisson sampling by privacy loss distributions; by Renyi DP where epsilon is too large to wait for."""
+    """Poisson sampling by privacy loss distributions."""
     return _tight(s.noise_multiplier, s.steps, s.rate, s.delta)
 
 
 @lru_cache(64)
 def _tight(z: float, steps: int, rate: float, delta: float) -> float:
     schedule = Schedule(np.array([z]), np.array([steps]), max(rate, SMALLEST_RATE))
-    quick = RenyiDP(schedule).epsilon(delta)
-    return quick if quick > LOOSE else PrivacyLossDistribution(schedule, max(1e-4, 3e-4 * quick)).epsilon(delta)
+    return PrivacyLossDistribution(schedule).epsilon(delta)
 
 
 def poisson_noise(rate: float, steps: int, epsilon: float, delta: float) -> float:
     """The noise multiplier that Poisson sampling needs for an epsilon, as libraries choose it for a target."""
     mechanism = Mechanism.sound(1.0, 1.0, 1, 1, sampling_rate=rate)
-    return calibrate_z0(mechanism, mechanism.bill(steps=steps), Budget(epsilon, delta), tight=True)
+    return calibrate_z0(mechanism, mechanism.bill(steps=steps), Budget(epsilon, delta))
 
 
 def _fixed_size(s: Setting) -> float:

@@ -19,14 +19,13 @@ from scipy.special import ndtr
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountants import (
     ORDERS,
-    Accountant,
     GaussianDP,
-    PrivacyLossDistribution,
     RenyiDP,
     check_delta,
     rdp_epsilon,
 )
 from edp_lab.privacy.foundations import ROUND_UP, check_positive
+from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
 from edp_lab.privacy.mechanism import Schedule
 
 
@@ -148,16 +147,15 @@ def _check_guarantees(guarantees: Iterable[tuple[float, float]]) -> list[tuple[f
 MOST_TRIALS = 1e6
 
 
-def composed(trial: Schedule, trials: int, delta: float, tight: bool = False) -> float:
+def composed(trial: Schedule, trials: int, delta: float) -> float:
     """epsilon of publishing everything about `trials` runs (1 to a million): they compose like so many runs in a row.
 
-    Exact (Gaussian DP, sqrt(trials) mu) without sampling, else Renyi DP, or privacy loss distributions if `tight`.
+    Exact (Gaussian DP, sqrt(trials) mu) without sampling, else by privacy loss distributions.
     """
     if not isinstance(trials, Integral) or not 1 <= trials <= MOST_TRIALS:
         raise UsageError(f"the number of trials is {trials}: it must be a whole number from 1 to {MOST_TRIALS:g}")
     schedule = Schedule(trial.noise_multipliers, trial.counts * float(trials), trial.sampling_rate)
-    sampled: type[Accountant] = PrivacyLossDistribution if tight else RenyiDP
-    return (GaussianDP if trial.sampling_rate == 1 else sampled)(schedule).epsilon(delta)
+    return (GaussianDP if trial.sampling_rate == 1 else PrivacyLossDistribution)(schedule).epsilon(delta)
 
 
 def best_of_random(trial: Schedule, mean_trials: float, delta: float, eta: float = 1.0) -> float:

@@ -13,12 +13,11 @@ from edp_lab.privacy.accountants import (
     Accountant,
     GaussianDP,
     GroupRenyiDP,
-    PrivacyLossDistribution,
-    RenyiDP,
     ReshufflingZCDP,
     SamplingZCDP,
     check_delta,
 )
+from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
 from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee, Schedule, Unit, bill_arrays, of_training
 
 SMALLEST_NOISE = 2.0**-20  # of the clip norm: below, adding the noise to a float32 gradient may change nothing
@@ -113,8 +112,6 @@ def judge(
     seed_published: bool = True,
     adjacency: Adjacency | str | None = None,
     utterances_per_person: int = 1,
-    tight: bool = False,
-    coarse: bool = False,
 ) -> Guarantee:
     """Judge what a run released. `mechanism` None is training without noise.
 
@@ -126,8 +123,6 @@ def judge(
             `PrivacyLedger.bill`).
         utterances_per_person: the unit of the guarantee: anyone with up to so many utterances; where the mechanism's
             unit is the speaker, whose utterances are one anyway, so many speakers together.
-        tight: account Poisson sampling by privacy loss distributions, which may take seconds, instead of Renyi DP.
-        coarse: of tight: on a grid that takes much less time, for a little more epsilon.
 
     Raises:
         UsageError: delta outside (0, 1), an unknown adjacency, or counts that are no whole numbers.
@@ -139,14 +134,14 @@ def judge(
         return _nothing("trained without clipping and noise", delta, "none", "", "", int(epochs), 1)
     bill = mechanism.bill(bill)
     neighbours = mechanism.neighbours(adjacency)
-    method = _kind(mechanism, utterances_per_person, tight).method
+    method = _kind(mechanism, utterances_per_person).method
     people, released = utterances_per_person, (mechanism.unit, mechanism.exact_noise)
     blank = _nothing("", delta, method, neighbours, _sampling(mechanism), len(of_training(bill)), people, *released)
     if mechanism.z0 == 0:
         return replace(blank, reason=mechanism.no_guarantee())
     blank = replace(blank, epsilon_claimed=claim(mechanism, bill, delta).epsilon)
     try:
-        accountant = accountant_for(mechanism.with_public_alpha(), bill, neighbours, people, tight, coarse)
+        accountant = accountant_for(mechanism.with_public_alpha(), bill, neighbours, people)
         epsilon = representable(accountant.epsilon(delta), mechanism, bill)
     except NoGuarantee as none:
         return replace(blank, reason=mechanism.no_guarantee() or str(none))
@@ -167,32 +162,25 @@ def accountant_for(
     bill: Mapping[int, int],
     adjacency: Adjacency | str | None = None,
     utterances_per_person: int = 1,
-    tight: bool = False,
-    coarse: bool = False,
 ) -> Accountant:
-    """The accountant to trust for this mechanism: the closed form, or under Poisson sampling Renyi DP (PLD if `tight`).
+    """The accountant to trust for this mechanism: the closed form, under Poisson sampling privacy loss distributions.
 
-    Someone with several sampled utterances is always accounted by Renyi DP and group privacy. NoGuarantee: as
+    Someone with several sampled utterances is accounted by Renyi DP and group privacy. NoGuarantee: as
     `Mechanism.schedule`.
     """
     _check_people(utterances_per_person)
     schedule = mechanism.schedule(bill, adjacency)
     if utterances_per_person == 1:
-        kind = _kind(mechanism, 1, tight)
-        return (
-            PrivacyLossDistribution.coarse(schedule) if coarse and kind is PrivacyLossDistribution else kind(schedule)
-        )
+        return _kind(mechanism, 1)(schedule)
     if mechanism.sampling_rate is None:
         return GaussianDP(schedule).group(utterances_per_person)
     return GroupRenyiDP(schedule, utterances_per_person)
 
 
-def _kind(mechanism: Mechanism, utterances_per_person: int, tight: bool) -> type[Accountant]:
+def _kind(mechanism: Mechanism, utterances_per_person: int) -> type[Accountant]:
     if mechanism.sampling_rate is None:
         return GaussianDP
-    if utterances_per_person > 1:
-        return GroupRenyiDP
-    return PrivacyLossDistribution if tight else RenyiDP
+    return GroupRenyiDP if utterances_per_person > 1 else PrivacyLossDistribution
 
 
 def claimed_accountant(mechanism: Mechanism, bill: Mapping[int, int]) -> ReshufflingZCDP | SamplingZCDP:

@@ -143,7 +143,7 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
         )  # fmt: skip
         mechanism, budget = config.mechanism(n), Budget(epsilon, n**-1.1)
         assert mechanism is not None
-        return replace(config, z0=float(upward(calibrate_z0(mechanism, epochs, budget, tight=True), 9)))
+        return replace(config, z0=float(upward(calibrate_z0(mechanism, epochs, budget), 9)))
 
     def done(configs: Sequence[TrainConfig], part: str) -> dict[TrainConfig, Result]:
         return dict(zip(configs, runs.results([Job(config) for config in configs], f"{what}: {part}"), strict=True))
@@ -256,10 +256,9 @@ def _held(config: TrainConfig, result: Result) -> float:
     One step done twice, of thousands, adds more than the millionth that is allowed here: the ninth digit of z0.
     """
     n, mechanism = result["examples"], config.mechanism(result["examples"])
-    planned, tight = (judge(mechanism, config.epochs, n**-1.1, tight=way).epsilon for way in (False, True))
+    planned = judge(mechanism, config.epochs, n**-1.1).epsilon
     assert planned is not None
-    assert tight is not None
-    return tight if result["epsilon"] <= planned * (1 + 1e-6) else float(result["epsilon"])
+    return max(planned, float(result["epsilon"])) if result["epsilon"] > planned * (1 + 1e-6) else planned
 
 
 def _point(
@@ -275,7 +274,7 @@ def _point(
     mechanism = config.mechanism(first["examples"])
     if mechanism is not None:
         every = trials + len(results) - 1  # the first seed's run is one of the trials
-        tuning = composed(mechanism.schedule(mechanism.bill(config.epochs)), every, first["delta"], tight=True)
+        tuning = composed(mechanism.schedule(mechanism.bill(config.epochs)), every, first["delta"])
     pace = paces[method]
     scores = ("ser", "intent_accuracy", "slot_f1")
     return {

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.linalg import toeplitz
 from scipy.stats import binom
 
-from edp_lab.privacy import Adjacency, GaussianDP, PrivacyLossDistribution, RenyiDP, Schedule, judge
+from edp_lab.privacy import Adjacency, GaussianDP, PrivacyLossDistribution, Schedule, judge
 from edp_lab.privacy.allocation import RandomAllocation, allocation_at_least
 from edp_lab.privacy.check import Sampler, Setting, at_least, bound
 from edp_lab.privacy.correlated import in_cyclic_order, in_cyclic_samples, square_root
@@ -28,15 +28,11 @@ ROUNDING = 1e-6
 
 
 class Between(NamedTuple):
-    """Epsilons of one setting at one delta: `low` <= `ours` <= `high` and `low` <= `quick`, unless something is wrong.
-
-    `ours` is the tightest account, which a certificate states, `quick` what is shown while one slides.
-    """
+    """Epsilons of one setting at one delta: `low` <= `ours` <= `high`, unless something is wrong."""
 
     low: float
     ours: float
     high: float
-    quick: float
 
 
 class Release(NamedTuple):
@@ -59,15 +55,14 @@ def verify_mechanism(name: str, seed: int, number: int) -> Between:
 
 def verified(rows: list[Between]) -> dict[str, Any]:
     """How often an epsilon lies outside, and medians of how far apart the bounds are and where ours lies."""
-    low, ours, high, quick = np.array(rows).T
+    low, ours, high = np.array(rows).T
     return {
         "settings": len(rows),
-        "too_small": int(((ours < low * (1 - ROUNDING)) | (quick < low * (1 - ROUNDING))).sum()),
+        "too_small": int((ours < low * (1 - ROUNDING)).sum()),
         "too_large": int((ours > high * (1 + ROUNDING)).sum()),
         "high_over_low": float(np.median(high / low)),
         "ours_over_low": float(np.median(ours / low)),
         "least_ours_over_low": float((ours / low).min()),
-        "quick_over_ours": float(np.median(quick / ours)),
     }
 
 
@@ -94,12 +89,12 @@ def peer(releases: list[Release], delta: float, epsilon: float, pessimistic: boo
     return float(total.get_epsilon_for_delta(delta))
 
 
-def _bracketed(releases: list[Release], delta: float, tight: Callable[[], float], quick: float) -> Between | None:
+def _bracketed(releases: list[Release], delta: float, ours: float) -> Between | None:
     """By the peer on both sides; None if epsilon is beyond those that are compared."""
-    if not EPSILONS[0] <= quick <= EPSILONS[1]:
+    if not EPSILONS[0] <= ours <= EPSILONS[1]:
         return None
-    low, high = (peer(releases, delta, quick, pessimistic) for pessimistic in (False, True))
-    return Between(low, tight(), high, quick)
+    low, high = (peer(releases, delta, ours, pessimistic) for pessimistic in (False, True))
+    return Between(low, ours, high)
 
 
 # ---- What `edp-lab train` does ---------------------------------------------------------------------------------------
@@ -127,12 +122,8 @@ def _trained(rng: np.random.Generator, delta: float, **options: Any) -> Between 
     releases = [Release(mechanism.noise_std(epoch), shift, steps, chance) for epoch in range(config.epochs)]
     if config.alpha == "noised":  # layers' norms, whose vector moves no further than the gradient
         releases.append(Release(mechanism.scales_noise_std(), shift, 1, chance))
-
-    def judged(tight: bool) -> float:
-        epsilon = judge(mechanism, config.epochs, delta, seed_published=False, tight=tight).epsilon
-        return math.inf if epsilon is None else epsilon
-
-    return _bracketed(releases, delta, lambda: judged(tight=True), judged(tight=False))
+    epsilon = judge(mechanism, config.epochs, delta, seed_published=False).epsilon
+    return _bracketed(releases, delta, math.inf if epsilon is None else epsilon)
 
 
 def speakers(rng: np.random.Generator, number: int, delta: float) -> Between | None:
@@ -161,7 +152,7 @@ def random_allocation(rng: np.random.Generator, number: int, delta: float) -> Be
     if not EPSILONS[0] <= ours <= EPSILONS[1]:
         return None
     high = peer([Release(z / math.sqrt(passes), 1.0, 1)], delta, ours, pessimistic=True)
-    return Between(allocation_at_least(z, batches, passes, delta), ours, high, ours)
+    return Between(allocation_at_least(z, batches, passes, delta), ours, high)
 
 
 def correlated_noise(rng: np.random.Generator, number: int, delta: float) -> Between | None:
@@ -179,8 +170,7 @@ def correlated_noise(rng: np.random.Generator, number: int, delta: float) -> Bet
     else:
         schedule = in_cyclic_order(sigma, bands, batches, passes)
         releases = [Release(sigma, float(np.linalg.norm(root[:, ::batches].sum(axis=1))), 1)]
-    tight, quick = (PrivacyLossDistribution, RenyiDP) if sampled else (GaussianDP, GaussianDP)
-    return _bracketed(releases, delta, lambda: tight(schedule).epsilon(delta), quick(schedule).epsilon(delta))
+    return _bracketed(releases, delta, (PrivacyLossDistribution if sampled else GaussianDP)(schedule).epsilon(delta))
 
 
 # ---- What `edp-lab check` says ---------------------------------------------------------------------------------------
@@ -201,19 +191,19 @@ def other_libraries(rng: np.random.Generator, number: int, delta: float) -> Betw
     known = [Release(z / math.sqrt(times), 2.0 if replaced else 1.0, 1)]  # of one whose places are no secret
     high = peer(known, delta, ours, pessimistic=True)
     if sampler is Sampler.FIXED_ORDER:
-        return Between(peer(known, delta, ours, pessimistic=False), ours, high, ours)
+        return Between(peer(known, delta, ours, pessimistic=False), ours, high)
     if not anew:
         low = at_least(setting)
         if sampler is Sampler.BALLS_IN_BINS:  # all passes are as one
             low = allocation_at_least(z / math.sqrt(epochs), steps // epochs, 1, delta)
         if sampler is Sampler.RANDOM_ALLOCATION:
             low = allocation_at_least(z, steps // epochs, epochs, delta)
-        return Between(low, ours, high, ours)
+        return Between(low, ours, high)
     chance = _kept(n, batch / n, truncated) if truncated else batch / n
     sampled = [Release(z, 1.0, steps, chance)]  # as if all other gradients were 0
     if sampler is Sampler.POISSON and not replaced and not cut:
         high = peer(sampled, delta, ours, pessimistic=True)
-    return Between(peer(sampled, delta, ours, False, replaced), ours, high, ours)
+    return Between(peer(sampled, delta, ours, False, replaced), ours, high)
 
 
 def _kept(n: int, rate: float, truncated: int) -> float:

@@ -121,7 +121,7 @@ def eq33_sigma(epsilon: float, delta: float) -> float:
 def calibrated_noise(clip_norm: float, sampling_rate: float, epochs: int, epsilon: float, delta: float) -> float:
     """The noise multiplier with which so many epochs of Poisson sampling cost at most epsilon, and hardly less."""
     mechanism = Mechanism.sound(clip_norm, 1.0, 1, 1, sampling_rate=sampling_rate)
-    return calibrate_z0(mechanism, epochs, Budget(epsilon, delta), tight=True)
+    return calibrate_z0(mechanism, epochs, Budget(epsilon, delta))
 
 
 _judged = lru_cache(maxsize=64)(judge)  # remembered, for instructors who differ in their data alone
@@ -161,7 +161,7 @@ class ClassifierTraining:
             name = "dp-adambc" if kind == "adambc" else kind
             self.optimizer = make_optimizer(name, [p for _, p in parameters], self.lr)
         published = not settings.private_seed
-        self.guarantee = _judged(self.mechanism, self.epochs, settings.delta, published, tight=True)
+        self.guarantee = _judged(self.mechanism, self.epochs, settings.delta, published)
 
     def _mechanism(self, rate: float) -> Mechanism:
         """What one step releases: noise of eq. 3.3 on the sum of clipped gradients, as given, or as calibrated."""

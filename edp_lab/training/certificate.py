@@ -38,11 +38,10 @@ def certificate(folder: Path) -> dict[str, Any]:
     """
     ledger, record = run_ledger(folder), read_record(folder)
     mechanism, bill, config = ledger.mechanism, ledger.bill(), record["config"]
-    sampled = mechanism.sampling_rate is not None
-    held = judge(mechanism, bill, config["delta"], not config["private_seed"], tight=sampled)
+    held = judge(mechanism, bill, config["delta"], not config["private_seed"])
     if held.status != HOLDS:
         raise UsageError(f"{folder} gets no certificate, as no epsilon holds: {held.reason}")
-    attack, splits = accountant_for(mechanism, bill, tight=sampled), record["corpus"]["splits"]
+    attack, splits = accountant_for(mechanism, bill), record["corpus"]["splits"]
     return {
         "epsilon": held.epsilon,
         "delta": held.delta,

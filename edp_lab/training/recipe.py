@@ -122,7 +122,7 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     config = replace(asked, **settings)
     mechanism = config.mechanism(n)
     assert mechanism is not None
-    z0 = calibrate_z0(mechanism, config.epochs, budget, tight=config.poisson)
+    z0 = calibrate_z0(mechanism, config.epochs, budget)
     config = replace(config, z0=float(upward(z0, 9)))
     steps = config.epochs * config.batches(0, n).steps_per_epoch
     public = tuple(made_of(start)) if start else ()

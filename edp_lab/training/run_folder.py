@@ -133,17 +133,14 @@ def bill(
     mechanism: Mechanism | None,
     ledger: PrivacyLedger | None,
     epochs: int,
-    final: bool = False,
 ) -> dict[str, float | None]:
     """Judge what the ledger holds, or without one `epochs` epochs, and put the verdict into the record.
 
-    Where something is promised, Poisson sampling is accounted tightly, as in the certificate; before the `final` bill
-    on a coarse grid, in hundredths of a second. Returns epsilons, and the noise of the last of `epochs` epochs.
+    Returns epsilons, and the noise of the last of `epochs` epochs.
     """
     config, releases = record["config"], epochs if ledger is None else ledger.bill()
     published = not config["private_seed"]
-    tight = mechanism is not None and mechanism.sampling_rate is not None and not published
-    verdict = asdict(judge(mechanism, releases, config["delta"], published, tight=tight, coarse=not final))
+    verdict = asdict(judge(mechanism, releases, config["delta"], published))
     names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
     epsilons = {name: verdict.pop(name) for name in names}
     record |= {"ledger": None if ledger is None else ledger.chain, "guarantee": verdict}

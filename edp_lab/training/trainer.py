@@ -348,7 +348,7 @@ class Trainer:
         check_finite(torch.stack([row_norms(p.detach().view(1, -1)) for _, p in self.parameters], dim=1), self.layout)
         scores = evaluate_model(self.model, self.validation, self.accelerator)
         done = now.epoch
-        bill = self.bill(final=done + 1 == epochs)
+        bill = self.bill()
         row = {"loss": now.loss / max(now.examples, 1), "seconds": now.seconds, **asdict(scores), **bill}
         now.rows.append(row)
         now.epoch, now.step_in_epoch, now.loss, now.examples, now.seconds = done + 1, 0, 0.0, 0, 0.0
@@ -429,7 +429,7 @@ class Trainer:
         rows = self.progress.rows
         training = {"loss": rows[-1]["loss"] if rows else None, "seconds": sum(row["seconds"] for row in rows)}
         scores = evaluate_model(self.model, self.test, self.accelerator)
-        self.record["final"] = {**training, **asdict(scores), **self.bill(final=True)}
+        self.record["final"] = {**training, **asdict(scores), **self.bill()}
 
     def save_state(self, folder: Path) -> None:
         if self.main:
@@ -445,10 +445,10 @@ class Trainer:
             run_folder.write_record(folder, self.record)
             save_model(self.model, folder / run_folder.MODEL, run_folder.go_on(folder))
 
-    def bill(self, final: bool = False) -> dict[str, float | None]:
+    def bill(self) -> dict[str, float | None]:
         """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record.
 
         `final`: what a certificate will say, which may take seconds; before, a little more.
         """
         begun = self.progress.epoch + (self.progress.step_in_epoch > 0)
-        return run_folder.bill(self.record, self.mechanism, self.ledger, max(begun, 1), final)
+        return run_folder.bill(self.record, self.mechanism, self.ledger, max(begun, 1))

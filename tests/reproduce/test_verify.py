@@ -54,7 +54,9 @@ def test_a_step_that_does_other_than_is_accounted_is_noticed(name, fault, wrong,
 
 
 def test_each_thing_that_is_wrong_is_noticed():
-    errors = dict.fromkeys(("too_small", "closed_form_error", "renyi_error", "repeated_first_draws"), 0)
+    errors = dict.fromkeys(
+        ("too_small", "closed_form_error", "renyi_error", "distribution_excess", "repeated_first_draws"), 0
+    )
     well = {**errors, "audits": 2000, "refuted": 100, "mechanisms": {"one": {"too_small": 0, "too_large": 0}}}
     assert passed(well)
     outside = (

@@ -80,7 +80,7 @@ def test_sampled_scales_are_one_more_sampled_release() -> None:
     options = {"sampling_prob": 0.1, "value_discretization_interval": 1e-3}
     peer = pld.from_gaussian_mechanism(1.5, **options).self_compose(30)
     peer = peer.compose(pld.from_gaussian_mechanism(1.5 * SCALES_NOISE, **options))
-    tight = PrivacyLossDistribution(mechanism.schedule(bill), 1e-3).epsilon(1e-5)
+    tight = PrivacyLossDistribution(mechanism.schedule(bill)).epsilon(1e-5)
     assert tight == pytest.approx(peer.get_epsilon_for_delta(1e-5), rel=1e-3)
     assert tight <= RenyiDP(mechanism.schedule(bill)).epsilon(1e-5)
     without = Mechanism.sound(1.0, 1.5, 8, 1, sampling_rate=0.1)

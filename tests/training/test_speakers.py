@@ -144,7 +144,7 @@ def test_epsilon_is_that_of_poisson_sampled_speakers(speakers, batch, z0, steps,
     assert mechanism.unit is Unit.SPEAKER
     assert mechanism.adjacency is Adjacency.ADD_OR_REMOVE_ONE
     assert mechanism.noise_std(0) == pytest.approx(z0 * 0.3 * (1 if micro_batch == 1 else 2))
-    found = accountant_for(mechanism, mechanism.bill(steps=steps), tight=True).epsilon(delta)
+    found = accountant_for(mechanism, mechanism.bill(steps=steps)).epsilon(delta)
     low, high = (
         from_gaussian_mechanism(
             z0, pessimistic_estimate=pessimistic, sampling_prob=batch / speakers, value_discretization_interval=1e-3

@@ -25,8 +25,7 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit import inputs
 from edp_lab.course.kit.inputs import Array, check_option, check_positive, check_whole, require, rng_of
 from edp_lab.models.ghost_clipping.bookkeeping import Memory
-from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, RenyiDP, accountant_for, judge
-from edp_lab.privacy.accountants import rdp_epsilon
+from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, accountant_for, judge
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.three_phase.clipping import RULES
 from edp_lab.training import TrainConfig
@@ -338,8 +337,8 @@ def _spent(mechanism: Mechanism, steps_per_epoch: int) -> tuple[float | None, ..
     """Epsilon after 1, 2, ... steps of this mechanism; with disjoint batches a pass is paid for as it begins."""
     try:
         if mechanism.sampling_rate is not None:
-            each = RenyiDP(mechanism.schedule({0: 1})).rdp
-            found = [rdp_epsilon(each * step, DELTA) for step in range(1, STEPS + 1)]
+            bills = (mechanism.bill(steps=step) for step in range(1, STEPS + 1))
+            found = [accountant_for(mechanism, bill).epsilon(DELTA) for bill in bills]
         else:
             bills = (mechanism.bill(passes) for passes in range(1, math.ceil(STEPS / steps_per_epoch) + 1))
             by_pass = [accountant_for(mechanism, bill).epsilon(DELTA) for bill in bills]

@@ -31,6 +31,7 @@ from edp_lab.privacy.allocation import RandomAllocation, allocation_at_least
 from edp_lab.privacy.calibration import LARGEST_Z, Budget, calibrate_z0
 from edp_lab.privacy.composition import gaussian_loss_density
 from edp_lab.privacy.guarantee import Guarantee, accountant_for, claim, claimed_accountant, judge
+from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
 from edp_lab.privacy.mechanism import Decay, Mechanism, NoGuarantee, Schedule
 from edp_lab.reproduce.paper import printed
 from edp_lab.reproduce.paper.printed import MAX_EPOCHS, Z0_RANGE, ExplainedEpsilon, Setting, Table1Row
@@ -160,7 +161,7 @@ def accounts(schedule: Schedule, delta: float) -> list[Account]:
     kinds: dict[str, type[accountants.Accountant]] = {
         "zCDP": ReshufflingZCDP,
         "Rényi DP": RenyiDP,
-        "privacy loss distribution": accountants.PrivacyLossDistribution,
+        "privacy loss distribution": PrivacyLossDistribution,
         "Gaussian DP": GaussianDP,
     }
     return [_timed(name, kind, schedule, delta) for name, kind in kinds.items()]
@@ -323,7 +324,7 @@ def tight_accounts(result: Sampled) -> Iterator[Account]:
     yield _timed("every utterance in every step", GaussianDP, releases_of(z, result.steps), delta)
     yield _timed("shuffled, exact", GaussianDP, releases_of(z, result.passes), delta)
     yield _timed("Poisson, Rényi DP", RenyiDP, sampled, delta)
-    yield _timed("Poisson, loss distribution", accountants.PrivacyLossDistribution, sampled, delta)
+    yield _timed("Poisson, loss distribution", PrivacyLossDistribution, sampled, delta)
 
 
 # ---- Random allocation ---------------------------------------------------------------------------------------------

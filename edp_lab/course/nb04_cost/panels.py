@@ -408,7 +408,7 @@ class TightAccounts(RunPanel):
                 return
         self.tiles.show(*tell_tight(self.accounts))
         self.words.value = words.tight(task)
-        self.command.value = f"{_sampled_account(task)} --tight"
+        self.command.value = _sampled_account(task)
 
 
 def tell_tight(accounts: Sequence[Account]) -> tuple[Tile, Tile, str]:

@@ -11,7 +11,7 @@ from itertools import product
 
 import numpy as np
 
-from edp_lab.privacy.accountants import PrivacyLossDistribution, RenyiDP, zcdp_epsilon
+from edp_lab.privacy.accountants import RenyiDP, zcdp_epsilon
 from edp_lab.privacy.composition import (
     advanced_composition,
     amplify_by_subsampling,
@@ -20,6 +20,7 @@ from edp_lab.privacy.composition import (
     parallel_composition,
 )
 from edp_lab.privacy.foundations import response_epsilon
+from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
 from edp_lab.privacy.mechanism import Schedule
 from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Pair, Verdict
 from edp_lab.reproduce.thesis.thesis_foundations import printed_sigma
