@@ -90,7 +90,7 @@ def test_the_first_sentence_stays_within_its_ellipse(
     inside = (result.silent - result.reach) / result.half_axes
     assert np.linalg.norm(inside) <= 1 + 1e-9
     if pull > 1000:  # its device is turned around, and can be no further away
-        assert np.linalg.norm(inside) == pytest.approx(1, abs=1e-4)
+        assert np.linalg.norm(inside) == pytest.approx(1, abs=6e-4)
 
 
 def test_products_of_gradients_give_the_norms_of_every_cut(history: GradientHistory) -> None:
