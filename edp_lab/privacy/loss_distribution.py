@@ -35,7 +35,7 @@ from edp_lab.privacy.accountants import SMALLEST_Z, Accountant, GaussianDP, Reny
 from edp_lab.privacy.mechanism import Schedule
 
 UNIT = 2.0**-53  # relative error of one operation
-FINENESS = 6e-5  # of the losses' variance: what the grid adds to it, and half as much to epsilon
+FINENESS = 1e-5  # of the losses' variance: what the grid adds to it, and half as much to epsilon
 REFERENCE = 1e-4  # delta, around which losses are told apart best
 MOST = 1e9  # releases
 REACH = 14.0  # standard deviations beyond the outer peak, where 1e-44 is left
