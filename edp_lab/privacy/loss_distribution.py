@@ -35,7 +35,7 @@ from edp_lab.privacy.accountants import SMALLEST_Z, Accountant, GaussianDP, Reny
 from edp_lab.privacy.mechanism import Schedule
 
 UNIT = 2.0**-53  # relative error of one operation
-FINENESS = 1e-5  # of the losses' variance: what the grid adds to it, and half as much to epsilon
+FINENESS = 6e-5  # of the losses' variance: what the grid adds to it, and half as much to epsilon
 REFERENCE = 1e-4  # delta, around which losses are told apart best
 MOST = 1e9  # releases
 REACH = 14.0  # standard deviations beyond the outer peak, where 1e-44 is left
@@ -341,6 +341,8 @@ class _Rough:
         best = int(np.argmin(tops))
         bottom = float(np.max((log_k - lower - WINDOW) / steps))
         length = min(float(tops[best]) - bottom, max(spare / tilt, float(tops[best]) - here.mean + 4 * deviation))
+        # Single losses may lie far out once they are tilted: what wraps around from above must not come near.
+        length = max(length, float(np.min((upper - log_k + WINDOW) / steps)) - here.mean + 2 * deviation)
         return float(tops[best]) - length, float(tops[best]), float(steps[best])
 
     def _weights(self, level: int) -> np.ndarray:
