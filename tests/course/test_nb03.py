@@ -19,7 +19,7 @@ from edp_lab.privacy import (
     Decay,
     GaussianDP,
     Mechanism,
-    RenyiDP,
+    PrivacyLossDistribution,
     Schedule,
     claimed_epsilon,
     gdp_epsilon,
@@ -226,7 +226,7 @@ def test_correlated_noise_is_compared_at_equal_epsilon_and_its_bands_end_where_a
         assert GaussianDP(schedule).epsilon(1e-5) == pytest.approx(3.0, rel=1e-5), name
     for name, bands in ((compute.CONSTANT_SAMPLED, 1), (compute.CORRELATED_SAMPLED, 6)):
         schedule = in_cyclic_samples(result.multiplier[name], bands, 30, 1 / 6)
-        account = GaussianDP(schedule) if schedule.sampling_rate == 1 else RenyiDP(schedule)
+        account = GaussianDP(schedule) if schedule.sampling_rate == 1 else PrivacyLossDistribution(schedule)
         assert account.epsilon(1e-5) == pytest.approx(3.0, rel=1e-5), name
     one = compute.correlated(**given, bands=1)
     assert one.errors[compute.CORRELATED] == pytest.approx(one.errors[compute.CONSTANT])

@@ -21,17 +21,26 @@ if TYPE_CHECKING:
 words = Words(__file__)
 
 
+SEED = 45  # of the commands
+
+
+@panel("00")
 @panel("06")
 class Private(RunPanel):
-    """Trains for an epsilon by the recipe, on the notebook's corpus, with a secret key; ends with a certificate.
+    """Trains for an epsilon by the recipe with a secret key; ends with a certificate.
+
+    Args:
+        corpus: a name or path.
+        commands: so many generated ones instead.
+        given: fields of `TrainConfig` that stand in for lines of the recipe.
 
     Attributes:
         rows: of the run's record so far.
         certificate: of the last run that came to its end.
     """
 
-    def __init__(self, corpus: str = "smart-home", epsilon: float = 8.0, **given: Any) -> None:
-        self._corpus, self._given = corpus, given
+    def __init__(self, corpus: str = "smart-home", epsilon: float = 8.0, commands: int = 0, **given: Any) -> None:
+        self._corpus, self._commands, self._given = corpus, commands, given
         self.rows: list[dict[str, Any]] = []
         self.certificate: dict[str, Any] | None = None
         self.epsilon = number("ε that must hold", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0))
@@ -42,17 +51,31 @@ class Private(RunPanel):
             [draw_private(self.rows)],
         )
 
-    def prepare(self) -> Plan:
+    def prepare(self) -> float:
+        return float(self.epsilon.value)
+
+    def work(self, epsilon: float) -> None:
         from edp_lab.training.recipe import plan
 
-        return plan(self._corpus, self.epsilon.value, **self._given)
-
-    def work(self, made: Plan) -> None:
-        from edp_lab.training.certificate import check_certificate
-
         self.rows.clear()
-        self.words.value = words.planned(made)
-        self.command.value = command("train", {"corpus": self._corpus, "epsilon": made.epsilon, "out": "runs/private"})
+        with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
+            corpus, typed = self._corpus, ""
+            if self._commands:
+                from edp_lab.corpora.smart_home import generate, write_jsonl
+
+                self.progress(0, 1, f"{self._commands:,} commands are made")
+                corpus = str(Path(folder) / "commands.jsonl")
+                write_jsonl(generate(self._commands, SEED), Path(corpus))
+                typed = f"edp-lab data make smart-home --utterances {self._commands} --seed {SEED} --out commands.jsonl"
+            self.progress(0, 1, "the noise is sought")
+            made = plan(corpus, epsilon, **self._given)
+            self.words.value = words.planned(made)
+            options = {"corpus": Path(corpus).name if typed else corpus, "epsilon": epsilon, "out": "runs/private"}
+            self.command.value = "\n".join(filter(None, (typed, command("train", options))))
+            self._train(made, Path(folder) / "run")
+
+    def _train(self, made: Plan, folder: Path) -> None:
+        from edp_lab.training.certificate import check_certificate
 
         def listen(event: Event) -> None:
             self.progress_of(event)
@@ -60,12 +83,11 @@ class Private(RunPanel):
                 self.rows.append(event.row)
                 self.figures[0].show(draw_private(self.rows))
 
-        with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
-            record = training.train(made.config, Path(folder) / "run", listen, self.stop_event)
-            if record["status"] == "interrupted":
-                self.words.value = "Stopped: no certificate, though what was released is spent."
-                return
-            self.certificate = check_certificate(Path(folder) / "run")
+        record = training.train(made.config, folder, listen, self.stop_event)
+        if record["status"] == "interrupted":
+            self.words.value = "Stopped: no certificate, though what was released is spent."
+            return
+        self.certificate = check_certificate(folder)
         ser = Tile("errors (SER)", f"{record['final']['ser']:.2f}", "on the test set")
         held = holds(at_most(record["final"]["epsilon"]), f"ε at δ = {short(made.delta)}")
         self.tiles.show(held, ser, "Every number of the certificate is computed from the run's ledger.")

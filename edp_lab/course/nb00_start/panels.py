@@ -17,6 +17,7 @@ from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import choice, decades, decay_of, devices, number, variant
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, log_range, logs, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, panel
+from edp_lab.course.kit.private import Private as Private
 from edp_lab.course.kit.text import Html, Words, at_least, columns, command, count, settings, short, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, NOISE, PLAIN, PRINTED
 from edp_lab.course.nb00_start.compute import Challenge, Secret, SmallModel, StepResult, challenge, one_step
