@@ -109,7 +109,8 @@ class Losses:
         farthest = float(np.abs(self._rough.ends).max())
         self.width = max(width, 15 * math.sqrt(reference.variance) / LONGEST, farthest / 2**50)
         even = math.sqrt(reference.square / self.releases) / self.width
-        grid = _grid(*self._rough.ends / self.width, min(even, MOST_EVEN))
+        lowest, highest = self._rough.ends / self.width
+        grid = _grid(lowest, highest, min(even, MOST_EVEN))
         masses, self.beyond = _masses(z, q, self.width * grid, removed)
         self.grid, self.masses = (grid, masses) if removed else (-grid[::-1], masses[:, ::-1])
 

@@ -376,6 +376,7 @@ def allotted(batches: int, passes: int, epsilon: float, delta: float) -> Allotte
         return side * math.exp(brentq(lambda x: accounts[name](math.exp(x)) - epsilon, *ends, xtol=5e-4))
 
     least = meets(AT_LEAST, known / 1000, 0.999)
+    sampled = meets(SAMPLED, 0.99 * sampled, 1.001) if batches > 1 else known  # by the same accountant, to be fair
     noise = NOISES[(sampled / 2.2 <= NOISES) & (known * 1.3 >= NOISES)]
     needed = {SHUFFLED: known, SAMPLED: sampled, ALLOTTED: meets(ALLOTTED, least, 1.001), AT_LEAST: least}
     cost = {name: np.array([account(z) for z in noise.tolist()]) for name, account in accounts.items()}
