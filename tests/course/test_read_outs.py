@@ -337,8 +337,6 @@ def test_command_line_gives_the_epsilon_that_is_shown(
         panel = panel_of(name, **values)
         report = report_of(panel.command.value.splitlines()[line])
         shown = report[what]["epsilon" if what == "claimed" else "epsilon_in_real_numbers"]
-        assert shown == pytest.approx(
-            epsilon(panel.result), rel=1e-4 if name[:2] in ("01", "06") else 1e-6
-        )
+        assert shown == pytest.approx(epsilon(panel.result), rel=1e-4 if name[:2] in ("01", "06") else 1e-6)
         held = getattr(panel.result, "guarantee", None)
         assert held is None or report["holds"]["adjacency"] == held.adjacency
