@@ -318,7 +318,7 @@ def shuffled_at_least(noise_multiplier: float, batches: int, delta: float) -> fl
 
 
 def tight_accounts(result: Sampled) -> Iterator[Account]:
-    """Epsilon of the whole run, one account after the other; the last, privacy loss distributions, takes seconds."""
+    """Epsilon of the whole run, one account after the other."""
     z, delta = result.noise_multiplier, result.delta
     sampled = releases_of(z, result.steps, result.rate)
     yield _timed("every utterance in every step", GaussianDP, releases_of(z, result.steps), delta)

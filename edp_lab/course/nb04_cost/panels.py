@@ -389,7 +389,7 @@ class TightAccounts(RunPanel):
         self._settings = settings
         self.accounts: list[Account] = []
         super().__init__(
-            "Sharper, but slower",
+            "A sharper account",
             "The run of the panel above by four accounts, and how long each of them took.",
             figures=[draw_accounts([])],
         )
@@ -416,7 +416,7 @@ def tell_tight(accounts: Sequence[Account]) -> tuple[Tile, Tile, str]:
     (bound, quick), (tight, slow) = ((f"ε = {at_most(a.epsilon)}", text.duration(a.seconds)) for a in accounts[-2:])
     return (
         holds(bound, f"an upper bound, in {quick}", "Rényi DP"),
-        holds(tight, f"exact to a grid, in {slow}", "loss distribution"),
+        holds(tight, f"rounded upward, in {slow}", "loss distribution"),
         "Both ε hold for the same secret sample. Quote the smaller one.",
     )
 
