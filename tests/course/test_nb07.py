@@ -210,7 +210,7 @@ def test_commands_of_the_curve_attack_the_run_and_account_for_the_lines(attacks:
     assert training.startswith(f"edp-lab train --corpus {CORPUS} --method sgd")
     assert report_of(attacking.replace("runs/target", shlex.quote(str(run))))["auc"] == roc.result.result.auc
     told = report_of(accounting)
-    assert told["holds"]["epsilon"] == pytest.approx(roc.result.guarantee.epsilon, rel=1e-4)
+    assert told["holds"]["epsilon_in_real_numbers"] == pytest.approx(roc.result.guarantee.epsilon, rel=1e-4)
     assert told["claimed"]["epsilon"] == pytest.approx(roc.result.guarantee.epsilon_claimed, rel=1e-4)
 
 
