@@ -197,9 +197,9 @@ def test_the_committed_points_are_those_of_the_committed_runs_with_z0_in_nine_di
     found = json.loads(json.dumps(points))
     for point in committed:
         del point["about"]["command"], point["about"]["date"]
-    for name in ("epsilon", "epsilon_of_tuning"):  # by Fourier transforms, whose last digits differ between runs
+    for name in ("epsilon", "epsilon_of_tuning"):  # the committed ones are by another accountant, on a grid of its own
         pairs = [[point.pop(name) or 0.0 for point in points] for points in (found, committed)]
-        assert pairs[0] == pytest.approx(pairs[1], rel=1e-6)
+        assert pairs[0] == pytest.approx(pairs[1], rel=1e-3)
     assert found == committed
 
 
