@@ -446,9 +446,6 @@ class Trainer:
             save_model(self.model, folder / run_folder.MODEL, run_folder.go_on(folder))
 
     def bill(self) -> dict[str, float | None]:
-        """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record.
-
-        `final`: what a certificate will say, which may take seconds; before, a little more.
-        """
+        """Judge every epoch begun so far, a broken one as a whole, and put the verdict into the record."""
         begun = self.progress.epoch + (self.progress.step_in_epoch > 0)
         return run_folder.bill(self.record, self.mechanism, self.ledger, max(begun, 1))
