@@ -128,8 +128,9 @@ def _kept(needed: float) -> float:
     """The z0 of a committed point that is enough and hardly larger: it was found by a coarser account, and its run need
     not be made again."""
     points = read_json(RESULTS / "pareto.json")
-    known = {point["settings"].get("z0", 0.0) for point in points}
-    return min((z0 for z0 in known if needed <= z0 <= HARDLY * needed), default=needed)
+    known = (point["settings"].get("z0", 0.0) * (1 - 1e-12) for point in points)  # nine digits stay as they are
+    rounded = [float(upward(z0, 9)) for z0 in known]
+    return min((z0 for z0 in rounded if needed <= z0 <= HARDLY * needed), default=needed)
 
 
 def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Point]:
