@@ -84,7 +84,18 @@ def test_every_reference_is_whole_and_its_link_has_its_number() -> None:
             assert int(found["year"]) == 2000 + int(number[:2]), line  # of the first public version
     named = Counter(one for line in lines for one in REFERENCE.fullmatch(line)["numbers"].split(", "))  # type: ignore[index]
     assert named.keys() == {path.name[:2] for path in NOTEBOOKS}
-    assert all(2 <= papers <= 5 for papers in named.values()), named
+    assert all(2 <= papers <= 9 for papers in named.values()), named
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_where_the_field_stands_is_said_of_papers_that_are_listed(path: Path) -> None:
+    _, told, after = re.sub(r"\s+", " ", prose(path)).partition("**Where the field stands.** ")
+    cited = re.findall(r"([A-Z][\w-]+)[^().;]*? (\d{4})[,)]", after.partition("## Further reading")[0])
+    listed = [REFERENCE.fullmatch(line) for line in prose(ROOT / "notebooks/references.md").splitlines()]
+    own = [(one["authors"], one["year"]) for one in listed if one and path.name[:2] in one["numbers"]]
+    assert told
+    assert cited
+    assert all(any(name in authors and year == when for authors, when in own) for name, year in cited), (cited, own)
 
 
 def linked(folder: Path, *cells: str, name: str = "00_a.ipynb", **up: str) -> list[str]:
