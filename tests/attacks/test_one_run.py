@@ -267,7 +267,7 @@ class Silent:
 
     def __init__(self, trainee, mechanism, divisor):
         self.trainee, self.mechanism, self.divisor = trainee, mechanism, divisor
-        self.layout, self.released = trainee.layout, []
+        self.layout, self.released, self.moved = trainee.layout, [], torch.zeros(trainee.layout.size)
         self.gradients = trainee.gradients
 
     def step(self, epoch, step, gradients):
@@ -320,8 +320,16 @@ def test_scores_are_the_log_likelihood_ratios_of_what_is_released():
 
     plan = Plan.draw(replace(chosen, sampling="shuffle"), 20, 0, Kind.GRADIENT)
     silent = Silent(OneLayer(disjoint, 1, 20, 64), disjoint, divisor=64)
-    scores = gradient_scores(silent, disjoint, chosen, plan, lambda done, steps: None)
+    scores, _ = gradient_scores(silent, disjoint, chosen, plan, lambda done, steps: None)
     assert np.allclose(scores, one_run.evidence(disjoint, 0, 0.7 * plan.included), atol=1e-3)  # the clip's margin
+
+
+def test_the_last_model_gives_away_a_single_step_and_of_many_steps_less():
+    alone = config(method="dp-sgd", sampling="shuffle", z0=1.5)
+    one, many = (audit_one_run(replace(alone, batch_size=b), 1000, linear=True) for b in (1000, 64))
+    assert one.steps == 1
+    assert one.last_model.tally.correct == one.bounds.tally.correct
+    assert many.last_model.distribution_free < many.bounds.distribution_free
 
 
 def test_gradient_canaries_of_a_real_run_are_told_apart_once_the_noise_is_gone(corpus):
@@ -329,6 +337,7 @@ def test_gradient_canaries_of_a_real_run_are_told_apart_once_the_noise_is_gone(c
     too_many = abs(audit.included - 30)  # of one kind, as half of the guesses are "in"
     assert audit.tallies == (Tally(6, 6), Tally(18, 18), Tally(60, 60 - too_many))
     assert audit.verdict is Finding.NO_POWER
+    assert audit.last_model.tally.correct > 0.9 * audit.last_model.tally.guesses  # of an Adam step, not of the gradient
 
 
 def test_mislabelled_utterances_are_remembered_by_a_run_without_much_noise(corpus, monkeypatch):

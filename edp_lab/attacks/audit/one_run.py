@@ -9,7 +9,8 @@ micro-batch size 1 the very same is add/remove. Canaries of one step lie in diff
   hard as the clip allows: to +C e_i where it is in. Where it is out, to 0 if it was alone, else to -C e_i, because a
   further utterance, which is always there, pushes the other way. So the two are as far apart as the sensitivity (up to
   the rest of the micro-batch, which keeps a tenth of C): C or 2C. The score adds up the inner product of e_i with what
-  is released over the steps in which the canary could take part (under Poisson sampling its likelihood ratio).
+  is released over the steps in which the canary could take part (under Poisson sampling its likelihood ratio). Whoever
+  sees the last model alone, and knows where training began, scores by the way from there along -e_i.
 * mislabelled (black box): utterances from outside the training set with a wrong intent are put into it. The score is
   minus their loss under the trained model. This proves less than the guarantee may give away, and never more.
 
@@ -26,6 +27,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -201,6 +203,7 @@ class OneLayer:
     def __init__(self, mechanism: Mechanism, key: int, size: int, divisor: int) -> None:
         self.mechanism, self.key, self.divisor = mechanism, key, divisor
         self.layout = Layout(("weights",), (slice(0, size),))
+        self.moved = torch.zeros(size)
 
     def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[MicroGradients, Tensor]:
         """Of micro-batches of real utterances; and of those to hold a canary the mean, 0 for an empty one: (k, P)."""
@@ -210,7 +213,9 @@ class OneLayer:
     def step(self, epoch: int, step: int, gradients: MicroGradients) -> Tensor:
         """Release the gradients (P), and learn from them."""
         noise = standard_noise(self.key, step, self.layout.size, Share())
-        return release(self.mechanism, epoch, gradients, self.layout, None, noise, self.divisor).gradient
+        released = release(self.mechanism, epoch, gradients, self.layout, None, noise, self.divisor).gradient
+        self.moved -= released
+        return released
 
 
 class RealModel:
@@ -220,6 +225,15 @@ class RealModel:
         slots = tuple(owned(data.train[0], k, config) for k in range(canaries))  # whose words are never read
         self.run = Trainer(config, corpus, replace(data, train=(*data.train, *slots)))
         self.layout = self.run.layout
+        self.start = self._weights()
+
+    def _weights(self) -> Tensor:
+        return torch.cat([p.detach().flatten() for _, p in self.run.parameters])
+
+    @property
+    def moved(self) -> Tensor:
+        """How far the weights came: (P)."""
+        return self._weights() - self.start
 
     def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[MicroGradients, Tensor]:
         model, data, memory = self.run.model, self.run.train_data, self.run.memory
@@ -236,8 +250,8 @@ class RealModel:
 
 def gradient_scores(
     trainee: OneLayer | RealModel, mechanism: Mechanism, config: TrainConfig, plan: Plan, progress: OnStep
-) -> np.ndarray:
-    """Train with gradient canaries, and score them by what is released: (m)."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Train with gradient canaries, and score them by what every step releases, and by the last model: (m), (m)."""
     m, per_epoch = len(plan.included), plan.batches.steps_per_epoch
     directions = Directions(plan.key, m, trainee.layout.size)
     scores, everyone = np.zeros(m), np.arange(m)
@@ -260,7 +274,7 @@ def gradient_scores(
         seen = numbers if plan.disjoint else everyone  # whom Poisson sampling drew is secret
         scores[seen] += evidence(mechanism, epoch, config.micro_batches * directions.project(released, seen))
         progress(step + 1, config.epochs * per_epoch)
-    return scores
+    return scores, -directions.project(trainee.moved, everyone)
 
 
 def evidence(mechanism: Mechanism, epoch: int, projections: np.ndarray) -> np.ndarray:
@@ -357,6 +371,7 @@ class OneRunAudit(Audit):
     kind: Kind
     model: str  # "clc", "bert", or "linear", the one-layer audit model
     bounds: OneRunBounds  # both
+    last_model: OneRunBounds | None  # of gradient canaries, for who sees the last model alone, in any mechanism
     canaries: int  # m
     included: int  # of them were in
     guesses: int  # behind the lower bound,
@@ -411,19 +426,19 @@ def audit_one_run(
         config, mechanism = replace(config, z0=z0), replace(mechanism, z0=z0)
     guarantee = judge(mechanism, config.epochs, delta, seed_published=False)
     claim_under_test(guarantee, mechanism)  # there is one
-    plan = Plan.draw(config, canaries, utterances, kind)
+    plan, last = Plan.draw(config, canaries, utterances, kind), None
     if corpus is None or data is None:
         one_layer = OneLayer(mechanism, key_from_seed(config.seed), canaries, config.micro_batches)
-        scores = gradient_scores(one_layer, mechanism, config, plan, progress)
+        scores, last = gradient_scores(one_layer, mechanism, config, plan, progress)
     elif kind is Kind.GRADIENT:
-        scores = gradient_scores(RealModel(config, corpus, data, canaries), mechanism, config, plan, progress)
+        real = RealModel(config, corpus, data, canaries)
+        scores, last = gradient_scores(real, mechanism, config, plan, progress)
     else:
         scores = mislabelled_scores(config, corpus, data, plan, progress)
     tallies = make_guesses(scores, plan.included, shares)
     perfect = [Tally(tally.guesses, tally.guesses) for tally in tallies]
-    bounds, most = (
-        one_run_bounds(canaries, own, guarantee.delta, confidence, gaussian=plan.disjoint) for own in (tallies, perfect)
-    )
+    prove = partial(one_run_bounds, canaries, delta=guarantee.delta, confidence=confidence)
+    bounds, most = (prove(own, gaussian=plan.disjoint) for own in (tallies, perfect))
     guesses, correct = bounds.tally.guesses, bounds.tally.correct
     return OneRunAudit.of(
         mechanism,
@@ -437,6 +452,7 @@ def audit_one_run(
         kind=kind,
         model="linear" if linear else config.model,
         bounds=bounds,
+        last_model=None if last is None else prove(make_guesses(last, plan.included, shares), gaussian=False),
         canaries=canaries,
         included=int(plan.included.sum()),
         guesses=guesses,

@@ -189,13 +189,14 @@ def _tune(
     return sgd, tried
 
 
-def under(decay: Decay, config: TrainConfig) -> TrainConfig:
+def under(decay: Decay, config: TrainConfig, tau: float | None = None) -> TrainConfig:
     """A run without decay, made one with: at the same epsilon, which depends on the sum of 1 / z_t^2 over epochs."""
     if decay is Decay.NONE:
         return config
-    factors = decay.factors(np.arange(config.epochs), TAU[decay])
+    tau = TAU[decay] if tau is None else tau
+    factors = decay.factors(np.arange(config.epochs), tau)
     louder = math.sqrt(float(np.mean(factors**-2.0)))
-    return replace(config, decay=decay, tau=TAU[decay], z0=config.z0 * louder)
+    return replace(config, decay=decay, tau=tau, z0=config.z0 * louder)
 
 
 def _usable(result: Result, plain: Result) -> bool:
