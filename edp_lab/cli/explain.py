@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,7 +46,7 @@ def explain(
 
 def report(found: Explained) -> dict[str, Any]:
     """As JSON; each cause with the call that follows the advice, and the epsilon it would have."""
-    from edp_lab.course.kit.text import train_command
+    from edp_lab.course.kit.text import command, train_command
     from edp_lab.training.explain import FELT_NOISE
 
     causes = [
@@ -57,15 +58,27 @@ def report(found: Explained) -> dict[str, Any]:
     plain = replace(
         found.config, method="sgd", micro_batch_size=None, sampling=None, noise="aggregate", unit=None, cap=None
     )
-    rest["without_privacy"] = train_command(plain, "runs/plain")
+    own = train_command(plain, "runs/plain")
+    by_default = command("train", _told(found, method="sgd", out="runs/plain"))
+    rest["without_privacy"] = by_default if found.config.private_seed else own
     return found._asdict() | rest | {"looked": found.looked and found.looked._asdict()}
 
 
 def advice(found: Explained, cause: Cause) -> tuple[list[str], float | None]:
-    """What to type, and the epsilon of that."""
-    from edp_lab.course.kit.text import command, train_command
-    from edp_lab.training.explain import followed
+    """What to type, and the epsilon of that.
 
+    Who has a promise to keep is not told to drop it for less noise: that costs twice the epsilon, or more utterances.
+    """
+    from edp_lab.course.kit.text import command, train_command
+    from edp_lab.privacy.guarantee import upward
+    from edp_lab.training.explain import followed
+    from edp_lab.training.recipe import MOST_EPSILON
+
+    twice = float(upward(2 * found.epsilon, 2)) if found.config.private_seed and found.epsilon else math.inf
+    if cause.name == "too much noise" and twice <= MOST_EPSILON:
+        units = f"{2 * found.utterances:,} {found.config.unit or 'utterance'}s"
+        first = f"annotate more ({units} to train on halve it at this epsilon), or"
+        return [first, command("train", _told(found, epsilon=f"{twice:g}", out=OUT))], twice
     config, epsilon = followed(found, cause)
     if cause.utterances is None:
         return [train_command(config, OUT)], epsilon
@@ -75,3 +88,10 @@ def advice(found: Explained, cause: Cause) -> tuple[list[str], float | None]:
     pooled = -(-cause.utterances * 100 // 45)  # of which 45 % are to train on
     made = command(f"data make {config.corpus}", {"utterances": pooled, "out": "more.jsonl"})
     return [made, train_command(replace(config, corpus="more.jsonl"), OUT)], epsilon
+
+
+def _told(found: Explained, **more: str) -> dict[str, Any]:
+    """What the recipe, or a run without privacy, has to be told of a run; all else is theirs."""
+    config, sgd = found.config, more.get("method") == "sgd"
+    own = {} if config.model == "clc" else {"model": config.model, "pretrained": config.pretrained}
+    return {"corpus": config.corpus, **own, **({} if sgd else {"unit": config.unit, "cap": config.cap}), **more}

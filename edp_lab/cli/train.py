@@ -18,7 +18,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen, commas, given, option_name, options_of
-from edp_lab.cli.output import answer, bar, echo, output_folder, words
+from edp_lab.cli.output import answer, bar, echo, output_folder, telling, words
 from edp_lab.errors import UsageError
 from edp_lab.files import check_new, given_path
 from edp_lab.training.config import SEED, SIZES, Bounds, TrainConfig
@@ -126,6 +126,7 @@ def train(
     from edp_lab.training import read_record
     from edp_lab.training import resume as take_up
     from edp_lab.training import train as run
+    from edp_lab.training.run_folder import new_run_folder
     from edp_lab.training.run_session import rank
 
     start: Callable[..., dict[str, Any]]
@@ -140,16 +141,21 @@ def train(
         made = _planned(ctx, corpus, epsilon)
         answer(as_json, asdict(made), "plan", made)
         return
+    elif dry_run and epsilon is None:
+        raise UsageError("a dry run shows what --epsilon would do: give --epsilon, or drop --dry-run")
     elif corpus is None or out is None:
         raise UsageError("a run needs --corpus and --out (or --resume DIR to go on with one): give both")
     elif epsilon is not None:
+        if rank() == 0:
+            new_run_folder(out)  # refused before the noise is sought
         made = _planned(ctx, corpus, epsilon)
         if rank() == 0:
             echo(words("plan", made), error=True)
         folder, size, start = out, made.config.size, partial(run, made.config, out)
-    elif dry_run or not given(ctx) & {"z0", "method", "as_printed"}:
-        what = "a dry run shows what --epsilon would do" if dry_run else "a private model needs --epsilon, such as 3"
-        raise UsageError(f"{what}: give --epsilon, or --method sgd for a model without privacy")
+    elif not given(ctx) & {"z0", "method", "as_printed"}:
+        raise UsageError(
+            "a private model needs --epsilon, such as 3: give --epsilon, or --method sgd for a model without privacy"
+        )
     elif options["method"] == "sgd" and "noise" in given(ctx):
         raise UsageError("--noise says who draws the noise, and sgd adds none: drop it, or choose another --method")
     else:
@@ -175,7 +181,8 @@ def _planned(ctx: typer.Context, corpus: str, epsilon: float) -> Plan:
         if name in named:
             raise UsageError(f"--epsilon {why}: drop it, or drop --{name.replace('_', '-')}")
     own = {field: ctx.params[name] for field, name in names.items() if name in named and field != "corpus"}
-    return plan(corpus, epsilon, **own)
+    with telling(f"reading {corpus}, seeking the noise, timing a step", lines=False):
+        return plan(corpus, epsilon, **own)
 
 
 def one_thread_if_small(size: str) -> None:

@@ -31,6 +31,7 @@ from edp_lab.files import read_bytes
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 SPLIT_FOLDERS = ("train", "valid", "dev", "test")
+LINE = '{"tokens": ["play", "jazz"], "tags": ["O", "B-genre"], "intent": "play"}'
 
 Chunk = tuple[str, str | None]  # a piece of running text, and the slot it fills if any
 Notes = defaultdict[str, list[str]]  # what happened, and the places where
@@ -157,15 +158,18 @@ def read_seq_folder(path: Path, notes: Notes) -> Iterator[Row]:
 def read_jsonl(path: Path, notes: Notes) -> Iterator[Row]:
     """Read one object ``{"tokens": [...], "tags": [...], "intent": "..."}`` a line; all have tags or none.
 
-    So with ``"speaker": "..."``, whose utterance it is.
+    So with ``"speaker": "..."``, whose utterance it is. Blank lines are passed over.
     """
     for number, line in enumerate(text_lines(path), start=1):
+        if not line.strip():
+            continue
         place = f"{path}, line {number}"
-        item = _json(line, place)
+        item = _json(line, place, f"give each utterance a line such as {LINE}")
         if not isinstance(item, dict):
-            raise UsageError(f'{place}: expected {{"tokens": [...], "tags": [...], "intent": "..."}}')
-        if "tokens" not in item:
-            raise UsageError(f'{place}: no "tokens" (found: {", ".join(item) or "nothing"}); give a list of words')
+            raise UsageError(f"{place}: not an object: give each utterance a line such as {LINE}")
+        for key, what in (("tokens", "a list of words"), ("intent", "a string")):
+            if key not in item:
+                raise UsageError(f'{place}: no "{key}" (found: {", ".join(item) or "nothing"}); give {what}')
         tokens, tags, intent = item["tokens"], item.get("tags"), item.get("intent")
         for key, value in (("tokens", tokens), ("tags", [] if tags is None else tags)):
             if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
@@ -298,11 +302,13 @@ def text_lines(path: Path) -> list[str]:
     return lines
 
 
-def _json(text: str, place: str) -> Any:
+def _json(text: str, place: str, cure: str = "mend it there") -> Any:
     try:
         return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{place}: not JSON ({error.msg} at column {error.colno}): {cure}") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{place}: not JSON ({error})") from None
+        raise UsageError(f"{place}: not JSON ({error}): {cure}") from None
 
 
 def _csv_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:

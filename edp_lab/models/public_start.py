@@ -208,7 +208,7 @@ def label_words(label: str, known: Container[str]) -> list[str]:
     What precedes a slash is a corpus. A word that is not known is cut into known ones, if it can be.
     """
     spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", label.rpartition("/")[2])
-    words = [word.lower() for word in re.split(r"[^A-Za-z]+", spaced) if word]
+    words = [word.lower() for word in re.split(r"[\W\d_]+", spaced) if word]
     return [part for word in words for part in ([word] if word in known else _cut(word, known))]
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
+
+from edp_lab.cli.explain import advice, report
+from edp_lab.training.explain import Cause, explain
 
 
 def test_a_person_reads_causes_and_a_command_that_can_be_typed(cli, noised):
@@ -27,3 +31,14 @@ def test_a_look_at_the_training_set_is_marked(cli, noised):
     assert status == 0
     assert "NOT PRIVATE, not to be published" in out
     assert "no privacy was spent" not in out
+
+
+def test_who_has_promised_an_epsilon_is_not_told_to_drop_it(noised):
+    found = explain(noised)
+    found = found._replace(config=replace(found.config, private_seed=True), epsilon=3.0, causes=[])
+    (more, call), epsilon = advice(found, Cause("too much noise", 9.0, "", {"z0": 0.01}))
+    assert f"{2 * found.utterances:,} utterances" in more
+    assert shlex.split(call)[2:] == ["--corpus", found.config.corpus, "--epsilon", "6", "--out", "runs/next"]
+    assert epsilon == 6
+    plain = shlex.split(report(found)["without_privacy"])
+    assert plain[4:] == ["--method", "sgd", "--out", "runs/plain"]

@@ -125,10 +125,10 @@ def test_jsonl(tmp_path):
         {"tokens": ["höre", "jazz"], "tags": ["O", "B-genre"], "intent": "play", "id": 7},
         {"tokens": ["halt"], "tags": ["O"], "intent": "stop"},
     ]
-    file = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    file = write(tmp_path / "a.jsonl", "\n\n".join(json.dumps(row) for row in rows))
     reading = readers.read_jsonl(file)
     assert reading.utterances[0] == Utterance(("höre", "jazz"), ("O", "B-genre"), "play")
-    assert reading.places[1] == f"{file}, line 2"
+    assert reading.places[1] == f"{file}, line 3"
     untagged = write(tmp_path / "b.jsonl", '{"tokens": ["hi"], "intent": "greet"}\n')
     assert only(readers.read_jsonl(untagged)).tags is None
     spoken = write(tmp_path / "c.jsonl", '{"tokens": ["hi"], "intent": "greet", "speaker": 17}\n')
@@ -139,10 +139,10 @@ def test_jsonl(tmp_path):
     ("line", "message"),
     [
         ("{", "not JSON"),
-        ("[1]", "expected {"),
+        ("[1]", "not an object"),
         ('{"tokens": "hi", "intent": "x"}', '"tokens" must be a list of strings'),
         ('{"tokens": ["hi"], "tags": "", "intent": "x"}', '"tags" must be a list of strings'),
-        ('{"tokens": ["hi"], "tags": ["O"]}', '"intent" must be a string'),
+        ('{"tokens": ["hi"], "tags": ["O"]}', 'no "intent" (found: tokens, tags)'),
         ('{"tags": ["O"], "intent": "x"}', 'no "tokens"'),
         ('{"tokens": ["new york"], "tags": ["O"], "intent": "x"}', "token 'new york' is empty or holds white"),
         ('{"tokens": ["hi"], "tags": [], "intent": "x"}', "0 tags for 1 tokens"),
@@ -151,7 +151,7 @@ def test_jsonl(tmp_path):
         ('{"tokens": ["hi"], "tags": ["O"], "intent": "x", "speaker": "ann"}', "names a speaker, unlike the first"),
         ('{"tokens": ["hi"], "tags": ["O"], "intent": "x", "speaker": " "}', "the speaker is empty"),
         ('{"tokens": ["hi"], "tags": ["O"], "intent": "x", "speaker": ["ann"]}', '"speaker" must be a string or'),
-        ("", "not JSON"),
+        ("play,jazz", "not JSON (Expecting value at column 1): give each utterance a line such as {"),
     ],
 )
 def test_malformed_jsonl_is_named_by_file_and_line(tmp_path, line, message):

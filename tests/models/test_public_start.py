@@ -49,6 +49,7 @@ def test_a_name_is_cut_into_words():
     assert label_words("fromloc.city_name", known) == ["from", "loc", "city", "name"]
     assert label_words("home/PlayMusic", known) == ["play", "music"]
     assert label_words("snips/zzyzx", known) == ["zzyzx"]
+    assert label_words("Straßen_Größe2", known) == ["straßen", "größe"]
 
 
 def test_the_same_name_is_nearest_and_from_is_not_to():
