@@ -3,6 +3,7 @@
 import math
 import shlex
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 from edp_lab.attacks.audit.bounds import Finding, error_rate, lower_bounds, one_run_epsilon
 from edp_lab.attacks.audit.one_run import audit_one_run
 from edp_lab.attacks.audit.step_audit import audit_mechanism, draw_statistics
+from edp_lab.course.kit.text import at_least
 from edp_lab.course.nb08_audit import compute, panels
 from edp_lab.course.nb08_audit.compute import StepNoise, audit_step, guess
 from edp_lab.privacy.csprng import key_from_seed
 from tests.course.conftest import prediction, prose
 from tests.course.examples import Wrong, report_of, step_noise
+from tests.course.test_contract import assert_readable
 
 PRINTED = (True, 1.0, 1.0, 8, 1.0, 300)
 SOUND = (False, 2.0, 0.7, 4, 1.0, 300)
@@ -143,6 +146,25 @@ def test_numbers_that_the_notebook_states_are_computed() -> None:
     ):
         assert says in text
         assert numbers == pytest.approx(values, abs=0.05)
+
+
+def test_what_is_said_of_the_last_model_is_what_was_measured() -> None:
+    rows, results = compute.last_model(), (Path(__file__).parents[2] / "data/results/README.md").read_text("utf-8")
+    assert_readable(panels.last_model_figure(rows))
+    for kind, seen, *_ in panels.SEEN:
+        proven: dict[int, list[float]] = {2: [], 4: [], 8: []}
+        for row in rows:
+            if row["kind"] == kind:
+                proven[round(row["epsilon"])].append(row[seen][1])
+        assert all(target > bound >= 0 for target, bounds in proven.items() for bound in bounds)
+        ends = [(at_least(min(bounds)), at_least(max(bounds))) for bounds in proven.values()]
+        assert f"| {' | '.join(low if low == high else f'{low} to {high}' for low, high in ends)} |" in results, ends
+    for seen, says in (
+        ("every step", "every step proves {:.1f} to {:.1f}"),
+        ("last model", "the last model {:.1f} to {:.1f}"),
+    ):
+        own = [row[seen][1] for row in rows if row["kind"] == "gradient" and row["epsilon"] > 7]
+        assert says.format(*(math.floor(10 * end(own)) / 10 for end in (min, max))) in prose("08")
 
 
 def odds(fpr: float, fnr: float, delta: float) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import judge
 from edp_lab.privacy.accountants import check_delta
 from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training import TrainConfig
 from edp_lab.training.noise import Share, standard_noise
 
@@ -195,6 +196,12 @@ def one_run_config(as_printed: bool, z0: float, num_devices: int, epochs: int, s
     """What `edp-lab audit one-run --model linear` makes of these options, with delta 1e-5."""
     settings = {"alpha": "none", "dropout": 0.0, "delta": DELTA, "seed": seed}
     return TrainConfig("", as_printed=as_printed, z0=z0, num_devices=num_devices, epochs=epochs, **settings)  # type: ignore[arg-type]
+
+
+def last_model() -> list[dict[str, Any]]:
+    """What `edp_lab.reproduce.last_model` measured: a run a row. UsageError: as `read_kept`."""
+    rows: list[dict[str, Any]] = read_kept(RESULTS / "last_model.json", "rows")["rows"]
+    return rows
 
 
 def needed(audit: OneRunAudit, guesses: int) -> int | None:

@@ -442,6 +442,36 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
     )
 
 
+SEEN = (  # kind of canary, what is seen of the run, and how it is drawn
+    ("gradient", "every step", "every step, gradients", PLAIN, "triangle-up"),
+    ("gradient", "last model", "last model, gradients", NOISE, "diamond"),
+    ("mislabelled", "last model", "last model, losses", OTHER, "x-thin"),
+)
+
+
+def last_model_figure(rows: Sequence[Mapping[str, Any]]) -> fig.Still:
+    """What those prove who see every step, and those who see the last model alone, by the epsilon that holds."""
+    ends, traces = [0.0, 1.1 * max(row["epsilon"] for row in rows)], []
+    for place, (kind, seen, name, color, symbol) in enumerate(SEEN):
+        own = [row for row in rows if row["kind"] == kind]
+        at = [row["epsilon"] + 0.18 * (place - 1) for row in own]
+        told = [f"{row[seen][0]} of {row['guesses']} guesses right: ε ≥ {at_least(row[seen][1])}" for row in own]
+        traces.append(
+            points(name, color, symbol, 11, x=at, y=[row[seen][1] for row in own], text=told, hover="%{text}")
+        )
+    return fig.still(
+        "What the last model alone reveals",
+        line("what holds", HOLDS, width=2.5, x=ends, y=ends),
+        *traces,
+        caption=f"lower bounds at {SURE}, any mechanism, δ = {short(compute.DELTA)}; small CLC, "
+        f"{rows[0]['steps']} steps,\nDP-SGD, one utterance zeroed out, disjoint batches, seeds 0 to 2 (void)",
+        height=430,
+        top=110,
+        xaxis=fig.axis("ε that holds for all steps", ends),
+        yaxis=fig.axis("ε is at least", [-0.3, ends[1]]),
+    )
+
+
 def one_run_command(config: TrainConfig, canaries: int) -> str:
     """The call of `edp-lab audit one-run` that makes this very audit."""
     settings = {"z0": config.z0, "gpus": config.num_devices, "epochs": config.epochs, "canaries": canaries}
