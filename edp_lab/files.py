@@ -28,6 +28,11 @@ def comes_with(folder: str) -> Path:
     return (CARRIED if CARRIED.is_dir() else CARRIED.parents[1]) / folder
 
 
+def user_cache() -> Path:
+    """``edp_lab`` in the user's cache folder ($XDG_CACHE_HOME, else ``~/.cache``)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edp_lab"
+
+
 def write_whole(
     path: Path, content: bytes, cure: str = "make room there, or give another path", mode: int = 0o666
 ) -> None:

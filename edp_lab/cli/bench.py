@@ -26,10 +26,10 @@ bench_app = App(no_args_is_help=True, help="Time the library beside its peers.")
 def verify(
     long: Annotated[
         bool,
-        f"{LONG:,} settings, {LONG_MECHANISMS} of each mechanism, {LONG_KEYS:,} keys, {LONG_AUDITS:,} audits; half an "
-        "hour.",
+        f"{LONG:,} settings, {LONG_MECHANISMS} of each mechanism, {LONG_KEYS:,} keys, {LONG_AUDITS:,} audits; some "
+        "hours. One that was stopped goes on.",
     ] = False,
-    settings: Annotated[int, "Random settings to check (if not --long).", COUNT] = 200,
+    settings: Annotated[int, "Random settings to check, sampled and not (if not --long).", COUNT] = 200,
     mechanisms: Annotated[
         int, "Random settings of each mechanism of a kind of its own (if not --long): half a second each.", COUNT
     ] = 2,
@@ -39,10 +39,11 @@ def verify(
 ) -> None:
     """Check the accountants, the keys of the noise and the audit. Exit status 1 if something is wrong.
 
-    No epsilon may be smaller than dp_accounting's lower bound; that of a mechanism of its own kind (speakers, noised
-    layer scales, random allocation...) must lie between bounds; no two keys may give the same noise, and audits of a
-    true claim may not refute it more often than they say.
+    No epsilon may be smaller than a lower bound, of losses rounded down or dp_accounting's; that of a mechanism of its
+    own kind (speakers, noised layer scales, random allocation...) must lie between bounds; no two keys may give the
+    same noise, and audits of a true claim may not refute it more often than they say.
     """
+    from edp_lab.files import user_cache
     from edp_lab.reproduce.verify import passed
     from edp_lab.reproduce.verify import verify as run
     from edp_lab.reproduce.verify_mechanisms import TRIALS
@@ -51,7 +52,7 @@ def verify(
     most = (LONG, LONG_MECHANISMS, LONG_KEYS, LONG_AUDITS)
     counts = most if long else (settings, mechanisms, KEYS, AUDITS)
     with bar("settings checked", total=counts[0] + len(TRIALS) * counts[1]) as (update, _):
-        found = run(*counts, seed, update)
+        found = run(*counts, seed, user_cache() / "verify", update)
     result = {**found, **surroundings()}
     if out is not None:
         write_text(out, json.dumps(result, indent=2) + "\n")

@@ -29,7 +29,7 @@ from edp_lab.corpora import readers
 from edp_lab.corpora.corpus import Corpus, is_packed, load_packed
 from edp_lab.corpora.readers import Reading
 from edp_lab.errors import UsageError
-from edp_lab.files import CARRIED, comes_with, given_path
+from edp_lab.files import CARRIED, comes_with, given_path, user_cache
 
 NO_TAGS = "the corpus has no tags: only the intent head is trained, and slots are not scored"
 TIMEOUT = 30.0  # seconds without a byte
@@ -150,11 +150,10 @@ def data_folders() -> list[Path]:
     """Where corpora are looked for: $EDP_LAB_DATA, then a checkout's ``data/``, then the user's cache."""
     beside = comes_with("data")
     given = os.environ.get("EDP_LAB_DATA")
-    cache_home = os.environ.get("XDG_CACHE_HOME")
     return [
         *([given_path(given)] if given else []),
         *([beside] if CARRIED not in beside.parents else []),
-        (Path(cache_home) if cache_home else Path.home() / ".cache") / "edp_lab",
+        user_cache(),
     ]
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -35,18 +35,22 @@ from edp_lab.privacy.accountants import SMALLEST_Z, Accountant, GaussianDP, Reny
 from edp_lab.privacy.mechanism import Schedule
 
 UNIT = 2.0**-53  # relative error of one operation
-FINENESS = 6e-5  # of the losses' variance: what the grid adds to it, and half as much to epsilon
+FINENESS = 1.2e-4  # of the losses' variance: what the grid adds to it, and about as much to epsilon
+TOLERATED = 3e-4  # of epsilon, where the grid adds more than it should; a finer one is taken there
+FINEST = 8  # powers of 2 by which it may be finer
+SMALLEST_EPSILON = 0.01  # that is told apart so well
 REFERENCE = 1e-4  # delta, around which losses are told apart best
 MOST = 1e9  # releases
 REACH = 14.0  # standard deviations beyond the outer peak, where 1e-44 is left
 LARGEST = 690.0  # exponent
-MOST_EVEN = 200  # edges at equal distance on either side of 0
+EVEN, MOST_EVEN = 1.5, 300  # deviations, and edges, at equal distance on either side of 0
 STEPS = 16  # of tilts, from one power of 2 to the next
 TILTS = range(-50 * STEPS, 80 * STEPS)
 LEVELS = range(1, 160)  # in quarters of a standard deviation, how far a tilt may move the sum of normal losses
 WINDOW = math.log(1e7)  # 1 over the share of delta that may lie beyond its ends
 NEGLIGIBLE = 1e-5  # of delta: losses of single releases beyond are as good as infinite
 LONGEST = 2**20  # of a transform
+AT_ONCE = 8  # transforms
 LOOSE = 0.01  # of delta: where roundings may cost more, Renyi DP is asked, too
 
 
@@ -65,19 +69,28 @@ class PrivacyLossDistribution(Accountant):
         super().__init__(schedule)
         z, counts, q = schedule.noise_multipliers, schedule.counts, schedule.sampling_rate
         self._everyone = GaussianDP(Schedule(z, counts))  # sampling never costs more
-        possible = q < 1 and len(z) and z[0] >= SMALLEST_Z and counts.sum() <= MOST
-        self._sides = [Losses(z, counts, q, removed) for removed in (True, False)] if possible else []
+        self._possible = q < 1 and len(z) and z[0] >= SMALLEST_Z and counts.sum() <= MOST
 
     @cached_property
     def _renyi(self) -> RenyiDP:
         return RenyiDP(self.schedule)
 
+    @cached_property
+    def _removed(self) -> Losses:
+        return Losses(self.schedule, removed=True)
+
+    @cached_property
+    def _added(self) -> Losses:
+        return Losses(self.schedule, removed=False)
+
     def epsilon(self, delta: float) -> float:
         check_delta(delta)
-        found = [side.epsilon(delta) for side in self._sides]
-        epsilon = max((one for one, _ in found), default=math.inf)
+        epsilon, sure = self._removed.epsilon(delta) if self._possible else (math.inf, False)
+        if self._possible and not self._added.surely_below(epsilon, math.log(delta)):
+            other, sure_too = self._added.epsilon(delta)
+            epsilon, sure = max(epsilon, other), sure and sure_too
         bounds = [epsilon, self._everyone.epsilon(delta)]
-        if self.schedule.sampling_rate < 1 and not (found and all(sure for _, sure in found)):
+        if self.schedule.sampling_rate < 1 and not sure:
             bounds.append(self._renyi.epsilon(delta))
         return min(bounds)
 
@@ -86,37 +99,42 @@ class PrivacyLossDistribution(Accountant):
 
     def log_delta(self, epsilon: float) -> float:
         check_loss("epsilon", epsilon)
-        found = [side.log_delta(epsilon) for side in self._sides]
-        bounds = [max((one for one, _ in found), default=0.0), self._everyone.log_delta(epsilon)]
-        if self.schedule.sampling_rate < 1 and not (found and all(sure for _, sure in found)):
+        log_delta, sure = self._removed.log_delta(epsilon) if self._possible else (0.0, False)
+        if self._possible and not self._added.surely_below(epsilon, log_delta):
+            other, sure_too = self._added.log_delta(epsilon)
+            log_delta, sure = max(log_delta, other), sure and sure_too
+        bounds = [log_delta, self._everyone.log_delta(epsilon)]
+        if self.schedule.sampling_rate < 1 and not sure:
             bounds.append(self._renyi.log_delta(epsilon))
         return min(bounds)
 
 
-class Losses:
-    """The losses of K kinds of releases in one direction, on a common grid."""
+class Released(NamedTuple):
+    """The losses of single releases, of K kinds, on a grid of whole multiples of a width."""
 
-    def __init__(self, z: np.ndarray, counts: np.ndarray, q: float, removed: bool) -> None:
-        self.counts = counts.astype(float)
+    width: float
+    grid: np.ndarray  # (n), whole numbers
+    masses: np.ndarray  # (K, n)
+    beyond: np.ndarray  # (K), of losses beyond the grid
+
+
+class Losses:
+    """The sum of a schedule's losses in one direction: of an utterance `removed`, or added."""
+
+    def __init__(self, schedule: Schedule, removed: bool) -> None:
+        self.z, self.q, self.removed = schedule.noise_multipliers, schedule.sampling_rate, removed
+        self.counts = schedule.counts.astype(float)
         self.releases = float(self.counts.sum())
-        self.most = math.inf if removed else -self.releases * math.log1p(-q) * (1 + 1e-14)  # of an added one's losses
-        self._rough = _Rough(z, self.counts, q, removed)
+        # What an added one's losses can be at most:
+        self.most = math.inf if removed else -self.releases * math.log1p(-self.q) * (1 + 1e-14)
+        self._rough = _Rough(self.z, self.counts, self.q, removed)
+        self._released: dict[float, Released] = {}
         self._curves: dict[int, Curve] = {}
-        tilt, reference = self._rough.at(_level(math.log(REFERENCE)))
-        # A grid of width w adds w^2 / 6 to a loss' variance: (1 + tilt) w^2 / 12 to epsilon, which is about the mean.
-        spread = min(reference.variance, 2 * max(reference.mean, 0.0) / (1 + tilt))
-        width = math.sqrt(6 * FINENESS * spread / self.releases)
-        farthest = float(np.abs(self._rough.ends).max())
-        self.width = max(width, 15 * math.sqrt(reference.variance) / LONGEST, farthest / 2**50)
-        even = math.sqrt(reference.square / self.releases) / self.width
-        lowest, highest = self._rough.ends / self.width
-        grid = _grid(lowest, highest, min(even, MOST_EVEN))
-        masses, self.beyond = _masses(z, q, self.width * grid, removed)
-        self.grid, self.masses = (grid, masses) if removed else (-grid[::-1], masses[:, ::-1])
 
     def epsilon(self, delta: float) -> tuple[float, bool]:
         """The smallest epsilon with that delta, rounded up, and whether roundings hardly count there."""
-        found, sure = self._curve(_level(math.log(delta))).epsilon(delta)
+        log_delta = math.log(delta)
+        found, sure = self._curve(_level(log_delta)).epsilon(log_delta)
         return (found, sure) if found < self.most else (self.most, self.most < math.inf)
 
     def log_delta(self, epsilon: float) -> tuple[float, bool]:
@@ -131,36 +149,83 @@ class Losses:
             found = min(now, found)
         return found
 
+    def surely_below(self, epsilon: float, log_delta: float) -> bool:
+        """Whether delta at epsilon is no more, as a moment of the losses tells, without their distribution.
+
+        E[max(0, 1 - e^(epsilon - L))] <= E[e^(t (L - epsilon))] t^t / (1 + t)^(1 + t), the most that max(0, 1 - e^-x)
+        e^(-t x) can be.
+        """
+        if epsilon >= self.most or not math.isfinite(log_delta + epsilon):
+            return epsilon >= self.most
+        tilt, one = self._rough.at(_level(log_delta))[0], self.released(self.width)
+        with np.errstate(divide="ignore"):
+            logs = np.log(one.masses)
+        shift = tilt * one.width * np.abs(one.grid).max()
+        rounding = self.releases * UNIT * (len(one.grid) + 16 + 2 * (shift - logs[np.isfinite(logs)].min()))
+        moment = float(self.counts @ _log_sum(logs + tilt * one.width * one.grid)) + rounding
+        line = moment - tilt * epsilon - math.log1p(tilt) - tilt * math.log1p(1 / tilt) + 1e-12 * (1 + tilt * epsilon)
+        return float(np.logaddexp(line, math.log(float(self.counts @ (one.beyond + 1e-290))))) <= log_delta
+
+    @cached_property
+    def width(self) -> float:
+        """Of the grid, where no curve asks for a finer one."""
+        tilt, reference = self._rough.at(_level(math.log(REFERENCE)))
+        # A grid of width w adds w^2 / 6 to a loss' variance: (1 + tilt) w^2 / 12 to epsilon, which is about the mean.
+        spread = min(reference.variance, 2 * max(reference.mean, 0.0) / (1 + tilt))
+        width = math.sqrt(6 * FINENESS * spread / self.releases)
+        farthest = float(np.abs(self._rough.ends).max())
+        return max(width, 15 * math.sqrt(reference.variance) / LONGEST, farthest / 2**50)
+
+    def released(self, width: float) -> Released:
+        """Masses of each kind on a grid of that width."""
+        if width not in self._released:
+            _, reference = self._rough.at(_level(math.log(REFERENCE)))
+            even = EVEN * math.sqrt(reference.square / self.releases) / width
+            lowest, highest = (self._rough.ends / width).tolist()
+            grid = _grid(lowest, highest, min(even, MOST_EVEN))
+            masses, beyond = _masses(self.z, self.q, width * grid, self.removed)
+            if not self.removed:
+                grid, masses = -grid[::-1], masses[:, ::-1]
+            self._released[width] = Released(width, grid, masses, beyond)
+        return self._released[width]
+
     def _curve(self, level: int) -> Curve:
         if level not in self._curves:
-            self._curves[level] = self._composed(level)
+            curve = self._composed(level, self.width)
+            coarse = curve.added(-_divergence(level), self.releases) / TOLERATED
+            if coarse > 1:  # the mean is far from epsilon, by which the width was chosen
+                finer = 2 ** min(FINEST, math.ceil(math.log2(coarse) / 2))
+                curve = self._composed(level, max(self.width / finer, self._rough.reach(level) / LONGEST))
+            self._curves[level] = curve
         return self._curves[level]
 
-    def _composed(self, level: int) -> Curve:
+    def _composed(self, level: int, width: float) -> Curve:
         """delta's curve from the distribution composed at this level's tilt."""
         tilt, _ = self._rough.at(level)
         bottom, top, further = self._rough.window(level)
-        outer = np.cumsum((self.counts @ self.masses)[::-1])[::-1]
+        one = self.released(width)
+        outer = np.cumsum((self.counts @ one.masses)[::-1])[::-1]
         kept = outer >= NEGLIGIBLE * math.exp(-_divergence(level))
-        loss, grid, masses = self.width * self.grid[kept], self.grid[kept], self.masses[:, kept]
-        beyond = self.beyond + self.masses[:, ~kept].sum(axis=1) + 1e-290  # what underflowed
+        loss, grid, masses = width * one.grid[kept], one.grid[kept], one.masses[:, kept]
+        beyond = one.beyond + one.masses[:, ~kept].sum(axis=1) + 1e-290  # what underflowed
         with np.errstate(divide="ignore"):
             logs = np.log(masses)
         log_k, log_further = (_log_sum(logs + now * loss) for now in (tilt, tilt + further))
-        first = max(math.floor(bottom / self.width), math.ceil(top / self.width) + 1 - LONGEST)
-        size = next_fast_len(max(64, math.ceil(top / self.width) + 1 - first), real=True)
+        first = max(math.floor(bottom / width), math.ceil(top / width) + 1 - LONGEST)
+        size = next_fast_len(max(64, math.ceil(top / width) + 1 - first), real=True)
         composed = _convolved(np.exp(logs + tilt * loss - log_k[:, None]), self.counts, grid % size, size)
         exponents = 16 + 2 * float(np.abs(tilt * loss).max() - logs[np.isfinite(logs)].min() + np.abs(log_k).max())
         rounding = UNIT * (self.releases * exponents + 64 * size)
         lost = (self.releases + 1) * 10 * UNIT * (math.log2(size) + 2)  # of the 2-norm, which is 1 at most
         lost *= math.exp(min(LARGEST, lost * math.sqrt(size)))
         # Losses beyond the window, by Chernoff's bound; its own rounding is that of sums of so many numbers.
-        above = self.counts @ log_further - (tilt + further) * self.width * (first + size)
+        above = self.counts @ log_further - (tilt + further) * width * (first + size)
         above += self.releases * UNIT * (len(grid) + exponents + (tilt + further) * float(np.abs(loss).max()))
         log_beyond = float(np.logaddexp(math.log(float(self.counts @ beyond)), above))
         log_k_all = float(self.counts @ log_k)
-        composed = np.roll(composed, -(first % size))
-        return Curve.of(composed, first, self.width, tilt, log_k_all, rounding, lost, log_beyond)
+        start = min(max(first, -1), first + size - 2)  # nobody asks for an epsilon below 0
+        composed = np.roll(composed, -(first % size))[start - first :]
+        return Curve.of(composed, start, width, tilt, log_k_all, rounding, lost, log_beyond)
 
 
 class Curve(NamedTuple):
@@ -187,18 +252,27 @@ class Curve(NamedTuple):
             charged = np.logaddexp(scale + np.log(lost * root + rounding * excess), log_beyond)
             return cls(first, width, np.logaddexp(scale + np.log(excess), charged), charged)
 
-    def epsilon(self, delta: float) -> tuple[float, bool]:
-        """The smallest epsilon with that delta, rounded up, and whether roundings hardly count there."""
-        target = math.log(delta)
-        place = int(np.searchsorted(-self.log_delta_at, -target))
+    def epsilon(self, log_delta: float) -> tuple[float, bool]:
+        """The smallest epsilon with that ln delta, rounded up, and whether roundings hardly count there."""
+        place = self._place(log_delta)
         if place == len(self.log_delta_at):
             return math.inf, False
         found, sure = self.width * (self.first + place), self._sure(place)
         if place:
-            before, after = np.exp(np.minimum(self.log_delta_at[place - 1 : place + 1] - target, LARGEST)).tolist()
+            before, after = np.exp(np.minimum(self.log_delta_at[place - 1 : place + 1] - log_delta, LARGEST)).tolist()
             share = (before - 1) / (before - after)
             found += math.log1p(share * math.expm1(self.width)) - self.width
         return max(0.0, found + 1e-13 * abs(found)), sure
+
+    def added(self, log_delta: float, releases: float) -> float:
+        """About what share of epsilon the grid has added there: w^2 / 12 (1 + delta'' / |delta'|) for each release."""
+        place = self._place(log_delta)
+        if not 0 < place < len(self.log_delta_at) - 1:
+            return 0.0
+        here, around = self.log_delta_at[place], self.log_delta_at[[place - 1, place + 1]]
+        before, after = np.expm1(np.minimum(around - here, 1.0)).tolist()
+        slope = 2 * (before + after) / self.width / (before - after) if before > after else 0.0
+        return releases * self.width**2 / 12 * (1 + slope) / max(self.epsilon(log_delta)[0], SMALLEST_EPSILON)
 
     def log_delta(self, epsilon: float) -> tuple[float, bool]:
         """ln delta at epsilon, and whether roundings hardly count there."""
@@ -212,6 +286,9 @@ class Curve(NamedTuple):
         chord = before + math.log1p(min(share, 1.0) * math.expm1(after - before)) + 1e-12
         return min(0.0, chord), self._sure(place)
 
+    def _place(self, log_delta: float) -> int:
+        return int(np.searchsorted(-self.log_delta_at, -log_delta))
+
     def _sure(self, place: int) -> bool:
         return bool(self.log_charged[place] <= self.log_delta_at[place] + math.log(LOOSE))
 
@@ -223,28 +300,28 @@ def _later(x: np.ndarray, share: float) -> np.ndarray:
 
 def _convolved(masses: np.ndarray, counts: np.ndarray, places: np.ndarray, size: int) -> np.ndarray:
     """The sum's distribution (M), cyclic, of counts[k] draws of each row's (K, n) at these places."""
-    powers: dict[int, np.ndarray] = {}  # by n, the product of the transforms that enter to the power 2^n
-    for row, count in zip(masses, counts.astype(np.int64).tolist(), strict=True):
-        transform = rfft(np.bincount(places, weights=row, minlength=size))
-        for bit in range(count.bit_length()):
-            if count >> bit & 1:
-                powers[bit] = powers[bit] * transform if bit in powers else transform
+    products: dict[int, np.ndarray] = {}  # by count, of the transforms
+    for first in range(0, len(masses), AT_ONCE):
+        rows = [np.bincount(places, weights=row, minlength=size) for row in masses[first : first + AT_ONCE]]
+        for count, transform in zip(counts[first:].astype(np.int64).tolist(), rfft(np.stack(rows)), strict=False):
+            products[count] = products[count] * transform if count in products else transform
     total = np.ones(size // 2 + 1)
-    for bit in range(max(powers), -1, -1):
+    for bit in range(max(products).bit_length() - 1, -1, -1):
         total = total * total
-        total = total * powers[bit] if bit in powers else total
+        for count, product in products.items():
+            if count >> bit & 1:
+                total = total * product
     return irfft(total, size)
 
 
 def _grid(lowest: float, highest: float, even: float) -> np.ndarray:
     """Whole numbers that span that range, one apart to a distance `even` from 0 and ever farther beyond: (n)."""
-    sides: list[list[int]] = []
+    sides, even = [], max(1.0, math.floor(even))
     for end in (highest, -lowest):
-        side = [0]
-        while side[-1] <= end + 1:
-            side.append(side[-1] + max(1, int(side[-1] / even)))
-        sides.append(side)
-    return np.array([-j for j in sides[1][:0:-1]] + sides[0])
+        farther = math.log(max(1.0, (end + 2) / even)) / math.log1p(1 / even)
+        beyond = np.floor(even * np.exp(np.arange(math.ceil(farther) + 2) * math.log1p(1 / even)))
+        sides.append(np.unique(np.concatenate([np.arange(min(even, max(end, 0.0) + 2)), beyond])).astype(np.int64))
+    return np.concatenate([-sides[1][:0:-1], sides[0]])
 
 
 def _masses(z: np.ndarray, q: float, loss: np.ndarray, removed: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -321,11 +398,15 @@ class _Rough:
         """The smallest tilt of a ladder that moves the sum as far, and what it makes of it."""
         if level not in self._at:
             weights, aim = self._weights(level), _divergence(level)
-            moments = partial(self._moments, weights)
-            place = bisect_left(TILTS, True, key=lambda tilt: moments(2 ** (tilt / STEPS)).divergence >= aim)
+            place = bisect_left(TILTS, True, key=lambda tilt: self._moved(weights, 2 ** (tilt / STEPS)) >= aim)
             tilt = 2 ** (TILTS[min(place, len(TILTS) - 1)] / STEPS)
-            self._at[level] = tilt, moments(tilt)
+            self._at[level] = tilt, self._moments(weights, tilt)
         return self._at[level]
+
+    def reach(self, level: int) -> float:
+        """The window's length."""
+        bottom, top, _ = self.window(level)
+        return top - bottom
 
     def window(self, level: int) -> tuple[float, float, float]:
         """Where the tilted sum lies, and how much further to tilt for the best bound of what lies beyond its top.
@@ -335,7 +416,8 @@ class _Rough:
         weights, (tilt, here) = self._weights(level), self.at(level)
         deviation = math.sqrt(here.variance) or 1e-300
         steps = np.array([0.25, 0.5, 1.0, 2.0, 3.0, 5.0]) / deviation
-        log_k, *logs = (self._log_k(weights, now) for now in (tilt, *(tilt + steps), *(tilt - steps)))
+        tilts = np.concatenate([[tilt], tilt + steps, tilt - steps])
+        log_k, *logs = (_log_sum(weights + tilts[:, None, None] * self.loss) @ self.counts).tolist()
         upper, lower = np.split(np.array(logs), 2)
         spare = tilt * here.mean - log_k + WINDOW
         tops = (upper + spare) / (tilt + steps)
@@ -350,8 +432,14 @@ class _Rough:
         with np.errstate(divide="ignore"):
             return np.log(np.where(self.outer >= NEGLIGIBLE * math.exp(-_divergence(level)), self.chances, 0.0))
 
-    def _log_k(self, weights: np.ndarray, tilt: float) -> float:
-        return float(self.counts @ _log_sum(weights + tilt * self.loss))
+    def _moved(self, weights: np.ndarray, tilt: float) -> float:
+        """The divergence of the tilted sum from the untilted one."""
+        logs = weights + tilt * self.loss
+        peak = logs.max(axis=1)
+        chances = np.exp(logs - peak[:, None])
+        total = chances.sum(axis=1)
+        mean = np.einsum("kn,kn->k", chances, self.loss) / total
+        return float(self.counts @ (tilt * mean - peak - np.log(total)))
 
     def _moments(self, weights: np.ndarray, tilt: float) -> Moments:
         logs = weights + tilt * self.loss
@@ -364,9 +452,9 @@ class _Rough:
 
 
 def _log_sum(logs: np.ndarray) -> np.ndarray:
-    """ln of the sum of e^logs along rows: (K, n) -> (K)."""
-    peak = logs.max(axis=1)
-    return peak + np.log(np.exp(logs - peak[:, None]).sum(axis=1))
+    """ln of the sum of e^logs along rows: (..., n) -> (...)."""
+    peak = logs.max(axis=-1)
+    return peak + np.log(np.exp(logs - peak[..., None]).sum(axis=-1))
 
 
 def _level(log_delta: float) -> int:

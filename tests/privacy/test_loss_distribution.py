@@ -30,7 +30,8 @@ def exact_delta(z: float, q: float, epsilon: mpmath.mpf, removed: bool) -> mpmat
 @pytest.mark.parametrize("removed", [True, False])
 def test_masses_of_one_release_dominate_it_at_and_between_the_edges(z, q, removed):
     """In exact arithmetic on the floats that come out, so that roundings of edges and quotients are covered."""
-    losses = Losses(np.array([z]), np.array([1]), q, removed)
+    whole = Losses(Schedule([z], [1], q), removed)
+    losses = whole.released(whole.width)
     between = losses.width * np.random.default_rng(0).uniform(losses.grid[0], losses.grid[-1], 6)
     near = losses.width * np.arange(-2, 3) / 2
     with mpmath.workdps(60):
@@ -62,7 +63,7 @@ def test_transforms_are_as_precise_as_is_charged():
 @pytest.mark.parametrize(("z", "count"), [(1.0, 1), (3.0, 40), (1000.0, 10**6), (0.2, 7)])
 def test_where_hardly_anybody_is_left_out_it_is_the_closed_form(delta, z, count):
     """Nobody is left out but once in 10^9 or more, so that the closed form without sampling is the truth."""
-    exact, side = gdp_epsilon(math.sqrt(count) / z, delta), Losses(np.array([z]), np.array([count]), 1 - 1e-15, True)
+    exact, side = gdp_epsilon(math.sqrt(count) / z, delta), Losses(Schedule([z], [count], 1 - 1e-15), True)
     ours, _ = side.epsilon(delta)
     assert exact * (1 - 1e-9) <= ours <= exact * 1.001 + 1e-9
 
@@ -98,6 +99,25 @@ def test_between_the_peers_optimistic_and_a_thousandth_above_its_pessimistic_dis
     assert peer(schedule, delta, ours / 2000, False) <= ours
     assert ours <= peer(schedule, delta, ours / 2000, True) * 1.001
     assert ours <= RenyiDP(schedule).epsilon(delta)
+
+
+@pytest.mark.parametrize(("z", "count", "q", "delta"), [(0.65, 13, 0.0015, 3.7e-4), (1.4, 29, 0.006, 1.8e-4)])
+def test_where_hardly_anybody_takes_part_the_grid_is_fine_enough_too(z, count, q, delta):
+    """Epsilon lies far below the mean of the tilted losses, by which the grid's width is chosen at first."""
+    schedule = Schedule([z], [count], q)
+    ours = PrivacyLossDistribution(schedule).epsilon(delta)
+    assert peer(schedule, delta, ours / 200, False) <= ours <= peer(schedule, delta, ours / 200, True) * 1.001
+
+
+@pytest.mark.parametrize("number", range(25))
+def test_a_direction_that_is_surely_below_is_below(number):
+    schedule, delta = settings(number)
+    epsilon, _ = Losses(schedule, True).epsilon(delta)
+    other = Losses(schedule, False)
+    found, _ = other.epsilon(delta)
+    if other.surely_below(epsilon, math.log(delta)):
+        assert found <= epsilon
+    assert not other.surely_below(found * 0.999, math.log(delta))
 
 
 @pytest.mark.parametrize("delta", [1e-300, 1e-12, 0.5])

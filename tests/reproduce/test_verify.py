@@ -1,6 +1,7 @@
 """The long checks in short: that they look at what they say, and that they would notice."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,21 +9,56 @@ from typer.testing import CliRunner
 
 from edp_lab.cli import app
 from edp_lab.privacy import Mechanism
-from edp_lab.reproduce import verify_mechanisms
-from edp_lab.reproduce.verify import check, first_draws, passed, random_setting
+from edp_lab.reproduce import verify, verify_mechanisms
+from edp_lab.reproduce.verify import (
+    _peer_epsilon,
+    check_everyone,
+    check_sampled,
+    checked,
+    first_draws,
+    floor,
+    passed,
+    random_setting,
+)
 from edp_lab.reproduce.verify_mechanisms import TRIALS, verified, verify_mechanism
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-def test_an_epsilon_that_is_too_small_is_noticed(sampled):
-    setting = next(s for s in (random_setting(0, n, sampled) for n in range(50)) if s.epsilon > 2)
-    assert not check(setting, peer=True)["too_small"]
-    assert check(setting._replace(epsilon=setting.epsilon * 0.5), peer=False)["too_small"]
+def test_an_epsilon_that_is_too_small_is_noticed():
+    everyone, sampled = (
+        next(s for s in (random_setting(0, n, how) for n in range(50)) if s.epsilon > 2) for how in (False, True)
+    )
+    for setting, check in ((everyone, check_everyone), (sampled, partial(check_sampled, compared=False, renyi=False))):
+        assert not check(setting)["too_small"]
+        assert check(setting._replace(epsilon=setting.epsilon * 0.97))["too_small"]
+
+
+@pytest.mark.parametrize("number", [3, 6, 31])
+def test_the_floor_is_below_dp_accountings_ceiling_and_hardly_below_ours(number):
+    schedule, delta, epsilon = random_setting(0, number, True)
+    assert epsilon * 0.97 < floor(schedule, delta, epsilon) < _peer_epsilon(schedule, delta, epsilon / 200, True)
+
+
+def test_a_check_that_was_stopped_goes_on_and_repeats_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(verify, "BLOCK", 3)
+    monkeypatch.setattr(verify, "usable_cores", lambda: 1)
+    asked = []
+    monkeypatch.setattr(verify, "checked", lambda job, say: asked.append(job) or checked(job, say))
+
+    def stop(done):
+        if done >= 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify.verify(6, 0, 3, 1, 0, tmp_path, stop)
+    found = verify.verify(6, 0, 3, 1, 0, tmp_path, lambda done: None)
+    assert (found["sampled"], found["everyone"], found["too_small"], len(asked)) == (6, 6, 0, 2)
 
 
 def test_the_peers_agree_and_60_000_keys_steps_and_devices_give_distinct_first_draws():
-    assert check(random_setting(0, 3, False), peer=False)["closed_form_error"] < 1e-3
-    assert check(random_setting(0, 3, True), peer=True)["renyi_error"] < 1e-4
+    assert check_everyone(random_setting(0, 3, False))["closed_form_error"] < 1e-3
+    row = check_sampled(random_setting(0, 3, True), compared=True, renyi=True)
+    assert row["renyi_error"] < 1e-4
+    assert row["distribution_excess"] < 1e-3
     # Three million are `edp-lab verify --long`; a generator of 32 seed bits would repeat a thousand of those.
     assert len(np.unique(first_draws(range(60_000)))) == 60_000
 
@@ -66,12 +102,13 @@ def test_each_thing_that_is_wrong_is_noticed():
         assert not passed({**well, **worse})
 
 
-def test_verify_command(tmp_path):
+def test_verify_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     out = tmp_path / "verified.json"
     answer = CliRunner().invoke(app, ["verify", "--settings", "10", "--mechanisms", "1", "--json", "--out", str(out)])
     assert answer.exit_code == 0
     verdict = json.loads(answer.stdout)
     assert verdict == json.loads(out.read_text())
-    assert (verdict["settings"], verdict["too_small"], verdict["repeated_first_draws"]) == (10, 0, 0)
+    assert (verdict["sampled"], verdict["too_small"], verdict["repeated_first_draws"]) == (10, 0, 0)
     assert {name: one["settings"] for name, one in verdict["mechanisms"].items()} == dict.fromkeys(TRIALS, 1)
     assert "torch" in verdict["versions"]

@@ -39,6 +39,7 @@ from edp_lab.corpora import Corpus, Split, Utterance, load_corpus
 from edp_lab.corpora.corpus import group_ids
 from edp_lab.corpora.encoding import Batch
 from edp_lab.errors import UsageError
+from edp_lab.files import user_cache
 from edp_lab.models import load_model, save_model
 from edp_lab.models.crf import forward_backward, path_score
 from edp_lab.models.intent_slot import IntentSlotModel, to_padded
@@ -244,7 +245,7 @@ def half_samples(pool: Sequence[Utterance], shadows: int, seed: int) -> NDArray[
 
 def default_cache() -> Path:
     """``edp_lab/shadows`` in the user's cache folder ($XDG_CACHE_HOME, else ``~/.cache``)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edp_lab" / "shadows"
+    return user_cache() / "shadows"
 
 
 def _cache(folder: Path | None) -> ResultCache:
