@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 import edp_lab
 from edp_lab.cli import app
 from edp_lab.cli.course import course_app
+from edp_lab.course.nb11_claims.compute import beyond
 from edp_lab.privacy import Mechanism, gdp_epsilon, judge
 from edp_lab.privacy.guarantee import upward
-from edp_lab.reproduce.claims import registry
+from edp_lab.reproduce.claims import STRENGTHS, Verdict, read_table, registry
 from edp_lab.reproduce.paper.runs import Change
 from edp_lab.three_phase.pate import Aggregator, account_votes
 from edp_lab.training.processes import Ranks
@@ -205,6 +206,11 @@ def test_findings_on_table_1_are_those_of_its_file() -> None:
     cost = [row["ser_change"]["mean"] for row in shielded]
     ends = f"{min(gain):.0f} to {max(gain):.0f} %, at {min(cost):.0f} to {max(cost):.0f} % more error"
     states("docs/results.md", f"members of {len(shielded)} of these rows a little less well", f"is {ends}")
+    tests, alone, together = beyond(private)
+    told = f"changes in each of {len(private)} rows are {tests} tests", f"One by one, {alone} are beyond chance"
+    states("docs/results.md", *told, f"for all of them, {together} are.")
+    told = f"One by one, {alone} changes are beyond chance", f"{together} of the {tests} are left"
+    states("data/results/README.md", *told)
 
 
 def test_findings_on_decay_are_those_of_table_1s_runs_paired_by_seed() -> None:
@@ -233,15 +239,15 @@ def test_findings_on_attacks_are_those_of_their_file() -> None:
 
 
 def test_findings_on_privacy_that_works_are_those_of_their_file() -> None:
-    def errors(corpus: str) -> list[str]:
+    def errors(corpus: str, digits: int = 1) -> list[str]:
         """Of the private model without privacy, and by target epsilon."""
         plain = rows("pareto", model="clc", corpus=corpus, method="SGD, the private model")
         private = rows("pareto", model="clc", corpus=corpus, method="DP-SGD")
-        kept = {math.ceil(row["epsilon"]): f"{row['ser']['mean']:.1f}" for row in private}
-        return [f"{plain[0]['ser']['mean']:.1f}", kept.get(8, ""), kept[3]]
+        kept = {math.ceil(row["epsilon"]): f"{row['ser']['mean']:.{digits}f}" for row in private}
+        return [f"{plain[0]['ser']['mean']:.{digits}f}", kept.get(8, ""), kept[3]]
 
     plain, eight, three = errors("atis")
-    million = errors("smart-home-million")
+    million = errors("smart-home-million", digits=2)
     large = rows("pareto", corpus="smart-home-million")
     epochs = [row["settings"]["epochs"] for row in large if row["method"] in ("SGD, the private model", "DP-SGD")]
     found = f"from {plain} % to {eight} % at epsilon 8, and to {three} % at epsilon 3"
@@ -294,3 +300,7 @@ def test_epsilons_of_the_thesis_and_the_number_of_claims_are_those_of_today() ->
     states("docs/results.md", f"{of['P']} claims of the paper and {of['T']} of the thesis")
     states("docs/commands.md", f"{of['P']} claims of the paper, {of['T']} of the thesis")
     states("README.md", f"{len(registry())} claims")
+    entries = read_table().entries
+    for verdict in Verdict:
+        counts = [sum(e.verdict is verdict and e.strength.split()[0] == kind for e in entries) for kind in STRENGTHS]
+        states("docs/results.md", f"| {verdict} | {' | '.join(map(str, counts))} |")

@@ -371,11 +371,11 @@ def claims(
     out: Annotated[Path | None, "With --run: also write the whole ledger to this JSON file."] = None,
     as_json: Json = False,
 ) -> None:
-    """Every claim of the paper (P) and the thesis (T): its verdict, the evidence, the notebook cell and the test.
+    """Every claim of the paper (P) and the thesis (T): verdict and its strength, evidence, notebook cell and test.
 
     Without --run it shows the ledger that is committed; with few claims, all that was measured.
     """
-    from edp_lab.reproduce.claims import Verdict, find, read_table
+    from edp_lab.reproduce.claims import STRENGTHS, Verdict, find, read_table
 
     ids = commas(*only or ())
     chosen = find(ids)
@@ -394,6 +394,8 @@ def claims(
     _show_claims(entries)
     counts = Counter(entry.verdict for entry in entries)
     each = ", ".join(f"{verdict} {counts[verdict]}" for verdict in Verdict if counts[verdict])
+    strong = Counter(entry.strength.split()[0] for entry in entries)
+    each += "; " + ", ".join(f"{strength} {strong[strength]}" for strength in STRENGTHS if strong[strength])
     when = f"{ledger.date}, {ledger.machine}, edp-lab {ledger.versions['edp-lab']}"
     told = f"computed now ({when})" if run else f"as committed ({when}); --run computes again"
     Screen().print(f"{len(entries)} claim{'s' if len(entries) > 1 else ''}: {each}; {told}")
@@ -425,13 +427,13 @@ def _show_claims(entries: Sequence[Entry]) -> None:
             column.ratio, column.no_wrap = ratio, ratio is None
         rows.expand = True
         for entry in entries:
-            rows.add_row(entry.id, entry.claim, str(entry.verdict), entry.said)
+            rows.add_row(entry.id, entry.claim, f"{entry.verdict}\n{entry.strength.split()[0]}", entry.said)
             rows.add_section()
         console.print(rows)
         console.print("edp-lab claims --only P2 shows all of one: quote, numbers, notebook cell, test.", style="dim")
         return
     for entry in entries:
-        console.print(f"{entry.id}  {entry.verdict}", style="bold")
+        console.print(f"{entry.id}  {entry.verdict}: {entry.strength}", style="bold")
         console.print(entry.claim)
         console.print(f"{entry.document}, {entry.source}", style="dim")
         console.print(f"\n{entry.said}\n")

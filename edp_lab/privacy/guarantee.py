@@ -35,7 +35,7 @@ FLOATS = (
 NEIGHBOURS: dict[str, str] = {
     Adjacency.ZERO_OUT: "zero-out (the {unit}'s slot stays, its gradient is 0)",
     Adjacency.REPLACE_ONE: "replace-one",
-    Adjacency.ADD_OR_REMOVE_ONE: "add or remove one {unit}",
+    Adjacency.ADD_OR_REMOVE_ONE: "add or remove one {unit} (their number is public: zero-out under Poisson sampling)",
 }
 PUBLIC = (
     "the number of {unit}s", "the split", "the label sets", "the vocabulary", "pretrained weights and vectors",

@@ -203,7 +203,7 @@ class Mechanism:
                 )
         elif self.alpha is Alpha.PRIVATE:
             raise UsageError(
-                "alpha 'private' has no sound form: its values leak the first batch; use 'none', 'public' or 'noised'"
+                "alpha 'private' guarantees nothing: its values leak the first batch; use 'noised', 'public' or 'none'"
             )
         elif self.alpha_max != 1:
             raise UsageError("the sound mechanism adds its noise before scaling back: leave the largest alpha at 1")

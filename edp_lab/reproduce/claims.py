@@ -1,7 +1,7 @@
 """A claim of a source document in one place: what it says, what is measured about it, and the rule that judges it.
 
     @Claim("P99", "Noise costs nothing.", source="section 3", quote="at no cost", cell="11_claims#paper-mechanism",
-           rule=lambda m: Verdict.of(m.price == 0), said="It costs {price:g}.",
+           rule=lambda m: Verdict.of(m.price == 0), said="It costs {price:g}.", strength="proven",
            counter={"it is given away": (HOLDS, {"price": 0.0})})
     def p99_price_of_noise() -> Measured:
         return {"price": 2.0}
@@ -53,6 +53,7 @@ class Verdict(StrEnum):
 
 
 HOLDS, CONDITIONAL, FAILS, UNTESTABLE = Verdict
+STRENGTHS = ("proven", "measured", "argued")  # the first word of a claim's strength
 
 
 class Pair(NamedTuple):
@@ -74,6 +75,8 @@ class Claim:
         cell: the notebook cell that shows it.
         rule: from the measured values, by name, to the verdict; it sees nothing else.
         said: what was found, with `{names}` of measured values.
+        strength: what the verdict rests on: "proven", by calculation from what is printed; "measured (...)", with the
+            `{names}` of a sample's size and an interval; or "argued", by a reading, or numbers without an interval.
         counter: by name, another verdict and what would have to be measured for it.
         inputs: what the function is given, by name; may train for seconds or minutes, and tells what it does.
         trains: whether it takes networks, and so more than a moment.
@@ -88,6 +91,7 @@ class Claim:
     cell: str
     rule: Callable[[Any], Verdict]
     said: str
+    strength: str
     counter: Mapping[str, tuple[Verdict, Measured]]
     inputs: Callable[[Told], Mapping[str, Any]] = lambda told: {}
     trains: bool = False
@@ -134,6 +138,10 @@ class Evidence:
     def said(self) -> str:
         return self.about.said.format_map(self.measured)
 
+    @property
+    def strength(self) -> str:
+        return self.about.strength.format_map(self.measured)
+
 
 # ---- The table of all claims -----------------------------------------------------------------------------------------
 
@@ -145,6 +153,7 @@ class Entry:
     Attributes:
         source: the place in the document, with a few words of it.
         said: what was found, in words.
+        strength: what the verdict rests on; one of STRENGTHS, and of what is measured the sample and the interval.
         function: by which the evidence was computed.
         seconds: that it took; networks that an earlier row has trained are not counted again.
     """
@@ -153,6 +162,7 @@ class Entry:
     claim: str
     source: str
     verdict: Verdict
+    strength: str
     function: str
     said: str
     measured: Measured
@@ -223,6 +233,7 @@ def compute(claim: Claim, told: Told = lambda what: None) -> Entry:
         claim=claim.says,
         source=f"{claim.source}: “{claim.quote}”",
         verdict=evidence.verdict,
+        strength=evidence.strength,
         function=claim.function,
         said=evidence.said,
         measured=dict(evidence.measured),

@@ -29,13 +29,13 @@ def test_all_claims_stand_in_a_table_that_fits_and_are_counted(cli):
 @pytest.mark.parametrize("arguments", [["--only", "P2,T1"], ["--only", "T1", "--only", "P2"]])
 def test_a_few_claims_are_shown_with_their_numbers(cli, arguments):
     _, out, _ = cli("claims", *arguments)
-    first, second = out.index("P2  does not hold"), out.index("T1  does not hold")
+    first, second = out.index("P2  does not hold: measured (20,000 draws"), out.index("T1  does not hold: proven")
     assert first < second
-    assert "“Add scaled Gaussian noise”" in " ".join(out.split())  # a long line is broken
+    assert f"“{registry()['P2'].quote}”" in " ".join(out.split())  # a long line is broken
     assert "times_too_small" in out
     assert registry()["P2"].test in out
     assert registry()["T1"].cell in out
-    assert "2 claims: does not hold 2" in out
+    assert "2 claims: does not hold 2; proven 1, measured 1" in " ".join(out.split())
 
 
 def test_a_claim_is_computed_again_and_said_to_be(cli):

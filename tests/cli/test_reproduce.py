@@ -64,7 +64,13 @@ def test_the_figure_shows_each_change_and_a_single_seed_without_a_bar(reproduce)
     cells = json.loads(reproduce(*TABLE1, "--json")[0])
     figure = table1_figure(cells)
     ours = ["ours, as printed", "ours, sound", "SGD, half the epochs"]
-    assert [trace.name for trace in figure.data[:11]] == [*ours, "theirs", *ours, "theirs", *ours]
+    assert [trace.name for trace in figure.data[:11]] == [
+        *ours,
+        "theirs, another protocol",
+        *ours,
+        "theirs, another protocol",
+        *ours,
+    ]
     _, half, first, _, _, sound_first, *_ = cells
     for trace, cell in zip(figure.data[:4], (first, sound_first, half, None), strict=True):
         assert trace.x[0] == (first["paper"]["ser_change"] if cell is None else cell["ser_change"]["mean"])
@@ -94,13 +100,14 @@ def test_a_control_far_off_is_named_at_the_edge_and_leaves_room_for_the_others(r
     assert low < 0 < max(private) < high < 100
 
 
-def test_three_sentences_count_what_the_figure_shows(reproduce):
+def test_four_sentences_count_what_the_figure_shows(reproduce):
     cells = json.loads(reproduce(*TABLE1, "--json")[0])
     cells[3]["ser"]["mean"] -= 1e-9  # as printed, linear
     cells[2]["auc_change"]["high"] = cells[1]["loss_auc_change"]["high"] = -1e-9
-    decay, attacks, epsilon = table1_in_words(cells).splitlines()
+    decay, attacks, tests, epsilon = table1_in_words(cells).splitlines()
     assert "1 of 4 cells" in decay
     assert "1 (loss alone: 0) of 6 cells of eDP-SGD, 0 (loss alone: 1) of 1 of SGD" in attacks
+    assert tests.startswith("Of 18 changes of eDP-SGD ")
     assert epsilon.endswith("3e+04 to 3e+04 by ours.")
     alone = json.loads(reproduce(*TABLE1, "--seeds", "1", "--json")[0])
     assert "0 (loss alone: 0) of 0 cells" in table1_in_words(alone)  # no interval, no chance

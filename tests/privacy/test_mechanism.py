@@ -100,7 +100,7 @@ def test_impossible_numbers_are_refused(build, field, bad):
     [
         ({"decay": "cosine"}, "unknown decay 'cosine'.*linear"),
         ({"alpha": "secret"}, "unknown alpha 'secret'.*public"),
-        ({"alpha": "private"}, "no sound form"),
+        ({"alpha": "private"}, "guarantees nothing"),
         ({"alpha_max": 0.1}, "choose 'public'"),
         ({"variant": "as-printed", "shared_noise": True}, "independent float noise"),
         ({"variant": "as-printed", "exact_noise": True}, "independent float noise"),

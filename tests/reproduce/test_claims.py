@@ -2,9 +2,11 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from edp_lab.course.nb10_phases.compute import thesis_sentences
 from edp_lab.errors import UsageError
 from edp_lab.reproduce.claims import (
+    STRENGTHS,
     TABLE,
     Claim,
     ClaimsTable,
@@ -80,6 +83,18 @@ def test_evidence_reads_as_sentences_and_a_pair_names_two_numbers(claim: Claim) 
         assert min(float(entry.measured[name]) for name in (claim.pair.claimed, claim.pair.found)) > 0
 
 
+@each_claim
+def test_a_verdict_has_a_strength_and_a_measured_one_names_its_sample_and_an_interval(claim: Claim) -> None:
+    entry = entry_of(claim.id)
+    kind, *sample = entry.strength.split(maxsplit=1)
+    assert kind in STRENGTHS
+    assert bool(sample) == (kind == "measured")
+    names = {name for _, name, _, _ in Formatter().parse(claim.strength) if name}
+    ends = {name for name in names if re.search(r"half_width$|_low$|_high$", name)}
+    assert bool(ends) == (kind == "measured")
+    assert kind != "measured" or any(type(entry.measured[n]) is int and entry.measured[n] > 1 for n in names - ends)
+
+
 BY_HAND = {  # values, and how far from them what is measured may lie
     "P5": {"claimed_epsilon": (5.30, 0.005), "epsilon": (10.00, 0.005)},
     "P10": {"smallest": (1.32, 0.01), "largest": (22.5, 0.01)},
@@ -97,7 +112,7 @@ BY_HAND = {  # values, and how far from them what is measured may lie
     },
     "T12": {"basic": (1800, 1e-6), "zcdp": (180 + 2 * math.sqrt(180 * math.log(1e5)), 1e-6)},
     "T16": {"sigma": (7.5, 1e-9), "best_accuracy": (0.5005, 0.0005), "sigma_for_the_claim": (0.096, 0.001)},
-    "T17": {"falls": (2, 0)},
+    "T17": {"falls": (2, 0), "falls_within_a_table": (0, 0)},
     "T18": {"half_width_of_97_percent": (0.0106, 5e-5), "largest_gain": (0.01, 1e-9)},
     "T21": {"tail": (0.115, 5e-4), "tight_delta": (0.030, 5e-4)},
 }  # fmt: skip
@@ -117,7 +132,8 @@ def test_the_committed_table_is_that_of_the_registry_with_all_claims_of_both_doc
         claim = registry()[entry.id]
         assert (entry.cell, entry.test, entry.function) == (claim.cell, claim.test, claim.function)
         assert (entry.claim, entry.source) == (claim.says, f"{claim.source}: “{claim.quote}”")
-        assert entry.said == Evidence(claim, entry.measured).said
+        evidence = Evidence(claim, entry.measured)
+        assert (entry.said, entry.strength) == (evidence.said, evidence.strength)
     assert list(registry()) == [*(f"P{k}" for k in range(1, 33)), *(f"T{k}" for k in range(1, 29))]
     above = f"{Path(__file__).relative_to(ROOT)}::{test_the_verdict_turns_with_the_evidence.__name__}"
     assert {claim.test for claim in registry().values()} == {f"{above}[{name}]" for name in registry()}
@@ -126,7 +142,8 @@ def test_the_committed_table_is_that_of_the_registry_with_all_claims_of_both_doc
 @pytest.mark.parametrize("name", [name for name in QUICK if name != TIMED])
 def test_evidence_computed_now_is_the_committed_one(name: str) -> None:
     committed, now = COMMITTED[name], entry_of(name)
-    assert replace(now, said="", measured={}, seconds=0) == replace(committed, said="", measured={}, seconds=0)
+    apart: dict[str, Any] = {"said": "", "strength": "", "measured": {}, "seconds": 0}
+    assert replace(now, **apart) == replace(committed, **apart)
     assert now.measured.keys() == committed.measured.keys()
     if now.measured.get("images") != committed.measured.get("images"):
         return  # MNIST is not at hand, and scikit-learn's digits give the same verdict
@@ -138,7 +155,7 @@ def test_evidence_computed_now_is_the_committed_one(name: str) -> None:
 def test_a_table_travels_as_json_with_the_keys_that_are_promised(tmp_path: Path) -> None:
     for entry in COMMITTED.values():
         row = json.loads(json.dumps(entry.as_json(), allow_nan=False))
-        assert list(row) == ["id", "claim", "source", "verdict", "evidence", "cell", "test"]
+        assert list(row) == ["id", "claim", "source", "verdict", "strength", "evidence", "cell", "test"]
         assert list(row["evidence"]) == ["function", "said", "measured", "seconds"]
         assert Entry.of_json(row) == entry
     table: ClaimsTable = replace(read_table(), command="edp-lab claims --run", date="2026-01-02")

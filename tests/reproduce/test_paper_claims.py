@@ -10,17 +10,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from edp_lab.attacks.statistics import auc, dp_bound
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Decay, Mechanism, claimed_epsilon
+from edp_lab.privacy import Decay, Mechanism
 from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Evidence, read_table, registry
 from edp_lab.reproduce.paper import claims_measured as measured
 from edp_lab.reproduce.paper import claims_mechanism as mechanism
 from edp_lab.reproduce.paper import claims_printed as printed
 from edp_lab.reproduce.paper import runs
 from edp_lab.reproduce.paper.printed import TABLE_1, TABLE_2
-from edp_lab.reproduce.paper.runs import Change, Outcome
+from edp_lab.reproduce.paper.runs import Anew, Change, Outcome, beyond_chance
 from edp_lab.reproduce.results_io import rows
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients
@@ -32,18 +33,22 @@ def outcomes(*errors: float, auc: float = 0.6, log10: float | None = None, share
     return [Outcome(error, auc, log10, share) for error in errors]
 
 
+def cells(auc: tuple[float, float], error: tuple[float, float], number: int = 1, examples: int = 2641) -> list[Anew]:
+    """Table 1 made anew with changes (mean, half-width) of attack and error, without decay and under decays."""
+    decays = [Decay.NONE, *[Decay.LINEAR] * (number - 1)]
+    return [Anew("clc", "atis", one, Change("SER", *error), Change("AUC", *auc), 5.0, examples) for one in decays]
+
+
 BETTER, WORSE = outcomes(0.1, 0.11, 0.12), outcomes(0.15, 0.16, 0.19)
+STEPS = (np.array([[1.0, 2.0], [3.0, 1.0]]), np.array([[1.0, 2.0], [3.0, 1.0]]))
 GRID = [*outcomes(0.1, auc=0.7, log10=5), *outcomes(0.2, auc=0.5, log10=3)]
 TRAINED = {  # small numbers in the place of networks
-    "P7": (np.array([[1.0, 2.0], [3.0, 1.0]]), np.array([[1.0, 2.0], [3.0, 1.0]])),
-    "P12": (WORSE, BETTER),
-    "P13": ([Change("no decay", -5.0, 1.0)], [Change("no decay", 2.0, 3.0)]),
+    "P7": ([STEPS, STEPS],),
     "P14": (BETTER, WORSE),
     "P16": ({"no decay": outcomes(0.1, share=0.9)},),
     "P18": (GRID,),
     "P20": (WORSE, BETTER, WORSE),
-    "P21": (NORMS, BETTER, WORSE),
-    "P31": (np.array([[3.0, 4.0], [0.3, 0.4]]),),
+    "P31": ([STEPS, STEPS],),
 }
 
 
@@ -76,11 +81,15 @@ OTHERWISE = [  # claims with other settings and tables than the paper's
         ([replace(row, sgd_seconds=printed.TRAINING[row.corpus] / 1000) for row in TABLE_2],),
         HOLDS,
     ),
-    # what is printed of decay counts only where measurements do not speak against it
-    (measured.p12_decay, (WORSE, BETTER), FAILS),
-    (measured.p12_decay, (BETTER, BETTER), CONDITIONAL),
-    (measured.p12_decay, (BETTER, BETTER, (), NO_BETTER), FAILS),
-    (measured.p12_decay, (BETTER, WORSE, (), NO_BETTER), CONDITIONAL),
+    # what is printed of decay can refute itself; to support it takes corpora of that size
+    (measured.p12_decay, (), UNTESTABLE),
+    (measured.p12_decay, ((), NO_BETTER), FAILS),
+    (measured.p12_decay, (cells((-1.0, 0.5), (1.0, 0.5), 2, 450_000),), FAILS),
+    # a weaker attack on a model that learned less is no gain; one of many tests shows less than one alone
+    (measured.p13_membership, (cells((-6.0, 2.0), (88.0, 20.0)),), FAILS),
+    (measured.p13_membership, (cells((-6.0, 2.0), (9.0, 2.0)),), CONDITIONAL),
+    (measured.p13_membership, (cells((-6.0, 2.0), (9.0, 2.0), 18),), UNTESTABLE),
+    (measured.p13_membership, (cells((-6.0, 0.1), (9.0, 2.0), 18),), CONDITIONAL),
     # a regularizer is judged only where it lowers the error and can be seen
     (measured.p20_regularizer, (PLAIN, LESS, LESS), HOLDS),
     (measured.p20_regularizer, (PLAIN, outcomes(0.08, 0.088, 0.096, auc=0.7), LESS), FAILS),
@@ -144,11 +153,12 @@ def test_one_utterance_moves_a_clipped_mean_by_2c_unless_it_is_alone(micro_batch
     assert evidence.verdict == (HOLDS if micro_batch == 1 else CONDITIONAL)
 
 
-def test_the_verdict_on_speed_does_not_follow_the_clock():
+def test_on_one_process_the_clock_decides_nothing_about_eight_devices():
     evidence = mechanism.p19_time_of_noise(4, size=1000, rounds=1)
-    assert (evidence.measured["drawn_by_a_device"], evidence.measured["drawn_by_all_devices"]) == (1000, 4000)
-    times = {name: 1e-6 for name in evidence.measured if name.startswith("milliseconds")}
-    assert replace(evidence, measured={**evidence.measured, **times}).verdict == evidence.verdict == FAILS
+    assert (evidence.measured["drawn_by_a_device"], evidence.verdict) == (1000, UNTESTABLE)
+    times = {"milliseconds_before_aggregation": 1.0, "milliseconds_after_aggregation": 2.0}
+    assert replace(evidence, measured={**evidence.measured, **times}).verdict == UNTESTABLE
+    assert replace(evidence, measured={**evidence.measured, **times, "devices_timed": 4}).verdict == HOLDS
 
 
 def test_what_epsilons_mean_agrees_with_simulation_bound_and_values_by_hand():
@@ -193,16 +203,18 @@ def test_half_width_of_a_changed_auc_covers_as_often_as_it_says():
     assert inside.mean() == pytest.approx(0.95, abs=0.025)
 
 
-def test_changes_are_means_over_pairs_and_decay_is_judged_at_one_claimed_epsilon():
+def test_changes_are_means_over_pairs_and_many_are_held_to_more():
     change = Change.of("a", [0.1, 0.2, 0.4], [0.11, 0.2, 0.36])
     assert change.mean == pytest.approx(0)
     assert change.half_width == pytest.approx(4.3027 * 10 / math.sqrt(3), rel=1e-4)
-    assert str(change) == f"a +0.0 % (+-{change.half_width:.1f})" or "-0.0" in str(change)
-    decayed = Mechanism.as_printed(1.0, runs.Z0, 8, 8, "exponential", runs.TAU)
-    flat = Mechanism.as_printed(1.0, runs.equal_epsilon_z0(), 8, 8)
-    both = [claimed_epsilon(one, runs.EPOCHS, 1e-5) for one in (decayed, flat)]
-    assert both[0] == pytest.approx(both[1])
-    m = measured.p12_decay(WORSE, BETTER).measured
+    samples = np.random.default_rng(0).normal(0.3, 1, (40, 5))
+    changes = [Change.of("", np.ones(5), 1 + one / 100) for one in samples]
+    p = stats.ttest_1samp(samples, 0, axis=1).pvalue
+    assert [one.p for one in changes] == pytest.approx(p)
+    for many in (1, 4, 40):  # Holm by hand: the k-th smallest of m beats 5 % / (m - k), and so do all before it
+        ranked = np.sort(p[:many]) * np.arange(many, 0, -1)
+        assert sum(beyond_chance(changes[:many])) == next((k for k, one in enumerate(ranked) if one > 0.05), many)
+    m = measured.p12_decay().measured
     assert (m["rows"], m["rows_with_a_better_decay"], m["rows_with_no_larger_epsilon"]) == (4, 3, 1)
     assert m["columns_with_a_smaller_epsilon"] == 3
 
@@ -211,50 +223,32 @@ def test_changes_are_means_over_pairs_and_decay_is_judged_at_one_claimed_epsilon
 
 CELL = {
     "model": "clc", "corpus": "atis", "variant": "as printed", "seeds": 3, "log10_claimed": 5.5,
+    "about": {"examples": 2641},
     "ser_change": {"mean": -4.0, "low": -6.0, "high": -2.0}, "auc_change": {"mean": -1.0, "low": -4.0, "high": 2.0},
 }  # fmt: skip
 
 
-def test_table_1_made_anew_takes_the_place_of_small_runs(tmp_path):
-    cells = [{**CELL, "decay": decay} for decay in Decay]
-    cells[1]["ser_change"] = {"mean": -5.0, "low": -6.0, "high": -4.0}
+def test_table_1_made_anew_is_what_its_file_says(tmp_path):
+    made = [{**CELL, "decay": decay} for decay in Decay]
+    made[1]["ser_change"] = {"mean": -5.0, "low": -6.0, "high": -4.0}
     alone = {"variant": "as printed", "seeds": 1}
-    (tmp_path / "table1.json").write_text(json.dumps([*cells, alone, {"variant": "sgd"}, {"variant": "sound"}]))
+    (tmp_path / "table1.json").write_text(json.dumps([*made, alone, {"variant": "sgd"}, {"variant": "sound"}]))
     anew = runs.table1_anew(tmp_path / "table1.json")
     assert [cell.decay for cell in anew] == list(Decay)
     assert (anew[0].ser.mean, anew[0].ser.half_width, anew[0].auc.half_width) == (-4.0, 2.0, 3.0)
-    assert str(anew[0].ser) == "CLC on atis, no decay -4.0 % (+-2.0)"
-    evidence = measured.p13_membership([cell.auc for cell in anew], [cell.ser for cell in anew], measured.ANEW)
-    assert (evidence.measured["falls_beyond_chance"], evidence.verdict) == (0, FAILS)
-    assert measured.ANEW in evidence.said
+    evidence = measured.p13_membership(anew)
+    assert (evidence.measured["falls_one_by_one"], evidence.verdict) == (0, FAILS)
     assert "made anew" not in measured.p18_loose_correlation(GRID, anew).said  # one epsilon correlates with nothing
     several = [replace(c, log10_epsilon=5.0 + k, auc=replace(c.auc, mean=-k)) for k, c in enumerate(anew)]
     assert "made anew, over 3 cells" in measured.p18_loose_correlation(GRID, several).said
-    by_decay = measured.p12_decay(WORSE, BETTER, anew)
-    assert "1 of 2 decays are no worse in error and attack, on atis" in by_decay.said
+    by_decay = measured.p12_decay(anew).measured
+    assert (by_decay["cells_anew_that_dominate"], by_decay["cells_anew"]) == (1, 2)
     stronger = replace(anew[1], auc=replace(anew[1].auc, mean=3.0))  # at less error than without decay
-    assert "0 of 2 decays" in measured.p12_decay(WORSE, BETTER, [anew[0], stronger, anew[2]]).said
+    assert measured.p12_decay([anew[0], stronger, anew[2]]).measured["cells_anew_that_dominate"] == 0
     assert "3 of 3 do beyond chance" in measured.p20_regularizer(WORSE, BETTER, WORSE, anew).said
 
 
-@pytest.mark.parametrize(
-    ("error", "competitive", "no_more", "verdict"),
-    [
-        ((-9.0, 2.0), 1, 1, CONDITIONAL),
-        ((1.0, 2.0), 1, 1, CONDITIONAL),
-        ((9.0, 2.0), 1, 0, CONDITIONAL),
-        ((88.0, 20.0), 0, 0, FAILS),
-    ],
-)
-def test_a_weaker_attack_on_a_model_that_learned_less_is_no_gain(error, competitive, no_more, verdict):
-    evidence = measured.p13_membership([Change("CLC", -6.0, 2.0)], [Change("CLC", *error)])
-    names = ("falls_beyond_chance", "falls_at_competitive_error", "falls_at_no_more_error")
-    assert [evidence.measured[name] for name in names] == [1, competitive, no_more]
-    assert evidence.verdict == verdict
-    assert f"; CLC -6.0 % (+-2.0) at {error[0]:+.0f} % (+-{error[1]:.0f}) error" in evidence.said
-
-
-def test_without_table_1_there_are_small_runs_and_a_broken_one_is_refused(tmp_path):
+def test_without_table_1_nothing_is_made_anew_and_a_broken_one_is_refused(tmp_path):
     assert runs.table1_anew(tmp_path / "table1.json") == ()
     for text in (
         "{",
@@ -303,8 +297,8 @@ def test_norms_follow_one_utterance_and_both_trainings(one_epoch):
     assert norms == runs.first_gradient_norms()
     assert norms.keys() == neighbour.keys()
     assert mechanism.p4_private_scales(norms, neighbour).verdict == FAILS
-    random, tuned = runs.gradient_norms(1)
+    random, tuned = runs.gradient_norms(0, 1)
     assert random.shape == tuned.shape
     assert random.min() > 0
-    assert measured.p7_first_norm(random, tuned).measured["steps"] == len(random)
-    assert measured.p7_first_norm(np.ones((3, 2)), np.ones((3, 2))).verdict == HOLDS
+    assert measured.p7_first_norm([(random, tuned)] * 2).measured["steps"] == len(random)
+    assert measured.p7_first_norm([(np.ones((3, 2)), np.ones((3, 2)))] * 2).verdict == HOLDS

@@ -16,7 +16,7 @@ from edp_lab.attacks import extraction as api
 from edp_lab.corpora.images import load_images
 from edp_lab.errors import UsageError
 from edp_lab.privacy.foundations import Noise, report_noisy_max, response_epsilon
-from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, Evidence, compute, read_table, registry
+from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Evidence, compute, read_table, registry
 from edp_lab.reproduce.thesis import claims_composition as composition
 from edp_lab.reproduce.thesis import claims_networks as networks
 from edp_lab.reproduce.thesis import claims_noise as noise
@@ -41,7 +41,8 @@ OTHERWISE = [  # claims with other settings than the thesis'
     (composition.t9_ten_instructors, (1,), HOLDS),
     (composition.t12_labels, (1,), HOLDS),
     (composition.t19_unstated, (composition.NEEDED,), FAILS),
-    (t17_accuracies, (FALLEN,), FAILS),
+    (t17_accuracies, (FALLEN,), HOLDS),  # of two networks
+    (t17_accuracies, ([row._replace(place="a") for row in FALLEN],), FAILS),
     (t17_accuracies, (FALLEN[:1],), HOLDS),
 ]
 MEASURED = [  # what the numbers behind a verdict must look like
@@ -115,6 +116,10 @@ def test_votes_and_two_circles_agree_with_simulations():
         chosen = report_noisy_max(votes, 1, 0.2, np.random.default_rng(4), Noise.LAPLACE, monotone)
         assert np.mean(chosen == 3) == pytest.approx(m[name], abs=0.006)
     assert noise.t13_noisy_votes(voters=0).measured["right_at_scale_1_over_epsilon"] == pytest.approx(0.1)
+    votes[:, 3], votes[:, 4] = 9, 1
+    chosen = report_noisy_max(votes, 1, 0.2, np.random.default_rng(5), Noise.LAPLACE, False)
+    assert np.mean(chosen == 3) == pytest.approx(noise.chance_of_first([9, 1] + 8 * [0], 10.0), abs=0.006)
+    assert 20 < composition.t12_labels().measured["at_least"] < composition.t12_labels().measured["zcdp"]
     rng = np.random.default_rng(3)
     radius = rng.choice([0.8, 1.0], 200_000)
     x, y = radius + rng.normal(0, 0.15, radius.size), rng.normal(0, 0.15, radius.size)
@@ -208,18 +213,17 @@ def test_small_networks_measure_what_is_committed(trained, evidence):
         assert "nan" not in one.said
 
 
-@pytest.mark.parametrize(("saved", "gain"), [(-3.0, 3.0), (0.5, 0.5)])
-def test_neither_what_is_slower_nor_what_is_within_chance_converges_faster(saved, gain, trained):
+@pytest.mark.parametrize(("saved", "gain", "verdict"), [(-3.0, 3.0, FAILS), (0.5, 3.0, UNTESTABLE)])
+def test_what_is_slower_refutes_and_what_is_within_chance_decides_nothing(saved, gain, verdict, trained):
     changed = {"saved": saved, "saved_half_width": 1.0, "gain": gain, "gain_half_width": 1.0}
-    assert replace(trained["T25"], measured={**trained["T25"].measured, **changed}).verdict == FAILS
+    assert replace(trained["T25"], measured={**trained["T25"].measured, **changed}).verdict == verdict
 
 
 def test_noise_takes_labels_and_each_method_is_tuned_for_itself(trained):
     assert trained["T28"].verdict == FAILS
     m = trained["T28"].measured
-    assert m["labels"] == 540
-    assert m["right"] > 0.6
-    assert m["right_noised"] < 0.4
+    assert (m["labels"], m["images"]) == (540, 60)
+    assert 0.2 < m["right_noised"] < 0.35
     assert m["lost"] > m["half_width"] > 0
     # Of the two rates given, one hardly moves the weights.
     m = trained["T25"].measured
@@ -247,7 +251,7 @@ def test_who_is_first_and_what_is_lost_is_counted_as_by_hand():
     assert networks._epochs_to([0.5], [0.5]) == (1, 1)
     truth = np.array([0, 1, 2, 3])
     right, wrong = (Network(np.array(labels), [], None, {}) for labels in ([0, 1, 2, 3], [0, 1, 2, 0]))
-    assert networks._lost(truth, [right], [right]) == (0, 0)
-    lost, half = networks._lost(truth, [right], [wrong])
+    assert networks._lost(truth, right, right) == (0, 0)
+    lost, half = networks._lost(truth, right, wrong)
     assert lost == 25
     assert half == pytest.approx(1.96 * 100 * np.std([0, 0, 0, 1]) / 2)
