@@ -74,16 +74,16 @@ def advice(found: Explained, cause: Cause) -> tuple[list[str], float | None]:
     from edp_lab.training.explain import followed
     from edp_lab.training.recipe import MOST_EPSILON
 
+    units = f"{found.config.unit or 'utterance'}s"
     twice = float(upward(2 * found.epsilon, 2)) if found.config.private_seed and found.epsilon else math.inf
     if cause.name == "too much noise" and twice <= MOST_EPSILON:
-        units = f"{2 * found.utterances:,} {found.config.unit or 'utterance'}s"
-        first = f"annotate more ({units} to train on halve it at this epsilon), or"
+        first = f"annotate more ({2 * found.utterances:,} {units} to train on halve it at this epsilon), or"
         return [first, command("train", _told(found, epsilon=f"{twice:g}", out=OUT))], twice
     config, epsilon = followed(found, cause)
     if cause.utterances is None:
         return [train_command(config, OUT)], epsilon
     if not config.corpus.startswith("smart-home"):
-        first = f"annotate more: {cause.utterances:,} utterances to train on instead of {found.utterances:,}, then"
+        first = f"annotate more: {cause.utterances:,} {units} to train on instead of {found.utterances:,}, then"
         return [first, train_command(config, OUT)], epsilon
     pooled = -(-cause.utterances * 100 // 45)  # of which 45 % are to train on
     made = command(f"data make {config.corpus}", {"utterances": pooled, "out": "more.jsonl"})

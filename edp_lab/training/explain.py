@@ -85,7 +85,7 @@ class Explained(NamedTuple):
     delta: float
     ser: float
     epsilon: float | None
-    utterances: int
+    utterances: int  # or speakers, where these are protected
     steps: int
     noise: float  # see `_noise_left`; 0 without noise
     gradient: float  # typical length of an unclipped one, at first
@@ -325,10 +325,11 @@ def _of_corpus(found: Explained, trainer: Trainer) -> list[Cause]:
     """Utterances for each label. With more of them, as many steps are fewer epochs."""
     labels = trainer.model.labels
     kinds = len(labels.intents) + len({tag[2:] for tag in labels.tags} - {""})
-    few = PER_LABEL * kinds / found.utterances
+    count = len(trainer.train_data.utterances)
+    few = PER_LABEL * kinds / count
     if found.unlearnt >= LEARNT or few <= 1:
         return []
-    said = f"{found.utterances:,} for {kinds} labels are learnt by heart ({found.unlearnt:.0%} of the loss is left)"
+    said = f"{count:,} for {kinds} labels are learnt by heart ({found.unlearnt:.0%} of the loss is left)"
     epochs = max(1, round(found.config.epochs / few))
     return [Cause("too few utterances", few, said, {"epochs": epochs}, math.ceil(found.utterances * few))]
 
