@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr, ndtr
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy import GaussianDP, RenyiDP, Schedule, gdp_epsilon, zcdp_epsilon
+from edp_lab.privacy import GaussianDP, PrivacyLossDistribution, Schedule, gdp_epsilon, zcdp_epsilon
 from edp_lab.privacy.accountants import ORDERS, check_delta, rdp_epsilon
 from edp_lab.privacy.composition import advanced_composition, parallel_composition
 from edp_lab.privacy.foundations import (
@@ -343,7 +343,7 @@ class PartitionCost(NamedTuple):
 def partition_cost(
     examples: int, instructors: int, batch_size: int, epochs: int, noise_multiplier: float, delta: float
 ) -> PartitionCost:
-    """Evidence on T9, by Renyi DP under Poisson sampling (add/remove) of each part."""
+    """Evidence on T9, by privacy loss distributions under Poisson sampling (add/remove) of each part."""
     if not 1 <= batch_size <= examples // max(instructors, 1) or instructors < 1 or epochs < 1:
         raise UsageError(
             f"{instructors} parts of {examples} examples, {epochs} epochs in batches of {batch_size}: "
@@ -360,7 +360,7 @@ def partition_cost(
 def _training_epsilon(examples: int, batch_size: int, epochs: int, noise_multiplier: float, delta: float) -> float:
     rate = batch_size / examples
     schedule = Schedule(np.array([noise_multiplier]), np.array([epochs * math.ceil(1 / rate)]), rate)
-    return (RenyiDP if rate < 1 else GaussianDP)(schedule).epsilon(delta)
+    return (PrivacyLossDistribution if rate < 1 else GaussianDP)(schedule).epsilon(delta)
 
 
 def _mu(aggregator: Aggregator) -> float:

@@ -207,7 +207,7 @@ TILES: dict[str, list[tuple[dict[str, Any], tuple[str, ...], str]]] = {  # value
     ],
     "10 parts": [
         ({"instructors": 1}, (), "nothing to split"),
-        ({"instructors": 10}, ("0.11", "4"), "10 times as often"),
+        ({"instructors": 10}, ("0.091", "3.56"), "10 times as often"),
     ],
 }
 
@@ -317,16 +317,14 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
         "holds",
         lambda r: r.guarantee.epsilon,
     ),
+    ("10 parts", [{}], 0, "holds", lambda r: r.cost.each),
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "epsilon"), [("10 parts", lambda r: r.cost.each), ("04 sampling", lambda r: r.sampled[-1])]
-)
-def test_what_is_shown_by_renyi_dp_is_no_less_than_the_command_line_says(name: str, epsilon: Epsilon) -> None:
-    panel = panel_of(name)
+def test_what_is_shown_by_renyi_dp_is_no_less_than_the_command_line_says() -> None:
+    panel = panel_of("04 sampling")
     told = report_of(panel.command.value.splitlines()[0])["holds"]["epsilon"]
-    assert 0.8 * epsilon(panel.result) < told <= epsilon(panel.result)
+    assert 0.8 * panel.result.sampled[-1] < told <= panel.result.sampled[-1]
 
 
 @pytest.mark.parametrize(("name", "settings", "line", "what", "epsilon"), COMMANDS)

@@ -11,7 +11,7 @@ from itertools import product
 
 import numpy as np
 
-from edp_lab.privacy.accountants import RenyiDP, zcdp_epsilon
+from edp_lab.privacy.accountants import zcdp_epsilon
 from edp_lab.privacy.composition import (
     advanced_composition,
     amplify_by_subsampling,
@@ -92,7 +92,7 @@ def t9_ten_instructors(instructors: int = 10, batch: int = 250, epochs: int = 10
 
 def _spent(z: float, steps: int, rate: float) -> float:
     """Epsilon at `DELTA` of so many steps on Poisson samples."""
-    return RenyiDP(Schedule(np.array([z]), np.array([steps]), rate)).epsilon(DELTA)
+    return PrivacyLossDistribution(Schedule(np.array([z]), np.array([steps]), rate)).epsilon(DELTA)
 
 
 @Claim(
