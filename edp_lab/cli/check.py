@@ -263,6 +263,8 @@ def setting_of(read: Mapping[str, Any]) -> Setting:
         raise UsageError("the length is not given: add --steps, or --epochs")
     steps = number.get("steps") or number["epochs"] * math.ceil(n / batch)
     epochs = number.get("epochs") or math.ceil(steps / math.floor(n / batch))
+    if not (epochs - 1) * math.floor(n / batch) <= steps <= epochs * math.ceil(n / batch):
+        raise UsageError(f"{steps:,.0f} steps of {batch:g} of {n:,} are not {epochs:g} epochs: give one of the two")
     z, claimed = number.get("noise_multiplier"), number.get("epsilon")
     if z is None and claimed is None:
         raise UsageError("neither a noise multiplier nor an epsilon is given: add --noise-multiplier")
@@ -290,7 +292,7 @@ def _batch(number: Mapping[str, float], n: int) -> float:
         raise UsageError("the batch size is not given: add --batch-size, or --sampling-rate")
     if batch is not None and rate is not None and abs(rate * n / batch - 1) > 0.02:
         raise UsageError(f"batches of {batch:g} are not a share of {rate:g} of {n:,}: give one of the two")
-    batch = rate * n if batch is None else batch  # type: ignore[operator]
+    batch = max(batch or 0.0, (rate or 0.0) * n)  # of two that hardly differ the one that costs more
     if batch > n:
         raise UsageError(f"the batch size is {batch:g}: it must lie above 0, up to n = {n:,}")
     return batch

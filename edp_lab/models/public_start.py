@@ -9,7 +9,7 @@ starts from those labels whose names are near. Label sets are public, and "froml
                           /seen.u4                hashes of the utterances behind it, but for generated everyday ones
 
 Those who trained on a corpus that a start was made from would find their utterances in its weights, whatever epsilon
-says. So each start knows the utterances it was made from, and `start_for` takes one that has not seen the corpus.
+says. So each start knows the utterances it was made from, and a private run on more than a few of them is refused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.tensor_file import parse_tensors
 
 STARTS = comes_with("data") / "public_start"
-NAMES = ("public-start", "public-start-without-snips", "public-start-without-nlu-eval")  # the first that fits is taken
+NAMES = ("public-start", "public-start-without-snips", "public-start-without-nlu-eval")
 ABOUT, WEIGHTS, SEEN = "about.json", "weights.safetensors", "seen.u4"
 WORDS, VECTORS = "words.weight", torch.float8_e4m3fn
 UNKNOWN_WORDS = 1  # row that all words without a vector share; it is zero
@@ -56,17 +56,10 @@ def start_folder(name: str) -> Path:
     return STARTS / name if name in NAMES else Path(name)
 
 
-def start_for(texts: Iterable[str]) -> str:
-    """The name of the first start that has not seen these utterances.
-
-    Raises:
-        UsageError: all have.
-    """
-    hashes = utterance_hashes(texts)
-    for name in NAMES:
-        if seen_share(name, hashes) <= MOST_SEEN:
-            return name
-    raise UsageError("each public start has seen this corpus: give --pretrained, made from other text")
+def start_for(corpus: str) -> str:
+    """The start for a corpus, by its name alone: were it chosen by the texts, one of them could turn the choice."""
+    without = f"{NAMES[0]}-without-{Path(corpus).name}"
+    return without if without in NAMES else NAMES[0]
 
 
 def seen_share(name: str, hashes: np.ndarray) -> float:
@@ -82,8 +75,8 @@ def check_unseen(name: str, texts: Iterable[str]) -> None:
     share = seen_share(name, utterance_hashes(texts))
     if share > MOST_SEEN:
         raise UsageError(
-            f"{name} was made from {share:.0%} of these utterances, so no epsilon would hold: leave out --pretrained "
-            "with --epsilon, or name a start that was made without them"
+            f"{name} was made from {share:.0%} of these utterances, so no epsilon would hold: give a --pretrained "
+            f"that was made without them, such as {' or '.join(one for one in NAMES if one != name)}"
         )
 
 

@@ -54,8 +54,7 @@ def measure(corpus: str, epsilon: float, seed: int) -> dict[str, Any]:
 
 def without_privacy(corpus: str, seed: int, rate: float) -> dict[str, Any]:
     """The same network from the same start under SGD, for 12 epochs."""
-    data = split(load_corpus(corpus), seed)
-    start = start_for(one.text for one in data.train)
+    start = start_for(corpus)
     config = TrainConfig(corpus, method="sgd", size="medium", pretrained=start, lr=rate, epochs=12, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         record = train(config, Path(folder) / "run")

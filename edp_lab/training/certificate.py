@@ -24,6 +24,7 @@ from edp_lab.privacy.mechanism import of_training
 from edp_lab.training.run_folder import go_on, read_record, run_ledger
 
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"
+OTHER_RUNS = "other runs on the same corpus: their epsilons add up"
 MADE = ("written", "versions")  # all else is computed
 
 
@@ -32,6 +33,8 @@ def certificate(folder: Path) -> dict[str, Any]:
 
     Epsilon is that of every release in the ledger, for one utterance or speaker, by the tightest accountant (under
     Poisson sampling privacy loss distributions, rounded up).
+
+    It has no checksum of the corpus: whoever knows all others could try each candidate on that.
 
     Raises:
         UsageError: the run has no ledger, the ledger does not fit the record, or no epsilon holds.
@@ -56,9 +59,8 @@ def certificate(folder: Path) -> dict[str, Any]:
         "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in of_training(bill)}),
         "noise": EXACT_NOISE,
         "public_by_assumption": [*(one.format(unit=mechanism.unit) for one in PUBLIC), *_start(config)],
-        "not_covered": list(dict.fromkeys([*NOT_COVERED, *record["not_private"]])),
+        "not_covered": list(dict.fromkeys([OTHER_RUNS, *NOT_COVERED, *record["not_private"]])),
         "corpus": config["corpus"],
-        "corpus_sha256": record["corpus"]["sha256"],
         "model_sha256": record["model_sha256"],
         "ledger": ledger.chain,
     }
@@ -101,5 +103,5 @@ def _same(told: Any, value: Any) -> bool:
 def _start(config: dict[str, Any]) -> list[str]:
     start = config["pretrained"]
     told = made_of(start) if start else []
-    fits = [f"that it has seen at most {MOST_SEEN:.0%} of the utterances"] if told else []
+    fits = [f"that it has seen at most {MOST_SEEN:.0%} of the utterances, which epsilon does not cover"] if told else []
     return [f"what the model started from: {start}", *told, *fits] if start else []

@@ -135,9 +135,15 @@ def _moments(
     return moments
 
 
+LIBRARIES = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "OPENBLAS_")  # whose settings choose how products are summed
+
+
 def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
     """What a step's bits may depend on beside its key, training data and parameters; all ranks call it together."""
-    processor = [platform.machine(), torch.backends.cpu.get_cpu_capability(), platform.node()]
+    from llvmlite.binding import get_host_cpu_name  # slow to import
+
+    processor = [platform.machine(), get_host_cpu_name(), torch.backends.cpu.get_cpu_capability(), platform.node()]
+    processor += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(LIBRARIES))
     processes = accelerator.num_processes
     return {
         "inputs": inputs,

@@ -7,7 +7,7 @@
     PlainGradient      of plain training, which clips nothing
 
 Gradients are computed when their clipped sum is asked for. Those formed one by one are summed in float64, and rounded
-once: `edp_lab.training.dp_step` says what that is good for.
+once, and so are the sums of passes: `edp_lab.training.dp_step` says what that is good for.
 """
 
 from __future__ import annotations
@@ -113,12 +113,15 @@ class KeptGradients:
                     total = 0
                 passes[-1].append(m)
                 total += len(part)
+        summed = out.double() if len(passes) > 1 else out  # in float32 the error would grow faster than the batch
         for own in passes:
             ops = self._pass([self.parts[m] for m in own])
             norms[own] = ops.norms()
             factors[own] = factors_of(norms[own])
-            ops.add_weighted_sum(out, factors[own])
-        return ClippedSum.flat(norms, factors, out)
+            ops.add_weighted_sum(out.zero_(), factors[own])
+            if summed is not out:
+                summed += out
+        return ClippedSum.flat(norms, factors, out.copy_(summed))
 
     def _pass(self, parts: Sequence[np.ndarray]) -> MicroBatchOps:
         sizes = [len(part) for part in parts]

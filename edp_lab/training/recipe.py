@@ -119,11 +119,10 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
             f"{math.ceil(LEAST_SIGNAL / epsilon):,} of them, or an epsilon of {upward(LEAST_SIGNAL / n, 2)}"
         )
     start = asked.pretrained
-    texts = (one.text for one in data.train)
+    if start is None and asked.model == "clc":  # a BERT's weights are the user's to name
+        start = start_for(whole.name)
     if start is not None:
-        check_unseen(start, texts)
-    elif asked.model == "clc":  # a BERT's weights are the user's to name
-        start = start_for(texts)
+        check_unseen(start, (one.text for one in data.train))
     lines = tuple(line for line in recipe(n, start, asked.model) if line.setting not in given)
     settings = {line.setting: line.value for line in lines} | given
     config = replace(asked, **settings)

@@ -72,6 +72,8 @@ def test_settings_of_other_libraries(content, expected):
         ({**TF, "sampler": "shuffle", "batch_size": 7_000}, "up to n"),
         (TF, "sampler is not given"),
         ({**TF, "sampler": "random"}, "unknown sampler"),
+        ({"sampler": "shuffle", "n": 6_000, "batch_size": 60, "steps": 1_000, "epochs": 1}, "1,000 steps .* not 1 ep"),
+        ({"sampler": "poisson", "n": 6_000, "batch_size": 60, "steps": 100, "epochs": 50}, "100 steps .* not 50 ep"),
         ({"sampler": "poisson", "sampling_prob": 0.1, "cycle_length": 4, "n": 100}, "cycle"),
     ],
 )
@@ -118,3 +120,8 @@ def test_verdicts_say_what_holds_what_attacks_reach_and_which_noise_was_assumed(
     assert "the claim is false: attacks reach epsilon" in once
     anew = told({**BINS, "sampler": "random-allocation", "noise_multiplier": 1.0, "epsilon": 3.0})
     assert "not shown: the least that is known to hold is 3.48381; attacks reach 1.99" in anew  # rounded up, down
+
+
+def test_of_two_rates_that_hardly_differ_the_costlier_one_counts():
+    given = {"sampler": "poisson", "n": 10_000, "batch_size": 100, "sampling_rate": 0.0101, "steps": 1, **DELTA}
+    assert setting_of({**given, "noise_multiplier": 1}).rate == pytest.approx(0.0101)

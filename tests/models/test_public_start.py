@@ -102,15 +102,17 @@ def test_a_damaged_start_is_refused(folder, tmp_path):
         load_start(str(broken))
 
 
-def test_a_start_that_has_seen_the_corpus_is_passed_over(folder, monkeypatch):
+def test_the_start_is_chosen_by_the_name_alone_and_refused_for_what_it_has_seen(folder):
+    chosen = {"snips": 1, "/data/nlu-eval": 2, "atis": 0, "snips.jsonl": 0, "own": 0}
+    assert {corpus: public_start.NAMES.index(start_for(corpus)) for corpus in chosen} == chosen
     seen = [one.text for one in everyday(400).utterances]
-    names = (str(folder), "nowhere")
-    monkeypatch.setattr(public_start, "NAMES", names)
-    assert start_for(f"unheard {k}" for k in range(100)) == names[0]
-    assert start_for(text.upper() for text in seen[:100]) == names[1]
-    monkeypatch.setattr(public_start, "NAMES", names[:1])
-    with pytest.raises(UsageError, match="seen this corpus"):
-        start_for(seen)
+    public_start.check_unseen(str(folder), [*(f"unheard {k}" for k in range(95)), *seen[:5]])
+    with pytest.raises(
+        UsageError, match=r"made from 6% of these .* such as public-start or public-start-without-snips"
+    ):
+        public_start.check_unseen(
+            str(folder), [*(f"unheard {k}" for k in range(94)), *(one.upper() for one in seen[:6])]
+        )
 
 
 @pytest.mark.parametrize("name", public_start.NAMES)
@@ -129,7 +131,7 @@ def test_no_start_has_seen_the_corpus_that_it_is_named_without(real_data):
     for corpus in ("atis", "snips", "nlu-eval"):
         texts = [one.text for one in load_corpus(corpus).utterances]
         hashes = public_start.utterance_hashes(texts)
-        assert public_start.seen_share(start_for(texts), hashes) < public_start.MOST_SEEN
+        assert public_start.seen_share(start_for(corpus), hashes) < public_start.MOST_SEEN
         shares = [public_start.seen_share(name, hashes) for name in public_start.NAMES]
         assert (max(shares) > 0.99) == (corpus != "atis"), shares
 

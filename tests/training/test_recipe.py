@@ -54,6 +54,7 @@ def test_the_noise_keeps_epsilon_and_not_much_more(corpus, epsilon, given):
 def test_a_run_ends_with_a_certificate_whose_numbers_come_from_the_ledger(run):
     made, record, folder = run
     told = check_certificate(folder)
+    assert record["corpus"]["sha256"][:16] not in (folder / CERTIFICATE).read_text()
     assert told == json.loads((folder / CERTIFICATE).read_text())
     assert told["epsilon"] == record["final"]["epsilon"] <= 8
     assert told["epsilon"] == pytest.approx(8, rel=1e-2)
