@@ -268,13 +268,15 @@ def mechanism(
 def bits(
     noise: Annotated[
         str | None,
-        "box-muller, torch, opacus-secure, numpy-float32, numpy-rounded, numpy-float64, exact (the library's own), or "
-        "MODULE:FUNCTION of your own, (sum, std) -> what is released, float32 (default: all of these).",
+        "box-muller, torch, opacus-secure, numpy-float32, numpy-rounded, numpy-float64, devices, one-rank, each-rank "
+        "(the library's float noise, by where it is added), exact-ranks, exact (its own), or MODULE:FUNCTION of yours, "
+        "(sum, std) -> what is released, float32 (default: all of these).",
     ] = None,
     attack: Annotated[
         str | None,
-        "sum (of any noise: which numbers can no float32 added to the sum give?), pairs (of Box and Muller), numbers "
-        "(of numpy's ziggurat), or of exact noise grid, cells or zeros (default: all there are for this noise).",
+        "sum (of any noise: which numbers can no float32 added to the sum give?), devices (added to one rank's share), "
+        "pairs (of Box and Muller), numbers (of numpy's ziggurat), or of exact noise grid, cells or zeros (default: "
+        "all there are for this noise).",
     ] = None,
     z0: Annotated[float, "Noise multiplier: noise over sensitivity."] = 4.0,
     clip: Clip = 1.0,

@@ -121,7 +121,7 @@ def steps(
         f"{rows[0]['threads']} thread(s) a process"
     )
     caption = "seconds: median; x SGD: median of the ratios within a round"
-    if (noise := rows[-1]["noise_ratio"]) is not None:
+    if noise := next((row["noise_ratio"] for row in rows if row["noise_ratio"]), None):
         caption += f"; exact noise takes {noise:.2f} times what drawing and adding float noise takes"
     framed: dict[str, Any] = {"box": HEAVY_HEAD, "show_edge": True, "pad_edge": True, "padding": (0, 0, 0, 1)}
     Screen().table(lines, title=title, caption=caption, **framed)

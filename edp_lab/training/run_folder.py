@@ -42,7 +42,9 @@ PACKAGES = (
 NOT_PRIVATE = (
     "training loss",
     "validation scores",
+    "training time",
     "corpus checksum",
+    "what was mended in the corpus",
     "split counts",
     "choice of hyper-parameters",
     "whether and where a run failed",

@@ -5,11 +5,13 @@ drawn as floats, reach only some of the floats. Whoever knows all of the sum but
 adversary) counts for both sums the released numbers that they cannot reach, and guesses "present" if these are more
 without the canary than with it. One number may decide, whatever epsilon says (Mironov 2012; arXiv 2112.05307).
 
-Three ways to tell that a number is impossible:
+Ways to tell that a number is impossible:
 
 * sum: no float32 number, added to this sum in float32, gives it. It asks nothing of the noise but that it was float32,
   so it breaks perfect normals, too. What tells are numbers nearer to 0 than the noise that gave them: they have kept
   the sum's last bits.
+* devices: the same of a sum over two ranks, one of which had added the noise to its share before: no float32 number,
+  added there, gives it.
 * pairs: Box and Muller (1958) make two normals of b + b random bits. Near such a pair few radii and angles exist, and
   all are tried. Of 24 + 24 bits most pairs give themselves away, of 32 + 32 those far out: 1 in 10^5.
 * grid, cells, zeros: three on noise that is rounded to a grid g. Against a sum stands a number that is no multiple of
@@ -17,13 +19,14 @@ Three ways to tell that a number is impossible:
   way round (as if cells had different chances), and a zero or subnormal number with another sign than the sum's.
 * numbers: numpy's ziggurat in float32 has 2^23 values in each of 256 layers, 2^24 in its tail. All layers are tried.
 
-Who resists, and how far. Float64 noise that is added in float64 and rounded to float32 once resists, as a float32 cell
-holds thousands of its values. Numpy's have 52 bits in each layer, so where a cell is W wide its chance is off by 2^-50
-sigma / W of itself at most. Numbers near 2^-j sigma, whose cells are 2^(-23 - j) sigma wide, thus add 2^(j - 54) to the
-divergence from the ideal while j < 28, and 2^-j (j - 27) beyond: less than 2^-25 for each number released. By Pinsker's
-inequality that adds at most 2 sqrt(P 2^-26) to an attack's advantage on P numbers: .025 for 10^4, and no promise for
-10^8. (The rounding of float64 itself, far below, is left out.) `edp_lab.privacy.exact_noise` needs no such bound: it
-adds nothing.
+Who resists, and how far. Where each of two ranks adds float32 noise of its own, one's last bits blur the other's, and
+what is counted no longer proves anything, but it still tells most releases apart. Float64 noise that is added in
+float64 and rounded to float32 once resists, as a float32 cell holds thousands of its values. Numpy's have 52 bits in
+each layer, so where a cell is W wide its chance is off by 2^-50 sigma / W of itself at most. Numbers near 2^-j sigma,
+whose cells are 2^(-23 - j) sigma wide, thus add 2^(j - 54) to the divergence from the ideal while j < 28, and 2^-j (j -
+27) beyond: less than 2^-25 for each number released. By Pinsker's inequality that adds at most 2 sqrt(P 2^-26) to an
+attack's advantage on P numbers: .025 for 10^4, and no promise for 10^8. (The rounding of float64 itself, far below, is
+left out.) `edp_lab.privacy.exact_noise` needs no such bound: it adds nothing.
 """
 
 from __future__ import annotations
@@ -86,6 +89,43 @@ def no_float_sum(released: Floats, total: Floats, std: float) -> NDArray[np.int6
     for end in (-np.inf, np.inf):
         impossible &= total + np.nextafter(nearest, f32(end)) != released
     return impossible.sum(axis=-1)
+
+
+def shares(total: Floats, std: float) -> Sums:
+    """The sum's parts on two ranks, (..., P) each: with the second's utterances the canary is not. All are known."""
+    size = total.shape[-1]
+    second = np.random.default_rng(size).normal(0.0, 2 * std / math.sqrt(size), (size,)).astype(f32)
+    return total - second, second
+
+
+def no_device_sum(released: Floats, total: Floats, std: float) -> NDArray[np.int64]:
+    """Numbers that no float32 number gives, if it is added to either rank's share, in float32, before they are summed.
+
+    Proof: again nothing falls as the noise rises, so the least float that gives as much gives it, or none does.
+    """
+    impossible = np.ones(released.shape, dtype=bool)
+    for own, other in (parts := shares(total, std), parts[::-1]):
+        nearest = (released.astype(float) - own - other).astype(f32)
+        rows, places = np.nonzero(impossible & (own + nearest + other != released))
+        own, other, wanted = own[places], other[places], released[rows, places]
+        low, high = (np.full(len(rows), end, dtype=np.int64) for end in (-LARGEST_FLOAT, LARGEST_FLOAT))
+        while (low < high).any():
+            middle = (low + high) // 2
+            enough = own + _float_of(middle) + other >= wanted
+            low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
+        missed = np.zeros_like(impossible)
+        missed[rows, places] = own + _float_of(low) + other != wanted
+        impossible &= missed
+    return impossible.sum(axis=-1)
+
+
+LARGEST_FLOAT = int(np.finfo(f32).max.view(np.int32))
+
+
+def _float_of(number: NDArray[np.int64]) -> Floats:
+    """All float32 numbers in their order, 0 from 0."""
+    bits = np.abs(number).astype(np.uint32) | (number < 0).astype(np.uint32) << np.uint32(31)
+    return bits.view(f32)
 
 
 @dataclass(frozen=True)
@@ -269,6 +309,25 @@ def _opacus_secure(totals: Floats, std: float, seed: int) -> Floats:
     return (torch.from_numpy(totals) + noise / 2).numpy()
 
 
+def _by_ranks(kind: str, world: int, totals: Floats, std: float, seed: int) -> Floats:
+    """As the library trains with float noise: two devices on as many ranks, whose shares are summed in float32."""
+    import torch
+
+    from edp_lab.training.noise import NoiseSource, Share, Span
+
+    released = [part.copy() for part in ((totals,) if world == 1 else shares(totals, std))]
+    released[1:] = [np.tile(part, (len(totals), 1)) for part in released[1:]]
+    for rank, rows in enumerate(released):
+        source = NoiseSource(key_from_seed(seed), rows.shape[1], Share(kind, 2, rank, world))
+        for step, row in enumerate(rows):
+            source.of(step).add_to([Span(slice(0, len(row)), torch.from_numpy(row))], [std])
+    return np.sum(released, axis=0, dtype=f32)
+
+
+def _exact_by_ranks(totals: Floats, std: float, seed: int) -> Floats:
+    return _exact(np.sum(np.broadcast_arrays(*shares(totals, std)), axis=0, dtype=f32), std, seed)
+
+
 def _exact(totals: Floats, std: float, seed: int) -> Floats:
     numbers = totals.flatten()
     for block, start in enumerate(range(0, len(numbers), PIECE)):
@@ -277,7 +336,7 @@ def _exact(totals: Floats, std: float, seed: int) -> Floats:
     return numbers.reshape(totals.shape)
 
 
-SUM = Clue(no_float_sum, 1024)
+SUM, DEVICES = Clue(no_float_sum, 1024), Clue(no_device_sum, 2**16)
 OURS = Clue(Pairs(_halves, _near_ours, 4.9, 0.0), 5_000_000)
 TORCHS = Clue(Pairs(_eights, _near_torchs, 4.0, 4e-7), 2**17)
 ZIGGURAT = Clue(no_ziggurat, 2**20)
@@ -289,6 +348,10 @@ NOISES: dict[str, Noise] = {
     "numpy-float32": Noise("numpy's, float32", partial(_numpy, f32, True), {"sum": SUM, "numbers": ZIGGURAT}),
     "numpy-rounded": Noise("numpy's, float64, rounded, then added", partial(_numpy, float, True), {"sum": SUM}),
     "numpy-float64": Noise("numpy's, float64, added, then rounded", partial(_numpy, float, False), {"sum": SUM}),
+    "devices": Noise("each simulated device's own, as printed", partial(_by_ranks, "per-device", 1), {"sum": SUM}),
+    "one-rank": Noise("one rank's, before the sum over two", partial(_by_ranks, "aggregate", 2), {"devices": DEVICES}),
+    "each-rank": Noise("each rank's own, as printed", partial(_by_ranks, "per-device", 2), {"devices": DEVICES}),
+    "exact-ranks": Noise("ours, after the sum over two ranks", _exact_by_ranks, {"devices": DEVICES}),
     "exact": Noise(
         "an ideal normal, rounded with the sum: ours",
         _exact,

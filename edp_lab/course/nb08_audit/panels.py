@@ -285,10 +285,15 @@ def bits(noise: str, z0: float, numbers: int, seed: int) -> Panel:
             "Opacus' secure mode": {"noise": "opacus-secure"},
             "ten times the noise": {"z0": 40.0},
         },
-        noise=choice("noise", noise, list(NOISES), tooltips=[one.said for one in NOISES.values()]),
+        noise=choice("noise", noise, list(told := noises()), tooltips=list(told.values())),
         z0=number("noise multiplier z0", z0, decades(0, 2)),
         numbers=number("numbers released", numbers, [32, 64, 128, 256, 512]),
     )
+
+
+def noises() -> dict[str, str]:
+    """Those that the attack by the sum is for, and what is said of them."""
+    return {name: one.said for name, one in NOISES.items() if "sum" in one.clues}
 
 
 def tell_bits(result: BitsSeen) -> tuple[Tile, Tile, str]:
