@@ -121,7 +121,7 @@ class Released(NamedTuple):
     """One step's output and what the panels show of it."""
 
     parts: Sequence[Tensor]  # the released mean gradient, in flat pieces; by `add_noise` to a rank's share, that share
-    clip_factors: Tensor  # (M) in (0, 1], what each micro-batch's gradient was multiplied by. Not private
+    clip_factors: Tensor  # (M) in [0, 1], what each micro-batch's gradient was multiplied by. Not private
     norms: Tensor  # (M, K) of the unclipped, unscaled gradients. Not private
     sums: Sequence[float] = ()  # over ranks, of what was counted beside. Not private
 
@@ -151,10 +151,10 @@ def clip(
         no micro-batch, or an empty one   contributes 0; the divisor stays
         0 to C                            stays as it is (sound: to C less 2^-11 of it, which floats may round away)
         beyond C                          shortened to C
-        NaN or infinite                   refused
+        NaN or infinite                   contributes 0: to refuse it would tell that it is there (as printed: refused)
 
     Raises:
-        UsageError: a gradient is not finite, or a layer scale is too small for float32 or larger than judged.
+        UsageError: a layer scale is too small for float32 or larger than judged; as printed, a gradient is not finite.
     """
     divisor = divisor or mechanism.num_devices
     total = gradients.clipped_sum(out, lambda norms: clip_factors(mechanism, norms, layout, alpha) / divisor)
@@ -202,7 +202,10 @@ def noise_stds(mechanism: Mechanism, epoch: int, alpha: Tensor | None, divisor: 
 
 
 def clip_factors(mechanism: Mechanism, norms: Tensor, layout: Layout, alpha: Tensor | None) -> Tensor:
-    """min(1, C / ||g_m / alpha||) for each micro-batch: norms (M, K) -> (M), float64. Raises as `clip`."""
+    """min(1, C / ||g_m / alpha||) for each micro-batch, 0 to leave it out: norms (M, K) -> (M), float64.
+
+    Raises as `clip`.
+    """
     if alpha is not None and not float(alpha.min()) >= SMALLEST_ALPHA:
         raise UsageError(f"a layer scale alpha is {float(alpha.min())}: it must be at least {SMALLEST_ALPHA:.1e}")
     if alpha is not None and not float(alpha.max()) <= mechanism.alpha_max * (1 + 1e-6):
@@ -210,12 +213,13 @@ def clip_factors(mechanism: Mechanism, norms: Tensor, layout: Layout, alpha: Ten
             f"a layer scale alpha is {float(alpha.max())}, above the {mechanism.alpha_max} by which the mechanism is "
             "judged: normalise the scales"
         )
-    check_finite(norms, layout)
+    if mechanism.variant is Variant.AS_PRINTED:
+        check_finite(norms, layout)
     lost = [math.sqrt(SMALLEST_SQUARE * (columns.stop - columns.start)) for columns in layout.columns]
     norms = norms + norms.new_tensor(lost)
     total = torch.linalg.vector_norm(norms if alpha is None else norms / alpha, dim=1)
     bound = mechanism.clip_norm * (CLIP_MARGIN if mechanism.variant is Variant.SOUND else 1.0)
-    return (bound / total.clamp_min(1e-300)).clamp_max(1.0)
+    return (bound / total.clamp_min(1e-300)).clamp_max(1.0).where(torch.isfinite(total), 0.0)
 
 
 class FlatGradient:

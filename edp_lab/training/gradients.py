@@ -28,7 +28,7 @@ from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.training.noise import Rows, Span
 
 MOST_EXAMPLES = 512  # in one pass: more would cost memory and save nothing
-Factors = Callable[[Tensor], Tensor]  # norms (M, K) -> factors (M)
+Factors = Callable[[Tensor], Tensor]  # norms (M, K) -> factors (M); 0 leaves a micro-batch out, whatever its numbers
 
 
 class ClippedSum(NamedTuple):
@@ -101,7 +101,7 @@ class KeptGradients:
                 self._pass(self.parts).add_weighted_sum(out)
             norms = layer_norms(out[None], self.layout)
             factors = factors_of(norms)
-            return ClippedSum.flat(norms, factors, out, float(factors[0]))
+            return ClippedSum.flat(norms, factors, out if factors[0] else out.zero_(), float(factors[0]))
         norms = out.new_zeros(len(self.parts), len(self.layout.names), dtype=torch.float64)
         factors = factors_of(norms)
         passes: list[list[int]] = []  # micro-batches that go through together, as many as memory allows
@@ -115,10 +115,18 @@ class KeptGradients:
                 total += len(part)
         summed = out.double() if len(passes) > 1 else out  # in float32 the error would grow faster than the batch
         for own in passes:
+            before = self.loss.clone()
             ops = self._pass([self.parts[m] for m in own])
             norms[own] = ops.norms()
             factors[own] = factors_of(norms[own])
-            ops.add_weighted_sum(out.zero_(), factors[own])
+            left = [m for m in own if factors[m]]
+            if len(left) < len(own):  # NaN times 0 is no 0
+                self.loss = before
+                if not left:
+                    continue
+                ops = self._pass([self.parts[m] for m in left])
+                ops.norms()  # what it forms for them is summed
+            ops.add_weighted_sum(out.zero_(), factors[left])
             if summed is not out:
                 summed += out
         return ClippedSum.flat(norms, factors, out.copy_(summed))
@@ -158,7 +166,8 @@ class LoopGradients:
             row = torch.cat([p.new_zeros(p.numel()) if g is None else g.flatten() for g, p in pairs])
             norms[m] = layer_norms(row[None], self.layout)[0]
             factors[m] = factors_of(norms[m : m + 1])[0]
-            total.add_(row, alpha=float(factors[m]))
+            if factors[m]:
+                total.add_(row, alpha=float(factors[m]))
             self.loss += losses.detach().sum()
         return ClippedSum.flat(norms, factors, out.copy_(total))
 
@@ -193,6 +202,8 @@ class BatchGradient:
             spans.append(Span(columns, p.grad.view(-1), rows=rows and Rows(*rows)))
         all_norms = torch.stack(norms, dim=1)
         factors = factors_of(all_norms)
+        if not factors[0]:
+            spans = [Span(span.columns, span.numbers.zero_()) for span in spans]
         return ClippedSum(all_norms, factors, [span._replace(scale=float(factors[0])) for span in spans])
 
 
@@ -223,7 +234,8 @@ class StackedGradients:
         factors = factors_of(norms)
         total = torch.zeros_like(out, dtype=torch.float64)
         for factor, gradient in zip(factors.tolist(), self.gradients, strict=True):
-            total.add_(gradient, alpha=factor)
+            if factor:
+                total.add_(gradient, alpha=factor)
         return ClippedSum.flat(norms, factors, out.copy_(total))
 
 

@@ -53,8 +53,9 @@ def train(
     usable model and record, status "interrupted"; `resume` goes on with it.
 
     Raises:
-        UsageError: bad configuration or corpus, `out` already holds a run (nothing is written then), a gradient that is
-            not finite, a full disk, a process that died (what was learnt so far stays).
+        UsageError: bad configuration or corpus, `out` already holds a run (nothing is written then), parameters (or,
+            where nothing is promised, gradients) that are not finite, a full disk, a process that died (what was learnt
+            so far stays).
     """
     folder = run_folder.new_run_folder(out) if rank() == 0 else Path(out)
     return _start(config, folder, listener, stop or threading.Event(), resuming=False)

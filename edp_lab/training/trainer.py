@@ -34,7 +34,7 @@ from edp_lab.models.factory import model_checksum
 from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.public_start import check_unseen
-from edp_lab.privacy import Alpha
+from edp_lab.privacy import Alpha, Variant
 from edp_lab.privacy.csprng import Purpose, SecretStream, key_from_seed, stream, uniform_hash
 from edp_lab.privacy.mechanism import SCALES
 from edp_lab.training import checkpoint, run_folder
@@ -333,8 +333,9 @@ class Trainer:
         before = now.seconds
         while now.step_in_epoch < steps:
             loss, examples, stopped = self.step(stop)
-            now.loss += loss
-            now.examples += examples
+            if math.isfinite(loss):
+                now.loss += loss
+                now.examples += examples
             now.step_in_epoch += 1
             now.seconds = before + time.perf_counter() - start
             if self.main:
@@ -344,7 +345,7 @@ class Trainer:
             if folder is not None and time.perf_counter() - saved > SAVE_EVERY and now.step_in_epoch < steps:
                 self.save_state(folder)
                 saved = time.perf_counter()
-        # Steps without noise look at the loss only.
+        # What was released decides whether a sound run goes on; steps without noise look at the loss only.
         check_finite(torch.stack([row_norms(p.detach().view(1, -1)) for _, p in self.parameters], dim=1), self.layout)
         scores = evaluate_model(self.model, self.validation, self.accelerator)
         done = now.epoch
@@ -363,7 +364,7 @@ class Trainer:
         process, so it is enough that this one has written it down.
 
         Raises:
-            UsageError: a gradient or the loss is not finite, or the ledger cannot be written.
+            UsageError: the ledger cannot be written; where nothing is promised, a gradient or the loss is not finite.
         """
         now = self.progress
         if self.private is not None and self.private.mechanism.alpha is Alpha.NOISED and self.private.alpha is None:
@@ -377,7 +378,7 @@ class Trainer:
             return gradients.loss, sum(len(one) for one in parts), stop is not None and stop.is_set()
 
         loss, examples, stops = self.rule.clip_and_noise(now.epoch, now.step, gradients, entry, counts).sums
-        if not math.isfinite(loss):
+        if not math.isfinite(loss) and not (self.mechanism and self.mechanism.variant is Variant.SOUND):
             raise UsageError("the loss is not finite: lower --lr or check the corpus")
         self._prepare_optimizer()
         self.optimizer.step()

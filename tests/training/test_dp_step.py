@@ -200,6 +200,26 @@ def test_gradients_that_are_not_finite_and_scales_beyond_those_that_are_judged_a
         release(Mechanism.as_printed(1, 1, 2, 4), 0, StackedGradients(gradients, layout), layout, scales, silence)
 
 
+@pytest.mark.parametrize("variant", ["pass", "naive", "alone", "one of one"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_utterance_whose_gradient_is_not_finite_counts_as_if_it_were_not_there(variant, value):
+    """Were it refused, whether the step is taken would tell that it is there, whatever epsilon says."""
+    model, everything = small_model(), utterances(5)
+    data = model.dataset([*everything, Utterance(("poison",), ("O",), "alarm")])
+    with torch.no_grad():
+        model.words.weight[data.batch([5]).inputs["words"]] = value
+    layout, mechanism = Layout.of(trainable(model)), Mechanism.sound(0.5, 0.0, 2, 1)
+    before, after = ([], []) if variant in ("alone", "one of one") else ([np.arange(2)], [np.arange(2, 5)])
+    found = []
+    for poison in (np.array([5]), np.array([], dtype=int)):
+        parts = [*before, poison, *after]
+        given = model_gradients(model, data, parts, None, layout, variant == "naive", alone=variant == "alone")
+        out = clip(mechanism, given, layout, None, None, torch.full((layout.size,), math.nan).double())
+        found.append(add_noise(out, 0, DrawnNoise(torch.zeros(layout.size).double())).gradient)
+    assert torch.isfinite(found[1]).all()
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.parametrize("naive", [False, True])
 def test_empty_micro_batches_add_nothing_and_the_divisor_stays(naive):
     """Two utterances on four devices: the mean is over four all the same. Without any, the noise goes out alone."""
