@@ -95,7 +95,7 @@ def test_a_verdict_has_a_strength_and_a_measured_one_names_its_sample_and_an_int
     assert kind != "measured" or any(type(entry.measured[n]) is int and entry.measured[n] > 1 for n in names - ends)
 
 
-BY_HAND = {  # values, and how far from them what is measured may lie
+BY_HAND: dict[str, dict[str, tuple[float, float]]] = {  # values, and how far from them what is measured may lie
     "P5": {"claimed_epsilon": (5.30, 0.005), "epsilon": (10.00, 0.005)},
     "P10": {"smallest": (1.32, 0.01), "largest": (22.5, 0.01)},
     "P11": {"smallest_epsilon": (50.1, 0.05)},

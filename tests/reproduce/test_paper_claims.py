@@ -208,7 +208,7 @@ def test_changes_are_means_over_pairs_and_many_are_held_to_more():
     assert change.mean == pytest.approx(0)
     assert change.half_width == pytest.approx(4.3027 * 10 / math.sqrt(3), rel=1e-4)
     samples = np.random.default_rng(0).normal(0.3, 1, (40, 5))
-    changes = [Change.of("", np.ones(5), 1 + one / 100) for one in samples]
+    changes = [Change.of("", [1.0] * 5, [*(1 + one / 100)]) for one in samples]
     p = stats.ttest_1samp(samples, 0, axis=1).pvalue
     assert [one.p for one in changes] == pytest.approx(p)
     for many in (1, 4, 40):  # Holm by hand: the k-th smallest of m beats 5 % / (m - k), and so do all before it
