@@ -47,7 +47,7 @@ EVEN, MOST_EVEN = 1.5, 300  # deviations, and edges, at equal distance on either
 STEPS = 16  # of tilts, from one power of 2 to the next
 TILTS = range(-50 * STEPS, 80 * STEPS)
 LEVELS = range(1, 160)  # in quarters of a standard deviation, how far a tilt may move the sum of normal losses
-WINDOW = math.log(1e7)  # 1 over the share of delta that may lie beyond its ends
+WINDOW = math.log(1e9)  # 1 over the share of delta that may lie beyond its ends
 NEGLIGIBLE = 1e-5  # of delta: losses of single releases beyond are as good as infinite
 LONGEST = 2**20  # of a transform
 AT_ONCE = 8  # transforms
@@ -194,7 +194,7 @@ class Losses:
             curve = self._composed(level, self.width)
             coarse = curve.added(-_divergence(level), self.releases) / TOLERATED
             if coarse > 1:  # the mean is far from epsilon, by which the width was chosen
-                finer = 2 ** min(FINEST, math.ceil(math.log2(coarse) / 2))
+                finer = 2 ** min(FINEST, 1 + math.ceil(math.log2(coarse) / 2))  # 1: what is too coarse may hide more
                 curve = self._composed(level, max(self.width / finer, self._rough.reach(level) / LONGEST))
             self._curves[level] = curve
         return self._curves[level]
