@@ -73,8 +73,8 @@ def t6_sampled_step(epsilon: float = 7.0, rate: float = 0.01, delta: float = DEL
     "tenth of the images it rises from {epsilon_with_one:.2f} to {epsilon_with_many:.2f}.",
     strength="proven",
     counter={
-        "a tenth": (HOLDS, {"epsilon_with_many": 0.1}),
-        "less than one instructor": (CONDITIONAL, {"epsilon_with_many": 1.0}),
+        "a tenth": (HOLDS, {"epsilon_with_many": 0.05}),
+        "less than one instructor": (CONDITIONAL, {"epsilon_with_many": 0.5}),
     },
 )  # fmt: skip
 def t9_ten_instructors(instructors: int = 10, batch: int = 250, epochs: int = 10, z: float = 1.1) -> Measured:
