@@ -58,6 +58,7 @@ PRIVATE_SETTINGS = ("z0", "clip_norm")
 TIMED = 10  # rounds
 FIRST_SEED = 3  # those below served to find the recipe
 HARDLY = 1.002  # a z0 that is larger by less than this
+GRIDS = 1e-4  # what accounts on the grids of two versions differ by; a point's epsilon is that of today's
 ENCODED = 50_000  # utterances at most that are read by the encoder
 MOST_STEPS, LARGE_EPOCHS = 150, 12  # of an epoch; of a corpus that has more steps, and larger batches for it instead
 
@@ -125,12 +126,12 @@ def pareto(
 
 
 def _kept(needed: float) -> float:
-    """The z0 of a committed point that is enough and hardly larger: it was found by a coarser account, and its run need
-    not be made again."""
+    """The z0 of a committed point that is enough, or was by the account of then, and hardly larger: its run need not be
+    made again."""
     points = read_json(RESULTS / "pareto.json")
     known = (point["settings"].get("z0", 0.0) * (1 - 1e-12) for point in points)  # nine digits stay as they are
     rounded = [float(upward(z0, 9)) for z0 in known]
-    return min((z0 for z0 in rounded if needed <= z0 <= HARDLY * needed), default=needed)
+    return min((z0 for z0 in rounded if needed <= z0 * (1 + GRIDS) and z0 <= HARDLY * needed), default=needed)
 
 
 def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Point]:
