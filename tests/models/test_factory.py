@@ -161,9 +161,7 @@ def test_any_damaged_byte_is_noticed(tmp_path, data, build):
     place = data.draw(st.integers(0, len(content) - 1))
     if data.draw(st.booleans()):
         content[place] ^= data.draw(st.integers(1, 255))
-        assume(
-            not (file.suffix == ".json" and content[place : place + 1].isspace())
-        )  # one blank for another is no harm
+        assume(not (file.suffix == ".json" and content[place : place + 1].isspace()))  # a blank is a blank
     else:
         del content[place:]
     file.write_bytes(content)
