@@ -302,7 +302,7 @@ def speakers(
 ) -> None:
     """Find people: whose utterances, all of them together, does the model know? For runs with --unit speaker, or with
     --keep-speakers-together, where epsilon covers an utterance and not them."""
-    from edp_lab.attacks.membership.speakers import attack_speakers
+    from edp_lab.attacks.membership.attacks import attack_speakers
 
     _finish(ctx, lambda run, told, **settings: attack_speakers(run, fresh, **settings))
 

@@ -130,7 +130,7 @@ def steps(
 @bench_app.command()
 def start(rounds: Annotated[int, "Rounds; each has a turn in each.", COUNT] = 5, as_json: Json = False) -> None:
     """Seconds until a command answers and until training takes its first step, beside importing torch."""
-    from edp_lab.reproduce.bench.start import bench_start
+    from edp_lab.reproduce.bench.contests import bench_start
 
     line = "{start:<24} {seconds:6.2f} s, of the processor {processor_seconds:6.2f} s"
     _measured(lambda tell: bench_start(rounds, progress=tell), as_json, line.format_map)

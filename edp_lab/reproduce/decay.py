@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.privacy import Decay
 from edp_lab.reproduce.paper.runs import Change
 from edp_lab.reproduce.paper.table1 import under
-from edp_lab.reproduce.results_io import changed_settings, read_kept, write_kept
+from edp_lab.reproduce.results_io import changed_settings, grow
 from edp_lab.training import TrainConfig
 from edp_lab.training.inference import evaluate_model
 from edp_lab.training.trainer import Trainer
@@ -65,13 +65,9 @@ def changes(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, Decay, float], Ch
 def main(file: Path, corpora: Sequence[str]) -> None:
     """See above."""
     torch.set_num_threads(1)
-    rows = read_kept(file, "rows")["rows"] if file.exists() else []
-    done = {(row["corpus"], row["seed"], row["decay"], row["tau"]) for row in rows}
-    for place in [(corpus, seed, *arm) for corpus in corpora for seed in SEEDS for arm in ARMS]:
-        if place not in done:
-            rows.append(measure(*place))
-            settings = changed_settings(replace(config(place[0], 0), corpus=""))
-            write_kept(file, COMMAND, settings=settings, rows=rows)
+    places = [(corpus, seed, *arm) for corpus in corpora for seed in SEEDS for arm in ARMS]
+    place_of = itemgetter("corpus", "seed", "decay", "tau")
+    grow(file, COMMAND, places, measure, place_of, settings=changed_settings(config("", 0)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from edp_lab.attacks.audit.one_run import Kind, audit_one_run
-from edp_lab.reproduce.results_io import changed_settings, read_kept, write_kept
+from edp_lab.reproduce.results_io import changed_settings, grow
 from edp_lab.training import TrainConfig
 
 COMMAND = "python -m edp_lab.reproduce.last_model data/results/last_model.json"
@@ -40,15 +40,16 @@ def measure(epsilon: float, seed: int, kind: Kind) -> dict[str, Any]:
     return row | {name: [one.tally.correct, one.distribution_free] for name, one in found.items()}
 
 
+def _place_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    return round(row["epsilon"]), row["seed"], row["kind"]  # what holds is the target, but for a millionth
+
+
 def main(file: Path) -> None:
     """See above."""
     torch.set_num_threads(1)
-    rows = read_kept(file, "rows")["rows"] if file.exists() else []
     places = [(epsilon, seed, kind) for seed in SEEDS for epsilon in EPSILONS for kind in Kind]
-    for place in places[len(rows) :]:
-        rows.append(measure(*place))
-        settings = changed_settings(CONFIG) | {"canaries": CANARIES, "share": SHARE}
-        write_kept(file, COMMAND, settings=settings, rows=rows)
+    settings = changed_settings(CONFIG) | {"canaries": CANARIES, "share": SHARE}
+    grow(file, COMMAND, places, measure, _place_of, settings=settings)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edp_lab.attacks.membership.attacks import load_target
+from edp_lab.attacks.membership.attacks import attack_speakers, load_crowd, load_target, speaker_scores
 from edp_lab.attacks.membership.signals import signals
-from edp_lab.attacks.membership.speakers import attack_speakers, load_crowd, speaker_scores
 from edp_lab.corpora import load_corpus
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError

@@ -6,8 +6,7 @@ import pytest
 
 from edp_lab.errors import UsageError
 from edp_lab.reproduce.bench import contests
-from edp_lab.reproduce.bench.contests import bench_accounting, bench_attacks, race
-from edp_lab.reproduce.bench.start import TRAIN, bench_start
+from edp_lab.reproduce.bench.contests import TRAIN, bench_accounting, bench_attacks, bench_start, race
 from edp_lab.reproduce.bench.train_step import (
     NETWORKS,
     Contestant,

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from edp_lab.attacks.membership.speakers import speaker_scores
+from edp_lab.attacks.membership.attacks import speaker_scores
 from edp_lab.attacks.statistics import auc, auc_interval
 from edp_lab.corpora import Corpus, Split, Utterance, split
 from edp_lab.corpora.corpus import cap_speakers, speaker_ids

@@ -1,4 +1,5 @@
-"""Contests: the accountants, and DP-Adam on images, beside their peers in one run; and how long each attack takes.
+"""Contests: the accountants, and DP-Adam on images, beside their peers in one run; how long each attack takes; and how
+long until a command has answered, or training has taken its first step, beside importing torch.
 
 A round gives one turn to each in turn, so that whatever else the machine does falls on all of them; medians count, and
 ratios are formed within a round where there are many.
@@ -6,12 +7,17 @@ ratios are formed within a round where there are many.
 
 from __future__ import annotations
 
+import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import numpy as np
@@ -28,6 +34,7 @@ from edp_lab.reproduce.bench.train_step import KEEP_PAGES
 from edp_lab.three_phase.classifier import ClassifierTraining
 from edp_lab.three_phase.settings import ClassifierSettings
 from edp_lab.training import TrainConfig
+from edp_lab.training.ledger import LEDGER
 from edp_lab.training.result_cache import Say, run_apart
 from edp_lab.training.run_folder import run_ledger
 
@@ -279,3 +286,51 @@ def _drawn(run: str | Path) -> dict[str, Any]:
     mechanism = run_ledger(run).mechanism if private else Mechanism.sound(1.0, 1.0, 8, 8)
     audit = audit_mechanism(mechanism, 1e-5, key_from_seed(config.seed))
     return {"epsilon_lower_bound": audit.epsilon_lower_bound, "verdict": audit.verdict}
+
+
+# ---- Starts ----------------------------------------------------------------------------------------------------------
+
+TRAIN = "train, first step"
+ARGUMENTS: Mapping[str, Sequence[str]] = {  # of Python
+    "import torch": ("-c", "import torch"),
+    "--help": ("-m", "edp_lab", "--help"),
+    "train --help": ("-m", "edp_lab", "train", "--help"),
+    "account": ("-m", "edp_lab", "account"),
+    "account --sampling-rate": ("-m", "edp_lab", "account", "--sampling-rate", "0.01"),
+    TRAIN: ("-m", "edp_lab", "train", "--corpus", "smart-home", "--out", "run"),
+}
+
+
+def bench_start(
+    rounds: int = 5, names: Sequence[str] = tuple(ARGUMENTS), progress: Callable[[str], None] = lambda name: None
+) -> list[dict[str, Any]]:
+    """Of each: median seconds by the clock and of the processor, with all modules on disk and in its cache."""
+    worked: dict[str, list[float]] = {name: [] for name in names}
+
+    def turn(name: str, number: int) -> None:
+        before = _processor_seconds()
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, *ARGUMENTS[name]]
+            with subprocess.Popen(command, cwd=folder, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL) as process:
+                while name == TRAIN and process.poll() is None and not _first_step(Path(folder, "run", LEDGER)):
+                    time.sleep(0.005)
+                if name == TRAIN:
+                    process.kill()
+        worked[name].append(_processor_seconds() - before)
+
+    contestants = {name: partial(turn, name) for name in names}
+    seconds, _ = race(contestants, rounds, lambda name, number: progress(f"{name}, round {number + 1}"))
+    return [
+        {"start": name, "seconds": statistics.median(seconds[name]), "processor_seconds": statistics.median(own)}
+        for name, own in worked.items()
+    ]
+
+
+def _first_step(ledger: Path) -> bool:
+    """Its entry follows the mechanism's, just before its noise is drawn."""
+    return ledger.exists() and ledger.read_bytes().count(b"\n") > 1
+
+
+def _processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
