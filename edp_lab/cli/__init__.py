@@ -16,12 +16,11 @@ from edp_lab.cli.bench import bench_app, verify
 from edp_lab.cli.check import check
 from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
-from edp_lab.cli.explain import explain
 from edp_lab.cli.options import App
 from edp_lab.cli.output import open_streams, shown
 from edp_lab.cli.reproduce import claims, reproduce_app
 from edp_lab.cli.thesis import three_phase_app
-from edp_lab.cli.train import data_app, evaluate, predict, pretrain, train
+from edp_lab.cli.train import data_app, evaluate, explain, predict, pretrain, train
 from edp_lab.errors import UsageError, sentence
 
 app = App(
