@@ -1,5 +1,5 @@
 """Notebook 00: what a slider shows is what the mechanism and the accountant say, and its training runs are real ones.
-What holds for all panels is in `test_contract`, numbers in words and what is refused in `test_read_outs`."""
+What holds for all panels is in `test_contract`."""
 
 import math
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
-from tests.course.examples import SMALL, Wrong, small_model
+from tests.course.examples import SMALL, Wrong, panel_of, small_model
 
 OTHER = replace(SMALL, clip_norm=0.5, z0=0.2, decay="linear", tau=0.3, num_devices=4, as_printed=False, epochs=5)
 
@@ -55,6 +55,12 @@ def test_signal_and_noise_add_up_to_what_the_step_releases(model: SmallModel, co
         assert (whole - signal)[columns].norm() == pytest.approx(draw_norm, rel=1e-3)
         assert noise_norm == pytest.approx(std * math.sqrt(size), rel=1e-5)
         assert draw_norm == pytest.approx(noise_norm, rel=4 / math.sqrt(size))
+
+
+def test_noise_is_said_in_both_meanings_of_z() -> None:
+    told = panel_of("00 step").words.value
+    assert "z0 = 0.03 on 8 GPUs adds noise of 0.0013 C" in told
+    assert "C, is 0.03; an accountant's, noise over sensitivity of what is released, is 0.0053." in told
 
 
 def test_epsilons_are_the_accountants(model: SmallModel) -> None:

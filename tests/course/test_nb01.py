@@ -1,5 +1,5 @@
 """Notebook 01: what its panels draw and say is what mechanisms and accountants give, whatever the sliders say, and what
-students get wrong is found. What holds for all panels is in `test_contract`, numbers in words in `test_read_outs`."""
+students get wrong is found. What holds for all panels is in `test_contract`."""
 
 import math
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 """Notebook 02: what its panels draw and say is what clip, noise, optimizers and accountants give, and what students get
-wrong is found. What holds for all panels is in `test_contract`, numbers in words in `test_read_outs`."""
+wrong is found. What holds for all panels is in `test_contract`."""
 
 import math
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """Notebook 03: each line of Algorithm 1 as it is drawn is the library's step, what is said of it is the guarantee's,
-and what students get wrong is found. What holds for all panels is in `test_contract`, numbers in words in
-`test_read_outs`."""
+and what students get wrong is found. What holds for all panels is in `test_contract`."""
 
 import math
 import re

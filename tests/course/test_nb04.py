@@ -1,6 +1,5 @@
 """Notebook 04: what its panels draw, say and command is what the accountants give, no attack is better than they allow,
-and what students get wrong is found. What holds for all panels is in `test_contract`, numbers in words in
-`test_read_outs`."""
+and what students get wrong is found. What holds for all panels is in `test_contract`."""
 
 import math
 from collections.abc import Callable
