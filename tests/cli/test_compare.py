@@ -48,24 +48,6 @@ def final(trained: Path, name: str) -> dict:
 # ---- Tables --------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_are_those_of_the_records(compare, trained):
-    found = json.loads(compare(*SETTINGS, "--json"))["runs"]
-    assert [run["name"] for run in found] == list(SETTINGS)
-    same = {
-        "test_ser": "ser",
-        **{name: name for name in ("intent_accuracy", "slot_f1", "exact_match", "epsilon_claimed")},
-    }
-    for run in found:
-        recorded = final(trained, run["name"])
-        assert {name: run[name] for name in same} == {name: recorded[theirs] for name, theirs in same.items()}
-        assert run["seconds"] == pytest.approx(recorded["seconds"])
-    plain, noised, secret = found
-    assert noised["epsilon_if_seed_secret"] == secret["epsilon_that_holds"] == final(trained, "secret")["epsilon"]
-    assert noised["epsilon_that_holds"] is secret["epsilon_if_seed_secret"] is None
-    assert noised["settings"] == {"z0": 0.5, "private_seed": False}
-    assert plain["times_reference"] == 1
-
-
 def test_few_runs_stand_side_by_side_on_a_narrow_terminal(compare, trained):
     out = compare(*SETTINGS)
     lines = [line.split() for line in out.splitlines()]
@@ -82,6 +64,7 @@ def test_many_runs_stand_in_rows_of_tables_that_fit(compare, tmp_path):
     for k in range(12):
         one = read_record("noised")
         one["config"]["z0"] = k + 0.123
+        one["config"]["seed"] = k % 2
         one["final"]["exact_match"] = k / 1000
         folder = tmp_path / ("a-name-that-is-far-too-long-for-a-table" if k == 5 else f"[bold]:cat:{k}")
         folder.mkdir()
@@ -90,6 +73,7 @@ def test_many_runs_stand_in_rows_of_tables_that_fit(compare, tmp_path):
     out = compare(*names)
     assert max(map(len, out.splitlines())) <= 80
     assert "method edp-sgd, epochs 2, guarantee void: seed published" in out.replace("\n", "")
+    assert "note: seeds 0 and 1 make different splits" in out
     for k in set(range(12)) - {5}:
         rows = [line for line in out.splitlines() if line.startswith(f"[bold]:cat:{k} ")]
         assert len(rows) > 1
@@ -104,14 +88,6 @@ def test_any_terminal_is_wide_enough_and_shows_every_number(compare, trained, mo
     assert max(map(len, out.splitlines())) <= int(width)
     for name in SETTINGS:
         assert f"{final(trained, name)['exact_match']:.4f}" in out
-
-
-def test_a_reason_not_to_compare_is_noted(compare, tmp_path):
-    other = read_record("noised")
-    other["config"]["seed"] = 7
-    write_record(tmp_path, other)
-    assert "note: seeds 0 and 7 make different splits" in compare("noised", str(tmp_path))
-    assert "note:" not in compare("noised", "secret")
 
 
 # ---- Files ---------------------------------------------------------------------------------------------------------
