@@ -120,10 +120,8 @@ def settings_of(content: Any, where: str = "the settings") -> dict[str, Any]:
     """By the names of the options, from those of a library, nested or not.
 
     Opacus' `make_private` samples by Poisson unless told otherwise, at one over the number of batches; the Keras API of
-    jax_privacy shuffles unless told otherwise.
-
-    Raises:
-        UsageError: no such settings, a thing given twice, clipping or noise that is not judged here.
+    jax_privacy shuffles unless told otherwise. UsageError for no such settings, a thing given twice, and clipping or
+    noise that is not judged here.
     """
     flat = _flat(content, where)
     read: dict[str, Any] = {}
@@ -242,8 +240,7 @@ def _number(name: str, value: Any) -> float:
 def setting_of(read: Mapping[str, Any]) -> Setting:
     """What is not given follows from the rest: the batch from the rate, steps and epochs from each other.
 
-    Raises:
-        UsageError: something is missing, of the wrong kind or impossible.
+    UsageError where something is missing, of the wrong kind or impossible.
     """
     from edp_lab.privacy.check import Sampler, Setting, poisson_noise
 

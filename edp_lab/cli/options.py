@@ -136,10 +136,7 @@ def chosen(ctx: typer.Context, settings: type[S], **more: Any) -> S:
 def numbers(
     option: str, text: str, example: str, kind: type[Number] = int, least: float = 1, most: float = MOST
 ) -> tuple[Number, ...]:  # type: ignore[assignment]
-    """
-    Raises:
-        UsageError: not numbers of that kind from `least` to `most`, with commas between.
-    """
+    """UsageError where these are not numbers of that kind from `least` to `most`, with commas between."""
     what = "whole numbers" if kind is int else "numbers"
     try:
         found = tuple(kind(number) for number in text.split(","))

@@ -59,8 +59,7 @@ class _Aside(_Out):
 def open_streams() -> None:
     """Standard output and error take every character, one that they cannot encode as an escape.
 
-    Raises:
-        UsageError: standard output is closed, or the working folder is gone.
+    UsageError where standard output is closed, or the working folder is gone.
     """
     while (free := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a closed one: else the next file would get its number, and what C prints
@@ -264,10 +263,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def check_file(out: Path | None, option: str = "--out") -> None:
-    """
-    Raises:
-        UsageError: no such file can be written; told before the work.
-    """
+    """UsageError where no such file can be written; told before the work."""
     if out is not None:
         writable(regular(out).resolve().parent, f"choose another {option}")
 

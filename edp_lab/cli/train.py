@@ -458,11 +458,7 @@ def pretrain(
 
 
 def read_sentences(text: str | None, utterances: int) -> list[tuple[str, ...]]:
-    """The tokens of each sentence of a ``.txt`` file or a corpus; without `text`, of generated utterances.
-
-    Raises:
-        UsageError: the file cannot be read or is not UTF-8, or the corpus cannot be loaded.
-    """
+    """The tokens of each sentence of a ``.txt`` file or a corpus; without `text`, of generated utterances."""
     if text is None:
         from edp_lab.corpora.smart_home import generate
 

@@ -107,9 +107,8 @@ def load_corpus(name_or_path: str | Path) -> Corpus:
     (or of train/valid/test sub-folders), or a JSONL file. Its label sets count as declared where
     ``intents.txt`` and ``slots.txt``, one name a line, lie beside the files; without tags the first suffices.
 
-    Raises:
-        UsageError: unknown name, a corpus that is missing or incomplete, malformed files, or an utterance
-            whose intent or slot is not declared.
+    UsageError for an unknown name, a corpus that is missing or incomplete, malformed files, or an utterance whose
+    intent or slot is not declared.
     """
     name = str(name_or_path)
     if name in _PUBLISHED:
@@ -268,9 +267,8 @@ def fetch(
         base_url: a mirror, which serves a data folder: file p is ``<base_url>/<p>``.
         progress: called after every piece of a download, and once for a file that is already there.
 
-    Raises:
-        UsageError: unknown name; no connection, a server's refusal or a full disk (the part so far is kept,
-            and the next fetch goes on from there); wrong content twice (nothing of that file is kept).
+    UsageError for an unknown name; no connection, a server's refusal or a full disk (the part so far is kept, and the
+    next fetch goes on from there); wrong content twice (nothing of that file is kept).
     """
     files = sources(name)
     folder = target or _writable_folder()

@@ -253,9 +253,8 @@ def write_packed(
         intents, slots: the declared label sets.
         progress: told now and then how many are done.
 
-    Raises:
-        UsageError: the folder exists or has no parent, there are no utterances, or one has undeclared labels or a
-            speaker, whom the format has no place for.
+    UsageError where the folder exists or has no parent, there are no utterances, or one has undeclared labels or a
+    speaker, whom the format has no place for.
     """
     folder = Path(folder)
     if folder.exists():
@@ -374,10 +373,7 @@ def split(
     first group that exceeds their share. So each part's size is within one group of its ratio.
 
     With `keep_speakers_together` the groups are the speakers, whatever they say, and the shares are counted in
-    speakers: how much one of them says moves no other.
-
-    Raises:
-        UsageError: a part would be empty, or as `speaker_ids`.
+    speakers: how much one of them says moves no other. A part that would be empty is a UsageError.
     """
     if seed < 0:
         raise UsageError(f"seed {seed} is negative: use 0 or more")
@@ -434,8 +430,7 @@ def group_ids(utterances: Sequence[Utterance]) -> np.ndarray:
 def speaker_ids(utterances: Sequence[Utterance], name: str) -> np.ndarray:
     """(n) Equal for utterances of the same speaker and for no others, from 0 in the order of appearance.
 
-    Raises:
-        UsageError: corpus `name` does not say whose an utterance is, or all are of one speaker.
+    UsageError where corpus `name` does not say whose an utterance is, or all are of one speaker.
     """
     speakers = [None] if isinstance(utterances, PackedUtterances) else [u.speaker for u in utterances]
     if None in speakers:
@@ -456,9 +451,6 @@ def cap_speakers(
     """At most `cap` utterances of each speaker, and of each speaker the numbers of theirs among these.
 
     Which of them are kept is a keyed hash of the utterance itself, so that it depends on no other speaker.
-
-    Raises:
-        UsageError: as `speaker_ids`.
     """
     ids = speaker_ids(utterances, name)
     draw = [hashlib.sha256(f"{seed} cap ".encode() + u.line).digest() for u in utterances]

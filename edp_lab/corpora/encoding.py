@@ -96,9 +96,8 @@ class Batch(NamedTuple):
 class Dataset:
     """Encoded utterances, from which batches are cut.
 
-    Raises:
-        UsageError: no utterances, or one without words, with labels the model does not know, or with more
-            or fewer tags than words (which would shift the tags of every utterance behind it).
+    UsageError for no utterances, or one without words, with labels the model does not know, or with more or fewer tags
+    than words (which would shift the tags of every utterance behind it).
     """
 
     def __init__(self, utterances: Sequence[Utterance], labels: Labels, features: Features) -> None:

@@ -210,11 +210,7 @@ def registry() -> dict[str, Claim]:
 
 
 def find(ids: Sequence[str] = ()) -> list[Claim]:
-    """The claims of these ids, in the table's order; without ids all of them.
-
-    Raises:
-        UsageError: an unknown id.
-    """
+    """The claims of these ids, in the table's order; without ids all of them. UsageError for an unknown id."""
     for one in ids:
         if one not in registry():
             known = [[i for i in registry() if i[0] == letter] for letter in DOCUMENTS]
@@ -244,11 +240,7 @@ def compute(claim: Claim, told: Told = lambda what: None) -> Entry:
 
 
 def read_table(path: Path = TABLE) -> ClaimsTable:
-    """The committed table.
-
-    Raises:
-        UsageError: it is not there, or damaged.
-    """
+    """The committed table; UsageError where it is not there, or damaged."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         return ClaimsTable(**{**told, "entries": tuple(Entry.of_json(row) for row in told["entries"])})

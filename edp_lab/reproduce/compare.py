@@ -38,11 +38,7 @@ class Comparison(NamedTuple):
 
 
 def compare(folders: Sequence[str | Path]) -> Comparison:
-    """Read the runs in these folders.
-
-    Raises:
-        UsageError: no folder, the same run twice, a folder that holds no run, a damaged record.
-    """
+    """Read the runs in these folders; UsageError for none, one given twice, no run in it, a damaged record."""
     if not folders:
         raise UsageError("no run was given: name at least one --out folder of edp-lab train")
     runs = [_read(Path(folder)) for folder in folders]

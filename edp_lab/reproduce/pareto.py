@@ -114,9 +114,6 @@ def pareto(
 
     Args:
         encoder: hub name or folder of the published BERT that reads the CLC's words, and from which BERT starts.
-
-    Raises:
-        UsageError: a corpus or the encoder is not at hand; as `TableRuns.results`.
     """
     for corpus in corpora:
         runs.inputs.corpus(corpus)  # before hours of work

@@ -20,11 +20,7 @@ RESULTS = comes_with("data") / "results"
 
 
 def rows(path: Path, command: str) -> list[dict[str, Any]]:
-    """What `command` printed, one row after the other.
-
-    Raises:
-        UsageError: the file is missing or damaged.
-    """
+    """What `command` printed, one row after the other; UsageError where the file is missing or damaged."""
     cure = f"run this in a clone of the project, or make it with `{command}`"
     if not path.exists():
         raise UsageError(f"{path} is not there: {cure}")
@@ -47,11 +43,7 @@ def machine(device: str = "cpu") -> str:
 
 
 def read_kept(path: Path, *parts: str) -> dict[str, Any]:
-    """What `write_kept` wrote.
-
-    Raises:
-        UsageError: the file is missing, damaged, or lacks one of the parts.
-    """
+    """What `write_kept` wrote; UsageError where the file is missing, damaged, or lacks one of the parts."""
     if not path.exists():
         raise UsageError(f"{path} is missing: restore it from the repository, or measure it anew")
     told = read_json(path)

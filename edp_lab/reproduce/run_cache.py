@@ -14,6 +14,9 @@ its BERT was pretrained on Wikipedia (section 4.2). None of it is private, and a
 run, which may not read words off its training set, would differ from SGD in more than its noise. In a table's settings
 a start is a name, of `layers_of`, `words_of` or `VECTORS`; it becomes a folder (`made`) only when something is trained,
 so that a finished run is found without.
+
+UsageError: what must be done and takes a corpus or an encoder that is not at hand, a worker that was killed, a folder
+that cannot be written, and what `train` and `attack_shadow` refuse.
 """
 
 from __future__ import annotations
@@ -75,9 +78,6 @@ class TableRuns:
         workers: processes that work at the same time, one thread each.
         tell: called with a line, and whether it is worth keeping.
         fresh: forget what is finished, for good in this folder.
-
-    Raises:
-        UsageError: a folder that cannot be written.
     """
 
     def __init__(
@@ -124,12 +124,7 @@ class TableRuns:
         return self.committed(self.key(job, self.inputs)) or self.cells.read(self.key(job, self.at_hand))
 
     def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
-        """What each job comes to, in order; those that are missing are done now.
-
-        Raises:
-            UsageError: as `train` and `attack_shadow`, a process that was killed, or a corpus or an encoder that is not
-                at hand, while some job must be done.
-        """
+        """What each job comes to, in order; those that are missing are done now."""
         unique = list(dict.fromkeys(jobs))
         found = {job: one for job in unique if (one := self.committed(self.key(job, self.inputs))) is not None}
         self._joined |= {job.config.corpus for job in found}
@@ -164,9 +159,6 @@ class TableRuns:
     def prepare(self, jobs: Sequence[Job]) -> None:
         """What those of these jobs start from that must be done: a corpus or an encoder that is not at hand should show
         before hours of work on others.
-
-        Raises:
-            UsageError: as `results`.
         """
         for job in jobs:
             if self.known(job) is None:
@@ -177,10 +169,7 @@ class TableRuns:
         return made(config.pretrained, config.corpus, self.out / "public", self.at_hand)
 
     def _work(self, job: Job) -> Work:
-        """
-        Raises:
-            UsageError: see `results`; or what is at hand is not what joined runs on the same corpus were made from.
-        """
+        """UsageError also where what is at hand is not what joined runs on the same corpus were made from."""
         config = job.config
         if config.corpus in self._joined and self.key(job, self.at_hand) != self.key(job, self.inputs):
             raise UsageError(
@@ -196,11 +185,7 @@ class TableRuns:
 
 
 def do(work: Work, say: Say) -> dict[str, Any]:
-    """What a job comes to; a run that was cut off goes on.
-
-    Raises:
-        UsageError: as `train` and `attack_shadow`.
-    """
+    """What a job comes to; a run that was cut off goes on."""
     config, folder = work.config, work.folder
     name = f"{config.corpus}, {config.method}, seed {config.seed}"
 
@@ -266,14 +251,7 @@ VECTORS = "vectors:"  # fastText, of text that has nothing to do with the corpus
 
 
 class Inputs:
-    """Corpora and encoders by their content: as they are at hand, else as an index has them.
-
-    Args:
-        index: of finished runs; without it, of what is at hand only.
-
-    Raises:
-        UsageError: from every method, for what is neither.
-    """
+    """Corpora and encoders by their content: as they are at hand, else as an index of finished runs has them."""
 
     def __init__(self, index: Mapping[str, Any] | None = None) -> None:
         self.encoders: Mapping[str, str] = (index or {}).get("encoders", {})
@@ -326,11 +304,7 @@ def encoder_at_hand(name: str) -> bool:
 
 @cache
 def encoder_content(name: str) -> str:
-    """A digest of an encoder's weights, pieces and shape, not of the files in which they lie.
-
-    Raises:
-        UsageError: it cannot be loaded.
-    """
+    """A digest of an encoder's weights, pieces and shape, not of the files in which they lie."""
     from edp_lab.models.bert import load_bert  # transformers is slow to import
 
     with _blamed(name):
@@ -365,11 +339,7 @@ def words_of(encoder: str) -> str:
 
 
 def content(start: str | None, corpus: str, inputs: Inputs) -> str | None:
-    """A digest of what a run on `corpus` starts from, the same wherever it lies and whoever made it.
-
-    Raises:
-        UsageError: an encoder is not at hand, and `inputs` know nothing of it.
-    """
+    """A digest of what a run on `corpus` starts from, the same wherever it lies and whoever made it."""
     kind, _, rest = (start or "").partition(":")
     if kind == LAYERS:
         layers, _, name = rest.partition(":")
@@ -382,14 +352,7 @@ def content(start: str | None, corpus: str, inputs: Inputs) -> str | None:
 
 
 def made(start: str | None, corpus: str, folder: Path, inputs: Inputs) -> str | None:
-    """A start as `TrainConfig.pretrained` has it: made in `folder`, unless it is there.
-
-    Args:
-        inputs: those at hand.
-
-    Raises:
-        UsageError: the encoder cannot be loaded, or has fewer layers.
-    """
+    """A start as `TrainConfig.pretrained` has it, of inputs at hand: made in `folder`, unless it is there."""
     kind, _, rest = (start or "").partition(":")
     if kind not in (LAYERS, WORDS) and start != VECTORS:
         return start

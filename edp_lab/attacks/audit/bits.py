@@ -363,8 +363,7 @@ NOISES: dict[str, Noise] = {
 def own_noise(name: str) -> Noise:
     """Of a function of one's own, `MODULE:FUNCTION`: sum (P), float32, and std -> what is released, (P).
 
-    Raises:
-        UsageError: there is none of that name, or what it releases is no float32 array of the sum's shape.
+    UsageError where there is none of that name, or what it releases is no float32 array of the sum's shape.
     """
     module, _, function = name.partition(":")
     try:
@@ -383,11 +382,7 @@ def own_noise(name: str) -> Noise:
 
 
 def clues_of(noise: str | None, clue: str | None) -> list[tuple[str, str]]:
-    """The pairs of noise and clue that are asked for; None: all there are.
-
-    Raises:
-        UsageError: there are none.
-    """
+    """The pairs of noise and clue that are asked for; None: all there are. UsageError where there are none."""
     known = NOISES if noise is None else {noise: NOISES.get(noise) or own_noise(noise)}
     found = [(name, one) for name, source in known.items() for one in source.clues if clue in (None, one)]
     if not found:
@@ -447,10 +442,8 @@ def audit_bits(
         progress: told how many of the 2 `trials` releases were looked at.
 
     Guarantee: if releases are independent, epsilon is at least `epsilon_lower_bound` with probability `confidence`,
-    whatever the mechanism. On trial is the epsilon of an ideal normal with noise multiplier z0.
-
-    Raises:
-        UsageError: an unknown noise or clue, no claim that is finite, or numbers out of range.
+    whatever the mechanism. On trial is the epsilon of an ideal normal with noise multiplier z0; UsageError where
+    that is not finite, for an unknown noise or clue, and for numbers out of range.
     """
     ((_, clue),) = clues_of(noise, clue)
     source = NOISES.get(noise) or own_noise(noise)

@@ -107,8 +107,7 @@ def audit_draws(
 ) -> MechanismAudit:
     """What equally many draws without and with the canary prove, along e from the midpoint of both means.
 
-    Raises:
-        UsageError: no finite claim; delta out of range.
+    UsageError without a finite claim, and for a delta out of range.
     """
     guarantee, draws = judge(mechanism, 1, delta, seed_published=False), len(absent)
     fpr, fnr = (error_rate(wrong, confidence) for wrong in (absent > 0, present <= 0))

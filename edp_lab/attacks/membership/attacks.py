@@ -517,11 +517,7 @@ def speaker_scores(model: IntentSlotModel, utterances: Sequence[Utterance], owne
 
 
 def load_crowd(run: str | Path, fresh: str | None = None) -> Crowd:
-    """The model of a run, with as many speakers of its training set as of its test set.
-
-    Raises:
-        UsageError: as `load_target`; speakers on both sides of the split; fewer than 50 of them on one.
-    """
+    """The model of a run, with as many speakers of its training set as of its test set, at least 50."""
     folder, config, corpus, model = load_attacked(run)
     if not config.split["keep_speakers_together"]:
         raise UsageError(

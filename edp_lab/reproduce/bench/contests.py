@@ -162,8 +162,7 @@ def bench_image(
             "opacus-ghost" goes backward twice.
         threads: None: all cores.
 
-    Raises:
-        UsageError: an unknown method, no "adam", fewer than 2 rounds, an unknown model, or Opacus is not installed.
+    UsageError for an unknown method or model, no "adam", fewer than 2 rounds, or where Opacus is not installed.
     """
     for method in methods:
         if method not in METHODS:
@@ -228,9 +227,6 @@ def bench_attacks(
 
     Args:
         shadows, size, epochs: of LiRA's shadow models; 0 shadows leave it out.
-
-    Raises:
-        UsageError: as `load_target`.
     """
     load_target(run)  # refused before anything takes long, and so are the shadow models
     if shadows:

@@ -123,10 +123,7 @@ def bench_steps(task: Task, progress: Callable[[str], None] = lambda name: None)
     """Per contestant: seconds of a step (median), ratio to SGD's step beside it (median and quartiles), peak memory.
 
     `seconds_per_epoch` is the mean step times the steps of an epoch, beside the paper's seconds and ratio. Of private
-    methods, `noise_ratio`.
-
-    Raises:
-        UsageError: as `Task`; an unknown corpus; Opacus is asked for but not installed.
+    methods, `noise_ratio`. UsageError for an unknown corpus, or where Opacus is asked for but not installed.
     """
     rows = []
     load_corpus(task.corpus)  # refused before processes begin
@@ -207,9 +204,7 @@ def table2(
     """The rows of one model on one corpus after the other; what was measured on this machine before is kept.
 
     Each with the paper's seconds of an SGD epoch and its factor; ours stand on simulated devices, theirs on 8 GPUs.
-
-    Raises:
-        UsageError: an unknown model or corpus, one that is not at hand, or a folder that cannot be written.
+    UsageError for an unknown model or corpus, one that is not at hand, or a folder that cannot be written.
     """
     check_names(models, corpora)
     cache = ResultCache(out / "cells")
@@ -322,9 +317,6 @@ def bench_scale(
     Args:
         steps: eDP-SGD steps (sound, 8 simulated devices, batches of 64) whose median counts.
         size: of the CLC.
-
-    Raises:
-        UsageError: numbers that are not positive.
     """
     if steps < 2 or not sizes or min(sizes) < 1000:
         raise UsageError("give at least 2 steps and corpora of at least 1000 utterances")

@@ -114,10 +114,7 @@ class Anew:
 def table1_anew(path: Path = RESULTS / "table1.json") -> tuple[Anew, ...]:
     """The cells of ``edp-lab reproduce table1 --json`` with Algorithm 1 as printed; none where the file is missing.
 
-    Those of a single seed have no interval and are left out.
-
-    Raises:
-        UsageError: the file holds something else.
+    Those of a single seed have no interval and are left out. UsageError where the file holds something else.
     """
     if not path.exists():
         return ()

@@ -113,8 +113,7 @@ def table1(
     Args:
         encoder: hub name or folder of the encoder whose words the CLC reads and whose first layers BERT starts from.
 
-    Raises:
-        UsageError: an unknown model or corpus; a corpus or an encoder that is not at hand; as `TableRuns.results`.
+    UsageError for an unknown model or corpus, and as in `run_cache`.
     """
     check_names(models, corpora)
     plains = [_plain(runs, scale, model, corpus, encoder) for model in models for corpus in corpora]
@@ -123,10 +122,7 @@ def table1(
 
 
 def check_names(models: Sequence[str], corpora: Sequence[str] = ()) -> None:
-    """
-    Raises:
-        UsageError: a model or corpus that is not in the paper's tables.
-    """
+    """UsageError for a model or corpus that is not in the paper's tables."""
     for name, known, given in (("model", MODELS, models), ("corpus", tuple(CORPORA), corpora)):
         for one in given:
             if one not in known:

@@ -124,8 +124,7 @@ def t3_correlation(
 ) -> Measured:
     """Mean of eq 3.4 over images (n, ...) in [0, 1], each against itself with noise; `name` says whose they are.
 
-    Raises:
-        UsageError: fewer than one image, or one of a single shade, whose correlation is undefined.
+    UsageError for none, or one of a single shade, whose correlation is undefined.
     """
     clean = np.asarray(images, dtype=np.float64)
     clean = clean.reshape(len(clean), -1)

@@ -79,8 +79,7 @@ class Lab:
         out: its folder `cells` keeps what is finished.
         tell: called with a line, and whether it is worth keeping: one for each network, between them one per epoch.
 
-    Raises:
-        UsageError: a folder that cannot be written, or unknown data.
+    A folder that cannot be written, or unknown data, is a UsageError.
     """
 
     def __init__(self, out: Path, scale: Scale, seed: int = 0, tell: Callable[[str, bool], None] | None = None) -> None:
