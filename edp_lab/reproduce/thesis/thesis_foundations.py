@@ -79,7 +79,7 @@ TABLE_2_2 = PrintedCounts()
 
 
 def summarise_counts(responses: ArrayLike) -> NoisyCounts:
-    """Average and 90 % intervals of two answers or more, as in table 2.2; UsageError for fewer, which have no spread."""
+    """Average and 90 % intervals of two answers or more, as in table 2.2; UsageError for fewer: they have no spread."""
     answers = np.asarray(responses, dtype=np.float64)
     if answers.size < 2:
         raise UsageError(f"the number of answers is {answers.size}: an interval needs at least 2")
@@ -119,7 +119,7 @@ class LossFigures(NamedTuple):
 
 
 def loss_figures(variance: float = 2.0, epsilon: float = math.log(3), points: int = 501) -> LossFigures:
-    """Figures 2.1 to 2.3 anew, at sensitivity 1; UsageError for a variance not positive and finite, or epsilon below 0."""
+    """Figures 2.1 to 2.3 anew, at sensitivity 1; UsageError for a variance not above 0 and finite, epsilon below 0."""
     if not 0 < variance < math.inf:
         raise UsageError(f"the variance is {variance}: it must be a finite number greater than 0")
     sigma = math.sqrt(variance)
