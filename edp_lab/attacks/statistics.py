@@ -52,9 +52,6 @@ class Rate(NamedTuple):
     value: float
     interval: Interval
 
-    def to_json(self) -> dict[str, Any]:
-        return {"value": self.value, "interval": list(self.interval)}
-
 
 class Advantage(NamedTuple):
     """The largest TPR - FPR and the threshold that gives it."""
@@ -92,9 +89,8 @@ class AttackResult:
     roc: Roc = field(repr=False, compare=False)  # for figures
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the curve, in types that JSON has."""
-        content = {name: value for name, value in vars(self).items() if name != "roc"}
-        return content | {"auc_interval": list(self.auc_interval)}
+        """Everything but the curve, for `json.dumps`."""
+        return {name: value for name, value in vars(self).items() if name != "roc"}
 
 
 # ---- From scores to figures ------------------------------------------------------------------------------------------
@@ -296,7 +292,7 @@ def summarise(
             found[f"{fpr:g}"] = {"value": None, "why": f"an FPR of {fpr:g} {needed}"}
         else:
             guessing = true_fpr(_allowed(there, fpr), there, confidence)
-            found[f"{fpr:g}"] = {**rate.to_json(), "guessing": guessing.to_json()}
+            found[f"{fpr:g}"] = {**rate._asdict(), "guessing": guessing._asdict()}
     bound = None
     if epsilon is not None and epsilon != math.inf:
         if delta is None:
@@ -368,9 +364,6 @@ class Guards(NamedTuple):
     balanced: bool  # they are equally many
     leaks: bool  # the interval excludes 0.5, on either side: the split is not exchangeable
     said: str  # one sentence: fine, or what is wrong and the cure
-
-    def to_json(self) -> dict[str, Any]:
-        return self._asdict() | {"text_auc_interval": list(self.text_auc_interval)}
 
 
 def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) -> Guards:

@@ -14,7 +14,6 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from edp_lab.attacks.statistics import (
     LEAST_MEMBERS,
-    Guards,
     advantage,
     auc,
     auc_change,
@@ -222,7 +221,6 @@ def test_summary_as_json_has_what_is_promised():
     members, non_members = rng.normal(1, 1, 300), rng.normal(0, 1, 200)
     result = summarise("loss", members, non_members, 2.0, 1e-5, {"leaks": False})
     content = json.loads(json.dumps(result.to_json(), allow_nan=False))
-    assert content == result.to_json()
     names = {"attack", "auc", "auc_interval", "tpr_at_fpr", "advantage", "bound", "guards", "members", "non_members"}
     assert set(content) == {*names, "confidence"}
     assert (content["attack"], content["members"], content["non_members"]) == ("loss", 300, 200)
@@ -317,15 +315,12 @@ def test_random_splits_pass_and_the_interval_is_as_wide_as_chance():
     assert abs(np.mean([guards.text_auc for guards in found]) - 0.5) < 0.03
 
 
-def test_fine_split_is_called_fine_whatever_its_order_and_told_as_json():
+def test_fine_split_is_called_fine_whatever_its_order():
     members, non_members = UTTERANCES[:300], UTTERANCES[300:]
     guards = check_split(members, non_members)
     assert (guards.leaks, guards.duplicates, guards.balanced) == (False, 0, True)
     assert guards.said.startswith("Fine: words alone do not tell the 300 members from as many non-members (AUC 0.")
     assert check_split(members[::-1], non_members[::-1]) == guards
-    content = guards.to_json()
-    assert json.loads(json.dumps(content, allow_nan=False)) == content
-    assert set(content) == set(Guards._fields)
 
 
 NAMES = [f"n{i}" for i in range(60)]

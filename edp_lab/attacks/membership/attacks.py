@@ -342,7 +342,7 @@ def _judged(
     if isinstance(target, Crowd):
         guards, texts = DEALT, None
     else:
-        guards, texts = target.guards.to_json(), target.sides(target.texts)
+        guards, texts = target.guards._asdict(), target.sides(target.texts)
     result = summarise(attack, *sides, epsilon, delta, guards, fprs, confidence, texts)
     return Attacked(target, result, scores, {"run": str(target.folder), "guarantee": status, **about})
 

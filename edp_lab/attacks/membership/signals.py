@@ -150,7 +150,7 @@ def train_shadow(
         config: its seed is replaced by `seed`; several processes are simulated in this one; the noise is repeatable.
         corpus: brings the label sets.
         train: the training set, in the order that the seed shuffles.
-        cache: where trained shadow models are kept; None is `default_cache`.
+        cache: where trained shadow models are kept; None is `user_cache`.
     """
     own = _settled(config, seed)
     entry = _cache(cache).folder / _key(own, corpus, train)
@@ -183,7 +183,7 @@ def shadow_signals(
         seed: of the halves and the models. Their weights and noise come from other seeds than 0, 1, 2, ..., so that
             no shadow model has the target's.
         cache: where finished ones are kept, so that work that was broken off goes on from there; None is
-            `default_cache`.
+            `user_cache`.
         progress: told, in this thread, how many of the K are done. What it raises ends the work.
         workers: processes of one thread each; None is one per core that this process may use.
 
@@ -243,13 +243,8 @@ def half_samples(pool: Sequence[Utterance], shadows: int, seed: int) -> NDArray[
     return order[:, texts] < shadows // 2
 
 
-def default_cache() -> Path:
-    """``edp_lab/shadows`` in the user's cache folder ($XDG_CACHE_HOME, else ``~/.cache``)."""
-    return user_cache() / "shadows"
-
-
 def _cache(folder: Path | None) -> ResultCache:
-    return ResultCache(default_cache() if folder is None else folder, "choose another --cache")
+    return ResultCache(user_cache() / "shadows" if folder is None else folder, "choose another --cache")
 
 
 def _settled(config: TrainConfig, seed: int) -> TrainConfig:
