@@ -155,7 +155,7 @@ def list_notebooks(notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
     """Print each notebook's name and title, and its parameters with their defaults."""
     import nbformat
 
-    from edp_lab.course.publish.links import title
+    from edp_lab.course.publish.build import title
     from edp_lab.course.publish.runner import course_notebooks, notebook_parameters
 
     for path in course_notebooks(notebooks_dir):

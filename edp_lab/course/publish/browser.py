@@ -54,11 +54,7 @@ def missing() -> str:
 
 @contextmanager
 def chromium() -> Iterator[Chrome]:
-    """A headless Chromium that keeps its console and reaches no other machine.
-
-    Raises:
-        UsageError: see `missing`.
-    """
+    """A headless Chromium that keeps its console and reaches no other machine; UsageError where one is `missing`."""
     if problem := missing():
         raise UsageError(problem)
     from selenium.webdriver import Chrome, ChromeOptions, ChromeService
@@ -138,11 +134,7 @@ def resize(driver: Chrome, width: int, height: int) -> None:
 
 
 def until(true: Callable[[], Any], seconds: float, complaint: str) -> Any:
-    """Wait for a condition and return its value.
-
-    Raises:
-        TimeoutError: with the complaint.
-    """
+    """Wait for a condition and return its value; a TimeoutError has the complaint."""
     end = time.monotonic() + seconds
     while not (value := true()):
         if time.monotonic() > end:

@@ -84,12 +84,8 @@ class Submission:
         self._allowed = self._left = seconds
 
     def ask(self, request: Mapping[str, Any]) -> Any:
-        """The value in its reply to a request, or a function that asks it.
-
-        Raises:
-            Stopped, NotImplementedError: the student's code did.
-            Ended: there is no reply, in time and within the limits.
-        """
+        """The value in its reply to a request, or a function that asks it; Stopped or NotImplementedError where the
+        student's code raised, Ended where there is no reply in time and within the limits."""
         line = self._reply(json.dumps(request).encode() + b"\n")
         begin = time.monotonic()
         try:
@@ -179,14 +175,11 @@ def confined(setup: str, seed: int, timeout: float, hidden: Collection[Path] | N
     """A process for the code of one submission; with the block, it and all that it has started end.
 
     Args:
-        setup: code to be executed first, which is not the student's.
+        setup: code to be executed first, which is not the student's; UsageError where it fails.
         seed: if that has a `seed`, what it becomes.
         timeout: seconds for all replies together.
         hidden: folders that a sandbox does not show, besides the solutions that come with the package; None: there is
             no sandbox.
-
-    Raises:
-        UsageError: `setup` fails.
     """
     tasks = sum(process.info["num_threads"] or 0 for process in psutil.process_iter(["num_threads"]))
     limits = {"CORE": 0, "CPU": IMPORTING + int(timeout), "DATA": MEMORY, "FSIZE": FILE, "NPROC": tasks + PROCESSES}
@@ -306,10 +299,7 @@ def _sandbox(hidden: Collection[Path] | None) -> list[str]:
 
 
 def check_sandbox() -> None:
-    """
-    Raises:
-        UsageError: bubblewrap is not there, or does not work here.
-    """
+    """UsageError where bubblewrap is not there, or does not work here."""
     if shutil.which("bwrap") is None:
         raise UsageError("--sandbox needs bubblewrap: install the package of that name, or use a container instead")
     tried = subprocess.run([*_sandbox([]), "true"], capture_output=True, text=True, check=False)

@@ -4,7 +4,8 @@ Launch: ``edp-lab course grade submissions --csv > grades.csv``. One folder per 
 notebooks whose names begin with their number: `submissions/ada/01_coins_to_composition.ipynb`.
 
 **Submitted code is executed.** The module `confined` says what keeps it in its place and what does not. An exercise is
-judged here: what a submission's process sends is answers, as plain data, and its functions are asked from here.
+judged here: what a submission's process sends is answers, as plain data, and its functions are asked from here. Folders
+and files of seeds that do not fit are refused by `UsageError`; a submission that cannot be graded gets a row.
 """
 
 from __future__ import annotations
@@ -34,24 +35,16 @@ MESSAGE = 2_000  # characters
 
 @dataclass(frozen=True)
 class Grade:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        student: the name of their folder.
-        notebook: the file without its suffix; empty where there is none.
-        exercise: its name; empty where the file could not be graded at all.
-        status: "solved", "wrong", "open" (still the stub), "missing" (the cell is gone), "timeout", "crashed" (the
-            process ended), or "unreadable" (no notebook of the course).
-        message: one or two sentences for the student.
-        seed: of the cases on which the answers were tried.
-    """
-
-    student: str
-    notebook: str
-    exercise: str
+    student: str  # the name of their folder
+    notebook: str  # the file without its suffix; empty where there is none
+    exercise: str  # empty where the file could not be graded at all
+    # "solved", "wrong", "open" (still the stub), "missing" (the cell is gone), "timeout", "crashed" (the process
+    # ended), or "unreadable" (no notebook of the course).
     status: str
-    message: str
-    seed: int
+    message: str  # one or two sentences for the student
+    seed: int  # of the cases on which the answers were tried
 
 
 def student_seed(name: str) -> int:
@@ -60,11 +53,7 @@ def student_seed(name: str) -> int:
 
 
 def read_seeds(path: Path) -> dict[str, int]:
-    """Seeds by student, from a CSV file with the columns student and seed, as `edp-lab course grade --csv` writes it.
-
-    Raises:
-        UsageError: no such file, no such columns, or a seed that is no whole number from 0 on.
-    """
+    """Seeds by student, from a CSV file with the columns student and seed, as `edp-lab course grade --csv` writes."""
     try:
         with regular(path).open(encoding="utf-8-sig", newline="") as file:
             rows = [(row["student"], row["seed"]) for row in csv.DictReader(file)]
@@ -79,11 +68,7 @@ def read_seeds(path: Path) -> dict[str, int]:
 
 
 def students(folder: Path, seeds: Mapping[str, int] | None = None) -> dict[Path, int]:
-    """The folders of the students and the seed of each.
-
-    Raises:
-        UsageError: there is no folder with sub-folders, or `seeds` lacks a student.
-    """
+    """The folders of the students and the seed of each."""
     folders = sorted(path for path in folder.glob("*") if path.is_dir() and not path.name.startswith("."))
     if not folders:
         raise UsageError(f"{folder} has no folders: give each student one, such as {folder / 'ada'}")
@@ -107,9 +92,6 @@ class Grader:
         timeout: seconds that the answers of one notebook may take, after its imports; beyond it, the answer that is
             being judged is given up and the others are tried without it.
         sandbox: execute submissions in bubblewrap.
-
-    Raises:
-        UsageError: there are no sources, one is not whole, or there can be no such time limit or sandbox.
     """
 
     def __init__(self, notebooks_dir: Path, timeout: float = 60, sandbox: bool = False) -> None:

@@ -55,15 +55,13 @@ class Watch:
 
     Args:
         on_cell: is told, before each cell, how many cells are behind it and how many there are.
-
-    Attributes:
-        memory_mb: the most resident memory that the kernel and its children held together, in 10^6 bytes, looked at
-            five times a second. Pages that processes share count once for each of them.
-        killed: `kill` was called.
     """
 
     def __init__(self, on_cell: Callable[[int, int], None] = lambda done, of: None) -> None:
-        self.on_cell, self.memory_mb, self.killed = on_cell, 0.0, False
+        self.on_cell, self.killed = on_cell, False
+        # The most resident memory that the kernel and its children held together, in 10^6 bytes, looked at five times a
+        # second. Pages that processes share count once for each of them.
+        self.memory_mb = 0.0
         self._kernel: psutil.Process | None = None
 
     def follow(self, pid: int) -> None:

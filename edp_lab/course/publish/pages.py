@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import threading
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,7 +30,7 @@ from nbformat.v4 import new_markdown_cell, new_output
 
 import edp_lab
 from edp_lab.course.kit.theme import CONFIG, STYLE, TEMPLATE
-from edp_lab.course.publish.links import NAVIGATION, heading
+from edp_lab.course.publish.build import NAVIGATION, heading
 from edp_lab.errors import UsageError, writing
 from edp_lab.files import write_whole
 
@@ -44,7 +43,6 @@ STATE = "application/vnd.jupyter.widget-state+json"
 PLOTLY = "application/vnd.plotly.v1+json"
 TEMPLATES = jinja2.FileSystemLoader(HERE / "templates")
 _templates = jinja2.Environment(loader=TEMPLATES, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-_ADDING = threading.Lock()
 ABOUT = "Panels stand still here: “edp-lab course lab” opens live ones."
 ANCHOR = re.compile(r'<a\b([^>]*?)href="([^"]*)"([^>]*)>(.*?)</a>', re.DOTALL)
 HEADING = re.compile(r"(#+) ")
@@ -84,12 +82,11 @@ def _shared(name: str) -> bytes:
 
 
 def store_page(text: str, path: Path) -> None:
-    """Write a page, and beside it what it shares with others; two threads may."""
-    with _ADDING:
-        for name in SHARED:
-            beside = path.parent / name
-            if f'="{name}"' in text and not (beside.exists() and beside.read_bytes() == _shared(name)):
-                write_whole(beside, _shared(name))
+    """Write a page, and beside it what it shares with others."""
+    for name in SHARED:
+        beside = path.parent / name
+        if f'="{name}"' in text and not (beside.exists() and beside.read_bytes() == _shared(name)):
+            write_whole(beside, _shared(name))
     write_whole(path, text.encode())
 
 
@@ -207,13 +204,10 @@ def _whole(outputs: Sequence[NotebookNode]) -> Iterator[NotebookNode]:
         if not panel:
             yield from map(_drawn, own)
             continue
-        parts = {part: Markup("").join(map(_code, some)) for (_, part), some in groupby(own, place)}
+        texts = {part: "".join(text_of(_drawn(one)) for one in some) for (_, part), some in groupby(own, place)}
+        parts = {part: Markup(text) for part, text in texts.items()}  # noqa: S704
         head, more = parts.pop(0, ""), parts.pop(-1, "")
         yield as_output(filled("panel.html.j2", head=head, views=parts.values(), more=more))
-
-
-def _code(output: NotebookNode) -> Markup:
-    return Markup(_drawn(output).data["text/html"])  # noqa: S704
 
 
 def text_of(output: NotebookNode) -> str:
@@ -260,9 +254,8 @@ def exported(exporter: HTMLExporter, notebook: NotebookNode, resources: dict[str
         NotebookNode(cell, outputs=list(_whole(cell.outputs))) if cell.cell_type == "code" else cell
         for cell in notebook.cells
     ]
-    has_figures = any(_figures(cell) for cell in notebook.cells)
-    text, _ = exporter.from_notebook_node(NotebookNode(notebook, cells=cells), {**resources, "plotly": has_figures})
-    return text
+    resources = {**resources, "plotly": any(map(_figures, notebook.cells))}
+    return str(exporter.from_notebook_node(NotebookNode(notebook, cells=cells), resources)[0])
 
 
 def _figures(cell: NotebookNode) -> list[NotebookNode]:
@@ -424,9 +417,6 @@ def write_api(out: Path) -> Path:
     """Write a page for each module, ``search.js`` and ``index.html`` into `out`; return the index.
 
     A module that cannot be imported, because what it needs is not installed, has no page.
-
-    Raises:
-        UsageError: pdoc is not installed.
     """
     try:
         import pdoc

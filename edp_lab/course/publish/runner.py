@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import nbformat
@@ -32,8 +33,8 @@ from papermill.exceptions import PapermillExecutionError
 
 import edp_lab
 from edp_lab.course.publish import pages
+from edp_lab.course.publish.build import title
 from edp_lab.course.publish.kernel import ENGINE, Watch
-from edp_lab.course.publish.links import title
 from edp_lab.errors import UsageError
 from edp_lab.files import CARRIED, read_json, regular, write_whole
 
@@ -43,35 +44,22 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 @dataclass(frozen=True)
 class NotebookRun:
-    """One executed notebook.
+    """One executed notebook."""
 
-    Attributes:
-        path: the notebook that was run.
-        title: its first heading.
-        seconds: wall-clock time, kernel start included.
-        memory_mb: the most that kernel and child processes held together (see `Watch`).
-        executed: the executed copy, with outputs, without widget state.
-        html: the same as a web page.
-        error: one sentence (notebook, cell, error), or None where every cell ran.
-        reused: nothing ran: the results of an earlier run are those that this one would have.
-    """
-
-    path: Path
-    title: str
-    seconds: float
-    memory_mb: float
-    executed: Path
-    html: Path
-    error: str | None
-    reused: bool = False
+    path: Path  # of the notebook that was run
+    title: str  # its first heading
+    seconds: float  # wall-clock time, kernel start included
+    memory_mb: float  # the most that kernel and child processes held together (see `Watch`)
+    executed: Path  # the executed copy, with outputs, without widget state
+    html: Path  # the same as a web page
+    error: str | None  # one sentence (notebook, cell, error), or None where every cell ran
+    reused: bool = False  # nothing ran: the results of an earlier run are those that this one would have
 
     @property
     def row(self) -> dict[str, Any]:
         """What ``edp-lab course run --json`` prints of it."""
-        status = "failed" if self.error else "ok"
-        seconds, memory = round(self.seconds, 2), round(self.memory_mb)
-        told = {"notebook": self.path.stem, "status": status, "seconds": seconds, "memory_mb": memory}
-        return {**told, "error": self.error}
+        told = {"notebook": self.path.stem, "status": "failed" if self.error else "ok"}
+        return told | {"seconds": round(self.seconds, 2), "memory_mb": round(self.memory_mb), "error": self.error}
 
 
 class CellBegun(NamedTuple):
@@ -95,11 +83,7 @@ class CourseRun:
 
 
 def course_notebooks(notebooks_dir: Path, only: Sequence[str] = ()) -> list[Path]:
-    """The notebooks of a folder in course order, or those named in ``only``: "03_step", "03_step.ipynb" or "03".
-
-    Raises:
-        UsageError: the folder has no notebooks, or none of that name.
-    """
+    """The notebooks of a folder in course order, or those named in ``only``: "03_step", "03_step.ipynb" or "03"."""
     found = sorted(notebooks_dir.glob("*.ipynb"))
     if not found:
         raise UsageError(f"no notebooks in {notebooks_dir}: run this in a clone of the project, or give --notebooks")
@@ -115,12 +99,8 @@ def course_notebooks(notebooks_dir: Path, only: Sequence[str] = ()) -> list[Path
 
 
 def notebook_parameters(path: Path) -> dict[str, str]:
-    """The names in a notebook's ``parameters`` cell and their defaults, as source text.
-
-    Raises:
-        UsageError: the file is missing, is no notebook, names no language, or is saved for a kernel other than
-            ``python3``.
-    """
+    """The names in a notebook's ``parameters`` cell and their defaults, as source text; UsageError where it is no
+    notebook, names no language, or is saved for a kernel other than ``python3``."""
     try:
         kernel = nbformat.read(regular(path), as_version=4).metadata.get("kernelspec", {}).get("name")
     except FileNotFoundError:
@@ -137,77 +117,55 @@ def notebook_parameters(path: Path) -> dict[str, str]:
         raise UsageError(f"{path} names no language: set metadata.kernelspec.language to 'python'") from None
 
 
-def check_parameters(path: Path, parameters: Mapping[str, Any]) -> None:
-    """Refuse what papermill lets pass: a name the notebook does not have, text for a number or the reverse.
-
-    Raises:
-        UsageError: naming the parameter.
-    """
-    known = notebook_parameters(path)
-    for name, value in parameters.items():
-        if name not in known:
-            have = ", ".join(known) or "none (no cell is tagged 'parameters')"
-            raise UsageError(f"{path.name} has no parameter {name!r}; it has: {have}")
-        try:
-            default = ast.literal_eval(known[name])
-        except (ValueError, SyntaxError):
-            continue
-        if default is not None and isinstance(default, str) != isinstance(value, str):
-            kind = "text" if isinstance(default, str) else "a number"
-            raise UsageError(f"parameter {name!r} of {path.name} takes {kind} such as {known[name]}, not {value!r}")
-
-
 def share_out(notebooks: Iterable[Path], parameters: Mapping[str, Any]) -> dict[Path, dict[str, Any]]:
-    """For each notebook those of the parameters that it has, each checked.
-
-    Raises:
-        UsageError: a parameter that none of them has, or see `check_parameters`.
-    """
+    """For each notebook those of the parameters that it has. What papermill lets pass is refused by `UsageError`: a
+    parameter that none of them has, text for a number or the reverse."""
     known = {path: notebook_parameters(path) for path in notebooks}
-    for name in parameters:
+    for name, value in parameters.items():
         if not any(name in names for names in known.values()):
             have = ", ".join(dict.fromkeys(have for names in known.values() for have in names)) or "none"
             raise UsageError(f"the chosen notebooks have no parameter {name!r}; they have: {have}")
-    shared = {path: {name: parameters[name] for name in parameters if name in known[path]} for path in known}
-    for path, given in shared.items():
-        check_parameters(path, given)
-    return shared
+        for path, source in ((path, names[name]) for path, names in known.items() if name in names):
+            try:
+                default = ast.literal_eval(source)
+            except (ValueError, SyntaxError):
+                continue
+            if default is not None and isinstance(default, str) != isinstance(value, str):
+                kind = "text" if isinstance(default, str) else "a number"
+                raise UsageError(f"parameter {name!r} of {path.name} takes {kind} such as {source}, not {value!r}")
+    return {path: {name: parameters[name] for name in parameters if name in names} for path, names in known.items()}
 
 
 def run_notebook(
     path: Path,
     out_dir: Path,
-    parameters: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, Any] = MappingProxyType({}),
     *,
     timeout: float = TIMEOUT,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
     watch: Watch | None = None,
     names: Collection[str] = (),
 ) -> NotebookRun:
     """Execute one notebook in its own folder, or in the working folder if it came with a wheel; write the executed copy
-    and its page into ``out_dir``.
+    and its page.
 
     Args:
         path: the notebook; it is not changed.
         out_dir: created where missing; earlier results of the same name are replaced, never half-written.
-        parameters: values for names in the notebook's ``parameters`` cell.
+        parameters: values for names in the notebook's ``parameters`` cell, as `share_out` has checked them.
         timeout: seconds that one cell may take.
         environment: variables that the kernel gets on top of this process'.
-        watch: is told of each cell, and can end the run.
+        watch: is told of each cell, and can end the run by a KeyboardInterrupt; earlier results stay.
         names: of the pages that will lie beside this one; links to others become text.
 
     Returns:
         The run; an error inside the notebook is in its ``error``, it is not raised.
-
-    Raises:
-        UsageError: see ``notebook_parameters`` and ``check_parameters``; nothing has run then.
-        KeyboardInterrupt: the watch was told to kill; earlier results stay.
     """
     path, out_dir, watch = path.resolve(), out_dir.resolve(), watch or Watch()
-    check_parameters(path, parameters or {})
     out_dir.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    notebook, error = _execute(path, dict(parameters or {}), timeout, dict(environment or {}), watch)
+    how: Any = {"execution_timeout": timeout, "environment": environment, "watch": watch}
+    notebook, error = _execute(path, dict(parameters), **how)
     seconds = time.perf_counter() - started
     if watch.killed:
         raise KeyboardInterrupt
@@ -224,37 +182,35 @@ def run_course(
     out_dir: Path,
     mode: str = "quick",
     only: Sequence[str] = (),
-    parameters: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, Any] = MappingProxyType({}),
     *,
     jobs: int = 1,
     timeout: float = TIMEOUT,
     resume: bool = False,
     listen: Callable[[CellBegun | NotebookRun], None] = lambda event: None,
 ) -> CourseRun:
-    """Run the course's notebooks; one that fails does not stop the others.
+    """Run the course's notebooks; one that fails does not stop the others. Before any has run, UsageError where one
+    cannot: see `notebook_parameters` and `share_out`.
 
     Args:
         notebooks_dir, only: see ``course_notebooks``.
         out_dir: gets an executed copy and a page per notebook, pages of the Markdown files beside the notebooks,
             ``index.html``, and what ``resume`` needs.
         mode: the value of every notebook's ``mode`` parameter, "quick" or "full".
-        parameters: further parameters, each for the notebooks that have it.
+        parameters: further parameters, see `share_out`.
         jobs: how many notebooks run at once; with more than one, each has one thread (``OMP_NUM_THREADS``).
         timeout: seconds that one cell may take.
         resume: do not run a notebook again that went well, with the same source, parameters and package, before.
         listen: gets the progress of each notebook, from its own thread, and each finished run, from this one.
-
-    Raises:
-        UsageError: see ``course_notebooks`` and ``share_out``; nothing has run then.
     """
-    values = {"mode": mode, **(parameters or {})}
+    values = {"mode": mode, **parameters}
     todo = share_out(course_notebooks(notebooks_dir.resolve(), only), values)
     out_dir = out_dir.resolve()
     out_dir.mkdir(parents=True, exist_ok=True)
     kept = out_dir / "runs.json"
     rows, digests = kept_rows(kept), {path: digest(path, given) for path, given in todo.items()}
-    earlier = {path: run for path in todo if (run := _earlier(path, out_dir, rows.get(path.stem, {}), digests[path]))}
-    runs = earlier if resume else {}
+    earlier = {path: _earlier(path, out_dir, rows.get(path.stem, {}), digests[path]) for path in todo if resume}
+    runs = {path: run for path, run in earlier.items() if run}
     for run in runs.values():
         listen(run)
     left = {path: given for path, given in todo.items() if path not in runs}
@@ -308,18 +264,13 @@ def _results(path: Path, out_dir: Path) -> tuple[Path, Path]:
     return out_dir / path.name, out_dir / f"{path.stem}.html"
 
 
-def _execute(
-    path: Path, parameters: dict[str, Any], timeout: float, environment: dict[str, str], watch: Watch
-) -> tuple[NotebookNode, str | None]:
+def _execute(path: Path, parameters: dict[str, Any], **ours: Any) -> tuple[NotebookNode, str | None]:
     """The executed notebook and its error, if any; papermill writes to a folder of its own meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / path.name
-        options = {"engine_name": ENGINE, "kernel_name": "python3", "progress_bar": False}
-        place = Path.cwd() if CARRIED in path.parents else path.parent
-        ours = {"execution_timeout": timeout, "folder": place, "environment": environment, "watch": watch}
-        fallback = None
+        copy, fallback = Path(folder) / path.name, None
+        ours |= {"folder": Path.cwd() if CARRIED in path.parents else path.parent, "progress_bar": False}
         try:
-            papermill.execute_notebook(path, copy, parameters, **options, **ours)
+            papermill.execute_notebook(path, copy, parameters, engine_name=ENGINE, kernel_name="python3", **ours)
         except (PapermillExecutionError, DeadKernelError) as exception:
             fallback = f"{path.name}: {exception}"
         notebook = nbformat.read(copy, as_version=4)

@@ -37,11 +37,7 @@ def lab_command(notebooks_dir: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def dashboard_command(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Command and environment that serve the notebooks of a folder by Voila: local, with a token, panels only.
-
-    Raises:
-        UsageError: Voila is not installed.
-    """
+    """Command and environment that serve the notebooks of a folder by Voila: local, with a token, panels only."""
     if find_spec("voila") is None:
         raise UsageError("the dashboard is served by Voila: pip install -c constraints.txt voila")
     options = ["--Voila.ip=127.0.0.1", "--token", "--template=edp-lab", "--classic-tree"]

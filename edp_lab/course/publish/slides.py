@@ -20,22 +20,7 @@ from nbconvert.exporters import SlidesExporter
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from edp_lab.course.publish.pages import (
-    HEADING,
-    PLOTLY,
-    TEMPLATES,
-    MathExporter,
-    as_output,
-    card,
-    cut_at_headings,
-    exported,
-    fit_links,
-    place,
-    store_page,
-    text_of,
-    without_navigation,
-    write_contents,
-)
+from edp_lab.course.publish import pages
 from edp_lab.errors import writing
 
 if TYPE_CHECKING:
@@ -51,7 +36,7 @@ LIST = re.compile(r"^(\d+\.|[-*]) ")
 SENTENCE = re.compile(r"(?:[^.?!`$]|`[^`]*`|\$[^$]*\$|[.?!](?![*”)]*\s))*(?:[.?!][*”)]*|$)")
 
 
-class _Exporter(MathExporter, SlidesExporter):
+class _Exporter(pages.MathExporter, SlidesExporter):
     """nbconvert's slides, with formulas as MathML."""
 
 
@@ -64,11 +49,11 @@ def write_slides(runs: Sequence[NotebookRun], out: Path) -> Path:
     with writing(out, "make room there, or choose another --out"):
         shutil.copytree(REVEAL, out / "reveal", dirs_exist_ok=True)
     names = {run.html.name for run in runs}
-    cards = [card(run, names) for run in runs]
+    cards = [pages.card(run, names) for run in runs]
     for run, told in zip(runs, cards, strict=True):
         notebook = nbformat.read(run.executed, as_version=4)
-        store_page(fit_links(slides_html(notebook, run.title, told.minutes), names), out / run.html.name)
-    return write_contents("edp_lab: slides", cards, [], ABOUT_SLIDES, out)
+        pages.store_page(pages.fit_links(slides_html(notebook, run.title, told.minutes), names), out / run.html.name)
+    return pages.write_contents("edp_lab: slides", cards, [], ABOUT_SLIDES, out)
 
 
 class Slide(NamedTuple):
@@ -81,7 +66,7 @@ class Slide(NamedTuple):
     @property
     def is_first(self) -> bool:
         """Whether it begins a part of the notebook: the slides of a part are one below the other."""
-        found = HEADING.match(self.seen) if isinstance(self.seen, str) else None
+        found = pages.HEADING.match(self.seen) if isinstance(self.seen, str) else None
         return bool(found and len(found[1]) <= 2)
 
     def cell(self, metadata: dict[str, Any]) -> NotebookNode:
@@ -94,7 +79,7 @@ class Slide(NamedTuple):
 def slides_html(notebook: NotebookNode, name: str, minutes: str = "") -> str:
     """The slides of an executed notebook, which takes so many minutes."""
     slides: list[Slide] = []
-    for slide in (one for cell in without_navigation(notebook) for one in _slides(cell)):
+    for slide in (one for cell in pages.without_navigation(notebook) for one in _slides(cell)):
         if slide.seen:
             slides.append(slide)
         elif slides:
@@ -104,33 +89,33 @@ def slides_html(notebook: NotebookNode, name: str, minutes: str = "") -> str:
     for number, slide in enumerate(slides):
         kind = "slide" if slide.is_first else "-" if alone else "subslide"
         cells.append(slide.cell({"slideshow": {"slide_type": kind}}))
-        alone = isinstance(slide.seen, str) and "\n" not in slide.seen and bool(HEADING.match(slide.seen))
+        alone = isinstance(slide.seen, str) and "\n" not in slide.seen and bool(pages.HEADING.match(slide.seen))
         passed = round(int(minutes or 0) * number / len(slides))
         told = [f"*After about {passed} of {minutes} minutes.*"] if minutes and kind != "-" else []
         if notes := [*told, *filter(None, slide.notes)]:
             cells.append(new_markdown_cell("\n\n".join(notes), metadata={"slideshow": {"slide_type": "notes"}}))
     reveal = {"reveal_url_prefix": "reveal", "reveal_theme": "course"}
-    exporter = _Exporter(extra_loaders=[TEMPLATES], template_file="slides.html.j2", **reveal)
-    return exported(exporter, NotebookNode(notebook, cells=cells), {"metadata": {"name": name}})
+    exporter = _Exporter(extra_loaders=[pages.TEMPLATES], template_file="slides.html.j2", **reveal)
+    return pages.exported(exporter, NotebookNode(notebook, cells=cells), {"metadata": {"name": name}})
 
 
 def _slides(cell: NotebookNode) -> Iterator[Slide]:
     """The slides of a cell. Text without a heading, and what a cell prints, belong to the slide before."""
     if cell.cell_type == "markdown":
-        for part in cut_at_headings(cell.source):
-            yield Slide(lead(part), [part.partition("\n")[2] if HEADING.match(part) else part])
+        for part in pages.cut_at_headings(cell.source):
+            yield Slide(lead(part), [part.partition("\n")[2] if pages.HEADING.match(part) else part])
         return
     if "lesson" in cell.metadata.get("tags", ()):
         yield Slide(cell.outputs, [], cell.source)
         return
     head: list[NotebookNode] = []
     notes: list[str] = []
-    for (panel, number), some in groupby(cell.get("outputs", ()), place):
+    for (panel, number), some in groupby(cell.get("outputs", ()), pages.place):
         outputs = list(some)
         if panel and number == 0:
-            heading, _, looking_at = text_of(outputs[0]).partition("</h3>")
-            head, notes = [as_output(Markup(f"{heading}</h3>"), panel, 0)], [looking_at]  # noqa: S704
-        elif number > 0 and any(PLOTLY in one.get("data", {}) or ASKED in text_of(one) for one in outputs):
+            heading, _, looking_at = pages.text_of(outputs[0]).partition("</h3>")
+            head, notes = [pages.as_output(Markup(f"{heading}</h3>"), panel, 0)], [looking_at]  # noqa: S704
+        elif number > 0 and any(pages.PLOTLY in one.get("data", {}) or ASKED in pages.text_of(one) for one in outputs):
             yield Slide([*(head if panel else ()), *outputs], notes)
             notes = []
 
@@ -140,7 +125,7 @@ def lead(part: str) -> str:
     sentence; "" where it has no heading of its own.
     """
     first, _, rest = part.partition("\n")
-    if not HEADING.match(part):
+    if not pages.HEADING.match(part):
         if not part.startswith("**"):
             return ""
         first, rest = "", part

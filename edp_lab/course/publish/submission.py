@@ -38,10 +38,8 @@ KILL, DIE_WITH_PARENT, NO_NEW_PRIVILEGES = 9, 1, 38  # a signal, and options of 
 def encode(value: Any) -> Any:
     """What JSON can carry, of numbers, texts, lists, tuples, dictionaries, arrays, tensors and random generators.
 
-    A generator is replaced by a new one that it seeds.
-
-    Raises:
-        TypeError: anything else, or a dictionary with keys that are no texts.
+    A generator is replaced by a new one that it seeds. TypeError: anything else, or a dictionary with keys that are no
+    texts.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -78,9 +76,7 @@ def _text(key: Any) -> str:
 def decode(value: Any) -> Any:
     """What was encoded. Plain data only, whoever wrote it: nothing is executed, and time and memory grow as its length.
 
-    Raises:
-        ValueError, TypeError, OverflowError: it is nothing that `encode` makes.
-        RecursionError, MemoryError: it is too deep, or too large.
+    ValueError, TypeError, OverflowError: nothing that `encode` makes. RecursionError, MemoryError: too deep or large.
     """
     if isinstance(value, list):
         return [*map(decode, value)]
