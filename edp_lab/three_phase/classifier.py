@@ -39,19 +39,14 @@ Listener = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Trained:
-    """What `train_classifier` gives back.
-
-    Attributes:
-        rows: of each epoch "epoch" (from 1), "loss" (mean over the training examples that took part; not private),
-            "test_loss", "accuracy" (on the test examples; None without any) and "seconds" of training.
-        guarantee: what holds for the released model, by privacy loss distributions.
-        record: everything from which the run can be repeated and judged, as JSON.
-    """
+    """What `train_classifier` gives back."""
 
     model: ImageClassifier
+    # Of each epoch "epoch" (from 1), "loss" (mean over the training examples that took part; not private), "test_loss",
+    # "accuracy" (on the test examples; None without any) and "seconds" of training.
     rows: list[dict[str, Any]]
-    guarantee: Guarantee
-    record: dict[str, Any] = field(repr=False)
+    guarantee: Guarantee  # what holds for the released model, by privacy loss distributions
+    record: dict[str, Any] = field(repr=False)  # everything from which the run can be repeated and judged, as JSON
 
     @property
     def accuracy(self) -> float | None:
@@ -77,8 +72,7 @@ def train_classifier(
     check_examples("training", x, y, settings.classes)
     if test_x is not None or test_y is not None:
         check_examples("test", test_x, test_y, settings.classes, tuple(x.shape[1:]))
-    run = ClassifierTraining(settings.resolved(len(x)), x, y)
-    rows = []
+    run, rows = ClassifierTraining(settings.resolved(len(x)), x, y), []
     for epoch in range(run.epochs):
         start = time.perf_counter()
         row: dict[str, Any] = {"epoch": epoch + 1, "loss": run.epoch(epoch)}
@@ -132,15 +126,12 @@ class ClassifierTraining:
 
     def __init__(self, settings: ClassifierSettings, x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
         self.settings, self.data, self.memory, self.step = settings, ImageData(x, y), Memory(), 0
-        assert settings.lr is not None
-        assert settings.epochs is not None
-        assert settings.batch_size is not None
-        self.lr, self.epochs = settings.lr, settings.epochs
+        given: Any = settings  # nothing of which is None
+        self.lr, self.epochs = given.lr, given.epochs
         self.model = build_classifier(settings.model, x.shape[1:], settings.classes, settings.seed, settings.activation)
         key = secrets.randbits(128) if settings.private_seed else key_from_seed(settings.seed)
-        sampling = "poisson" if settings.private else "shuffle"
-        micro_batches = settings.batch_size if settings.private else 1
-        shape = (settings.batch_size, 1, micro_batches, sampling, settings.private)
+        sampling, micro_batches = ("poisson", given.batch_size) if settings.private else ("shuffle", 1)
+        shape = (given.batch_size, 1, micro_batches, sampling, settings.private)
         self.batches = Batches(key, len(x), *shape, secret=settings.private_seed)
         self.steps = self.epochs * self.batches.steps_per_epoch  # of all epochs together
         parameters = trainable(self.model)
@@ -160,20 +151,16 @@ class ClassifierTraining:
         else:
             name = "dp-adambc" if kind == "adambc" else kind
             self.optimizer = make_optimizer(name, [p for _, p in parameters], self.lr)
-        published = not settings.private_seed
-        self.guarantee = _judged(self.mechanism, self.epochs, settings.delta, published)
+        self.guarantee = _judged(self.mechanism, self.epochs, settings.delta, not settings.private_seed)
 
     def _mechanism(self, rate: float) -> Mechanism:
         """What one step releases: noise of eq. 3.3 on the sum of clipped gradients, as given, or as calibrated."""
-        s = self.settings
-        assert s.clip_norm is not None
+        s: Any = self.settings
         z0 = s.noise_multiplier
-        if z0 is None:
-            assert s.epsilon is not None
-            if s.eq33:
-                z0 = eq33_sigma(s.epsilon, s.delta) / s.clip_norm
-            else:
-                z0 = calibrated_noise(s.clip_norm, rate, self.epochs, s.epsilon, s.delta)
+        if z0 is None and s.eq33:
+            z0 = eq33_sigma(s.epsilon, s.delta) / s.clip_norm
+        elif z0 is None:
+            z0 = calibrated_noise(s.clip_norm, rate, self.epochs, s.epsilon, s.delta)
         return Mechanism.sound(s.clip_norm, z0, 1, 1, sampling_rate=rate)
 
     def epoch(self, epoch: int) -> float:
@@ -203,17 +190,16 @@ class ClassifierTraining:
         if self.settings.weight_decay:
             with torch.no_grad():
                 torch._foreach_mul_(self.weights, 1 - rate * self.settings.weight_decay)
-        if isinstance(self.optimizer, DPAdamBC):
-            assert self.private is not None
+        if isinstance(self.optimizer, DPAdamBC) and self.private:
             self.optimizer.noise_std(self.private.noise_stds(epoch))
         self.optimizer.step()
         self.step += 1
         return loss
 
     def record(self) -> dict[str, Any]:
-        s, q, claim = self.settings, self.batches.sampling_rate, None
+        s: Any = self.settings
+        q, claim = self.batches.sampling_rate, None
         if s.eq33:
-            assert s.epsilon is not None
             claim = {  # what the thesis says of noise by its eq. 3.3 (3.2.2), beside why it is not what holds
                 "epsilon": s.epsilon,
                 "sigma": eq33_sigma(s.epsilon, s.delta),

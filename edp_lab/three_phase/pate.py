@@ -186,9 +186,6 @@ def account_votes(aggregator: Aggregator, counts: ArrayLike, delta: float) -> Vo
     Formal guarantee: the labels of all queries, and every model and answer computed from them, are (epsilon, delta)-DP
     with respect to one training example, if that example reaches one instructor only, the queries do not depend on the
     training examples, and the noise is secret. A confident vote is charged as if it had answered every query.
-
-    Raises:
-        UsageError: counts that are no (Q, K) array, delta outside (0, 1).
     """
     votes = np.asarray(counts)
     if votes.ndim != 2 or votes.shape[1] < 2:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,13 @@ from scipy.special import ndtr
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountants import check_delta
-from edp_lab.privacy.foundations import analytic_gaussian_sigma, gaussian_epsilon
+from edp_lab.privacy.foundations import gaussian_epsilon
 
-CLAIMED_EPSILON, CLAIMED_SIGMA, CLAIMED_DELTA = 2.5, 0.6, 1e-5  # section 3.5, step 1
-RESIZED = (3, 256, 256)  # what the thesis' AlexNet and VGG take
+CLAIMED_EPSILON, CLAIMED_SIGMA = 2.5, 0.6  # section 3.5, step 1, at delta 1e-5
+# What the thesis' AlexNet and VGG take. Noise comes before the resize, which is then post-processing. After it,
+# 1 x 28 x 28 has grown, and with it the sensitivity, from 28 to 443, which is attained: black stays black and white
+# stays white. It is the same photograph with copied pixels, so the noise averages out.
+RESIZED = (3, 256, 256)
 BLOCK = 2000  # images noised at a time: float64 noise on all of MNIST would take a gigabyte
 NORMALITY_SAMPLE = 200_000  # pixels
 
@@ -129,7 +132,7 @@ class ImageGuarantee:
     sensitivity: float  # L2 distance of the two most different images, sqrt(pixels) for pixels in [0, 1]
     epsilon: float  # exact; inf without noise
     label_epsilon: float  # inf, since labels are passed on as they are
-    printed_epsilon: float  # by the thesis' equation 3.1 with the sensitivity of 1 that most examples take
+    printed_epsilon: float  # sqrt(2 ln(1.25 / delta)) / sigma, equation 3.1 with the sensitivity of 1 of most examples
 
 
 def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGuarantee:
@@ -141,7 +144,7 @@ def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGu
     check_delta(delta)
     sensitivity, epsilon, printed = image_sensitivity(shape), math.inf, math.inf
     if sigma:
-        epsilon, printed = gaussian_epsilon(sensitivity, sigma, delta), printed_epsilon(1.0, sigma, delta)
+        epsilon, printed = gaussian_epsilon(sensitivity, sigma, delta), math.sqrt(2 * math.log(1.25 / delta)) / sigma
     return ImageGuarantee(sigma, delta, sensitivity, epsilon, math.inf, printed)
 
 
@@ -150,39 +153,3 @@ def image_sensitivity(shape: Sequence[int]) -> float:
     if not shape or min(shape) < 1:
         raise UsageError(f"images of shape {tuple(shape)} have no pixels")
     return math.sqrt(math.prod(shape))
-
-
-def printed_epsilon(sensitivity: float, sigma: float, delta: float) -> float:
-    """Equation 3.1: sqrt(2 ln(1.25 / delta)) sensitivity / sigma; a theorem below 1 only."""
-    return math.sqrt(2 * math.log(1.25 / delta)) * sensitivity / sigma
-
-
-class ClaimedSensitivity(NamedTuple):
-    """The L2 sensitivity with which noise of `sigma` has the claimed epsilon: by equation 3.1, and exactly."""
-
-    printed: float
-    exact: float
-
-
-def sensitivity_for(
-    epsilon: float = CLAIMED_EPSILON, sigma: float = CLAIMED_SIGMA, delta: float = CLAIMED_DELTA
-) -> ClaimedSensitivity:
-    """What the thesis' (2.5, 1e-5) at sigma 0.6 would need: 0.31 by its own formula, 0.37 exactly; an image has 28."""
-    exact = sigma / analytic_gaussian_sigma(1.0, epsilon, delta)
-    return ClaimedSensitivity(epsilon / printed_epsilon(1.0, sigma, delta), exact)
-
-
-class ResizeOrder(NamedTuple):
-    """The guarantee of the same noise before a resize, and after it."""
-
-    noise_first: ImageGuarantee
-    resize_first: ImageGuarantee
-
-
-def resize_order(shape: Sequence[int], sigma: float, delta: float) -> ResizeOrder:
-    """Why noise comes first: the resize is then post-processing. After it, 1 x 28 x 28 has grown to 3 x 256 x 256.
-
-    The sensitivity goes from 28 to 443, which is attained: black stays black and white stays white. It is the same
-    photograph with copied pixels, so the noise averages out.
-    """
-    return ResizeOrder(image_guarantee(shape, sigma, delta), image_guarantee(RESIZED, sigma, delta))

@@ -7,7 +7,8 @@ labels, the only thing that is released. Public are nine tenths of the test set;
 What holds for the understudy is what its labels cost (`pate`), whatever else was done: phase I leaves labels bare,
 phase II guarantees nothing without noise, and guarantees do not multiply.
 
-Settings and data that make no sense are refused by `UsageError` before anything is trained.
+Settings and data that make no sense are refused by `UsageError` before anything is trained, a vote that answers no
+query after it.
 
 Source: Barzegar 2021, chapters 3 and 4; phases II and III are PATE (Papernot et al. 2017).
 """
@@ -31,31 +32,12 @@ from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.guarantee import IDEAL, VOID
+from edp_lab.three_phase import pate
+from edp_lab.three_phase import settings as asked
 from edp_lab.three_phase.classifier import Trained, train_classifier
-from edp_lab.three_phase.pate import (
-    NO_LABEL,
-    PRIVATE,
-    Aggregator,
-    Vote,
-    VoteAccount,
-    account_votes,
-    label_probabilities,
-    vote_counts,
-)
+from edp_lab.three_phase.pate import NO_LABEL, PRIVATE, Aggregator, Vote
 from edp_lab.three_phase.perturbation import ImageGuarantee, Perturbation, compare, image_guarantee, perturb
-from edp_lab.three_phase.settings import (
-    HARD,
-    NOT_PRIVATE,
-    ONE,
-    PLAIN,
-    PUBLIC_SHARE,
-    UNDERSTUDY,
-    Classes,
-    ClassifierSettings,
-    Scores,
-    ThreePhaseSettings,
-    score_labels,
-)
+from edp_lab.three_phase.settings import HARD, ONE, PLAIN, UNDERSTUDY, Classes, ClassifierSettings, ThreePhaseSettings
 from edp_lab.training.processes import usable_cores
 from edp_lab.training.result_cache import run_jobs
 from edp_lab.training.run_folder import versions
@@ -71,7 +53,7 @@ class Part:
 
     name: str
     examples: int  # it was trained on
-    scores: Scores
+    scores: asked.Scores
     rows: Rows  # of each epoch: loss, test loss, accuracy, seconds; none for a vote
     seconds: float  # of training
     epsilon: float | None  # of one private training example, image and label; None where nothing is guaranteed
@@ -110,14 +92,14 @@ class ThreePhaseRecord:
     image_guarantee: ImageGuarantee | None = None  # of phase I
     parts: list[Part] = field(default_factory=list)
     labels: Labels | None = None  # of the vote,
-    privacy: VoteAccount | None = None  # and what they cost
+    privacy: pate.VoteAccount | None = None  # and what they cost
     # Of one instructor on everything, of all N as the clock saw it, and how many processes shared them.
     seconds: dict[str, float] = field(default_factory=dict)
     # Of the guarantee: `IDEAL` (its noise is float), `VOID` (whoever knows the seed can redraw it), or "none".
     status: str = "none"
     comparisons: list[Comparison] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
-    not_private: str = NOT_PRIVATE  # what of this record must not be published together with the understudy
+    not_private: str = asked.NOT_PRIVATE  # what of this record must not be published together with the understudy
     digest: str = ""  # of all this but times, versions and workers: equal for equal runs on one machine
     models: dict[str, ImageClassifier] = field(default_factory=dict, repr=False, compare=False)  # by part; not in JSON
 
@@ -199,10 +181,6 @@ def run_three_phase(settings: ThreePhaseSettings, images: Images, listener: List
 
     Args:
         listener: told of every epoch; of those in other processes, only of the first one's.
-
-    Raises:
-        UsageError: more instructors than the rarest class has training examples, more labels than public images, data
-            that are no images, or a vote that answered no query.
     """
     run = _Run(settings, images, listener or (lambda event: None))
     run.train_one(PLAIN, "trained without noise")
@@ -221,7 +199,7 @@ class _Run:
     """What the phases hand on to one another, and the record that they fill. `images` are noised from phase I on."""
 
     def __init__(self, settings: ThreePhaseSettings, images: Images, listener: Listener) -> None:
-        self.public = int(PUBLIC_SHARE * len(images.test))
+        self.public = int(asked.PUBLIC_SHARE * len(images.test))
         _check(settings, images, self.public)
         self.settings, self.images, self.listener = settings, images, listener
         self.key = secrets.randbits(128) if settings.private_seed else key_from_seed(f"three phases {settings.seed}")
@@ -230,18 +208,10 @@ class _Run:
         self.answers = np.zeros(0, dtype=np.int64)
         sha256 = hashlib.sha256()
         for array in (images.train, images.train_labels, images.test, images.test_labels):
-            sha256.update(f"{array.dtype.str}{array.shape}".encode())
-            sha256.update(np.ascontiguousarray(array).tobytes())
-        data = {
-            "name": images.name,
-            "shape": list(images.train.shape[1:]),
-            "classes": images.classes,
-            "train": len(images.train),
-            "public": self.public,
-            "test": len(images.test) - self.public,
-            "sha256": sha256.hexdigest(),
-        }
-        self.record = ThreePhaseRecord(settings, data)
+            sha256.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
+        data = {"name": images.name, "shape": list(images.train.shape[1:]), "classes": images.classes}
+        data |= {"train": len(images.train), "public": self.public, "test": len(images.test) - self.public}
+        self.record = ThreePhaseRecord(settings, {**data, "sha256": sha256.hexdigest()})
 
     def train_one(self, name: str, why: str) -> None:
         """A network on the whole training set: the plain model, or the only instructor."""
@@ -269,10 +239,10 @@ class _Run:
     def phase_two(self) -> None:
         """Instructors on disjoint parts, and their votes without noise."""
         order = stream(self.key, Purpose.SHUFFLE).permutation(len(self.images.train))
-        jobs = []
-        for i, place in enumerate(np.array_split(order, self.settings.instructors)):
-            x, y = self.images.train[place], self.images.train_labels[place]
-            jobs.append(self._job(f"instructor {i + 1}", x, y, self.settings.method))
+        jobs = [
+            self._job(f"instructor {i}", self.images.train[part], self.images.train_labels[part], self.settings.method)
+            for i, part in enumerate(np.array_split(order, self.settings.instructors), 1)
+        ]
         workers = min(self.settings.workers or usable_workers(len(order)), len(jobs))
         start = time.perf_counter()
         cure, name = "train the instructors with fewer workers", "a process that trains instructors"
@@ -299,18 +269,19 @@ class _Run:
         """Put the public images to the vote, and account for it."""
         queries = self.settings.labels or self.public
         probabilities, aggregator = self._probabilities(slice(queries)), self.settings.aggregator()
-        counts = vote_counts(probabilities.argmax(axis=2), self.images.classes)
-        self.record.privacy = account_votes(aggregator, counts, self.settings.delta)
+        counts = pate.vote_counts(probabilities.argmax(axis=2), self.images.classes)
+        self.record.privacy = pate.account_votes(aggregator, counts, self.settings.delta)
         self.answers = aggregator.labels(probabilities, stream(self.key, Purpose.NOISE, 2))
         truth, answered = self.images.test_labels[:queries], int((self.answers != NO_LABEL).sum())
         agreed = np.array([len(self.voters)] + [0] * (self.images.classes - 1))
+        chances = pate.label_probabilities(agreed, aggregator) if aggregator.vote in PRIVATE else [1.0]
         self.record.labels = Labels(
             queries,
             answered,
             right=float((self.answers == truth).sum() / max(answered, 1)),
             right_without_noise=float((counts.argmax(axis=1) == truth).mean()),
             unanimous=float((counts.max(axis=1) == len(self.voters)).mean()),
-            unanimous_survives=float(label_probabilities(agreed, aggregator)[0]) if aggregator.vote in PRIVATE else 1.0,
+            unanimous_survives=float(chances[0]),
         )
 
     def phase_three(self) -> None:
@@ -321,11 +292,12 @@ class _Run:
         if not len(chosen):
             raise UsageError(f"the vote answered none of its {len(self.answers)} queries: raise its epsilon")
         job = self._job(UNDERSTUDY, self.images.test[chosen], self.answers[chosen], self.settings.understudy_method)
-        epsilon, why = account.epsilon, "no noise on the votes"
-        if math.isfinite(epsilon):
+        epsilon, why = None, "no noise on the votes"
+        if math.isfinite(account.epsilon):
             # T15: private training would protect images that are public and labels that are noised already.
+            epsilon = account.epsilon
             why = "its labels; its private training adds nothing" if job.settings.private else "its labels"
-        self._keep(job, job.train(self.listener), epsilon if math.isfinite(epsilon) else None, why)
+        self._keep(job, job.train(self.listener), epsilon, why)
 
     def recorded(self) -> ThreePhaseRecord:
         record = self.record
@@ -351,7 +323,7 @@ class _Run:
     def _add(
         self, name: str, examples: int, predicted: Classes, epsilon: float | None, why: str, rows: Rows, seconds: float
     ) -> None:
-        scores = score_labels(self.images.test_labels[self.public :], predicted, self.images.classes)
+        scores = asked.score_labels(self.images.test_labels[self.public :], predicted, self.images.classes)
         noise = self.record.image_guarantee
         image = min(noise.epsilon if noise else math.inf, math.inf if epsilon is None else epsilon)
         image_epsilon = image if math.isfinite(image) else None
@@ -414,10 +386,9 @@ def _check(settings: ThreePhaseSettings, images: Images, public: int) -> None:
     sizes = np.bincount(images.train_labels, minlength=images.classes)
     rarest, fewest = int(sizes.argmin()), int(sizes.min())
     if settings.voters > fewest:
-        raise UsageError(
-            f"{of_instructors(settings.voters)} cannot all see class {rarest}, which has {fewest} training "
-            f"example{'' if fewest == 1 else 's'}: take {fewest} at most"
-        )
+        has = f"which has {fewest} training example{'' if fewest == 1 else 's'}"
+        told = f"{of_instructors(settings.voters)} cannot all see class {rarest}, {has}"
+        raise UsageError(f"{told}: take {fewest} at most")
     if not 0 < public < len(images.test):
         raise UsageError(f"a test set of {len(images.test)} leaves none to label or none to test on: take at least 2")
     if (settings.labels or 0) > public:

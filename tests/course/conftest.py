@@ -19,7 +19,6 @@ from edp_lab.course.kit.panel import Panel
 from edp_lab.course.publish import browser as browsing
 from edp_lab.course.publish.build import answer_text, context, exercise_cells, read_source
 from edp_lab.course.publish.submission import evaluate
-from edp_lab.training import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
@@ -125,19 +124,25 @@ def run_notebook() -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """From a call of `edp-lab train`, the configuration that it would train; nothing is trained."""
+def given_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], tuple[Any, ...]]:
+    """From a function of `edp_lab` and a call of `edp-lab`, what the function is given there; it does nothing."""
 
     class CallError(Exception):
         pass
 
-    def train(config: TrainConfig, out: Path, *_: Any) -> None:
-        raise CallError(config)
+    def call(function: str, line: str) -> tuple[Any, ...]:
+        def refuse(*given: Any, **_: Any) -> None:
+            raise CallError(*given)
 
-    def call(line: str) -> Any:
-        monkeypatch.setattr("edp_lab.training.train", train)
+        monkeypatch.setattr(f"edp_lab.{function}", refuse)
         result = CliRunner().invoke(app, shlex.split(line)[1:])
         assert isinstance(result.exception, CallError), result.output
-        return result.exception.args[0]
+        return result.exception.args
 
     return call
+
+
+@pytest.fixture
+def trained(given_to: Callable[[str, str], tuple[Any, ...]]) -> Callable[[str], Any]:
+    """From a call of `edp-lab train`, the configuration that it would train."""
+    return lambda line: given_to("training.train", line)[0]

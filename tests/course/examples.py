@@ -182,7 +182,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "04 table1": [{"epochs": 5}, {"epochs": 121}],
     "05 browse": [{"utterance": 4500}],
     "05 crf": [{"transition": 1000.0}],
-    "06 Explorer": [{"method": "poisson", "z0": 0.1, "epochs": 8}, {"micro_batch": 16}],
+    "06 Explorer": [
+        {"method": "poisson", "z0": 0.1, "epochs": 8},
+        {"micro_batch": 16},
+        {"method": "sgd"},
+        {"method": "printed"},
+    ],
     "06 ladder": [
         {"z": 1.0},
         {"z": 1.0, "micro_batch": 2, "adjacency": "REPLACE_ONE"},
@@ -191,7 +196,15 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"num_devices": 64},
     ],
     "06 tuning": [{"trials": 10**6}],
-    "07 roc": [{"people": 49}, {"people": 10_000}],
+    "07 roc": [  # what no epsilon allows, what one of both does, what both do, and where there is none
+        {"z0": 50.0},
+        {"z0": 2.5},
+        {"z0": 0.01},
+        {"attack": "loss", "z0": 1.0},
+        {"z0": 0.0},
+        {"people": 49},
+        {"people": 10_000},
+    ],
     "07 canaries": [{"z0": 0.02}, {"repetitions": 3}],
     "08 step": [{"draws": 10_001}, {"z0": 1e-6}, {"clip_norm": 1e-35}],
     "08 guesses": [{"canaries": 5}, {"made": 101}],
@@ -201,6 +214,15 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "10 votes": [{"sigma": 0.0, "instructors": 30}, {"instructors": 200}, {"image": 540}],
     "10 parts": [{"instructors": 1}, {"instructors": 10}, {"instructors": 1000}],
     "10 labels": [{"labels": 541}],
+    "11 turn": [  # which claims hold
+        {"num_devices": 1},
+        {"num_devices": 2},
+        {"micro_batch": 1},
+        {"delta": 1e-5},
+        {"delta": 3e-4},
+        {"training": 1_000_000, "delta": 1e-8},
+        {"num_devices": 1, "micro_batch": 1, "delta": 1e-8},
+    ],
 }
 
 

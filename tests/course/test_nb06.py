@@ -3,9 +3,9 @@ students get wrong is found. What holds for all panels is in `test_contract`."""
 
 import math
 import shlex
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, gdp_epsilon
 from edp_lab.privacy.composition import best_of_random
 from edp_lab.training import TrainConfig, train
-from tests.course.conftest import source
+from tests.course.conftest import prediction, source
 from tests.course.examples import Wrong, report_of
 from tests.course.test_contract import assert_readable
 from tests.training.own_corpus import write_corpus
@@ -92,9 +92,6 @@ def test_measuring_is_taken_up_where_it_was_left_and_a_damaged_file_is_told(smal
     before = path.read_bytes()
     measure(path, runs, said.append)
     assert (said[2:], path.read_bytes()) == ([], before)
-    stop = threading.Event()
-    stopped = measure(tmp_path / "stopped.json", runs[::-1], lambda text: text.startswith("run 2") and stop.set(), stop)
-    assert {p.method for p in stopped.points} == {"dp"}
     for content in ('{"runs": [{"config": {"corpus": "x"}}]}', before.decode().replace('"utterances"', '"sentences"')):
         path.write_text(content)
         with pytest.raises(UsageError, match="is damaged or of another version"):
@@ -115,8 +112,6 @@ def test_a_measured_point_is_the_run_that_its_command_makes(small: TrainConfig, 
 def test_what_the_nearest_point_has_instead_is_said_and_the_cheaper_run_is_as_good(grid: Grid) -> None:
     found = explore(grid, "sound", 4, 0.02, "linear", 7)
     assert found.differs == {"z0": (0.02, 0.03), "decay": ("linear", "none"), "epochs": (7, 8)}
-    *_, says = panels.tell_explored(found)
-    assert says.startswith("The nearest measured run (z0 = 0.03, decay = none, epochs = 8) has SER ")
     assert [p.config.epochs for p in found.path] == list(MARKS)
     assert {p.config.epochs for p in found.others} == {8}
     found = explore(grid, "printed", 8, 0.01, "none", 8)
@@ -129,25 +124,7 @@ def test_what_the_nearest_point_has_instead_is_said_and_the_cheaper_run_is_as_go
     best = explore(grid, "sound", 1, found.cheaper.config.z0, found.cheaper.config.decay, found.cheaper.config.epochs)
     assert best.cheaper is best.point
     assert "no other measured run" in panels.tell_explored(best)[2]
-    without = explore(grid, "sgd", 8, 0.01, "none", 8)
-    assert without.cheaper is None
-    assert [tile.value for tile in panels.tell_explored(without)[:2]] == ["nothing", "no guarantee"]
-
-
-def test_words_never_call_a_printed_or_seeded_run_private(grid: Grid) -> None:
-    for method, z0, says in (
-        ("sgd", 0.1, "No guarantee"),
-        ("printed", 0.1, "α comes from private gradients, so nothing holds"),
-        ("sound", 0.1, "Here it is void, because the seed is published"),
-        ("poisson", 1.0, "One utterance added or removed, Poisson sampling"),
-    ):
-        found = explore(grid, method, 8, z0, "none", 8)
-        text = panels.words.explored(found)
-        assert says in text
-        assert ("what this ε covers" in text) == (method != "sgd")
-        assert ("no guarantee" in panels.tell_explored(found)[1].value) == (method in ("sgd", "printed"))
-        assert (panels.tell_explored(found)[0].value == "nothing") == (method == "sgd")
-        assert method not in ("sound", "poisson") or "with a secret seed" in panels.tell_explored(found)[1].unit
+    assert explore(grid, "sgd", 8, 0.01, "none", 8).cheaper is None
 
 
 @given(
@@ -295,35 +272,24 @@ def test_the_runs_of_a_pair_were_measured_and_err_alike(question: str) -> None:
     assert epsilons[1] > 1.5 * epsilons[0]
 
 
-def chosen(letters: str) -> dict[str, str]:
-    return dict(zip(PAIRS, letters, strict=True))
+chosen = partial(prediction, "06", "smaller")
 
 
-Trials = Sequence[dict[str, float]]
+def reported(epsilon: Callable[..., float], by: str = "validation_ser", score: str = "test_ser") -> Callable[..., Any]:
+    """A score of the trial that is best by another, and the epsilon of the mu that is made of all mus and the best."""
 
-
-def together(trials: Trials, delta: float) -> float:
-    return gdp_epsilon(math.hypot(*(trial["mu"] for trial in trials)), delta)
-
-
-def reported(
-    epsilon: Callable[[Trials, dict[str, float], float], float], by: str = "validation_ser", score: str = "test_ser"
-) -> Callable[[Trials, float], tuple[float, float]]:
-    """A score of the trial that is best by another, and what is made of all trials, the best and delta."""
-
-    def report(trials: Trials, delta: float) -> tuple[float, float]:
+    def report(trials: Sequence[dict[str, float]], delta: float) -> tuple[float, float]:
         best = min(trials, key=lambda trial: trial[by])
-        return best[score], epsilon(trials, best, delta)
+        return best[score], epsilon([trial["mu"] for trial in trials], best["mu"], partial(gdp_epsilon, delta=delta))
 
     return report
 
 
 WRONG: dict[str, dict[str, Any]] = {
     "smaller": {
-        "the printed run promises more": Wrong(chosen("BBA"), "you said B, but A: SER 0.58, ε 4.77e+03; B: SER 0.61"),
-        "a larger z0 is all that counts": chosen("AAA"),
-        "sampling always helps": chosen("ABB"),
-        "other letters": chosen("abA"),
+        "the printed run promises more": Wrong(chosen(*"BBA"), "you said B, but A: SER 0.58, ε 4.77e+03; B: SER 0.61"),
+        "a larger z0 is all that counts": chosen(*"AAA"),
+        "sampling always helps": chosen(*"ABB"),
     },
     "noise": {
         "C on every rung": lambda z, clip, m, batch: z * clip * m / batch,
@@ -333,13 +299,13 @@ WRONG: dict[str, dict[str, Any]] = {
         "independent noises average out": lambda z, clip, m, batch: z * (1 + (m > 1)) * clip * math.sqrt(m / batch),
     },
     "report": {
-        "pays for the winner only": reported(lambda trials, best, delta: gdp_epsilon(best["mu"], delta)),
-        "still picks by the test set": reported(lambda trials, best, delta: together(trials, delta), by="test_ser"),
-        "adds the mus": reported(lambda trials, best, delta: gdp_epsilon(sum(one["mu"] for one in trials), delta)),
-        "takes the largest mu": reported(lambda trials, _, delta: gdp_epsilon(max(one["mu"] for one in trials), delta)),
-        "adds the epsilons": reported(lambda trials, _, delta: sum(gdp_epsilon(one["mu"], delta) for one in trials)),
+        "pays for the winner only": reported(lambda mus, best, epsilon: epsilon(best)),
+        "still picks by the test set": reported(lambda mus, _, epsilon: epsilon(math.hypot(*mus)), by="test_ser"),
+        "adds the mus": reported(lambda mus, _, epsilon: epsilon(sum(mus))),
+        "takes the largest mu": reported(lambda mus, _, epsilon: epsilon(max(mus))),
+        "adds the epsilons": reported(lambda mus, _, epsilon: sum(map(epsilon, mus))),
         "reports the score it chose": reported(
-            lambda trials, _, delta: together(trials, delta), score="validation_ser"
+            lambda mus, _, epsilon: epsilon(math.hypot(*mus)), score="validation_ser"
         ),
     },
 }

@@ -164,25 +164,7 @@ def test_the_papers_settings_have_the_ledgers_verdicts_and_four_claims_hold_with
     assert turned.times["P22"] == 1
     assert turned.evidence["P22"].measured["epsilon"] == pytest.approx(turned.epsilon)  # of the same micro-batches
     assert max(turned.times.values()) < 1.05
-    assert panels.tell_turned(turned)[2] == "All 4 claims hold."
-    assert panels.tell_turned(compute.turn(**PAPER))[2] == "None of the 4 claims holds as it is said."
     assert panels.tell_turned(compute.turn(**{**PAPER, "micro_batch": 1}))[2] == "1 of the 4 claims holds as said: P5."
-
-
-@pytest.mark.parametrize(
-    ("change", "claim", "verdict"),
-    [
-        ({"num_devices": 1}, "P2", "holds"),
-        ({"num_devices": 1}, "P22", "holds"),
-        ({"micro_batch": 1}, "P5", "holds"),
-        ({"delta": 1e-5}, "P10", "holds"),
-        ({"delta": 3e-4}, "P10", "holds under conditions"),
-        ({"training": 1_000_000, "delta": 1e-8}, "P10", "holds"),
-        ({"num_devices": 2}, "P2", "does not hold"),
-    ],
-)
-def test_one_slider_turns_one_verdict(change: dict[str, Any], claim: str, verdict: str) -> None:
-    assert compute.turn(**{**PAPER, **change}).evidence[claim].verdict == verdict
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
@@ -236,7 +218,6 @@ WRONG: dict[str, dict[str, Any]] = {
         ),
         "forgets that some may": judged(lambda mean, half: mean + half < 0, partly=False),
         "answers true or false": lambda changes: all(mean + half < 0 for mean, half in changes),
-        "takes a pair for a number (crash)": lambda changes: [change < 0 for change in changes],
     },
     "noise": {
         "divides by N once more": lambda n, c, z: c * z / n**2,
@@ -248,6 +229,5 @@ WRONG: dict[str, dict[str, Any]] = {
         "the claim sees the GPUs": guess("rises", "rises", "rises", "stays"),
         "larger micro-batches go on costing": guess("rises", "stays", "rises", "rises"),
         "averages out": guess("falls", "stays", "stays", "stays"),
-        "a word that is none": guess("rises", "same", "rises", "stays"),
     },
 }

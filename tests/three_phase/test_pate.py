@@ -345,15 +345,10 @@ class TestPartitions:
     [
         *((partial(vote_counts, wrong, 3), "instructors may vote for 0 to 2") for wrong in ([[0, 3]], [[-1]], [[0.5]])),
         *((partial(vote_counts, wrong, 3), "at least one instructor") for wrong in ([0, 1], np.zeros((0, 4), int))),
-        *(
-            (partial(Aggregator.for_epsilon, "laplace", wrong, 1e-5, 10), "epsilon")
-            for wrong in (0, math.inf, math.nan)
-        ),
         (partial(Aggregator, "laplace", 0.0), "noise of a laplace vote is 0.0: it must be a finite number greater"),
         (partial(Aggregator, "hard", 1.0), "noise of a hard vote is 1.0: it must be 0"),
         (partial(Aggregator, "gaussian", 1.0, 3.0, 1.0), "threshold noise of a gaussian vote is 1.0: it must be 0"),
         (partial(Aggregator, "confident", 1.0), "threshold noise of a confident vote is 0.0"),
-        (partial(Aggregator, "loud", 1.0), "choose hard, soft, laplace, gaussian, confident"),
         (partial(label_probabilities, [1, 2], Aggregator("soft")), "no noise"),
         (partial(account_votes, Aggregator("laplace", 1.0), [[3]], DELTA), "counts of shape"),
         (partial(account_votes, Aggregator("laplace", 1.0), [[3, 0]], 0.0), "delta is 0"),

@@ -11,14 +11,7 @@ from scipy import stats
 
 from edp_lab.corpora.images import load_images
 from edp_lab.errors import UsageError
-from edp_lab.three_phase.perturbation import (
-    compare,
-    image_guarantee,
-    image_sensitivity,
-    perturb,
-    resize_order,
-    statistics,
-)
+from edp_lab.three_phase.perturbation import RESIZED, compare, image_guarantee, image_sensitivity, perturb, statistics
 
 DIGITS = load_images("digits").train
 
@@ -44,10 +37,10 @@ def test_noise_is_normal_independent_not_clipped_and_of_its_own_in_every_block()
 
 
 def test_noise_after_the_resize_would_protect_sixteen_times_less():
-    order = resize_order((1, 28, 28), 0.6, 1e-5)
-    assert order.noise_first.sensitivity == 28
-    assert order.resize_first.sensitivity == pytest.approx(443.4, abs=0.05)
-    assert order.resize_first.epsilon > 200 * order.noise_first.epsilon
+    before, after = (image_guarantee(shape, 0.6, 1e-5) for shape in ((1, 28, 28), RESIZED))
+    assert before.sensitivity == 28
+    assert after.sensitivity == pytest.approx(443.4, abs=0.05)
+    assert after.epsilon > 200 * before.epsilon
 
 
 @settings(deadline=None)

@@ -5,6 +5,7 @@
     rungs = ladder(micro_batch=8, num_devices=8, batch_size=64, z=1.0, epochs=8, delta=1e-4)
 
 No widgets, and no torch: mechanism and accountants are the library's, and the runs were measured by `measure.py`.
+Values that make no sense, and a file that is missing or damaged, are refused by `UsageError`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ METHODS = {
 # ---- Runs and points -----------------------------------------------------------------------------------------------
 
 
+def method_of(config: TrainConfig) -> str:
+    """A key of `METHODS`."""
+    dp, edp = "poisson" if config.poisson else "dp", "printed" if config.as_printed else "sound"
+    return {"sgd": "sgd", "edp-sgd": edp, "dp-sgd": dp}.get(config.method, "naive")
+
+
 @dataclass(frozen=True)
 class Point:
     """One run of `config.epochs` epochs, measured.
@@ -61,7 +68,6 @@ class Point:
 
     @cached_property
     def method(self) -> str:
-        """A key of `METHODS`."""
         return method_of(self.config)
 
     @cached_property
@@ -102,30 +108,20 @@ class Grid(NamedTuple):
         return [p for p in self.points if (p.config.epochs, p.setting) == own]
 
 
-def method_of(config: TrainConfig) -> str:
-    """A key of `METHODS`."""
-    dp, edp = "poisson" if config.poisson else "dp", "printed" if config.as_printed else "sound"
-    return {"sgd": "sgd", "edp-sgd": edp, "dp-sgd": dp}.get(config.method, "naive")
-
-
 def configured(base: TrainConfig, method: str, micro_batch: int, z0: float, decay: str, epochs: int) -> TrainConfig:
     """A run of `method` ("sgd", "printed", "sound", "poisson"): corpus, model, C, N, tau and seed as in `base`.
 
     Sound eDP-SGD with micro-batches of 1 is per-example DP-SGD.
-
-    Raises:
-        UsageError: as `TrainConfig`; an unknown method.
     """
     single = {"method": "dp-sgd", "sampling": "shuffle"}
+    if method == "sgd":
+        return plain(base, epochs)
     kinds: dict[str, dict[str, Any]] = {
-        "sgd": {},
         "printed": {"as_printed": True},
         "sound": single if micro_batch == 1 else {"micro_batch_size": micro_batch},
         "poisson": {"method": "dp-sgd"},
     }
     require(method in kinds, f"unknown method {method!r}: choose sgd, printed, sound or poisson")
-    if method == "sgd":
-        return plain(base, epochs)
     return replace(base, z0=z0, decay=decay, epochs=epochs, **kinds[method])
 
 
@@ -137,11 +133,7 @@ def live_point(config: TrainConfig, record: Mapping[str, Any]) -> Point:
 
 
 def load_grid(path: Path = RESULTS / "tradeoff.json") -> Grid:
-    """The measured points of a file that `measure.py` wrote.
-
-    Raises:
-        UsageError: it is missing, damaged, or of another version.
-    """
+    """The measured points of a file that `measure.py` wrote."""
     told = read_kept(path, "runs", "seconds_per_epoch")
     try:
         points = []
@@ -179,11 +171,7 @@ class Explored(NamedTuple):
 def explore(
     grid: Grid, method: str, micro_batch: int, z0: float, decay: str, epochs: int, live: Sequence[Point] = ()
 ) -> Explored:
-    """The measured point nearest to a setting: of the method, then by micro-batch size, decay, z0 and epochs.
-
-    Raises:
-        UsageError: as `configured`; a z0 that is not positive.
-    """
+    """The measured point nearest to a setting: of the method, then by micro-batch size, decay, z0 and epochs."""
     noised = method == "sgd" or 0 < z0 < math.inf
     require(noised, f"z0 is {z0}: the measured runs have noise, so give a number above 0")
     asked = configured(BASE, method, micro_batch, z0, decay, epochs)
@@ -246,12 +234,7 @@ def ladder(
     adjacency: str = Adjacency.ZERO_OUT,
     clip_norm: float = 1.0,
 ) -> Ladder:
-    """What a micro-batch size costs, disjoint batches; nothing is trained.
-
-    Raises:
-        UsageError: as `TrainConfig`; micro-batches that are too large for N devices; another adjacency than zero-out
-            and replace-one.
-    """
+    """What a micro-batch size costs, disjoint batches; nothing is trained."""
     neighbours = Adjacency(adjacency)
     unknown = "with disjoint batches there is no number for add/remove: choose zero-out or replace-one"
     require(neighbours is not Adjacency.ADD_OR_REMOVE_ONE, unknown)
@@ -262,23 +245,18 @@ def ladder(
     most = f"a batch of {batch_size} on {num_devices} devices has at most {largest} utterances in each"
     require(1 <= micro_batch <= largest, f"micro-batches of {micro_batch}: {most}")
     held = partial(judge, bill=epochs, delta=delta, seed_published=False, adjacency=neighbours)
-    mechanisms: dict[int, tuple[Mechanism, int, float]] = {}  # with the number of micro-batches and the noise at z = 1
-    for m in sorted({micro_batch, largest, *(2**k for k in range(largest.bit_length()))}):
-        config = replace(base, micro_batch_size=m)
-        mechanism = config.mechanism()
-        assert mechanism is not None  # eDP-SGD has one
-        unit = replace(mechanism, z0=1.0).noise_std(0) / config.micro_batches
-        mechanisms[m] = mechanism, config.micro_batches, unit
-
+    sizes = sorted({micro_batch, largest, *(2**k for k in range(largest.bit_length()))})
+    configs = {m: replace(base, micro_batch_size=m) for m in sizes}
+    mechanisms: dict[int, Any] = {m: config.mechanism() for m, config in configs.items()}
+    units = {m: replace(mechanisms[m], z0=1.0).noise_std(0) / configs[m].micro_batches for m in sizes}
     rungs = {}
-    for m, (mechanism, micro_batches, unit) in mechanisms.items():
-        equal_z = z * mechanisms[micro_batch][2] / unit
-        moves, epsilon = mechanism.sensitivity(neighbours), held(mechanism).epsilon
-        equal = held(replace(mechanism, z0=equal_z)).epsilon
-        rungs[m] = Rung(m, micro_batches, moves, z * unit, epsilon, equal_z, equal)
+    for m, mechanism in mechanisms.items():
+        equal_z, moves = z * units[micro_batch] / units[m], mechanism.sensitivity(neighbours)
+        epsilon, equal = held(mechanism).epsilon, held(replace(mechanism, z0=equal_z)).epsilon
+        rungs[m] = Rung(m, configs[m].micro_batches, moves, z * units[m], epsilon, equal_z, equal)
     printed = Mechanism.as_printed(clip_norm, z, num_devices, largest, alpha="public")
-    chosen, noise = replace(base, micro_batch_size=micro_batch), printed.noise_std(0) / num_devices
-    return Ladder(chosen, neighbours, rungs[micro_batch], tuple(rungs.values()), held(printed), noise)
+    noise = printed.noise_std(0) / num_devices
+    return Ladder(configs[micro_batch], neighbours, rungs[micro_batch], tuple(rungs.values()), held(printed), noise)
 
 
 # ---- Decay, and the price of tuning --------------------------------------------------------------------------------
@@ -294,11 +272,7 @@ class Decayed(NamedTuple):
 
 
 def decays(z0: float, tau: float, epochs: int, delta: float) -> list[Decayed]:
-    """No decay, linear and exponential, of the sound mechanism on disjoint batches.
-
-    Raises:
-        UsageError: z0 not positive; as `Mechanism`.
-    """
+    """No decay, linear and exponential, of the sound mechanism on disjoint batches."""
     steady = Mechanism.sound(1.0, z0, 1, 1)
     budget = Budget(judge(steady, epochs, delta).epsilon or math.inf, delta)
     found = []
@@ -324,11 +298,7 @@ class Tuning(NamedTuple):
 
 
 def tuning(z0: float, epochs: int, trials: int, delta: float) -> Tuning:
-    """The price of `trials` runs of `epochs` epochs each, disjoint batches, sound noise z0 (noise over sensitivity).
-
-    Raises:
-        UsageError: z0 not positive, trials no whole number from 1 to 1000; as `judge`.
-    """
+    """The price of `trials` runs of `epochs` epochs each, disjoint batches, sound noise z0 (noise over sensitivity)."""
     whole = f"it must be a whole number from 1 to {MOST_TRIALS}"
     require(1 <= trials <= MOST_TRIALS, f"the number of trials is {trials}: {whole}")
     noised = "it must be greater than 0, for a run without noise has no epsilon to begin with"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -55,17 +54,10 @@ def plan() -> list[TrainConfig]:
 
 
 def measure(
-    path: Path,
-    runs: Sequence[TrainConfig] | None = None,
-    say: Callable[[str], None] = lambda text: None,
-    stop: threading.Event | None = None,
+    path: Path, runs: Sequence[TrainConfig] | None = None, say: Callable[[str], None] = lambda text: None
 ) -> Grid:
-    """Train what `path` lacks of `runs` (default: `plan()`), writing it after each one, and return all that it holds.
-
-    Raises:
-        UsageError: the file is damaged or cannot be written; as `train`.
-    """
-    wanted, stop = plan() if runs is None else list(runs), stop or threading.Event()
+    """Train what `path` lacks of `runs` (default: `plan()`), writing it after each one; return all that it holds."""
+    wanted = plan() if runs is None else list(runs)
     told = read_json(path) if path.exists() else {"seconds_per_epoch": {}, "runs": []}
     pace, done = told["seconds_per_epoch"], told["runs"]
     write = partial(write_kept, path, COMMAND, seconds_per_epoch=pace, runs=done)
@@ -73,25 +65,21 @@ def measure(
     for number, config in enumerate(wanted, 1):
         if changed_settings(config) not in [run["config"] for run in done]:
             say(f"run {number} of {len(wanted)}: {METHODS[method_of(config)]}")
-            if (run := _train(config, stop)) is None:
-                break
-            done.append(run)
+            done.append(_train(config))
             write()
-    missing = {work(config): config for config in wanted if work(config) not in pace}
-    if missing and not stop.is_set():
+    if missing := {work(config): config for config in wanted if work(config) not in pace}:
         say("timing")
         pace |= _paces(list(missing.values()))
         write()
     return load_grid(path)
 
 
-def _train(config: TrainConfig, stop: threading.Event) -> dict[str, Any] | None:
-    """One run with its scores after each of `MARKS`; None if it was stopped."""
+def _train(config: TrainConfig) -> dict[str, Any]:
+    """One run with its scores after each of `MARKS`."""
     corpus, data = _split(config.corpus, config.seed)
     run, rows = Trainer(config, corpus, data), []
     for epoch in range(1, config.epochs + 1):
-        if stop.is_set() or not run.epoch(stop=stop):
-            return None
+        run.epoch()
         if epoch in MARKS or epoch == config.epochs:
             found = evaluate_model(run.model, data.test)
             scores = {name: getattr(found, name) for name in SCORES}
@@ -101,13 +89,11 @@ def _train(config: TrainConfig, stop: threading.Event) -> dict[str, Any] | None:
     return {"config": changed_settings(config), "utterances": len(data.train), "scores": rows}
 
 
-def _paces(runs: Sequence[TrainConfig], rounds: int = 3) -> dict[str, float]:
+def _paces(runs: Sequence[TrainConfig]) -> dict[str, float]:
     """CPU seconds of an epoch, by `work`: in turn, so that whatever else the machine does falls on all; the median."""
-    turns = {
-        work(config): Trainer(replace(config, epochs=rounds), *_split(config.corpus, config.seed)) for config in runs
-    }
+    turns = {work(config): Trainer(replace(config, epochs=3), *_split(config.corpus, config.seed)) for config in runs}
     seconds: dict[str, list[float]] = {name: [] for name in turns}
-    for number in range(rounds):
+    for number in range(3):
         for name, run in turns.items():
             if number == 0 or run.config.method != "dp-sgd-naive":  # it takes ten times as long
                 seconds[name].append(_cpu_seconds(run))

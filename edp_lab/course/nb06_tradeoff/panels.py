@@ -16,16 +16,7 @@ from edp_lab.course.kit.controls import Control, choice, decades, decay_of, numb
 from edp_lab.course.kit.figure import Figure, Trace, figure, line, log_axis, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
 from edp_lab.course.kit.private import Private as Private
-from edp_lab.course.kit.text import (
-    Html,
-    Words,
-    account_command,
-    at_most,
-    count,
-    html_table,
-    short,
-    train_command,
-)
+from edp_lab.course.kit.text import Html, Words, account_command, at_most, count, html_table, short, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb06_tradeoff import compute
@@ -63,6 +54,11 @@ def epsilon(value: float | None) -> str:
     return "none" if value is None else at_most(value)
 
 
+def table(*rows: Sequence[str]) -> Html:
+    """Headings and rows, with room between the columns, which a panel's narrow place would close."""
+    return html_table([[f"{cell}\N{EM SPACE}" for cell in row] for row in rows])
+
+
 words = Words(__file__, told=told, epsilon=epsilon, NEIGHBOURS=NEIGHBOURS)
 
 
@@ -82,14 +78,10 @@ def _chosen(x: float | None, y: float) -> Trace:
 
 @panel("06")
 class Explorer(Panel):
-    """The measured runs under sliders; `result` is an `Explored`.
-
-    Attributes:
-        live: runs that were made here; `add` draws one more.
-    """
+    """The measured runs under sliders; `result` is an `Explored`."""
 
     def __init__(self, grid: Grid, start: TrainConfig) -> None:
-        self.live: list[Point] = []
+        self.live: list[Point] = []  # runs that were made here; `add` draws one more
         methods = {"SGD": "sgd", "as printed": "printed", "sound": "sound", "Poisson": "poisson"}
         tips = ["no noise", "Algorithm 1 of the paper, verbatim", "micro-batches of m; 1 is DP-SGD", "m = 1, sampled"]
         super().__init__(
@@ -123,17 +115,17 @@ class Explorer(Panel):
 def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
     """Both epsilons of the nearest run, its error, and the run that is as good for less."""
     point, cheaper = result.point, result.cheaper
-    had = ", ".join(
-        f"{name} = {mine if isinstance(mine, str) else short(mine)}" for name, (_, mine) in result.differs.items()
-    )
-    run = f"The nearest measured run ({had})" if had else "This run"
+    had = [f"{name} = {one if isinstance(one, str) else short(one)}" for name, (_, one) in result.differs.items()]
+    run = f"The nearest measured run ({', '.join(had)})" if had else "This run"
     says = f"{run} has SER {point.ser:.2f}"
     if cheaper is None:
-        return *epsilons(point.guarantee), f"{says}, with which noise has to compete."
-    if cheaper == point:
-        return *epsilons(point.guarantee), f"{says}, and no other measured run has a smaller ε without a larger error."
-    other = told(cheaper) + (" (not in this picture)" if cheaper not in result.others else "")
-    return *epsilons(point.guarantee), f"{says}; {other} has no larger error and ε = {at_most(cheaper.epsilon)}."
+        says += ", with which noise has to compete."
+    elif cheaper == point:
+        says += ", and no other measured run has a smaller ε without a larger error."
+    else:
+        other = told(cheaper) + (" (not in this picture)" if cheaper not in result.others else "")
+        says += f"; {other} has no larger error and ε = {at_most(cheaper.epsilon)}."
+    return *epsilons(point.guarantee), says
 
 
 IDLE = {"sgd": ["micro_batch", "z0", "decay"], "printed": ["micro_batch"], "sound": [], "poisson": ["micro_batch"]}
@@ -182,22 +174,18 @@ def run_command(config: TrainConfig) -> str:
     """The call of `edp-lab train` that makes this very run, into a folder that is named after the setting."""
     kind = compute.method_of(config)
     parts = [kind, f"m{config.largest_micro_batch}"] if kind == "sound" else [kind]
-    parts += [] if kind == "sgd" else [f"z{config.z0:g}"]
-    parts += [] if config.decay == "none" or kind == "sgd" else [str(config.decay)]
+    if kind != "sgd":
+        parts += [f"z{config.z0:g}", *([] if config.decay == "none" else [str(config.decay)])]
     return train_command(config, f"runs/{'-'.join(parts)}-{config.epochs}epochs-seed{config.seed}")
 
 
 @panel("06")
 class Live(RunPanel):
-    """Trains just what the explorer's sliders say, with the notebook's corpus, C, N, tau and seed.
-
-    Attributes:
-        points: of the runs that were made; the explorer shows them as stars.
-    """
+    """Trains just what the explorer's sliders say, with the notebook's corpus, C, N, tau and seed."""
 
     def __init__(self, base: TrainConfig, explorer: Explorer) -> None:
         self._base, self._explorer = base, explorer
-        self.points: list[Point] = []
+        self.points: list[Point] = []  # of the runs that were made; the explorer shows them as stars
         super().__init__(
             "Train one more",
             "Run trains what the sliders above say, in a few seconds, puts a star into the picture, and names faults.",
@@ -254,7 +242,7 @@ def ladder(start: TrainConfig, delta: float) -> Panel:
         "The noise that reaches the model and ε for micro-batches of all sizes.",
         partial(compute.ladder, clip_norm=start.clip_norm),
         [draw_noise, draw_ladder],
-        lambda result: words.ladder(result, _rungs(result)),
+        lambda result: words.ladder(result, rungs_table(result)),
         ladder_command,
         tiles=tell_ladder,
         views={
@@ -288,70 +276,67 @@ def tell_ladder(result: Ladder) -> tuple[Tile, Tile, str]:
 
 def draw_noise(result: Ladder) -> Figure:
     """Noise on the mean gradient by micro-batch size, at the same z."""
-    sizes, noise = _sizes(result), [rung.noise for rung in result.rungs]
+    noise, hover = [rung.noise for rung in result.rungs], "%{y:.3g}" + fig.ALONE
     return _draw_rungs(
         "Noise on the mean, at the same z",
-        line("sound", HOLDS, symbol="circle", size=9, x=sizes, y=noise, hover="m = %{x}: %{y:.3g}" + fig.ALONE),
-        _printed("as printed", "square-open", result, result.printed_noise, "%{y:.3g}" + fig.ALONE),
+        result,
+        line("sound", HOLDS, symbol="circle", size=9, x=_sizes(result), y=noise, hover="m = %{x}: " + hover),
+        _printed(result, result.printed_noise, hover),
         _chosen(result.chosen.micro_batch, result.chosen.noise),
-        sizes=sizes,
         yaxis=log_axis("noise per weight", [*noise, result.printed_noise], margin=ROOM),
     )
 
 
 def draw_ladder(result: Ladder) -> Figure:
     """Epsilon by micro-batch size: at the same z, and at the chosen rung's noise on the mean."""
-    sizes, hover = _sizes(result), "ε %{y:.3g}" + fig.ALONE
-    on: dict[str, Any] = {"x": sizes, "hover": "m = %{x}: " + hover}
+    hover = "ε %{y:.3g}" + fig.ALONE
+    on: dict[str, Any] = {"x": _sizes(result), "hover": "m = %{x}: " + hover}
     same, equal = (positive(getattr(r, name) for r in result.rungs) for name in ("epsilon", "equal_epsilon"))
     held, claims = positive([result.printed.epsilon, result.printed.epsilon_claimed])
     return _draw_rungs(
         f"ε after {count(result.config.epochs, 'epoch')}",
+        result,
         line("same z", HOLDS, "dash", symbol="diamond", size=9, y=same, **on),
         line("same noise", PLAIN, width=3, symbol="circle", size=9, y=equal, **on),
-        _printed("as printed", "square-open", result, held, hover),
-        points("claimed", CLAIMED, "square-x-open", 12, edge=2, x=sizes[-1:], y=[claims], hover=hover),
+        _printed(result, held, hover),
+        _printed(result, claims, hover, "claimed", CLAIMED, "square-x-open"),
         _chosen(result.chosen.micro_batch, result.chosen.epsilon or math.nan),
-        sizes=sizes,
         yaxis=log_axis("ε", [*same, *equal, held, claims], margin=ROOM),
     )
 
 
-def _printed(name: str, symbol: str, result: Ladder, y: float | None, hover: str) -> Trace:
-    """Algorithm 1 as printed, whose micro-batches are the largest."""
-    return points(name, PRINTED, symbol, 12, edge=2, x=_sizes(result)[-1:], y=[y], hover=hover)
+def _printed(
+    result: Ladder, y: Any, hover: str, name: str = "as printed", color: str = PRINTED, symbol: str = "square-open"
+) -> Trace:
+    """A point of Algorithm 1 as printed, whose micro-batches are the largest."""
+    return points(name, color, symbol, 12, edge=2, x=_sizes(result)[-1:], y=[y], hover=hover)
 
 
 def _sizes(result: Ladder) -> list[int]:
     return [rung.micro_batch for rung in result.rungs]
 
 
-def _draw_rungs(title: str, *marks: Trace, sizes: Sequence[int], yaxis: dict[str, Any]) -> Figure:
-    span = [-0.15, math.log10(sizes[-1]) + 0.15]
-    xaxis = fig.axis("micro-batch size m", span, type="log", tickvals=sizes)
+def _draw_rungs(title: str, result: Ladder, *marks: Trace, yaxis: dict[str, Any]) -> Figure:
+    span = [-0.15, math.log10(_sizes(result)[-1]) + 0.15]
+    xaxis = fig.axis("micro-batch size m", span, type="log", tickvals=_sizes(result))
     return figure(title, *marks, height=380, xaxis=xaxis, yaxis=yaxis)
 
 
-def _rungs(result: Ladder) -> list[list[str]]:
-    table = [["m", "moves the sum by", "noise on the mean", "ε at this z", "ε at this noise"]]
-    for rung in result.rungs:
-        epsilons = epsilon(rung.epsilon), epsilon(rung.equal_epsilon)
-        table.append([str(rung.micro_batch), d(rung.sensitivity), d(rung.noise), *epsilons])
-    return _spaced(table)
+def rungs_table(result: Ladder) -> Html:
+    """What each rung adds and costs."""
+    rows = [
+        (str(r.micro_batch), d(r.sensitivity), d(r.noise), epsilon(r.epsilon), epsilon(r.equal_epsilon))
+        for r in result.rungs
+    ]
+    return table(("m", "moves the sum by", "noise on the mean", "ε at this z", "ε at this noise"), *rows)
 
 
 def ladder_command(result: Ladder, **_: Any) -> str:
     """The calls of `edp-lab account` for the chosen rung, and for m = 1 with as much noise on the mean."""
-    config, rungs = result.config, {rung.micro_batch: rung for rung in (result.chosen, result.rungs[0])}
-    return "\n".join(
-        account_command(
-            {
-                "clip": config.clip_norm, "z0": rung.equal_z, "gpus": config.num_devices, "micro-batch-size": m,
-                "epochs": config.epochs, "delta": result.printed.delta, "adjacency": result.adjacency.name.lower(),
-            }
-        )
-        for m, rung in rungs.items()
-    )  # fmt: skip
+    c, rungs = result.config, {rung.micro_batch: rung.equal_z for rung in (result.chosen, result.rungs[0])}
+    run = {"epochs": c.epochs, "delta": result.printed.delta, "adjacency": result.adjacency.name.lower()}
+    of = [{"clip": c.clip_norm, "z0": z, "gpus": c.num_devices, "micro-batch-size": m} for m, z in rungs.items()]
+    return "\n".join(account_command(mechanism | run) for mechanism in of)
 
 
 # ---- Decay ---------------------------------------------------------------------------------------------------------
@@ -457,20 +442,18 @@ def tuning_command(result: Tuning, z0: float, epochs: int, trials: int, delta: f
 
 def points_table(runs: Sequence[Point]) -> Html:
     """Runs side by side."""
-    table = [["", "SER", "ε, α public, seed secret", "ε claimed", "seconds"]]
-    for run in runs:
-        epsilons = epsilon(run.epsilon), epsilon(run.guarantee.epsilon_claimed)
-        table.append([told(run), f"{run.ser:.3f}", *epsilons, f"{run.seconds:.1f}"])
-    return html_table(_spaced(table))
+    rows = [
+        (told(r), f"{r.ser:.3f}", epsilon(r.epsilon), epsilon(r.guarantee.epsilon_claimed), f"{r.seconds:.1f}")
+        for r in runs
+    ]
+    return table(("", "SER", "ε, α public, seed secret", "ε claimed", "seconds"), *rows)
 
 
 def seeds_table(grid: Grid, runs: Sequence[Point]) -> Html:
     """SER of the same setting with other seeds, which also deal other splits."""
-    table = [["", "SER with seed 0, 1, 2", "from best to worst"]]
-    for run in runs:
-        found = [other.ser for other in grid.seeds(run)]
-        table.append([told(run), ", ".join(f"{ser:.3f}" for ser in found), f"{max(found) - min(found):.3f}"])
-    return html_table(_spaced(table))
+    found = {told(run): [other.ser for other in grid.seeds(run)] for run in runs}
+    rows = [(name, ", ".join(f"{s:.3f}" for s in sers), f"{max(sers) - min(sers):.3f}") for name, sers in found.items()]
+    return table(("", "SER with seed 0, 1, 2", "from best to worst"), *rows)
 
 
 def pace_table(grid: Grid) -> Html:
@@ -479,14 +462,8 @@ def pace_table(grid: Grid) -> Html:
     for run in grid.points:
         size = f", m = {run.micro_batch}" if run.method in ("sound", "printed") else ""
         seconds[METHODS[run.method] + size] = run.seconds / run.config.epochs
-    lines = [[name, f"{each:.2f}", f"{each / seconds[METHODS['sgd']]:.1f}"] for name, each in seconds.items()]
-    lines.sort(key=lambda row: float(row[1]))
-    return html_table(_spaced([["", "seconds for an epoch", "times SGD"], *lines]))
-
-
-def _spaced(table: Sequence[Sequence[str]]) -> list[list[str]]:
-    """With room between the columns, which a panel's narrow place would close."""
-    return [[f"{cell}\N{EM SPACE}" for cell in row] for row in table]
+    lines = [(name, f"{each:.2f}", f"{each / seconds[METHODS['sgd']]:.1f}") for name, each in seconds.items()]
+    return table(("", "seconds for an epoch", "times SGD"), *sorted(lines, key=lambda row: float(row[1])))
 
 
 # ---- Utility, privacy and time: what ``edp-lab reproduce pareto`` measured ------------------------------------------
@@ -505,13 +482,9 @@ PARETO_CAPTION = Html(
 )
 
 
-def pareto_points(path: Path = RESULTS / "pareto.json") -> list[dict[str, Any]]:
-    """What was measured, as `edp_lab.reproduce.pareto._point` has it.
-
-    Raises:
-        UsageError: as `rows`.
-    """
-    return rows(path, "edp-lab reproduce pareto --json")
+def pareto_points() -> list[dict[str, Any]]:
+    """What was measured, as `edp_lab.reproduce.pareto._point` has it. UsageError: as `rows`."""
+    return rows(RESULTS / "pareto.json", "edp-lab reproduce pareto --json")
 
 
 def pareto_figure(measured: Sequence[Mapping[str, Any]]) -> fig.Still:
@@ -531,8 +504,7 @@ def pareto_figure(measured: Sequence[Mapping[str, Any]]) -> fig.Still:
     marks = []
     for plot, own in enumerate(pictures.values(), 1):
         at = fig.at(plot)
-        methods = dict.fromkeys(one["method"] for one in own if one["epsilon"])
-        for method in methods:
+        for method in dict.fromkeys(one["method"] for one in own if one["epsilon"]):
             curve = sorted((one for one in own if one["method"] == method), key=lambda one: one["epsilon"] or 0)
             first = method not in looks
             look = looks.setdefault(method, PARETO_LOOKS[len(looks) % len(PARETO_LOOKS)])

@@ -6,7 +6,8 @@
     measure(Path("mine.json"))              # again, in a quarter of an hour on one core; what the file has is kept
 
 Attacks, training, intervals and bounds are the library's. What takes longer than one would wait for was measured once:
-``data/results/course_membership.json``.
+``data/results/course_membership.json``. Values that make no sense, and what was not measured, are refused by
+`UsageError`.
 """
 
 from __future__ import annotations
@@ -57,11 +58,7 @@ def target_config(corpus: str, seed: int, epochs: int = EPOCHS) -> TrainConfig:
 
 
 def guard(loss: Attacked, copies: int = 100) -> dict[str, Guards]:
-    """What the guards say of a target's split, and of two that would make every attack on it worthless; two seconds.
-
-    Raises:
-        UsageError: as `edp_lab.attacks.statistics.check_split`.
-    """
+    """What the guards say of a target's split, and of two that would make every attack on it worthless; two seconds."""
     target = loss.target
     members, non_members = target.members, target.non_members
     ordered = tuple(sorted(target.pool, key=lambda utterance: utterance.intent))
@@ -112,10 +109,6 @@ def show_roc(
     Args:
         attacks: by name, all on one target.
         called: percent of all that the threshold calls members.
-
-    Raises:
-        UsageError: an attack that was not made, fewer than 50 people or more than there are, a share outside (0, 100];
-            as `Mechanism` and `judge`.
     """
     require(attack in attacks, f"no attack {attack!r} was made: choose {' or '.join(attacks)}")
     target = attacks[attack].target
@@ -176,11 +169,7 @@ class Remembered(NamedTuple):
 
 
 def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Remembered:
-    """One of the measured models.
-
-    Raises:
-        UsageError: a method, z0 or number of repetitions that was not measured.
-    """
+    """One of the measured models."""
     noised = sorted({key[1] for key in grid if key[1] is not None})
     require(method in METHODS, f"no canaries were hidden from {method!r}: choose {', '.join(METHODS)}")
     known = ", ".join(f"{value:g}" for value in noised)
@@ -229,11 +218,7 @@ def packed(logits: Array) -> str:
 
 
 def kept_lira(loss: Attacked, path: Path = KEPT) -> Attacked | None:
-    """LiRA (online) with kept shadow models on the target of a loss attack; None for another corpus, seed or split.
-
-    Raises:
-        UsageError: the file is missing or damaged.
-    """
+    """LiRA (online) with kept shadow models on the target of a loss attack; None for another corpus, seed or split."""
     target = loss.target
     own = target.corpus.sha256, target.config.seed, len(target.pool)
     kept = [told for told in _read(path)["shadows"] if (told["corpus_sha256"], told["seed"], told["pool"]) == own]
@@ -306,11 +291,7 @@ def defend(
     stop: threading.Event | None = None,
     shadows: Path = KEPT,
 ) -> Defended | None:
-    """Train a run and attack it, by LiRA with the shadow models of a file; None if it was stopped before its end.
-
-    Raises:
-        UsageError: as `edp_lab.training.train` and `attack_loss`.
-    """
+    """Train a run and attack it, by LiRA with the shadow models of a file; None if it was stopped before its end."""
     if train(config, folder, listener, stop)["status"] != "finished":
         return None
     loss = attack_loss(folder)
@@ -350,10 +331,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def measured(path: Path = KEPT) -> Measured:
-    """
-    Raises:
-        UsageError: the file is missing or damaged.
-    """
+    """What `measure` wrote."""
     told = _tuples(_read(path))
     runs = []
     for run in told["defended"]:
@@ -374,11 +352,7 @@ def _tuples(value: Any) -> Any:
 
 
 def measure(path: Path, told: Callable[[str], None] = print) -> None:
-    """Measure what `path` lacks and write it after each item.
-
-    Raises:
-        UsageError: a corpus that is not at hand; the file is damaged or cannot be written.
-    """
+    """Measure what `path` lacks and write it after each item."""
     torch.set_num_threads(1)
     kept = read_kept(path, *PARTS) if path.exists() else {}
     content = {part: kept.get(part, []) for part in PARTS}
@@ -418,6 +392,6 @@ def _measured_shadows(name: str) -> dict[str, Any]:
     members, non_members = equal_sides(split(corpus, 0), 0)
     moments = Moments.of(shadow_signals(config, corpus, members + non_members, SHADOWS[name]))
     about = {"corpus": name, "corpus_sha256": corpus.sha256, "seed": 0, "config": changed_settings(config)}
-    sides = {"inside": packed(moments.inside), "outside": packed(moments.outside)}
-    variances = {"v_in": moments.v_in.round(5).tolist(), "v_out": moments.v_out.round(5).tolist()}
-    return {**about, "models": moments.models, "pool": len(moments.inside), **variances, **sides}
+    told: dict[str, Any] = {"models": moments.models, "pool": len(moments.inside)}
+    told |= {side: getattr(moments, side).round(5).tolist() for side in ("v_in", "v_out")}
+    return about | told | {side: packed(getattr(moments, side)) for side in ("inside", "outside")}

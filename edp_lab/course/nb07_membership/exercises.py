@@ -71,19 +71,18 @@ def _with_copies(cases: np.random.Generator) -> Audience:
     scores, member, texts = _people(cases, PEOPLE, SHIFT)
     copied = cases.permutation(PEOPLE)[: PEOPLE // 2]
     scores[copied] += WELL_KNOWN
-    twice = np.repeat(copied, 2)
-    order = cases.permutation(len(scores) + len(twice))
-    stranger = np.zeros(len(twice), bool)
-    everyone = np.append(scores, scores[twice]), np.append(member, stranger), np.append(texts, texts[twice])
-    scores, member, texts = (each[order] for each in everyone)
-    return scores, member, texts
+    who = np.append(np.arange(len(scores)), np.repeat(copied, 2))
+    return _shuffled(cases, scores[who], member[who] & (np.arange(len(who)) < len(scores)), texts[who])
 
 
 def _few_members(cases: np.random.Generator) -> Audience:
     """In random order; one in four is a member, and stands out."""
-    people, order = _people(cases, PEOPLE // 2, 3.0), cases.permutation(2 * PEOPLE)
-    scores, member, texts = (each[order] for each in people)
-    return scores, member, texts
+    return _shuffled(cases, *_people(cases, PEOPLE // 2, 3.0))
+
+
+def _shuffled(cases: np.random.Generator, scores: np.ndarray, member: np.ndarray, texts: np.ndarray) -> Audience:
+    order = cases.permutation(len(scores))
+    return scores[order], member[order], texts[order]
 
 
 CROWDS = (  # who is drawn, between which numbers the mean advantage must lie, and what is said otherwise

@@ -82,8 +82,7 @@ def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
             (True, False): f"The {said} does not allow this curve; the {true} does.",
             (False, True): f"The {said} allows this curve; the {true} does not.",
             (False, False): f"The {said} and the {true} both allow this curve, which proves nothing.",
-        }[above_claimed, above_true]
-        told += " This target was trained without that noise."
+        }[above_claimed, above_true] + " This target was trained without that noise."
     of = f"of {count(result.result.members, 'person', 'people')}"
     found = Tile("members found", percent(result.hits.value), of)
     return found, Tile("strangers accused", percent(result.alarms.value), of, "printed"), told
@@ -254,12 +253,7 @@ def draw_tokens(result: Remembered) -> Figure:
         return f"{token.token}: {token.label}\n{short(token.probability)}; after other numbers {short(token.elsewhere)}"
 
     heat = {
-        "type": "heatmap",
-        "colorscale": [[0, "#ffffff"], [1, OTHER]],
-        "zmin": 0,
-        "zmax": 1,
-        "xgap": 2,
-        "ygap": 2,
+        **{"type": "heatmap", "colorscale": [[0, "#ffffff"], [1, OTHER]], "zmin": 0, "zmax": 1, "xgap": 2, "ygap": 2},
         "y": [str(row.repetitions) for row in rows],
         "z": each(lambda token: token.probability),
         "text": each(lambda token: str(DIGITS.index(token.token))),
@@ -299,9 +293,6 @@ class Defence(RunPanel):
     Args:
         plain: the target without noise: its settings are those of the runs.
         measured: runs that are drawn from the start, `plain`'s own first.
-
-    Attributes:
-        runs: what was trained here.
     """
 
     def __init__(
@@ -309,7 +300,7 @@ class Defence(RunPanel):
     ) -> None:
         self._base = replace(plain, method="edp-sgd", num_devices=num_devices, clip_norm=clip_norm)
         self._measured: Runs = measured
-        self.runs: list[Defended] = []
+        self.runs: list[Defended] = []  # what was trained here
         self.variant = choice("variant", as_printed, VARIANTS)
         self.z0, self.epochs = number("z0", float(z0)), number("epochs", plain.epochs)
         super().__init__(
@@ -344,10 +335,10 @@ def tell_run(run: Defended) -> tuple[Tile, Tile, str]:
     """Both epsilons of a run that was attacked, and what the stronger attack finds."""
     (name, found), at = list(run.found.items())[-1], f"ε at δ = {short(run.delta)}"
     true = holds("no guarantee", at)
-    if run.epsilon is not None:
-        public = at_most(run.epsilon)
-        secret = holds(public, f"{at}, with a secret seed")
-        true = holds("no guarantee", f"with a public α: ε = {public}") if run.config.as_printed else secret
+    if run.epsilon is not None and run.config.as_printed:
+        true = holds("no guarantee", f"with a public α: ε = {at_most(run.epsilon)}")
+    elif run.epsilon is not None:
+        true = holds(at_most(run.epsilon), f"{at}, with a secret seed")
     told = f"With errors (SER) of {run.ser:.2f}, {ATTACKS[name]} reaches an AUC of {found.auc:.2f}; guessing has 0.5."
     return claimed(short(run.epsilon_claimed), at), true, told
 
@@ -410,29 +401,24 @@ def _traces(runs: Runs, yours: Runs, place: Place) -> list[Trace]:
     """A trace for every attack and variant, and rings around the reader's own."""
     traces = []
     for attack, symbol, variant in SERIES:
-        kind, color = [], RUN_COLORS[attack]
-        for run in (*runs, *yours):
-            own = None if run.config.method == "sgd" else "as printed" if run.config.as_printed else "sound"
-            kind += [run] if attack in run.found and own == variant else []
+        kind = [run for run in (*runs, *yours) if attack in run.found and variant_of(run) == variant]
         places = [place(run, run.found[attack]) for run in kind]
-        values, intervals = [y for _, y, _ in places], [interval for *_, interval in places]
+        y, reach = [value for _, value, _ in places], [interval for *_, interval in places]
+        color, told = RUN_COLORS[attack], [f"z0 = {run.config.z0:g}, SER {run.ser:.2f}" for run in kind]
         marker: Trace = {"symbol": symbol, "size": 10, "color": color, "line": {"width": 2}}
         if variant is None:
             marker |= {"size": 11, "line": {"width": 1, "color": INK}}
-        traces.append(
-            fig.trace(
-                f"{ATTACKS[attack]}, {variant or 'SGD'}",
-                {"mode": "markers", "marker": marker, "showlegend": variant is not None},
-                x=[x for x, _, _ in places],
-                y=values,
-                error_y=fig.error_bars(values, intervals, width=4, color=color if variant else "#444"),
-                text=[f"z0 = {run.config.z0:g}, SER {run.ser:.2f}" for run in kind],
-                hover="%{text}: %{y:.3g}",
-            )
-        )
+        look = {"mode": "markers", "marker": marker, "showlegend": variant is not None}
+        on: Trace = {"x": [x for x, _, _ in places], "y": y, "text": told, "hover": "%{text}: %{y:.3g}"}
+        on["error_y"] = fig.error_bars(y, reach, width=4, color=color if variant else "#444")
+        traces.append(fig.trace(f"{ATTACKS[attack]}, {variant or 'SGD'}", look, **on))
     rings = [place(run, found) for run in yours for found in run.found.values()]
-    on: Trace = {"x": [x for x, _, _ in rings], "y": [y for _, y, _ in rings]}
-    return [*traces, fig.ring(20, edge=3, hoverinfo="skip", **on)]
+    return [*traces, fig.ring(20, edge=3, hoverinfo="skip", x=[x for x, *_ in rings], y=[y for _, y, _ in rings])]
+
+
+def variant_of(run: Defended) -> str | None:
+    """As in `SERIES`."""
+    return None if run.config.method == "sgd" else "as printed" if run.config.as_printed else "sound"
 
 
 # ---- Whole people --------------------------------------------------------------------------------------------------
@@ -472,13 +458,28 @@ def tell_people(result: speakers.Shown) -> tuple[Tile, Tile, str]:
     most, promised, epsilon = result.utterance.most, result.utterance.epsilon_of_most, result.utterance.epsilon
     told = "no ε at all" if promised is None else f"ε = {at_most(promised)}"
     said = f"Who says {most} sentences is promised {told} where one sentence is promised ε = {short(epsilon)}."
-    found = Tile("ε of a sentence", f"{one.auc:.2f}", spans[0], "printed")
-    return found, Tile("ε of a person", f"{other.auc:.2f}", spans[1], "holds"), said
+    found = Tile("ε of a sentence", f"{one.value:.2f}", spans[0], "printed")
+    return found, Tile("ε of a person", f"{other.value:.2f}", spans[1], "holds"), said
 
 
-def _by_unit(result: speakers.Shown, y: Callable[[Covered], float], reach: bool) -> list[Trace]:
-    """Both curves over epsilon, maybe with intervals, and a ring on the chosen epsilon."""
-    traces = []
+def draw_people(result: speakers.Shown) -> Figure:
+    """The AUC of the attack on speakers, by epsilon and by whom that covers."""
+    guessing = fig.hline(0.5, line=DOTTED), fig.over("guessing", 0.5)
+    y, axis = (lambda run: run.found[result.said].value), fig.axis("AUC of the attack", [0.35, 1])
+    return _by_unit("Are people found?", result, y, *guessing, reach=True, hover="ε = %{x:.3g}: %{y:.3f}", yaxis=axis)
+
+
+def draw_people_price(result: speakers.Shown) -> Figure:
+    """Errors by epsilon and by whom that covers."""
+    axis = fig.axis("errors on strangers' sentences (SER)", [0, 1.1])
+    return _by_unit("What does it cost?", result, lambda run: run.ser, hover="ε = %{x:.3g}: %{y:.2f}", yaxis=axis)
+
+
+def _by_unit(
+    title: str, result: speakers.Shown, y: Callable[[Covered], float], *marks: Trace, reach: bool = False, **more: Any
+) -> Figure:
+    """Both curves over epsilon, maybe with intervals, a ring on the chosen epsilon, and a level without noise."""
+    traces, both, [plain] = [], (result.utterance, result.speaker), result.of("nobody")
     for unit, (name, color, dash, symbol) in UNITS.items():
         of = result.of(unit)
         on: Trace = {"x": [run.epsilon for run in of], "y": [y(run) for run in of]}
@@ -486,39 +487,15 @@ def _by_unit(result: speakers.Shown, y: Callable[[Covered], float], reach: bool)
             intervals = [run.found[result.said].interval for run in of]
             on["error_y"] = fig.error_bars(on["y"], intervals, width=4, color=color, thickness=1.2)
         traces.append(line(f"ε {name}", color, dash, symbol=symbol, size=9, **on))
-    both = (result.utterance, result.speaker)
-    rings = fig.ring(18, x=[run.epsilon for run in both], y=[y(run) for run in both], hoverinfo="skip")
-    return [*traces, rings]
-
-
-def draw_people(result: speakers.Shown) -> Figure:
-    """The AUC of the attack on speakers, by epsilon and by whom that covers."""
-    [plain] = result.of("nobody")
-    level = plain.found[result.said].auc
     return figure(
-        "Are people found?",
-        *_by_unit(result, lambda run: run.found[result.said].auc, reach=True),
-        fig.hline(level, line={"color": PLAIN, "dash": "dot", "width": 1.5}),
-        fig.over("no noise", level, x=0, xanchor="left"),
-        fig.hline(0.5, line=DOTTED),
-        fig.over("guessing", 0.5),
-        hover="ε = %{x:.3g}: %{y:.3f}",
+        title,
+        *traces,
+        fig.ring(18, x=[run.epsilon for run in both], y=[y(run) for run in both], hoverinfo="skip"),
+        fig.hline(y(plain), line={"color": PLAIN, "dash": "dot", "width": 1.5}),
+        fig.over("no noise", y(plain), x=0, xanchor="left"),
+        *marks,
         xaxis=fig.logs("ε that would hold", [0.3, 2.2]),
-        yaxis=fig.axis("AUC of the attack", [0.35, 1]),
-    )
-
-
-def draw_people_price(result: speakers.Shown) -> Figure:
-    """Errors by epsilon and by whom that covers."""
-    [plain] = result.of("nobody")
-    return figure(
-        "What does it cost?",
-        *_by_unit(result, lambda run: run.ser, reach=False),
-        fig.hline(plain.ser, line={"color": PLAIN, "dash": "dot", "width": 1.5}),
-        fig.over("no noise", plain.ser, x=0, xanchor="left"),
-        hover="ε = %{x:.3g}: %{y:.2f}",
-        xaxis=fig.logs("ε that would hold", [0.3, 2.2]),
-        yaxis=fig.axis("errors on strangers' sentences (SER)", [0, 1.1]),
+        **more,
     )
 
 
@@ -542,9 +519,8 @@ def two_attacks(attacks: Mapping[str, tuple[Array, Array]]) -> fig.Still:
     """ROC curves of two attacks on linear axes and, to the right, on log axes."""
     traces: list[Trace] = []
     for (name, sides), (color, dash) in zip(attacks.items(), ((PLAIN, "solid"), (PRINTED, "dash")), strict=True):
-        curve = roc_curve(*sides)
-        for plot in (1, 2):
-            traces.append(line(name, color, dash, x=curve.fpr, y=curve.tpr, showlegend=plot == 1, **fig.at(plot)))
+        on: Trace = {"x": (curve := roc_curve(*sides)).fpr, "y": curve.tpr}
+        traces += [line(name, color, dash, **on, showlegend=plot == 1, **fig.at(plot)) for plot in (1, 2)]
     diagonal = {"mode": "lines", "line": DOTTED, "x": [1e-3, 1], "y": [1e-3, 1], "showlegend": False}
     traces += [fig.trace("", diagonal, **fig.at(plot)) for plot in (1, 2)]
     rates = ("false-positive rate", "true-positive rate")

@@ -3,7 +3,7 @@
     python -m edp_lab.course.nb07_membership.speakers mine.json     # again, in minutes; what the file has is kept
 
 The corpus is generated: `SPEAKERS` people, who go on talking after it, so that the attack can also be made on what they
-say later. Half of them are in no training set.
+say later. Half of them are in no training set. What was not measured is refused by `UsageError`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from edp_lab.attacks.membership.attacks import speaker_scores
-from edp_lab.attacks.statistics import auc, auc_interval
+from edp_lab.attacks.statistics import Rate, auc, auc_interval
 from edp_lab.corpora import Corpus, Split, Utterance, split
 from edp_lab.corpora.corpus import cap_speakers, speaker_ids
 from edp_lab.corpora.smart_home import generate
@@ -47,14 +47,6 @@ BY_UNIT = {
 
 
 @dataclass(frozen=True)
-class Leak:
-    """How well one run's speakers are found: the AUC and its 95 % interval."""
-
-    auc: float
-    interval: tuple[float, float]
-
-
-@dataclass(frozen=True)
 class Covered:
     """A measured run."""
 
@@ -66,7 +58,7 @@ class Covered:
     z0: float
     ser: float  # on the test set
     speakers: int  # on either side of the attack
-    found: Mapping[str, Leak]  # by whether the attack hears what was `SAID` in the corpus or later
+    found: Mapping[str, Rate]  # AUC of the attack, by whether it hears what was `SAID` in the corpus or later
 
 
 class Shown(NamedTuple):
@@ -82,10 +74,7 @@ class Shown(NamedTuple):
 
 
 def show_cover(runs: Sequence[Covered], epsilon: float, said: str) -> Shown:
-    """
-    Raises:
-        UsageError: an epsilon or a kind of utterances that was not measured.
-    """
+    """The two runs of this epsilon, attacked by what was `SAID` in the corpus or later."""
     known = sorted({run.epsilon for run in runs if run.epsilon is not None})
     require(epsilon in known, f"epsilon {epsilon:g} was not measured: choose {', '.join(f'{e:g}' for e in known)}")
     require(said in SAID, f"utterances {said!r} were not measured: choose {' or '.join(SAID)}")
@@ -95,14 +84,10 @@ def show_cover(runs: Sequence[Covered], epsilon: float, said: str) -> Shown:
 
 @cache
 def covered(path: Path = KEPT) -> tuple[Covered, ...]:
-    """What `measure` wrote.
-
-    Raises:
-        UsageError: the file is missing or damaged.
-    """
+    """What `measure` wrote."""
     runs = []
     for run in read_kept(path, "runs")["runs"]:
-        found = {said: Leak(leak["auc"], tuple(leak["interval"])) for said, leak in run["found"].items()}
+        found = {said: Rate(leak["auc"], tuple(leak["interval"])) for said, leak in run["found"].items()}
         own = {name: run[name] for name in Covered.__dataclass_fields__ if name != "found"}
         runs.append(Covered(**own, found=found))
     return tuple(runs)
@@ -112,11 +97,7 @@ def covered(path: Path = KEPT) -> tuple[Covered, ...]:
 
 
 def measure(path: Path, told: Callable[[str], None] = print) -> None:
-    """Measure what `path` lacks and write it after each run.
-
-    Raises:
-        UsageError: the file is damaged or cannot be written.
-    """
+    """Measure what `path` lacks and write it after each run."""
     torch.set_num_threads(1)
     whole = generate(UTTERANCES + LATER, 0, speakers=SPEAKERS)
     corpus = replace(whole, utterances=whole.utterances[:UTTERANCES])

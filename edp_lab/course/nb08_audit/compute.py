@@ -4,7 +4,8 @@
     result = audit_step(noise, True, 1.0, 1.0, 8, 1.0, draws=1000)      # pure; `edp-lab audit mechanism` says the same
     proven = guess(canaries=1000, made=30, right=90)                    # percent
 
-Limits of error rates, lower bounds, claims and guarantees come from `edp_lab.attacks` and `edp_lab.privacy`.
+Limits of error rates, lower bounds, claims and guarantees come from `edp_lab.attacks` and `edp_lab.privacy`. Values
+that make no sense are refused by `UsageError`, and so is a step without a finite claim.
 """
 
 from __future__ import annotations
@@ -79,9 +80,6 @@ def audit_step(
 
     Guarantee: as there, epsilon is at least `epsilon_lower_bound` with probability 95 % if the noise is as good as
     random.
-
-    Raises:
-        UsageError: no noise, no finite claim, draws no whole number from 1 to 10,000; as `Mechanism` and `judge`.
     """
     check_whole("number of draws", draws, 1, MOST_DRAWS)
     mechanism = attacked_mechanism(as_printed, clip_norm, z0, num_devices, alpha_max)
@@ -131,10 +129,6 @@ def guess(canaries: int, made: float, right: float, tested: float = 1.0, delta: 
         right: of these, in percent.
 
     Source: `edp_lab.attacks.audit.bounds`.
-
-    Raises:
-        UsageError: canaries no whole number from 10 to 10,000, a percentage outside [0, 100], epsilon negative or
-            above 700, or delta outside (0, 1).
     """
     check_whole("number of canaries", canaries, FEWEST, MOST)
     for what, share in (("guesses made", made), ("right guesses", right)):
@@ -175,18 +169,10 @@ def _proven(canaries: int, guesses: int, right: int, delta: float) -> OneRunBoun
 RELEASES = 120  # a side
 
 
-class BitsSeen(NamedTuple):
-    """Releases of one noise without and with a canary, told apart by their bits."""
-
-    seed: int
-    audit: BitsAudit
-
-
-def see_bits(seed: int, noise: str, z0: float, numbers: int) -> BitsSeen:
+def see_bits(seed: int, noise: str, z0: float, numbers: int) -> BitsAudit:
     """`edp-lab audit bits --attack sum`. UsageError: as `audit_bits`."""
     check_seed(seed)
-    audit = audit_bits(noise, z0, size=numbers, trials=RELEASES, confidence=CONFIDENCE, delta=DELTA, seed=seed)
-    return BitsSeen(seed, audit)
+    return audit_bits(noise, z0, size=numbers, trials=RELEASES, confidence=CONFIDENCE, delta=DELTA, seed=seed)
 
 
 # ---- One run, audited ----------------------------------------------------------------------------------------------

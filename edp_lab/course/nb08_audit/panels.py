@@ -9,7 +9,7 @@ from typing import Any
 
 from scipy.stats import norm
 
-from edp_lab.attacks.audit.bits import NOISES
+from edp_lab.attacks.audit.bits import NOISES, BitsAudit
 from edp_lab.attacks.audit.bounds import Finding
 from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import figure as fig
@@ -21,7 +21,7 @@ from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, 
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb08_audit import compute
-from edp_lab.course.nb08_audit.compute import CONFIDENCE, BitsSeen, Guesses, StepAudit, StepNoise, needed
+from edp_lab.course.nb08_audit.compute import CONFIDENCE, Guesses, StepAudit, StepNoise, needed
 from edp_lab.privacy import Variant
 from edp_lab.training import TrainConfig
 
@@ -120,20 +120,15 @@ def draw_scale(result: StepAudit) -> Figure:
     last = max(2.0, math.ceil(math.log10(max(value for *_, value in (*ranges, *numbers))) + 0.4))
     traces = []
     for name, color, dash, bound in ranges:
-        ends: Trace = {"symbol": ["line-ns-open", "triangle-right"], "size": 15}
-        ends["marker"] = {"line": {"width": 3, "color": color}}
         side = "top left" if bound > 10 ** (last - 1) else "top right"
-        beside = {"textposition": side, "text": [f"≥ {at_least(bound)}", ""], "mode": "lines+markers+text"}
+        told: Trace = {"mode": "lines+markers+text", "text": [f"≥ {at_least(bound)}", ""], "textposition": side}
+        ends = {"symbol": ["line-ns-open", "triangle-right"], "marker": {"line": {"width": 3, "color": color}}}
         on = {"x": [max(bound, FLOOR), 0.9 * 10**last], "y": [name] * 2}
-        traces.append(line(name, color, dash, width=7, **ends, **beside, **on))
+        traces.append(line(name, color, dash, width=7, size=15, **ends, **told, **on))
     for name, color, symbol, value in numbers:
         # The claim has a line of its own, which its number must not stand on.
         side = "middle right" if name == said else "top center"
-        told: Trace = {
-            "mode": "markers+text",
-            "text": [at_most(value) if name == true else d(value)],
-            "textposition": side,
-        }
+        told = {"mode": "markers+text", "text": [at_most(value) if name == true else d(value)], "textposition": side}
         traces.append(points(name, color, symbol, 14, edge=3, x=[max(value, FLOOR)], y=[name], **told))
     return figure(
         "Which ε can it be?",
@@ -204,15 +199,11 @@ def tell_guesses(result: Guesses) -> tuple[Tile, Tile, str]:
         refuted = ", so it is refuted"
     elif result.tested >= (proven.gaussian or 0):
         refuted = ", so it is not refuted"
-    told = (
-        f"If {tested} held, {result.right:,} or more right guesses out of {result.made:,} would have probability "
-        f"{at_most(result.most)} at most{refuted}."
-    )
+    told = f"If {tested} held, {result.right:,} or more right guesses out of {result.made:,} would have probability "
+    told += f"{at_most(result.most)} at most{refuted}."
     test = Tile("put to the test", tested, f"right guesses: {percent(result.chance)} at most", "claimed")
-    found = Tile(
-        "proven", f"ε ≥ {at_least(proven.distribution_free)}", f"for Gaussian noise ε ≥ {at_least(proven.gaussian)}"
-    )
-    return test, found, told
+    free, gaussian = at_least(proven.distribution_free), at_least(proven.gaussian)
+    return test, Tile("proven", f"ε ≥ {free}", f"for Gaussian noise ε ≥ {gaussian}"), told
 
 
 def draw_luck(result: Guesses) -> Figure:
@@ -271,34 +262,29 @@ def guesses_command(result: Guesses) -> str:
 
 @panel("08")
 def bits(noise: str, z0: float, numbers: int, seed: int) -> Panel:
-    """The attack on the bits of noise; `result` is a `BitsSeen`."""
+    """The attack on the bits of noise; `result` is a `BitsAudit`."""
+    told = {name: one.said for name, one in NOISES.items() if "sum" in one.clues}  # those that this attack is for
     return Panel(
         "What do the last bits tell?",
         "How many released numbers are impossible without the canary, and how many with it.",
         partial(compute.see_bits, seed),
         [draw_bits],
-        lambda result: words.bits(result, NOISES[result.audit.noise].said, SURE),
-        lambda result, **_: bits_command(result),
+        lambda result: words.bits(result, NOISES[result.noise].said, SURE, seed),
+        lambda result, **_: bits_command(result, seed),
         tiles=tell_bits,
         views={
             "the library's own": {"noise": "exact"},
             "Opacus' secure mode": {"noise": "opacus-secure"},
             "ten times the noise": {"z0": 40.0},
         },
-        noise=choice("noise", noise, list(told := noises()), tooltips=list(told.values())),
+        noise=choice("noise", noise, list(told), tooltips=list(told.values())),
         z0=number("noise multiplier z0", z0, decades(0, 2)),
         numbers=number("numbers released", numbers, [32, 64, 128, 256, 512]),
     )
 
 
-def noises() -> dict[str, str]:
-    """Those that the attack by the sum is for, and what is said of them."""
-    return {name: one.said for name, one in NOISES.items() if "sum" in one.clues}
-
-
-def tell_bits(result: BitsSeen) -> tuple[Tile, Tile, str]:
+def tell_bits(audit: BitsAudit) -> tuple[Tile, Tile, str]:
     """What an ideal normal would hold, what the bits prove, and how many guesses that took."""
-    audit = result.audit
     found, alarms = (f"{count:,} of {audit.trials:,}" for count in (audit.true_positives, audit.false_positives))
     end = {
         Finding.REFUTED: "no noise with this ε allows that",
@@ -311,17 +297,17 @@ def tell_bits(result: BitsSeen) -> tuple[Tile, Tile, str]:
     return claimed(d(audit.epsilon_claimed), at), proven, told
 
 
-def draw_bits(result: BitsSeen) -> Figure:
+def draw_bits(audit: BitsAudit) -> Figure:
     """A mark for each release: numbers that are impossible without the canary, and with it."""
     marks = []
     looks = (("released without it", PLAIN, "circle-open"), ("released with the canary", NOISE, "x-thin"))
-    for look, side in zip(looks, result.audit.impossible, strict=True):
+    for look, side in zip(looks, audit.impossible, strict=True):
         without, present = zip(*side, strict=True)
         told = "%{x} impossible without the canary, %{y} with it"
         marks.append(points(*look, 9, x=without, y=present, hover=told))
-    top = 1.08 * max(4, *(count for side in result.audit.impossible for pair in side for count in pair))
+    top = 1.08 * max(4, *(count for side in audit.impossible for pair in side for count in pair))
     return figure(
-        f"What {result.audit.size:,} released numbers give away",
+        f"What {audit.size:,} released numbers give away",
         *marks,
         line("as many either way: a coin", INK, "dot", width=1.5, x=[0, top], y=[0, top]),
         xaxis=fig.axis("numbers impossible without the canary", [-0.04 * top, top]),
@@ -329,11 +315,10 @@ def draw_bits(result: BitsSeen) -> Figure:
     )
 
 
-def bits_command(result: BitsSeen) -> str:
+def bits_command(audit: BitsAudit, seed: int) -> str:
     """The call of `edp-lab audit bits` that sees the same."""
-    audit = result.audit
     settings = {"noise": audit.noise, "attack": audit.clue, "z0": audit.mechanism.z0, "numbers": audit.size}
-    return command("audit bits", settings | {"trials": audit.trials, "delta": audit.delta, "seed": result.seed})
+    return command("audit bits", settings | {"trials": audit.trials, "delta": audit.delta, "seed": seed})
 
 
 # ---- One run -------------------------------------------------------------------------------------------------------
@@ -341,14 +326,10 @@ def bits_command(result: BitsSeen) -> str:
 
 @panel("08")
 class OneRun(RunPanel):
-    """Training runs of the one-layer model with canaries, each audited; only Run starts any work.
-
-    Attributes:
-        audits: by seed, of the last setting that was run.
-    """
+    """Training runs of the one-layer model with canaries, each audited; only Run starts any work."""
 
     def __init__(self, as_printed: bool, z0: float, num_devices: int, canaries: int, runs: int, seed: int) -> None:
-        self.audits: dict[int, OneRunAudit] = {}
+        self.audits: dict[int, OneRunAudit] = {}  # by seed, of the last setting that was run
         self._seed = seed
         self.variant = choice("variant", as_printed, VARIANTS)
         self.z0, self.num_devices = number("z0", float(z0)), number("GPUs N", num_devices)
@@ -381,11 +362,11 @@ class OneRun(RunPanel):
             self.heed_stop()
             self.progress(done * steps + step, of * steps, f"run {done + 1} of {of}: step {step} of {steps}")
 
-        self.audits[config.seed] = audit_one_run(config, canaries, linear=True, progress=progress)
+        audit = self.audits[config.seed] = audit_one_run(config, canaries, linear=True, progress=progress)
         for live, draw in zip(self.figures, (draw_tallies, draw_runs), strict=True):
             live.show(draw(self.audits))
         self.tiles.show(*tell_runs(list(self.audits.values())))
-        self.words.value = words.run(self.audits[config.seed], SOURCES[self.audits[config.seed].mechanism.variant])
+        self.words.value = words.run(audit, SOURCES[audit.mechanism.variant])
         self.command.value = one_run_command(config, canaries)
 
 
@@ -408,14 +389,10 @@ def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
 
 def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
     """Of the last run: the share of right guesses, and the share that would refute the claim."""
-    names, right, told, asked = [], [], [], []
-    for audit in list(audits.values())[-1:]:
-        for tally in audit.tallies:
-            least = needed(audit, tally.guesses)
-            names.append(f"{tally.guesses:,} of {audit.canaries:,}")
-            right.append(100 * tally.correct / tally.guesses)
-            told.append(f"{tally.correct:,} right")
-            asked.append(None if least is None else 100 * least / tally.guesses)
+    last = [(audit, tally) for audit in list(audits.values())[-1:] for tally in audit.tallies]
+    names, told = [f"{t.guesses:,} of {a.canaries:,}" for a, t in last], [f"{t.correct:,} right" for _, t in last]
+    right, least = [100 * t.correct / t.guesses for _, t in last], [needed(a, t.guesses) for a, t in last]
+    asked = [None if n is None else 100 * n / t.guesses for n, (_, t) in zip(least, last, strict=True)]
     inside = {"text": told, "textposition": "inside", "insidetextanchor": "start", "textfont": {"color": INK}}
     wanted: Trace = {"x": names, "y": asked, "hover": "%{y:.1f} % would refute the claim"}
     return figure(
@@ -461,9 +438,8 @@ def last_model_figure(rows: Sequence[Mapping[str, Any]]) -> fig.Still:
         own = [row for row in rows if row["kind"] == kind]
         at = [row["epsilon"] + 0.18 * (place - 1) for row in own]
         told = [f"{row[seen][0]} of {row['guesses']} guesses right: ε ≥ {at_least(row[seen][1])}" for row in own]
-        traces.append(
-            points(name, color, symbol, 11, x=at, y=[row[seen][1] for row in own], text=told, hover="%{text}")
-        )
+        on = {"x": at, "y": [row[seen][1] for row in own], "text": told, "hover": "%{text}"}
+        traces.append(points(name, color, symbol, 11, **on))
     return fig.still(
         "What the last model alone reveals",
         line("what holds", HOLDS, width=2.5, x=ends, y=ends),

@@ -5,7 +5,8 @@
     scaled = scaling("clc", 8, 64, 100.0, 10.0, 1.0)      # measured steps, and what they would be on 8 devices
 
 Noise, training and benchmark are those of `edp_lab.training` and `edp_lab.reproduce.bench.train_step`, bills are
-`edp_lab.privacy`'s. Rows of the benchmark stay as ``edp-lab bench step --json`` writes them.
+`edp_lab.privacy`'s. Rows of the benchmark stay as ``edp-lab bench step --json`` writes them. Values that make no sense
+are refused by `UsageError`.
 """
 
 from __future__ import annotations
@@ -66,11 +67,7 @@ class DeviceNoise(NamedTuple):
 def device_noise(
     variant: str, num_devices: int, clip_norm: float, z0: float, epochs: int, parameters: int, delta: float, seed: int
 ) -> DeviceNoise:
-    """Draw the noise of the first step, as the library's trainer would, and bill `epochs` epochs without decay.
-
-    Raises:
-        UsageError: as `mechanism_of` and `judge`; no epochs, no parameters, a negative seed.
-    """
+    """Draw the noise of the first step, as the library's trainer would, and bill `epochs` epochs without decay."""
     check_whole("number of epochs", epochs, 1, 1000)
     check_whole("number of parameters", parameters, 1, 10**12)
     check_whole("seed", seed, 0, 2**31)
@@ -81,15 +78,9 @@ def device_noise(
     kinds = ("aggregate", "per-device", "shared")
     once, own, same = (standard_noise(key, 0, DRAWS, Share(kind, num_devices)).numpy() for kind in kinds)
 
+    drawn = on_mean * once, on_mean * own, mechanism.device_noise_std(0) * same
     return DeviceNoise(
-        mechanism,
-        parameters,
-        seed,
-        aggregate=on_mean * once,
-        per_device=on_mean * own,
-        same=mechanism.device_noise_std(0) * same,
-        counts=counts,
-        here=counts.tolist().index(num_devices),
+        *(mechanism, parameters, seed, *drawn, counts, counts.tolist().index(num_devices)),
         on_mean=np.array([one.noise_std(0) / one.num_devices for one in settings]),
         wanted=np.array([one.z0 * one.sensitivity() / one.num_devices for one in settings]),
         guarantee=judge(mechanism, epochs, delta, seed_published=False),
@@ -117,11 +108,7 @@ class LittleRun(NamedTuple):
 def little_run(
     config: TrainConfig, listener: Callable[[Event], None] = lambda event: None, stop: threading.Event | None = None
 ) -> LittleRun:
-    """Train on 600 generated commands, on as many processes as `config` says; its corpus counts for nothing.
-
-    Raises:
-        UsageError: as `edp_lab.training.train`.
-    """
+    """Train on 600 generated commands, on as many processes as `config` says; its corpus counts for nothing."""
     losses: list[float] = []
 
     def listen(event: Event) -> None:
@@ -137,11 +124,6 @@ def little_run(
         model = load_model(out / MODEL)
     parameters = torch.cat([p.detach().flatten() for p in model.parameters()]).double().numpy()
     return LittleRun(config, record, losses, parameters, time.perf_counter() - start)
-
-
-def alike(one: TrainConfig, other: TrainConfig) -> bool:
-    """Whether two runs differ in nothing but the number of processes."""
-    return replace(one, processes=1) == replace(other, processes=1)
 
 
 def difference(one: LittleRun, other: LittleRun) -> float:
@@ -203,11 +185,7 @@ class Shares(NamedTuple):
 
 @cache
 def shares(model: str) -> Shares:
-    """What was measured for a model of the paper's size.
-
-    Raises:
-        UsageError: nothing was.
-    """
+    """What was measured for a model of the paper's size."""
     measured = rows(RESULTS / "bench_shares.json", "edp-lab bench step --json")
     of = {(row["method"], row["batch_size"]): row for row in measured if row["model"] == model}
     require(of, f"no steps of {model!r} were measured: choose clc or bert")
@@ -237,9 +215,6 @@ class Scaling(NamedTuple):
 def scaling(model: str, devices: int, batch: int, bandwidth: float, latency: float, speed: float) -> Scaling:
     """Steps on 1, 2, 4, ... devices, from measured shares and assumed links (GB/s; microseconds for each of the ring's
     2 (N - 1) messages) and devices (times as fast as the measured core). Nothing of it was run on GPUs.
-
-    Raises:
-        UsageError: fewer than two utterances per device, or numbers that are not positive (latency may be 0).
     """
     check_whole("batch", batch, 4, 4096)
     check_whole("number of devices", devices, 1, batch // 2)

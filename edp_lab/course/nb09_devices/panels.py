@@ -88,13 +88,10 @@ def noise(C: float, z0: float, num_devices: int, epochs: int, delta: float, seed
 def tell_noise(result: DeviceNoise) -> tuple[Tile, Tile, str]:
     """Both epsilons, and what is left of the noise that each device adds."""
     m = result.mechanism
-    each, mean = m.device_noise_std(0), m.noise_std(0) / m.num_devices
+    each, mean = short(m.device_noise_std(0)), short(m.noise_std(0) / m.num_devices)
+    told = f"Each device adds noise of deviation {each}; averaged over {m.num_devices}, {mean} is left."
     if m.num_devices == 1:
-        told = f"The only device adds noise of deviation {short(each)}, and all of it stays."
-    else:
-        told = (
-            f"Each device adds noise of deviation {short(each)}; averaged over {m.num_devices}, {short(mean)} is left."
-        )
+        told = f"The only device adds noise of deviation {each}, and all of it stays."
     return *epsilons(result.guarantee), told
 
 
@@ -136,15 +133,11 @@ def draw_devices(result: DeviceNoise) -> Figure:
 
 @panel("09")
 class Processes(RunPanel):
-    """A real run with the noise panel's values, its devices on one process or on several; only Run starts any work.
-
-    Attributes:
-        runs: all that were made, oldest first.
-    """
+    """A real run with the noise panel's values, its devices on one process or on several; only Run starts any work."""
 
     def __init__(self, settings: Panel, start: TrainConfig) -> None:
         self._settings, self._start = settings, start
-        self.runs: list[LittleRun] = []
+        self.runs: list[LittleRun] = []  # all that were made, oldest first
         self.epochs, self.processes = number("epochs", start.epochs), number("processes", start.processes)
         self.noise = choice("noise", start.noise, {"per device": "per-device", "one draw": "aggregate"})
         super().__init__(
@@ -175,8 +168,7 @@ class Processes(RunPanel):
         self.words.value = ""
         self.progress(0, 1, "starting processes" if config.processes > 1 else "training")
         run = compute.little_run(config, listen, self.stop_event)
-        others = [other for other in self.runs if compute.alike(config, other.config)]
-        others = [other for other in others if other.config.processes != config.processes]
+        others = [r for r in self.runs if config != r.config == replace(config, processes=r.config.processes)]
         self.runs.append(run)
         self._draw()
         self.tiles.show(*tell_run(run, others[-1] if others and run.record["status"] == "finished" else None))
@@ -184,13 +176,9 @@ class Processes(RunPanel):
         self.command.value = run_command(config)
 
     def _draw(self, *running: tuple[str, Sequence[float]]) -> None:
-        runs = [*((named(r.config), r.losses) for r in self.runs), *running]
+        of = ((run.config.num_devices, count(run.config.processes, "process", "processes"), run) for run in self.runs)
+        runs = [*((f"N = {devices}: {processes}", run.losses) for devices, processes, run in of), *running]
         self.figures[0].show(draw_losses(runs))
-
-
-def named(config: TrainConfig) -> str:
-    """How many of the devices are real."""
-    return f"N = {config.num_devices}: {count(config.processes, 'process', 'processes')}"
 
 
 def tell_run(run: LittleRun, other: LittleRun | None) -> tuple[Tile, Tile, str]:
@@ -228,11 +216,9 @@ def draw_losses(runs: Sequence[tuple[str, Sequence[float]]]) -> Figure:
 
 def run_command(config: TrainConfig) -> str:
     """Make the little corpus, then the run, into a folder that is named after its settings."""
-    variant = "as-printed" if config.as_printed else "sound"
-    out = (
-        f"runs/{variant}-{config.noise}-n{config.num_devices}-p{config.processes}-c{config.clip_norm:g}"
-        f"-z{config.z0:g}-e{config.epochs}-d{config.delta:g}-s{config.seed}"
-    )
+    c, variant = config, "as-printed" if config.as_printed else "sound"
+    out = f"runs/{variant}-{c.noise}-n{c.num_devices}-p{c.processes}-c{c.clip_norm:g}"
+    out += f"-z{c.z0:g}-e{c.epochs}-d{c.delta:g}-s{c.seed}"
     make = f"edp-lab data make smart-home --utterances {LITTLE} --out little.jsonl"
     return f"{make}\n{train_command(replace(config, corpus='little.jsonl'), out)}"
 
@@ -298,15 +284,11 @@ def two_processes_text() -> str:
 
 @panel("09")
 class Measure(RunPanel):
-    """Some cells of Table 2, timed on this machine; only Run starts any work.
-
-    Attributes:
-        rows: of the last run.
-    """
+    """Some cells of Table 2, timed on this machine; only Run starts any work."""
 
     def __init__(self, corpus: str) -> None:
         self._corpus = corpus
-        self.rows: list[Row] = []
+        self.rows: list[Row] = []  # of the last run
         self.size = choice("size", "small", {"small": "small", "medium": "medium", "paper's": "paper"})
         self.rounds = number("rounds", 5)
         super().__init__(
@@ -340,13 +322,12 @@ class Measure(RunPanel):
 
 def tell_measured(rows: Sequence[Row]) -> tuple[Tile, Tile, str]:
     """The quickest and the slowest step, and which methods they belong to."""
-    others = sorted((row for row in rows if row["method"] != "sgd"), key=lambda row: row["ratio_to_sgd"])
+    least, *_, most = sorted((row for row in rows if row["method"] != "sgd"), key=lambda row: row["ratio_to_sgd"])
     quick, slow = (
         Tile(title, f"{one['ratio_to_sgd']:.2f} ×", "the time of SGD's step")
-        for title, one in (("least", others[0]), ("most", others[-1]))
+        for title, one in (("least", least), ("most", most))
     )
-    told = f"{who(others[0])}, costs least here; {who(others[-1])}, costs most."
-    return quick, slow, told
+    return quick, slow, f"{who(least)}, costs least here; {who(most)}, costs most."
 
 
 def draw_measured(rows: Sequence[Row]) -> Figure:
@@ -400,15 +381,10 @@ def tell_scaling(result: Scaling) -> tuple[Tile, Tile, str]:
     """How fast N devices would be, and where the time of their step goes."""
     at, many = result.here, count(result.devices, "device")
     parts = {"forward, backward and Adam": result.sgd, "clipping and noise": result.extra, "messages": result.message}
-    shares = {name: seconds[at] / result.step[at] for name, seconds in parts.items()}
-    largest = max(shares, key=lambda name: shares[name])
-    told = f"On {many} {largest} take {percent(shares[largest])} of a step."
+    share, largest = max((seconds[at] / result.step[at], name) for name, seconds in parts.items())
     step = Tile("one step", duration(result.step[at]), f"on {many}; {duration(result.step[0])} on one")
-    return (
-        step,
-        Tile("as fast as one", f"{short(result.speed_up[at])} ×", f"{short(result.ratio[at])} × SGD's step"),
-        told,
-    )
+    fast = Tile("as fast as one", f"{short(result.speed_up[at])} ×", f"{short(result.ratio[at])} × SGD's step")
+    return step, fast, f"On {many} {largest} take {percent(share)} of a step."
 
 
 def draw_step(result: Scaling) -> Figure:

@@ -4,7 +4,7 @@
     print(panels.command(result.settings))                               # the same with networks, on the command line
 
 Noise, votes and accounts are those of `edp_lab.three_phase`; added is a linear model in place of each network,
-so that the whole pipeline follows a slider.
+so that the whole pipeline follows a slider. Values that make no sense are refused by `UsageError`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from edp_lab.attacks.statistics import rate_of
 from edp_lab.corpora.images import load_images
 from edp_lab.course.kit.inputs import Array, require
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
-from edp_lab.privacy.foundations import gaussian_release, laplace_release
-from edp_lab.reproduce.claims import Evidence
-from edp_lab.reproduce.thesis import claims_composition, claims_noise
+from edp_lab.privacy.foundations import analytic_gaussian_sigma, gaussian_release, laplace_release
+from edp_lab.reproduce.claims import Evidence, registry
 from edp_lab.three_phase import pate, perturbation
 from edp_lab.three_phase.pate import NO_LABEL, PartitionCost, Vote, VoteAccount, label_probabilities
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, RESIZED, ImageGuarantee, Perturbation, image_guarantee
@@ -44,22 +43,17 @@ Labels = NDArray[np.int64]
 
 
 class Sketch:
-    """Phases I and II on digits, with linear instructors: the images, noise and parts of `run_three_phase`.
-
-    Attributes:
-        public: how many of the test images may be labelled, the first ones; the others are tested on.
-        noised: (sigma) -> noised train, noised test; (n, 1, 8, 8) both. Remembered.
-        features: (sigma) -> what a linear model reads of the noised test images, (n, 65). Remembered.
-        predictions: (sigma, N) -> (N, 600), what each instructor says of each test image. Remembered.
-    """
+    """Phases I and II on digits, with linear instructors: the images, noise and parts of `run_three_phase`."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed, self.images = seed, load_images("digits", seed)
-        self.public = int(PUBLIC_SHARE * len(self.images.test))
+        self.public = int(PUBLIC_SHARE * len(self.images.test))  # the first ones may be labelled; the others test
         self.key = key_from_seed(f"three phases {seed}")  # that of a run with this seed
         self.order = stream(self.key, Purpose.SHUFFLE).permutation(len(self.images.train))
+        # Remembered: (sigma) -> noised train, noised test, (n, 1, 8, 8) both; (sigma) -> what a linear model reads of
+        # the noised test images, (n, 65); (sigma, N) -> (N, 600), what each instructor says of each test image.
         self.noised = lru_cache(maxsize=8)(self._noised)
-        self.features = lru_cache(maxsize=8)(lambda sigma: _features(self.noised(sigma)[1]))
+        self.features = lru_cache(maxsize=8)(lambda sigma: linear_features(self.noised(sigma)[1]))
         self.predictions = lru_cache(maxsize=64)(self._predictions)
 
     def counts(self, settings: ThreePhaseSettings) -> NDArray[np.int64]:
@@ -83,28 +77,20 @@ class Sketch:
         fewest = int(np.bincount(self.images.train_labels).min())
         rarest = f"the rarest digit, which has {fewest} training images: take {fewest} at most"
         require(instructors <= fewest, f"{instructors} instructors cannot all see {rarest}")
-        train, test = self.noised(sigma)
+        train, labels = linear_features(self.noised(sigma)[0]), self.images.train_labels
         parts = np.array_split(self.order, instructors)
-        models = [fit_linear(train[part], self.images.train_labels[part], self.images.classes) for part in parts]
-        return np.array([predict_linear(model, test) for model in models])
+        models = [fit_linear(train[part], labels[part], self.images.classes) for part in parts]
+        return np.array([(self.features(sigma) @ model).argmax(axis=1) for model in models])
 
 
-def fit_linear(x: NDArray[np.floating[Any]], y: Labels, classes: int) -> Array:
-    """Least squares from pixels and a constant to 1 for the label, 0 for others: (n, ...), (n) -> (pixels + 1, K)."""
-    return _least_squares(_features(x), y, classes)
-
-
-def _least_squares(features: Array, y: Labels, classes: int) -> Array:
+def fit_linear(features: Array, y: Labels, classes: int) -> Array:
+    """Least squares from features to 1 for the label, 0 for others: (n, F), (n) -> (F, K)."""
     gram = features.T @ features + RIDGE * np.eye(features.shape[1])
     return np.asarray(np.linalg.solve(gram, features.T @ np.eye(classes)[y]), dtype=np.float64)
 
 
-def predict_linear(weights: Array, x: NDArray[np.floating[Any]]) -> Labels:
-    """(n, ...) -> (n), the class of the largest output."""
-    return (_features(x) @ weights).argmax(axis=1)
-
-
-def _features(x: NDArray[np.floating[Any]]) -> Array:
+def linear_features(x: NDArray[np.floating[Any]]) -> Array:
+    """Pixels and a constant: (n, ...) -> (n, pixels + 1)."""
     flat = x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float64)  # also of no images
     return np.concatenate([flat, np.ones((len(x), 1))], axis=1)
 
@@ -133,21 +119,19 @@ def noise_images(sketch: Sketch, settings: ThreePhaseSettings) -> NoisedImages:
     Averaging the copies that a resize makes of a pixel leaves noise of deviation sigma / sqrt(copies); that is drawn.
     """
     sigma, delta, clean = settings.sigma, settings.delta, sketch.images.train
-    train, _ = sketch.noised(sigma)
-    shape = clean.shape[1:]
+    train, shape = sketch.noised(sigma)[0], clean.shape[1:]
     copies = math.prod(RESIZED) // math.prod(shape)
     averaged = clean[:SHOWN] + (train[:SHOWN] - clean[:SHOWN]) / math.sqrt(copies)
-    order = perturbation.resize_order(shape, sigma, delta)
     return NoisedImages(
         settings,
         labels=sketch.images.train_labels[:SHOWN],
         shown=np.stack([clean[:SHOWN, 0], train[:SHOWN, 0], averaged[:, 0]]).astype(np.float64),
         copies=copies,
         pixels=perturbation.compare(clean, train),
-        guarantee=order.noise_first,
+        guarantee=image_guarantee(shape, sigma, delta),
         mnist=image_guarantee(MNIST_SHAPE, sigma, delta),
-        resized=order.resize_first,
-        sensitivity_needed=perturbation.sensitivity_for(CLAIMED_EPSILON, sigma, delta).exact if sigma else 0.0,
+        resized=image_guarantee(RESIZED, sigma, delta),
+        sensitivity_needed=sigma / analytic_gaussian_sigma(1.0, CLAIMED_EPSILON, delta),
         curves=epsilon_curves(shape, delta),
     )
 
@@ -187,12 +171,7 @@ class Ballot(NamedTuple):
 
 
 def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw: int = 0) -> Ballot:
-    """Put the public images to the vote of linear instructors, and look at one of them.
-
-    Raises:
-        UsageError: an image or draw that is not there, more instructors than the rarest digit has images, or a vote
-            without noise.
-    """
+    """Put the public images to the vote of linear instructors, and look at one of them."""
     require(0 <= image < sketch.public, f"there is no public image {image}: choose 0 to {sketch.public - 1}")
     require(draw >= 0, f"the number of the draw is {draw}: it must be 0 or more")
     aggregator, votes, voters = settings.aggregator(), sketch.counts(settings), settings.instructors
@@ -251,11 +230,7 @@ class Partition(NamedTuple):
 
 
 def split_training(instructors: int, batch_size: int, epochs: int, noise_multiplier: float, delta: float) -> Partition:
-    """The same training, batch size and noise, on all of MNIST and on parts of it.
-
-    Raises:
-        UsageError: parts smaller than a batch, no noise, no epochs, delta outside (0, 1).
-    """
+    """The same training, batch size and noise, on all of MNIST and on parts of it."""
     how = (batch_size, epochs, noise_multiplier, delta)
     costs = {instructors: _partition_cost(MNIST_TRAIN, instructors, *how)}
     costs |= {n: _partition_cost(MNIST_TRAIN, n, *how) for n in PARTS if batch_size <= MNIST_TRAIN // n}
@@ -287,36 +262,23 @@ class LabelBill(NamedTuple):
 
 
 def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
-    """Account for the labels that linear instructors give, and train a linear understudy on them.
-
-    Raises:
-        UsageError: more labels than public images, more instructors than the rarest digit has images, or a vote
-            without noise.
-    """
+    """Account for the labels that linear instructors give, and train a linear understudy on them."""
     spent = settings.labels or sketch.public
     there = f"there are {sketch.public} public images: ask for no more than that"
     require(spent <= sketch.public, f"{spent} labels, but {there}")
     aggregator, counts = settings.aggregator(), sketch.counts(settings)
     bills = [_composed_epsilons(aggregator, n, settings.delta) for n in LABEL_COUNTS]
     account = pate.account_votes(aggregator, counts[:spent], settings.delta)
+    composed = {way: [bill[way] for bill in bills] for way in bills[0]}
+    least = min(account.composed, key=lambda way: account.composed[way])
     sizes = sorted({*SAMPLES, spent, sketch.public})
     noisy = [sketch.labels(settings, draw) for draw in range(DRAWS)]
     scores = np.array([_understudies(sketch, settings.sigma, labels, sizes) for labels in noisy])
     accuracy, low, high, right = scores.mean(axis=0).tolist()
+    silent = _understudies(sketch, settings.sigma, counts.argmax(axis=1), sizes)[0].tolist()
+    tested, here = len(sketch.images.test) - sketch.public, sizes.index(spent)
     return LabelBill(
-        settings,
-        account,
-        spent,
-        min(account.composed, key=lambda way: account.composed[way]),
-        {way: [bill[way] for bill in bills] for way in bills[0]},
-        sizes,
-        sizes.index(spent),
-        accuracy,
-        low,
-        high,
-        right,
-        silent=_understudies(sketch, settings.sigma, counts.argmax(axis=1), sizes)[0].tolist(),
-        tested=len(sketch.images.test) - sketch.public,
+        *(settings, account, spent, least, composed, sizes, here), accuracy, low, high, right, silent, tested
     )
 
 
@@ -325,7 +287,7 @@ def _understudies(sketch: Sketch, sigma: float, labels: Labels, sizes: list[int]
     of their labels that are true, (4, S). Without any label an understudy always says 0."""
     features, truth, public = sketch.features(sigma), sketch.images.test_labels, sketch.public
     came = [np.flatnonzero(labels[:n] != NO_LABEL) for n in sizes]
-    models = [_least_squares(features[rows], labels[rows], sketch.images.classes) for rows in came]
+    models = [fit_linear(features[rows], labels[rows], sketch.images.classes) for rows in came]
     said = (features[public:] @ np.array(models)).argmax(axis=2)  # (S, tested)
     rates = [rate_of(hits) for hits in said == truth[public:]]
     right = [(labels[rows] == truth[rows]).sum() / max(len(rows), 1) for rows in came]
@@ -335,15 +297,6 @@ def _understudies(sketch: Sketch, sigma: float, labels: Labels, sizes: list[int]
 _composed_epsilons = lru_cache(maxsize=512)(pate.composed_epsilons)
 
 
-def thesis_sentences() -> tuple[Evidence, ...]:
+def thesis_sentences() -> list[Evidence]:
     """What the thesis says of the three phases, and what holds."""
-    claims = (
-        claims_noise.t1_pixel_noise,
-        claims_noise.t4_local_noise,
-        claims_composition.t9_ten_instructors,
-        claims_composition.t11_stacked_phases,
-        claims_composition.t12_labels,
-        claims_noise.t13_noisy_votes,
-        claims_composition.t15_private_understudy,
-    )
-    return tuple(claim() for claim in claims)
+    return [registry()[row].evidence() for row in ("T1", "T4", "T9", "T11", "T12", "T13", "T15")]

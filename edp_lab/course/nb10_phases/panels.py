@@ -356,15 +356,11 @@ Scores = Sequence[tuple[str, float, tuple[float, float]]]  # of each part: name,
 
 @panel("10")
 class Pipeline(RunPanel):
-    """The three phases with networks and the label panel's values, beside a plain model; only Run starts any work.
-
-    Attributes:
-        runs: all that came to their end.
-    """
+    """The three phases with networks and the label panel's values, beside a plain model; only Run starts any work."""
 
     def __init__(self, sketch: Sketch, start: ThreePhaseSettings, settings: Panel) -> None:
         self._sketch, self._start, self._settings = sketch, start, settings
-        self.runs: list[ThreePhaseRecord] = []
+        self.runs: list[ThreePhaseRecord] = []  # all that came to their end
         self.epochs = number("epochs (0: enough)", start.epochs or 0)
         methods = {"Adam": "adam", "DP-Adam": "dp-adam"}
         self.method = choice("understudy uses", start.understudy_method, methods)

@@ -1,17 +1,16 @@
 """The claims table as a notebook shows it: filtered, one row in full, verdicts that follow the evidence; and Table 1.
 
-All claims, functions and verdicts are those of `edp_lab.reproduce.claims`; nothing is judged here.
+All claims, functions and verdicts are those of `edp_lab.reproduce.claims`; nothing is judged here. Values
+that make no sense are refused by `UsageError`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from edp_lab.course.kit.inputs import require
-from edp_lab.errors import UsageError
+from edp_lab.course.kit.inputs import check_option, require
 from edp_lab.privacy import Alpha, Mechanism, claimed_epsilon, true_epsilon
 from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce import results_io
@@ -54,13 +53,9 @@ def view(
     """Rows of a document ("paper", "thesis") with a verdict that contain all words of a text, whatever the case.
 
     `row` is selected if it passes, else the first that does.
-
-    Raises:
-        UsageError: an unknown document or verdict.
     """
-    for what, given, known in (("document", document, DOCUMENTS.values()), ("verdict", verdict, map(str, Verdict))):
-        if given != EVERY and given not in (names := list(known)):
-            raise UsageError(f"unknown {what} {given!r}: choose {EVERY}, {', '.join(names)}")
+    check_option("document", document, [EVERY, *DOCUMENTS.values()])
+    check_option("verdict", verdict, [EVERY, *map(str, Verdict)])
 
     def passes(one: Entry) -> bool:
         searched = f"{one.id} {one.claim} {one.source} {one.strength} {one.said} {one.function}".lower()
@@ -79,14 +74,9 @@ def view(
 
 
 def rows_of(table: ClaimsTable, cell: str) -> list[Entry]:
-    """The rows that a notebook cell shows: "11_claims#paper-print" or, of notebook 11, "paper-print".
-
-    Raises:
-        UsageError: the cell shows none.
-    """
-    name = cell if "#" in cell else f"11_claims#{cell}"
-    found = [entry for entry in table.entries if entry.cell == name]
-    require(found, f"no claim is shown by the cell {name!r}")
+    """The rows that a cell of notebook 11 shows, such as "paper-print"; UsageError where it shows none."""
+    found = [entry for entry in table.entries if entry.cell == f"11_claims#{cell}"]
+    require(found, f"no claim is shown by the cell '11_claims#{cell}'")
     return found
 
 
@@ -104,11 +94,7 @@ class Turned(NamedTuple):
 
 
 def turn(num_devices: int, z0: float, micro_batch: int, training: int, delta: float) -> Turned:
-    """The same evidence functions as the table's, with N devices, z0, utterances that share a clip, n and delta.
-
-    Raises:
-        UsageError: a number of devices, utterances or noise that makes no sense, delta outside (0, 1).
-    """
+    """The same evidence functions as the table's, with N devices, z0, utterances that share a clip, n and delta."""
     printed = Mechanism.as_printed(1.0, z0, num_devices, micro_batch, alpha=Alpha.PUBLIC)
     found = (
         p2_noise_of_the_release(num_devices, z0, draws=DRAWS),
@@ -132,13 +118,9 @@ def turn(num_devices: int, z0: float, micro_batch: int, training: int, delta: fl
 Cell = Mapping[str, Any]  # as `edp_lab.reproduce.paper.table1` writes it
 
 
-def table1_cells(path: Path = results_io.RESULTS / "table1.json") -> list[dict[str, Any]]:
-    """What was measured.
-
-    Raises:
-        UsageError: as `edp_lab.reproduce.results_io.rows`.
-    """
-    return results_io.rows(path, "edp-lab reproduce table1 --json")
+def table1_cells() -> list[dict[str, Any]]:
+    """What was measured. UsageError: as `edp_lab.reproduce.results_io.rows`."""
+    return results_io.rows(results_io.RESULTS / "table1.json", "edp-lab reproduce table1 --json")
 
 
 def beyond(cells: Sequence[Cell]) -> tuple[int, int, int]:

@@ -65,11 +65,7 @@ class Ledger(Panel):
         )
 
     def set(self, **values: Any) -> None:
-        """Move several controls; the row last, when the filter has made its list.
-
-        Raises:
-            UsageError: no such control, or a row that the filter does not let pass.
-        """
+        """Move several controls; the row last, when the filter has made its list, which must let it pass."""
         row = values.pop("row", None)
         super().set(**values)
         if row is not None:
@@ -80,10 +76,8 @@ class Ledger(Panel):
     def _tell(self) -> None:
         """The list is of the rows that pass; changing it selects in it, which is not the reader's choice."""
         held, self._held = self._held, True
-        try:
-            self.controls["row"].offer(_options(self.result.entries), self.result.selected and self.result.selected.id)
-        finally:
-            self._held = held
+        self.controls["row"].offer(_options(self.result.entries), self.result.selected and self.result.selected.id)
+        self._held = held
         super()._tell()
 
 
@@ -134,12 +128,12 @@ def draw_spans(result: View) -> Figure:
     """How far every claim about one number is off; the selected one, if it is among them, has a ring."""
     rows = [(f"{span.entry.id}  {span.what}", span.found / span.claimed, span.entry.verdict) for span in result.spans]
     chosen = [k for k, span in enumerate(result.spans) if span.entry is result.selected]
-    drawn = draw_times("What was found, over what is claimed", rows, height=430, size=10)
+    drawn = draw_times(rows, height=430, size=10)
     ring = fig.ring(18, x=[rows[k][1] for k in chosen], y=[rows[k][0] for k in chosen], hoverinfo="skip")
     return {**drawn, "data": [*drawn["data"], ring]}
 
 
-def draw_times(title: str, rows: Sequence[tuple[str, float, Verdict]], height: int, size: int = 12) -> Figure:
+def draw_times(rows: Sequence[tuple[str, float, Verdict]], height: int, size: int) -> Figure:
     """How many times as much as claimed or allowed was found, on a log axis: rows of a name, that number, a verdict."""
     names, times, _ = zip(*rows, strict=True) if rows else ((), (), ())
     from_1 = fig.gaps([1.0] * len(rows), times, names)
@@ -149,15 +143,13 @@ def draw_times(title: str, rows: Sequence[tuple[str, float, Verdict]], height: i
         places = {"x": [found for found, _ in own], "y": [name for _, name in own]}
         marks.append(points(str(verdict), color, symbol, size, edge=None, **places))
     return figure(
-        title,
+        "What was found, over what is claimed",
         *marks,
         fig.vline(1, line={"color": "#444", "dash": "dot", "width": 2}),
         height=height,
         hover="%{y}: %{x:.3g} times" + fig.ALONE,
         xaxis=log_axis("found over claimed or allowed (times)", [1.0, *times], margin=0.1, labels=5),
-        yaxis=axis(
-            "claim", autorange="reversed", tickfont={"size": size}, ticks="", dtick=1
-        ),  # every row has its label
+        yaxis=axis("claim", autorange="reversed", tickfont={"size": size}, ticks="", dtick=1),  # a label for every row
     )
 
 
@@ -189,15 +181,11 @@ def view_command(result: View, **_: Any) -> str:
 
 @panel("11")
 class Again(RunPanel):
-    """Computes the selected claim's evidence again; Stop ends it at the next network.
-
-    Attributes:
-        entry: of the last run that came to its end; None before.
-    """
+    """Computes the selected claim's evidence again; Stop ends it at the next network."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.entry: Entry | None = None
+        self.entry: Entry | None = None  # of the last run that came to its end
         self.chosen = widgets.Label()
         super().__init__(
             "Compute it again",
@@ -238,12 +226,8 @@ def tell_again(before: Entry, now: Entry) -> tuple[Tile, Tile, str]:
     if moved:
         told = f"{len(moved)} of {count(len(now.measured), 'number')} "
         told += ("are not the committed ones" if moved[1:] else "is not the committed one") + f": {', '.join(moved)}."
-    old = Tile("in the ledger", str(before.verdict), before.id)
-    return (
-        old,
-        Tile("computed now", str(now.verdict), "in " + (duration(now.seconds) if now.seconds >= 0.1 else "no time")),
-        told,
-    )
+    took = "in " + (duration(now.seconds) if now.seconds >= 0.1 else "no time")
+    return Tile("in the ledger", str(before.verdict), before.id), Tile("computed now", str(now.verdict), took), told
 
 
 # ---- Change the evidence ---------------------------------------------------------------------------------------------
@@ -290,7 +274,7 @@ NAMES = {"P2": "P2  noise", "P5": "P5  ε", "P10": "P10  n δ", "P22": "P22  ε,
 def draw_turned(result: Turned) -> Figure:
     """How many times as much as claimed was found, for four claims."""
     rows = [(NAMES[name], times, result.evidence[name].verdict) for name, times in result.times.items()]
-    return draw_times("What was found, over what is claimed", rows, height=360, size=14)
+    return draw_times(rows, height=360, size=14)
 
 
 def turned_command(result: Turned, **values: float) -> str:
