@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import shlex
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -67,18 +67,6 @@ def answer(number: str, name: str, version: str) -> Any:
     exec(compile(context(notebook, name), "<notebook>", "exec"), space)
     text = getattr(exercise_cells(notebook)[name], version)
     return evaluate(name, text, answer_text(notebook, name), space)
-
-
-@pytest.fixture(scope="session")
-def solution() -> Callable[[str, str], Any]:
-    """From a notebook's number and an exercise's name, the right answer of the source notebook."""
-    return partial(answer, version="solution")
-
-
-@pytest.fixture(scope="session")
-def stub() -> Callable[[str, str], Any]:
-    """From a notebook's number and an exercise's name, what a student has not touched yet."""
-    return partial(answer, version="stub")
 
 
 def prediction(number: str, name: str, *words: Any) -> dict[str, Any]:

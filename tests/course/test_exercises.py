@@ -6,7 +6,6 @@ are as good as the solution.
 """
 
 import json
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from edp_lab.course.kit.exercises import exercises, mark
 from edp_lab.course.publish.build import exercise_cells, read_source
 from edp_lab.course.publish.confined import Submission
 from edp_lab.course.publish.submission import Replies
+from tests.course.conftest import answer as answer_of
 from tests.course.examples import Wrong
 
 SOURCES = sorted((Path(__file__).parents[2] / "notebooks" / "source").glob("*.ipynb"))
@@ -31,7 +31,6 @@ STILL = {  # what code does that nobody has touched
     ("11", "noise"): "still to do (the bug is still in",
 }
 SEEDS = range(5)
-Answer = Callable[[str, str], Any]
 each_exercise = pytest.mark.parametrize(("number", "name"), EXERCISES, ids=lambda part: part)
 
 
@@ -49,16 +48,16 @@ def test_every_notebook_has_two_or_three_exercises_and_checks_for_all(path: Path
 
 
 @each_exercise
-def test_the_solution_and_answers_as_good_are_right_whatever_the_seed(number: str, name: str, solution: Answer) -> None:
+def test_the_solution_and_answers_as_good_are_right_whatever_the_seed(number: str, name: str) -> None:
     others = getattr(import_module(f"tests.course.test_nb{number}"), "RIGHT", {}).get(name, ())
-    for right in (solution(number, name), *others):
+    for right in (answer_of(number, name, "solution"), *others):
         verdicts = [mark(exercises(number)[name], right, seed) for seed in SEEDS]
         assert [verdict for verdict in verdicts if verdict.status != "solved"] == []
 
 
 @each_exercise
-def test_the_stub_is_open(number: str, name: str, stub: Answer) -> None:
-    verdict = mark(exercises(number)[name], stub(number, name), 0)
+def test_the_stub_is_open(number: str, name: str) -> None:
+    verdict = mark(exercises(number)[name], answer_of(number, name, "stub"), 0)
     assert verdict.status == "open"
     assert STILL.get((number, name), "") in verdict.message
 
@@ -89,11 +88,9 @@ class Elsewhere(Submission):
 
 
 @each_exercise
-def test_an_answer_that_is_asked_in_another_process_is_judged_the_same(
-    number: str, name: str, solution: Answer, stub: Answer
-) -> None:
+def test_an_answer_that_is_asked_in_another_process_is_judged_the_same(number: str, name: str) -> None:
     exercise, wrong = exercises(number)[name], wrong_answers(number)[name].values()
-    for answer in [solution(number, name), stub(number, name), *wrong]:
+    for answer in [*(answer_of(number, name, version) for version in ("solution", "stub")), *wrong]:
         answer = answer[0] if isinstance(answer, Wrong) else answer
         asked = Elsewhere(answer).ask({"cell": "", "name": name, "answer": "answer"})
         here, there = (mark(exercise, one, 0) for one in (answer, asked))

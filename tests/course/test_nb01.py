@@ -15,11 +15,10 @@ from scipy.integrate import trapezoid
 from edp_lab.course.nb01_coins import compute, panels
 from edp_lab.course.nb01_coins.compute import TRUE_COUNT, averaging, belief, composed, gaussian_count, poll
 from edp_lab.errors import UsageError
-from edp_lab.privacy.composition import advanced_composition
 from edp_lab.privacy.foundations import NoisyCounter, estimate_frequencies, truth_probability
 from edp_lab.reproduce.thesis.thesis_foundations import CREDIT_EPSILON, local_and_global
 from tests.course.conftest import prediction
-from tests.course.examples import Wrong, panel_of
+from tests.course.examples import Wrong
 from tests.course.test_contract import assert_readable
 
 LN3 = math.log(3)
@@ -36,7 +35,7 @@ def test_belief_is_bayes_rule_for_the_coins_own_probabilities(before: float, eps
     assert compute.exp(epsilon) == pytest.approx(truth / (1 - truth))
 
 
-def test_estimates_are_those_of_the_first_responses_and_intervals_cover_nine_times_in_ten() -> None:
+def test_estimates_are_those_of_the_first_responses() -> None:
     result = poll(1.1, 1000, 0.3, seed=3)
     assert (result.asked[0], result.asked[-1]) == (10, 1000)
     for place in (0, 20, -1):
@@ -44,9 +43,6 @@ def test_estimates_are_those_of_the_first_responses_and_intervals_cover_nine_tim
         assert result.estimate[place] == first.estimate[1]
         assert result.standard_error[place] == first.standard_error[1]
         assert result.yes[place] == result.responses[: result.asked[place]].mean()
-    results = [poll(1.0, 500, 0.3, seed) for seed in range(400)]
-    covered = [abs(r.estimate[-1] - 0.3) < compute.HALF * r.standard_error[-1] for r in results]
-    assert np.mean(covered) == pytest.approx(0.9, abs=0.05)
 
 
 def test_people_keep_their_coins_while_epsilon_and_the_crowd_change() -> None:
@@ -82,11 +78,6 @@ def test_budget_stops_the_very_answers_that_are_drawn_and_a_cache_answers_once()
     assert averaging(0.1, 1, 50, 1.0, seed=0).allowed == 10  # though ten times 0.1, as floats, exceeds 1
 
 
-def test_noise_follows_the_sensitivity() -> None:
-    one, ten = averaging(0.5, 1, 2000, 5.0, seed=0), averaging(0.5, 10, 2000, 5.0, seed=0)
-    assert (ten.answers - 3) == pytest.approx(10 * (one.answers - 3))
-
-
 @pytest.mark.parametrize(("epsilon", "sigma", "sensitivity"), [(LN3, math.sqrt(2), 1.0), (0.0, 1.0, 1.0), (2, 5, 8)])
 def test_every_area_that_is_drawn_is_the_number_that_is_said(epsilon: float, sigma: float, sensitivity: float) -> None:
     result = gaussian_count(epsilon, sigma, sensitivity)
@@ -106,17 +97,7 @@ def test_allowed_is_the_largest_number_within_the_total(epsilon: float, budget: 
         assert allowed == compute.COUNTABLE or total(allowed + 1) > budget
 
 
-def test_advanced_composition_pays_for_many_small_releases_only() -> None:
-    first = composed(0.1, 100, 1e-5, 5.0).advanced_pays_from
-    assert first is not None
-    costs = [advanced_composition(0.1, 0.0, k, 1e-5).epsilon for k in (first - 1, first)]
-    assert costs[0] >= 0.1 * (first - 1)
-    assert costs[1] < 0.1 * first
-    assert composed(1.0, 100, 1e-5, 5.0).advanced_pays_from is None
-
-
-def test_panels_and_figures_drawn_once_say_what_they_show() -> None:
-    assert "--epochs 1000000 " in panel_of("01 composition", releases=1_000_000).command.value
+def test_figures_drawn_once_say_what_they_show() -> None:
     votes = compute.choices({"a": 5, "b": 3}, [0.2, 1.0], 100, seed=0)
     local = local_and_global([10, 100], [0.2, 1.1])
     for figure in (panels.choices_figure(votes), panels.local_figure(local)):

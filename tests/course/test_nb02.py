@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 from torch import Tensor
 from torch.nn import functional as F
 
 from edp_lab.course.nb02_dp_sgd import compute, panels
-from edp_lab.course.nb02_dp_sgd.compute import CLIPS, DELTA, STEPS, cloud, denominators, per_example, training, tuned
+from edp_lab.course.nb02_dp_sgd.compute import CLIPS, DELTA, STEPS, cloud, per_example, training, tuned
 from edp_lab.privacy import Mechanism, gdp_epsilon
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.three_phase.clipping import as_printed, by_norm, by_value, clipped_mean, normalising
@@ -65,13 +64,6 @@ def test_a_cloud_clipped_by_norm_is_what_the_private_step_releases(monkeypatch: 
     assert result.released == pytest.approx(released.gradient.numpy(), rel=1e-4)
     assert result.noise_std == pytest.approx(mechanism.noise_std(0) / 40)
     assert result.shortened == int((released.clip_factors < 1 - 1e-4).sum())
-
-
-@relaxed
-@given(st.sampled_from(["by norm", "by value", "normalising"]), st.floats(0.05, 20), st.integers(0, 39))
-def test_one_example_moves_the_sum_by_no_more_than_the_sensitivity(rule: str, clip_norm: float, out: int) -> None:
-    result = cloud(clip_norm, 1.0, 40, 0.3, rule, seed=1)
-    assert np.linalg.norm(result.clipped[out]) <= result.sensitivity * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("rule", ["by norm", "by value", "normalising"])
@@ -140,15 +132,6 @@ def test_tuned_finds_the_best_of_the_rates_for_each_optimizer() -> None:
     assert (rows[0].lr, rows[0].private) == (1.0, pytest.approx(by_hand[1.0]))
     assert by_hand[1.0] < by_hand[1e-3]
     assert "DP-AdamBC" in panels.optimizers(rows)
-
-
-def test_after_one_step_adam_divides_by_gradient_and_noise_together() -> None:
-    silent, noisy = denominators(0.0, 1, 1e-8, 0), denominators(0.2, 1, 1e-8, 0)
-    draw = torch.from_numpy(np.random.default_rng([0, 2]).standard_normal((1, compute.COORDINATES)))[0].numpy()
-    assert silent.adam == pytest.approx(silent.gradient)
-    assert noisy.adam == pytest.approx(np.abs(noisy.gradient + 0.2 * draw))
-    left = (noisy.gradient + 0.2 * draw) ** 2 - 0.2**2
-    assert noisy.corrected == pytest.approx(np.sqrt(np.maximum(left, 1e-8)))
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(run_notebook: Any) -> None:

@@ -210,6 +210,7 @@ class Panel(Frame):
             of its place (CSS). The main one first; side by side where the window is wide enough.
         words: a result in words: text, or `Html`. One click away.
         command: from a result and, as keywords, the controls' values; without one, the Python call of `compute`.
+        account: without a command, from a result the call of `edp-lab account` below that, "" for none.
         tiles: from a result the two numbers that it is about and one sentence.
         idle: from a result, the names of controls that change nothing at present.
         views: telling settings, each by what was moved: "eight GPUs instead of one": {"num_devices": 8}. Pages without
@@ -234,6 +235,7 @@ class Panel(Frame):
         command: Callable[..., str] | None = None,
         /,
         *,
+        account: Callable[[Any], str] = lambda result: "",
         tiles: Callable[[Any], tuple[Tile, Tile, str]] | None = None,
         idle: Callable[[Any], Collection[str]] = lambda result: (),
         views: Mapping[str, Mapping[str, Any]] | None = None,
@@ -241,14 +243,15 @@ class Panel(Frame):
     ) -> None:
         self.controls, self._compute, self._held = controls, compute, False
         self._words, self._idle, self._tiles, self.views = words, idle, tiles, views or {}
-        self._command = command or (lambda result, **values: python(compute, **values))
+        self._command = command or (lambda result, **to: f"{python(compute, **to)}\n{account(result)}".rstrip())
         places = [one if isinstance(one, tuple) else (one, HALF) for one in figures]
         self.draws = [draw for draw, _ in places]
         self.result = compute(**self.values)
-        self.figures = [LiveFigure(draw(self.result)) for draw in self.draws]
+        seen = self._seen(self.result, self.values)
+        self.figures = [LiveFigure(drawn) for drawn in seen.figures]
         self.tiles, self.words = Tiles(), Fold(summary="All numbers, and what they cover")
         self.command = Fold(summary="The same as a command", code=True)
-        self._tell()
+        self._show(seen)
         for control in controls.values():
             control.observe(self._changed, "entered")
         frames = [framed(live, flex) for live, (_, flex) in zip(self.figures, places, strict=True)]
@@ -310,8 +313,7 @@ class Panel(Frame):
             UsageError: `compute` refuses the values.
         """
         values = {**self.start, **moved}
-        result = self._compute(**values)
-        return View(*self._said(result, values), [draw(result) for draw in self.draws])
+        return self._seen(self._compute(**values), values)
 
     def _changed(self, change: Mapping[str, Any]) -> None:
         if not self._held:
@@ -320,19 +322,20 @@ class Panel(Frame):
     def _redraw(self, moved: Control | None) -> None:
         with self.guard(moved):
             self.result = self._compute(**self.values)
-            for live, draw in zip(self.figures, self.draws, strict=True):
-                live.show(draw(self.result))
-            self._tell()
+            self._show(self._seen(self.result, self.values))
 
-    def _said(self, result: Any, values: Mapping[str, Any]) -> tuple[Sequence[Tile], str, str, str]:
+    def _seen(self, result: Any, values: Mapping[str, Any]) -> View:
         *tiles, sentence = self._tiles(result) if self._tiles else ("",)
-        return tiles, sentence, self._words(result), self._command(result, **values)
+        figures = [draw(result) for draw in self.draws]
+        return View(tiles, sentence, self._words(result), self._command(result, **values), figures)
 
-    def _tell(self) -> None:
-        tiles, sentence, self.words.value, self.command.value = self._said(self.result, self.values)
-        if tiles:
-            first, second = tiles
-            self.tiles.show(first, second, sentence)
+    def _show(self, seen: View) -> None:
+        for live, drawn in zip(self.figures, seen.figures, strict=True):
+            live.show(drawn)
+        self.words.value, self.command.value = seen.words, seen.command
+        if seen.tiles:
+            first, second = seen.tiles
+            self.tiles.show(first, second, seen.sentence)
         idle = self._idle(self.result)
         for name, control in self.controls.items():
             control.disabled = name in idle

@@ -275,7 +275,7 @@ def draw_training(rows: RunRows) -> Figure:
 
 
 @panel("00")
-def refute(as_printed: bool, z0: float, num_devices: int) -> Panel:
+def refute(as_printed: bool = True, z0: float = 1.0, num_devices: int = 8) -> Panel:
     """One step, drawn without a sentence and with it: `result` is a `Challenge`."""
     return Panel(
         "Put the claim to the test",

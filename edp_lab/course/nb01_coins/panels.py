@@ -13,7 +13,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import decades, number, seed_of
 from edp_lab.course.kit.figure import Figure, area, axis, between, line, logs, points, positive
 from edp_lab.course.kit.panel import Panel, Tile, claimed, holds, panel
-from edp_lab.course.kit.text import Html, Words, account_command, at_most, count, html_table, percent, python, short
+from edp_lab.course.kit.text import Html, Words, account_command, at_most, count, html_table, percent, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb01_coins import compute
@@ -42,7 +42,7 @@ BAND: dict[str, Any] = {"color": OTHER, "opacity": 0.45, "hoverinfo": "skip", "s
 
 
 @panel("01")
-def coin(epsilon: float, people: int, share: float, seed: int) -> Panel:
+def coin(epsilon: float = 1.1, people: int = 300, share: float = 0.3, seed: int = 0) -> Panel:
     """Randomised response: `result` is a `Poll`."""
     crowds = [10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000]
     return Panel(
@@ -123,7 +123,9 @@ def draw_poll(result: compute.Poll) -> Figure:
 
 
 @panel("01")
-def averaging(epsilon: float, sensitivity: int, queries: int, budget: float, seed: int) -> Panel:
+def averaging(
+    epsilon: float = 0.7, sensitivity: int = 1, queries: int = 50, budget: float = 5.0, seed: int = 0
+) -> Panel:
     """The averaging attack on Laplace noise: `result` is an `Averaging`."""
     return Panel(
         "One question, again and again",
@@ -200,11 +202,8 @@ def draw_price(result: compute.Averaging) -> Figure:
 
 
 @panel("01")
-def delta(epsilon: float, sigma: float, sensitivity: float) -> Panel:
+def delta(epsilon: float = 1.1, sigma: float = 1.41, sensitivity: float = 1.0) -> Panel:
     """The Gaussian mechanism: `result` is a `GaussianCount`."""
-
-    def command(result: compute.GaussianCount, **values: Any) -> str:
-        return python(compute.gaussian_count, **values) + _account(1 / result.mu, 1, result.delta)
 
     return Panel(
         "δ, drawn",
@@ -212,7 +211,7 @@ def delta(epsilon: float, sigma: float, sensitivity: float) -> Panel:
         compute.gaussian_count,
         [draw_delta, draw_deltas],
         words.delta,
-        command,
+        account=lambda result: _account(1 / result.mu, 1, result.delta),
         tiles=tell_delta,
         views={
             "ε = 1.1": {},
@@ -238,9 +237,9 @@ def tell_delta(result: compute.GaussianCount) -> tuple[Tile, Tile, str]:
 
 
 def _account(noise_multiplier: float, releases: int, delta: float) -> str:
-    """A further line, where the command line can say the same of Gaussian noise; "what holds" is their epsilon."""
+    """Where the command line can say the same of Gaussian noise: "what holds" is their epsilon."""
     options = {"z0": noise_multiplier, "epochs": releases, "delta": delta}
-    return f"\n{account_command(options)}" if 0 < delta < 1 else ""
+    return account_command(options) if 0 < delta < 1 else ""
 
 
 def draw_delta(result: compute.GaussianCount) -> Figure:
@@ -277,12 +276,8 @@ def draw_deltas(result: compute.GaussianCount) -> Figure:
 
 
 @panel("01")
-def composition(epsilon: float, releases: int, delta: float, budget: float) -> Panel:
+def composition(epsilon: float = 0.1, releases: int = 1000, delta: float = 1e-5, budget: float = 5.0) -> Panel:
     """Composition: `result` is a `Composed`."""
-
-    def command(result: compute.Composed, **values: Any) -> str:
-        noise = 2**0.5 / result.epsilon
-        return python(compute.composed, **values) + _account(noise, int(result.releases[-1]), result.delta)
 
     whole = [int(stop) for stop in decades(0, 6) if stop.is_integer()]
     return Panel(
@@ -291,7 +286,7 @@ def composition(epsilon: float, releases: int, delta: float, budget: float) -> P
         compute.composed,
         [draw_total, draw_allowed],
         words.composition,
-        command,
+        account=lambda result: _account(2**0.5 / result.epsilon, int(result.releases[-1]), result.delta),
         tiles=tell_composition,
         views={
             "1,000 releases": {},

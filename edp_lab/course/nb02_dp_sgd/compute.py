@@ -245,7 +245,7 @@ def training(
     recipe = Recipe(batch_size, optimizer, lr, sampling, seed, gamma if optimizer == "dp-adambc" else 0.0)
     mechanism = recipe.mechanism(clip_norm, z)
     settings = {"plain": None, "clipped": recipe.mechanism(clip_norm, 0.0), "private": mechanism}
-    paths = dict(zip(settings, _paths(tuple(settings.values()), recipe), strict=True))
+    paths = {name: _path(described, recipe) for name, described in settings.items()}
     drawn = {name: recipe._replace(sampling=name).mechanism(1.0, z) for name in SAMPLINGS}
     spent = {name: _spent(each, recipe.steps_per_epoch) for name, each in drawn.items()}
     people, labels = _people()
@@ -286,44 +286,30 @@ def _noise_std(mechanism: Mechanism, recipe: Recipe) -> float:
     return noise_stds(mechanism, 0, None, recipe.batch_size, 1)[0]
 
 
-_walked: dict[tuple[Mechanism | None, Recipe], Array] = {}  # the latest paths, see `_walk`
-
-
-def _paths(mechanisms: Sequence[Mechanism | None], recipe: Recipe) -> list[Array]:
-    """The path of each, see `_walk`; those that are not known yet are walked together."""
-    if len(_walked) > 1000:
-        _walked.clear()
-    new = [mechanism for mechanism in dict.fromkeys(mechanisms) if (mechanism, recipe) not in _walked]
-    if new:
-        _walked.update(zip([(mechanism, recipe) for mechanism in new], _walk(new, recipe), strict=True))
-    return [_walked[mechanism, recipe] for mechanism in mechanisms]
-
-
-def _walk(mechanisms: Sequence[Mechanism | None], recipe: Recipe) -> Array:
-    """Weights before the first step and after each: (M, STEPS + 1, 2). Without a mechanism, neither clip nor noise."""
-    path = [np.tile(START, (len(mechanisms), 1))]
-    now = torch.from_numpy(path[0].copy())
-    weights = [nn.Parameter(row) for row in now]  # share their memory with `now`: one optimizer goes all the ways
+@lru_cache(maxsize=1000)
+def _path(mechanism: Mechanism | None, recipe: Recipe) -> Array:
+    """Weights before the first step and after each: (STEPS + 1, 2). Without a mechanism, neither clip nor noise."""
+    weight, path = nn.Parameter(torch.from_numpy(START.copy())), [START]
     momentum = MOMENTUM if recipe.optimizer == "momentum" else 0.0
     if recipe.optimizer == "dp-adambc":
-        optimizer: torch.optim.Optimizer = DPAdamBC(weights, recipe.lr, recipe.gamma)
+        optimizer: torch.optim.Optimizer = DPAdamBC([weight], recipe.lr, recipe.gamma)
     elif recipe.optimizer == "adam":
-        optimizer = make_optimizer("adam", weights, recipe.lr)
+        optimizer = make_optimizer("adam", [weight], recipe.lr)
     else:
-        optimizer = torch.optim.SGD(weights, recipe.lr, momentum=momentum, dampening=momentum)
+        optimizer = torch.optim.SGD([weight], recipe.lr, momentum=momentum, dampening=momentum)
     for features, labels, noise in _steps(recipe.batch_size, recipe.sampling, recipe.seed):
-        for mechanism, weight, row in zip(mechanisms, weights, now, strict=True):
-            each = (torch.sigmoid(features @ row) - labels)[:, None] * features  # (B, 2), of the loss of each
-            if mechanism is None:
-                weight.grad = each.sum(0) / recipe.batch_size
-            else:
-                rows = StackedGradients(each, PLANE)
-                weight.grad = release(mechanism, 0, rows, PLANE, None, noise, divisor=recipe.batch_size).gradient
+        now = weight.detach()
+        each = (torch.sigmoid(features @ now) - labels)[:, None] * features  # (B, 2), of the loss of each
+        if mechanism is None:
+            weight.grad = each.sum(0) / recipe.batch_size
+        else:
+            rows = StackedGradients(each, PLANE)
+            weight.grad = release(mechanism, 0, rows, PLANE, None, noise, divisor=recipe.batch_size).gradient
         if isinstance(optimizer, DPAdamBC):
-            optimizer.noise_std([0.0 if one is None else _noise_std(one, recipe) for one in mechanisms])
+            optimizer.noise_std([0.0 if mechanism is None else _noise_std(mechanism, recipe)])
         optimizer.step()
         path.append(now.numpy().copy())
-    return np.stack(path, axis=1)
+    return np.stack(path)
 
 
 @lru_cache(maxsize=256)

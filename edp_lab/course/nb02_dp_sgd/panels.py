@@ -14,7 +14,7 @@ from edp_lab.course.kit.controls import choice, decades, number, seed_of
 from edp_lab.course.kit.figure import Figure, axis, line, logs, points, positive
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, Tile, claimed, holds, panel
-from edp_lab.course.kit.text import Words, account_command, at_most, columns, count, percent, python, short
+from edp_lab.course.kit.text import Words, account_command, at_most, columns, count, percent, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb02_dp_sgd import compute
@@ -35,9 +35,11 @@ def _clip_and_noise(clip_norm: float, z: float) -> dict[str, Any]:
     }
 
 
-def _account(z: float, **bill: Any) -> str:
-    """The call of `edp-lab account` for per-example DP-SGD at this noise multiplier; "what holds" is its epsilon."""
-    return "\n" + account_command({"z0": z, "gpus": 1, "micro_batch_size": 1, "delta": DELTA, **bill})
+def _account(result: compute.Cloud | compute.Training, **bill: Any) -> str:
+    """The call of `edp-lab account` for per-example DP-SGD, if it has an epsilon: that of "what holds"."""
+    if result.guarantee is None or result.guarantee.epsilon is None:
+        return ""
+    return account_command({"z0": result.mechanism.z0, "gpus": 1, "micro_batch_size": 1, "delta": DELTA, **bill})
 
 
 def _held(guarantee: Guarantee | None, of: str) -> Tile:
@@ -83,13 +85,8 @@ def ways(result: compute.PerExample) -> str:
 
 
 @panel("02")
-def cloud(clip_norm: float, z: float, examples: int, outliers: float, seed: int) -> Panel:
+def cloud(clip_norm: float = 1.0, z: float = 2.0, examples: int = 10, outliers: float = 0.1, seed: int = 0) -> Panel:
     """Clipping as geometry: `result` is a `Cloud`."""
-
-    def command(result: compute.Cloud, **values: Any) -> str:
-        held = result.guarantee is not None and result.guarantee.epsilon
-        return python(compute.cloud, **values) + (_account(result.mechanism.z0, epochs=1) if held else "")
-
     sizes = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
     tips = [
         "longer gradients become as long as C",
@@ -103,7 +100,7 @@ def cloud(clip_norm: float, z: float, examples: int, outliers: float, seed: int)
         compute.cloud,
         [draw_cloud, draw_error],
         words.cloud,
-        command,
+        account=partial(_account, epochs=1),
         tiles=tell_cloud,
         views={
             "ten examples": {"examples": 10},
@@ -190,12 +187,10 @@ def draw_error(result: compute.Cloud) -> Figure:
 def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: float, seed: int) -> Panel:
     """A whole training of two weights: `result` is a `Training`."""
 
-    def command(result: compute.Training, **values: Any) -> str:
-        rate, bill = result.mechanism.sampling_rate, ""
-        if result.guarantee.epsilon is not None:
-            passes = {"epochs": result.recipe.epochs} if rate is None else {"sampling_rate": rate, "steps": STEPS}
-            bill = _account(result.mechanism.z0, **passes)
-        return python(compute.training, **values) + bill
+    def account(result: compute.Training) -> str:
+        if result.mechanism.sampling_rate is None:
+            return _account(result, epochs=result.recipe.epochs)
+        return _account(result, sampling_rate=result.mechanism.sampling_rate, steps=STEPS)
 
     return Panel(
         "Thirty private steps",
@@ -203,7 +198,7 @@ def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: fl
         compute.training,
         [draw_path, draw_price],
         words.training,
-        command,
+        account=account,
         tiles=tell_training,
         views={
             "secret random batches": {},
@@ -295,7 +290,7 @@ def optimizers(rows: Sequence[compute.Tuned]) -> str:
 
 
 @panel("02")
-def denominators(noise_std: float, steps: int, gamma: float, seed: int) -> Panel:
+def denominators(noise_std: float = 0.1, steps: int = 30, gamma: float = 1e-4, seed: int = 0) -> Panel:
     """Adam's second moment under noise: `result` is a `Denominators`."""
     return Panel(
         "What Adam divides by",

@@ -14,7 +14,7 @@ from edp_lab.course.kit.controls import decades, decay_of, delta_of, devices, nu
 from edp_lab.course.kit.figure import Figure, Mark, axis, line, log_axis, logs, points, positive
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, Tile, claimed, epsilons, holds, panel
-from edp_lab.course.kit.text import Words, account_command, at_least, at_most, percent, python, short, train_command
+from edp_lab.course.kit.text import Words, account_command, at_least, at_most, percent, short, train_command
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb03_edp_sgd import compute
 from edp_lab.course.nb03_edp_sgd.compute import (
@@ -50,7 +50,7 @@ def _account(z: float, devices: int, size: int, epochs: int, delta: float, alpha
 
 
 @panel("03")
-def promise(z: float, num_devices: int, epochs: int) -> Panel:
+def promise(z: float = 1.0, num_devices: int = 8, epochs: int = 1) -> Panel:
     """What is claimed and what is true of the same z: `result` is a `Promise`."""
 
     def command(result: Promise, **_: Any) -> str:
@@ -131,15 +131,14 @@ def draw_by_devices(result: Promise) -> Figure:
 
 
 @panel("03")
-def stages(clip_norm: float, z: float, num_devices: int, seed: int) -> Panel:
+def stages(clip_norm: float = 1.0, z: float = 1.0, num_devices: int = 8, seed: int = 0) -> Panel:
     """Algorithm 1 line by line on two layers of one weight: `result` is a `Stages`."""
 
-    def command(result: Stages, **values: Any) -> str:
-        m, bill = result.mechanism, ""
-        if result.guarantee.epsilon is not None:  # what the numbers say "if α is public" or of the sound variant
-            largest = float(result.alpha.max()) if m.variant is Variant.AS_PRINTED else None
-            bill = "\n" + _account(m.z0, m.num_devices, m.micro_batch_size, 1, DELTA, largest)
-        return python(compute.stages, **values) + bill
+    def account(result: Stages) -> str:
+        """What the numbers say "if α is public" or of the sound variant."""
+        m, largest = result.mechanism, float(result.alpha.max())
+        given = m.z0, m.num_devices, m.micro_batch_size, 1, DELTA, largest if m.variant is Variant.AS_PRINTED else None
+        return _account(*given) if result.guarantee.epsilon is not None else ""
 
     pulls = [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0]
     return Panel(
@@ -148,7 +147,7 @@ def stages(clip_norm: float, z: float, num_devices: int, seed: int) -> Panel:
         compute.stages,
         [(draw_stages, "1 1 100%")],
         words.stages,
-        command,
+        account=account,
         tiles=tell_stages,
         views={
             "sentence 1 like the others": {"pull": 0.0},
@@ -360,16 +359,12 @@ LOOKS = {
 def correlated(batches: int = 20, passes: int = 12, epsilon: float = 8.0, delta: float = DELTA) -> Panel:
     """How far noise moves a model, independent or correlated between steps: `result` is a `Correlated`."""
 
-    def command(result: Correlated, **values: Any) -> str:
-        return python(compute.correlated, **values)
-
     return Panel(
         "Noise that takes itself back",
         "How far noise has moved the model after each step, at equal ε, where steps draw it anew or correlate it.",
         compute.correlated,
         [(draw_correlated, "1 1 100%")],
         words.correlated,
-        command,
         tiles=tell_correlated,
         views={
             "the running sum": {"pull": 0.0},

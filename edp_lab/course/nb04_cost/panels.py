@@ -212,7 +212,7 @@ def draw_share(result: Needed) -> Figure:
 
 
 @panel("04")
-def loss(mu: float, epochs: int, delta: float, draws: int, seed: int) -> Panel:
+def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5, draws: int = 1000, seed: int = 0) -> Panel:
     """Privacy losses, and what an attacker makes of them: `result` is a `Loss`."""
 
     def command(result: Loss, **values: Any) -> str:
@@ -293,7 +293,7 @@ def draw_tradeoff(result: Loss) -> Figure:
 
 
 @panel("04")
-def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> Panel:
+def sampling(rate: float = 0.01, noise_multiplier: float = 1.0, steps: int = 1000, delta: float = 1e-5) -> Panel:
     """Poisson sampling beside shuffled batches: `result` is a `Sampled`."""
 
     def command(result: Sampled, **_: Any) -> str:
@@ -450,16 +450,12 @@ def draw_accounts(accounts: Sequence[Account]) -> Figure:
 def allocation(batches: int = 100, passes: int = 12, epsilon: float = 3.0, delta: float = 1e-5) -> Panel:
     """What shuffling, random allocation and Poisson sampling need for a target: `result` is an `Allotted`."""
 
-    def command(result: Allotted, **values: Any) -> str:
-        return text.python(compute.allotted, **values)
-
     return Panel(
         "Random allocation",
         "What noise costs where each pass allots every utterance to a batch by chance, between shuffling and sampling.",
         compute.allotted,
         [(draw_allocation, "1 1 100%")],
         words.allocation,
-        command,
         tiles=tell_allocation,
         views={
             "100 batches, 12 passes": {"batches": 100, "passes": 12},
@@ -509,7 +505,7 @@ def draw_allocation(result: Allotted) -> Figure:
 
 
 @panel("04")
-def table1(epochs: int) -> Panel:
+def table1(epochs: int = 30) -> Panel:
     """What may lie behind the printed epsilons: `result` is a `Behind`."""
 
     def command(result: Behind, **_: Any) -> str:

@@ -313,11 +313,9 @@ class CrfView(NamedTuple):
     word: str  # whose emission may be changed
     emissions: Array  # (T, K) scores of each tag for each word
     transitions: Array  # (K, K) from row to column
-    start: Array  # (K)
     path: tuple[str, ...]  # the best one (Viterbi)
     alone: tuple[str, ...]  # the best tag of each word by itself
     marginals: Array  # (T, K) p(tag at t), by forward-backward
-    log_partition: float  # log of the summed exp(score) of all K^T paths
     best: list[tuple[tuple[str, ...], float]]  # the five likeliest paths and their probabilities
     loss: float  # -log p(true path), what training makes small
 
@@ -357,11 +355,9 @@ def crf_view(before: str, after: str, transition: float, word: str, tag: str, em
         word,
         emissions[0].numpy(),
         crf.transitions.double().numpy(),
-        crf.start.double().numpy(),
         path=tuple(TAGS[k] for k in crf.decode(emissions, mask)[0]),
         alone=tuple(TAGS[k] for k in emissions[0].argmax(1).tolist()),
         marginals=found.marginals[0].numpy(),
-        log_partition=float(found.log_partition),
         best=[(names[k], float(p[k])) for k in p.argsort(descending=True)[:5].tolist()],
         loss=float(found.log_partition - scores[names.index(TRUE_TAGS)]),
     )
