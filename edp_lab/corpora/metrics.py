@@ -19,22 +19,17 @@ Span = tuple[int, int, str]
 
 @dataclass(frozen=True)
 class Scores:
-    """The four scores as fractions.
+    """The four scores as fractions."""
 
-    Attributes:
-        ser: semantic error rate (paper, section 4.2): the sum over utterances of (intent wrong + substituted,
-            deleted and inserted slots), divided by the sum of (1 + reference slots). Slots are compared as the
-            sequence of their (label, value), aligned by edit distance. Exceeds 1 where many slots are inserted.
-        intent_accuracy: share of utterances with the right intent.
-        slot_f1: over all slots of all utterances; a slot is right if start, end and label are (as conlleval). None
-            without tags; 0 where neither side has a slot.
-        exact_match: share of utterances with the right intent and exactly the right slots.
-    """
-
+    # Semantic error rate (paper, section 4.2): the sum over utterances of (intent wrong + substituted, deleted and
+    # inserted slots), divided by the sum of (1 + reference slots). Slots are compared as the sequence of their
+    # (label, value), aligned by edit distance. Exceeds 1 where many slots are inserted.
     ser: float
-    intent_accuracy: float
+    intent_accuracy: float  # share of utterances with the right intent
+    # Over all slots of all utterances; a slot is right if start, end and label are (as conlleval). None without tags; 0
+    # where neither side has a slot.
     slot_f1: float | None
-    exact_match: float
+    exact_match: float  # share of utterances with the right intent and exactly the right slots
 
 
 @dataclass(frozen=True)

@@ -66,37 +66,24 @@ class Pair(NamedTuple):
 
 @dataclass(eq=False)
 class Claim:
-    """What a document says and what it is judged by; as a decorator it registers the function that measures it.
+    """What a document says and what it is judged by; as a decorator it registers the function that measures it."""
 
-    Attributes:
-        id: "P1", ... of the paper, "T1", ... of the thesis.
-        says: what the document says, in our words.
-        source, quote: where it says so, and a few words as they stand there.
-        cell: the notebook cell that shows it.
-        rule: from the measured values, by name, to the verdict; it sees nothing else.
-        said: what was found, with `{names}` of measured values.
-        strength: what the verdict rests on: "proven", by calculation from what is printed; "measured (...)", with the
-            `{names}` of a sample's size and an interval; or "argued", by a reading, or numbers without an interval.
-        counter: by name, another verdict and what would have to be measured for it.
-        inputs: what the function is given, by name; may train for seconds or minutes, and tells what it does.
-        trains: whether it takes networks, and so more than a moment.
-        pair: for a picture of what is claimed and what was found.
-        evidence: the decorated function, which returns `Evidence`.
-    """
-
-    id: str
-    says: str
-    source: str
-    quote: str
-    cell: str
-    rule: Callable[[Any], Verdict]
-    said: str
+    id: str  # "P1", ... of the paper, "T1", ... of the thesis
+    says: str  # what the document says, in our words
+    source: str  # where it says so,
+    quote: str  # and a few words as they stand there
+    cell: str  # the notebook cell that shows it
+    rule: Callable[[Any], Verdict]  # from the measured values, by name, to the verdict; it sees nothing else
+    said: str  # what was found, with `{names}` of measured values
+    # What the verdict rests on: "proven", by calculation from what is printed; "measured (...)", with the `{names}` of
+    # a sample's size and an interval; or "argued", by a reading, or numbers without an interval.
     strength: str
-    counter: Mapping[str, tuple[Verdict, Measured]]
+    counter: Mapping[str, tuple[Verdict, Measured]]  # by name, another verdict, and what had to be measured for it
+    # What the function is given, by name; may train for seconds or minutes, and tells what it does.
     inputs: Callable[[Told], Mapping[str, Any]] = lambda told: {}
-    trains: bool = False
-    pair: Pair | None = None
-    evidence: Callable[..., Evidence] = field(init=False)
+    trains: bool = False  # whether it takes networks, and so more than a moment
+    pair: Pair | None = None  # for a picture of what is claimed and what was found
+    evidence: Callable[..., Evidence] = field(init=False)  # the decorated function
 
     def __call__(self, measure: Callable[Given, Measured]) -> Callable[Given, Evidence]:
         @wraps(measure)
@@ -148,25 +135,17 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Entry:
-    """What the table says of a claim.
-
-    Attributes:
-        source: the place in the document, with a few words of it.
-        said: what was found, in words.
-        strength: what the verdict rests on; one of STRENGTHS, and of what is measured the sample and the interval.
-        function: by which the evidence was computed.
-        seconds: that it took; networks that an earlier row has trained are not counted again.
-    """
+    """What the table says of a claim."""
 
     id: str
     claim: str
-    source: str
+    source: str  # the place in the document, with a few words of it
     verdict: Verdict
-    strength: str
-    function: str
-    said: str
+    strength: str  # what it rests on; one of STRENGTHS, and of what is measured the sample and the interval
+    function: str  # by which the evidence was computed
+    said: str  # what was found, in words
     measured: Measured
-    seconds: float
+    seconds: float  # that it took; networks that an earlier row has trained are not counted again
     cell: str
     test: str
 

@@ -24,17 +24,12 @@ Row = dict[str, Any]  # what a run came to, by the names in `_row`; None for wha
 
 
 class Comparison(NamedTuple):
-    """A row for each run, in the order given, and the names of the settings in which they differ.
-
-    Attributes:
-        reference: the run whose time is 1: the fastest SGD run per epoch, or the fastest where none is SGD.
-        notes: why some numbers do not compare, a sentence each.
-    """
+    """A row for each run, in the order given, and the names of the settings in which they differ."""
 
     runs: list[Row]
     settings: tuple[str, ...]
-    reference: Row | None
-    notes: list[str]
+    reference: Row | None  # the run whose time is 1: the fastest SGD run per epoch, or the fastest where none is SGD
+    notes: list[str]  # why some numbers do not compare, a sentence each
 
 
 def compare(folders: Sequence[str | Path]) -> Comparison:

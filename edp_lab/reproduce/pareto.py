@@ -65,31 +65,21 @@ MOST_STEPS, LARGE_EPOCHS = 150, 12  # of an epoch; of a corpus that has more ste
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is trained.
+    """How much is trained."""
 
-    Attributes:
-        epsilons: targets of DP-SGD, at delta = n^-1.1; eDP-SGD has the largest.
-        ladder: eDP-SGD under Poisson sampling, too (`LADDER`); no run of it comes with a checkout.
-        tried: learning rate and weight of the intent, for each method and target.
-        steps, plain_steps: of a private run and of SGD, about, but whole epochs and at most `most_epochs`,
-            `plain_epochs` of them; a private run takes `LARGE_EPOCHS` of a corpus that fills `MOST_STEPS` batches.
-        layers: of the encoder.
-        model: "clc" or "bert".
-    """
-
-    epsilons: tuple[float, ...]
-    tried: tuple[tuple[float, float], ...]
+    epsilons: tuple[float, ...]  # targets of DP-SGD, at delta = n^-1.1; eDP-SGD has the largest
+    tried: tuple[tuple[float, float], ...]  # learning rate and weight of the intent, for each method and target
     seeds: int
-    steps: int
+    steps: int  # of a private run, about, but whole epochs, at most `most_epochs`; see `MOST_STEPS`, too
     most_epochs: int
-    plain_steps: int
+    plain_steps: int  # of SGD, likewise
     plain_epochs: int
     plain_size: str
     size: str
     batch_size: int
-    layers: int = 6
-    model: str = "clc"
-    ladder: bool = False
+    layers: int = 6  # of the encoder
+    model: str = "clc"  # or "bert"
+    ladder: bool = False  # eDP-SGD under Poisson sampling, too (`LADDER`); no run of it comes with a checkout
 
 
 QUICK = {

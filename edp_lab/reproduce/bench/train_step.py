@@ -59,13 +59,7 @@ class Contestant(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What is timed.
-
-    Attributes:
-        rounds: steps of each method; a slow one gets only three.
-        threads: of each process; None: its share of the cores.
-        device: "cpu" or "cuda"; None: cuda where there is one.
-    """
+    """What is timed."""
 
     corpus: str
     model: str = "clc"
@@ -73,10 +67,10 @@ class Task:
     gpus: tuple[int, ...] = (1, 8)
     processes: tuple[int, ...] = (1,)
     batch_size: int = 64
-    rounds: int = 30
-    threads: int | None = None
+    rounds: int = 30  # steps of each method; a slow one gets only three
+    threads: int | None = None  # of each process; None: its share of the cores
     size: str = "paper"
-    device: str | None = None
+    device: str | None = None  # "cpu" or "cuda"; None: cuda where there is one
 
     def __post_init__(self) -> None:
         for method in self.methods:

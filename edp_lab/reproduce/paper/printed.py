@@ -27,17 +27,11 @@ PUBLIC_CORPORA = ("ATIS", "SNIPS", "NLU-eval")
 
 @dataclass(frozen=True)
 class Change:
-    """eDP-SGD against SGD under one decay.
+    """eDP-SGD against SGD under one decay: relative changes in percent, negative is better."""
 
-    Attributes:
-        ser: relative change of the semantic error rate in percent; negative is better.
-        mia_auc: relative change of the membership attack's area under the ROC curve in percent; negative is better.
-        log10_epsilon: by the paper's own accounting, at the row's delta.
-    """
-
-    ser: float
-    mia_auc: float
-    log10_epsilon: float
+    ser: float  # of the semantic error rate
+    mia_auc: float  # of the membership attack's area under the ROC curve
+    log10_epsilon: float  # by the paper's own accounting, at the row's delta
 
 
 @dataclass(frozen=True)
@@ -116,51 +110,37 @@ NOTE = "This is consistency, not proof: the paper prints neither z0 nor the numb
 
 @dataclass(frozen=True)
 class Setting:
-    """A tau of the paper's grid and a number of epochs, with the z0 in [1e-6, 1] that fits the printed value best.
+    """A tau of the paper's grid and a number of epochs, with the z0 in [1e-6, 1] that fits the printed value best."""
 
-    Attributes:
-        tau: None without decay.
-        z0: gives the printed value exactly, or is the bound of [1e-6, 1] that comes closest.
-        z0_range: all z0 in [1e-6, 1] that give the printed value within rounding; None if there are none.
-        log10_epsilon: what the paper's accounting claims at `z0`.
-    """
-
-    tau: float | None
+    tau: float | None  # None without decay
     epochs: int
-    z0: float
-    z0_range: tuple[float, float] | None
-    log10_epsilon: float
+    z0: float  # gives the printed value exactly, or is the bound of [1e-6, 1] that comes closest
+    z0_range: tuple[float, float] | None  # all z0 in [1e-6, 1] that give it within rounding; None if there are none
+    log10_epsilon: float  # what the paper's accounting claims at `z0`
 
 
 @dataclass(frozen=True)
 class ExplainedEpsilon:
-    """One printed value of log10 epsilon, and what may lie behind it.
-
-    Attributes:
-        settings: every one that explains the value, at the T that explain the most values of the table.
-        closest: of `settings`, the one whose `z0` (not its range) is nearest, in ratio, to a round number (1, 2 or 5
-            times a power of ten), since people tune on those; of equals the one with the fewest epochs, then the
-            smallest tau. Where nothing explains the value: the one, at those same T, whose `log10_epsilon` misses it
-            least.
-        true_log10_epsilon: at `closest` and the same delta, if alpha were public with largest value 1. Algorithm 1 as
-            printed has noise z_t / (2 sqrt N) over its sensitivity, so mu = 2 sqrt(N) sqrt(2 rho), whichever setting
-            explains the value. Zero-out or replace-one neighbours, two or more utterances per device, exact reals.
-            With alpha from private gradients, as in the paper, there is no guarantee at all.
-        survives_float32: whether `closest` adds noise that float32 arithmetic can carry until the last epoch. If not,
-            `true_log10_epsilon` holds on paper only.
-        epochs_range: the smallest and the largest T up to 120 that explain the value; None if none does.
-    """
+    """One printed value of log10 epsilon, and what may lie behind it."""
 
     corpus: str
     model: str
     decay: Decay
     log10_epsilon: float
     delta: float
-    settings: tuple[Setting, ...]
+    settings: tuple[Setting, ...]  # that explain the value, at the T that explain the most values of the table
+    # Of `settings`, the one whose `z0` (not its range) is nearest, in ratio, to a round number (1, 2 or 5 times a power
+    # of ten), since people tune on those; of equals the one with the fewest epochs, then the smallest tau. Where none
+    # explains the value: the one, at those same T, whose `log10_epsilon` misses it least.
     closest: Setting
+    # At `closest` and the same delta, if alpha were public with largest value 1. Algorithm 1 as printed has noise
+    # z_t / (2 sqrt N) over its sensitivity, so mu = 2 sqrt(N) sqrt(2 rho), whichever setting explains the value.
+    # Zero-out or replace-one neighbours, two or more utterances per device, exact reals. With alpha from private
+    # gradients, as in the paper, there is no guarantee at all.
     true_log10_epsilon: float
+    # Whether `closest` adds noise that float32 can carry until the last epoch; else that epsilon holds on paper only.
     survives_float32: bool
-    epochs_range: tuple[int, int] | None
+    epochs_range: tuple[int, int] | None  # smallest and largest T up to 120 that explain the value; None if none does
 
     @property
     def some_survive_float32(self) -> bool:

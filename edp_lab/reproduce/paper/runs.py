@@ -150,19 +150,12 @@ SCHEMES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run came to.
+    """What one run came to."""
 
-    Attributes:
-        ser: semantic error rate on the test set, a fraction.
-        auc: of an attack by the loss (Yeom et al. 2018).
-        log10_epsilon: by the paper's own accounting; None without noise.
-        noise_share: how much of Adam's second moment is noise, in the median weight at the end; None without noise.
-    """
-
-    ser: float
-    auc: float
-    log10_epsilon: float | None
-    noise_share: float | None
+    ser: float  # semantic error rate on the test set, a fraction
+    auc: float  # of an attack by the loss (Yeom et al. 2018)
+    log10_epsilon: float | None  # by the paper's own accounting; None without noise
+    noise_share: float | None  # how much of Adam's second moment is noise, in the median weight at the end; likewise
 
 
 @cache

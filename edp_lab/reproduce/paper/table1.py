@@ -53,27 +53,16 @@ Result = Mapping[str, Any]  # of a run and the attacks on it
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is trained.
+    """How much is trained."""
 
-    Attributes:
-        size: of the models, see `TrainConfig`.
-        published: the CLC reads the words of the published encoder, else fastText vectors that are trained on the spot.
-        layers: of that encoder, from which BERT starts.
-        steps: of a run, about; per model, as BERT, which starts from the encoder, needs fewer.
-        most_epochs: of a small corpus, which would be read more often for as many steps.
-        z0: tried, rising.
-        batch_size: small, as epsilon of disjoint batches depends on the epochs and not on the steps.
-        seeds: how many, from 0 on.
-    """
-
-    size: str
-    published: bool
-    layers: int
-    steps: Mapping[str, int]
-    most_epochs: Mapping[str, int]
-    z0: tuple[float, ...]
-    batch_size: int = 32
-    seeds: int = 3
+    size: str  # of the models, see `TrainConfig`
+    published: bool  # the CLC reads words of the published encoder, else fastText vectors that are trained on the spot
+    layers: int  # of that encoder, from which BERT starts
+    steps: Mapping[str, int]  # of a run, about; per model, as BERT, which starts from the encoder, needs fewer
+    most_epochs: Mapping[str, int]  # of a small corpus, which would be read more often for as many steps
+    z0: tuple[float, ...]  # tried, rising
+    batch_size: int = 32  # small, as epsilon of disjoint batches depends on the epochs and not on the steps
+    seeds: int = 3  # how many, from 0 on
 
 
 QUICK = Scale(

@@ -60,16 +60,11 @@ COMPARED = {"DPSGD": "dp-sgd", "DPAdam": "dp-adam"}
 
 
 class Understudy(NamedTuple):
-    """What learnt from the labels of a vote.
-
-    Attributes:
-        right: share of these labels that are true.
-        label_epsilon: of one training example replaced, by the noise on all labels together; inf without.
-    """
+    """What learnt from the labels of a vote."""
 
     network: Network
-    right: float
-    label_epsilon: float
+    right: float  # share of these labels that are true
+    label_epsilon: float  # of one training example replaced, by the noise on all labels together; inf without
 
 
 class Lab:

@@ -54,17 +54,13 @@ def printed_sigma(epsilon: float, delta: float) -> float:
 
 
 class NoisyCounts(NamedTuple):
-    """Answers to one question, their average and its 90 % interval.
-
-    Attributes:
-        interval: average +- t s / sqrt n, with Student's t of n - 1 degrees of freedom and s^2 divided by n - 1.
-        interval_dividing_by_n: the same with s^2 divided by n, which makes it too narrow: the thesis' own.
-    """
+    """Answers to one question, their average and its 90 % interval."""
 
     responses: Array
     average: float
+    # average +- t s / sqrt n, with Student's t of n - 1 degrees of freedom and s^2 divided by n - 1
     interval: tuple[float, float]
-    interval_dividing_by_n: tuple[float, float]
+    interval_dividing_by_n: tuple[float, float]  # s^2 divided by n, which makes it too narrow: the thesis' own
 
 
 class PrintedCounts(NamedTuple):
@@ -96,25 +92,16 @@ def noisy_counts(rng: np.random.Generator, queries: int = 5) -> NoisyCounts:
 
 
 class LossFigures(NamedTuple):
-    """Figures 2.1 to 2.3: a count of 1000 or 1001 under Gaussian noise.
+    """Figures 2.1 to 2.3: a count of 1000 or 1001 under Gaussian noise; arrays (points)."""
 
-    Attributes:
-        output: (points,), the noisy count.
-        density, density_neighbour: (points,), its density where the truth is 1000, and 1001.
-        probability: (points,), the share of outcomes at 1000 that are smaller: the axis of figures 2.2 and 2.3.
-        loss_ratio: (points,), e^loss of the outcome at that share: how much likelier 1000 makes it than 1001.
-        tail: P[loss > epsilon], the width that figure 2.3 measures; the thesis prints `printed_delta`.
-        delta: the smallest delta for which the mechanism is (epsilon, delta)-DP.
-    """
-
-    output: Array
-    density: Array
-    density_neighbour: Array
-    probability: Array
-    loss_ratio: Array
+    output: Array  # the noisy count
+    density: Array  # of it, where the truth is 1000,
+    density_neighbour: Array  # and 1001
+    probability: Array  # the share of outcomes at 1000 that are smaller: the axis of figures 2.2 and 2.3
+    loss_ratio: Array  # e^loss of the outcome at that share: how much likelier 1000 makes it than 1001
     epsilon: float
-    tail: float
-    delta: float
+    tail: float  # P[loss > epsilon], the width that figure 2.3 measures; the thesis prints `printed_delta`
+    delta: float  # the smallest for which the mechanism is (epsilon, delta)-DP
     printed_delta: float = 0.054  # section 2.2.2, below figure 2.3
 
 
@@ -153,18 +140,12 @@ def local_and_global(people: Sequence[int], epsilons: Sequence[float]) -> LocalA
 
 
 class Voters(NamedTuple):
-    """A synthetic electoral roll; `patients` are the positions of those who occur in the released table.
+    """A synthetic electoral roll."""
 
-    Attributes:
-        rows: (voters, 3), postal code, age, sex.
-        description: (patients,), the secret.
-        month: (patients,), month of the visit: published too, and not thought to identify anyone.
-    """
-
-    rows: Text
-    patients: NDArray[np.int64]
-    description: Text
-    month: Text
+    rows: Text  # (voters, 3), postal code, age, sex
+    patients: NDArray[np.int64]  # the positions of those who occur in the released table
+    description: Text  # (patients,), the secret
+    month: Text  # (patients,), month of the visit: published too, and not thought to identify anyone
 
 
 def synthetic_voters(rng: np.random.Generator, voters: int = 3000, patients: int = 600) -> Voters:
@@ -179,21 +160,14 @@ def synthetic_voters(rng: np.random.Generator, voters: int = 3000, patients: int
 
 
 class LinkageRow(NamedTuple):
-    """One release and what links it to the roll.
+    """One release and what links it to the roll; shares of the released records."""
 
-    Attributes:
-        k: asked for; 1 is the table as it is.
-        levels: by column, how far it is generalised.
-        shares of the released records: `suppressed`; `identified` by the roll; `identified_with_month`, by who
-            knows the month of the visit too; `disclosed`, whose description the roll gives away.
-    """
-
-    k: int
-    levels: tuple[int, ...]
+    k: int  # asked for; 1 is the table as it is
+    levels: tuple[int, ...]  # by column, how far it is generalised
     suppressed: float
-    identified: float
-    identified_with_month: float
-    disclosed: float
+    identified: float  # by the roll,
+    identified_with_month: float  # and by who knows the month of the visit too
+    disclosed: float  # whose description the roll gives away
 
 
 class LinkageTable(NamedTuple):

@@ -49,25 +49,17 @@ class Printed(NamedTuple):
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """A table of the thesis; or a figure, of which no numbers are printed.
+    """A table of the thesis; or a figure, of which no numbers are printed."""
 
-    Attributes:
-        id: "4.1", "figure 4.1"; or "times", for two numbers in the running text.
-        place: the section.
-        unit: of its values.
-        rows: name -> a value for each of `columns`.
-        claimed: the (epsilon, delta) that the thesis states, by the row or column that it is about; "" for all.
-        remark: what is wrong with the print, if anything.
-    """
-
-    id: str
+    id: str  # "4.1", "figure 4.1"; or "times", for two numbers in the running text
     title: str
-    place: str
+    place: str  # the section
     unit: str = "%"
     columns: tuple[str, ...] = ()
-    rows: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    rows: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # a value for each of `columns`
+    # The (epsilon, delta) that the thesis states, by the row or column that it is about; "" for all.
     claimed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    remark: str = ""
+    remark: str = ""  # what is wrong with the print, if anything
 
     def cells(self) -> Iterator[Printed]:
         for row, values in self.rows.items():
@@ -161,24 +153,16 @@ PRINTED = {one.id: one for one in (*TABLES.values(), *FIGURES.values())}
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is trained.
+    """How much is trained; epochs that are None are as the classifier's defaults have it."""
 
-    Attributes:
-        data: "digits" or "mnist".
-        repeats, circle_repeats: of what is trained on images, and on circles, each with other seeds.
-        circle_steps: of training on circles, at least; `sizes`: of the training sets there.
-        epochs, private_epochs: of networks on all training images without privacy, and with; part_epochs,
-            private_part_epochs: on an instructor's part. None: as the classifier's defaults have it.
-    """
-
-    data: str
-    repeats: int
-    circle_repeats: int
-    circle_steps: int
-    sizes: tuple[int, ...] = TRAIN_SIZES
-    epochs: int | None = None
-    part_epochs: int | None = None
-    private_epochs: int | None = None
+    data: str  # "digits" or "mnist"
+    repeats: int  # of what is trained on images, each with other seeds
+    circle_repeats: int  # and of what is trained on circles
+    circle_steps: int  # of training there, at least
+    sizes: tuple[int, ...] = TRAIN_SIZES  # of the training sets there
+    epochs: int | None = None  # of networks on all training images, without privacy
+    part_epochs: int | None = None  # on an instructor's part
+    private_epochs: int | None = None  # and with
     private_part_epochs: int | None = None
     instructors: int = 10
 
@@ -188,16 +172,11 @@ FULL = Scale("mnist", 3, 10, 2000, private_part_epochs=30)
 
 
 class Network(NamedTuple):
-    """A trained network, without its weights.
+    """A trained network, without its weights; see `edp_lab.three_phase.classifier.Trained`."""
 
-    Attributes:
-        predicted: (n) labels of its test examples.
-        rows, epsilon, record: see `edp_lab.three_phase.classifier.Trained`; epsilon is that of `guarantee`.
-    """
-
-    predicted: NDArray[np.int64]
+    predicted: NDArray[np.int64]  # (n) labels of its test examples
     rows: list[dict[str, Any]]
-    epsilon: float | None
+    epsilon: float | None  # of its guarantee
     record: dict[str, Any]
 
     @property
@@ -238,36 +217,24 @@ def largest(networks: Sequence[Network]) -> float:
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of the thesis, and ours.
+    """One value of the thesis, and ours; accuracies in percent."""
 
-    Attributes:
-        table: "4.1", "figure 4.1" or "times".
-        thesis, ours: None where there is none. Accuracies in percent.
-        low, high: 95 % interval of our accuracy by Clopper and Pearson, over the test images of all repeats; on
-            circles, from the lowest to the highest of the repeats.
-        epsilon_claimed: by the thesis.
-        epsilon_holds: of one example with its label, under secret randomness; None where nothing is guaranteed.
-        epsilon_image: of the image or point alone, likewise.
-        delta: of these epsilons; None where there is none.
-        note: the settings that the thesis leaves open (T19, T27), and what else a reader should know.
-        seed: of the first repeat.
-        seconds: of training, of all networks behind this value together.
-    """
-
-    table: str
+    table: str  # "4.1", "figure 4.1" or "times"
     row: str
     column: str
     thesis: float | None
     ours: float | None
+    # 95 % interval of our accuracy by Clopper and Pearson, over the test images of all repeats; on circles, from the
+    # lowest to the highest of the repeats.
     low: float | None = None
     high: float | None = None
-    epsilon_claimed: float | None = None
-    epsilon_holds: float | None = None
-    epsilon_image: float | None = None
-    delta: float | None = None
-    note: str = ""
-    seed: int = 0
-    seconds: float = 0.0
+    epsilon_claimed: float | None = None  # by the thesis
+    epsilon_holds: float | None = None  # of one example with its label, under secret randomness; None: no guarantee
+    epsilon_image: float | None = None  # of the image or point alone, likewise
+    delta: float | None = None  # of these epsilons; None where there is none
+    note: str = ""  # the settings that the thesis leaves open (T19, T27), and what else a reader should know
+    seed: int = 0  # of the first repeat
+    seconds: float = 0.0  # of training, of all networks behind this value together
 
     @property
     def guarantee(self) -> str:
@@ -280,18 +247,12 @@ class Cell:
 
 @dataclass
 class Part:
-    """A table or a figure, made anew cell by cell.
+    """A table or a figure, made anew cell by cell."""
 
-    Attributes:
-        printed: what the thesis has there.
-        seed: of the first repeat.
-        drawing: what its figures show, as plain numbers by name.
-    """
-
-    printed: PrintedTable
-    seed: int
+    printed: PrintedTable  # what the thesis has there
+    seed: int  # of the first repeat
     cells: list[Cell] = field(default_factory=list)
-    drawing: dict[str, Any] = field(default_factory=dict)
+    drawing: dict[str, Any] = field(default_factory=dict)  # what its figures show, as plain numbers by name
 
     def cell(self, row: str, column: str, ours: float | None, **more: Any) -> None:
         """Beside the thesis' value of this row and column, if it has one; `more` as in `Cell`."""
