@@ -190,8 +190,7 @@ def extract(
 ) -> list[ExtractionRow]:
     """Copy every victim at every number of queries, beside two copies that were made without it.
 
-    Args:
-        inputs: "public", the first of the attacker's pool, or "noise", smooth random images of someone with no data.
+    `inputs`: "public", the first of the attacker's pool, or "noise", smooth random images of someone with no data.
     """
     rows, counts = [], check_queries(queries, 1)
     check_inputs(inputs, counts, shares)

@@ -117,9 +117,8 @@ def auc_interval(
 ) -> Interval:
     """An interval for the AUC, within [0, 1] and never of width zero.
 
-    Args:
-        texts: for members and for non-members the number of each one's text. Copies score alike, and say no more than
-            one of them does; they are taken together (Obuchowski 1997). None: all texts differ.
+    `texts`: for members and for non-members the number of each one's text. Copies score alike, and say no more than
+    one of them does; they are taken together (Obuchowski 1997). None: all texts differ.
 
     DeLong's variance (DeLong, DeLong and Clarke-Pearson 1988), by sorting in O(n log n) as Sun and Xu 2014, normal on
     the logit scale. Asymptotic: at 95 % it covered the AUC of normal scores in 93 to 97 % of simulations up to AUC 0.9

@@ -64,8 +64,7 @@ def two_circles(train: int, test: int, seed: int = 0, noise: float = 0.0) -> Ima
     Not by scikit-learn's ``make_circles``, which the thesis took: it places the points at even distances, so that
     without noise a test set of the same size is the training set.
 
-    Args:
-        noise: standard deviation of Gaussian noise on each coordinate, in both parts.
+    `noise`: standard deviation of Gaussian noise on each coordinate, in both parts.
     """
     if min(train, test) < 1:
         raise UsageError(f"two circles of {min(train, test)} points: give at least 1")

@@ -102,8 +102,7 @@ def pareto(
     """The points of one model on one corpus after the other: SGD at its size and with the private model, then DP-SGD at
     each target and eDP-SGD at the largest, with the ladder if asked for.
 
-    Args:
-        encoder: hub name or folder of the published BERT that reads the CLC's words, and from which BERT starts.
+    `encoder`: hub name or folder of the published BERT that reads the CLC's words, and from which BERT starts.
     """
     for corpus in corpora:
         runs.inputs.corpus(corpus)  # before hours of work

@@ -225,8 +225,7 @@ def bench_attacks(
 ) -> Iterator[dict[str, Any]]:
     """A row per attack {attack, seconds, found}: membership, an audit by one run, of its mechanism; then LiRA.
 
-    Args:
-        shadows, size, epochs: of LiRA's shadow models; 0 shadows leave it out.
+    `shadows`, `size`, `epochs`: of LiRA's shadow models; 0 shadows leave it out.
     """
     load_target(run)  # refused before anything takes long, and so are the shadow models
     if shadows:

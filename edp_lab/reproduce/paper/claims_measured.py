@@ -85,8 +85,7 @@ def _norms_by_step(told: Told) -> list[tuple[NDArray[np.float64], NDArray[np.flo
 def p7_first_norm(norms: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> Measured:
     """Later gradient norms over the first one: means over seeds, with 95 % half-widths.
 
-    Args:
-        norms: by seed, by step and layer (S, K), from random and from trained weights; see `gradient_norms`.
+    `norms`: by seed, by step and layer (S, K), from random and from trained weights; see `gradient_norms`.
     """
 
     def largest(later: NDArray[np.float64]) -> float:

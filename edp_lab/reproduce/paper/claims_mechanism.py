@@ -143,8 +143,7 @@ def p2_noise_of_the_release(
 def p3_rescaling(norms: Mapping[str, float], clip_norm: float = 1.0) -> Measured:
     """How long a clipped gradient may be after the rescaling, which comes before the noise.
 
-    Args:
-        norms: of the first gradient by layer, as the layer scales have it (see `first_gradient_norms`).
+    `norms`: of the first gradient by layer, as the layer scales have it (see `first_gradient_norms`).
     """
     raw = np.array(list(norms.values()))
 

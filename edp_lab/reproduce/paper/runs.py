@@ -234,8 +234,7 @@ def first_gradient_norms(replaced: int | None = None, seed: int = 0) -> dict[str
 
     These are the layer scales of the paper, but for a constant of proportionality that it does not give.
 
-    Args:
-        replaced: place in the batch whose utterance is exchanged for one that is not in it; None: as it is.
+    `replaced`: place in the batch whose utterance is exchanged for one that is not in it; None: as it is.
     """
     corpus, parts = data(seed)
     run = Trainer(small_config(seed, method="sgd"), corpus, parts)

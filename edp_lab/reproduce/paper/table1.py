@@ -99,8 +99,7 @@ def table1(
 ) -> Iterator[list[Cell]]:
     """The cells of one model on one corpus after the other: SGD, its control, then each variant under each decay.
 
-    Args:
-        encoder: hub name or folder of the encoder whose words the CLC reads and whose first layers BERT starts from.
+    `encoder`: hub name or folder of the encoder whose words the CLC reads and whose first layers BERT starts from.
 
     UsageError for an unknown model or corpus, and as in `run_cache`.
     """
