@@ -248,9 +248,7 @@ def test_a_shadow_model_is_bit_for_bit_the_model_that_training_makes(method: str
     assert all(torch.equal(tensor, trained.state_dict()[name]) for name, tensor in shadow.state_dict().items())
 
 
-def test_a_shadow_model_is_trained_once_and_again_only_if_its_file_is_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shadow_model_is_trained_once_and_again_only_if_its_file_is_damaged(tmp_path, monkeypatch):
     first = train_shadow(CONFIG, CORPUS, PEOPLE[:20], 1, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(module, "_train", no_training)
@@ -266,9 +264,7 @@ def test_a_shadow_model_is_trained_once_and_again_only_if_its_file_is_damaged(
     np.testing.assert_array_equal(signals(mended, PEOPLE).logits, signals(first, PEOPLE).logits)
 
 
-def test_whatever_a_shadow_model_depends_on_is_in_its_key_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_a_shadow_model_depends_on_is_in_its_key_and_nothing_else(tmp_path, monkeypatch):
     asked: list[TrainConfig] = []
 
     def trains(config: TrainConfig, corpus: Corpus = CORPUS, train: Any = PEOPLE[:20], seed: int = 1) -> bool:
@@ -326,9 +322,7 @@ def test_a_design_that_cannot_be_is_refused(pool: tuple[Utterance, ...], shadows
         shadow_signals(CONFIG, CORPUS, pool, shadows, seed)
 
 
-def test_signals_are_kept_and_are_those_of_models_of_the_rows_halves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signals_are_kept_and_are_those_of_models_of_the_rows_halves(tmp_path, monkeypatch):
     """What is missing or damaged is trained: see the tests of kept results."""
     told: list[tuple[int, int]] = []
     untagged = replace(CORPUS, utterances=tuple(replace(u, tags=None) for u in PEOPLE), slots=())
@@ -381,9 +375,7 @@ def test_a_worker_that_dies_is_named_in_one_sentence_and_what_is_finished_stays(
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_parent_that_is_killed_leaves_no_worker_no_corpus_and_what_was_finished(
-    how: signal.Signals, tmp_path: Path
-) -> None:
+def test_a_parent_that_is_killed_leaves_no_worker_no_corpus_and_what_was_finished(how, tmp_path):
     cache, scratch = tmp_path / "cache", tmp_path / "scratch"
     scratch.mkdir()
     path = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
@@ -411,9 +403,7 @@ def test_a_parent_that_is_killed_leaves_no_worker_no_corpus_and_what_was_finishe
     assert found_at_once(replace(CONFIG, epochs=25), 4, cache) == len(list(cache.glob("*.json")))
 
 
-def test_the_cache_lies_in_the_users_folder_or_in_one_that_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_lies_in_the_users_folder_or_in_one_that_can_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert module._cache(None).folder == tmp_path / "edp_lab" / "shadows"
     (tmp_path / "file").write_text("")

@@ -153,22 +153,9 @@ def test_a_link_to_itself_is_named(cli, tmp_path, monkeypatch, call):
     [("ACCELERATE_USE_CPU", "maybe"), ("ACCELERATE_TORCH_DEVICE", "cuda:99"), ("ACCELERATE_USE_DEEPSPEED", "true")],
 )
 def test_what_accelerate_is_told_and_cannot_do_is_named(corpus, tmp_path, name, value):
-    command = [
-        sys.executable,
-        "-m",
-        "edp_lab",
-        "train",
-        "--corpus",
-        corpus,
-        "--out",
-        "new",
-        "--z0",
-        "1",
-        "--size",
-        "small",
-    ]
-    how = {"capture_output": True, "text": True, "cwd": tmp_path}
-    ended = subprocess.run([*command, "--gpus", "4"], env={**os.environ, name: value}, check=False, **how)
+    command = [sys.executable, "-m", "edp_lab", "train", "--corpus", corpus, "--out", "new", "--z0", "1"]
+    how = {"capture_output": True, "text": True, "cwd": tmp_path, "env": {**os.environ, name: value}}
+    ended = subprocess.run([*command, "--size", "small", "--gpus", "4"], check=False, **how)
     assert (ended.returncode, ended.stderr.count("\n"), os.listdir(tmp_path)) == (2, 1, [])
     assert ended.stderr.endswith(f"unset or mend what is set of {name}\n")
 

@@ -23,7 +23,7 @@ def reproduce(cli, monkeypatch, tmp_path):
 
     def result(job):
         config, plain = job.config, job.config.method == "sgd"
-        found = {
+        return {
             "validation_ser": 0.1, "ser": 0.1 + 0.01 * config.seed + (0 if plain else 0.02),
             "run": f"run-{config.seed}",
             "epsilon_claimed": None if plain else 1 / config.z0, "delta": 1e-4, "examples": 600, "seconds": 1.0,
@@ -31,7 +31,6 @@ def reproduce(cli, monkeypatch, tmp_path):
             "device": "cpu", "machine": "x", "threads": 1, "versions": {}, "auc": 0.6, "loss_auc": 0.65,
             "shadow_corpora": ["generated"],
         }  # fmt: skip
-        return found
 
     monkeypatch.setattr(table_runs.TableRuns, "results", lambda self, jobs, what: list(map(result, jobs)))
     monkeypatch.setattr(table_runs.TableRuns, "prepare", lambda self, jobs: None)
@@ -67,13 +66,8 @@ def test_the_figure_shows_each_change_and_a_single_seed_without_a_bar(reproduce)
     cells = json.loads(reproduce(*TABLE1, "--json")[0])
     figure = table1_figure(cells)
     ours = ["ours, as printed", "ours, sound", "SGD, half the epochs"]
-    assert [trace.name for trace in figure.data[:11]] == [
-        *ours,
-        "theirs, another protocol",
-        *ours,
-        "theirs, another protocol",
-        *ours,
-    ]
+    beside = [*ours, "theirs, another protocol"]
+    assert [trace.name for trace in figure.data[:11]] == [*beside, *beside, *ours]
     _, half, first, _, _, sound_first, *_ = cells
     for trace, cell in zip(figure.data[:4], (first, sound_first, half, None), strict=True):
         assert trace.x[0] == (first["paper"]["ser_change"] if cell is None else cell["ser_change"]["mean"])

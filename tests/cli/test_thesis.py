@@ -69,14 +69,6 @@ def test_files_hold_what_is_shown_and_every_kind_of_figure_is_drawn(thesis, tmp_
     assert not re.search(r"<(script|link|img)\b[^>]*\b(src|href)=", without_code)
 
 
-def test_a_second_call_trains_nothing_and_says_the_same(thesis):
-    first, told = thesis("--quick", "--table", "4.1")
-    again, quiet = thesis("--quick", "--table", "4.1")
-    assert again == first
-    assert "perceptron" in told
-    assert "perceptron" not in quiet
-
-
 def test_without_quick_digits_stand_in_where_mnist_is_not_at_hand(thesis, monkeypatch):
     monkeypatch.setattr(thesis_tables, "FULL", Scale("mnist", 1, 1, 20, (100,)))
     out, err = thesis("--table", "4.1", "--json")

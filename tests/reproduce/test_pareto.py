@@ -89,9 +89,7 @@ def test_each_method_meets_each_target_only_just_and_tuning_costs_no_more_than_t
         assert point["epsilon"] < point["epsilon_of_tuning"] < 4 * point["epsilon"]
 
 
-def test_every_seed_has_a_noise_of_its_own_split(
-    runs: Runs, points: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_seed_has_a_noise_of_its_own_split(runs, points, monkeypatch):
     monkeypatch.setattr(study, "judge", judged)
     for point in points[2:]:
         assert len(set(point["runs"])) == SCALE.seeds
@@ -120,9 +118,7 @@ def test_bert_is_trained_on_from_the_published_one_with_and_without_privacy(monk
     assert f"BERT on {CORPUS}" in _page([made])
 
 
-def test_rungs_of_the_ladder_have_noise_of_dp_sgd_and_are_timed_beside_an_sgd_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rungs_of_the_ladder_have_noise_of_dp_sgd_and_are_timed_beside_an_sgd_of_their_own(monkeypatch):
     runs = Runs()
     monkeypatch.setattr(study, "judge", judged)
     monkeypatch.setattr(study, "_timing", lambda _, of: of_times(10.0 * len(of), *range(1, len(of))))
@@ -148,9 +144,7 @@ def test_a_large_corpus_is_read_with_vectors_of_other_text(monkeypatch: pytest.M
     assert {p["time_ratio"] for p in made[2:]} == {0.4}
 
 
-def test_methods_are_timed_once_in_proportion_to_their_steps_and_with_what_reading_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_methods_are_timed_once_in_proportion_to_their_steps_and_with_what_reading_takes(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "TIMED", 3)
     encoder, size = str(tmp_path / "bert"), BertSize(layers=2, heads=2, hidden=8, intermediate=12, positions=64)
     pretrain_bert([("turn", "on", "the", "lights")] * 3, encoder, epochs=1, size=size)
