@@ -46,7 +46,11 @@ class CLCSize:
 class CLC(IntentSlotModel):
     """Args: `features` number the words, `vectors` (V, D) are frozen vectors for its vocabulary, else learnt; or they
     bring the words' vectors from a frozen encoder. What an encoder says the heads read themselves too, beside the LSTM:
-    it knows the sentence already, and under noise the short way is learnt first."""
+    it knows the sentence already, and under noise the short way is learnt first.
+
+    `whitened`: the heads read the words' vectors, too, and the intent head means beside the largest; all of it through
+    a `Whitening`. The noise on a head is alike in all directions: so should be what the head has to learn from.
+    """
 
     features: WordFeatures | ContextFeatures
     keeps_books = True
@@ -58,11 +62,18 @@ class CLC(IntentSlotModel):
         features: WordFeatures | ContextFeatures,
         size: CLCSize | None = None,
         vectors: Tensor | None = None,
+        whitened: bool = False,
     ) -> None:
         size = size or CLCSize()
         read = features.width if isinstance(features, ContextFeatures) else 0
-        super().__init__(labels, pooled_size=2 * size.hidden + read, token_size=2 * size.hidden + read)
-        self.features, self.size = features, size
+        pooled, token = 2 * size.hidden + read, 2 * size.hidden + read
+        if whitened:
+            pooled += 2 * size.hidden + size.word
+            token += size.word
+        super().__init__(labels, pooled_size=pooled, token_size=token)
+        self.features, self.size, self.whitened = features, size, whitened
+        if whitened:
+            self.pooled_view, self.token_view = Whitening(pooled), Whitening(token)
         if isinstance(features, ContextFeatures):
             self.encoder, word_size = features.bert, read
         else:
@@ -98,34 +109,44 @@ class CLC(IntentSlotModel):
     def _read(self, data: Dataset) -> Ragged:
         rows = [np.zeros((0, 2 * self.size.hidden), np.float32)] * len(data)
         for batch in self.inference_batches(data, 256):
-            read = self.encode(batch, PLAIN, None)[1].float().cpu()
+            words = self.words(batch.inputs["words"])
+            read = self._tokens(words, batch, PLAIN, None).float().cpu()
             for example, own in zip(batch.examples.tolist(), read.split(batch.lengths.tolist()), strict=True):
                 rows[example] = own.numpy()
         return Ragged.of(rows)
 
     def encode(self, batch: Batch, ops: PlainOps, dropout_key: int | None) -> tuple[Tensor, Tensor]:
-        if "read" in batch.inputs:
-            tokens = batch.inputs["read"].to(self.intent.weight.dtype)
-            tokens = dropout(tokens, batch, self.size.dropout, dropout_key, len(self.lstm))
-            return strongest(tokens, batch.lengths), tokens
-        words, encoded = batch.inputs["words"], isinstance(self.features, ContextFeatures)
-        if encoded:
+        words = batch.inputs["words"]
+        if isinstance(self.features, ContextFeatures):
             words = words.to(self.convolution.weight.dtype)
         else:
             words = ops.embedding(words, self.words.weight, batch.lengths)
-        spelling = self._spelling(batch.inputs["characters"], batch.lengths, ops)
-        x = torch.cat([words, spelling], dim=1)  # (R, word + filters)
+        if "read" in batch.inputs:
+            tokens = batch.inputs["read"].to(self.intent.weight.dtype)
+        else:
+            tokens = self._tokens(words, batch, ops, dropout_key)
+        tokens = dropout(tokens, batch, self.size.dropout, dropout_key, len(self.lstm))
+        return self._read_by_heads(tokens, words, batch.lengths)
+
+    def _tokens(self, words: Tensor, batch: Batch, ops: PlainOps, dropout_key: int | None) -> Tensor:
+        """What the LSTM makes of each word: (R, 2H)."""
+        x = torch.cat([words, self._spelling(batch.inputs["characters"], batch.lengths, ops)], dim=1)
         packing = Packing.of(batch.lengths)
         for place, layer in enumerate(self.lstm):
             assert isinstance(layer, BiLSTM)
             x = dropout(x, batch, self.size.dropout, dropout_key, place)
             x = bilstm(x, packing, layer.w_ih, layer.w_hh, layer.bias, ops)
-        tokens = dropout(x, batch, self.size.dropout, dropout_key, len(self.lstm))
-        pooled = strongest(tokens, batch.lengths)
-        if not encoded:
+        return x
+
+    def _read_by_heads(self, tokens: Tensor, words: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """What the intent head reads (B, P), and the slot head (R, D)."""
+        pooled = strongest(tokens, lengths)
+        if isinstance(self.features, ContextFeatures):
+            return torch.cat([pooled, mean(words, lengths)], dim=1), torch.cat([tokens, words], dim=1)
+        if not self.whitened:
             return pooled, tokens
-        mean = to_padded(words, batch.lengths)[0].sum(1) / batch.lengths[:, None]
-        return torch.cat([pooled, mean], dim=1), torch.cat([tokens, words], dim=1)
+        both = torch.cat([tokens, words], dim=1)
+        return self.pooled_view(torch.cat([pooled, mean(both, lengths)], dim=1)), self.token_view(both)
 
     def _spelling(self, characters: Tensor, lengths: Tensor, ops: PlainOps) -> Tensor:
         """Width-3 convolution over a word's bytes, then the maximum over its positions: (R, L) -> (R, filters)."""
@@ -152,7 +173,42 @@ class CLC(IntentSlotModel):
             "buckets": self.features.buckets,
             "size": vars(self.size),
             "vector_size": None if self.words.weight.requires_grad else self.words.weight.shape[1],
+            **({"whitened": True} if self.whitened else {}),
         }
+
+
+class Whitening(nn.Module):
+    """x (n, D) -> (x - mean) @ map (D, D): public text, so read, varies around zero, about equally in all directions.
+
+    A direction in which it hardly varies is not stretched in full: a `FLOOR` is added to its variance. The mean
+    distance from the mean stays as it was. Without a `fit` x stays as it is.
+    """
+
+    mean: Tensor
+    map: Tensor
+    FLOOR = 0.03  # of the mean variance
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("map", torch.eye(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) @ self.map
+
+    def fit(self, x: Tensor) -> None:
+        """Set it from public rows (n, D), n >= 2."""
+        self.mean.copy_(x.mean(0))
+        variances, axes = torch.linalg.eigh(torch.cov(x.T).double())
+        scales = (variances.clamp_min(0) + self.FLOOR * variances.mean()).rsqrt()
+        found = (axes * scales @ axes.T).to(x.dtype)
+        centred = x - self.mean
+        self.map.copy_(found * (centred.norm(dim=1).mean() / (centred @ found).norm(dim=1).mean()))
+
+
+def mean(rows: Tensor, lengths: Tensor) -> Tensor:
+    """Of each utterance's words: (R, D) -> (B, D)."""
+    return to_padded(rows, lengths)[0].sum(1) / lengths[:, None]
 
 
 def strongest(tokens: Tensor, lengths: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """What a private run starts from: a CLC that was trained, without privacy, on other people's labelled commands.
 
-Its word vectors stay frozen; characters and LSTM go on from where they are. The heads are of other labels: a new label
+Its word vectors stay frozen; characters and LSTM go on from where they are. What the heads read is whitened by public
+text: noise is alike in all directions, and so should the signal be. The heads are of other labels: a new label
 starts from those labels whose names are near. Label sets are public, and "fromloc.city_name" is no stranger to
 "from_city". Nothing of the private corpus is read but its label names.
 
@@ -31,10 +32,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edp_lab.corpora.encoding import Labels, WordFeatures
+from edp_lab.corpora.encoding import Dataset, Labels, WordFeatures
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with, read_bytes, read_json, sealed, unsealed, write_whole
 from edp_lab.models.clc import CLC, CLCSize
+from edp_lab.models.ghost_clipping.ops import PLAIN
 from edp_lab.models.tensor_file import parse_tensors
 
 STARTS = comes_with("data") / "public_start"
@@ -119,7 +121,7 @@ def load_start(name: str) -> CLC:
             raise ValueError("other weights")
         labels = Labels(tuple(about["intents"]), tuple(about["tags"]))
         features, size = WordFeatures(tuple(about["words"]), UNKNOWN_WORDS), CLCSize(**about["size"])
-        model = CLC(labels, features, size, torch.zeros(len(features.words), size.word))
+        model = CLC(labels, features, size, torch.zeros(len(features.words), size.word), whitened=True)
         state = {name: tensor.float() for name, tensor in parse_tensors(weights, folder / WEIGHTS).items()}
         crf = {f"crf.{name}": tensor for name, tensor in model.crf.state_dict().items()}
         model.load_state_dict(state | crf)
@@ -131,6 +133,23 @@ def load_start(name: str) -> CLC:
 def rounded(vectors: Tensor) -> Tensor:
     """As a start keeps them: a model should be trained on the same."""
     return vectors.to(VECTORS).float()
+
+
+@torch.no_grad()
+def whitened(plain: CLC, public: Dataset) -> CLC:
+    """The same function, whose heads read what a `Whitening` makes of these utterances' words and sentences."""
+    model = CLC(plain.labels, plain.features, plain.size, plain.words.weight[:-UNKNOWN_WORDS], whitened=True)
+    own = {name: tensor for name, tensor in plain.state_dict().items() if not name.startswith(("intent", "slots"))}
+    model.load_state_dict(model.state_dict() | own)
+    read = [model.encode(batch, PLAIN, None) for batch in model.inference_batches(public, 256)]
+    model.pooled_view.fit(torch.cat([pooled for pooled, _ in read]))
+    model.token_view.fit(torch.cat([tokens for _, tokens in read]))
+    for name, view in (("intent", model.pooled_view), ("slots", model.token_view)):
+        old, new = getattr(plain, name), getattr(model, name)
+        weight = F.pad(old.weight, (0, new.in_features - old.in_features))
+        new.weight.copy_(torch.linalg.solve(view.map.double(), weight.T.double()).T)
+        new.bias.copy_(old.bias + weight @ view.mean)
+    return model
 
 
 def warm_start(start: CLC, labels: Labels) -> CLC:
@@ -145,10 +164,10 @@ def warm_start(start: CLC, labels: Labels) -> CLC:
     if not isinstance(features, WordFeatures) or not start.labels.tags:
         raise UsageError("a start needs word vectors and slots: make one with edp-lab pretrain --model start")
     vectors = start.words.weight[: len(features.words)].detach().clone()
-    model = CLC(labels, features, start.size, vectors)
+    model = CLC(labels, features, start.size, vectors, whitened=True)
     names = Names(features.words, vectors)
     with torch.no_grad():
-        for part in ("characters", "convolution", "lstm"):
+        for part in ("characters", "convolution", "lstm", "pooled_view", "token_view"):
             getattr(model, part).load_state_dict(getattr(start, part).state_dict())
         _take(model.intent, start.intent, names.nearness(labels.intents, start.labels.intents))
         if labels.tags:

@@ -29,7 +29,7 @@ from edp_lab.training.recipe import plan, seconds_of_step
 from edp_lab.training.run_folder import versions
 
 EPSILONS = (8.0, 3.0, 1.0)
-SEEDS = (200, 201, 202)  # none below was scored on a test split while the recipe was made
+SEEDS = (203, 204, 205)  # none below was scored on a test split while the recipe was made (200 to 202: its first form)
 TUNED = 100
 RATES = (0.002, 0.005)  # SGD's
 SCORES = ("ser", "intent_accuracy", "slot_f1")

@@ -33,7 +33,7 @@ from edp_lab.models.bert import BertSize, bert_config, encode_pieces, load_bert,
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.factory import seeded
 from edp_lab.models.ghost_clipping.ops import PLAIN
-from edp_lab.models.public_start import UNKNOWN_WORDS, rounded, save_start
+from edp_lab.models.public_start import UNKNOWN_WORDS, rounded, save_start, whitened
 from edp_lab.models.vectors import DIMENSIONS, WordVectors, train_vectors
 from edp_lab.models.wordpiece import SPECIAL, PieceFeatures, train_wordpieces
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
@@ -46,6 +46,7 @@ START_SIZE = CLCSize(hidden=128, layers=1, dropout=0.2)  # the medium size: each
 START_RATE = 3e-3  # at first; falls linearly to zero
 GUESSED = 1500  # common words that text without labels teaches to guess
 UNKNOWN = 0.1  # share of words that a start reads as unknown
+WHITENED_BY = 8000  # utterances
 POOL = 50  # batches among which sentences of similar length are grouped
 
 
@@ -155,10 +156,17 @@ def pretrain_start(
         features = WordFeatures(vectors.words[:known], UNKNOWN_WORDS)
         model = CLC(labels, features, size, rounded(vectors.matrix[:known]))
         losses = _train_start(model, len(features.words), utterances, more, epochs, key_from_seed(seed), progress)
+        model = whitened(model, model.dataset(_some([*utterances, *more], seed)))
         made_of = [*_described(labelled), *_described(unlabelled, " without labels")]
         said = [*corpora.values(), *unlabelled.values()]
         save_start(model, inside, made_of, (one.text for corpus in said for one in corpus.utterances))
     return losses
+
+
+def _some(utterances: Sequence[Utterance], seed: int) -> list[Utterance]:
+    """Enough to say how what the heads read varies."""
+    chosen = stream(key_from_seed(seed), Purpose.SHUFFLE, WHITENED_BY).permutation(len(utterances))[:WHITENED_BY]
+    return [utterances[k] for k in sorted(chosen)]
 
 
 def _described(corpora: Mapping[str, Corpus], how: str = "") -> list[str]:
