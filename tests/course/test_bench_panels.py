@@ -8,11 +8,11 @@ from nbformat.v4 import new_code_cell, new_notebook
 from typer.testing import CliRunner
 
 from edp_lab.cli.bench import bench_app
-from edp_lab.course.kit import panel_driver as live
 from edp_lab.course.kit.controls import choice, number
 from edp_lab.course.kit.figure import Figure, figure, line
 from edp_lab.course.kit.panel import Panel
 from edp_lab.course.publish import browser as browsing
+from edp_lab.course.publish import panel_driver as live
 
 PANEL = """
 import time

@@ -35,7 +35,7 @@ from edp_lab.course.nb11_claims.panels import Ledger
 from edp_lab.course.nb11_claims.panels import table as claims_rows
 from edp_lab.course.publish import browser as browsing
 from edp_lab.course.publish import pages, slides
-from edp_lab.course.publish.stills import stills
+from edp_lab.course.publish.panel_driver import stills
 from edp_lab.reproduce.claims import read_table
 from edp_lab.reproduce.compare import compare
 from edp_lab.training import TrainConfig, train

@@ -1,7 +1,6 @@
 """The notebook on the three phases: its sketch is the real pipeline's, and what a slider shows is what holds."""
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -61,11 +60,8 @@ def test_phase_one_is_that_of_a_real_run_and_promises_nothing_without_noise(sket
     assert result.pixels == record.pixels["train"]
     assert result.guarantee == record.image_guarantee
     silent = replace(THESIS, sigma=0.0)
-    noised = noise_images(sketch, silent)
-    text = panels.words.pixels(noised)
-    assert "no guarantee" in text
-    assert not re.search("ε =|inf", re.sub("<[^>]+>", "", text))
-    assert "Image: no guarantee" in panels.words.architecture(noised, spend_labels(sketch, silent))
+    shown = panels.words.architecture(noise_images(sketch, silent), spend_labels(sketch, silent))
+    assert "Image: no guarantee" in shown
 
 
 def test_linear_model_is_scikit_learns_ridge(sketch: Sketch) -> None:
@@ -150,9 +146,6 @@ def test_labels_cost_their_composed_epsilon_and_agreement_lowers_one_that_is_nev
     assert bill.low[bill.here] < bill.accuracy[bill.here] < bill.high[bill.here]
     bill = spend_labels(sketch, replace(CLEAR, vote_epsilon=1.0))
     assert bill.account.data_dependent_epsilon < bill.account.epsilon
-    words = panels.words.labels(bill)
-    assert f"{at_most(bill.account.data_dependent_epsilon)} would do" in words
-    assert "not releasable" in words
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def until(true: Callable[[], Any], seconds: float, complaint: str) -> Any:
 # ---- How fast panels follow -----------------------------------------------------------------------------------------
 
 TIMEOUT = 600  # seconds of a cell
-DRIVER = "from edp_lab.course.kit import panel_driver as live\n"  # in the notebook's kernel
+DRIVER = "from edp_lab.course.publish import panel_driver as live\n"  # in the notebook's kernel
 
 
 def bench_panels(

@@ -45,7 +45,7 @@ AT_THE_END = f"""# after the last cell
 import sys
 if "plotly" in sys.modules and "ipywidgets" in sys.modules:
     from IPython.display import display
-    from edp_lab.course.publish.stills import stills
+    from edp_lab.course.publish.panel_driver import stills
     display({{"{STILLS}": stills()}}, raw=True)
 """
 

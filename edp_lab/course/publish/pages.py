@@ -1,8 +1,9 @@
 """The executed course as web pages that need no kernel, no server and no network: a page for each notebook, a site
 (`edp-lab course html`), and the package's reference (`edp-lab course api`).
 
-A panel becomes what one sees at its telling settings, side by side (`stills.py`), any other widget what it shows at the
-end. Formulas become MathML. Pages are dark where the reader's system is, and share `SHARED`, which lies beside them.
+A panel becomes what one sees at its telling settings, side by side (`panel_driver.stills`), any other widget what it
+shows at the end. Formulas become MathML. Pages are dark where the reader's system is, and share `SHARED`, which lies
+beside them.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def _shown(key: str, states: Mapping[str, Any], stills: Mapping[str, Any]) -> It
 
 
 def _still(key: str, still: Mapping[str, Any]) -> Iterator[NotebookNode]:
-    """What `stills.stills` tells of a widget; of a panel its parts: the heading (0), each view, what folds (-1)."""
+    """What `panel_driver.stills` tells of a widget; of a panel its parts: heading (0), each view, what folds (-1)."""
     if "figure" in still:
         yield _figure(still["figure"])
     elif "questions" in still:

@@ -1,24 +1,30 @@
-"""The panels of a running notebook, seen from within its kernel: what they show, and how fast they follow.
+"""The panels of a running notebook, seen from within its kernel: what they show, live and on a page without a kernel,
+and how fast they follow.
 
-Imported by code that is sent to a kernel, from the browser tests and from ``edp-lab bench panels``.
+Imported by code that is sent to a kernel: after the last cell, by browser tests and by ``edp-lab bench panels``.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
+import plotly.io as pio
 from ipywidgets.widgets.widget import _instances
+from markupsafe import escape
 
 from edp_lab.course.kit.controls import Control
-from edp_lab.course.kit.panel import Fold, Panel
+from edp_lab.course.kit.panel import Fold, Frame, Panel, RunPanel
+from edp_lab.course.kit.predictions import Predictions
+from edp_lab.errors import UsageError
 
 DRAWN = ("x", "y", "z")  # what a trace draws
+Still = dict[str, Any]
 
 
 def panels() -> list[Panel]:
@@ -100,3 +106,51 @@ def _numbers(trace: Any) -> dict[str, list[float | None]]:
         if values.dtype.kind in "biuf":  # no words on an axis
             found[key] = [float(value) if np.isfinite(value) else None for value in values.ravel()]
     return found
+
+
+# ---- On a page without a kernel --------------------------------------------------------------------------------------
+
+
+def stills() -> dict[str, Still]:
+    """By model id: of a figure ``figure``, of predictions ``questions``, of a panel ``heading``, ``views``, ``more``.
+
+    A view has what was ``moved``, ``tiles``, ``sentence``, ``figures``, and folded away ``words`` and ``command``;
+    ``more`` are figures that change less of what one is to see.
+    """
+    made = list(_instances.items())
+    shown: dict[str, Still] = {}
+    frames = [(key, widget) for key, widget in made if isinstance(widget, Frame)]
+    inside = {id(live) for _, frame in frames if isinstance(frame, Panel | RunPanel) for live in frame.figures}
+    for key, widget in made:
+        if isinstance(widget, go.FigureWidget) and id(widget) not in inside:
+            # What plotly sends a live figure later goes to the browser only: the widget's state is that of the start.
+            shown[key] = {"figure": slim(widget)}
+        elif isinstance(widget, Predictions):
+            shown[key] = {"questions": list(widget.questions.values())}
+    return shown | {key: _panel(frame) for key, frame in frames}
+
+
+def _panel(frame: Any) -> Still:
+    heading = frame.children[1].value
+    if isinstance(frame, Panel):
+        views = [view for moved, values in (frame.views or {"": {}}).items() if (view := _view(frame, moved, values))]
+        return {"heading": heading, "views": views, "more": list(map(slim, frame.view().figures[1:]))}
+    folded = {"words": frame.words.value, "command": frame.command.value}
+    view = {"moved": "", "tiles": frame.tiles.tiles, "sentence": frame.tiles.sentence, **folded}
+    return {"heading": heading, "views": [{**view, "figures": list(map(slim, frame.figures))}], "more": []}
+
+
+def _view(panel: Panel, moved: str, values: Mapping[str, Any]) -> Still | None:
+    """The panel at one of its telling settings; None where the notebook's parameters do not allow for that."""
+    try:
+        view = panel.view(**values)
+    except UsageError:
+        return None
+    words, figures = str(escape(view.words)), list(map(slim, view.figures[:1]))
+    return {**view._asdict(), "moved": moved, "words": words, "figures": figures}
+
+
+def slim(figure: Any) -> dict[str, Any]:
+    """A figure as JSON, with as many digits as a picture can show."""
+    parts = json.loads(pio.to_json(figure, validate=False), parse_float=lambda text: float(f"{float(text):.6g}"))
+    return {name: parts[name] for name in ("data", "layout")}
