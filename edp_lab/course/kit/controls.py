@@ -72,8 +72,7 @@ class Control(anywidget.AnyWidget):
     def value(self) -> Any:
         """What is entered, as `compute` gets it.
 
-        Raises:
-            UsageError: something else than a number, or than a whole number, was typed.
+        UsageError: something else than a number, or than a whole number, was typed.
         """
         if self.kind in OPTIONS:
             return None if self.entered is None else self.options[self.entered][1]

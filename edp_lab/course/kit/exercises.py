@@ -71,11 +71,7 @@ class Stopped(Exception):  # noqa: N818 (it says what happened)
 
 
 def exercises(notebook: str) -> dict[str, Exercise]:
-    """The exercises of a notebook ("02"), by name, in their order.
-
-    Raises:
-        UsageError: there is no such notebook.
-    """
+    """The exercises of a notebook ("02"), by name, in their order. UsageError: there is no such notebook."""
     rooms = [path.parent.name for path in _COURSE.glob(f"nb{notebook}_*/exercises.py")]
     if len(rooms) != 1:
         raise UsageError(f"notebook {notebook!r} has no exercises")
@@ -145,9 +141,8 @@ class Checks:
     def __call__(self, name: str, answer: Any) -> None:
         """Judge an answer and print the verdict.
 
-        Raises:
-            UsageError: the notebook has no such exercise.
-            WrongAnswerError: the answer is wrong or missing, and `strict` is set.
+        UsageError: the notebook has no such exercise. WrongAnswerError: the answer is wrong or missing, and `strict` is
+        set.
         """
         if name not in self._exercises:
             raise UsageError(f"notebook {self.notebook} has no exercise {name!r}: it has {', '.join(self._exercises)}")
@@ -206,10 +201,8 @@ def close(
 ) -> str | None:
     """None where two arrays or numbers agree; else a sentence that says where they first differ.
 
-    Where `got` is what a known slip gives (by what is to be said of it), that sentence instead.
-
-    Raises:
-        NotImplementedError: there is nothing to compare yet, `got` is None.
+    Where `got` is what a known slip gives (by what is to be said of it), that sentence instead. NotImplementedError:
+    there is nothing to compare yet, `got` is None.
     """
     mine, theirs = np.asarray(given(got), dtype=float), np.asarray(wanted, dtype=float)
     wrong = mine.shape != theirs.shape or ~np.isclose(mine, theirs, rtol=rtol, atol=atol)
@@ -235,8 +228,7 @@ def given(got: Any) -> Any:
 def first_wrong(differences: Iterable[str | None], untouched: bool = False, still: str = "") -> str | None:
     """The first sentence that says what differs, if any.
 
-    Raises:
-        NotImplementedError: the answer does the same as the stub, `untouched`; `still` says what that is.
+    NotImplementedError: the answer does the same as the stub, `untouched`; `still` says what that is.
     """
     if untouched:
         raise NotImplementedError(f"({still})")
@@ -259,8 +251,7 @@ def predicted(prediction: Any, measured: Mapping[str, tuple[float, float]], what
         measured: by question, the value before and after the change: see `moved`.
         what: the name of the value, such as "δ".
 
-    Raises:
-        NotImplementedError: a question has no word yet.
+    NotImplementedError: a question has no word yet.
     """
     right = {}
     for question, (before, after) in measured.items():
@@ -278,8 +269,7 @@ def chosen(
         right: by question, the answer, and what is said to another, which stands where it has ``{}``.
         otherwise: what is said of an answer that is no option: it is "neither 'A' nor 'B'".
 
-    Raises:
-        NotImplementedError: a question has no answer yet.
+    NotImplementedError: a question has no answer yet.
     """
     if not isinstance(prediction, Mapping) or prediction.keys() != right.keys():
         return f"a prediction is a dictionary with the questions {', '.join(map(repr, right))}."

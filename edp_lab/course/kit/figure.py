@@ -325,8 +325,7 @@ class LiveFigure(go.FigureWidget):
     def show(self, drawn: Figure) -> None:
         """Become this figure: one message, or none where nothing differs.
 
-        Raises:
-            ValueError: another number of traces, which must also be of the same types as before.
+        ValueError: another number of traces, which must also be of the same types as before.
         """
         changes = [dict(differences(*traces)) for traces in zip(self._drawn["data"], drawn["data"], strict=True)]
         layout = dict(differences(self._drawn["layout"], drawn["layout"]))

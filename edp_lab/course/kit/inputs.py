@@ -60,8 +60,7 @@ def rng_of(seed: int, purpose: int) -> np.random.Generator:
 def mechanism_of(variant: str, clip_norm: float, z0: float, decay: str, tau: float, num_devices: int) -> Mechanism:
     """One of `VARIANTS` on batches of 64, one micro-batch per device.
 
-    Raises:
-        UsageError: as `Mechanism`; 64 devices or more.
+    UsageError: as `Mechanism`; 64 devices or more.
     """
     told = "Algorithm 1 asks for fewer devices than utterances in a batch; lower N"
     require(num_devices < BATCH, f"{num_devices} devices for a batch of {BATCH}: {told}")
@@ -78,11 +77,7 @@ SHARED = 8  # utterances in a micro-batch: with more than one, replace-one costs
 def attacked_mechanism(
     as_printed: bool, clip_norm: float, z0: float, num_devices: int, alpha_max: float = 1.0
 ) -> Mechanism:
-    """What attacks and audits are held against: eDP-SGD with public layer scales (as printed), or none (sound).
-
-    Raises:
-        UsageError: as `Mechanism`.
-    """
+    """What attacks and audits are held against: eDP-SGD with public layer scales (as printed), or none (sound)."""
     if as_printed:
         return Mechanism.as_printed(clip_norm, z0, num_devices, SHARED, alpha=Alpha.PUBLIC, alpha_max=alpha_max)
     return Mechanism.sound(clip_norm, z0, num_devices, SHARED)

@@ -221,8 +221,7 @@ class Panel(Frame):
         result: of the last values that `compute` accepted.
         figures: the live figures, in order.
 
-    Raises:
-        Exception: whatever `compute` or a drawing raises for the values the panel starts with.
+    Exception: whatever `compute` or a drawing raises for the values the panel starts with.
     """
 
     def __init__(
@@ -281,11 +280,7 @@ class Panel(Frame):
         return {name: control.value for name, control in self.controls.items()}
 
     def set(self, **values: Any) -> None:
-        """Move several controls, then redraw once.
-
-        Raises:
-            UsageError: the panel has no control of that name.
-        """
+        """Move several controls, then redraw once. UsageError: the panel has no control of that name."""
         for name in values:
             if name not in self.controls:
                 raise UsageError(f"the panel has no control {name!r}; it has {', '.join(self.controls)}")
@@ -309,8 +304,7 @@ class Panel(Frame):
     def view(self, **moved: Any) -> View:
         """What it shows at its start but for the controls that are `moved`; nothing moves in the live panel.
 
-        Raises:
-            UsageError: `compute` refuses the values.
+        UsageError: `compute` refuses the values.
         """
         values = {**self.start, **moved}
         return self._seen(self._compute(**values), values)
@@ -385,11 +379,7 @@ class RunPanel(Frame):
 
     @abstractmethod
     def prepare(self) -> Any:
-        """What is to be done, from the widgets as they stand.
-
-        Raises:
-            UsageError: it makes no sense.
-        """
+        """What is to be done, from the widgets as they stand. UsageError: it makes no sense."""
 
     @abstractmethod
     def work(self, task: Any) -> None:

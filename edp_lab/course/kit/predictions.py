@@ -34,8 +34,7 @@ class Predictions(widgets.VBox):
     Attributes:
         answers: by question, the option that is chosen or the number that is typed; none where nothing is said yet.
 
-    Raises:
-        UsageError: there is no such notebook, or what was kept cannot be read.
+    UsageError: there is no such notebook, or what was kept cannot be read.
     """
 
     def __init__(self, notebook: str) -> None:
@@ -78,8 +77,7 @@ class Predictions(widgets.VBox):
         Args:
             truths: by question, the right option or number.
 
-        Raises:
-            UsageError: a question is left out, or one that nobody asked is settled.
+        UsageError: a question is left out, or one that nobody asked is settled.
         """
         if truths.keys() != self.questions.keys():
             raise UsageError(f"settle {', '.join(self.questions)}, not {', '.join(truths) or 'nothing'}")

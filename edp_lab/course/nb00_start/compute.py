@@ -5,7 +5,8 @@
     result = one_step(model.on(8), config, epoch=0)    # pure
     tested = challenge(as_printed=True, z0=1.0, num_devices=8)
 
-Noise, clipping and epsilon come from `edp_lab.training.dp_step` and `edp_lab.privacy`; nothing is repeated here.
+Noise, clipping and epsilon come from `edp_lab.training.dp_step` and `edp_lab.privacy`; nothing is repeated here. What
+they refuse (UsageError) is refused here.
 """
 
 from __future__ import annotations
@@ -86,10 +87,8 @@ class StepResult(NamedTuple):
 def one_step(gradients: Gradients, config: TrainConfig, epoch: int) -> StepResult:
     """One step of `config` on these gradients, and the privacy loss of the whole run.
 
-    What the step releases is signal + noise: `release` without noise gives the signal.
-
-    Raises:
-        UsageError: plain SGD, an epoch outside the run, or other devices than the gradients'.
+    What the step releases is signal + noise: `release` without noise gives the signal. UsageError: plain SGD, an epoch
+    outside the run, or other devices than the gradients'.
     """
     mechanism = config.mechanism()
     if mechanism is None:
@@ -136,9 +135,6 @@ class SmallModel:
         secrets: by how often the training set holds a number, what the model gives away of it.
         on: from a number of devices the `Gradients` that a step on them starts from, computed once for each.
         epochs: the rows of its run record.
-
-    Raises:
-        UsageError: as `edp_lab.training.train`.
     """
 
     def __init__(self, config: TrainConfig, epochs: int) -> None:
@@ -214,10 +210,8 @@ class Challenge(NamedTuple):
 def challenge(as_printed: bool, z0: float, num_devices: int) -> Challenge:
     """Test the epsilon that is claimed for one step at clip norm 1 and delta 1e-5, as `edp-lab audit mechanism` does.
 
-    Guarantee: the lower bound on epsilon holds with probability 95 % if the noise is as good as random.
-
-    Raises:
-        UsageError: no finite claim; as `Mechanism`.
+    Guarantee: the lower bound on epsilon holds with probability 95 % if the noise is as good as random. UsageError: no
+    finite claim; as `Mechanism`.
     """
     mechanism = attacked_mechanism(as_printed, 1.0, z0, num_devices)
     held = judge(mechanism, 1, DELTA, seed_published=False)

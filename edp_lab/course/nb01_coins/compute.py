@@ -61,9 +61,8 @@ class Poll(NamedTuple):
 def poll(epsilon: float, people: int, share: float, seed: int) -> Poll:
     """Ask `people` of a population in which a `share` would truly say yes. With one seed, people keep their coins.
 
-    Raises:
-        UsageError: epsilon not positive and finite, people no whole number from 2 to 100,000, share outside
-            [0, 1], seed negative.
+    UsageError: epsilon not positive and finite, people no whole number from 2 to 100,000, share outside [0, 1], seed
+    negative.
     """
     check_whole("number of people", people, 2, LIMIT)
     check_share("yes", share)
@@ -104,11 +103,9 @@ class Averaging(NamedTuple):
 def averaging(epsilon: float, sensitivity: int, queries: int, budget: float, seed: int) -> Averaging:
     """Ask for the number of bad ratings, `TRUE_COUNT`, again and again, and average.
 
-    A counter bills one record; who has `sensitivity` records pays that many times as much.
-
-    Raises:
-        UsageError: epsilon or budget not positive and finite, sensitivity no whole number from 1 on, queries none
-            from 1 to 100,000, seed negative.
+    A counter bills one record; who has `sensitivity` records pays that many times as much. UsageError: epsilon or
+    budget not positive and finite, sensitivity no whole number from 1 on, queries none from 1 to 100,000, seed
+    negative.
     """
     check_whole("sensitivity", sensitivity, 1, LIMIT)
     check_whole("number of queries", queries, 1, LIMIT)
@@ -167,8 +164,7 @@ class GaussianCount(NamedTuple):
 def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> GaussianCount:
     """One Gaussian release of a count, at any epsilon.
 
-    Raises:
-        UsageError: epsilon negative or infinite, sigma or sensitivity not positive and finite.
+    UsageError: epsilon negative or infinite, sigma or sensitivity not positive and finite.
     """
     mu = check_positive("sensitivity", sensitivity) / check_positive("standard deviation sigma", sigma)
     if epsilon == math.inf:
@@ -226,9 +222,8 @@ def accounts(epsilon: float, delta: float) -> dict[str, Callable[[int], float]]:
 def composed(epsilon: float, releases: int, delta: float, budget: float) -> Composed:
     """Total epsilon of 1 ... `releases` releases.
 
-    Raises:
-        UsageError: epsilon or budget not positive and finite, releases no whole number from 1 to 10^9, delta
-            outside (0, 1).
+    UsageError: epsilon or budget not positive and finite, releases no whole number from 1 to 10^9, delta outside
+    (0, 1).
     """
     check_positive("epsilon of one release", epsilon)
     check_positive("budget", budget)

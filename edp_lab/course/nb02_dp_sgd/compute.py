@@ -5,7 +5,7 @@ divides by. No widgets.
     run = training(clip_norm=1.0, z=2.0, batch_size=20, optimizer="sgd", lr=1.0, sampling="poisson", seed=0)
 
 Step, batches, clipping, noise, optimizers and epsilon come from `edp_lab.training`, `edp_lab.three_phase.clipping` and
-`edp_lab.privacy`; nothing of them is repeated here.
+`edp_lab.privacy`; nothing of them is repeated here. What they refuse (UsageError) is refused here.
 """
 
 from __future__ import annotations
@@ -57,9 +57,6 @@ def per_example(config: TrainConfig, epochs: int) -> PerExample:
 
     Args:
         config: of plain training (method "sgd").
-
-    Raises:
-        UsageError: as `edp_lab.training.train`.
     """
     corpus = load_corpus(config.corpus)
     run = Trainer(config, corpus, split(corpus, config.seed))
@@ -133,11 +130,8 @@ def cloud(clip_norm: float, z: float, examples: int, outliers: float, rule: str,
     """Clip the gradients of a batch by a rule, average them, and add noise of deviation z times sensitivity / B.
 
     The gradients are made up: a cloud, and a share of outliers far away. More examples keep the first ones. Where the
-    rule's sensitivity is infinite, the noise is that of a sensitivity C, which hides nothing.
-
-    Raises:
-        UsageError: C not above 0, z negative, examples none from 1 to 2,000, a share outside [0, 1], an unknown rule,
-            seed negative.
+    rule's sensitivity is infinite, the noise is that of a sensitivity C, which hides nothing. UsageError: C not above
+    0, z negative, examples none from 1 to 2,000, a share outside [0, 1], an unknown rule, seed negative.
     """
     check_option("rule", rule, RULES)
     chosen, mechanism = RULES[rule], Mechanism.sound(clip_norm, z, 1, 1)
@@ -232,9 +226,8 @@ def training(
     Args:
         gamma: the floor gamma' of DP-AdamBC; the others do not look at it.
 
-    Raises:
-        UsageError: as `edp_lab.privacy.Mechanism`, or an unknown optimizer or sampling, a batch size none from 1 to
-            400, lr or gamma not positive and finite, seed negative.
+    UsageError: as `edp_lab.privacy.Mechanism`, or an unknown optimizer or sampling, a batch size none from 1 to 400, lr
+    or gamma not positive and finite, seed negative.
     """
     check_whole("batch size", batch_size, 1, PEOPLE)
     check_option("optimizer", optimizer, OPTIMIZERS)
@@ -346,11 +339,7 @@ class Tuned(NamedTuple):
 
 
 def tuned(clip_norm: float, z: float, batch_size: int, rates: Sequence[float], seeds: Sequence[int]) -> list[Tuned]:
-    """Every optimizer at the best of these learning rates, mean over the seeds; the tuning itself is not accounted.
-
-    Raises:
-        UsageError: as `training`.
-    """
+    """Every optimizer at the best of these learning rates, mean over the seeds; the tuning itself is not accounted."""
     rows = []
     for optimizer in OPTIMIZERS:
         tries = []
@@ -388,8 +377,7 @@ class Denominators(NamedTuple):
 def denominators(noise_std: float, steps: int, gamma: float, seed: int) -> Denominators:
     """Run Adam and DP-AdamBC for so many steps on one series of noisy gradients, and look into their state.
 
-    Raises:
-        UsageError: noise negative or not finite, steps none from 1 to 1,000, gamma not positive, seed negative.
+    UsageError: noise negative or not finite, steps none from 1 to 1,000, gamma not positive, seed negative.
     """
     check_whole("number of steps", steps, 1, 1000)
     check_positive("floor gamma'", gamma)

@@ -4,7 +4,8 @@
     history = GradientHistory(TrainConfig("smart-home", size="small"), epochs=6)    # trains for some seconds, once
     promise(z=1.0, num_devices=8, alpha_max=1.0, micro_batch_size=8, epochs=1, delta=1e-5)
 
-Clip factors, noise and the released mean are those of `edp_lab.training.dp_step`, epsilon is the judge's.
+Clip factors, noise and the released mean are those of `edp_lab.training.dp_step`, epsilon is the judge's. What they
+refuse (UsageError) is refused here.
 """
 
 from __future__ import annotations
@@ -71,8 +72,7 @@ def stages(
 ) -> Stages:
     """One step on a batch of 64 made-up sentences, cut into N micro-batches.
 
-    Raises:
-        UsageError: as `Mechanism`; more than 64 devices, a scale not above 0, a pull or seed below 0.
+    UsageError: as `Mechanism`; more than 64 devices, a scale not above 0, a pull or seed below 0.
     """
     for layer, scale in (("large layer", alpha_large), ("small layer", alpha_small)):
         require(0 < scale < math.inf, f"alpha of the {layer} is {scale}: it must be a finite number greater than 0")
@@ -145,9 +145,6 @@ class GradientHistory:
         first: (FINEST, P) gradients of the first batch.
         alpha: (K) layer scales from it, as the paper takes them.
         rows: of the run's record.
-
-    Raises:
-        UsageError: as `edp_lab.training.train`.
     """
 
     def __init__(self, config: TrainConfig, epochs: int) -> None:
@@ -171,8 +168,7 @@ class GradientHistory:
     def gram(self, num_devices: int) -> Tensor:
         """Products of N devices' mean gradients, by epoch and layer: (T, K, N, N).
 
-        Raises:
-            UsageError: a number of devices into which the batch cannot be cut evenly.
+        UsageError: a number of devices into which the batch cannot be cut evenly.
         """
         known = ", ".join(map(str, DEVICES))
         require(num_devices in DEVICES, f"this batch was cut for {known} devices, not for {num_devices}")
@@ -189,11 +185,7 @@ class GradientHistory:
 
 
 def library_step(history: GradientHistory, clip_norm: float, z: float, num_devices: int, draws: Tensor) -> Tensor:
-    """What the library releases of the first batch, as printed, with standard normal draws (N, P) of the devices: (P).
-
-    Raises:
-        UsageError: as `Mechanism`.
-    """
+    """What the library releases of the first batch, as printed; standard normal draws (N, P) of the devices -> (P)."""
     size = math.ceil(SENTENCES / num_devices)
     mechanism = Mechanism.as_printed(clip_norm, z, num_devices, size)
     rows = StackedGradients(history.per_device(num_devices), history.layout)
@@ -228,8 +220,7 @@ def decayed(
 ) -> Decayed:
     """How the noise of eDP-SGD would compare with these gradients, and what it would cost.
 
-    Raises:
-        UsageError: as `TrainConfig` and `Mechanism`, or a number of devices that the batch was not cut for.
+    UsageError: as `TrainConfig` and `Mechanism`, or a number of devices that the batch was not cut for.
     """
     config = replace(
         history.config, method="edp-sgd", as_printed=as_printed, clip_norm=clip_norm, z0=z0, decay=decay, tau=tau,
@@ -296,11 +287,7 @@ class Promise(NamedTuple):
 
 
 def promise(z: float, num_devices: int, alpha_max: float, micro_batch_size: int, epochs: int, delta: float) -> Promise:
-    """Algorithm 1 as printed and the sound variant at the same noise multiplier z, for so many epochs.
-
-    Raises:
-        UsageError: as `Mechanism` and `judge`.
-    """
+    """Algorithm 1 as printed and the sound variant at the same noise multiplier z, for so many epochs."""
 
     def mechanisms(devices: int) -> tuple[Mechanism, Mechanism]:
         printed = Mechanism.as_printed(1.0, z, devices, micro_batch_size, alpha=Alpha.PUBLIC, alpha_max=alpha_max)
@@ -347,8 +334,7 @@ def correlated(
 ) -> Correlated:
     """One fixed cyclic order of disjoint batches, or secret samples of the same size, under the same budget.
 
-    Raises:
-        UsageError: no batches, passes or bands, or more than 1,000; a negative tau, a pull outside [0, 1); `Budget`.
+    UsageError: no batches, passes or bands, or more than 1,000; a negative tau, a pull outside [0, 1); `Budget`.
     """
     for name, number in (("batches", batches), ("passes", passes), ("bands", bands)):
         check_whole(f"number of {name}", number, 1, 1000)

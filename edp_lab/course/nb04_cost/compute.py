@@ -74,11 +74,7 @@ def run_bill(
     utterances: int,
     delta: float,
 ) -> RunBill:
-    """The bill of `epochs` epochs.
-
-    Raises:
-        UsageError: as `mechanism_of` and `judge`; no epochs.
-    """
+    """The bill of `epochs` epochs. UsageError: as `mechanism_of` and `judge`; no epochs."""
     check_whole("number of epochs", epochs, 1, 1000)
     mechanism = mechanism_of(variant, clip_norm, z0, decay, tau, num_devices)
     guarantee, public = judge(mechanism, epochs, delta, False, None, utterances), mechanism.with_public_alpha()
@@ -116,11 +112,7 @@ class Needed(NamedTuple):
 def needed(
     variant: str, target: float, num_devices: int, epochs: int, decay: str, tau: float, utterances: int, delta: float
 ) -> Needed:
-    """The noise for a target epsilon.
-
-    Raises:
-        UsageError: as `mechanism_of` and `Budget`; no epochs.
-    """
+    """The noise for a target epsilon. UsageError: as `mechanism_of` and `Budget`; no epochs."""
     check_whole("number of epochs", epochs, 1, 1000)
     check_whole("number of utterances of a person", utterances, 1, 10**6)
     budget = Budget(target, delta, utterances_per_person=utterances)
@@ -204,9 +196,8 @@ class Loss(NamedTuple):
 def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) -> Loss:
     """`releases` of mu each, everyone in each of them.
 
-    Raises:
-        UsageError: mu not from 0.001 to 1000, releases no whole number from 1 to 1000, draws none from 20 to 100,000
-            or beyond 10^6 numbers in all, delta outside (0, 1), a negative seed.
+    UsageError: mu not from 0.001 to 1000, releases no whole number from 1 to 1000, draws none from 20 to 100,000 or
+    beyond 10^6 numbers in all, delta outside (0, 1), a negative seed.
     """
     require(1e-3 <= mu <= 1e3, f"mu is {mu}: it must lie between 0.001 and 1000")
     check_whole("number of epochs", releases, 1, 1000)
@@ -268,8 +259,7 @@ class Sampled(NamedTuple):
 def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> Sampled:
     """`steps` steps at rate `rate`.
 
-    Raises:
-        UsageError: a rate outside (0, 1], no noise, steps no whole number from 1 to 10^6, delta outside (0, 1).
+    UsageError: a rate outside (0, 1], no noise, steps no whole number from 1 to 10^6, delta outside (0, 1).
     """
     check_whole("number of steps", steps, 1, 10**6)
     accountants.check_delta(delta)
@@ -351,8 +341,7 @@ class Allotted(NamedTuple):
 def allotted(batches: int, passes: int, epsilon: float, delta: float) -> Allotted:
     """`passes` passes of `batches` batches each.
 
-    Raises:
-        UsageError: batches not from 1 to 1,000, passes not from 1 to 100, or as `Budget`.
+    UsageError: batches not from 1 to 1,000, passes not from 1 to 100, or as `Budget`.
     """
     check_whole("number of batches", batches, 1, 1000)
     check_whole("number of passes", passes, 1, 100)
@@ -409,8 +398,7 @@ table1 = cache(printed.explain_table1)  # the search behind Table 1, made once
 def behind(model: str, corpus: str, decay: str, epochs: int) -> Behind:
     """The settings that a cell of Table 1 may stand for with T = `epochs`.
 
-    Raises:
-        UsageError: no such cell, epochs no whole number from 1 to 120.
+    UsageError: no such cell, epochs no whole number from 1 to 120.
     """
     check_whole("number of epochs T", epochs, 1, MAX_EPOCHS)
     cells = [c for c in table1().rows if (c.model, c.corpus, c.decay) == (model, corpus, decay)]

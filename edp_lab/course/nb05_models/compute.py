@@ -3,7 +3,8 @@
     look = look_at("smart-home", seed=0)                     # sizes, label frequencies, repeated texts, majority
     score = score_errors("right", "missed", "right", "none", others=0)
 
-Corpora, metrics, networks, decoding and recursions of the CRF are the library's.
+Corpora, metrics, networks, decoding and recursions of the CRF are the library's. What it refuses
+(UsageError) is refused here.
 """
 
 from __future__ import annotations
@@ -63,11 +64,7 @@ def available(corpus: str) -> dict[str, bool]:
 
 @lru_cache(maxsize=32)
 def look_at(name: str, seed: int) -> CorpusLook:
-    """A corpus of the catalogue, or a path to one; remembered.
-
-    Raises:
-        UsageError: as `load_corpus` and `split`.
-    """
+    """A corpus of the catalogue, or a path to one; remembered."""
     corpus, intents, slots, lengths, repeated = _counted(name)
     together, one_by_one = split(corpus, seed), split(corpus, seed, keep_duplicates_together=False)
     seen = {pattern(u) for u in together.train}
@@ -140,8 +137,7 @@ class Browsed(NamedTuple):
 def browse(corpus: str, utterance: int, labels: str, seed: int) -> Browsed:
     """An utterance by its number, and the frequencies of "intents" or "slots".
 
-    Raises:
-        UsageError: no such corpus, utterance or kind of label.
+    UsageError: no such corpus, utterance or kind of label.
     """
     look = look_at(corpus, seed)
     require(labels in ("intents", "slots"), f"unknown labels {labels!r}: choose intents or slots")
@@ -207,9 +203,7 @@ def architecture(kind: str, corpus: Corpus) -> Architecture:
     """The "clc" or the "bert" of the paper's size, for the labels of a corpus.
 
     Word vectors of the CLC are those of a sound run: hash buckets instead of a vocabulary read off private text.
-
-    Raises:
-        UsageError: another kind.
+    UsageError: another kind.
     """
     require(kind in ENCODERS, f"unknown model {kind!r}: choose clc or bert")
     labels, (name, encoder) = Labels.of(corpus), ENCODERS[kind]
@@ -241,11 +235,7 @@ def _bert(labels: Labels) -> IntentSlotModel:
 
 
 def train_small(config: TrainConfig, epochs: int) -> tuple[IntentSlotModel, Split]:
-    """A network after a few epochs without privacy, and the split whose training set it has seen.
-
-    Raises:
-        UsageError: as `edp_lab.training.train`.
-    """
+    """A network after a few epochs without privacy, and the split whose training set it has seen."""
     corpus = load_corpus(config.corpus)
     data = split(corpus, config.seed)
     run = Trainer(config, corpus, data)
@@ -275,8 +265,7 @@ class Leak(NamedTuple):
 def padding_leak(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Leak:
     """Batch the shortest utterance with a longer one, of each length there is, and look at its own loss only.
 
-    Raises:
-        UsageError: all utterances are of one length.
+    UsageError: all utterances are of one length.
     """
     by_length = {len(u.tokens): u for u in utterances}
     shortest, *others = sorted(by_length)
@@ -333,8 +322,7 @@ def toy_crf() -> CRF:
 def crf_view(before: str, after: str, transition: float, word: str, tag: str, emission: float) -> CrfView:
     """The CRF with one transition *set* to a score, and something *added* to one emission.
 
-    Raises:
-        UsageError: an unknown tag or word; scores beyond +-100.
+    UsageError: an unknown tag or word; scores beyond +-100.
     """
     for name in (before, after, tag):
         check_option("tag", name, TAGS)
@@ -411,8 +399,7 @@ def score_errors(intent: str, name: str, time: str, extra: str, others: int) -> 
         name, time, extra: keys of `NAME_ERRORS`, `TIME_ERRORS` and `EXTRAS`.
         others: further utterances without an error, 0 to 1000.
 
-    Raises:
-        UsageError: an unknown error, or another number of others.
+    UsageError: an unknown error, or another number of others.
     """
     check_option("intent", intent, INTENTS)
     check_option("name", name, NAME_ERRORS)
