@@ -164,6 +164,7 @@ def cloud(clip_norm: float, z: float, examples: int, outliers: float, rule: str,
 
 PLANE = Layout(("w",), (slice(0, 2),))  # a model of two weights
 PEOPLE, STEPS = 400, 30
+BILLED = (1, 2, 3, 5, 8, 12, 16, 20, 25, STEPS)  # of Poisson samples, each an account of milliseconds
 START, TRUTH = np.array([-0.8, -1.5]), np.array([1.0, 2.0])
 SCALES = np.array([2.0, 0.5])  # of the two features: one weight is learnt more easily than the other
 OPTIMIZERS = ("sgd", "momentum", "adam", "dp-adambc")
@@ -207,7 +208,7 @@ class Training(NamedTuple):
     paths: Mapping[str, Array]  # (STEPS + 1, 2), weights after each step
     losses: Mapping[str, Array]  # (STEPS + 1,), over all people
     accuracy: float  # of the private weights at the end, over the same people
-    spent: Mapping[str, Sequence[float | None]]  # (STEPS,), epsilon after each step were the batches drawn so
+    spent: Mapping[str, Mapping[int, float | None]]  # epsilon after so many steps, were the batches drawn so
     guarantee: Guarantee  # of all steps as they were drawn
 
 
@@ -312,19 +313,17 @@ def _judged(mechanism: Mechanism, epochs: int) -> Guarantee:
 
 
 @lru_cache(maxsize=256)
-def _spent(mechanism: Mechanism, steps_per_epoch: int) -> tuple[float | None, ...]:
-    """Epsilon after 1, 2, ... steps of this mechanism; with disjoint batches a pass is paid for as it begins."""
+def _spent(mechanism: Mechanism, steps_per_epoch: int) -> dict[int, float | None]:
+    """Epsilon after so many steps of this mechanism; with disjoint batches a pass is paid for as it begins."""
+    if mechanism.sampling_rate is not None:
+        bills = {step: mechanism.bill(steps=step) for step in BILLED}
+    else:
+        bills = {step: mechanism.bill((step - 1) // steps_per_epoch + 1) for step in range(1, STEPS + 1)}
     try:
-        if mechanism.sampling_rate is not None:
-            bills = (mechanism.bill(steps=step) for step in range(1, STEPS + 1))
-            found = [accountant_for(mechanism, bill).epsilon(DELTA) for bill in bills]
-        else:
-            bills = (mechanism.bill(passes) for passes in range(1, math.ceil(STEPS / steps_per_epoch) + 1))
-            by_pass = [accountant_for(mechanism, bill).epsilon(DELTA) for bill in bills]
-            found = [by_pass[step // steps_per_epoch] for step in range(STEPS)]
+        found = {step: accountant_for(mechanism, bill).epsilon(DELTA) for step, bill in bills.items()}
     except NoGuarantee:
-        return (None,) * STEPS
-    return tuple(epsilon if math.isfinite(epsilon) else None for epsilon in found)
+        return dict.fromkeys(bills)
+    return {step: epsilon if math.isfinite(epsilon) else None for step, epsilon in found.items()}
 
 
 class Tuned(NamedTuple):

@@ -219,7 +219,7 @@ def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: fl
 
 def tell_training(result: compute.Training) -> tuple[Tile, Tile, str]:
     """Epsilon of all steps, billed as Poisson samples and as the batches were drawn; what was learnt."""
-    billed, private, plain = result.spent["poisson"][-1], result.losses["private"][-1], result.losses["plain"][-1]
+    billed, private, plain = result.spent["poisson"][STEPS], result.losses["private"][-1], result.losses["plain"][-1]
     told = claimed("nothing" if billed is None else f"ε = {at_most(billed)}", "for Poisson samples", "billed as usual")
     right = f"right for {percent(round(result.accuracy, 2))} of the people"
     sentence = f"The private walker ends at a loss of {d(private)}, {right}; without privacy it is {d(plain)}."
@@ -267,9 +267,10 @@ def draw_price(result: compute.Training) -> Figure:
         (label, dash), own = SAMPLED[name], name == result.recipe.sampling
         told, color = (f"{label}: these", HOLDS) if own else (f"were they {label}", "#777")
         shape = {"shape": "hv" if name == "shuffle" else "linear"}  # a pass is paid for as it begins
-        spent: dict[str, Any] = {"x": list(range(1, STEPS + 1)), "y": positive(result.spent[name]), "line": shape}
-        lines.append(line(told, color, dash, width=3 if own else 1.5, **spent))
-    costs = [epsilon for spent in result.spent.values() for epsilon in spent]
+        spent = result.spent[name]
+        drawn: dict[str, Any] = {"x": list(spent), "y": positive(list(spent.values())), "line": shape}
+        lines.append(line(told, color, dash, width=3 if own else 1.5, **drawn))
+    costs = [epsilon for spent in result.spent.values() for epsilon in spent.values()]
     return figure(
         "What the steps cost",
         *lines,

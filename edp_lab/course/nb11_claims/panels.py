@@ -14,6 +14,7 @@ from edp_lab.course.kit.controls import Control, choice, decades, devices, numbe
 from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, points, trace
 from edp_lab.course.kit.inputs import require
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
+from edp_lab.course.kit.panel import View as Seen
 from edp_lab.course.kit.text import Html, Words, account_command, at_most, count, details, digits, duration, short
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, OTHER, PLAIN, PRINTED, TEMPLATE
 from edp_lab.course.nb11_claims import compute
@@ -73,12 +74,12 @@ class Ledger(Panel):
             require(row in passing, f"claim {row!r} does not pass the filter: choose another, or reset the panel")
             super().set(row=row)
 
-    def _tell(self) -> None:
+    def _show(self, seen: Seen) -> None:
         """The list is of the rows that pass; changing it selects in it, which is not the reader's choice."""
         held, self._held = self._held, True
         self.controls["row"].offer(_options(self.result.entries), self.result.selected and self.result.selected.id)
         self._held = held
-        super()._tell()
+        super()._show(seen)
 
 
 def _options(entries: Sequence[Entry]) -> list[tuple[str, str]]:
