@@ -32,7 +32,7 @@ from edp_lab.attacks.membership.attacks import (
     speaker_scores,
 )
 from edp_lab.attacks.membership.signals import Floats, ShadowSignals, Signals, half_samples, signals, train_shadow
-from edp_lab.attacks.statistics import LEAST_MEMBERS, auc, auc_interval
+from edp_lab.attacks.statistics import LEAST_MEMBERS, auc, auc_interval, tpr_at_fpr
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.encoding import Labels
@@ -412,6 +412,24 @@ def test_an_untrained_model_gives_nobody_away(tiny: TrainConfig, tmp_path: Path)
             low, high = auc_interval(scores[members], scores[~members])
             hits[name] += low <= 0.5 <= high
     assert min(hits.values()) >= 89, hits
+
+
+def test_lira_beats_the_loss_threshold_at_low_fpr_on_an_overfitted_model(tiny: TrainConfig, tmp_path: Path) -> None:
+    corpus = load_corpus("smart-home")
+    pool = corpus.utterances[:300]
+    shadows = shadowed(tiny, len(pool), 8, tmp_path)
+    members = half_samples(pool, 4, seed=7)[0]
+    train = [u for u, used in zip(pool, members, strict=True) if used]
+    target = signals(train_shadow(tiny, corpus, train, 1, tmp_path), pool)
+
+    def rate(found: Floats) -> float:
+        at = tpr_at_fpr(found[members], found[~members], 0.02)
+        assert at is not None
+        return at.value
+
+    online, floor = lira_scores(target, shadows), -target.loss
+    assert rate(online) > rate(floor) + 0.15
+    assert auc(online[members], online[~members]) > auc(floor[members], floor[~members])
 
 
 # ---- Speakers --------------------------------------------------------------------------------------------------------
