@@ -224,8 +224,8 @@ def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlot
     if kind == "clc" and "bert" not in config:
         words, columns = tuple(config["words"]), config["vector_size"]
         vectors = None if columns is None else torch.zeros(len(words), columns)
-        features, size = WordFeatures(words, config["buckets"]), CLCSize(**config["size"])
-        return CLC(labels, features, size, vectors, config.get("whitened", False))
+        numbered, size = WordFeatures(words, config["buckets"]), CLCSize(**config["size"])
+        return CLC(labels, numbered, size, vectors, config.get("whitened", False))
     from edp_lab.models.bert import BertIntentSlot, new_bert
 
     bert, tokenizer = new_bert(config["bert"]), parse_tokenizer(config["tokenizer"])
