@@ -16,6 +16,7 @@ from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 import numpy as np
+import plotly.graph_objects as go
 import torch
 from typer.testing import CliRunner
 
@@ -235,6 +236,11 @@ def panel_of(name: str, **values: Any) -> Any:
         if values:
             panel.set(**values)
     return panel
+
+
+def drawn(panel: Any) -> list[go.Figure]:
+    """A panel's figures as objects; plotly refuses a property that it does not know."""
+    return [go.Figure(live.figure) for live in panel.figures]
 
 
 def report_of(line: str) -> dict[str, Any]:

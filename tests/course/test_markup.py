@@ -21,6 +21,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from edp_lab.cli.compare import latex_of, page
 from edp_lab.cli.output import Section, html_page, telling
+from edp_lab.course.kit.figure import LiveFigure
 from edp_lab.course.kit.panel import Fold, Frame, Panel
 from edp_lab.course.kit.text import details, html_table
 from edp_lab.course.nb05_models import compute as models
@@ -75,7 +76,9 @@ def markup(shown: Any) -> list[str]:
     """What of the names above has become markup in HTML, a figure, or a widget with all that is in it."""
     if isinstance(shown, str):
         return _Seen(shown).found
-    if isinstance(shown, widgets.Widget) and not hasattr(shown, "to_plotly_json"):
+    if isinstance(shown, LiveFigure):
+        return markup(shown.figure)
+    if isinstance(shown, widgets.Widget):
         texts = [shown.value] if isinstance(shown, widgets.HTML | Fold) and not getattr(shown, "code", False) else []
         assert not getattr(shown, "description_allow_html", False)
         return [one for part in (*texts, *getattr(shown, "children", ())) for one in markup(part)]

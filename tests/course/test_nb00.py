@@ -22,7 +22,7 @@ from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
-from tests.course.examples import SMALL, Wrong, panel_of, small_model
+from tests.course.examples import SMALL, Wrong, drawn, panel_of, small_model
 
 OTHER = replace(SMALL, clip_norm=0.5, z0=0.2, decay="linear", tau=0.3, num_devices=4, as_printed=False, epochs=5)
 
@@ -111,7 +111,7 @@ def test_a_run_trains_with_the_sliders_values_and_reads_the_number_again(
     assert live.secret.rank > 100, "noise of three sensitivities hides it"
     assert live.guarantee.method.startswith("Gaussian-DP")
     assert "--gpus 4" in live.command.value
-    assert live.figures[0].data[1].y[0] == live.rows["edp-sgd"][0]["ser"]
+    assert drawn(live)[0].data[1].y[0] == live.rows["edp-sgd"][0]["ser"]
     assert "This attack no longer finds the number" in live.tiles.sentence
     assert live.together.epsilon > 10 * live.guarantee.epsilon, "16 sentences have the number"
     assert f"the number is in 16: for all of them together it is {at_most(live.together.epsilon)}" in live.words.value

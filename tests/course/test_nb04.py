@@ -29,7 +29,7 @@ from edp_lab.privacy import (
 )
 from edp_lab.reproduce.paper.printed import TABLE_1
 from tests.course.conftest import prediction
-from tests.course.examples import Wrong, panel_of, report_of
+from tests.course.examples import Wrong, drawn, panel_of, report_of
 
 RUN: dict[str, Any] = {
     "variant": SOUND, "decay": "linear", "tau": 0.1, "num_devices": 8, "epochs": 20, "delta": 1e-5, "utterances": 1
@@ -227,7 +227,7 @@ def test_tight_accounts_follow_the_panel_and_only_run_on_demand() -> None:
     assert (everyone, shuffled) == (above.result.everyone[-1], above.result.shuffled[-1])
     assert tight < renyi == pytest.approx(above.result.sampled[-1])
     assert report_of(panel.command.value)["holds"]["epsilon"] == pytest.approx(tight)
-    assert panel.figures[0].data[0].x[-1] == tight
+    assert drawn(panel)[0].data[0].x[-1] == tight
 
 
 def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(

@@ -22,7 +22,7 @@ from edp_lab.privacy import Adjacency, gdp_epsilon
 from edp_lab.privacy.composition import best_of_random
 from edp_lab.training import TrainConfig, train
 from tests.course.conftest import prediction, source
-from tests.course.examples import Wrong, report_of
+from tests.course.examples import Wrong, drawn, report_of
 from tests.course.test_contract import assert_readable
 from tests.training.own_corpus import write_corpus
 
@@ -229,13 +229,13 @@ def test_a_run_becomes_a_star_and_says_what_holds(live: panels.Live) -> None:
     [point] = live.points
     assert explorer.result.live == (point,)
     assert (point.method, point.config.z0, point.config.decay, point.config.epochs) == ("dp", 0.2, "linear", 1)
-    stars = next(trace for trace in explorer.figures[0].data if trace.name == "yours")
+    stars = next(trace for trace in drawn(explorer)[0].data if trace.name == "yours")
     assert (list(stars.x), list(stars.y)) == ([point.epsilon], [point.ser])
     assert live.tiles.sentence.startswith(f"Run 1 has SER {point.ser:.2f} after ")
     assert f"SER {point.ser:.3f}" in live.words.value
     assert "the seed is published" in live.words.value
     assert "--sampling shuffle" in live.command.value
-    [bars] = live.figures[0].data
+    [bars] = drawn(live)[0].data
     found = dict(zip(bars.y, bars.x, strict=True))
     worst = max(found, key=lambda name: found[name])
     assert f"The worst fault: {worst}" in live.tiles.sentence

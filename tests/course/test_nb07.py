@@ -22,7 +22,7 @@ from edp_lab.course.nb07_membership.compute import Moments, Shown, kept_lira, me
 from edp_lab.errors import UsageError
 from edp_lab.reproduce.results_io import write_kept
 from tests.course.conftest import prediction, prose
-from tests.course.examples import Wrong, attacked_target, report_of
+from tests.course.examples import Wrong, attacked_target, drawn, report_of
 
 CORPUS = "smart-home-health"
 LINES = {"as_printed": True, "z0": 4.0, "num_devices": 8, "epochs": 8}
@@ -191,7 +191,7 @@ def test_defence_trains_attacks_and_draws_a_run(loss: Attacked) -> None:
     [mine] = panel.runs
     config = mine.config
     assert (config.z0, config.num_devices, config.clip_norm, config.as_printed) == (0.05, 4, 2.0, True)
-    left, right = (figure.data[0] for figure in panel.figures)
+    left, right = (figure.data[0] for figure in drawn(panel))
     assert (left.x, left.y, right.x) == ((mine.epsilon,), (mine.found["loss"].auc,), (mine.ser,))
     assert panel.tiles.tiles[0][1] == short(mine.epsilon_claimed)
     assert panel.tiles.tiles[1][1] == "no guarantee", "as printed, α is private"

@@ -17,7 +17,7 @@ from edp_lab.course.nb08_audit import compute, panels
 from edp_lab.course.nb08_audit.compute import StepNoise, audit_step, guess
 from edp_lab.privacy.csprng import key_from_seed
 from tests.course.conftest import prediction, prose
-from tests.course.examples import Wrong, report_of, step_noise
+from tests.course.examples import Wrong, drawn, report_of, step_noise
 from tests.course.test_contract import assert_readable
 
 PRINTED = (True, 1.0, 1.0, 8, 1.0, 300)
@@ -110,9 +110,9 @@ def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
     told, last = report_of(panel.command.value), panel.audits[7]
     assert told["epsilon_lower_bound"] == last.epsilon_lower_bound
     assert [tally["correct"] for tally in told["tallies"]] == [tally.correct for tally in last.tallies]
-    drawn = panel.figures[1].data
-    assert drawn[0].y == tuple(audit.epsilon_lower_bound for audit in panel.audits.values())
-    assert drawn[2].y[0] == pytest.approx(panel.audits[5].epsilon_claimed)
+    bounds, _, claims, *_ = drawn(panel)[1].data
+    assert bounds.y == tuple(audit.epsilon_lower_bound for audit in panel.audits.values())
+    assert claims.y[0] == pytest.approx(panel.audits[5].epsilon_claimed)
     assert panel.tiles.tiles[1][1] == "3 of 3"
     assert "3 of 3 audits find it out" in panel.tiles.sentence
 

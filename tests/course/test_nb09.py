@@ -26,7 +26,7 @@ from edp_lab.reproduce.paper.printed import TABLE_2
 from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Trainer
 from tests.course.conftest import prediction
-from tests.course.examples import Wrong
+from tests.course.examples import Wrong, drawn
 from tests.course.test_contract import assert_readable
 
 NOISE: dict[str, Any] = {
@@ -140,7 +140,7 @@ def test_benchmark_runs_on_demand_and_stops(monkeypatch: pytest.MonkeyPatch) -> 
     panel.run(wait=True)
     panel.check()
     assert panel.rows == kept
-    assert list(panel.figures[0].data[0].x) == [row["ratio_to_sgd"] for row in kept[1:]]
+    assert list(drawn(panel)[0].data[0].x) == [row["ratio_to_sgd"] for row in kept[1:]]
     ratios = sorted(row["ratio_to_sgd"] for row in kept[1:])
     assert [tile[1] for tile in panel.tiles.tiles] == [f"{ratio:.2f} ×" for ratio in (ratios[0], ratios[-1])]
     monkeypatch.setattr(panels, "bench_steps", lambda task, progress: (panel.stop(), progress("sgd")))
@@ -224,8 +224,8 @@ def test_executed_notebook_follows_its_parameters_and_starts_two_ranks(run_noteb
     assert real.runs[0].losses == pytest.approx(real.runs[1].losses, rel=1e-9)
     assert "<b>4 devices: 2 processes, 2 simulated</b>" in real.words.value
     assert real.tiles.sentence == "It is the same model, up to the order of sums."
-    assert list(real.figures[0].data[1].y) == list(real.runs[1].losses)
-    assert_readable(real.figures[0])
+    assert list(drawn(real)[0].data[1].y) == list(real.runs[1].losses)
+    assert_readable(drawn(real)[0])
 
 
 def draws(seed: Callable[[int, int, int], Any], scale: Callable[[int], float] = lambda n: 1 / math.sqrt(n)) -> Any:

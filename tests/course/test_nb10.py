@@ -21,7 +21,7 @@ from edp_lab.three_phase.perturbation import image_guarantee
 from edp_lab.three_phase.phases import run_three_phase
 from edp_lab.three_phase.settings import ThreePhaseSettings
 from tests.course.conftest import prediction
-from tests.course.examples import Wrong, phases_sketch
+from tests.course.examples import Wrong, drawn, phases_sketch
 
 THESIS = ThreePhaseSettings(epochs=1)
 CLEAR = replace(THESIS, sigma=0.0, instructors=30)
@@ -162,7 +162,7 @@ def test_a_run_is_paid_for(sketch: Sketch) -> None:
     panel.run(wait=True)
     panel.check()
     assert panel.record.digest == run_three_phase(start, sketch.images).digest
-    parts, runs = panel.figures
+    parts, runs = drawn(panel)
     assert len(parts.data[0].x) == len(panel.record.parts)
     assert (list(runs.data[0].x), panel.command.value) == ([panel.record.privacy.epsilon], panels.command(start))
     assert panel.tiles.tiles[1][1] == at_most(panel.record.privacy.epsilon)

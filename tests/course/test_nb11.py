@@ -20,7 +20,7 @@ from edp_lab.errors import UsageError
 from edp_lab.reproduce import claims
 from edp_lab.reproduce.claims import Verdict, read_table, registry
 from tests.course.conftest import prediction
-from tests.course.examples import Wrong
+from tests.course.examples import Wrong, drawn
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "11_claims.ipynb"
 PAPER = {"num_devices": 8, "z0": 1.0, "micro_batch": 8, "training": 2641, "delta": 5e-4}
@@ -97,19 +97,19 @@ def test_the_selected_claim_is_shown_with_all_that_its_verdict_rests_on(rows: pa
 
 def test_counts_and_spans_are_drawn_from_the_rows_that_pass(rows: panels.Ledger) -> None:
     rows.set(document="paper")
-    spans, counts = rows.figures
+    spans, counts = drawn(rows)
     for bar in counts.data:
         of_paper = sum(str(entry.verdict) == bar.name for entry in rows.result.entries)
         assert dict(zip(bar.y, bar.x, strict=True)) == {"paper": of_paper, "thesis": 0}
     _, *marks, ring = spans.data
-    drawn = {name: (times, mark.name) for mark in marks for name, times in zip(mark.y, mark.x, strict=True)}
-    assert drawn == {
+    seen = {name: (times, mark.name) for mark in marks for name, times in zip(mark.y, mark.x, strict=True)}
+    assert seen == {
         f"{span.entry.id}  {span.what}": (span.found / span.claimed, str(span.entry.verdict))
         for span in rows.result.spans
     }
     assert ring.y == ("P2  noise",)
     rows.set(row="P4")  # which is not about one number
-    assert list(ring.y) == []
+    assert list(drawn(rows)[0].data[-1].y) == []
     assert [tile[1] for tile in rows.tiles.tiles] == ["P4", "does not hold"]
     rows.set(row="P10")
     assert [tile[1] for tile in rows.tiles.tiles] == ["0.1", "22.5"]

@@ -45,7 +45,8 @@ def command(result: float, **values: Any) -> str:
 def test_starts_with_the_values_given_draws_once_when_set_and_goes_back() -> None:
     panel = make(x=2.5, kind="minus")
     assert panel.values == {"x": 2.5, "n": 3, "kind": "minus"}
-    assert (panel.result, panel.words.value, panel.figures[0].layout.title.text) == (-7.5, "<p>-7.5</p>", "-7.5")
+    assert (panel.result, panel.words.value) == (-7.5, "<p>-7.5</p>")
+    assert panel.figures[0].figure["layout"]["title"]["text"] == "-7.5"
     assert panel.command.value == "# -7.5 of {'x': 2.5, 'n': 3, 'kind': 'minus'}"
     with pytest.raises(UsageError, match="x is negative"):
         make(x=-1.0)

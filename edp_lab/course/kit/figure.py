@@ -1,4 +1,4 @@
-"""Figures as plain dicts, as plotly.js takes them, and the live widget that follows a slider by what differs.
+"""Figures as plain dicts, as plotly.js takes them, and the live widget that follows a slider.
 
     def draw(result):                                    # pure; the same function draws and redraws
         curve = line("loss", PLAIN, x=result.steps, y=result.losses)
@@ -6,7 +6,7 @@
         return figure("Training", curve, xaxis=steps, yaxis=loss, hover="step %{x}: %{y:.3g}")
 
     live = LiveFigure(draw(first))
-    live.show(draw(second))                              # one message with what has changed
+    live.show(draw(second))                              # plotly.js finds what has changed
 
 A dict costs next to nothing, while every property of a ``go.Figure`` is looked up in plotly's schema: a move of a
 slider takes 1 to 3 ms this way, and 80 to 190 with objects drawn anew.
@@ -19,18 +19,20 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import anywidget
 import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 import plotly.io as pio
+import traitlets
 from numpy.typing import NDArray
-from plotly.basedatatypes import Undefined
 from plotly.subplots import make_subplots
 
 from edp_lab.course.kit import theme
@@ -305,98 +307,46 @@ def figure_html(drawn: Figure | go.Figure, number: int) -> Html:
     return Html(pio.to_html(drawn, theme.CONFIG, **how))  # noqa: S704
 
 
-class LiveFigure(go.FigureWidget):
-    """A figure in the page that `show` turns into another one of its kind by sending what differs.
+class LiveFigure(anywidget.AnyWidget):
+    """A figure in the page, which `show` turns into another one.
 
-    It is plotly's widget, drawn by the code in the page's `theme.bundle`. plotly's own tells the kernel after every
-    update what it has drawn, which nobody here asks, which ends in an error where a trace holds arrays, and which keeps
-    the kernel from the next move; and it sends four messages for one update.
+    plotly's own widget validates every property, sends four messages for one update, and after each one tells the
+    kernel what it has drawn, which nobody here asks and which keeps the kernel from the next move.
+
+    Attributes:
+        figure: what is shown.
     """
 
     _esm = Path(__file__).with_name("figure.js")
-    _config: dict[str, Any]
+    drawn = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, drawn: Figure) -> None:
+    def __init__(self, figure: Figure) -> None:
         theme.bundle()
-        super().__init__(drawn)
-        self._config = {**self._config, **theme.CONFIG}
-        self._drawn = drawn
+        super().__init__(drawn=_sent(figure))
+        self.figure = figure
 
-    def show(self, drawn: Figure) -> None:
-        """Become this figure: one message, or none where nothing differs.
-
-        ValueError: another number of traces, which must also be of the same types as before.
-        """
-        changes = [dict(differences(*traces)) for traces in zip(self._drawn["data"], drawn["data"], strict=True)]
-        layout = dict(differences(self._drawn["layout"], drawn["layout"]))
-        changed = [number for number, change in enumerate(changes) if change]
-        for number in changed:
-            _set(self._data[number], changes[number])
-        _set(self._layout, layout)
-        if changed or layout:
-            paths = {path for change in changes for path in change}
-            self._py2js_update = {
-                "style_data": {_dotted(path): [changes[n].get(path, Undefined) for n in changed] for path in paths},
-                "layout_data": {_dotted(path): value for path, value in layout.items()},
-                "style_traces": changed,
-                "source_view_id": None,
-            }
-            self._trait_values["_py2js_update"] = None  # arrays cannot be compared with the next ones
-        self._drawn = drawn
+    def show(self, figure: Figure) -> None:
+        """Become this figure: one message, or none where nothing differs."""
+        self.figure, self.drawn = figure, _sent(figure)
 
 
-Keys = tuple[str | int, ...]  # ("shapes", 0, "x0"), which plotly writes "shapes[0].x0"
-
-
-def differences(old: Any, new: Any, *path: str | int) -> Iterator[tuple[Keys, Any]]:
-    """Where two dicts differ: each path with the new value, which is None where it has gone."""
-    if old is new:
-        return
-    if type(new) is dict and (old is None or type(old) is dict):
-        before = old or {}
-        for name, value in new.items():
-            yield from differences(before.get(name), value, *path, name)
-        yield from (((*path, name), None) for name in before.keys() - new.keys())
-    elif _rows(old) and _rows(new) and len(old) == len(new):
-        for number, pair in enumerate(zip(old, new, strict=True)):
-            yield from differences(*pair, *path, number)
-    elif not _same(old, new):
-        # A column of a matrix lies scattered in memory, and what is sent is memory as it lies.
-        yield path, np.ascontiguousarray(new) if isinstance(new, np.ndarray) else deepcopy(new)
-
-
-def _rows(value: Any) -> bool:
-    """Whether it is a list of dicts, such as a layout's shapes."""
-    return type(value) is list and bool(value) and type(value[0]) is dict
-
-
-def _same(old: Any, new: Any) -> bool:
-    if isinstance(old, np.ndarray) or isinstance(new, np.ndarray):
-        return type(old) is type(new) and old.dtype == new.dtype and np.array_equal(old, new)
-    return type(old) is type(new) and bool(old == new)
-
-
-def _set(target: dict[str, Any], changes: Mapping[Keys, Any]) -> None:
-    """Write changes into plotly's own record of a figure, from which a page that is loaded again draws it."""
-    for (*parents, last), value in changes.items():
-        place: Any = target
-        for key in parents:
-            place = place.setdefault(key, {}) if isinstance(place, dict) else place[key]
-        if value is None:
-            place.pop(last, None)
-        else:
-            place[last] = value
-
-
-@cache
-def _dotted(path: Keys) -> str:
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)[1:]
+def _sent(value: Any) -> Any:
+    """As JSON; an array as the bytes of its numbers, as plotly.js takes them."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biuf":
+            return value.tolist()
+        sizes = {"shape": ", ".join(map(str, value.shape))} if value.ndim > 1 else {}
+        return {"dtype": "f8", "bdata": b64encode(value.astype("<f8").tobytes()).decode(), **sizes}
+    if isinstance(value, dict):
+        return {name: _sent(one) for name, one in value.items()}
+    return [_sent(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 HALF = "1 1 21rem"  # of one of two figures: side by side only where there is room for titles and captions
 
 
-def framed(live: go.FigureWidget, flex: str = HALF) -> widgets.Box:
+def framed(live: LiveFigure, flex: str = HALF) -> widgets.Box:
     """A place for the figure, as high as the figure asks for and as wide as `flex` (CSS) allows."""
-    place = widgets.Layout(flex=flex, min_width="0", height=f"{live.layout.height}px", overflow="hidden")
+    height = live.figure["layout"]["height"]
+    place = widgets.Layout(flex=flex, min_width="0", height=f"{height}px", overflow="hidden")
     return widgets.Box([live], layout=place).add_class("edp-figure")

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 import plotly.io as pio
 import traitlets
 from plotly.io.base_renderers import HtmlRenderer
+from plotly.offline import get_plotlyjs
 
 # Okabe and Ito's palette, each colour with one meaning in all of the course; dash and marker vary with it.
 PLAIN = "#0072B2"  # without noise or privacy: the signal, the data, a world without the sentence
@@ -143,22 +144,23 @@ def activate() -> None:
 
 
 class _Bundle(anywidget.AnyWidget):
-    """plotly.js, sent to a page once. Each FigureWidget would bring 5 MB of its own, and a page that has not read
-    them after two seconds leaves the figure blank."""
+    """plotly.js and the course's template, sent to a page once."""
 
     _esm = """
     export default { initialize({ model }) {
         const code = new Blob([model.get("code")], {type: "text/javascript"});
-        (globalThis.edpLabPlotly ??= Promise.withResolvers()).resolve(import(URL.createObjectURL(code)));
+        const drawing = import(URL.createObjectURL(code)).then(() => ({ plotly: Plotly, ...model.get("how") }));
+        (globalThis.edpLabPlotly ??= Promise.withResolvers()).resolve(drawing);
     } }
     """
     code = traitlets.Unicode().tag(sync=True)
+    how = traitlets.Dict().tag(sync=True)
 
 
 @cache
 def bundle() -> anywidget.AnyWidget:
     """What all live figures of a page are drawn by; sent when it is first asked for."""
-    return _Bundle(code=str(go.FigureWidget._esm))
+    return _Bundle(code=get_plotlyjs(), how={"template": TEMPLATE.to_plotly_json(), "config": CONFIG})
 
 
 # From the input of a network to its outputs: the order in which people read a figure.

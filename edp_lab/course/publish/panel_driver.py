@@ -19,7 +19,8 @@ from ipywidgets.widgets.widget import _instances
 from markupsafe import escape
 
 from edp_lab.course.kit.controls import Control
-from edp_lab.course.kit.panel import Fold, Frame, Panel, RunPanel
+from edp_lab.course.kit.figure import LiveFigure
+from edp_lab.course.kit.panel import Fold, Frame, Panel
 from edp_lab.course.kit.predictions import Predictions
 from edp_lab.errors import UsageError
 
@@ -40,13 +41,13 @@ def shown(panel: Panel) -> dict[str, Any]:
         of each trace, the numbers under "x", "y" and "z", flat, None for what is missing.
     """
     inside = list(_within(panel))
-    figures = [widget for widget in inside if isinstance(widget, go.FigureWidget)]
+    figures = [widget.figure for widget in inside if isinstance(widget, LiveFigure)]
     return {
         "heading": panel.title,
         "sliders": len(_sliders(panel)),
         "values": panel.values,
         "words": [widget.value for widget in inside if isinstance(widget, widgets.HTML | Fold)],
-        "figures": [[_numbers(trace) for trace in figure.data] for figure in figures],
+        "figures": [[_numbers(trace) for trace in figure["data"]] for figure in figures],
     }
 
 
@@ -120,10 +121,9 @@ def stills() -> dict[str, Still]:
     made = list(_instances.items())
     shown: dict[str, Still] = {}
     frames = [(key, widget) for key, widget in made if isinstance(widget, Frame)]
-    inside = {id(live) for _, frame in frames if isinstance(frame, Panel | RunPanel) for live in frame.figures}
     for key, widget in made:
-        if isinstance(widget, go.FigureWidget) and id(widget) not in inside:
-            # What plotly sends a live figure later goes to the browser only: the widget's state is that of the start.
+        if isinstance(widget, go.FigureWidget):
+            # A reader's own. What plotly sends it later goes to the browser only: its state is that of the start.
             shown[key] = {"figure": slim(widget)}
         elif isinstance(widget, Predictions):
             shown[key] = {"questions": list(widget.questions.values())}
@@ -137,7 +137,8 @@ def _panel(frame: Any) -> Still:
         return {"heading": heading, "views": views, "more": list(map(slim, frame.view().figures[1:]))}
     folded = {"words": frame.words.value, "command": frame.command.value}
     view = {"moved": "", "tiles": frame.tiles.tiles, "sentence": frame.tiles.sentence, **folded}
-    return {"heading": heading, "views": [{**view, "figures": list(map(slim, frame.figures))}], "more": []}
+    figures = [slim(live.figure) for live in frame.figures]
+    return {"heading": heading, "views": [{**view, "figures": figures}], "more": []}
 
 
 def _view(panel: Panel, moved: str, values: Mapping[str, Any]) -> Still | None:
