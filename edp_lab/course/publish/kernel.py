@@ -235,7 +235,11 @@ class _Engine(NBClientEngine):
             shell_timeout_interval=1,  # seconds until a dead kernel is noticed
         )
         client.watch = kwargs["watch"]
-        return client.execute(cwd=str(kwargs["folder"]), env={**os.environ, **kwargs["environment"]})
+        save, nb_man.save = nb_man.save, lambda **_: None  # the whole notebook twice a cell: a third of a run's time
+        try:
+            return client.execute(cwd=str(kwargs["folder"]), env={**os.environ, **kwargs["environment"]})
+        finally:
+            nb_man.save = save
 
 
 def _error(name: str, value: str) -> NotebookNode:
