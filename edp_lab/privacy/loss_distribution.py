@@ -28,7 +28,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.signal import lfilter
 from scipy.special import ndtr
 
 from edp_lab.privacy.accountants import SMALLEST_Z, Accountant, GaussianDP, RenyiDP, check_delta, check_loss
@@ -295,6 +294,8 @@ class Curve(NamedTuple):
 
 def _later(x: np.ndarray, share: float) -> np.ndarray:
     """sum_(i>j) share^(i-j) x_i: (M) -> (M)."""
+    from scipy.signal import lfilter  # slow to import
+
     return np.asarray(lfilter([0.0, share], [1.0, -share], x[::-1])[::-1])
 
 
