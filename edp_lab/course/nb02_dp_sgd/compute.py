@@ -164,7 +164,7 @@ def cloud(clip_norm: float, z: float, examples: int, outliers: float, rule: str,
 
 PLANE = Layout(("w",), (slice(0, 2),))  # a model of two weights
 PEOPLE, STEPS = 400, 30
-BILLED = (1, 2, 3, 5, 8, 12, 16, 20, 25, STEPS)  # of Poisson samples, each an account of milliseconds
+BILLED = (1, 3, 8, 15, 22, STEPS)  # of Poisson samples, each an account of milliseconds
 START, TRUTH = np.array([-0.8, -1.5]), np.array([1.0, 2.0])
 SCALES = np.array([2.0, 0.5])  # of the two features: one weight is learnt more easily than the other
 OPTIMIZERS = ("sgd", "momentum", "adam", "dp-adambc")
