@@ -83,10 +83,8 @@ def main(file: Path, corpora: list[str]) -> None:
     for seed, corpus, epsilon in product(SEEDS, corpora, EPSILONS):
         if (corpus, epsilon, seed) not in done:
             if corpus not in made["seconds"]:
-                made["seconds"][corpus], made["sgd_seconds"][corpus] = (
-                    plan(corpus, epsilon).seconds,
-                    time_of_sgd(corpus),
-                )
+                made["seconds"][corpus] = plan(corpus, epsilon).seconds
+                made["sgd_seconds"][corpus] = time_of_sgd(corpus)
             keep(made["rows"], measure(corpus, epsilon, seed))
     for corpus in corpora:
         tried = [row for row in made["trials"] if row["corpus"] == corpus]
