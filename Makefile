@@ -15,6 +15,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TESTED := $(VENV)/.tested
+# A module is compiled when it is first used.
+PIP_INSTALL := $(BIN)/python -m pip install --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # some containers set it: every process would compile anew all that it imports
 
 .DEFAULT_GOAL := help
@@ -23,12 +26,12 @@ unexport PYTHONDONTWRITEBYTECODE  # some containers set it: every process would 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST)
 
-install: $(INSTALLED)  ## the environment with every package pinned; all other targets do this first
+install: $(TESTED)  ## the environment with every package pinned; the other targets install what they need
 
 course: $(INSTALLED)  ## execute every notebook in quick mode; pages and an index under runs/course/
 	@$(BIN)/edp-lab course run $(COURSE_ARGS)
 
-test: $(INSTALLED)  ## the whole test suite, a file per core at a time
+test: $(TESTED)  ## the whole test suite, a file per core at a time
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 notebooks: $(INSTALLED)  ## student and instructor notebooks from notebooks/source
@@ -40,7 +43,7 @@ lab: $(INSTALLED)  ## open JupyterLab on your own copy of the notebooks, in edp-
 dashboard: $(INSTALLED)  ## all panels without code, in a browser
 	@$(BIN)/edp-lab course dashboard
 
-lint: $(INSTALLED)  ## linter, formatter and type checker
+lint: $(TESTED)  ## linter, formatter and type checker
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -63,6 +66,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 		echo "error: edp_lab needs Python 3.11, 3.12 or 3.13: install one, or name it with PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --no-deps --index-url $(TORCH_INDEX) -c constraints.txt torch)
-	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[test]'  # a module is compiled when it is first used
+	$(PIP_INSTALL) -e .
 	@touch $@
 	@echo 'installed; for the edp-lab command in this shell:  . $(VENV)/bin/activate'
+
+$(TESTED): $(INSTALLED)
+	$(PIP_INSTALL) -e '.[test]'
+	@touch $@
