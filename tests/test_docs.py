@@ -24,9 +24,11 @@ from edp_lab.course.nb11_claims.compute import beyond
 from edp_lab.privacy import Mechanism, gdp_epsilon, judge
 from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce.claims import STRENGTHS, Verdict, read_table, registry
-from edp_lab.reproduce.paper.runs import Change
+from edp_lab.reproduce.decay import ARMS, changes
+from edp_lab.reproduce.paper.runs import Change, beyond_chance
 from edp_lab.three_phase.pate import Aggregator, account_votes
 from edp_lab.training.processes import Ranks
+from tests.course.conftest import prose
 
 ROOT = Path(edp_lab.__file__).parents[1]
 PAGES = {
@@ -227,6 +229,27 @@ def test_findings_on_decay_are_those_of_table_1s_runs_paired_by_seed() -> None:
     beyond = f"for {sum(change.rises for change in found)} of them beyond chance"
     for page in ("docs/results.md", "data/results/README.md"):
         states(page, f"larger under each of {len(found)} decays", f"by {least} to {most} %", beyond)
+
+
+def test_findings_on_decay_at_a_constant_rate_are_those_of_its_runs() -> None:
+    found = changes(json.loads((RESULTS / "decay.json").read_text("utf-8"))["rows"])
+    assert all(change.seeds == 5 for change in found.values())
+    sure = dict(zip(found, beyond_chance(list(found.values())), strict=True))
+
+    def told(*place: Any) -> str:
+        mark = "**" if sure[place] else ""
+        return f"{mark}{found[place].mean:+.1f} ± {found[place].half_width:.1f}{mark}"
+
+    for arm in ARMS[1:]:
+        cells = " | ".join(told(corpus, *arm) for corpus in ("atis", "snips"))
+        states("data/results/README.md", f"| {arm[0]}, {arm[1]:g} | {cells} |")
+    slow, fast = ([place for place in found if (place[2] < 0.2) is slower] for slower in (True, False))
+    assert not any(sure[place] for place in slow)
+    assert all(sure[place] for place in fast)
+    assert max(abs(found[place].mean) for place in slow) < 3
+    least, most = (f"{end(found[place].mean for place in fast):.0f}" for end in (min, max))
+    states("docs/results.md", f"by less than 3 %, none beyond chance; faster ones cost {least} to {most} %")
+    assert f"the fast ones cost {least} to {most} % more" in " ".join(prose("06").split())
 
 
 def test_findings_on_attacks_are_those_of_their_file() -> None:
