@@ -21,7 +21,7 @@ from edp_lab.training.trainer import Trainer, protected
 
 @dataclass(frozen=True)
 class Line:
-    """One setting, and why it is so, with what was measured (SER on a validation split)."""
+    """One setting, and why it is so, with what was measured (see `recipe`)."""
 
     setting: str
     value: Any

@@ -144,13 +144,18 @@ def activate() -> None:
 
 
 class _Bundle(anywidget.AnyWidget):
-    """plotly.js and the course's template, sent to a page once."""
+    """plotly.js and the course's template, sent to a page once. To read it keeps a slow machine busy for seconds, and
+    anywidget gives up on a widget that is not there after two: so it is read while nothing else is going on."""
 
     _esm = """
     export default { initialize({ model }) {
-        const code = new Blob([model.get("code")], {type: "text/javascript"});
-        const drawing = import(URL.createObjectURL(code)).then(() => ({ plotly: Plotly, ...model.get("how") }));
-        (globalThis.edpLabPlotly ??= Promise.withResolvers()).resolve(drawing);
+        const read = done => requestIdleCallback(() => {
+            const script = document.createElement("script");
+            script.textContent = model.get("code");
+            document.head.append(script);  // runs at once
+            done({ plotly: Plotly, ...model.get("how") });
+        });
+        (globalThis.edpLabPlotly ??= Promise.withResolvers()).resolve(new Promise(read));
     } }
     """
     code = traitlets.Unicode().tag(sync=True)
