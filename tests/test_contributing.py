@@ -71,7 +71,7 @@ def test_a_new_panel_passes_the_contract_of_all_panels(capsys: pytest.CaptureFix
         assert PANELS["04 one_release"]().result == gdp_epsilon(1.0, 1e-5)
     finally:
         PANELS.pop("04 one_release", None)
-    contract.test_each_control_moves_to_its_ends_and_patched_is_drawn_anew(panel)
+    contract.test_each_control_moves_to_its_ends_and_the_figures_follow(panel)
     contract.test_a_bad_value_is_one_sentence_and_the_last_result_stays(panel)
     contract.test_headings_sliders_and_axes_say_what_they_are_and_need_no_colour(panel)
     contract.test_the_command_says_what_is_shown(panel, capsys)
