@@ -5,11 +5,10 @@ const [heading, moves] = arguments;
 const kernel = window.notebook.sessionContext.session.kernel;
 const panel = [...document.querySelectorAll(".edp-panel")].find(e => e.querySelector("h3")?.textContent == heading);
 const handles = [...panel.querySelectorAll("input[type=range]:enabled")].filter(handle => handle.offsetWidth);
-const plots = [...panel.querySelectorAll(".js-plotly-plot")];
+const all = what => [...panel.querySelectorAll(what)];
 const frame = () => new Promise(requestAnimationFrame), pause = ms => new Promise(resolve => setTimeout(resolve, ms));
 let redrawn = 0, painted = null;
 const drawn = () => { redrawn++; requestAnimationFrame(() => { painted = performance.now(); }); };
-plots.forEach(plot => plot.on("plotly_afterplot", drawn));
 const idle = () => new Promise(resolve => {
     let busy = false;
     const hear = (_, status) => {
@@ -30,7 +29,9 @@ async function press(handle, way) {
 }
 return (async () => {
     panel.scrollIntoView();
-    await pause(200);
+    do await pause(200); while (all(".js-plotly-plot").length < all(".edp-figure").length);
+    const plots = all(".js-plotly-plot");
+    plots.forEach(plot => plot.on("plotly_afterplot", drawn));
     const times = [];
     for (const [number, handle] of handles.entries()) {
         const share = Math.floor(moves / handles.length) + (number < moves % handles.length);
