@@ -7,7 +7,7 @@ export default { async render({ model, el }) {
         return plotly.react(el, data, { ...layout, template, uirevision: true }, config);  // a zoom stays
     };
     el.setAttribute("role", "figure");  // to a screen reader it is one thing with a name: its title
+    model.on("change:drawn", draw);  // before the first drawing, which takes a while
     await draw();
-    model.on("change:drawn", draw);
     return () => plotly.purge(el);
 } }

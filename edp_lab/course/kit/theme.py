@@ -149,7 +149,8 @@ class _Bundle(anywidget.AnyWidget):
 
     _esm = """
     export default { initialize({ model }) {
-        const read = done => requestIdleCallback(() => {
+        const idle = globalThis.requestIdleCallback ?? setTimeout;  // which Safari lacks
+        const read = done => idle(() => {
             const script = document.createElement("script");
             script.textContent = model.get("code");
             document.head.append(script);  // runs at once

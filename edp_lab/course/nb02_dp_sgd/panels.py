@@ -269,9 +269,8 @@ def draw_price(result: compute.Training) -> Figure:
         shape = {"shape": "hv" if name == "shuffle" else "linear"}  # a pass is paid for as it begins
         spent = result.spent[name]
         drawn: dict[str, Any] = {"x": list(spent), "y": positive(list(spent.values())), "line": shape}
-        drawn["symbol"] = (
-            None if name == "shuffle" else "circle"
-        )  # at a few steps; between them epsilon is a bit higher
+        if name == "poisson":  # between the steps that are marked epsilon is a bit higher
+            drawn["symbol"] = "circle"
         lines.append(line(told, color, dash, width=3 if own else 1.5, **drawn))
     costs = [epsilon for spent in result.spent.values() for epsilon in spent.values()]
     return figure(
