@@ -1,6 +1,7 @@
-// Once JupyterLab is there: opens a notebook, without the list of files beside it, and runs all its cells. An error that
-// Jupyter would swallow, as of a callback, is put on the console.
+// Once JupyterLab is there: opens a notebook, without the list of files beside it, runs all its cells, and waits for the
+// figures. An error that Jupyter would swallow, as of a callback, is put on the console.
 const pause = ms => new Promise(resolve => setTimeout(resolve, ms)), path = arguments[0];
+const undrawn = () => [...document.querySelectorAll(".edp-figure")].some(figure => !figure.querySelector(".main-svg"));
 return (async () => {
     while (!window.jupyterapp?.shell) await pause(50);
     const app = window.jupyterapp;
@@ -13,4 +14,5 @@ return (async () => {
         if (header.msg_type == "error") console.error(`${content.ename}: ${content.evalue}`);
     });
     await app.commands.execute("notebook:run-all-cells");
+    while (undrawn()) await pause(50);
 })();
