@@ -1,20 +1,25 @@
 """What the recipe reaches: runs for an epsilon, as `edp-lab train --epsilon` makes them, each with its certificate.
 
-    python -m edp_lab.reproduce.recipe_runs FILE atis snips nlu-eval
+    python -m edp_lab.reproduce.recipe_runs FILE 8,3,1 atis snips nlu-eval
+    edp-lab data make smart-home --utterances 1000000 --out MILLION
+    python -m edp_lab.reproduce.recipe_runs FILE 3 MILLION
 
 FILE gets a row for each corpus, epsilon and seed as soon as it is there; after an interruption the same command goes
-on. Everything but the noise is a function of the seed; its key is secret, so a row is not repeated exactly. `seconds`
-are those that `edp-lab train` expects, `sgd_seconds` those of the paper's SGD: from single steps. Beside the rows
-stands what the same start reaches without privacy: SGD, whose learning rate is chosen on the validation split of
-`TUNED`, the seed with which the recipe was made.
+on, with a broken run, too. Everything but the noise is a function of the seed; its key is secret, so a row is not
+repeated exactly. Beside the rows stands what the same start reaches without privacy: SGD, whose learning rate is chosen
+on the validation split of the first seed. All `seconds` are expected from single steps: of the largest epsilon, of that
+SGD, and of the paper's.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,79 +28,102 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.files import read_json, write_whole
 from edp_lab.models.public_start import start_for
 from edp_lab.reproduce.results_io import machine
-from edp_lab.training import TrainConfig, train
+from edp_lab.training import TrainConfig, resume, train
 from edp_lab.training.certificate import check_certificate
-from edp_lab.training.recipe import plan, seconds_of_step
+from edp_lab.training.recipe import plan, recipe, seconds_of_step
 from edp_lab.training.run_folder import versions
 
-EPSILONS = (8.0, 3.0, 1.0)
-SEEDS = (203, 204, 205)  # none below was scored on a test split while the recipe was made (200 to 202: its first form)
-TUNED = 100
+SEEDS = (206, 207, 208)  # none below was scored on a test split while the recipe was made (200 to 202: its first form)
 RATES = (0.002, 0.005)  # SGD's
 SCORES = ("ser", "intent_accuracy", "slot_f1")
-COMMAND = "python -m edp_lab.reproduce.recipe_runs FILE CORPUS ..."
+COMMAND = "python -m edp_lab.reproduce.recipe_runs FILE EPSILONS CORPUS ..."
+
+Row = dict[str, Any]
 
 
-def measure(corpus: str, epsilon: float, seed: int) -> dict[str, Any]:
+@contextmanager
+def _ran(config: TrainConfig, folder: Path) -> Iterator[Row]:
+    """The record of a run, which lies in the folder for as long as the block runs; one that broke off goes on."""
+    record = resume(folder) if folder.exists() else train(config, folder)
+    assert record["status"] == "finished"
+    yield record
+    shutil.rmtree(folder)
+
+
+def measure(corpus: str, epsilon: float, seed: int, folder: Path) -> Row:
     """One run: its settings, its scores on the test split, what its certificate says."""
     made = plan(corpus, epsilon, seed=seed)
-    with tempfile.TemporaryDirectory() as folder:
-        record = train(made.config, Path(folder) / "run")
-        certificate = check_certificate(Path(folder) / "run")
+    with _ran(made.config, folder) as record:
+        certificate = check_certificate(folder)
     assert certificate is not None
     settings = {line.setting: line.value for line in made.lines} | {"z0": made.config.z0}
-    scores = {name: record["final"][name] for name in SCORES}
     told = {name: certificate[name] for name in ("epsilon", "delta", "protected", "releases", "best_attack_auc")}
-    return {"corpus": corpus, "target": epsilon, "seed": seed, **scores, **told, "settings": settings}
+    return {**_scores(corpus, epsilon, seed, record), **told, "settings": settings}
 
 
-def without_privacy(corpus: str, seed: int, rate: float) -> dict[str, Any]:
-    """The same network from the same start under SGD, for 12 epochs."""
-    start = start_for(corpus)
-    config = TrainConfig(corpus, method="sgd", size="medium", pretrained=start, lr=rate, epochs=12, seed=seed)
-    with tempfile.TemporaryDirectory() as folder:
-        record = train(config, Path(folder) / "run")
-    scores = {name: record["final"][name] for name in SCORES}
-    settings = {"pretrained": start, "size": config.size, "epochs": config.epochs, "lr": rate}
-    row = {"corpus": corpus, "target": None, "seed": seed, **scores}
-    return {**row, "validation_ser": record["epochs"][-1]["ser"], "settings": settings}
+def without_privacy(corpus: str, seed: int, rate: float, folder: Path) -> Row:
+    """The same network from the same start under SGD."""
+    config = _sgd_here(corpus, seed, rate)
+    with _ran(config, folder) as record:
+        settings = {name: getattr(config, name) for name in ("pretrained", "size", "batch_size", "epochs", "lr")}
+        row = _scores(corpus, None, seed, record)
+        return {**row, "validation_ser": record["epochs"][-1]["ser"], "settings": settings}
 
 
-def time_of_sgd(corpus: str) -> float:
-    """Seconds of SGD as in `edp_lab.reproduce.pareto`, at the paper's size, from one step; without evaluation."""
+def _scores(corpus: str, epsilon: float | None, seed: int, record: Row) -> Row:
+    found = {name: record["final"][name] for name in SCORES}
+    return {"corpus": Path(corpus).name, "target": epsilon, "seed": seed, **found}
+
+
+def _sgd_here(corpus: str, seed: int, rate: float) -> TrainConfig:
+    """For 12 epochs, or as many as the private run has where utterances abound."""
     whole = load_corpus(corpus)
-    config = TrainConfig(corpus, method="sgd", size="paper", epochs=12)
-    data = split(whole, config.seed, **config.split)
-    return config.epochs * math.ceil(len(data.train) / config.batch_size) * seconds_of_step(config, whole, data)
+    start, asked = start_for(whole.name), TrainConfig(corpus, method="sgd", size="medium", lr=rate, seed=seed)
+    private = {line.setting: line.value for line in recipe(len(split(whole, seed, **asked.split).train), start)}
+    return replace(asked, pretrained=start, epochs=min(12, private["epochs"]))
 
 
-def main(file: Path, corpora: list[str]) -> None:
+def expected(corpus: str, epsilon: float) -> dict[str, float]:
+    """Seconds of the private run, of SGD beside it, and of SGD as in `edp_lab.reproduce.pareto` at the paper's size."""
+    whole, seed = load_corpus(corpus), SEEDS[0]
+    paper = TrainConfig(corpus, method="sgd", size="paper", epochs=12, seed=seed)
+    found = {"private": plan(corpus, epsilon, seed=seed).seconds}
+    for name, config in (("sgd", _sgd_here(corpus, seed, RATES[0])), ("sgd_paper_size", paper)):
+        data = split(whole, seed, **config.split)
+        steps = config.epochs * math.ceil(len(data.train) / config.batch_size)
+        found[name] = steps * seconds_of_step(config, whole, data)
+    return found
+
+
+def main(file: Path, epsilons: list[float], corpora: list[str]) -> None:
     """See above."""
-    made = read_json(file) if file.exists() else {"rows": [], "trials": [], "seconds": {}, "sgd_seconds": {}}
+    made = read_json(file) if file.exists() else {"rows": [], "trials": [], "seconds": {}}
     made |= {"command": COMMAND, "machine": machine(), "versions": versions()}
+    folder = file.with_suffix(".run")
 
-    def keep(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
+    def keep(rows: list[Row], row: Row) -> None:
         rows.append(row)
         write_whole(file, f"{json.dumps(made, indent=1)}\n".encode())
         print(json.dumps(row), flush=True)
 
-    done = {(row["corpus"], row["target"], row["seed"]) for row in made["rows"]}
-    for seed, corpus, epsilon in product(SEEDS, corpora, EPSILONS):
-        if (corpus, epsilon, seed) not in done:
-            if corpus not in made["seconds"]:
-                made["seconds"][corpus] = plan(corpus, epsilon).seconds
-                made["sgd_seconds"][corpus] = time_of_sgd(corpus)
-            keep(made["rows"], measure(corpus, epsilon, seed))
     for corpus in corpora:
-        tried = [row for row in made["trials"] if row["corpus"] == corpus]
+        name = Path(corpus).name
+        if name not in made["seconds"]:
+            made["seconds"][name] = expected(corpus, max(epsilons))
+        done = {(row["target"], row["seed"]) for row in made["rows"] if row["corpus"] == name}
+        for seed, epsilon in product(SEEDS, epsilons):
+            if (epsilon, seed) not in done:
+                keep(made["rows"], measure(corpus, epsilon, seed, folder))
+        tried = [row for row in made["trials"] if row["corpus"] == name]
         for rate in RATES[len(tried) :]:
-            keep(made["trials"], without_privacy(corpus, TUNED, rate))
-        tried = [row for row in made["trials"] if row["corpus"] == corpus]
-        best = min(tried, key=lambda row: row["validation_ser"])["settings"]["lr"]
+            tried.append(without_privacy(corpus, SEEDS[0], rate, folder))
+            keep(made["trials"], tried[-1])
+        best = min(tried, key=lambda row: row["validation_ser"])
         for seed in SEEDS:
-            if (corpus, None, seed) not in done:
-                keep(made["rows"], without_privacy(corpus, seed, best))
+            if (None, seed) not in done:
+                rate = best["settings"]["lr"]
+                keep(made["rows"], best if seed == SEEDS[0] else without_privacy(corpus, seed, rate, folder))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]), [float(epsilon) for epsilon in sys.argv[2].split(",")], sys.argv[3:])
