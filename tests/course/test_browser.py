@@ -4,6 +4,7 @@ A screenshot of each panel at two widths is kept under runs/screenshots/.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -70,6 +71,12 @@ def same(drawn: dict[str, Any], trace: dict[str, Any]) -> bool:
     return all(drawn[key] == pytest.approx(trace[key], rel=1e-6) for key in numbers)
 
 
+def at_rest(element: WebElement) -> bool:
+    place = element.rect
+    time.sleep(0.1)
+    return place == element.rect
+
+
 def assert_panel_follows(driver: Chrome, move: Callable[[WebElement], None]) -> None:
     """After each move the page shows what the kernel has; the first slider that matters changes words and figures.
 
@@ -79,6 +86,7 @@ def assert_panel_follows(driver: Chrome, move: Callable[[WebElement], None]) -> 
     assert handles, "no panel has a slider"
     for handle in handles:
         driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", handle)
+        until(lambda h=handle: at_rest(h), SECONDS, "the page does not come to rest")
         before = shown(driver, handle)
         move(handle)
         until(lambda h=handle, box=before["box"]: shown(driver, h)["box"] != box, SECONDS, "the box did not follow")
