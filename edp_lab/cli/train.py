@@ -266,6 +266,8 @@ def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
             raise UsageError(f"{error}; the run in {out} is whole, and edp-lab compare {out} shows it") from None
         if record["status"] == "interrupted":
             echo(f"interrupted: go on with edp-lab train --resume {out}", error=True)
+            if record["final"]["epsilon"] is not None:
+                echo("its epsilon is of the steps so far, if it was no score of the run that made you stop", error=True)
             _tell_of_secret(out)
             raise typer.Exit(130)
     if launched()[1] > 1:  # a launcher such as torchrun has started this process
