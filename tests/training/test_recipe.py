@@ -17,7 +17,7 @@ from edp_lab.models import public_start
 from edp_lab.privacy import judge
 from edp_lab.training import read_record, resume, run_ledger, train
 from edp_lab.training.certificate import CERTIFICATE, PAGE, check_certificate
-from edp_lab.training.recipe import plan
+from edp_lab.training.recipe import plan, recipe
 from edp_lab.training.run_folder import SECRET
 from edp_lab.training.trainer import EpochDone
 
@@ -49,6 +49,15 @@ def test_the_noise_keeps_epsilon_and_not_much_more(corpus, epsilon, given):
     assert made.steps == config.epochs * config.mechanism(made.protected).releases_per_epoch
     assert made.seconds > 0
     assert made.public
+
+
+@pytest.mark.parametrize(("n", "batch", "steps"), [(2001, 501, 320), (12_001, 6001, 160), (450_000, 8385, 320)])
+def test_a_step_takes_a_large_share_and_another_batch_as_many_steps(n, batch, steps):
+    for given in (None, n // 20):
+        own = {line.setting: line.value for line in recipe(n, "public-start", batch=given)}
+        assert own["batch_size"] == batch
+        assert own["frozen"] == (n == 12_001)
+        assert own["epochs"] * n / (given or batch) == pytest.approx(steps, rel=0.1)
 
 
 def test_a_run_ends_with_a_certificate_whose_numbers_come_from_the_ledger(run):
