@@ -53,19 +53,21 @@ class Plan:
     warnings: tuple[str, ...]
 
 
-def recipe(n: int, start: str | None, model: str = "clc", batch: int | None = None) -> tuple[Line, ...]:
-    """The settings for n utterances (or speakers); `start`: what has not seen them; `batch`: if not the recipe's own.
+def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
+    """The settings for n utterances (or speakers); `start`: what has not seen them. Some depend on others, which may be
+    `given` instead: "model", "frozen", "batch_size".
 
     Epsilon sets the noise alone. Where a reason has figures, they are errors (SER) on the test split of seed 100, at
     epsilon 8: tuning looked at them, so that seed is no measure of the recipe (see `edp_lab.reproduce.recipe_runs`).
     """
-    frozen = model == "clc" and MANY <= n < 10 * MANY and is_start(start)
+    model = given.get("model", "clc")
+    frozen = given.get("frozen", model == "clc" and MANY <= n < 10 * MANY and is_start(start))
     rounds = 8 if model == "bert" else 2 if frozen else 4
     large, share = math.ceil(n / rounds), "few steps a pass: less noise (NLU-EVAL: .306 with 2, .320 with 9)"
     if n >= 2 * MANY:
         large, share = round(12.5 * math.sqrt(n)), "grows with the root of the corpus, or it would take too long"
     steps = STEPS // 2 if frozen else STEPS
-    epochs = max(1, round(steps * (batch or large) / n))
+    epochs = max(1, round(steps * given.get("batch_size", large) / n))
     rate = Line("lr", 0.015, "Adam's at first, then falling to zero (SNIPS: .144 with .010 and with .015)")
     amount = f"about {steps} steps (NLU-EVAL: .385 with 14 epochs of 512, .351 with 40 of 1,536)"
     if frozen:
@@ -126,8 +128,7 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
         start = start_for(whole.name)
     if start is not None:
         check_unseen(start, (one.text for one in data.train))
-    own = recipe(n, start, asked.model, given.get("batch_size"))
-    lines = tuple(line for line in own if line.setting not in given)
+    lines = tuple(line for line in recipe(n, start, **given) if line.setting not in given)
     settings = {line.setting: line.value for line in lines} | given
     config = replace(asked, **settings)
     mechanism = config.mechanism(n)
