@@ -99,7 +99,9 @@ def main(file: Path, epsilons: list[float], corpora: list[str]) -> None:
     """See above."""
     made = read_json(file) if file.exists() else {"rows": [], "trials": [], "seconds": {}}
     made |= {"command": COMMAND, "machine": machine(), "versions": versions()}
-    folder = file.with_suffix(".run")
+
+    def folder(*what: object) -> Path:
+        return file.with_name("-".join(map(str, (file.stem, *what))))
 
     def keep(rows: list[Row], row: Row) -> None:
         rows.append(row)
@@ -113,16 +115,17 @@ def main(file: Path, epsilons: list[float], corpora: list[str]) -> None:
         done = {(row["target"], row["seed"]) for row in made["rows"] if row["corpus"] == name}
         for seed, epsilon in product(SEEDS, epsilons):
             if (epsilon, seed) not in done:
-                keep(made["rows"], measure(corpus, epsilon, seed, folder))
+                keep(made["rows"], measure(corpus, epsilon, seed, folder(name, epsilon, seed)))
         tried = [row for row in made["trials"] if row["corpus"] == name]
         for rate in RATES[len(tried) :]:
-            tried.append(without_privacy(corpus, SEEDS[0], rate, folder))
+            tried.append(without_privacy(corpus, SEEDS[0], rate, folder(name, rate, SEEDS[0])))
             keep(made["trials"], tried[-1])
         best = min(tried, key=lambda row: row["validation_ser"])
         for seed in SEEDS:
             if (None, seed) not in done:
                 rate = best["settings"]["lr"]
-                keep(made["rows"], best if seed == SEEDS[0] else without_privacy(corpus, seed, rate, folder))
+                first = seed == SEEDS[0]
+                keep(made["rows"], best if first else without_privacy(corpus, seed, rate, folder(name, rate, seed)))
 
 
 if __name__ == "__main__":

@@ -144,8 +144,8 @@ def activate() -> None:
 
 
 class _Bundle(anywidget.AnyWidget):
-    """plotly.js and the course's template, sent to a page once. To read it keeps a slow machine busy for seconds, and
-    anywidget gives up on a widget that is not there after two: so it is read while nothing else is going on."""
+    """plotly.js and the course's template, sent to a page once. To read it keeps a slow machine busy for seconds: so it
+    is read while nothing else is going on."""
 
     _esm = """
     export default { initialize({ model }) {
