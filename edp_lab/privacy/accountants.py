@@ -297,7 +297,7 @@ def _by_binomials(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:
     for order in orders.tolist():
         j = np.arange(order + 1.0)
         weights = _log_binomials(order) + (order - j) * math.log1p(-q) + j * math.log(q)
-        rows.append(_log_sum_exp(weights[:, None] + (j * j - j)[:, None] * half, axis=0))
+        rows.append(log_sum_exp(weights[:, None] + (j * j - j)[:, None] * half, axis=0))
     return np.array(rows)
 
 
@@ -328,11 +328,12 @@ def _by_quadrature(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:
         now, places = np.split(places, [max(1, CHUNK // (len(orders) * len(s)))])
         ratio = np.logaddexp(math.log1p(-q), math.log(q) + s / z[now, None] - 1 / (2 * z[now, None] ** 2))  # (k, S)
         density = -s * s / 2 + math.log(step / math.sqrt(2 * math.pi))
-        result[:, now] = _log_sum_exp(orders[:, None, None] * ratio + density, axis=2)
+        result[:, now] = log_sum_exp(orders[:, None, None] * ratio + density, axis=2)
     return result
 
 
-def _log_sum_exp(x: np.ndarray, axis: int) -> np.ndarray:
+def log_sum_exp(x: np.ndarray, axis: int) -> np.ndarray:
+    """As scipy's, in a tenth of the time for small arrays; each sum has a finite term."""
     peak = x.max(axis=axis, keepdims=True)
     return np.log(np.exp(x - peak).sum(axis=axis)) + peak.squeeze(axis)
 

@@ -26,11 +26,12 @@ from functools import lru_cache
 from numbers import Integral
 
 import numpy as np
-from scipy.special import gammaln, log_ndtr, logsumexp
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy.special import gammaln, log_ndtr
 from scipy.stats import binom
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.accountants import ORDERS, GaussianDP, RenyiDP, check_everyone, gdp_epsilon
+from edp_lab.privacy.accountants import ORDERS, GaussianDP, RenyiDP, check_everyone, gdp_epsilon, log_sum_exp
 from edp_lab.privacy.mechanism import Schedule
 
 MOST_BATCHES = 10_000
@@ -124,10 +125,8 @@ def _removed(z: float, batches: int, orders: np.ndarray) -> np.ndarray:
 
 def _product(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Of two power series, cut off where they end, in logarithms."""
-    pairs = np.full((len(one), len(one)), -np.inf)
-    for k in range(len(one)):
-        pairs[k, k:] = one[k] + other[: len(one) - k]
-    return logsumexp(pairs, axis=0)
+    padded = np.concatenate([np.full(len(one) - 1, -np.inf), other])
+    return log_sum_exp(one[:, None] + sliding_window_view(padded, len(one))[::-1], axis=0)
 
 
 def _added(z: float, batches: int, orders: np.ndarray) -> np.ndarray:
@@ -153,7 +152,7 @@ def _added(z: float, batches: int, orders: np.ndarray) -> np.ndarray:
         phi = np.exp(-np.exp(now)[:, None] / batches * y) @ weight
         with np.errstate(divide="ignore"):
             parts = s[:, None] * now + batches * np.log(phi)
-        sums, peak = np.logaddexp(sums, logsumexp(parts, axis=1)), np.maximum(peak, parts.max(axis=1))
+        sums, peak = np.logaddexp(sums, log_sum_exp(parts, axis=1)), np.maximum(peak, parts.max(axis=1))
         w = now[-1] + STEP
         if w > 0 and (parts[near, -1] < peak[near] - NEGLIGIBLE).all():
             break

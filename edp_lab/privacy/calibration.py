@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from scipy.optimize import brentq
 
@@ -64,11 +65,21 @@ def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Bu
     Raises:
         UsageError: no z0 is large enough.
     """
-    if not budget.covers(replace(mechanism, z0=LARGEST_Z), bill):
-        raise UsageError(f"no z0 up to {LARGEST_Z:g} gives epsilon {budget.epsilon}: ask for fewer epochs")
-    ends = math.log(SMALLEST_Z), math.log(LARGEST_Z)
-    z0 = math.exp(brentq(lambda x: budget.excess(replace(mechanism, z0=math.exp(x)), bill), *ends, xtol=PRECISION))
-    more = PRECISION
+
+    @cache
+    def excess(log_z0: float) -> float:
+        return budget.excess(replace(mechanism, z0=math.exp(log_z0)), bill)
+
+    least, most = math.log(SMALLEST_Z), math.log(LARGEST_Z)
+    near, far, factor = 0.0, 1.2 * excess(0.0), 1.2  # epsilon falls faster than z0 rises: so far is just beyond
+    while excess(far := min(max(far, least), most)) * excess(near) > 0:
+        if far == most:
+            raise UsageError(f"no z0 up to {LARGEST_Z:g} gives epsilon {budget.epsilon}: ask for fewer epochs")
+        if far == least:
+            return SMALLEST_Z
+        factor *= 2
+        near, far = far, far + factor * excess(far)
+    z0, more = math.exp(brentq(excess, near, far, xtol=PRECISION)), PRECISION
     while not budget.covers(replace(mechanism, z0=z0), bill):
         z0, more = z0 * (1 + more), 2 * more
     return z0

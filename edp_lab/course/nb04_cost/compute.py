@@ -347,11 +347,6 @@ def allotted(batches: int, passes: int, epsilon: float, delta: float) -> Allotte
     check_whole("number of passes", passes, 1, 100)
     budget, rate, steps = Budget(epsilon, delta), 1 / batches, batches * passes
     known = calibrate_z0(Mechanism.sound(1.0, 1.0, 1, 1), passes, budget)
-    sampled = known
-    if batches > 1:
-        one = Mechanism.sound(1.0, 1.0, 1, 1, sampling_rate=rate)
-        sampled = calibrate_z0(one, one.bill(steps=steps), budget)
-
     accounts: dict[str, Callable[[float], float]] = {
         SHUFFLED: lambda z: GaussianDP(releases_of(z, passes)).epsilon(delta),
         SAMPLED: lambda z: _sampled(z, steps, rate).epsilon(delta),
@@ -361,11 +356,13 @@ def allotted(batches: int, passes: int, epsilon: float, delta: float) -> Allotte
 
     def meets(name: str, low: float, side: float) -> float:
         """Within a thousandth, rounded to the `side` on which what is said of it is true."""
-        ends = math.log(low), math.log(known * 1.01)
-        return side * math.exp(brentq(lambda x: accounts[name](math.exp(x)) - epsilon, *ends, xtol=5e-4))
+        ends = math.log(low), math.log(known * 1.01)  # epsilon is nearly a power of the noise, so a line in logarithms
+        return side * math.exp(
+            brentq(lambda x: math.log(max(accounts[name](math.exp(x)), 1e-9) / epsilon), *ends, xtol=5e-4)
+        )
 
     least = meets(AT_LEAST, known / 1000, 0.999)
-    sampled = meets(SAMPLED, 0.99 * sampled, 1.001) if batches > 1 else known  # by the same accountant, to be fair
+    sampled = meets(SAMPLED, known / 1000, 1.001) if batches > 1 else known
     noise = NOISES[(sampled / 2.2 <= NOISES) & (known * 1.3 >= NOISES)]
     needed = {SHUFFLED: known, SAMPLED: sampled, ALLOTTED: meets(ALLOTTED, least, 1.001), AT_LEAST: least}
     cost = {name: np.array([account(z) for z in noise.tolist()]) for name, account in accounts.items()}
