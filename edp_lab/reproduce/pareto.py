@@ -2,9 +2,8 @@
 
 Beyond the paper. Each private method starts from what needs no privacy: for the CLC, words as a frozen public encoder
 reads them, a CRF that knows the grammar of BIO tags, and a one-layer LSTM (every parameter that is trained is noised),
-beside which the heads read the encoder themselves. Where the encoder would take longer than the training (a large
-corpus), frozen word vectors of other text stand in its place. BERT is the first layers of that encoder, all of whose
-weights are trained. z0 follows from epsilon before a run begins.
+beside which the heads read the encoder themselves. BERT is the first layers of that encoder, all of whose weights are
+trained. z0 follows from epsilon before a run begins.
 
 Learning rate and weight of the intent are chosen on the validation split of the first seed; the scores are of test
 splits. Each point also carries the epsilon of all that was looked at to choose it, as if every trial had been published
@@ -12,9 +11,7 @@ and had drawn its noise by a secret key of its own; as they are run, those of on
 them would give each other away. What that does not count: other points; the recipe itself (network, clip norm, batch,
 what is tried) was found on ATIS and SNIPS, in some thirty runs with seeds below `FIRST_SEED`, whose test scores were
 seen. Seeds from there on had not been run when it was settled; but a test split is half of the corpus, so nearly nine
-in ten of their test utterances had been in a test split of the first three seeds. What is done where utterances abound
-(`MOST_STEPS`) was settled on a million generated ones, by the validation split of the seed that is scored, in four
-whole runs and six short ones; no second setting is tried there.
+in ten of their test utterances had been in a test split of the first three seeds.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from edp_lab.privacy.composition import composed
 from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce.paper.table1 import estimate, whole_epochs
 from edp_lab.reproduce.results_io import RESULTS, machine
-from edp_lab.reproduce.run_cache import ENCODER, FINE_TUNING, VECTORS, Inputs, Job, TableRuns, layers_of, measured_on
+from edp_lab.reproduce.run_cache import ENCODER, FINE_TUNING, Inputs, Job, TableRuns, layers_of, measured_on
 from edp_lab.training import TrainConfig
 from edp_lab.training.result_cache import Say, content_key
 from edp_lab.training.run_folder import versions
@@ -59,8 +56,6 @@ TIMED = 10  # rounds
 FIRST_SEED = 3  # those below served to find the recipe
 HARDLY = 1.002  # a z0 that is larger by less than this
 GRIDS = 1e-4  # what accounts on the grids of two versions differ by; a point's epsilon is that of today's
-ENCODED = 50_000  # utterances at most that are read by the encoder
-MOST_STEPS, LARGE_EPOCHS = 150, 12  # of an epoch; of a corpus that has more steps, and larger batches for it instead
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ class Scale:
     epsilons: tuple[float, ...]  # targets of DP-SGD, at delta = n^-1.1; eDP-SGD has the largest
     tried: tuple[tuple[float, float], ...]  # learning rate and weight of the intent, for each method and target
     seeds: int
-    steps: int  # of a private run, about, but whole epochs, at most `most_epochs`; see `MOST_STEPS`, too
+    steps: int  # of a private run, about, but whole epochs, at most `most_epochs`
     most_epochs: int
     plain_steps: int  # of SGD, likewise
     plain_epochs: int
@@ -123,8 +118,7 @@ def _kept(needed: float) -> float:
 def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Point]:
     seeds = range(FIRST_SEED, FIRST_SEED + scale.seeds)
     examples = {seed: runs.inputs.examples(corpus, seed) for seed in seeds}
-    encoded = scale.model == "bert" or runs.inputs.utterances(corpus) <= ENCODED
-    start = layers_of(encoder, scale.layers) if encoded else VECTORS
+    start = layers_of(encoder, scale.layers)
     what = f"{scale.model.upper()} on {corpus}"
     settings = {**METHODS, **(LADDER if scale.ladder else {})}
 
@@ -134,7 +128,8 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
         The digits beyond differ between processors (Fourier transforms), and a run is known by its settings.
         """
         (method, epsilon), (rate, weight), n = place, one, examples[seed]
-        batch, epochs, _ = _amount(scale, n)
+        batch = min(scale.batch_size, max(DEVICES + 1, n // 4))
+        epochs = whole_epochs(scale.steps, batch, n, scale.most_epochs)
         config = TrainConfig(
             corpus, scale.model, num_devices=DEVICES, batch_size=batch, epochs=epochs, clip_norm=0.1, lr=rate,
             intent_weight=weight, dropout=0.0, size=scale.size, pretrained=start, seed=seed, **settings[method],
@@ -152,7 +147,7 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
     # eDP-SGD is placed at the largest epsilon alone: on ATIS, one seed, its SER was .31 at 8, .49 at 3, .73 at 1.
     (method, *others), most = settings, max(scale.epsilons)
     targets = [*((method, epsilon) for epsilon in scale.epsilons), *((other, most) for other in others)]
-    *_, tried = _amount(scale, examples[FIRST_SEED])
+    tried = scale.tried
     trials = {(place, one): private(place, one, FIRST_SEED) for place in targets for one in tried}
     scored = done(list(trials.values()), "tuning")
     chosen = {place: min(tried, key=lambda one: scored[trials[place, one]]["validation_ser"]) for place in targets}
@@ -166,14 +161,6 @@ def _points(runs: TableRuns, scale: Scale, corpus: str, encoder: str) -> list[Po
     if here != plain:
         points.append(_point(SGD_HERE, None, here, sgd, 0, paces))
     return points + [_point(*place, own, found, len(tried), paces) for place, own in repeated.items()]
-
-
-def _amount(scale: Scale, examples: int) -> tuple[int, int, Sequence[tuple[float, float]]]:
-    """Batch and epochs of a private run, and what is tried: where utterances abound, large batches and one setting."""
-    if examples // MOST_STEPS > scale.batch_size:
-        return examples // MOST_STEPS, LARGE_EPOCHS, scale.tried[:1]
-    batch = min(scale.batch_size, max(DEVICES + 1, examples // 4))
-    return batch, whole_epochs(scale.steps, batch, examples, scale.most_epochs), scale.tried
 
 
 def _paces(

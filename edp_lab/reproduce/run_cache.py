@@ -49,7 +49,7 @@ from edp_lab.training.result_cache import ResultCache, Say, content_key, content
 from edp_lab.training.run_folder import RECORD
 
 COMMITTED = RESULTS / "cells"
-INDEX = "index.json"  # there: {"corpora": {name: {"sha256", "utterances", "train": {seed: count}}}, "encoders": {...}}
+INDEX = "index.json"  # there: {"corpora": {name: {"sha256", "train": {seed: count}}}, "encoders": {...}}
 
 
 @dataclass(frozen=True)
@@ -266,10 +266,6 @@ class Inputs:
         """Its checksum."""
         indexed = self._indexed(name)
         return str(indexed["sha256"]) if indexed else self._loaded(name).sha256
-
-    def utterances(self, corpus: str) -> int:
-        indexed = self._indexed(corpus)
-        return int(indexed["utterances"]) if indexed else len(self._loaded(corpus).utterances)
 
     def examples(self, corpus: str, seed: int) -> int:
         """Of the training set."""

@@ -14,8 +14,8 @@ from edp_lab.course.nb06_tradeoff.panels import pareto_figure, pareto_points
 from edp_lab.models.bert import BertSize
 from edp_lab.privacy.guarantee import true_epsilon
 from edp_lab.reproduce import pareto as study
-from edp_lab.reproduce.pareto import FIRST_SEED, FULL, LADDER, METHODS, Scale, pareto
-from edp_lab.reproduce.run_cache import VECTORS, Inputs, Job, TableRuns, layers_of
+from edp_lab.reproduce.pareto import FIRST_SEED, LADDER, METHODS, Scale, pareto
+from edp_lab.reproduce.run_cache import Inputs, Job, TableRuns, layers_of
 from edp_lab.training import TrainConfig
 from edp_lab.training.pretraining import pretrain_bert
 
@@ -134,15 +134,6 @@ def test_rungs_of_the_ladder_have_noise_of_dp_sgd_and_are_timed_beside_an_sgd_of
     assert [trace.name for trace in pareto_figure(made).data] == [*METHODS, *LADDER]
 
 
-def test_a_large_corpus_is_read_with_vectors_of_other_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = Runs()
-    monkeypatch.setattr(study, "_timing", lambda *_: of_times(10.0, 4.0, 4.0, 4.0))
-    monkeypatch.setattr(study, "ENCODED", 10)
-    [made] = pareto(runs, [SHORT], [CORPUS], "no such encoder")  # type: ignore[arg-type]
-    assert {job.config.pretrained for job in runs.jobs} == {None, VECTORS}
-    assert {p["time_ratio"] for p in made[2:]} == {0.4}
-
-
 def test_methods_are_timed_once_in_proportion_to_their_steps_and_with_what_reading_takes(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "TIMED", 3)
     encoder, size = str(tmp_path / "bert"), BertSize(layers=2, heads=2, hidden=8, intermediate=12, positions=64)
@@ -168,13 +159,6 @@ def test_methods_are_timed_once_in_proportion_to_their_steps_and_with_what_readi
 
     assert 4 < quickest(texts) / quickest(texts[: study.AT_ONCE]) < 25
     assert study._seconds_of_reading(study.Trainer(short, corpus, split(corpus, 0)), texts, 0) == 0
-
-
-@pytest.mark.parametrize(
-    ("examples", "batch", "epochs", "trials"), [(2641, 512, 50, 2), (11_571, 512, 22, 2), (450_000, 3000, 12, 1)]
-)
-def test_where_utterances_abound_batches_are_larger_and_epochs_fewer(examples, batch, epochs, trials):
-    assert study._amount(FULL["clc"], examples) == (batch, epochs, FULL["clc"].tried[:trials])
 
 
 def test_table_and_page_show_every_point_also_those_of_a_checkout(points: list[Any]) -> None:

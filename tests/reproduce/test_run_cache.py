@@ -121,7 +121,7 @@ def test_the_key_of_an_attack_follows_the_corpus_of_its_shadow_model(corpus, tmp
 def committed(corpus, tmp_path, monkeypatch) -> list[Job]:
     """The first of these jobs is finished in a checkout, and the corpus is gone."""
     folder, made_of = ResultCache(tmp_path / "committed"), Inputs()
-    index = {"corpora": {"own.jsonl": {"sha256": made_of.corpus(corpus), "utterances": 160, "train": {"0": 72}}}}
+    index = {"corpora": {"own.jsonl": {"sha256": made_of.corpus(corpus), "train": {"0": 72}}}}
     folder.write(TableRuns(tmp_path / "out").key(jobs(corpus)[0], made_of), {"ser": 1})
     (folder.folder / run_cache.INDEX).write_text(json.dumps(index))
     monkeypatch.setattr(run_cache, "COMMITTED", folder.folder)
@@ -135,7 +135,7 @@ def test_committed_runs_are_joined_without_their_corpus_unless_fresh(committed, 
     runs = TableRuns(tmp_path / "out", tell=lambda line, kept: lines.append(line))
     assert runs.results([job, job], "test") == [{"ser": 1}] * 2
     assert lines == ["test: 1 of 1 runs are done, 1 of them came with the checkout"]
-    assert (runs.inputs.utterances(job.config.corpus), runs.inputs.examples(job.config.corpus, 0)) == (160, 72)
+    assert runs.inputs.examples(job.config.corpus, 0) == 72
     with pytest.raises(UsageError, match="no corpus at"):
         runs.results([job, other], "test")
     with pytest.raises(UsageError, match="no corpus at"):
