@@ -60,6 +60,7 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ("06 tuning", [{}], 1, "holds", lambda r: r.free),
     ("11 turn", [{}, {"num_devices": 4, "z0": 2.0}], 1, "holds", lambda r: r.epsilon),
     ("04 loss", [{}], 0, "holds", lambda r: r.epsilon),
+    ("04 sampling", [{}], 0, "holds", lambda r: r.sampled[-1]),
     ("04 sampling", [{}], 1, "holds", lambda r: r.shuffled[-1]),
     (
         "03 stages",
@@ -70,12 +71,6 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ),
     ("10 parts", [{}], 0, "holds", lambda r: r.cost.each),
 ]
-
-
-def test_what_is_shown_by_renyi_dp_is_no_less_than_the_command_line_says() -> None:
-    panel = panel_of("04 sampling")
-    told = report_of(panel.command.value.splitlines()[0])["holds"]["epsilon"]
-    assert 0.8 * panel.result.sampled[-1] < told <= panel.result.sampled[-1]
 
 
 @pytest.mark.parametrize(("name", "settings", "line", "what", "epsilon"), COMMANDS)

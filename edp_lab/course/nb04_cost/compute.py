@@ -37,6 +37,7 @@ from edp_lab.reproduce.paper import printed
 from edp_lab.reproduce.paper.printed import MAX_EPOCHS, Z0_RANGE, ExplainedEpsilon, Setting, Table1Row
 
 POINTS = 40  # of a curve
+SEEN = 6  # of them, where an account takes milliseconds
 LIMIT = 100_000  # draws: beyond it a slider would stall
 
 
@@ -248,7 +249,8 @@ class Sampled(NamedTuple):
     after: NDArray[np.int64]  # (P), numbers of steps; the last is that of the run
     everyone: Array  # (P), epsilon where every utterance is in every step (exact)
     shuffled: Array  # (P), one shuffled pass after the other; exact for an attacker who knows the batches (Gaussian DP)
-    sampled: Array  # (P), under Poisson sampling at rate q, by Renyi DP
+    now_and_then: NDArray[np.int64]  # (P''), some of `after`, with the last
+    sampled: Array  # (P''), after as many, under Poisson sampling at rate q, by privacy loss distributions
     at_least: float  # no epsilon below that holds for a shuffled pass: `shuffled_at_least`; 0 before a pass is whole
     output: Array  # (P'), values of one step's noisy sum along the utterance's gradient, in units of C
     without: Array  # (P'), its density where the utterance is absent
@@ -263,8 +265,9 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
     """
     check_whole("number of steps", steps, 1, 10**6)
     accountants.check_delta(delta)
-    one = RenyiDP(releases_of(noise_multiplier, 1, rate))
     after = np.unique(np.geomspace(1, steps, POINTS).round().astype(np.int64))
+    now_and_then = after[np.unique(np.linspace(0, len(after) - 1, SEEN).round().astype(int))]
+    samples = [releases_of(noise_multiplier, count, rate) for count in now_and_then.tolist()]
     passes, whole = [math.ceil(k * rate * (1 - 1e-12)) for k in after.tolist()], steps_of_a_pass(rate)
     everyone, shuffled = (
         np.array([GaussianDP(releases_of(noise_multiplier, count)).epsilon(delta) for count in counts])
@@ -276,8 +279,8 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
         for mean in (0.0, 1.0)
     )
     return Sampled(
-        rate, noise_multiplier, delta, steps, passes[-1], after, everyone, shuffled,
-        sampled=np.array([accountants.rdp_epsilon(one.rdp * float(k), delta) for k in after]),
+        rate, noise_multiplier, delta, steps, passes[-1], after, everyone, shuffled, now_and_then,
+        sampled=np.array([PrivacyLossDistribution(schedule).epsilon(delta) for schedule in samples]),
         at_least=shuffled_at_least(noise_multiplier, whole, delta) if steps >= whole else 0.0,
         output=output,
         without=without,

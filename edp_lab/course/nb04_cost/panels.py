@@ -349,7 +349,7 @@ def draw_sampled(result: Sampled) -> Figure:
         line("all in each step", OTHER, y=everyone, **on),
         line("shuffled", PLAIN, "dash", line={"shape": "hv"}, y=shuffled, **on),
         line("shuffled: at least", INK, "dot", **{**on, "x": whole}, y=[result.at_least] * len(whole)),
-        line("secret sample", HOLDS, "dashdot", width=3, y=sampled, **on),
+        line("secret sample", HOLDS, "dashdot", width=3, y=sampled, **{**on, "x": result.now_and_then}),
         hover="%{x:,} steps: ε = %{y:.3g}",
         xaxis=logs("steps", [-0.03, max(0.5, math.log10(result.steps) + 0.03)]),
         yaxis=log_axis("ε (nats)", [*everyone, *shuffled, *sampled], margin=0.05, labels=6),
