@@ -129,10 +129,18 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file; UsageError where it cannot be read or is no JSON."""
+    """A JSON file; UsageError where it cannot be read, is no JSON, or gives a name twice."""
     content = read_bytes(path)
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
+            raise ValueError(f"{twice!r} is there twice")
+        return found
+
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
         raise UsageError(f"{path} is damaged: it is not JSON ({error})") from error
 

@@ -144,6 +144,7 @@ def _described(as_printed: bool, alpha_max: float, sampling_rate: float | None, 
 def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) -> dict[str, Any]:
     from edp_lab.privacy import NoGuarantee, claim
     from edp_lab.privacy.guarantee import HOLDS, VOID
+    from edp_lab.privacy.mechanism import of_training
 
     try:
         sensitivity = mechanism.sensitivity(guarantee.adjacency)
@@ -159,13 +160,14 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
         "epsilon_in_real_numbers": guarantee.epsilon,
         **{name: getattr(guarantee, name) for name in names},
     }
-    noise = [mechanism.noise_std(t) for t in bill]
+    epochs = of_training(bill)
+    noise = [mechanism.noise_std(t) for t in epochs]
     return {
         "claimed": asdict(claim(mechanism, bill, guarantee.delta)),
         "holds": holds,
         "epochs": guarantee.epochs,
         "releases": sum(bill.values()),
-        "z_t": [mechanism.noise_multiplier_setting(t) for t in bill],
+        "z_t": [mechanism.noise_multiplier_setting(t) for t in epochs],
         "noise_multiplier": [std / sensitivity if sensitivity else None for std in noise],
         "sensitivity": sensitivity,
         "noise_std": noise,

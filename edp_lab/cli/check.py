@@ -138,7 +138,7 @@ def settings_of(content: Any, where: str = "the settings") -> dict[str, Any]:
     for name in ("batch_size", "n", "steps", "epochs"):
         if name in read:
             _number(name, read[name])
-    _read_sampler(flat, read)
+    _read_sampler(flat, read, where)
     _read_batches(flat, read)
     return read
 
@@ -153,7 +153,11 @@ def _flat(content: Any, where: str) -> dict[str, Any]:
         raise UsageError(f'{where} holds no settings: give a JSON object such as {{"noise_multiplier": 1.1}}')
     found: dict[str, Any] = {}
     for name, value in content.items():
-        found |= _flat(value, where) if isinstance(value, Mapping) else {str(name).lower(): value}
+        more = _flat(value, where) if isinstance(value, Mapping) else {str(name).lower(): value}
+        for same in found.keys() & more.keys() & (FIELDS.keys() | SPECIAL):
+            if found[same] != more[same]:
+                raise UsageError(f"{where} gives {same} twice, {found[same]} and {more[same]}: keep one")
+        found |= more
     return found
 
 
@@ -166,12 +170,17 @@ def _refuse_unjudged(flat: Mapping[str, Any], where: str) -> None:
         raise UsageError(f"{where} has noise that is correlated between steps ({named}): it is not judged here")
 
 
-def _read_sampler(flat: Mapping[str, Any], read: dict[str, Any]) -> None:
+def _read_sampler(flat: Mapping[str, Any], read: dict[str, Any], where: str) -> None:
     if "sampler" in read:
         named = str(read["sampler"])
         read["sampler"] = SAMPLERS.get(named.lower(), named)
         if read["sampler"] == "fixed-size" and flat.get("replace"):
             read["sampler"] = "with-replacement"
+    elif {"max_grad_norm", "shuffle"} <= set(flat) and "poisson_sampling" not in flat:
+        raise UsageError(
+            f"{where} has shuffle and max_grad_norm: Opacus would sample all the same, another loop would not; add "
+            '"poisson_sampling": true or false'
+        )
     elif {"poisson_sampling", "max_grad_norm"} & set(flat):
         read["sampler"] = _passes(flat, bool(flat.get("poisson_sampling", True)))
     elif {"poisson_sampling_in_fit", "clipping_norm"} & set(flat):

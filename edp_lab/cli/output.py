@@ -137,8 +137,14 @@ def _template(name: str) -> Any:
     look: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     beside = FileSystemLoader(Path(__file__).parent)
     here = Environment(loader=beside, undefined=StrictUndefined, autoescape=select_autoescape(["html.j2"]), **look)
-    here.filters |= {"n": number, "up": lambda bound: "none" if bound is None else upward(bound, 6), "fill": fill}
-    here.filters["down"] = lambda bound: upward(-bound).lstrip("-")  # what attacks reach
+
+    def up(bound: float | None, digits: int = 6) -> str:
+        return "none" if bound is None else upward(bound, digits)
+
+    def down(bound: float, digits: int = 3) -> str:  # such as what attacks reach
+        return upward(-bound, digits).lstrip("-")
+
+    here.filters |= {"n": number, "up": up, "down": down, "fill": fill}
     here.globals["conditions"] = CONDITIONS
     return here.get_template(name)
 

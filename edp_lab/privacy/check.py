@@ -352,7 +352,7 @@ def check(setting: Setting) -> Checked:
     status = Status.NO_BOUND if own is None else Status.NO_CLAIM
     if claimed is not None and own is not None:
         status = Status.HOLDS if own <= claimed * (1 + NUMERICAL) else Status.NOT_SHOWN
-    if claimed is not None and status is not Status.HOLDS:
+    if claimed is not None and (own is None or own > claimed):
         least = at_least(setting) or None
         status = Status.TOO_SMALL if least is not None and claimed < least else status
     return Checked(setting, status, holds, least, recognise(setting), _mend(setting, status, holds), _notes(setting))

@@ -71,7 +71,9 @@ class SecretStream:
         self._encryptor, self._one_by_one = (Cipher(AES(own), mode).encryptor() for mode in (CTR(bytes(16)), ECB()))
 
     def fill(self, out: np.ndarray) -> None:
-        """The next bits into all bytes of `out`, contiguous, at most 8 `PIECE` of them."""
+        """The next bits into all bytes of `out`, contiguous; ValueError if there are more than 8 `PIECE`."""
+        if out.nbytes > len(ZEROS):
+            raise ValueError(f"{out.nbytes} bytes at once: at most {len(ZEROS)} are filled")
         self._encryptor.update_into(memoryview(ZEROS)[: out.nbytes], out.data.cast("B"))
 
     def words(self, count: int) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 DIR/certificate.json    every number; DIR/certificate.html says the same on one page that can be printed
 
-It is made once, when a run ends whose guarantee holds. `check` computes every number anew from the run's ledger, record
-and model: nothing in a certificate has to be believed.
+It is made once, when a run ends whose guarantee holds and means something (delta below 1/n). `check_certificate`
+computes every number anew from the run's ledger, record and model: nothing in a certificate has to be believed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from edp_lab.errors import UsageError
 from edp_lab.files import read_json, write_whole
+from edp_lab.models.factory import load_model, model_checksum
 from edp_lab.models.public_start import MOST_SEEN, made_of
 from edp_lab.privacy import accountant_for, judge
 from edp_lab.privacy.guarantee import EXACT_NOISE, HOLDS, NEIGHBOURS, NOT_COVERED, PUBLIC, upward
 from edp_lab.privacy.mechanism import of_training
-from edp_lab.training.run_folder import go_on, read_record, run_ledger
+from edp_lab.training.run_folder import MODEL, go_on, read_record, run_ledger
 
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"
 OTHER_RUNS = "other runs on the same corpus: their epsilons add up"
@@ -37,7 +38,7 @@ def certificate(folder: Path) -> dict[str, Any]:
     It has no checksum of the corpus: whoever knows all others could try each candidate on that.
 
     Raises:
-        UsageError: the run has no ledger, the ledger does not fit the record, or no epsilon holds.
+        UsageError: the run has no ledger, the ledger does not fit the record, or no epsilon holds or means anything.
     """
     ledger, record = run_ledger(folder), read_record(folder)
     mechanism, bill, config = ledger.mechanism, ledger.bill(), record["config"]
@@ -45,6 +46,9 @@ def certificate(folder: Path) -> dict[str, Any]:
     if held.status != HOLDS:
         raise UsageError(f"{folder} gets no certificate, as no epsilon holds: {held.reason}")
     attack, splits = accountant_for(mechanism, bill), record["corpus"]["splits"]
+    protected = splits.get("speakers", splits["train"])
+    if not meaningful(held.delta, protected):
+        raise UsageError(f"{folder} gets no certificate: delta {held.delta:g} is not below 1/n = {1 / protected:.3g}")
     return {
         "epsilon": held.epsilon,
         "delta": held.delta,
@@ -53,7 +57,7 @@ def certificate(folder: Path) -> dict[str, Any]:
         "batches": held.sampling,
         "accountant": held.method,
         "best_attack_auc": attack.best_auc(),
-        "protected": splits.get("speakers", splits["train"]),
+        "protected": protected,
         "releases": sum(bill.values()),
         "clip_norm": mechanism.clip_norm,
         "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in of_training(bill)}),
@@ -66,21 +70,30 @@ def certificate(folder: Path) -> dict[str, Any]:
     }
 
 
+def meaningful(delta: float, protected: int) -> bool:
+    """Below 1/n; from there on, to publish one of them whole would meet it, whatever epsilon is."""
+    return delta * protected < 1
+
+
 def write_certificate(folder: Path) -> None:
     """Both files; UsageError as `certificate`, or the disk is full."""
     made = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "versions": read_record(folder)["versions"]}
     content = {**certificate(folder), **made}
     write_whole(folder / CERTIFICATE, f"{json.dumps(content, indent=2)}\n".encode(), go_on(folder))
+    write_whole(folder / PAGE, _page(content), go_on(folder))
+
+
+def _page(content: dict[str, Any]) -> bytes:
     beside = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, autoescape=True)
-    page = beside.get_template("certificate.html.j2").render(c=content, up=upward)
-    write_whole(folder / PAGE, page.encode(), go_on(folder))
+    return beside.get_template("certificate.html.j2").render(c=content, up=upward).encode()
 
 
 def check_certificate(folder: Path) -> dict[str, Any] | None:
     """The certificate in `folder`, each of whose numbers was computed anew; None if there is none.
 
     Raises:
-        UsageError: a number differs from what ledger and record say.
+        UsageError: a number differs from what ledger and record say, the page says something else, or the model beside
+            it is another one.
     """
     path = folder / CERTIFICATE
     if not path.exists():
@@ -90,6 +103,14 @@ def check_certificate(folder: Path) -> dict[str, Any] | None:
     for name, value in found.items():
         if not _same(name, told.get(name), value):
             raise UsageError(f"{path} says {name} {told.get(name)!r}, but the run's ledger and record say {value!r}")
+    if more := sorted(told.keys() - found.keys() - {*MADE}):
+        raise UsageError(f"{path} says {more[0]}, which no certificate does: restore it from a copy")
+    if (folder / PAGE).exists() and (folder / PAGE).read_bytes() != _page(told):
+        raise UsageError(
+            f"{folder / PAGE} differs from {CERTIFICATE}: remove both, and edp-lab train --resume {folder}"
+        )
+    if model_checksum(load_model(folder / MODEL)) != found["model_sha256"]:
+        raise UsageError(f"the model in {folder / MODEL} is not the one that was trained: restore it from a copy")
     return {**found, **{name: told.get(name) for name in MADE}}
 
 

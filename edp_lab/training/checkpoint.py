@@ -135,7 +135,19 @@ def _moments(
     return moments
 
 
-LIBRARIES = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "OPENBLAS_")  # whose settings choose how products are summed
+# Whose settings choose how products are summed, and which code is compiled or loaded for this processor.
+LIBRARIES = (
+    "MKL_",
+    "ONEDNN_",
+    "DNNL_",
+    "ATEN_",
+    "OPENBLAS_",
+    "NUMBA_",
+    "KMP_",
+    "GOMP_",
+    "OMP_DYNAMIC",
+    "GLIBC_TUNABLES",
+)
 
 
 def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
@@ -143,6 +155,7 @@ def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
     from llvmlite.binding import get_host_cpu_name  # slow to import
 
     processor = [platform.machine(), get_host_cpu_name(), torch.backends.cpu.get_cpu_capability(), platform.node()]
+    processor += [torch.get_float32_matmul_precision()]
     processor += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(LIBRARIES))
     processes = accelerator.num_processes
     return {

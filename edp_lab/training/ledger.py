@@ -54,14 +54,14 @@ class PrivacyLedger:
         self._begun: Future[None] | None = None
 
     @classmethod
-    def open(cls, path: Path, chain: str | None = None) -> PrivacyLedger:
-        """Read an existing ledger, to judge it or to go on with it. `chain`: a value that the run record remembers.
+    def open(cls, path: Path, *remembered: str | None) -> PrivacyLedger:
+        """Read an existing ledger, to judge it or to go on with it. `remembered`: chains that record and state know.
 
         A last line that was not written out (its step drew no noise) does not count; the next `write` takes it off.
         Before that nothing on the disk is touched, so a run that is still going on can be judged.
 
         Raises:
-            UsageError: the ledger is missing, damaged, edited, or lacks entries that the record remembers.
+            UsageError: the ledger is missing, damaged, edited, or lacks entries that are remembered.
         """
         cure = "its releases can no longer be counted, so restore it from a copy"
         try:
@@ -85,8 +85,8 @@ class PrivacyLedger:
             ledger.size += len(line) + 1
         if not seen:
             raise UsageError(f"ledger {path} holds no entry: {cure}")
-        if chain is not None and chain not in seen:
-            raise UsageError(f"ledger {path} lacks entries that the run record remembers: {cure}")
+        if not seen.issuperset({*remembered} - {None}):
+            raise UsageError(f"ledger {path} lacks entries that the run remembers: {cure}")
         return ledger
 
     def write(self, epoch: int, step: int, key: int) -> None:

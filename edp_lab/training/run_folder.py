@@ -18,10 +18,13 @@ import os
 import platform
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_type_hints
+
+from safetensors import SafetensorError, safe_open
 
 from edp_lab.errors import UsageError
 from edp_lab.files import PARTIAL, read_bytes, sealed, unsealed, write_whole
@@ -123,11 +126,14 @@ def run_config(record: dict[str, Any]) -> TrainConfig:
 
 
 def run_ledger(run: str | Path) -> PrivacyLedger:
-    """The ledger of a run, checked against its record."""
-    record = read_record(run)
+    """The ledger of a run, checked against its record, and against its state if it is not finished."""
+    record, state = read_record(run), Path(run) / STATE
     if record.get("ledger") is None:
         raise UsageError(f"{run} has no ledger: it was trained without noise, or before there were ledgers")
-    return PrivacyLedger.open(Path(run) / LEDGER, chain=str(record["ledger"]))
+    position: dict[str, Any] = {}
+    with suppress(OSError, SafetensorError, ValueError, KeyError), safe_open(state, framework="np") as file:
+        position = json.loads(file.metadata()["progress"])  # a damaged one is refused where the run goes on
+    return PrivacyLedger.open(Path(run) / LEDGER, str(record["ledger"]), position.get("chain"))
 
 
 def bill(

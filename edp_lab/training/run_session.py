@@ -34,7 +34,7 @@ from edp_lab.privacy import Mechanism
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.privacy.guarantee import HOLDS
 from edp_lab.training import checkpoint, run_folder
-from edp_lab.training.certificate import CERTIFICATE, write_certificate
+from edp_lab.training.certificate import CERTIFICATE, meaningful, write_certificate
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
 from edp_lab.training.machines import TIMEOUT, Machines, lost
@@ -133,7 +133,9 @@ def train_here(
 
 def _complete(folder: Path, record: dict[str, Any]) -> None:
     """After the record of a finished run: its certificate, if something is promised; and no key and state any more."""
-    if record["guarantee"]["status"] == HOLDS and not (folder / CERTIFICATE).exists():
+    splits, held = record["corpus"]["splits"], record["guarantee"]
+    promised = held["status"] == HOLDS and meaningful(held["delta"], splits.get("speakers", splits["train"]))
+    if promised and not (folder / CERTIFICATE).exists():
         write_certificate(folder)
     _tidy(folder)
 
@@ -142,8 +144,7 @@ def _ledger(folder: Path, mechanism: Mechanism, chain: str | None, earlier: dict
     """A new one, or the earlier one; UsageError if that lacks what record or state remember, or is of other noise."""
     if earlier is None:
         return PrivacyLedger(folder / LEDGER, mechanism)
-    for remembered in (earlier["ledger"], chain):
-        ledger = PrivacyLedger.open(folder / LEDGER, chain=remembered)
+    ledger = PrivacyLedger.open(folder / LEDGER, earlier["ledger"], chain)
     if ledger.mechanism != mechanism:
         raise UsageError(f"the ledger in {folder} is of another mechanism than its record: restore both from a copy")
     return ledger
@@ -227,7 +228,7 @@ def _bill_failed(folder: Path, error: UsageError) -> None:
     with suppress(UsageError), _locked(folder):
         record = read_record(folder)
         if record["status"] == "running":
-            ledger = None if record["ledger"] is None else PrivacyLedger.open(folder / LEDGER, chain=record["ledger"])
+            ledger = None if record["ledger"] is None else PrivacyLedger.open(folder / LEDGER, record["ledger"])
             epochs = min(len(record["epochs"]) + 1, record["config"]["epochs"])
             mechanism = None if ledger is None else ledger.mechanism
             _write_failed(folder, record, run_folder.bill(record, mechanism, ledger, epochs), error)
@@ -302,7 +303,8 @@ def _published_key(seed: int, number: int) -> int:
 def _files(folder: Path, resuming: bool, processes: int) -> Iterator[None]:
     """A new run that fails before its first state leaves nothing in the folder.
 
-    Unless there is a record, and it was cut off from a rank or the disk was full: then it can be taken up.
+    Unless its ledger bills a release before the step that failed, which the failure tells of; or there is a record, and
+    it was cut off from a rank or the disk was full: then it can be taken up.
     """
     with _locked(folder):
         if not resuming:
@@ -314,9 +316,17 @@ def _files(folder: Path, resuming: bool, processes: int) -> Iterator[None]:
         except BaseException as error:
             cut_off = processes > 1 and not isinstance(error, UsageError)
             full = isinstance(error.__cause__, OSError)
-            if not (resuming or (folder / STATE).exists() or ((cut_off or full) and (folder / RECORD).exists())):
+            kept = resuming or (folder / STATE).exists() or ((cut_off or full) and (folder / RECORD).exists())
+            if not (kept or _has_released(folder)):
                 _tidy(folder, RECORD, LEDGER)
             raise
+
+
+def _has_released(folder: Path) -> bool:
+    """Whether a step under a secret key was ended there: each is billed before it begins."""
+    with suppress(UsageError):
+        return (folder / SECRET).exists() and len(PrivacyLedger.open(folder / LEDGER).releases) > 1
+    return False
 
 
 @contextmanager

@@ -119,6 +119,18 @@ def test_what_a_target_finds_is_met_when_fed_back(account):
     assert spent[0] <= 6 < spent[1]
 
 
+def test_printed_noise_for_a_target_meets_it(cli, account):
+    told = cli("account", "--epochs", "30", "--target-epsilon", "8")[1]
+    z0 = re.search(r"z0 ([\d.]+), or", told)[1]
+    assert 7.999 < account("--epochs", "30", "--z0", z0)["holds"]["epsilon"] <= 8
+
+
+def test_noise_that_is_told_is_that_of_training_not_of_the_layer_scales(account):
+    told = account("--alpha-source", "noised", "--decay", "linear", "--tau", "0.9", "--epochs", "3")
+    assert told["noise_multiplier"] == pytest.approx([1.0, 1 / 1.9, 1 / 2.8])
+    assert account("--alpha-source", "noised", "--decay", "linear", "--tau", "1", "--epochs", "2")["holds"]["epsilon"]
+
+
 # Words
 
 

@@ -66,6 +66,8 @@ def test_settings_of_other_libraries(content, expected):
         ({**CYCLE, "num_bands": 4}, "num_bands"),
         ({**ONE, "gradient_accumulation_steps": 4}, "count several times"),
         ({**OPACUS, "n": 7_000}, "twice"),
+        ({"pretrain": {"noise_multiplier": 0.5}, "finetune": {"noise_multiplier": 4.0}, **ONE}, "twice, 0.5 and 4.0"),
+        ({**OPACUS, "shuffle": True}, "Opacus would sample all the same"),
         ({**OPACUS, "batch_size": "many"}, "batch_size is 'many'"),
         ({"sampler": "shuffle", "n": 6_000, "batch_size": 60, "steps": 1_000, "epochs": 1}, "1,000 steps .* not 1 ep"),
         ({"sampler": "poisson", "n": 6_000, "batch_size": 60, "steps": 100, "epochs": 50}, "100 steps .* not 50 ep"),
@@ -115,6 +117,12 @@ def test_verdicts_say_what_holds_what_attacks_reach_and_which_noise_was_assumed(
     assert "the claim is false: attacks reach epsilon" in once
     anew = told({**BINS, "sampler": "random-allocation", "noise_multiplier": 1.0, "epsilon": 3.0})
     assert "not shown: the least that is known to hold is 3.48381; attacks reach 1.99" in anew  # rounded up, down
+
+
+def test_a_file_that_gives_a_name_twice_is_refused(cli, tmp_path):
+    file = tmp_path / "settings.json"
+    file.write_text('{"noise_multiplier": 0.5, "noise_multiplier": 4, "n": 100}')
+    assert "'noise_multiplier' is there twice" in cli("check", str(file))[2]
 
 
 def test_of_two_rates_that_hardly_differ_the_costlier_one_counts():

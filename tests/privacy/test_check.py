@@ -125,6 +125,13 @@ def test_a_claim_of_poisson_accounting_for_shuffled_batches_is_recognised_refute
     assert check(replace(MNIST, epsilon=claimed, adjacency=Adjacency.ADD_OR_REMOVE_ONE)).status is Status.NO_BOUND
 
 
+def test_a_claim_below_what_attacks_reach_is_false_however_little():
+    exact = Setting(Sampler.FIXED_ORDER, 1000, 40, 25, 1, 1.0, 1e-5)
+    true = check(exact).holds[Adjacency.ZERO_OUT].epsilon
+    assert check(replace(exact, epsilon=true)).status is Status.HOLDS
+    assert check(replace(exact, epsilon=true * 0.9995)).status is Status.TOO_SMALL
+
+
 def test_what_mends_a_claim_does():
     """Followed, each advice gives a claim that holds."""
     shared = check(replace(MNIST, epsilon=17.9, micro_batch_size=16))

@@ -78,6 +78,11 @@ def test_noise_is_aes_in_counter_mode():
     assert np.concatenate(drawn).tobytes() == expected
 
 
+def test_more_than_a_stream_fills_at_once_is_refused_not_left_as_it_was():
+    with pytest.raises(ValueError, match="at most"):
+        SecretStream(1, Purpose.NOISE).fill(np.empty(8 * PIECE + 1, dtype=np.uint8))
+
+
 def test_words_are_those_of_the_stream_however_many():
     whole, parts = SecretStream(5, Purpose.SAMPLE, 3), SecretStream(5, Purpose.SAMPLE, 3)
     expected = np.concatenate([parts.words(n) for n in (0, 2, PIECE - 2, 2, PIECE)])

@@ -151,15 +151,34 @@ def test_where_the_disk_is_full_before_the_first_state_a_run_begins_anew_or_goes
     assert (again["status"], run_ledger(tmp_path / "run").bill()) == ("finished", {0: 1, 1: 1})
 
 
-def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(corpus, tmp_path, monkeypatch, nan_in_epoch):
-    nan_in_epoch(0)
-    with pytest.raises(UsageError, match="not finite"):
-        train(config(corpus, private_seed=True), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+def test_a_run_that_fails_in_its_first_step_leaves_nothing(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "model_gradients", Mock(side_effect=RuntimeError("out of memory")))
     with pytest.raises(RuntimeError, match="memory"):
         train(config(corpus, private_seed=True), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_what_was_released_before_a_failure_stays_billed(corpus, tmp_path, nan_in_epoch):
+    nan_in_epoch(0)
+    with pytest.raises(UsageError, match="not finite"):
+        train(config(corpus, private_seed=True), tmp_path / "run")
+    assert len(run_ledger(tmp_path / "run").releases) == STEPS
+    with pytest.raises(UsageError, match="--out"):
+        train(config(corpus, private_seed=True), tmp_path / "run")
+
+
+def test_lines_that_only_the_state_of_a_killed_run_remembers_are_missed(corpus, tmp_path):
+    folder = tmp_path / "run"
+    train(config(corpus, private_seed=True), folder, ctrl_c)
+    lines = (folder / LEDGER).read_bytes().splitlines(keepends=True)
+    record = read_record(folder) | {
+        "ledger": json.loads(lines[0])["chain"]
+    }  # as of a run that is killed in its first epoch
+    write_record(folder, record)
+    assert run_ledger(folder).releases
+    (folder / LEDGER).write_bytes(lines[0])
+    with pytest.raises(UsageError, match="lacks entries that the run remembers"):
+        run_ledger(folder)
 
 
 def test_two_runs_into_one_folder_do_not_touch_each_other(corpus, tmp_path):

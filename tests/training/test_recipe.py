@@ -14,9 +14,10 @@ from edp_lab.corpora import load_corpus
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.models import public_start
+from edp_lab.models.factory import load_model, save_model
 from edp_lab.privacy import judge
 from edp_lab.training import read_record, resume, run_ledger, train
-from edp_lab.training.certificate import CERTIFICATE, PAGE, check_certificate
+from edp_lab.training.certificate import CERTIFICATE, PAGE, certificate, check_certificate
 from edp_lab.training.recipe import plan, recipe
 from edp_lab.training.run_folder import SECRET
 from edp_lab.training.trainer import EpochDone
@@ -107,6 +108,33 @@ def test_a_certificate_that_says_more_than_the_ledger_is_refused(run, tmp_path, 
     (other / CERTIFICATE).write_text(json.dumps({**content, name: value}))
     with pytest.raises(UsageError, match=f"says {name}"):
         check_certificate(other)
+
+
+@pytest.mark.parametrize("changed", ["more", "page", "model"])
+def test_a_certificate_beside_another_page_or_model_is_refused(run, tmp_path, changed):
+    *_, folder = run
+    other = tmp_path / "copy"
+    shutil.copytree(folder, other)
+    assert check_certificate(other)
+    content = json.loads((other / CERTIFICATE).read_text())
+    if changed == "more":
+        (other / CERTIFICATE).write_text(json.dumps({**content, "epsilon_total": 0.01}))
+    elif changed == "page":
+        (other / PAGE).write_text((other / PAGE).read_text().replace("utterance", "word"))
+    else:
+        model = load_model(other / "model")
+        next(model.parameters()).data.add_(1.0)
+        save_model(model, other / "model", "")
+    with pytest.raises(UsageError, match={"more": "epsilon_total", "page": "differs", "model": "not the one"}[changed]):
+        check_certificate(other)
+
+
+def test_a_delta_that_promises_nothing_gets_no_certificate(run, tmp_path):
+    made, *_ = run
+    train(replace(made.config, delta=0.5), tmp_path / "run")
+    assert not (tmp_path / "run" / CERTIFICATE).exists()
+    with pytest.raises(UsageError, match=r"delta 0\.5 is not below 1/n"):
+        certificate(tmp_path / "run")
 
 
 def test_a_certificate_that_was_not_written_any_more_is_made_when_the_run_is_taken_up(run):
