@@ -396,6 +396,8 @@ def claims(
     each = ", ".join(f"{verdict} {counts[verdict]}" for verdict in Verdict if counts[verdict])
     strong = Counter(entry.strength.split()[0] for entry in entries)
     each += "; " + ", ".join(f"{strength} {strong[strength]}" for strength in STRENGTHS if strong[strength])
+    if readings := sum(entry.is_reading for entry in entries):
+        each += f"; {readings} readings of ours" if readings > 1 else "; 1 reading of ours"
     when = f"{ledger.date}, {ledger.machine}, edp-lab {ledger.versions['edp-lab']}"
     told = f"computed now ({when})" if run else f"as committed ({when}); --run computes again"
     Screen().print(f"{len(entries)} claim{'s' if len(entries) > 1 else ''}: {each}; {told}")

@@ -18,10 +18,12 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from enum import StrEnum
 from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
+from string import Formatter
 from types import SimpleNamespace
 from typing import Any, NamedTuple, ParamSpec
 
@@ -32,6 +34,7 @@ Measured = Mapping[str, float | str | bool]
 Told = Callable[[str], None]
 Given = ParamSpec("Given")
 DOCUMENTS = {"P": "paper", "T": "thesis"}
+READING = "Our reading: "  # so begins a claim that the document does not make in so many words
 TABLE = RESULTS / "claims.json"
 TEST = "tests/reproduce/test_claims.py::test_the_verdict_turns_with_the_evidence"
 MODULES = (
@@ -54,6 +57,18 @@ class Verdict(StrEnum):
 
 HOLDS, CONDITIONAL, FAILS, UNTESTABLE = Verdict
 STRENGTHS = ("proven", "measured", "argued")  # the first word of a claim's strength
+AWAY = {"↑": ROUND_CEILING, "↓": ROUND_FLOOR}  # from what a bound bounds, such as an epsilon that holds
+
+
+class Words(Formatter):
+    """As `str.format`; `{name:.3g↑}` is rounded up, `{name:.3g↓}` down: a bound that is rounded must still be one."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        rounding = AWAY.get(format_spec[-1:])
+        if rounding is None:
+            return str(super().format_field(value, format_spec))
+        with localcontext(rounding=rounding):
+            return format(Decimal(str(float(value))), format_spec[:-1])
 
 
 class Pair(NamedTuple):
@@ -74,7 +89,7 @@ class Claim:
     quote: str  # and a few words as they stand there
     cell: str  # the notebook cell that shows it
     rule: Callable[[Any], Verdict]  # from the measured values, by name, to the verdict; it sees nothing else
-    said: str  # what was found, with `{names}` of measured values
+    said: str  # what was found, with `{names}` of measured values, as `Words` writes them
     # What the verdict rests on: "proven", by calculation from what is printed; "measured (...)", with the `{names}` of
     # a sample's size and an interval; or "argued", by a reading, or numbers without an interval.
     strength: str
@@ -123,11 +138,11 @@ class Evidence:
 
     @property
     def said(self) -> str:
-        return self.about.said.format_map(self.measured)
+        return Words().vformat(self.about.said, (), self.measured)
 
     @property
     def strength(self) -> str:
-        return self.about.strength.format_map(self.measured)
+        return Words().vformat(self.about.strength, (), self.measured)
 
 
 # ---- The table of all claims -----------------------------------------------------------------------------------------
@@ -152,6 +167,11 @@ class Entry:
     @property
     def document(self) -> str:
         return DOCUMENTS[self.id[0]]
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the verdict is on what we take the words to mean."""
+        return self.claim.startswith(READING)
 
     def as_json(self) -> dict[str, Any]:
         row = asdict(self)

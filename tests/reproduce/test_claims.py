@@ -21,6 +21,7 @@ from edp_lab.reproduce.claims import (
     Entry,
     Evidence,
     Measured,
+    Words,
     compute,
     read_table,
     registry,
@@ -95,6 +96,18 @@ def test_a_verdict_has_a_strength_and_a_measured_one_names_its_sample_and_an_int
     assert kind != "measured" or any(type(entry.measured[n]) is int and entry.measured[n] > 1 for n in names - ends)
 
 
+def test_a_bound_is_rounded_away_from_what_it_bounds() -> None:
+    """Up where it holds from above, down where it does from below; what has no more digits stays."""
+    told = "{epsilon:.3g↑} {epsilon:,.1f↓} {share:.0%↑} {round:.2g↑} {epsilon:.3g} {name}"
+    given = {"epsilon": 1111.404, "share": 0.901, "round": 0.2, "name": "x"}
+    assert Words().vformat(told, (), given) == "1.12e+3 1,111.4 91% 0.2 1.11e+03 x"
+
+
+def test_readings_are_told_from_what_is_written() -> None:
+    assert {entry.id for entry in COMMITTED.values() if entry.is_reading} > {"P3", "T18"}
+    assert not COMMITTED["P1"].is_reading
+
+
 BY_HAND: dict[str, dict[str, tuple[float, float]]] = {  # values, and how far from them what is measured may lie
     "P5": {"claimed_epsilon": (5.30, 0.005), "epsilon": (10.00, 0.005)},
     "P10": {"smallest": (1.32, 0.01), "largest": (22.5, 0.01)},
@@ -111,6 +124,10 @@ BY_HAND: dict[str, dict[str, tuple[float, float]]] = {  # values, and how far fr
         "epsilon_of_this_mechanism": (2.248, 0.002),
     },
     "T12": {"basic": (1800, 1e-6), "zcdp": (180 + 2 * math.sqrt(180 * math.log(1e5)), 1e-6)},
+    "T13": {
+        "right_at_scale_2_over_epsilon": (0.257, 5e-4), "right_at_a_half": (0.616, 5e-4), "right_at_1": (0.932, 5e-4),
+        "right_at_2": (0.999, 5e-4),
+    },
     "T16": {"sigma": (7.5, 1e-9), "best_accuracy": (0.5005, 0.0005), "sigma_for_the_claim": (0.096, 0.001)},
     "T17": {"falls": (2, 0), "falls_within_a_table": (0, 0)},
     "T18": {"half_width_of_97_percent": (0.0106, 5e-5), "largest_gain": (0.01, 1e-9)},

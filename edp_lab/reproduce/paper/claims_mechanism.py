@@ -203,7 +203,7 @@ def p4_private_scales(norms: Mapping[str, float], neighbour: Mapping[str, float]
     ),
     said="A guarantee is kept, but that of noise multiplier {z_that_holds:g} where {z:g} is claimed. In a micro-batch "
     "of {micro_batch} one utterance moves the clipped mean by {sensitivity:.3g}, and by no more in a larger one, "
-    "where C = {claimed_sensitivity:g} is assumed: a step has epsilon {epsilon:.2f} (Gaussian DP, zero-out, delta "
+    "where C = {claimed_sensitivity:g} is assumed: a step has epsilon {epsilon:.2f↑} (Gaussian DP, zero-out, delta "
     "{delta:g}) where zCDP is said to give {claimed_epsilon:.2f}. At equal epsilon and C the mean carries "
     "{noise_at_equal_epsilon:g} times the noise of per-example DP-SGD.",
     strength="proven",
@@ -315,8 +315,8 @@ def p19_time_of_noise(num_devices: int = NUM_GPUS, size: int = 500_000, rounds: 
     quote="Given a batch of data points and n GPUs",
     rule=lambda m: Verdict.of(m.epsilon <= 1.01 * m.epsilon_with_fewest),
     said="The noise falls with N to the power {exponent_of_noise:.2f}, where the sensitivity falls with N to the power "
-    "-1: one epoch at z = {z0:g} and micro-batch size {micro_batch} has epsilon {epsilon_with_fewest:.3g} with "
-    "{fewest} GPU and {epsilon:.3g} with {most}; {claimed_epsilon:.2f} is claimed for any number (Gaussian DP, "
+    "-1: one epoch at z = {z0:g} and micro-batch size {micro_batch} has epsilon {epsilon_with_fewest:.3g↑} with "
+    "{fewest} GPU and {epsilon:.3g↑} with {most}; {claimed_epsilon:.2f} is claimed for any number (Gaussian DP, "
     "zero-out, delta {delta:g}).",
     strength="proven",
     counter={"the same for any number": (HOLDS, {"epsilon": 10.0, "epsilon_with_fewest": 10.0})},

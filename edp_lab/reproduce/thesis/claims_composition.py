@@ -30,6 +30,8 @@ DELTA = 1e-5
 PHASES = ((2.5, DELTA), (7.0, DELTA), (0.2, 0.0))  # pixels, training, labels: as the thesis states them
 MNIST = 60000
 QUERIES = 9000  # 9/10 of the MNIST test images get a noisy label (figure 3.1)
+STEPS = (100, 1_000, 10_000, 100_000, 1_000_000)  # for T26
+GROWTH_OF_A_ROOT = 0.6  # power of T: a root comes with a factor that rises slowly while epsilon is small
 NEEDED = ("epsilon", "delta", "sigma", "clip norm", "batch size", "epochs")
 
 
@@ -42,7 +44,7 @@ NEEDED = ("epsilon", "delta", "sigma", "clip norm", "batch size", "epochs")
         m.epsilon_of_this_mechanism <= m.claimed_epsilon,
     ),
     said="At q {rate:g} and epsilon {epsilon:g} the theorem gives ln(1 + q (e^eps - 1)) = "
-    "{bound_for_any_mechanism:.3g} and the noise of eq 3.3 itself {epsilon_of_this_mechanism:.3g}, where "
+    "{bound_for_any_mechanism:.4g↑} and the noise of eq 3.3 itself {epsilon_of_this_mechanism:.3g↑}, where "
     "{claimed_epsilon:.3g} is claimed; both need Poisson or fixed-size random batches.",
     strength="proven",
     counter={
@@ -69,8 +71,9 @@ def t6_sampled_step(epsilon: float = 7.0, rate: float = 0.01, delta: float = DEL
     quote="we will increase the privacy ten times more than the system with one ensemble",
     cell="10_three_phases#ledger", pair=Pair("epsilon_claimed", "epsilon_with_many", "ε"),
     rule=lambda m: Verdict.of(m.epsilon_with_many <= m.epsilon_claimed, m.epsilon_with_many < m.epsilon_with_one),
-    said="Disjoint parts cost the largest of their epsilons, not a tenth; and with batches of the same size from a "
-    "tenth of the images it rises from {epsilon_with_one:.2f} to {epsilon_with_many:.2f}.",
+    said="Disjoint parts cost the largest of their epsilons, not a tenth. With batches of the same size from a tenth "
+    "of the images it even rises: with noise multiplier {z:g}, batches of {batch} and {epochs} epochs, our choice, "
+    "from {epsilon_with_one:.2f↑} to {epsilon_with_many:.2f↑}.",
     strength="proven",
     counter={
         "a tenth": (HOLDS, {"epsilon_with_many": 0.05}),
@@ -84,6 +87,9 @@ def t9_ten_instructors(instructors: int = 10, batch: int = 250, epochs: int = 10
     together = parallel_composition([(many, DELTA)] * instructors).epsilon
     return {
         "instructors": instructors,
+        "batch": batch,
+        "epochs": epochs,
+        "z": z,
         "epsilon_with_one": one,
         "epsilon_with_many": together,
         "epsilon_claimed": one / instructors,
@@ -137,7 +143,7 @@ def in_series(epsilons: Sequence[float]) -> float:
     rule=lambda m: Verdict.of(m.in_series <= m.smallest / 2, m.in_series <= 0.99 * m.smallest),
     said="Three phases in a row promise hardly more than the best of them does alone: epsilon {in_series:.4g} for all "
     "and {smallest:g} for the best, taking the true epsilons of pixels and labels and the stated one of training. "
-    "Even the stated ones, which do not hold, would give {in_series_stated:.2f} for all and {smallest_stated:g} "
+    "Even the stated ones, which do not hold, would give {in_series_stated:.2f↑} for all and {smallest_stated:g} "
     "for the best.",
     strength="argued",
     counter={
@@ -170,8 +176,8 @@ def t11_stacked_phases() -> Measured:
         else UNTESTABLE
     ),
     said="{epsilon_per_query:g} is the price of one label; {queries} of them cost {basic:.0f} by the sum, "
-    "{advanced:.0f} by advanced composition and {zcdp:.0f} by zCDP (at delta 1e-5), whatever the votes; and at least "
-    "{at_least:.0f} where one of {voters} instructors changes its vote on each.",
+    "{advanced:.0f↑} by advanced composition and {zcdp:.0f↑} by zCDP (at delta 1e-5), whatever the votes; and at least "
+    "{at_least:.0f↓} where one of {voters} instructors changes its vote on each.",
     strength="proven",
     counter={
         "labels together at a fifth": (HOLDS, {"zcdp": 0.2}),
@@ -205,7 +211,7 @@ def t12_labels(queries: int = QUERIES, epsilon: float = 0.2, delta: float = DELT
     source="sections 3.3 and 4.2", quote="We also used the DPAdam training algorithm for understudy training",
     cell="10_three_phases#ledger",
     rule=lambda m: Verdict.of(m.epsilon_of_all_labels_by_training < m.epsilon_of_the_labels),
-    said="The understudy sees public images and labels that cost {epsilon_of_the_labels:.0f}; DP-Adam at epsilon "
+    said="The understudy sees public images and labels that cost {epsilon_of_the_labels:.0f↑}; DP-Adam at epsilon "
     "{epsilon_of_one_label_by_training:g} per label is {epsilon_of_all_labels_by_training:.0f} for an image that "
     "may have changed them all: noise without gain.",
     strength="argued",
@@ -223,12 +229,12 @@ def t15_private_understudy() -> Measured:
 
 @Claim(
     "T19", "DPAdam trains with (7, 1e-5)-DP.",
-    source="section 4.2, tables 4.6 and 4.7",
+    source="chapter 6, first paragraph; section 4.2, tables 4.6 and 4.7",
     quote="we achieve an accuracy of 97% for training with (7, 10^-5)-differential privacy",
     cell="11_claims#thesis-text",
     rule=lambda m: UNTESTABLE if m.missing else Verdict.of(m.highest_epsilon <= m.claimed_epsilon),
     said="Not stated: {missing}. With eq 3.3's sigma for epsilon 7, an instructor's training costs between "
-    "{lowest_epsilon:.1f} and {highest_epsilon:.1f}, by batch size and epochs.",
+    "{lowest_epsilon:.1f↑} and {highest_epsilon:.1f↑}, by batch size and epochs.",
     strength="argued",
     counter={
         "everything stated, and little spent": (HOLDS, {"missing": "", "highest_epsilon": 6.9}),
@@ -253,8 +259,8 @@ def t19_unstated(stated: Sequence[str] = ("epsilon", "delta")) -> Measured:
     cell="01_coins_to_composition#verdicts",
     rule=lambda m: Verdict.of(m.largest_distance_from_theorem <= 1e-6, m.smallest_ratio_to_a_true_bound >= 1 - 1e-9),
     said="Epsilon belongs outside the root. What is printed never promises too much (at least "
-    "{smallest_ratio_to_a_true_bound:.3g} times a true bound), but it contradicts eq 2.18, whose epsilon reaches "
-    "{eq_2_18_in_the_theorem:.2f} by the theorem and {eq_2_18_in_eq_2_17:.2f} by eq 2.17, for a target of "
+    "{smallest_ratio_to_a_true_bound:.3g↓} times a true bound), but it contradicts eq 2.18, whose epsilon reaches "
+    "{eq_2_18_in_the_theorem:.2f↑} by the theorem and {eq_2_18_in_eq_2_17:.2f↑} by eq 2.17, for a target of "
     "{target_of_eq_2_18:g}.",
     strength="proven",
     counter={
@@ -285,38 +291,43 @@ def _eq_2_17(epsilon: float, releases: int, slack: float) -> float:
 
 
 @Claim(
-    "T26", "DPAdam is (O(q eps sqrt T), delta)-DP by the moments accountant.",
+    "T26", "DPAdam is (O(q eps sqrt T), delta)-DP by the moments accountant, given an appropriate amount of noise.",
     source="section 3.2.2, after Abadi et al. 2016, theorem 1",
-    quote="our proposed DPAdam algorithm is O(qε√T, δ) - DP",
+    quote="is O(qε√T, δ) - DP with respect to appropriate amount of noise scale and clipping threshold",
     cell="11_claims#thesis-mechanism",
     rule=lambda m: Verdict.of(
-        m.largest_ratio_inside <= 1 and m.largest_ratio_outside <= 1,
-        m.largest_ratio_inside <= 1,
+        max(m.growth_inside, m.growth_outside) <= m.growth_of_a_root,
+        m.growth_inside <= m.growth_of_a_root,
     ),
-    said="With sigma {sigma_inside:.1f} the loss stays below {largest_ratio_inside:.2f} q eps sqrt T; with the sigma "
-    "{sigma_outside:.2f} that eq 3.3 gives for epsilon 7, outside the theorem's conditions, it reaches "
-    "{largest_ratio_outside:.1f} times that.",
+    said="An O(.) has no constant, so only growth can refute it. From {steps_before:,} to {steps:,} steps epsilon "
+    "grows like T to the power {growth_inside:.2f} at sigma {sigma_inside:.1f}, which the theorem allows, and "
+    "{growth_outside:.2f} at the sigma {sigma_outside:.2f} that eq 3.3 gives for epsilon 7, which it does not; up to "
+    "{growth_of_a_root:g} counts as a root (q {rate:g}; both are our choice). From {fewest_steps:,} steps on, it is "
+    "{smallest_ratio_inside:.2f} to {largest_ratio_inside:.2f} times q eps sqrt T at the first sigma, "
+    "{smallest_ratio_outside:.2f} to {largest_ratio_outside:.2f} times at the second. In the end it grows like T under "
+    "any noise that stays as it is: what is appropriate depends on T, and the thesis does not say how.",
     strength="argued",
     counter={
-        "bounded everywhere": (HOLDS, {"largest_ratio_outside": 0.9}),
-        "bounded nowhere": (FAILS, {"largest_ratio_inside": 1.2}),
+        "a root for both": (HOLDS, {"growth_outside": 0.5}),
+        "faster than a root for both": (FAILS, {"growth_inside": 0.7}),
     },
 )  # fmt: skip
 def t26_moments() -> Measured:
-    """epsilon / (q eps sqrt T) for 100 to 10^5 steps of eq 3.3's noise: O(...) says that it stays bounded.
+    """epsilon / (q eps sqrt T) for 100 to 10^6 steps of eq 3.3's noise, and as which power of T epsilon grows at last.
 
-    Abadi et al. 2016 ask for sigma >= 1 and q < 1 / (16 sigma) (lemma 3), and for enough steps (theorem 1).
+    Abadi et al. 2016 ask for sigma >= 1 and q < 1 / (16 sigma) (lemma 3), and for enough steps (theorem 1). But at
+    fixed noise the loss of a step has a mean, and T steps have T times that: as T grows, the power goes to 1.
     """
     inside, outside, rate = 0.5, 7.0, 0.005
-    return {
-        "rate": rate,
-        "sigma_inside": printed_sigma(inside, DELTA),
-        "sigma_outside": printed_sigma(outside, DELTA),
-        "largest_ratio_inside": _moments_ratio(inside, rate),
-        "largest_ratio_outside": _moments_ratio(outside, rate),
-    }
-
-
-def _moments_ratio(epsilon: float, rate: float) -> float:
-    spent = {steps: _spent(printed_sigma(epsilon, DELTA), steps, rate) for steps in (100, 1000, 10_000, 100_000)}
-    return max(total / (rate * epsilon * math.sqrt(steps)) for steps, total in spent.items())
+    measured: dict[str, float] = {"rate": rate, "fewest_steps": STEPS[0], "steps_before": STEPS[-2], "steps": STEPS[-1]}
+    for name, epsilon in (("inside", inside), ("outside", outside)):
+        sigma = printed_sigma(epsilon, DELTA)
+        spent = [_spent(sigma, steps, rate) for steps in STEPS]
+        ratios = [total / (rate * epsilon * math.sqrt(steps)) for steps, total in zip(STEPS, spent, strict=True)]
+        measured |= {
+            f"sigma_{name}": sigma,
+            f"smallest_ratio_{name}": min(ratios),
+            f"largest_ratio_{name}": max(ratios),
+            f"growth_{name}": math.log(spent[-1] / spent[-2], STEPS[-1] / STEPS[-2]),
+        }
+    return {**measured, "growth_of_a_root": GROWTH_OF_A_ROOT}

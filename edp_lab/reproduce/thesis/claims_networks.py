@@ -54,14 +54,15 @@ PUBLISHED_AT_2 = 0.95  # Abadi et al. 2016, section 5.2: (2, 1e-5), the work tha
     "T17", "The larger epsilon, the higher the accuracy.",
     source="table 4.8, caption; tables 6.1 and 6.2", quote="the privacy will decrease and accuracy will increase",
     cell="11_claims#thesis-text",
-    rule=lambda m: Verdict.of(m.falls_within_a_table == 0, m.falls_beyond_sampling_error == 0),
-    said="Within each table, yes. Between tables, whose networks differ, {falls} of {comparable_pairs} comparable "
-    "pairs have the lower accuracy at the weaker guarantee ({examples}), {falls_beyond_sampling_error} of them beyond "
-    "the sampling error of 1000 images.",
-    strength="proven",
+    rule=lambda m: Verdict.of(m.falls == 0, m.falls_within_a_table == 0),
+    said="Within one table, yes: in all {pairs_within_a_table} pairs. Between tables, whose networks differ, {falls} "
+    "of {pairs_between_tables} comparable pairs have the lower accuracy at the weaker guarantee ({examples}), "
+    "{falls_beyond_sampling_error} of them beyond the sampling error of 1000 images. Each number is of one training, "
+    "without an interval.",
+    strength="argued",
     counter={
-        "a fall within a table": (CONDITIONAL, {"falls_within_a_table": 1}),
-        "a fall beyond chance": (FAILS, {"falls_within_a_table": 1, "falls_beyond_sampling_error": 1}),
+        "no fall": (HOLDS, {"falls": 0}),
+        "a fall within a table": (FAILS, {"falls_within_a_table": 1}),
     },
 )  # fmt: skip
 def t17_accuracies(printed: Sequence[PrintedAccuracy] = DPADAM) -> Measured:
@@ -70,7 +71,8 @@ def t17_accuracies(printed: Sequence[PrintedAccuracy] = DPADAM) -> Measured:
     falls = [(a, b) for a, b in pairs if a.accuracy > b.accuracy]
     beyond = [(a, b) for a, b in falls if a.accuracy - b.accuracy > _half_width(a.accuracy, b.accuracy)]
     return {
-        "comparable_pairs": len(pairs),
+        "pairs_within_a_table": sum(a.place == b.place for a, b in pairs),
+        "pairs_between_tables": sum(a.place != b.place for a, b in pairs),
         "falls": len(falls),
         "falls_within_a_table": sum(a.place == b.place for a, b in falls),
         "falls_beyond_sampling_error": len(beyond),
@@ -84,10 +86,11 @@ def _half_width(*accuracies: float) -> float:
 
 
 def _t18_rule(m: Any) -> Verdict:
-    """Gains within the sampling error show nothing; that DPSGD's authors had more than DPAdam does."""
+    """Differences within the sampling error show nothing. What DPSGD's authors report is of another network: it tells
+    what a gain over the table's DPSGD is worth, not whether there is one."""
     if m.gains_beyond_sampling_error > 0:
         return Verdict.of(m.dpsgd_printed_at_2 >= m.dpsgd_published_at_2, True)
-    return FAILS if m.dpadam_at_2 < m.dpsgd_published_at_2 else UNTESTABLE
+    return FAILS if m.losses_beyond_sampling_error > 0 else UNTESTABLE
 
 
 @Claim(
@@ -95,9 +98,10 @@ def _t18_rule(m: Any) -> Verdict:
     source="chapter 6, table 6.2", quote="the more detailed comparison with their work is in the table 6.2",
     cell="11_claims#thesis-text",
     rule=_t18_rule,
-    said="No gain exceeds {largest_gain:.1%}, {gains_beyond_sampling_error} of 3 are beyond the sampling error of 1000 "
-    "images (+-{half_width_of_97_percent:.2%} for 97 % alone), and DPSGD's authors report "
-    "{dpsgd_published_at_2:.0%} where the table has {dpsgd_printed_at_2:.0%} and DPAdam {dpadam_at_2:.1%}.",
+    said="No gain exceeds {largest_gain:.1%}, and {gains_beyond_sampling_error} of {gains} are beyond the sampling "
+    "error of 1000 images (+-{half_width_of_97_percent:.2%} for 97 % alone), which decides nothing. DPSGD's authors "
+    "report {dpsgd_published_at_2:.0%} at (2, 1e-5) with another network and training, so the table's "
+    "{dpsgd_printed_at_2:.0%} is a weak baseline.",
     strength="argued",
     counter={
         "a real gain": (CONDITIONAL, {"gains_beyond_sampling_error": 1}),
@@ -105,7 +109,7 @@ def _t18_rule(m: Any) -> Verdict:
             HOLDS,
             {"gains_beyond_sampling_error": 1, "dpsgd_published_at_2": 0.91},
         ),
-        "authors with no more": (UNTESTABLE, {"dpsgd_published_at_2": 0.91}),
+        "a real loss": (FAILS, {"losses_beyond_sampling_error": 1}),
     },
 )  # fmt: skip
 def t18_gains() -> Measured:
@@ -114,8 +118,10 @@ def t18_gains() -> Measured:
     gains = {epsilon: dpadam[epsilon] - accuracy for epsilon, accuracy in DPSGD.items()}
     widths = {epsilon: _half_width(accuracy, dpadam[epsilon]) for epsilon, accuracy in DPSGD.items()}
     return {
+        "gains": len(gains),
         "largest_gain": max(gains.values()),
         "gains_beyond_sampling_error": sum(gains[e] > widths[e] for e in gains),
+        "losses_beyond_sampling_error": sum(-gains[e] > widths[e] for e in gains),
         "half_width_of_97_percent": _half_width(0.97),
         "smallest_half_width_of_a_gain": min(widths.values()),
         "dpsgd_printed_at_2": DPSGD[2],
@@ -230,18 +236,19 @@ def _if_low(*names: str) -> tuple[Verdict, Measured]:
 
 
 @Claim(
-    "T24", "DP-Adam and the understudy prevent model inversion, model extraction and attacks by the API.",
-    source="sections 3.2.2 and 3.3", quote="this phase will prevent API attacks",
+    "T24", "DP-Adam prevents model inversion and model extraction, and the understudy prevents attacks by the API.",
+    source='section 3.2.2, first paragraph; of the understudy chapter 1, "this phase will prevent API attacks"',
+    quote="we can prevent form model inversion and model extraction attacks",
     cell="11_claims#thesis-trained", inputs=_attacked, trains=True,
     rule=_t24_rule,
     said="Copies made by {extraction_queries} queries agree with the plain model on {plain_agreement:.1%} of new "
-    "images, with the understudy (epsilon {understudy_epsilon:.3g}) on {understudy_agreement:.1%}, with DP-Adam "
-    "(epsilon {dp_adam_epsilon:.3g}) on {dp_adam_agreement:.1%}; guessing gives {guess_agreement_high:.1%} at "
+    "images, with the understudy (epsilon {understudy_epsilon:.3g↑}) on {understudy_agreement:.1%}, with DP-Adam "
+    "(epsilon {dp_adam_epsilon:.2g↑}) on {dp_adam_agreement:.1%}; guessing gives {guess_agreement_high:.1%↑} at "
     "most. Of images drawn by {inversion_queries} queries a judge takes {plain_judged:.0%}, "
-    "{understudy_judged:.0%} and {dp_adam_judged:.0%} for their class; guessing gives {guess_judged_high:.0%} at "
+    "{understudy_judged:.0%} and {dp_adam_judged:.0%} for their class; guessing gives {guess_judged_high:.0%↑} at "
     "most. Differential privacy bounds neither: a model that saw no private image, of epsilon "
     "{strangers_epsilon:g}, gives {strangers_agreement:.1%} and {strangers_judged:.0%}.",
-    strength="measured ({images} images drawn, of the understudy 95 %: at least {understudy_judged_low:.0%})",
+    strength="measured ({images} images drawn, of the understudy 95 %: at least {understudy_judged_low:.0%↓})",
     counter={
         "copies of the protected no better than guesses": _if_low("understudy_agreement", "dp_adam_agreement"),
         "drawings of the protected no better than guesses": _if_low("understudy_judged", "dp_adam_judged"),
@@ -385,17 +392,27 @@ def _voted(told: Told) -> Mapping[str, Any]:
     return _lab(told, Scale("mnist", 1, 1, 50, epochs=5))
 
 
+def _t28_rule(m: Any) -> Verdict:
+    """By the ends of the interval: all of it within a point, none of it, or both, which decides nothing."""
+    if m.lost + m.half_width <= m.point:
+        return HOLDS
+    return FAILS if m.lost - m.half_width > m.point else UNTESTABLE
+
+
 @Claim(
-    "T28", "Labels that are protected by noise on the votes cost the understudy no accuracy.",
-    source="section 3.2.1 (noisy-max); section 4.2, tables 4.6 and 4.7",
-    quote="This delicate arrangement provides accuracy and privacy to our model predictions",
+    "T28", "Labels that are protected by noise on the votes cost no accuracy: the best is 97 % without and with them.",
+    source="section 4.2, tables 4.6 (without) and 4.7 (with); section 3.2.1 (noisy-max)",
+    quote="We reach the maximum accuracy of 97%, F-score 97%, Recall 96% and Precision 97%",
     cell="11_claims#thesis-trained", inputs=_voted, trains=True,
-    rule=lambda m: HOLDS if m.lost <= POINT else UNTESTABLE if m.lost <= m.half_width else FAILS,
+    rule=_t28_rule,
     said="Even if all ten instructors were right on every image, {right_noised:.0%} of {labels:,} labels ({data}) are "
     "right after noise of epsilon 0.2 each. An understudy, a CNN without other noise, falls from {accuracy:.1f} % by "
-    "{lost:.1f} points (+-{half_width:.1f}).",
-    strength="measured ({images:,} test images, {lost:.1f} +-{half_width:.1f} points lost)",
-    counter={"nothing lost": (HOLDS, {"lost": 0.5}), "within chance": (UNTESTABLE, {"lost": 5.0, "half_width": 6.0})},
+    "{lost:.1f} points (+-{half_width:.1f}, of the test images; each is trained once).",
+    strength="measured ({images:,} test images of one training, {lost:.1f} +-{half_width:.1f} points lost)",
+    counter={
+        "nothing lost": (HOLDS, {"lost": 0.1, "half_width": 0.5}),
+        "within chance": (UNTESTABLE, {"lost": 5.0, "half_width": 6.0}),
+    },
 )  # fmt: skip
 def t28_understudy(lab: Lab) -> Measured:
     """Two understudies, on true labels and on what noise leaves of ten votes for each."""
@@ -417,6 +434,7 @@ def t28_understudy(lab: Lab) -> Measured:
         "accuracy": 100 * float(np.mean(before.predicted == rest[1])),
         "lost": lost,
         "half_width": half,
+        "point": POINT,
     }
 
 
