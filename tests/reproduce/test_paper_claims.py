@@ -267,17 +267,18 @@ def one_epoch(monkeypatch):
 
 def test_a_small_run_is_trained_once_and_measured(one_epoch):
     told: list[str] = []
-    first = runs.small_runs("SGD", told.append, seeds=(0,), method="sgd")
+    first = runs.small_runs(told.append, {"SGD": {"method": "sgd"}}, seeds=(0,))["SGD"]
     assert told == ["training: SGD, seed 0"]
-    again = runs.small_runs("SGD", told.append, seeds=(0,), method="sgd")
+    again = runs.small_runs(told.append, {"SGD": {"method": "sgd"}}, seeds=(0,))["SGD"]
     assert again[0] is first[0]
     assert len(told) == 1
     assert first[0].noise_share is first[0].log10_epsilon is None
-    [noised] = runs.small_runs("no decay", seeds=(0,), **{**runs.PRINTED, "z0": 1.0})
+    noise = {**runs.PRINTED, "z0": 1.0}
+    decay = {**noise, "decay": "exponential", "tau": 0.5, "epochs": 2}  # the first epoch's noise is remembered
+    found = runs.small_runs(told.append, {"no decay": noise, "decay": decay}, seeds=(0,))
+    [noised], [decayed] = found["no decay"], found["decay"]
     assert noised.noise_share is not None
     assert noised.noise_share > 0.9
-    decay = {"z0": 1.0, "decay": "exponential", "tau": 0.5, "epochs": 2}  # the first epoch's noise is remembered
-    [decayed] = runs.small_runs("decay", seeds=(0,), **{**runs.PRINTED, **decay})
     assert decayed.noise_share > 0.9
     assert noised.log10_epsilon is not None
 
@@ -285,7 +286,7 @@ def test_a_small_run_is_trained_once_and_measured(one_epoch):
 def test_runs_side_by_side_are_those_of_one_process(one_epoch, monkeypatch):
     monkeypatch.setattr(runs, "usable_cores", lambda: 2)
     told: list[str] = []
-    several = runs.small_runs("SGD", told.append, seeds=(3, 4, 5), method="sgd")
+    several = runs.small_runs(told.append, {"SGD": {"method": "sgd"}}, seeds=(3, 4, 5))["SGD"]
     assert sorted(told) == [f"training: SGD, seed {seed}" for seed in (3, 4, 5)]
     torch.set_num_threads(1)
     alone = [runs.small_run(runs.small_config(seed, method="sgd"), lambda what: None) for seed in (3, 4, 5)]

@@ -178,10 +178,6 @@ def p31_gradients_shrink(norms: Sequence[tuple[NDArray[np.float64], NDArray[np.f
 # ---- Trained models --------------------------------------------------------------------------------------------------
 
 
-def _scheme(name: str, told: Told) -> tuple[Outcome, ...]:
-    return small_runs(name, told, **SCHEMES[name])
-
-
 def _change(what: str, before: Sequence[Outcome], after: Sequence[Outcome]) -> Change:
     """Of `ser` or `auc`, seed by seed."""
     return Change.of(what, *([getattr(run, what) for run in runs] for runs in (before, after)))
@@ -342,7 +338,7 @@ def _p14_rule(m: Any) -> Verdict:
     "Results of DP-SGD are similar to those of eDP-SGD without decay.",
     source="section 5, first paragraph",
     quote="we do not report DP-SGD results separately as they are similar to the no decay scheme",
-    inputs=lambda told: {"per_example": _scheme("DP-SGD", told), "printed": _scheme("no decay", told)},
+    inputs=lambda told: small_runs(told, {"per_example": SCHEMES["DP-SGD"], "printed": SCHEMES["no decay"]}),
     rule=_p14_rule,
     said="The paper prints no numbers of DP-SGD and not at which settings, so whether the two were alike as tuned "
     "there cannot be known. At the same C and z0, eDP-SGD without decay has an error {error:+.0f} % "
@@ -371,7 +367,7 @@ def p14_like_dp_sgd(per_example: Sequence[Outcome], printed: Sequence[Outcome]) 
     "Our reading: Adam serves SGD, eDP-SGD and DP-SGD alike, so that their columns differ in privacy only.",
     source="section 4.2, last sentence; Table 1",
     quote="ADAM optimizer is use for all",
-    inputs=lambda told: {"runs": {name: _scheme(name, told) for name in SCHEMES}},
+    inputs=lambda told: {"runs": small_runs(told, SCHEMES)},
     rule=lambda m: Verdict.of(m.largest_share_percent <= m.most_percent, m.smallest_share_percent <= m.most_percent),
     said="None of the three is SGD. In the median weight, of what Adam divides by so much is noise: {shares}; small "
     "CLC, measured now. So private runs take other steps than plain ones for a reason that is not privacy. "
@@ -464,12 +460,12 @@ def _p20_rule(m: Any) -> Verdict:
 
 def _overfitted(told: Told) -> Mapping[str, Any]:
     long: dict[str, Any] = {"epochs": LONG, "dropout": 0.0}
-    return {
-        "plain": small_runs("SGD, long", told, method="sgd", **long),
-        "private": small_runs("little noise, long", told, **{**PRINTED, **long, "z0": LITTLE}),
-        "dropout": small_runs("SGD with dropout, long", told, method="sgd", epochs=LONG),
-        "anew": table1_anew(),
+    settings = {
+        "plain": {"method": "sgd", **long},
+        "private": {**PRINTED, **long, "z0": LITTLE},
+        "dropout": {"method": "sgd", "epochs": LONG},
     }
+    return {**small_runs(told, settings), "anew": table1_anew()}
 
 
 @claim(

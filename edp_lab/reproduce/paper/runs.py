@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -169,10 +169,12 @@ def small_config(seed: int, **settings: Any) -> TrainConfig:
 
 
 def small_runs(
-    what: str, told: Told = lambda what: None, seeds: Sequence[int] = FEW, **settings: Any
-) -> tuple[Outcome, ...]:
-    """A run with these settings for each seed; see `runs_of`."""
-    return runs_of(what, told, [small_config(seed, **settings) for seed in seeds])
+    told: Told, settings: Mapping[str, Mapping[str, Any]], seeds: Sequence[int] = FEW
+) -> dict[str, tuple[Outcome, ...]]:
+    """By name of settings, a run for each seed; all of them side by side, as in `runs_of`."""
+    configs = {name: [small_config(seed, **own) for seed in seeds] for name, own in settings.items()}
+    runs_of(", ".join(configs), told, [config for own in configs.values() for config in own])
+    return {name: runs_of(name, told, own) for name, own in configs.items()}
 
 
 def runs_of(what: str, told: Told, configs: Sequence[TrainConfig]) -> tuple[Outcome, ...]:
