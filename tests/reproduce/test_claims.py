@@ -196,7 +196,7 @@ def test_what_takes_long_is_told_and_can_be_ended() -> None:
         raise EndedError(what)
 
     # Two workers begin at once: either may be heard first.
-    with pytest.raises(EndedError, match=r"training: DP-SGD, seed \d"):
+    with pytest.raises(EndedError, match=r"training: DP-SGD, no decay, seed \d"):
         compute(registry()["P14"], told)
     with pytest.raises(EndedError):
         compute(registry()["T25"], told)
