@@ -285,6 +285,7 @@ def test_a_state_that_no_run_can_have_is_refused(tmp_path, position, tensors):
 )
 def test_a_full_disk_leaves_no_half_of_a_file(cli, tmp_path, monkeypatch, call):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would leave half of a module's, for good
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
     try:

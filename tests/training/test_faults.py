@@ -59,6 +59,7 @@ start_rank, set_threads = subprocess.Popen, torch.set_num_threads
 def be(arguments: list[str], home: Path, faults: dict[str, Any]) -> None:
     """``python -m edp_lab ARGUMENTS`` and its faults, in a process of its own; it leaves files for `Job` in `home`."""
     gc.freeze()  # to look through all that was imported would copy it
+    sys.dont_write_bytecode = True  # on a full disk Python would leave half of a module's, for good
     FAULTS.update(faults, home=home)
     os.dup2(os.dup2(os.open(home / "log", os.O_WRONLY | os.O_CREAT), 1), 2)
     for name in ("fsync", "replace", "unlink"):
