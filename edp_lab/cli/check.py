@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -46,6 +47,7 @@ SAMPLERS = {
 SPECIAL = {
     "poisson_sampling", "poisson_sampling_in_fit", "shuffle", "replace", "drop_last", "num_microbatches", "clipping",
     "gradient_accumulation_steps", "expected_participations", "strategy", "cycle_length", "partition_type", "num_bands",
+    "microbatch_size",  # of jax_privacy, whose microbatches share no clip
 }  # fmt: skip
 
 
@@ -99,6 +101,8 @@ def check(
     if read.get("noise_multiplier") is None:
         chosen = "the noise multiplier was not given: it is what Poisson sampling needs for epsilon"
         told["notes"] = [f"{chosen} {found.setting.epsilon:g}", *told["notes"]]
+    if "max_grad_norm" in (flat := _flat(content, "")) and not {"sampler", "poisson_sampling"} & flat.keys():
+        told["notes"] = ["Poisson sampling is assumed, as Opacus does it: the file does not say so", *told["notes"]]
     answer(as_json, told, "checked", told)
     if found.setting.epsilon is not None and found.status is not Status.HOLDS:
         raise typer.Exit(1)
@@ -124,6 +128,12 @@ def settings_of(content: Any, where: str = "the settings") -> dict[str, Any]:
     noise that is not judged here.
     """
     flat = _flat(content, where)
+    known = sorted(FIELDS.keys() | SPECIAL)
+    for name in sorted(flat.keys() - {*known}):
+        if close := difflib.get_close_matches(
+            name, known, n=1, cutoff=0.9
+        ):  # what is overlooked may decide the verdict
+            raise UsageError(f"{where} has {name}, which nothing reads: did you mean {close[0]}? Mend it, or drop it")
     read: dict[str, Any] = {}
     for name, value in flat.items():
         field = FIELDS.get(name)

@@ -366,8 +366,11 @@ DETAILED = 3  # so many claims or fewer are shown with all that was measured
 
 
 def claims(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[CLAIM]...", help="Such as P3 or T12; all if none.")
+    ] = None,
     run: Annotated[bool, "Compute the evidence again: all of it takes minutes."] = False,
-    only: Annotated[list[str] | None, "Claims such as P3 or T12; several with commas, or repeated."] = None,
+    only: Annotated[list[str] | None, "The same: P3,T12."] = None,
     out: Annotated[Path | None, "With --run: also write the whole ledger to this JSON file."] = None,
     as_json: Json = False,
 ) -> None:
@@ -377,12 +380,11 @@ def claims(
     """
     from edp_lab.reproduce.claims import STRENGTHS, Verdict, find, read_table
 
-    ids = commas(*only or ())
-    chosen = find(ids)
+    chosen = find(named := [one.upper() for one in commas(*ids or (), *only or ())])
     if out is not None and not run:
         raise UsageError("--out writes what --run computes: add --run")
-    if out is not None and ids:
-        raise UsageError("--out writes the whole ledger: leave out --only")
+    if out is not None and named:
+        raise UsageError("--out writes the whole ledger: name no claims")
     check_file(out)
     ledger = _computed(chosen) if run else read_table()
     if out is not None:

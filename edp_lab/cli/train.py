@@ -267,7 +267,7 @@ def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
         if record["status"] == "interrupted":
             echo(f"interrupted: go on with edp-lab train --resume {out}", error=True)
             if record["final"]["epsilon"] is not None:
-                echo("its epsilon is of the steps so far, if it was no score of the run that made you stop", error=True)
+                echo("its epsilon covers the steps so far, unless you stopped because of a score you saw", error=True)
             _tell_of_secret(out)
             raise typer.Exit(130)
     if launched()[1] > 1:  # a launcher such as torchrun has started this process

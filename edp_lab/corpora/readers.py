@@ -306,7 +306,9 @@ def _json(text: str, place: str, cure: str = "mend it there") -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{place}: not JSON ({error.msg} at column {error.colno}): {cure}") from None
+        raise UsageError(
+            f"{place}: not JSON ({error.msg.removesuffix(' at')} at column {error.colno}): {cure}"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{place}: not JSON ({error}): {cure}") from None
 

@@ -67,6 +67,7 @@ def test_settings_of_other_libraries(content, expected):
         ({**ONE, "gradient_accumulation_steps": 4}, "count several times"),
         ({**OPACUS, "n": 7_000}, "twice"),
         ({"pretrain": {"noise_multiplier": 0.5}, "finetune": {"noise_multiplier": 4.0}, **ONE}, "twice, 0.5 and 4.0"),
+        ({**OPACUS, "poisson_samplng": False}, "did you mean poisson_sampling"),
         ({**OPACUS, "shuffle": True}, "Opacus would sample all the same"),
         ({**OPACUS, "batch_size": "many"}, "batch_size is 'many'"),
         ({"sampler": "shuffle", "n": 6_000, "batch_size": 60, "steps": 1_000, "epochs": 1}, "1,000 steps .* not 1 ep"),
@@ -109,7 +110,10 @@ def test_verdicts_say_what_holds_what_attacks_reach_and_which_noise_was_assumed(
         file.write_text(json.dumps({**content, **DELTA}))
         return cli("check", str(file))[1]
 
-    assert "holds for add or remove one; 2." in told({**OPACUS, "epsilon": 9.0})
+    guessed = told({**OPACUS, "epsilon": 9.0})
+    assert "holds for add or remove one; 2." in guessed
+    assert "Poisson sampling is assumed" in guessed
+    assert "is assumed" not in told({**OPACUS, "poisson_sampling": True, "epsilon": 9.0})
     assert "was not given: it is what Poisson sampling needs" in told(
         {**OPACUS, "noise_multiplier": None, "epsilon": 3}
     )

@@ -165,7 +165,7 @@ def test_all_claims_stand_in_a_table_that_fits_and_are_counted(cli):
     assert f"as committed ({read_table().date}" in out
 
 
-@pytest.mark.parametrize("arguments", [["--only", "P2,T1"], ["--only", "T1", "--only", "P2"]])
+@pytest.mark.parametrize("arguments", [["--only", "P2,T1"], ["--only", "T1", "--only", "P2"], ["t1", "P2"]])
 def test_a_few_claims_are_shown_with_their_numbers(cli, arguments):
     _, out, _ = cli("claims", *arguments)
     first, second = out.index("P2  does not hold: measured (20,000 draws"), out.index("T1  does not hold: proven")
