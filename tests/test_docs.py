@@ -312,6 +312,19 @@ def test_findings_on_many_commands_are_those_of_their_runs() -> None:
     states("README.md", f"epsilon 3 costs {cost:.1f} points ({dp_sgd} % beside {sgd})")
 
 
+def test_accountants_were_verified_as_told() -> None:
+    told = json.loads((RESULTS / "verify.json").read_text(encoding="utf-8"))
+    others = told["mechanisms"].values()
+    assert told["too_small"] == sum(one["too_small"] + one["too_large"] for one in others) == 0
+    states(
+        "docs/accounting.md",
+        f"None of {told['sampled'] + told['everyone']:,} epsilons",
+        f"of {told['compared']:,} of these beside dp_accounting's upper bound",
+        f"the worst by {100 * told['distribution_excess']:.1f} %",
+        f"None of the {sum(one['settings'] for one in others):,} of other mechanisms",
+    )
+
+
 def test_times_are_those_of_their_files() -> None:
     def ratio(model: str, method: str, gpus: int = 1) -> str:
         [row] = rows("bench_step", model=model, method=method, gpus=gpus, batch_size=64)
