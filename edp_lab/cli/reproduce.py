@@ -434,7 +434,7 @@ def _show_claims(entries: Sequence[Entry]) -> None:
             rows.add_row(entry.id, entry.claim, f"{entry.verdict}\n{entry.strength.split()[0]}", entry.said)
             rows.add_section()
         console.print(rows)
-        console.print("edp-lab claims --only P2 shows all of one: quote, numbers, notebook cell, test.", style="dim")
+        console.print("edp-lab claims P2 shows all of one: quote, numbers, notebook cell, test.", style="dim")
         return
     for entry in entries:
         console.print(f"{entry.id}  {entry.verdict}: {entry.strength}", style="bold")
