@@ -427,7 +427,7 @@ class _Rough:
         bottom = float(np.max((log_k - lower - WINDOW) / steps))
         length = min(float(tops[best]) - bottom, max(spare / tilt, float(tops[best]) - here.mean + 4 * deviation))
         # Single losses may lie far out once they are tilted: what wraps around from above must not come near.
-        length = max(length, float(np.min((upper - log_k + WINDOW) / steps)) - here.mean + 2 * deviation)
+        length = max(length, float(np.min((upper - log_k + WINDOW) / steps)) - here.mean + 5 * deviation)
         return float(tops[best]) - length, float(tops[best]), float(steps[best])
 
     def _weights(self, level: int) -> np.ndarray:
