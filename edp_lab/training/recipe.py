@@ -79,7 +79,11 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
         Line("method", "dp-sgd", "every utterance is clipped alone: half the sensitivity of a clipped mean"),
         Line("sampling", "poisson", "chance hides who takes part: less noise than in shuffled batches"),
         Line("pretrained", start, "it knows other people's commands (NLU-EVAL: .320; not whitened .355)"),
-        Line("frozen", frozen, f"from {MANY:,} on heads alone learn: a third of the time (NLU-EVAL: both .306)"),
+        Line(
+            "frozen",
+            frozen,
+            f"from {MANY:,} to {10 * MANY:,} heads alone learn: a third of the time (NLU-EVAL: both .306)",
+        ),
         Line("size", "medium", "every weight that is trained is noised: a third of the paper's width"),
         Line("batch_size", large, share),
         Line("epochs", epochs, amount),
