@@ -319,8 +319,8 @@ def test_accountants_were_verified_as_told() -> None:
     states(
         "docs/accounting.md",
         f"None of {told['sampled'] + told['everyone']:,} epsilons",
-        f"of {told['compared']:,} of these beside dp_accounting's upper bound",
-        f"the worst by {100 * told['distribution_excess']:.1f} %",
+        f"{told['compared']:,} of these were held against dp_accounting's upper bound",
+        f"at most {100 * told['distribution_excess']:.3f} % above it",
         f"None of the {sum(one['settings'] for one in others):,} of other mechanisms",
     )
 
