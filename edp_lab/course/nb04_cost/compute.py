@@ -37,7 +37,7 @@ from edp_lab.reproduce.paper import printed
 from edp_lab.reproduce.paper.printed import MAX_EPOCHS, Z0_RANGE, ExplainedEpsilon, Setting, Table1Row
 
 POINTS = 40  # of a curve
-SEEN = 6  # of them, where an account takes milliseconds
+SEEN = 5  # of them, where an account takes milliseconds
 LIMIT = 100_000  # draws: beyond it a slider would stall
 
 
