@@ -131,7 +131,7 @@ def run_ledger(run: str | Path) -> PrivacyLedger:
     if record.get("ledger") is None:
         raise UsageError(f"{run} has no ledger: it was trained without noise, or before there were ledgers")
     position: dict[str, Any] = {}
-    with suppress(OSError, SafetensorError, ValueError, KeyError), safe_open(state, framework="np") as file:
+    with suppress(OSError, SafetensorError, ValueError, KeyError, TypeError), safe_open(state, framework="np") as file:
         position = json.loads(file.metadata()["progress"])  # a damaged one is refused where the run goes on
     return PrivacyLedger.open(Path(run) / LEDGER, str(record["ledger"]), position.get("chain"))
 
