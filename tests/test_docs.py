@@ -253,6 +253,21 @@ def test_findings_on_decay_at_a_constant_rate_are_those_of_its_runs() -> None:
     assert f"the fast ones cost {least} to {most} % more" in " ".join(prose("06").split())
 
 
+def test_findings_on_the_three_phases_are_those_of_their_runs() -> None:
+    runs = json.loads((RESULTS / "three_phase.json").read_text("utf-8"))["rows"]
+
+    def told(sigma: float, network: str = "", votes: str = "") -> str:
+        own = [run for run in runs if run["settings"]["sigma"] == sigma]
+        assert [run["settings"]["seed"] for run in own] == [*range(5)]
+        shares = [run["accuracy"][network] if network else run["labels"][votes] for run in own]
+        return f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"
+
+    plain = f"right on {told(0.6, 'understudy')} of 60 test images, and a plain network on {told(0.6, 'plain model')}"
+    noise = f"leaves {told(0.6, votes='right_without_noise')} of the labels right"
+    states("docs/results.md", plain, noise, f"as well, {told(0.6, votes='right')} are right")
+    states("docs/results.md", f"its understudy is right on {told(0.0, 'understudy')}")
+
+
 def test_findings_on_attacks_are_those_of_their_file() -> None:
     found = {row["attack"]: row["found"] for row in rows("bench_attacks")}
     told = {"by the loss": "loss", "the paper's": "shadow", "LiRA": "lira, 16 shadow models"}
