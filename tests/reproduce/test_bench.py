@@ -18,6 +18,7 @@ from edp_lab.reproduce.bench.train_step import (
     bench_steps,
     extrapolated,
 )
+from edp_lab.training import TrainConfig
 
 FIELDS = {"model", "corpus", "method", "gpus", "processes", "seconds", "ratio_to_sgd", "ratio_spread", "peak_memory_mb"}
 
@@ -118,7 +119,7 @@ def attacks(monkeypatch):
     def refuse(run):
         raise UsageError("no audit of this run")
 
-    monkeypatch.setattr(contests, "load_target", lambda run: None)
+    monkeypatch.setattr(contests, "load_target", lambda run: SimpleNamespace(config=TrainConfig("atis")))
     for name in ("attack_loss", "attack_shadow", "attack_lira"):
         monkeypatch.setattr(contests, name, attack(name))
     monkeypatch.setattr(contests, "_audited", refuse)
@@ -131,6 +132,7 @@ def test_every_attack_is_a_row_and_the_suite_their_sum(attacks):
     assert [row["attack"] for row in rows] == [
         "loss", "shadow", "audit one-run", "audit mechanism", contests.SUITE, "lira, 4 shadow models",
     ]  # fmt: skip
+    assert all(row["config"]["corpus"] == "atis" for row in rows)
     assert rows[0]["found"] == {"auc": 0.6, "auc_interval": [0.5, 0.7]}
     assert rows[2]["found"] == {"refused": "no audit of this run"}
     assert rows[4]["seconds"] == pytest.approx(sum(row["seconds"] for row in rows[:4]))

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL
@@ -223,11 +223,11 @@ def bench_attacks(
     epochs: int | None = 8,
     told: Callable[[str], None] = lambda what: None,
 ) -> Iterator[dict[str, Any]]:
-    """A row per attack {attack, seconds, found}: membership, an audit by one run, of its mechanism; then LiRA.
+    """A row per attack {attack, seconds, found, config}: membership, an audit by one run, of its mechanism; then LiRA.
 
-    `shadows`, `size`, `epochs`: of LiRA's shadow models; 0 shadows leave it out.
+    `config`: the run's settings. `shadows`, `size`, `epochs`: of LiRA's shadow models; 0 shadows leave it out.
     """
-    load_target(run)  # refused before anything takes long, and so are the shadow models
+    config = asdict(load_target(run).config)  # refused before anything takes long, and so are the shadow models
     if shadows:
         check_shadows(shadows)
         TrainConfig("", size=size or "small", epochs=epochs or 1)
@@ -253,9 +253,9 @@ def bench_attacks(
                 found = {"refused": str(error)}
             seconds = time.perf_counter() - start
             total += seconds
-            yield {"attack": name, "seconds": seconds, "found": found}
+            yield {"attack": name, "seconds": seconds, "found": found, "config": config}
             if name == quick[-1]:
-                yield {"attack": SUITE, "seconds": total, "found": {}}
+                yield {"attack": SUITE, "seconds": total, "found": {}, "config": config}
 
 
 def _found(attacked: Attacked) -> dict[str, Any]:
