@@ -29,7 +29,7 @@ app = App(
     rich_markup_mode="markdown",  # joins the lines of a paragraph
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Differentially private training of language-understanding models, as a course and a laboratory.\n\n"
-    "Start with: edp-lab train --corpus smart-home --size small --method sgd --out runs/plain\n\n"
+    "Start with: edp-lab train --corpus smart-home --epsilon 8 --out runs/private\n\n"
     "Files and folders that an option names as output are made with the first result, and so are folders on the way.",
 )
 app.add_typer(course_app, name="course")

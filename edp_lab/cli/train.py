@@ -147,7 +147,8 @@ def train(
     elif dry_run and epsilon is None:
         raise UsageError("a dry run shows what --epsilon would do: give --epsilon, or drop --dry-run")
     elif corpus is None or out is None:
-        raise UsageError("a run needs --corpus and --out (or --resume DIR to go on with one): give both")
+        missing = " and ".join(name for name, value in (("--corpus", corpus), ("--out", out)) if value is None)
+        raise UsageError(f"a run needs --corpus and --out (or --resume DIR to go on with one): give {missing}")
     elif epsilon is not None:
         if rank() == 0:
             new_run_folder(out)  # refused before the noise is sought

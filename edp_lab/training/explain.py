@@ -263,7 +263,9 @@ def _look(trainer: Trainer, model: IntentSlotModel) -> Looked:
 
 
 def _ranked(found: Explained, trainer: Trainer) -> list[Cause]:
-    """The worst first. Without privacy's part in the error, noise and clip are no causes."""
+    """The worst first, of an error. Without privacy's part in it, noise and clip are no causes."""
+    if found.ser == 0:
+        return []
     causes = [*_of_reach(found), *_of_corpus(found, trainer)]
     if found.plain_ser is None or found.ser - found.plain_ser > 0.2 * found.ser:
         causes += _of_noise(found, trainer)
