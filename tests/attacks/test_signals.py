@@ -1,14 +1,13 @@
 """Signals against the model's own losses, against all tag sequences one by one, and where p is as good as 0 or 1.
-Shadow models by real workers: what is kept, what is trained again, and what is left when something dies."""
+Shadow models by real workers: what is kept, and what is trained again."""
 
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -32,7 +31,6 @@ from edp_lab.models import load_model
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.training import TrainConfig, result_cache, train
 from edp_lab.training.result_cache import NUMERICS
-from tests.training.own_corpus import runs, wait_for
 
 SIZE = CLCSize(hidden=5, layers=1, word=4, character=3, filters=3)
 POOL = generate(40, seed=3).utterances
@@ -197,42 +195,13 @@ def test_a_model_that_has_diverged_is_refused() -> None:
 
 # ---- Shadow models, by real workers ----------------------------------------------------------------------------------
 
-ROOT = Path(__file__).parents[2]
 CORPUS = generate(60, seed=1, domain="health")
 PEOPLE = CORPUS.utterances
 CONFIG = TrainConfig(CORPUS.name, method="sgd", size="small", epochs=1, batch_size=16)
-# A parent of two workers, in a process of its own, which says how many shadow models are done.
-PARENT = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from test_signals import CONFIG, CORPUS, PEOPLE, shadow_signals
-config = replace(CONFIG, epochs=25)
-say = lambda done, total: print(done, total, flush=True)
-shadow_signals(config, CORPUS, PEOPLE, 4, cache=Path(sys.argv[1]), progress=say, workers=2)
-"""
 
 
 def no_training(*arguments: object, **options: object) -> None:
     raise AssertionError("something is trained")
-
-
-def found_at_once(config: TrainConfig, shadows: int, cache: Path) -> int:
-    """How many shadow models need no training; what the callback raises ends the work."""
-
-    def note(done: int, total: int) -> None:
-        raise StopIteration(done)
-
-    with pytest.raises(StopIteration) as ended:
-        shadow_signals(config, CORPUS, PEOPLE, shadows, cache=cache, progress=note)
-    return int(ended.value.value)
-
-
-def children(pid: int) -> list[int]:
-    """The processes that train shadow models for this one, whatever else it has started."""
-    listed = Path(f"/proc/{pid}/task").glob("*/children")
-    started = [child for file in listed for child in file.read_text().split()]
-    return [int(child) for child in started if "training.result_cache" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 @pytest.mark.parametrize("method", ["sgd", "edp-sgd", "dp-sgd"])
@@ -354,53 +323,17 @@ def test_signals_are_kept_and_are_those_of_models_of_the_rows_halves(tmp_path, m
         np.testing.assert_allclose(row, signals(model, PEOPLE).logits, atol=1e-3)
 
 
-def test_a_worker_that_dies_is_named_in_one_sentence_and_what_is_finished_stays(tmp_path: Path) -> None:
-    def kill(done: int, total: int) -> None:
-        if done == 1:
-            workers.extend(children(os.getpid()))
-            os.kill(workers[0], signal.SIGKILL)
-
-    workers: list[int] = []
-    config = replace(CONFIG, epochs=40)  # no worker is through before it is killed
-    with pytest.raises(UsageError) as refusal:
-        shadow_signals(config, CORPUS, PEOPLE, 8, cache=tmp_path, progress=kill, workers=2)
-    said = str(refusal.value)
-    assert said.startswith("a process that trains shadow models was killed by signal SIGKILL")
-    assert str(tmp_path) in said
-    assert "\n" not in said
-    assert not any(map(runs, workers))
-    kept = len(list(tmp_path.glob("*.json")))
-    assert kept >= 1
-    assert found_at_once(config, 8, tmp_path) == kept
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_parent_that_is_killed_leaves_no_worker_no_corpus_and_what_was_finished(how, tmp_path):
-    cache, scratch = tmp_path / "cache", tmp_path / "scratch"
-    scratch.mkdir()
-    path = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(cache)],
-        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(scratch)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert parent.stdout is not None
-    assert parent.stdout.readline() == "0 4\n"
-    assert parent.stdout.readline() == "1 4\n"
-    workers = children(parent.pid)
-    assert len(workers) == 2
-    parent.send_signal(how)
-    _, errors = parent.communicate(timeout=20)
-    assert wait_for(lambda: not any(map(runs, workers)), 10)
-    if how == signal.SIGINT:
-        assert errors.strip().splitlines()[-1].startswith("KeyboardInterrupt: interrupted; finished shadow models are")
-        assert not list(scratch.iterdir())
-    assert not [file for file in scratch.rglob("*") if file.is_file()]
-    assert 1 <= len(list(cache.glob("*.json"))) < 4
-    assert found_at_once(replace(CONFIG, epochs=25), 4, cache) == len(list(cache.glob("*.json")))
+def test_whatever_ends_the_work_one_sentence_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = f"finished shadow models are kept in {tmp_path}, so that the same attack goes on from there$"
+    with pytest.raises(KeyboardInterrupt, match=f"^interrupted; {kept}"):
+        shadow_signals(CONFIG, CORPUS, PEOPLE, 4, cache=tmp_path, progress=Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(module, "_signals", die)
+    with pytest.raises(UsageError, match=f"^a process that trains shadow models was killed by signal SIGKILL .*{kept}"):
+        shadow_signals(CONFIG, CORPUS, PEOPLE, 4, cache=tmp_path, workers=2)
 
 
 def test_the_cache_lies_in_the_users_folder_or_in_one_that_can_be_written(tmp_path, monkeypatch):

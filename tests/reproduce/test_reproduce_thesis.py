@@ -1,14 +1,11 @@
 """The thesis made anew: every printed value has one beside it, its epsilon is the one that holds, and nothing is
-trained twice, whatever happens in between.
+trained twice.
 
 What only concerns the tables is tested on networks that guess; the others are trained, shortly.
 """
 
 import json
 import math
-import signal
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
@@ -40,14 +37,6 @@ from edp_lab.training.result_cache import NUMERICS
 
 TINY = Scale("digits", 1, 2, 20, (100, 1000), 1, 1, 8, 8, instructors=2)
 IMAGES = ("4.4", "4.5", "4.6", "4.7", "4.8")
-INTERRUPTED = """
-import sys
-from pathlib import Path
-from edp_lab.reproduce.thesis.lab import Lab, reproduce
-from edp_lab.reproduce.thesis.thesis_tables import Scale
-tell = lambda line, kept: print("done", flush=True) if kept else None
-list(reproduce(Lab(Path(sys.argv[1]), Scale(*eval(sys.argv[2])), 0, tell), ["4.5"]))
-"""
 
 
 def guess(job: Job, *_: object) -> Any:
@@ -232,23 +221,3 @@ def test_whatever_a_network_depends_on_is_in_its_key(tmp_path, monkeypatch):
     monkeypatch.setitem(NUMERICS, "classifier", 99)
     lab.train([job])
     assert len(trained) == 7
-
-
-def test_a_run_that_was_killed_goes_on_where_it_stopped_and_makes_the_same_table(tmp_path, monkeypatch):
-    settings = repr(tuple(vars(TINY).values()))
-    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "killed"), settings]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for _ in range(3):
-            assert process.stdout.readline() == "done\n"
-        process.send_signal(signal.SIGKILL)
-    kept = {entry: entry.stat().st_mtime_ns for entry in (tmp_path / "killed" / "cells").glob("*.json")}
-    assert 2 <= len(kept) < 9
-    trained, train = [], Job.train
-    monkeypatch.setattr(Job, "train", lambda job, say: trained.append(job) or train(job, say))
-    [resumed] = reproduce(Lab(tmp_path / "killed", TINY), ["4.5"])
-    assert len(trained) == 9 - len(kept)
-    assert all(entry.stat().st_mtime_ns == time for entry, time in kept.items())
-    [whole] = reproduce(Lab(tmp_path / "whole", TINY), ["4.5"])
-    assert resumed.drawing == whole.drawing
-    first, second = ([replace(one, seconds=0.0) for one in part.cells] for part in (resumed, whole))
-    assert first == second

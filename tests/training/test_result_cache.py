@@ -2,8 +2,13 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,6 +20,7 @@ from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.training import TrainConfig, train
 from edp_lab.training.result_cache import NUMERICS, ResultCache, content_key, content_of, run_jobs
+from tests.training.own_corpus import runs, wait_for
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,23 @@ def about(job: dict[str, Any], say: Callable[[Any], None]) -> dict[str, Any]:
 
 
 JOBS = [{"number": k, "array": np.full(3, k)} for k in range(5)]
+
+
+def sleep(seconds: float, say: Callable[[Any], None]) -> dict[str, Any]:
+    say(os.getpid())
+    time.sleep(seconds)
+    return {"slept": seconds}
+
+
+KEYS, NAPS = "abc", [0, 600, 600]  # of two workers, one is soon through with the first; then both are asleep
+# A parent of two workers, in a process of its own, which says their process ids.
+PARENT = """
+import sys
+from pathlib import Path
+from tests.training.test_result_cache import KEYS, NAPS, ResultCache, sleep
+say = lambda done, pid: pid and print(pid, flush=True)
+ResultCache(Path(sys.argv[1])).results(KEYS, NAPS, sleep, 2, say)
+"""
 
 
 def test_keys_follow_settings_data_and_declared_numerics_and_nothing_that_is_off(monkeypatch):
@@ -132,3 +155,45 @@ def test_what_a_listener_raises_ends_all_workers_and_no_folder_is_refused_at_onc
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"file cannot be written \(.*\): choose another --cache"):
         ResultCache(tmp_path / "file", "choose another --cache")
+
+
+def only_the_first_is_kept(cache: ResultCache) -> bool:
+    return [cache.read(key) for key in KEYS] == [{"slept": 0}, None, None]
+
+
+def test_a_worker_that_dies_is_named_in_one_sentence_and_what_is_finished_stays(tmp_path):
+    cache, workers = ResultCache(tmp_path), []
+
+    def kill(done: int, pid: int | None) -> None:
+        workers.extend([pid] if pid else [])
+        if len(workers) == 3:
+            os.kill(workers[0], signal.SIGKILL)
+
+    with pytest.raises(UsageError, match=r"^a sleeper was killed by signal SIGKILL \(out of memory\?\): wake it$"):
+        cache.results(KEYS, NAPS, sleep, 2, kill, "wake it", "a sleeper")
+    assert len(set(workers)) == 2
+    assert not any(map(runs, workers))
+    assert only_the_first_is_kept(cache)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_parent_that_is_killed_leaves_no_worker_no_job_and_what_was_finished(how, tmp_path):
+    cache, scratch = ResultCache(tmp_path / "cache"), tmp_path / "scratch"
+    scratch.mkdir()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(cache.folder)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    workers = [int(parent.stdout.readline()) for _ in range(3)]
+    assert all(map(runs, workers))
+    assert wait_for(lambda: only_the_first_is_kept(cache))
+    parent.send_signal(how)
+    parent.communicate(timeout=20)
+    assert wait_for(lambda: not any(map(runs, workers)), 10)
+    assert not list(scratch.iterdir() if how == signal.SIGINT else scratch.glob("*/*"))
+    assert only_the_first_is_kept(cache)
