@@ -44,9 +44,8 @@ def verify(
     same noise, and audits of a true claim may not refute it more often than they say.
     """
     from edp_lab.files import user_cache
-    from edp_lab.reproduce.verify import passed
+    from edp_lab.reproduce.verify import TRIALS, passed
     from edp_lab.reproduce.verify import verify as run
-    from edp_lab.reproduce.verify_mechanisms import TRIALS
 
     check_file(out)
     most = (LONG, LONG_MECHANISMS, LONG_KEYS, LONG_AUDITS)

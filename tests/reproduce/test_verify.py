@@ -9,17 +9,20 @@ from typer.testing import CliRunner
 
 from edp_lab.cli import app
 from edp_lab.privacy import Mechanism
-from edp_lab.reproduce import verify, verify_mechanisms
+from edp_lab.reproduce import verify
 from edp_lab.reproduce.verify import (
-    _peer_epsilon,
+    TRIALS,
     check_everyone,
     check_sampled,
     first_draws,
     floor,
     passed,
+    peer,
     random_setting,
+    released,
+    verified,
+    verify_mechanism,
 )
-from edp_lab.reproduce.verify_mechanisms import TRIALS, verified, verify_mechanism
 
 
 def test_an_epsilon_that_is_too_small_is_noticed():
@@ -34,7 +37,8 @@ def test_an_epsilon_that_is_too_small_is_noticed():
 @pytest.mark.parametrize("number", [3, 6, 31])
 def test_the_floor_is_below_dp_accountings_ceiling_and_hardly_below_ours(number):
     schedule, delta, epsilon = random_setting(0, number, True)
-    assert epsilon * 0.97 < floor(schedule, delta, epsilon) < _peer_epsilon(schedule, delta, epsilon / 200, True)
+    high = peer(released(schedule), delta, epsilon, pessimistic=True, bins=200, sharp=True)
+    assert epsilon * 0.97 < floor(schedule, delta, epsilon) < high
 
 
 def test_the_peers_agree_and_60_000_keys_steps_and_devices_give_distinct_first_draws():
@@ -48,8 +52,8 @@ def test_the_peers_agree_and_60_000_keys_steps_and_devices_give_distinct_first_d
 
 def sweep(name, monkeypatch, settings, most=1.0):
     """Small epsilons alone, which cost little; the others are `edp-lab verify --long`."""
-    monkeypatch.setattr(verify_mechanisms, "EPSILONS", (0.05, most))
-    return verified([verify_mechanism(name, 0, number) for number in range(settings)])
+    monkeypatch.setattr(verify, "OF_MECHANISMS", (0.05, most))
+    return verified([verify_mechanism(0, name, number) for number in range(settings)])
 
 
 @pytest.mark.parametrize("name", TRIALS)
